@@ -26,7 +26,9 @@ pub use batch::{Columns, NO_ANSWER, Problem, ProblemKind, RewardBatch, Scores};
 pub use command::end_programs;
 pub use error::{Error, Result};
 pub use function::{FunctionReward, RewardInput};
-pub use manager::{Asked, CompletionScores, MakeInputs, RewardInputs, RewardJob, RewardManager, RewardOutput};
+pub use manager::{
+    Asked, CompletionScores, GivenScores, MakeInputs, RewardInputs, RewardJob, RewardManager, RewardOutput, score_group,
+};
 pub use model::chat::Content;
 pub use registry::{RewardSpec, TABLE_COLUMNS, build, build_until, names};
 pub use reward_model::RewardModel;

@@ -5,6 +5,8 @@
 //! outside) costs the run only what is left when generation has ended. Every other reward is asked once, about all
 //! completions, after that. When groups end changes no bit: scores are put together in the order of the groups that is
 //! asked for.
+//!
+//! What a reward said of groups may come from another process ([`score_group`]): it is put together in the same way.
 
 use crate::steps::misplaced;
 use crate::{Columns, Content, Problem, ProblemKind, Reward, RewardBatch, Scores, StepScore, TABLE_COLUMNS};
@@ -89,6 +91,32 @@ pub struct RewardOutput {
     pub timed_out: Vec<usize>,
 }
 
+/// What a reward said of a group elsewhere.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GivenScores {
+    /// The reward's place among all.
+    pub reward: usize,
+    /// What it said, of the group alone.
+    pub scores: Scores,
+    /// Seconds that it took.
+    pub seconds: f64,
+}
+
+/// Asks these rewards, by their places, about a group. Each must [score a group by itself](Reward::scores_by_group).
+pub fn score_group(
+    rewards: &mut [Box<dyn Reward>],
+    asked: &[usize],
+    inputs: &RewardInputs,
+    step: u64,
+) -> Vec<GivenScores> {
+    let (batch, list) = (inputs.batch(step), Asked::default());
+    let ask = |&reward: &usize| {
+        let (scores, seconds) = list.ask(rewards[reward].as_mut(), &batch);
+        GivenScores { reward, scores, seconds }
+    };
+    asked.iter().map(ask).collect()
+}
+
 /// Which rewards are being asked now, and since when: for whoever waits, on any thread.
 #[derive(Clone, Default)]
 pub struct Asked(Arc<Mutex<Vec<(String, Instant)>>>);
@@ -154,15 +182,20 @@ struct EarlyScores {
 }
 
 impl<'a> RewardManager<'a> {
-    /// Begins to score groups that are still to be generated.
-    pub fn start<'scope>(self, scope: &'scope Scope<'scope, '_>) -> std::io::Result<RewardJob<'scope, 'a>>
+    /// Begins to score groups that are still to be generated. The rewards at the places `elsewhere` are asked there:
+    /// [`finish`](RewardJob::finish) gets what they said.
+    pub fn start<'scope>(
+        self,
+        scope: &'scope Scope<'scope, '_>,
+        elsewhere: &[usize],
+    ) -> std::io::Result<RewardJob<'scope, 'a>>
     where
         'a: 'scope,
     {
         let RewardManager { rewards, make_inputs, step } = self;
         let names = rewards.iter().map(|r| r.name().to_owned()).collect();
-        let (early, late): (Vec<_>, Vec<_>) =
-            rewards.iter_mut().enumerate().partition(|(_, reward)| reward.scores_by_group());
+        let here = rewards.iter_mut().enumerate().filter(|(place, _)| !elsewhere.contains(place));
+        let (early, late): (Vec<_>, Vec<_>) = here.partition(|(_, reward)| reward.scores_by_group());
         let asked = Asked::default();
         let worker = match early.is_empty() {
             true => None,
@@ -192,10 +225,11 @@ impl RewardJob<'_, '_> {
     }
 
     /// All of these groups ended: waits for those that are still being scored, and asks the rewards that want to see
-    /// all.
+    /// all. `given` has what was said elsewhere, by the group's number: of each group, or of none, the same rewards.
     pub fn finish(
         self,
         groups: impl ExactSizeIterator<Item = (u64, impl FnOnce() -> Vec<Vec<u32>>)>,
+        mut given: BTreeMap<u64, Vec<GivenScores>>,
     ) -> model::Result<RewardOutput> {
         let generated = Instant::now();
         let RewardJob { make_inputs, step, names, asked, late, worker } = self;
@@ -203,30 +237,31 @@ impl RewardJob<'_, '_> {
         let mut scores: Vec<Scores> = names.iter().map(|_| Scores::default()).collect();
         let mut overlapped = Vec::new();
         let mut inputs = RewardInputs::default();
-        match worker {
-            Some(worker) => {
-                let EarlyScores { places, groups: mut scored, times } = worker.finish()?;
-                let mut by_reward: Vec<Vec<Scores>> = vec![Vec::with_capacity(groups.len()); places.len()];
-                for (group, _) in groups {
-                    let (own, scores) = scored.remove(&group).expect("every group has ended");
-                    inputs.append(own);
-                    for (k, (scores, took)) in scores.into_iter().enumerate() {
-                        by_reward[k].push(scores);
-                        seconds[places[k]] += took;
-                    }
+        let mut by_reward: BTreeMap<usize, Vec<Scores>> = BTreeMap::new();
+        let mut early = worker.map(RewardWorker::finish).transpose()?;
+        for (group, ids) in groups {
+            let mut said = given.remove(&group).unwrap_or_default();
+            inputs.append(match &mut early {
+                Some(EarlyScores { places, groups, .. }) => {
+                    let (own, scores) = groups.remove(&group).expect("every group has ended");
+                    let here = places.iter().zip(scores);
+                    said.extend(here.map(|(&reward, (scores, seconds))| GivenScores { reward, scores, seconds }));
+                    own
                 }
-                for (place, of_groups) in places.into_iter().zip(by_reward) {
-                    scores[place] = Scores::of_groups(of_groups);
-                }
-                let until = |(from, to): (Instant, Instant)| to.min(generated).saturating_duration_since(from);
-                overlapped.extend(times.iter().map(|&time| (time.0, until(time).as_secs_f64())));
-                overlapped.retain(|(_, seconds)| *seconds > 0.0);
+                None => make_inputs(group, ids())?,
+            });
+            for GivenScores { reward, scores, seconds: took } in said {
+                by_reward.entry(reward).or_default().push(scores);
+                seconds[reward] += took;
             }
-            None => {
-                for (group, ids) in groups {
-                    inputs.append(make_inputs(group, ids())?);
-                }
-            }
+        }
+        for (place, of_groups) in by_reward {
+            scores[place] = Scores::of_groups(of_groups);
+        }
+        if let Some(EarlyScores { times, .. }) = early {
+            let until = |(from, to): (Instant, Instant)| to.min(generated).saturating_duration_since(from);
+            overlapped.extend(times.iter().map(|&time| (time.0, until(time).as_secs_f64())));
+            overlapped.retain(|(_, seconds)| *seconds > 0.0);
         }
         for (place, reward) in late {
             (scores[place], seconds[place]) = asked.ask(reward.as_mut(), &inputs.batch(step));

@@ -74,10 +74,8 @@ impl RewardModel {
         let model = ModelView::new(&self.weights, self.adapter.as_ref());
         let sequence_scores = self.scorer.sequence_scores(&self.ctx, model, &sequences)?;
         for (i, score) in places.into_iter().zip(sequence_scores) {
-            scores.values[i] = Some(f64::from(score)).filter(|r| r.is_finite());
-            if scores.values[i].is_none() {
-                scores.problems.push(Problem::new(&self.name, 1, "the score is not a finite number").at(vec![i]));
-            }
+            // One that is not finite is none, and reported, as every reward's.
+            scores.values[i] = Some(f64::from(score));
         }
         Ok(scores)
     }

@@ -250,10 +250,10 @@ impl CommandReward {
             let line = process.line_until(Instant::now() + self.timeout, &self.stop);
             line.map_err(|silence| self.silent(&mut process, silence, self.timeout))
         };
-        // After any failure so far it is unknown which batch its next line would answer: it begins anew.
+        // After any failure so far it is unknown which batch its next line would answer: it is started again.
         let with_stderr = |(kind, message), process: &Process| (kind, process.with_stderr(message));
         let answer = protocol::answer(&line?).map_err(|failure| with_stderr(failure, &process))?;
-        // The program is well: what it says is wrong with this batch needs no restart.
+        // The program works: what it says is wrong with this batch needs no restart.
         let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
         let scores = protocol::scores(answer, &tokens).map_err(|(kind, message)| {
             let said = self.dialect == Dialect::Command && kind == ProblemKind::Failed;

@@ -2,7 +2,8 @@
 //!
 //! Three threads serve its pipes, so that a child that reads or writes nothing can only run into the caller's time
 //! limit; they end with the pipes. The child leads a process group of its own (Unix), so that whatever it started can
-//! be killed with it, and so that Ctrl-C at the terminal reaches only us.
+//! be killed with it, and so that Ctrl-C at the terminal reaches only us. Where we are killed, a shell that waits for
+//! the end of a pipe kills the group.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -54,6 +55,22 @@ fn kill_group(id: u32) {
 #[cfg(not(unix))]
 fn kill_group(_: u32) {}
 
+/// A shell that kills a process group when the pipe to it is closed, as it is when this process ends in whatever way: a
+/// child that computes would not notice. There is none where there is no shell.
+#[cfg(unix)]
+fn guard(group: u32) -> Option<Child> {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", "read -r _; kill -KILL \"-$0\"", &group.to_string()]);
+    shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    std::os::unix::process::CommandExt::process_group(&mut shell, 0);
+    shell.spawn().ok()
+}
+
+#[cfg(not(unix))]
+fn guard(_: u32) -> Option<Child> {
+    None
+}
+
 /// Why there is no line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Silence {
@@ -73,6 +90,8 @@ struct Stderr {
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
+    /// Kills the child's group once this process is gone.
+    guard: Option<Child>,
     /// To the thread that writes its input; None once closed.
     input: Option<Sender<Vec<u8>>>,
     output: Receiver<Result<Vec<u8>, Silence>>,
@@ -97,6 +116,7 @@ impl Process {
             running.ids.push(child.id());
             child
         };
+        let guard = guard(child.id());
         let (mut stdin, stdout) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
         let child_stderr = child.stderr.take().expect("piped");
 
@@ -114,7 +134,7 @@ impl Process {
         let stderr = Arc::new(Mutex::new(Stderr::default()));
         let kept = Arc::clone(&stderr);
         std::thread::spawn(move || keep_last_lines(child_stderr, &kept));
-        Ok(Process { child, input: Some(input), output, unread: None, stderr, status: None })
+        Ok(Process { child, guard, input: Some(input), output, unread: None, stderr, status: None })
     }
 
     /// Queues bytes for the child's input.
@@ -186,6 +206,10 @@ impl Process {
         // Not reaped yet, so the number is still this group's.
         kill_group(self.child.id());
         let _ = self.child.kill();
+        // Before the number can be another group's.
+        if let Some(mut guard) = self.guard.take() {
+            let _ = guard.kill().and_then(|()| guard.wait());
+        }
         running().ids.retain(|&id| id != self.child.id());
         self.status = self.child.wait().ok();
     }

@@ -66,6 +66,21 @@ pub(super) fn doubled() -> Value {
     json!([{"input": "4\n", "output": "8\n"}, {"input": "-3\n", "output": "-6"}])
 }
 
+/// As root, runs a test that is ignored once more as an ordinary user; what it printed.
+pub(super) fn again_as_an_ordinary_user(test: &str) -> String {
+    use std::os::unix::process::CommandExt;
+    if !rustix::process::geteuid().is_root() {
+        return String::new();
+    }
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", test, "--ignored", "--nocapture"]).uid(1000).gid(1000);
+    let output = again.env("TMPDIR", "/tmp").current_dir("/").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");
+    text
+}
+
 #[test]
 fn every_language_runs_right_and_wrong_programs() {
     for (language, needs, right, wrong, broken) in [

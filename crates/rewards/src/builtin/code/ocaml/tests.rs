@@ -1,8 +1,8 @@
 //! Problems with right, wrong, ill-typed, unparsable and looping solutions, and solutions that would rather pass.
 
-use super::super::tests::{installed, scored};
+use super::super::tests::{again_as_an_ordinary_user, installed, scored};
+use crate::Scores;
 use serde_json::{Value, json};
-use std::process::Command;
 
 struct Problem {
     name: &'static str,
@@ -153,6 +153,49 @@ fn ordinary() -> Vec<(String, [String; 2], Value)> {
     problems
 }
 
+/// Of tests that have a score, how many run with the full guarantee; of solutions that are all right.
+fn share(scores: &Scores, failures: &[String]) -> f64 {
+    let values = scores.values.iter().zip(failures);
+    let full = values.filter(|(value, failure)| **value == Some(1.0) && failure.is_empty()).count();
+    full as f64 / failures.len() as f64
+}
+
+/// MBPP's tests as those of OCaml, with solutions by heart: every `step` of them.
+fn share_of_mbpp(step: usize) {
+    use std::process::{Command, Stdio};
+    let Some(path) = testing::shared("data/mbpp/mbpp.jsonl") else { return };
+    let mut python = Command::new("python3");
+    python.args(["-I", "-c", include_str!("mbpp.py")]).stdin(std::fs::File::open(path).unwrap());
+    let lines = String::from_utf8(python.stderr(Stdio::inherit()).output().unwrap().stdout).unwrap();
+    let rows: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(rows.len() > 600, "{}", rows.len());
+    let rows: Vec<&Value> = rows.iter().step_by(step).collect();
+    let rows: Vec<_> =
+        rows.iter().map(|row| (row["solution"].as_str().unwrap(), json!({"tests": row["tests"]}))).collect();
+    let options = json!({"language": "ocaml", "timeout_s": 60.0, "compile_timeout_s": 120.0});
+    let (scores, failures) = scored(options, &rows);
+    let share = share(&scores, &failures);
+    println!("ocaml, mbpp: {} rows, full guarantee {:.1} %", rows.len(), 100.0 * share);
+    let other = rows.iter().zip(scores.values.iter().zip(&failures)).filter(|(_, (value, _))| **value != Some(1.0));
+    let other: Vec<_> = other.take(10).collect();
+    assert!(share >= 0.9, "{other:#?} {:?}", scores.problems);
+}
+
+#[test]
+fn most_tests_of_mbpp_run_with_the_full_guarantee() {
+    if installed(&["bwrap", "ocamlc", "python3"]) {
+        share_of_mbpp(30);
+    }
+}
+
+#[test]
+#[ignore = "minutes: cargo xtask nightly sandbox"]
+fn most_tests_of_all_mbpp_run_with_the_full_guarantee() {
+    if installed(&["bwrap", "ocamlc", "python3"]) {
+        share_of_mbpp(1);
+    }
+}
+
 /// Every one of `step` ordinary problems.
 fn ordinary_solutions(isolation: &str, step: usize) {
     let problems: Vec<_> = ordinary().into_iter().step_by(step).collect();
@@ -170,8 +213,15 @@ fn ordinary_solutions(isolation: &str, step: usize) {
         }
     }
     assert!(wrong.is_empty(), "{isolation}: {wrong:#?} {:?}", scores.problems);
+    let right: Vec<_> = failures.iter().step_by(2).filter(|failure| failure.is_empty()).collect();
+    assert!(right.len() * 10 >= problems.len() * 9, "{} of {} in full", right.len(), problems.len());
     let user = rustix::process::geteuid().as_raw();
-    println!("{isolation}, user {user}: {} right 1, as many wrong 0, {:.0?}", problems.len(), start.elapsed());
+    println!(
+        "ocaml, {isolation}, user {user}: {} right 1, as many wrong 0, {} with the full guarantee, {:.0?}",
+        problems.len(),
+        right.len(),
+        start.elapsed()
+    );
 }
 
 #[test]
@@ -184,29 +234,25 @@ fn ordinary_solutions_are_right_or_wrong() {
 
 /// All of them, in both isolations, as root and as an ordinary user: minutes.
 #[test]
-#[ignore = "long"]
+#[ignore = "minutes: cargo xtask nightly sandbox"]
 fn all_ordinary_solutions_in_both_isolations_as_both_users() {
     if !installed(&["bwrap", "ocamlc"]) {
         return;
     }
     ordinary_solutions("bubblewrap", 1);
     ordinary_solutions("landlock", 1);
-    if rustix::process::geteuid().is_root() {
-        use std::os::unix::process::CommandExt;
-        let mut test = Command::new(std::env::current_exe().unwrap());
-        let own = "builtin::code::ocaml::tests::all_ordinary_solutions_in_both_isolations_as_both_users";
-        test.args(["--exact", own, "--ignored", "--nocapture"]);
-        let output = test.uid(1000).gid(1000).env("TMPDIR", "/tmp").current_dir("/").output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && text.contains("1 passed"), "{text}");
-        println!("{text}");
-    }
+    let own = "builtin::code::ocaml::tests::all_ordinary_solutions_in_both_isolations_as_both_users";
+    println!("{}", again_as_an_ordinary_user(own));
 }
 
 /// Solutions that would rather pass, of many kinds: each with its tests.
 fn attacks() -> Vec<(String, Vec<String>)> {
+    [include_str!("attacks.txt"), include_str!("attacks-outside.txt")].into_iter().flat_map(attacks_of).collect()
+}
+
+fn attacks_of(text: &str) -> Vec<(String, Vec<String>)> {
     let (mut usual, mut attacks) = (Vec::new(), Vec::<(String, Vec<String>)>::new());
-    for (letter, text) in lettered(include_str!("attacks.txt")) {
+    for (letter, text) in lettered(text) {
         match (letter, attacks.last_mut()) {
             ("A", _) => attacks.push((text, vec![])),
             ("T", Some((_, tests))) => tests.push(text),
@@ -240,11 +286,15 @@ fn nothing_is_earned_by_attacks() {
 }
 
 #[test]
-#[ignore = "long"]
+#[ignore = "minutes: cargo xtask nightly sandbox"]
 fn nothing_is_earned_by_all_attacks() {
     if installed(&["bwrap", "ocamlc"]) {
-        attack("bubblewrap", &attacks());
-        attack("landlock", &attacks());
+        let (all, user) = (attacks(), rustix::process::geteuid().as_raw());
+        for isolation in ["bubblewrap", "landlock"] {
+            attack(isolation, &all);
+            println!("ocaml, {isolation}, user {user}: {} attacks earned nothing", all.len());
+        }
+        println!("{}", again_as_an_ordinary_user("builtin::code::ocaml::tests::nothing_is_earned_by_all_attacks"));
     }
 }
 

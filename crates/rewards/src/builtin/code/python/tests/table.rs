@@ -1,7 +1,7 @@
 //! Ordinary solutions, right and wrong, with ordinary tests, and programs that would rather pass than be right: the
 //! tables of `cases/`, whose form is said at their heads.
 
-use super::super::super::tests::{installed, scored_with_prompts as score};
+use super::super::super::tests::{again_as_an_ordinary_user, installed, scored_with_prompts as score};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -13,7 +13,11 @@ const RIGHT_AND_WRONG: [&str; 5] = [
     include_str!("../cases/others.txt"),
     include_str!("../cases/surroundings.txt"),
 ];
-const ATTACKS: [&str; 2] = [include_str!("../cases/attacks.txt"), include_str!("../cases/attacks-process.txt")];
+const ATTACKS: [&str; 3] = [
+    include_str!("../cases/attacks.txt"),
+    include_str!("../cases/attacks-process.txt"),
+    include_str!("../cases/attacks-outside.txt"),
+];
 
 #[derive(Default)]
 struct Case {
@@ -104,11 +108,10 @@ fn sweep(cases: &[Case], isolation: &str) -> usize {
 fn attack(cases: &[Case], isolation: &str) -> usize {
     let programs: Vec<_> = (0..cases.len()).map(|i| (i, "attack")).collect();
     let results = scores(cases, &programs, &options(isolation, 4.0));
-    for ((i, _), (value, why)) in programs.iter().zip(&results) {
-        let unscored = cases[*i].parts.contains_key("unscored");
-        let expected = if unscored { None } else { Some(0.0) };
-        assert_eq!(*value, expected, "{isolation}: {}: {why}", cases[*i].name);
-    }
+    let expected = |case: &Case| if case.parts.contains_key("unscored") { None } else { Some(0.0) };
+    let others = programs.iter().zip(&results).filter(|((i, _), (value, _))| *value != expected(&cases[*i]));
+    let others: Vec<_> = others.map(|((i, _), (value, why))| (&cases[*i].name, value, why)).collect();
+    assert!(others.is_empty(), "{isolation}: {others:#?}");
     programs.len()
 }
 
@@ -123,20 +126,24 @@ fn right_programs_pass_wrong_ones_do_not_and_attacks_earn_nothing() {
     attack(&part(&ATTACKS, 6), "bubblewrap");
 }
 
-/// As the user who runs it; docs/rewards.md has what it found as root and as an ordinary user.
+/// As root and as an ordinary user.
 #[test]
-#[ignore = "takes minutes"]
-fn the_whole_tables_in_both_isolations() {
+#[ignore = "minutes: cargo xtask nightly sandbox"]
+fn the_whole_tables_in_both_isolations_as_both_users() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }
     let (ordinary, attacks) = (cases(&RIGHT_AND_WRONG), cases(&ATTACKS));
+    assert!(ordinary.len() >= 100);
+    let user = rustix::process::geteuid().as_raw();
     for isolation in ["bubblewrap", "landlock"] {
         let start = Instant::now();
-        let programs = sweep(&ordinary, isolation);
-        println!("{isolation}: {programs} programs as they should be, {:.0} s", start.elapsed().as_secs_f64());
+        let programs = sweep(&ordinary, isolation) / 2;
+        println!("python, {isolation}, user {user}: {programs} right 1, as many wrong 0, {:.0?}", start.elapsed());
         let start = Instant::now();
         let programs = attack(&attacks, isolation);
-        println!("{isolation}: {programs} attacks earned nothing, {:.0} s", start.elapsed().as_secs_f64());
+        println!("python, {isolation}, user {user}: {programs} attacks earned nothing, {:.0?}", start.elapsed());
     }
+    let own = "builtin::code::python::tests::table::the_whole_tables_in_both_isolations_as_both_users";
+    println!("{}", again_as_an_ordinary_user(own));
 }
