@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-/// The input was wrong: a flag, a key, a file. The message says what, where, and how to mend it.
+/// The input was wrong: a flag, a key, a file. The message says what, where, and how to fix it.
 ///
 /// It travels inside [`anyhow::Error`]; [`is_bad_input`] finds it there under any context.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +42,7 @@ impl<T, E: Into<anyhow::Error>> OrBadInput<T> for Result<T, E> {
     }
 }
 
-/// Whether the user can mend it.
+/// Whether the user can fix it.
 pub fn is_bad_input(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.is::<BadInput>())
 }

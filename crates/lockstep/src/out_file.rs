@@ -3,9 +3,11 @@
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
 use anyhow::Context as _;
+use model::io::{PARTIAL_NAME, sweep_partial};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use telemetry::in_place;
 use tempfile::{Builder, NamedTempFile};
 
 /// A file that will be written at the end of a command, checked at its start.
@@ -115,13 +117,13 @@ impl OutFile {
         let (Some(directory), Some(name)) = (self.path.parent(), self.path.file_name()) else {
             return Err(ErrorKind::InvalidFilename.into());
         };
-        // The name of the file may be as long as names can be.
-        let start: String = name.to_string_lossy().chars().take(40).collect();
+        sweep_partial(&self.path);
+        let start: String = name.to_string_lossy().chars().take(PARTIAL_NAME).collect();
         let mut builder = Builder::new();
         builder.suffix(".partial");
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        builder.prefix(&format!(".{start}.")).tempfile_in(directory)
+        builder.prefix(&format!(".{start}.{}.", std::process::id())).tempfile_in(directory)
     }
 }
 
@@ -131,20 +133,9 @@ fn same_file(path: &Path, found: &fs::Metadata, read: &Path) -> bool {
     if other.is_dir() {
         let listed = || fs::read_dir(read).into_iter().flatten().flatten().map(|entry| entry.path());
         return read.canonicalize().is_ok_and(|dir| path.starts_with(dir))
-            || listed().any(|file| fs::metadata(file).is_ok_and(|other| same_inode(found, &other)));
+            || listed().any(|file| fs::metadata(file).is_ok_and(|other| in_place::same_file(found, &other)));
     }
-    same_inode(found, &other) || read.canonicalize().is_ok_and(|read| read == path)
-}
-
-#[cfg(unix)]
-fn same_inode(a: &fs::Metadata, b: &fs::Metadata) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    (a.dev(), a.ino()) == (b.dev(), b.ino())
-}
-
-#[cfg(not(unix))]
-fn same_inode(_: &fs::Metadata, _: &fs::Metadata) -> bool {
-    false
+    in_place::same_file(found, &other) || read.canonicalize().is_ok_and(|read| read == path)
 }
 
 #[cfg(all(test, unix))]

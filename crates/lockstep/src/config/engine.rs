@@ -44,17 +44,18 @@ pub fn sampling(config: &Config, eos_ids: &[u32]) -> SamplingParams {
         stop_ids: eos_ids.iter().copied().chain(own).collect(),
         stop_strings: config.stop.clone(),
         seed: config.seed,
+        entropies: config.record_rollouts && config.record_entropies,
         ..SamplingParams::default()
     }
 }
 
 /// How tokens are drawn in an evaluation, beside `training`'s way.
 pub fn eval_sampling(config: &Config, training: &SamplingParams) -> SamplingParams {
+    // Evaluations are not recorded.
+    let sampled = SamplingParams { entropies: false, ..training.clone() };
     match config.eval_sampling {
-        EvalSampling::Greedy => {
-            SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..training.clone() }
-        }
-        EvalSampling::Sampled => training.clone(),
+        EvalSampling::Greedy => SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..sampled },
+        EvalSampling::Sampled => sampled,
     }
 }
 

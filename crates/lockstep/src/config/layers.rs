@@ -263,7 +263,12 @@ impl Resolved {
                 ("duplicate key", Some(key)) => format!("the key `{key}` is there twice"),
                 (message, _) => message.replace('\n', " "),
             };
-            BadInput::new(format!("{}, line {line}: not valid TOML: {message}", path.display()))
+            // As in `--reward command:python3 reward.py`, of which the last word is an argument of its own.
+            let hint = match path.extension().is_some_and(|ending| ending == "toml") {
+                true => "",
+                false => "; it was taken for a configuration: a reward's command of several words stands in quotes",
+            };
+            BadInput::new(format!("{}, line {line}: not valid TOML: {message}{hint}", path.display()))
         })?;
         let place = path.display().to_string();
         table.iter().try_for_each(|(name, value)| self.apply_value(name, value, Origin::File(path.to_owned()), &place))

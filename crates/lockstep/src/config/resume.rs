@@ -4,6 +4,8 @@ use super::Config;
 use super::key::{Key, OnResume};
 use super::table::KEYS;
 use crate::error::BadInput;
+use std::convert::Infallible;
+use std::path::Path;
 
 /// Every key whose value is no longer what it was, with both values.
 pub(crate) fn changes(began: &Config, now: &Config) -> Vec<String> {
@@ -30,4 +32,26 @@ pub fn changes_on_resume(began: &Config, now: &Config) -> anyhow::Result<Vec<Str
         )));
     }
     Ok(changed(OnResume::Warn))
+}
+
+/// What of a configuration the bits of weights depend on: a line for each key that has not its default. Files count by
+/// their contents, which others hash, and neither threads nor micro-batches, logs, evaluations or checkpoints count.
+pub(crate) fn settings_of_weights(config: &Config) -> String {
+    let (mut config, default) = (config.clone(), Config::default());
+    for spec in &mut config.reward_funcs {
+        let name = |path: &str| Ok::<_, Infallible>(file_name(path));
+        spec.map_paths(name).unwrap_or_else(|never| match never {});
+    }
+    let decides = |key: &&Key| {
+        key.row.on_resume != OnResume::Free
+            && !key.row.is_name
+            && key.name != "replay"
+            && !["Evaluation", "Checkpoints", "Logging"].contains(&key.section)
+            && key.value(&config) != key.value(&default)
+    };
+    KEYS.iter().filter(decides).map(|key| format!("{} = {}\n", key.name, key.value_text(&config))).collect()
+}
+
+fn file_name(path: &str) -> String {
+    Path::new(path).file_name().map_or_else(|| path.to_owned(), |name| name.to_string_lossy().into_owned())
 }

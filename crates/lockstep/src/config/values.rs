@@ -49,6 +49,15 @@ fn expected(what: &str, got: &Value) -> String {
     format!("expected {what}, got {}", got.trim())
 }
 
+/// Whether it is an integer beyond those that TOML has: a text of digits, or a float.
+fn is_large_integer(value: &Value) -> bool {
+    match value {
+        Value::String(digits) => digits.len() > 18 && digits.bytes().all(|byte| byte.is_ascii_digit()),
+        Value::Float(x) => x.fract() == 0.0 && x.is_finite(),
+        _ => false,
+    }
+}
+
 macro_rules! integers {
     ($($type:ty),*) => {$(
         impl KeyValue for $type {
@@ -64,6 +73,9 @@ macro_rules! integers {
                     // Python writes 1e3 where an integer is meant.
                     Value::Float(x) if x.fract() == 0.0 && x.abs() < 9e15 => {
                         <$type>::try_from(*x as i64).map_err(|_| expected("an integer in range", value))
+                    }
+                    _ if is_large_integer(value) => {
+                        Err(expected("an integer up to 9223372036854775807 (2^63 - 1)", value))
                     }
                     _ => Err(expected("an integer", value)),
                 }

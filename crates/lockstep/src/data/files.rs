@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 /// A file belongs to split `train` if its name, or its directory's, begins with `train` (`train.jsonl`,
 /// `train-00000-of-00002.parquet`, `train/0.parquet`). A directory that has no file of any split but data is one split.
 pub(super) fn files(path: &Path, configuration: Option<&str>, split: &str) -> anyhow::Result<Vec<PathBuf>> {
-    if path.is_file() {
+    // A pipe or a device, too.
+    if path.exists() && !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
     let mut all = Vec::new();

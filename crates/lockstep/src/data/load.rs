@@ -269,5 +269,5 @@ impl DatasetSpec {
 /// Whether rows are counted by lines: not in Parquet, nor in a list of objects.
 fn is_lines(path: &Path, content: &[u8]) -> bool {
     let ending = path.extension().and_then(|e| e.to_str());
-    ending != Some("parquet") && !(ending == Some("json") && content.trim_ascii_start().starts_with(b"["))
+    ending != Some("parquet") && !(ending == Some("json") && rows::is_list(content))
 }

@@ -39,6 +39,13 @@ pub struct Example {
     pub columns: Map<String, Value>,
 }
 
+impl Example {
+    /// Bytes of its texts.
+    pub(crate) fn bytes(&self) -> usize {
+        [Some(&self.prompt), self.completion.as_ref()].into_iter().flatten().map(|content| content.text().len()).sum()
+    }
+}
+
 /// Rows that all have the same columns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {

@@ -78,14 +78,19 @@ impl Pairs {
             let encoded = match spec.task {
                 Some(Task::Gsm8kSolutions) => {
                     let of_row = solutions::preferences(spec, number, &row);
-                    of_row.and_then(|all| all.iter().map(|one| encode_pair(encoder, one)).collect())
+                    of_row.and_then(|all| all.iter().map(|one| encode_pair(encoder, one, most)).collect())
                 }
-                _ => of_row(spec, encoder, &row).map(|pair| vec![pair]),
+                _ => of_row(spec, encoder, &row, most).map(|pair| vec![pair]),
             };
             number += 1;
             spec.stop.check()?;
             let at = |e: anyhow::Error| BadInput::new(format!("{}: {}", place(), paragraph(&e)));
-            for mut pair in encoded.map_err(at)? {
+            let encoded: Vec<Option<Pair>> = encoded.map_err(at)?;
+            for pair in encoded {
+                let Some(mut pair) = pair else {
+                    pairs.left_out += 1;
+                    continue;
+                };
                 pair.prompt = prompts.share(pair.prompt);
                 if pair.prompt.ids.len() + pair.chosen.len().max(pair.rejected.len()) <= most {
                     pairs.all.push(pair);
@@ -146,11 +151,12 @@ impl Preference {
     }
 }
 
-/// A pair of a row, whose answers are texts, conversations or ids.
-fn of_row(spec: &DatasetSpec, encoder: &PromptEncoder<'_>, row: &Row) -> anyhow::Result<Pair> {
+/// A pair of a row, whose answers are texts, conversations or ids; nothing if it is known to be longer than `most`
+/// tokens without being encoded.
+fn of_row(spec: &DatasetSpec, encoder: &PromptEncoder<'_>, row: &Row, most: usize) -> anyhow::Result<Option<Pair>> {
     if !(row.contains_key(CHOSEN_IDS) && row.contains_key(REJECTED_IDS)) {
         let of_template = OfTemplate::of(row, encoder.kwargs)?;
-        return encode_pair(&of_template.encoder(encoder), &Preference::of_row(spec, row)?);
+        return encode_pair(&of_template.encoder(encoder), &Preference::of_row(spec, row)?, most);
     }
     let vocab = encoder.tokenizer.vocab_size();
     let [mut chosen, mut rejected] = [ids(row, CHOSEN_IDS, vocab)?, ids(row, REJECTED_IDS, vocab)?];
@@ -172,7 +178,7 @@ fn of_row(spec: &DatasetSpec, encoder: &PromptEncoder<'_>, row: &Row) -> anyhow:
     if chosen.is_empty() || rejected.is_empty() {
         bad_input!("`{CHOSEN_IDS}` or `{REJECTED_IDS}` is empty");
     }
-    Ok(Pair { prompt: Prompt::new(prompt), chosen, rejected, margin: margin(spec, row)? })
+    Ok(Some(Pair { prompt: Prompt::new(prompt), chosen, rejected, margin: margin(spec, row)? }))
 }
 
 /// The column `margin`, or the one that `columns` names instead.
@@ -187,11 +193,15 @@ fn margin(spec: &DatasetSpec, row: &Row) -> anyhow::Result<Option<f32>> {
     }
 }
 
-/// The ids of a pair.
-fn encode_pair(encoder: &PromptEncoder<'_>, preference: &Preference) -> anyhow::Result<Pair> {
+/// The ids of a pair; nothing if it is known to be longer than `most` tokens.
+fn encode_pair(encoder: &PromptEncoder<'_>, preference: &Preference, most: usize) -> anyhow::Result<Option<Pair>> {
     let Preference { prompt, chosen, rejected, margin } = preference;
+    let [bytes, chosen_bytes, rejected_bytes] = [prompt, chosen, rejected].map(|content| content.text().len());
+    if encoder.tokenizer.is_beyond(bytes + chosen_bytes.max(rejected_bytes), most) {
+        return Ok(None);
+    }
     let [prompt, chosen, rejected] = encoder.encode_pair(prompt, chosen, rejected).or_bad_input()?;
-    Ok(Pair { prompt: Prompt::new(prompt), chosen, rejected, margin: *margin })
+    Ok(Some(Pair { prompt: Prompt::new(prompt), chosen, rejected, margin: *margin }))
 }
 
 #[cfg(test)]

@@ -51,6 +51,20 @@ pub fn encode_all(
     let (mut encoded, mut prompts) = (Encoded::default(), PromptSet::default());
     for example in &data.examples {
         stop.check()?;
+        let (tokenizer, bytes) = (encoder.tokenizer, example.prompt.text().len());
+        if max_prompt_length.is_some_and(|most| tokenizer.is_beyond(bytes, most)) {
+            encoded.left_out += 1;
+            continue;
+        }
+        if tokenizer.is_beyond(bytes, context) {
+            bad_input!(
+                "{}, row {}: the prompt has {bytes} bytes, which are more than the context of {context} tokens (the \
+                 longest has {}): set max_prompt_length to leave such rows out",
+                data.name,
+                example.row + 1,
+                tokenizer.longest_token()
+            );
+        }
         let ids = encoder
             .encode(&example.prompt)
             .map_err(|e| BadInput::new(format!("{}, row {}: {}", data.name, example.row + 1, e)))?;
@@ -63,7 +77,10 @@ pub fn encode_all(
         }
         if ids.len() + room > context {
             let mend = match (context.saturating_sub(room), context.saturating_sub(ids.len())) {
-                (0, 0) => format!("leave it out, and lower max_completion_length below {context}"),
+                (0, 0) => format!(
+                    "lower max_completion_length below {context}, and set max_prompt_length to what is left, or raise \
+                     max_model_len as far as the model's context goes"
+                ),
                 (0, left) => format!("lower max_completion_length to {left}, or below where a prompt is longer"),
                 (fits, 0) => format!("set max_prompt_length = {fits} to leave such rows out"),
                 (fits, left) => format!(

@@ -3,6 +3,8 @@
 use crate::bad_input;
 use crate::error::BadInput;
 use crate::stop::StopSignal;
+use serde::Deserializer;
+use serde::de::{DeserializeSeed, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
@@ -42,9 +44,14 @@ pub fn read(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> any
             "{}: datasets are read as JSON lines (.jsonl) or Parquet (.parquet); unpack or convert it first",
             path.display()
         ),
-        Some("json") if content.trim_ascii_start().starts_with(b"[") => json_array(path, content, limit),
+        Some("json") if is_list(content) => json_array(path, content, limit, stop),
         _ => json_lines(path, content, limit, stop),
     }
+}
+
+/// Whether a file is one list, and not lines.
+pub(super) fn is_list(content: &[u8]) -> bool {
+    content.strip_prefix("\u{feff}".as_bytes()).unwrap_or(content).trim_ascii_start().starts_with(b"[")
 }
 
 fn json_lines(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
@@ -75,8 +82,46 @@ fn json_lines(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> a
 }
 
 /// One list of objects, as `.json` files often are.
-fn json_array(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
-    let rows: Vec<Row> = serde_json::from_slice(content)
-        .map_err(|e| BadInput::new(format!("{}: broken JSON, or no list of objects: {e}", path.display())))?;
-    Ok((1..).zip(rows).take(limit).collect())
+fn json_array(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
+    let content = content.strip_prefix("\u{feff}".as_bytes()).unwrap_or(content);
+    let mut json = serde_json::Deserializer::from_slice(content);
+    let rows = List { limit, stop }.deserialize(&mut json).and_then(|rows| json.end().map(|()| rows));
+    stop.check()?;
+    rows.map_err(|e| BadInput::new(format!("{}: broken JSON, or no list of objects: {e}", path.display())))
+}
+
+/// A list of rows, of which the first are kept.
+struct List<'a> {
+    limit: usize,
+    stop: &'a StopSignal,
+}
+
+impl<'de> DeserializeSeed<'de> for List<'_> {
+    type Value = Vec<(usize, Row)>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for List<'_> {
+    type Value = Vec<(usize, Row)>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a list of objects")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let (mut rows, mut number) = (Vec::new(), 0);
+        while let Some(row) = list.next_element::<Row>()? {
+            number += 1;
+            if rows.len() < self.limit {
+                rows.push((number, row));
+            }
+            if self.stop.is_requested() {
+                return Err(serde::de::Error::custom("stopped"));
+            }
+        }
+        Ok(rows)
+    }
 }

@@ -7,10 +7,10 @@ use std::path::Path;
 use telemetry::record::{FileHash, hash_file_until, sha256};
 
 /// Refuses to put the adapter in `adapter` on other weights than those that it was trained on. Where it does not say
-/// which those are, the text says that nothing was checked.
-pub fn check_base(adapter: &Path, model: &Path, stop: &StopSignal) -> anyhow::Result<Option<String>> {
+/// which those are, `warn` is told that nothing was checked.
+pub fn check_base(adapter: &Path, model: &Path, stop: &StopSignal, warn: impl FnOnce(&str)) -> anyhow::Result<()> {
     let found = || Ok(of_weights(&hashes(model, stop, |name| name.ends_with(".safetensors"))?));
-    compare_base(adapter, model, found)
+    compare_base(adapter, model, found, warn)
 }
 
 /// [`check_base`] of weights whose hash is `found`.
@@ -18,19 +18,21 @@ pub(crate) fn compare_base(
     adapter: &Path,
     model: &Path,
     found: impl FnOnce() -> anyhow::Result<String>,
-) -> anyhow::Result<Option<String>> {
+    warn: impl FnOnce(&str),
+) -> anyhow::Result<()> {
     let base = model::peft::load_adapter_config(adapter).or_bad_input()?.base.unwrap_or_default();
     let Some(recorded) = model::peft::base_sha256(adapter).or_bad_input()? else {
-        return Ok(Some(format!(
+        warn(&format!(
             "the adapter {} does not say with which weights it was trained (no base_model_sha256): that those of {} \
              are the same is not checked",
             adapter.display(),
             model.display()
-        )));
+        ));
+        return Ok(());
     };
     let found = found()?;
     if found == recorded {
-        return Ok(None);
+        return Ok(());
     }
     bad_input!(
         "the adapter {} was trained on {base}, whose weights have the SHA-256 {recorded}, and those of {} have \

@@ -35,15 +35,13 @@ pub struct Policy {
     pub chat: Option<Arc<ChatTemplate>>,
     /// Ids that end a completion.
     pub eos_ids: Vec<u32>,
-    /// What a person should know: the adapter does not say which weights it was trained on.
-    pub unchecked: Option<String>,
 }
 
 impl Policy {
     /// The model of `dir` from its parts.
     pub(crate) fn of(dir: PathBuf, assets: ModelAssets, weights: AdaptedWeights) -> Policy {
         let ModelAssets { tokenizer, chat, eos_ids, copied, .. } = assets;
-        Policy { dir, base_sha256: None, copied: Arc::new(copied), weights, tokenizer, chat, eos_ids, unchecked: None }
+        Policy { dir, base_sha256: None, copied: Arc::new(copied), weights, tokenizer, chat, eos_ids }
     }
 
     /// Loads a directory. Whatever is wrong with it is the caller's input: exit code 2.
@@ -53,12 +51,17 @@ impl Policy {
         Ok(Policy::of(dir.to_owned(), assets, AdaptedWeights::new(ctx.memory(), weights, None)))
     }
 
-    /// The same, with the adapter of a PEFT directory on it, which must have been trained on these weights as far as it
-    /// says on which ([`unchecked`](Self::unchecked)).
-    pub fn load_with(ctx: &Context, dir: &Path, adapter: Option<&Path>, dtype: ComputeDType) -> anyhow::Result<Policy> {
-        let unchecked = adapter.map(|adapter| check_base(adapter, dir, &StopSignal::new())).transpose()?.flatten();
-        let policy = Policy::load_with_other(ctx, dir, adapter, dtype)?;
-        Ok(Policy { unchecked, ..policy })
+    /// The same, with the adapter of a PEFT directory on it, which must have been trained on these weights. If it does
+    /// not say on which, `warn` is told.
+    pub fn load_with(
+        ctx: &Context,
+        dir: &Path,
+        adapter: Option<&Path>,
+        dtype: ComputeDType,
+        warn: impl FnOnce(&str),
+    ) -> anyhow::Result<Policy> {
+        adapter.map_or(Ok(()), |adapter| check_base(adapter, dir, &StopSignal::new(), warn))?;
+        Policy::load_with_other(ctx, dir, adapter, dtype)
     }
 
     /// The same, whatever the adapter says of the weights that it was trained on.
@@ -110,7 +113,7 @@ impl Policy {
         Box::new(move |dir| snapshot.save(dir))
     }
 
-    /// The weights as they are now, to be saved later. While it is there, the next step copies them.
+    /// The weights as they are now, to be saved later. While it is there, the next step writes another slot.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             weights: self.weights.hold(),
@@ -249,7 +252,7 @@ pub fn trained_weights(
     let from = checkpoint.or(source.adapter.as_deref()).filter(|_| ctx.memory().has_values());
     // That of a checkpoint is compared when the run's files have been hashed.
     if let (None, Some(dir), false) = (checkpoint, from, config.allow_other_base) {
-        check_base(dir, &source.dir, stop)?.iter().for_each(|what| sinks.warn(what));
+        check_base(dir, &source.dir, stop, |what| sinks.warn(what))?;
     }
     from.map_or(Ok(()), |dir| model::peft::read_adapter(dir, &mut adapter).or_bad_input())?;
     Ok(AdaptedWeights::new(ctx.memory(), weights, Some(adapter)))
@@ -260,7 +263,7 @@ pub fn trained_weights(
 pub struct ModelSource {
     /// The model's directory.
     pub dir: PathBuf,
-    /// The directory of the adapter on it that a run goes on with.
+    /// The directory of the adapter on it whose training a run continues.
     pub adapter: Option<PathBuf>,
 }
 
@@ -271,7 +274,10 @@ impl ModelSource {
         let source = ModelSource::named(name, head)?;
         // Only then does the configuration know what adapter it is.
         if let Some(dir) = source.adapter.as_ref().filter(|_| !is_adapter(Path::new(name))) {
-            bad_input!("the model {name} is an adapter: to go on with it give its directory, {}", dir.display());
+            bad_input!(
+                "the model {name} is an adapter: to continue its training give its directory, {}",
+                dir.display()
+            );
         }
         Ok(source)
     }

@@ -11,6 +11,7 @@ use model::tokenizer::Tokenizer;
 use model::{AdaptedWeights, ModelView};
 use rewards::{Asked, Reward};
 use rollout::{Completion, Engine, RolloutGroup, SamplingParams};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Scope;
@@ -60,6 +61,7 @@ pub struct Observer<'a> {
 }
 
 /// Scored groups, and what they took.
+#[derive(Clone)]
 pub struct Collected {
     /// The groups, with the metrics and the problems of rewards.
     pub scored: ScoredRollouts,
@@ -126,7 +128,7 @@ impl Collector {
         }
         let scorer = RolloutScorer { rewards, weights: reward_weights, tokenizer, step, columns };
         let (scored, reward_s) = std::thread::scope(|scope| -> anyhow::Result<_> {
-            let mut job = scorer.start(scope, &prompts)?;
+            let mut job = scorer.start(scope, &prompts, &[])?;
             let groups = match given {
                 Some(groups) => {
                     groups.iter().for_each(|group| job.group_ended(group));
@@ -147,7 +149,7 @@ impl Collector {
             };
             // What is left to score: this is what rewards cost beside generation.
             let span = stages.span("rewards");
-            let scored = watched(scope, job.asked(), *on_wait, || job.finish(groups))?;
+            let scored = watched(scope, job.asked(), *on_wait, || job.finish(groups, BTreeMap::new()))?;
             Ok((scored, span.end()))
         })?;
         // After a stop request rewards may have returned early, with anything.
@@ -163,13 +165,13 @@ pub fn record_ops(span: &Span, before: (u64, u64)) {
     span.work((now.0 - before.0) as f64, (now.1 - before.1) as f64);
 }
 
-fn finite_logps(groups: &[RolloutGroup]) -> Result<(), NonFiniteLogp> {
+pub(super) fn finite_logps(groups: &[RolloutGroup]) -> Result<(), NonFiniteLogp> {
     let mut logps = groups.iter().flat_map(|group| &group.completions).flat_map(Completion::logps);
     logps.find(|logp| !logp.is_finite()).map_or(Ok(()), |&logp| Err(NonFiniteLogp(logp)))
 }
 
 /// Runs `wait`, which waits for rewards. While it takes long, `on_wait` gets the name of the slowest reward.
-fn watched<'scope, T>(
+pub(super) fn watched<'scope, T>(
     scope: &'scope Scope<'scope, '_>,
     asked: Asked,
     on_wait: &'scope (dyn Fn(&str, Duration) + Sync),

@@ -102,6 +102,7 @@ pub(super) mod tests {
                 prompt: Arc::new(Prompt { row: id as usize, tokens, content, columns: Map::new() }),
                 completions: rewards.map(|reward| completion(id, reward)).to_vec(),
                 problems: Vec::new(),
+                lineage: None,
             }
         };
         let groups = groups.iter().map(group).collect();

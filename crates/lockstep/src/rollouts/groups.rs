@@ -1,6 +1,7 @@
 //! A generation: groups of completions with their rewards, before advantages. Where they came from (the policy, or a
 //! file) is forgotten here.
 
+use super::lineage::Lineage;
 use crate::data::prompts::Prompt;
 use rewards::{Content, Problem};
 use rollout::Completion;
@@ -38,6 +39,8 @@ pub struct ScoredGroup {
     pub completions: Vec<ScoredCompletion>,
     /// What kept rewards from scoring completions, these by their places in the group.
     pub problems: Vec<Problem>,
+    /// What the weights come from that sampled it, where that is not the run that it is part of.
+    pub lineage: Option<Lineage>,
 }
 
 /// Scored groups.

@@ -3,9 +3,9 @@
 //! A file is what `record_rollouts = true` writes ([`wire`](super::wire)), or has one JSON object per line:
 //! `prompt_ids`, `completion_ids`, `rewards` (a number, or one for each reward function; null where it gave no
 //! score), and, where known, `logprobs`, `ref_logprobs`, `mask` (the tokens that the model sampled), `truncated`,
-//! `versions`, `reward_names`. A line is a completion, or a group: then all but `prompt_ids` and `reward_names` are
-//! lists with one element per completion. Groups lie in the order in which they are trained on, `num_generations`
-//! completions each.
+//! `versions`, `reward_names`, `problems`, `lineage`. A line is a completion, or a group: then all but `prompt_ids`,
+//! `reward_names` and `lineage` are lists with one element per completion. Groups lie in the order in which they are
+//! trained on, `num_generations` completions each.
 //!
 //! All of it is read and checked before the run begins. It knows no reward: the file's scores are taken as they are.
 
@@ -15,6 +15,7 @@ use crate::data::prompt_dataset::context;
 use crate::data::prompts::Prompt;
 use crate::error::{BadInput, OrBadInput};
 use crate::models::Policy;
+use crate::rollouts::lineage::Lineage;
 use crate::rollouts::wire::{self, Group};
 use crate::rollouts::{Rollouts, ScoredCompletion, ScoredGroup};
 use kernels::Context;
@@ -22,9 +23,9 @@ use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
 use model::did_you_mean;
 use model::tokenizer::Tokenizer;
 use model::{Columns, ModelAssets, PromptCompletion, PromptSet, Scorer};
-use rewards::Content;
+use rewards::{Content, Problem};
 use rollout::{Completion, FinishReason};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use std::io::BufRead;
 use std::path::Path;
@@ -49,6 +50,8 @@ pub fn recorded_versions(versions: &[u64]) -> Vec<u64> {
 struct ReplayGroup {
     prompt: Arc<Prompt>,
     completions: Vec<RecordedCompletion>,
+    problems: Vec<Problem>,
+    lineage: Option<Lineage>,
 }
 
 /// A rollout file in memory.
@@ -137,6 +140,7 @@ impl Replay {
     /// Adds a line to the group that it belongs to.
     fn add(&mut self, line: RolloutLine, size: usize, tokenizer: &Tokenizer) -> Result<(), String> {
         let completions = line.completions.len();
+        let lineage = line.lineage.as_deref().map(str::parse::<Lineage>).transpose()?;
         if completions > 1 && completions != size {
             return Err(format!(
                 "the group has {completions} completions, but num_generations is {size}: set num_generations = \
@@ -145,7 +149,9 @@ impl Replay {
         }
         match self.groups.last_mut().filter(|open| open.completions.len() < size) {
             Some(open) if open.prompt.tokens.ids == line.prompt && completions == 1 => {
-                open.completions.extend(line.completions);
+                open.add(line.completions)?;
+                // Of several nobody can say whose weights they are.
+                open.lineage = open.lineage.filter(|own| Some(*own) == lineage);
             }
             Some(open) => {
                 return Err(format!(
@@ -157,7 +163,9 @@ impl Replay {
                 let text = tokenizer.decode(&line.prompt, false).map_err(|e| e.to_string())?;
                 let (row, tokens) = (self.groups.len(), self.prompts.share(model::Prompt::new(line.prompt)));
                 let prompt = Arc::new(Prompt { row, tokens, content: Content::Text(text), columns: Map::new() });
-                self.groups.push(ReplayGroup { prompt, completions: line.completions });
+                let mut group = ReplayGroup { prompt, completions: Vec::new(), problems: Vec::new(), lineage };
+                group.add(line.completions)?;
+                self.groups.push(group);
             }
         }
         Ok(())
@@ -209,10 +217,46 @@ impl Replay {
         let mut out = Vec::with_capacity(groups.len());
         for (id, group) in (first_id..).zip(groups) {
             let completions = group.completions.iter().enumerate().map(&mut scored).collect::<anyhow::Result<_>>()?;
-            out.push(ScoredGroup { id, prompt: group.prompt.clone(), completions, problems: Vec::new() });
+            let (prompt, problems) = (group.prompt.clone(), group.problems.clone());
+            out.push(ScoredGroup { id, prompt, completions, problems, lineage: group.lineage });
         }
         Ok(Rollouts { groups: out, reward_names: self.reward_names.clone(), reward_weights: weights.to_vec() })
     }
+}
+
+impl ReplayGroup {
+    /// Adds completions. What kept rewards from scoring several of them is one problem, as it was.
+    fn add(&mut self, completions: Vec<RecordedCompletion>) -> Result<(), String> {
+        for mut completion in completions {
+            let place = self.completions.len();
+            for value in std::mem::take(&mut completion.problems) {
+                let problem = problem_at(value, place).map_err(|error| format!("`problems`: {error}"))?;
+                let as_one = |known: &&mut Problem| {
+                    let same = Problem { rows: 0, completions: Vec::new(), ..(**known).clone() };
+                    same == Problem { rows: 0, completions: Vec::new(), ..problem.clone() }
+                };
+                match self.problems.iter_mut().find(as_one) {
+                    Some(known) => {
+                        known.completions.push(place);
+                        known.rows += 1;
+                    }
+                    None => self.problems.push(problem),
+                }
+            }
+            self.completions.push(completion);
+        }
+        Ok(())
+    }
+}
+
+/// A problem as a line has it, of the completion at `place` of its group.
+fn problem_at(mut value: Value, place: usize) -> Result<Problem, serde_json::Error> {
+    if let Some(object) = value.as_object_mut() {
+        object.insert("rows".to_owned(), json!(1));
+        object.insert("completions".to_owned(), json!([place]));
+        object.entry("fatal").or_insert(json!(false));
+    }
+    serde_json::from_value(value)
 }
 
 /// A completion of a file as if the engine had written it, with log-probabilities of weights of this version.

@@ -7,6 +7,7 @@ use crate::stop::StopSignal;
 use kernels::Context;
 use model::{Head, ModelAssets, Scorer};
 use rewards::RewardModel;
+use telemetry::Sinks;
 
 /// A reward model of which all but the weights has been read.
 pub struct RewardModelFiles {
@@ -33,7 +34,7 @@ impl RewardModelFiles {
     /// The model as a part of a run, which gives it `work`.
     pub fn build(&self, builder: &mut Builder<'_>, work: Work) -> anyhow::Result<RewardModel> {
         let ctx = builder.part(&format!("reward {}", self.name));
-        let mut model = self.load(builder.config, &ctx, builder.stop)?;
+        let mut model = self.load(builder.config, &ctx, builder.sinks, builder.stop)?;
         let RewardModel { weights, scorer, .. } = &mut model;
         // Its own tokenizer may cut the text into more tokens; a completion has one more for what ends the text.
         let longest = Longest { completion: work.longest.completion + 1, ..work.longest };
@@ -41,13 +42,19 @@ impl RewardModelFiles {
         Ok(model)
     }
 
-    /// Reads the weights.
-    pub fn load(&self, config: &Config, ctx: &Context, stop: &StopSignal) -> anyhow::Result<RewardModel> {
+    /// Reads the weights. An adapter must have been trained on those below it; if it does not say on which, `sinks` are
+    /// told.
+    pub fn load(
+        &self,
+        config: &Config,
+        ctx: &Context,
+        sinks: &Sinks,
+        stop: &StopSignal,
+    ) -> anyhow::Result<RewardModel> {
         let RewardModelFiles { name, source, assets } = self;
         let checks_base = !config.allow_other_base && ctx.memory().has_values();
         if let Some(adapter) = source.adapter.as_deref().filter(|_| checks_base) {
-            // One that does not say on what it was trained is PEFT's own: its base is the one that it names.
-            check_base(adapter, &source.dir, stop)?;
+            check_base(adapter, &source.dir, stop, |what| sinks.warn(&format!("reward `{name}`: {what}")))?;
         }
         let weights = load_scorer(ctx, &source.dir, assets.config.compute)?;
         let load = |dir| model::peft::load_adapter(ctx.memory(), dir, &weights).or_bad_input();

@@ -4,7 +4,7 @@
 use super::groups::{Rollouts, ScoredCompletion, ScoredGroup, TokenScores};
 use crate::data::prompts::Prompt;
 use model::tokenizer::Tokenizer;
-use rewards::{Asked, RewardOutput, StepEnd, StepScore};
+use rewards::{Asked, GivenScores, RewardOutput, StepEnd, StepScore};
 use rewards::{CompletionScores, Content, MakeInputs, Problem, Reward, RewardInputs, RewardJob, RewardManager};
 use rollout::{Completion, Request, RolloutGroup, SamplingParams};
 use serde_json::{Map, Value};
@@ -29,7 +29,7 @@ pub fn requests(prompts: &Prompts, num_generations: usize, sampling: &Arc<Sampli
 }
 
 /// The scores of a generation.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct ScoredRollouts {
     /// The groups with their scores, in the order of the requests.
     pub rollouts: Rollouts,
@@ -78,18 +78,20 @@ pub struct ScoringJob<'scope, 'a> {
 }
 
 impl<'a> RolloutScorer<'a> {
-    /// Begins to score the groups of `prompts`, which are still to be generated.
+    /// Begins to score the groups of `prompts`, which are still to be generated. The rewards at the places `elsewhere`
+    /// are asked there.
     pub fn start<'scope>(
         self,
         scope: &'scope Scope<'scope, '_>,
         prompts: &'a Prompts,
+        elsewhere: &[usize],
     ) -> anyhow::Result<ScoringJob<'scope, 'a>>
     where
         'a: 'scope,
     {
         let RolloutScorer { rewards, weights, tokenizer, step, columns } = self;
         let manager = RewardManager { rewards, make_inputs: make_inputs(tokenizer, prompts, columns), step };
-        Ok(ScoringJob { prompts, weights, tokenizer, job: manager.start(scope)? })
+        Ok(ScoringJob { prompts, weights, tokenizer, job: manager.start(scope, elsewhere)? })
     }
 }
 
@@ -105,10 +107,15 @@ impl ScoringJob<'_, '_> {
     }
 
     /// All of them ended: waits for the groups that are still being scored, and asks the rewards that want to see all.
-    pub fn finish(self, groups: Vec<RolloutGroup>) -> anyhow::Result<ScoredRollouts> {
+    /// `given` has what was said elsewhere, by the group's number.
+    pub fn finish(
+        self,
+        groups: Vec<RolloutGroup>,
+        given: BTreeMap<u64, Vec<GivenScores>>,
+    ) -> anyhow::Result<ScoredRollouts> {
         let ScoringJob { prompts, weights, tokenizer, job } = self;
         let reward_names = job.names().to_vec();
-        let mut output = job.finish(groups.iter().map(|group| (group.id, || completion_ids(group))))?;
+        let mut output = job.finish(groups.iter().map(|group| (group.id, || completion_ids(group))), given)?;
         let mut scores = std::mem::take(&mut output.completions).into_iter();
         let mut first = 0;
         let mut score = |completion: Completion| -> anyhow::Result<_> {
@@ -126,7 +133,7 @@ impl ScoringJob<'_, '_> {
             let own = first..first + completions.len();
             first = own.end;
             let problems = output.problems.iter().filter_map(|problem| problem_of(problem, &own)).collect();
-            Ok(ScoredGroup { id, prompt, completions, problems })
+            Ok(ScoredGroup { id, prompt, completions, problems, lineage: None })
         };
         let groups = groups.into_iter().map(scored).collect::<anyhow::Result<_>>()?;
         let rollouts = Rollouts { groups, reward_names, reward_weights: weights.to_vec() };
@@ -177,6 +184,11 @@ fn token_of(tokenizer: &Tokenizer, ids: &[u32], end: usize) -> anyhow::Result<us
 
 fn completion_ids(group: &RolloutGroup) -> Vec<Vec<u32>> {
     group.completions.iter().map(|c| c.ids.clone()).collect()
+}
+
+/// What rewards see of one group, whose row has no other columns than it has.
+pub fn inputs_of_group(tokenizer: &Tokenizer, prompts: &Prompts, group: &RolloutGroup) -> model::Result<RewardInputs> {
+    make_inputs(tokenizer, prompts, GivenColumns::new())(group.id, completion_ids(group))
 }
 
 /// Completions as text, or as the message that answers a conversation, with the columns that any prompt has, and those

@@ -68,7 +68,9 @@ impl TrainingRun {
         if let (Some(from), Some(found), false) =
             (resume_from.checkpoint(), &policy.base_sha256, config.allow_other_base)
         {
-            compare_base(from, &policy.dir, || Ok(found.clone()))?;
+            // Where the adapter does not say it, the run's record may.
+            let warn = |what: &str| models.unchecked.iter().for_each(|_| sinks.warn(what));
+            compare_base(from, &policy.dir, || Ok(found.clone()), warn)?;
         }
         let began = resume_from.configuration(&dir, purpose)?;
 
@@ -88,6 +90,7 @@ impl TrainingRun {
         let abandoned = abandoned::set_aside(&dir, step, &log_bytes)?;
         dir.create(&config_toml)?;
         checkpoint::sweep(&dir)?;
+        dir.sweep()?;
         console.set_log_file(dir.log(0))?;
         let mut reporter = Reporter::open(&dir, sinks, &config)?;
         reporter.resume(step, &log_bytes, unlogged)?;
@@ -95,6 +98,9 @@ impl TrainingRun {
         let log = RunLog::new(stages, reporter, alarms, injected.callbacks, label);
         let sinks = log.sinks();
         models.unchecked.iter().for_each(|what| sinks.warn(what));
+        for what in &models.changed_rewards {
+            sinks.warn(&format!("a reward is no longer what the run was trained with until here: {what}"));
+        }
         let place = |dir: &Path| dir.canonicalize().ok();
         if let Some(old) = began.as_ref().and_then(|began| began.output_dir.as_deref())
             && place(old) != place(dir.root())

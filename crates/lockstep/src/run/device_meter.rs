@@ -16,8 +16,8 @@ pub fn stages(reporter: &Reporter, ctx: &Context) -> Stages {
     }
 }
 
-/// Adds the most memory that was held to the metrics of a step, and what a device did in its stages:
-/// `device/<stage>/time_s`, `launches`, `copies_in`, `copies_out`, `waits`, and `device/peak_bytes`.
+/// Adds the most memory that the process held since this run was planned to the metrics of a step, and what a device
+/// did in its stages: `device/<stage>/time_s`, `launches`, `copies_in`, `copies_out`, `waits`, and `device/peak_bytes`.
 pub fn report(reporter: &mut Reporter, stages: &Stages, ctx: &Context) {
     if let Some(peak) = telemetry::system::peak_rss_bytes() {
         reporter.set("peak_bytes", peak as f64);

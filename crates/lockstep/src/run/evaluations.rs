@@ -58,6 +58,11 @@ impl Evaluations {
             sinks.warn(&format!("step {step}: this evaluation has no {name}, and does not count"));
             return Ok(false);
         };
+        if !value.is_finite() {
+            // As the best it would stay so: nothing is more than NaN.
+            sinks.warn(&format!("step {step}: {name} of this evaluation is {value}, and does not count"));
+            return Ok(false);
+        }
         let more_is_better = config.greater_is_better.unwrap_or(!name.ends_with("loss"));
         let threshold = config.early_stopping_threshold;
         let gain = |best: &Best| if more_is_better { value - best.metric } else { best.metric - value };
@@ -73,5 +78,30 @@ impl Evaluations {
     /// Whether so many in a row were no better that the run stops early.
     pub fn out_of_patience(&self, config: &Config) -> bool {
         config.early_stopping_patience.is_some_and(|patience| self.without_improvement as usize >= patience)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It was the best, and stayed so: nothing is greater than NaN.
+    #[test]
+    fn an_evaluation_that_is_not_finite_is_never_the_best() {
+        let config = Config {
+            metric_for_best_model: Some("eval_reward".into()),
+            early_stopping_patience: Some(2),
+            ..Config::default()
+        };
+        let names = ["eval_reward".to_owned()];
+        let mut evaluations = Evaluations { due: false, best: None, without_improvement: 0, has_other_metrics: true };
+        let values = [f64::NAN, 1.0, f64::INFINITY, f64::NAN, 2.0];
+        let ended = (1..).zip(values).map(|(step, value)| {
+            let metrics = [(names[0].clone(), value)];
+            evaluations.take(&config, step, &metrics, &Sinks::new()).unwrap()
+        });
+        assert_eq!(ended.collect::<Vec<_>>(), [false; 5]);
+        assert_eq!(evaluations.best, Some(Best { step: 5, metric: 2.0 }));
+        assert_eq!(evaluations.without_improvement, 0);
     }
 }

@@ -11,6 +11,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::path::Path;
+use telemetry::in_place::is_in_place;
 use telemetry::system::since_1970;
 
 /// The file's name in a run's directory.
@@ -69,6 +70,11 @@ impl RunLock {
         }
     }
 
+    /// Whether `run.lock` of the directory `root` is still the file that is locked.
+    pub fn is_in_place(&self, root: &Path) -> bool {
+        is_in_place(&root.join(FILE), &self.file)
+    }
+
     fn say(&self, text: &[u8]) -> std::io::Result<()> {
         self.file.set_len(0)?;
         std::io::Seek::rewind(&mut &self.file)?;
@@ -97,7 +103,7 @@ impl Holder {
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let age = telemetry::duration(since_1970().as_secs().saturating_sub(self.since_s) as f64);
-        write!(f, "process {} on {} (`{}`, since {age})", self.pid, self.host, self.command.join(" "))
+        write!(f, "process {} on {} (`{}`, for {age})", self.pid, self.host, self.command.join(" "))
     }
 }
 

@@ -20,8 +20,8 @@ const LOGITS_BYTES: u64 = 256 * 4096 * 4;
 /// Allowance for what CUDA's memory pool takes more than it is asked for: it takes memory from the device in pieces.
 /// Not measured on hardware yet.
 const POOL_BYTES: u64 = 64 << 20;
-/// Bytes for each element of a tensor while it is read: as f32, and as it lies in the file, which is mapped. (Tensors
-/// are written in pieces that the cache holds.)
+/// Bytes for each element of a tensor while it is read for a device: as f32, and as it lies in the file, which is
+/// mapped. (Tensors are written in pieces that the cache holds.)
 const READ_BYTES: u64 = 8;
 /// The part that reading takes.
 const READING: &str = "reading: largest tensor";
@@ -144,11 +144,14 @@ impl MemoryPlan {
         let resident = telemetry::system::rss_bytes().unwrap_or(0);
         let read = model.largest_tensor() as u64 * READ_BYTES;
         let resumes = builder.checkpoint.is_some();
+        // The optimizer's state is read when all weights are there.
+        let own = model.compute.bytes() as u64;
+        let reading = if resumes { read / READ_BYTES * (READ_BYTES - own) } else { model.reading_bytes() as u64 };
         let untouched = parts.iter().filter(|part| part.is_untouched_while_reading(resumes));
         let of_threads = threads * THREAD_BYTES + LOGITS_BYTES;
         let later: u64 = untouched.map(|part| part.bytes).sum::<u64>() + of_threads;
         let rest = [
-            (READING, read.saturating_sub(later), ""),
+            (READING, reading.saturating_sub(later), ""),
             ("threads", of_threads, "threads"),
             ("program, tokenizer, data", resident, ""),
         ];

@@ -13,6 +13,7 @@ pub mod eval_metrics;
 pub mod evaluations;
 pub mod inputs;
 pub mod learner;
+pub mod lineage;
 mod lock;
 pub mod log;
 pub mod memory_plan;

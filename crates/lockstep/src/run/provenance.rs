@@ -11,8 +11,9 @@ use crate::stop::StopSignal;
 use kernels::Context;
 use model::hub::HubKind;
 use model::peft::is_adapter;
+use std::cell::RefCell;
 use std::path::Path;
-use telemetry::record::{FileHash, RunRecord, Start, sha256};
+use telemetry::record::{FileHash, RunRecord, Start, hash_file_until, sha256};
 use telemetry::system;
 
 /// What of the record the caller of [`write()`] knows.
@@ -37,7 +38,8 @@ pub struct RunMetadata<'a> {
 
 /// Writes the record of a run that starts, or adds this start to it.
 pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
-    let RunMetadata { config, ctx, changed, .. } = metadata;
+    let RunMetadata { config, ctx, mut changed, .. } = metadata;
+    changed.extend(metadata.models.changed_rewards.iter().cloned());
     let mut record = RunRecord::read(&run.record()).unwrap_or_default();
     record.versions.insert("lockstep".into(), env!("CARGO_PKG_VERSION").into());
     record.kind = metadata.command.to_owned();
@@ -67,6 +69,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     if record.reference.is_empty() {
         record.reference.clone_from(&metadata.models.reference);
     }
+    record.rewards.clone_from(&metadata.models.rewards);
     record.isolation = isolation(config, metadata.command).into_iter().map(|(name, by)| (name, by.into())).collect();
     let command = system::command_line();
     if record.starts.is_empty() {
@@ -74,7 +77,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     }
     let time_s = system::since_1970().as_secs();
     record.starts.push(Start { time_s, step: metadata.step, isa: ctx.describe().into(), device, command, changed });
-    Ok(record.write(&run.record())?)
+    Ok(run.write(&run.record(), &record.to_bytes()?)?)
 }
 
 /// What isolates the programs that rewards run, by the rewards' names.
@@ -88,6 +91,10 @@ pub fn isolation(config: &Config, command: &str) -> Vec<(String, &'static str)> 
 pub struct Models {
     model: Vec<FileHash>,
     reference: Vec<FileHash>,
+    /// What rewards are made of: a file each, with its path for a name.
+    rewards: Vec<FileHash>,
+    /// Those of them that are no longer what they were when the run went on last, each with both hashes.
+    pub changed_rewards: Vec<String>,
     /// What a person should know of a check that could not be made.
     pub unchecked: Option<String>,
 }
@@ -133,13 +140,42 @@ impl Models {
                 check_unchanged(what, dir, &record.reference, &reference)?;
             }
         }
-        Ok(Models { model, reference, unchecked })
+        let has_rewards = purpose == Purpose::Grpo;
+        let rewards = if has_rewards { reward_files(config, stop)? } else { Vec::new() };
+        let changed = |file: &FileHash| {
+            let old = record.rewards.iter().find(|old| old.name == file.name && old.sha256 != file.sha256)?;
+            Some(format!("{}: its SHA-256 is {}, and was {}", file.name, file.sha256, old.sha256))
+        };
+        let changed_rewards = rewards.iter().filter_map(changed).collect();
+        Ok(Models { model, reference, rewards, changed_rewards, unchecked })
     }
 
     /// A hash of the model's weights, which an adapter on them records.
     pub fn weights_sha256(&self) -> String {
         of_weights(&self.model)
     }
+}
+
+/// The files that the configuration's rewards are made of: programs, scripts, Python files, reward models.
+fn reward_files(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<FileHash>> {
+    let files = RefCell::new(Vec::new());
+    for spec in &config.reward_funcs {
+        spec.clone().map_paths(|path| -> anyhow::Result<String> {
+            let of_path = Path::new(path);
+            let found = match of_path.is_dir() {
+                true => hashes(of_path, stop, |_| true)?,
+                false if of_path.is_file() => hash_file_until(of_path, &|| stop.is_requested())?.into_iter().collect(),
+                false => Vec::new(),
+            };
+            let in_place = |file: FileHash| {
+                let path = if of_path.is_dir() { of_path.join(&file.name) } else { of_path.to_owned() };
+                FileHash { name: path.display().to_string(), ..file }
+            };
+            files.borrow_mut().extend(found.into_iter().map(in_place));
+            Ok(path.to_owned())
+        })?;
+    }
+    Ok(files.into_inner())
 }
 
 /// Refuses files that are not those of the record. Without one there is nothing to compare with.

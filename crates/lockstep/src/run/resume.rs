@@ -29,7 +29,7 @@ impl ResumeFrom {
         }
     }
 
-    /// The configuration with which the run in `dir` went on until now; none of a new run.
+    /// The configuration that the run in `dir` was last started with; none of a new run.
     pub(super) fn configuration(&self, dir: &RunDir, purpose: Purpose) -> anyhow::Result<Option<Config>> {
         if matches!(self, ResumeFrom::Nothing) || !dir.config().exists() {
             return Ok(None);
@@ -60,7 +60,7 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
     match checkpoint::latest(&dir) {
         Some(checkpoint) => Ok((dir, ResumeFrom::Checkpoint(checkpoint))),
         None if dir.model().exists() => Err(BadInput::new(format!(
-            "{}: the run has ended and left no checkpoint to go on from (save_strategy = \"no\")",
+            "{}: the run has ended and left no checkpoint to resume from (save_strategy = \"no\")",
             path.display()
         ))),
         None => Ok((dir, ResumeFrom::Beginning)),
@@ -91,8 +91,8 @@ fn run_of(path: &Path) -> Option<&Path> {
     path.join(state::FILE).is_file().then(|| path.parent().and_then(Path::parent).unwrap_or(Path::new("/")))
 }
 
-/// The configuration with which `run` goes on: the one that it began with, or the file that `layers` names, and over it
-/// what else `layers` says, as far as it may change; and those changes of which a person should know.
+/// The configuration with which `run` is resumed: the one that it began with, or the file that `layers` names, and over
+/// it what else `layers` says, as far as it may change; and those changes of which a person should know.
 pub fn resolve_resumed(run: &RunDir, layers: Layers) -> anyhow::Result<(Resolved, Vec<String>)> {
     let began = Layers { purpose: layers.purpose, file: Some(run.config()), ..Layers::default() }.resolve()?;
     let now = Layers { file: layers.file.clone().or(Some(run.config())), ..layers }.resolve()?;
@@ -108,27 +108,30 @@ pub fn or_earlier<T>(result: anyhow::Result<T>, resume_from: &ResumeFrom, dir: &
         return result;
     }
     let earlier = checkpoint::all(dir).into_iter().map(|(_, path)| path).take_while(|path| path != checkpoint).last();
-    let mend = match earlier {
-        Some(earlier) => format!("go on from the checkpoint before it with --resume {}", earlier.display()),
+    let fix = match earlier {
+        Some(earlier) => format!("resume from the checkpoint before it with --resume {}", earlier.display()),
         None => "there is no checkpoint before it: start the run anew in another directory".to_owned(),
     };
-    Err(BadInput::new(format!("{text}; {mend}")))
+    Err(BadInput::new(format!("{text}; {fix}")))
 }
 
 pub(super) fn check_resumable(state: &RunState, config: &Config, ctx: &Context, data_hash: &str) -> anyhow::Result<()> {
     if state.data_hash != data_hash {
-        return Err(BadInput::new(
-            "the training data is not what the run began with (its SHA-256 differs): give the old file, or start a new \
-             run",
-        ));
+        let data = config.replay.as_ref().map(|file| file.display().to_string()).or(config.dataset_name.clone());
+        bad_input!(
+            "{}: the training data is not what the run began with: its SHA-256 is {data_hash}, and was {}. Put the old \
+             file back, or start a new run",
+            data.unwrap_or_default(),
+            state.data_hash
+        );
     }
     let (isa, arithmetic) = (ctx.describe(), ctx.arithmetic(config.dtype.dtype()));
     let same = state.arithmetic.as_ref().map_or(state.isa == isa, |began| began == arithmetic);
     if !same && !config.allow_other_isa {
         let began = state.arithmetic.as_deref().unwrap_or("an older version's formula");
         return Err(BadInput::new(format!(
-            "the run's products are {began} on {0}, here they would be {arithmetic} on {isa}: bits are promised with \
-             one formula only. Set LOCKSTEP_ISA={0} if this machine has it, or allow_other_isa = true to go on with \
+            "the run's matmuls are {began} on {0}, here they would be {arithmetic} on {isa}: bits are promised with \
+             one formula only. Set LOCKSTEP_ISA={0} if this machine has it, or allow_other_isa = true to resume with \
              {isa}",
             state.isa
         )));

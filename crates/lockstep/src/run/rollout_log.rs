@@ -36,6 +36,11 @@ impl Sink for RolloutLog {
         self.0.append(record).map_err(failed)
     }
 
+    fn check(&mut self) -> Result<Option<String>> {
+        let failed = self.failed("write again");
+        self.0.check().map_err(failed)
+    }
+
     fn checkpoint(&mut self, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
         let failed = self.failed("sync");
         self.0.sync().map_err(failed)?;

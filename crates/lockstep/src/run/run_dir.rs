@@ -18,7 +18,8 @@
 
 use super::lock::{self, RunLock};
 use crate::bad_input;
-use crate::error::{BadInput, OrBadInput};
+use crate::error::{BadInput, OrBadInput, paragraph};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,8 @@ const GIVEN: &str = "written_by_lockstep_rl.json";
 pub struct RunDir {
     root: PathBuf,
     lock: Arc<Mutex<Option<RunLock>>>,
+    /// What was written once and a resume needs, for whoever deletes it while the run goes on.
+    written: Arc<Mutex<BTreeMap<PathBuf, Vec<u8>>>>,
 }
 
 impl RunDir {
@@ -72,7 +75,7 @@ impl RunDir {
             entry.is_ok_and(|e| {
                 let name = e.file_name().to_string_lossy().into_owned();
                 name == lock::FILE
-                    || name.starts_with(".config.toml.") && name.ends_with(".partial")
+                    || name.starts_with(".config.toml.") && is_temporary(&name)
                     || name.starts_with("given-") && e.path().join(GIVEN).is_file()
             })
         };
@@ -100,7 +103,7 @@ impl RunDir {
 
     /// The names that a run in `root` has.
     pub(super) fn at(root: &Path) -> RunDir {
-        RunDir { root: root.to_owned(), lock: Arc::default() }
+        RunDir { root: root.to_owned(), lock: Arc::default(), written: Arc::default() }
     }
 
     /// Takes the lock of the directory, which is made if need be, unless a clone has it. Says who was killed while it
@@ -122,8 +125,57 @@ impl RunDir {
     /// Makes the directories. The configuration comes before all else: a run killed at any later moment can be resumed.
     pub fn create(&self, config_toml: &str) -> anyhow::Result<()> {
         make(&self.root)?;
-        write_atomically(&self.config(), config_toml.as_bytes())?;
+        self.write(&self.config(), config_toml.as_bytes())?;
         [self.checkpoints(), self.completions(), self.tensorboard()].iter().try_for_each(|dir| make(dir))
+    }
+
+    /// Removes what processes that were killed left under temporary names, older versions' too. Nobody else writes here
+    /// while this process has the lock.
+    pub(super) fn sweep(&self) -> std::io::Result<()> {
+        for directory in [self.root(), &self.completions()] {
+            for entry in fs::read_dir(directory)? {
+                let entry = entry?;
+                if is_temporary(&entry.file_name().to_string_lossy()) {
+                    let is_directory = entry.file_type()?.is_dir();
+                    if is_directory { fs::remove_dir_all(entry.path())? } else { fs::remove_file(entry.path())? }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one of its files, whole or not at all.
+    pub fn write(&self, path: &Path, bytes: &[u8]) -> model::Result<()> {
+        write_atomically(path, bytes)?;
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.insert(path.to_owned(), bytes.to_owned());
+        Ok(())
+    }
+
+    /// Looks whether somebody deleted, while the run goes on, what a resume needs: such files are written again, which
+    /// the texts say. An error is a directory that is gone, or that another process has begun to write into.
+    pub(super) fn check(&self) -> anyhow::Result<Vec<String>> {
+        let root = self.root.display();
+        if !self.root.is_dir() {
+            anyhow::bail!("{root}, the run's directory, is gone: was it moved or deleted? Nothing is written any more");
+        }
+        let mut notes = Vec::new();
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if lock.as_ref().is_some_and(|lock| !lock.is_in_place(&self.root)) {
+            // Not the error itself: the input of this run was right.
+            let new = RunLock::take(&self.root).map_err(|e| {
+                anyhow::anyhow!("{root}/{} was deleted while this process held it: {}", lock::FILE, paragraph(&e))
+            })?;
+            *lock = Some(new);
+            notes.push(format!("{root}/{} was deleted while this process held it: it is locked again", lock::FILE));
+        }
+        for (path, bytes) in self.written.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            if !path.exists() {
+                write_atomically(path, bytes)?;
+                notes.push(format!("{} was deleted while the run goes on: it is written again", path.display()));
+            }
+        }
+        Ok(notes)
     }
 
     /// The directory itself.
@@ -178,6 +230,13 @@ impl RunDir {
     pub fn log(&self, rank: usize) -> PathBuf {
         self.root.join(format!("lockstep-{rank}.log"))
     }
+}
+
+/// `.NAME.PID.partial` and `.NAME.PID.tmp`, or a result that is being put together.
+fn is_temporary(name: &str) -> bool {
+    let file = name.strip_prefix('.').and_then(|name| name.strip_suffix(".partial").or(name.strip_suffix(".tmp")));
+    let pid = file.and_then(|name| name.rsplit_once('.')).is_some_and(|(_, pid)| pid.parse::<u32>().is_ok());
+    pid || name.starts_with(".unfinished-")
 }
 
 fn make(dir: &Path) -> anyhow::Result<()> {

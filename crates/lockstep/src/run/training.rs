@@ -82,6 +82,10 @@ impl TrainingRun {
     /// Logs an evaluation, and says whether to stop early.
     pub(crate) fn log_evaluation(&mut self, metrics: &[(String, f64)]) -> anyhow::Result<bool> {
         self.log.evaluation(&self.learner, metrics)?;
+        if let Some((name, value)) = metrics.iter().find(|(_, value)| !value.is_finite()) {
+            let step = self.learner.step;
+            self.log.warn(&format!("step {step}: {name} of the evaluation is {value}: scores whose sums overflow?"));
+        }
         self.evaluations.take(&self.config, self.learner.step, metrics, self.log.sinks())
     }
 
@@ -146,6 +150,14 @@ impl TrainingRun {
             alarms: log.alarms.state(),
             log_bytes: log.sinks().checkpoint()?,
         })
+    }
+
+    /// Looks whether somebody deleted files that a resume needs, before more is written.
+    pub(crate) fn check_files(&self) -> anyhow::Result<()> {
+        let of_directory = self.checkpoints.dir.check()?;
+        let notes = of_directory.into_iter().chain(self.log.sinks().check()?);
+        notes.for_each(|note| self.log.warn(&note));
+        Ok(())
     }
 
     /// Waits for the checkpoint that is being written, if one is. Comes before anything that a checkpoint holds is

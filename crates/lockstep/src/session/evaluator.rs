@@ -28,8 +28,15 @@ pub struct Evaluator {
 
 impl Evaluator {
     /// Reads the data that `eval_dataset_name` and `eval_datasets` name, as the tokenizer in the directory `model`
-    /// encodes it, and the rewards. Once `stop` is requested, an evaluation is cancelled.
-    pub fn new(ctx: &Context, config: Config, model: &Path, stop: StopSignal) -> anyhow::Result<Evaluator> {
+    /// encodes it, and the rewards. `sinks` are told what a person should know. Once `stop` is requested, an
+    /// evaluation is cancelled.
+    pub fn new(
+        ctx: &Context,
+        config: Config,
+        model: &Path,
+        sinks: &Sinks,
+        stop: StopSignal,
+    ) -> anyhow::Result<Evaluator> {
         let assets = load_assets(model, Head::Lm, config.dtype)?;
         let rewards = named_rewards(&config, Vec::new(), &stop)?;
         let mut specs = DatasetSpec::eval_sets(&config);
@@ -46,8 +53,7 @@ impl Evaluator {
             let models = models(&rewards).map(|files| files.build(builder, work)).collect::<anyhow::Result<_>>()?;
             Ok((engine, models))
         };
-        let sinks = Sinks::new();
-        let mut builder = Builder::new(ctx, &config, None, &sinks, &stop);
+        let mut builder = Builder::new(ctx, &config, None, sinks, &stop);
         let plan = planned(&builder, &assets.config, longest, |meta| {
             // The caller's policy.
             let weights = load_weights(&meta.part(""), model, &assets.config)?;

@@ -20,7 +20,7 @@ use crate::run::provenance;
 use crate::run::resume::{ResumeFrom, find_run, or_earlier};
 use crate::run::task::Task;
 use crate::run::training::TrainingRun;
-use crate::run::{self, RunDir, StopReason};
+use crate::run::{self, RunDir, StopReason, checkpoint};
 use crate::stop::is_stopped;
 use crate::{BadInput, trainers};
 use rewards::RewardSpec;
@@ -130,6 +130,8 @@ impl Run {
         }
         let (from, place) = (resume_from.clone(), dir.clone());
         let only_evaluates = injected.only_evaluates;
+        let unlisted = or_earlier(from.checkpoint().map_or(Ok(None), checkpoint::check), &from, &place)?;
+        unlisted.iter().for_each(|what| sinks.info(what));
         let inputs = RunInputs { resolved, dir, resume_from, ctx, console, sinks, stop, injected };
         let (task, training) = or_earlier(trainers::build(purpose, inputs), &from, &place)?;
         let ended = if only_evaluates { Some(StopReason::Requested) } else { training.ended_before() };
@@ -233,6 +235,7 @@ impl Run {
             return Ok(Some(StopReason::Completed));
         }
         self.task.take_step(&mut self.training)?;
+        self.training.check_files()?;
         let TrainingRun { learner, data, log, .. } = &mut self.training;
         log.end_step(learner, data, self.task.shown_metrics())?;
         self.training.evaluations.due =

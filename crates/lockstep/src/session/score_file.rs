@@ -10,9 +10,11 @@ use crate::stop::StopSignal;
 use model::Tokenizer;
 use rewards::{Content, Problem, RewardInputs, RewardManager};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+use telemetry::Sinks;
 
 /// A completion and what the rewards said of it.
 pub struct ScoredRow {
@@ -45,11 +47,12 @@ pub struct ScoredFile {
 }
 
 /// Scores the completions in `path`. Their token ids are the column `completion_ids`, else those of the tokenizer in a
-/// directory.
+/// directory. `sinks` are told what a person should know.
 pub fn score_file(
     config: &Config,
     path: &str,
     tokenizer: Option<&Path>,
+    sinks: &Sinks,
     stop: &StopSignal,
 ) -> anyhow::Result<ScoredFile> {
     let spec = DatasetSpec { stop: stop.clone(), ..DatasetSpec::completions(config, path.to_owned()) };
@@ -62,7 +65,7 @@ pub fn score_file(
         check_columns_of(&example.columns, &format!("{path}, row {}", example.row + 1), &named)
     })?;
     let ctx = crate::context(config.device, config.threads, ComputeDType::F32)?;
-    let models = models(&named).map(|files| files.load(config, &ctx, stop)).collect::<anyhow::Result<_>>()?;
+    let models = models(&named).map(|files| files.load(config, &ctx, sinks, stop)).collect::<anyhow::Result<_>>()?;
     let mut rewards = ready_rewards(named, models, stop);
     let tokenizer = tokenizer.map(|dir| Tokenizer::load(dir).or_bad_input()).transpose()?;
     let mut without_ids = false;
@@ -88,12 +91,12 @@ pub fn score_file(
     let start = Instant::now();
     let (names, output) = std::thread::scope(|scope| -> anyhow::Result<_> {
         let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(make_inputs), step: 0 };
-        let mut job = manager.start(scope)?;
+        let mut job = manager.start(scope, &[])?;
         let numbered = || (0u64..).zip(&ids);
         numbered().for_each(|(group, ids)| job.group_ended(group, || ids.clone()));
         let names = job.names().to_vec();
         let groups: Vec<_> = numbered().map(|(group, ids)| (group, move || ids.clone())).collect();
-        Ok((names, job.finish(groups.into_iter())?))
+        Ok((names, job.finish(groups.into_iter(), BTreeMap::new())?))
     })?;
     stop.check()?;
     let row = |(example, (completion, scores)): (Example, (Content, rewards::CompletionScores))| ScoredRow {

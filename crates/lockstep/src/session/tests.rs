@@ -2,7 +2,9 @@
 
 mod elsewhere;
 mod memory;
+mod stale;
 mod stop;
+mod workers;
 
 use super::{Run, RunOptions, Task, TrainingRun};
 use crate::config::{Config, Purpose, Strategy};

@@ -308,6 +308,7 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
     let plan = rows.memory::<O>(&inputs.builder(), &source, &assets)?.on(ctx.memory().device());
     let available = Available::of(&ctx);
     plan.check(available, &config)?;
+    telemetry::system::reset_peak_rss();
     let metrics = inputs.injected.eval_metrics.take();
     if let Some(metrics) = &metrics {
         let sizes = rows.held_out.iter().map(|set| set_size::<O>(&set.rows, &assets.config));

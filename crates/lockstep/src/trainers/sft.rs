@@ -56,6 +56,10 @@ impl Offline for Sft {
         let mut rows = Masked { left_out: encoded.left_out, ..Masked::default() };
         for prompt in &encoded.prompts {
             spec.stop.check()?;
+            if assets.tokenizer.is_beyond(data.examples[prompt.row].bytes(), most) {
+                rows.left_out += 1;
+                continue;
+            }
             let completion = encode_completion(&encoder, &data.examples[prompt.row])?;
             match prompt.tokens.ids.len() + completion.len() <= most {
                 true => rows.samples.push(Sample::supervised(prompt.tokens.clone(), completion)),
@@ -153,6 +157,10 @@ fn masked(
     let mut rows = Masked { whole: true, ..Masked::default() };
     for example in &data.examples {
         stop.check()?;
+        if encoder.tokenizer.is_beyond(example.bytes(), most) {
+            rows.left_out += 1;
+            continue;
+        }
         let place = || format!("{}, row {}", data.name, example.row + 1);
         let (mut ids, mut mask) = learned.tokens(encoder, example).or_bad_input_in(place())?;
         if ids.len() < 2 {

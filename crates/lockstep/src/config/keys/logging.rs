@@ -16,6 +16,10 @@ macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// Write every group that is trained on to rollouts.bin in the run's directory, for `lockstep train --replay` and
     /// `lockstep rollouts`.
     record_rollouts: bool = false => OURS.read_by(ONLINE).on_resume(Free);
+    /// Record the entropy of the distribution that each token was drawn from, too. It takes another pass of the sampled
+    /// rows through the head; no bit of the run depends on it.
+    record_entropies: bool = false
+        => OURS.read_by(ONLINE).needs("record_rollouts", "true").on_resume(Free);
     /// Write TensorBoard files too.
     tensorboard: bool = true => OURS.trl_has("report_to").on_resume(Free);
 } } } }

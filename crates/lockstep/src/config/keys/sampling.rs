@@ -23,7 +23,7 @@ macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($r
     /// Rounds of generation for one batch at most, the first included; groups that still have equal rewards stay.
     dynamic_sampling_max_rounds: usize = 10
         => OURS.range(at_least(1.0)).read_by(ONLINE.but(PPO)).needs("dynamic_sampling", "true").on_resume(Warn);
-    /// Texts that end a completion.
+    /// Texts that end a completion, which keeps them.
     stop: Vec<String> = Vec::new() => OURS.trl_has("generation_kwargs.stop_strings").read_by(ONLINE).on_resume(Warn);
     /// Token ids that end a completion, beside the model's own.
     stop_token_ids: Vec<u64> = Vec::new()
@@ -66,6 +66,21 @@ pub(in crate::config) fn generation_kwargs(c: &mut Config) -> anyhow::Result<()>
     Ok(())
 }
 
+/// Refuses what cannot be generated ahead of the weights that are trained on it.
+fn check_staleness(c: &Config) -> anyhow::Result<()> {
+    let k = c.max_staleness;
+    if k > 0 && c.dynamic_sampling {
+        bad_input!(
+            "`max_staleness` = {k} generates batches ahead, and `dynamic_sampling` draws prompts by what the rewards \
+             of a batch were, which later batches would have to wait for: set one of them to 0 or false"
+        );
+    }
+    if k > 0 && c.replay.is_some() {
+        bad_input!("`max_staleness` = {k} is of completions that are generated, and `replay` reads them: remove one");
+    }
+    Ok(())
+}
+
 pub(crate) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     let c = &resolved.config;
     if c.temperature == 0.0 {
@@ -74,6 +89,7 @@ pub(crate) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
              above 0 (1.0 is usual)"
         );
     }
+    check_staleness(c)?;
     let truncated = [
         ("top_p", c.top_p < 1.0),
         ("top_k", c.top_k > 0),
@@ -83,9 +99,10 @@ pub(crate) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     let named: Vec<&str> = truncated.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
     if !named.is_empty() {
         resolved.notes.push(format!(
-            "{} changes the distribution that is sampled, but log-probabilities are the model's own: the policy \
+            "{} {} the distribution that is sampled, but log-probabilities are the model's own: the policy \
              gradient is biased",
-            named.join(", ")
+            named.join(", "),
+            if named.len() == 1 { "changes" } else { "change" }
         ));
     }
     Ok(())

@@ -308,6 +308,41 @@ fn changes_on_resume_are_free_said_or_refused() {
 }
 
 #[test]
+fn settings_of_weights_are_the_keys_that_decide_bits() {
+    let of = |set: &[(&str, &str)]| settings_of_weights(&grpo(set).unwrap().config);
+    let own = of(&[]);
+    assert_eq!(own, "reward_funcs = [\"gsm8k\"]\n");
+    let free = [
+        ("threads", "1"),
+        ("max_tokens_per_micro_batch", "24"),
+        ("output_dir", "elsewhere"),
+        ("run_name", "r"),
+        ("logging_steps", "1"),
+        ("record_rollouts", "true"),
+        ("save_steps", "1"),
+        ("eval_dataset_name", "e"),
+        ("eval_max_samples", "3"),
+        ("model_name_or_path", "/a/b"),
+        ("dataset_name", "/a/d"),
+    ];
+    free.iter().for_each(|&key| assert_eq!(of(&[key]), own, "{key:?}"));
+    let decides = [
+        ("learning_rate", "2e-6"),
+        ("temperature", "0.5"),
+        ("dtype", "bf16"),
+        ("algorithm", "rloo"),
+        ("prefix_sharing", "false"),
+        ("max_steps", "9"),
+    ];
+    let named = |key: &str| of(&[(key, decides.iter().find(|(name, _)| *name == key).unwrap().1)]);
+    decides.iter().for_each(|(key, _)| assert!(named(key).contains(&format!("{key} = ")), "{key}"));
+    // A program's place does not count, its name does.
+    let reward = |path: &str| of(&[("reward_funcs", &format!("command:{path} -x"))]);
+    assert_eq!(reward("/a/score.sh"), reward("/b/score.sh"));
+    assert_ne!(reward("/a/score.sh"), reward("/a/other.sh"));
+}
+
+#[test]
 fn every_example_is_a_configuration() {
     let examples = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let mut count = 0;

@@ -64,9 +64,9 @@ fn scored(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> ScoredRollouts {
     std::thread::scope(|scope| {
         let scorer =
             RolloutScorer { rewards, weights: &weights, tokenizer: &tokenizer, step: 3, columns: GivenColumns::new() };
-        let mut job = scorer.start(scope, &prompts).unwrap();
+        let mut job = scorer.start(scope, &prompts, &[]).unwrap();
         order.iter().for_each(|&i| job.group_ended(&groups[i]));
-        job.finish(groups).unwrap()
+        job.finish(groups, BTreeMap::new()).unwrap()
     })
 }
 
@@ -239,7 +239,7 @@ fn groups_are_scored_while_the_engine_writes_others() {
     let output = std::thread::scope(|scope| {
         let (rewards, columns) = (&mut rewards[..], GivenColumns::new());
         let scorer = RolloutScorer { rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0, columns };
-        let mut job = scorer.start(scope, &prompts).unwrap();
+        let mut job = scorer.start(scope, &prompts, &[]).unwrap();
         let on_end = |group: &RolloutGroup| {
             job.group_ended(group);
             ended += 1;
@@ -251,7 +251,7 @@ fn groups_are_scored_while_the_engine_writes_others() {
             }
         };
         let groups = engine.generate_with(&weights, requests, on_end).unwrap();
-        job.finish(groups).unwrap()
+        job.finish(groups, BTreeMap::new()).unwrap()
     });
     assert_eq!((ended, output.rollouts.completions().count()), (4, 8));
     assert!(output.rollouts.completions().all(|c| c.rewards == [Some(1.0)]));
@@ -269,7 +269,7 @@ fn a_generation_that_fails_waits_for_one_group_and_no_more() {
     std::thread::scope(|scope| {
         let (rewards, columns) = (&mut rewards[..], GivenColumns::new());
         let scorer = RolloutScorer { rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0, columns };
-        let mut job = scorer.start(scope, &prompts).unwrap();
+        let mut job = scorer.start(scope, &prompts, &[]).unwrap();
         groups(&tokenizer).iter().for_each(|group| job.group_ended(group));
         was_asked.recv_timeout(LONG).unwrap();
         drop(job);

@@ -16,7 +16,7 @@ use super::group::Group;
 use super::record::{RecordReader, RecordWriter, WireError};
 use crate::data::prompts::Prompt;
 use crate::rollouts::collector::{CollectRequest, Collected};
-use crate::rollouts::scoring::ScoredRollouts;
+use crate::rollouts::scoring::{Prompts, ScoredRollouts};
 use crate::rollouts::{Rollouts, ScoredGroup};
 use rewards::Problem;
 use std::sync::Arc;
@@ -53,18 +53,45 @@ impl Collected {
 
     /// The answer to `request` that [`to_bytes`](Self::to_bytes) wrote. Prompts are those of the request, by identity,
     /// but where a function gave others. An error says what does not fit it.
+    #[cfg_attr(not(test), expect(dead_code, reason = "of workers, which answer in bytes"))]
     pub fn from_bytes(bytes: &[u8], request: &CollectRequest<'_>) -> Result<Collected, WireError> {
-        let (head, rest) = RecordReader::take(bytes)?;
-        head.refuse_unknown(|name| ["next_number", "groups"].contains(&name))?;
-        let groups = Group::read_all(rest)?;
+        let (head, groups, rest) = take(bytes)?;
         let ids = groups.iter().map(|group| group.id);
-        if one(&head, "groups")? != groups.len() as u64 || !ids.eq(request.prompts.keys().copied()) {
+        if !rest.is_empty() || !ids.eq(request.prompts.keys().copied()) {
             return Err(WireError::new(format!(
                 "{} groups are an answer to another request, which had {}",
                 groups.len(),
                 request.prompts.len()
             )));
         }
+        Collected::of_records(&head, groups, request)
+    }
+
+    /// The first of the answers in `bytes`, to a request like `like` but for its prompts, and the bytes behind it.
+    /// `row` finds the dataset's rows by their numbers.
+    pub fn take<'a>(
+        bytes: &'a [u8],
+        like: &CollectRequest<'_>,
+        row: impl Fn(u64) -> Option<Arc<Prompt>>,
+    ) -> Result<(Collected, &'a [u8]), WireError> {
+        let (head, groups, rest) = take(bytes)?;
+        let prompt = |group: &Group| match group.prompt_id.and_then(&row) {
+            Some(prompt) => Ok((group.id, prompt)),
+            None => Err(WireError::new(format!("group {}: column `prompt_id` names no row of the data", group.id))),
+        };
+        let prompts = groups.iter().map(prompt).collect::<Result<Prompts, _>>()?;
+        if prompts.len() != groups.len() || !groups.is_sorted_by_key(|group| group.id) {
+            return Err(WireError::new("the numbers of its groups do not ascend"));
+        }
+        let request = CollectRequest { prompts, ..*like };
+        Ok((Collected::of_records(&head, groups, &request)?, rest))
+    }
+
+    fn of_records(
+        head: &RecordReader<'_>,
+        groups: Vec<Group>,
+        request: &CollectRequest<'_>,
+    ) -> Result<Collected, WireError> {
         let reward_names = groups.first().map_or_else(Vec::new, |group| group.reward_names.clone());
         if reward_names.len() != request.reward_weights.len() {
             let (found, expected) = (reward_names.len(), request.reward_weights.len());
@@ -78,7 +105,7 @@ impl Collected {
             true => Ok(()),
             false => Err(WireError::new(format!("column `{name}` does not have a value for each reward"))),
         };
-        let (names, values) = (head.texts("metrics")?.unwrap_or_default(), floats(&head, "metric_values")?);
+        let (names, values) = (head.texts("metrics")?.unwrap_or_default(), floats(head, "metric_values")?);
         if names.len() != values.len() {
             return Err(WireError::new("columns `metrics` and `metric_values` do not fit"));
         }
@@ -88,18 +115,31 @@ impl Collected {
         };
         let problems =
             head.texts("problems")?.unwrap_or_default().into_iter().map(problem).collect::<Result<_, _>>()?;
-        let seconds = floats(&head, "seconds")?;
+        let seconds = floats(head, "seconds")?;
         of_rewards("seconds", seconds.len())?;
         let timed_out = head.uints("timed_out")?.unwrap_or_default();
         of_rewards("timed_out", timed_out.len())?;
-        let [rollout_s, reward_s, overlapped_s] = floats(&head, "times")?[..] else {
+        let [rollout_s, reward_s, overlapped_s] = floats(head, "times")?[..] else {
             return Err(WireError::new("column `times` does not have three values"));
         };
         let rollouts = Rollouts { groups, reward_names, reward_weights: request.reward_weights.to_vec() };
         let timed_out = timed_out.into_iter().map(|completions| completions as usize).collect();
         let scored = ScoredRollouts { rollouts, problems, metrics, overlapped: Vec::new(), seconds, timed_out };
-        Ok(Collected { scored, next_number: one(&head, "next_number")?, rollout_s, reward_s, overlapped_s })
+        Ok(Collected { scored, next_number: one(head, "next_number")?, rollout_s, reward_s, overlapped_s })
     }
+}
+
+/// The records of an answer, and the bytes behind it.
+fn take(bytes: &[u8]) -> Result<(RecordReader<'_>, Vec<Group>, &[u8]), WireError> {
+    let (head, mut rest) = RecordReader::take(bytes)?;
+    head.refuse_unknown(|name| ["next_number", "groups"].contains(&name))?;
+    let mut groups = Vec::new();
+    for _ in 0..one(&head, "groups")? {
+        let (group, next) = Group::read(rest)?;
+        groups.push(group);
+        rest = next;
+    }
+    Ok((head, groups, rest))
 }
 
 /// A group that was written without its row.

@@ -3,6 +3,7 @@
 use super::group::{Completion, Group};
 use super::record::WireError;
 use crate::data::prompts::Prompt;
+use crate::rollouts::lineage::Lineage;
 use crate::rollouts::replay::recorded_versions;
 use crate::rollouts::{Rollouts, ScoredCompletion, ScoredGroup};
 use rollout::SamplingParams;
@@ -37,6 +38,7 @@ impl Group {
             dataset: group.prompt.columns.clone(),
             completions: group.completions.iter().map(completion).collect(),
             problems: group.problems.iter().map(|problem| json!(problem)).collect(),
+            lineage: group.lineage,
             ..Group::default()
         }
     }
@@ -81,7 +83,7 @@ impl Group {
             serde_json::from_value(value).map_err(|e| WireError::new(format!("group {id}: column `problems`: {e}")))
         };
         let problems = self.problems.into_iter().map(problem).collect::<Result<_, _>>()?;
-        Ok(ScoredGroup { id, prompt: Arc::new(prompt), completions, problems })
+        Ok(ScoredGroup { id, prompt: Arc::new(prompt), completions, problems, lineage: self.lineage })
     }
 
     /// Samples as groups: those of one group and one prompt that stand behind one another are one.
@@ -142,8 +144,15 @@ impl Group {
     }
 }
 
-/// The groups of a generation as a run records them: without the texts of completions, which their ids give.
-pub(crate) fn of_rollouts(rollouts: &Rollouts, samples: &[Sample], sampling: &SamplingParams, step: u64) -> Vec<Group> {
+/// The groups of a generation as a run records them, without the texts of completions, which their ids give. `lineage`
+/// is of the weights that sampled those groups that have none of their own.
+pub(crate) fn of_rollouts(
+    rollouts: &Rollouts,
+    samples: &[Sample],
+    sampling: &SamplingParams,
+    step: u64,
+    lineage: Option<Lineage>,
+) -> Vec<Group> {
     let (sampling, mut first) = (sampling_settings(sampling), 0);
     let of = |scored: &ScoredGroup| {
         let mut group = Group::of_scored(scored, false);
@@ -153,7 +162,7 @@ pub(crate) fn of_rollouts(rollouts: &Rollouts, samples: &[Sample], sampling: &Sa
         for c in &mut group.completions {
             c.versions = recorded_versions(&c.versions);
         }
-        group.step = Some(step);
+        (group.step, group.lineage) = (Some(step), group.lineage.or(lineage));
         group.sampling = sampling.clone();
         group.reward_names.clone_from(&rollouts.reward_names);
         group.reward_weights.clone_from(&rollouts.reward_weights);

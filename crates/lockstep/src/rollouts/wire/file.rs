@@ -21,6 +21,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, Result, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use telemetry::in_place::{is_in_place, write_again};
 use twox_hash::XxHash3_64;
 
 const INDEX_MAGIC: &[u8; 4] = b"LSI\x01";
@@ -180,6 +181,20 @@ impl GroupLog {
         let mut log = GroupLog { path: path.to_owned(), file, len, index, entries: 0 };
         log.cut(len, whole.len())?;
         Ok(log)
+    }
+
+    /// Looks whether both paths still name the files; what was deleted or replaced is written again, which is said.
+    pub fn check(&mut self) -> Result<Option<String>> {
+        let index = index_path(&self.path);
+        let index_len = (INDEX_HEADER + self.entries * ENTRY) as u64;
+        let files = [(&self.path, &mut self.file, self.len), (&index, &mut self.index, index_len)];
+        let mut notes = Vec::new();
+        for (path, file, len) in files.into_iter().filter(|(path, file, _)| !is_in_place(path, file)) {
+            let (new, note) = write_again(path, file, len)?;
+            *file = new;
+            notes.push(note);
+        }
+        Ok((!notes.is_empty()).then(|| notes.join("; ")))
     }
 
     /// Where it lies.

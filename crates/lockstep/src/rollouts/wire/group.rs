@@ -1,15 +1,12 @@
 //! A group as it is written: a prompt, its completions and what is known of them.
 
 use crate::rollouts::groups::TokenScores;
+use crate::rollouts::lineage::Lineage;
 use model::Columns;
 use rewards::Content;
 use rollout::FinishReason;
 use serde_json::{Map, Value};
 use train::Advantage;
-
-/// What weights come from, beside their version: two versions of one number are the same weights where this is the
-/// same.
-pub type Lineage = [u8; 16];
 
 /// A group. What is not known is `None` or empty.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,7 +29,7 @@ pub struct Group {
     pub dataset: Map<String, Value>,
     /// How tokens were drawn, by the names of the configuration's keys.
     pub sampling: Map<String, Value>,
-    /// Of the weights.
+    /// What the weights come from that sampled it.
     pub lineage: Option<Lineage>,
     /// The reward functions.
     pub reward_names: Vec<String>,

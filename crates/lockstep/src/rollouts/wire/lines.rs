@@ -15,7 +15,7 @@ impl Group {
     }
 
     fn line(&self, place: usize, c: &Completion) -> Map<String, Value> {
-        let mut line = recorded(c).line(self.step, &self.prompt_ids, &self.reward_names);
+        let mut line = self.recorded(place, c).line(self.step, &self.prompt_ids, &self.reward_names);
         let mut put = |key: &str, value: Value| {
             if !value.is_null() {
                 line.insert(key.to_owned(), value);
@@ -27,10 +27,8 @@ impl Group {
         put("prompt", json!(self.prompt));
         put("completion", json!(c.content));
         put("columns", object(&self.dataset));
-        put("lineage", json!(self.lineage.map(|bytes| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>())));
+        put("lineage", json!(self.lineage));
         put("sampling", object(&self.sampling));
-        let problems: Vec<Value> = self.problems.iter().filter_map(|problem| problem_of(problem, place)).collect();
-        put("problems", if problems.is_empty() { Value::Null } else { json!(problems) });
         put(
             "advantages",
             match &c.advantage {
@@ -59,9 +57,24 @@ impl Group {
     /// What a replay takes of it.
     pub fn replayed(self) -> RolloutLine {
         RolloutLine {
-            completions: self.completions.iter().map(recorded).collect(),
+            completions: self.completions.iter().enumerate().map(|(place, c)| self.recorded(place, c)).collect(),
             prompt: self.prompt_ids,
             reward_names: (!self.reward_names.is_empty()).then_some(self.reward_names),
+            lineage: self.lineage.map(|lineage| lineage.to_string()),
+        }
+    }
+
+    fn recorded(&self, place: usize, c: &Completion) -> RecordedCompletion {
+        RecordedCompletion {
+            ids: c.ids.clone(),
+            logps: c.columns.sampler_logps().map(<[f32]>::to_vec),
+            ref_logps: c.columns.ref_logps().map(<[f32]>::to_vec),
+            mask: c.sampled.contains(&false).then(|| c.sampled.clone()),
+            truncated: c.finish_reason.map(|reason| reason == FinishReason::Length),
+            versions: c.versions.clone(),
+            rewards: c.rewards.clone(),
+            steps: c.steps.clone(),
+            problems: self.problems.iter().filter_map(|problem| problem_of(problem, place)).collect(),
         }
     }
 }
@@ -72,19 +85,6 @@ fn problem_of(problem: &Value, place: usize) -> Option<Value> {
     let mut own = problem.as_object()?.clone();
     own.retain(|key, value| !["completions", "rows"].contains(&&**key) && !value.is_null());
     completions.contains(&json!(place)).then_some(Value::Object(own))
-}
-
-fn recorded(c: &Completion) -> RecordedCompletion {
-    RecordedCompletion {
-        ids: c.ids.clone(),
-        logps: c.columns.sampler_logps().map(<[f32]>::to_vec),
-        ref_logps: c.columns.ref_logps().map(<[f32]>::to_vec),
-        mask: c.sampled.contains(&false).then(|| c.sampled.clone()),
-        truncated: c.finish_reason.map(|reason| reason == FinishReason::Length),
-        versions: c.versions.clone(),
-        rewards: c.rewards.clone(),
-        steps: c.steps.clone(),
-    }
 }
 
 fn object(map: &Map<String, Value>) -> Value {

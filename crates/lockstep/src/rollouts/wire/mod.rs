@@ -56,11 +56,11 @@
 //! | `prompt_in_batch` | varint | 1: which of a batch's distinct prompts it is | |
 //! | `dataset` | text | 1: the row's other columns, a JSON object | |
 //! | `sampling` | text | 1: how tokens were drawn, a JSON object with the configuration's keys | |
-//! | `lineage` | bytes | 16: what the weights come from, beside their version | |
+//! | `lineage` | bytes | 16: what the weights come from that sampled it ([`Lineage`]) | |
 //! | `reward_names` | text | R: the reward functions | R = 0 |
 //! | `reward_weights` | f64 | R | |
 //! | `problems` | text | why completions have no score, JSON objects as [`Group::problems`] says | none |
-//! | `prompt.NAME` | f32 or varint | width × tokens of the prompt but the first | |
+//! | `prompt.NAME` | f32 or varint | width × tokens of the prompt but the first; reserved: nothing fills it yet | |
 //! | `generations` | varint | C: which episode of the group | 0, 1, 2, … |
 //! | `finish_reasons` | runs | C: 0 `stop`, 1 `length` | |
 //! | `scored` | runs | C × R, the first completion's R first: 1 where there is a score | R = 0 |
@@ -68,7 +68,7 @@
 //! | `step_scores` | text | C: per reward null or a list of [token, score], JSON | none |
 //! | `completions` | text | C: what rewards saw, JSON as `prompt` | |
 //! | `extra` | text | C: what rewards add to the table of completions, JSON objects | none |
-//! | `forks` | varint, width 2 | C × (1 + the parent's place among the completions or 0, tokens shared with it) | no forks |
+//! | `forks` | varint, width 2 | C × (1 + the parent's place or 0, tokens shared with it); reserved as `prompt.NAME` | no forks |
 //! | `advantages` | f32 | C: one for all tokens of a completion | |
 //! | `token_advantages` | f32 | T: one for each token | |
 //! | `mask` | runs | T: 1 where the loss may use the token | 1 where it was sampled |
@@ -77,11 +77,12 @@
 //! | `token.NAME` | f32 or varint | width × T: `sampler_logps`, `entropies`, `ref_logps`, … | |
 //! | `has.NAME` | runs | C: 1 where the column `NAME` has the completion; what the others would have is left out of it | 1 |
 
-#[cfg_attr(not(test), expect(dead_code, reason = "of workers, which answer in bytes"))]
 mod collected;
 mod convert;
 pub mod file;
 mod group;
+#[cfg_attr(not(test), expect(dead_code, reason = "of workers, which only tests start so far"))]
+mod job;
 mod lines;
 mod read;
 mod record;
@@ -97,6 +98,7 @@ pub fn is_records(bytes: &[u8]) -> bool {
     bytes.starts_with(record::MAGIC)
 }
 
+pub use crate::rollouts::lineage::Lineage;
 pub(crate) use convert::of_rollouts;
-pub use group::{Completion, Fork, Group, Lineage};
+pub use group::{Completion, Fork, Group};
 pub use record::{Kind, RecordReader, RecordWriter, VERSION, WireError};

@@ -4,6 +4,7 @@
 use super::group::{Completion, Fork, Group};
 use super::record::{Kind, RecordReader, WireError};
 use super::write::{HAS, PROMPT, REASONS, TOKEN};
+use crate::rollouts::lineage::Lineage;
 use model::Columns;
 use model::columns::{Column, Values};
 use serde::de::DeserializeOwned;
@@ -119,7 +120,7 @@ impl Fields<'_> {
             dataset: self.json("dataset")?.unwrap_or_default(),
             sampling: self.json("sampling")?.unwrap_or_default(),
             lineage: match self.record.bytes("lineage")? {
-                Some(bytes) => Some(bytes.try_into().map_err(|_| wrong("lineage", "does not have 16 bytes"))?),
+                Some(bytes) => Some(Lineage(bytes.try_into().map_err(|_| wrong("lineage", "does not have 16 bytes"))?)),
                 None => None,
             },
             completions: self.completions(ids, &tokens, reward_names.len())?,

@@ -69,7 +69,7 @@ fn full() -> Group {
         prompt_columns,
         dataset: object(json!({"answer": "7", "z": {"a": 1e-300}})),
         sampling: object(json!({"temperature": 0.7, "top_k": 0})),
-        lineage: Some(*b"0123456789abcdef"),
+        lineage: Some(Lineage(*b"0123456789abcdef")),
         reward_names: vec!["math".into(), "len".into()],
         reward_weights: vec![1.0, 0.5],
         problems: vec![json!({"reward": "len", "message": "no\nanswer"})],
@@ -172,6 +172,17 @@ fn unknown_columns_are_skipped_unless_they_must_be_known() {
     );
     let said = Group::read(rest).unwrap_err().to_string();
     assert!(said.contains("`reversed`") && said.contains("use a newer one"), "{said}");
+}
+
+/// A version that does not know a reserved column reads the rest.
+#[test]
+fn reserved_columns_need_not_be_known() {
+    let written = bytes(&full());
+    let (record, _) = RecordReader::take(&written).unwrap();
+    assert_eq!(record.uints("forks").unwrap().unwrap(), [0, 0, 1, 1, 0, 0], "parent 0 and one token of the second");
+    record.refuse_unknown(|name| name != "forks" && !name.starts_with("prompt.")).unwrap();
+    let said = record.refuse_unknown(|name| name != "ids").unwrap_err().to_string();
+    assert!(said.contains("`ids`"), "{said}");
 }
 
 /// What a column says is compared with the others before anything is allocated for it.
@@ -357,7 +368,7 @@ fn group() -> impl Strategy<Value = Group> {
     (0..3usize).prop_flat_map(|rewards| {
         let completions = prop::collection::vec(completion(rewards), 0..4);
         let prompt = prop::collection::vec(any::<u32>(), 0..4);
-        (completions, prompt, any::<u64>(), prop::option::of(any::<[u8; 16]>())).prop_map(
+        (completions, prompt, any::<u64>(), prop::option::of(any::<[u8; 16]>().prop_map(Lineage))).prop_map(
             move |(completions, prompt_ids, id, lineage)| Group {
                 id,
                 step: lineage.map(|_| id / 2),

@@ -51,7 +51,7 @@ impl Group {
         object("dataset", !self.dataset.is_empty(), &|| json(&self.dataset));
         object("sampling", !self.sampling.is_empty(), &|| json(&self.sampling));
         if let Some(lineage) = &self.lineage {
-            record.bytes("lineage", lineage);
+            record.bytes("lineage", &lineage.0);
         }
         for (name, column) in self.prompt_columns.iter() {
             put_values(record, &format!("{PROMPT}{name}"), column.width, [column]);

@@ -39,19 +39,19 @@ conditions! {
     ZERO_VARIANCE "zero_variance" 0.9 3 Generation
         "prompts that the model solves sometimes; a reward with partial credit; more num_generations; dynamic_sampling";
     DIVERGED "diverged" 3.0 3 Step
-        "a lower learning_rate; longer warm-up; max_grad_norm; go on from a checkpoint before it began";
+        "a lower learning_rate; longer warm-up; max_grad_norm; resume from a checkpoint before it began";
     MARGIN "margin" 100.0 3 Step
         "a lower learning_rate; a higher beta, which keeps the policy near the reference; fewer epochs";
     ENTROPY "entropy_collapse" 0.1 5 Step
         "a lower learning_rate; epsilon_high = 0.28; an entropy bonus (entropy_coef); a higher temperature";
     KL "kl_blow_up" 1.0 3 Step
-        "a lower learning_rate; a higher beta (kl_coef); go on from a checkpoint before it began";
+        "a lower learning_rate; a higher beta (kl_coef); resume from a checkpoint before it began";
     GRAD_NORM "grad_norm" 10.0 3 Step
         "a lower learning_rate or max_grad_norm; longer warm-up; a look at the completions of the step where it began";
     NOT_FINITE "not_finite" 1.0 1 Step
         "the step was skipped: a lower learning_rate; dtype = \"f32\"; a reward without extreme values";
     UNSCORED "unscored" 0.05 1 Generation
-        "they teach nothing: look at what the reward cannot judge with `lockstep score-rewards`";
+        "they teach nothing: look at what the reward cannot score with `lockstep score-rewards`";
     CONSTANT "constant_reward" 1e-8 10 Generation
         "what is the same for everything teaches nothing: try it with `lockstep score-rewards`, or leave it out";
     NO_ANSWER "no_answer" 0.9 3 Generation
@@ -73,15 +73,16 @@ conditions! {
     REPETITION "repetition_explodes" 0.2 3 Generation
         "the reward pays for saying the same again: read the completions; the `repetition` reward beside it";
     EMPTY_WINS "empty_answer_wins" 0.5 5 Generation
-        "the reward pays for an answer that is empty: mend it, and begin again from before this step";
+        "the reward pays for an answer that is empty: fix it, and resume from a checkpoint before this step";
     BROKEN_WINS "broken_text_wins" 0.5 5 Generation
-        "the reward pays for text that cannot be parsed: mend it, and begin again from before this step";
+        "the reward pays for text that cannot be parsed: fix it, and resume from a checkpoint before this step";
     ODD_WINS "odd_marks_win" 0.9 5 Generation
-        "the reward pays for text that cannot be parsed: mend it, and begin again from before this step";
+        "the reward pays for text that cannot be parsed: fix it, and resume from a checkpoint before this step";
     REPETITION_WINS "repetition_wins" 0.5 5 Generation
-        "the reward pays for repetition: mend it, or add the `repetition` reward, and begin again";
+        "the reward pays for repetition: fix it, or add the `repetition` reward, and resume from a checkpoint before \
+         this step";
     ONE_TEXT_WINS "one_text_wins" 0.75 5 Generation
-        "one text earns the best score whatever the prompt: the reward does not look at the prompt's answer; mend it";
+        "one text earns the best score whatever the prompt: the reward does not look at the prompt's answer; fix it";
     TIMED_OUT "reward_timed_out" 1.0 1 Generation
         "a longer timeout_s; smaller batches (by_group = true); a faster reward";
     CRASHED "reward_crashed" 1.0 1 Generation
@@ -89,9 +90,9 @@ conditions! {
     BAD_ANSWER "reward_bad_answer" 1.0 1 Generation
         "one line of JSON with one number or null for each completion; debugging output belongs on standard error";
     GIVEN_UP "reward_given_up" 1.0 1 Generation
-        "it is not asked any more: mend it and go on with --resume, or raise max_restarts";
+        "it is not called any more: fix it and resume (--resume), or raise max_restarts";
     BAD_DATA "reward_bad_data" 1.0 1 Generation
-        "the dataset's column lacks what the reward compares with: mend these rows, or name another column";
+        "the dataset's column lacks what the reward compares with: fix these rows, or name another column";
     NOT_A_NUMBER "reward_not_finite" 1.0 1 Generation
         "a division by zero or an overflow in the reward: give null where there is no score";
     FAILED "reward_failed" 1.0 1 Generation

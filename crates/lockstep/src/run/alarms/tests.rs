@@ -35,6 +35,7 @@ fn rollouts(groups: &[&[Text<'_>]]) -> Rollouts {
             prompt: Arc::new(Prompt { row, tokens, content, columns: Map::new() }),
             completions: texts.iter().map(completion).collect(),
             problems: Vec::new(),
+            lineage: None,
         }
     };
     let groups = groups.iter().enumerate().map(group).collect();

@@ -12,24 +12,27 @@ mod writer;
 pub use checkpoints::Checkpoints;
 use writer::CheckpointWriter;
 
+use crate::bad_input;
 use crate::config::Config;
+use crate::error::OrBadInput;
 use crate::run::run_dir::{RunDir, sync_directory};
 use anyhow::Context as _;
+use model::io::{FILE_LIST, FileList};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 const TEMPORARY: &str = ".unfinished-";
 
 /// What files of a checkpoint begin with that are not the model's: the optimizer's, the value model's, the reference
-/// model's, the generation batch in use.
-const OF_RUN: [&str; 4] = ["optimizer_", "value_", "reference.", "generation_batch."];
+/// model's, the generation batch in use, those made ahead.
+const OF_RUN: [&str; 5] = ["optimizer_", "value_", "reference.", "generation_batch.", "frontier."];
 
 /// Writes the checkpoint of `step`: `fill` gets an empty directory to write into. On any error (a full disk, say) what
 /// was written is removed and older checkpoints stay as they are.
 pub fn write(run: &RunDir, step: u64, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<PathBuf> {
     let target = run.checkpoint(step);
     let temporary = run.checkpoints().join(format!("{TEMPORARY}step-{step:06}"));
-    let written = write_to(&temporary, &target, fill);
+    let written = write_to(&temporary, &target, step, fill);
     if written.is_err() {
         let _ = fs::remove_dir_all(&temporary);
     }
@@ -42,10 +45,16 @@ pub fn write(run: &RunDir, step: u64, fill: impl FnOnce(&Path) -> anyhow::Result
     Ok(target)
 }
 
-fn write_to(temporary: &Path, target: &Path, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
+fn write_to(
+    temporary: &Path,
+    target: &Path,
+    step: u64,
+    fill: impl FnOnce(&Path) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     remove_if_there(temporary)?;
     fs::create_dir_all(temporary)?;
     fill(temporary)?;
+    FileList::of(temporary, step)?.write(temporary)?;
     sync_tree(temporary)?;
     // A checkpoint of the same step is there if it was written before the evaluation that was due: it is moved aside
     // first, because a rename does not replace a directory that is not empty.
@@ -84,7 +93,7 @@ pub fn link_model(checkpoint: &Path, target: &Path) -> anyhow::Result<()> {
         let from = entry?.path();
         let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let to = target.join(&name);
-        let of_run = name == state::FILE || OF_RUN.iter().any(|prefix| name.starts_with(prefix));
+        let of_run = [state::FILE, FILE_LIST].contains(&&*name) || OF_RUN.iter().any(|prefix| name.starts_with(prefix));
         if of_run || !from.is_file() {
             continue;
         }
@@ -93,6 +102,23 @@ pub fn link_model(checkpoint: &Path, target: &Path) -> anyhow::Result<()> {
         }
     }
     Ok(sync_tree(target)?)
+}
+
+/// Refuses the checkpoint `dir` if its files are not those that were written together. One of an older version has no
+/// list of them: the text says that nothing was compared.
+pub fn check(dir: &Path) -> anyhow::Result<Option<String>> {
+    let Some(list) = FileList::read(dir).or_bad_input()? else {
+        return Ok(Some(format!(
+            "{} has no {FILE_LIST} (older versions wrote none): that its files are of the same step is not checked",
+            dir.display()
+        )));
+    };
+    list.check(dir, |_| true).or_bad_input()?;
+    let step = state::RunState::read(dir)?.step;
+    if step != list.step {
+        bad_input!("{}: is of step {}, and {} of step {step}", dir.join(FILE_LIST).display(), list.step, state::FILE);
+    }
+    Ok(None)
 }
 
 /// All complete checkpoints, oldest first.

@@ -17,11 +17,13 @@ fn directory() -> tempfile::TempDir {
     let weights = Weights::random(one_thread().memory(), &config, 1).unwrap();
     model::io::save_model(&dir.path().join("model"), &config, &weights, None, Default::default()).unwrap();
     // As long as each other.
-    let row = |i: usize| {
-        let letters = ('a'..='z').cycle().skip(i).take(40).collect::<String>();
-        format!("{{\"prompt\": \"{letters}\"}}\n")
-    };
-    std::fs::write(dir.path().join("data.jsonl"), (0..8).map(row).collect::<String>()).unwrap();
+    for (name, length) in [("data.jsonl", 40), ("short.jsonl", 23)] {
+        let row = |i: usize| {
+            let letters = ('a'..='z').cycle().skip(i).take(length).collect::<String>();
+            format!("{{\"prompt\": \"{letters}\"}}\n")
+        };
+        std::fs::write(dir.path().join(name), (0..8).map(row).collect::<String>()).unwrap();
+    }
     dir
 }
 
@@ -50,9 +52,15 @@ fn a_run_holds_what_was_planned() {
         ..config(dir.path(), out)
     };
     let greedy = crate::config::EvalSampling::Greedy;
+    let ppo = Config { algorithm: crate::config::Algorithm::Ppo, num_generations: 1, kl_coef: 0.05, ..base("ppo") };
     let cases = [
         Config { beta: 0.1, ..base("grpo") },
-        Config { algorithm: crate::config::Algorithm::Ppo, num_generations: 1, ..base("ppo") },
+        ppo.clone(),
+        Config {
+            dataset_name: Some(dir.path().join("short.jsonl").display().to_string()),
+            output_dir: Some(dir.path().join("ppo of short prompts")),
+            ..ppo
+        },
         Config { use_peft: true, beta: 0.1, ..base("lora") },
         Config { optim: "muon".parse().ok(), ..base("muon") },
         // The loss of its completions needs a scorer.

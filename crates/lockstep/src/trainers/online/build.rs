@@ -18,6 +18,7 @@ use crate::run::data_position::{DataPosition, sampler};
 use crate::run::evaluations::Evaluations;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
+use crate::run::lineage;
 use crate::run::memory_plan::Available;
 use crate::run::training::TrainingRun;
 use model::{Head, ModelAssets};
@@ -42,6 +43,13 @@ impl Prepared {
         let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
         if inputs.injected.rollout_function.is_some() && config.replay.is_some() {
             bad_input!("`replay` names recorded rollouts, but there is a rollout function, too: remove one");
+        }
+        if inputs.injected.rollout_function.is_some() && config.max_staleness > 0 {
+            bad_input!(
+                "`max_staleness` = {} generates batches ahead, by numbers that are known before, and a rollout \
+                 function (rollout_func) decides itself how many numbers a batch takes: set max_staleness = 0",
+                config.max_staleness
+            );
         }
         let model = ModelSource::of(&config, Head::Lm)?;
         let assets = load_assets(&model.dir, Head::Lm, config.dtype)?;
@@ -73,6 +81,7 @@ impl Prepared {
         // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
         let plan = Parts::plan(&builder, part_inputs, &reward_models, &own)?.on(ctx.memory().device());
         plan.check(Available::of(&ctx), &config)?;
+        telemetry::system::reset_peak_rss();
         let Parts { weights, trainer, own, reference, replay_scorer, scorer, engine, rewards: reward_models } =
             Parts::build(&mut builder, part_inputs, &reward_models, &own)?;
         let source = match (rollouts, replay_scorer) {
@@ -107,6 +116,7 @@ impl Prepared {
             }
         });
         let policy = Policy::of(model.dir, assets, weights);
+        let settings = lineage::settings(&config, &ctx);
         let eval_weights = config.weights_of_rewards();
         let parts = RunParts {
             learner: Learner::new(ctx, policy, trainer, config.schedule(config.total_steps(chunks))),
@@ -125,6 +135,7 @@ impl Prepared {
             collector,
             has_function,
             sampling,
+            settings,
             sizes,
             source,
             scorer,
@@ -151,7 +162,11 @@ impl Prepared {
             counted(sizes.optimizer, "completion"),
             if inputs.config().prefix_sharing { "yes" } else { "no" }
         ));
+        let from = inputs.resume_from.clone();
         let run = TrainingRun::begin(inputs, parts, |state, checkpoint| restore(&mut pipeline, state, checkpoint))?;
+        if pipeline.state.lineage.is_none() {
+            pipeline.state.lineage = Some(lineage::of_start(&run, &from, &pipeline.settings)?);
+        }
         Ok((pipeline, run))
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Its state is part of its task's: a run that was killed goes on to the same bits.
 
+mod ahead;
 mod build;
 mod parts;
 mod reference;
@@ -18,16 +19,18 @@ use crate::rollouts::collector::Collect;
 use crate::rollouts::evaluate::Evaluation;
 use crate::rollouts::function::SharedScorer;
 use crate::rollouts::health::RewardHealth;
+use crate::rollouts::lineage::Lineage;
 use crate::rollouts::older::SavedBatch;
 use crate::rollouts::replay::Replay;
 use crate::rollouts::wire::Group;
 use crate::run::prepared::PreparedStep;
+use ahead::Ahead;
 use anyhow::Context as _;
 use model::Scorer;
 use reference::Reference;
 use rollout::SamplingParams;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use telemetry::CompletionRows;
@@ -81,6 +84,12 @@ pub(crate) struct RolloutState {
     pub(crate) health: RewardHealth,
     /// The generation batch in use.
     pub(crate) batch: GenerationBatch,
+    /// Of the weights; of those that learn from a batch from the first step on it on. None before the run begins.
+    pub(crate) lineage: Option<Lineage>,
+    /// The batches after it that were generated ahead, the next one first.
+    ahead: VecDeque<Arc<Ahead>>,
+    /// The version of the weights that each of the last batches began with, the newest last; with `max_staleness`.
+    published: VecDeque<u64>,
 }
 
 /// What an optimizer step learns from, and all that making it changes.
@@ -89,6 +98,8 @@ pub struct OnlineBatch {
     pub run: PreparedStep,
     /// Of the pipeline: its state after this.
     pub(crate) state: RolloutState,
+    /// Of a new generation: the lineage of the weights that sampled it; none for those of a file.
+    sampled_by: Option<Lineage>,
     /// Of a new generation.
     report: Option<Report>,
 }
@@ -127,6 +138,8 @@ pub struct RolloutPipeline {
     /// Of the rewards that are asked.
     eval_weights: Vec<f64>,
     sampling: Arc<SamplingParams>,
+    /// The digest of what a step depends on beside its batch and the weights.
+    settings: Lineage,
     pub(crate) sizes: BatchSizes,
     source: Source,
     evaluation: Option<Evaluation>,
@@ -151,6 +164,15 @@ pub struct PipelineState {
     /// A function of the caller makes the completions.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     has_program: bool,
+    /// Of the weights; checkpoints of older versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lineage: Option<Lineage>,
+    /// The batches that were generated ahead, by weights that are gone: of which lineage. They lie beside in a file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    ahead: Vec<Option<Lineage>>,
+    /// The version of the weights that each of the last batches began with.
+    #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
+    published: VecDeque<u64>,
 }
 
 /// The place in a generation batch.
@@ -173,9 +195,19 @@ impl RolloutPipeline {
 
     /// What a checkpoint keeps of it; the batch in use, and the reference model if it moves, are files of their own.
     pub fn state(&self) -> PipelineState {
-        let RolloutState { rollout_number, batch: GenerationBatch { used, samples }, .. } = &self.state;
+        let RolloutState {
+            rollout_number, batch: GenerationBatch { used, samples }, lineage, ahead, published, ..
+        } = &self.state;
         let batch = (!self.batch_is_used_up()).then_some(BatchPlace { used: *used, samples: samples.len() });
-        PipelineState { rollout_number: *rollout_number, batch, buffer: None, has_program: self.has_function }
+        PipelineState {
+            rollout_number: *rollout_number,
+            batch,
+            buffer: None,
+            has_program: self.has_function,
+            lineage: *lineage,
+            ahead: ahead.iter().map(|batch| batch.lineage).collect(),
+            published: published.clone(),
+        }
     }
 
     /// Writes the batch in use into a checkpoint.
@@ -196,7 +228,7 @@ impl RolloutPipeline {
                  program, with the function"
             );
         }
-        self.state.rollout_number = state.rollout_number;
+        (self.state.rollout_number, self.state.lineage) = (state.rollout_number, state.lineage);
         if let Some(buffer) = state.buffer {
             let (used, samples) = (buffer.used, buffer.samples());
             let samples = samples.context("the checkpoint's generation batch names a prompt that it lacks")?;
@@ -211,6 +243,7 @@ impl RolloutPipeline {
             }
             self.state.batch = GenerationBatch { used, samples: samples.into() };
         }
-        Ok(())
+        self.state.published = state.published;
+        self.restore_ahead(&state.ahead, checkpoint)
     }
 }

@@ -28,7 +28,7 @@ pub struct Parts<T> {
     pub(super) reference: Option<Reference>,
     /// Of a run that replays a file.
     pub(super) replay_scorer: Option<Box<Scorer>>,
-    /// Of completions that a program makes, and of an evaluation's loss.
+    /// Of completions that a program makes or older weights made, and of an evaluation's loss.
     pub(super) scorer: Option<SharedScorer>,
     pub(super) engine: Option<Engine>,
     pub(super) rewards: Vec<RewardModel>,
@@ -96,8 +96,13 @@ impl<T> Parts<T> {
         let replays = config.replay.is_some();
         let replay_scorer = replays.then(|| Box::new(builder.scorer("given rollouts", model, generation)));
         let of_evaluation = config.has_eval_data() && config.has_eval_loss() && needs_scores(config);
-        let scorer = (bounds.given || of_evaluation).then(|| {
-            let name = if bounds.given { "given rollouts" } else { "evaluation" };
+        let of_stale = scores_stale(config);
+        let scorer = (bounds.given || of_evaluation || of_stale).then(|| {
+            let name = match (bounds.given, of_stale) {
+                (true, _) => "given rollouts",
+                (_, true) => "stale rollouts",
+                _ => "evaluation",
+            };
             let work = if of_evaluation { evaluated } else { generation };
             Arc::new(Mutex::new(builder.scorer(name, model, work)))
         });
@@ -143,8 +148,13 @@ fn longest(config: &Config, bounds: WorkloadBounds) -> Longest {
     Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length }
 }
 
+/// Whether completions of older weights are scored by the policy.
+fn scores_stale(config: &Config) -> bool {
+    config.max_staleness > 0 && config.vllm_importance_sampling_correction
+}
+
 /// Whether the loss of an evaluation's completions needs more than the engine's record.
-fn needs_scores(config: &Config) -> bool {
+pub(super) fn needs_scores(config: &Config) -> bool {
     let objective = config.objective();
     objective.entropy().is_on()
         || objective.entropy_quantile().is_some()

@@ -73,8 +73,8 @@ impl Reference {
         if !step.is_multiple_of(every) {
             return Ok(());
         }
-        weights.update(|own| {
-            for (own, policy) in own.tensors_mut().into_iter().zip(policy.base.current().params.tensors()) {
+        weights.update(|next| {
+            for (own, policy) in next.copied().tensors_mut().into_iter().zip(policy.base.current().params.tensors()) {
                 lerp(ctx, Lerp { y: own.view_mut(), x: policy.view(), alpha })?;
             }
             Ok(())

@@ -1,5 +1,7 @@
 //! The stages of a step, in the order of the data.
 
+use super::ahead::log_lag;
+use super::parts::needs_scores;
 use super::reference::Reference;
 use super::waiting::Progress;
 use super::{GenerationBatch, OnlineBatch, Report, RolloutPipeline, Source, StageTimes};
@@ -11,6 +13,8 @@ use crate::rollouts::collector::{CollectRequest, Collected, Observer};
 use crate::rollouts::evaluate;
 use crate::rollouts::function::SharedScorer;
 use crate::rollouts::generation::Generation;
+use crate::rollouts::health::RewardHealth;
+use crate::rollouts::lineage::batch_hash;
 use crate::rollouts::samples;
 use crate::rollouts::wire;
 use crate::run::completion_log;
@@ -26,7 +30,7 @@ use train::{Advantages, Sample};
 impl RolloutPipeline {
     /// The next step of `run`: so far with the generation batch in use, which may be used up.
     pub fn prepare(&self, run: &TrainingRun) -> OnlineBatch {
-        OnlineBatch { run: PreparedStep::after(run), state: self.state.clone(), report: None }
+        OnlineBatch { run: PreparedStep::after(run), state: self.state.clone(), sampled_by: None, report: None }
     }
 
     /// The next groups of completions with their scores: the policy's own, or a file's.
@@ -34,11 +38,16 @@ impl RolloutPipeline {
         if matches!(self.source, Source::File(..)) { self.recorded(run, next) } else { self.generate(run, next) }
     }
 
-    /// The policy's next groups; with dynamic sampling more than once, for the groups whose rewards do not differ.
+    /// The policy's next groups: the batch that was made for this step, ahead of it or now. With dynamic sampling more
+    /// are drawn, for the groups whose rewards do not differ.
     fn generate(&mut self, run: &TrainingRun, next: &mut OnlineBatch) -> anyhow::Result<Rollouts> {
         let (mut generation, mut times) = (Generation::default(), StageTimes::default());
-        while let Some(prompts) = self.draw_prompts(run, next, &generation) {
-            generation.take(self.rollout_and_score(run, next, prompts, &mut times)?);
+        let collected = self.next_collected(run, next)?;
+        generation.take(take_collected(run, next, collected, &mut times));
+        while let Some(prompts) = self.draw_again(run, next, &generation) {
+            let first = next.state.rollout_number;
+            let collected = self.collect(run, &mut next.state.health, prompts, first)?;
+            generation.take(take_collected(run, next, collected, &mut times));
         }
         Ok(end_generation(run, next, generation, &times))
     }
@@ -65,36 +74,31 @@ impl RolloutPipeline {
         Ok(rollouts)
     }
 
-    /// The next prompts of the permutation; `None` once the generation is complete.
-    fn draw_prompts(
+    /// Prompts in place of those whose groups teach nothing; `None` once the generation is complete.
+    fn draw_again(
         &self,
         run: &TrainingRun,
         next: &mut OnlineBatch,
         generation: &Generation,
     ) -> Option<Vec<Arc<Prompt>>> {
         let config = &run.config;
-        let rows = match generation.rounds() {
-            0 => next.run.data.sampler.next_batch(),
-            rounds if config.dynamic_sampling && rounds < config.dynamic_sampling_max_rounds => {
-                next.run.data.sampler.take(generation.zero_std_groups().len())
-            }
-            _ => return None,
-        };
-        let Source::Prompts(all) = &self.source else { unreachable!("no prompts") };
-        (!rows.is_empty()).then(|| rows.into_iter().map(|i| all[i].clone()).collect())
+        let again = config.dynamic_sampling && generation.rounds() < config.dynamic_sampling_max_rounds;
+        let rows = if again { next.run.data.sampler.take(generation.zero_std_groups().len()) } else { Vec::new() };
+        (!rows.is_empty()).then(|| self.prompts(&rows))
     }
 
-    /// `num_generations` completions of each prompt, and the score of each by every reward.
-    fn rollout_and_score(
+    /// `num_generations` completions of each prompt, and the score of each by every reward. The first group has the
+    /// number `first` in the run.
+    pub(super) fn collect(
         &mut self,
         run: &TrainingRun,
-        next: &mut OnlineBatch,
+        health: &mut RewardHealth,
         prompts: Vec<Arc<Prompt>>,
-        times: &mut StageTimes,
-    ) -> anyhow::Result<Rollouts> {
+        first: u64,
+    ) -> anyhow::Result<Collected> {
         let Some(collector) = &mut self.collector else { unreachable!("the source is no file") };
         let request = CollectRequest {
-            prompts: (next.state.rollout_number..).zip(prompts).collect(),
+            prompts: (first..).zip(prompts).collect(),
             num_generations: self.sizes.group,
             sampling: &self.sampling,
             reward_weights: &self.reward_weights,
@@ -103,27 +107,12 @@ impl RolloutPipeline {
         };
         let progress = Progress::of(&run.log, &run.learner);
         let observer = Observer { stages: &run.log.stages, on_wait: &|reward, time| progress.waits(reward, time) };
-        let Collected { scored: output, next_number, rollout_s, reward_s, overlapped_s } =
-            collector.collect(&run.learner.policy.weights, request, &observer)?;
-        next.state.rollout_number = next_number;
-        times.rollout_time_s += rollout_s;
-        times.reward_time_s += reward_s;
-        times.reward_hidden_time_s += overlapped_s;
-        let names = output.rollouts.reward_names.iter().zip(&output.seconds);
-        names.for_each(|(name, seconds)| *times.of_rewards.entry(name.clone()).or_default() += seconds);
-        let late = output.rollouts.reward_names.iter().zip(&output.timed_out);
-        late.for_each(|(name, &completions)| next.run.remarks.timed_out(name, completions));
-        next.state.health.check(&output.rollouts, &output.problems, &run.config)?;
-        next.run.observed.problems(&output.problems);
-        times.rollout_tokens += output.rollouts.completions().map(|c| c.completion.ids.len()).sum::<usize>();
-        count_tokens(next, &output.rollouts);
-        for &(start, seconds) in &output.overlapped {
+        let collected = collector.collect(&run.learner.policy.weights, request, &observer)?;
+        health.check(&collected.scored.rollouts, &collected.scored.problems, &run.config)?;
+        for &(start, seconds) in &collected.scored.overlapped {
             run.log.stages.record_overlapped("rewards", start, seconds);
         }
-        for (name, value) in &output.metrics {
-            next.run.add(name, *value);
-        }
-        Ok(output.rollouts)
+        Ok(collected)
     }
 
     /// Completions become samples, without their advantages. Where there is a reference model, it scores them; those of
@@ -173,9 +162,11 @@ impl RolloutPipeline {
         advantages: &Advantages,
     ) -> anyhow::Result<()> {
         let recorded = match run.config.record_rollouts {
-            true => wire::of_rollouts(rollouts, &samples, &self.sampling, run.learner.step + 1),
+            true => wire::of_rollouts(rollouts, &samples, &self.sampling, run.learner.step + 1, next.sampled_by),
             false => Vec::new(),
         };
+        let batch = batch_hash(&self.settings, &samples);
+        next.state.lineage = self.state.lineage.map(|lineage| lineage.advance(&batch));
         next.report = Some(Report {
             recorded,
             completions: completion_log::rows(&run.config, &run.learner, &run.log, rollouts, advantages)?,
@@ -201,7 +192,8 @@ impl RolloutPipeline {
 
     /// log π_old of the samples that weights of another version wrote.
     fn score_stale(&mut self, run: &TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
-        let mut shared = self.scorer.as_ref().filter(|_| self.has_function).map(lock);
+        let others = self.has_function || run.config.max_staleness > 0;
+        let mut shared = self.scorer.as_ref().filter(|_| others).map(lock);
         let scorer: &mut Scorer = match (&mut self.source, &mut shared) {
             (Source::File(_, scorer), _) => scorer,
             (_, Some(scorer)) => scorer,
@@ -230,7 +222,7 @@ impl RolloutPipeline {
 
     /// The step is taken: what its batch changes enters the run and the pipeline, and a new generation is reported.
     pub fn commit(&mut self, run: &mut TrainingRun, next: OnlineBatch) -> anyhow::Result<()> {
-        let OnlineBatch { run: changes, state, report } = next;
+        let OnlineBatch { run: changes, state, report, .. } = next;
         if let Some(Report { recorded, completions }) = report {
             recorded.iter().try_for_each(|group| run.log.reporter.record_rollout(group))?;
             completions.into_iter().for_each(|(rows, shown)| run.log.reporter.completions(rows, shown));
@@ -259,7 +251,8 @@ impl RolloutPipeline {
 
     /// Writes what moves beside the policy into a checkpoint.
     pub fn write_tensors(&self) -> Vec<WriteFiles> {
-        self.reference.iter().filter_map(Reference::write).chain(self.write_batch()).collect()
+        let moved = self.reference.iter().filter_map(Reference::write);
+        moved.chain(self.write_batch()).chain(self.write_ahead()).collect()
     }
 
     /// The metrics of an evaluation on held-out prompts; `advantages` are those of the loss.
@@ -305,7 +298,8 @@ impl RolloutPipeline {
     ) -> anyhow::Result<f64> {
         let mut samples = samples::of_rollouts(rollouts);
         self.score_reference(run, &mut samples)?;
-        let scores = match self.scorer.as_ref().map(lock) {
+        let scored = self.has_function || needs_scores(&run.config);
+        let scores = match self.scorer.as_ref().filter(|_| scored).map(lock) {
             Some(mut scorer) => {
                 let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
                 let scores = scorer.score(
@@ -340,6 +334,29 @@ fn lock(scorer: &SharedScorer) -> MutexGuard<'_, Scorer> {
 fn recorded(sample: &Sample) -> Scores {
     let logps = sample.columns.sampler_logps().unwrap_or_default().to_vec();
     Scores { entropies: vec![0.0; logps.len()], logps }
+}
+
+/// The groups that the step learns from, with what is logged of them.
+fn take_collected(run: &TrainingRun, next: &mut OnlineBatch, collected: Collected, times: &mut StageTimes) -> Rollouts {
+    let Collected { scored: output, next_number, rollout_s, reward_s, overlapped_s } = collected;
+    next.state.rollout_number = next_number;
+    times.rollout_time_s += rollout_s;
+    times.reward_time_s += reward_s;
+    times.reward_hidden_time_s += overlapped_s;
+    let names = output.rollouts.reward_names.iter().zip(&output.seconds);
+    names.for_each(|(name, seconds)| *times.of_rewards.entry(name.clone()).or_default() += seconds);
+    let late = output.rollouts.reward_names.iter().zip(&output.timed_out);
+    late.for_each(|(name, &completions)| next.run.remarks.timed_out(name, completions));
+    next.run.observed.problems(&output.problems);
+    times.rollout_tokens += output.rollouts.completions().map(|c| c.completion.ids.len()).sum::<usize>();
+    count_tokens(next, &output.rollouts);
+    for (name, value) in &output.metrics {
+        next.run.add(name, *value);
+    }
+    if run.config.max_staleness > 0 {
+        log_lag(next, &output.rollouts);
+    }
+    output.rollouts
 }
 
 /// The complete generation.

@@ -1,0 +1,184 @@
+//! A collection as jobs, one for each group, which others do: a worker has an engine and rewards, and answers in bytes.
+//!
+//! A job is a function of what it names (the group's number, the prompt, how tokens are drawn, the weights), so whoever
+//! does it gives the same tokens. A worker asks the rewards that score a group by itself and that it has; whoever
+//! collects asks the others: those that compare completions of several prompts, and closures of the caller. Scores are
+//! put together by the code of a collection in one place, so that nothing depends on who did what, or when.
+
+use super::collector::{Collect, CollectRequest, Collected, Collector, Observer, finite_logps, watched};
+use super::scoring::{GivenColumns, Prompts, RolloutScorer, inputs_of_group};
+use crate::data::prompts::Prompt;
+use crate::stop::StopSignal;
+use anyhow::{Context as _, bail};
+use model::tokenizer::Tokenizer;
+use model::{AdaptedWeights, ModelView};
+use rewards::{GivenScores, Reward, score_group};
+use rollout::{Request, RolloutGroup, SamplingParams};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a worker is asked for: the completions of a prompt, scored by some of the rewards.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupJob {
+    /// The group's number in the run, which names its noise.
+    pub number: u64,
+    /// The row that is answered.
+    pub prompt: Prompt,
+    /// Completions of it.
+    pub num_generations: usize,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// The version of the weights that sample it.
+    pub version: u64,
+    /// Optimizer steps done: rewards receive the number.
+    pub step: u64,
+    /// The names of the rewards that the worker asks.
+    pub rewards: Vec<String>,
+}
+
+/// What a worker answers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupAnswer {
+    /// The completions.
+    pub group: RolloutGroup,
+    /// What each reward of the job said, by its place among those.
+    pub scores: Vec<GivenScores>,
+    /// Seconds of generation.
+    pub rollout_s: f64,
+}
+
+impl Collector {
+    /// Does a job with the weights that it names.
+    pub fn work(&mut self, model: ModelView<'_>, job: &GroupJob) -> anyhow::Result<GroupAnswer> {
+        let version = model.version().trained();
+        if version != job.version {
+            bail!("the job of group {} is for weights of version {}, not {version}", job.number, job.version);
+        }
+        let place = |name: &String| {
+            let found = self.rewards.iter().position(|reward| reward.name() == name && reward.scores_by_group());
+            found.with_context(|| format!("this worker has no reward `{name}` that scores a group by itself"))
+        };
+        let asked = job.rewards.iter().map(place).collect::<anyhow::Result<Vec<_>>>()?;
+        let since = Instant::now();
+        let sampling = Arc::new(job.sampling.clone());
+        let request = Request::new(job.number, job.prompt.tokens.clone(), job.num_generations, sampling);
+        let group =
+            self.engine.generate_with(model, vec![request], |_| {})?.pop().context("a group of each request")?;
+        let rollout_s = since.elapsed().as_secs_f64();
+        let prompts = Prompts::from([(job.number, Arc::new(job.prompt.clone()))]);
+        let inputs = inputs_of_group(&self.tokenizer, &prompts, &group)?;
+        let mut scores = score_group(&mut self.rewards, &asked, &inputs, job.step);
+        scores.iter_mut().enumerate().for_each(|(place, given)| given.reward = place);
+        // After a stop request rewards may have returned early, with anything.
+        self.stop.check()?;
+        Ok(GroupAnswer { group, scores, rollout_s })
+    }
+}
+
+/// Who does jobs.
+pub trait Workers {
+    /// Has all of these jobs done with the current version of `weights`, which each of them names. Answers come in any
+    /// order, as [`GroupAnswer::to_bytes`] wrote them.
+    fn answers(&mut self, weights: &AdaptedWeights, jobs: &[GroupJob]) -> anyhow::Result<Vec<Vec<u8>>>;
+}
+
+/// Collects by jobs that workers do.
+pub struct JobCollector {
+    /// Who does them.
+    pub workers: Box<dyn Workers>,
+    /// All rewards, in their order.
+    pub rewards: Vec<Box<dyn Reward>>,
+    /// The names of those that workers have, which score a group by itself.
+    pub of_workers: BTreeSet<String>,
+    /// Decodes completions for the others.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Ends a collection.
+    pub stop: StopSignal,
+}
+
+impl Collect for JobCollector {
+    fn collect(
+        &mut self,
+        weights: &AdaptedWeights,
+        request: CollectRequest<'_>,
+        Observer { stages, on_wait }: &Observer<'_>,
+    ) -> anyhow::Result<Collected> {
+        let by_workers = |reward: &dyn Reward| self.of_workers.contains(reward.name()) && reward.scores_by_group();
+        let rewards = self.rewards.iter().enumerate().filter(|(_, reward)| by_workers(&***reward));
+        let (places, names): (Vec<usize>, Vec<String>) =
+            rewards.map(|(place, reward)| (place, reward.name().to_owned())).unzip();
+        let jobs = jobs(&request, weights.version(), &names);
+        let span = stages.span("rollout");
+        let answers = self.workers.answers(weights, &jobs)?;
+        let (mut groups, mut given) = (BTreeMap::new(), BTreeMap::new());
+        for bytes in answers {
+            let GroupAnswer { mut group, mut scores, .. } = answer_to(&bytes, &jobs)?;
+            scores.iter_mut().for_each(|given| given.reward = places[given.reward]);
+            // Prompts that are one by identity are computed once.
+            group.prompt = request.prompts[&group.id].tokens.clone();
+            given.insert(group.id, scores);
+            if groups.insert(group.id, group).is_some() {
+                bail!("a job was answered twice");
+            }
+        }
+        if groups.len() < jobs.len() {
+            bail!("{} jobs of {} were answered", groups.len(), jobs.len());
+        }
+        let groups: Vec<RolloutGroup> = groups.into_values().collect();
+        let rollout_s = span.end();
+        if request.refuse_non_finite {
+            finite_logps(&groups)?;
+        }
+        let CollectRequest { prompts, reward_weights, step, .. } = request;
+        let columns = GivenColumns::new();
+        let scorer = RolloutScorer {
+            rewards: &mut self.rewards,
+            weights: reward_weights,
+            tokenizer: &self.tokenizer,
+            step,
+            columns,
+        };
+        let (scored, reward_s) = std::thread::scope(|scope| -> anyhow::Result<_> {
+            let mut job = scorer.start(scope, &prompts, &places)?;
+            groups.iter().for_each(|group| job.group_ended(group));
+            let span = stages.span("rewards");
+            let scored = watched(scope, job.asked(), *on_wait, || job.finish(groups, given))?;
+            Ok((scored, span.end()))
+        })?;
+        self.stop.check()?;
+        let next_number = prompts.last_key_value().map_or(0, |(last, _)| last + 1);
+        Ok(Collected { scored, next_number, rollout_s, reward_s, overlapped_s: 0.0 })
+    }
+}
+
+/// A job for each group of a request.
+pub fn jobs(request: &CollectRequest<'_>, version: u64, rewards: &[String]) -> Vec<GroupJob> {
+    // Every row has the columns that any row has.
+    let columns: BTreeSet<&String> = request.prompts.values().flat_map(|prompt| prompt.columns.keys()).collect();
+    let job = |(&number, prompt): (&u64, &Arc<Prompt>)| {
+        let mut prompt = Prompt::clone(prompt);
+        for &name in &columns {
+            prompt.columns.entry(name.clone()).or_insert(Value::Null);
+        }
+        GroupJob {
+            number,
+            prompt,
+            num_generations: request.num_generations,
+            sampling: SamplingParams::clone(request.sampling),
+            version,
+            step: request.step,
+            rewards: rewards.to_vec(),
+        }
+    };
+    request.prompts.iter().map(job).collect()
+}
+
+/// The answer in `bytes` to one of `jobs`, whose numbers ascend.
+fn answer_to(bytes: &[u8], jobs: &[GroupJob]) -> anyhow::Result<GroupAnswer> {
+    let number = GroupAnswer::number(bytes).context("a worker's answer")?;
+    let job = jobs.binary_search_by_key(&number, |job| job.number).ok().map(|at| &jobs[at]);
+    let job = job.with_context(|| format!("a worker answered the job of group {number}, which is none of these"))?;
+    GroupAnswer::from_bytes(bytes, job).with_context(|| format!("the answer to the job of group {number}"))
+}

@@ -1,0 +1,177 @@
+//! What made a run's weights, in 16 bytes: two versions of one number are the same weights where these are the same.
+//!
+//! Of the weights before the first step it is the beginning of a SHA-256 over the model's files, the data, the settings
+//! and the arithmetic. Each generation batch that is learned from advances it: weights are a function of the weights
+//! before, of the batch, and of the settings.
+
+use model::columns::{ENTROPIES, TOP_IDS, TOP_LOGPS, Values};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::{Digest, Sha256};
+use std::fmt;
+use train::{Advantage, Sample};
+use twox_hash::XxHash3_128;
+use zerocopy::IntoBytes;
+
+/// Columns that are recorded, and that training does not read.
+const RECORDED_ALONE: [&str; 3] = [ENTROPIES, TOP_IDS, TOP_LOGPS];
+
+/// What weights come from, beside their version.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Lineage(pub [u8; 16]);
+
+impl Lineage {
+    /// The beginning of the SHA-256 of these parts, each with its length before it.
+    pub fn of(parts: &[&[u8]]) -> Lineage {
+        let mut hash = Sha256::new();
+        for part in parts {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        Lineage(hash.finalize()[..16].try_into().expect("32 bytes"))
+    }
+
+    /// That of the weights which learned from a batch of this hash.
+    pub fn advance(&self, batch: &[u8; 16]) -> Lineage {
+        Lineage::of(&[&self.0, batch])
+    }
+}
+
+impl fmt::Display for Lineage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Lineage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl std::str::FromStr for Lineage {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Lineage, String> {
+        let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
+        match digits {
+            Some(digits) if digits.len() == 32 => {
+                Ok(Lineage(std::array::from_fn(|i| digits[2 * i] << 4 | digits[2 * i + 1])))
+            }
+            _ => Err(format!("a lineage is 32 hexadecimal digits, not {text:?}")),
+        }
+    }
+}
+
+impl Serialize for Lineage {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Lineage {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Lineage, D::Error> {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// XXH3 (128 bits) of all that training consumes of a generation batch, and of the digest of the `settings` that it is
+/// consumed with. The columns are hashed as they lie in memory: nothing is serialised.
+pub fn batch_hash(settings: &Lineage, samples: &[Sample]) -> [u8; 16] {
+    let mut hash = Columns(XxHash3_128::new());
+    hash.bytes(&settings.0);
+    for sample in samples {
+        hash.number(sample.group);
+        hash.bytes(sample.prompt.ids.as_bytes());
+        hash.bytes(sample.completion.as_bytes());
+        hash.bytes(sample.mask.as_bytes());
+        hash.bytes(sample.versions.as_bytes());
+        hash.number(u64::from(sample.truncated));
+        match &sample.advantage {
+            Advantage::Sequence(one) => hash.number(u64::from(one.to_bits())),
+            Advantage::Tokens(each) => hash.bytes(each.as_bytes()),
+        }
+        for (name, column) in sample.columns.iter().filter(|(name, _)| !RECORDED_ALONE.contains(name)) {
+            hash.bytes(name.as_bytes());
+            hash.number(column.width as u64);
+            match &column.values {
+                Values::F32(values) => hash.bytes(values.as_bytes()),
+                Values::U32(values) => hash.bytes(values.as_bytes()),
+            }
+        }
+    }
+    hash.0.finish_128().to_le_bytes()
+}
+
+/// A hash of values with their lengths, so that no two lists of them are one text.
+struct Columns(XxHash3_128);
+
+impl Columns {
+    fn number(&mut self, number: u64) {
+        self.0.write(&number.to_le_bytes());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        self.0.write(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
+
+    fn sample() -> Sample {
+        Sample {
+            group: 3,
+            prompt: model::Prompt::new([1, 2, 3]),
+            completion: vec![4, 5],
+            mask: vec![true, false],
+            versions: vec![7, 8],
+            truncated: true,
+            advantage: Advantage::Sequence(0.5),
+            columns: model::Columns::of([(SAMPLER_LOGPS, vec![-0.1, -0.2])]),
+        }
+    }
+
+    #[test]
+    fn every_part_of_a_batch_counts() {
+        let settings = Lineage::of(&[b"settings"]);
+        let of = |change: fn(&mut Sample)| {
+            let mut sample = sample();
+            change(&mut sample);
+            batch_hash(&settings, &[sample])
+        };
+        let same = of(|_| {});
+        assert_eq!(same, of(|_| {}));
+        let changes: [fn(&mut Sample); 10] = [
+            |s| s.group = 4,
+            |s| s.prompt = model::Prompt::new([1, 2]),
+            |s| s.completion[1] = 6,
+            |s| s.mask[1] = true,
+            |s| s.versions[0] = 8,
+            |s| s.truncated = false,
+            |s| s.advantage = Advantage::Sequence(-0.5),
+            |s| s.advantage = Advantage::Tokens(vec![0.5, 0.5]),
+            |s| s.columns.set(SAMPLER_LOGPS, vec![-0.1, -0.3]),
+            |s| s.columns.set(REF_LOGPS, vec![-0.1, -0.2]),
+        ];
+        let found: std::collections::BTreeSet<_> = changes.into_iter().map(of).chain([same]).collect();
+        assert_eq!(found.len(), 11);
+        assert_ne!(batch_hash(&Lineage::of(&[b"others"]), &[sample()]), same);
+        assert_eq!(of(|s| s.columns.set(ENTROPIES, vec![1.0, 2.0])), same, "what is only recorded does not count");
+    }
+
+    /// A lineage is in checkpoints: these bytes never change.
+    #[test]
+    fn a_lineage_is_the_beginning_of_a_sha_256() {
+        // printf '\003\0\0\0\0\0\0\0abc' | sha256sum
+        let start = Lineage::of(&[b"abc"]);
+        assert_eq!(start.to_string(), "ce91dc5eec0139adf091900d225971d6");
+        let next = start.advance(&batch_hash(&start, &[sample()]));
+        assert_eq!(next.to_string(), "e5603b2c3c5720294020df0429be9ef9");
+        assert_eq!("ce91dc5eec0139adf091900d225971d6".parse(), Ok(start));
+        assert!("ce91dc5eec0139adf091900d225971d60".parse::<Lineage>().is_err() && "é".parse::<Lineage>().is_err());
+        assert_ne!(Lineage::of(&[b"ab", b"c"]), Lineage::of(&[b"a", b"bc"]));
+    }
+}

@@ -1,0 +1,32 @@
+//! Where the lineage of a run's weights begins.
+
+use super::resume::ResumeFrom;
+use super::training::TrainingRun;
+use crate::config::{Config, settings_of_weights};
+use crate::models::hashes;
+use crate::rollouts::lineage::Lineage;
+use kernels::Context;
+use telemetry::record::{FileHash, RunRecord};
+
+/// The digest of what an optimizer step depends on beside the weights and the batch: the configuration's keys that
+/// decide bits, and the arithmetic.
+pub fn settings(config: &Config, ctx: &Context) -> Lineage {
+    Lineage::of(&[settings_of_weights(config).as_bytes(), ctx.arithmetic(config.dtype.dtype()).as_bytes()])
+}
+
+/// The lineage of the weights that `run` begins with: of the model's files as its record has them. After a checkpoint
+/// that has no lineage (of an older version) it is that of the checkpoint's files, which is said.
+pub fn of_start(run: &TrainingRun, from: &ResumeFrom, settings: &Lineage) -> anyhow::Result<Lineage> {
+    let files = match from.checkpoint() {
+        None => RunRecord::read(&run.checkpoints.dir.record())?.model,
+        Some(checkpoint) => {
+            run.log.sinks().info(&format!(
+                "{} is of an older version, which kept no lineage of the weights: it begins there",
+                checkpoint.display()
+            ));
+            hashes(checkpoint, &run.stop, |_| true)?
+        }
+    };
+    let files: Vec<String> = files.iter().map(|FileHash { name, sha256, .. }| format!("{name} {sha256}")).collect();
+    Ok(Lineage::of(&[files.join("\n").as_bytes(), run.data.hash.as_bytes(), &settings.0]))
+}
