@@ -1,0 +1,145 @@
+//! Batch files: what a step learned from, on the disk before its update. They are the one thing that could have been
+//! otherwise, so they are synced; a checkpoint makes those before it superfluous.
+
+use crate::coordinator::SyncedBatch;
+use crate::error::{OrIo, Result};
+use crate::exchange::spool;
+use crate::format::{batch_from_bytes, batch_to_bytes};
+use crate::job::{BatchDigest, JobResult};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The results of a batch, in the order of their names.
+pub type Batch = Vec<JobResult>;
+
+/// A directory of batch files.
+#[derive(Debug)]
+pub struct BatchFiles {
+    directory: PathBuf,
+}
+
+impl BatchFiles {
+    /// Of the run directory `out`: `OUT/fleet/batches`.
+    pub fn open(out: &Path) -> Result<BatchFiles> {
+        let directory = spool::Layout::of_run(out).batches();
+        spool::create_dir(&directory)?;
+        spool::sweep(&directory)?;
+        Ok(BatchFiles { directory })
+    }
+
+    /// Where the file of a batch lies.
+    pub fn path(&self, batch: u64) -> PathBuf {
+        self.directory.join(format!("{batch:06}"))
+    }
+
+    /// Writes a batch. When this returns it stays there, whatever dies.
+    pub fn save(&self, batch: u64, results: &[JobResult]) -> Result<BatchDigest> {
+        spool::write(&self.path(batch), &batch_to_bytes(batch, results), true)?;
+        Ok(BatchDigest::of(results))
+    }
+
+    /// The batches from `step` on, as long as each follows the one before it. One that cannot be read ends them: it and
+    /// those after it are deleted and made again. The reasons come with them.
+    pub fn load(&self, step: u64) -> Result<(BTreeMap<u64, Batch>, Vec<String>)> {
+        let mut batches = BTreeMap::new();
+        let mut problems = Vec::new();
+        for batch in self.numbers()?.into_iter().filter(|batch| *batch >= step) {
+            if batch != step + batches.len() as u64 {
+                problems
+                    .push(format!("{}: a batch before it is missing; it is made again", self.path(batch).display()));
+                self.remove(batch)?;
+                continue;
+            }
+            let bytes = std::fs::read(self.path(batch)).or_io("read", &self.path(batch))?;
+            match batch_from_bytes(&bytes) {
+                Ok((number, results)) if number == batch => drop(batches.insert(batch, results)),
+                Ok((number, _)) => {
+                    problems.push(format!("{}: it is batch {number}; it is made again", self.path(batch).display()));
+                    self.remove(batch)?;
+                }
+                Err(why) => {
+                    problems.push(format!("{}: {why}; it is made again", self.path(batch).display()));
+                    self.remove(batch)?;
+                }
+            }
+        }
+        Ok((batches, problems))
+    }
+
+    /// Deletes the batches before `step`: a checkpoint of that step is complete.
+    pub fn remove_before(&self, step: u64) -> Result<()> {
+        self.numbers()?.into_iter().filter(|batch| *batch < step).try_for_each(|batch| self.remove(batch))
+    }
+
+    fn remove(&self, batch: u64) -> Result<()> {
+        let path = self.path(batch);
+        std::fs::remove_file(&path).or_io("delete", &path)
+    }
+
+    /// The numbers of the batches that are there, in order.
+    pub fn numbers(&self) -> Result<Vec<u64>> {
+        let entries = std::fs::read_dir(&self.directory).or_io("read", &self.directory)?;
+        let mut numbers = Vec::new();
+        for entry in entries {
+            let name = entry.or_io("read", &self.directory)?.file_name();
+            numbers.extend(name.to_str().and_then(|name| name.parse::<u64>().ok()));
+        }
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+}
+
+impl SyncedBatch {
+    /// What the coordinator must know of a batch.
+    pub fn of(results: &[JobResult]) -> SyncedBatch {
+        SyncedBatch {
+            digest: BatchDigest::of(results),
+            answers: results.iter().map(|result| (result.job, result.answer)).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{Answer, JobName, Lineage, WorkerName};
+
+    fn result(number: u64) -> JobResult {
+        JobResult {
+            job: JobName::Rollout { number, chunk: 0 },
+            lineage: Lineage([1; 16]),
+            worker: WorkerName::new("a").unwrap(),
+            answer: Answer::of(b"x"),
+            bytes: vec![number as u8; 100],
+        }
+    }
+
+    #[test]
+    fn what_follows_a_broken_batch_is_made_again() {
+        let out = tempfile::tempdir().unwrap();
+        let files = BatchFiles::open(out.path()).unwrap();
+        for batch in 0..5 {
+            assert_eq!(files.save(batch, &[result(batch)]).unwrap(), BatchDigest::of(&[result(batch)]));
+        }
+        files.remove_before(1).unwrap();
+        let mut bytes = std::fs::read(files.path(3)).unwrap();
+        bytes[40] ^= 4;
+        std::fs::write(files.path(3), bytes).unwrap();
+        let (batches, problems) = files.load(1).unwrap();
+        assert_eq!(batches, BTreeMap::from([(1, vec![result(1)]), (2, vec![result(2)])]));
+        assert!(problems[0].contains("000003: its checksum does not fit"), "{problems:?}");
+        assert!(problems[1].contains("000004: a batch before it is missing"), "{problems:?}");
+        assert_eq!(files.numbers().unwrap(), [1, 2]);
+    }
+
+    #[test]
+    fn half_a_batch_is_swept() {
+        let out = tempfile::tempdir().unwrap();
+        let files = BatchFiles::open(out.path()).unwrap();
+        std::fs::write(out.path().join("fleet/batches/.000000"), b"half").unwrap();
+        drop(files);
+        let files = BatchFiles::open(out.path()).unwrap();
+        assert_eq!(std::fs::read_dir(out.path().join("fleet/batches")).unwrap().count(), 0);
+        assert_eq!(files.load(0).unwrap().0, BTreeMap::new());
+    }
+}

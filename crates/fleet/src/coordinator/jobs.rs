@@ -1,0 +1,252 @@
+//! Jobs: which are open, who works on them, what came back.
+
+use super::{Action, Coordinator, Dropped, Phase};
+use crate::job::{Answer, JobName, Lineage, WorkerName};
+use std::collections::BTreeSet;
+
+impl Coordinator {
+    /// The chunk of a group that is to be done next; none when the group is complete.
+    pub(super) fn current(&self, number: u64) -> Option<JobName> {
+        for chunk in 0..=self.plan.last_chunk() {
+            let job = JobName::Rollout { number, chunk };
+            match self.jobs.get(&job).and_then(|state| state.answer) {
+                None => return Some(job),
+                Some(answer) if !answer.more => return None,
+                Some(_) => {}
+            }
+        }
+        None
+    }
+
+    /// The chunks of a group that are done.
+    pub(super) fn chain(&self, number: u64) -> Vec<JobName> {
+        let jobs = (0..=self.plan.last_chunk()).map(|chunk| JobName::Rollout { number, chunk });
+        jobs.take_while(|job| self.jobs.get(job).is_some_and(|state| state.answer.is_some())).collect()
+    }
+
+    /// The batches whose jobs may be offered: b ≤ step + k.
+    fn window(&self) -> std::ops::Range<u64> {
+        let beyond = u64::from(!self.rules.published);
+        let end = self.step.saturating_add(self.plan.max_staleness).saturating_add(1 + beyond);
+        self.step..end.min(self.plan.batches)
+    }
+
+    /// The versions up to now that jobs still need. While a batch trains its own jobs are done.
+    pub(super) fn needed_versions(&self) -> BTreeSet<u64> {
+        let mut needed: BTreeSet<u64> = self.evaluations.keys().copied().collect();
+        for batch in self.window() {
+            for job in self.plan.numbers(batch).filter_map(|number| self.current(number)) {
+                let JobName::Rollout { chunk, .. } = job else { continue };
+                let versions = (chunk..=self.plan.last_chunk()).map(|chunk| self.plan.version(batch, chunk));
+                needed.extend(versions.filter(|version| *version <= self.step));
+            }
+        }
+        needed
+    }
+
+    /// Jobs that are to be done now, the most urgent first.
+    fn open_jobs(&self) -> Vec<JobName> {
+        if self.stopping {
+            // Only what the last checkpoints wait for.
+            return self.checkpoints.iter().flat_map(|checkpoint| self.frontier(checkpoint).1).collect();
+        }
+        let parts = |(version, jobs): (&u64, &u32)| {
+            let version = *version;
+            (0..*jobs).map(move |index| JobName::Evaluation { version, index })
+        };
+        let evaluations = self.evaluations.iter().flat_map(parts);
+        let numbers = self.window().flat_map(|batch| self.plan.numbers(batch));
+        let rollouts = numbers.filter_map(|number| self.current(number));
+        let may = |job: &JobName| {
+            let answered = self.jobs.get(job).is_some_and(|state| state.answer.is_some());
+            !answered && (self.plan.version_of(*job) <= self.step || !self.rules.published)
+        };
+        evaluations.chain(rollouts).filter(may).collect()
+    }
+
+    pub(super) fn offer(&mut self, out: &mut Vec<Action>) {
+        let workers = (self.workers.len() as u64).max(1);
+        let in_flight = |state: &super::JobState| state.answer.is_none() && (state.pending || !state.claims.is_empty());
+        let mut open = self.jobs.values().filter(|state| in_flight(state)).count() as u64;
+        // Results that wait for later batches. Those of this one are never held back: it must become complete.
+        let later = self.plan.numbers(self.step + 1).start;
+        let waits = |job: &JobName| matches!(job, JobName::Rollout { number, .. } if *number >= later);
+        let waiting = self.jobs.iter().filter(|(job, state)| waits(job) && state.answer.is_some()).count() as u64;
+        for job in self.open_jobs() {
+            let state = self.jobs.entry(job).or_default();
+            if in_flight(state) {
+                continue;
+            }
+            if open >= self.plan.max_inflight_tasks.saturating_mul(workers) {
+                break;
+            }
+            if waits(&job) && !self.stopping && open + waiting >= self.plan.queue_maxsize.saturating_mul(workers) {
+                break;
+            }
+            state.pending = true;
+            state.age_ms = 0;
+            open += 1;
+            self.push_offer(job, out);
+        }
+    }
+
+    fn push_offer(&self, job: JobName, out: &mut Vec<Action>) {
+        let version = self.plan.version_of(job);
+        // A version that is not published yet has no lineage; without that rule there is none to name.
+        let lineage = self.lineages.get(&version).copied().unwrap_or(Lineage([0; 16]));
+        out.push(Action::Offer { job, version, lineage });
+    }
+
+    pub(super) fn claimed(&mut self, worker: WorkerName, job: JobName, out: &mut Vec<Action>) {
+        if self.rules.reclaim && !self.workers.contains_key(&worker) {
+            // It ended before this was heard.
+            out.push(Action::Release(worker, job));
+            if let Some(state) = self.jobs.get_mut(&job) {
+                state.pending = false;
+            }
+            return;
+        }
+        if !self.is_open(job) {
+            // Left over from an earlier learner.
+            out.push(Action::Withdraw(job));
+            return;
+        }
+        let state = self.jobs.entry(job).or_default();
+        if state.answer.is_some() {
+            out.push(Action::Withdraw(job));
+            return;
+        }
+        state.pending = false;
+        state.claims.insert(worker);
+        state.age_ms = 0;
+    }
+
+    pub(super) fn returned(&mut self, worker: &WorkerName, job: JobName, faulty: bool, out: &mut Vec<Action>) {
+        let Some(state) = self.jobs.get_mut(&job) else { return };
+        state.claims.remove(worker);
+        if faulty && state.answer.is_none() {
+            self.died_of(job, out);
+        }
+    }
+
+    pub(super) fn ended(&mut self, worker: &WorkerName, faulty: bool, out: &mut Vec<Action>) {
+        self.workers.remove(worker);
+        if !self.rules.reclaim {
+            return;
+        }
+        let claimed = |state: &super::JobState| state.claims.contains(worker);
+        let jobs: Vec<JobName> = self.jobs.iter().filter(|(_, state)| claimed(state)).map(|(job, _)| *job).collect();
+        for job in jobs {
+            out.push(Action::Release(worker.clone(), job));
+            self.returned(worker, job, faulty, out);
+        }
+    }
+
+    /// One more worker ended while it worked on this job.
+    fn died_of(&mut self, job: JobName, out: &mut Vec<Action>) {
+        let Some(state) = self.jobs.get_mut(&job) else { return };
+        state.deaths += 1;
+        if state.deaths >= self.plan.deaths_per_job && self.phase != Phase::Ended {
+            self.phase = Phase::Ended;
+            out.push(Action::Fail(job, state.deaths));
+        }
+    }
+
+    pub(super) fn result(
+        &mut self,
+        from: WorkerName,
+        job: JobName,
+        of: Lineage,
+        answer: Answer,
+        out: &mut Vec<Action>,
+    ) {
+        let known = self.lineages.get(&self.plan.version_of(job));
+        let is_ours = known == Some(&of) || !self.rules.lineage;
+        let first = self.plan.numbers(self.step.saturating_sub(1)).start;
+        let is_asked = match job {
+            JobName::Rollout { number, .. } => number >= first && self.jobs.contains_key(&job) || self.is_open(job),
+            JobName::Evaluation { version, .. } => self.evaluations.contains_key(&version),
+        };
+        let why = match self.jobs.get(&job).and_then(|state| state.answer) {
+            _ if !is_asked => Some(Dropped::NotAsked),
+            _ if !is_ours => Some(Dropped::Lineage),
+            Some(there) if there != answer => Some(Dropped::Differs),
+            Some(_) => Some(Dropped::Twice),
+            None => None,
+        };
+        if let Some(state) = self.jobs.get_mut(&job) {
+            state.claims.remove(&from);
+        }
+        match why {
+            Some(why) => out.push(Action::Drop(from, job, why)),
+            None => {
+                let state = self.jobs.entry(job).or_default();
+                state.answer = Some(answer);
+                out.push(Action::Accept(from, job));
+                if state.pending || !state.claims.is_empty() {
+                    // A second worker finds that its job is not wanted, and lets go of its weights.
+                    out.push(Action::Withdraw(job));
+                }
+                state.pending = false;
+                state.claims.clear();
+            }
+        }
+    }
+
+    /// A job that this run asks for now, or asked for before it was restarted from an older checkpoint.
+    fn is_open(&self, job: JobName) -> bool {
+        match job {
+            JobName::Rollout { number, chunk } => {
+                (self.step..self.plan.batches).contains(&self.plan.batch_of(number)) && chunk <= self.plan.last_chunk()
+            }
+            JobName::Evaluation { version, .. } => self.evaluations.contains_key(&version),
+        }
+    }
+
+    pub(super) fn tick(&mut self, ms: u64, out: &mut Vec<Action>) {
+        // After a pause of the learner itself nobody is taken for dead who was not heard in the meantime.
+        let ms = ms.min((self.plan.stale_after_ms / 4).max(1));
+        let limit = self.plan.stale_after_ms;
+        let mut presumed = Vec::new();
+        for (name, worker) in &mut self.workers {
+            worker.still_ms = (worker.still_ms + ms).min(limit);
+            if worker.still_ms >= limit {
+                if self.rules.kill {
+                    worker.still_ms = 0;
+                    out.push(Action::Kill(name.clone()));
+                } else {
+                    presumed.push(name.clone());
+                }
+            }
+        }
+        for worker in presumed {
+            self.ended(&worker, false, out);
+        }
+        self.offer_again(ms, out);
+    }
+
+    /// Jobs that nobody finished for long: a slow worker, or a message that was lost. The same bits, whoever is first.
+    fn offer_again(&mut self, ms: u64, out: &mut Vec<Action>) {
+        let Some(after) = self.plan.straggler_after_ms else { return };
+        let busy: BTreeSet<&WorkerName> = self.jobs.values().flat_map(|state| &state.claims).collect();
+        let is_idle = self.workers.keys().any(|worker| !busy.contains(worker));
+        // Where all seem to be busy, a result may have been lost.
+        let limit = if is_idle { after } else { after.saturating_mul(4) };
+        let mut again = Vec::new();
+        // A later chunk that an earlier learner had offered waits: its payload is made of the results before it.
+        let open: BTreeSet<JobName> = self.open_jobs().into_iter().collect();
+        for (job, state) in self.jobs.iter_mut().filter(|(job, _)| open.contains(job)) {
+            if state.answer.is_none() && (state.pending || !state.claims.is_empty()) {
+                state.age_ms = (state.age_ms + ms).min(after.saturating_mul(4));
+                if state.age_ms >= limit {
+                    state.age_ms = 0;
+                    state.pending = true;
+                    again.push(*job);
+                }
+            }
+        }
+        for job in again {
+            self.push_offer(job, out);
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! The learner's side of the protocol as a pure state machine: events in, actions out. It does no input or output,
+//! reads no clock, and holds no payloads, so that every state of it can be visited.
+//!
+//! One rule carries the others: *V(b, c) names the weights that sample a job*, so a job may be lost, done twice or done
+//! by anybody, and its result is the same. What must not be lost is only what could have been otherwise: the synced
+//! batch files, and in each checkpoint its *frontier*, the results that no weights exist for any more.
+
+mod event;
+mod jobs;
+mod restart;
+
+pub use event::{Action, Dropped, Event, Saved, SyncedBatch};
+
+use crate::job::{Answer, JobName, Lineage, WorkerName};
+use crate::plan::Plan;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// See the [module](self).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Coordinator {
+    plan: Plan,
+    rules: Rules,
+    /// Batches trained on: the version that is published.
+    step: u64,
+    phase: Phase,
+    /// Of the versions that results may come from.
+    lineages: BTreeMap<u64, Lineage>,
+    /// Batch files that are on the disk, from `step` on.
+    synced: BTreeSet<u64>,
+    /// The versions that a slot holds, first and last: they are the same weights where steps were skipped.
+    slots: Vec<Option<(u64, u64)>>,
+    jobs: BTreeMap<JobName, JobState>,
+    /// Evaluations that are not complete, and their number of jobs.
+    evaluations: BTreeMap<u64, u32>,
+    workers: BTreeMap<WorkerName, WorkerState>,
+    /// Checkpoints whose frontier is not complete, the oldest first.
+    checkpoints: Vec<Checkpoint>,
+    stopping: bool,
+}
+
+/// Rules that a test can break, to see that the search notices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Rules {
+    /// A checkpoint waits for what only older weights can sample.
+    pub frontier: bool,
+    /// A slot that an unfinished job needs is not overwritten.
+    pub needed: bool,
+    /// A worker that stands still is killed.
+    pub kill: bool,
+    /// A result of other weights is refused.
+    pub lineage: bool,
+    /// A job is offered once its weights are published.
+    pub published: bool,
+    /// The jobs of a dead worker are offered again.
+    pub reclaim: bool,
+    /// A synced batch file is trained on again after a restart.
+    pub replay: bool,
+}
+
+impl Rules {
+    pub(crate) const ALL: Rules =
+        Rules { frontier: true, needed: true, kill: true, lineage: true, published: true, reclaim: true, replay: true };
+}
+
+/// What the learner does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Phase {
+    /// It learns what survived.
+    Starting,
+    /// It waits for results.
+    Collecting,
+    /// It writes the batch file.
+    Syncing,
+    /// It trains, and writes into a slot.
+    Training(Option<usize>),
+    /// No more.
+    Ended,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct JobState {
+    answer: Option<Answer>,
+    /// It lies where a worker finds it.
+    pending: bool,
+    claims: BTreeSet<WorkerName>,
+    /// Workers that ended while they worked on it.
+    deaths: u32,
+    /// ms since it was last offered.
+    age_ms: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct WorkerState {
+    /// ms since its progress counter moved.
+    still_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Checkpoint {
+    step: u64,
+    lineages: BTreeMap<u64, Lineage>,
+    /// Evaluations of older weights that were not complete when it was begun.
+    evaluations: BTreeMap<u64, u32>,
+}
+
+impl Coordinator {
+    /// Batches trained on, which is the number of the published version.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// The numbers that it was made with.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The lineage of the published version.
+    pub fn lineage(&self) -> Lineage {
+        self.lineages[&self.step]
+    }
+
+    /// It asked for the end.
+    pub fn has_ended(&self) -> bool {
+        self.phase == Phase::Ended
+    }
+
+    /// Checkpoints that wait for their frontier: the step of each, results that are there, and how many it needs at
+    /// least.
+    pub fn waiting_checkpoints(&self) -> Vec<(u64, usize, usize)> {
+        let one = |checkpoint: &Checkpoint| {
+            let (there, missing) = self.frontier(checkpoint);
+            (checkpoint.step, there.len(), there.len() + missing.len())
+        };
+        self.checkpoints.iter().map(one).collect()
+    }
+
+    /// Groups of a batch that are complete.
+    pub fn complete_groups(&self, batch: u64) -> u64 {
+        self.plan.numbers(batch).filter(|number| self.current(*number).is_none()).count() as u64
+    }
+
+    /// The workers that are there.
+    pub fn workers(&self) -> impl Iterator<Item = &WorkerName> {
+        self.workers.keys()
+    }
+
+    /// An evaluation of this version is asked for, or a checkpoint that waits had asked for it.
+    pub fn needs_evaluation(&self, version: u64) -> bool {
+        let held = |checkpoint: &Checkpoint| checkpoint.evaluations.contains_key(&version);
+        self.evaluations.contains_key(&version) || self.checkpoints.iter().any(held)
+    }
+
+    /// What the slots hold, first and last version.
+    pub fn slots(&self) -> &[Option<(u64, u64)>] {
+        &self.slots
+    }
+
+    /// The slots that the optimizer may write, best first: whichever of them no reader pins. Empty when it is not the
+    /// time. The weights of now are among them only if there is one slot.
+    pub fn writable(&self) -> Vec<usize> {
+        if self.phase != Phase::Training(None) {
+            return Vec::new();
+        }
+        let needed = self.needed_versions();
+        let free = |slot: &Option<(u64, u64)>| match slot {
+            None => true,
+            Some((first, last)) => {
+                let is_needed = self.rules.needed && needed.range(first..=last).next().is_some();
+                let is_current = *last == self.step && self.slots.len() > 1;
+                !is_needed && !is_current
+            }
+        };
+        let mut writable: Vec<usize> = (0..self.slots.len()).filter(|i| free(&self.slots[*i])).collect();
+        writable.sort_by_key(|i| self.slots[*i]);
+        writable
+    }
+
+    /// Takes an event; what must be done now, in this order.
+    pub fn handle(&mut self, event: Event) -> Vec<Action> {
+        let mut out = Vec::new();
+        if self.phase == Phase::Ended {
+            // A late result needs no answer: nothing is deleted that another learner could use.
+            return out;
+        }
+        match event {
+            Event::Begin => {
+                if self.phase == Phase::Starting {
+                    self.phase = Phase::Collecting;
+                }
+            }
+            Event::Joined(worker) | Event::Progress(worker) => {
+                self.workers.entry(worker).or_default().still_ms = 0;
+            }
+            Event::Ended { worker, faulty } => self.ended(&worker, faulty, &mut out),
+            Event::Tick(ms) => self.tick(ms, &mut out),
+            Event::Claimed(worker, job) => self.claimed(worker, job, &mut out),
+            Event::Returned { worker, job, faulty } => self.returned(&worker, job, faulty, &mut out),
+            Event::Lost(job) => {
+                if let Some(state) = self.jobs.get_mut(&job) {
+                    state.pending = false;
+                }
+            }
+            Event::Result { worker, job, lineage, answer } => self.result(worker, job, lineage, answer, &mut out),
+            Event::Synced(batch, digest) => {
+                if self.phase == Phase::Syncing && batch == self.step {
+                    self.synced.insert(batch);
+                    self.lineages.insert(batch + 1, self.lineages[&batch].after(&digest));
+                    let done = self.plan.numbers(batch).flat_map(|number| self.chain(number)).collect();
+                    out.push(Action::Acknowledge(done));
+                    self.phase = Phase::Collecting;
+                }
+            }
+            Event::Writing(slot) => {
+                if self.phase == Phase::Training(None) && slot < self.slots.len() {
+                    self.phase = Phase::Training(Some(slot));
+                    if self.slots[slot].is_none_or(|(_, last)| last != self.step) {
+                        self.slots[slot] = None;
+                    }
+                }
+            }
+            Event::Trained { written } => self.trained(written, &mut out),
+            Event::Checkpoint => self.begin_checkpoint(),
+            Event::Evaluate(jobs) => {
+                if jobs > 0 {
+                    self.evaluations.insert(self.step, jobs);
+                }
+            }
+            Event::Stop => {
+                if !self.stopping {
+                    self.stopping = true;
+                    self.begin_checkpoint();
+                }
+            }
+        }
+        self.advance(&mut out);
+        out
+    }
+
+    fn trained(&mut self, written: bool, out: &mut Vec<Action>) {
+        let Phase::Training(slot) = self.phase else { return };
+        let version = self.step + 1;
+        let current = self.slots.iter().position(|slot| slot.is_some_and(|(_, last)| last == self.step));
+        let slot = match (written, slot, current) {
+            (true, Some(slot), _) => {
+                self.slots[slot] = Some((version, version));
+                slot
+            }
+            // A skipped step: the weights of now are those of the next version, too.
+            (_, _, Some(current)) => {
+                let first = self.slots[current].map_or(version, |(first, _)| first);
+                self.slots[current] = Some((first, version));
+                current
+            }
+            _ => return,
+        };
+        self.step = version;
+        self.phase = Phase::Collecting;
+        self.synced.remove(&(version - 1));
+        self.prune();
+        out.push(Action::Publish { version, slot, lineage: self.lineages[&version] });
+    }
+
+    fn begin_checkpoint(&mut self) {
+        if self.checkpoints.iter().any(|checkpoint| checkpoint.step == self.step) {
+            return;
+        }
+        let oldest = self.oldest_version();
+        let lineages = self.lineages.range(oldest..=self.step).map(|(version, lineage)| (*version, *lineage)).collect();
+        let evaluations = self.evaluations.range(..self.step).map(|(version, jobs)| (*version, *jobs)).collect();
+        self.checkpoints.push(Checkpoint { step: self.step, lineages, evaluations });
+    }
+
+    /// Whatever follows from what is there now.
+    fn advance(&mut self, out: &mut Vec<Action>) {
+        if self.phase == Phase::Starting {
+            return;
+        }
+        self.finish_evaluations(out);
+        self.commit_checkpoints(out);
+        if self.phase == Phase::Collecting {
+            let is_last = self.stopping || self.step >= self.plan.batches;
+            let replays = self.synced.contains(&self.step);
+            if is_last {
+                if self.checkpoints.is_empty() && (self.stopping || self.evaluations.is_empty()) {
+                    self.phase = Phase::Ended;
+                    out.push(Action::End);
+                    return;
+                }
+            } else if replays {
+                self.phase = Phase::Training(None);
+                out.push(Action::Train(self.step));
+            } else if self.complete_groups(self.step) == self.plan.groups {
+                self.phase = Phase::Syncing;
+                let jobs = self.plan.numbers(self.step).flat_map(|number| self.chain(number)).collect();
+                out.push(Action::SyncBatch(self.step, jobs));
+            }
+        }
+        self.offer(out);
+    }
+
+    fn finish_evaluations(&mut self, out: &mut Vec<Action>) {
+        let parts = |version: u64, jobs: u32| (0..jobs).map(move |index| JobName::Evaluation { version, index });
+        let done = |job: JobName| self.jobs.get(&job).is_some_and(|state| state.answer.is_some());
+        let complete: Vec<(u64, u32)> =
+            self.evaluations.iter().map(|(v, n)| (*v, *n)).filter(|(v, n)| parts(*v, *n).all(done)).collect();
+        for (version, jobs) in complete {
+            self.evaluations.remove(&version);
+            let jobs: Vec<JobName> = parts(version, jobs).collect();
+            out.push(Action::Evaluated(version, jobs.clone()));
+            out.push(Action::Acknowledge(jobs));
+        }
+    }
+
+    fn commit_checkpoints(&mut self, out: &mut Vec<Action>) {
+        while let Some(checkpoint) = self.checkpoints.first() {
+            let (frontier, missing) = self.frontier(checkpoint);
+            if self.rules.frontier && !missing.is_empty() {
+                return;
+            }
+            let checkpoint = self.checkpoints.remove(0);
+            out.push(Action::CommitCheckpoint(Saved {
+                step: checkpoint.step,
+                lineages: checkpoint.lineages,
+                frontier,
+            }));
+            self.prune();
+        }
+    }
+
+    /// Of what a checkpoint's older versions had to sample: the results, and the jobs that are still open.
+    fn frontier(&self, checkpoint: &Checkpoint) -> (BTreeMap<JobName, Answer>, Vec<JobName>) {
+        let step = checkpoint.step;
+        let mut there = BTreeMap::new();
+        let mut missing = Vec::new();
+        let mut look = |job: JobName| match self.jobs.get(&job).and_then(|state| state.answer) {
+            Some(answer) => {
+                there.insert(job, answer);
+                answer.more
+            }
+            None => {
+                missing.push(job);
+                false
+            }
+        };
+        let end = step.saturating_add(self.plan.max_staleness).min(self.plan.batches);
+        for number in (step..end).flat_map(|batch| self.plan.numbers(batch)) {
+            for chunk in 0..=self.plan.last_chunk() {
+                let job = JobName::Rollout { number, chunk };
+                if self.plan.version_of(job) >= step || !look(job) {
+                    break;
+                }
+            }
+        }
+        for (version, jobs) in &checkpoint.evaluations {
+            for index in 0..*jobs {
+                look(JobName::Evaluation { version: *version, index });
+            }
+        }
+        (there, missing)
+    }
+
+    /// The oldest version that a job of this step's batch can need.
+    fn oldest_version(&self) -> u64 {
+        self.plan.version(self.step, 0)
+    }
+
+    /// Drops what nothing can ask for any more. One batch more than needed stays, to compare second results with.
+    fn prune(&mut self) {
+        let step = self.checkpoints.first().map_or(self.step, |checkpoint| checkpoint.step.min(self.step));
+        let oldest = self.plan.version(self.step.saturating_sub(1), 0);
+        let first = self.plan.numbers(step.saturating_sub(1)).start;
+        let mut jobs = std::mem::take(&mut self.jobs);
+        jobs.retain(|job, _| match job {
+            JobName::Rollout { number, .. } => *number >= first,
+            JobName::Evaluation { version, .. } => self.needs_evaluation(*version),
+        });
+        self.jobs = jobs;
+        let evaluations = &self.evaluations;
+        self.lineages.retain(|version, _| *version >= oldest || evaluations.contains_key(version));
+    }
+}

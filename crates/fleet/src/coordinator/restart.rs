@@ -1,0 +1,65 @@
+//! A first start, and a start from what survived.
+
+use super::{Coordinator, JobState, Phase, Rules, Saved, SyncedBatch};
+use crate::job::Lineage;
+use crate::plan::Plan;
+use std::collections::BTreeMap;
+
+impl Coordinator {
+    /// At the start of a run; slot 0 holds version 0. Nothing is offered before [`super::Event::Begin`].
+    pub fn start(plan: Plan, origin: Lineage) -> Result<Coordinator, String> {
+        let saved = Saved { step: 0, lineages: BTreeMap::from([(0, origin)]), frontier: BTreeMap::new() };
+        Coordinator::resume(plan, saved, BTreeMap::new())
+    }
+
+    /// From a checkpoint, whose weights are in slot 0, and the batch files that are there. Before
+    /// [`super::Event::Begin`] come the workers that are there, what they work on, and the results that survived.
+    pub fn resume(plan: Plan, saved: Saved, files: BTreeMap<u64, SyncedBatch>) -> Result<Coordinator, String> {
+        Coordinator::with_rules(plan, saved, files, Rules::ALL)
+    }
+
+    pub(crate) fn with_rules(
+        plan: Plan,
+        saved: Saved,
+        files: BTreeMap<u64, SyncedBatch>,
+        rules: Rules,
+    ) -> Result<Coordinator, String> {
+        plan.check()?;
+        let step = saved.step;
+        if !saved.lineages.contains_key(&step) {
+            return Err(format!("the checkpoint of step {step} does not say the lineage of its own weights"));
+        }
+        let mut slots = vec![None; plan.slots];
+        slots[0] = Some((step, step));
+        let mut coordinator = Coordinator {
+            plan,
+            rules,
+            step,
+            phase: Phase::Starting,
+            lineages: saved.lineages,
+            synced: Default::default(),
+            slots,
+            jobs: BTreeMap::new(),
+            evaluations: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            checkpoints: Vec::new(),
+            stopping: false,
+        };
+        let mut answers = saved.frontier;
+        for batch in step.. {
+            let Some(file) = files.get(&batch).filter(|_| rules.replay) else { break };
+            let lineage = coordinator.lineages[&batch].after(&file.digest);
+            coordinator.lineages.insert(batch + 1, lineage);
+            coordinator.synced.insert(batch);
+            answers.extend(file.answers.iter().map(|(job, answer)| (*job, *answer)));
+        }
+        for (job, answer) in answers {
+            if let crate::job::JobName::Evaluation { version, index } = job {
+                let jobs = coordinator.evaluations.entry(version).or_default();
+                *jobs = (*jobs).max(index + 1);
+            }
+            coordinator.jobs.insert(job, JobState { answer: Some(answer), ..JobState::default() });
+        }
+        Ok(coordinator)
+    }
+}

@@ -1,0 +1,240 @@
+//! An exchange in memory: for tests, and the spool directory's picture in the search.
+
+use super::{Exchange, LearnerState, Observer, Scan, Seen, Waiter, WorkerExchange, WorkerStatus};
+use crate::coordinator::Event;
+use crate::error::Result;
+use crate::job::{Job, JobName, JobResult, WorkerName};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// What a spool directory would hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Queue {
+    pub pending: BTreeMap<JobName, Job>,
+    pub processing: BTreeMap<(WorkerName, JobName), Job>,
+    pub complete: BTreeMap<(WorkerName, JobName), JobResult>,
+    pub workers: BTreeMap<WorkerName, Seen>,
+}
+
+impl Queue {
+    pub(crate) fn offer(&mut self, job: &Job) {
+        self.pending.insert(job.name, job.clone());
+    }
+
+    pub(crate) fn release(&mut self, worker: &WorkerName, job: JobName) {
+        self.processing.remove(&(worker.clone(), job));
+    }
+
+    pub(crate) fn withdraw(&mut self, job: JobName) {
+        self.pending.remove(&job);
+        self.processing.retain(|(_, name), _| *name != job);
+    }
+
+    pub(crate) fn acknowledge(&mut self, jobs: &[JobName]) {
+        self.complete.retain(|(_, job), _| !jobs.contains(job));
+    }
+
+    pub(crate) fn scan(&self) -> Scan {
+        let content = |result: &JobResult| Some((result.lineage, result.answer));
+        Scan {
+            pending: self.pending.keys().copied().collect(),
+            processing: self.processing.keys().cloned().collect(),
+            results: self.complete.iter().map(|(key, result)| (key.clone(), content(result))).collect(),
+            workers: self.workers.clone(),
+        }
+    }
+
+    pub(crate) fn claim(&mut self, worker: &WorkerName, job: JobName) -> Option<Job> {
+        let taken = self.pending.remove(&job)?;
+        self.processing.insert((worker.clone(), job), taken.clone());
+        Some(taken)
+    }
+
+    pub(crate) fn complete(&mut self, result: &JobResult) {
+        let key = (result.worker.clone(), result.job);
+        self.complete.insert(key.clone(), result.clone());
+        self.processing.remove(&key);
+    }
+
+    pub(crate) fn give_back(&mut self, worker: &WorkerName, job: JobName) {
+        if let Some(back) = self.processing.remove(&(worker.clone(), job)) {
+            self.pending.insert(job, back);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Queue,
+    learner: Option<LearnerState>,
+    statuses: BTreeMap<WorkerName, WorkerStatus>,
+}
+
+/// The memory that both sides share.
+#[derive(Clone, Default)]
+pub struct Memory(Arc<(Mutex<Shared>, Condvar)>);
+
+impl Memory {
+    /// An empty one.
+    pub fn new() -> Memory {
+        Memory::default()
+    }
+
+    /// The learner's side. A new one takes over what an earlier one left.
+    pub fn learner(&self) -> MemoryLearner {
+        let mut shared = self.lock();
+        shared.queue.pending.clear();
+        drop(shared);
+        MemoryLearner { memory: self.clone(), observer: Observer::default() }
+    }
+
+    /// The side of a worker.
+    pub fn worker(&self, name: WorkerName) -> MemoryWorker {
+        let mut shared = self.lock();
+        let seen = shared.queue.workers.entry(name.clone()).or_default();
+        *seen = Seen { incarnation: seen.incarnation + 1, alive: true, ended: false, progress: 0 };
+        drop(shared);
+        self.0.1.notify_all();
+        MemoryWorker { memory: self.clone(), name }
+    }
+
+    /// What a worker last reported.
+    pub fn status(&self, worker: &WorkerName) -> Option<WorkerStatus> {
+        self.lock().statuses.get(worker).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.0.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn wait(&self, at_most: Duration) {
+        // Whoever was woken for nothing looks again and waits.
+        drop(self.0.1.wait_timeout(self.lock(), at_most));
+    }
+}
+
+/// The learner's side of [`Memory`].
+pub struct MemoryLearner {
+    memory: Memory,
+    observer: Observer,
+}
+
+impl MemoryLearner {
+    fn change(&mut self, change: impl FnOnce(&mut Shared)) -> Result<()> {
+        change(&mut self.memory.lock());
+        self.memory.0.1.notify_all();
+        Ok(())
+    }
+}
+
+impl Exchange for MemoryLearner {
+    fn announce(&mut self, state: &LearnerState) -> Result<()> {
+        self.change(|shared| shared.learner = Some(state.clone()))
+    }
+
+    fn offer(&mut self, job: &Job) -> Result<()> {
+        self.observer.offered(job.name);
+        self.change(|shared| shared.queue.offer(job))
+    }
+
+    fn release(&mut self, worker: &WorkerName, job: JobName) -> Result<()> {
+        self.change(|shared| shared.queue.release(worker, job))
+    }
+
+    fn withdraw(&mut self, job: JobName) -> Result<()> {
+        self.observer.withdrawn(job);
+        self.change(|shared| shared.queue.withdraw(job))
+    }
+
+    fn take(&mut self, worker: &WorkerName, job: JobName) -> Option<JobResult> {
+        self.memory.lock().queue.complete.get(&(worker.clone(), job)).cloned()
+    }
+
+    fn discard(&mut self, worker: &WorkerName, job: JobName) -> Result<()> {
+        self.change(|shared| drop(shared.queue.complete.remove(&(worker.clone(), job))))
+    }
+
+    fn acknowledge(&mut self, jobs: &[JobName]) -> Result<()> {
+        self.change(|shared| shared.queue.acknowledge(jobs))
+    }
+
+    fn kill(&mut self, _worker: &WorkerName) -> Result<()> {
+        // A thread cannot be killed; one that stands still ends the test that made it.
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<Vec<Event>> {
+        let scan = self.memory.lock().queue.scan();
+        Ok(self.observer.compare(scan))
+    }
+
+    fn waiter(&self) -> Result<Waiter> {
+        let memory = self.memory.clone();
+        Ok(Box::new(move |at_most| memory.wait(at_most)))
+    }
+}
+
+/// The side of a worker of [`Memory`]. Dropped, the worker is gone.
+pub struct MemoryWorker {
+    memory: Memory,
+    name: WorkerName,
+}
+
+impl MemoryWorker {
+    fn change<T>(&mut self, change: impl FnOnce(&mut Queue) -> T) -> T {
+        let changed = change(&mut self.memory.lock().queue);
+        self.memory.0.1.notify_all();
+        changed
+    }
+}
+
+impl WorkerExchange for MemoryWorker {
+    fn learner(&mut self) -> Result<Option<LearnerState>> {
+        Ok(self.memory.lock().learner.clone())
+    }
+
+    fn claim(&mut self, profiles: &[String]) -> Result<Option<Job>> {
+        let name = self.name.clone();
+        Ok(self.change(|queue| {
+            let fits = |job: &Job| profiles.is_empty() || profiles.contains(&job.profile);
+            let job = queue.pending.values().find(|job| fits(job))?.name;
+            queue.claim(&name, job)
+        }))
+    }
+
+    fn is_wanted(&mut self, job: JobName) -> bool {
+        self.memory.lock().queue.processing.contains_key(&(self.name.clone(), job))
+    }
+
+    fn report(&mut self, status: &WorkerStatus) -> Result<()> {
+        let mut shared = self.memory.lock();
+        shared.statuses.insert(self.name.clone(), status.clone());
+        if let Some(seen) = shared.queue.workers.get_mut(&self.name) {
+            (seen.progress, seen.ended) = (status.progress, status.ended);
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, result: &JobResult) -> Result<()> {
+        self.change(|queue| queue.complete(result));
+        Ok(())
+    }
+
+    fn give_back(&mut self, job: JobName) -> Result<()> {
+        let name = self.name.clone();
+        self.change(|queue| queue.give_back(&name, job));
+        Ok(())
+    }
+
+    fn wait(&mut self, at_most: Duration) {
+        self.memory.wait(at_most);
+    }
+}
+
+impl Drop for MemoryWorker {
+    fn drop(&mut self) {
+        let name = self.name.clone();
+        self.change(|queue| queue.workers.entry(name).or_default().alive = false);
+    }
+}

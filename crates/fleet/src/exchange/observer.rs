@@ -1,0 +1,106 @@
+//! From what lies where to what happened: two looks at an exchange are compared. It keeps nothing that a new look does
+//! not correct, so that a rename seen half, or a learner that starts anew, does no harm.
+
+use crate::coordinator::Event;
+use crate::job::{Answer, JobName, Lineage, WorkerName};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A look at an exchange.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Scan {
+    pub pending: BTreeSet<JobName>,
+    pub processing: BTreeSet<(WorkerName, JobName)>,
+    /// All results that are there; those seen before need no content.
+    pub results: BTreeMap<(WorkerName, JobName), Option<(Lineage, Answer)>>,
+    pub workers: BTreeMap<WorkerName, Seen>,
+}
+
+/// A worker, as it is seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Seen {
+    pub incarnation: u64,
+    pub alive: bool,
+    /// It ended by itself.
+    pub ended: bool,
+    pub progress: u64,
+}
+
+/// Remembers the last look.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Observer {
+    /// Offered, and not known to be claimed or done; true once it was not found.
+    offered: BTreeMap<JobName, bool>,
+    processing: BTreeSet<(WorkerName, JobName)>,
+    results: BTreeSet<(WorkerName, JobName)>,
+    workers: BTreeMap<WorkerName, Seen>,
+}
+
+impl Observer {
+    pub(crate) fn offered(&mut self, job: JobName) {
+        self.offered.insert(job, false);
+    }
+
+    pub(crate) fn withdrawn(&mut self, job: JobName) {
+        self.offered.remove(&job);
+    }
+
+    /// A result that was told of before.
+    pub(crate) fn knows(&self, worker: &WorkerName, job: JobName) -> bool {
+        self.results.contains(&(worker.clone(), job))
+    }
+
+    /// What happened between the last look and this one: results first, so that whoever died after its result died
+    /// idle.
+    pub(crate) fn compare(&mut self, scan: Scan) -> Vec<Event> {
+        let mut events = Vec::new();
+        let mut done = BTreeSet::new();
+        for (key, content) in &scan.results {
+            let (worker, job) = key;
+            self.offered.remove(job);
+            done.insert(*job);
+            if let Some((lineage, answer)) = content.filter(|_| !self.results.contains(key)) {
+                events.push(Event::Result { worker: worker.clone(), job: *job, lineage, answer });
+            }
+        }
+        let workers = std::mem::take(&mut self.workers);
+        for (name, before) in &workers {
+            let now = scan.workers.get(name).copied().unwrap_or_default();
+            if before.alive && (!now.alive || now.incarnation != before.incarnation) {
+                // Of an earlier process nothing tells how it ended.
+                let faulty = !(now.ended && now.incarnation == before.incarnation);
+                events.push(Event::Ended { worker: name.clone(), faulty });
+                self.processing.retain(|(worker, _)| worker != name);
+            }
+        }
+        for (name, now) in &scan.workers {
+            let before = workers.get(name).copied().unwrap_or_default();
+            if now.alive && (!before.alive || before.incarnation != now.incarnation) {
+                events.push(Event::Joined(name.clone()));
+            } else if now.alive && before.progress != now.progress {
+                events.push(Event::Progress(name.clone()));
+            }
+        }
+        for (worker, job) in scan.processing.difference(&self.processing) {
+            self.offered.remove(job);
+            events.push(Event::Claimed(worker.clone(), *job));
+        }
+        for (worker, job) in self.processing.difference(&scan.processing) {
+            if !done.contains(job) {
+                events.push(Event::Returned { worker: worker.clone(), job: *job, faulty: false });
+            }
+        }
+        let claimed = |job: &JobName| scan.processing.iter().any(|(_, claimed)| claimed == job);
+        for (job, missed) in &mut self.offered {
+            // One look may miss a file that is renamed meanwhile; two do not.
+            let is_missing = !scan.pending.contains(job) && !claimed(job);
+            if is_missing && *missed {
+                events.push(Event::Lost(*job));
+            }
+            *missed = is_missing && !*missed;
+        }
+        self.results = scan.results.into_keys().collect();
+        self.processing = scan.processing;
+        self.workers = scan.workers;
+        events
+    }
+}

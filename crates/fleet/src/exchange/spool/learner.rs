@@ -1,0 +1,200 @@
+//! The learner's side of a spool directory.
+
+use super::watch::Watch;
+use super::{Holder, Layout, create_dir, holder, jobs, read, read_json, remove, sweep, take_lock, write};
+use crate::coordinator::Event;
+use crate::error::{Error, Result};
+use crate::exchange::{Exchange, LearnerState, Observer, Scan, Seen, Waiter, WorkerStatus};
+use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+
+/// See the [module](super).
+pub struct SpoolLearner {
+    layout: Layout,
+    /// The lock that says that a learner is there.
+    _lock: File,
+    observer: Observer,
+    /// Results that were read and not taken or deleted.
+    results: BTreeMap<(WorkerName, JobName), JobResult>,
+    workers: Vec<WorkerName>,
+    problems: Vec<String>,
+}
+
+impl SpoolLearner {
+    /// Of the run directory `out`. Jobs that an earlier learner offered are gone; results and claims are taken over.
+    /// A learner that is there already is refused with its process number.
+    pub fn open(out: &Path) -> Result<SpoolLearner> {
+        let layout = Layout::of_run(out);
+        layout.create()?;
+        let lock = layout.root().join("learner.lock");
+        let remedy = "Wait until it has ended, or stop it";
+        let (lock, _) = take_lock(&lock, &format!("a learner of {}", out.display()), remedy)?;
+        for job in jobs(&layout.pending())? {
+            remove(&layout.pending().join(job.to_string()))?;
+        }
+        sweep(&layout.pending())?;
+        sweep(layout.root())?;
+        create_dir(&layout.batches())?;
+        Ok(SpoolLearner {
+            layout,
+            _lock: lock,
+            observer: Observer::default(),
+            results: BTreeMap::new(),
+            workers: Vec::new(),
+            problems: Vec::new(),
+        })
+    }
+
+    /// Where its files lie.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// A worker's lock and what it says.
+    fn look(&self, worker: &WorkerName) -> Result<Seen> {
+        let status: WorkerStatus = read_json(&self.layout.status(worker)).unwrap_or_default();
+        let holder = holder(&self.layout.alive(worker))?;
+        // A process that has its lock and did not write its number yet is nobody for a moment.
+        let alive = holder.is_some_and(|holder| holder.incarnation > 0);
+        let incarnation = holder.map_or(status.incarnation, |holder| holder.incarnation);
+        let is_its = status.incarnation == incarnation;
+        Ok(Seen {
+            incarnation,
+            alive,
+            ended: is_its && status.ended,
+            progress: if is_its { status.progress } else { 0 },
+        })
+    }
+
+    /// The content of a result that was not seen before; one that cannot be read is deleted, and its job done again.
+    fn read_result(&mut self, worker: &WorkerName, job: JobName) -> Result<Option<(Lineage, Answer)>> {
+        let path = self.layout.complete(worker).join(job.to_string());
+        let Some(bytes) = read(&path)? else { return Ok(None) };
+        let fits = |result: &JobResult| result.job == job && result.worker == *worker;
+        let result = match JobResult::from_bytes(&bytes) {
+            Ok(result) if fits(&result) => result,
+            Ok(result) => return self.refuse(&path, &format!("it is {} of {}", result.job, result.worker)),
+            Err(why) => return self.refuse(&path, &why),
+        };
+        let content = (result.lineage, result.answer);
+        self.results.insert((worker.clone(), job), result);
+        Ok(Some(content))
+    }
+
+    fn refuse(&mut self, path: &Path, why: &str) -> Result<Option<(Lineage, Answer)>> {
+        self.problems.push(format!("{}: {why}; the job is done again", path.display()));
+        remove(path).map(|()| None)
+    }
+}
+
+impl Exchange for SpoolLearner {
+    fn announce(&mut self, state: &LearnerState) -> Result<()> {
+        let text = serde_json::to_vec_pretty(state).map_err(|e| Error::Failed(e.to_string()))?;
+        write(&self.layout.learner(), &text, false)
+    }
+
+    fn offer(&mut self, job: &Job) -> Result<()> {
+        self.observer.offered(job.name);
+        write(&self.layout.pending().join(job.name.to_string()), &job.to_bytes(), false)
+    }
+
+    fn release(&mut self, worker: &WorkerName, job: JobName) -> Result<()> {
+        remove(&self.layout.processing(worker).join(job.to_string()))
+    }
+
+    fn withdraw(&mut self, job: JobName) -> Result<()> {
+        self.observer.withdrawn(job);
+        remove(&self.layout.pending().join(job.to_string()))?;
+        self.workers.iter().try_for_each(|worker| remove(&self.layout.processing(worker).join(job.to_string())))
+    }
+
+    fn take(&mut self, worker: &WorkerName, job: JobName) -> Option<JobResult> {
+        self.results.remove(&(worker.clone(), job))
+    }
+
+    fn discard(&mut self, worker: &WorkerName, job: JobName) -> Result<()> {
+        self.results.remove(&(worker.clone(), job));
+        remove(&self.layout.complete(worker).join(job.to_string()))
+    }
+
+    fn acknowledge(&mut self, jobs: &[JobName]) -> Result<()> {
+        for job in jobs {
+            for worker in &self.workers {
+                remove(&self.layout.complete(worker).join(job.to_string()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self, worker: &WorkerName) -> Result<()> {
+        use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+        let path = self.layout.alive(worker);
+        let Some(before @ Holder { pid, .. }) = holder(&path)? else { return Ok(()) };
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let Some(number) = number.filter(|_| pid != std::process::id()) else { return Ok(()) };
+        let killed = (|| {
+            let process = pidfd_open(number, PidfdFlags::empty())?;
+            // The number may be another process's by now; the lock says that it is not.
+            match holder(&path) {
+                Ok(Some(now)) if now == before => pidfd_send_signal(&process, Signal::KILL),
+                _ => Ok(()),
+            }
+        })();
+        match killed {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(error) => {
+                self.problems
+                    .push(format!("worker {worker} stands still, and process {pid} cannot be killed: {error}"));
+                Ok(())
+            }
+        }
+    }
+
+    fn poll(&mut self) -> Result<Vec<Event>> {
+        let mut scan = Scan::default();
+        // In the order in which a job moves, so that one that moves meanwhile is not missed.
+        scan.pending.extend(jobs(&self.layout.pending())?);
+        self.workers = self.layout.known_workers()?;
+        for worker in self.workers.clone() {
+            let seen = self.look(&worker)?;
+            let processing = jobs(&self.layout.processing(&worker))?;
+            scan.processing.extend(processing.into_iter().map(|job| (worker.clone(), job)));
+            for job in jobs(&self.layout.complete(&worker))? {
+                let known = self.observer.knows(&worker, job);
+                let content = if known { None } else { self.read_result(&worker, job)? };
+                if known || content.is_some() {
+                    scan.results.insert((worker.clone(), job), content);
+                }
+            }
+            if !seen.alive {
+                sweep(&self.layout.complete(&worker))?;
+            }
+            scan.workers.insert(worker, seen);
+        }
+        Ok(self.observer.compare(scan))
+    }
+
+    fn waiter(&self) -> Result<Waiter> {
+        let mut watch = Watch::new();
+        let layout = self.layout.clone();
+        let mut watched = Vec::new();
+        watch.add(&layout.workers());
+        Ok(Box::new(move |at_most| {
+            let workers = layout.known_workers().unwrap_or_default();
+            if workers != watched {
+                for worker in &workers {
+                    watch.add(&layout.complete(worker));
+                    watch.add(&layout.processing(worker));
+                }
+                watched = workers;
+            }
+            watch.wait(at_most);
+        }))
+    }
+
+    fn take_problems(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.problems)
+    }
+}

@@ -1,0 +1,249 @@
+//! An exchange in a directory: `ls` shows its state, a rename claims a job, and no server is needed.
+//!
+//! ```text
+//! fleet/learner.json                     what the learner tells everybody: renamed into place
+//! fleet/learner.lock                     held by the learner
+//! fleet/pending/000123.0                 offered                                  (learner)
+//! fleet/processing_by_dev1/000123.0      claimed by rename                        (worker)
+//! fleet/complete_from_dev1/000123.0      tokens, log-probabilities, scores        (worker: write, rename)
+//! fleet/batches/000015                   a batch, synced before the update        (learner)
+//! fleet/workers/dev1/alive.lock          held by the worker as long as it lives
+//! fleet/workers/dev1/status.json         what it does, with its progress counter
+//! ```
+//!
+//! A name with a dot in front is being written; whoever comes next deletes it. Locks are dropped by the kernel with
+//! their holder, so that no clock says who lives. Directories are 0700, files 0600.
+
+mod learner;
+mod watch;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+pub use learner::SpoolLearner;
+pub use worker::SpoolWorker;
+
+use crate::error::{Error, OrIo, Result};
+use crate::job::{JobName, WorkerName};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Larger files are none of ours; nothing is allocated for them.
+const MOST_BYTES: u64 = 1 << 32;
+
+/// Where things lie in a spool directory.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    /// Of the run directory `out`.
+    pub fn of_run(out: &Path) -> Layout {
+        Layout { root: out.join("fleet") }
+    }
+
+    /// `fleet/`.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// `fleet/learner.json`.
+    pub fn learner(&self) -> PathBuf {
+        self.root.join("learner.json")
+    }
+
+    /// `fleet/pending/`.
+    pub fn pending(&self) -> PathBuf {
+        self.root.join("pending")
+    }
+
+    /// `fleet/processing_by_NAME/`.
+    pub fn processing(&self, worker: &WorkerName) -> PathBuf {
+        self.root.join(format!("processing_by_{worker}"))
+    }
+
+    /// `fleet/complete_from_NAME/`.
+    pub fn complete(&self, worker: &WorkerName) -> PathBuf {
+        self.root.join(format!("complete_from_{worker}"))
+    }
+
+    /// `fleet/batches/`.
+    pub fn batches(&self) -> PathBuf {
+        self.root.join("batches")
+    }
+
+    /// `fleet/workers/`.
+    pub fn workers(&self) -> PathBuf {
+        self.root.join("workers")
+    }
+
+    /// `fleet/workers/NAME/alive.lock`.
+    pub fn alive(&self, worker: &WorkerName) -> PathBuf {
+        self.workers().join(worker.as_str()).join("alive.lock")
+    }
+
+    /// `fleet/workers/NAME/status.json`.
+    pub fn status(&self, worker: &WorkerName) -> PathBuf {
+        self.workers().join(worker.as_str()).join("status.json")
+    }
+
+    /// The workers that ever joined, by name.
+    pub fn known_workers(&self) -> Result<Vec<WorkerName>> {
+        Ok(names(&self.workers())?.iter().filter_map(|name| WorkerName::new(name).ok()).collect())
+    }
+
+    /// Makes the directories that both sides need.
+    fn create(&self) -> Result<()> {
+        create_dir(&self.root)?;
+        create_dir(&self.pending())?;
+        create_dir(&self.workers())
+    }
+}
+
+/// A directory that only this user can look into, and those above it.
+pub(crate) fn create_dir(path: &Path) -> Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path).or_io("create", path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o700)).or_io("protect", path)
+}
+
+/// The names in a directory, sorted; none where there is no directory.
+pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.or_io("read", directory)?,
+    };
+    let name = |entry: std::io::Result<std::fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+    let mut names = entries.map(name).collect::<std::io::Result<Vec<String>>>().or_io("read", directory)?;
+    names.sort();
+    Ok(names)
+}
+
+/// The jobs that lie in a directory. What is being written has no job's name.
+pub(crate) fn jobs(directory: &Path) -> Result<Vec<JobName>> {
+    Ok(names(directory)?.iter().filter_map(|name| name.parse().ok()).collect())
+}
+
+/// A file's bytes; none if it is not there.
+pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+    let file = match File::open(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file.or_io("open", path)?,
+    };
+    let length = file.metadata().or_io("read", path)?.len();
+    if length > MOST_BYTES {
+        return Err(Error::Corrupt { path: path.to_owned(), why: format!("{length} bytes are no file of ours") });
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES).read_to_end(&mut bytes).or_io("read", path)?;
+    Ok(Some(bytes))
+}
+
+/// A value in a JSON file; none if it is not there or cannot be read.
+pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&read(path).ok()??).ok()
+}
+
+/// Writes a file under a name with a dot in front, and renames it: nobody ever sees half of it. `sync`: it is on the
+/// disk before it has its name, and its name before this returns.
+pub(crate) fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Error::Refused(format!("{} is no file", path.display())));
+    };
+    let temporary = directory.join(format!(".{}", name.to_string_lossy()));
+    let written = (|| {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(bytes)?;
+        if sync {
+            file.sync_all()?;
+        }
+        std::fs::rename(&temporary, path)?;
+        if sync { File::open(directory)?.sync_all() } else { Ok(()) }
+    })();
+    if written.is_err() {
+        // Half a file would keep others from writing where the disk is full.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    written.or_io("write", path)
+}
+
+/// Deletes a file that may be gone.
+fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed.or_io("delete", path),
+    }
+}
+
+/// Deletes what somebody who died was writing.
+pub(crate) fn sweep(directory: &Path) -> Result<()> {
+    let mut half = names(directory)?.into_iter().filter(|name| name.starts_with('.'));
+    half.try_for_each(|name| remove(&directory.join(name)))
+}
+
+/// Who holds a lock, as its file says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub pid: u32,
+    pub incarnation: u64,
+}
+
+impl Holder {
+    fn parse(text: &[u8]) -> Option<Holder> {
+        let mut words = std::str::from_utf8(text).ok()?.split_whitespace();
+        let holder = Holder { pid: words.next()?.parse().ok()?, incarnation: words.next()?.parse().ok()? };
+        words.next().is_none().then_some(holder)
+    }
+}
+
+/// Takes the lock of a file that is never deleted, and writes who has it. Whoever looks at a lock holds it for a
+/// moment, so that one refusal is none. `who` is what holds it, for the error.
+fn take_lock(path: &Path, who: &str, remedy: &str) -> Result<(File, Holder)> {
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    let mut file = opened.or_io("open", path)?;
+    for attempt in 0.. {
+        match file.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) if attempt < 30 => std::thread::sleep(Duration::from_millis(10)),
+            Err(TryLockError::WouldBlock) => {
+                let holder = read(path)?.and_then(|text| Holder::parse(&text));
+                let by = holder.map_or("another process".to_owned(), |holder| format!("process {}", holder.pid));
+                return Err(Error::Refused(format!("{who} is there already: {by}. {remedy}")));
+            }
+            Err(TryLockError::Error(error)) => return Err(error).or_io("lock", path),
+        }
+    }
+    let mut before = Vec::new();
+    file.read_to_end(&mut before).or_io("read", path)?;
+    let incarnation = Holder::parse(&before).unwrap_or_default().incarnation + 1;
+    let holder = Holder { pid: std::process::id(), incarnation };
+    let written = (|| {
+        std::io::Seek::rewind(&mut file)?;
+        let text = format!("{} {}\n", holder.pid, holder.incarnation);
+        file.write_all(text.as_bytes())?;
+        file.set_len(text.len() as u64)
+    })();
+    written.or_io("write", path)?;
+    Ok((file, holder))
+}
+
+/// Who holds a lock now; none if nobody does.
+pub(crate) fn holder(path: &Path) -> Result<Option<Holder>> {
+    let file = match File::open(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file.or_io("open", path)?,
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Ok(None),
+        Err(TryLockError::WouldBlock) => {
+            let text = read(path)?.unwrap_or_default();
+            Ok(Some(Holder::parse(&text).unwrap_or_default()))
+        }
+        Err(TryLockError::Error(error)) => Err(error).or_io("lock", path),
+    }
+}

@@ -1,0 +1,187 @@
+//! The spool directory: modes, claims, what is torn, a disk that is full, how fast a job is noticed.
+
+use super::{Layout, SpoolLearner, SpoolWorker};
+use crate::batches::BatchFiles;
+use crate::coordinator::Event;
+use crate::exchange::{Exchange, WorkerExchange, WorkerStatus};
+use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn name(name: &str) -> WorkerName {
+    WorkerName::new(name).unwrap()
+}
+
+fn job(number: u64, profile: &str) -> Job {
+    let name = JobName::Rollout { number, chunk: 0 };
+    Job { name, version: 0, lineage: Lineage([1; 16]), profile: profile.to_owned(), payload: b"prompt".to_vec() }
+}
+
+fn result(job: &Job, worker: &str) -> JobResult {
+    let bytes = vec![5; 1000];
+    JobResult { job: job.name, lineage: job.lineage, worker: name(worker), answer: Answer::of(&bytes), bytes }
+}
+
+fn everything(directory: &Path, check: &mut impl FnMut(&Path, u32)) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let entry = entry.unwrap();
+        check(&entry.path(), entry.metadata().unwrap().permissions().mode() & 0o777);
+        if entry.file_type().unwrap().is_dir() {
+            everything(&entry.path(), check);
+        }
+    }
+}
+
+#[test]
+fn a_job_goes_its_way_and_only_this_user_can_read_it() {
+    let out = tempfile::tempdir().unwrap();
+    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    let mut learner = SpoolLearner::open(out.path()).unwrap();
+    let files = BatchFiles::open(out.path()).unwrap();
+    worker.report(&WorkerStatus::default()).unwrap();
+    assert_eq!(learner.poll().unwrap(), [Event::Joined(name("dev1"))]);
+    let jobs = [job(0, "fast"), job(1, "quality"), job(2, "fast")];
+    jobs.iter().for_each(|job| learner.offer(job).unwrap());
+    assert_eq!(worker.claim(&["quality".to_owned()]).unwrap().as_ref(), Some(&jobs[1]));
+    assert_eq!(worker.claim(&["quality".to_owned()]).unwrap(), None);
+    assert_eq!(learner.poll().unwrap(), [Event::Claimed(name("dev1"), jobs[1].name)]);
+    let result = result(&jobs[1], "dev1");
+    worker.complete(&result).unwrap();
+    files.save(0, std::slice::from_ref(&result)).unwrap();
+    let mut seen = 0;
+    everything(&out.path().join("fleet"), &mut |path, mode| {
+        assert_eq!(mode, if path.is_dir() { 0o700 } else { 0o600 }, "{}", path.display());
+        seen += 1;
+    });
+    assert!(seen >= 12, "{seen} files and directories");
+    let (worker_name, of, answer) = (name("dev1"), result.lineage, result.answer);
+    let event = Event::Result { worker: worker_name.clone(), job: result.job, lineage: of, answer };
+    assert_eq!(learner.poll().unwrap(), std::slice::from_ref(&event));
+    assert_eq!(learner.poll().unwrap(), [], "it is told once");
+    assert_eq!(learner.take(&worker_name, result.job), Some(result.clone()));
+    // What an earlier learner did not acknowledge is told to the next one; what it did is gone.
+    drop(learner);
+    let mut learner = SpoolLearner::open(out.path()).unwrap();
+    let events = learner.poll().unwrap();
+    assert!(events.contains(&event) && events.contains(&Event::Joined(worker_name)), "{events:?}");
+    assert_eq!(worker.claim(&[]).unwrap(), None, "a new learner offers what it wants");
+    learner.acknowledge(&[result.job]).unwrap();
+    drop(learner);
+    assert!(!SpoolLearner::open(out.path()).unwrap().poll().unwrap().contains(&event));
+}
+
+#[test]
+fn a_result_that_is_torn_or_of_another_name_is_made_again() {
+    let out = tempfile::tempdir().unwrap();
+    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    let mut learner = SpoolLearner::open(out.path()).unwrap();
+    let whole = result(&job(0, ""), "dev1").to_bytes();
+    let mut flipped = whole.clone();
+    flipped[60] ^= 1;
+    let complete = Layout::of_run(out.path()).complete(&name("dev1"));
+    for (number, bytes) in [(0, &whole[..40]), (1, &flipped[..]), (2, &whole[..])] {
+        learner.offer(&job(number, "")).unwrap();
+        worker.claim(&[]).unwrap().unwrap();
+        learner.poll().unwrap();
+        std::fs::write(complete.join(job(number, "").name.to_string()), bytes).unwrap();
+        std::fs::remove_file(Layout::of_run(out.path()).processing(&name("dev1")).join(format!("00000{number}.0")))
+            .unwrap();
+        let returned = Event::Returned { worker: name("dev1"), job: job(number, "").name, faulty: false };
+        assert_eq!(learner.poll().unwrap(), [returned], "{number}");
+        let problems = learner.take_problems();
+        let expected = ["checksum", "checksum", "it is 000000.0 of dev1"][number as usize];
+        assert!(problems.len() == 1 && problems[0].contains(expected), "{problems:?}");
+        assert_eq!(std::fs::read_dir(&complete).unwrap().count(), 0, "it is deleted");
+    }
+    // A job that was torn is found nowhere, and told of at the second look.
+    learner.offer(&job(3, "")).unwrap();
+    std::fs::write(out.path().join("fleet/pending/000003.0"), b"half").unwrap();
+    assert_eq!(worker.claim(&[]).unwrap(), None);
+    assert_eq!(learner.poll().unwrap(), []);
+    assert_eq!(learner.poll().unwrap(), [Event::Lost(job(3, "").name)]);
+}
+
+#[test]
+fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
+    let out = tempfile::tempdir().unwrap();
+    let mut learner = SpoolLearner::open(out.path()).unwrap();
+    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    learner.offer(&job(0, "")).unwrap();
+    worker.claim(&[]).unwrap().unwrap();
+    assert_eq!(learner.poll().unwrap().len(), 2);
+    let half = Layout::of_run(out.path()).complete(&name("dev1")).join(".000000.0");
+    std::fs::write(&half, b"half").unwrap();
+    drop(worker);
+    assert_eq!(learner.poll().unwrap()[0], Event::Ended { worker: name("dev1"), faulty: true });
+    assert!(!half.exists());
+    learner.release(&name("dev1"), job(0, "").name).unwrap();
+    learner.offer(&job(0, "")).unwrap();
+    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    assert!(worker.claim(&[]).unwrap().is_some());
+    // One that returns at once is another one, and took nothing over.
+    learner.poll().unwrap();
+    drop(worker);
+    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    let events = learner.poll().unwrap();
+    assert_eq!(events[..2], [Event::Ended { worker: name("dev1"), faulty: true }, Event::Joined(name("dev1"))]);
+    assert!(worker.claim(&[]).unwrap().is_some(), "its job was given back");
+    learner.poll().unwrap();
+    // Who says that it ends did not die of its job.
+    worker.report(&WorkerStatus { ended: true, ..WorkerStatus::default() }).unwrap();
+    drop(worker);
+    let events = learner.poll().unwrap();
+    assert_eq!(events[0], Event::Ended { worker: name("dev1"), faulty: false });
+}
+
+#[test]
+fn a_full_disk_is_an_error_that_says_so_and_leaves_nothing_half() {
+    let out = tempfile::tempdir().unwrap();
+    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    let files = BatchFiles::open(out.path()).unwrap();
+    let result = result(&job(0, ""), "dev1");
+    let complete = Layout::of_run(out.path()).complete(&name("dev1"));
+    symlink("/dev/full", complete.join(".000000.0")).unwrap();
+    let error = worker.complete(&result).unwrap_err();
+    assert!(error.is_disk_full() && error.to_string().contains("cannot write"), "{error}");
+    assert_eq!(std::fs::read_dir(&complete).unwrap().count(), 0);
+    worker.complete(&result).unwrap();
+    symlink("/dev/full", files.path(0).with_file_name(".000000")).unwrap();
+    let error = files.save(0, &[result]).unwrap_err();
+    assert!(error.is_disk_full() && error.to_string().contains("batches/000000"), "{error}");
+    assert_eq!(files.numbers().unwrap(), [0u64; 0]);
+}
+
+#[test]
+fn a_job_is_noticed_at_once() {
+    let out = tempfile::tempdir().unwrap();
+    let mut learner = SpoolLearner::open(out.path()).unwrap();
+    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    let rounds = 50;
+    let offered: Vec<Instant> = std::thread::scope(|scope| {
+        let claims = scope.spawn(move || {
+            let mut claims = Vec::new();
+            while claims.len() < rounds {
+                worker.wait(Duration::from_secs(10));
+                claims.extend(worker.claim(&[]).unwrap().map(|_| Instant::now()));
+            }
+            claims
+        });
+        let offers: Vec<Instant> = (0..rounds as u64)
+            .map(|number| {
+                std::thread::sleep(Duration::from_millis(5));
+                learner.offer(&job(number, "")).unwrap();
+                Instant::now()
+            })
+            .collect();
+        let claims = claims.join().unwrap();
+        let mut waits: Vec<Duration> =
+            offers.iter().zip(&claims).map(|(a, b)| b.saturating_duration_since(*a)).collect();
+        waits.sort();
+        eprintln!("a claim takes {:?} (median), {:?} (longest)", waits[rounds / 2], waits[rounds - 1]);
+        // The worker sleeps for 10 s where nothing wakes it.
+        assert!(waits[rounds / 2] < Duration::from_secs(1), "{waits:?}");
+        offers
+    });
+    assert_eq!(offered.len(), rounds);
+}

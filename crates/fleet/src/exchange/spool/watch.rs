@@ -1,0 +1,59 @@
+//! Sleeping until a directory changes: inotify where there is one, else a look every few milliseconds.
+
+use std::path::Path;
+use std::time::Duration;
+
+#[cfg(not(target_os = "linux"))]
+const POLL: Duration = Duration::from_millis(5);
+
+/// Directories that are watched.
+pub(super) struct Watch {
+    #[cfg(target_os = "linux")]
+    inotify: Option<rustix::fd::OwnedFd>,
+}
+
+#[cfg(target_os = "linux")]
+impl Watch {
+    pub(super) fn new() -> Watch {
+        use rustix::fs::inotify::{CreateFlags, init};
+        // Without one (the user's limit is reached) every wait is short.
+        Watch { inotify: init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok() }
+    }
+
+    /// Files that get their name in this directory wake a waiter. Asked for twice it is watched once.
+    pub(super) fn add(&mut self, directory: &Path) {
+        use rustix::fs::inotify::{WatchFlags, add_watch};
+        if let Some(inotify) = &self.inotify
+            && add_watch(inotify, directory, WatchFlags::MOVED_TO | WatchFlags::CREATE | WatchFlags::ONLYDIR).is_err()
+            && directory.is_dir()
+        {
+            self.inotify = None;
+        }
+    }
+
+    pub(super) fn wait(&mut self, at_most: Duration) {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let Some(inotify) = &self.inotify else {
+            return std::thread::sleep(at_most.min(Duration::from_millis(5)));
+        };
+        let seconds = i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX);
+        let at_most = Timespec { tv_sec: seconds, tv_nsec: i64::from(at_most.subsec_nanos()) };
+        // A signal ends the wait, too: the caller looks whether it was asked to stop.
+        let _ = poll(&mut [PollFd::new(inotify, PollFlags::IN)], Some(&at_most));
+        let mut events = [0; 4096];
+        while rustix::io::read(inotify, &mut events).is_ok_and(|read| read > 0) {}
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+impl Watch {
+    pub(super) fn new() -> Watch {
+        Watch {}
+    }
+
+    pub(super) fn add(&mut self, _directory: &Path) {}
+
+    pub(super) fn wait(&mut self, at_most: Duration) {
+        std::thread::sleep(at_most.min(POLL));
+    }
+}

@@ -1,0 +1,126 @@
+//! A worker's side of a spool directory.
+
+use super::watch::Watch;
+use super::{Holder, Layout, create_dir, jobs, names, read, read_json, remove, sweep, take_lock, write};
+use crate::error::{Error, OrIo, Result};
+use crate::exchange::{LearnerState, WorkerExchange, WorkerStatus};
+use crate::job::{Job, JobName, JobResult, WorkerName};
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::Duration;
+
+/// See the [module](super).
+pub struct SpoolWorker {
+    layout: Layout,
+    name: WorkerName,
+    /// The lock that says that this worker lives.
+    _alive: File,
+    holder: Holder,
+    watch: Watch,
+    /// What a learner that had ended before this worker joined has left.
+    old: Option<LearnerState>,
+}
+
+impl SpoolWorker {
+    /// Joins the run of the directory `out`, which may have no learner yet. A worker of this name that is there already
+    /// is refused with its process number. What an earlier process of this name worked on is given back.
+    pub fn join(out: &Path, name: WorkerName) -> Result<SpoolWorker> {
+        let layout = Layout::of_run(out);
+        layout.create()?;
+        for directory in [layout.workers().join(name.as_str()), layout.processing(&name), layout.complete(&name)] {
+            create_dir(&directory)?;
+        }
+        let who = format!("a worker named {name} of {}", out.display());
+        let (alive, holder) = take_lock(&layout.alive(&name), &who, "Give this one another --name")?;
+        sweep(&layout.complete(&name))?;
+        let mut watch = Watch::new();
+        watch.add(layout.root());
+        watch.add(&layout.pending());
+        let old = read_json(&layout.learner()).filter(|learner: &LearnerState| learner.ended);
+        let mut worker = SpoolWorker { layout, name, _alive: alive, holder, watch, old };
+        for job in jobs(&worker.layout.processing(&worker.name))? {
+            worker.give_back(job)?;
+        }
+        Ok(worker)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &WorkerName {
+        &self.name
+    }
+
+    /// Reads a job before it is claimed: whether it is one of these profiles.
+    fn fits(&self, job: JobName, profiles: &[String]) -> Result<bool> {
+        if profiles.is_empty() {
+            return Ok(true);
+        }
+        let bytes = read(&self.layout.pending().join(job.to_string()))?;
+        Ok(bytes.and_then(|bytes| Job::from_bytes(&bytes).ok()).is_some_and(|job| profiles.contains(&job.profile)))
+    }
+}
+
+impl WorkerExchange for SpoolWorker {
+    fn learner(&mut self) -> Result<Option<LearnerState>> {
+        let path = self.layout.learner();
+        let Some(bytes) = read(&path)? else { return Ok(None) };
+        let state = serde_json::from_slice(&bytes).map_err(|e| Error::Corrupt { path, why: e.to_string() })?;
+        // The next one may not be there yet: start in any order.
+        Ok(Some(state).filter(|state| self.old.as_ref() != Some(state)))
+    }
+
+    fn claim(&mut self, profiles: &[String]) -> Result<Option<Job>> {
+        let pending = self.layout.pending();
+        let mut waiting: Vec<JobName> = jobs(&pending)?;
+        // Evaluations first, as the learner offers them: weights wait for them.
+        waiting.sort_by_key(|job| (matches!(job, JobName::Rollout { .. }), *job));
+        for job in waiting {
+            if !self.fits(job, profiles)? {
+                continue;
+            }
+            let (from, to) = (pending.join(job.to_string()), self.layout.processing(&self.name).join(job.to_string()));
+            match std::fs::rename(&from, &to) {
+                // Another worker was faster.
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                renamed => renamed.or_io("claim", &from)?,
+            }
+            let Some(bytes) = read(&to)? else { continue };
+            match Job::from_bytes(&bytes) {
+                Ok(read) if read.name == job => return Ok(Some(read)),
+                // The learner finds it nowhere, and offers it again.
+                _ => remove(&to)?,
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_wanted(&mut self, job: JobName) -> bool {
+        self.layout.processing(&self.name).join(job.to_string()).exists()
+    }
+
+    fn report(&mut self, status: &WorkerStatus) -> Result<()> {
+        let Holder { pid, incarnation } = self.holder;
+        let status = WorkerStatus { pid, incarnation, ..status.clone() };
+        let text = serde_json::to_vec(&status).map_err(|e| Error::Failed(e.to_string()))?;
+        write(&self.layout.status(&self.name), &text, false)
+    }
+
+    fn complete(&mut self, result: &JobResult) -> Result<()> {
+        write(&self.layout.complete(&self.name).join(result.job.to_string()), &result.to_bytes(), false)?;
+        remove(&self.layout.processing(&self.name).join(result.job.to_string()))
+    }
+
+    fn give_back(&mut self, job: JobName) -> Result<()> {
+        let from = self.layout.processing(&self.name).join(job.to_string());
+        match std::fs::rename(&from, self.layout.pending().join(job.to_string())) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            renamed => renamed.or_io("give back", &from),
+        }
+    }
+
+    fn wait(&mut self, at_most: Duration) {
+        // A job that came before the last event was read wakes nobody.
+        let is_there = names(&self.layout.pending()).is_ok_and(|names| names.iter().any(|name| !name.starts_with('.')));
+        self.watch.wait(if is_there { Duration::from_millis(2).min(at_most) } else { at_most });
+    }
+}

@@ -1,0 +1,212 @@
+//! Jobs, results and batches as bytes. A file is `LSFLEET1`, a byte for its kind, the length of its content, the
+//! content, and the XXH3 hash of all that; integers are little-endian, texts and bytes have their length before them.
+//! Reading takes any bytes: what is torn or changed is an error in words.
+
+use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
+use twox_hash::XxHash3_64;
+
+const MAGIC: &[u8; 8] = b"LSFLEET1";
+const HEAD: usize = MAGIC.len() + 1 + 8;
+
+const JOB: u8 = 1;
+const RESULT: u8 = 2;
+const BATCH: u8 = 3;
+
+fn sealed(kind: u8, content: &[u8]) -> Vec<u8> {
+    let mut file = Vec::with_capacity(HEAD + content.len() + 8);
+    file.extend_from_slice(MAGIC);
+    file.push(kind);
+    file.extend_from_slice(&(content.len() as u64).to_le_bytes());
+    file.extend_from_slice(content);
+    let hash = XxHash3_64::oneshot(&file);
+    file.extend_from_slice(&hash.to_le_bytes());
+    file
+}
+
+fn unsealed(kind: u8, file: &[u8]) -> Result<&[u8], String> {
+    if file.len() < HEAD + 8 {
+        return Err(format!("cut off: {} bytes", file.len()));
+    }
+    if &file[..MAGIC.len()] != MAGIC {
+        return Err("no file of the fleet, or of another version of this program".to_owned());
+    }
+    let (body, hash) = file.split_at(file.len() - 8);
+    if XxHash3_64::oneshot(body).to_le_bytes() != hash {
+        return Err("its checksum does not fit: it is torn, or bits of it have changed".to_owned());
+    }
+    let mut rest = Reader(&body[MAGIC.len()..]);
+    let (found, length) = (rest.u8()?, rest.u64()?);
+    if found != kind || length != rest.0.len() as u64 {
+        return Err(format!(
+            "of kind {found} with {length} bytes, where kind {kind} with {} was expected",
+            rest.0.len()
+        ));
+    }
+    Ok(rest.0)
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n: usize) -> Result<&'a [u8], String> {
+        let (taken, rest) = self.0.split_at_checked(n).ok_or("its content is cut off")?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    fn u8(&mut self) -> Result<u8, String> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    fn u64(&mut self) -> Result<u64, String> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn bytes(&mut self) -> Result<&'a [u8], String> {
+        let length = self.u64()?;
+        self.take(usize::try_from(length).map_err(|_| "its content is cut off")?)
+    }
+
+    fn text(&mut self) -> Result<&'a str, String> {
+        std::str::from_utf8(self.bytes()?).map_err(|_| "a name is no text".to_owned())
+    }
+
+    fn job(&mut self) -> Result<JobName, String> {
+        self.text()?.parse()
+    }
+
+    fn end(&self) -> Result<(), String> {
+        if self.0.is_empty() { Ok(()) } else { Err(format!("{} bytes follow its content", self.0.len())) }
+    }
+}
+
+fn push(to: &mut Vec<u8>, bytes: &[u8]) {
+    to.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    to.extend_from_slice(bytes);
+}
+
+impl Job {
+    /// As a file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut content = Vec::with_capacity(self.payload.len() + 128);
+        push(&mut content, self.name.to_string().as_bytes());
+        content.extend_from_slice(&self.version.to_le_bytes());
+        content.extend_from_slice(&self.lineage.0);
+        push(&mut content, self.profile.as_bytes());
+        push(&mut content, &self.payload);
+        sealed(JOB, &content)
+    }
+
+    /// From a file; anything else is an error in words.
+    pub fn from_bytes(file: &[u8]) -> Result<Job, String> {
+        let mut content = Reader(unsealed(JOB, file)?);
+        let job = Job {
+            name: content.job()?,
+            version: content.u64()?,
+            lineage: Lineage(content.array()?),
+            profile: content.text()?.to_owned(),
+            payload: content.bytes()?.to_vec(),
+        };
+        content.end().map(|()| job)
+    }
+}
+
+impl JobResult {
+    /// As a file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut content = Vec::with_capacity(self.bytes.len() + 128);
+        push(&mut content, self.job.to_string().as_bytes());
+        content.extend_from_slice(&self.lineage.0);
+        push(&mut content, self.worker.as_str().as_bytes());
+        content.extend_from_slice(&self.answer.fingerprint.to_le_bytes());
+        content.push(u8::from(self.answer.more));
+        push(&mut content, &self.bytes);
+        sealed(RESULT, &content)
+    }
+
+    /// From a file; anything else is an error in words.
+    pub fn from_bytes(file: &[u8]) -> Result<JobResult, String> {
+        let mut content = Reader(unsealed(RESULT, file)?);
+        let result = JobResult {
+            job: content.job()?,
+            lineage: Lineage(content.array()?),
+            worker: WorkerName::new(content.text()?)?,
+            answer: Answer { fingerprint: content.u64()?, more: content.u8()? != 0 },
+            bytes: content.bytes()?.to_vec(),
+        };
+        content.end().map(|()| result)
+    }
+}
+
+/// The results of a batch as a file.
+pub fn batch_to_bytes(batch: u64, results: &[JobResult]) -> Vec<u8> {
+    let mut content = batch.to_le_bytes().to_vec();
+    results.iter().for_each(|result| push(&mut content, &result.to_bytes()));
+    sealed(BATCH, &content)
+}
+
+/// A batch's number and results; anything else is an error in words.
+pub fn batch_from_bytes(file: &[u8]) -> Result<(u64, Vec<JobResult>), String> {
+    let mut content = Reader(unsealed(BATCH, file)?);
+    let batch = content.u64()?;
+    let mut results = Vec::new();
+    while !content.0.is_empty() {
+        results.push(JobResult::from_bytes(content.bytes()?)?);
+    }
+    Ok((batch, results))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn job(payload: Vec<u8>) -> Job {
+        let name = JobName::Rollout { number: 7, chunk: 2 };
+        Job { name, version: 3, lineage: Lineage([9; 16]), profile: "fast".to_owned(), payload }
+    }
+
+    fn result(bytes: Vec<u8>, more: bool) -> JobResult {
+        JobResult {
+            job: JobName::Evaluation { version: 4, index: 1 },
+            lineage: Lineage([3; 16]),
+            worker: WorkerName::new("dev1").unwrap(),
+            answer: Answer { fingerprint: 77, more },
+            bytes,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(payload: Vec<u8>, more: bool) {
+            prop_assert_eq!(Job::from_bytes(&job(payload.clone()).to_bytes()).unwrap(), job(payload.clone()));
+            let results = vec![result(payload, more), result(vec![], !more)];
+            let (batch, read) = batch_from_bytes(&batch_to_bytes(5, &results)).unwrap();
+            prop_assert_eq!((batch, read), (5, results));
+        }
+
+        #[test]
+        fn any_bytes_are_an_error_and_no_panic(bytes: Vec<u8>, kind in 1u8..4) {
+            prop_assert!(Job::from_bytes(&bytes).is_err());
+            // With a checksum that fits the content is read, too.
+            let file = sealed(kind, &bytes);
+            let _ = (Job::from_bytes(&file), JobResult::from_bytes(&file), batch_from_bytes(&file));
+        }
+
+        #[test]
+        fn a_changed_bit_or_a_cut_is_refused(payload: Vec<u8>, at: usize, bit in 0u8..8) {
+            let file = result(payload, true).to_bytes();
+            let mut flipped = file.clone();
+            flipped[at % file.len()] ^= 1 << bit;
+            prop_assert!(JobResult::from_bytes(&flipped).is_err());
+            prop_assert!(JobResult::from_bytes(&file[..at % file.len()]).is_err());
+            prop_assert!(Job::from_bytes(&file).is_err(), "a result is no job");
+        }
+    }
+}

@@ -1,0 +1,427 @@
+//! The learner's loop around the coordinator: it moves events in and carries actions out. What needs the weights
+//! (train, write a slot, write a checkpoint) is handed to the caller as a [`Step`].
+//!
+//! [`Learner`] is the loop itself, for callers that poll it; [`LearnerHandle`] runs it on a thread, so that workers are
+//! served while the caller trains.
+
+use crate::batches::{Batch, BatchFiles};
+use crate::coordinator::{Action, Coordinator, Dropped, Event, Saved, SyncedBatch};
+use crate::error::{Error, Result};
+use crate::exchange::{CheckpointStates, Counts, Exchange, LearnerState, SlotState, Waiter};
+use crate::job::{Job, JobName, JobResult, Lineage};
+use crate::plan::Plan;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The longest a loop sleeps: workers that die wake nobody.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What a job says beyond its name. Called again for a job that is offered again, with the same answer.
+pub trait Feed: Send {
+    /// The profile and the payload of a job; `before` are the results of its group's earlier chunks.
+    fn job(&mut self, job: JobName, before: &[JobResult]) -> Result<(String, Vec<u8>)>;
+}
+
+/// What the caller has to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Train on this batch, whose file is on the disk; then lock one of [`Learner::writable`], call
+    /// [`Learner::writing`], run the optimizer, and call [`Learner::trained`]. The results are in the order of their
+    /// names.
+    Train(u64, Batch),
+    /// An evaluation is complete.
+    Evaluated(u64, Batch),
+    /// The checkpoint of this step may be renamed, with this in it.
+    CommitCheckpoint(SavedFrontier),
+    /// Somebody has to know: a file that was unreadable, results that differ, a worker that was killed.
+    Warning(String),
+    /// The run has ended.
+    End,
+}
+
+/// The fleet's part of a checkpoint: what only older weights could sample, and where weights come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedFrontier {
+    /// Batches trained on.
+    pub step: u64,
+    /// Of this version and of older ones.
+    pub lineages: BTreeMap<u64, Lineage>,
+    /// The results, in the order of their names; [`crate::batch_to_bytes`] writes them.
+    pub frontier: Batch,
+}
+
+/// See the [module](self).
+pub struct Learner<E> {
+    coordinator: Coordinator,
+    exchange: E,
+    files: BatchFiles,
+    feed: Box<dyn Feed>,
+    /// Results that are not trained on, or that a checkpoint waits for.
+    kept: BTreeMap<JobName, JobResult>,
+    steps: VecDeque<Step>,
+    counts: Counts,
+    last_checkpoint: Option<u64>,
+    shared: serde_json::Value,
+    last_tick: Instant,
+}
+
+impl<E: Exchange> Learner<E> {
+    /// A run from its start (`saved`: step 0, the origin's lineage, no frontier) or from a checkpoint, with the batch
+    /// files that are there. `shared` is told to the workers.
+    pub fn open(
+        plan: Plan,
+        saved: SavedFrontier,
+        exchange: E,
+        files: BatchFiles,
+        feed: Box<dyn Feed>,
+        shared: serde_json::Value,
+    ) -> Result<Learner<E>> {
+        let (batches, problems) = files.load(saved.step)?;
+        let synced = batches.iter().map(|(batch, results)| (*batch, SyncedBatch::of(results))).collect();
+        let frontier = saved.frontier.iter().map(|result| (result.job, result.answer)).collect();
+        let state = Saved { step: saved.step, lineages: saved.lineages, frontier };
+        let coordinator = Coordinator::resume(plan, state, synced).map_err(Error::Refused)?;
+        let all = saved.frontier.into_iter().chain(batches.into_values().flatten());
+        let last_checkpoint = (saved.step > 0).then_some(saved.step);
+        let mut learner = Learner {
+            coordinator,
+            exchange,
+            files,
+            feed,
+            kept: all.map(|result| (result.job, result)).collect(),
+            steps: VecDeque::new(),
+            counts: Counts { corrupt: problems.len() as u64, ..Counts::default() },
+            last_checkpoint,
+            shared,
+            last_tick: Instant::now(),
+        };
+        learner.steps.extend(problems.into_iter().map(Step::Warning));
+        learner.look()?;
+        learner.tell(Event::Begin)?;
+        learner.announce()?;
+        Ok(learner)
+    }
+
+    /// Moves what happened since the last call. Short: it never waits.
+    pub fn poll(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let passed = now.duration_since(self.last_tick).as_millis();
+        if passed > 0 {
+            self.last_tick = now;
+            self.tell(Event::Tick(u64::try_from(passed).unwrap_or(u64::MAX)))?;
+        }
+        self.look()
+    }
+
+    /// The next thing to do, if there is one.
+    pub fn next_step(&mut self) -> Option<Step> {
+        self.steps.pop_front()
+    }
+
+    /// What sleeps until something may have happened.
+    pub fn waiter(&self) -> Result<Waiter> {
+        self.exchange.waiter()
+    }
+
+    /// The state machine, to look at.
+    pub fn coordinator(&self) -> &Coordinator {
+        &self.coordinator
+    }
+
+    /// What was counted since the start.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The slots that may be written now, if no reader pins them.
+    pub fn writable(&self) -> Vec<usize> {
+        self.coordinator.writable()
+    }
+
+    /// The slot is locked, and will be overwritten.
+    pub fn writing(&mut self, slot: usize) -> Result<()> {
+        if !self.writable().contains(&slot) {
+            return Err(Error::Failed(format!("slot {slot} may not be written: {:?} may", self.writable())));
+        }
+        self.tell(Event::Writing(slot))?;
+        self.announce()
+    }
+
+    /// The batch's last optimizer step is done; not `written` if it was skipped.
+    pub fn trained(&mut self, written: bool) -> Result<()> {
+        self.tell(Event::Trained { written })
+    }
+
+    /// The checkpoint of the weights of now is being written beside the update; [`Step::CommitCheckpoint`] says when it
+    /// may be renamed.
+    pub fn checkpoint(&mut self) -> Result<()> {
+        self.tell(Event::Checkpoint)?;
+        self.announce()
+    }
+
+    /// The checkpoint has its name: batch files before it are deleted.
+    pub fn committed(&mut self, step: u64) -> Result<()> {
+        self.last_checkpoint = self.last_checkpoint.max(Some(step));
+        self.files.remove_before(step)?;
+        self.announce()
+    }
+
+    /// Evaluates the weights of now in so many jobs.
+    pub fn evaluate(&mut self, jobs: u32) -> Result<()> {
+        self.tell(Event::Evaluate(jobs))
+    }
+
+    /// A checkpoint of the weights of now, then the end.
+    pub fn stop(&mut self) -> Result<()> {
+        self.tell(Event::Stop)?;
+        self.announce()
+    }
+
+    /// Tells the workers something else: where slots are mapped.
+    pub fn share(&mut self, shared: serde_json::Value) -> Result<()> {
+        self.shared = shared;
+        self.announce()
+    }
+
+    fn look(&mut self) -> Result<()> {
+        let events = self.exchange.poll()?;
+        for problem in self.exchange.take_problems() {
+            self.counts.corrupt += 1;
+            self.steps.push_back(Step::Warning(problem));
+        }
+        for event in events {
+            match &event {
+                Event::Ended { worker, faulty: true } => {
+                    self.counts.died += 1;
+                    self.steps.push_back(Step::Warning(format!("worker {worker} ended without being asked to")));
+                }
+                Event::Lost(_) => self.counts.remade += 1,
+                _ => {}
+            }
+            self.tell(event)?;
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, event: Event) -> Result<()> {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            for action in self.coordinator.handle(event) {
+                events.extend(self.carry_out(action)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, action: Action) -> Result<Option<Event>> {
+        match action {
+            Action::Offer { job, version, lineage } => {
+                let (profile, payload) = self.feed.job(job, &self.chunks_before(job))?;
+                self.exchange.offer(&Job { name: job, version, lineage, profile, payload })?;
+            }
+            Action::Release(worker, job) => {
+                self.counts.remade += 1;
+                self.exchange.release(&worker, job)?;
+            }
+            Action::Withdraw(job) => self.exchange.withdraw(job)?,
+            Action::Accept(worker, job) => match self.exchange.take(&worker, job) {
+                Some(result) => drop(self.kept.insert(job, result)),
+                None => return Err(Error::Failed(format!("the result {job} of {worker} is gone"))),
+            },
+            Action::Drop(worker, job, why) => {
+                self.count_dropped(&worker, job, why);
+                self.exchange.discard(&worker, job)?;
+            }
+            Action::Kill(worker) => {
+                self.counts.killed += 1;
+                let limit = self.coordinator.plan().stale_after_ms / 1000;
+                self.steps.push_back(Step::Warning(format!("worker {worker} stands still for {limit} s: killed")));
+                self.exchange.kill(&worker)?;
+            }
+            Action::SyncBatch(batch, jobs) => {
+                let results = self.results(&jobs)?;
+                return Ok(Some(Event::Synced(batch, self.files.save(batch, &results)?)));
+            }
+            Action::Acknowledge(jobs) => self.exchange.acknowledge(&jobs)?,
+            Action::Train(batch) => {
+                let numbers = self.coordinator.plan().numbers(batch);
+                let (first, last) = (numbers.start, numbers.end);
+                let name = |number| JobName::Rollout { number, chunk: 0 };
+                let results = self.kept.range(name(first)..name(last)).map(|(_, result)| result.clone()).collect();
+                self.steps.push_back(Step::Train(batch, results));
+            }
+            Action::Publish { .. } => {
+                self.forget();
+                self.announce()?;
+            }
+            Action::CommitCheckpoint(saved) => {
+                let jobs: Vec<JobName> = saved.frontier.into_keys().collect();
+                let frontier = self.results(&jobs)?;
+                let saved = SavedFrontier { step: saved.step, lineages: saved.lineages, frontier };
+                self.steps.push_back(Step::CommitCheckpoint(saved));
+                self.forget();
+            }
+            Action::Evaluated(version, jobs) => {
+                let results = self.results(&jobs)?;
+                self.steps.push_back(Step::Evaluated(version, results));
+            }
+            Action::Fail(job, deaths) => {
+                return Err(Error::Failed(format!("job {job} ended {deaths} workers one after another: the run ends")));
+            }
+            Action::End => {
+                self.announce()?;
+                self.steps.push_back(Step::End);
+            }
+        }
+        Ok(None)
+    }
+
+    fn count_dropped(&mut self, worker: &crate::WorkerName, job: JobName, why: Dropped) {
+        match why {
+            Dropped::Twice => self.counts.twice += 1,
+            Dropped::Lineage | Dropped::NotAsked => self.counts.refused += 1,
+            Dropped::Differs => {
+                self.counts.differing += 1;
+                let first = self.kept.get(&job).map_or("another".to_owned(), |result| result.worker.to_string());
+                let what = format!("job {job}: worker {worker} and {first} computed other bits from the same weights");
+                let why = "one of the machines is faulty, or runs another program";
+                self.steps.push_back(Step::Warning(format!("{what}: {why}")));
+            }
+        }
+    }
+
+    fn results(&self, jobs: &[JobName]) -> Result<Batch> {
+        let one = |job: &JobName| {
+            let result = self.kept.get(job).cloned();
+            result.ok_or_else(|| Error::Failed(format!("the result of job {job} is gone")))
+        };
+        jobs.iter().map(one).collect()
+    }
+
+    fn chunks_before(&self, job: JobName) -> Batch {
+        let JobName::Rollout { number, .. } = job else { return Vec::new() };
+        self.kept.range(JobName::Rollout { number, chunk: 0 }..job).map(|(_, result)| result.clone()).collect()
+    }
+
+    /// Results that nothing asks for any more.
+    fn forget(&mut self) {
+        let coordinator = &self.coordinator;
+        let waiting = coordinator.waiting_checkpoints().first().map_or(coordinator.step(), |(step, ..)| *step);
+        let first = coordinator.plan().numbers(waiting.min(coordinator.step())).start;
+        self.kept.retain(|job, _| match job {
+            JobName::Rollout { number, .. } => *number >= first,
+            JobName::Evaluation { version, .. } => coordinator.needs_evaluation(*version),
+        });
+    }
+
+    fn announce(&mut self) -> Result<()> {
+        let coordinator = &self.coordinator;
+        let plan = coordinator.plan();
+        let state = LearnerState {
+            pid: std::process::id(),
+            step: coordinator.step(),
+            batches: plan.batches,
+            groups: plan.groups,
+            max_staleness: plan.max_staleness,
+            lineage: coordinator.lineage(),
+            slots: coordinator.slots().iter().map(|versions| SlotState { versions: *versions }).collect(),
+            ended: coordinator.has_ended(),
+            checkpoints: CheckpointStates { last: self.last_checkpoint, waiting: coordinator.waiting_checkpoints() },
+            counts: self.counts,
+            shared: self.shared.clone(),
+        };
+        self.exchange.announce(&state)
+    }
+}
+
+/// A [`Learner`] that is served by a thread, while its caller trains. Dropped, the thread ends.
+pub struct LearnerHandle<E: Exchange + Send + 'static> {
+    shared: Arc<Shared<E>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared<E> {
+    state: Mutex<State<E>>,
+    changed: Condvar,
+}
+
+struct State<E> {
+    learner: Learner<E>,
+    /// Why the thread ended.
+    failed: Option<Error>,
+    stopped: bool,
+}
+
+impl<E: Exchange + Send + 'static> LearnerHandle<E> {
+    /// Starts the thread.
+    pub fn start(learner: Learner<E>) -> Result<LearnerHandle<E>> {
+        let mut waiter = learner.waiter()?;
+        let state = Mutex::new(State { learner, failed: None, stopped: false });
+        let shared = Arc::new(Shared { state, changed: Condvar::new() });
+        let served = Arc::clone(&shared);
+        let serve = move || {
+            loop {
+                let mut state = served.lock();
+                if state.stopped || state.failed.is_some() {
+                    return;
+                }
+                if let Err(error) = state.learner.poll() {
+                    state.failed = Some(error);
+                }
+                drop(state);
+                served.changed.notify_all();
+                waiter(LOOK);
+            }
+        };
+        let thread = std::thread::Builder::new().name("fleet".to_owned()).spawn(serve);
+        let thread = thread.map_err(|e| Error::Failed(format!("cannot start a thread: {e}")))?;
+        Ok(LearnerHandle { shared, thread: Some(thread) })
+    }
+
+    /// The next thing to do; none after `at_most`, so that the caller can look whether it was asked to stop.
+    pub fn next_step(&self, at_most: Duration) -> Result<Option<Step>> {
+        let end = Instant::now() + at_most;
+        let mut state = self.shared.lock();
+        loop {
+            if let Some(step) = state.learner.next_step() {
+                return Ok(Some(step));
+            }
+            if let Some(error) = state.failed.take() {
+                // Nothing serves the workers any more: whoever asks again is told so again.
+                state.failed = Some(Error::Failed(error.to_string()));
+                return Err(error);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let waited = self.shared.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+    }
+
+    /// Calls the learner: [`Learner::writable`], [`Learner::trained`], …
+    pub fn with<T>(&self, call: impl FnOnce(&mut Learner<E>) -> T) -> T {
+        let called = call(&mut self.shared.lock().learner);
+        self.shared.changed.notify_all();
+        called
+    }
+}
+
+impl<E> Shared<E> {
+    fn lock(&self) -> MutexGuard<'_, State<E>> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl<E: Exchange + Send + 'static> Drop for LearnerHandle<E> {
+    fn drop(&mut self) {
+        self.shared.lock().stopped = true;
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}

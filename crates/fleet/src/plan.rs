@@ -1,0 +1,112 @@
+//! What a run asks of its fleet: how many batches, how stale, how many jobs at once. The formula by which a token's
+//! place in the run names the weights that sample it stands here.
+
+use crate::job::JobName;
+
+/// The numbers of a run that the protocol depends on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Plan {
+    /// Generation batches of the whole run, N.
+    pub batches: u64,
+    /// Groups of a batch, g.
+    pub groups: u64,
+    /// How many batches old the sampling weights are, k.
+    pub max_staleness: u64,
+    /// Completions are sampled in chunks of `partial_rollout_tokens`, each with newer weights.
+    pub chunks: bool,
+    /// Slots for weights: at least k + 1. One is enough at k = 0: it is then written in place.
+    pub slots: usize,
+    /// Jobs that are pending or being worked on, for each worker.
+    pub max_inflight_tasks: u64,
+    /// Results that wait for batches after the next one, for each worker.
+    pub queue_maxsize: u64,
+    /// A worker whose progress counter stands still for so many ms is killed.
+    pub stale_after_ms: u64,
+    /// A job that nobody finished for so many ms is offered once more, if a worker has nothing to do. None: never.
+    pub straggler_after_ms: Option<u64>,
+    /// A job that ended so many workers ends the run.
+    pub deaths_per_job: u32,
+}
+
+impl Plan {
+    /// A run of `batches` batches of `groups` groups, with the defaults of the configuration's keys.
+    pub fn new(batches: u64, groups: u64, max_staleness: u64) -> Plan {
+        Plan {
+            batches,
+            groups,
+            max_staleness,
+            chunks: false,
+            slots: max_staleness as usize + 1,
+            max_inflight_tasks: 16,
+            queue_maxsize: 16,
+            stale_after_ms: 60_000,
+            straggler_after_ms: Some(30_000),
+            deaths_per_job: 3,
+        }
+    }
+
+    /// Numbers with which no run can end are errors that say so.
+    pub fn check(&self) -> Result<(), String> {
+        let least = |name: &str, value: u64, least: u64| match value >= least {
+            true => Ok(()),
+            false => Err(format!("{name} is {value}: it must be at least {least}")),
+        };
+        least("groups of a batch", self.groups, 1)?;
+        least("slots for weights", self.slots as u64, self.max_staleness.saturating_add(1))?;
+        least("max_inflight_tasks", self.max_inflight_tasks, 1)?;
+        least("heartbeat_stale_after_s in ms", self.stale_after_ms, 1)?;
+        least("deaths per job", u64::from(self.deaths_per_job), 1)
+    }
+
+    /// V(b, c) = clamp(b − k + c, 0, b): the version of the weights that sample chunk c of batch b.
+    pub fn version(&self, batch: u64, chunk: u32) -> u64 {
+        batch.saturating_add(u64::from(chunk)).saturating_sub(self.max_staleness).min(batch)
+    }
+
+    /// The last chunk of a group: from there on the version does not change.
+    pub fn last_chunk(&self) -> u32 {
+        if self.chunks { u32::try_from(self.max_staleness).unwrap_or(u32::MAX) } else { 0 }
+    }
+
+    /// The batch of a rollout number.
+    pub fn batch_of(&self, number: u64) -> u64 {
+        number / self.groups
+    }
+
+    /// The rollout numbers of a batch.
+    pub fn numbers(&self, batch: u64) -> std::ops::Range<u64> {
+        batch * self.groups..(batch + 1) * self.groups
+    }
+
+    /// The version of the weights that sample a job.
+    pub fn version_of(&self, job: JobName) -> u64 {
+        match job {
+            JobName::Rollout { number, chunk } => self.version(self.batch_of(number), chunk),
+            JobName::Evaluation { version, .. } => version,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_follow_from_the_place_in_the_run() {
+        let versions = |k, chunks| {
+            let plan = Plan { chunks, ..Plan::new(5, 2, k) };
+            let batch = move |b| (0..=plan.last_chunk()).map(|c| plan.version(b, c)).collect::<Vec<_>>();
+            (0..5).map(batch).collect::<Vec<_>>()
+        };
+        assert_eq!(versions(0, true), [[0], [1], [2], [3], [4]]);
+        assert_eq!(versions(2, false), [[0], [0], [0], [1], [2]]);
+        assert_eq!(versions(2, true), [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]);
+    }
+
+    #[test]
+    fn numbers_with_which_no_run_ends_are_refused() {
+        assert_eq!(Plan::new(1, 1, 0).check(), Ok(()));
+        assert!(Plan { slots: 2, ..Plan::new(1, 1, 2) }.check().unwrap_err().contains("at least 3"));
+        assert!(Plan { groups: 0, ..Plan::new(1, 1, 0) }.check().is_err());
+    }
+}

@@ -1,0 +1,179 @@
+//! Every state of the real coordinator, and random walks through many more: with workers that are killed, stopped and
+//! continued, a learner that crashes, a machine that loses power, a batch file that rots.
+//!
+//! Two things are checked. *Safe*: each result that is trained on is the one of the weights that its name says, a
+//! version has one content for ever, and no two results of a job differ. *Live*: from every state the end can be
+//! reached without another fault. Each rule switched off makes the search fail, so none is there for nothing.
+
+mod simulation;
+mod world;
+
+use super::coordinator::Rules;
+use crate::plan::Plan;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use world::{Budget, Environment, World};
+
+/// What a search found.
+#[derive(Debug, PartialEq)]
+enum Found {
+    /// So many states, safe and live.
+    Fine(usize),
+    /// What is wrong, and the moves that lead there.
+    Wrong(String),
+}
+
+fn key(world: &World) -> u64 {
+    // 64 bits: among a million states two fall together with a chance of 3e-8, and then a state less is visited.
+    let mut hasher = DefaultHasher::new();
+    world.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Visits every state that can be reached, breadth first.
+fn search(plan: &Plan, rules: Rules, environment: Environment, budget: Budget) -> Found {
+    let first = World::new(plan.clone(), rules, environment, budget);
+    let mut seen = HashMap::from([(key(&first), 0usize)]);
+    let mut parents: Vec<(usize, String)> = vec![(0, String::new())];
+    // To each state those that reach it without a fault.
+    let mut before: Vec<Vec<u32>> = vec![Vec::new()];
+    let mut goals = Vec::new();
+    let mut queue = VecDeque::from([(first, 0usize)]);
+    let trace = |parents: &[(usize, String)], mut at: usize| {
+        let mut moves = Vec::new();
+        while at != 0 {
+            moves.push(parents[at].1.clone());
+            at = parents[at].0;
+        }
+        moves.reverse();
+        moves.join(" ")
+    };
+    while let Some((world, id)) = queue.pop_front() {
+        assert!(seen.len() < 3_000_000, "too many states");
+        if world.has_ended() {
+            goals.push(id);
+            continue;
+        }
+        for (step, is_fault) in world.moves() {
+            let mut next = world.clone();
+            if let Err(why) = next.apply(&step) {
+                return Found::Wrong(format!("{why}: {} {step:?}", trace(&parents, id)));
+            }
+            let count = seen.len();
+            let to = *seen.entry(key(&next)).or_insert(count);
+            if to == count {
+                parents.push((id, format!("{step:?}")));
+                before.push(Vec::new());
+                queue.push_back((next, to));
+            }
+            if !is_fault && to != id {
+                before[to].push(id as u32);
+            }
+        }
+    }
+    let mut reaches = vec![false; seen.len()];
+    let mut queue: Vec<usize> = goals;
+    queue.iter().for_each(|goal| reaches[*goal] = true);
+    while let Some(at) = queue.pop() {
+        for from in std::mem::take(&mut before[at]) {
+            if !std::mem::replace(&mut reaches[from as usize], true) {
+                queue.push(from as usize);
+            }
+        }
+    }
+    match reaches.iter().position(|reaches| !reaches) {
+        Some(stuck) => Found::Wrong(format!("stuck: {}", trace(&parents, stuck))),
+        None => Found::Fine(seen.len()),
+    }
+}
+
+fn plan(batches: u64, groups: u64, max_staleness: u64, chunks: bool) -> Plan {
+    let plan = Plan::new(batches, groups, max_staleness);
+    Plan { chunks, stale_after_ms: 2, straggler_after_ms: None, slots: plan.slots.max(2), ..plan }
+}
+
+/// Name, plan and faults of a search that must be fine.
+type Case = (&'static str, Plan, Budget);
+
+fn small() -> Vec<Case> {
+    let none = Budget::default();
+    vec![
+        ("k = 0, kill", plan(2, 1, 0, false), Budget { kills: 1, ..none }),
+        ("k = 0, a crash", plan(2, 1, 0, false), Budget { crashes: 1, ..none }),
+        ("k = 0, weights in place", Plan { slots: 1, ..plan(2, 1, 0, false) }, Budget { kills: 1, ..none }),
+        ("k = 1, power", plan(3, 1, 1, false), Budget { power: 1, ..none }),
+        ("k = 1, a crash", plan(3, 1, 1, false), Budget { crashes: 1, ..none }),
+        ("k = 1, a stop of the run", plan(3, 1, 1, false), Budget { ends: 1, ..none }),
+        ("k = 1, chunks", plan(2, 1, 1, true), Budget { kills: 1, ..none }),
+        ("k = 1, stops", plan(3, 1, 1, false), Budget { stops: 1, ..none }),
+    ]
+}
+
+fn whole() -> Vec<Case> {
+    let none = Budget::default();
+    let all = Budget { kills: 1, stops: 1, crashes: 1, ..none };
+    vec![
+        ("k = 0", plan(2, 1, 0, false), all),
+        ("k = 1", plan(3, 1, 1, false), all),
+        ("k = 1, power and kill", plan(3, 1, 1, false), Budget { kills: 1, power: 1, ..none }),
+        ("k = 1, rot", plan(3, 1, 1, false), Budget { rots: 1, kills: 1, ..none }),
+        ("k = 1, two groups, kill", plan(2, 2, 1, false), Budget { kills: 1, ..none }),
+        ("k = 1, two groups", plan(2, 2, 1, false), Budget { kills: 1, crashes: 1, ..none }),
+        ("k = 1, chunks", plan(3, 1, 1, true), Budget { kills: 1, crashes: 1, ..none }),
+        ("k = 2", plan(4, 1, 2, false), Budget { kills: 1, crashes: 1, ..none }),
+        ("k = 2, stop", plan(4, 1, 2, false), Budget { stops: 1, ends: 1, ..none }),
+        ("k = 2, chunks", plan(3, 1, 2, true), Budget { power: 1, ..none }),
+    ]
+}
+
+fn run(cases: Vec<Case>) {
+    for (name, plan, budget) in cases {
+        eprintln!("{name}");
+        let start = std::time::Instant::now();
+        match search(&plan, Rules::ALL, Environment::SOUND, budget) {
+            Found::Fine(states) => {
+                assert!(states > 100, "{name}: {states} states are no search");
+                eprintln!("{name}: {states} states, safe and live, {:.1} s", start.elapsed().as_secs_f64());
+            }
+            Found::Wrong(why) => panic!("{name}: {why}"),
+        }
+    }
+}
+
+#[test]
+fn every_state_of_small_runs_is_safe_and_reaches_the_end() {
+    run(small());
+}
+
+/// `cargo xtask nightly fleet_search`.
+#[test]
+#[ignore = "minutes: every state of larger runs, which the nightly check visits"]
+fn every_state_of_larger_runs_is_safe_and_reaches_the_end() {
+    run(whole());
+}
+
+/// A plan and faults under which one rule, switched off, must be missed, and how.
+#[test]
+fn a_run_without_one_of_the_rules_fails() {
+    let all = Rules::ALL;
+    let sound = Environment::SOUND;
+    let none = Budget::default();
+    let one = plan(3, 1, 1, false);
+    let cases = [
+        ("frontier", Rules { frontier: false, ..all }, sound, one.clone(), Budget { power: 1, ..none }, "stuck"),
+        ("needed", Rules { needed: false, ..all }, sound, plan(4, 1, 2, false), none, "stuck"),
+        ("kill", Rules { kill: false, ..all }, sound, one.clone(), Budget { stops: 1, ..none }, "stuck"),
+        ("lineage", Rules { lineage: false, ..all }, sound, one.clone(), Budget { rots: 1, ..none }, "other weights"),
+        ("published", Rules { published: false, ..all }, sound, plan(2, 2, 0, false), none, "stuck"),
+        ("reclaim", Rules { reclaim: false, ..all }, sound, one.clone(), Budget { kills: 1, ..none }, "stuck"),
+        ("replay", Rules { replay: false, ..all }, sound, one.clone(), Budget { crashes: 1, ..none }, "two contents"),
+        ("sync", all, Environment { sync: false, ..sound }, one.clone(), Budget { power: 1, ..none }, "two contents"),
+        ("pins", all, Environment { pins: false, ..sound }, one, Budget { stops: 1, kills: 1, ..none }, "differ"),
+    ];
+    for (name, rules, environment, plan, budget, how) in cases {
+        match search(&plan, rules, environment, budget) {
+            Found::Wrong(why) => assert!(why.contains(how), "without {name}: {why}"),
+            Found::Fine(states) => panic!("nothing is missed without {name}, in {states} states"),
+        }
+    }
+}

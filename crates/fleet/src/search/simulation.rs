@@ -1,0 +1,97 @@
+//! Random walks, each from a seed: more workers, more batches and many more faults than a search can visit, and
+//! messages that come late, out of order, twice or never.
+
+use super::world::{Budget, Environment, Move, World};
+use crate::coordinator::Rules;
+use crate::plan::Plan;
+
+/// SplitMix64 (Steele, Lea and Flood 2014): small, and the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+}
+
+/// One run; how many moves it took. Every eighth has no disturbance at all: the others must end with its weights.
+fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), String> {
+    let mut random = Random(seed);
+    let budget = match disturbed {
+        // Rot is left out: it may change what a judge says, and so the weights.
+        true => Budget { kills: 4, stops: 3, crashes: 2, power: 0, rots: 0, ends: 0 },
+        false => Budget::default(),
+    };
+    let workers = if disturbed { 1 + random.below(4) } else { 1 };
+    let environment = Environment { lossy: true, judge: false, workers, ..Environment::SOUND };
+    let mut world = World::new(plan.clone(), Rules::ALL, environment, budget);
+    for moves in 0..20_000 {
+        if world.has_ended() {
+            return Ok((world, moves));
+        }
+        let enabled = world.moves();
+        let (quiet, faults): (Vec<_>, Vec<_>) = enabled.into_iter().partition(|(_, is_fault)| !is_fault);
+        let step = match random.below(1000) {
+            // Time passes, by a little or, as after a sleep of the machine, by a lot.
+            0..60 => Move::Tick(if random.below(10) == 0 { 1 << 40 } else { 1 }),
+            60..80 if disturbed && !faults.is_empty() => faults[random.below(faults.len())].0.clone(),
+            80..180 if disturbed && !world.mail.is_empty() => Move::Deliver(random.below(world.mail.len()), true),
+            180..240 if disturbed && !world.mail.is_empty() => Move::Lose(random.below(world.mail.len())),
+            _ if quiet.is_empty() => Move::Tick(1),
+            _ => quiet[random.below(quiet.len())].0.clone(),
+        };
+        world.apply(&step)?;
+    }
+    Err("it does not come to its end".to_owned())
+}
+
+fn run(seeds: std::ops::Range<u64>) -> usize {
+    let mut moves = 0;
+    let mut undisturbed = std::collections::BTreeMap::new();
+    for seed in seeds {
+        let mut random = Random(seed);
+        let (batches, groups, k) = (3 + random.next() % 4, 1 + random.next() % 3, random.next() % 4);
+        let chunks = random.next().is_multiple_of(2);
+        let plan = Plan {
+            chunks,
+            // Nobody is taken for dead in a moment; what is lost is soon offered again.
+            stale_after_ms: 20,
+            straggler_after_ms: Some(8),
+            deaths_per_job: 100,
+            max_inflight_tasks: 1 + random.next() % 4,
+            queue_maxsize: 1 + random.next() % 4,
+            ..Plan::new(batches, groups, k)
+        };
+        let plan = Plan { slots: plan.slots.max(2), ..plan };
+        let (world, took) = simulate(&plan, seed, true).unwrap_or_else(|why| panic!("seed {seed}, {plan:?}: {why}"));
+        moves += took;
+        let alone = undisturbed.entry((batches, groups, k, chunks)).or_insert_with(|| {
+            let (world, _) = simulate(&plan, 1, false).unwrap_or_else(|why| panic!("undisturbed {plan:?}: {why}"));
+            world.published().clone()
+        });
+        assert_eq!(world.published(), alone, "seed {seed}: the weights of every version");
+    }
+    moves
+}
+
+#[test]
+fn runs_with_lost_and_repeated_messages_have_the_weights_of_the_undisturbed_one() {
+    let moves = run(0..2000);
+    assert!(moves > 100_000, "{moves} moves");
+}
+
+/// `cargo xtask nightly fleet_simulations`.
+#[test]
+#[ignore = "minutes: 100,000 seeds, which the nightly check runs"]
+fn a_hundred_thousand_runs_with_lost_and_repeated_messages_have_the_weights_of_the_undisturbed_one() {
+    let moves = run(2000..102_000);
+    eprintln!("100000 runs, {moves} moves");
+}

@@ -1,0 +1,504 @@
+//! A run with two or more workers as a value: what lies in the spool, what each process holds, what is on the disk; and
+//! every move that it can make next. The coordinator and the observer are the real ones.
+
+mod moves;
+
+use crate::coordinator::{Action, Coordinator, Dropped, Event, Rules, Saved, SyncedBatch};
+use crate::exchange::{Observer, Queue, Seen};
+use crate::job::{Answer, BatchDigest, Job, JobName, JobResult, Lineage, WorkerName};
+use crate::plan::Plan;
+use std::collections::{BTreeMap, VecDeque};
+use twox_hash::XxHash3_64;
+
+/// How often each fault may still happen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Budget {
+    /// A worker is killed.
+    pub kills: u32,
+    /// A worker is stopped (SIGSTOP), and perhaps continued.
+    pub stops: u32,
+    /// The learner is killed; the spool and the workers stay.
+    pub crashes: u32,
+    /// Only what is synced stays.
+    pub power: u32,
+    /// The learner is killed, and the newest batch file cannot be read.
+    pub rots: u32,
+    /// The run is asked to stop.
+    pub ends: u32,
+}
+
+/// Rules that are not the coordinator's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Environment {
+    /// A pinned slot is not written.
+    pub pins: bool,
+    /// A batch file is on the disk before its update.
+    pub sync: bool,
+    /// A score comes from outside, and may be another one the second time.
+    pub judge: bool,
+    /// Events come one by one, late, repeated or not at all.
+    pub lossy: bool,
+    /// Of the run.
+    pub workers: usize,
+}
+
+impl Environment {
+    pub const SOUND: Environment = Environment { pins: true, sync: true, judge: true, lossy: false, workers: 2 };
+}
+
+/// What memory holds: version, lineage, weights.
+type Slot = Option<(u64, Lineage, u64)>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Doing {
+    Nothing,
+    Claimed(Job),
+    /// The slot, unless its learner is gone, and what was in it.
+    Sampling(Job, Option<usize>, u64),
+    Made(JobResult, Option<usize>),
+    Dead,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Worker {
+    name: WorkerName,
+    doing: Doing,
+    stopped: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Learner {
+    coordinator: Coordinator,
+    observer: Observer,
+    memory: Vec<Slot>,
+    weights: u64,
+    kept: BTreeMap<JobName, JobResult>,
+    /// Batch to train on, and the slot that is being written.
+    trains: Option<u64>,
+    writes: Option<usize>,
+    /// Weights of checkpoints that are being written.
+    checkpoints: BTreeMap<u64, u64>,
+    /// Batch files that are not synced.
+    unsynced: BTreeMap<u64, Vec<JobResult>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct World {
+    plan: Plan,
+    rules: Rules,
+    environment: Environment,
+    pub budget: Budget,
+    learner: Option<Learner>,
+    queue: Queue,
+    workers: Vec<Worker>,
+    /// On the disk: step and lineages, weights, frontier; batch files.
+    checkpoint: (Saved, u64, Vec<JobResult>),
+    files: BTreeMap<u64, Vec<JobResult>>,
+    /// The content of each version that was ever published.
+    published: BTreeMap<u64, u64>,
+    /// The first rollout was made once: its score is another one now.
+    scored: bool,
+    /// Events on their way, where they may be lost.
+    pub mail: Vec<Event>,
+    ended: bool,
+}
+
+/// A move.
+#[derive(Clone, Debug)]
+pub enum Move {
+    Poll,
+    Deliver(usize, bool),
+    Lose(usize),
+    Tick(u64),
+    Write(usize),
+    /// And whether a checkpoint of the new weights begins.
+    Update(bool),
+    Stop,
+    Restart,
+    Claim(usize, JobName),
+    Pin(usize),
+    Leave(usize),
+    Sample(usize),
+    Complete(usize),
+    Revive(usize),
+    Continue(usize),
+    Kill(usize),
+    Halt(usize),
+    Crash,
+    Power,
+    Rot,
+}
+
+fn hash(parts: &[u64]) -> u64 {
+    let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_le_bytes()).collect();
+    XxHash3_64::oneshot(&bytes)
+}
+
+/// What a job samples. Of groups with an even number each chunk is followed by the next.
+fn tokens(job: JobName, weights: u64, payload: &[u8]) -> (u64, bool) {
+    let more = matches!(job, JobName::Rollout { number, .. } if number % 2 == 0);
+    (hash(&[XxHash3_64::oneshot(job.to_string().as_bytes()), weights, XxHash3_64::oneshot(payload)]), more)
+}
+
+const TORN: u64 = 0xbad;
+
+impl World {
+    pub fn new(plan: Plan, rules: Rules, environment: Environment, budget: Budget) -> World {
+        let origin = Lineage([0; 16]);
+        let saved = Saved { step: 0, lineages: BTreeMap::from([(0, origin)]), frontier: BTreeMap::new() };
+        let name = |i: usize| WorkerName::new(&format!("w{i}")).unwrap();
+        let worker = |i| Worker { name: name(i), doing: Doing::Dead, stopped: false };
+        let mut world = World {
+            plan,
+            rules,
+            environment,
+            budget,
+            learner: None,
+            queue: Queue::default(),
+            workers: (0..environment.workers).map(worker).collect(),
+            checkpoint: (saved, 1, Vec::new()),
+            files: BTreeMap::new(),
+            published: BTreeMap::from([(0, 1)]),
+            scored: false,
+            mail: Vec::new(),
+            ended: false,
+        };
+        (0..environment.workers).for_each(|i| world.revive(i));
+        world.restart().unwrap();
+        world
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// The weights of each version.
+    pub fn published(&self) -> &BTreeMap<u64, u64> {
+        &self.published
+    }
+
+    pub fn apply(&mut self, step: &Move) -> Result<(), String> {
+        match step {
+            Move::Poll => {
+                let scan = self.queue.scan();
+                let Some(learner) = &mut self.learner else { return Ok(()) };
+                let events = learner.observer.compare(scan);
+                events.into_iter().try_for_each(|event| self.tell(event))?;
+            }
+            Move::Deliver(i, again) => {
+                let event = if *again { self.mail[*i].clone() } else { self.mail.swap_remove(*i) };
+                self.tell(event)?;
+            }
+            Move::Lose(i) => drop(self.mail.swap_remove(*i)),
+            Move::Tick(ms) => {
+                self.tell(Event::Tick(*ms))?;
+                for i in 0..self.workers.len() {
+                    let worker = &self.workers[i];
+                    if worker.doing != Doing::Dead && !worker.stopped {
+                        self.tell(Event::Progress(worker.name.clone()))?;
+                    }
+                }
+            }
+            Move::Write(slot) => {
+                if let Some(learner) = &mut self.learner {
+                    learner.memory[*slot] = None;
+                    learner.writes = Some(*slot);
+                }
+                self.tell(Event::Writing(*slot))?;
+            }
+            Move::Update(checkpoint) => self.update(*checkpoint)?,
+            Move::Stop => {
+                self.budget.ends -= 1;
+                if let Some(learner) = &mut self.learner {
+                    learner.checkpoints.insert(learner.coordinator.step(), learner.weights);
+                }
+                self.tell(Event::Stop)?;
+            }
+            Move::Restart => self.restart()?,
+            Move::Crash => {
+                self.budget.crashes -= 1;
+                self.crash();
+            }
+            Move::Power => {
+                self.budget.power -= 1;
+                self.crash();
+                self.queue.pending.clear();
+                self.queue.processing.clear();
+                self.queue.complete.clear();
+                (0..self.workers.len()).for_each(|i| self.kill(i));
+            }
+            Move::Rot => {
+                self.budget.rots -= 1;
+                self.crash();
+                if let Some((batch, _)) = self.files.pop_last() {
+                    // What was published after it is history that nobody can know.
+                    self.published.retain(|version, _| *version <= batch);
+                }
+            }
+            Move::Claim(i, job) => {
+                if let Some(job) = self.queue.claim(&self.workers[*i].name, *job) {
+                    self.send(Event::Claimed(self.workers[*i].name.clone(), job.name));
+                    self.workers[*i].doing = Doing::Claimed(job);
+                    self.pin(*i);
+                }
+            }
+            Move::Pin(i) => self.pin(*i),
+            Move::Leave(i) => self.workers[*i].doing = Doing::Nothing,
+            Move::Sample(i) => self.sample(*i),
+            Move::Complete(i) => {
+                if let Doing::Made(result, _) = std::mem::replace(&mut self.workers[*i].doing, Doing::Nothing) {
+                    let (worker, job, lineage) = (result.worker.clone(), result.job, result.lineage);
+                    self.queue.complete(&result);
+                    self.send(Event::Result { worker, job, lineage, answer: result.answer });
+                }
+            }
+            Move::Revive(i) => self.revive(*i),
+            Move::Continue(i) => self.workers[*i].stopped = false,
+            Move::Kill(i) => {
+                self.budget.kills -= 1;
+                self.kill(*i);
+            }
+            Move::Halt(i) => {
+                self.budget.stops -= 1;
+                self.workers[*i].stopped = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, event: Event) {
+        if self.environment.lossy {
+            self.mail.push(event);
+        }
+    }
+
+    fn kill(&mut self, i: usize) {
+        let worker = &mut self.workers[i];
+        if worker.doing == Doing::Dead {
+            // Told once more to whoever did not hear it.
+            let worker = worker.name.clone();
+            return self.send(Event::Ended { worker, faulty: true });
+        }
+        (worker.doing, worker.stopped) = (Doing::Dead, false);
+        if let Some(seen) = self.queue.workers.get_mut(&worker.name) {
+            seen.alive = false;
+        }
+        let worker = worker.name.clone();
+        self.send(Event::Ended { worker, faulty: true });
+    }
+
+    fn revive(&mut self, i: usize) {
+        self.workers[i].doing = Doing::Nothing;
+        let name = self.workers[i].name.clone();
+        let seen = self.queue.workers.entry(name.clone()).or_default();
+        *seen = Seen { incarnation: seen.incarnation + 1, alive: true, ended: false, progress: 0 };
+        let left: Vec<JobName> =
+            self.queue.processing.keys().filter(|(worker, _)| *worker == name).map(|(_, job)| *job).collect();
+        for job in left {
+            if self.rules.reclaim {
+                self.queue.give_back(&name, job);
+            }
+            self.send(Event::Returned { worker: name.clone(), job, faulty: false });
+        }
+        self.send(Event::Joined(name));
+    }
+
+    /// The learner is gone. Its memory lives on where it is mapped.
+    fn crash(&mut self) {
+        self.learner = None;
+        self.mail.clear();
+        for worker in &mut self.workers {
+            if let Doing::Sampling(_, slot, _) | Doing::Made(_, slot) = &mut worker.doing {
+                *slot = None;
+            }
+        }
+    }
+
+    fn restart(&mut self) -> Result<(), String> {
+        let (saved, weights, frontier) = self.checkpoint.clone();
+        let step = saved.step;
+        let files = self.files.range(step..);
+        let synced = files.clone().map(|(batch, results)| (*batch, SyncedBatch::of(results))).collect();
+        let replayed = files.flat_map(|(_, results)| results).filter(|_| self.rules.replay);
+        let kept = frontier.iter().chain(replayed).map(|result| (result.job, result.clone())).collect();
+        let mut memory: Vec<Slot> = vec![None; self.plan.slots];
+        memory[0] = Some((step, saved.lineages[&step], weights));
+        let coordinator = Coordinator::with_rules(self.plan.clone(), saved, synced, self.rules)?;
+        self.queue.pending.clear();
+        self.learner = Some(Learner {
+            coordinator,
+            observer: Observer::default(),
+            memory,
+            weights,
+            kept,
+            trains: None,
+            writes: None,
+            checkpoints: BTreeMap::new(),
+            unsynced: BTreeMap::new(),
+        });
+        let events = Observer::default().compare(self.queue.scan());
+        if self.environment.lossy {
+            events.into_iter().try_for_each(|event| self.tell(event))?;
+        } else {
+            self.apply(&Move::Poll)?;
+        }
+        self.tell(Event::Begin)
+    }
+
+    /// A slot with a job's weights: its number and they.
+    fn slot_for(&self, job: &Job) -> Option<(usize, u64)> {
+        let memory = &self.learner.as_ref()?.memory;
+        let is_ours = |lineage: Lineage| lineage == job.lineage || !self.rules.lineage;
+        memory.iter().enumerate().find_map(|(slot, held)| {
+            held.filter(|(version, lineage, _)| *version == job.version && is_ours(*lineage)).map(|(.., w)| (slot, w))
+        })
+    }
+
+    fn pin(&mut self, i: usize) {
+        if let Doing::Claimed(job) = self.workers[i].doing.clone()
+            && let Some((slot, weights)) = self.slot_for(&job)
+        {
+            self.workers[i].doing = Doing::Sampling(job, Some(slot), weights);
+        }
+    }
+
+    fn sample(&mut self, i: usize) {
+        let Doing::Sampling(job, slot, weights) = self.workers[i].doing.clone() else { return };
+        let memory = slot.and_then(|slot| Some(self.learner.as_ref()?.memory[slot]));
+        let is_torn = memory.is_some_and(|now| now.is_none_or(|(.., now)| now != weights));
+        let (tokens, more) = tokens(job.name, if is_torn { TORN } else { weights }, &job.payload);
+        let mut bytes = tokens.to_le_bytes().to_vec();
+        if self.environment.judge && job.name == (JobName::Rollout { number: 0, chunk: 0 }) {
+            bytes.push(u8::from(std::mem::replace(&mut self.scored, true)));
+        }
+        let worker = self.workers[i].name.clone();
+        let answer = Answer { fingerprint: tokens, more };
+        let result = JobResult { job: job.name, lineage: job.lineage, worker, answer, bytes };
+        self.workers[i].doing = Doing::Made(result, slot);
+    }
+
+    fn payload(&self, job: JobName) -> Vec<u8> {
+        let JobName::Rollout { number, .. } = job else { return Vec::new() };
+        let Some(learner) = &self.learner else { return Vec::new() };
+        let before = learner.kept.range(JobName::Rollout { number, chunk: 0 }..job);
+        before.flat_map(|(_, result)| result.bytes[..8].to_vec()).collect()
+    }
+
+    /// The optimizer's step, and what of it can be wrong.
+    fn update(&mut self, checkpoint: bool) -> Result<(), String> {
+        let Some(learner) = &self.learner else { return Ok(()) };
+        let (Some(batch), Some(slot)) = (learner.trains, learner.writes) else { return Ok(()) };
+        let numbers = self.plan.numbers(batch);
+        let name = |number| JobName::Rollout { number, chunk: 0 };
+        let results: Vec<JobResult> =
+            learner.kept.range(name(numbers.start)..name(numbers.end)).map(|(_, result)| result.clone()).collect();
+        for result in &results {
+            let version = self.plan.version_of(result.job);
+            let weights = self.published.get(&version).copied();
+            let expected = weights.map(|weights| tokens(result.job, weights, &self.payload(result.job)).0);
+            if expected != Some(result.answer.fingerprint) {
+                return Err(format!(
+                    "job {} was sampled with other weights than those of version {version}",
+                    result.job
+                ));
+            }
+        }
+        let parts = results.iter().map(|result| XxHash3_64::oneshot(&result.bytes));
+        let weights = hash(&std::iter::once(learner.weights).chain(parts).collect::<Vec<_>>());
+        let lineage = learner.coordinator.lineage().after(&BatchDigest::of(&results));
+        if *self.published.entry(batch + 1).or_insert(weights) != weights {
+            return Err(format!("version {} has two contents", batch + 1));
+        }
+        if let Some(learner) = &mut self.learner {
+            learner.weights = weights;
+            learner.memory[slot] = Some((batch + 1, lineage, weights));
+            (learner.trains, learner.writes) = (None, None);
+            if checkpoint {
+                learner.checkpoints.insert(batch + 1, weights);
+            }
+        }
+        self.tell(Event::Trained { written: true })?;
+        if checkpoint { self.tell(Event::Checkpoint) } else { Ok(()) }
+    }
+
+    fn tell(&mut self, event: Event) -> Result<(), String> {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            let Some(learner) = &mut self.learner else { return Ok(()) };
+            for action in learner.coordinator.handle(event) {
+                events.extend(self.carry_out(action)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, action: Action) -> Result<Option<Event>, String> {
+        if let Action::Offer { job, version, lineage } = action {
+            let payload = self.payload(job);
+            self.queue.offer(&Job { name: job, version, lineage, profile: String::new(), payload });
+            if let Some(learner) = &mut self.learner {
+                learner.observer.offered(job);
+            }
+            return Ok(None);
+        }
+        if let Action::Kill(name) = &action {
+            let i = self.workers.iter().position(|worker| worker.name == *name);
+            i.into_iter().for_each(|i| self.kill(i));
+            return Ok(None);
+        }
+        let Some(learner) = &mut self.learner else { return Ok(None) };
+        let result = |job: &JobName| learner.kept.get(job).cloned().ok_or(format!("the result of job {job} is gone"));
+        match action {
+            Action::Release(worker, job) => self.queue.release(&worker, job),
+            Action::Withdraw(job) => {
+                learner.observer.withdrawn(job);
+                self.queue.withdraw(job);
+            }
+            Action::Accept(worker, job) => match self.queue.complete.get(&(worker, job)) {
+                // Who made it decides nothing more: two states that differ in that alone are one.
+                Some(result) => {
+                    let worker = WorkerName::new("any")?;
+                    learner.kept.insert(job, JobResult { worker, ..result.clone() });
+                }
+                None => return Err(format!("the result of job {job} was deleted")),
+            },
+            Action::Drop(_, job, Dropped::Differs) => return Err(format!("two results of job {job} differ")),
+            Action::Drop(worker, job, _) => drop(self.queue.complete.remove(&(worker, job))),
+            Action::SyncBatch(batch, jobs) => {
+                let results = jobs.iter().map(result).collect::<Result<Vec<_>, _>>()?;
+                let digest = BatchDigest::of(&results);
+                let files = if self.environment.sync { &mut self.files } else { &mut learner.unsynced };
+                files.insert(batch, results);
+                return Ok(Some(Event::Synced(batch, digest)));
+            }
+            Action::Acknowledge(jobs) => self.queue.acknowledge(&jobs),
+            Action::Train(batch) => learner.trains = Some(batch),
+            Action::CommitCheckpoint(saved) => {
+                let frontier = saved.frontier.keys().map(result).collect::<Result<Vec<_>, _>>()?;
+                let weights = learner.checkpoints.remove(&saved.step).ok_or("a checkpoint that was not begun")?;
+                self.files.retain(|batch, _| *batch >= saved.step);
+                self.checkpoint = (saved, weights, frontier);
+            }
+            Action::Fail(job, deaths) => return Err(format!("job {job} ended {deaths} workers")),
+            Action::End => self.ended = true,
+            Action::Publish { .. } => {
+                let waiting = learner.coordinator.waiting_checkpoints().first().map(|(step, ..)| *step);
+                let step = learner.coordinator.step();
+                let first = self.plan.numbers(waiting.unwrap_or(step).min(step)).start;
+                learner.kept.retain(|job, _| matches!(job, JobName::Rollout { number, .. } if *number >= first));
+            }
+            Action::Offer { .. } | Action::Kill(_) | Action::Evaluated(..) => {}
+        }
+        Ok(None)
+    }
+}
+
+impl Worker {
+    /// The slot of a learner that lives, which it pins.
+    fn pins(&self) -> Option<usize> {
+        match &self.doing {
+            Doing::Sampling(_, slot, _) | Doing::Made(_, slot) => *slot,
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The moves that a world can make next.
+
+use super::{Doing, Move, World};
+
+impl World {
+    /// Each with whether it is a fault, which no end may depend on.
+    pub fn moves(&self) -> Vec<(Move, bool)> {
+        let mut moves = Vec::new();
+        let budget = &self.budget;
+        match &self.learner {
+            None => moves.push((Move::Restart, false)),
+            Some(learner) => {
+                if self.environment.lossy {
+                    moves.extend((0..self.mail.len()).map(|i| (Move::Deliver(i, false), false)));
+                } else {
+                    moves.push((Move::Poll, false));
+                }
+                if self.workers.iter().any(|worker| worker.stopped) {
+                    moves.push((Move::Tick(1), false));
+                }
+                let pinned =
+                    |slot: &usize| self.environment.pins && self.workers.iter().any(|w| w.pins() == Some(*slot));
+                if learner.trains.is_some() && learner.writes.is_none() {
+                    let free = learner.coordinator.writable().into_iter().filter(|slot| !pinned(slot));
+                    moves.extend(free.map(|slot| (Move::Write(slot), false)));
+                }
+                if learner.writes.is_some() {
+                    moves.extend([(Move::Update(false), false), (Move::Update(true), false)]);
+                }
+                if budget.ends > 0 && learner.writes.is_none() {
+                    moves.push((Move::Stop, true));
+                }
+                if budget.crashes > 0 {
+                    moves.push((Move::Crash, true));
+                }
+                if budget.power > 0 {
+                    moves.push((Move::Power, true));
+                }
+                if budget.rots > 0 && !self.files.is_empty() {
+                    moves.push((Move::Rot, true));
+                }
+            }
+        }
+        for (i, worker) in self.workers.iter().enumerate() {
+            if worker.doing == Doing::Dead {
+                moves.push((Move::Revive(i), false));
+                continue;
+            }
+            if budget.kills > 0 {
+                moves.push((Move::Kill(i), true));
+            }
+            if worker.stopped {
+                moves.push((Move::Continue(i), true));
+                continue;
+            }
+            if budget.stops > 0 && worker.doing != Doing::Nothing {
+                moves.push((Move::Halt(i), true));
+            }
+            match &worker.doing {
+                Doing::Nothing => moves.extend(self.queue.pending.keys().map(|job| (Move::Claim(i, *job), false))),
+                Doing::Claimed(job) => {
+                    if !self.queue.processing.contains_key(&(worker.name.clone(), job.name)) {
+                        moves.push((Move::Leave(i), false));
+                    } else if self.slot_for(job).is_some() {
+                        moves.push((Move::Pin(i), false));
+                    }
+                }
+                Doing::Sampling(..) => moves.push((Move::Sample(i), false)),
+                Doing::Made(..) => moves.push((Move::Complete(i), false)),
+                Doing::Dead => {}
+            }
+        }
+        moves
+    }
+}

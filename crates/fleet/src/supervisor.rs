@@ -1,0 +1,211 @@
+//! Starts a learner and its workers as child processes, restarts those that were killed, and leaves nothing running
+//! whichever way it ends. It knows command lines and exit codes, and keeps nothing.
+//!
+//! Each child reads a pipe as its standard input that only the supervisor could write to. When the supervisor is gone,
+//! however it ended, the kernel closes the pipe, and [`watch_parent`] tells the child. (`PR_SET_PDEATHSIG` fires when
+//! the *thread* that made the child ends, and so kills healthy workers.)
+
+use crate::error::{Error, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How often children are looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// The environment variable that tells a child that its standard input is the supervisor's pipe.
+pub const SUPERVISED: &str = "LOCKSTEP_SUPERVISED";
+
+/// A process to be kept running.
+pub struct Role<'a> {
+    /// For messages.
+    pub name: String,
+    /// Its command line; the number says how often it was started before. A learner resumes from 1 on.
+    pub command: Box<dyn FnMut(u32) -> Command + 'a>,
+}
+
+/// When to stop restarting, and to wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// So many restarts of one role in `window` end the run.
+    pub restarts: u32,
+    /// See `restarts`.
+    pub window: Duration,
+    /// How long workers may take to end after the learner.
+    pub grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { restarts: 10, window: Duration::from_secs(60), grace: Duration::from_secs(30) }
+    }
+}
+
+struct Running<'a> {
+    role: Role<'a>,
+    child: Option<Child>,
+    starts: u32,
+    restarted: Vec<Instant>,
+    /// It ended by itself and need not be started again.
+    done: bool,
+}
+
+impl Running<'_> {
+    fn new(role: Role<'_>) -> Running<'_> {
+        Running { role, child: None, starts: 0, restarted: Vec::new(), done: false }
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let mut command = (self.role.command)(self.starts);
+        self.starts += 1;
+        // A group of its own: Ctrl-C at the terminal reaches the supervisor alone, which asks the learner to end first.
+        command.stdin(Stdio::piped()).env(SUPERVISED, "1").process_group(0);
+        let child = command.spawn();
+        self.child = Some(child.map_err(|e| Error::Failed(format!("cannot start {}: {e}", self.role.name)))?);
+        Ok(())
+    }
+
+    /// How it ended, once.
+    fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        let Some(child) = &mut self.child else { return Ok(None) };
+        let status = child.try_wait().map_err(|e| Error::Failed(format!("cannot wait for {}: {e}", self.role.name)))?;
+        if status.is_some() {
+            self.child = None;
+        }
+        Ok(status)
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(child) = &self.child {
+            // It may have ended meanwhile.
+            let _ = kill_process(Pid::from_child(child), signal);
+        }
+    }
+
+    fn close_pipe(&mut self) {
+        if let Some(child) = &mut self.child {
+            child.stdin = None;
+        }
+    }
+
+    fn restart(&mut self, limits: &Limits, status: ExitStatus, report: &mut dyn FnMut(&str)) -> Result<()> {
+        let now = Instant::now();
+        self.restarted.retain(|at| now.duration_since(*at) < limits.window);
+        let name = &self.role.name;
+        if self.restarted.len() as u32 >= limits.restarts {
+            let seconds = limits.window.as_secs();
+            let often = format!("{} times in {seconds} s", self.restarted.len());
+            return Err(Error::Failed(format!(
+                "{name} was restarted {often} and ended again ({status}): its log says why"
+            )));
+        }
+        self.restarted.push(now);
+        report(&format!("{name} ended ({status}): started again"));
+        self.start()
+    }
+}
+
+/// Kills what is left, whichever way this function's caller ends.
+struct Group<'a>(Vec<Running<'a>>);
+
+impl Drop for Group<'_> {
+    fn drop(&mut self) {
+        for running in &mut self.0 {
+            if let Some(mut child) = running.child.take() {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+}
+
+/// Runs a learner and its workers to the learner's end; its exit code. A learner that a signal killed is started again,
+/// and so is a worker that ended badly. A worker that ends with code 2 (another model, another program) ends the run
+/// with that code. `signal` gives each signal that arrived, once: the first is passed to the learner, which ends the
+/// workers; a second ends everything.
+pub fn run(
+    learner: Role<'_>,
+    workers: Vec<Role<'_>>,
+    limits: Limits,
+    signal: &mut dyn FnMut() -> Option<i32>,
+    report: &mut dyn FnMut(&str),
+) -> Result<i32> {
+    let mut all = Group(std::iter::once(learner).chain(workers).map(Running::new).collect());
+    all.0.iter_mut().try_for_each(Running::start)?;
+    let mut signals = 0;
+    let mut refused = None;
+    let code = loop {
+        if let Some(number) = signal() {
+            signals += 1;
+            let passed = Signal::from_named_raw(number).unwrap_or(Signal::TERM);
+            match signals {
+                1 => all.0[0].signal(passed),
+                _ => break 128 + number,
+            }
+        }
+        if let Some(status) = all.0[0].ended()? {
+            match status.code() {
+                Some(code) => break refused.unwrap_or(code),
+                // It was asked to end, and a signal ended it.
+                None if signals > 0 || refused.is_some() => {
+                    break refused.unwrap_or(128 + status.signal().unwrap_or(0));
+                }
+                None => all.0[0].restart(&limits, status, report)?,
+            }
+        }
+        for worker in &mut all.0[1..] {
+            let Some(status) = worker.ended()? else { continue };
+            match status.code() {
+                Some(0) => worker.done = true,
+                Some(2) if refused.is_none() => {
+                    worker.done = true;
+                    report(&format!("{} was refused: the run ends", worker.role.name));
+                    refused = Some(2);
+                }
+                _ if refused.is_some() => worker.done = true,
+                _ => worker.restart(&limits, status, report)?,
+            }
+        }
+        if refused.is_some() && signals == 0 {
+            signals = 1;
+            all.0[0].signal(Signal::TERM);
+        }
+        std::thread::sleep(LOOK);
+    };
+    // Workers read that the run has ended; whoever does not is told by its pipe, and at last killed.
+    let end = Instant::now() + limits.grace;
+    let mut closed = code != 0;
+    loop {
+        let mut left = false;
+        for running in &mut all.0 {
+            if closed {
+                running.close_pipe();
+            }
+            running.ended()?;
+            left |= running.child.is_some();
+        }
+        if !left || Instant::now() >= end {
+            return Ok(code);
+        }
+        closed |= Instant::now() + limits.grace / 2 >= end;
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// In a child: calls `gone` once the supervisor is gone, and ends the process if it is still there `grace` later.
+/// False, and nothing happens, in a process that has no supervisor.
+pub fn watch_parent(grace: Duration, gone: impl FnOnce() + Send + 'static) -> bool {
+    if std::env::var_os(SUPERVISED).is_none() {
+        return false;
+    }
+    let watch = move || {
+        let mut byte = [0];
+        // Nothing is ever written: what comes is the end.
+        while std::io::stdin().read(&mut byte).is_ok_and(|read| read > 0) {}
+        gone();
+        std::thread::sleep(grace);
+        std::process::exit(1);
+    };
+    std::thread::Builder::new().name("supervisor".to_owned()).spawn(watch).is_ok()
+}

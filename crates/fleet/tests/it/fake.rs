@@ -1,0 +1,313 @@
+//! A run without a model. Weights are a number; a job's result is a hash of its name and of the weights of its version;
+//! a batch's update is a hash of the weights and of all its results. So the last number says whether every job was done
+//! with the right weights, and every batch trained on once, in order.
+
+use fleet::batches::BatchFiles;
+use fleet::coordinator::SyncedBatch;
+use fleet::exchange::Exchange;
+use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
+use fleet::worker::{Done, NotDone, Progress, Work};
+use fleet::{Answer, BatchDigest, Error, Job, JobName, JobResult, Lineage, Plan, Result};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use twox_hash::XxHash3_64;
+
+pub fn hash(parts: &[u64]) -> u64 {
+    let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_le_bytes()).collect();
+    XxHash3_64::oneshot(&bytes)
+}
+
+fn name_hash(job: JobName) -> u64 {
+    XxHash3_64::oneshot(job.to_string().as_bytes())
+}
+
+/// What a job samples with these weights; `before` is what its payload says of earlier chunks.
+fn sample(job: JobName, weights: u64, payload: &[u8]) -> (Vec<u8>, Answer) {
+    let tokens = hash(&[name_hash(job), weights, XxHash3_64::oneshot(payload)]);
+    // Every other group ends in its first chunk.
+    let more = tokens.is_multiple_of(2);
+    let bytes = tokens.to_le_bytes().to_vec();
+    let answer = Answer { more, ..Answer::of(&bytes) };
+    (bytes, answer)
+}
+
+fn update(weights: u64, batch: &[JobResult]) -> u64 {
+    let results = batch.iter().map(|result| XxHash3_64::oneshot(&result.bytes[..8]));
+    hash(&std::iter::once(weights).chain(results).collect::<Vec<_>>())
+}
+
+fn payload(before: &[JobResult]) -> Vec<u8> {
+    before.iter().flat_map(|result| result.bytes[..8].to_vec()).collect()
+}
+
+/// The weights at the end, without any fleet.
+pub fn sequential(plan: &Plan) -> u64 {
+    let mut versions = vec![1u64];
+    for batch in 0..plan.batches {
+        let mut results: Vec<JobResult> = Vec::new();
+        for number in plan.numbers(batch) {
+            let mut before = Vec::new();
+            for chunk in 0..=plan.last_chunk() {
+                let job = JobName::Rollout { number, chunk };
+                let (bytes, answer) = sample(job, versions[plan.version_of(job) as usize], &payload(&before));
+                let worker = fleet::WorkerName::new("x").unwrap();
+                before.push(JobResult { job, lineage: Lineage([0; 16]), worker, answer, bytes });
+                if !answer.more {
+                    break;
+                }
+            }
+            results.extend(before);
+        }
+        versions.push(update(versions[batch as usize], &results));
+    }
+    versions[plan.batches as usize]
+}
+
+pub fn origin() -> Lineage {
+    Lineage::origin(&[b"fake"])
+}
+
+pub struct Payloads;
+
+impl Feed for Payloads {
+    fn job(&mut self, _job: JobName, before: &[JobResult]) -> Result<(String, Vec<u8>)> {
+        Ok(("any".to_owned(), payload(before)))
+    }
+}
+
+/// Slots for weights: a file each, with the version, the lineage and the number. A shared lock is a pin.
+#[derive(Clone)]
+pub struct Slots {
+    directory: PathBuf,
+}
+
+impl Slots {
+    pub fn new(out: &Path) -> Slots {
+        let directory = out.join("slots");
+        std::fs::create_dir_all(&directory).unwrap();
+        Slots { directory }
+    }
+
+    fn open(&self, slot: usize) -> File {
+        let path = self.directory.join(slot.to_string());
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+    }
+
+    /// Locks a slot for writing, if no reader pins it.
+    pub fn lock(&self, slot: usize) -> Option<File> {
+        let file = self.open(slot);
+        file.try_lock().ok().map(|()| file)
+    }
+
+    /// Writes slowly and in pieces, so that a reader without a pin would see half of it.
+    pub fn write(mut file: &File, version: u64, lineage: Lineage, weights: u64) {
+        file.rewind().unwrap();
+        file.write_all(&[0xff; 8]).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+        file.write_all(&lineage.0).unwrap();
+        file.write_all(&weights.to_le_bytes()).unwrap();
+        file.rewind().unwrap();
+        file.write_all(&version.to_le_bytes()).unwrap();
+    }
+
+    fn read(mut file: &File) -> Option<(u64, Lineage, u64)> {
+        let mut bytes = [0; 32];
+        file.rewind().ok()?;
+        file.read_exact(&mut bytes).ok()?;
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        let mut lineage = [0; 16];
+        lineage.copy_from_slice(&bytes[8..24]);
+        Some((word(0), Lineage(lineage), word(24)))
+    }
+
+    /// A pinned slot with these weights.
+    fn pin(&self, slots: usize, version: u64, lineage: Lineage) -> Option<File> {
+        (0..slots).map(|slot| self.open(slot)).find(|file| {
+            let pinned = file.try_lock_shared().is_ok();
+            pinned && Self::read(file).is_some_and(|(v, l, _)| (v, l) == (version, lineage))
+        })
+    }
+}
+
+pub struct FakeWork {
+    pub slots: Slots,
+    pub count: usize,
+    /// Of a job's work.
+    pub takes: Duration,
+    /// Scores differ whenever a job is done anew.
+    pub random_scores: bool,
+}
+
+impl Work for FakeWork {
+    fn run(&mut self, job: &Job, progress: &Progress<'_>) -> std::result::Result<Done, NotDone> {
+        let pinned = loop {
+            if let Some(file) = self.slots.pin(self.count, job.version, job.lineage) {
+                break file;
+            }
+            progress.advance("waiting for weights");
+            if progress.must_stop() {
+                return Err(NotDone::Stopped);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        let before = Slots::read(&pinned).unwrap();
+        for _ in 0..4 {
+            progress.advance("sampling");
+            std::thread::sleep(self.takes / 4);
+            if progress.must_stop() {
+                return Err(NotDone::Stopped);
+            }
+        }
+        let after = Slots::read(&pinned).unwrap();
+        let weights = if before == after { after.2 } else { hash(&[before.2, after.2]) };
+        let (mut bytes, answer) = sample(job.name, weights, &job.payload);
+        if self.random_scores {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+            bytes.extend_from_slice(&now.to_le_bytes());
+        }
+        Ok(Done { bytes, answer })
+    }
+}
+
+/// What a fake checkpoint holds.
+pub struct Checkpoint {
+    weights: u64,
+    saved: SavedFrontier,
+}
+
+impl Checkpoint {
+    pub fn first() -> Checkpoint {
+        let saved = SavedFrontier { step: 0, lineages: BTreeMap::from([(0, origin())]), frontier: Vec::new() };
+        Checkpoint { weights: 1, saved }
+    }
+
+    fn load(out: &Path) -> Checkpoint {
+        let Ok(bytes) = std::fs::read(out.join("checkpoint")) else { return Checkpoint::first() };
+        let (head, frontier) = bytes.split_at(4 + u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize);
+        let (weights, step, lineages): (u64, u64, BTreeMap<u64, Lineage>) = serde_json::from_slice(&head[4..]).unwrap();
+        let (_, frontier) = fleet::batch_from_bytes(frontier).unwrap();
+        Checkpoint { weights, saved: SavedFrontier { step, lineages, frontier } }
+    }
+
+    fn save(&self, out: &Path) {
+        let head = serde_json::to_vec(&(self.weights, self.saved.step, &self.saved.lineages)).unwrap();
+        let mut bytes = (head.len() as u32).to_le_bytes().to_vec();
+        bytes.extend(head);
+        bytes.extend(fleet::batch_to_bytes(self.saved.step, &self.saved.frontier));
+        std::fs::write(out.join(".checkpoint"), bytes).unwrap();
+        std::fs::rename(out.join(".checkpoint"), out.join("checkpoint")).unwrap();
+    }
+}
+
+/// Trains from the last checkpoint in `out` to the end; the weights then. None: it was stopped.
+pub fn learn<E: Exchange + Send + 'static>(
+    out: &Path,
+    plan: Plan,
+    exchange: E,
+    every: u64,
+    stop: &dyn Fn() -> bool,
+) -> Result<Option<u64>> {
+    let Checkpoint { mut weights, saved } = Checkpoint::load(out);
+    let slots = Slots::new(out);
+    let mut step = saved.step;
+    let lock = loop {
+        // A reader of the learner before this one may pin it still.
+        if let Some(file) = slots.lock(0) {
+            break file;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    Slots::write(&lock, step, saved.lineages[&step], weights);
+    drop(lock);
+    for slot in 1..plan.slots {
+        drop(slots.open(slot));
+    }
+    let batches = plan.batches;
+    let files = BatchFiles::open(out)?;
+    let learner = Learner::open(plan, saved, exchange, files, Box::new(Payloads), serde_json::Value::Null)?;
+    let handle = LearnerHandle::start(learner)?;
+    let mut waiting: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut is_stopping = false;
+    loop {
+        if stop() && !is_stopping {
+            is_stopping = true;
+            waiting.insert(step, weights);
+            handle.with(|learner| learner.stop())?;
+        }
+        match handle.next_step(Duration::from_millis(20))? {
+            None => {}
+            Some(Step::Train(batch, results)) => {
+                assert_eq!(batch, step, "batches come in order");
+                wait_for_kills(out, batch, batches);
+                let mut log = OpenOptions::new().append(true).create(true).open(out.join("trained.log")).unwrap();
+                let digest = SyncedBatch::of(&results).digest;
+                // In one write: a kill in the middle of several would leave half a line for the next learner to
+                // continue.
+                log.write_all(format!("{batch} {:02x?}\n", digest.0).as_bytes()).unwrap();
+                let slot = loop {
+                    let writable = handle.with(|learner| learner.writable());
+                    if let Some(found) = writable.iter().find_map(|slot| Some((*slot, slots.lock(*slot)?))) {
+                        break found;
+                    }
+                    // A reader pins what could be written.
+                    if let Some(Step::Warning(text)) = handle.next_step(Duration::from_millis(2))? {
+                        eprintln!("{text}");
+                    }
+                };
+                handle.with(|learner| learner.writing(slot.0))?;
+                let lineage = handle.with(|learner| learner.coordinator().lineage());
+                weights = update(weights, &results);
+                step += 1;
+                Slots::write(&slot.1, step, lineage.after(&BatchDigest::of(&results)), weights);
+                drop(slot);
+                handle.with(|learner| learner.trained(true))?;
+                assert_eq!(handle.with(|l| l.coordinator().step()), step);
+                if step % every == 0 || step == batches {
+                    waiting.insert(step, weights);
+                    handle.with(|learner| learner.checkpoint())?;
+                }
+            }
+            Some(Step::CommitCheckpoint(saved)) => {
+                let step = saved.step;
+                Checkpoint { weights: waiting[&step], saved }.save(out);
+                handle.with(|learner| learner.committed(step))?;
+            }
+            Some(Step::Evaluated(..)) => {}
+            Some(Step::Warning(text)) => eprintln!("{text}"),
+            Some(Step::End) if step == batches => return Ok(Some(weights)),
+            Some(Step::End) => return Ok(None),
+        }
+    }
+}
+
+/// Counts a kill for [`wait_for_kills`].
+pub fn count_kill(out: &Path) {
+    let mut file = OpenOptions::new().append(true).create(true).open(out.join("kills")).unwrap();
+    file.write_all(&[0]).unwrap();
+}
+
+/// Of `FLEET_KILLS` kills a batch's share comes before it is trained on, so that a fast machine does not reach the end
+/// before the last kill.
+fn wait_for_kills(out: &Path, batch: u64, batches: u64) {
+    let Ok(kills) = std::env::var("FLEET_KILLS") else { return };
+    let share = kills.parse::<u64>().unwrap() * (batch + 1) / batches;
+    while std::fs::metadata(out.join("kills")).map_or(0, |file| file.len()) < share {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Every batch was trained on with the same results, however often.
+pub fn check_log(out: &Path) -> std::result::Result<usize, Error> {
+    let text = std::fs::read_to_string(out.join("trained.log")).unwrap();
+    let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
+    for line in text.lines() {
+        let Some((batch, digest)) = line.split_once(' ').filter(|(_, digest)| digest.ends_with(']')) else { continue };
+        if *seen.entry(batch).or_insert(digest) != digest {
+            return Err(Error::Failed(format!("batch {batch} was trained on with two contents")));
+        }
+    }
+    Ok(text.lines().count())
+}

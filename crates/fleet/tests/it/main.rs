@@ -1,0 +1,5 @@
+//! A small run whose weights are one number, over the real exchanges: in threads, and in processes that are killed.
+
+mod fake;
+mod processes;
+mod threads;

@@ -1,0 +1,75 @@
+//! Learner and workers as threads of one process.
+
+use crate::fake::{FakeWork, Slots, check_log, learn, sequential};
+use fleet::exchange::spool::{SpoolLearner, SpoolWorker};
+use fleet::exchange::{Memory, WorkerExchange};
+use fleet::worker::{End, Worker};
+use fleet::{Plan, WorkerName};
+use std::path::Path;
+use std::time::Duration;
+
+fn plan(k: u64, chunks: bool) -> Plan {
+    Plan { chunks, straggler_after_ms: Some(50), ..Plan::new(8, 3, k) }
+}
+
+fn work<E: WorkerExchange + Send>(out: &Path, exchange: E, name: &str, slots: usize) -> End {
+    let takes = Duration::from_millis(2);
+    let mut fake = FakeWork { slots: Slots::new(out), count: slots, takes, random_scores: false };
+    Worker::new(exchange, WorkerName::new(name).unwrap(), Vec::new()).run(&mut fake, &|| false).unwrap()
+}
+
+#[test]
+fn any_number_of_workers_gives_the_sequential_run() {
+    for (k, chunks, workers) in [(0, false, 1), (0, false, 3), (1, false, 2), (2, true, 1), (2, true, 3)] {
+        let out = tempfile::tempdir().unwrap();
+        let plan = plan(k, chunks);
+        let memory = Memory::new();
+        std::thread::scope(|scope| {
+            for i in 0..workers {
+                let exchange = memory.worker(WorkerName::new(&format!("w{i}")).unwrap());
+                let (out, slots) = (out.path(), plan.slots);
+                scope.spawn(move || work(out, exchange, &format!("w{i}"), slots));
+            }
+            let end = learn(out.path(), plan.clone(), memory.learner(), 3, &|| false).unwrap();
+            assert_eq!(end, Some(sequential(&plan)), "k = {k}, chunks: {chunks}, {workers} workers");
+        });
+        let mut plain = plan.clone();
+        plain.max_staleness += 1;
+        plain.slots += 1;
+        assert_ne!(sequential(&plan), sequential(&plain), "the weights depend on k");
+    }
+}
+
+#[test]
+fn a_spool_directory_gives_the_same_whoever_starts_first_and_after_a_stop() {
+    let out = tempfile::tempdir().unwrap();
+    let plan = plan(2, true);
+    std::thread::scope(|scope| {
+        for name in ["dev1", "dev2"] {
+            let (out, slots) = (out.path(), plan.slots);
+            let exchange = SpoolWorker::join(out, WorkerName::new(name).unwrap()).unwrap();
+            scope.spawn(move || assert_eq!(work(out, exchange, name, slots), End::RunEnded));
+        }
+        std::thread::sleep(Duration::from_millis(30));
+        let log = out.path().join("trained.log");
+        let stop = || std::fs::read_to_string(&log).is_ok_and(|text| text.lines().count() >= 3);
+        let exchange = SpoolLearner::open(out.path()).unwrap();
+        let first = learn(out.path(), plan.clone(), exchange, 100, &stop).unwrap();
+        assert_eq!(first, None, "it was stopped");
+        // The workers were told that the run has ended; these are new ones.
+        let third = SpoolWorker::join(out.path(), WorkerName::new("dev3").unwrap()).unwrap();
+        let exchange = SpoolLearner::open(out.path()).unwrap();
+        let (path, slots) = (out.path(), plan.slots);
+        std::thread::scope(|scope| {
+            let learner = scope.spawn(|| learn(path, plan.clone(), exchange, 3, &|| false).unwrap());
+            work(path, third, "dev3", slots);
+            assert_eq!(learner.join().unwrap(), Some(sequential(&plan)));
+        });
+    });
+    assert!(check_log(out.path()).unwrap() >= 8, "every batch");
+    let status = fleet::status::read(out.path()).unwrap();
+    let learner = status.learner.unwrap();
+    assert!(learner.ended && learner.step == 8 && learner.counts.differing == 0, "{learner:?}");
+    assert!(status.workers.len() == 3 && status.pending.is_empty(), "{:?}", status.workers);
+    assert!(status.complete.is_empty(), "what is in a batch file is deleted: {:?}", status.complete);
+}
