@@ -311,7 +311,7 @@ impl Naive {
         net::backward(ctx, &*weights, &rope, &tensors, &mut tape, &mut self.grads)?;
         self.grads.finish(ctx)?;
         let norm = self.optimizer.measure(ctx, &self.grads)?;
-        self.optimizer.step(ctx, &mut weights.params, &self.grads, 1e-6)?;
+        self.optimizer.step(ctx, &mut model::NextParams::in_place(&mut weights.params), &self.grads, 1e-6)?;
         weights.publish();
         Ok((loss, norm.norm))
     }

@@ -90,11 +90,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     };
     let out = out_file(&args, &config, &model, adapter)?;
     let promise = Promise::Ends("the evaluation stops, without a result");
-    let stop = stop_on_signals(&Console::new(ConsoleOptions::default())?, promise)?;
-    let mut evaluator = Evaluator::new(&ctx, config.clone(), &model, stop)?;
-    let load = if config.allow_other_base { Policy::load_with_other } else { Policy::load_with };
-    let policy = load(&ctx, &model, adapter, config.dtype)?;
-    policy.unchecked.iter().for_each(|what| output::note(format_args!("warning: {what}")));
+    let console = Console::new(ConsoleOptions::default())?;
+    let stop = stop_on_signals(&console, promise)?;
+    let mut evaluator = Evaluator::new(&ctx, config.clone(), &model, &output::sinks(&console), stop)?;
+    let policy = match config.allow_other_base {
+        true => Policy::load_with_other(&ctx, &model, adapter, config.dtype)?,
+        false => Policy::load_with(&ctx, &model, adapter, config.dtype, output::warn)?,
+    };
     let adapter = adapter.map(|dir| dir.display().to_string());
     let settings = Settings { config: &config, model: model.display().to_string(), adapter, evaluator: &evaluator };
     if !args.json {
@@ -125,7 +127,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         output::text(&format!("{}{}\n", table.render(100), rewards_table(&outcomes).render(100)))
     };
     outcomes.iter().try_for_each(all_judged)?;
-    Ok(printed?)
+    printed?;
+    let mut all = outcomes.iter().flat_map(|outcome| &outcome.metrics);
+    match all.find(|(_, value)| !value.is_finite()) {
+        Some((name, value)) => anyhow::bail!("{name} is {value}: the scores are so large that their sums overflow"),
+        None => Ok(()),
+    }
 }
 
 /// The file of `--out`, which is none of those that are read.

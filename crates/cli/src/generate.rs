@@ -62,7 +62,7 @@ pub struct Args {
     /// Makes tokens that stand in the text so far less likely (> 1).
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub repetition_penalty: f64,
-    /// A text that ends a completion; may be repeated.
+    /// A text that ends a completion, which keeps it; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
     /// The seed.
@@ -83,9 +83,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
     let ctx = context(args.device, args.threads, args.dtype.as_str().into())?;
     let model = locate(&utf8("--model", &args.model)?, HubKind::Model)?;
-    let load = if args.other_base { Policy::load_with_other } else { Policy::load_with };
-    let policy = load(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
-    policy.unchecked.iter().for_each(|what| output::note(format_args!("warning: {what}")));
+    let (adapter, dtype) = (args.adapter.as_deref(), args.dtype.as_str().into());
+    let policy = match args.other_base {
+        true => Policy::load_with_other(&ctx, &model, adapter, dtype)?,
+        false => Policy::load_with(&ctx, &model, adapter, dtype, output::warn)?,
+    };
     let ids = encode(&args, &policy)?;
     let context = policy.config().max_position_embeddings;
     if ids.is_empty() {

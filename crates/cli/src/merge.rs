@@ -28,8 +28,7 @@ pub struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if !args.other_base {
-        let unchecked = check_base(&args.adapter, &args.model, &StopSignal::new())?;
-        unchecked.iter().for_each(|what| output::note(format_args!("warning: {what}")));
+        check_base(&args.adapter, &args.model, &StopSignal::new(), output::warn)?;
     }
     let ctx = context(None, None, ComputeDType::F32)?;
     new_directory(&args.out, |dir| {

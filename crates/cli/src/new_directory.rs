@@ -5,6 +5,7 @@ use anyhow::Context as _;
 use lockstep::Stopped;
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
+use model::io::sweep_partial;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -33,7 +34,7 @@ pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Resu
         bad_input!("--out {}: give the name of a new directory", out.display());
     };
     let temporary = parent.join(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
-    sweep(parent, name);
+    sweep_partial(&path);
     let console = Console::new(ConsoleOptions::default())?;
     let stop = stop_on_signals(&console, Promise::Ends("nothing is written"))?;
     set_partial(Some(temporary.clone()));
@@ -48,18 +49,4 @@ pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Resu
         let _ = fs::remove_dir_all(&temporary);
     }
     written
-}
-
-/// Removes what a killed process left when it made this directory.
-fn sweep(parent: &Path, name: &std::ffi::OsStr) {
-    let start = format!(".{}.", name.to_string_lossy());
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let file = entry.file_name().to_string_lossy().into_owned();
-        let pid = file.strip_prefix(&start).and_then(|rest| rest.strip_suffix(".partial")?.parse::<u32>().ok());
-        let is_gone = |pid| Path::new("/proc/self").exists() && !Path::new(&format!("/proc/{pid}")).exists();
-        if pid.is_some_and(is_gone) {
-            // What cannot be removed is in nobody's way.
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
 }

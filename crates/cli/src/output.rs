@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
-use telemetry::{visible, visible_json};
+use telemetry::{Console, ConsoleSink, Sinks, visible, visible_json};
 
 /// Text for people, on standard output.
 pub(crate) fn text(text: &str) -> Result<(), NotPrinted> {
@@ -26,6 +26,18 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), NotPrinted> {
 /// A line on standard error. That nobody reads it is no failure.
 pub(crate) fn note(line: impl Display) {
     let _ = writeln!(io::stderr(), "{}", visible(&line.to_string()));
+}
+
+/// Where the library tells a command what a person should know.
+pub(crate) fn sinks(console: &Console) -> Sinks {
+    let sinks = Sinks::new();
+    sinks.add(ConsoleSink::new(console.clone()));
+    sinks
+}
+
+/// What a person should look at, on standard error.
+pub(crate) fn warn(what: &str) {
+    note(format_args!("warning: {what}"));
 }
 
 fn shown(text: &str, terminal: bool) -> std::borrow::Cow<'_, str> {

@@ -82,8 +82,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
     let weights = load_weights(&ctx, &model, &config)?;
     if let Some(dir) = args.adapter.as_deref().filter(|_| !args.other_base) {
-        let unchecked = check_base(dir, &model, &StopSignal::new())?;
-        unchecked.iter().for_each(|what| output::note(format_args!("warning: {what}")));
+        check_base(dir, &model, &StopSignal::new(), output::warn)?;
     }
     let load = |dir| model::peft::load_adapter(ctx.memory(), dir, &weights).or_bad_input();
     let adapter = args.adapter.as_deref().map(load).transpose()?;

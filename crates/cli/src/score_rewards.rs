@@ -7,7 +7,7 @@ use lockstep::config::{Layers, Purpose, Resolved};
 use lockstep::{Input, OutFile, ScoredFile, ScoredRow, bad_input, score_file};
 use rewards::RewardSpec;
 use serde_json::{Map, Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use telemetry::{Align, Console, ConsoleOptions, Table, counted};
 
 /// So many characters of an example are shown, its last ones.
@@ -58,7 +58,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if args.input.is_dir() {
         bad_input!("--input {input}: is a directory; give a file, JSONL or Parquet");
     }
-    if !args.input.is_file() {
+    let input = if input == "-" { "/dev/stdin".to_owned() } else { input };
+    if !Path::new(&input).exists() {
         bad_input!("--input {input}: there is no such file");
     }
     let models = args.tokenizer.as_deref().into_iter().map(Input::Kept);
@@ -66,8 +67,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let inputs: Vec<_> = models.chain(data).collect();
     let out_file = args.out.as_deref().map(|path| OutFile::new("--out", path, args.overwrite, &inputs)).transpose()?;
     let promise = Promise::Ends("scoring stops, without a result");
-    let stop = stop_on_signals(&Console::new(ConsoleOptions::default())?, promise)?;
-    let scored = score_file(&config, &input, args.tokenizer.as_deref(), &stop)?;
+    let console = Console::new(ConsoleOptions::default())?;
+    let stop = stop_on_signals(&console, promise)?;
+    let scored = score_file(&config, &input, args.tokenizer.as_deref(), &output::sinks(&console), &stop)?;
     let command = |spec: &RewardSpec| serde_json::to_value(spec).is_ok_and(|spec| spec.to_string().contains("command"));
     if scored.without_ids && config.reward_funcs.iter().any(command) {
         output::note(format_args!("note: completion_ids are empty: {input} has none, and --tokenizer is not given"));
@@ -82,7 +84,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     };
     match summaries.iter().find(|summary| summary.sorted.is_empty()) {
         Some(Summary { name, .. }) => anyhow::bail!("reward `{name}` judged no completion of {input}"),
-        None => Ok(printed?),
+        None => {
+            printed?;
+            summaries.iter().try_for_each(Summary::check_finite)
+        }
     }
 }
 
@@ -125,6 +130,17 @@ impl<'a> Summary<'a> {
         let mean = self.mean().filter(|_| self.sorted.len() > 1)?;
         let squares: f64 = self.sorted.iter().map(|score| (score - mean) * (score - mean)).sum();
         Some((squares / (self.sorted.len() - 1) as f64).sqrt())
+    }
+
+    fn check_finite(&self) -> anyhow::Result<()> {
+        match [self.mean(), self.std()].into_iter().flatten().find(|x| !x.is_finite()) {
+            Some(x) => anyhow::bail!(
+                "reward `{}`: scores are so large that their mean or deviation overflows ({x}): no run could learn \
+                 from them",
+                self.name
+            ),
+            None => Ok(()),
+        }
     }
 
     /// The score below which a part of them lies.

@@ -64,7 +64,7 @@ fn new_name() -> String {
     format!("run-{}-{:06}-{}", now.as_secs(), now.subsec_micros(), std::process::id())
 }
 
-/// A run that goes on: its own configuration, over it what the command line says, if that may change.
+/// A run that is resumed: its own configuration, over it what the command line says, if that may change.
 fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console) -> anyhow::Result<Session> {
     let output_dir = match (&args.out, &args.file) {
         (Some(out), _) => Some(out.clone()),
@@ -126,7 +126,9 @@ fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
         StopReason::EarlyStopping => {
             format!("stopped early after step {}; the model is in {}", finished.step, finished.dir.model().display())
         }
-        StopReason::Interrupted => format!("stopped as asked after step {}; go on with --resume {root}", finished.step),
+        StopReason::Interrupted => {
+            format!("stopped as asked after step {}; resume with --resume {root}", finished.step)
+        }
     };
     console.info(&end);
 }

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_millis(1000);
 static FIRST: AtomicI32 = AtomicI32::new(0);
 /// Whether the program may end at any moment: nothing that it has done is worth keeping.
 static NOTHING_TO_SAVE: AtomicBool = AtomicBool::new(false);
-/// Steps done by the run that goes on.
+/// Steps done by the run.
 static STEPS: AtomicU64 = AtomicU64::new(0);
 /// What is half-written, and is removed if the program ends at once.
 static PARTIAL: Mutex<Option<PathBuf>> = Mutex::new(None);
@@ -43,7 +43,7 @@ impl Promise {
             Promise::Stops(text) | Promise::Ends(text) => text,
             Promise::Run if NOTHING_TO_SAVE.load(Ordering::Relaxed) => "the run stops before it has begun",
             Promise::Run if STEPS.load(Ordering::Relaxed) == 0 => "the run stops before its first step is done",
-            Promise::Run => "the run stops, with a checkpoint to go on from",
+            Promise::Run => "the run stops, with a checkpoint to resume from",
         }
     }
 }

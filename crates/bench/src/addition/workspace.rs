@@ -13,7 +13,7 @@ use model::{ModelConfig, Weights};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use telemetry::Console;
+use telemetry::{Console, Sinks};
 
 /// Steps of imitation.
 pub const SFT_STEPS: u64 = 800;
@@ -147,7 +147,8 @@ impl Workspace<'_> {
     /// Asks a model the held-out problems, at temperature 1 and greedily.
     pub fn examine(&self, policy: &Policy) -> anyhow::Result<Examined> {
         let layers = self.layers(Purpose::Grpo, "examination", &policy.dir, 1, &[]);
-        let mut evaluator = Evaluator::new(self.ctx, layers.resolve()?.config, &policy.dir, self.stop.clone())?;
+        let mut evaluator =
+            Evaluator::new(self.ctx, layers.resolve()?.config, &policy.dir, &Sinks::new(), self.stop.clone())?;
         let sampled = evaluator.evaluate(policy, EvalSampling::Sampled)?.remove(0);
         let greedy = evaluator.evaluate(policy, EvalSampling::Greedy)?.remove(0);
         let prompts = evaluator.prompts().map(|prompt| prompt.text().into_owned()).collect();

@@ -1,7 +1,7 @@
 //! A TRL script's configuration as TOML: the literal arguments of `GRPOConfig(…)`, `GRPOTrainer(…)` (or their RLOO
 //! twins) and `load_dataset(…)`. What cannot be translated is listed in comments, never dropped in silence.
 
-use super::python::{Call, Literal, call, calls, positional_strings};
+use super::python::{Call, Literal, call, calls, positional_strings, without_aliases};
 use lockstep::config::{Config, UnsupportedKey, keys, toml_on_one_line, unsupported_key};
 use std::fmt::Write;
 use toml::Value;
@@ -11,6 +11,7 @@ const RENAMED: [(&str, &str); 2] = [("model", "model_name_or_path"), ("stop_stri
 
 /// The TOML of `script`.
 pub(super) fn translate(script: &str) -> anyhow::Result<String> {
+    let script = &without_aliases(script, is_listed);
     let (rloo_config, rloo_trainer) = (call(script, "RLOOConfig"), call(script, "RLOOTrainer"));
     let rloo = rloo_config.is_some() || rloo_trainer.is_some();
     let config = rloo_config.or_else(|| call(script, "GRPOConfig"));
@@ -72,10 +73,28 @@ pub(super) fn translate(script: &str) -> anyhow::Result<String> {
     Ok(text)
 }
 
+/// Methods of datasets that change them.
+const DATA: [&str; 9] = [
+    ".map",
+    ".filter",
+    ".select",
+    ".shuffle",
+    ".take",
+    ".train_test_split",
+    ".rename_column",
+    ".rename_columns",
+    ".remove_columns",
+];
+
+/// Whether a call of this name says something of a run.
+fn is_listed(name: &str) -> bool {
+    ["load_dataset", "set_seed", "get_peft_model", "get_peft_config"].contains(&name)
+        || ["Config", "Trainer", "Arguments", "Callback", "Parser"].iter().any(|end| name.ends_with(end))
+}
+
 /// Lists the calls that are none of the translated ones, which are the first of their names.
 fn others(script: &str, translated: &[String], open: &mut Vec<String>) {
-    let wanted =
-        |name: &str| name == "load_dataset" || ["Config", "Trainer", "Arguments"].iter().any(|end| name.ends_with(end));
+    let wanted = |name: &str| is_listed(name) || DATA.contains(&name);
     let mut seen: Vec<String> = Vec::new();
     for Call { name, line, arguments } in calls(script, wanted) {
         let is_known = name == "load_dataset" || translated.contains(&name);
@@ -88,6 +107,13 @@ fn others(script: &str, translated: &[String], open: &mut Vec<String>) {
             false => format!("{name} = {}", text_of(value)),
         };
         let arguments = arguments.iter().map(argument).collect::<Vec<_>>().join(", ");
+        if DATA.contains(&&*format!(".{name}")) {
+            open.push(format!(
+                ".{name}({arguments}) in line {line}: where it changes the data, write the changed data into a file \
+                 and give that (columns are renamed by `columns`)"
+            ));
+            continue;
+        }
         let why = if is_known { "only the first call is translated" } else { "such calls are not translated" };
         open.push(format!("{name}({arguments}) in line {line}: {why}"));
     }
@@ -242,5 +268,30 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         let table: toml::Table = text.parse().unwrap();
         assert_eq!((table.get("learning_rate"), table.get("output_dir")), (None, None));
         assert_eq!((&table["beta"], &table["dataset_name"]), (&Value::Float(0.1), &Value::String("a".into())));
+    }
+
+    /// Names that an import or an assignment gave them, strings that look like calls, and what changes the data.
+    #[test]
+    fn calls_by_other_names_are_calls_and_texts_are_none() {
+        let script = "from trl import (GRPOConfig as Cfg, GRPOTrainer)\nimport trl\nset_seed(3)\nMine = trl.SFTConfig\n\
+                      args = Cfg(num_generations=4, **base)\nwarm = Mine(max_steps=10)\nlast = Cfg(beta=0.5)\n\
+                      s = \"GRPOConfig(seed=99)\"\nhelp = \'\'\'\nGRPOConfig(seed=98)\n\'\'\'\n\
+                      d = load_dataset('a').map(as_chat, num_proc=2)\nx = list(map(str, d))\n\
+                      t = GRPOTrainer(args=args, callbacks=[EarlyStoppingCallback(2)])\np = TrlParser((Cfg, Other))\n";
+        let text = translate(script).unwrap();
+        for words in [
+            "# - **base: what it holds",
+            "set_seed(3) in line 3: such calls",
+            "SFTConfig(max_steps = 10) in line 6: such calls",
+            "GRPOConfig(beta = 0.5) in line 7: only the first",
+            ".map(as_chat, num_proc = 2) in line 12: where it changes the data",
+            "EarlyStoppingCallback(2) in line 14",
+            "TrlParser((Cfg, Other)) in line 15",
+        ] {
+            assert!(text.contains(words), "`{words}` is not in\n{text}");
+        }
+        assert!(!text.contains("99") && !text.contains("98") && !text.contains("map(str"), "{text}");
+        let table: toml::Table = text.parse().unwrap();
+        assert_eq!((&table["num_generations"], table.get("beta")), (&Value::Integer(4), None));
     }
 }

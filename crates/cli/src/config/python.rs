@@ -21,7 +21,7 @@ pub(super) type Arguments = Vec<(String, Literal)>;
 /// The arguments of the first call of `function` in `script`.
 pub(super) fn call(script: &str, function: &str) -> Option<Arguments> {
     let code = blank_comments(script);
-    let start = find_call(&code, function)?;
+    let start = find_call(&blank_strings(&code), function)?;
     Some(arguments(&code[start..], &assignments(&code)))
 }
 
@@ -36,17 +36,20 @@ pub(super) struct Call {
 /// The calls of functions that `wanted` names, in their order.
 pub(super) fn calls(script: &str, wanted: impl Fn(&str) -> bool) -> Vec<Call> {
     let code = blank_comments(script);
-    let names = assignments(&code);
+    let (names, bare) = (assignments(&code), blank_strings(&code));
     let mut found = Vec::new();
-    for (open, _) in code.match_indices('(') {
-        let before = code[..open].trim_end();
+    for (open, _) in bare.match_indices('(') {
+        let before = bare[..open].trim_end();
         let start = before
             .rfind(|c: char| !(c.is_alphanumeric() || c == '_'))
             .map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
         let (name, defined) = (&before[start..], before[..start].trim_end());
-        if wanted(name) && !defined.ends_with("class") && !defined.ends_with("def") {
+        let name = if defined.ends_with('.') { &before[start - 1..] } else { name };
+        let wanted = wanted(name) || wanted(name.trim_start_matches('.'));
+        if wanted && !defined.ends_with("class") && !defined.ends_with("def") {
             let line = 1 + code[..start].matches('\n').count();
-            found.push(Call { name: name.to_owned(), line, arguments: arguments(&code[open + 1..], &names) });
+            let name = name.trim_start_matches('.').to_owned();
+            found.push(Call { name, line, arguments: arguments(&code[open + 1..], &names) });
         }
     }
     found
@@ -153,6 +156,67 @@ fn blank_comments(script: &str) -> String {
         }
         out.push_str(&rest[..take]);
         rest = &rest[take..];
+    }
+    out
+}
+
+/// The script with what is in strings as spaces, so that places stay. Comments are none any more.
+fn blank_strings(code: &str) -> String {
+    let (mut out, mut rest) = (String::with_capacity(code.len()), code);
+    while let Some(at) = rest.find(['"', '\'']) {
+        let quote = &rest[at..at + 1];
+        let triple = rest[at..].starts_with(&quote.repeat(3));
+        let quote = quote.repeat(if triple { 3 } else { 1 });
+        let begin = at + quote.len();
+        out.push_str(&rest[..begin]);
+        let mut end = begin;
+        while let Some(c) = rest[end..].chars().next() {
+            if rest[end..].starts_with(&quote) || (c == '\n' && !triple) {
+                break;
+            }
+            let escaped = if c == '\\' { rest[end + 1..].chars().next().map_or(0, char::len_utf8) } else { 0 };
+            end += c.len_utf8() + escaped;
+        }
+        out.extend(rest[begin..end].bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }));
+        let closing = if rest[end..].starts_with(&quote) { quote.len() } else { 0 };
+        out.push_str(&rest[end..end + closing]);
+        rest = &rest[end + closing..];
+    }
+    out + rest
+}
+
+/// The script with the names of its calls as they were before `import A as B` and `B = A`, for every A that `wanted`
+/// names. Lines stay what they are.
+pub(super) fn without_aliases(script: &str, wanted: impl Fn(&str) -> bool) -> String {
+    let bare = blank_strings(&blank_comments(script));
+    let words: Vec<(usize, &str)> = bare
+        .split(|c: char| !(c.is_alphanumeric() || c == '_'))
+        .filter(|word| !word.is_empty())
+        .map(|word| (word.as_ptr() as usize - bare.as_ptr() as usize, word))
+        .collect();
+    let between = |a: usize, b: usize| bare[words[a].0 + words[a].1.len()..words[b].0].trim();
+    let mut aliases: Vec<(&str, &str)> = Vec::new();
+    for i in 0..words.len() {
+        let (_, name) = words[i];
+        if !wanted(name) {
+            continue;
+        }
+        if i + 2 < words.len() && words[i + 1].1 == "as" && between(i, i + 1).is_empty() {
+            aliases.push((words[i + 2].1, name));
+        }
+        // `B = A`, or `B = trl.A`.
+        let ends = bare[words[i].0 + name.len()..].trim_start_matches(' ').starts_with(['\n', ';']);
+        let start = if i > 0 && between(i - 1, i) == "." { i - 1 } else { i };
+        if ends && start > 0 && between(start - 1, start) == "=" {
+            aliases.push((words[start - 1].1, name));
+        }
+    }
+    let mut out = script.to_owned();
+    for (at, word) in words.iter().rev() {
+        let called = bare[at + word.len()..].trim_start_matches(' ').starts_with('(');
+        if let Some((_, name)) = aliases.iter().find(|(alias, name)| alias == word && alias != name && called) {
+            out.replace_range(*at..at + word.len(), name);
+        }
     }
     out
 }

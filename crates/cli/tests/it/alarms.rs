@@ -17,7 +17,7 @@ const WORDS: [&str; 16] =
     ["<e>", "<answer>", "</answer>", "(", ")", " ", "a", "b", "c", "d", "1", "2", "3", "4", "5", "6"];
 
 /// A random model of sixteen words, and four prompts whose answer is their own letter.
-fn directory() -> tempfile::TempDir {
+pub fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model");
     model_of(&model, LLAMA);
@@ -36,7 +36,7 @@ fn directory() -> tempfile::TempDir {
     dir
 }
 
-fn arguments<'a>(out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
+pub fn arguments<'a>(out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
     let mut all = vec!["train", "--model", "model", "--dataset", "d.jsonl", "--out", out];
     let common = [
         "per_device_train_batch_size=64",
@@ -55,7 +55,7 @@ fn train(directory: &Path, out: &str, set: &[&str]) -> Said {
 }
 
 /// The alarms of metrics.jsonl, with their steps.
-fn alarms(run: &Path) -> Vec<(u64, Value)> {
+pub fn alarms(run: &Path) -> Vec<(u64, Value)> {
     let lines = metrics(run).into_iter().map(|line| serde_json::from_str::<Value>(&line).unwrap());
     lines.filter_map(|line| Some((line["step"].as_u64()?, line.get("alarm")?.clone()))).collect()
 }
@@ -74,7 +74,7 @@ fn a_reward_that_pays_for_an_empty_answer_or_a_syntax_error_is_named_within_twen
         assert!(*step <= 20 && alarm["since"].as_u64().unwrap() <= *step, "{alarm}");
         let examples = alarm["examples"].as_array().unwrap();
         assert!(!examples.is_empty() && examples.iter().all(|e| e.as_str().unwrap().contains(exploit)), "{alarm}");
-        assert!(alarm["remedy"].as_str().unwrap().contains("mend it"), "{alarm}");
+        assert!(alarm["remedy"].as_str().unwrap().contains("fix it"), "{alarm}");
         // On the console with its examples, and in the last words.
         let line = format!("warning: alarm {id} since step {}: ", alarm["since"]);
         let (_, rest) = said.err.split_once(&line).unwrap_or_else(|| panic!("`{line}`: {}", said.err));

@@ -2,6 +2,7 @@
 //! has no score, alarms say so, and a resumed run has the same bits.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, rollouts, same};
+use lockstep::wire::file::GroupFile;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -57,6 +58,25 @@ fn a_run_goes_on_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
         let texts: Vec<&String> = said_of.keys().filter(named).collect();
         assert!(!texts.is_empty() && texts.iter().all(|text| text.contains("\"reward\":\"serve\"")), "{said_of:?}");
     }
+
+    // A replay of the file that is recorded says the same, from records and from lines.
+    let text: String = rollouts(&whole).iter().map(|line| format!("{line}\n")).collect();
+    fs::write(root.join("lines.jsonl"), text).unwrap();
+    let kept = |run: &str| -> Vec<[Value; 3]> {
+        let keys = ["problems", "lineage", "versions"];
+        rollouts(&root.join(run)).iter().map(|line| keys.map(|key| line[key].clone())).collect()
+    };
+    for (file, out) in [("whole/rollouts.bin", "replayed"), ("lines.jsonl", "replayed lines")] {
+        let own = ["num_generations=2", "max_completion_length=6", "per_device_train_batch_size=4", "max_steps=12"];
+        let mut all =
+            vec!["train", "--model", "model", "--replay", file, "--out", out, "--set", "record_rollouts=true"];
+        own.iter().for_each(|pair| all.extend(["--set", *pair]));
+        good(root, &all);
+        assert!(kept("whole") == kept(out) && kept(out).len() == 48, "{file}");
+    }
+    let records = |run: &str| GroupFile::open(&root.join(run).join("rollouts.bin")).unwrap();
+    let problems = |run: &str| records(run).groups().map(|group| group.unwrap().problems).collect::<Vec<_>>();
+    assert_eq!(problems("whole"), problems("replayed"));
 
     // Groups that failed have no score, all others have theirs.
     let prompts: Vec<(Value, Value)> =

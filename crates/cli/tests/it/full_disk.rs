@@ -59,3 +59,46 @@ fn a_full_disk_stops_the_run_and_spoils_no_checkpoint() {
     good(root, &["train", "--resume", "disk/run"]);
     same(&root.join("whole"), &root.join("disk/run"));
 }
+
+/// Whatever writes says that there is no room, and leaves nothing that is half a result.
+#[test]
+fn a_full_disk_ends_every_command_that_writes_in_a_message() {
+    let dir = directory();
+    let root = dir.path();
+    let mounted = SmallDisk::mount(&root.join("disk"));
+    let Some(_disk) = mounted.or_else(|| testing::skip("no right to mount a tmpfs")) else { return };
+    fs::write(root.join("config.json"), crate::support::CONFIG).unwrap();
+    let short = ["max_steps=1", "eval_strategy=no", "use_peft=true", "lora_r=2"];
+    let pairs = [&short[..], &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]].concat();
+    good(root, &arguments("sft", "lora", &short));
+    // Whatever is left of the last page is for nobody, either.
+    let mut ballast = fs::File::create(root.join("disk/ballast")).unwrap();
+    while std::io::Write::write_all(&mut ballast, &[1; 4096]).is_ok() {}
+    let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars"];
+    let score = ["score-rewards", "--input", "d.jsonl", "--reward", "unique_chars"];
+    for arguments in [
+        arguments("train", "disk/run", &short),
+        arguments("sft", "disk/run", &short),
+        arguments("dpo", "disk/run", &pairs),
+        arguments("reward", "disk/run", &pairs),
+        vec!["demo", "--out", "disk/run", "--steps", "1"],
+        vec!["init", "--config", "config.json", "--out", "disk/model"],
+        vec!["merge", "--model", "model", "--adapter", "lora/model", "--out", "disk/model"],
+        [&eval[..], &["--max-completion-length", "2", "--out", "disk/e.jsonl"]].concat(),
+        [&score[..], &["--out", "disk/s.jsonl"]].concat(),
+    ] {
+        let said = lockstep(root, &arguments);
+        let all = format!("{arguments:?}: {:?}\n{}{}", said.code, said.out, said.err);
+        assert!(matches!(said.code, Some(1 | 2)) && said.err.contains("No space left on device"), "{all}");
+        assert!(!said.err.contains("panicked"), "{all}");
+        let left: Vec<_> = listing(&root.join("disk")).into_iter().map(|(path, _)| path).collect();
+        let result = |path: &PathBuf| {
+            !path.ends_with("ballast")
+                && !path.ends_with("base-model")
+                && !path.ends_with("run")
+                && !path.ends_with("run.lock")
+        };
+        assert!(!left.iter().any(result), "{left:?}: {all}");
+        let _ = fs::remove_dir_all(root.join("disk/run"));
+    }
+}

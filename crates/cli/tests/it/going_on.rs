@@ -187,8 +187,10 @@ fn a_refused_resume_changes_nothing() {
     again(&["--set", "num_generations=4"], &["num_generations was 2, now 4"]);
     fs::create_dir(root.join("run/checkpoints/.unfinished-step-000006")).unwrap();
     let data = fs::read_to_string(root.join("d.jsonl")).unwrap();
-    fs::write(root.join("d.jsonl"), data.replace("sun", "son")).unwrap();
-    again(&[], &["training data", "SHA-256"]);
+    let sha256 = |text: &str| telemetry::record::sha256(text.as_bytes());
+    let other = data.replace("sun", "son");
+    fs::write(root.join("d.jsonl"), &other).unwrap();
+    again(&[], &["d.jsonl", "training data", &sha256(&data), &sha256(&other)]);
     fs::write(root.join("d.jsonl"), data).unwrap();
 
     // Each file that a checkpoint needs.
@@ -199,6 +201,8 @@ fn a_refused_resume_changes_nothing() {
         again(&[], &[name]);
         fs::write(checkpoint.join(name), whole).unwrap();
     }
+    // What follows is another state, and not another file.
+    fs::remove_file(checkpoint.join("files.json")).unwrap();
     let state = fs::read_to_string(checkpoint.join("run_state.json")).unwrap();
     let mut broken: Value = serde_json::from_str(&state).unwrap();
     broken["task"]["rollout_number"] = "three".into();
@@ -304,9 +308,11 @@ fn a_flipped_bit_is_found() {
     let mut checked = 0;
     for (path, length) in listing(&checkpoint) {
         let name = path.file_name().unwrap().to_str().unwrap();
-        if name != "run_state.json" && !name.ends_with(".safetensors") {
+        if path.is_dir() {
             continue;
         }
+        // A list that names something else is damaged, too.
+        let name = if name == "files.json" { "checkpoints/step-000004" } else { name };
         let whole = fs::read(&path).unwrap();
         // In the header or among the first fields, in the middle, and at the end.
         for at in [100, length as usize / 2, length as usize - 3] {
@@ -314,12 +320,12 @@ fn a_flipped_bit_is_found() {
             flipped[at] ^= 4;
             fs::write(&path, &flipped).unwrap();
             let said = ["train", "--resume", "run", "--set", "max_steps=6"];
-            refused(root, &said, &[name, "damaged", "--resume", "checkpoints/step-000002"]);
+            refused(root, &said, &[name, "--resume", "checkpoints/step-000002"]);
             checked += 1;
         }
         fs::write(&path, whole).unwrap();
     }
-    assert_eq!(checked, 3 * 9, "two models with masters and moments, and the state");
+    assert_eq!(checked, 3 * 18, "two models with masters and moments, tokenizers, the state, the list");
     good(root, &["train", "--resume", "run", "--set", "max_steps=6"]);
     // The same of a model that a run left, wherever it is read.
     let model = root.join("run/model/model.safetensors");
@@ -407,4 +413,38 @@ fn a_run_goes_on_where_its_products_have_the_same_formula() {
             assert!(said.contains(word), "{word}: {said}");
         }
     }
+}
+
+/// The reward of a script whose sign was turned meanwhile fell from step to step, and nothing said why.
+#[test]
+fn a_reward_that_changed_meanwhile_is_named() {
+    let dir = directory();
+    let root = dir.path();
+    let script = "while read -r line; do echo '{\"rewards\": [1, 2, 0, 1]}'; done\n";
+    fs::write(root.join("reward.sh"), script).unwrap();
+    fs::write(root.join("r.py"), "def f(completions, **kwargs):\n    return [len(c) for c in completions]\n").unwrap();
+    good(root, &arguments("reward", "scores", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl", "max_steps=1"]));
+    let rewards = "reward_funcs=[\"command:sh reward.sh\", \"python:r.py:f\", \"model:scores/model\"]";
+    good(root, &arguments("train", "run", &[rewards, "max_steps=2", "eval_strategy=no"]));
+    let resumed = |steps: &str| good(root, &["train", "--resume", "run", "--set", &format!("max_steps={steps}")]).err;
+    let warning = "a reward is no longer what the run was trained with";
+    assert!(!resumed("3").contains(warning));
+    fs::write(root.join("reward.sh"), script.replace("[1,", "[-1,")).unwrap();
+    let mut python = fs::read_to_string(root.join("r.py")).unwrap();
+    python += "\n";
+    fs::write(root.join("r.py"), python).unwrap();
+    let weights = root.join("scores/model/model.safetensors");
+    let mut bytes = crate::support::without_checksum(fs::read(&weights).unwrap());
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    let said = resumed("4");
+    assert_eq!(said.matches(warning).count(), 3, "{said}");
+    for file in ["reward.sh: its SHA-256 is", "r.py: its", "scores/model/model.safetensors: its"] {
+        assert!(said.contains(file), "`{file}`: {said}");
+    }
+    // Once, and in the record of that start.
+    assert!(!resumed("5").contains(warning));
+    let record: Value = serde_json::from_slice(&fs::read(root.join("run/record.json")).unwrap()).unwrap();
+    let changed = |start: usize| record["starts"][start]["changed"].to_string();
+    assert!(changed(2).contains("reward.sh: its SHA-256 is") && !changed(3).contains("reward.sh"), "{record}");
 }

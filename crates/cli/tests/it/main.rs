@@ -1,10 +1,12 @@
 //! The program as its users run it. One binary for all of its tests, so that they are linked once.
 
 mod alarms;
+mod alarms_of_runs;
 mod bad_input;
 mod bench_algorithms;
 mod bench_rollout;
 mod best;
+mod checkpoint_files;
 mod code_reward;
 mod combined;
 mod commands;
@@ -20,10 +22,14 @@ mod gemma3;
 mod going_on;
 #[cfg(feature = "hub")]
 mod hub;
+mod lineage;
 mod lora;
 mod lora_continued;
 mod lora_objectives;
+mod meanwhile;
+mod memory_plan;
 mod not_finite;
+mod odd_input;
 mod one_writer;
 mod optimizers;
 mod other_base;

@@ -69,3 +69,44 @@ fn rewards_whose_deviation_overflows_are_not_learned_from_in_silence() {
     fs::write(root.join("reward.sh"), program.replace("308", "100")).unwrap();
     good(root, &arguments("train", "large", &set));
 }
+
+/// Scores that are numbers, and whose sums are none.
+#[test]
+fn figures_that_overflow_are_errors_and_no_results() {
+    let dir = directory();
+    let root = dir.path();
+    let program = "while read -r line; do echo '{\"rewards\": [1e308, -1e308, 1e308, -1e308]}'; done\n";
+    fs::write(root.join("reward.sh"), program).unwrap();
+    let reward = "reward_funcs=[\"command:sh reward.sh\"]";
+    let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--n", "2", "--max-completion-length", "2"];
+    for json in [&[][..], &["--json"]] {
+        let said = lockstep(root, &[&eval[..], json, &["--set", reward]].concat());
+        assert!(said.code == Some(1) && said.err.contains("std is NaN"), "{:?} {}", said.code, said.err);
+    }
+    fs::write(root.join("four.jsonl"), "{\"completion\": \"a\"}\n".repeat(4)).unwrap();
+    let said = lockstep(root, &["score-rewards", "--input", "four.jsonl", "--set", reward]);
+    assert!(said.code == Some(1) && said.err.contains("overflows"), "{:?} {}", said.code, said.err);
+    // A run says it of its evaluations, and takes none of them for the best.
+    // The evaluation after the fourth step is the fifth that is asked.
+    let fifth = "n=0\nwhile read -r line; do n=$((n + 1))\n\
+        if [ $n = 5 ]; then echo '{\"rewards\": [1e308, -1e308, 1e308, -1e308]}'\n\
+                 else echo '{\"rewards\": [1, 0, 1, 0]}'; fi; done\n";
+    fs::write(root.join("reward.sh"), fifth).unwrap();
+    let set = [reward, "metric_for_best_model=eval_reward_std", "max_steps=4"];
+    let said = good(root, &arguments("train", "run", &set)).err;
+    assert!(said.contains("of the evaluation is NaN") && said.contains("does not count"), "{said}");
+}
+
+/// A reward model's scores are a reward's: one that is not finite is none, of a kind that has an alarm.
+#[test]
+fn a_reward_model_that_gives_nan_raises_the_alarm() {
+    let dir = directory();
+    let root = dir.path();
+    let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl", "max_steps=1", "save_strategy=no"];
+    good(root, &arguments("reward", "scores", &pairs));
+    spoil(&root.join("scores/model/model.safetensors"), "score.weight");
+    let set = ["reward_funcs=[\"model:scores/model\"]", "eval_strategy=no", "max_steps=4"];
+    let said = lockstep(root, &arguments("train", "run", &set));
+    assert_eq!(said.code, Some(1), "{}", said.err);
+    assert!(said.err.contains("not a finite number") && said.err.contains("alarm reward_not_finite"), "{}", said.err);
+}

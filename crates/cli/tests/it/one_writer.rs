@@ -21,7 +21,7 @@ fn a_second_process_is_refused_and_touches_nothing() {
     for second in [&["train", "--resume", "run"][..], &older, &by_name] {
         let said = lockstep(root, second);
         assert_eq!(said.code, Some(2), "{second:?}: {}", said.err);
-        for words in [&*format!("process {}", first.id()), "run is in use", "since", "--out"] {
+        for words in [&*format!("process {}", first.id()), "run is in use", "`, for ", "--out"] {
             assert!(said.err.contains(words), "`{words}`: {}", said.err);
         }
     }

@@ -52,3 +52,61 @@ fn an_adapter_on_other_weights_is_refused_everywhere_unless_one_insists() {
     let said = good(root, &resume).err;
     assert!(said.contains("record.json is missing, or does not say"), "{said}");
 }
+
+/// An adapter without a record cannot be compared with anything. Every command says so, and takes it.
+#[test]
+fn an_adapter_that_does_not_say_what_it_was_trained_on_is_named_wherever_it_is_loaded() {
+    let dir = directory();
+    let root = dir.path();
+    let short = ["use_peft=true", "lora_r=2", "max_steps=1", "eval_strategy=no"];
+    good(root, &arguments("train", "lora", &short));
+    let pairs = [&short[..], &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]].concat();
+    good(root, &arguments("reward", "scores", &pairs));
+    fs::write(root.join("ids.jsonl"), "{\"prompt_ids\": [1], \"completion_ids\": [2]}\n").unwrap();
+
+    let adapter = ["--model", "model", "--adapter", "lora/model"];
+    let eval = ["eval", "--dataset", "e.jsonl", "--set", "max_completion_length=2"];
+    let small = ["max_completion_length=2", "num_generations=2", "per_device_train_batch_size=2", "max_steps=1"];
+    let small = small.map(|pair| ["--set", pair]).concat();
+    let train = |out| [&["train", "--dataset", "d.jsonl", "--out", out][..], &small].concat();
+    let (unique, scores) = (["--reward", "unique_chars"], ["--reward", "model:scores/model"]);
+    let policy = [
+        [&eval[..], &unique, &adapter].concat(),
+        [&eval[..], &unique, &["--model", "lora/model"]].concat(),
+        [&["generate", "--prompt", "ab", "--max-new-tokens", "2"][..], &adapter].concat(),
+        [&["score", "--input", "ids.jsonl"][..], &adapter].concat(),
+        [&["merge", "--out", "merged"][..], &adapter].concat(),
+        [&train("more")[..], &unique, &["--model", "lora/model"]].concat(),
+    ];
+    let reward = [
+        [&train("rewarded")[..], &scores, &["--model", "model"]].concat(),
+        [&eval[..], &scores, &["--model", "model"]].concat(),
+        [&["score-rewards", "--input", "d.jsonl"][..], &scores].concat(),
+    ];
+    // The name of the record, and what its first digit becomes.
+    let record = |directory: &str, name: &[u8], digit: Option<u8>| {
+        let file = root.join(directory).join("adapter_model.safetensors");
+        let mut bytes = fs::read(&file).unwrap();
+        let at = bytes.windows(16).position(|part| part == b"base_model_sha25").unwrap();
+        bytes[at..at + name.len()].copy_from_slice(name);
+        let first = &mut bytes[at + name.len() + 3];
+        *first = digit.unwrap_or(*first);
+        fs::write(file, bytes).unwrap();
+    };
+    for (directory, commands) in [("lora/model", &policy[..]), ("scores/model", &reward)] {
+        let file = root.join(directory).join("adapter_model.safetensors");
+        fs::write(&file, without_checksum(fs::read(&file).unwrap())).unwrap();
+        record(directory, b"base_model_sha25X", None);
+        for arguments in commands {
+            let said = good(root, arguments).err;
+            let words = format!("{directory} does not say with which weights it was trained");
+            assert!(said.contains("warning: ") && said.contains(&words), "{arguments:?}: {said}");
+            let _ = ["merged", "more", "rewarded"].map(|out| fs::remove_dir_all(root.join(out)));
+        }
+        // The same adapter with the record of other weights.
+        record(directory, b"base_model_sha256", Some(b'x'));
+        for arguments in commands {
+            refused(root, arguments, &[directory, "was trained on", "SHA-256", "allow_other_base"]);
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! What commands write: never over an input, nor over any other file that nobody said to replace.
 
-use crate::support::runs::{directory, good};
+use crate::support::runs::{arguments, directory, good};
 use crate::support::{command, refused};
 use std::fs::{self, File};
 use std::process::Stdio;
@@ -65,6 +65,10 @@ fn standard_output_that_is_closed_or_full_ends_no_command_in_a_panic() {
     let root = dir.path();
     fs::write(root.join("ids.jsonl"), "{\"prompt_ids\": [1], \"completion_ids\": [2]}\n").unwrap();
     fs::write(root.join("trl.py"), "GRPOConfig(beta=0.1)\n").unwrap();
+    fs::write(root.join("config.json"), crate::support::CONFIG).unwrap();
+    let recorded = ["max_steps=1", "eval_strategy=no", "record_rollouts=true", "use_peft=true", "lora_r=2"];
+    good(root, &arguments("train", "run", &recorded));
+    let bench = |what| vec!["bench", what, "--shape", "tiny", "--threads", "1"];
     let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars", "--set"];
     let eval = [&eval[..], &["max_completion_length=2"]].concat();
     let score = ["score-rewards", "--input", "d.jsonl", "--reward", "unique_chars"];
@@ -84,6 +88,14 @@ fn standard_output_that_is_closed_or_full_ends_no_command_in_a_panic() {
         vec!["config", "markdown"],
         vec!["config", "from-trl", "trl.py"],
         vec!["bench", "shape", "--shape", "tiny"],
+        bench("step"),
+        bench("memory"),
+        bench("parity"),
+        vec!["doctor", "--threads", "1"],
+        vec!["doctor", "--threads", "1", "--json"],
+        vec!["rollouts", "run"],
+        vec!["rollouts", "run", "--index"],
+        vec!["rollouts", "run", "--group", "0"],
         vec!["--help"],
         vec!["--version"],
     ];
@@ -107,5 +119,38 @@ fn standard_output_that_is_closed_or_full_ends_no_command_in_a_panic() {
         // Nowhere to say it, either.
         assert_eq!(run(full(), full()).0, Some(1), "{arguments:?}");
         assert_eq!(run(Stdio::null(), closed()).0, Some(0), "{arguments:?}");
+    }
+}
+
+/// What prints nothing on standard output: commands that train or write a model. A console that is gone, or full, ends
+/// none of them; standard output is not looked at.
+#[test]
+fn a_console_that_is_gone_ends_no_run() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("config.json"), crate::support::CONFIG).unwrap();
+    let short = ["max_steps=2", "eval_strategy=no", "use_peft=true", "lora_r=2"];
+    let pairs = [&short[..], &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]].concat();
+    good(root, &arguments("sft", "lora", &short));
+    for arguments in [
+        arguments("train", "out", &short),
+        arguments("sft", "out", &short),
+        arguments("dpo", "out", &pairs),
+        arguments("reward", "out", &pairs),
+        vec!["merge", "--model", "model", "--adapter", "lora/model", "--out", "out"],
+        vec!["init", "--config", "config.json", "--out", "out"],
+    ] {
+        let gone = || {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            Stdio::from(writer)
+        };
+        let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
+        for (out, err) in [(gone(), gone()), (full(), full())] {
+            let status = command(root, &arguments).stdout(out).stderr(err).status().unwrap();
+            assert_eq!(status.code(), Some(0), "{arguments:?}");
+            assert!(root.join("out").is_dir());
+            fs::remove_dir_all(root.join("out")).unwrap();
+        }
     }
 }

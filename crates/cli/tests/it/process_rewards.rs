@@ -1,7 +1,7 @@
 //! Process rewards through a program: by character or by token they are the same, a step at the end is the whole
 //! completion's reward, and GRPO takes their sum or compares step by step.
 
-use crate::support::runs::{arguments, directory, good, metrics, of_lines, same};
+use crate::support::runs::{arguments, directory, good, metrics, of_lines, same_but_lineage};
 use crate::support::{Said, refused};
 use std::fs;
 use std::path::Path;
@@ -46,8 +46,8 @@ fn ppo_places_rewards_of_steps_on_their_tokens() {
     for way in ["whole", "end", "chars", "tokens"] {
         train(root, way, way, &ppo);
     }
-    same(&root.join("whole"), &root.join("end"));
-    same(&root.join("chars"), &root.join("tokens"));
+    same_but_lineage(&root.join("whole"), &root.join("end"));
+    same_but_lineage(&root.join("chars"), &root.join("tokens"));
     let values = |run: &str, name: &str| of_lines(&root.join(run), name);
     assert_eq!(values("chars", "rewards/r/mean")[0], values("whole", "rewards/r/mean")[0], "the sum is what is logged");
     assert!(values("chars", "loss/value_avg") != values("whole", "loss/value_avg"), "they are learned from otherwise");
@@ -59,7 +59,7 @@ fn grpo_takes_the_sum_or_compares_step_by_step() {
     let root = dir.path();
     train(root, "whole", "whole", &[]);
     train(root, "sum", "chars", &[]);
-    same(&root.join("whole"), &root.join("sum"));
+    same_but_lineage(&root.join("whole"), &root.join("sum"));
     train(root, "steps", "tokens", &["process_rewards=per_step"]);
     assert!(metrics(&root.join("steps")) != metrics(&root.join("whole")));
     let refused_words = ["`process_rewards` = \"per_step\"", "`multi_objective_aggregation`"];

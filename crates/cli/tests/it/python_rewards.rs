@@ -1,7 +1,7 @@
 //! Functions of a Python file as rewards: the bits of the built-in reward that says the same, wherever the run is
 //! gone on with, and process rewards.
 
-use crate::support::runs::{arguments, directory, good, of_lines, same};
+use crate::support::runs::{arguments, directory, good, of_lines, same, same_but_lineage};
 use crate::support::{lockstep, refused};
 use std::fs;
 
@@ -51,7 +51,7 @@ fn a_function_of_a_file_has_the_bits_of_the_built_in_reward_and_is_gone_on_with_
         good(root, &arguments("train", function, &[&own(function)]));
     }
     // The one logs a metric of its own, too.
-    same(&root.join("built in"), &root.join("unique_chars_later"));
+    same_but_lineage(&root.join("built in"), &root.join("unique_chars_later"));
     assert!(of_lines(&root.join("unique_chars"), "rewards/r/longest").iter().all(|&longest| longest > 0.0));
     let of = |run: &str| of_lines(&root.join(run), "rewards/r/mean");
     assert_eq!(of("unique_chars"), of("built in"));
@@ -80,7 +80,7 @@ fn a_function_that_scores_steps() {
         good(root, &arguments("train", &format!("ppo {function}"), &[&named, "algorithm=ppo", "num_generations=1"]));
         good(root, &arguments("train", function, &[&reward, "process_rewards=per_step", "max_steps=2"]));
     }
-    same(&root.join("ppo vowels"), &root.join("ppo vowels_of_tokens"));
+    same_but_lineage(&root.join("ppo vowels"), &root.join("ppo vowels_of_tokens"));
     let mean = |run: &str| of_lines(&root.join(run), "rewards/r/mean");
     assert!(mean("ppo vowels").iter().any(|&mean| mean > 0.0));
 }

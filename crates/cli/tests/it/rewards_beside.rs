@@ -2,7 +2,7 @@
 //! asked about whole batches; and it ends with the run.
 
 use crate::support::command;
-use crate::support::runs::{arguments, directory, good, same};
+use crate::support::runs::{arguments, directory, good, same_but_lineage};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -41,7 +41,7 @@ fn no_bit_depends_on_who_is_asked_when() {
     let (Some(whole), Some(groups)) = (reward(root, "whole", false), reward(root, "groups", true)) else { return };
     good(root, &arguments("train", "a", &[&whole, "threads=1"]));
     good(root, &arguments("train", "b", &[&groups, "threads=2", "max_num_seqs=3"]));
-    same(&root.join("a"), &root.join("b"));
+    same_but_lineage(&root.join("a"), &root.join("b"));
     // Four completions of two prompts in a step; an evaluation of two prompts has as many as it is told.
     assert!(
         sizes("whole").contains("4") && !sizes("groups").contains("4"),

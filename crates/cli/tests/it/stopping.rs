@@ -75,7 +75,7 @@ fn ended(child: Child) -> (ExitStatus, String) {
 }
 
 #[test]
-fn a_signal_stops_the_run_which_goes_on_to_the_same_bits() {
+fn a_signal_stops_the_run_which_resumes_to_the_same_bits() {
     let dir = directory();
     let root = dir.path();
     let slow = reward(root, "0.05");
@@ -89,7 +89,7 @@ fn a_signal_stops_the_run_which_goes_on_to_the_same_bits() {
         signal(&child, name);
         let (status, said) = ended(child);
         assert_eq!(status.code(), Some(code), "{name}: {said}");
-        let acknowledged = format!("SIG{name}: the run stops, with a checkpoint to go on from");
+        let acknowledged = format!("SIG{name}: the run stops, with a checkpoint to resume from");
         for words in [&*acknowledged, "stopped as asked after step", "--resume"] {
             assert!(said.contains(words), "{name}: `{words}`: {said}");
         }
@@ -109,7 +109,7 @@ fn slow_at(directory: &Path, word: &str, answer: &str) -> String {
     "{kind = \"command\", command = \"sh reward.sh\", timeout_s = 600, by_group = true}".to_owned()
 }
 
-/// A run is stopped in the middle of waiting for a reward, and goes on to what it would have been.
+/// A run is stopped in the middle of waiting for a reward, and resumes to what it would have been.
 fn stopped_while_waiting(word: &str, after: u64) {
     let dir = directory();
     let root = dir.path();
@@ -137,12 +137,12 @@ fn stopped_while_waiting(word: &str, after: u64) {
 }
 
 #[test]
-fn a_wait_for_rewards_is_given_up_and_done_again() {
+fn a_wait_for_rewards_is_cancelled_and_done_again() {
     stopped_while_waiting("\"global_step\":5}", 5);
 }
 
 #[test]
-fn an_evaluation_is_given_up_and_done_again() {
+fn an_evaluation_is_cancelled_and_done_again() {
     // Held-out prompts begin with it.
     stopped_while_waiting("\"prompts\":[\"sea ", 4);
 }
@@ -169,7 +169,7 @@ fn the_first_signal_is_acknowledged_at_once_and_the_second_ends_programs_and_all
         // A terminal that is closed sends it twice.
         signal(&child, "HUP");
         std::thread::sleep(Duration::from_millis(100));
-        assert!(child.try_wait().unwrap().is_none(), "{name}: it waits for what it cannot give up");
+        assert!(child.try_wait().unwrap().is_none(), "{name}: it waits for what it cannot cancel");
         signal(&child, name);
         assert_eq!(child.wait().unwrap().code(), Some(code), "{name}");
         until("the programs end", || pids.split_whitespace().all(|pid| !is_alive(pid)));
@@ -177,7 +177,7 @@ fn the_first_signal_is_acknowledged_at_once_and_the_second_ends_programs_and_all
 }
 
 #[test]
-fn nohup_keeps_its_word() {
+fn nohup_ignores_the_hangup() {
     let dir = directory();
     let root = dir.path();
     let slow = reward(root, "0.05");
@@ -197,7 +197,7 @@ fn nohup_keeps_its_word() {
 }
 
 #[test]
-fn every_way_to_train_is_stopped_and_goes_on() {
+fn every_way_to_train_is_stopped_and_resumes() {
     let dir = directory();
     let root = dir.path();
     for purpose in ["sft", "dpo", "reward"] {
@@ -213,7 +213,7 @@ fn every_way_to_train_is_stopped_and_goes_on() {
         assert_eq!(checkpoints(), 1, "{purpose}: {said}");
         let before = fs::metadata(root.join(purpose).join("metrics.jsonl")).unwrap().len();
         let child = start(root, &[purpose, "--resume", purpose]);
-        until("it goes on", || fs::metadata(root.join(purpose).join("metrics.jsonl")).unwrap().len() > before);
+        until("it continues", || fs::metadata(root.join(purpose).join("metrics.jsonl")).unwrap().len() > before);
         signal(&child, "INT");
         assert_eq!(ended(child).0.code(), Some(130), "{purpose}");
     }
@@ -239,4 +239,20 @@ fn an_evaluation_of_a_model_is_stopped_without_a_result() {
     assert!(output.status.code() == Some(143) && output.stdout.is_empty(), "{said}");
     assert!(said.contains("SIGTERM: the evaluation stops") && !said.contains("error"), "{said}");
     assert!(!is_alive(&pid) && !root.join("lines.jsonl").exists());
+}
+
+/// A program that computes does not read its input, whose end would tell it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_reward_program_does_not_outlive_a_killed_run() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("reward.sh"), "read -r line; sleep 300 & echo $$ $! > pids; wait\n").unwrap();
+    let mut child = start(root, &arguments("train", "run", &["reward_funcs=[\"command:sh reward.sh\"]"]));
+    wait_for(&root.join("pids"), true);
+    let pids = fs::read_to_string(root.join("pids")).unwrap();
+    assert!(pids.split_whitespace().count() == 2 && pids.split_whitespace().all(is_alive), "{pids}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    until("the programs end", || !pids.split_whitespace().any(is_alive));
 }

@@ -1,7 +1,7 @@
 //! One signal is obeyed within two seconds while there is nothing to save yet: while data are read, tokenised, hashed,
 //! in DPO's reference pass, while a reward's file is imported.
 //!
-//! `LOCKSTEP_STOP_ROWS=300000` makes the measurement of docs/testing.md, and prints its table.
+//! `LOCKSTEP_STOP_ROWS=300000` makes the measurement of docs/runs.md, and writes its table.
 
 use crate::stopping::{signal, start};
 use crate::support::runs::directory;
@@ -76,7 +76,6 @@ fn a_signal_is_obeyed_while_nothing_is_saved_yet() {
         ("dpo: reference", of("dpo", "pairs.jsonl"), Some("log-probabilities of the reference")),
         ("eval: data", rewarded(&eval), None),
         ("score-rewards", rewarded(&["score-rewards", "--input", "big.jsonl"]), None),
-        ("plan", rewarded(&["plan", "--model", "model", "--dataset", "big.jsonl"]), None),
         ("train: import", [&of("train", "d.jsonl")[..], &["--set", import]].concat(), None),
     ];
     let delays: &[f64] = if measures { &[0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 12.0] } else { &[0.3] };
@@ -85,14 +84,7 @@ fn a_signal_is_obeyed_while_nothing_is_saved_yet() {
     for (phase, arguments, marker) in &phases {
         let mut longest = (Duration::ZERO, 0);
         for &delay in delays {
-            // (`plan` keeps nothing and has no handler: the signal itself ends it.)
-            if *phase == "plan" && !measures {
-                continue;
-            }
             let _ = fs::remove_dir_all(root.join("out"));
-            if *phase == "plan" {
-                continue;
-            }
             let Some((took, said)) = stopped(root, arguments, *marker, Duration::from_secs_f64(delay)) else {
                 continue;
             };

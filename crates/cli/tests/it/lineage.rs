@@ -1,0 +1,141 @@
+//! The lineage that a run records of its weights: what it depends on, and what not. And entropies, which change
+//! neither.
+
+use crate::support::runs::{arguments, directory, good, rollouts};
+use serde_json::{Map, Value};
+use std::fs;
+use std::path::Path;
+
+/// Generations that are used for two steps each.
+const SET: &[&str] =
+    &["record_rollouts=true", "num_iterations=2", "eval_strategy=no", "log_completions=false", "save_steps=1"];
+
+/// The lineage of each recorded generation batch's weights, by the first step on it.
+fn lineages(run: &Path) -> Vec<(u64, String)> {
+    let mut found: Vec<(u64, String)> = rollouts(run)
+        .iter()
+        .map(|line| (line["step"].as_u64().unwrap(), line["lineage"].as_str().unwrap().to_owned()))
+        .collect();
+    found.dedup();
+    found
+}
+
+fn state_file(run: &Path, step: u64) -> std::path::PathBuf {
+    run.join(format!("checkpoints/step-{step:06}/run_state.json"))
+}
+
+fn state(run: &Path, step: u64) -> Map<String, Value> {
+    serde_json::from_slice(&fs::read(state_file(run, step)).unwrap()).unwrap()
+}
+
+/// What a copy of the run `whole` says that is resumed after the step.
+fn resumed(root: &Path, out: &str, step: u64, set: &[&str]) -> String {
+    let copied = std::process::Command::new("cp").args(["-r", "whole", out]).current_dir(root).status().unwrap();
+    assert!(copied.success());
+    let checkpoint = format!("{out}/checkpoints/step-{step:06}");
+    let mut all = vec!["train", "--resume", &checkpoint];
+    set.iter().for_each(|pair| all.extend(["--set", *pair]));
+    good(root, &all).err
+}
+
+#[test]
+fn a_lineage_follows_from_model_data_settings_and_batches() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "whole", SET));
+    let whole = lineages(&root.join("whole"));
+    assert_eq!(whole.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 3, 5, 7, 9, 11]);
+    let mut distinct: Vec<&String> = whole.iter().map(|(_, lineage)| lineage).collect();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!(distinct.len(), 6, "{whole:?}");
+    // The checkpoint after step 4 has that of the weights which sample for step 5.
+    assert_eq!(state(&root.join("whole"), 4)["task"]["lineage"], whole[2].1.as_str());
+
+    // Neither paths and names nor what changes no bit counts.
+    fs::create_dir(root.join("elsewhere")).unwrap();
+    for file in ["model", "d.jsonl"] {
+        fs::rename(root.join(file), root.join("elsewhere").join(file)).unwrap();
+    }
+    let moved = ["model_name_or_path=elsewhere/model", "dataset_name=elsewhere/d.jsonl", "run_name=other"];
+    let machine =
+        ["threads=2", "max_tokens_per_micro_batch=24", "packing=false", "logging_steps=2", "save_total_limit=2"];
+    let set = [SET, &moved, &machine].concat();
+    let moved: Vec<&str> = arguments("train", "moved", &set)
+        .into_iter()
+        .map(|a| if a == "model" { "elsewhere/model" } else { a })
+        .collect();
+    good(root, &moved);
+    assert_eq!(lineages(&root.join("moved")), whole);
+    for file in ["model", "d.jsonl"] {
+        fs::rename(root.join("elsewhere").join(file), root.join(file)).unwrap();
+    }
+
+    // What decides bits does, from the beginning.
+    for other in ["learning_rate=0.02", "temperature=0.9", "max_samples=9", "seed=7"] {
+        good(root, &arguments("train", other, &[SET, &["max_steps=1", other]].concat()));
+        let found = lineages(&root.join(other));
+        assert!(found[0].0 == 1 && found[0].1 != whole[0].1, "{other}");
+    }
+}
+
+#[test]
+fn a_resumed_run_has_the_lineage_of_one_that_never_stopped() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "whole", SET));
+    let whole = lineages(&root.join("whole"));
+    resumed(root, "again", 6, &[]);
+    assert_eq!(lineages(&root.join("again")), whole);
+    // In the middle of a batch.
+    resumed(root, "within", 5, &[]);
+    assert_eq!(lineages(&root.join("within")), whole);
+    // The weights of the checkpoint are the same; those that other settings make of them are not.
+    resumed(root, "changed", 4, &["learning_rate=0.02"]);
+    let changed = lineages(&root.join("changed"));
+    assert_eq!(changed[..3], whole[..3]);
+    let parted = changed.iter().zip(&whole).skip(3).all(|((a, x), (b, y))| a == b && x != y);
+    assert!(parted && changed.len() == 6, "{changed:?}");
+}
+
+/// As a version wrote it that had no lineage.
+#[test]
+fn of_an_older_checkpoint_the_lineage_begins_at_its_weights() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "whole", SET));
+    let whole = lineages(&root.join("whole"));
+    let mut old = state(&root.join("whole"), 4);
+    old.remove("xxh3").unwrap();
+    old["task"].as_object_mut().unwrap().remove("lineage").unwrap();
+    fs::write(state_file(&root.join("whole"), 4), Value::Object(old).to_string()).unwrap();
+    fs::remove_file(root.join("whole/checkpoints/step-000004/files.json")).unwrap();
+    let said = resumed(root, "old", 4, &[]);
+    assert!(said.contains("step-000004") && said.contains("kept no lineage of the weights: it begins there"), "{said}");
+    let old = lineages(&root.join("old"));
+    assert!(old[..2] == whole[..2] && old.iter().zip(&whole).skip(2).all(|(a, b)| a.0 == b.0 && a.1 != b.1), "{old:?}");
+    resumed(root, "old again", 4, &["threads=2"]);
+    assert_eq!(lineages(&root.join("old again")), old, "every resume finds the same");
+}
+
+/// Entropies are recorded for people and pages: no bit of the run depends on them, nor its lineage.
+#[test]
+fn entropies_are_recorded_where_they_are_asked_for() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "whole", SET));
+    good(root, &arguments("train", "entropies", &[SET, &["record_entropies=true"]].concat()));
+    let weights = |run: &str| fs::read(root.join(run).join("model/model.safetensors")).unwrap();
+    assert_eq!(weights("whole"), weights("entropies"));
+    assert_eq!(lineages(&root.join("whole")), lineages(&root.join("entropies")));
+    assert!(rollouts(&root.join("whole")).iter().all(|line| line.get("tokens").is_none()));
+    for line in rollouts(&root.join("entropies")) {
+        let entropies = line["tokens"]["entropies"].as_array().unwrap();
+        assert_eq!(entropies.len(), line["completion_ids"].as_array().unwrap().len());
+        // ln 40: the vocabulary has 40 tokens.
+        assert!(entropies.iter().all(|h| (0.0..=3.688_88).contains(&h.as_f64().unwrap())), "{line}");
+        assert!(entropies.iter().any(|h| h.as_f64().unwrap() > 0.1), "{line}");
+    }
+    let alone = good(root, &arguments("train", "alone", &["record_entropies=true", "max_steps=1"]));
+    assert!(alone.err.contains("record_entropies without record_rollouts = true changes nothing"), "{}", alone.err);
+}

@@ -1,0 +1,150 @@
+//! Input that nobody writes on purpose: texts of megabytes, devices in the place of files, marks and numbers of other
+//! programs.
+
+use crate::support::runs::{directory, good};
+use crate::support::{Said, command, lockstep, refused};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// With so many kibibytes of address space.
+#[cfg(target_os = "linux")]
+fn within(directory: &Path, kib: u32, arguments: &[&str]) -> Said {
+    let program = command(directory, arguments);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("ulimit -v {kib}; exec \"$0\" \"$@\"")]);
+    shell.arg(program.get_program()).args(program.get_args()).current_dir(directory);
+    let output = shell.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// A text of megabytes is known to be too long without its tokens, which take sixty times its memory.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_row_that_is_far_too_long_takes_no_memory() {
+    let dir = directory();
+    let root = dir.path();
+    let long = "ab ".repeat(7_000_000);
+    let rows = |row: &dyn Fn(&str) -> String| ["sun ", &long, "moon "].map(row).concat();
+    fs::write(root.join("long.jsonl"), rows(&|text| format!("{{\"prompt\": \"{text}\", \"completion\": \"a.\"}}\n")))
+        .unwrap();
+    let completed = |text: &str| format!("{{\"prompt\": \"a \", \"completion\": \"{text}\"}}\n");
+    fs::write(root.join("answers.jsonl"), rows(&completed)).unwrap();
+    let pair = |text: &str| format!("{{\"prompt\": \"a \", \"chosen\": \"{text}\", \"rejected\": \"b\"}}\n");
+    fs::write(root.join("pairs.jsonl"), rows(&pair)).unwrap();
+    let arguments = |command: &'static str, dataset: &'static str, set: &[&'static str]| {
+        let mut all = vec![command, "--model", "model", "--dataset", dataset, "--out", "out", "--steps", "1"];
+        all.extend(["--set", "threads=1", "--set", "per_device_train_batch_size=2"]);
+        set.iter().for_each(|pair| all.extend(["--set", *pair]));
+        all
+    };
+    let online = ["reward_funcs=[\"unique_chars\"]", "max_completion_length=4", "num_generations=2"];
+    let fits = [&online[..], &["max_prompt_length=20"]].concat();
+    for (arguments, code, words) in [
+        (arguments("train", "long.jsonl", &online), 2, "row 2: the prompt has 21000000 bytes"),
+        (arguments("train", "long.jsonl", &fits), 0, ""),
+        (arguments("sft", "long.jsonl", &[]), 2, "row 2: the prompt has 21000000 bytes"),
+        (arguments("sft", "answers.jsonl", &[]), 0, "left out: 1 row"),
+        (arguments("sft", "answers.jsonl", &["completion_only_loss=false"]), 0, "left out: 1 row"),
+        (arguments("dpo", "pairs.jsonl", &[]), 0, "left out: 1"),
+        (arguments("reward", "pairs.jsonl", &[]), 0, "left out: 1"),
+    ] {
+        let said = within(root, 600_000, &arguments);
+        assert!(said.code == Some(code) && said.err.contains(words), "{arguments:?}: {:?}\n{}", said.code, said.err);
+        let _ = fs::remove_dir_all(root.join("out"));
+    }
+}
+
+/// The tokenizers library answers settings that contradict each other with a panic.
+#[test]
+fn a_tokenizer_that_the_library_panics_on_is_an_error_with_its_words() {
+    let dir = directory();
+    let root = dir.path();
+    let path = root.join("model/tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    tokenizer["post_processor"] = json!({"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}});
+    fs::write(&path, tokenizer.to_string()).unwrap();
+    let said = lockstep(root, &["generate", "--model", "model", "--prompt", "ab"]);
+    assert_eq!(said.code, Some(2), "{}", said.err);
+    assert!(said.err.contains("tokenizer.json: the tokenizers library cannot use it: "), "{}", said.err);
+    assert!(!said.err.contains("panicked") && !said.err.contains("contradict"), "{}", said.err);
+}
+
+#[test]
+fn devices_and_pipes_are_read_as_files() {
+    let dir = directory();
+    let root = dir.path();
+    let score = ["score-rewards", "--reward", "unique_chars", "--json", "--input"];
+    let mut child = command(root, &[&score[..], &["-"]].concat())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"{\"completion\": \"ab\"}\n{\"completion\": \"aa\"}\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report.to_string().contains("unique_chars"), "{report}");
+    refused(root, &[&score[..], &["/dev/null"]].concat(), &["/dev/null is empty"]);
+    let train = ["train", "--model", "model", "--reward", "unique_chars", "--out", "out", "--dataset"];
+    refused(root, &[&train[..], &["/dev/null"]].concat(), &["/dev/null is empty"]);
+    refused(root, &[&train[..], &["none.jsonl"]].concat(), &["none.jsonl"]);
+}
+
+/// Without quotes the last word of a reward's command is an argument of its own.
+#[test]
+fn a_script_that_was_taken_for_a_configuration_is_said_to_be_so() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("reward.py"), "import sys\n").unwrap();
+    let train = ["train", "--model", "model", "--reward", "command:python3", "reward.py", "--out", "out"];
+    refused(root, &train, &["reward.py, line 1", "taken for a configuration", "quotes"]);
+}
+
+/// A byte order mark is what Windows' editors put first; it says nothing.
+#[test]
+fn a_byte_order_mark_is_read_over() {
+    let dir = directory();
+    let root = dir.path();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        let path = root.join("model").join(name);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(path, format!("\u{feff}{text}")).unwrap();
+    }
+    fs::write(root.join("list.json"), "\u{feff}[{\"prompt\": \"a \"}, {\"prompt\": \"b \"}]").unwrap();
+    let eval = ["eval", "--model", "model", "--dataset", "list.json", "--reward", "unique_chars"];
+    good(root, &[&eval[..], &["--max-completion-length", "2"]].concat());
+}
+
+#[test]
+fn what_is_said_of_numbers_and_lists() {
+    let dir = directory();
+    let root = dir.path();
+    let show = |pairs: &[&'static str]| -> Vec<&'static str> {
+        ["config", "show"].into_iter().chain(pairs.iter().flat_map(|pair| ["--set", *pair])).collect()
+    };
+    for seed in ["seed=9223372036854775808", "data_seed=18446744073709551615"] {
+        refused(root, &show(&[seed]), &["an integer up to 9223372036854775807"]);
+    }
+    refused(root, &show(&["seed=many"]), &["expected an integer, got \"many\""]);
+    let small = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars", "--out", "out"];
+    let with = |pairs: &[&'static str]| {
+        small.into_iter().chain(pairs.iter().flat_map(|pair| ["--set", *pair])).collect::<Vec<_>>()
+    };
+    let both = ["top_k=5", "repetition_penalty=1.1", "max_steps=1", "max_completion_length=2"];
+    let one = [both[0], both[2], both[3]];
+    let said = good(root, &with(&both)).err;
+    assert!(said.contains("top_k, repetition_penalty change the distribution"), "{said}");
+    fs::remove_dir_all(root.join("out")).unwrap();
+    assert!(good(root, &with(&one)).err.contains("top_k changes the distribution"));
+    fs::remove_dir_all(root.join("out")).unwrap();
+    let tight = with(&["max_model_len=2", "max_completion_length=6"]);
+    refused(root, &tight, &["lower max_completion_length below 2", "raise max_model_len"]);
+}
