@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 /// `lockstep plan` may be wrong by the larger of these.
-const PLAN_TOLERANCE: f64 = 0.1;
-const PLAN_TOLERANCE_BYTES: f64 = 150e6;
+const PLAN_TOLERANCE: f64 = 0.02;
+const PLAN_TOLERANCE_BYTES: f64 = 10e6;
 
 /// Runs the demo in a directory of its own and reads its result from the run's record.
 pub fn check() -> Result<(), String> {
@@ -35,7 +35,7 @@ pub fn check() -> Result<(), String> {
     let (planned, measured) = planned?;
     println!("peak memory: {:.0} MiB planned, {:.0} MiB measured", planned / 1048576.0, measured / 1048576.0);
     if (planned - measured).abs() > PLAN_TOLERANCE_BYTES.max(PLAN_TOLERANCE * measured) {
-        return Err("lockstep plan is off by more than 10 % and 150 MB".to_owned());
+        return Err("lockstep plan is off by more than 2 % and 10 MB".to_owned());
     }
     if before > 70.0 || after < 95.0 {
         return Err(format!("held-out accuracy {before} % after SFT (at most 70), {after} % after GRPO (at least 95)"));
@@ -43,14 +43,27 @@ pub fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// The peak of resident memory of a finished run, in bytes: as planned from its configuration, and as it was.
+/// The peak of resident memory of a run's configuration, in bytes: as planned, and as it is. Some steps of it are taken
+/// again in a process of its own: in the demo's, the allocator still has what supervised fine-tuning let go of.
 fn memory(program: &Path, run: &Path) -> Result<(f64, f64), String> {
-    let plan = Command::new(program).args(["plan", "--json"]).arg(run.join("config.toml")).output();
+    let config = run.join("config.toml");
+    let again = run.with_extension("memory");
+    let steps = Command::new(program)
+        .arg("train")
+        .arg(&config)
+        .args(["--set", "max_steps=5", "--out"])
+        .arg(&again)
+        .output()
+        .map_err(|e| format!("{}: {e}", program.display()))?;
+    if !steps.status.success() {
+        return Err(format!("lockstep train: {}", String::from_utf8_lossy(&steps.stderr)));
+    }
+    let plan = Command::new(program).args(["plan", "--json"]).arg(&config).output();
     let plan = plan.map_err(|e| format!("lockstep plan: {e}"))?;
     if !plan.status.success() {
         return Err(format!("lockstep plan: {}", String::from_utf8_lossy(&plan.stderr)));
     }
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).map_err(|e| format!("metrics.jsonl: {e}"))?;
+    let metrics = std::fs::read_to_string(again.join("metrics.jsonl")).map_err(|e| format!("metrics.jsonl: {e}"))?;
     let planned = number(&String::from_utf8_lossy(&plan.stdout), "total_bytes");
     let measured = metrics.lines().rev().find_map(|line| number(line, "peak_bytes"));
     planned.zip(measured).ok_or_else(|| "total_bytes or peak_bytes is missing".to_owned())

@@ -44,6 +44,7 @@ mod miri;
 mod mutants;
 mod nightly;
 mod provenance;
+mod sandbox;
 mod size;
 mod trl_suite;
 mod vectors;

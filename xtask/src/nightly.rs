@@ -27,10 +27,45 @@ pub enum Done {
 /// A check: its name and how it is made. An error's first line goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 4] = [("emulate", emulate), ("miri", miri), ("mutants", mutants), ("trl_suite", trl_suite)];
+const CHECKS: [Check; 8] = [
+    ("emulate", emulate),
+    ("fleet_kills", fleet_kills),
+    ("fleet_search", fleet_search),
+    ("fleet_simulations", fleet_simulations),
+    ("miri", miri),
+    ("mutants", mutants),
+    ("sandbox", sandbox),
+    ("trl_suite", trl_suite),
+];
 
 fn emulate() -> Result<Done, String> {
     crate::emulate::full().map(|()| Done::Passed("crates/kernels/emulated.txt is written".to_owned()))
+}
+
+fn fleet_kills() -> Result<Done, String> {
+    fleet("it", "two_thousand_kills_change_no_bit", "kills of the learner")
+}
+
+fn fleet_search() -> Result<Done, String> {
+    fleet("lib", "every_state_of_larger_runs_is_safe_and_reaches_the_end", "safe and live")
+}
+
+fn fleet_simulations() -> Result<Done, String> {
+    fleet("lib", "a_hundred_thousand_runs_with_lost_and_repeated_messages", "100000 runs")
+}
+
+/// A test of `fleet` that CI leaves out; its result are the lines in which it says `words`.
+fn fleet(target: &str, test: &str, words: &str) -> Result<Done, String> {
+    let targets: &[&str] = if target == "lib" { &["--lib"] } else { &["--test", target] };
+    let mut command = crate::cargo::command();
+    command.args(["test", "--release", "-p", "lockstep-fleet"]).args(targets);
+    let output = command.args(["--", "--ignored", "--nocapture", test]).output().map_err(|e| format!("cargo: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains(words)).map(str::trim).collect();
+    match output.status.success() && !lines.is_empty() {
+        true => Ok(Done::Passed(lines.join("; "))),
+        false => Err(said),
+    }
 }
 
 fn miri() -> Result<Done, String> {
@@ -38,6 +73,14 @@ fn miri() -> Result<Done, String> {
         return Ok(Done::Unavailable("rustup component add --toolchain nightly miri rust-src".to_owned()));
     }
     crate::miri::check().map(|()| Done::Passed("no undefined behaviour in kernels".to_owned()))
+}
+
+/// Some 15 minutes of two cores.
+fn sandbox() -> Result<Done, String> {
+    match crate::sandbox::missing() {
+        Some(what) => Ok(Done::Unavailable(what)),
+        None => crate::sandbox::run().map(Done::Passed),
+    }
 }
 
 fn trl_suite() -> Result<Done, String> {
@@ -110,6 +153,6 @@ mod tests {
 
     #[test]
     fn a_name_that_is_no_check_is_refused() {
-        assert!(run(&["emulat"]).unwrap_err().contains("no check emulat: there are emulate, miri"));
+        assert!(run(&["emulat"]).unwrap_err().contains("no check emulat: there are emulate, fleet_kills"));
     }
 }

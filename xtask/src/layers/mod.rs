@@ -12,18 +12,22 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 /// Each crate and those of ours that it may import, below before above (docs/architecture.md).
-const CRATES: [(&str, &[&str]); 12] = [
+const CRATES: [(&str, &[&str]); 13] = [
     ("testing", &[]),
     ("kernels", &[]),
     ("telemetry", &[]),
+    ("fleet", &[]),
     ("model", &["kernels"]),
     ("rollout", &["kernels", "model"]),
     ("train", &["kernels", "model"]),
     ("rewards", &["kernels", "model"]),
-    ("lockstep", &["kernels", "model", "rollout", "train", "rewards", "telemetry"]),
+    ("lockstep", &["kernels", "model", "rollout", "train", "rewards", "telemetry", "fleet"]),
     ("dashboard", &["lockstep", "telemetry"]),
     ("bench", &["kernels", "model", "rollout", "train", "rewards", "telemetry", "lockstep"]),
-    ("cli", &["kernels", "model", "rollout", "train", "rewards", "telemetry", "lockstep", "dashboard", "bench"]),
+    (
+        "cli",
+        &["kernels", "model", "rollout", "train", "rewards", "telemetry", "fleet", "lockstep", "dashboard", "bench"],
+    ),
     ("xtask", &[]),
 ];
 

@@ -166,7 +166,9 @@ pub fn compile(
 
 /// The mutants that an error of the compiler's is about: those at its places, else the one nearest to them.
 fn blamed(error: &Value, places: &Places) -> BTreeSet<usize> {
-    let spans = error["spans"].as_array().into_iter().flatten();
+    // What a macro wrote has the place of its call as well.
+    let written = |span| std::iter::successors(Some(span), |span: &&Value| span.pointer("/expansion/span"));
+    let spans = error["spans"].as_array().into_iter().flatten().flat_map(written);
     let spans = spans.filter_map(|span| {
         let number = |name: &str| span[name].as_u64().and_then(|n| usize::try_from(n).ok());
         Some((span["file_name"].as_str()?, number("byte_start")?..number("byte_end")?))
@@ -232,5 +234,8 @@ mod tests {
         assert_eq!(blamed(at(&[(30, 31), (41, 60), (12, 13)])), [1, 2]);
         assert_eq!(blamed(at(&[(5, 70)])), [1]);
         assert_eq!(blamed(json!({"spans": []})), [0usize; 0]);
+        let call = json!({"file_name": "a.rs", "byte_start": 41, "byte_end": 50});
+        let in_macro = json!({"file_name": "macros.rs", "byte_start": 3, "byte_end": 9, "expansion": {"span": call}});
+        assert_eq!(blamed(json!({"spans": [in_macro]})), [2]);
     }
 }

@@ -1,0 +1,62 @@
+//! The whole tables of the `code` reward's tests, of which CI runs a part: right, wrong and hostile programs, in each
+//! isolation, as root and as an ordinary user.
+
+use std::path::Path;
+use std::process::Stdio;
+
+/// The tests that are ignored for their length.
+const TESTS: [&str; 4] = [
+    "all_ordinary_solutions_in_both_isolations_as_both_users",
+    "nothing_is_earned_by_all_attacks",
+    "most_tests_of_all_mbpp_run_with_the_full_guarantee",
+    "the_whole_tables_in_both_isolations_as_both_users",
+];
+/// What a line of theirs says begins with one of these.
+const LANGUAGES: [&str; 2] = ["ocaml, ", "python, "];
+
+/// What is missing here, if anything is.
+pub fn missing() -> Option<String> {
+    let programs = ["bwrap", "ocamlc", "python3", "setpriv"];
+    let missing: Vec<_> = programs.iter().filter(|name| !Path::new("/usr/bin").join(name).exists()).collect();
+    (!missing.is_empty()).then(|| format!("/usr/bin has no {missing:?}"))
+}
+
+/// Runs them; what they found.
+pub fn run() -> Result<String, String> {
+    let mut cargo = crate::cargo::command();
+    cargo.args(["test", "--workspace", "--lib", "--"]).args(TESTS).args(["--ignored", "--nocapture"]);
+    cargo.args(["--test-threads", "1"]).env("CI", "true");
+    let output = cargo.stderr(Stdio::inherit()).output().map_err(|error| format!("cargo test: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        println!("{text}");
+        return Err(format!("cargo test: {}", output.status));
+    }
+    let found = found(&text);
+    match found.is_empty() {
+        true => Err(format!("no test said what it found: {text}")),
+        false => Ok(found.join("; ")),
+    }
+}
+
+/// The lines in which tests say what they found, each once.
+fn found(text: &str) -> Vec<&str> {
+    let mut found: Vec<&str> = Vec::new();
+    for line in text.lines() {
+        // The first of a test stands behind its name.
+        let line = line.rsplit_once(" ... ").map_or(line, |(_, rest)| rest);
+        if LANGUAGES.iter().any(|language| line.starts_with(language)) && !found.contains(&line) {
+            found.push(line);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_tests_found_is_read_from_their_lines() {
+        let text = "test a::b ... ocaml, landlock: 3 right 1\nocaml, x: 2\npython, y\n\nocaml, x: 2\ntest c ... ok\nok";
+        assert_eq!(super::found(text), ["ocaml, landlock: 3 right 1", "ocaml, x: 2", "python, y"]);
+    }
+}
