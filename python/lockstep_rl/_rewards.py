@@ -47,9 +47,10 @@ class _Loop:
 class RewardSet:
     """The rewards of a trainer: specifications for the engine, and the Python functions among them."""
 
-    def __init__(self, reward_funcs: Any, processing_classes: Any = None):
+    def __init__(self, reward_funcs: Any, processing_classes: Any = None, required: bool = True):
         given = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-        if reward_funcs is None or not given:
+        given = [] if reward_funcs is None else given
+        if not given and required:
             raise ValueError(
                 "No reward source provided: `reward_funcs` is missing (a function, the name of a built-in reward or a "
                 "model)"

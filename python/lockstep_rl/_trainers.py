@@ -41,7 +41,9 @@ class GRPOTrainer(Trainer):
         rollout_func: Callable | None = None,
         **others: Any,
     ):
-        self._reward_set = RewardSet(reward_funcs, reward_processing_classes)
+        # A teacher may be all that teaches.
+        required = getattr(args, "algorithm", None) != "distillation"
+        self._reward_set = RewardSet(reward_funcs, reward_processing_classes, required)
         self.reward_funcs = self._reward_set.given
         self.reward_func_names = self._reward_set.names
         self.reward_processing_classes = self._reward_set.processing_classes

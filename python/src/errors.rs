@@ -24,14 +24,14 @@ pub fn exception(error: &anyhow::Error) -> PyErr {
 const FLAGS: [(&str, &str); 20] = [
     ("resume it with --resume ", "resume it with resume_from_checkpoint=True of train() in "),
     (
-        "go on from the checkpoint before it with --resume ",
-        "go on from the checkpoint before it with resume_from_checkpoint=",
+        "resume from the checkpoint before it with --resume ",
+        "resume from the checkpoint before it with resume_from_checkpoint=",
     ),
     (
         "fix the reward and resume with --resume ",
         "fix the reward and resume with resume_from_checkpoint=True of train() in ",
     ),
-    ("mend it and go on with --resume", "mend it and go on with resume_from_checkpoint=True of train()"),
+    ("fix it and resume (--resume)", "fix it and resume (resume_from_checkpoint=True of train())"),
     ("give another directory with --out", "give another output_dir"),
     ("give another --out", "give another output_dir"),
     ("Give --out DIR, or --resume DIR", "Give output_dir, or the directory as resume_from_checkpoint"),

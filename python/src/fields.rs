@@ -21,14 +21,23 @@ pub fn method(name: &str) -> PyResult<(Purpose, Algorithm)> {
     })
 }
 
+/// The algorithms that a `GRPOConfig` can choose.
+const OF_GRPO_CONFIG: &[Algorithm] =
+    &[Algorithm::Grpo, Algorithm::ReinforcePlusPlus, Algorithm::ReinforcePlusPlusBaseline, Algorithm::Distillation];
+
 /// Every key that `name`'s runs read and every field of TRL's that is none: name, status (`supported`, `ignored`,
 /// `refused`), and for a key its type, default, JSON Schema and TRL's name.
 #[pyfunction]
 pub fn fields<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyList>> {
     let (purpose, algorithm) = method(name)?;
     let defaults = Config::defaults(purpose, algorithm);
+    let chosen = match algorithm {
+        // Its field `algorithm` chooses those that have no class of their own.
+        Algorithm::Grpo if purpose == Purpose::Grpo => OF_GRPO_CONFIG,
+        ref own => std::slice::from_ref(own),
+    };
     let all = PyList::empty(py);
-    for key in keys().iter().filter(|key| key.is_read_by(purpose, algorithm)) {
+    for key in keys().iter().filter(|key| chosen.iter().any(|&algorithm| key.is_read_by(purpose, algorithm))) {
         all.append(supported(py, key, &defaults)?)?;
     }
     for (names, answer) in unsupported_keys() {

@@ -8,9 +8,9 @@ use lockstep::error::OrBadInput;
 use lockstep::{HubKind, Policy, locate};
 use model::{PromptCompletion, Scorer};
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyUserWarning, PyValueError};
 use pyo3::prelude::*;
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -60,17 +60,21 @@ impl LanguageModel {
         threads: Option<usize>,
     ) -> PyResult<LanguageModel> {
         use_engine()?;
+        let mut warning = None;
         let load = || -> anyhow::Result<LanguageModel> {
             let device = device.map(|name| Device::from_name(name).or_bad_input_in(format!("`device` = {name:?}")));
             let ctx = lockstep::context(device.transpose()?, threads, ComputeDType::from(dtype))?;
             let dir = locate(name, HubKind::Model)?;
-            let policy = Policy::load_with(&ctx, &dir, adapter.as_deref(), ComputeDType::from(dtype))?;
+            let warn = |what: &str| warning = CString::new(what).ok();
+            let policy = Policy::load_with(&ctx, &dir, adapter.as_deref(), ComputeDType::from(dtype), warn)?;
             let (vocab_size, eos_ids) = (policy.config().vocab_size, policy.eos_ids.clone());
             let max_position_embeddings = policy.config().max_position_embeddings;
             let policy = Arc::new(Mutex::new(policy));
             Ok(LanguageModel { ctx, policy, vocab_size, max_position_embeddings, eos_ids })
         };
-        py.detach(load).map_err(|error| exception(&error))
+        let model = py.detach(load).map_err(|error| exception(&error))?;
+        warning.map_or(Ok(()), |what| PyErr::warn(py, &py.get_type::<PyUserWarning>(), &what, 1))?;
+        Ok(model)
     }
 
     /// How many steps the weights have come from those of the files.

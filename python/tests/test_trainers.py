@@ -66,6 +66,25 @@ def test_online_trainers_have_the_bits_of_the_program(model, rows, trainer, conf
     assert weights("out/model") == weights("program/model") != weights(model)
 
 
+@pytest.mark.parametrize("rewarded", [True, False])
+def test_distillation_has_the_bits_of_the_program(model, rows, rewarded):
+    SFTTrainer(model, SFTConfig("taught", **OFFLINE), SOLVED).train()
+    own = {"algorithm": "distillation", "teacher_model_name_or_path": "taught/model", "distillation_coef": 0.5,
+           "distillation_discount": 0.9}
+    made = GRPOTrainer(model, "unique_chars" if rewarded else None, GRPOConfig("out", **SMALL, **own), rows)
+    assert made.train().global_step == 4
+    assert "distillation/reverse_kl" in made.state.log_history[0]
+    reward = ["--reward", "unique_chars"] if rewarded else []
+    program("train", model, rows, {**SMALL, **own}, "program", *reward)
+    assert weights("out/model") == weights("program/model") != weights(model)
+    with pytest.raises(ValueError, match="teacher_model_name_or_path"):
+        GRPOConfig("other", algorithm="distillation")
+    with pytest.raises(ValueError, match="`distillation_coef` has no part in"):
+        GRPOConfig("other", distillation_coef=0.5)
+    with pytest.raises(ValueError, match="No reward source provided"):
+        GRPOTrainer(model, None, GRPOConfig("other", **SMALL), rows)
+
+
 def test_a_reward_model_is_a_reward(model, rows):
     RewardTrainer(model, RewardConfig("judge", **OFFLINE), PAIRS).train()
     trainer = GRPOTrainer(model, ["judge/model", vowels], GRPOConfig("out", **SMALL), rows)
