@@ -22,6 +22,19 @@ exits with 128 + the signal's number (Ctrl-C: 130); a second one ends it at once
 every key.";
 
 /// Of `lockstep sft`.
+pub const LEARNER: &str = "\
+Examples:
+  lockstep learner my.toml --out runs/a
+  lockstep worker --join runs/a --name dev1 --threads 1     in another terminal
+  lockstep status runs/a
+`lockstep train my.toml --distributed --workers 2` starts all of it.";
+
+pub const WORKER: &str = "\
+Example:
+  lockstep worker --join runs/a --name dev1 --threads 1
+It waits for its learner (`lockstep learner CONFIG --out runs/a`), and ends with
+the run.";
+
 pub const SFT: &str = "\
 Examples:
   lockstep sft --model DIR --dataset pairs.jsonl --out runs/warm-up

@@ -7,6 +7,7 @@ mod bench;
 mod bench_flags;
 mod config;
 mod demo;
+mod distributed;
 mod doctor;
 mod eval;
 mod examples;
@@ -65,6 +66,10 @@ enum Command {
     Demo(demo::Args),
     #[command(after_help = examples::TRAIN)]
     Train(train::Args),
+    #[command(after_help = examples::LEARNER)]
+    Learner(distributed::LearnerArgs),
+    #[command(after_help = examples::WORKER)]
+    Worker(distributed::WorkerArgs),
     /// Trains a model on given completions (supervised fine-tuning; the loss is on the completion only).
     #[command(after_help = examples::SFT)]
     Sft(RunArgs),
@@ -116,6 +121,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let result = check_environment(&cli.command).and_then(|()| match cli.command {
         Command::Demo(args) => demo::run(args),
         Command::Train(args) => train::run(args),
+        Command::Learner(args) => distributed::learner(args),
+        Command::Worker(args) => distributed::worker(args),
         Command::Sft(args) => session::run(Purpose::Sft, &args),
         Command::Reward(args) => session::run(Purpose::Reward, &args),
         Command::Dpo(args) => session::run(Purpose::Dpo, &args),
@@ -136,6 +143,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         // `lockstep … | head`: the reader has enough; that is no failure of ours.
         Err(error) if output::is_closed(&error) => 0,
         Err(error) if is_stopped(&error) => signals::exit_code(),
+        Err(error) if error.is::<distributed::EndedWith>() => {
+            error.downcast_ref().map_or(1, |distributed::EndedWith(code)| *code)
+        }
         Err(error) => {
             let text = paragraph(&error);
             match CONSOLE.get() {
@@ -174,7 +184,9 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Merge(_) => "merge",
         Command::Doctor(_) => "doctor",
         Command::Bench(_) => "bench",
-        // Those that read a configuration take every key from the environment, too.
+        // Those that read a configuration take every key from the environment, too; a worker reads the run's, and its
+        // supervisor may have such variables.
+        Command::Learner(_) | Command::Worker(_) => return Ok(()),
         Command::Train(_) | Command::Sft(_) | Command::Reward(_) | Command::Dpo(_) | Command::Eval(_) => return Ok(()),
         Command::Plan(_) | Command::Config(_) | Command::ScoreRewards(_) => return Ok(()),
     };

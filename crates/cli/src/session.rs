@@ -3,10 +3,10 @@
 use crate::options::{ConfigArgs, RunArgs};
 use crate::signals::{Promise, run_begins, steps_done, stop_on_signals};
 use kernels::Context;
-use lockstep::config::{Purpose, Resolved};
+use lockstep::config::{Config, Layers, Purpose, Resolved};
 use lockstep::{Flow, Run, RunOptions, RunResult};
 use lockstep::{ResumeFrom, find_run, resolve_resumed};
-use lockstep::{RunDir, StopReason, check_command, context};
+use lockstep::{RunDir, StopReason, StopSignal, check_command, context};
 use lockstep::{Stopped, is_stopped};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,8 +29,25 @@ struct Session {
 pub fn run(purpose: Purpose, args: &RunArgs) -> anyhow::Result<()> {
     let console = args.log.open()?;
     let stop = stop_on_signals(&console, Promise::Run)?;
+    run_on(purpose, args, console, stop, None)
+}
+
+/// How a learner shares its weights.
+pub struct Distribution {
+    /// A directory for files; none: memfds.
+    pub weights_dir: Option<PathBuf>,
+}
+
+/// The same, stopped by `stop`; of a distributed run as its learner.
+pub fn run_on(
+    purpose: Purpose,
+    args: &RunArgs,
+    console: Console,
+    stop: StopSignal,
+    distribution: Option<Distribution>,
+) -> anyhow::Result<()> {
     let session = match &args.resume {
-        None => fresh(purpose, &args.config)?,
+        None => fresh(purpose, &args.config, distribution.is_some())?,
         Some(resume) => resumed(purpose, &args.config, resume, &console)?,
     };
     let config = &session.resolved.config;
@@ -40,6 +57,10 @@ pub fn run(purpose: Purpose, args: &RunArgs) -> anyhow::Result<()> {
         Flow::Continue(())
     };
     let options = RunOptions::new().context(ctx.clone()).console(console.clone()).stop_signal(stop).on_step(count);
+    let options = match distribution {
+        Some(Distribution { weights_dir }) => options.distributed(weights_dir),
+        None => options,
+    };
     let run =
         Run::resolved(purpose, session.resolved, session.run, session.resume_from, options).inspect_err(|error| {
             if is_stopped(error) {
@@ -52,10 +73,21 @@ pub fn run(purpose: Purpose, args: &RunArgs) -> anyhow::Result<()> {
     if finished.stop_reason == StopReason::Interrupted { Err(Stopped.into()) } else { Ok(()) }
 }
 
-fn fresh(purpose: Purpose, args: &ConfigArgs) -> anyhow::Result<Session> {
-    let resolved = args.resolve(purpose)?;
-    let out = resolved.config.output_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(new_name()));
+fn fresh(purpose: Purpose, args: &ConfigArgs, is_distributed: bool) -> anyhow::Result<Session> {
+    let resolved = if is_distributed { resolve_distributed(args)? } else { args.resolve(purpose)? };
+    let out = resolved.config.output_dir.clone().unwrap_or_else(new_directory);
     Ok(Session { run: RunDir::fresh(&out)?, resolved, resume_from: ResumeFrom::Nothing })
+}
+
+/// The configuration of a distributed run, whose weights sample one batch ahead unless it says otherwise.
+pub fn resolve_distributed(args: &ConfigArgs) -> anyhow::Result<Resolved> {
+    let defaults = Config { max_staleness: 1, ..Config::default() };
+    Layers { config: Some(defaults), ..args.layers(Purpose::Grpo)? }.resolve()
+}
+
+/// The directory of a run whose configuration names none.
+pub fn new_directory() -> PathBuf {
+    PathBuf::from("runs").join(new_name())
 }
 
 /// A name that sorts by time, and that no two runs have which start in the same second.

@@ -13,6 +13,24 @@ pub struct Args {
     /// Trains on the rollouts of a file instead of generating (replay); no dataset, no reward.
     #[arg(long, value_name = "FILE.jsonl")]
     pub replay: Option<std::path::PathBuf>,
+    /// Has the completions made by workers, processes of this machine that read the weights where they lie: starts a
+    /// learner and --workers of them, starts again what is killed, and leaves nothing running. The run has the same
+    /// bits with any number of workers. docs/distributed.md
+    #[arg(long)]
+    pub distributed: bool,
+    /// Workers of a distributed run.
+    #[arg(long, value_name = "N", requires = "distributed", default_value_t = 1)]
+    pub workers: u32,
+    #[command(flatten)]
+    pub sharing: SharingArgs,
+}
+
+/// Where a distributed run has its weights.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct SharingArgs {
+    /// Of a distributed run: a directory for the weights, /dev/shm, where processes do not see each other's /proc.
+    #[arg(long, value_name = "DIR")]
+    pub weights_dir: Option<std::path::PathBuf>,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
@@ -20,5 +38,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let replay = args.replay.as_deref().map(|path| utf8("--replay", path)).transpose()?;
     args.rewards.give(&mut run.config.more)?;
     run.config.more.given("--replay", "replay", replay);
-    crate::session::run(Purpose::Grpo, &run)
+    match args.distributed {
+        true => crate::distributed::supervise(&run, args.workers, &args.sharing),
+        false => crate::session::run(Purpose::Grpo, &run),
+    }
 }

@@ -71,6 +71,11 @@ impl BatchFiles {
         self.numbers()?.into_iter().filter(|batch| *batch < step).try_for_each(|batch| self.remove(batch))
     }
 
+    /// Deletes the batches from `step` on.
+    pub fn remove_from(&self, step: u64) -> Result<()> {
+        self.numbers()?.into_iter().filter(|batch| *batch >= step).try_for_each(|batch| self.remove(batch))
+    }
+
     fn remove(&self, batch: u64) -> Result<()> {
         let path = self.path(batch);
         std::fs::remove_file(&path).or_io("delete", &path)

@@ -161,6 +161,25 @@ impl<E: Exchange> Learner<E> {
         self.announce()
     }
 
+    /// The results of a batch that is complete, in the order of their names: for the frontier of a checkpoint.
+    pub fn results_of(&self, batch: u64) -> Option<Batch> {
+        let plan = self.coordinator.plan();
+        let is_complete = self.coordinator.complete_groups(batch) == plan.groups;
+        let numbers = plan.numbers(batch);
+        let name = |number| JobName::Rollout { number, chunk: 0 };
+        let results = self.kept.range(name(numbers.start)..name(numbers.end));
+        is_complete.then(|| results.map(|(_, result)| result.clone()).collect())
+    }
+
+    /// Deletes every result from `batch` on, because its scores are no good: a learner that resumes has them made
+    /// again. The run ends with this one.
+    pub fn forget_from(&mut self, batch: u64) -> Result<()> {
+        self.files.remove_from(batch)?;
+        let first = JobName::Rollout { number: self.coordinator.plan().numbers(batch).start, chunk: 0 };
+        let jobs: Vec<JobName> = self.kept.range(first..).map(|(job, _)| *job).collect();
+        self.exchange.acknowledge(&jobs)
+    }
+
     /// The checkpoint has its name: batch files before it are deleted.
     pub fn committed(&mut self, step: u64) -> Result<()> {
         self.last_checkpoint = self.last_checkpoint.max(Some(step));

@@ -27,6 +27,7 @@
 mod algorithms;
 pub mod config;
 mod data;
+mod distributed;
 pub mod error;
 mod models;
 mod out_file;
@@ -54,5 +55,7 @@ pub use run::provenance::check_command;
 pub use run::resume::{ResumeFrom, find_model, find_run, resolve_resumed};
 pub use run::run_dir::write_atomically;
 pub use run::{RunDir, StopReason, context};
-pub use session::{Evaluator, Run, RunOptions, RunResult, ScoredFile, ScoredRow, plan, score_file};
+pub use session::{
+    Evaluator, Run, RunOptions, RunResult, ScoredFile, ScoredRow, WorkerOptions, plan, score_file, work,
+};
 pub use stop::{StopSignal, Stopped, is_stopped};

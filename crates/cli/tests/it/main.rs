@@ -13,6 +13,7 @@ mod commands;
 mod course;
 mod device;
 mod distillation;
+mod distributed;
 mod dynamic_sampling;
 mod eval;
 mod failing_rewards;

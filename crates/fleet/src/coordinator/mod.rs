@@ -119,6 +119,16 @@ impl Coordinator {
         self.lineages[&self.step]
     }
 
+    /// The lineage of a version that is needed, or of the one that the batch in training makes.
+    pub fn lineage_of(&self, version: u64) -> Option<Lineage> {
+        self.lineages.get(&version).copied()
+    }
+
+    /// The lineages of all of those.
+    pub fn lineages(&self) -> &BTreeMap<u64, Lineage> {
+        &self.lineages
+    }
+
     /// It asked for the end.
     pub fn has_ended(&self) -> bool {
         self.phase == Phase::Ended

@@ -9,7 +9,7 @@ use crate::error::OrBadInput;
 use crate::stop::StopSignal;
 use kernels::ops::Passes;
 use kernels::{Context, Memory};
-use model::{Capacity, ModelAssets, ModelConfig, Scorer};
+use model::{Capacity, ModelAssets, ModelConfig, Scorer, Sharing};
 use rollout::{Engine, EngineConfig, SamplingParams};
 use std::path::Path;
 use std::sync::Arc;
@@ -53,6 +53,8 @@ pub struct Builder<'a> {
     pub sinks: &'a Sinks,
     /// Ends scoring and gradients.
     pub stop: &'a StopSignal,
+    /// How other processes read what is trained.
+    pub sharing: Option<Sharing>,
     target: Target,
 }
 
@@ -72,13 +74,19 @@ impl<'a> Builder<'a> {
         sinks: &'a Sinks,
         stop: &'a StopSignal,
     ) -> Builder<'a> {
-        Builder { config, checkpoint, sinks, stop, target: Target::Run(ctx.clone()) }
+        Builder { config, checkpoint, sinks, stop, sharing: None, target: Target::Run(ctx.clone()) }
     }
 
     /// The same parts on `Device::Meta`.
     pub fn on_meta(&self) -> Builder<'a> {
         let Builder { config, checkpoint, sinks, stop, .. } = *self;
-        Builder { config, checkpoint, sinks, stop, target: Target::Plan(Vec::new(), Passes::default()) }
+        let (sharing, target) = (self.sharing.clone(), Target::Plan(Vec::new(), Passes::default()));
+        Builder { config, checkpoint, sinks, stop, sharing, target }
+    }
+
+    /// Whether this counts memory, and computes nothing.
+    pub fn is_plan(&self) -> bool {
+        matches!(self.target, Target::Plan(..))
     }
 
     /// What a part is built with that the plan calls `name`.

@@ -5,7 +5,7 @@ use crate::bad_input;
 use crate::config::{ComputeDType, Config};
 use crate::error::{BadInput, OrBadInput, paragraph};
 use crate::stop::StopSignal;
-use kernels::Context;
+use kernels::{Context, Memory};
 use model::chat::ChatTemplate;
 use model::hub::HubKind;
 use model::io::{CopiedFiles, TensorSource};
@@ -243,11 +243,20 @@ pub fn trained_weights(
             Ok(weights)
         }
     };
+    // A plan counts the slots, and makes none.
+    let sharing = builder.sharing.as_ref().filter(|_| !builder.is_plan());
     let Some(lora) = config.adapter() else {
         let weights = load(checkpoint.unwrap_or(&source.dir))?;
-        return Ok(AdaptedWeights::new(ctx.memory(), weights, None));
+        return in_slots(builder, ctx, weights, None, None);
     };
-    let weights = load(&source.dir)?;
+    let (weights, place) = match sharing {
+        Some(sharing) => {
+            let load = |memory: &Memory| Weights::load(memory, &source.dir, model);
+            let (weights, place) = sharing.base(ctx.memory(), model, load).or_bad_input()?;
+            (weights, Some(place))
+        }
+        None => (load(&source.dir)?, None),
+    };
     let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, config.seed).or_bad_input()?;
     let from = checkpoint.or(source.adapter.as_deref()).filter(|_| ctx.memory().has_values());
     // That of a checkpoint is compared when the run's files have been hashed.
@@ -255,7 +264,24 @@ pub fn trained_weights(
         check_base(dir, &source.dir, stop, |what| sinks.warn(what))?;
     }
     from.map_or(Ok(()), |dir| model::peft::read_adapter(dir, &mut adapter).or_bad_input())?;
-    Ok(AdaptedWeights::new(ctx.memory(), weights, Some(adapter)))
+    in_slots(builder, ctx, weights, Some(adapter), place)
+}
+
+/// What is trained in its slots: one; of a run with workers as many as versions may be in use, which they read.
+fn in_slots(
+    builder: &Builder<'_>,
+    ctx: &Context,
+    weights: Weights,
+    adapter: Option<Adapter>,
+    base: Option<PathBuf>,
+) -> anyhow::Result<AdaptedWeights> {
+    let Some(sharing) = &builder.sharing else { return Ok(AdaptedWeights::new(ctx.memory(), weights, adapter)) };
+    let mut slots = match builder.is_plan() {
+        true => AdaptedWeights::new(ctx.memory(), weights, adapter),
+        false => AdaptedWeights::shared(ctx.memory(), weights, adapter, sharing, base).or_bad_input()?,
+    };
+    slots.reserve(builder.config.max_staleness + 1).or_bad_input()?;
+    Ok(slots)
 }
 
 /// The model that a run is given: a model's directory, or an adapter's with that of the model below.

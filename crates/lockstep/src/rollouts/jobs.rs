@@ -5,19 +5,27 @@
 //! collects asks the others: those that compare completions of several prompts, and closures of the caller. Scores are
 //! put together by the code of a collection in one place, so that nothing depends on who did what, or when.
 
-use super::collector::{Collect, CollectRequest, Collected, Collector, Observer, finite_logps, watched};
+#[cfg(test)]
+use super::collector::Collect;
+use super::collector::{CollectRequest, Collected, Collector, Observer, finite_logps, watched};
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, inputs_of_group};
 use crate::data::prompts::Prompt;
 use crate::stop::StopSignal;
 use anyhow::{Context as _, bail};
 use model::tokenizer::Tokenizer;
-use model::{AdaptedWeights, ModelView};
+#[cfg(test)]
+use model::AdaptedWeights;
+use model::ModelView;
 use rewards::{GivenScores, Reward, score_group};
 use rollout::{Request, RolloutGroup, SamplingParams};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::hash::Hasher;
+#[cfg(test)]
 use std::time::Instant;
+use twox_hash::XxHash3_64;
+use zerocopy::IntoBytes;
 
 /// What a worker is asked for: the completions of a prompt, scored by some of the rewards.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,43 +59,77 @@ pub struct GroupAnswer {
 
 impl Collector {
     /// Does a job with the weights that it names.
+    #[cfg(test)]
     pub fn work(&mut self, model: ModelView<'_>, job: &GroupJob) -> anyhow::Result<GroupAnswer> {
+        let since = Instant::now();
+        let group = self.generate(model, job)?;
+        let rollout_s = since.elapsed().as_secs_f64();
+        let scores = self.score(&group, job)?;
+        Ok(GroupAnswer { group, scores, rollout_s })
+    }
+
+    /// The completions of a job.
+    pub fn generate(&mut self, model: ModelView<'_>, job: &GroupJob) -> anyhow::Result<RolloutGroup> {
         let version = model.version().trained();
         if version != job.version {
             bail!("the job of group {} is for weights of version {}, not {version}", job.number, job.version);
         }
-        let place = |name: &String| {
-            let found = self.rewards.iter().position(|reward| reward.name() == name && reward.scores_by_group());
-            found.with_context(|| format!("this worker has no reward `{name}` that scores a group by itself"))
-        };
-        let asked = job.rewards.iter().map(place).collect::<anyhow::Result<Vec<_>>>()?;
-        let since = Instant::now();
+        self.places(job)?;
         let sampling = Arc::new(job.sampling.clone());
         let request = Request::new(job.number, job.prompt.tokens.clone(), job.num_generations, sampling);
-        let group =
-            self.engine.generate_with(model, vec![request], |_| {})?.pop().context("a group of each request")?;
-        let rollout_s = since.elapsed().as_secs_f64();
+        self.engine.generate_with(model, vec![request], |_| {})?.pop().context("a group of each request")
+    }
+
+    /// What the rewards of a job say of its completions.
+    pub fn score(&mut self, group: &RolloutGroup, job: &GroupJob) -> anyhow::Result<Vec<GivenScores>> {
+        let asked = self.places(job)?;
         let prompts = Prompts::from([(job.number, Arc::new(job.prompt.clone()))]);
-        let inputs = inputs_of_group(&self.tokenizer, &prompts, &group)?;
+        let inputs = inputs_of_group(&self.tokenizer, &prompts, group)?;
         let mut scores = score_group(&mut self.rewards, &asked, &inputs, job.step);
         scores.iter_mut().enumerate().for_each(|(place, given)| given.reward = place);
         // After a stop request rewards may have returned early, with anything.
         self.stop.check()?;
-        Ok(GroupAnswer { group, scores, rollout_s })
+        Ok(scores)
+    }
+
+    /// The places of the rewards of a job.
+    fn places(&self, job: &GroupJob) -> anyhow::Result<Vec<usize>> {
+        let place = |name: &String| {
+            let found = self.rewards.iter().position(|reward| reward.name() == name && reward.scores_by_group());
+            found.with_context(|| format!("this worker has no reward `{name}` that scores a group by itself"))
+        };
+        job.rewards.iter().map(place).collect()
+    }
+}
+
+impl GroupAnswer {
+    /// A hash of what is the same whoever answers: tokens and log-probabilities, and no scores.
+    pub fn fingerprint(group: &RolloutGroup) -> u64 {
+        GroupAnswer::fingerprint_of(group.completions.iter().map(|c| (&c.ids[..], c.logps())))
+    }
+
+    /// The same of the tokens of each completion.
+    pub fn fingerprint_of<'a>(completions: impl Iterator<Item = (&'a [u32], &'a [f32])>) -> u64 {
+        let mut hash = XxHash3_64::new();
+        for (ids, logps) in completions {
+            hash.write(&(ids.len() as u64).to_le_bytes());
+            hash.write(ids.as_bytes());
+            hash.write(logps.as_bytes());
+        }
+        hash.finish()
     }
 }
 
 /// Who does jobs.
+#[cfg(test)]
 pub trait Workers {
     /// Has all of these jobs done with the current version of `weights`, which each of them names. Answers come in any
     /// order, as [`GroupAnswer::to_bytes`] wrote them.
     fn answers(&mut self, weights: &AdaptedWeights, jobs: &[GroupJob]) -> anyhow::Result<Vec<Vec<u8>>>;
 }
 
-/// Collects by jobs that workers do.
-pub struct JobCollector {
-    /// Who does them.
-    pub workers: Box<dyn Workers>,
+/// Makes a collection of what workers answered, with the rewards that they do not have.
+pub struct Assembler {
     /// All rewards, in their order.
     pub rewards: Vec<Box<dyn Reward>>,
     /// The names of those that workers have, which score a group by itself.
@@ -98,23 +140,32 @@ pub struct JobCollector {
     pub stop: StopSignal,
 }
 
-impl Collect for JobCollector {
-    fn collect(
-        &mut self,
-        weights: &AdaptedWeights,
-        request: CollectRequest<'_>,
-        Observer { stages, on_wait }: &Observer<'_>,
-    ) -> anyhow::Result<Collected> {
+impl Assembler {
+    /// The rewards that workers ask: their places among all, and their names.
+    fn asked_elsewhere(&self) -> (Vec<usize>, Vec<String>) {
         let by_workers = |reward: &dyn Reward| self.of_workers.contains(reward.name()) && reward.scores_by_group();
         let rewards = self.rewards.iter().enumerate().filter(|(_, reward)| by_workers(&***reward));
-        let (places, names): (Vec<usize>, Vec<String>) =
-            rewards.map(|(place, reward)| (place, reward.name().to_owned())).unzip();
-        let jobs = jobs(&request, weights.version(), &names);
-        let span = stages.span("rollout");
-        let answers = self.workers.answers(weights, &jobs)?;
+        rewards.map(|(place, reward)| (place, reward.name().to_owned())).unzip()
+    }
+
+    /// A job for each group of a request.
+    pub fn jobs(&self, request: &CollectRequest<'_>, version: u64) -> Vec<GroupJob> {
+        jobs(request, version, &self.asked_elsewhere().1)
+    }
+
+    /// The collection that `request` asks for, of the answers to its `jobs`, which come in any order.
+    pub fn assemble(
+        &mut self,
+        request: CollectRequest<'_>,
+        jobs: &[GroupJob],
+        answers: &[Vec<u8>],
+        rollout_s: f64,
+        Observer { stages, on_wait }: &Observer<'_>,
+    ) -> anyhow::Result<Collected> {
+        let (places, _) = self.asked_elsewhere();
         let (mut groups, mut given) = (BTreeMap::new(), BTreeMap::new());
         for bytes in answers {
-            let GroupAnswer { mut group, mut scores, .. } = answer_to(&bytes, &jobs)?;
+            let GroupAnswer { mut group, mut scores, .. } = answer_to(bytes, jobs)?;
             scores.iter_mut().for_each(|given| given.reward = places[given.reward]);
             // Prompts that are one by identity are computed once.
             group.prompt = request.prompts[&group.id].tokens.clone();
@@ -127,7 +178,6 @@ impl Collect for JobCollector {
             bail!("{} jobs of {} were answered", groups.len(), jobs.len());
         }
         let groups: Vec<RolloutGroup> = groups.into_values().collect();
-        let rollout_s = span.end();
         if request.refuse_non_finite {
             finite_logps(&groups)?;
         }
@@ -153,8 +203,33 @@ impl Collect for JobCollector {
     }
 }
 
+/// Collects by jobs that workers do while it waits.
+#[cfg(test)]
+pub struct JobCollector {
+    /// Who does them.
+    pub workers: Box<dyn Workers>,
+    /// Puts their answers together.
+    pub assembler: Assembler,
+}
+
+#[cfg(test)]
+impl Collect for JobCollector {
+    fn collect(
+        &mut self,
+        weights: &AdaptedWeights,
+        request: CollectRequest<'_>,
+        observer: &Observer<'_>,
+    ) -> anyhow::Result<Collected> {
+        let jobs = self.assembler.jobs(&request, weights.version());
+        let span = observer.stages.span("rollout");
+        let answers = self.workers.answers(weights, &jobs)?;
+        let rollout_s = span.end();
+        self.assembler.assemble(request, &jobs, &answers, rollout_s, observer)
+    }
+}
+
 /// A job for each group of a request.
-pub fn jobs(request: &CollectRequest<'_>, version: u64, rewards: &[String]) -> Vec<GroupJob> {
+fn jobs(request: &CollectRequest<'_>, version: u64, rewards: &[String]) -> Vec<GroupJob> {
     // Every row has the columns that any row has.
     let columns: BTreeSet<&String> = request.prompts.values().flat_map(|prompt| prompt.columns.keys()).collect();
     let job = |(&number, prompt): (&u64, &Arc<Prompt>)| {

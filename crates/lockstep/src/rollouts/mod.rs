@@ -6,7 +6,6 @@ pub mod function;
 pub mod generation;
 mod groups;
 pub mod health;
-#[cfg_attr(not(test), expect(dead_code, reason = "of workers, which only tests start so far"))]
 pub(crate) mod jobs;
 pub mod lineage;
 pub mod older;

@@ -7,13 +7,23 @@ use crate::error::{BadInput, OrBadInput};
 use crate::stop::StopSignal;
 use rewards::{Reward, RewardModel, RewardSpec};
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 
 /// A reward that the configuration names.
 pub enum ConfiguredReward {
     /// It can score.
-    Ready(Box<dyn Reward>),
+    Ready(Box<dyn Reward>, Owner),
     /// A model, whose weights are still to be read.
     Model(RewardModelFiles),
+}
+
+/// Who has a reward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// Whoever reads the configuration.
+    Configuration,
+    /// This program, whose function it is.
+    Caller,
 }
 
 /// The rewards that the configuration names, checked as far as that takes no memory.
@@ -28,7 +38,7 @@ pub fn named_rewards(
     let mut ready = |(spec, name): (&RewardSpec, String)| -> anyhow::Result<ConfiguredReward> {
         if let Some(function) = spec.function().or_bad_input()? {
             let place = injected.iter().position(|reward| reward.name() == function);
-            return place.map(|place| ConfiguredReward::Ready(injected.remove(place))).ok_or_else(|| {
+            return place.map(|place| ConfiguredReward::Ready(injected.remove(place), Owner::Caller)).ok_or_else(|| {
                 BadInput::new(format!("reward function:{function} is a program's own: run it from that program"))
             });
         }
@@ -38,7 +48,7 @@ pub fn named_rewards(
                 let built = rewards::build_until(spec, name, &stop.flag());
                 // One that was given up is not at fault.
                 stop.check()?;
-                Ok(ConfiguredReward::Ready(built.or_bad_input()?))
+                Ok(ConfiguredReward::Ready(built.or_bad_input()?, Owner::Configuration))
             }
         }
     };
@@ -79,13 +89,25 @@ pub fn ready_rewards(
     let mut models = models.into_iter();
     let ready = |named| -> Option<Box<dyn Reward>> {
         let mut reward = match named {
-            ConfiguredReward::Ready(reward) => reward,
+            ConfiguredReward::Ready(reward, _) => reward,
             ConfiguredReward::Model(_) => Box::new(models.next()?),
         };
         reward.stop_with(stop.flag());
         Some(reward)
     };
     named.into_iter().filter_map(ready).collect()
+}
+
+/// The names of those that workers ask: which score a group by itself, and are neither a program's own functions nor
+/// models, whose memory each worker would take.
+pub fn asked_by_workers(named: &[ConfiguredReward]) -> BTreeSet<String> {
+    let of_workers = |reward: &ConfiguredReward| match reward {
+        ConfiguredReward::Ready(reward, Owner::Configuration) if reward.scores_by_group() => {
+            Some(reward.name().to_owned())
+        }
+        _ => None,
+    };
+    named.iter().filter_map(of_workers).collect()
 }
 
 /// Refuses rewards that read a column that is not there.
@@ -97,7 +119,7 @@ pub fn check_columns(prompts: &PromptDataset, name: &str, rewards: &[ConfiguredR
 pub fn check_columns_of(columns: &Map<String, Value>, name: &str, rewards: &[ConfiguredReward]) -> anyhow::Result<()> {
     // A model reads prompts and completions alone.
     let ready =
-        rewards.iter().filter_map(|r| if let ConfiguredReward::Ready(reward) = r { Some(reward) } else { None });
+        rewards.iter().filter_map(|r| if let ConfiguredReward::Ready(reward, _) = r { Some(reward) } else { None });
     for reward in ready {
         for column in reward.required_columns() {
             if !columns.contains_key(&column) {

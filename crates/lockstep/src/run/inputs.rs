@@ -10,6 +10,7 @@ use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
 use crate::stop::StopSignal;
 use kernels::Context;
+use model::Sharing;
 use rewards::Reward;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -57,6 +58,8 @@ pub struct Injected {
     pub eval_metrics: Option<Box<dyn EvalMetrics>>,
     /// No step will be taken: training data are not read.
     pub only_evaluates: bool,
+    /// Workers make the completions, in processes that read the weights.
+    pub sharing: Option<Sharing>,
 }
 
 impl RunInputs {
@@ -67,7 +70,10 @@ impl RunInputs {
 
     /// What the parts of the run are built with.
     pub fn builder(&self) -> Builder<'_> {
-        Builder::new(&self.ctx, self.config(), self.resume_from.checkpoint(), &self.sinks, &self.stop)
+        let from = self.resume_from.checkpoint();
+        let mut builder = Builder::new(&self.ctx, self.config(), from, &self.sinks, &self.stop);
+        builder.sharing = self.injected.sharing.clone();
+        builder
     }
 
     /// The training data.

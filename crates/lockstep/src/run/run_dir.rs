@@ -75,6 +75,8 @@ impl RunDir {
             entry.is_ok_and(|e| {
                 let name = e.file_name().to_string_lossy().into_owned();
                 name == lock::FILE
+                    // Workers may join before their learner starts.
+                    || name == "fleet"
                     || name.starts_with(".config.toml.") && is_temporary(&name)
                     || name.starts_with("given-") && e.path().join(GIVEN).is_file()
             })

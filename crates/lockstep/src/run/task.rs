@@ -32,6 +32,16 @@ pub trait TrainingTask {
         false
     }
 
+    /// Waits for what a checkpoint of now must have and is still being made elsewhere.
+    fn complete_state(&mut self, _run: &TrainingRun) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// Whether a checkpoint of now can be had after a reward has failed.
+    fn saves_on_failure(&self) -> bool {
+        true
+    }
+
     /// What the next step depends on beside what every run saves, floats as their bits. Opaque to the checkpoint.
     fn state(&self) -> anyhow::Result<Value> {
         Ok(Value::Null)
@@ -58,6 +68,12 @@ pub trait Task {
     /// As [`TrainingTask::evaluates_at_end`].
     fn evaluates_at_end(&self) -> bool;
 
+    /// As [`TrainingTask::complete_state`].
+    fn complete_state(&mut self, run: &TrainingRun) -> anyhow::Result<()>;
+
+    /// As [`TrainingTask::saves_on_failure`].
+    fn saves_on_failure(&self) -> bool;
+
     /// As [`TrainingTask::state`].
     fn state(&self) -> anyhow::Result<Value>;
 
@@ -82,6 +98,14 @@ impl<T: TrainingTask> Task for T {
 
     fn evaluates_at_end(&self) -> bool {
         TrainingTask::evaluates_at_end(self)
+    }
+
+    fn complete_state(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
+        TrainingTask::complete_state(self, run)
+    }
+
+    fn saves_on_failure(&self) -> bool {
+        TrainingTask::saves_on_failure(self)
     }
 
     fn state(&self) -> anyhow::Result<Value> {

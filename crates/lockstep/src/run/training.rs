@@ -115,11 +115,12 @@ impl TrainingRun {
     }
 
     /// Begins to write a checkpoint of this step; [`finish_checkpoint`](Self::finish_checkpoint) ends it.
-    pub(crate) fn save(&mut self, task: &dyn Task) -> anyhow::Result<()> {
+    pub(crate) fn save(&mut self, task: &mut dyn Task) -> anyhow::Result<()> {
         if self.checkpoints.has(self.learner.step) {
             return Ok(());
         }
         self.finish_checkpoint()?;
+        task.complete_state(self)?;
         let _span = self.log.stages.span("checkpoint");
         let state = self.state(task)?;
         let mut writes = self.learner.writers();

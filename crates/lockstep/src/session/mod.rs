@@ -4,11 +4,13 @@ mod evaluator;
 mod options;
 mod plan;
 mod score_file;
+mod worker;
 
 pub use evaluator::Evaluator;
 pub use options::RunOptions;
 pub use plan::plan;
 pub use score_file::{ScoredFile, ScoredRow, score_file};
+pub use worker::{WorkerOptions, work};
 
 use crate::config::{Config, Layers, Purpose, Resolved};
 use crate::models::Policy;
@@ -201,6 +203,10 @@ impl Run {
         if !of_reward && !error.is::<RolloutFailed>() && !error.is::<MetricsFailed>() {
             return Err(error);
         }
+        if !self.task.saves_on_failure() {
+            let root = self.training.checkpoints.dir.root().display();
+            return Err(error.context(format!("fix the reward and resume with --resume {root}")));
+        }
         self.save_step()?;
         let (step, root) = (self.training.learner.step, self.training.checkpoints.dir.root().display());
         Err(error.context(match of_reward {
@@ -215,7 +221,7 @@ impl Run {
     /// Saves the last step. Before the first there is nothing to save.
     fn save_step(&mut self) -> anyhow::Result<()> {
         if self.training.learner.step > 0 {
-            self.training.save(&*self.task)?;
+            self.training.save(&mut *self.task)?;
         }
         self.training.finish_checkpoint()
     }
@@ -249,7 +255,7 @@ impl Run {
         self.training.evaluations.due = false;
         let ended = self.training.stop_reason(early);
         if self.training.saves_now(ended) {
-            self.training.save(&*self.task)?;
+            self.training.save(&mut *self.task)?;
         }
         let ended = ended.or(self.training.learner.is_done().then_some(StopReason::Completed));
         if ended.is_some() {
@@ -278,7 +284,7 @@ impl Run {
         let stop_reason = match self.ended {
             Some(reason) => reason,
             None => {
-                self.training.save(&*self.task)?;
+                self.training.save(&mut *self.task)?;
                 StopReason::Requested
             }
         };

@@ -10,7 +10,8 @@ use crate::run::inputs::{Flow, Injected, LogRecord, RunEvent};
 use crate::stop::StopSignal;
 use kernels::Context;
 use rewards::{FunctionReward, Reward, RewardInput};
-use std::path::Path;
+use model::Sharing;
+use std::path::{Path, PathBuf};
 use telemetry::{Console, Sink};
 
 /// What the caller injects into a run beside its configuration. The default: nothing, no console, all cores.
@@ -128,6 +129,17 @@ impl RunOptions {
     /// Every evaluation of a supervised, DPO or reward-model run computes these metrics, too.
     pub fn eval_metrics(mut self, metrics: impl EvalMetrics + 'static) -> Self {
         self.injected.eval_metrics = Some(Box::new(metrics));
+        self
+    }
+
+    /// Workers make the completions: processes that join the run's directory ([`work`](crate::work)). Weights are in
+    /// shared memory, or, where processes do not see each other's `/proc`, in files of `weights_dir`.
+    pub fn distributed(mut self, weights_dir: Option<PathBuf>) -> Self {
+        let now = telemetry::system::since_1970().as_nanos() as u64;
+        let mut run = [0; 16];
+        run[..8].copy_from_slice(&now.to_le_bytes());
+        run[8..12].copy_from_slice(&std::process::id().to_le_bytes());
+        self.injected.sharing = Some(Sharing { run, dir: weights_dir });
         self
     }
 

@@ -47,12 +47,20 @@ impl TrainingTask for Grpo {
         run.policy_gradient(self.pipeline.part(&batch))?;
         self.pipeline.commit(run, batch)?;
         run.step_policy()?;
-        self.pipeline.sync_reference(run)
+        self.pipeline.end_step(run)
     }
 
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let compute = self.advantages;
         self.pipeline.evaluate(run, |config, rollouts, samples| advantages_of(compute, config, rollouts, samples))
+    }
+
+    fn complete_state(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
+        self.pipeline.complete_ahead(run)
+    }
+
+    fn saves_on_failure(&self) -> bool {
+        !self.pipeline.has_workers()
     }
 
     fn state(&self) -> anyhow::Result<Value> {

@@ -5,6 +5,7 @@ use super::{Adapter, LoraConfig, ModelView, NextParams, Params, Weights};
 use crate::ModelConfig;
 use kernels::Memory;
 use kernels::memory::slot::{Contents, SlotWriter};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What has versions: [`Weights`] and [`Adapter`].
@@ -241,6 +242,8 @@ pub struct AdaptedWeights {
     pub base: WeightSlots<Weights>,
     /// The adapter.
     pub adapter: Option<WeightSlots<Adapter>>,
+    /// Where other processes read a base that never changes.
+    pub shared_base: Option<PathBuf>,
 }
 
 /// The versions of a model that somebody keeps.
@@ -266,7 +269,43 @@ impl AdaptedWeights {
     /// The first version of both.
     pub fn new(memory: &Memory, weights: Weights, adapter: Option<Adapter>) -> AdaptedWeights {
         let adapter = adapter.map(|adapter| WeightSlots::new(memory, adapter));
-        AdaptedWeights { base: WeightSlots::new(memory, weights), adapter }
+        AdaptedWeights { base: WeightSlots::new(memory, weights), adapter, shared_base: None }
+    }
+    /// The first version of both, where other processes read them: what is trained in slots; a base below an adapter at
+    /// `shared_base`, in memory of [`Sharing::base`].
+    pub fn shared(
+        memory: &Memory,
+        weights: Weights,
+        adapter: Option<Adapter>,
+        sharing: &Sharing,
+        shared_base: Option<PathBuf>,
+    ) -> kernels::Result<AdaptedWeights> {
+        let sharing = sharing.clone();
+        Ok(match adapter {
+            Some(adapter) => AdaptedWeights {
+                base: WeightSlots::new(memory, weights),
+                adapter: Some(WeightSlots::shared(memory, adapter, sharing)?),
+                shared_base,
+            },
+            None => {
+                let base = WeightSlots::shared(memory, weights, sharing)?;
+                AdaptedWeights { base, adapter: None, shared_base }
+            }
+        })
+    }
+    /// Lets other processes read what is trained, as [`WeightSlots::publish`].
+    pub fn publish(&mut self, number: u64, lineage: [u8; 16]) -> kernels::Result<Published> {
+        match &mut self.adapter {
+            Some(adapter) => adapter.publish(number, lineage, false),
+            None => self.base.publish(number, lineage, false),
+        }
+    }
+    /// Takes the memory of so many slots of what is trained, as [`WeightSlots::reserve`].
+    pub fn reserve(&mut self, slots: usize) -> kernels::Result<()> {
+        match &mut self.adapter {
+            Some(adapter) => adapter.reserve(slots),
+            None => self.base.reserve(slots),
+        }
     }
     /// The shape of the model.
     pub fn config(&self) -> &Arc<ModelConfig> {

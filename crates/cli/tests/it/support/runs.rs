@@ -87,6 +87,7 @@ fn measured(name: &str) -> bool {
         || name.ends_with("_tokens_per_s")
         || name.ends_with("_per_second")
         || name.starts_with("device/")
+        || name.starts_with("async/") && !name.starts_with("async/lag")
         || ["step_time", "eval_runtime", "peak_bytes"].contains(&name)
 }
 
@@ -186,6 +187,27 @@ pub fn same_but_lineage(expected: &Path, found: &Path) {
         files
     };
     same_files(expected, found, without_lineage);
+}
+
+/// A run of one process, and the same with workers: what concerns them alone is not compared.
+#[track_caller]
+pub fn same_but_workers(expected: &Path, found: &Path) {
+    same_files(expected, found, |run| {
+        let mut files = files(run);
+        files.retain(|name, _| !name.ends_with("fleet.json"));
+        // The batches made ahead have the seconds that they took: their length alone is compared, and what is learned
+        // from them.
+        for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with("frontier.bin")) {
+            *bytes = bytes.len().to_string().into_bytes();
+        }
+        for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with("files.json")) {
+            let list: Value = serde_json::from_slice(bytes).unwrap();
+            let listed = list["files"].as_object().unwrap().iter();
+            let own = listed.filter(|(name, _)| !["fleet.json", "frontier.bin"].contains(&name.as_str()));
+            *bytes = format!("{:?}", own.collect::<BTreeMap<_, _>>()).into_bytes();
+        }
+        files
+    });
 }
 
 #[track_caller]

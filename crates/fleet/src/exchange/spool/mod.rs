@@ -97,6 +97,15 @@ impl Layout {
         Ok(names(&self.workers())?.iter().filter_map(|name| WorkerName::new(name).ok()).collect())
     }
 
+    /// Deletes all results, in batch files and not.
+    pub fn forget_results(&self) -> Result<()> {
+        let of_workers = self.known_workers()?.into_iter().map(|worker| self.complete(&worker));
+        for directory in of_workers.chain([self.batches()]) {
+            names(&directory)?.iter().try_for_each(|name| remove(&directory.join(name)))?;
+        }
+        Ok(())
+    }
+
     /// Makes the directories that both sides need.
     fn create(&self) -> Result<()> {
         create_dir(&self.root)?;

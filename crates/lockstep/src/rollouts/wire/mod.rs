@@ -81,7 +81,6 @@ mod collected;
 mod convert;
 pub mod file;
 mod group;
-#[cfg_attr(not(test), expect(dead_code, reason = "of workers, which only tests start so far"))]
 mod job;
 mod lines;
 mod read;

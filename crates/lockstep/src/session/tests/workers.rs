@@ -5,7 +5,7 @@ use super::stop::files;
 use super::{config, directory, rows};
 use crate::config::{Algorithm, ComputeDType, Config, Purpose, Strategy};
 use crate::rollouts::collector::{Collector, PlaceCollector};
-use crate::rollouts::jobs::{GroupJob, JobCollector, Workers};
+use crate::rollouts::jobs::{Assembler, GroupJob, JobCollector, Workers};
 use crate::{Run, RunOptions, StopReason, StopSignal};
 use model::AdaptedWeights;
 use model::HeldWeights;
@@ -142,7 +142,8 @@ fn placed(count: usize, dtype: ComputeDType, seen: &Seen) -> PlaceCollector {
         let (own, halt) = (tokenizer.clone(), stop.clone());
         let workers = Threads { count, engine, dtype, tokenizer: own, stop: halt, queue: None, seen };
         let of_workers = BTreeSet::from(["talks".to_owned(), "rank".to_owned()]);
-        Box::new(JobCollector { workers: Box::new(workers), rewards, of_workers, tokenizer, stop })
+        let assembler = Assembler { rewards, of_workers, tokenizer, stop };
+        Box::new(JobCollector { workers: Box::new(workers), assembler })
     })
 }
 

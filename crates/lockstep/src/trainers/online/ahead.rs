@@ -8,9 +8,11 @@
 use super::{OnlineBatch, RolloutPipeline, Source};
 use crate::bad_input;
 use crate::data::prompts::Prompt;
+use crate::distributed::FrontierGroup;
 use crate::models::WriteFiles;
 use crate::rollouts::Rollouts;
 use crate::rollouts::collector::{CollectRequest, Collected};
+use crate::rollouts::jobs::GroupAnswer;
 use crate::rollouts::lineage::Lineage;
 use crate::run::training::TrainingRun;
 use anyhow::Context as _;
@@ -23,14 +25,28 @@ const FILE: &str = "frontier.bin";
 
 /// A batch that was generated before it is learned from.
 pub(crate) struct Ahead {
-    collected: Collected,
+    pub(super) collected: Collected,
     /// Of the weights that sampled it.
     pub(super) lineage: Option<Lineage>,
+}
+
+impl Ahead {
+    /// What workers need not make again.
+    pub(super) fn groups(&self) -> impl Iterator<Item = FrontierGroup> {
+        self.collected.scored.rollouts.groups.iter().map(|group| {
+            let tokens = group.completions.iter().map(|c| (&c.completion.ids[..], c.completion.logps()));
+            FrontierGroup { number: group.id, fingerprint: GroupAnswer::fingerprint_of(tokens) }
+        })
+    }
 }
 
 impl RolloutPipeline {
     /// The batch of the next step, after generating what the weights as they are must generate.
     pub(super) fn next_collected(&mut self, run: &TrainingRun, next: &mut OnlineBatch) -> anyhow::Result<Collected> {
+        next.note_published(run);
+        if self.has_workers() {
+            return self.next_from_workers(run, next);
+        }
         let steps_left = run.learner.schedule.total_steps.saturating_sub(run.learner.step);
         let batches_left = steps_left.div_ceil(self.sizes.steps()).max(1);
         let wanted = batches_left.min(run.config.max_staleness as u64 + 1) as usize;
@@ -47,13 +63,6 @@ impl RolloutPipeline {
             next.state.ahead.push_back(Arc::new(Ahead { collected, lineage: self.state.lineage }));
         }
         next.run.data.sampler.next_batch();
-        if run.config.max_staleness > 0 {
-            let published = &mut next.state.published;
-            published.push_back(run.learner.policy.weights.version());
-            while published.len() > run.config.max_staleness + 1 {
-                published.pop_front();
-            }
-        }
         let batch = next.state.ahead.pop_front().expect("one at least");
         next.sampled_by = batch.lineage;
         Ok(Arc::try_unwrap(batch).map_or_else(|batch| batch.collected.clone(), |batch| batch.collected))
@@ -117,6 +126,19 @@ impl RolloutPipeline {
 
 fn bytes(ahead: &VecDeque<Arc<Ahead>>) -> Vec<u8> {
     ahead.iter().flat_map(|batch| batch.collected.to_bytes()).collect()
+}
+
+impl OnlineBatch {
+    /// A batch begins with the weights as they are.
+    fn note_published(&mut self, run: &TrainingRun) {
+        if run.config.max_staleness > 0 {
+            let published = &mut self.state.published;
+            published.push_back(run.learner.policy.weights.version());
+            while published.len() > run.config.max_staleness + 1 {
+                published.pop_front();
+            }
+        }
+    }
 }
 
 /// Logs how old the weights are that wrote these completions: how many batches have begun since with newer ones.

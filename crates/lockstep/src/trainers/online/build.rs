@@ -1,6 +1,7 @@
 //! From a configuration to a pipeline: every input is read and checked before the first file is written.
 
 use super::parts::{LargestWork, PartInputs, Parts};
+use super::workers::{Workers, refuse_what_workers_cannot};
 use super::{BatchSizes, RolloutPipeline, RolloutState, Source};
 use crate::bad_input;
 use crate::config::{Config, Purpose, WorkloadBounds, sampling};
@@ -11,8 +12,11 @@ use crate::models::{Builder, ModelSource, Policy, load_assets};
 use crate::rollouts::collector::{Collect, Collector};
 use crate::rollouts::evaluate::{self, Evaluation};
 use crate::rollouts::function::FunctionRollouts;
+use crate::rollouts::jobs::Assembler;
 use crate::rollouts::replay::{Limits, Replay};
-use crate::rollouts::rewards::{ConfiguredReward, check_columns, models, named_rewards, ready_rewards};
+use crate::rollouts::rewards::{
+    ConfiguredReward, asked_by_workers, check_columns, models, named_rewards, ready_rewards,
+};
 use crate::run::begin::RunParts;
 use crate::run::data_position::{DataPosition, sampler};
 use crate::run::evaluations::Evaluations;
@@ -50,6 +54,10 @@ impl Prepared {
                  function (rollout_func) decides itself how many numbers a batch takes: set max_staleness = 0",
                 config.max_staleness
             );
+        }
+        let sharing = inputs.injected.sharing.clone();
+        if sharing.is_some() {
+            refuse_what_workers_cannot(&config, inputs.injected.rollout_function.is_some())?;
         }
         let model = ModelSource::of(&config, Head::Lm)?;
         let assets = load_assets(&model.dir, Head::Lm, config.dtype)?;
@@ -89,6 +97,7 @@ impl Prepared {
             (RolloutData::File(_), None) => unreachable!("a run that replays a file has its scorer"),
             (RolloutData::Prompts(all), _) => Source::Prompts(all),
         };
+        let of_workers = asked_by_workers(&rewards);
         let rewards = ready_rewards(rewards, reward_models, &inputs.stop);
         let sampling = Arc::new(sampling(&config, &assets.eos_ids));
         let evaluation = match held_out.is_empty() {
@@ -108,13 +117,17 @@ impl Prepared {
                 max_tokens: bounds.longest_prompt + config.max_completion_length,
             });
         let (tokenizer, stop) = (assets.tokenizer.clone(), inputs.stop.clone());
-        let collector = engine.map(|engine| -> Box<dyn Collect> {
-            let collector = Collector { engine, function, rewards, tokenizer, stop };
-            match inputs.injected.collect_with.take() {
-                Some(place) => place(collector),
-                None => Box::new(collector),
-            }
-        });
+        let (mut collector, mut workers) = (None::<Box<dyn Collect>>, None);
+        if let Some(sharing) = sharing {
+            let assembler = Assembler { rewards, of_workers, tokenizer, stop };
+            workers = Some(Workers::new(assembler, engine, sharing.run, bounds.longest_prompt));
+        } else if let Some(engine) = engine {
+            let here = Collector { engine, function, rewards, tokenizer, stop };
+            collector = Some(match inputs.injected.collect_with.take() {
+                Some(place) => place(here),
+                None => Box::new(here),
+            });
+        }
         let policy = Policy::of(model.dir, assets, weights);
         let settings = lineage::settings(&config, &ctx);
         let eval_weights = config.weights_of_rewards();
@@ -133,6 +146,7 @@ impl Prepared {
             eval_weights,
             reference,
             collector,
+            workers,
             has_function,
             sampling,
             settings,
@@ -163,10 +177,11 @@ impl Prepared {
             if inputs.config().prefix_sharing { "yes" } else { "no" }
         ));
         let from = inputs.resume_from.clone();
-        let run = TrainingRun::begin(inputs, parts, |state, checkpoint| restore(&mut pipeline, state, checkpoint))?;
+        let mut run = TrainingRun::begin(inputs, parts, |state, checkpoint| restore(&mut pipeline, state, checkpoint))?;
         if pipeline.state.lineage.is_none() {
             pipeline.state.lineage = Some(lineage::of_start(&run, &from, &pipeline.settings)?);
         }
+        pipeline.begin_workers(&mut run)?;
         Ok((pipeline, run))
     }
 }

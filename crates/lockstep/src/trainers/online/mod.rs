@@ -8,6 +8,7 @@ mod parts;
 mod reference;
 mod stages;
 mod waiting;
+mod workers;
 
 pub use build::Prepared;
 pub use parts::{LargestWork, PartInputs, Parts};
@@ -35,6 +36,7 @@ use std::path::Path;
 use std::sync::Arc;
 use telemetry::CompletionRows;
 use train::Sample;
+use workers::Workers;
 
 /// Where groups come from.
 enum Source {
@@ -129,8 +131,10 @@ struct StageTimes {
 pub struct RolloutPipeline {
     /// The model that the policy is held near; none if `beta` is 0.
     reference: Option<Reference>,
-    /// None if nothing is generated.
+    /// None if nothing is generated, or elsewhere.
     collector: Option<Box<dyn Collect>>,
+    /// Of a distributed run.
+    workers: Option<Workers>,
     /// Whether a function of the caller makes the completions.
     has_function: bool,
     /// Of the rewards of training: those of a replayed file may be others than those that evaluation asks.
@@ -244,6 +248,7 @@ impl RolloutPipeline {
             self.state.batch = GenerationBatch { used, samples: samples.into() };
         }
         self.state.published = state.published;
+        self.restore_workers(checkpoint)?;
         self.restore_ahead(&state.ahead, checkpoint)
     }
 }

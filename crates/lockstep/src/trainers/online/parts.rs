@@ -106,11 +106,12 @@ impl<T> Parts<T> {
             let work = if of_evaluation { evaluated } else { generation };
             Arc::new(Mutex::new(builder.scorer(name, model, work)))
         });
-        let engine = match !replays || config.has_eval_data() {
+        let generates = !replays && builder.sharing.is_none();
+        let engine = match generates || config.has_eval_data() {
             true => {
                 let training = training_sampling(config, &[]);
                 let evaluation = eval_sampling(config, &training);
-                let drawn = [(!replays).then_some(&training), config.has_eval_data().then_some(&evaluation)];
+                let drawn = [generates.then_some(&training), config.has_eval_data().then_some(&evaluation)];
                 let sizes = engine_config(config, context(config, assets), bounds);
                 Some(builder.engine(assets, sizes, &drawn.into_iter().flatten().collect::<Vec<_>>())?)
             }

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::data::prompts::Prompt;
 use crate::models::WriteFiles;
 use crate::rollouts::Rollouts;
-use crate::rollouts::collector::{CollectRequest, Collected, Observer};
+use crate::rollouts::collector::{Collect, CollectRequest, Collected, Observer};
 use crate::rollouts::evaluate;
 use crate::rollouts::function::SharedScorer;
 use crate::rollouts::generation::Generation;
@@ -242,7 +242,7 @@ impl RolloutPipeline {
     }
 
     /// Moves the reference model, if that is due.
-    pub fn sync_reference(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
+    pub(super) fn sync_reference(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
         match &mut self.reference {
             Some(reference) => reference.sync(&run.learner.ctx, &run.learner.policy.weights, run.learner.step),
             None => Ok(()),
@@ -252,7 +252,7 @@ impl RolloutPipeline {
     /// Writes what moves beside the policy into a checkpoint.
     pub fn write_tensors(&self) -> Vec<WriteFiles> {
         let moved = self.reference.iter().filter_map(Reference::write);
-        moved.chain(self.write_batch()).chain(self.write_ahead()).collect()
+        moved.chain(self.write_batch()).chain(self.write_ahead()).chain(self.write_workers()).collect()
     }
 
     /// The metrics of an evaluation on held-out prompts; `advantages` are those of the loss.
@@ -261,13 +261,18 @@ impl RolloutPipeline {
         run: &mut TrainingRun,
         advantages: impl Fn(&Config, &Rollouts, &[Sample]) -> Advantages,
     ) -> anyhow::Result<Option<Vec<(String, f64)>>> {
-        let (Some(evaluation), Some(collector)) = (&self.evaluation, &mut self.collector) else { return Ok(None) };
+        let Some(evaluation) = &self.evaluation else { return Ok(None) };
+        let collector: &mut dyn Collect = match (&mut self.collector, &mut self.workers) {
+            (Some(collector), _) => &mut **collector,
+            (None, Some(workers)) => workers,
+            (None, None) => return Ok(None),
+        };
         let span = run.log.stages.span("evaluation");
         let progress = Progress::of(&run.log, &run.learner);
         // One stage: what is inside has timers that nobody reads.
         let observer = Observer { stages: &Stages::default(), on_wait: &|reward, time| progress.waits(reward, time) };
         let outcomes =
-            evaluation.run(&mut **collector, &run.learner.policy, &self.eval_weights, run.learner.step, &observer)?;
+            evaluation.run(collector, &run.learner.policy, &self.eval_weights, run.learner.step, &observer)?;
         let seconds = span.end();
         let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
         for outcome in outcomes {

@@ -76,11 +76,19 @@ impl TrainingTask for Ppo {
         self.step_values(run)?;
         let metrics = run.step_policy()?;
         self.stop_generation_if_too_far(run, &metrics);
-        self.pipeline.sync_reference(run)
+        self.pipeline.end_step(run)
     }
 
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         self.pipeline.evaluate(run, |_, _, _| unreachable!("PPO has no loss of completions alone"))
+    }
+
+    fn complete_state(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
+        self.pipeline.complete_ahead(run)
+    }
+
+    fn saves_on_failure(&self) -> bool {
+        !self.pipeline.has_workers()
     }
 
     fn state(&self) -> anyhow::Result<Value> {

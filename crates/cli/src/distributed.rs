@@ -1,0 +1,180 @@
+//! `lockstep train --distributed`, `learner` and `worker`: a run as several processes.
+
+use crate::options::{ConfigArgs, LogArgs, RewardArgs, RunArgs, threads, utf8};
+use crate::session::{Distribution, new_directory, resolve_distributed, run_on};
+use crate::signals::{Promise, stop_on_signals};
+use crate::train::SharingArgs;
+use clap::ValueEnum;
+use fleet::exchange::spool::Layout;
+use fleet::supervisor::{self, Limits, Role};
+use lockstep::config::Purpose;
+use lockstep::error::OrBadInput;
+use lockstep::{RunDir, StopSignal, WorkerOptions, bad_input, find_run, work};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// How long a process may take to save when its supervisor is gone.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// The learner of a distributed run: trains on what workers make, which join its directory. The configuration is that
+/// of `lockstep train`. Workers may start before it, and come and go.
+#[derive(Debug, clap::Args)]
+pub struct LearnerArgs {
+    #[command(flatten)]
+    pub run: RunArgs,
+    #[command(flatten)]
+    pub rewards: RewardArgs,
+    #[command(flatten)]
+    pub sharing: SharingArgs,
+}
+
+/// A worker of a distributed run: generates and scores completions until the run ends. It reads the weights where the
+/// learner wrote them, and may be killed at any moment: what it was doing is done by another.
+#[derive(Debug, clap::Args)]
+pub struct WorkerArgs {
+    /// The run's directory (--out of its learner), which may not exist yet.
+    #[arg(long, value_name = "DIR")]
+    pub join: PathBuf,
+    /// Its name, which no other worker of the run has: letters, digits, - and _.
+    #[arg(long, value_name = "NAME")]
+    pub name: String,
+    /// Threads; without it the run's `threads`, or all cores.
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// A process ended with this code, and has said why.
+#[derive(Debug, thiserror::Error)]
+#[error("ended with code {0}")]
+pub struct EndedWith(pub u8);
+
+pub(crate) fn learner(args: LearnerArgs) -> anyhow::Result<()> {
+    let mut run = args.run;
+    args.rewards.give(&mut run.config.more)?;
+    let console = run.log.open()?;
+    let stop = stop_on_signals(&console, Promise::Run)?;
+    stop_without_supervisor(&stop);
+    run_on(Purpose::Grpo, &run, console, stop, Some(Distribution { weights_dir: args.sharing.weights_dir }))
+}
+
+pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<()> {
+    let console = args.log.open()?;
+    let stop = stop_on_signals(&console, Promise::Stops("the worker gives its job back and ends"))?;
+    stop_without_supervisor(&stop);
+    let say = |text: &str| console.info(text);
+    let WorkerArgs { join, name, threads, .. } = args;
+    work(WorkerOptions { run: &join, name: &name, threads, stop, say: &say })
+}
+
+fn stop_without_supervisor(stop: &StopSignal) {
+    let stop = stop.clone();
+    supervisor::watch_parent(GRACE, move || stop.request());
+}
+
+/// Starts a learner and its workers, and stays until they have ended.
+pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> anyhow::Result<()> {
+    if workers == 0 {
+        bad_input!("--workers 0: a distributed run needs a worker; without --distributed one process does everything");
+    }
+    let console = args.log.open()?;
+    let out = directory(args)?;
+    let is_new = RunDir::is_new(&out);
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    // Processes that compute at once have a core each, where there are enough.
+    let each = (cores / (workers as usize + 1)).max(1);
+    let first = arguments(args, &out, each)?;
+    let format = args.log.log_format.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    let log_format = ["--log-format".into(), format.into()];
+    let mut shared: Vec<OsString> = log_format.to_vec();
+    if let Some(dir) = &sharing.weights_dir {
+        shared.extend(["--weights-dir".into(), dir.clone().into()]);
+    }
+    let program = std::env::current_exe()?;
+    let learner = {
+        let (program, out) = (program.clone(), out.clone());
+        move |starts: u32| {
+            let mut command = Command::new(&program);
+            command.arg("learner");
+            match starts > 0 && out.join("config.toml").is_file() {
+                true => command.arg("--resume").arg(&out),
+                false => command.args(&first),
+            };
+            command.args(&shared);
+            command
+        }
+    };
+    let layout = Layout::of_run(&out);
+    std::fs::create_dir_all(layout.root()).or_bad_input_in(out.display())?;
+    let role = |i: u32| {
+        let (name, log) = (format!("dev{i}"), layout.root().join(format!("dev{i}.log")));
+        let (program, out, own) = (program.clone(), out.clone(), name.clone());
+        let command = move |_| {
+            let mut command = Command::new(&program);
+            command.arg("worker").arg("--join").arg(&out).args(["--name", &own, "--threads", &each.to_string()]);
+            let file = OpenOptions::new().append(true).create(true).open(&log);
+            let (stdout, stderr) = match file.and_then(|file| Ok((file.try_clone()?, file))) {
+                Ok((stdout, stderr)) => (stdout.into(), stderr.into()),
+                Err(_) => (Stdio::null(), Stdio::null()),
+            };
+            command.stdout(stdout).stderr(stderr);
+            command
+        };
+        Role { name, command: Box::new(command) }
+    };
+    let (logs, dir) = (layout.root().join("dev1.log"), out.display());
+    console.info(&format!(
+        "a learner and {} in {dir}; `lockstep status {dir}` shows them, their logs are {}, …",
+        telemetry::counted(workers as usize, "worker"),
+        logs.display()
+    ));
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGHUP])?;
+    let learner = Role { name: "the learner".to_owned(), command: Box::new(learner) };
+    let all = (1..=workers).map(role).collect();
+    let mut report = |text: &str| console.warn(text);
+    let code = supervisor::run(learner, all, Limits::default(), &mut || signals.pending().next(), &mut report)?;
+    if is_new && !out.join("config.toml").exists() {
+        // It was refused before it had begun.
+        let _ = std::fs::remove_dir_all(layout.root());
+        let _ = std::fs::remove_dir(&out);
+    }
+    match code {
+        0 => Ok(()),
+        code => Err(EndedWith(u8::try_from(code).unwrap_or(1)).into()),
+    }
+}
+
+/// The directory of the run that is started or resumed. What is wrong with its configuration is found here.
+fn directory(args: &RunArgs) -> anyhow::Result<PathBuf> {
+    let ConfigArgs { out, .. } = &args.config;
+    if let Some(resume) = &args.resume {
+        let (run, _) = find_run(resume, out.as_deref())?;
+        return Ok(run.root().to_owned());
+    }
+    let out = resolve_distributed(&args.config)?.config.output_dir.unwrap_or_else(new_directory);
+    RunDir::fresh(&out)?;
+    Ok(std::path::absolute(&out)?)
+}
+
+/// What a learner is started with.
+fn arguments(args: &RunArgs, out: &Path, threads: usize) -> anyhow::Result<Vec<OsString>> {
+    let layers = args.config.layers(Purpose::Grpo)?;
+    let mut arguments: Vec<OsString> = layers.file.into_iter().map(Into::into).collect();
+    let has_threads = layers.environment.iter().any(|(name, _)| name == "LOCKSTEP_THREADS");
+    let is_threads = |(key, _): &(String, String)| key == "threads";
+    let own = (!has_threads && !layers.set.iter().any(is_threads)).then(|| ("threads".to_owned(), threads.to_string()));
+    for (key, value) in layers.set.into_iter().chain(own) {
+        arguments.extend(["--set".into(), format!("{key}={value}").into()]);
+    }
+    match &args.resume {
+        Some(resume) => arguments.extend(["--resume".into(), resume.into()]),
+        None => arguments.extend(["--set".into(), format!("output_dir={}", utf8("--out", out)?).into()]),
+    }
+    Ok(arguments)
+}

@@ -1,0 +1,301 @@
+//! The learner's side: publishes weights, offers the jobs that they are to do, and waits for batches.
+
+use super::{Shared, SlotPlace, of_fleet};
+use crate::rollouts::jobs::GroupJob;
+use crate::rollouts::scoring::Prompts;
+use crate::stop::StopSignal;
+use anyhow::Context as _;
+use fleet::batches::BatchFiles;
+use fleet::coordinator::Coordinator;
+use fleet::exchange::Counts;
+use fleet::exchange::spool::SpoolLearner;
+use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
+use fleet::{Answer, Job, JobName, JobResult, Lineage, Plan, WorkerName};
+use model::{AdaptedWeights, HeldWeights};
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long one look for a step takes at most: a stop request is seen between two.
+const LOOK: Duration = Duration::from_millis(50);
+/// A run without a worker says so after this time.
+const LONELY: Duration = Duration::from_secs(10);
+/// The profile of every job.
+const PROFILE: &str = "any";
+
+/// A batch that was offered and is not learned from yet.
+#[derive(Clone)]
+pub struct Pending {
+    /// Its rows, by the groups' numbers.
+    pub prompts: Prompts,
+    /// Its jobs, in the order of their numbers.
+    pub jobs: Vec<GroupJob>,
+    /// Optimizer steps done when it was offered.
+    pub step: u64,
+}
+
+/// A group of a batch that the checkpoint has, which nobody needs to make again.
+pub struct FrontierGroup {
+    /// Its number in the run.
+    pub number: u64,
+    /// Of its tokens.
+    pub fingerprint: u64,
+}
+
+/// What a checkpoint has of batches that older weights made.
+#[derive(Default)]
+pub struct Frontier {
+    /// Their groups.
+    pub groups: Vec<FrontierGroup>,
+    /// Of the versions that results may still come from.
+    pub lineages: BTreeMap<u64, Lineage>,
+}
+
+/// Where a run begins.
+pub struct Start {
+    /// The batch that is learned from next, or whose steps are not all done.
+    pub batch: u64,
+    /// The weights are those that this batch begins with, and not of the middle of it.
+    pub at_beginning: bool,
+    /// What made the weights, if the frontier does not say it.
+    pub lineage: Lineage,
+    /// From the checkpoint.
+    pub frontier: Frontier,
+    /// A hash of what a step depends on beside its batch and the weights.
+    pub settings: Lineage,
+}
+
+/// A run's workers, as its learner sees them.
+pub struct Distributed {
+    handle: LearnerHandle<SpoolLearner>,
+    /// Payloads, read by the thread that offers jobs.
+    payloads: Payloads,
+    pending: BTreeMap<u64, Pending>,
+    /// Batches whose files are on the disk.
+    arrived: BTreeMap<u64, Vec<JobResult>>,
+    shared: Shared,
+    plan: Plan,
+    /// The versions that jobs may need, beside the current one, the newest last.
+    held: VecDeque<HeldWeights>,
+    /// The updates that the published weights have had.
+    version: u64,
+    batch: u64,
+}
+
+#[derive(Clone, Default)]
+struct Payloads(Arc<Mutex<BTreeMap<u64, Vec<u8>>>>);
+
+impl Payloads {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Feed for Payloads {
+    fn job(&mut self, job: JobName, _before: &[JobResult]) -> fleet::Result<(String, Vec<u8>)> {
+        let JobName::Rollout { number, .. } = job else {
+            return Err(fleet::Error::Failed(format!("job {job} is none of this run's")));
+        };
+        let payload = self.lock().get(&number).cloned();
+        let payload = payload.ok_or_else(|| fleet::Error::Failed(format!("job {job} was not prepared")))?;
+        Ok((PROFILE.to_owned(), payload))
+    }
+}
+
+impl Distributed {
+    /// Opens the spool of the run directory `out`. `batches` are those that the weights as they are must make.
+    pub fn open(
+        out: &Path,
+        plan: Plan,
+        mut shared: Shared,
+        start: Start,
+        weights: &mut AdaptedWeights,
+        batches: BTreeMap<u64, Pending>,
+    ) -> anyhow::Result<Distributed> {
+        let exchange = SpoolLearner::open(out).map_err(of_fleet)?;
+        let Start { batch, at_beginning, lineage, frontier: Frontier { groups, mut lineages }, settings } = start;
+        let lineage = *lineages.entry(batch).or_insert(lineage);
+        forget_other_settings(out, settings)?;
+        let files = BatchFiles::open(out).map_err(of_fleet)?;
+        if at_beginning {
+            let published = weights.publish(batch, lineage.0)?;
+            shared.slots.insert(batch, SlotPlace::of(published, lineage));
+        }
+        let worker = WorkerName::new("checkpoint").map_err(fleet::Error::Failed)?;
+        let result = |group: FrontierGroup| JobResult {
+            job: JobName::Rollout { number: group.number, chunk: 0 },
+            lineage,
+            worker: worker.clone(),
+            answer: Answer { fingerprint: group.fingerprint, more: false },
+            // The checkpoint has what it made.
+            bytes: Vec::new(),
+        };
+        let frontier = groups.into_iter().map(result).collect();
+        let saved = SavedFrontier { step: batch, lineages, frontier };
+        let payloads = Payloads::default();
+        offer(&payloads, &batches);
+        let json = serde_json::to_value(&shared)?;
+        let learner = Learner::open(plan.clone(), saved, exchange, files, Box::new(payloads.clone()), json);
+        let handle = LearnerHandle::start(learner.map_err(of_fleet)?).map_err(of_fleet)?;
+        let held = VecDeque::from_iter((plan.max_staleness > 0 && at_beginning).then(|| weights.hold()));
+        let version = weights.version();
+        let arrived = BTreeMap::new();
+        Ok(Distributed { handle, payloads, pending: batches, arrived, shared, plan, held, version, batch })
+    }
+
+    /// The batch that is offered next by the weights as they are, and those before it: up to which number.
+    pub fn offered_up_to(&self) -> u64 {
+        self.pending.last_key_value().map_or(self.batch, |(batch, _)| batch + 1)
+    }
+
+    /// Waits for a batch, whose file is on the disk then.
+    pub fn wait(
+        &mut self,
+        batch: u64,
+        stop: &StopSignal,
+        warn: &dyn Fn(&str),
+    ) -> anyhow::Result<(Option<Pending>, Vec<JobResult>)> {
+        let since = Instant::now();
+        let mut is_lonely = false;
+        loop {
+            if let Some(results) = self.arrived.get(&batch) {
+                return Ok((self.pending.get(&batch).cloned(), results.clone()));
+            }
+            self.take_step(warn)?;
+            stop.check()?;
+            if !is_lonely && since.elapsed() > LONELY && self.has_no_worker() {
+                is_lonely = true;
+                warn("no worker has joined this run: start one with `lockstep worker --join DIR --name NAME`");
+            }
+        }
+    }
+
+    /// Waits for a batch that a checkpoint must have, because its weights will be gone.
+    pub fn wait_for_frontier(
+        &mut self,
+        batch: u64,
+        warn: &dyn Fn(&str),
+    ) -> anyhow::Result<(Option<Pending>, Vec<JobResult>)> {
+        loop {
+            if let Some(results) = self.handle.with(|learner| learner.results_of(batch)) {
+                return Ok((self.pending.get(&batch).cloned(), results));
+            }
+            self.take_step(warn)?;
+        }
+    }
+
+    fn take_step(&mut self, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
+        match self.handle.next_step(LOOK).map_err(of_fleet)? {
+            Some(Step::Train(batch, results)) => drop(self.arrived.insert(batch, results)),
+            Some(Step::Warning(text)) => warn(&text),
+            Some(Step::CommitCheckpoint(_) | Step::Evaluated(..) | Step::End) | None => {}
+        }
+        Ok(())
+    }
+
+    fn has_no_worker(&self) -> bool {
+        self.handle.with(|learner| learner.coordinator().workers().next().is_none())
+    }
+
+    /// All steps of a batch are done: the weights become the next version, which makes `batches`.
+    pub fn advance(
+        &mut self,
+        weights: &mut AdaptedWeights,
+        batches: BTreeMap<u64, Pending>,
+        warn: &dyn Fn(&str),
+    ) -> anyhow::Result<()> {
+        // A run that is resumed in the middle of a batch has not asked for it.
+        while !self.arrived.contains_key(&self.batch) {
+            self.take_step(warn)?;
+        }
+        let next = self.batch + 1;
+        let written = weights.version() != self.version;
+        let lineage = self.handle.with(|learner| {
+            if let (true, Some(slot)) = (written, learner.writable().first()) {
+                learner.writing(*slot)?;
+            }
+            let lineage = learner.coordinator().lineage_of(next);
+            lineage.ok_or_else(|| fleet::Error::Failed(format!("the lineage of version {next} is not known")))
+        });
+        let lineage = lineage.map_err(of_fleet)?;
+        let published = weights.publish(next, lineage.0).context("publishing the weights")?;
+        let most = self.plan.max_staleness as usize;
+        if most > 0 {
+            self.held.push_back(weights.hold());
+        }
+        while self.held.len() > most {
+            self.held.pop_front();
+        }
+        self.arrived.remove(&self.batch);
+        self.pending.remove(&self.batch);
+        let first = self.plan.numbers(next).start;
+        self.payloads.lock().retain(|number, _| *number >= first);
+        offer(&self.payloads, &batches);
+        self.pending.extend(batches);
+        let oldest = self.plan.version(next, 0);
+        self.shared.slots.retain(|version, _| *version >= oldest);
+        self.shared.slots.insert(next, SlotPlace::of(published, lineage));
+        self.shared.weight_sync_bytes_copied = weights.bytes_copied();
+        (self.batch, self.version) = (next, weights.version());
+        let json = serde_json::to_value(&self.shared)?;
+        let trained = self.handle.with(|learner| {
+            learner.share(json)?;
+            learner.trained(written)
+        });
+        trained.map_err(of_fleet)
+    }
+
+    /// A checkpoint of the batch in use has its name: files of batches before it are deleted.
+    pub fn checkpoint_written(&self) -> anyhow::Result<()> {
+        let batch = self.batch;
+        self.handle.with(|learner| learner.committed(batch)).map_err(of_fleet)
+    }
+
+    /// Scores of a batch are no good: it and all after it are made again by the next learner.
+    pub fn forget_from(&self, batch: u64) -> anyhow::Result<()> {
+        self.handle.with(|learner| learner.forget_from(batch)).map_err(of_fleet)
+    }
+
+    /// What a checkpoint keeps, beside the batches themselves.
+    pub fn lineages(&self) -> BTreeMap<u64, Lineage> {
+        self.handle.with(|learner| learner.coordinator().lineages().clone())
+    }
+
+    /// The numbers of the run.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What happened to jobs, and how many of the next batches' groups are complete.
+    pub fn counts(&self) -> (Counts, u64) {
+        let complete = |coordinator: &Coordinator| {
+            let batches = coordinator.step()..=coordinator.step() + self.plan.max_staleness;
+            batches.map(|batch| coordinator.complete_groups(batch)).sum()
+        };
+        self.handle.with(|learner| (learner.counts(), complete(learner.coordinator())))
+    }
+}
+
+fn offer(payloads: &Payloads, batches: &BTreeMap<u64, Pending>) {
+    let mut payloads = payloads.lock();
+    for job in batches.values().flat_map(|batch| &batch.jobs) {
+        payloads.insert(job.number, job.to_bytes());
+    }
+}
+
+/// Results of other settings are none of this run's: what follows from them has other weights.
+fn forget_other_settings(out: &Path, settings: Lineage) -> anyhow::Result<()> {
+    let layout = fleet::exchange::spool::Layout::of_run(out);
+    let (file, text) = (layout.root().join("settings"), settings.to_string());
+    if std::fs::read_to_string(&file).is_ok_and(|known| known == text) {
+        return Ok(());
+    }
+    layout.forget_results().map_err(of_fleet)?;
+    std::fs::write(&file, text).with_context(|| file.display().to_string())
+}
+
+/// The payload of a job, as a worker reads it.
+pub(super) fn job_of(job: &Job) -> anyhow::Result<GroupJob> {
+    Ok(GroupJob::from_bytes(&job.payload).with_context(|| format!("the payload of job {}", job.name))?)
+}

@@ -1,0 +1,115 @@
+//! A run whose completions are made by other processes: what the learner tells its workers, and the two sides.
+//!
+//! The protocol is the crate `fleet`; weights are slots of shared memory (`model::SharedSlot`). Here a job gets its
+//! meaning: the completions of one prompt ([`GroupJob`](crate::rollouts::jobs::GroupJob)) by the weights that a batch
+//! begins with. It knows neither steps nor the run's files.
+
+mod learner;
+mod worker;
+
+pub use learner::{Distributed, Frontier, FrontierGroup, Pending, Start};
+pub use worker::{Parts, WorkerWork};
+
+use crate::config::ComputeDType;
+use crate::models::hashes;
+use crate::stop::StopSignal;
+use fleet::Lineage;
+use kernels::Context;
+use model::Published;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use telemetry::record::FileHash;
+
+/// What decides the bits of a worker's answers, beside the weights: it must be equal on both sides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The version of the program.
+    pub program: String,
+    /// The formula of its matmuls.
+    pub arithmetic: String,
+    /// SHA-256 of each file of the model but for the weights, by name: shape and tokenizer.
+    pub files: BTreeMap<String, String>,
+    /// SHA-256 of the run's configuration.
+    pub config: String,
+}
+
+impl Identity {
+    /// Of this process.
+    pub fn of(
+        ctx: &Context,
+        dtype: ComputeDType,
+        model: &Path,
+        config: &[u8],
+        stop: &StopSignal,
+    ) -> anyhow::Result<Identity> {
+        let files = hashes(model, stop, |name| !name.ends_with(".safetensors"))?;
+        Ok(Identity {
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            arithmetic: ctx.arithmetic(dtype.dtype()).to_owned(),
+            files: files.into_iter().map(|FileHash { name, sha256, .. }| (name, sha256)).collect(),
+            config: telemetry::record::sha256(config),
+        })
+    }
+
+    /// What differs, with both values; none if nothing does.
+    pub fn difference(&self, learner: &Identity) -> Option<String> {
+        let differs = |what: &str, own: &str, other: &str| {
+            (own != other).then(|| format!("{what} is {own} here, and {other} at the learner"))
+        };
+        let none = String::from("missing");
+        let names = self.files.keys().chain(learner.files.keys());
+        let file = |name: &String| {
+            let of = |files: &BTreeMap<String, String>| files.get(name).unwrap_or(&none).clone();
+            differs(&format!("the SHA-256 of the model's {name}"), &of(&self.files), &of(&learner.files))
+        };
+        differs("the program's version", &self.program, &learner.program)
+            .or_else(|| differs("the arithmetic", &self.arithmetic, &learner.arithmetic))
+            .or_else(|| names.filter_map(file).next())
+            .or_else(|| differs("the SHA-256 of config.toml", &self.config, &learner.config))
+    }
+}
+
+/// What the learner tells its workers, in `learner.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Shared {
+    /// What must be equal.
+    pub identity: Identity,
+    /// Of the slots.
+    pub run: [u8; 16],
+    /// The base below an adapter.
+    pub base: Option<PathBuf>,
+    /// Where each version is that a job may need.
+    pub slots: BTreeMap<u64, SlotPlace>,
+    /// The names of the rewards that workers ask.
+    pub rewards: Vec<String>,
+    /// Tokens of the longest prompt.
+    pub longest_prompt: usize,
+    /// Bytes of weights that were copied for a new version; 0 unless an optimizer leaves parameters alone.
+    pub weight_sync_bytes_copied: u64,
+}
+
+/// Where a version lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotPlace {
+    /// What is opened.
+    pub path: PathBuf,
+    /// The number that the slot says: an earlier one, if the weights have not changed since.
+    pub stored_as: u64,
+    /// Where the weights come from.
+    pub lineage: Lineage,
+}
+
+impl SlotPlace {
+    fn of(published: Published, lineage: Lineage) -> SlotPlace {
+        SlotPlace { path: published.path, stored_as: published.stored_as, lineage }
+    }
+}
+
+/// The error of a refusal is the user's to fix: exit code 2.
+pub fn of_fleet(error: fleet::Error) -> anyhow::Error {
+    match error {
+        fleet::Error::Refused(why) => crate::BadInput::new(why),
+        error => error.into(),
+    }
+}

@@ -1,0 +1,121 @@
+//! A worker of a distributed run: a process that generates and scores groups for a learner.
+
+use crate::config::{Layers, Purpose, RewardErrors, WorkloadBounds, engine_config};
+use crate::data::prompt_dataset::context;
+use crate::distributed::{Identity, Parts, Shared, WorkerWork, of_fleet};
+use crate::error::{BadInput, OrBadInput};
+use crate::models::{ModelSource, load_assets};
+use crate::rollouts::collector::Collector;
+use crate::rollouts::rewards::{ConfiguredReward, asked_by_workers, named_rewards, ready_rewards};
+use crate::run;
+use crate::run::RunDir;
+use crate::stop::StopSignal;
+use fleet::WorkerName;
+use fleet::exchange::WorkerExchange;
+use fleet::exchange::spool::SpoolWorker;
+use fleet::worker::{End, Worker};
+use model::Head;
+use rewards::RewardSpec;
+use rollout::Engine;
+use std::path::Path;
+use std::time::Duration;
+
+/// How often a worker that waits for its learner looks for it.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What a worker is.
+pub struct WorkerOptions<'a> {
+    /// The directory of the run that it joins.
+    pub run: &'a Path,
+    /// Its name, unique in the run.
+    pub name: &'a str,
+    /// Threads; as many as the machine has cores, if none are given.
+    pub threads: Option<usize>,
+    /// Ends it.
+    pub stop: StopSignal,
+    /// Told what a person should know.
+    pub say: &'a dyn Fn(&str),
+}
+
+/// Works for the run until it ends, or the stop signal is given. The learner may not have started yet.
+pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
+    let WorkerOptions { run, name, threads, stop, say } = options;
+    let name = WorkerName::new(name).map_err(BadInput::new)?;
+    let exchange = SpoolWorker::join(run, name.clone()).map_err(of_fleet)?;
+    let mut worker = Worker::new(exchange, name.clone(), Vec::new());
+    let mut has_waited = false;
+    let state = loop {
+        stop.check()?;
+        match worker.exchange().learner().map_err(of_fleet)? {
+            Some(state) if state.ended => return Ok(()),
+            Some(state) => break state,
+            None => {}
+        }
+        if !std::mem::replace(&mut has_waited, true) {
+            say(&format!("{name} waits for a learner of {}", run.display()));
+        }
+        worker.exchange().wait(LOOK);
+    };
+    let shared: Shared = serde_json::from_value(state.shared).or_bad_input_in("learner.json")?;
+    let parts = parts(run, threads, stop.clone(), &shared)?;
+    if let Some(what) = parts.identity.difference(&shared.identity) {
+        return Err(BadInput::new(format!("{name} cannot work for this run: {what}")));
+    }
+    say(&format!("{name} works for {} with {}", run.display(), parts.ctx.describe()));
+    let mut work = WorkerWork::new(parts);
+    let asked = stop.clone();
+    match worker.run(&mut work, &move || asked.is_requested()).map_err(of_fleet)? {
+        End::RunEnded => Ok(()),
+        End::Stopped => Ok(stop.check()?),
+    }
+}
+
+/// What the worker computes with, from the configuration of the run.
+fn parts(run: &Path, threads: Option<usize>, stop: StopSignal, shared: &Shared) -> anyhow::Result<Parts> {
+    let dir = RunDir::open(run)?;
+    let toml = std::fs::read(dir.config())?;
+    let resolved = Layers { purpose: Purpose::Grpo, file: Some(dir.config()), ..Layers::default() }.resolve()?;
+    let mut config = resolved.config;
+    let ctx = run::context(config.device, threads.or(config.threads), config.dtype)?;
+    let source = ModelSource::of(&config, Head::Lm)?;
+    let assets = load_assets(&source.dir, Head::Lm, config.dtype)?;
+    let identity = Identity::of(&ctx, config.dtype, &source.dir, &toml, &stop)?;
+    // Others are the learner's: functions of its program, and models, whose memory each worker would take.
+    let here = |spec: &RewardSpec| {
+        let elsewhere = spec.function().or_bad_input()?.is_some() || spec.model().or_bad_input()?.is_some();
+        anyhow::Ok(!elsewhere)
+    };
+    let names = rewards::names(&config.reward_funcs).or_bad_input()?;
+    let mut own = Vec::new();
+    for (spec, name) in std::mem::take(&mut config.reward_funcs).into_iter().zip(names) {
+        if here(&spec)? && shared.rewards.contains(&name) {
+            own.push(spec);
+        }
+    }
+    config.reward_funcs = own;
+    let named = named_rewards(&config, Vec::new(), &stop)?;
+    let asked = asked_by_workers(&named);
+    if let Some(missing) = shared.rewards.iter().find(|name| !asked.contains(*name)) {
+        return Err(BadInput::new(format!("this worker cannot ask the reward `{missing}` of the run")));
+    }
+    debug_assert!(named.iter().all(|reward| matches!(reward, ConfiguredReward::Ready(..))));
+    let rewards = ready_rewards(named, Vec::new(), &stop);
+    let mut bounds = WorkloadBounds::of_prompts(shared.longest_prompt, config.num_generations);
+    bounds.sequences = config.num_generations;
+    let sizes = engine_config(&config, context(&config, &assets), bounds);
+    let mut engine = Engine::new(&ctx, &assets.config, sizes).or_bad_input()?;
+    engine.set_detokenizer(assets.tokenizer.clone());
+    engine.stop_with(stop.flag());
+    let collector =
+        Collector { engine, function: None, rewards, tokenizer: assets.tokenizer.clone(), stop: stop.clone() };
+    Ok(Parts {
+        out: dir.root().to_owned(),
+        lora: config.adapter(),
+        ctx,
+        model: assets.config.clone(),
+        collector,
+        stop,
+        identity,
+        refuses_failed_rewards: config.reward_errors == RewardErrors::Stop,
+    })
+}

@@ -1,0 +1,348 @@
+//! Batches that workers make, in the place of the pipeline's own collector.
+//!
+//! A batch is offered when the weights that make it are published: after the last step on the batch before, and at the
+//! start. It is waited for when its first step begins, or when a checkpoint must have it, because the weights that make
+//! it will be gone. Evaluations are made here.
+
+use super::ahead::Ahead;
+use super::waiting::Progress;
+use super::{OnlineBatch, RolloutPipeline};
+use crate::bad_input;
+use crate::config::Config;
+use crate::distributed::{Distributed, Frontier, FrontierGroup, Identity, Pending, Shared, Start};
+use crate::models::WriteFiles;
+use crate::rollouts::collector::{Collect, CollectRequest, Collected, Collector, Observer};
+use crate::rollouts::jobs::{Assembler, GroupAnswer};
+use crate::rollouts::lineage::Lineage;
+use crate::run::training::TrainingRun;
+use fleet::{JobResult, Plan};
+use model::AdaptedWeights;
+use rollout::Engine;
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The file of a checkpoint that says what made the weights which workers may still sample from.
+const FILE: &str = "fleet.json";
+
+/// The workers of a run.
+pub(super) struct Workers {
+    assembler: Assembler,
+    /// For evaluations.
+    engine: Option<Engine>,
+    slots: [u8; 16],
+    longest_prompt: usize,
+    /// None before the run begins.
+    fleet: Option<Distributed>,
+    /// From the checkpoint.
+    restored: BTreeMap<u64, fleet::Lineage>,
+    /// Of the weights that each offered batch is made by.
+    lineages: BTreeMap<u64, Option<Lineage>>,
+    /// A checkpoint is being written.
+    saving: bool,
+}
+
+impl Workers {
+    /// Workers that ask the rewards of these names.
+    pub fn new(assembler: Assembler, engine: Option<Engine>, slots: [u8; 16], longest_prompt: usize) -> Workers {
+        let (restored, lineages) = Default::default();
+        Workers { assembler, engine, slots, longest_prompt, fleet: None, restored, lineages, saving: false }
+    }
+
+    /// Batches are made by weights of this lineage.
+    fn remember(&mut self, batches: &BTreeMap<u64, Pending>, lineage: Option<Lineage>) {
+        self.lineages.extend(batches.keys().map(|&batch| (batch, lineage)));
+    }
+
+    fn lineage(&self, batch: u64) -> Option<Lineage> {
+        self.lineages.get(&batch).copied().flatten()
+    }
+
+    fn assemble(
+        &mut self,
+        run: &TrainingRun,
+        like: CollectRequest<'_>,
+        (pending, results): (Option<Pending>, Vec<JobResult>),
+        waited_s: f64,
+    ) -> anyhow::Result<Collected> {
+        let Some(Pending { prompts, jobs, step }) = pending else {
+            anyhow::bail!("a batch that nobody offered has arrived");
+        };
+        let answers: Vec<Vec<u8>> = results.into_iter().map(|result| result.bytes).collect();
+        let progress = Progress::of(&run.log, &run.learner);
+        let observer = Observer { stages: &run.log.stages, on_wait: &|reward, time| progress.waits(reward, time) };
+        self.assembler.assemble(CollectRequest { prompts, step, ..like }, &jobs, &answers, waited_s, &observer)
+    }
+}
+
+/// Completions of an evaluation.
+impl Collect for Workers {
+    fn collect(
+        &mut self,
+        weights: &AdaptedWeights,
+        request: CollectRequest<'_>,
+        observer: &Observer<'_>,
+    ) -> anyhow::Result<Collected> {
+        let Some(engine) = self.engine.take() else { anyhow::bail!("this run evaluates nothing") };
+        let Assembler { rewards, tokenizer, stop, .. } = &mut self.assembler;
+        let (rewards, tokenizer, stop) = (std::mem::take(rewards), tokenizer.clone(), stop.clone());
+        let mut collector = Collector { engine, function: None, rewards, tokenizer, stop };
+        let collected = collector.collect_with(weights.into(), request, observer);
+        (self.engine, self.assembler.rewards) = (Some(collector.engine), collector.rewards);
+        collected
+    }
+}
+
+/// What needs to know the batch before the one before has ended cannot be made by workers.
+pub(super) fn refuse_what_workers_cannot(config: &Config, has_function: bool) -> anyhow::Result<()> {
+    let why = match () {
+        () if config.dynamic_sampling => {
+            "`dynamic_sampling` draws prompts by what the rewards of a batch say: set dynamic_sampling = false"
+        }
+        () if config.target_kl.is_some() => {
+            "`target_kl` ends a batch early, and batches are counted before: leave it unset"
+        }
+        () if config.replay.is_some() => "`replay` reads completions from a file, and workers generate them",
+        () if has_function => "a rollout function (rollout_func) is this program's own, and workers do not have it",
+        () => return Ok(()),
+    };
+    bad_input!("a distributed run: {why}");
+}
+
+impl RolloutPipeline {
+    /// Whether workers make its batches.
+    pub fn has_workers(&self) -> bool {
+        self.workers.is_some()
+    }
+
+    fn groups(&self) -> u64 {
+        (self.sizes.generation / self.sizes.group) as u64
+    }
+
+    /// The batch after the one in use.
+    fn next_number(&self) -> u64 {
+        self.state.rollout_number / self.groups()
+    }
+
+    fn like(&self) -> CollectRequest<'_> {
+        CollectRequest {
+            prompts: BTreeMap::new(),
+            num_generations: self.sizes.group,
+            sampling: &self.sampling,
+            reward_weights: &self.reward_weights,
+            step: 0,
+            refuse_non_finite: false,
+        }
+    }
+
+    /// The batches `first` to `last` of `run`, made by the weights as they are.
+    fn offered(&self, run: &TrainingRun, workers: &Workers, first: u64, last: u64) -> BTreeMap<u64, Pending> {
+        let (mut sampler, groups) = (run.data.sampler.clone(), self.groups());
+        (self.next_number()..first).for_each(|_| drop(sampler.next_batch()));
+        let step = run.learner.step;
+        let pending = |batch: u64| {
+            let prompts = (batch * groups..).zip(self.prompts(&sampler.next_batch())).collect();
+            let request = CollectRequest { prompts, step, ..self.like() };
+            let jobs = workers.assembler.jobs(&request, run.learner.policy.weights.version());
+            (batch, Pending { prompts: request.prompts, jobs, step })
+        };
+        (first..=last).map(pending).collect()
+    }
+
+    /// Opens the spool of the run, and offers what the weights must make.
+    pub(super) fn begin_workers(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        let Some(mut workers) = self.workers.take() else { return Ok(()) };
+        let config = &run.config;
+        let batches = run.learner.schedule.total_steps.div_ceil(self.sizes.steps());
+        let plan = Plan {
+            max_inflight_tasks: config.max_inflight_tasks as u64,
+            queue_maxsize: config.queue_maxsize as u64,
+            stale_after_ms: (config.heartbeat_stale_after_s * 1000.0) as u64,
+            ..Plan::new(batches, self.groups(), config.max_staleness as u64)
+        };
+        let at_beginning = self.batch_is_used_up();
+        let batch = self.next_number() - u64::from(!at_beginning);
+        let mut groups: Vec<FrontierGroup> =
+            self.state.ahead.iter().flat_map(|ahead| ahead.groups()).collect();
+        if !at_beginning {
+            groups.extend(in_use(&self.state.batch.samples, plan.numbers(batch)));
+        }
+        let last = (batch + plan.max_staleness).min(batches.saturating_sub(1));
+        let first = self.next_number() + self.state.ahead.len() as u64;
+        let pending = match at_beginning && batch < batches {
+            true => self.offered(run, &workers, first, last),
+            false => BTreeMap::new(),
+        };
+        workers.remember(&pending, self.state.lineage);
+        let dir = &run.checkpoints.dir;
+        let toml = std::fs::read(dir.config())?;
+        let (learner, stop) = (&mut run.learner, &run.stop);
+        let policy = &mut learner.policy;
+        let shared = Shared {
+            identity: Identity::of(&learner.ctx, config.dtype, &policy.dir, &toml, stop)?,
+            run: workers.slots,
+            base: policy.weights.shared_base.clone(),
+            slots: BTreeMap::new(),
+            rewards: workers.assembler.of_workers.iter().cloned().collect(),
+            longest_prompt: workers.longest_prompt,
+            weight_sync_bytes_copied: 0,
+        };
+        let lineage = self.state.lineage.map_or([0; 16], |lineage| lineage.0);
+        let settings = Lineage::of(&[&self.settings.0, run.data.hash.as_bytes()]);
+        let start = Start {
+            batch,
+            at_beginning,
+            lineage: fleet::Lineage(lineage),
+            frontier: Frontier { groups, lineages: std::mem::take(&mut workers.restored) },
+            settings: fleet::Lineage(settings.0),
+        };
+        let opened = Distributed::open(dir.root(), plan, shared, start, &mut policy.weights, pending)?;
+        workers.fleet = Some(opened);
+        self.workers = Some(workers);
+        Ok(())
+    }
+
+    /// The batch of the next step, which workers have made.
+    pub(super) fn next_from_workers(
+        &mut self,
+        run: &TrainingRun,
+        next: &mut OnlineBatch,
+    ) -> anyhow::Result<Collected> {
+        let Some(mut workers) = self.workers.take() else { unreachable!("there are workers") };
+        let collected = self.take_from_workers(&mut workers, run, next);
+        self.workers = Some(workers);
+        collected
+    }
+
+    fn take_from_workers(
+        &self,
+        workers: &mut Workers,
+        run: &TrainingRun,
+        next: &mut OnlineBatch,
+    ) -> anyhow::Result<Collected> {
+        let batch = self.next_number();
+        workers.lineages = workers.lineages.split_off(&batch);
+        let Some(fleet) = &mut workers.fleet else { unreachable!("the run has begun") };
+        let since = Instant::now();
+        let span = run.log.stages.span("rollout");
+        let arrived = fleet.wait(batch, &run.stop, &|text| run.log.warn(text))?;
+        span.end();
+        let waited_s = since.elapsed().as_secs_f64();
+        let (counts, complete) = fleet.counts();
+        let copied = run.learner.policy.weights.bytes_copied();
+        for (name, value) in [
+            ("learner_wait_s", waited_s),
+            ("queue_complete", complete as f64),
+            ("groups_remade", counts.remade as f64),
+            ("groups_twice", counts.twice as f64),
+            ("groups_differing", counts.differing as f64),
+            ("weight_sync_bytes_copied", copied as f64),
+        ] {
+            next.run.add(&format!("async/{name}"), value);
+        }
+        let collected = match next.state.ahead.pop_front() {
+            Some(ahead) => {
+                next.sampled_by = ahead.lineage;
+                Arc::try_unwrap(ahead).map_or_else(|ahead| ahead.collected.clone(), |ahead| ahead.collected)
+            }
+            None => {
+                next.sampled_by = workers.lineage(batch);
+                workers.assemble(run, self.like(), arrived, waited_s)?
+            }
+        };
+        let checked = next.state.health.check(&collected.scored.rollouts, &collected.scored.problems, &run.config);
+        if let (Err(_), Some(fleet)) = (&checked, &workers.fleet) {
+            fleet.forget_from(batch)?;
+        }
+        checked?;
+        for &(start, seconds) in &collected.scored.overlapped {
+            run.log.stages.record_overlapped("rewards", start, seconds);
+        }
+        next.run.data.sampler.next_batch();
+        Ok(collected)
+    }
+
+    /// Waits for the batches that a checkpoint of now must have.
+    pub fn complete_ahead(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
+        let Some(mut workers) = self.workers.take() else { return Ok(()) };
+        let ahead = self.ahead_of_workers(&mut workers, run);
+        self.workers = Some(workers);
+        self.state.ahead.extend(ahead?);
+        Ok(())
+    }
+
+    fn ahead_of_workers(&self, workers: &mut Workers, run: &TrainingRun) -> anyhow::Result<VecDeque<Arc<Ahead>>> {
+        workers.saving = true;
+        let mut ahead = VecDeque::new();
+        let Some(fleet) = &workers.fleet else { return Ok(ahead) };
+        let next = self.next_number();
+        let end = (next + fleet.plan().max_staleness).min(fleet.plan().batches);
+        for batch in next + self.state.ahead.len() as u64..end {
+            let Some(fleet) = &mut workers.fleet else { break };
+            let arrived = fleet.wait_for_frontier(batch, &|text| run.log.warn(text))?;
+            let lineage = workers.lineage(batch);
+            let collected = workers.assemble(run, self.like(), arrived, 0.0)?;
+            ahead.push_back(Arc::new(Ahead { collected, lineage }));
+        }
+        Ok(ahead)
+    }
+
+    /// After an optimizer step: moves the reference model, if that is due; after a batch's last step the weights are
+    /// published.
+    pub fn end_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        self.sync_reference(run)?;
+        let Some(mut workers) = self.workers.take() else { return Ok(()) };
+        let ended = self.end_step_of_workers(&mut workers, run);
+        self.workers = Some(workers);
+        ended
+    }
+
+    fn end_step_of_workers(&self, workers: &mut Workers, run: &mut TrainingRun) -> anyhow::Result<()> {
+        let Some(fleet) = &workers.fleet else { return Ok(()) };
+        // A checkpoint is whole before the weights change.
+        if std::mem::take(&mut workers.saving) {
+            fleet.checkpoint_written()?;
+        }
+        if !self.batch_is_used_up() {
+            return Ok(());
+        }
+        let (first, plan) = (fleet.offered_up_to().max(self.next_number() + self.state.ahead.len() as u64), fleet.plan());
+        let last = self.next_number() + plan.max_staleness;
+        let offered = match last.min(plan.batches.saturating_sub(1)) {
+            last if first <= last => self.offered(run, workers, first, last),
+            _ => BTreeMap::new(),
+        };
+        workers.remember(&offered, self.state.lineage);
+        let TrainingRun { learner, log, .. } = run;
+        let Some(fleet) = &mut workers.fleet else { return Ok(()) };
+        fleet.advance(&mut learner.policy.weights, offered, &|text| log.warn(text))
+    }
+
+    /// Writes what made the weights into a checkpoint.
+    pub(super) fn write_workers(&self) -> Option<WriteFiles> {
+        let lineages = self.workers.as_ref()?.fleet.as_ref()?.lineages();
+        Some(Box::new(move |dir: &Path| Ok(std::fs::write(dir.join(FILE), serde_json::to_vec(&lineages)?)?)))
+    }
+
+    /// Takes it up; checkpoints of runs without workers have none.
+    pub(super) fn restore_workers(&mut self, checkpoint: &Path) -> anyhow::Result<()> {
+        let Some(workers) = &mut self.workers else { return Ok(()) };
+        match std::fs::read(checkpoint.join(FILE)) {
+            Ok(bytes) => workers.restored = serde_json::from_slice(&bytes)?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}
+
+/// The groups of the batch in use.
+fn in_use(samples: &[train::Sample], numbers: std::ops::Range<u64>) -> Vec<FrontierGroup> {
+    let of = |number: u64| {
+        let own = samples.iter().filter(|sample| sample.group == number);
+        let tokens = own.map(|sample| (&sample.completion[..], sample.columns.sampler_logps().unwrap_or_default()));
+        FrontierGroup { number, fingerprint: GroupAnswer::fingerprint_of(tokens) }
+    };
+    numbers.map(of).collect()
+}
