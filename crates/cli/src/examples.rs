@@ -117,6 +117,37 @@ Examples:
 The keys are those of `--replay` (docs/algorithms.md), which takes such lines,
 too; what else was recorded stands beside them. docs/runs.md has the file's form.";
 
+/// Of `lockstep status`.
+pub const STATUS: &str = "\
+Examples:
+  lockstep status runs/a
+  lockstep status runs/a --watch
+  lockstep status runs/a --json | jq .learner.step
+
+version N: the weights after N batches. A checkpoint in brackets waits for its
+frontier: results that only older weights can give.
+Batches: `training` is learned from now, `synced` has all its results on the disk;
+of the others it says how many jobs are in which state.
+Counts since this learner started: remade, jobs offered again since their worker
+ended or a file was lost; twice, second results with the same bits; differing,
+with other bits; refused, results that nobody asked for; corrupt, files that could
+not be read; died, workers that ended unasked; killed, those that stood still.
+Workers: profiles, what each is doing, jobs done, time spent waiting for jobs.
+`silent` is the time since the last report. What a DEAD worker had is done again by
+another, with the same bits.";
+
+/// Of `lockstep queue`.
+pub const QUEUE: &str = "\
+Examples:
+  lockstep queue runs/a ls
+  lockstep queue runs/a ls --json | jq '.processing[] | select(.worker == \"dev1\")'
+  lockstep queue runs/a show 000123.0
+
+A job goes from pending to processing (a worker took it) to complete (its result
+is there); once the results of a batch are complete they are one file, synced to
+the disk before the step that trains on them. A checkpoint deletes that file.
+Results of one job have the same fingerprint, whoever made them.";
+
 /// Of `lockstep eval`.
 pub const EVAL: &str = "\
 Examples:

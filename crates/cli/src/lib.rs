@@ -18,11 +18,13 @@ mod new_directory;
 mod options;
 mod output;
 mod plan;
+mod queue;
 mod rollouts;
 mod score;
 mod score_rewards;
 mod session;
 mod signals;
+mod status;
 mod train;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -87,6 +89,10 @@ enum Command {
     ScoreRewards(score_rewards::Args),
     #[command(after_help = examples::ROLLOUTS)]
     Rollouts(rollouts::Args),
+    #[command(after_help = examples::STATUS)]
+    Status(status::Args),
+    #[command(after_help = examples::QUEUE)]
+    Queue(queue::Args),
     #[command(after_help = examples::EVAL)]
     Eval(eval::Args),
     #[command(after_help = examples::INIT)]
@@ -130,6 +136,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Score(args) => score::run(args),
         Command::ScoreRewards(args) => score_rewards::run(args),
         Command::Rollouts(args) => rollouts::run(args),
+        Command::Status(args) => status::run(args),
+        Command::Queue(args) => queue::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Init(args) => init::run(args),
         Command::Merge(args) => merge::run(args),
@@ -180,6 +188,8 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Generate(_) => "generate",
         Command::Score(_) => "score",
         Command::Rollouts(_) => "rollouts",
+        Command::Status(_) => "status",
+        Command::Queue(_) => "queue",
         Command::Init(_) => "init",
         Command::Merge(_) => "merge",
         Command::Doctor(_) => "doctor",

@@ -12,6 +12,27 @@ pub(crate) fn text(text: &str) -> Result<(), NotPrinted> {
     write(&visible(text))
 }
 
+/// Text for people that takes the place of what was printed before: on a terminal. Elsewhere a blank line is between.
+pub(crate) fn frame(text: &str) -> Result<(), NotPrinted> {
+    let text = visible(text);
+    write(&if io::stdout().is_terminal() { format!("\u{1b}[H\u{1b}[2J{text}") } else { format!("{text}\n") })
+}
+
+/// Rows below each other, two spaces between columns.
+pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
+    let widths: [usize; N] =
+        std::array::from_fn(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or_default());
+    let mut text = String::new();
+    for row in rows {
+        // A column that is empty in all rows takes no room.
+        let cells = row.iter().zip(widths).filter(|(_, width)| *width > 0);
+        let line: Vec<_> = cells.map(|(cell, width)| format!("{cell:width$}")).collect();
+        text += line.join("  ").trim_end();
+        text += "\n";
+    }
+    text
+}
+
 /// What other programs read as it is, on standard output; on a terminal, for people.
 pub(crate) fn exact(text: &str) -> Result<(), NotPrinted> {
     write(&shown(text, io::stdout().is_terminal()))
@@ -69,6 +90,13 @@ pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_cells() {
+        let rows = [["a", "", "long"], ["é", "", ""], ["abc", "", "x"]].map(|row| row.map(str::to_owned));
+        assert_eq!(columns(&rows), "a    long\né\nabc  x\n");
+        assert_eq!(columns::<2>(&[]), "");
+    }
 
     #[test]
     fn what_programs_read_is_exact_and_a_terminal_is_not_written_to_as_it_is() {

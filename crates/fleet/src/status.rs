@@ -4,6 +4,7 @@
 use crate::error::Result;
 use crate::exchange::spool::{self, Layout};
 use crate::exchange::{LearnerState, WorkerStatus};
+use crate::format::batch_from_bytes;
 use crate::job::{Job, JobName, JobResult, WorkerName};
 use serde::Serialize;
 use std::path::Path;
@@ -24,6 +25,8 @@ pub struct Status {
     pub pending: Vec<JobName>,
     /// Jobs that are done and in no batch file yet.
     pub complete: Vec<JobName>,
+    /// Batches whose file is there, in order: no checkpoint covers them yet.
+    pub synced: Vec<u64>,
 }
 
 /// A batch that is not trained on.
@@ -54,6 +57,8 @@ pub struct WorkerLine {
     pub status: Option<WorkerStatus>,
     /// Jobs that are its.
     pub processing: Vec<JobName>,
+    /// Jobs whose result it handed over, and that are in no batch file yet.
+    pub complete: Vec<JobName>,
     /// Seconds since its last report, by the file's time: for people, nothing is decided by it.
     pub silent_s: Option<f64>,
 }
@@ -67,20 +72,24 @@ pub fn read(out: &Path) -> Result<Status> {
     let mut complete = Vec::new();
     let mut workers = Vec::new();
     for name in layout.known_workers()? {
-        complete.extend(spool::jobs(&layout.complete(&name))?);
+        // In the order in which a job moves, so that one that moves meanwhile is not missed.
+        let processing = spool::jobs(&layout.processing(&name))?;
+        let done = spool::jobs(&layout.complete(&name))?;
+        complete.extend(&done);
         let written = std::fs::metadata(layout.status(&name)).and_then(|file| file.modified()).ok();
         let silent = written.and_then(|written| written.elapsed().ok()).as_ref().map(Duration::as_secs_f64);
         workers.push(WorkerLine {
             alive: spool::holder(&layout.alive(&name))?.map(|holder| holder.pid),
             status: spool::read_json(&layout.status(&name)),
-            processing: spool::jobs(&layout.processing(&name))?,
+            processing,
+            complete: done,
             silent_s: silent,
             name,
         });
     }
     complete.sort();
     complete.dedup();
-    let files = spool::names(&layout.batches())?;
+    let files = batch_files(&layout)?;
     let mut batches = Vec::new();
     if let Some(learner) = &learner {
         let last = (learner.step + learner.max_staleness).min(learner.batches.saturating_sub(1));
@@ -90,7 +99,7 @@ pub fn read(out: &Path) -> Result<Status> {
                 JobName::Evaluation { .. } => false,
             };
             let count = |jobs: &[JobName]| jobs.iter().filter(of_batch).count() as u64;
-            let synced = files.contains(&format!("{batch:06}"));
+            let synced = files.contains(&batch);
             batches.push(BatchStatus {
                 batch,
                 synced,
@@ -101,30 +110,71 @@ pub fn read(out: &Path) -> Result<Status> {
             });
         }
     }
-    Ok(Status { learner, learner_alive, batches, workers, pending, complete })
+    Ok(Status { learner, learner_alive, batches, workers, pending, complete, synced: files })
+}
+
+/// The numbers of the batch files, in order. What is being written has a dot in front.
+fn batch_files(layout: &Layout) -> Result<Vec<u64>> {
+    let mut numbers: Vec<u64> = spool::names(&layout.batches())?.iter().filter_map(|name| name.parse().ok()).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
 }
 
 /// A job wherever it lies: as it was offered, and its result. For `lockstep queue DIR show JOB`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobFiles {
     /// As it waits or is done; by whom.
     pub job: Option<(Job, Option<WorkerName>)>,
-    /// Its results, one for each worker that made one.
+    /// Its results, one for each worker that made one; that of the batch file is among them.
     pub results: Vec<JobResult>,
+    /// The batch whose file has its result.
+    pub synced: Option<u64>,
+    /// Files of it that cannot be read, each with the reason.
+    pub unreadable: Vec<String>,
 }
 
 /// Looks for a job in the run directory `out`.
 pub fn find(out: &Path, job: JobName) -> Result<JobFiles> {
     let layout = Layout::of_run(out);
     let name = job.to_string();
-    let offered = |path: &Path| Ok(spool::read(&path.join(&name))?.and_then(|bytes| Job::from_bytes(&bytes).ok()));
-    let mut found = JobFiles { job: offered(&layout.pending())?.map(|job| (job, None)), results: Vec::new() };
+    let mut found = JobFiles::default();
+    let mut unreadable = Vec::new();
+    let mut offered = |directory: &Path| read_as(&directory.join(&name), Job::from_bytes, &mut unreadable);
+    found.job = offered(&layout.pending())?.map(|job| (job, None));
     for worker in layout.known_workers()? {
-        let done = spool::read(&layout.complete(&worker).join(&name))?;
-        found.results.extend(done.and_then(|bytes| JobResult::from_bytes(&bytes).ok()));
         if let Some(job) = offered(&layout.processing(&worker))? {
             found.job = Some((job, Some(worker)));
         }
     }
+    for worker in layout.known_workers()? {
+        let path = layout.complete(&worker).join(&name);
+        found.results.extend(read_as(&path, JobResult::from_bytes, &mut unreadable)?);
+    }
+    if let JobName::Rollout { number, .. } = job
+        && let Some(learner) = spool::read_json::<LearnerState>(&layout.learner())
+    {
+        let batch = number / learner.groups.max(1);
+        let path = layout.batches().join(format!("{batch:06}"));
+        let results = read_as(&path, batch_from_bytes, &mut unreadable)?.map_or(Vec::new(), |(_, results)| results);
+        for result in results.into_iter().filter(|result| result.job == job) {
+            found.synced = Some(batch);
+            // A result is deleted after its batch is synced: for a moment it is in both.
+            if !found.results.contains(&result) {
+                found.results.push(result);
+            }
+        }
+    }
+    found.unreadable = unreadable;
     Ok(found)
+}
+
+/// What a file holds; none if it is not there, or cannot be read, which is said.
+fn read_as<T>(
+    path: &Path,
+    parse: impl FnOnce(&[u8]) -> std::result::Result<T, String>,
+    unreadable: &mut Vec<String>,
+) -> Result<Option<T>> {
+    let Some(bytes) = spool::read(path)? else { return Ok(None) };
+    let read = parse(&bytes).map_err(|why| unreadable.push(format!("{}: {why}", path.display())));
+    Ok(read.ok())
 }

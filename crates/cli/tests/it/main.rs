@@ -18,6 +18,7 @@ mod dynamic_sampling;
 mod eval;
 mod failing_rewards;
 mod failing_rows;
+mod fleet_commands;
 mod full_disk;
 mod gemma3;
 mod going_on;

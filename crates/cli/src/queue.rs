@@ -1,0 +1,257 @@
+//! `lockstep queue`.
+
+use crate::output::{self, columns};
+use crate::status;
+use fleet::exchange::LearnerState;
+use fleet::status::{JobFiles, Status, WorkerLine};
+use fleet::{JobName, JobResult, Plan, WorkerName};
+use lockstep::error::{BadInput, OrBadInput};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// The jobs of a distributed run: who does which, and what became of one. Only reads the run's files.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The run's directory.
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    #[command(subcommand)]
+    pub what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum What {
+    /// Lists jobs by their state: pending, processing by a worker, complete from a worker; then the batches whose
+    /// results are all on the disk (synced).
+    Ls {
+        /// As one JSON document.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Shows one job: its weights, its payload's size, its results.
+    Show {
+        /// Its name: 000123.0 is chunk 0 of rollout 123, eval-000020.3 part 3 of the evaluation after 20 batches.
+        #[arg(value_name = "JOB")]
+        job: String,
+        /// As one JSON document.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    let status = status::read(&args.run)?;
+    match args.what {
+        What::Ls { json } => list(&status, json),
+        What::Show { job, json } => {
+            let job = parse(&job)?;
+            // After the places: of a job that moves meanwhile the result is shown.
+            let found = fleet::status::find(&args.run, job).or_bad_input()?;
+            let places = places(&status, job);
+            if places.is_empty() && found == JobFiles::default() {
+                return Err(unknown(&args.run, &status, job));
+            }
+            let shown = Shown { job, places, version: version(&status, &found, job), found };
+            match json {
+                true => Ok(output::json(&shown.json())?),
+                false => Ok(output::text(&shown.text())?),
+            }
+        }
+    }
+}
+
+fn list(status: &Status, json: bool) -> anyhow::Result<()> {
+    let processing = || status.workers.iter().flat_map(|worker| worker.processing.iter().map(move |job| (worker, job)));
+    let complete = || status.workers.iter().flat_map(|worker| worker.complete.iter().map(move |job| (worker, job)));
+    if json {
+        let doing = |(worker, job): (&WorkerLine, &JobName)| {
+            let (alive, stage) = (worker.alive.is_some(), stage(worker, *job));
+            json!({"job": job, "worker": worker.name, "alive": alive, "stage": stage})
+        };
+        let doing: Vec<_> = processing().map(doing).collect();
+        let done: Vec<_> = complete().map(|(worker, job)| json!({"job": job, "worker": worker.name})).collect();
+        return Ok(output::json(&json!({
+            "pending": status.pending, "processing": doing, "complete": done, "synced": status.synced,
+        }))?);
+    }
+    let row = |state: &str, job: String, who: String| [state.to_owned(), job, who];
+    let mut rows: Vec<_> = status.pending.iter().map(|job| row("pending", job.to_string(), String::new())).collect();
+    rows.extend(processing().map(|(worker, job)| {
+        let does = match (worker.alive, stage(worker, *job)) {
+            (None, _) => " (dead)".to_owned(),
+            (_, Some(stage)) => format!(" ({stage})"),
+            _ => String::new(),
+        };
+        row("processing", job.to_string(), format!("by {}{does}", worker.name))
+    }));
+    rows.extend(complete().map(|(worker, job)| row("complete", job.to_string(), format!("from {}", worker.name))));
+    let step = status.learner.as_ref().map(|learner| learner.step);
+    rows.extend(status.synced.iter().map(|batch| {
+        let is_past = step.is_some_and(|step| *batch < step);
+        let why = if is_past { "trained on, in no checkpoint yet" } else { "" };
+        row("synced", format!("batch {batch}"), why.to_owned())
+    }));
+    match rows.is_empty() {
+        true => Ok(output::text("no jobs\n")?),
+        false => Ok(output::text(&columns(&rows))?),
+    }
+}
+
+/// What a worker says that it does with a job.
+fn stage(worker: &WorkerLine, job: JobName) -> Option<&str> {
+    let (now, stage) = worker.status.as_ref()?.job.as_ref()?;
+    (*now == job && worker.alive.is_some()).then_some(stage)
+}
+
+/// A job's name; one that is nearly right is told in full.
+fn parse(text: &str) -> anyhow::Result<JobName> {
+    text.parse().map_err(|why| match nearly(text) {
+        Some(job) => BadInput::new(format!("{why}; did you mean {job}?")),
+        None => BadInput::new(why),
+    })
+}
+
+/// Zeros or the chunk are missing: `123`, `123.0`, `eval-20.3`.
+fn nearly(text: &str) -> Option<JobName> {
+    let text = text.trim();
+    let numbers = text.strip_prefix("eval-").unwrap_or(text);
+    let (first, second) = numbers.split_once('.').unwrap_or((numbers, "0"));
+    let (first, second): (u64, u32) = (first.parse().ok()?, second.parse().ok()?);
+    Some(match numbers.len() < text.len() {
+        true => JobName::Evaluation { version: first, index: second },
+        false => JobName::Rollout { number: first, chunk: second },
+    })
+}
+
+/// No file knows the job: why that may be.
+fn unknown(run: &Path, status: &Status, job: JobName) -> anyhow::Error {
+    let run = run.display();
+    let why = match (job, &status.learner) {
+        (JobName::Rollout { number, .. }, Some(learner)) => {
+            let batch = number / learner.groups.max(1);
+            let (step, batches) = (learner.step, learner.batches);
+            match () {
+                () if batch >= batches => {
+                    let last = (batches * learner.groups).saturating_sub(1);
+                    format!("the last rollout of the run is {last:06}")
+                }
+                () if batch < step => {
+                    format!("its batch, {batch}, is trained on and in a checkpoint, so that its files are deleted")
+                }
+                () => format!("it is of batch {batch} and not offered; the run is at batch {step}"),
+            }
+        }
+        _ => "no file has it".to_owned(),
+    };
+    BadInput::new(format!("{run} has no job {job}: {why}; `lockstep queue {run} ls` lists those that are there"))
+}
+
+/// Where a job is.
+#[derive(serde::Serialize)]
+struct Place {
+    state: &'static str,
+    worker: Option<WorkerName>,
+    stage: Option<String>,
+}
+
+/// More than one place, if the job was offered again.
+fn places(status: &Status, job: JobName) -> Vec<Place> {
+    let mut places = Vec::new();
+    if status.pending.contains(&job) {
+        places.push(Place { state: "pending", worker: None, stage: None });
+    }
+    for worker in &status.workers {
+        let name = Some(worker.name.clone());
+        if worker.processing.contains(&job) {
+            let stage = stage(worker, job).map(str::to_owned);
+            places.push(Place { state: "processing", worker: name.clone(), stage });
+        }
+        if worker.complete.contains(&job) {
+            places.push(Place { state: "complete", worker: name, stage: None });
+        }
+    }
+    places
+}
+
+/// The weights that sample the job, by number: they follow from its name.
+fn version(status: &Status, found: &JobFiles, job: JobName) -> Option<u64> {
+    let plan = |learner: &LearnerState| {
+        Plan::new(learner.batches, learner.groups.max(1), learner.max_staleness).version_of(job)
+    };
+    found.job.as_ref().map(|(job, _)| job.version).or_else(|| status.learner.as_ref().map(plan))
+}
+
+/// A job, to be shown.
+struct Shown {
+    job: JobName,
+    places: Vec<Place>,
+    version: Option<u64>,
+    found: JobFiles,
+}
+
+impl Shown {
+    fn json(&self) -> Value {
+        let Shown { job, places, version, found } = self;
+        let offered = found.job.as_ref().map(|(job, _)| job);
+        let lineage = offered.map(|job| job.lineage).or(found.results.first().map(|result| result.lineage));
+        let result = |result: &JobResult| {
+            json!({
+                "worker": result.worker,
+                "lineage": result.lineage,
+                "fingerprint": format!("{:016x}", result.answer.fingerprint),
+                "more": result.answer.more,
+                "bytes": result.bytes.len(),
+            })
+        };
+        json!({
+            "job": job,
+            "states": places,
+            "synced": found.synced,
+            "version": version,
+            "lineage": lineage,
+            "profile": offered.map(|job| &job.profile),
+            "payload_bytes": offered.map(|job| job.payload.len()),
+            "results": found.results.iter().map(result).collect::<Vec<_>>(),
+            "unreadable": found.unreadable,
+        })
+    }
+
+    fn text(&self) -> String {
+        let Shown { job, places, version, found } = self;
+        let mut rows = Vec::new();
+        let mut row = |name: &str, value: String| rows.push([name.to_owned(), value]);
+        row(
+            "job",
+            match job {
+                JobName::Rollout { number, chunk } => format!("{job}: rollout {number}, chunk {chunk}"),
+                JobName::Evaluation { version, index } => {
+                    format!("{job}: evaluation after {version} batches, part {index}")
+                }
+            },
+        );
+        for Place { state, worker, stage } in places {
+            let by = if *state == "complete" { "from" } else { "by" };
+            let worker = worker.as_ref().map_or(String::new(), |worker| format!(" {by} {worker}"));
+            let stage = stage.as_ref().map_or(String::new(), |stage| format!(" ({stage})"));
+            row("state", format!("{state}{worker}{stage}"));
+        }
+        if let Some(batch) = found.synced {
+            row("state", format!("synced in batch {batch}"));
+        }
+        version.iter().for_each(|version| row("version", version.to_string()));
+        if let Some((job, _)) = &found.job {
+            row("lineage", job.lineage.to_string());
+            row("profile", job.profile.clone());
+            row("payload", format!("{} bytes", job.payload.len()));
+        } else if let Some(result) = found.results.first() {
+            row("lineage", result.lineage.to_string());
+        }
+        for result in &found.results {
+            let more = if result.answer.more { ", another chunk follows" } else { "" };
+            let (fingerprint, bytes) = (result.answer.fingerprint, result.bytes.len());
+            row("result", format!("from {}: fingerprint {fingerprint:016x}, {bytes} bytes{more}", result.worker));
+        }
+        found.unreadable.iter().for_each(|why| row("unreadable", why.clone()));
+        columns(&rows)
+    }
+}

@@ -1,0 +1,210 @@
+//! `lockstep status`.
+
+use crate::output::{self, columns};
+use fleet::JobName;
+use fleet::exchange::LearnerState;
+use fleet::exchange::spool::Layout;
+use fleet::status::{BatchStatus, Status, WorkerLine};
+use lockstep::bad_input;
+use lockstep::error::OrBadInput;
+use std::io::ErrorKind::{NotADirectory, NotFound};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A worker that lives reports several times in a second; from so many seconds on its silence is said.
+const SILENT_S: f64 = 3.0;
+
+/// What a distributed run is doing: its learner, batches and workers. Only reads the run's files.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The run's directory.
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// Every second again, until the run has ended or Ctrl-C.
+    #[arg(long)]
+    pub watch: bool,
+    /// As JSON: one document; with --watch a line each second.
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    loop {
+        let status = read(&args.run)?;
+        if args.json {
+            output::json(&status)?;
+        } else if args.watch {
+            output::frame(&text(&args.run, &status))?;
+        } else {
+            output::text(&text(&args.run, &status))?;
+        }
+        // A learner that resumes a stopped run has its lock before it says that the run goes on.
+        let has_ended = !status.learner_alive && status.learner.is_some_and(|learner| learner.ended);
+        if !args.watch || has_ended {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// The status of the run directory `run`; what is no distributed run is refused.
+pub(crate) fn read(run: &Path) -> anyhow::Result<Status> {
+    let layout = Layout::of_run(run);
+    let shown = run.display();
+    match std::fs::metadata(layout.root()) {
+        Ok(found) if found.is_dir() => return fleet::status::read(run).or_bad_input(),
+        Err(error) if !matches!(error.kind(), NotFound | NotADirectory) => {
+            bad_input!("{}: {error}", layout.root().display())
+        }
+        _ => {}
+    }
+    if !run.exists() {
+        bad_input!("{shown}: there is no such directory; give a run's");
+    }
+    if !run.is_dir() {
+        bad_input!("{shown} is no directory; give a run's");
+    }
+    if run.join("learner.lock").exists() {
+        bad_input!("{shown} is the fleet/ directory of a run; give the directory that it is in");
+    }
+    bad_input!(
+        "{shown} is no distributed run: it has no fleet/ directory; start one with \
+         `lockstep train CONFIG --distributed --workers N`"
+    );
+}
+
+fn text(run: &Path, status: &Status) -> String {
+    let mut rows = vec![["learner".to_owned(), learner(run, status)]];
+    if let Some(learner) = &status.learner {
+        rows.push(["slots".to_owned(), slots(learner)]);
+        rows.push(["batches".to_owned(), batches(status, learner)]);
+    }
+    rows.extend(evaluations(status).map(|text| ["evaluation".to_owned(), text]));
+    if let Some(learner) = &status.learner {
+        rows.push(["counts".to_owned(), counts(learner)]);
+    }
+    let workers = match status.workers.is_empty() {
+        true => "no worker has joined\n".to_owned(),
+        false => columns(&status.workers.iter().map(worker).collect::<Vec<_>>()),
+    };
+    columns(&rows) + &workers
+}
+
+fn learner(run: &Path, status: &Status) -> String {
+    let Some(learner) = &status.learner else {
+        let path = Layout::of_run(run).learner();
+        return match (path.exists(), status.learner_alive) {
+            (true, _) => format!("{} cannot be read: another version of lockstep wrote it?", path.display()),
+            (false, true) => "starting".to_owned(),
+            (false, false) => "none yet: workers wait for it".to_owned(),
+        };
+    };
+    let pid = learner.pid;
+    let process = match (status.learner_alive, learner.ended) {
+        (true, false) => format!("pid {pid}"),
+        (true, true) => format!("ending  pid {pid}"),
+        (false, true) if learner.step < learner.batches => "stopped".to_owned(),
+        (false, true) => "ended".to_owned(),
+        (false, false) => format!("DEAD (it was pid {pid})"),
+    };
+    let last = learner.checkpoints.last.map_or("none yet".to_owned(), |step| step.to_string());
+    let waiting = learner.checkpoints.waiting.iter();
+    let waiting: Vec<_> = waiting.map(|(step, there, least)| format!("{step}: frontier {there}/{least}")).collect();
+    let waiting = if waiting.is_empty() { String::new() } else { format!(" ({})", waiting.join(", ")) };
+    // Version b is the weights after b batches.
+    let step = learner.step;
+    format!("step {step}/{}  version {step}  {process}  checkpoint {last}{waiting}", learner.batches)
+}
+
+fn slots(learner: &LearnerState) -> String {
+    let one = |(slot, versions): (usize, Option<(u64, u64)>)| match versions {
+        Some((first, last)) if first == last => format!("{slot}: v{last}"),
+        Some((first, last)) => format!("{slot}: v{first} to v{last}"),
+        // Being written, or not yet.
+        None => format!("{slot}: empty"),
+    };
+    learner.slots.iter().map(|slot| slot.versions).enumerate().map(one).collect::<Vec<_>>().join("   ")
+}
+
+fn batches(status: &Status, learner: &LearnerState) -> String {
+    let one = |batch: &BatchStatus| {
+        let number = batch.batch;
+        if batch.synced {
+            let trains = number == learner.step && status.learner_alive && !learner.ended;
+            return format!("{number} {}", if trains { "training" } else { "synced" });
+        }
+        match in_words(batch.complete, batch.processing, batch.pending) {
+            Some(jobs) => format!("{number}: {jobs}"),
+            None => format!("{number}: nothing yet"),
+        }
+    };
+    let (groups, staleness) = (learner.groups, learner.max_staleness);
+    let head = format!("of {groups} group{}, max_staleness {staleness}", if groups == 1 { "" } else { "s" });
+    std::iter::once(head).chain(status.batches.iter().map(one)).collect::<Vec<_>>().join("   ")
+}
+
+/// Jobs of evaluations, which belong to no batch.
+fn evaluations(status: &Status) -> Option<String> {
+    let count = |jobs: &[JobName]| jobs.iter().filter(|job| matches!(job, JobName::Evaluation { .. })).count() as u64;
+    let processing = status.workers.iter().map(|worker| count(&worker.processing)).sum();
+    in_words(count(&status.complete), processing, count(&status.pending))
+}
+
+/// None, if there are none.
+fn in_words(complete: u64, processing: u64, pending: u64) -> Option<String> {
+    let all = [(complete, "complete"), (processing, "processing"), (pending, "pending")];
+    let some: Vec<_> = all.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    (!some.is_empty()).then(|| some.join(", "))
+}
+
+fn counts(learner: &LearnerState) -> String {
+    let counts = learner.counts;
+    let all = [
+        ("remade", counts.remade),
+        ("twice", counts.twice),
+        ("differing", counts.differing),
+        ("refused", counts.refused),
+        ("corrupt", counts.corrupt),
+        ("died", counts.died),
+        ("killed", counts.killed),
+    ];
+    let mut text = all.map(|(name, count)| format!("{name} {count}")).join("   ");
+    if counts.differing > 0 {
+        text += "   (differing: a machine is faulty, or runs another program)";
+    }
+    text
+}
+
+/// Name, profiles, what it does, jobs done, tokens per second, idle, process.
+fn worker(worker: &WorkerLine) -> [String; 7] {
+    let status = worker.status.clone().unwrap_or_default();
+    // The report may be that of an earlier process of this name.
+    let reported = worker.alive.is_none_or(|pid| pid == status.pid);
+    let does = match (worker.alive, &status.job) {
+        (None, _) if status.ended => "ended".to_owned(),
+        (None, _) => match worker.processing.first() {
+            Some(job) => format!("DEAD, had {job}"),
+            None => "DEAD".to_owned(),
+        },
+        (Some(_), _) if !reported => "joining".to_owned(),
+        (Some(_), _) if status.ended => "ending".to_owned(),
+        (Some(_), Some((job, stage))) => format!("{stage} {job}"),
+        (Some(_), None) => "waiting for a job".to_owned(),
+    };
+    let is_working = worker.alive.is_some() && reported;
+    let speed = status.shared.get("tokens_per_s").and_then(serde_json::Value::as_f64).filter(|_| is_working);
+    let spent = status.busy_s + status.idle_s;
+    let idle = (spent > 0.0).then(|| format!("idle {:.0} %", 100.0 * status.idle_s / spent));
+    let silent = worker.silent_s.filter(|seconds| *seconds >= SILENT_S && is_working && !status.ended);
+    let silent = silent.map_or(String::new(), |seconds| format!("  silent {seconds:.0} s"));
+    [
+        worker.name.to_string(),
+        if status.profiles.is_empty() { "any".to_owned() } else { status.profiles.join(",") },
+        does,
+        format!("done {}", status.done),
+        speed.map_or(String::new(), |speed| format!("{speed:.0} tok/s")),
+        idle.unwrap_or_default(),
+        // A process that has just taken its lock has not written its number yet.
+        worker.alive.filter(|pid| *pid > 0).map_or(String::new(), |pid| format!("pid {pid}")) + &silent,
+    ]
+}
