@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(50);
 /// A run without a worker says so after this time.
 const LONELY: Duration = Duration::from_secs(10);
+/// So long a stop waits for a worker to come back.
+const PATIENCE: Duration = Duration::from_secs(3);
 /// The profile of every job.
 const PROFILE: &str = "any";
 
@@ -171,17 +173,29 @@ impl Distributed {
         }
     }
 
-    /// Waits for a batch that a checkpoint must have, because its weights will be gone.
+    /// Waits for a batch that a checkpoint must have, because its weights will be gone. After a stop request it does not
+    /// wait for workers that are not there.
     pub fn wait_for_frontier(
         &mut self,
         batch: u64,
+        stop: &StopSignal,
         warn: &dyn Fn(&str),
     ) -> anyhow::Result<(Option<Pending>, Vec<JobResult>)> {
+        let mut lonely_since = Instant::now();
         loop {
             if let Some(results) = self.handle.with(|learner| learner.results_of(batch)) {
                 return Ok((self.pending.get(&batch).cloned(), results));
             }
             self.take_step(warn)?;
+            if !self.has_no_worker() || !stop.is_requested() {
+                lonely_since = Instant::now();
+            } else if lonely_since.elapsed() > PATIENCE {
+                warn(
+                    "no worker is left to make what a checkpoint of this step needs: a resume repeats the steps since \
+                     the last one, whose batches are on the disk",
+                );
+                stop.check()?;
+            }
         }
     }
 

@@ -10,7 +10,7 @@ mod worker;
 pub use learner::{Distributed, Frontier, FrontierGroup, Pending, Start};
 pub use worker::{Parts, WorkerWork};
 
-use crate::config::ComputeDType;
+use crate::config::{Config, settings_of_weights};
 use crate::models::hashes;
 use crate::stop::StopSignal;
 use fleet::Lineage;
@@ -30,25 +30,19 @@ pub struct Identity {
     pub arithmetic: String,
     /// SHA-256 of each file of the model but for the weights, by name: shape and tokenizer.
     pub files: BTreeMap<String, String>,
-    /// SHA-256 of the run's configuration.
-    pub config: String,
+    /// SHA-256 of the keys of the configuration that bits depend on.
+    pub settings: String,
 }
 
 impl Identity {
     /// Of this process.
-    pub fn of(
-        ctx: &Context,
-        dtype: ComputeDType,
-        model: &Path,
-        config: &[u8],
-        stop: &StopSignal,
-    ) -> anyhow::Result<Identity> {
+    pub fn of(ctx: &Context, config: &Config, model: &Path, stop: &StopSignal) -> anyhow::Result<Identity> {
         let files = hashes(model, stop, |name| !name.ends_with(".safetensors"))?;
         Ok(Identity {
             program: env!("CARGO_PKG_VERSION").to_owned(),
-            arithmetic: ctx.arithmetic(dtype.dtype()).to_owned(),
+            arithmetic: ctx.arithmetic(config.dtype.dtype()).to_owned(),
             files: files.into_iter().map(|FileHash { name, sha256, .. }| (name, sha256)).collect(),
-            config: telemetry::record::sha256(config),
+            settings: telemetry::record::sha256(settings_of_weights(config).as_bytes()),
         })
     }
 
@@ -66,7 +60,7 @@ impl Identity {
         differs("the program's version", &self.program, &learner.program)
             .or_else(|| differs("the arithmetic", &self.arithmetic, &learner.arithmetic))
             .or_else(|| names.filter_map(file).next())
-            .or_else(|| differs("the SHA-256 of config.toml", &self.config, &learner.config))
+            .or_else(|| differs("the SHA-256 of the configuration's keys", &self.settings, &learner.settings))
     }
 }
 

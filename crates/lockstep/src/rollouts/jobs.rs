@@ -12,16 +12,16 @@ use super::scoring::{GivenColumns, Prompts, RolloutScorer, inputs_of_group};
 use crate::data::prompts::Prompt;
 use crate::stop::StopSignal;
 use anyhow::{Context as _, bail};
-use model::tokenizer::Tokenizer;
 #[cfg(test)]
 use model::AdaptedWeights;
 use model::ModelView;
+use model::tokenizer::Tokenizer;
 use rewards::{GivenScores, Reward, score_group};
 use rollout::{Request, RolloutGroup, SamplingParams};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::hash::Hasher;
+use std::sync::Arc;
 #[cfg(test)]
 use std::time::Instant;
 use twox_hash::XxHash3_64;

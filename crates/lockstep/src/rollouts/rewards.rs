@@ -38,9 +38,9 @@ pub fn named_rewards(
     let mut ready = |(spec, name): (&RewardSpec, String)| -> anyhow::Result<ConfiguredReward> {
         if let Some(function) = spec.function().or_bad_input()? {
             let place = injected.iter().position(|reward| reward.name() == function);
-            return place.map(|place| ConfiguredReward::Ready(injected.remove(place), Owner::Caller)).ok_or_else(|| {
-                BadInput::new(format!("reward function:{function} is a program's own: run it from that program"))
-            });
+            return place.map(|place| ConfiguredReward::Ready(injected.remove(place), Owner::Caller)).ok_or_else(
+                || BadInput::new(format!("reward function:{function} is a program's own: run it from that program")),
+            );
         }
         match spec.model().or_bad_input()? {
             Some(model) => Ok(ConfiguredReward::Model(RewardModelFiles::open(name, &model)?)),

@@ -9,8 +9,8 @@ use crate::run::eval_metrics::EvalMetrics;
 use crate::run::inputs::{Flow, Injected, LogRecord, RunEvent};
 use crate::stop::StopSignal;
 use kernels::Context;
-use rewards::{FunctionReward, Reward, RewardInput};
 use model::Sharing;
+use rewards::{FunctionReward, Reward, RewardInput};
 use std::path::{Path, PathBuf};
 use telemetry::{Console, Sink};
 

@@ -12,7 +12,7 @@ use crate::run::RunDir;
 use crate::stop::StopSignal;
 use fleet::WorkerName;
 use fleet::exchange::WorkerExchange;
-use fleet::exchange::spool::SpoolWorker;
+use fleet::exchange::spool::{Layout, SpoolWorker};
 use fleet::worker::{End, Worker};
 use model::Head;
 use rewards::RewardSpec;
@@ -43,10 +43,12 @@ pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
     let name = WorkerName::new(name).map_err(BadInput::new)?;
     let exchange = SpoolWorker::join(run, name.clone()).map_err(of_fleet)?;
     let mut worker = Worker::new(exchange, name.clone(), Vec::new());
-    let mut has_waited = false;
+    let (layout, mut has_waited) = (Layout::of_run(run), false);
     let state = loop {
         stop.check()?;
-        match worker.exchange().learner().map_err(of_fleet)? {
+        // One that was killed may have told of another configuration than the next one has.
+        let is_there = layout.has_learner().map_err(of_fleet)?;
+        match worker.exchange().learner().map_err(of_fleet)?.filter(|_| is_there) {
             Some(state) if state.ended => return Ok(()),
             Some(state) => break state,
             None => {}
@@ -73,13 +75,12 @@ pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
 /// What the worker computes with, from the configuration of the run.
 fn parts(run: &Path, threads: Option<usize>, stop: StopSignal, shared: &Shared) -> anyhow::Result<Parts> {
     let dir = RunDir::open(run)?;
-    let toml = std::fs::read(dir.config())?;
     let resolved = Layers { purpose: Purpose::Grpo, file: Some(dir.config()), ..Layers::default() }.resolve()?;
     let mut config = resolved.config;
     let ctx = run::context(config.device, threads.or(config.threads), config.dtype)?;
     let source = ModelSource::of(&config, Head::Lm)?;
     let assets = load_assets(&source.dir, Head::Lm, config.dtype)?;
-    let identity = Identity::of(&ctx, config.dtype, &source.dir, &toml, &stop)?;
+    let identity = Identity::of(&ctx, &config, &source.dir, &stop)?;
     // Others are the learner's: functions of its program, and models, whose memory each worker would take.
     let here = |spec: &RewardSpec| {
         let elsewhere = spec.function().or_bad_input()?.is_some() || spec.model().or_bad_input()?.is_some();

@@ -97,6 +97,11 @@ impl Layout {
         Ok(names(&self.workers())?.iter().filter_map(|name| WorkerName::new(name).ok()).collect())
     }
 
+    /// Whether a learner is there: what `learner.json` says may be of one that was killed.
+    pub fn has_learner(&self) -> Result<bool> {
+        Ok(holder(&self.root.join("learner.lock"))?.is_some())
+    }
+
     /// Deletes all results, in batch files and not.
     pub fn forget_results(&self) -> Result<()> {
         let of_workers = self.known_workers()?.into_iter().map(|worker| self.complete(&worker));

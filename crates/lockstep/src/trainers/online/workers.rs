@@ -163,8 +163,7 @@ impl RolloutPipeline {
         };
         let at_beginning = self.batch_is_used_up();
         let batch = self.next_number() - u64::from(!at_beginning);
-        let mut groups: Vec<FrontierGroup> =
-            self.state.ahead.iter().flat_map(|ahead| ahead.groups()).collect();
+        let mut groups: Vec<FrontierGroup> = self.state.ahead.iter().flat_map(|ahead| ahead.groups()).collect();
         if !at_beginning {
             groups.extend(in_use(&self.state.batch.samples, plan.numbers(batch)));
         }
@@ -176,11 +175,10 @@ impl RolloutPipeline {
         };
         workers.remember(&pending, self.state.lineage);
         let dir = &run.checkpoints.dir;
-        let toml = std::fs::read(dir.config())?;
         let (learner, stop) = (&mut run.learner, &run.stop);
         let policy = &mut learner.policy;
         let shared = Shared {
-            identity: Identity::of(&learner.ctx, config.dtype, &policy.dir, &toml, stop)?,
+            identity: Identity::of(&learner.ctx, config, &policy.dir, stop)?,
             run: workers.slots,
             base: policy.weights.shared_base.clone(),
             slots: BTreeMap::new(),
@@ -204,11 +202,7 @@ impl RolloutPipeline {
     }
 
     /// The batch of the next step, which workers have made.
-    pub(super) fn next_from_workers(
-        &mut self,
-        run: &TrainingRun,
-        next: &mut OnlineBatch,
-    ) -> anyhow::Result<Collected> {
+    pub(super) fn next_from_workers(&mut self, run: &TrainingRun, next: &mut OnlineBatch) -> anyhow::Result<Collected> {
         let Some(mut workers) = self.workers.take() else { unreachable!("there are workers") };
         let collected = self.take_from_workers(&mut workers, run, next);
         self.workers = Some(workers);
@@ -280,7 +274,7 @@ impl RolloutPipeline {
         let end = (next + fleet.plan().max_staleness).min(fleet.plan().batches);
         for batch in next + self.state.ahead.len() as u64..end {
             let Some(fleet) = &mut workers.fleet else { break };
-            let arrived = fleet.wait_for_frontier(batch, &|text| run.log.warn(text))?;
+            let arrived = fleet.wait_for_frontier(batch, &run.stop, &|text| run.log.warn(text))?;
             let lineage = workers.lineage(batch);
             let collected = workers.assemble(run, self.like(), arrived, 0.0)?;
             ahead.push_back(Arc::new(Ahead { collected, lineage }));
@@ -307,7 +301,8 @@ impl RolloutPipeline {
         if !self.batch_is_used_up() {
             return Ok(());
         }
-        let (first, plan) = (fleet.offered_up_to().max(self.next_number() + self.state.ahead.len() as u64), fleet.plan());
+        let (first, plan) =
+            (fleet.offered_up_to().max(self.next_number() + self.state.ahead.len() as u64), fleet.plan());
         let last = self.next_number() + plan.max_staleness;
         let offered = match last.min(plan.batches.saturating_sub(1)) {
             last if first <= last => self.offered(run, workers, first, last),
