@@ -288,3 +288,26 @@ fn read(path: &Path) -> Result<Shard, String> {
         head: None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Code that moves takes its mutants along: a list that names text which is gone stops every run of the lists.
+    #[test]
+    fn every_mutant_of_the_lists_has_its_place() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut files: BTreeMap<String, Vec<Mutant>> = BTreeMap::new();
+        for path in fs::read_dir(root.join(LISTS)).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.extension().is_some_and(|extension| extension == "txt") {
+                read(&path).unwrap().mutants.into_iter().for_each(|m| files.entry(m.file.clone()).or_default().push(m));
+            }
+        }
+        assert!(!files.is_empty());
+        for (file, mutants) in files {
+            let source = fs::read_to_string(root.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+            let planted = list::plant(&source, &mutants.iter().collect::<Vec<_>>());
+            assert!(planted.is_ok(), "{file}: {}", planted.err().unwrap_or_default());
+        }
+    }
+}

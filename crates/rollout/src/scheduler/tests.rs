@@ -96,6 +96,7 @@ fn a_prompt_computed_again_gives_nothing_to_what_has_begun() {
     // Drawing fails for the second completion, and then the weights change.
     sampled(&mut s, &[Draw { row: 69, sequence: 0, at: 70 }], 5);
     s.invalidate();
+    assert_eq!(s.not_begun(0).collect::<Vec<_>>(), [1], "a row is drawn for no other");
     assert_eq!(step(&mut s), [(2, 0, 70)]);
     assert_eq!([0, 1].map(|id| s.sequences[id].completion().to_vec()), [[5], [0]]);
 }
