@@ -36,7 +36,8 @@ const OF_TESTS: &str = "testing";
 
 /// The modules of `lockstep` from the ground up (docs/architecture.md): none imports one that stands after it. So what
 /// collects completions, for one, knows no run.
-const LOCKSTEP: [&str; 8] = ["config", "algorithms", "models", "data", "rollouts", "run", "trainers", "session"];
+const LOCKSTEP: [&str; 9] =
+    ["config", "algorithms", "models", "data", "rollouts", "distributed", "run", "trainers", "session"];
 
 /// A package of the workspace.
 struct Package {

@@ -24,7 +24,7 @@ fn same(set: &[&str], workers: &[&str]) {
         let status = status::read(&root.join(&out)).unwrap();
         assert!(!status.learner_alive && status.workers.iter().all(|worker| worker.alive.is_none()), "{status:?}");
         let done: u64 = status.workers.iter().filter_map(|worker| worker.status.as_ref()).map(|s| s.done).sum();
-        assert!(done >= 24, "two groups for each of twelve steps: {done}");
+        assert!(done >= 12, "two groups for each batch, of which there are six at least: {done}");
         assert_eq!(of_lines_of(&root.join(&out), "async/weight_sync_bytes_copied").iter().sum::<f64>(), 0.0);
     }
 }
@@ -114,10 +114,11 @@ fn kills_change_no_bit() {
         let out = format!("out-{kills}");
         let expected = format!("one-{kills}");
         good(root, &arguments("train", &expected, set));
-        let child = start(root, &distributed(&out, "2", set));
+        let mut child = start(root, &distributed(&out, "2", set));
         let (run, mut seed, mut killed) = (root.join(&out), 7u64, 0);
         let begun = Instant::now();
-        while killed < kills && begun.elapsed() < Duration::from_secs(60) {
+        while killed < kills && child.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", status::read(&run));
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             std::thread::sleep(Duration::from_millis(30 + (seed >> 33) % 300));
             let pids = pids(&run);

@@ -311,5 +311,5 @@ fn forget_other_settings(out: &Path, settings: Lineage) -> anyhow::Result<()> {
 
 /// The payload of a job, as a worker reads it.
 pub(super) fn job_of(job: &Job) -> anyhow::Result<GroupJob> {
-    Ok(GroupJob::from_bytes(&job.payload).with_context(|| format!("the payload of job {}", job.name))?)
+    GroupJob::from_bytes(&job.payload).with_context(|| format!("the payload of job {}", job.name))
 }
