@@ -1,9 +1,8 @@
 //! `lockstep train --distributed`, `learner` and `worker`: a run as several processes.
 
-use crate::options::{ConfigArgs, LogArgs, RewardArgs, RunArgs, threads, utf8};
+use crate::options::{ConfigArgs, LogArgs, RewardArgs, RunArgs, SharingArgs, threads, utf8};
 use crate::session::{Distribution, new_directory, resolve_distributed, run_on};
 use crate::signals::{Promise, stop_on_signals};
-use crate::train::SharingArgs;
 use clap::ValueEnum;
 use fleet::exchange::spool::Layout;
 use fleet::supervisor::{self, Limits, Role};

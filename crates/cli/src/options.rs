@@ -158,6 +158,14 @@ pub struct RunArgs {
     pub log: LogArgs,
 }
 
+/// Where a distributed run has its weights.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct SharingArgs {
+    /// Of a distributed run: a directory for the weights, /dev/shm, where processes do not see each other's /proc.
+    #[arg(long, value_name = "DIR")]
+    pub weights_dir: Option<PathBuf>,
+}
+
 /// What a run prints, and in which form.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct LogArgs {

@@ -1,6 +1,6 @@
 //! `lockstep train`.
 
-use crate::options::{RewardArgs, RunArgs, utf8};
+use crate::options::{RewardArgs, RunArgs, SharingArgs, utf8};
 use lockstep::config::Purpose;
 
 /// Trains a model by reinforcement learning: GRPO, or another `algorithm`.
@@ -23,14 +23,6 @@ pub struct Args {
     pub workers: u32,
     #[command(flatten)]
     pub sharing: SharingArgs,
-}
-
-/// Where a distributed run has its weights.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub struct SharingArgs {
-    /// Of a distributed run: a directory for the weights, /dev/shm, where processes do not see each other's /proc.
-    #[arg(long, value_name = "DIR")]
-    pub weights_dir: Option<std::path::PathBuf>,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {

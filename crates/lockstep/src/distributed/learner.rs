@@ -173,8 +173,8 @@ impl Distributed {
         }
     }
 
-    /// Waits for a batch that a checkpoint must have, because its weights will be gone. After a stop request it does not
-    /// wait for workers that are not there.
+    /// Waits for a batch that a checkpoint must have, because its weights will be gone. After a stop request it does
+    /// not wait for workers that are not there.
     pub fn wait_for_frontier(
         &mut self,
         batch: u64,

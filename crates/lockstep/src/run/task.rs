@@ -69,10 +69,14 @@ pub trait Task {
     fn evaluates_at_end(&self) -> bool;
 
     /// As [`TrainingTask::complete_state`].
-    fn complete_state(&mut self, run: &TrainingRun) -> anyhow::Result<()>;
+    fn complete_state(&mut self, _run: &TrainingRun) -> anyhow::Result<()> {
+        Ok(())
+    }
 
     /// As [`TrainingTask::saves_on_failure`].
-    fn saves_on_failure(&self) -> bool;
+    fn saves_on_failure(&self) -> bool {
+        true
+    }
 
     /// As [`TrainingTask::state`].
     fn state(&self) -> anyhow::Result<Value>;

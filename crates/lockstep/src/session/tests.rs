@@ -319,12 +319,6 @@ impl Task for Evaluated {
     fn evaluates_at_end(&self) -> bool {
         self.task.evaluates_at_end()
     }
-    fn complete_state(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
-        self.task.complete_state(run)
-    }
-    fn saves_on_failure(&self) -> bool {
-        self.task.saves_on_failure()
-    }
     fn state(&self) -> anyhow::Result<Value> {
         self.task.state()
     }
