@@ -11,7 +11,7 @@ use crate::data::prompts::Prompt;
 use crate::distributed::FrontierGroup;
 use crate::models::WriteFiles;
 use crate::rollouts::Rollouts;
-use crate::rollouts::collector::{CollectRequest, Collected};
+use crate::rollouts::collector::Collected;
 use crate::rollouts::jobs::GroupAnswer;
 use crate::rollouts::lineage::Lineage;
 use crate::run::training::TrainingRun;
@@ -91,14 +91,7 @@ impl RolloutPipeline {
         let place = || file.display().to_string();
         let bytes = std::fs::read(&file).with_context(place)?;
         let rows: BTreeMap<u64, &Arc<Prompt>> = all.iter().map(|prompt| (prompt.row as u64, prompt)).collect();
-        let request = CollectRequest {
-            prompts: BTreeMap::new(),
-            num_generations: self.sizes.group,
-            sampling: &self.sampling,
-            reward_weights: &self.reward_weights,
-            step: 0,
-            refuse_non_finite: false,
-        };
+        let request = self.like();
         let (mut ahead, mut rest) = (Vec::new(), &bytes[..]);
         while !rest.is_empty() {
             let taken = Collected::take(rest, &request, |row| rows.get(&row).map(|&prompt| prompt.clone()));

@@ -125,7 +125,8 @@ impl RolloutPipeline {
         self.state.rollout_number / self.groups()
     }
 
-    fn like(&self) -> CollectRequest<'_> {
+    /// What every collection of the run asks for, without prompts.
+    pub(super) fn like(&self) -> CollectRequest<'_> {
         CollectRequest {
             prompts: BTreeMap::new(),
             num_generations: self.sizes.group,
