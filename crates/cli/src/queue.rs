@@ -99,8 +99,8 @@ fn list(status: &Status, json: bool) -> anyhow::Result<()> {
 
 /// What a worker says that it does with a job.
 fn stage(worker: &WorkerLine, job: JobName) -> Option<&str> {
-    let (now, stage) = worker.status.as_ref()?.job.as_ref()?;
-    (*now == job && worker.alive.is_some()).then_some(stage)
+    let (_, stage) = worker.status.as_ref()?.jobs.iter().find(|(now, _)| *now == job)?;
+    worker.alive.is_some().then_some(stage)
 }
 
 /// A job's name; one that is nearly right is told in full.

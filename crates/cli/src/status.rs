@@ -7,6 +7,7 @@ use fleet::exchange::spool::Layout;
 use fleet::status::{BatchStatus, Status, WorkerLine};
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
+use std::collections::BTreeMap;
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -180,7 +181,7 @@ fn worker(worker: &WorkerLine) -> [String; 7] {
     let status = worker.status.clone().unwrap_or_default();
     // The report may be that of an earlier process of this name.
     let reported = worker.alive.is_none_or(|pid| pid == status.pid);
-    let does = match (worker.alive, &status.job) {
+    let does = match (worker.alive, &status.jobs[..]) {
         (None, _) if status.ended => "ended".to_owned(),
         (None, _) => match worker.processing.first() {
             Some(job) => format!("DEAD, had {job}"),
@@ -188,8 +189,14 @@ fn worker(worker: &WorkerLine) -> [String; 7] {
         },
         (Some(_), _) if !reported => "joining".to_owned(),
         (Some(_), _) if status.ended => "ending".to_owned(),
-        (Some(_), Some((job, stage))) => format!("{stage} {job}"),
-        (Some(_), None) => "waiting for a job".to_owned(),
+        (Some(_), []) => "waiting for a job".to_owned(),
+        (Some(_), [(job, stage)]) => format!("{stage} {job}"),
+        (Some(_), jobs) => {
+            let mut stages: BTreeMap<&str, usize> = BTreeMap::new();
+            jobs.iter().for_each(|(_, stage)| *stages.entry(stage).or_default() += 1);
+            let stages: Vec<String> = stages.into_iter().map(|(stage, count)| format!("{stage} {count}")).collect();
+            stages.join(", ")
+        }
     };
     let is_working = worker.alive.is_some() && reported;
     let speed = status.shared.get("tokens_per_s").and_then(serde_json::Value::as_f64).filter(|_| is_working);

@@ -98,6 +98,7 @@ impl Job {
         push(&mut content, self.name.to_string().as_bytes());
         content.extend_from_slice(&self.version.to_le_bytes());
         content.extend_from_slice(&self.lineage.0);
+        content.push(u8::from(self.alone));
         push(&mut content, self.profile.as_bytes());
         push(&mut content, &self.payload);
         sealed(JOB, &content)
@@ -110,6 +111,7 @@ impl Job {
             name: content.job()?,
             version: content.u64()?,
             lineage: Lineage(content.array()?),
+            alone: content.u8()? != 0,
             profile: content.text()?.to_owned(),
             payload: content.bytes()?.to_vec(),
         };
@@ -169,7 +171,7 @@ mod tests {
 
     fn job(payload: Vec<u8>) -> Job {
         let name = JobName::Rollout { number: 7, chunk: 2 };
-        Job { name, version: 3, lineage: Lineage([9; 16]), profile: "fast".to_owned(), payload }
+        Job { name, version: 3, lineage: Lineage([9; 16]), alone: true, profile: "fast".to_owned(), payload }
     }
 
     fn result(bytes: Vec<u8>, more: bool) -> JobResult {

@@ -210,6 +210,8 @@ pub struct Job {
     pub version: u64,
     /// The weights that sample it, by where they come from.
     pub lineage: Lineage,
+    /// Workers ended while they worked on it beside others: the next one does it alone, to find which one ends workers.
+    pub alone: bool,
     /// Which kind of worker takes it.
     pub profile: String,
     /// Prompt, sampling and what else the work needs; for a chunk the chunks before it, too. Opaque here.

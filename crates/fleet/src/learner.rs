@@ -236,9 +236,9 @@ impl<E: Exchange> Learner<E> {
 
     fn carry_out(&mut self, action: Action) -> Result<Option<Event>> {
         match action {
-            Action::Offer { job, version, lineage } => {
+            Action::Offer { job, version, lineage, alone } => {
                 let (profile, payload) = self.feed.job(job, &self.chunks_before(job))?;
-                self.exchange.offer(&Job { name: job, version, lineage, profile, payload })?;
+                self.exchange.offer(&Job { name: job, version, lineage, alone, profile, payload })?;
             }
             Action::Release(worker, job) => {
                 self.counts.remade += 1;
@@ -348,6 +348,7 @@ impl<E: Exchange> Learner<E> {
             slots: coordinator.slots().iter().map(|versions| SlotState { versions: *versions }).collect(),
             ended: coordinator.has_ended(),
             checkpoints: CheckpointStates { last: self.last_checkpoint, waiting: coordinator.waiting_checkpoints() },
+            workers: coordinator.workers().count() as u64,
             counts: self.counts,
             shared: self.shared.clone(),
         };

@@ -24,6 +24,7 @@ fn state() -> LearnerState {
         slots: vec![SlotState { versions: Some((2, 2)) }, SlotState { versions: Some((3, 3)) }],
         ended: false,
         checkpoints: CheckpointStates { last: Some(2), waiting: vec![(3, 1, 2)] },
+        workers: 2,
         counts: Counts { remade: 3, twice: 1, ..Counts::default() },
         shared: Value::Null,
     }
@@ -31,7 +32,7 @@ fn state() -> LearnerState {
 
 fn job(number: u64) -> Job {
     let name = JobName::Rollout { number, chunk: 0 };
-    Job { name, version: 3, lineage: LINEAGE, profile: "fast".to_owned(), payload: b"prompt".to_vec() }
+    Job { name, version: 3, lineage: LINEAGE, profile: "fast".to_owned(), alone: false, payload: b"prompt".to_vec() }
 }
 
 fn result(number: u64, worker: &str) -> JobResult {
@@ -83,7 +84,7 @@ fn run() -> Run {
     let doing = dev1.claim(&[]).unwrap().unwrap().name;
     let status = WorkerStatus {
         profiles: vec!["fast".to_owned()],
-        job: Some((doing, "sampling".to_owned())),
+        jobs: vec![(doing, "sampling".to_owned())],
         done: 7,
         busy_s: 9.6,
         idle_s: 0.4,

@@ -73,6 +73,8 @@ pub enum Action {
         version: u64,
         /// Where they come from.
         lineage: Lineage,
+        /// Its worker does no other job beside it.
+        alone: bool,
     },
     /// A job of a worker that ended is no longer its.
     Release(WorkerName, JobName),

@@ -4,6 +4,9 @@ use super::{Action, Coordinator, Dropped, Phase};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
 use std::collections::BTreeSet;
 
+/// So many workers ended while they worked on a job beside others: the next one does it alone.
+pub(super) const SUSPECT: u32 = 2;
+
 impl Coordinator {
     /// The chunk of a group that is to be done next; none when the group is complete.
     pub(super) fn current(&self, number: u64) -> Option<JobName> {
@@ -94,7 +97,8 @@ impl Coordinator {
         let version = self.plan.version_of(job);
         // A version that is not published yet has no lineage; without that rule there is none to name.
         let lineage = self.lineages.get(&version).copied().unwrap_or(Lineage([0; 16]));
-        out.push(Action::Offer { job, version, lineage });
+        let alone = self.jobs.get(&job).is_some_and(|state| state.shared_deaths >= SUSPECT);
+        out.push(Action::Offer { job, version, lineage, alone });
     }
 
     pub(super) fn claimed(&mut self, worker: WorkerName, job: JobName, out: &mut Vec<Action>) {
@@ -122,11 +126,16 @@ impl Coordinator {
     }
 
     pub(super) fn returned(&mut self, worker: &WorkerName, job: JobName, faulty: bool, out: &mut Vec<Action>) {
-        let Some(state) = self.jobs.get_mut(&job) else { return };
-        state.claims.remove(worker);
-        if faulty && state.answer.is_none() {
+        if self.released(worker, job) && faulty {
             self.died_of(job, out);
         }
+    }
+
+    /// The worker no longer has the job. Whether it is still to be done.
+    fn released(&mut self, worker: &WorkerName, job: JobName) -> bool {
+        let Some(state) = self.jobs.get_mut(&job) else { return false };
+        state.claims.remove(worker);
+        state.answer.is_none()
     }
 
     pub(super) fn ended(&mut self, worker: &WorkerName, faulty: bool, out: &mut Vec<Action>) {
@@ -136,13 +145,26 @@ impl Coordinator {
         }
         let claimed = |state: &super::JobState| state.claims.contains(worker);
         let jobs: Vec<JobName> = self.jobs.iter().filter(|(_, state)| claimed(state)).map(|(job, _)| *job).collect();
+        let is_alone = jobs.len() == 1;
         for job in jobs {
             out.push(Action::Release(worker.clone(), job));
-            self.returned(worker, job, faulty, out);
+            match self.released(worker, job) && faulty {
+                true if is_alone => self.died_of(job, out),
+                true => self.suspect(job),
+                false => {}
+            }
         }
     }
 
-    /// One more worker ended while it worked on this job.
+    /// A worker ended while it worked on this job and on others. After some of these, the job is offered to be done
+    /// alone, so that it is not blamed for what another did.
+    fn suspect(&mut self, job: JobName) {
+        if let Some(state) = self.jobs.get_mut(&job) {
+            state.shared_deaths = (state.shared_deaths + 1).min(SUSPECT);
+        }
+    }
+
+    /// One more worker ended while it worked on this job alone.
     fn died_of(&mut self, job: JobName, out: &mut Vec<Action>) {
         let Some(state) = self.jobs.get_mut(&job) else { return };
         state.deaths += 1;

@@ -83,8 +83,10 @@ struct JobState {
     /// It lies where a worker finds it.
     pending: bool,
     claims: BTreeSet<WorkerName>,
-    /// Workers that ended while they worked on it.
+    /// Workers that ended while they worked on it alone.
     deaths: u32,
+    /// Workers that ended while they worked on it beside others, up to [`SUSPECT`](jobs::SUSPECT).
+    shared_deaths: u32,
     /// ms since it was last offered.
     age_ms: u64,
 }

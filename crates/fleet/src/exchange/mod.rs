@@ -90,6 +90,9 @@ pub struct LearnerState {
     pub ended: bool,
     /// The last checkpoint, and those that wait for their frontier.
     pub checkpoints: CheckpointStates,
+    /// Workers that it knows of.
+    #[serde(default)]
+    pub workers: u64,
     /// Counted since this learner started.
     pub counts: Counts,
     /// What else the caller tells its workers: where slots are mapped, which model and arithmetic. Opaque here.
@@ -143,8 +146,9 @@ pub struct WorkerStatus {
     pub progress: u64,
     /// The kinds of jobs that it takes; none: all.
     pub profiles: Vec<String>,
-    /// What it works on, and what it does: sampling, scoring.
-    pub job: Option<(JobName, String)>,
+    /// What it works on, and what it does with each: sampling, scoring.
+    #[serde(default)]
+    pub jobs: Vec<(JobName, String)>,
     /// Jobs done.
     pub done: u64,
     /// Seconds that it worked, and that it waited for jobs.

@@ -433,9 +433,9 @@ impl World {
     }
 
     fn carry_out(&mut self, action: Action) -> Result<Option<Event>, String> {
-        if let Action::Offer { job, version, lineage } = action {
+        if let Action::Offer { job, version, lineage, alone } = action {
             let payload = self.payload(job);
-            self.queue.offer(&Job { name: job, version, lineage, profile: String::new(), payload });
+            self.queue.offer(&Job { name: job, version, lineage, alone, profile: String::new(), payload });
             if let Some(learner) = &mut self.learner {
                 learner.observer.offered(job);
             }

@@ -6,13 +6,13 @@ use fleet::batches::BatchFiles;
 use fleet::coordinator::SyncedBatch;
 use fleet::exchange::Exchange;
 use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
-use fleet::worker::{Done, NotDone, Progress, Work};
+use fleet::worker::{Done, Proceeded, Work};
 use fleet::{Answer, BatchDigest, Error, Job, JobName, JobResult, Lineage, Plan, Result};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use twox_hash::XxHash3_64;
 
 pub fn hash(parts: &[u64]) -> u64 {
@@ -139,36 +139,66 @@ pub struct FakeWork {
     pub takes: Duration,
     /// Scores differ whenever a job is done anew.
     pub random_scores: bool,
+    /// How many jobs it does at once.
+    pub room: usize,
+    pub begun: BTreeMap<JobName, Begun>,
+}
+
+/// A job, and since when it has its weights: the slot that it pins, and what it read there.
+pub struct Begun {
+    job: Job,
+    pinned: Option<(File, (u64, Lineage, u64), Instant)>,
+}
+
+impl FakeWork {
+    pub fn new(out: &Path, count: usize, takes: Duration, random_scores: bool) -> FakeWork {
+        FakeWork { slots: Slots::new(out), count, takes, random_scores, room: 3, begun: BTreeMap::new() }
+    }
 }
 
 impl Work for FakeWork {
-    fn run(&mut self, job: &Job, progress: &Progress<'_>) -> std::result::Result<Done, NotDone> {
-        let pinned = loop {
-            if let Some(file) = self.slots.pin(self.count, job.version, job.lineage) {
-                break file;
+    fn has_room(&self) -> bool {
+        self.begun.len() < self.room
+    }
+
+    fn begin(&mut self, job: Job) {
+        self.begun.insert(job.name, Begun { job, pinned: None });
+    }
+
+    fn forget(&mut self, job: JobName) {
+        self.begun.remove(&job);
+    }
+
+    fn proceed(&mut self) -> Proceeded {
+        let mut proceeded = Proceeded { waits: true, ..Proceeded::default() };
+        for (name, Begun { job, pinned }) in &mut self.begun {
+            let Some((file, before, since)) = pinned else {
+                let file = self.slots.pin(self.count, job.version, job.lineage);
+                *pinned = file.map(|file| {
+                    let before = Slots::read(&file).unwrap();
+                    (file, before, Instant::now())
+                });
+                continue;
+            };
+            if since.elapsed() < self.takes {
+                continue;
             }
-            progress.advance("waiting for weights");
-            if progress.must_stop() {
-                return Err(NotDone::Stopped);
+            let after = Slots::read(file).unwrap();
+            let weights = if *before == after { after.2 } else { hash(&[before.2, after.2]) };
+            let (mut bytes, answer) = sample(job.name, weights, &job.payload);
+            if self.random_scores {
+                let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos();
+                bytes.extend_from_slice(&(now as u64).to_le_bytes());
             }
-            std::thread::sleep(Duration::from_millis(1));
-        };
-        let before = Slots::read(&pinned).unwrap();
-        for _ in 0..4 {
-            progress.advance("sampling");
-            std::thread::sleep(self.takes / 4);
-            if progress.must_stop() {
-                return Err(NotDone::Stopped);
-            }
+            proceeded.ended.push((*name, Ok(Done { bytes, answer })));
         }
-        let after = Slots::read(&pinned).unwrap();
-        let weights = if before == after { after.2 } else { hash(&[before.2, after.2]) };
-        let (mut bytes, answer) = sample(job.name, weights, &job.payload);
-        if self.random_scores {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-            bytes.extend_from_slice(&now.to_le_bytes());
-        }
-        Ok(Done { bytes, answer })
+        proceeded.ended.iter().for_each(|(job, _)| drop(self.begun.remove(job)));
+        std::thread::sleep(Duration::from_millis(1));
+        proceeded
+    }
+
+    fn stages(&self) -> Vec<(JobName, String)> {
+        self.begun.keys().map(|job| (*job, "sampling".to_owned())).collect()
     }
 }
 

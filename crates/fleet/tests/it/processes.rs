@@ -1,11 +1,11 @@
 //! Learner, workers and supervisor as processes that are killed. This test program starts itself again: the test
 //! [`a_process`] is each of them.
 
-use crate::fake::{FakeWork, Slots, check_log, count_kill, learn, sequential};
+use crate::fake::{FakeWork, check_log, count_kill, learn, sequential};
 use fleet::exchange::spool::{Layout, SpoolLearner, SpoolWorker};
 use fleet::supervisor::{self, Limits, Role};
-use fleet::worker::{Done, NotDone, Progress, Work, Worker};
-use fleet::{Job, Plan, WorkerName};
+use fleet::worker::{Proceeded, Work, Worker};
+use fleet::{Job, JobName, Plan, WorkerName};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -41,11 +41,27 @@ fn plan() -> Plan {
 struct Fragile(FakeWork, Option<String>);
 
 impl Work for Fragile {
-    fn run(&mut self, job: &Job, progress: &Progress<'_>) -> Result<Done, NotDone> {
+    fn has_room(&self) -> bool {
+        self.0.has_room()
+    }
+
+    fn begin(&mut self, job: Job) {
         if self.1.as_deref() == Some(&job.name.to_string()) {
             std::process::abort();
         }
-        self.0.run(job, progress)
+        self.0.begin(job);
+    }
+
+    fn forget(&mut self, job: JobName) {
+        self.0.forget(job);
+    }
+
+    fn proceed(&mut self) -> Proceeded {
+        self.0.proceed()
+    }
+
+    fn stages(&self) -> Vec<(JobName, String)> {
+        self.0.stages()
     }
 }
 
@@ -78,12 +94,8 @@ fn a_process() {
             std::process::exit(code.unwrap());
         }
         name => SpoolWorker::join(&out, WorkerName::new(name).unwrap()).and_then(|exchange| {
-            let fake = FakeWork {
-                slots: Slots::new(&out),
-                count: plan().slots,
-                takes: Duration::from_millis(number("FLEET_TAKES_MS", 4)),
-                random_scores: true,
-            };
+            let takes = Duration::from_millis(number("FLEET_TAKES_MS", 4));
+            let fake = FakeWork::new(&out, plan().slots, takes, true);
             let mut work = Fragile(fake, std::env::var("FLEET_KILLER").ok());
             Worker::new(exchange, WorkerName::new(name).unwrap(), Vec::new()).run(&mut work, &stopped).map(drop)
         }),

@@ -1,6 +1,6 @@
 //! Learner and workers as threads of one process.
 
-use crate::fake::{FakeWork, Slots, check_log, learn, sequential};
+use crate::fake::{FakeWork, check_log, learn, sequential};
 use fleet::exchange::spool::{SpoolLearner, SpoolWorker};
 use fleet::exchange::{Memory, WorkerExchange};
 use fleet::worker::{End, Worker};
@@ -14,7 +14,7 @@ fn plan(k: u64, chunks: bool) -> Plan {
 
 fn work<E: WorkerExchange + Send>(out: &Path, exchange: E, name: &str, slots: usize) -> End {
     let takes = Duration::from_millis(2);
-    let mut fake = FakeWork { slots: Slots::new(out), count: slots, takes, random_scores: false };
+    let mut fake = FakeWork::new(out, slots, takes, false);
     Worker::new(exchange, WorkerName::new(name).unwrap(), Vec::new()).run(&mut fake, &|| false).unwrap()
 }
 

@@ -5,9 +5,11 @@
 //! begins with. It knows neither steps nor the run's files.
 
 mod learner;
+mod scorers;
 mod worker;
 
 pub use learner::{Distributed, Frontier, FrontierGroup, Pending, Start};
+pub use scorers::{MakeRewards, Scorers};
 pub use worker::{Parts, WorkerWork};
 
 use crate::config::{Config, settings_of_weights};

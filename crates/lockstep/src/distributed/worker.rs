@@ -1,35 +1,43 @@
-//! A worker's side: finds the weights of a job, pins them, and does it.
+//! A worker's side: finds the weights of its jobs, pins them, samples all groups together, and has them scored.
 
 use super::learner::job_of;
+use super::scorers::Scorers;
 use super::{Identity, Shared};
 use crate::error::paragraph;
-use crate::rollouts::collector::Collector;
-use crate::rollouts::jobs::GroupAnswer;
-use crate::stop::{StopSignal, is_stopped};
+use crate::rollouts::jobs::{GroupAnswer, GroupJob};
 use anyhow::{Context as _, bail};
 use fleet::exchange::LearnerState;
 use fleet::exchange::spool::Layout;
-use fleet::worker::{Done, NotDone, Progress, Work};
-use fleet::{Answer, Job};
+use fleet::worker::{Done, Proceeded, Work};
+use fleet::{Answer, Job, JobName};
 use kernels::Context;
-use model::{Adapter, LoraConfig, ModelConfig, ModelView, SharedSlot, Weights};
-use std::collections::HashMap;
+use kernels::memory::slot::Contents;
+use model::{Adapter, LoraConfig, ModelConfig, SharedSlot, Weights};
+use rollout::{AdapterVersion, Engine, ModelVersion, Models, RequestId, RolloutGroup};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often a worker looks for weights that are not there yet.
 const LOOK: Duration = Duration::from_millis(5);
-/// How often it tells that it works.
-const TELL: Duration = Duration::from_millis(200);
+/// Steps of the engine are done for so long before anything else is looked at.
+const STEPS: Duration = Duration::from_millis(2);
 
-/// What does the jobs of a run.
+/// What does the jobs of a run: their groups are one batch of the engine, and those that have ended are scored beside
+/// it.
 pub struct WorkerWork {
     parts: Parts,
     layout: Layout,
     slots: HashMap<PathBuf, SharedSlot>,
     base: Option<(PathBuf, Weights)>,
+    begun: BTreeMap<JobName, Begun>,
+    /// What cannot be done, with the reason.
+    failed: Vec<(JobName, String)>,
+    /// The weights that groups are sampled with, by the updates that they have had, until the last one has ended.
+    pinned: BTreeMap<u64, Pinned>,
+    looked: Option<Instant>,
     tokens: u64,
     seconds: f64,
 }
@@ -44,18 +52,39 @@ pub struct Parts {
     pub model: Arc<ModelConfig>,
     /// The adapter that is trained, if one is.
     pub lora: Option<LoraConfig>,
-    /// Generates and scores.
-    pub collector: Collector,
-    /// Ends a job.
-    pub stop: StopSignal,
+    /// Generates.
+    pub engine: Engine,
+    /// Groups that it generates at once.
+    pub groups: usize,
+    /// Score.
+    pub scorers: Scorers,
     /// This worker's.
     pub identity: Identity,
     /// A reward that cannot score ends the worker.
     pub refuses_failed_rewards: bool,
 }
 
+/// A job that has begun.
+struct Begun {
+    job: Job,
+    group: GroupJob,
+    stage: Stage,
+}
+
+enum Stage {
+    WaitsForWeights,
+    Sampling { request: RequestId, since: Instant },
+    Scoring,
+}
+
 /// The weights of a job, pinned.
-enum Pinned {
+struct Pinned {
+    weights: PinnedWeights,
+    /// Where they lie: another learner may have other weights of as many updates.
+    place: (PathBuf, u64),
+}
+
+enum PinnedWeights {
     Whole(Weights),
     Adapter(Adapter),
 }
@@ -64,7 +93,18 @@ impl WorkerWork {
     /// A worker of these parts.
     pub fn new(parts: Parts) -> WorkerWork {
         let layout = Layout::of_run(&parts.out);
-        WorkerWork { parts, layout, slots: HashMap::new(), base: None, tokens: 0, seconds: 0.0 }
+        WorkerWork {
+            parts,
+            layout,
+            slots: HashMap::new(),
+            base: None,
+            begun: BTreeMap::new(),
+            failed: Vec::new(),
+            pinned: BTreeMap::new(),
+            looked: None,
+            tokens: 0,
+            seconds: 0.0,
+        }
     }
 
     fn shared(&self) -> anyhow::Result<Option<Shared>> {
@@ -77,119 +117,221 @@ impl WorkerWork {
         Ok(Some(shared))
     }
 
-    /// The weights of a job, once they are published; none if the job is not wanted any more.
-    fn pin(&mut self, job: &Job, progress: &Progress<'_>) -> anyhow::Result<Option<Pinned>> {
-        loop {
-            if let Some(shared) = self.shared()?
-                && let Some(pinned) = self.try_pin(job, &shared)?
-            {
-                return Ok(Some(pinned));
-            }
-            progress.advance("waiting for weights");
-            if progress.must_stop() {
-                return Ok(None);
-            }
-            std::thread::sleep(LOOK);
-        }
+    fn in_stage(&self, is_it: impl Fn(&Stage) -> bool) -> impl Iterator<Item = (&JobName, &Begun)> {
+        self.begun.iter().filter(move |(_, begun)| is_it(&begun.stage))
     }
 
-    /// None if they are not there: not yet, or because their learner has ended.
-    fn try_pin(&mut self, job: &Job, shared: &Shared) -> anyhow::Result<Option<Pinned>> {
+    /// Submits the groups whose weights are published.
+    fn submit(&mut self) -> anyhow::Result<()> {
+        let waiting = self.in_stage(|stage| matches!(stage, Stage::WaitsForWeights));
+        let waiting: Vec<JobName> = waiting.map(|(job, _)| *job).collect();
+        if waiting.is_empty() || self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+            return Ok(());
+        }
+        self.looked = Some(Instant::now());
+        let Some(shared) = self.shared()? else { return Ok(()) };
+        // Slots of a learner that has ended take memory as long as they are mapped.
+        self.slots.retain(|path, _| shared.slots.values().any(|place| place.path == *path));
+        for name in waiting {
+            let Some(mut begun) = self.begun.remove(&name) else { continue };
+            if let Some(model) = self.pin(&begun, &shared)? {
+                let request = self.parts.engine.submit(begun.group.request(Some(model)))?;
+                begun.stage = Stage::Sampling { request, since: Instant::now() };
+                self.looked = None;
+            }
+            self.begun.insert(name, begun);
+        }
+        Ok(())
+    }
+
+    /// The weights of a job, if they are there: not yet, or because their learner has ended.
+    fn pin(&mut self, Begun { job, group, .. }: &Begun, shared: &Shared) -> anyhow::Result<Option<ModelVersion>> {
         let Some(place) = shared.slots.get(&job.version).filter(|place| place.lineage == job.lineage) else {
             return Ok(None);
         };
-        // Slots of a learner that has ended take memory as long as they are mapped.
-        self.slots.retain(|path, _| shared.slots.values().any(|place| place.path == *path));
-        let slot = match self.slots.entry(place.path.clone()) {
-            std::collections::hash_map::Entry::Occupied(slot) => slot.into_mut(),
-            std::collections::hash_map::Entry::Vacant(free) => match open(&place.path, shared.run) {
+        let place = (place.path.clone(), place.stored_as);
+        match self.pinned.get(&group.version) {
+            Some(pinned) if pinned.place == place => {}
+            // Those of another learner: its groups end, or are not wanted any more.
+            Some(_) => return Ok(None),
+            None => {
+                let Some((weights, contents)) = self.load(&place.0, shared)? else { return Ok(None) };
+                if contents.number != place.1 {
+                    return Ok(None);
+                }
+                let version = match &weights {
+                    PinnedWeights::Whole(weights) => weights.version,
+                    PinnedWeights::Adapter(adapter) => adapter.version,
+                };
+                if version != group.version {
+                    bail!(
+                        "the job of group {} is for weights of version {}, not {version}",
+                        group.number,
+                        group.version
+                    );
+                }
+                self.pinned.insert(version, Pinned { weights, place });
+            }
+        }
+        let base = self.base.as_ref().map(|(_, weights)| weights.version);
+        Ok(Some(match (&self.parts.lora, base) {
+            (Some(_), Some(base)) => {
+                ModelVersion { base, adapter: Some(AdapterVersion { id: 0, version: group.version }) }
+            }
+            _ => ModelVersion { base: group.version, adapter: None },
+        }))
+    }
+
+    /// What lies in a slot, pinned.
+    fn load(&mut self, path: &Path, shared: &Shared) -> anyhow::Result<Option<(PinnedWeights, Contents)>> {
+        let slot = match self.slots.entry(path.to_owned()) {
+            Entry::Occupied(slot) => slot.into_mut(),
+            Entry::Vacant(free) => match open(path, shared.run) {
                 Some(slot) => free.insert(slot),
                 None => return Ok(None),
             },
         };
         let (memory, config) = (self.parts.ctx.memory(), &self.parts.model);
-        let found = match (&self.parts.lora, &shared.base) {
-            (Some(lora), Some(base)) => {
-                if self.base.as_ref().is_none_or(|(path, _)| path != base) {
-                    let Some(slot) = open(base, shared.run) else { return Ok(None) };
-                    let Some((weights, _)) = slot.weights(memory, config)? else { return Ok(None) };
-                    self.base = Some((base.clone(), weights));
-                }
-                slot.adapter(memory, config, lora)?.map(|(adapter, contents)| (Pinned::Adapter(adapter), contents))
-            }
-            _ => slot.weights(memory, config)?.map(|(weights, contents)| (Pinned::Whole(weights), contents)),
+        let (Some(lora), Some(base)) = (&self.parts.lora, &shared.base) else {
+            let found = slot.weights(memory, config)?;
+            return Ok(found.map(|(weights, contents)| (PinnedWeights::Whole(weights), contents)));
         };
-        let is_it = |contents: &kernels::memory::slot::Contents| contents.number == place.stored_as;
-        Ok(found.filter(|(_, contents)| is_it(contents)).map(|(pinned, _)| pinned))
+        if self.base.as_ref().is_none_or(|(path, _)| path != base) {
+            let is_in_use = self.begun.values().any(|begun| matches!(begun.stage, Stage::Sampling { .. }));
+            let Some(slot) = open(base, shared.run).filter(|_| !is_in_use) else { return Ok(None) };
+            let Some((weights, _)) = slot.weights(memory, config)? else { return Ok(None) };
+            self.base = Some((base.clone(), weights));
+        }
+        let found = slot.adapter(memory, config, lora)?;
+        Ok(found.map(|(adapter, contents)| (PinnedWeights::Adapter(adapter), contents)))
     }
 
-    fn work(&mut self, job: &Job, progress: &Progress<'_>) -> anyhow::Result<Option<GroupAnswer>> {
-        let group_job = job_of(job)?;
-        let Some(pinned) = self.pin(job, progress)? else { return Ok(None) };
-        let view = match (&pinned, &self.base) {
-            (Pinned::Whole(weights), _) => ModelView::from(weights),
-            (Pinned::Adapter(adapter), Some((_, base))) => ModelView::new(base, Some(adapter)),
-            (Pinned::Adapter(_), None) => bail!("the base of the adapter is gone"),
-        };
-        let since = Instant::now();
-        let collector = &mut self.parts.collector;
-        let group = telling(progress, "sampling", || collector.generate(view, &group_job))?;
-        let rollout_s = since.elapsed().as_secs_f64();
-        // Scores need no weights: the learner may write this slot.
-        drop(pinned);
-        self.tokens += group.completions.iter().map(|c| c.ids.len() as u64).sum::<u64>();
-        self.seconds += rollout_s;
-        progress.share(serde_json::json!({ "tokens_per_s": self.tokens as f64 / self.seconds.max(1e-9) }));
-        let scores = telling(progress, "scoring", || collector.score(&group, &group_job))?;
-        let problems = scores.iter().flat_map(|given| &given.scores.problems);
-        if let Some(problem) = problems.filter(|problem| problem.fatal).find(|_| self.parts.refuses_failed_rewards) {
-            bail!("reward `{}` fails: {}", problem.reward, problem.message);
+    /// Steps of the engine, until a group has ended or some milliseconds have passed.
+    fn step(&mut self) -> anyhow::Result<Vec<RolloutGroup>> {
+        let engine = &mut self.parts.engine;
+        let base = self.base.as_ref().map(|(_, weights)| weights);
+        let (mut bases, mut adapters): (Vec<&Weights>, Vec<_>) = (base.into_iter().collect(), Vec::new());
+        for pinned in self.pinned.values() {
+            match &pinned.weights {
+                PinnedWeights::Whole(weights) => bases.push(weights),
+                PinnedWeights::Adapter(adapter) => adapters.push((0, adapter)),
+            }
         }
-        Ok(Some(GroupAnswer { group, scores, rollout_s }))
+        let models = Models { current: None, bases: &bases, adapters: &adapters };
+        let since = Instant::now();
+        let ended = loop {
+            let ended = engine.step(models)?;
+            self.tokens += engine.drawn().len() as u64;
+            if !ended.is_empty() || engine.is_idle() || since.elapsed() >= STEPS {
+                break ended;
+            }
+        };
+        self.seconds += since.elapsed().as_secs_f64();
+        Ok(ended)
+    }
+
+    /// Groups that have ended are scored.
+    fn score(&mut self, groups: Vec<RolloutGroup>) -> anyhow::Result<()> {
+        for group in groups {
+            let name = JobName::Rollout { number: group.id, chunk: 0 };
+            let Some(begun) = self.begun.get_mut(&name) else { continue };
+            let Stage::Sampling { since, .. } = begun.stage else { continue };
+            begun.stage = Stage::Scoring;
+            self.parts.scorers.submit(begun.group.clone(), group, since.elapsed().as_secs_f64())?;
+        }
+        self.unpin();
+        Ok(())
+    }
+
+    /// Scores need no weights: the learner may write the slots of groups that have ended.
+    fn unpin(&mut self) {
+        let begun = &self.begun;
+        let is_needed = |version: &u64| {
+            let mut groups = begun.values().filter(|begun| matches!(begun.stage, Stage::Sampling { .. }));
+            groups.any(|begun| begun.group.version == *version)
+        };
+        self.pinned.retain(|version, _| is_needed(version));
+    }
+
+    fn scored(&mut self, number: u64, answer: anyhow::Result<GroupAnswer>) -> Option<(JobName, Result<Done, String>)> {
+        let name = JobName::Rollout { number, chunk: 0 };
+        // It may have been withdrawn, and claimed again since: then the same tokens come once more.
+        self.begun.get(&name).filter(|begun| matches!(begun.stage, Stage::Scoring))?;
+        self.begun.remove(&name);
+        let done = answer.and_then(|answer| {
+            let mut problems = answer.scores.iter().flat_map(|given| &given.scores.problems);
+            if let Some(problem) = problems.find(|problem| problem.fatal && self.parts.refuses_failed_rewards) {
+                bail!("reward `{}` fails: {}", problem.reward, problem.message);
+            }
+            let fingerprint = GroupAnswer::fingerprint(&answer.group);
+            Ok(Done { bytes: answer.to_bytes(), answer: Answer { fingerprint, more: false } })
+        });
+        Some((name, done.map_err(|error| paragraph(&error))))
+    }
+
+    fn compute(&mut self) -> anyhow::Result<bool> {
+        self.submit()?;
+        if self.parts.engine.is_idle() {
+            return Ok(false);
+        }
+        let ended = self.step()?;
+        self.score(ended)?;
+        Ok(true)
     }
 }
 
 impl Work for WorkerWork {
-    fn run(&mut self, job: &Job, progress: &Progress<'_>) -> Result<Done, NotDone> {
-        match self.work(job, progress) {
-            Ok(Some(answer)) => {
-                let fingerprint = GroupAnswer::fingerprint(&answer.group);
-                Ok(Done { bytes: answer.to_bytes(), answer: Answer { fingerprint, more: false } })
-            }
-            Ok(None) => Err(NotDone::Stopped),
-            Err(error) if self.parts.stop.is_requested() || is_stopped(&error) => Err(NotDone::Stopped),
-            Err(error) => Err(NotDone::Failed(paragraph(&error))),
+    fn has_room(&self) -> bool {
+        self.in_stage(|stage| !matches!(stage, Stage::Scoring)).count() < self.parts.groups
+    }
+
+    fn begin(&mut self, job: Job) {
+        match job_of(&job) {
+            Ok(group) => drop(self.begun.insert(job.name, Begun { job, group, stage: Stage::WaitsForWeights })),
+            Err(error) => self.failed.push((job.name, paragraph(&error))),
         }
+    }
+
+    fn forget(&mut self, job: JobName) {
+        let begun = self.begun.remove(&job);
+        if let Some(Begun { stage: Stage::Sampling { request, .. }, .. }) = begun {
+            self.parts.engine.cancel(request);
+        }
+        self.unpin();
+    }
+
+    fn proceed(&mut self) -> Proceeded {
+        let mut ended: Vec<_> = self.failed.drain(..).map(|(job, why)| (job, Err(why))).collect();
+        let computed = match self.compute() {
+            Ok(computed) => computed,
+            Err(error) => {
+                // The first one is named; a job that ends every worker is found by being done alone.
+                let why = paragraph(&error);
+                ended.extend(self.begun.keys().next().map(|job| (*job, Err(why))));
+                true
+            }
+        };
+        while let Some((number, answer)) = self.parts.scorers.next_answer() {
+            ended.extend(self.scored(number, answer));
+        }
+        Proceeded { ended, waits: !computed }
+    }
+
+    fn stages(&self) -> Vec<(JobName, String)> {
+        let stage = |begun: &Begun| match begun.stage {
+            Stage::WaitsForWeights => "waiting for weights",
+            Stage::Sampling { .. } => "sampling",
+            Stage::Scoring => "scoring",
+        };
+        self.begun.iter().map(|(job, begun)| (*job, stage(begun).to_owned())).collect()
+    }
+
+    fn share(&self) -> serde_json::Value {
+        serde_json::json!({ "tokens_per_s": self.tokens as f64 / self.seconds.max(1e-9) })
     }
 }
 
 /// A slot of this run; none if it is gone.
 fn open(path: &Path, run: [u8; 16]) -> Option<SharedSlot> {
     SharedSlot::open(path).ok().filter(|slot| slot.run() == run)
-}
-
-/// Does `work`, and tells meanwhile that it proceeds.
-fn telling<T>(progress: &Progress<'_>, stage: &str, work: impl FnOnce() -> T) -> T {
-    let done = AtomicBool::new(false);
-    progress.advance(stage);
-    std::thread::scope(|scope| {
-        let teller = scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
-                std::thread::park_timeout(TELL);
-                progress.advance(stage);
-            }
-        });
-        // Also when it panics: the scope waits for the thread.
-        let _ended = Ended(&done, teller.thread().clone());
-        work()
-    })
-}
-
-struct Ended<'a>(&'a AtomicBool, std::thread::Thread);
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-        self.1.unpark();
-    }
 }

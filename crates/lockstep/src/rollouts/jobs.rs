@@ -6,24 +6,21 @@
 //! put together by the code of a collection in one place, so that nothing depends on who did what, or when.
 
 #[cfg(test)]
-use super::collector::Collect;
-use super::collector::{CollectRequest, Collected, Collector, Observer, finite_logps, watched};
+use super::collector::{Collect, Collector};
+use super::collector::{CollectRequest, Collected, Observer, finite_logps, watched};
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, inputs_of_group};
 use crate::data::prompts::Prompt;
 use crate::stop::StopSignal;
 use anyhow::{Context as _, bail};
 #[cfg(test)]
 use model::AdaptedWeights;
-use model::ModelView;
 use model::tokenizer::Tokenizer;
 use rewards::{GivenScores, Reward, score_group};
-use rollout::{Request, RolloutGroup, SamplingParams};
+use rollout::{ModelVersion, Request, RolloutGroup, SamplingParams};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hasher;
 use std::sync::Arc;
-#[cfg(test)]
-use std::time::Instant;
 use twox_hash::XxHash3_64;
 use zerocopy::IntoBytes;
 
@@ -57,48 +54,48 @@ pub struct GroupAnswer {
     pub rollout_s: f64,
 }
 
+impl GroupJob {
+    /// What an engine is asked for.
+    pub fn request(&self, model: Option<ModelVersion>) -> Request {
+        let (prompt, sampling) = (self.prompt.tokens.clone(), Arc::new(self.sampling.clone()));
+        Request { model, ..Request::new(self.number, prompt, self.num_generations, sampling) }
+    }
+}
+
+/// What the rewards of a job say of its completions.
+pub fn score(
+    rewards: &mut [Box<dyn Reward>],
+    tokenizer: &Tokenizer,
+    stop: &StopSignal,
+    group: &RolloutGroup,
+    job: &GroupJob,
+) -> anyhow::Result<Vec<GivenScores>> {
+    let place = |name: &String| {
+        let found = rewards.iter().position(|reward| reward.name() == name && reward.scores_by_group());
+        found.with_context(|| format!("this worker has no reward `{name}` that scores a group by itself"))
+    };
+    let asked = job.rewards.iter().map(place).collect::<anyhow::Result<Vec<_>>>()?;
+    let prompts = Prompts::from([(job.number, Arc::new(job.prompt.clone()))]);
+    let inputs = inputs_of_group(tokenizer, &prompts, group)?;
+    let mut scores = score_group(rewards, &asked, &inputs, job.step);
+    scores.iter_mut().enumerate().for_each(|(place, given)| given.reward = place);
+    // After a stop request rewards may have returned early, with anything.
+    stop.check()?;
+    Ok(scores)
+}
+
+#[cfg(test)]
 impl Collector {
     /// Does a job with the weights that it names.
-    #[cfg(test)]
-    pub fn work(&mut self, model: ModelView<'_>, job: &GroupJob) -> anyhow::Result<GroupAnswer> {
-        let since = Instant::now();
-        let group = self.generate(model, job)?;
-        let rollout_s = since.elapsed().as_secs_f64();
-        let scores = self.score(&group, job)?;
-        Ok(GroupAnswer { group, scores, rollout_s })
-    }
-
-    /// The completions of a job.
-    pub fn generate(&mut self, model: ModelView<'_>, job: &GroupJob) -> anyhow::Result<RolloutGroup> {
+    pub fn work(&mut self, model: model::ModelView<'_>, job: &GroupJob) -> anyhow::Result<GroupAnswer> {
         let version = model.version().trained();
         if version != job.version {
             bail!("the job of group {} is for weights of version {}, not {version}", job.number, job.version);
         }
-        self.places(job)?;
-        let sampling = Arc::new(job.sampling.clone());
-        let request = Request::new(job.number, job.prompt.tokens.clone(), job.num_generations, sampling);
-        self.engine.generate_with(model, vec![request], |_| {})?.pop().context("a group of each request")
-    }
-
-    /// What the rewards of a job say of its completions.
-    pub fn score(&mut self, group: &RolloutGroup, job: &GroupJob) -> anyhow::Result<Vec<GivenScores>> {
-        let asked = self.places(job)?;
-        let prompts = Prompts::from([(job.number, Arc::new(job.prompt.clone()))]);
-        let inputs = inputs_of_group(&self.tokenizer, &prompts, group)?;
-        let mut scores = score_group(&mut self.rewards, &asked, &inputs, job.step);
-        scores.iter_mut().enumerate().for_each(|(place, given)| given.reward = place);
-        // After a stop request rewards may have returned early, with anything.
-        self.stop.check()?;
-        Ok(scores)
-    }
-
-    /// The places of the rewards of a job.
-    fn places(&self, job: &GroupJob) -> anyhow::Result<Vec<usize>> {
-        let place = |name: &String| {
-            let found = self.rewards.iter().position(|reward| reward.name() == name && reward.scores_by_group());
-            found.with_context(|| format!("this worker has no reward `{name}` that scores a group by itself"))
-        };
-        job.rewards.iter().map(place).collect()
+        let group = self.engine.generate_with(model, vec![job.request(None)], |_| {})?.pop();
+        let group = group.context("a group of each request")?;
+        let scores = score(&mut self.rewards, &self.tokenizer, &self.stop, &group, job)?;
+        Ok(GroupAnswer { group, scores, rollout_s: 0.0 })
     }
 }
 

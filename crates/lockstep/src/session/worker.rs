@@ -2,10 +2,9 @@
 
 use crate::config::{Layers, Purpose, RewardErrors, WorkloadBounds, engine_config};
 use crate::data::prompt_dataset::context;
-use crate::distributed::{Identity, Parts, Shared, WorkerWork, of_fleet};
+use crate::distributed::{Identity, MakeRewards, Parts, Scorers, Shared, WorkerWork, of_fleet};
 use crate::error::{BadInput, OrBadInput};
 use crate::models::{ModelSource, load_assets};
-use crate::rollouts::collector::Collector;
 use crate::rollouts::rewards::{ConfiguredReward, asked_by_workers, named_rewards, ready_rewards};
 use crate::run;
 use crate::run::RunDir;
@@ -18,6 +17,7 @@ use model::Head;
 use rewards::RewardSpec;
 use rollout::Engine;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How often a worker that waits for its learner looks for it.
@@ -59,7 +59,8 @@ pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
         worker.exchange().wait(LOOK);
     };
     let shared: Shared = serde_json::from_value(state.shared).or_bad_input_in("learner.json")?;
-    let parts = parts(run, threads, stop.clone(), &shared)?;
+    let batch = (state.groups as usize, state.max_staleness as usize);
+    let parts = parts(run, threads, stop.clone(), &shared, batch)?;
     if let Some(what) = parts.identity.difference(&shared.identity) {
         return Err(BadInput::new(format!("{name} cannot work for this run: {what}")));
     }
@@ -73,7 +74,13 @@ pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
 }
 
 /// What the worker computes with, from the configuration of the run.
-fn parts(run: &Path, threads: Option<usize>, stop: StopSignal, shared: &Shared) -> anyhow::Result<Parts> {
+fn parts(
+    run: &Path,
+    threads: Option<usize>,
+    stop: StopSignal,
+    shared: &Shared,
+    (groups, staleness): (usize, usize),
+) -> anyhow::Result<Parts> {
     let dir = RunDir::open(run)?;
     let resolved = Layers { purpose: Purpose::Grpo, file: Some(dir.config()), ..Layers::default() }.resolve()?;
     let mut config = resolved.config;
@@ -94,29 +101,35 @@ fn parts(run: &Path, threads: Option<usize>, stop: StopSignal, shared: &Shared) 
         }
     }
     config.reward_funcs = own;
-    let named = named_rewards(&config, Vec::new(), &stop)?;
-    let asked = asked_by_workers(&named);
-    if let Some(missing) = shared.rewards.iter().find(|name| !asked.contains(*name)) {
-        return Err(BadInput::new(format!("this worker cannot ask the reward `{missing}` of the run")));
-    }
-    debug_assert!(named.iter().all(|reward| matches!(reward, ConfiguredReward::Ready(..))));
-    let rewards = ready_rewards(named, Vec::new(), &stop);
+    let refuses_failed_rewards = config.reward_errors == RewardErrors::Stop;
+    let wanted = shared.rewards.clone();
+    let configured = config.clone();
+    let make: MakeRewards = Arc::new(move |start: &StopSignal, stop: &StopSignal| {
+        let named = named_rewards(&configured, Vec::new(), start)?;
+        let asked = asked_by_workers(&named);
+        if let Some(missing) = wanted.iter().find(|name| !asked.contains(*name)) {
+            return Err(BadInput::new(format!("this worker cannot ask the reward `{missing}` of the run")));
+        }
+        debug_assert!(named.iter().all(|reward| matches!(reward, ConfiguredReward::Ready(..))));
+        Ok(ready_rewards(named, Vec::new(), stop))
+    });
+    // A batch of the run is scored by one reward at a time; here as many as may be in flight.
+    let scorers = Scorers::new(make, assets.tokenizer.clone(), staleness + 1, &stop)?;
     let mut bounds = WorkloadBounds::of_prompts(shared.longest_prompt, config.num_generations);
-    bounds.sequences = config.num_generations;
+    bounds.sequences = groups.saturating_mul(config.num_generations);
     let sizes = engine_config(&config, context(&config, &assets), bounds);
     let mut engine = Engine::new(&ctx, &assets.config, sizes).or_bad_input()?;
     engine.set_detokenizer(assets.tokenizer.clone());
-    engine.stop_with(stop.flag());
-    let collector =
-        Collector { engine, function: None, rewards, tokenizer: assets.tokenizer.clone(), stop: stop.clone() };
+    let groups = engine.config().max_num_seqs.div_ceil(config.num_generations);
     Ok(Parts {
         out: dir.root().to_owned(),
         lora: config.adapter(),
         ctx,
         model: assets.config.clone(),
-        collector,
-        stop,
+        engine,
+        groups,
+        scorers,
         identity,
-        refuses_failed_rewards: config.reward_errors == RewardErrors::Stop,
+        refuses_failed_rewards,
     })
 }

@@ -15,7 +15,14 @@ fn name(name: &str) -> WorkerName {
 
 fn job(number: u64, profile: &str) -> Job {
     let name = JobName::Rollout { number, chunk: 0 };
-    Job { name, version: 0, lineage: Lineage([1; 16]), profile: profile.to_owned(), payload: b"prompt".to_vec() }
+    Job {
+        name,
+        version: 0,
+        lineage: Lineage([1; 16]),
+        alone: false,
+        profile: profile.to_owned(),
+        payload: b"prompt".to_vec(),
+    }
 }
 
 fn result(job: &Job, worker: &str) -> JobResult {

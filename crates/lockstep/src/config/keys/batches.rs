@@ -25,12 +25,12 @@ macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
         => OURS.trl_has("AsyncGRPOConfig.max_staleness: there in weight updates, 4, and older samples are discarded")
             .range(at_least(0.0).at_most(64.0)).read_by(ONLINE);
     /// Of a distributed run: jobs that are offered and not done, for each worker.
-    max_inflight_tasks: usize = 16
+    max_inflight_tasks: usize = 1024
         => OURS.trl_has("AsyncGRPOConfig.max_inflight_tasks: of all workers").range(at_least(1.0).at_most(MANY))
             .read_by(ONLINE).on_resume(Free);
     /// Of a distributed run: results that wait for batches after the next one, for each worker.
-    queue_maxsize: usize = 16
-        => OURS.trl_has("AsyncGRPOConfig.queue_maxsize: of all workers, 1024").range(at_least(0.0).at_most(MANY))
+    queue_maxsize: usize = 1024
+        => OURS.trl_has("AsyncGRPOConfig.queue_maxsize: of all workers").range(at_least(0.0).at_most(MANY))
             .read_by(ONLINE).on_resume(Free);
     /// Of a distributed run: a worker that has not moved for so many seconds is killed, and its job is done again.
     heartbeat_stale_after_s: f64 = 60.0

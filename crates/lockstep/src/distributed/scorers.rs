@@ -1,0 +1,110 @@
+//! Groups of a worker are scored on threads beside its engine: as many at once as batches may be in flight, so that a
+//! reward that takes its time delays no group of the next batch.
+
+use crate::rollouts::jobs::{GroupAnswer, GroupJob, score};
+use crate::stop::StopSignal;
+use anyhow::anyhow;
+use model::tokenizer::Tokenizer;
+use rewards::Reward;
+use rollout::RolloutGroup;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// Makes one more set of rewards, of which each thread has its own. The first signal ends the wait for their programs
+/// to start, the second one waits for scores.
+pub type MakeRewards = Arc<dyn Fn(&StopSignal, &StopSignal) -> anyhow::Result<Vec<Box<dyn Reward>>> + Send + Sync>;
+
+/// See the [module](self).
+pub struct Scorers {
+    make: MakeRewards,
+    tokenizer: Arc<Tokenizer>,
+    /// Ends waits for rewards when this is dropped.
+    stop: StopSignal,
+    /// For the first thread.
+    first: Option<Vec<Box<dyn Reward>>>,
+    most: usize,
+    /// Groups that were submitted and have no answer yet.
+    open: usize,
+    groups: Option<Sender<ToScore>>,
+    waiting: Arc<Mutex<Receiver<ToScore>>>,
+    answers: (Sender<Answered>, Receiver<Answered>),
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct ToScore {
+    job: GroupJob,
+    group: RolloutGroup,
+    rollout_s: f64,
+}
+
+/// The number of a group, and what came of it.
+type Answered = (u64, anyhow::Result<GroupAnswer>);
+
+impl Scorers {
+    /// Up to `most` ≥ 1 threads. The first rewards are made here, so that an error is the caller's.
+    pub fn new(
+        make: MakeRewards,
+        tokenizer: Arc<Tokenizer>,
+        most: usize,
+        start: &StopSignal,
+    ) -> anyhow::Result<Scorers> {
+        let stop = StopSignal::new();
+        let first = Some(make(start, &stop)?);
+        let (groups, waiting) = channel();
+        let (groups, waiting) = (Some(groups), Arc::new(Mutex::new(waiting)));
+        let threads = Vec::new();
+        Ok(Scorers { make, tokenizer, stop, first, most, open: 0, groups, waiting, answers: channel(), threads })
+    }
+
+    /// Has a group scored.
+    pub fn submit(&mut self, job: GroupJob, group: RolloutGroup, rollout_s: f64) -> anyhow::Result<()> {
+        self.open += 1;
+        if self.open > self.threads.len() && self.threads.len() < self.most {
+            self.start()?;
+        }
+        let sent = self.groups.as_ref().map(|groups| groups.send(ToScore { job, group, rollout_s }));
+        sent.and_then(Result::ok).ok_or_else(|| anyhow!("no thread is left that scores"))
+    }
+
+    /// What has been scored since the last call, one at a time.
+    pub fn next_answer(&mut self) -> Option<(u64, anyhow::Result<GroupAnswer>)> {
+        let answer = self.answers.1.try_recv().ok();
+        self.open -= usize::from(answer.is_some());
+        answer
+    }
+
+    fn start(&mut self) -> anyhow::Result<()> {
+        let (make, tokenizer, stop) = (self.make.clone(), self.tokenizer.clone(), self.stop.clone());
+        let (waiting, answers, first) = (self.waiting.clone(), self.answers.0.clone(), self.first.take());
+        let run = move || {
+            let mut rewards = first.map_or_else(|| make(&stop, &stop), Ok).map_err(|error| error.to_string());
+            loop {
+                let next = waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
+                let Ok(ToScore { job, group, rollout_s }) = next else { return };
+                let scored = match &mut rewards {
+                    Ok(rewards) => catch_unwind(AssertUnwindSafe(|| score(rewards, &tokenizer, &stop, &group, &job)))
+                        .unwrap_or_else(|_| Err(anyhow!("a reward panicked; its message is above"))),
+                    Err(why) => Err(anyhow!("{why}")),
+                };
+                let answer = scored.map(|scores| GroupAnswer { group, scores, rollout_s });
+                if answers.send((job.number, answer)).is_err() {
+                    return;
+                }
+            }
+        };
+        let name = format!("rewards-{}", self.threads.len());
+        self.threads.push(std::thread::Builder::new().name(name).spawn(run)?);
+        Ok(())
+    }
+}
+
+impl Drop for Scorers {
+    /// Programs that rewards started end with them.
+    fn drop(&mut self) {
+        self.stop.request();
+        self.groups = None;
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
