@@ -1,5 +1,6 @@
 //! What every operation is called with: the device, what computes on it, and the memory to allocate from.
 
+use crate::cores::{CoreTokens, Lease};
 use crate::device::{Backend, Cpu, Cuda, DeviceMemory, Mark, Range};
 use crate::matrix::PANEL;
 use crate::{DType, Device, Error, Isa, Matrix, Memory, Result};
@@ -118,11 +119,17 @@ impl Context {
         self.memory.rows_at_once()
     }
 
-    /// From now on at most `threads` of its [`threads`](Self::threads) compute, and at least one: as many as the
-    /// process holds cores ([`crate::cores`]). Results do not depend on it. On other devices nothing changes.
-    pub fn limit_threads(&self, threads: usize) {
+    /// From now on it computes with as many of its [`threads`](Self::threads) as it gets of these cores, which it lets
+    /// other processes have every few milliseconds. Results do not depend on it. On other devices nothing changes.
+    pub fn share_cores(&self, tokens: CoreTokens) {
         if let Backend::Cpu(cpu) = &self.backend {
-            cpu.limit_threads(threads);
+            cpu.share_cores(Lease::new(tokens));
+        }
+    }
+    /// Lets others have its shared cores, until it computes again: before it waits for something else.
+    pub fn release_cores(&self) {
+        if let Backend::Cpu(cpu) = &self.backend {
+            cpu.release_cores();
         }
     }
     /// Threads of the host that compute, the caller's included.

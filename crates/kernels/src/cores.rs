@@ -8,10 +8,12 @@
 use crate::{Error, Result};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often the one who is first in the line looks for a free core.
 const LOOK: Duration = Duration::from_micros(300);
+/// How long cores are held before others are let in.
+const TURN: Duration = Duration::from_millis(3);
 
 /// The cores of a machine, as those who share them see them.
 #[derive(Clone, Debug)]
@@ -28,9 +30,40 @@ pub struct HeldCores {
 }
 
 impl HeldCores {
-    /// How many: at least 1. For [`Context::limit_threads`](crate::Context::limit_threads).
+    /// How many: at least 1.
     pub fn count(&self) -> usize {
         self.locks.len()
+    }
+}
+
+/// A process's place in the line: while it computes it holds cores, and lets others in every few milliseconds.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    tokens: CoreTokens,
+    held: Option<(HeldCores, Instant)>,
+}
+
+impl Lease {
+    pub(crate) fn new(tokens: CoreTokens) -> Lease {
+        Lease { tokens, held: None }
+    }
+
+    /// Between two regions: the threads that may compute, if that may have changed. Without the files (somebody deleted
+    /// the directory) all may.
+    pub(crate) fn renew(&mut self, threads: usize) -> Option<usize> {
+        if self.held.as_ref().is_some_and(|(_, since)| since.elapsed() < TURN) {
+            return None;
+        }
+        self.held = None;
+        let Ok(held) = self.tokens.acquire(threads) else { return Some(threads) };
+        let count = held.count();
+        self.held = Some((held, Instant::now()));
+        Some(count)
+    }
+
+    /// The process waits for something else than cores.
+    pub(crate) fn release(&mut self) {
+        self.held = None;
     }
 }
 
@@ -171,5 +204,31 @@ mod tests {
         });
         assert_eq!(most.into_inner(), 2);
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it locks files")]
+    fn a_lease_lets_others_in_when_its_turn_is_over_or_it_waits() {
+        let dir = scratch("lease");
+        let tokens = CoreTokens::create(&dir, 2).unwrap();
+        let mut lease = Lease::new(tokens.clone());
+        assert_eq!(lease.renew(2), Some(2));
+        // Somebody else waits for one, which the next turn leaves.
+        let other = std::thread::scope(|scope| {
+            let other = scope.spawn(|| tokens.acquire(1).unwrap());
+            let since = Instant::now();
+            while lease.renew(2) != Some(1) {
+                assert!(since.elapsed() < Duration::from_secs(20), "the other one gets none");
+                std::thread::sleep(TURN);
+            }
+            other.join().unwrap()
+        });
+        lease.release();
+        assert_eq!(tokens.acquire(2).unwrap().count(), 1);
+        drop(other);
+        assert_eq!(lease.renew(2), Some(2));
+        std::fs::remove_dir_all(&dir).unwrap();
+        lease.release();
+        assert_eq!(lease.renew(2), Some(2), "nobody shares cores any more");
     }
 }

@@ -13,6 +13,7 @@ mod tests;
 pub use scratch::{Disjoint, Scratch};
 
 use crate::Isa;
+use crate::cores::Lease;
 use crate::simd::control::FloatEnvironment;
 use crate::simd::{Kernel, Simd};
 use crowd::{Crowd, Watch};
@@ -21,7 +22,7 @@ use sleep::Sleepers;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Work cut into tasks that may run in any order on any thread.
@@ -54,6 +55,8 @@ pub struct Pool {
     workers: Vec<std::thread::JoinHandle<()>>,
     /// One region at a time: a second caller waits here.
     turn: Mutex<Watch>,
+    /// Cores that are shared with other processes.
+    lease: OnceLock<Mutex<Lease>>,
 }
 
 thread_local! {
@@ -67,7 +70,7 @@ impl Pool {
         let threads = threads.max(1);
         let (shared, turn) = (Arc::new(Shared::new(threads)), Mutex::new(Watch::new(threads)));
         // Dropped with the threads that it has, if there are not enough.
-        let mut pool = Pool { workers: Vec::new(), shared, turn };
+        let mut pool = Pool { workers: Vec::new(), shared, turn, lease: OnceLock::new() };
         for i in 1..threads {
             let shared = pool.shared.clone();
             let name = format!("kernel-{i}");
@@ -88,6 +91,18 @@ impl Pool {
         self.shared.crowd.set_most(threads);
     }
 
+    /// From now on it computes with the cores that it gets of these. They are shared once.
+    pub fn share(&self, lease: Lease) {
+        let _ = self.lease.set(Mutex::new(lease));
+    }
+
+    /// Lets others have its cores, until it computes again.
+    pub fn release_cores(&self) {
+        if let Some(lease) = self.lease.get() {
+            lease.lock().unwrap_or_else(|e| e.into_inner()).release();
+        }
+    }
+
     /// Runs tasks `0..count`; returns when all are done. Panics if called from inside a task: regions do not nest.
     pub fn run<T: Tasks>(&self, isa: Isa, count: usize, tasks: &T) {
         struct One<'a, T>(&'a T, usize, &'a mut Scratch);
@@ -100,6 +115,10 @@ impl Pool {
         }
         assert!(SCRATCH.with(|scratch| scratch.try_borrow_mut().is_ok()), "a parallel region inside a task of another");
         let job = |index: usize| SCRATCH.with_borrow_mut(|scratch| isa.run(One(tasks, index, scratch)));
+        if let Some(lease) = self.lease.get() {
+            let threads = lease.lock().unwrap_or_else(|e| e.into_inner()).renew(self.threads());
+            threads.into_iter().for_each(|threads| self.limit(threads));
+        }
         let _environment = FloatEnvironment::set();
         if self.workers.is_empty() || count <= 1 {
             (0..count).for_each(job);

@@ -1,6 +1,7 @@
 //! The CPU: an instruction set and threads.
 
 use super::Device;
+use crate::cores::Lease;
 use crate::pool::{Pool, Tasks};
 use crate::{Error, Isa, Result};
 use std::sync::Arc;
@@ -25,9 +26,13 @@ impl Cpu {
     pub(crate) fn isa(&self) -> Isa {
         self.isa
     }
-    /// At most so many threads compute from now on.
-    pub(crate) fn limit_threads(&self, threads: usize) {
-        self.pool.limit(threads);
+    /// Computes with the cores that it gets of these.
+    pub(crate) fn share_cores(&self, lease: Lease) {
+        self.pool.share(lease);
+    }
+    /// Lets others have them, until it computes again.
+    pub(crate) fn release_cores(&self) {
+        self.pool.release_cores();
     }
     /// Threads, the caller's included.
     pub(crate) fn threads(&self) -> usize {

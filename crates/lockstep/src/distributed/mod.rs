@@ -16,7 +16,9 @@ use crate::config::{Config, settings_of_weights};
 use crate::models::hashes;
 use crate::stop::StopSignal;
 use fleet::Lineage;
+use fleet::exchange::spool::Layout;
 use kernels::Context;
+use kernels::cores::CoreTokens;
 use model::Published;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -100,6 +102,16 @@ impl SlotPlace {
     fn of(published: Published, lineage: Lineage) -> SlotPlace {
         SlotPlace { path: published.path, stored_as: published.stored_as, lineage }
     }
+}
+
+/// Learner and workers of one machine compute with its cores in turn: a process with as many threads as it holds cores.
+pub fn share_cores(ctx: &Context, out: &Path) -> anyhow::Result<()> {
+    // A directory may be shared with other machines, which have cores of their own.
+    let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let dir = Layout::of_run(out).root().join("cores").join(machine.trim());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    ctx.share_cores(CoreTokens::create(&dir, cores)?);
+    Ok(())
 }
 
 /// The error of a refusal is the user's to fix: exit code 2.

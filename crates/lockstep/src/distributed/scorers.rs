@@ -3,7 +3,7 @@
 
 use crate::rollouts::jobs::{GroupAnswer, GroupJob, score};
 use crate::stop::StopSignal;
-use anyhow::anyhow;
+use anyhow::{anyhow, ensure};
 use model::tokenizer::Tokenizer;
 use rewards::Reward;
 use rollout::RolloutGroup;
@@ -64,8 +64,9 @@ impl Scorers {
         if self.open > self.threads.len() && self.threads.len() < self.most {
             self.start()?;
         }
-        let sent = self.groups.as_ref().map(|groups| groups.send(ToScore { job, group, rollout_s }));
-        sent.and_then(Result::ok).ok_or_else(|| anyhow!("no thread is left that scores"))
+        let is_sent = |groups: &Sender<ToScore>| groups.send(ToScore { job, group, rollout_s }).is_ok();
+        ensure!(self.groups.as_ref().is_some_and(is_sent), "no thread is left that scores");
+        Ok(())
     }
 
     /// What has been scored since the last call, one at a time.

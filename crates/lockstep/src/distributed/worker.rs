@@ -271,12 +271,15 @@ impl WorkerWork {
 
     fn compute(&mut self) -> anyhow::Result<bool> {
         self.submit()?;
-        if self.parts.engine.is_idle() {
-            return Ok(false);
+        let computes = !self.parts.engine.is_idle();
+        if computes {
+            let ended = self.step()?;
+            self.score(ended)?;
         }
-        let ended = self.step()?;
-        self.score(ended)?;
-        Ok(true)
+        if self.parts.engine.is_idle() {
+            self.parts.ctx.release_cores();
+        }
+        Ok(computes)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::config::{Layers, Purpose, RewardErrors, WorkloadBounds, engine_config};
 use crate::data::prompt_dataset::context;
-use crate::distributed::{Identity, MakeRewards, Parts, Scorers, Shared, WorkerWork, of_fleet};
+use crate::distributed::{Identity, MakeRewards, Parts, Scorers, Shared, WorkerWork, of_fleet, share_cores};
 use crate::error::{BadInput, OrBadInput};
 use crate::models::{ModelSource, load_assets};
 use crate::rollouts::rewards::{ConfiguredReward, asked_by_workers, named_rewards, ready_rewards};
@@ -64,6 +64,7 @@ pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
     if let Some(what) = parts.identity.difference(&shared.identity) {
         return Err(BadInput::new(format!("{name} cannot work for this run: {what}")));
     }
+    share_cores(&parts.ctx, run)?;
     say(&format!("{name} works for {} with {}", run.display(), parts.ctx.describe()));
     let mut work = WorkerWork::new(parts);
     let asked = stop.clone();

@@ -9,7 +9,7 @@ use super::waiting::Progress;
 use super::{OnlineBatch, RolloutPipeline};
 use crate::bad_input;
 use crate::config::Config;
-use crate::distributed::{Distributed, Frontier, FrontierGroup, Identity, Pending, Shared, Start};
+use crate::distributed::{Distributed, Frontier, FrontierGroup, Identity, Pending, Shared, Start, share_cores};
 use crate::models::WriteFiles;
 use crate::rollouts::collector::{Collect, CollectRequest, Collected, Collector, Observer};
 use crate::rollouts::jobs::{Assembler, GroupAnswer};
@@ -187,6 +187,7 @@ impl RolloutPipeline {
             longest_prompt: workers.longest_prompt,
             weight_sync_bytes_copied: 0,
         };
+        share_cores(&learner.ctx, dir.root())?;
         let lineage = self.state.lineage.map_or([0; 16], |lineage| lineage.0);
         let settings = Lineage::of(&[&self.settings.0, run.data.hash.as_bytes()]);
         let start = Start {
@@ -221,6 +222,7 @@ impl RolloutPipeline {
         let Some(fleet) = &mut workers.fleet else { unreachable!("the run has begun") };
         let since = Instant::now();
         let span = run.log.stages.span("rollout");
+        run.learner.ctx.release_cores();
         let arrived = fleet.wait(batch, &run.stop, &|text| run.log.warn(text))?;
         span.end();
         let waited_s = since.elapsed().as_secs_f64();
@@ -275,6 +277,7 @@ impl RolloutPipeline {
         let end = (next + fleet.plan().max_staleness).min(fleet.plan().batches);
         for batch in next + self.state.ahead.len() as u64..end {
             let Some(fleet) = &mut workers.fleet else { break };
+            run.learner.ctx.release_cores();
             let arrived = fleet.wait_for_frontier(batch, &run.stop, &|text| run.log.warn(text))?;
             let lineage = workers.lineage(batch);
             let collected = workers.assemble(run, self.like(), arrived, 0.0)?;
