@@ -85,10 +85,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> 
     let console = args.log.open()?;
     let out = directory(args)?;
     let is_new = RunDir::is_new(&out);
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    // Processes that compute at once have a core each, where there are enough.
-    let each = (cores / (workers as usize + 1)).max(1);
-    let first = arguments(args, &out, each)?;
+    let first = arguments(args, &out)?;
     let format = args.log.log_format.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     let log_format = ["--log-format".into(), format.into()];
     let mut shared: Vec<OsString> = log_format.to_vec();
@@ -116,7 +113,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> 
         let (program, out, own) = (program.clone(), out.clone(), name.clone());
         let command = move |_| {
             let mut command = Command::new(&program);
-            command.arg("worker").arg("--join").arg(&out).args(["--name", &own, "--threads", &each.to_string()]);
+            command.arg("worker").arg("--join").arg(&out).args(["--name", &own]);
             let file = OpenOptions::new().append(true).create(true).open(&log);
             let (stdout, stderr) = match file.and_then(|file| Ok((file.try_clone()?, file))) {
                 Ok((stdout, stderr)) => (stdout.into(), stderr.into()),
@@ -162,13 +159,10 @@ fn directory(args: &RunArgs) -> anyhow::Result<PathBuf> {
 }
 
 /// What a learner is started with.
-fn arguments(args: &RunArgs, out: &Path, threads: usize) -> anyhow::Result<Vec<OsString>> {
+fn arguments(args: &RunArgs, out: &Path) -> anyhow::Result<Vec<OsString>> {
     let layers = args.config.layers(Purpose::Grpo)?;
     let mut arguments: Vec<OsString> = layers.file.into_iter().map(Into::into).collect();
-    let has_threads = layers.environment.iter().any(|(name, _)| name == "LOCKSTEP_THREADS");
-    let is_threads = |(key, _): &(String, String)| key == "threads";
-    let own = (!has_threads && !layers.set.iter().any(is_threads)).then(|| ("threads".to_owned(), threads.to_string()));
-    for (key, value) in layers.set.into_iter().chain(own) {
+    for (key, value) in layers.set {
         arguments.extend(["--set".into(), format!("{key}={value}").into()]);
     }
     match &args.resume {
