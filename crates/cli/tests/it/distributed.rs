@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-fn distributed<'a>(out: &'a str, workers: &'a str, set: &[&'a str]) -> Vec<&'a str> {
+pub fn distributed<'a>(out: &'a str, workers: &'a str, set: &[&'a str]) -> Vec<&'a str> {
     [&arguments("train", out, set)[..], &["--distributed", "--workers", workers]].concat()
 }
 
@@ -84,7 +84,7 @@ fn one_process_and_workers_resume_each_other() {
     }
 }
 
-fn pids(out: &Path) -> Vec<u32> {
+pub fn pids(out: &Path) -> Vec<u32> {
     let Ok(status) = status::read(out) else { return Vec::new() };
     let learner = status.learner.filter(|_| status.learner_alive).map(|learner| learner.pid);
     learner.into_iter().chain(status.workers.iter().filter_map(|worker| worker.alive)).collect()
@@ -94,11 +94,11 @@ fn kill(pid: u32) {
     let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-fn start(root: &Path, arguments: &[&str]) -> Child {
+pub fn start(root: &Path, arguments: &[&str]) -> Child {
     command(root, arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn end(child: Child) -> String {
+pub fn end(child: Child) -> String {
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");

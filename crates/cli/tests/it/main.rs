@@ -14,6 +14,7 @@ mod course;
 mod device;
 mod distillation;
 mod distributed;
+mod distributed_faults;
 mod dynamic_sampling;
 mod eval;
 mod failing_rewards;

@@ -1,0 +1,136 @@
+//! What goes wrong beside kills: processes that stand still, files that are damaged, others that want the same place.
+
+use super::distributed::{distributed, end, pids, start};
+use crate::support::lockstep;
+use crate::support::runs::{arguments, directory, good, same_but_workers};
+use fleet::exchange::spool::Layout;
+use fleet::status;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+/// A program that takes its time for each group, so that a run lasts for a second or two.
+const SLOW: &str = r#"reward_funcs=[{ kind = "command", command = "sh slow.sh", by_group = true }]"#;
+
+fn slow_directory() -> tempfile::TempDir {
+    let dir = directory();
+    let script = "while read -r line; do sleep 0.03; echo '{\"rewards\": [1, 0.5]}'; done\n";
+    std::fs::write(dir.path().join("slow.sh"), script).unwrap();
+    dir
+}
+
+fn signal(pid: u32, name: &str) {
+    let sent = std::process::Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap();
+    assert!(sent.success(), "process {pid} is gone");
+}
+
+/// Waits until `look` finds something.
+#[track_caller]
+fn wait<T>(child: &mut Child, mut look: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30) && child.try_wait().unwrap().is_none(), "it does not happen");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn learner_of(run: &Path) -> Option<u32> {
+    let status = status::read(run).ok()?;
+    status.learner.filter(|_| status.learner_alive).map(|learner| learner.pid)
+}
+
+/// A worker of the run that has something to do.
+fn busy_worker(run: &Path) -> Option<u32> {
+    let workers = status::read(run).ok()?.workers;
+    let busy = |worker: &status::WorkerLine| worker.status.as_ref().is_some_and(|status| !status.jobs.is_empty());
+    workers.iter().filter(|worker| busy(worker)).find_map(|worker| worker.alive)
+}
+
+#[test]
+fn a_worker_that_stands_still_is_killed_after_the_limit_and_not_before() {
+    let dir = slow_directory();
+    let root = dir.path();
+    let set = [SLOW, "max_staleness=2", "heartbeat_stale_after_s=0.8", "max_steps=24"];
+    good(root, &arguments("train", "one", &set));
+    for (out, is_killed) in [("long", true), ("short", false)] {
+        let run = root.join(out);
+        let mut child = start(root, &distributed(out, "2", &set));
+        let worker = wait(&mut child, || busy_worker(&run));
+        signal(worker, "STOP");
+        if is_killed {
+            wait(&mut child, || (!pids(&run).contains(&worker)).then_some(()));
+        } else {
+            std::thread::sleep(Duration::from_millis(150));
+            signal(worker, "CONT");
+        }
+        let said = end(child);
+        assert_eq!(said.contains("stands still"), is_killed, "{said}");
+        same_but_workers(&root.join("one"), &run);
+    }
+}
+
+/// A result whose bits have changed on the disk is refused, and its group is made again.
+#[test]
+fn a_damaged_result_is_made_again() {
+    let dir = slow_directory();
+    let root = dir.path();
+    let set = [SLOW, "max_staleness=1"];
+    good(root, &arguments("train", "one", &set));
+    let run = root.join("out");
+    let mut child = start(root, &distributed("out", "1", &set));
+    let learner = wait(&mut child, || learner_of(&run).filter(|_| busy_worker(&run).is_some()));
+    signal(learner, "STOP");
+    let name = fleet::WorkerName::new("dev1").unwrap();
+    let results = Layout::of_run(&run).complete(&name);
+    let is_result = |path: &PathBuf| path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.'));
+    let result = wait(&mut child, || {
+        let entries = std::fs::read_dir(&results).ok()?;
+        entries.filter_map(|entry| Some(entry.ok()?.path())).find(is_result)
+    });
+    let mut bytes = std::fs::read(&result).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+    std::fs::write(&result, bytes).unwrap();
+    signal(learner, "CONT");
+    let said = end(child);
+    let counts = status::read(&run).unwrap().learner.unwrap().counts;
+    assert!(counts.corrupt >= 1, "{counts:?}\n{said}");
+    same_but_workers(&root.join("one"), &run);
+}
+
+#[test]
+fn a_second_learner_and_workers_of_something_else_are_refused() {
+    let dir = slow_directory();
+    let root = dir.path();
+    let set = [SLOW, "max_steps=4", "save_steps=4"];
+    let mut arguments = arguments("train", "out", &set);
+    arguments[0] = "learner";
+    let (run, mut child) = (root.join("out"), start(root, &arguments));
+    wait(&mut child, || learner_of(&run));
+    let second = lockstep(root, &["learner", "--resume", "out"]);
+    assert!(second.code == Some(2) && second.err.contains("process"), "{:?} {}", second.code, second.err);
+    let refuse = |file: &Path, from: &str, to: &str, words: &[&str]| {
+        let own = std::fs::read_to_string(file).unwrap();
+        assert!(own.contains(from), "{} has no {from}", file.display());
+        std::fs::write(file, own.replacen(from, to, 1)).unwrap();
+        let said = lockstep(root, &["worker", "--join", "out", "--name", "other"]);
+        assert!(
+            said.code == Some(2) && words.iter().all(|word| said.err.contains(word)),
+            "{:?} {}",
+            said.code,
+            said.err
+        );
+        std::fs::write(file, own).unwrap();
+    };
+    let model = root.join("model");
+    let tokenizer = model.join("tokenizer.json");
+    refuse(&tokenizer, "{", "{ ", &["other cannot work for this run", "tokenizer.json", "at the learner"]);
+    refuse(&model.join("config.json"), "10000.0", "20000.0", &["config.json", "at the learner"]);
+    let config = run.join("config.toml");
+    refuse(&config, "temperature = 1.0", "temperature = 0.5", &["the configuration's keys", "at the learner"]);
+    good(root, &["worker", "--join", "out", "--name", "dev1"]);
+    end(child);
+}
