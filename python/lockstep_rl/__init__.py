@@ -5,7 +5,7 @@ are given: models, tokenizers, callbacks.
 """
 
 from . import ops, rewards
-from ._config import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig, field_table
+from ._config import AsyncGRPOConfig, DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig, field_table
 from ._callbacks import TrainerCallback, TrainerControl, TrainerState
 from ._loop import Completion, Engine, Group, Model, Sampling, Scores, Trainer
 from ._native import StopSignal, __version__
@@ -19,9 +19,11 @@ from ._scripts import (
     get_peft_config,
     get_quantization_config,
 )
-from ._trainers import DPOTrainer, GRPOTrainer, PPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer, TrainOutput
+from ._trainers import AsyncGRPOTrainer, DPOTrainer, GRPOTrainer, PPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer, TrainOutput
 
 __all__ = [
+    "AsyncGRPOConfig",
+    "AsyncGRPOTrainer",
     "Completion",
     "DPOConfig",
     "DPOTrainer",

@@ -13,6 +13,11 @@ def main() -> int:
 
         if _cli.takes(arguments):
             return _cli.main(arguments)
+    if arguments and arguments[0] in ("train", "worker"):
+        from . import _setup
+
+        if _setup.takes(arguments):
+            return _setup.main(arguments)
     # The program has handlers of its own; Python's would raise KeyboardInterrupt after it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.main(["lockstep", *arguments])

@@ -91,7 +91,17 @@ def run(
     resume: str | None = None,
     silent: bool = False,
     only_evaluate: bool = False,
+    distributed: bool = False,
 ) -> dict[str, Any]: ...
+def work(
+    run: str | os.PathLike[str],
+    name: str,
+    *,
+    rewards: list[tuple[str, Callable[..., Any], bool]],
+    stop: StopSignal,
+    say: Callable[[str], Any],
+    threads: int | None = None,
+) -> None: ...
 def masked_softmax(x: Any, scale: float, first: Any, end: Any) -> Any: ...
 def fused_sample(
     hidden: Any,

@@ -36,6 +36,7 @@ class Observer:
         if self.only_evaluate is None:
             state.global_step, state.max_steps = step, total_steps
             state.epoch = step / steps_per_epoch
+            self.trainer._begun(self.dir)
         return 0
 
     def step_begin(self, step: int) -> int:

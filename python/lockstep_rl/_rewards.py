@@ -98,6 +98,8 @@ class RewardSet:
                 )
         self.sources: list[Source] = []
         self.state: Any = None
+        # Nobody else tells the state: its trainer is another process.
+        self.counts_steps = False
         self.metrics_seen: dict[str, str] = {}
         self._loop: _Loop | None = None
         self._started: dict[str, Any] = {}
@@ -241,4 +243,6 @@ class _Function(RewardFunction):
         return self.set.columns_of(batch)
 
     def state(self, batch: dict) -> Any:
+        if self.set.counts_steps:
+            self.set.state.global_step = batch["step"]
         return self.set.state

@@ -55,6 +55,8 @@ class Trainer(WithDatasets, ScriptMethods):
     _rollout_function: Any = None
     # Whether it trains a head of scores.
     _trains_scores = False
+    # Whether other processes make its completions.
+    _is_distributed = False
     # Of models with experts, which there are none of.
     aux_loss_enabled = False
 
@@ -426,6 +428,7 @@ class Trainer(WithDatasets, ScriptMethods):
                     resume=resume,
                     silent=silent,
                     only_evaluate=only_evaluate is not None,
+                    distributed=self._is_distributed and only_evaluate is None,
                 )
                 # A signal that came while the engine worked is raised by now.
                 time.sleep(0)
@@ -438,6 +441,7 @@ class Trainer(WithDatasets, ScriptMethods):
                                 f"train(resume_from_checkpoint=True) goes on in {place}")
             raise
         finally:
+            self._ended()
             self._stop, self._live, self._trains_now = None, None, False
         ended = {**ended, "model": os.fspath(ended["model"]), "dir": os.fspath(ended["dir"])}
         if ended["stop_reason"] == "interrupted" and only_evaluate is None:
@@ -445,6 +449,12 @@ class Trainer(WithDatasets, ScriptMethods):
                 f"stopped after step {ended['step']}; train(resume_from_checkpoint=True) goes on in {ended['dir']}"
             )
         return ended
+
+    def _begun(self, directory: str) -> None:
+        """The run has its directory, and makes its first step next."""
+
+    def _ended(self) -> None:
+        """The run has ended, however it did."""
 
     @staticmethod
     def _warn_of_torch_contexts() -> None:

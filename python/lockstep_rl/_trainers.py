@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tempfile
@@ -9,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ._config import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig
+from ._config import AsyncGRPOConfig, DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig
 from ._calling import note
 from ._metrics import PADDING, EvalMetrics, checked
 from ._live import LiveReference
@@ -17,6 +18,7 @@ from ._models import check_reference, of_reference, with_eos
 from ._rewards import RewardSet, logger
 from ._rollouts import RolloutEngine, RolloutFunction
 from ._trainer import Trainer, TrainOutput
+from ._workers import WorkerProcesses, check_sendable, of_workers
 
 
 # Generations in which a reward may judge nothing: more than a run has.
@@ -115,6 +117,39 @@ class GRPOTrainer(Trainer):
 
     def _objects(self) -> dict[str, Any]:
         return {**super()._objects(), **self._reward_set.objects()}
+
+
+class AsyncGRPOTrainer(GRPOTrainer):
+    """TRL's experimental AsyncGRPOTrainer: processes generate and score while this one trains. Reward functions are
+    called in those processes, with the completions of one prompt at a time, so they are defined at the top level of a
+    module, and the script that trains has `if __name__ == "__main__":`. The same weights as GRPOTrainer's with the same
+    `max_staleness`, however many workers there are and whichever of them die."""
+
+    config_class = AsyncGRPOConfig
+    _is_distributed = True
+    _workers: WorkerProcesses | None = None
+
+    @functools.wraps(GRPOTrainer.__init__)
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.rollout_func is not None:
+            raise ValueError("AsyncGRPOTrainer: `rollout_func` is this process's own, and workers do not have it")
+        of_workers(self._reward_set)
+        check_sendable(self._functions())
+
+    def _functions(self) -> list[Callable]:
+        return [function.call for function in self._reward_set.functions]
+
+    def _begun(self, directory: str) -> None:
+        count, threads = self.args.num_workers, self._values.get("threads")
+        if count < 0:
+            raise ValueError(f"`num_workers` = {count}: expected 0 or more")
+        self._workers = WorkerProcesses(directory, self._functions(), count, threads, self.args.max_restarts)
+
+    def _ended(self) -> None:
+        if self._workers is not None:
+            self._workers, workers = None, self._workers
+            workers.end()
 
 
 class RLOOTrainer(GRPOTrainer):

@@ -16,6 +16,7 @@ mod reward;
 mod rollouts;
 mod run;
 mod step;
+mod worker;
 
 use pyo3::prelude::*;
 use std::ffi::OsString;
@@ -24,7 +25,9 @@ use std::ffi::OsString;
 #[pyfunction]
 fn main(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
     process::use_engine()?;
-    Ok(py.detach(|| lockstep_cli::main(arguments)))
+    let interpreter: OsString = py.import("sys")?.getattr("executable")?.extract()?;
+    let program = vec![interpreter, "-m".into(), "lockstep_rl".into()];
+    Ok(py.detach(|| lockstep_cli::main_of(program, arguments)))
 }
 
 /// Ends the programs that rewards run: for a process that is about to end.
@@ -52,5 +55,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fields::check, module)?)?;
     module.add_function(wrap_pyfunction!(language_model::directory_of, module)?)?;
     module.add_function(wrap_pyfunction!(run::check_fresh, module)?)?;
+    module.add_function(wrap_pyfunction!(worker::work, module)?)?;
     module.add_function(wrap_pyfunction!(run::run, module)?)
 }

@@ -28,6 +28,13 @@ pub struct StopSignal {
     steps_done: Arc<AtomicU64>,
 }
 
+impl StopSignal {
+    /// For what is to be stopped.
+    pub fn signal(&self) -> lockstep::StopSignal {
+        self.signal.clone()
+    }
+}
+
 #[pymethods]
 impl StopSignal {
     #[new]
@@ -58,7 +65,7 @@ pub fn check_fresh(output_dir: PathBuf) -> PyResult<()> {
 }
 
 /// A Python reward: its name, what is called, and whether it judges groups by themselves.
-type GivenReward = (String, Py<PyAny>, bool);
+pub type GivenReward = (String, Py<PyAny>, bool);
 
 /// What a run is made of.
 struct Job {
@@ -77,6 +84,8 @@ struct Job {
     steps_done: Arc<AtomicU64>,
     silent: bool,
     only_evaluate: bool,
+    /// Workers generate, and ask the rewards that judge groups by themselves.
+    distributed: bool,
 }
 
 /// Trains: `values` is a JSON object of configuration values, rows are JSON objects, `rewards` are
@@ -87,7 +96,8 @@ struct Job {
 #[pyfunction]
 #[pyo3(signature = (
     name, values, *, rewards, observer, stop, rollout_function=None, eval_metrics=None, train_rows=None,
-    eval_rows=None, eval_sets=vec![], resume=None, silent=false, only_evaluate=false
+    eval_rows=None, eval_sets=vec![], resume=None, silent=false, only_evaluate=false,
+    distributed=false
 ))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
 pub fn run<'py>(
@@ -105,6 +115,7 @@ pub fn run<'py>(
     resume: Option<String>,
     silent: bool,
     only_evaluate: bool,
+    distributed: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     use_engine()?;
     let (purpose, _) = method(name)?;
@@ -129,6 +140,7 @@ pub fn run<'py>(
         steps_done: steps_done.clone(),
         silent,
         only_evaluate,
+        distributed,
     };
     let ended = py.detach(|| {
         // A run is not shared with other threads; it is made, driven and dropped here.
@@ -201,6 +213,9 @@ impl Job {
         }
         if self.only_evaluate {
             options = options.only_evaluates();
+        }
+        if self.distributed {
+            options = options.distributed(None).functions_of_workers();
         }
         let mut run = Run::resolved(self.purpose, resolved, dir, resume_from, options)?;
         self.steps_done.store(run.steps_done(), Ordering::Relaxed);

@@ -76,7 +76,18 @@ def fields() -> str:
             doc = _config.MAPPED.get(name, doc) if status == "mapped" else doc
             cells = [f"`{name}`", classes, *([f"`{default}`"] if status == "supported" else []), doc]
             out.append("| " + " | ".join(map(cell, cells)) + " |")
+    out += ["\n## Of `AsyncGRPOConfig`\n", "All of `GRPOConfig`'s, and:\n", "| field | default | meaning |\n|---|---|---|"]
+    for name, field in async_fields().items():
+        default = f"`{field.default!r}`" if field.status == "supported" else ""
+        out.append("| " + " | ".join(map(cell, (f"`{name}`", default, field.doc))) + " |")
     return "\n".join(out) + "\n"
+
+
+def async_fields() -> dict:
+    """What AsyncGRPOConfig has beside GRPOConfig's fields, or with another default."""
+    plain = _config.GRPOConfig._fields
+    fields = _config.AsyncGRPOConfig._fields.items()
+    return {name: field for name, field in fields if name not in plain or plain[name].default != field.default}
 
 
 def signature(member: object) -> str:
@@ -145,6 +156,10 @@ def stubs() -> str:
         out += ["@dataclasses.dataclass", f"class {cls.__name__}(_Config):"]
         out += [f"    {field.name}: {kind(cls, field)} = ..." for field in dataclasses.fields(cls)]
         out.append("")
+    out += ["@dataclasses.dataclass", "class AsyncGRPOConfig(GRPOConfig):"]
+    own = [field for field in dataclasses.fields(_config.AsyncGRPOConfig) if field.name in async_fields()]
+    out += [f"    {field.name}: {kind(_config.AsyncGRPOConfig, field)} = ..." for field in own]
+    out.append("")
     out += ["def field_table(method: str) -> list[dict[str, Any]]: ...", "def __getattr__(name: str) -> Any: ..."]
     return "\n".join(out) + "\n"
 

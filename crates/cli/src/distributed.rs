@@ -15,6 +15,7 @@ use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// How long a process may take to save when its supervisor is gone.
@@ -69,13 +70,27 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<()> {
     stop_without_supervisor(&stop);
     let say = |text: &str| console.info(text);
     let WorkerArgs { join, name, threads, .. } = args;
-    work(WorkerOptions { run: &join, name: &name, threads, stop, say: &say })
+    work(WorkerOptions { run: &join, name: &name, threads, rewards: None, stop, say: &say })
 }
 
 fn stop_without_supervisor(stop: &StopSignal) {
     let stop = stop.clone();
     supervisor::watch_parent(GRACE, move || stop.request());
 }
+
+/// Starts this program once more.
+fn this_program() -> Command {
+    let mut words = PROGRAM.get().into_iter().flatten();
+    let mut command = match words.next() {
+        Some(program) => Command::new(program),
+        None => Command::new(std::env::current_exe().unwrap_or_else(|_| "lockstep".into())),
+    };
+    command.args(words);
+    command
+}
+
+/// How this program is started, where that is not by its own file: a program and its first arguments.
+pub(crate) static PROGRAM: OnceLock<Vec<OsString>> = OnceLock::new();
 
 /// Starts a learner and its workers, and stays until they have ended.
 pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> anyhow::Result<()> {
@@ -92,11 +107,10 @@ pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> 
     if let Some(dir) = &sharing.weights_dir {
         shared.extend(["--weights-dir".into(), dir.clone().into()]);
     }
-    let program = std::env::current_exe()?;
     let learner = {
-        let (program, out) = (program.clone(), out.clone());
+        let out = out.clone();
         move |starts: u32| {
-            let mut command = Command::new(&program);
+            let mut command = this_program();
             command.arg("learner");
             match starts > 0 && out.join("config.toml").is_file() {
                 true => command.arg("--resume").arg(&out),
@@ -110,9 +124,9 @@ pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> 
     std::fs::create_dir_all(layout.root()).or_bad_input_in(out.display())?;
     let role = |i: u32| {
         let (name, log) = (format!("dev{i}"), layout.root().join(format!("dev{i}.log")));
-        let (program, out, own) = (program.clone(), out.clone(), name.clone());
+        let (out, own) = (out.clone(), name.clone());
         let command = move |_| {
-            let mut command = Command::new(&program);
+            let mut command = this_program();
             command.arg("worker").arg("--join").arg(&out).args(["--name", &own]);
             let file = OpenOptions::new().append(true).create(true).open(&log);
             let (stdout, stderr) = match file.and_then(|file| Ok((file.try_clone()?, file))) {

@@ -106,6 +106,13 @@ enum Command {
     Bench(bench::Args),
 }
 
+/// [`main`] of a program that is started by these words, and not by its own file: where processes are started, it is by
+/// them.
+pub fn main_of(program: Vec<OsString>, arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let _ = distributed::PROGRAM.set(program);
+    main(arguments)
+}
+
 /// Parses the arguments, the program's name first, runs the command, says what went wrong, and returns the exit code.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match parse(arguments) {

@@ -98,12 +98,12 @@ pub fn ready_rewards(
     named.into_iter().filter_map(ready).collect()
 }
 
-/// The names of those that workers ask: which score a group by itself, and are neither a program's own functions nor
-/// models, whose memory each worker would take.
-pub fn asked_by_workers(named: &[ConfiguredReward]) -> BTreeSet<String> {
+/// The names of those that workers ask: which score a group by itself, and are neither models, whose memory each worker
+/// would take, nor a program's own functions, unless the workers have its `functions`, too.
+pub fn asked_by_workers(named: &[ConfiguredReward], functions: bool) -> BTreeSet<String> {
     let of_workers = |reward: &ConfiguredReward| match reward {
-        ConfiguredReward::Ready(reward, Owner::Configuration) if reward.scores_by_group() => {
-            Some(reward.name().to_owned())
+        ConfiguredReward::Ready(reward, owner) if reward.scores_by_group() => {
+            (functions || *owner == Owner::Configuration).then(|| reward.name().to_owned())
         }
         _ => None,
     };

@@ -60,6 +60,8 @@ pub struct Injected {
     pub only_evaluates: bool,
     /// Workers make the completions, in processes that read the weights.
     pub sharing: Option<Sharing>,
+    /// Workers have the functions among the rewards.
+    pub functions_of_workers: bool,
 }
 
 impl RunInputs {

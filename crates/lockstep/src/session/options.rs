@@ -143,6 +143,13 @@ impl RunOptions {
         self
     }
 
+    /// Workers of a distributed run have the functions among its rewards, too ([`WorkerOptions`](crate::WorkerOptions)),
+    /// and are asked for those that score a group by itself.
+    pub fn functions_of_workers(mut self) -> Self {
+        self.injected.functions_of_workers = true;
+        self
+    }
+
     /// The run makes no step: [`evaluate_now`](super::Run::evaluate_now) is all that it is for. No training data are
     /// read.
     pub fn only_evaluates(mut self) -> Self {

@@ -14,7 +14,7 @@ use fleet::exchange::WorkerExchange;
 use fleet::exchange::spool::{Layout, SpoolWorker};
 use fleet::worker::{End, Worker};
 use model::Head;
-use rewards::RewardSpec;
+use rewards::{Reward, RewardSpec};
 use rollout::Engine;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,6 +22,9 @@ use std::time::Duration;
 
 /// How often a worker that waits for its learner looks for it.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// Makes the rewards that are a program's own functions.
+pub type MakeFunctions = dyn Fn() -> Vec<Box<dyn Reward>> + Send + Sync;
 
 /// What a worker is.
 pub struct WorkerOptions<'a> {
@@ -31,6 +34,8 @@ pub struct WorkerOptions<'a> {
     pub name: &'a str,
     /// Threads; as many as the machine has cores, if none are given.
     pub threads: Option<usize>,
+    /// The functions among the rewards of a program, made anew at each call; none if the program is not there.
+    pub rewards: Option<Arc<MakeFunctions>>,
     /// Ends it.
     pub stop: StopSignal,
     /// Told what a person should know.
@@ -39,7 +44,7 @@ pub struct WorkerOptions<'a> {
 
 /// Works for the run until it ends, or the stop signal is given. The learner may not have started yet.
 pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
-    let WorkerOptions { run, name, threads, stop, say } = options;
+    let WorkerOptions { run, name, threads, rewards, stop, say } = options;
     let name = WorkerName::new(name).map_err(BadInput::new)?;
     let exchange = SpoolWorker::join(run, name.clone()).map_err(of_fleet)?;
     let mut worker = Worker::new(exchange, name.clone(), Vec::new());
@@ -60,7 +65,7 @@ pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
     };
     let shared: Shared = serde_json::from_value(state.shared).or_bad_input_in("learner.json")?;
     let batch = (state.groups as usize, state.max_staleness as usize);
-    let parts = parts(run, threads, stop.clone(), &shared, batch)?;
+    let parts = parts(run, threads, rewards, stop.clone(), &shared, batch)?;
     if let Some(what) = parts.identity.difference(&shared.identity) {
         return Err(BadInput::new(format!("{name} cannot work for this run: {what}")));
     }
@@ -78,6 +83,7 @@ pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
 fn parts(
     run: &Path,
     threads: Option<usize>,
+    functions: Option<Arc<MakeFunctions>>,
     stop: StopSignal,
     shared: &Shared,
     (groups, staleness): (usize, usize),
@@ -91,7 +97,8 @@ fn parts(
     let identity = Identity::of(&ctx, &config, &source.dir, &stop)?;
     // Others are the learner's: functions of its program, and models, whose memory each worker would take.
     let here = |spec: &RewardSpec| {
-        let elsewhere = spec.function().or_bad_input()?.is_some() || spec.model().or_bad_input()?.is_some();
+        let is_function = spec.function().or_bad_input()?.is_some();
+        let elsewhere = is_function && functions.is_none() || spec.model().or_bad_input()?.is_some();
         anyhow::Ok(!elsewhere)
     };
     let names = rewards::names(&config.reward_funcs).or_bad_input()?;
@@ -105,17 +112,20 @@ fn parts(
     let refuses_failed_rewards = config.reward_errors == RewardErrors::Stop;
     let wanted = shared.rewards.clone();
     let configured = config.clone();
+    let has_functions = functions.is_some();
     let make: MakeRewards = Arc::new(move |start: &StopSignal, stop: &StopSignal| {
-        let named = named_rewards(&configured, Vec::new(), start)?;
-        let asked = asked_by_workers(&named);
+        let named = named_rewards(&configured, functions.as_ref().map_or(Vec::new(), |make| make()), start)?;
+        let asked = asked_by_workers(&named, functions.is_some());
         if let Some(missing) = wanted.iter().find(|name| !asked.contains(*name)) {
             return Err(BadInput::new(format!("this worker cannot ask the reward `{missing}` of the run")));
         }
         debug_assert!(named.iter().all(|reward| matches!(reward, ConfiguredReward::Ready(..))));
         Ok(ready_rewards(named, Vec::new(), stop))
     });
-    // A batch of the run is scored by one reward at a time; here as many as may be in flight.
-    let scorers = Scorers::new(make, assets.tokenizer.clone(), staleness + 1, &stop)?;
+    // A batch of the run is scored by one reward at a time; here as many as may be in flight. A program's functions are
+    // called by one thread.
+    let scorers = if has_functions { 1 } else { staleness + 1 };
+    let scorers = Scorers::new(make, assets.tokenizer.clone(), scorers, &stop)?;
     let mut bounds = WorkloadBounds::of_prompts(shared.longest_prompt, config.num_generations);
     bounds.sequences = groups.saturating_mul(config.num_generations);
     let sizes = engine_config(&config, context(&config, &assets), bounds);

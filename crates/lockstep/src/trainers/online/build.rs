@@ -97,7 +97,7 @@ impl Prepared {
             (RolloutData::File(_), None) => unreachable!("a run that replays a file has its scorer"),
             (RolloutData::Prompts(all), _) => Source::Prompts(all),
         };
-        let of_workers = asked_by_workers(&rewards);
+        let of_workers = asked_by_workers(&rewards, inputs.injected.functions_of_workers);
         let rewards = ready_rewards(rewards, reward_models, &inputs.stop);
         let sampling = Arc::new(sampling(&config, &assets.eos_ids));
         let evaluation = match held_out.is_empty() {

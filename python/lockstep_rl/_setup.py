@@ -1,0 +1,76 @@
+"""A trainer that a file makes: `python -m lockstep_rl train setup.py` trains it, and `worker --setup setup.py` works for
+its run, with its reward functions.
+
+    # setup.py
+    def get_trainer():
+        return AsyncGRPOTrainer(model, reward_funcs, args, train_dataset)
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import Any
+
+from ._workers import work
+
+_FUNCTION = "get_trainer"
+
+
+def takes(arguments: list[str]) -> bool:
+    """Whether these name a file that makes a trainer."""
+    if arguments[:1] == ["worker"]:
+        return any(word == "--setup" or word.startswith("--setup=") for word in arguments)
+    return arguments[:1] == ["train"] and any(word.endswith(".py") for word in arguments[1:2])
+
+
+def main(arguments: list[str]) -> int:
+    """Trains or works: the exit code."""
+    try:
+        _train(arguments[1:]) if arguments[0] == "train" else _work(arguments[1:])
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as stopped:
+        print(str(stopped), file=sys.stderr)
+        return 3
+    return 0
+
+
+def trainer_of(file: str) -> Any:
+    """What `get_trainer` of the file returns. The file is a module, so that processes can import its functions."""
+    if not os.path.isfile(file):
+        raise FileNotFoundError(f"{file}: no such file")
+    place, name = os.path.split(os.path.abspath(file))
+    sys.path.insert(0, place)
+    module = importlib.import_module(name.removesuffix(".py"))
+    if os.path.realpath(getattr(module, "__file__", None) or "") != os.path.realpath(file):
+        raise ValueError(f"{file}: a module named {name.removesuffix('.py')} is there already; rename the file")
+    make = getattr(module, _FUNCTION, None)
+    if not callable(make):
+        raise ValueError(f"{file} has no function {_FUNCTION}(): it must return the trainer")
+    return make()
+
+
+def _train(words: list[str]) -> None:
+    parser = argparse.ArgumentParser("lockstep_rl train", description=f"Trains what {_FUNCTION}() of a file returns.")
+    parser.add_argument("setup", help=f"a Python file with a function {_FUNCTION}()")
+    parser.add_argument("--resume", action="store_true", help="go on after the newest checkpoint of its output_dir")
+    given = parser.parse_args(words)
+    trainer_of(given.setup).train(resume_from_checkpoint=given.resume or None)
+
+
+def _work(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        "lockstep_rl worker", description="Generates and scores for a run, with the reward functions of a file."
+    )
+    parser.add_argument("--join", required=True, metavar="DIR", help="the run's directory, its output_dir")
+    parser.add_argument("--name", required=True, help="its name, which no other worker of the run has")
+    parser.add_argument("--threads", type=int, help="without it as many as cores")
+    parser.add_argument("--setup", required=True, help=f"the file whose {_FUNCTION}() made the run's trainer")
+    given = parser.parse_args(words)
+    rewards = trainer_of(given.setup)._rewards()
+    functions = [] if rewards is None else [function.call for function in rewards.functions]
+    work(os.path.abspath(given.join), given.name, functions, given.threads)

@@ -1,0 +1,121 @@
+"""Processes that generate and score for a run: those that a trainer starts, and those that join by hand."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import _native
+from ._callbacks import TrainerState
+from ._rewards import RewardSet, logger
+
+# Seconds in which workers may end by themselves once their learner has.
+_GRACE = 20.0
+
+
+def check_sendable(functions: list[Callable]) -> None:
+    """Refuses functions that another process cannot have."""
+    for function in functions:
+        try:
+            pickle.dumps(function)
+        except Exception as error:  # whatever an object's own pickling raises
+            name = getattr(function, "__name__", type(function).__name__)
+            raise TypeError(
+                f"the reward `{name}` cannot be sent to a worker process ({error}): define it at the top level of a "
+                "module, or take GRPOTrainer, which calls it in this process"
+            ) from None
+
+
+def of_workers(rewards: RewardSet) -> list[tuple[str, Any, bool]]:
+    """The functions as the engine takes them. A worker has one group at a time."""
+    for function in rewards.functions:
+        function.by_group = True
+    return [(function.name, function, True) for function in rewards.functions]
+
+
+def work(run: str, name: str, functions: list[Callable], threads: int | None = None, stop: Any = None) -> None:
+    """Generates and scores for the run in this process, until the run ends."""
+    rewards = RewardSet(functions, required=False)
+    rewards.state, rewards.counts_steps = TrainerState(), True
+    say = lambda text: print(text, flush=True)  # noqa: E731
+    stop = _native.StopSignal() if stop is None else stop
+    _native.work(run, name, rewards=of_workers(rewards), stop=stop, say=say, threads=threads)
+
+
+def _process(run: str, name: str, functions: list[Callable], threads: int | None, log: str) -> None:
+    """What a worker process does. It ends with its parent; Ctrl-C is the parent's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    stop, parent = _native.StopSignal(), multiprocessing.parent_process()
+
+    def watch() -> None:
+        parent.join()
+        stop.request()
+        time.sleep(_GRACE)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="lockstep-parent", daemon=True).start()
+    try:
+        work(run, name, functions, threads, stop)
+    except ValueError as refused:  # the same the next time
+        print(f"error: {refused}", file=sys.stderr, flush=True)
+        os._exit(2)
+
+
+class WorkerProcesses:
+    """The workers of a run, which are started again when one ends by itself."""
+
+    def __init__(self, run: str, functions: list[Callable], count: int, threads: int | None, restarts: int):
+        self.arguments = (run, functions, threads)
+        self.restarts = restarts
+        self.ends = threading.Event()
+        context = multiprocessing.get_context("spawn")
+        self.start = lambda name: self._start(context, name)
+        self.processes = {name: self.start(name) for name in (f"dev{number}" for number in range(1, count + 1))}
+        self.thread = threading.Thread(target=self._watch, name="lockstep-workers", daemon=True)
+        self.thread.start()
+
+    def _start(self, context: Any, name: str) -> Any:
+        run, functions, threads = self.arguments
+        log = os.path.join(run, "fleet", f"{name}.log")
+        process = context.Process(target=_process, args=(run, name, functions, threads, log), name=name, daemon=True)
+        process.start()
+        return process
+
+    def _watch(self) -> None:
+        lately: list[float] = []
+        while not self.ends.wait(0.2):
+            for name, process in list(self.processes.items()):
+                if process.is_alive() or process.exitcode in (0, None):
+                    continue
+                now = time.monotonic()
+                lately = [when for when in lately if now - when < 60.0] + [now]
+                log = os.path.join(self.arguments[0], "fleet", f"{name}.log")
+                del self.processes[name]
+                if process.exitcode == 2 or len(lately) > self.restarts:
+                    logger.error("worker %s ended with code %s, and is not started again: %s", name, process.exitcode,
+                                 log)
+                elif not self.ends.is_set():
+                    logger.warning("worker %s ended with code %s, and is started again: %s", name, process.exitcode,
+                                   log)
+                    self.processes[name] = self.start(name)
+
+    def end(self) -> None:
+        """Waits until they have ended, for some seconds."""
+        self.ends.set()
+        self.thread.join()
+        until = time.monotonic() + _GRACE
+        for process in self.processes.values():
+            process.join(max(0.0, until - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()

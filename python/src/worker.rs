@@ -1,0 +1,51 @@
+//! A worker of a distributed run: a process that generates, and scores with a program's own functions.
+
+use crate::errors::{exception, of_panic};
+use crate::observer::Failure;
+use crate::process::use_engine;
+use crate::reward::PythonReward;
+use crate::run::{GivenReward, StopSignal};
+use lockstep::{MakeFunctions, WorkerOptions};
+use pyo3::prelude::*;
+use rewards::Reward;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Works for the run of this directory until it ends or `stop` is given. `rewards` are `(name, function, by_group)`.
+/// Lines for a person go to `say`.
+#[pyfunction]
+#[pyo3(signature = (run, name, *, rewards, stop, say, threads=None))]
+pub fn work(
+    py: Python<'_>,
+    run: PathBuf,
+    name: &str,
+    rewards: Vec<GivenReward>,
+    stop: &Bound<'_, StopSignal>,
+    say: Py<PyAny>,
+    threads: Option<usize>,
+) -> PyResult<()> {
+    use_engine()?;
+    let (failure, stop) = (Failure::default(), stop.get().signal());
+    let make: Arc<MakeFunctions> = {
+        let (failure, stop) = (failure.clone(), stop.clone());
+        Arc::new(move || {
+            let reward = |(name, call, by_group): &GivenReward| {
+                let (name, call) = (name.clone(), Python::attach(|py| call.clone_ref(py)));
+                let (by_group, failure, stop) = (*by_group, failure.clone(), stop.clone());
+                Box::new(PythonReward { name, call, by_group, failure, stop, forgives: false }) as Box<dyn Reward>
+            };
+            rewards.iter().map(reward).collect()
+        })
+    };
+    let say = |text: &str| Python::attach(|py| drop(say.call1(py, (text,))));
+    let ended = py.detach(|| {
+        let options = WorkerOptions { run: &run, name, threads, rewards: Some(make), stop, say: &say };
+        catch_unwind(AssertUnwindSafe(|| lockstep::work(options)))
+    });
+    match (failure.take(), ended) {
+        (Some(error), _) => Err(error),
+        (None, Ok(ended)) => ended.map_err(|error| exception(&error)),
+        (None, Err(panic)) => Err(of_panic(&*panic)),
+    }
+}
