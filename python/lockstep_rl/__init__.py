@@ -19,7 +19,16 @@ from ._scripts import (
     get_peft_config,
     get_quantization_config,
 )
-from ._trainers import AsyncGRPOTrainer, DPOTrainer, GRPOTrainer, PPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer, TrainOutput
+from ._trainers import (
+    AsyncGRPOTrainer,
+    DPOTrainer,
+    GRPOTrainer,
+    PPOTrainer,
+    RewardTrainer,
+    RLOOTrainer,
+    SFTTrainer,
+    TrainOutput,
+)
 
 __all__ = [
     "AsyncGRPOConfig",

@@ -1,5 +1,5 @@
-"""A trainer that a file makes: `python -m lockstep_rl train setup.py` trains it, and `worker --setup setup.py` works for
-its run, with its reward functions.
+"""A trainer that a file makes: `python -m lockstep_rl train setup.py` trains it, and `worker --setup setup.py` works
+for its run, with its reward functions.
 
     # setup.py
     def get_trainer():

@@ -54,8 +54,8 @@ def run(*words):
 
 
 def test_workers_give_the_weights_of_one_process(setup):
-    for out, kind, more in [("one", "sync", "dict(max_staleness=2)"), ("two", "async", "dict(max_staleness=2, num_workers=2)")]:
-        run(setup, out, kind, more)
+    run(setup, "one", "sync", "dict(max_staleness=2)")
+    run(setup, "two", "async", "dict(max_staleness=2, num_workers=2)")
     assert weights("one/model") == weights("two/model")
     pids = {line.split()[0] for line in open("scored")}
     groups = [line.split()[1:] for line in open("scored")]
@@ -73,7 +73,8 @@ def test_a_file_with_get_trainer_is_trained_and_worked_for(setup):
     with open(script, "w") as file:
         file.write(open(setup).read().replace("save_steps=2)", "save_steps=2, num_workers=0, output_dir='hand')")
                    .replace("config(out, ", "config("))
-    learner = subprocess.Popen([sys.executable, "-m", "lockstep_rl", "train", script], stderr=subprocess.PIPE, text=True)
+    words = [sys.executable, "-m", "lockstep_rl", "train", script]
+    learner = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     run("-m", "lockstep_rl", "worker", "--join", "hand", "--name", "a", "--setup", script)
     assert learner.wait(60) == 0, learner.stderr.read()
     assert weights("hand/model") == weights("out/model")

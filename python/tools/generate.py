@@ -76,7 +76,8 @@ def fields() -> str:
             doc = _config.MAPPED.get(name, doc) if status == "mapped" else doc
             cells = [f"`{name}`", classes, *([f"`{default}`"] if status == "supported" else []), doc]
             out.append("| " + " | ".join(map(cell, cells)) + " |")
-    out += ["\n## Of `AsyncGRPOConfig`\n", "All of `GRPOConfig`'s, and:\n", "| field | default | meaning |\n|---|---|---|"]
+    out += ["\n## Of `AsyncGRPOConfig`\n", "All of `GRPOConfig`'s, and:\n"]
+    out += ["| field | default | meaning |\n|---|---|---|"]
     for name, field in async_fields().items():
         default = f"`{field.default!r}`" if field.status == "supported" else ""
         out.append("| " + " | ".join(map(cell, (f"`{name}`", default, field.doc))) + " |")

@@ -143,8 +143,8 @@ impl RunOptions {
         self
     }
 
-    /// Workers of a distributed run have the functions among its rewards, too ([`WorkerOptions`](crate::WorkerOptions)),
-    /// and are asked for those that score a group by itself.
+    /// Workers of a distributed run have the functions among its rewards, too
+    /// ([`WorkerOptions`](crate::WorkerOptions)), and are asked for those that score a group by itself.
     pub fn functions_of_workers(mut self) -> Self {
         self.injected.functions_of_workers = true;
         self
