@@ -1,5 +1,6 @@
 //! `lockstep train --distributed`, `learner` and `worker`: a run as several processes.
 
+use crate::dashboard::beside;
 use crate::options::{ConfigArgs, LogArgs, RewardArgs, RunArgs, SharingArgs, threads, utf8};
 use crate::session::{Distribution, new_directory, resolve_distributed, run_on};
 use crate::signals::{Promise, stop_on_signals};
@@ -144,6 +145,9 @@ pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> 
         telemetry::counted(workers as usize, "worker"),
         logs.display()
     ));
+    if let Some(port) = args.dashboard {
+        beside(&out, port, &console);
+    }
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGHUP])?;
     let learner = Role { name: "the learner".to_owned(), command: Box::new(learner) };
     let all = (1..=workers).map(role).collect();

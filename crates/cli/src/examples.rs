@@ -117,6 +117,16 @@ Examples:
 The keys are those of `--replay` (docs/algorithms.md), which takes such lines,
 too; what else was recorded stands beside them. docs/runs.md has the file's form.";
 
+/// Of `lockstep dashboard`.
+pub const DASHBOARD: &str = "\
+Examples:
+  lockstep dashboard                       all runs below ./runs
+  lockstep dashboard runs/a runs/b         two runs, to compare
+  lockstep dashboard runs --host 0.0.0.0   from another machine, with a token
+  lockstep train my.toml --dashboard       the page of a run that trains
+
+Prompts, completions and tokens are there for runs with record_rollouts = true.";
+
 /// Of `lockstep status`.
 pub const STATUS: &str = "\
 Examples:

@@ -6,6 +6,7 @@
 mod bench;
 mod bench_flags;
 mod config;
+mod dashboard;
 mod demo;
 mod distributed;
 mod doctor;
@@ -90,6 +91,8 @@ enum Command {
     #[command(after_help = examples::ROLLOUTS)]
     Rollouts(rollouts::Args),
     #[command(after_help = examples::STATUS)]
+    #[command(after_help = examples::DASHBOARD)]
+    Dashboard(dashboard::Args),
     Status(status::Args),
     #[command(after_help = examples::QUEUE)]
     Queue(queue::Args),
@@ -143,6 +146,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Score(args) => score::run(args),
         Command::ScoreRewards(args) => score_rewards::run(args),
         Command::Rollouts(args) => rollouts::run(args),
+        Command::Dashboard(args) => dashboard::run(args),
         Command::Status(args) => status::run(args),
         Command::Queue(args) => queue::run(args),
         Command::Eval(args) => eval::run(args),
@@ -195,6 +199,7 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Generate(_) => "generate",
         Command::Score(_) => "score",
         Command::Rollouts(_) => "rollouts",
+        Command::Dashboard(_) => "dashboard",
         Command::Status(_) => "status",
         Command::Queue(_) => "queue",
         Command::Init(_) => "init",

@@ -154,6 +154,9 @@ pub struct RunArgs {
     /// directory's.
     #[arg(long, value_name = "RUN|CHECKPOINT|latest")]
     pub resume: Option<String>,
+    /// Shows the run on a page, at port 7860 or --dashboard=PORT, while it goes on.
+    #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = "7860")]
+    pub dashboard: Option<u16>,
     #[command(flatten)]
     pub log: LogArgs,
 }

@@ -1,5 +1,6 @@
 //! `train`, `sft` and `reward` from flags to result: which run, which configuration, and what is said at the end.
 
+use crate::dashboard::beside;
 use crate::options::{ConfigArgs, RunArgs};
 use crate::signals::{Promise, run_begins, steps_done, stop_on_signals};
 use kernels::Context;
@@ -67,6 +68,9 @@ pub fn run_on(
                 console.info("stopped as asked, before the first step")
             }
         })?;
+    if let Some(port) = args.dashboard {
+        beside(run.dir().root(), port, &console);
+    }
     run_begins(run.steps_done());
     let finished = run.run()?;
     summarize(&finished, &ctx, &console);

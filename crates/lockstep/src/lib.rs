@@ -46,6 +46,7 @@ pub use out_file::{Input, OutFile};
 pub use rewards::RewardInput;
 pub use rollouts::evaluate::Outcome;
 pub use rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
+pub use rollouts::pieces::TokenTexts;
 pub use rollouts::samples::of_groups as samples_of_groups;
 pub use rollouts::wire;
 pub use run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};

@@ -9,6 +9,7 @@ pub mod health;
 pub(crate) mod jobs;
 pub mod lineage;
 pub mod older;
+pub mod pieces;
 pub mod replay;
 pub mod reward_model;
 pub mod rewards;

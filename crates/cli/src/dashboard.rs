@@ -1,0 +1,58 @@
+//! `lockstep dashboard`, and the page of a run that trains.
+
+use crate::output;
+use dashboard::{Runs, Server, serve_in_thread};
+use lockstep::bad_input;
+use std::path::{Path, PathBuf};
+use telemetry::Console;
+
+/// The port where none is asked for.
+pub const PORT: u16 = 7860;
+
+/// Shows runs on a page in the browser: whether they learn, what the model writes, where the time goes. It reads the files
+/// of runs that go on and of those that have ended, and writes nothing.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Runs, or directories with runs; without any, ./runs.
+    #[arg(value_name = "RUN|DIR")]
+    pub runs: Vec<PathBuf>,
+    /// The port of the page; 0: any that is free.
+    #[arg(long, default_value_t = PORT)]
+    pub port: u16,
+    /// The address to listen at. Beyond this machine (0.0.0.0) the page asks for the token in the printed address.
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    pub host: String,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    let runs = if args.runs.is_empty() { vec![PathBuf::from("runs")] } else { args.runs };
+    for path in &runs {
+        if !path.is_dir() {
+            bad_input!("{}: there is no such directory; name a run, or a directory with runs", path.display());
+        }
+    }
+    let server = match Server::bind(&args.host, args.port, Runs::new(runs)) {
+        Ok(server) => server,
+        Err(error) => bad_input!(
+            "cannot listen at {} port {}: {error}; another one: --port {}, or --port 0 for any that is free",
+            args.host,
+            args.port,
+            args.port.saturating_add(1)
+        ),
+    };
+    output::text(&format!("{}\n", server.url))?;
+    output::note("Ctrl-C ends the page; runs do not notice.");
+    Ok(server.run()?)
+}
+
+/// The page beside a run. Without one, because the port is taken, the run goes on.
+pub(crate) fn beside(run: &Path, port: u16, console: &Console) {
+    match serve_in_thread("127.0.0.1", port, Runs::new(vec![run.to_owned()])) {
+        Ok(url) => console.info(&format!("watch it at {url}")),
+        Err(error) => console.warn(&format!(
+            "no page: cannot listen at port {port}: {error}; `lockstep dashboard {} --port {}` shows this run, too",
+            run.display(),
+            port.saturating_add(1)
+        )),
+    }
+}

@@ -1,0 +1,125 @@
+// The frame: runs, views, keys, and news of the run that is looked at.
+import { address, change, counted, get, h, place } from "/lib.js";
+import { overview } from "/overview.js";
+import { rollouts } from "/rollouts.js";
+import { time } from "/time.js";
+import { run } from "/run.js";
+
+const VIEWS = { overview: ["Overview", overview], rollouts: ["Rollouts", rollouts], time: ["Time", time], run: ["Run", run] };
+const KEYS = [
+  ["1 – 4", "Overview, Rollouts, Time, Run"], ["[ and ]", "the run before, the next one"],
+  ["j and k", "Rollouts: the next completion, the one before; beyond the last one the next group"],
+  ["J and K", "Rollouts: the next group, the one before"], ["← and →", "Rollouts: the step before, the next one; on a chart: its points"],
+  ["c", "Rollouts: colour tokens by surprise, entropy, advantage, nothing"], ["h", "Rollouts: the history of this prompt"],
+  ["b, w, z, t", "Rollouts: best, worst, no spread, cut"], ["/", "Rollouts: search"],
+  ["d", "light or dark"], ["?", "these keys"],
+];
+const main = document.getElementById("main");
+let shown = { run: null, view: null, update: null, end: null };
+let runs = [];
+let stream = null;
+
+async function start() {
+  const token = /^#token=([0-9a-f]+)$/.exec(location.hash)?.[1];
+  if (token) {
+    await fetch("/api/login", { headers: { Authorization: `Bearer ${token}` } });
+    history.replaceState(null, "", "#");
+  }
+  const theme = localStorage.getItem("theme");
+  if (theme) document.documentElement.dataset.theme = theme;
+  window.addEventListener("hashchange", show);
+  document.addEventListener("keydown", key);
+  document.getElementById("skip").addEventListener("click", () => main.focus());
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : listen(true)));
+  await show();
+  setInterval(async () => { if (!document.hidden) { runs = await get("runs").catch(() => runs); head(); } }, 5000);
+}
+
+async function show() {
+  try {
+    if (!runs.length) runs = await get("runs");
+    const now = place();
+    if (!runs.length) return main.replaceChildren(h("p", { class: "none" }, "No run is here yet. This page shows it as soon as there is one."));
+    if (!runs.some((one) => one.id === now.run)) return void location.replace(address(runs[0].id, "overview"));
+    const view = VIEWS[now.view] ? now.view : "overview";
+    const same = shown.run === now.run && shown.view === view && shown.update;
+    if (same) await shown.update(now.words, false);
+    else {
+      shown.end?.();
+      main.replaceChildren();
+      shown = { run: now.run, view, update: null, end: null };
+      const made = await VIEWS[view][1](main, now.run, now.words, runs);
+      Object.assign(shown, made);
+      listen(false);
+    }
+    head();
+    document.title = `${VIEWS[view][0]} · ${now.run} · Lockstep`;
+  } catch (error) {
+    main.replaceChildren(h("p", { class: "none", role: "alert" }, error.message));
+  }
+}
+
+function head() {
+  const now = place();
+  const one = runs.find((one) => one.id === now.run);
+  if (!one) return;
+  const select = h("select", { "aria-label": "Run", onchange: (event) => (location.hash = address(event.target.value, now.view || "overview")) },
+    runs.map((other) => h("option", { value: other.id, selected: other.id === now.run }, `${other.id} · ${other.state}`)));
+  const tab = ([id, [name]]) => h("a", { href: address(now.run, id, id === now.view ? now.words : { vs: now.words.vs }), "aria-current": (VIEWS[now.view] ? now.view : "overview") === id ? "page" : null }, name);
+  const progress = one.total ? `step ${one.step.toLocaleString("en")} of ${one.total.toLocaleString("en")}` : `step ${one.step.toLocaleString("en")}`;
+  const quiet = one.state === "running" && one.silent_s > 120 ? `, silent for ${Math.round(one.silent_s / 60)} min` : "";
+  const alarms = one.alarms ? h("a", { class: "warn", href: address(now.run, "overview") }, `⚠ ${counted(one.alarms, "alarm")}`) : null;
+  const focused = document.activeElement?.matches?.("#head select");
+  if (focused) return;
+  document.getElementById("head").replaceChildren(
+    h("strong", { class: "mark" }, "Lockstep"), select, h("nav", { "aria-label": "Views" }, Object.entries(VIEWS).map(tab)),
+    h("span", { class: `state ${one.state}` }, `${one.state === "running" ? "● " : ""}${one.state}, ${progress}${quiet}`), alarms,
+    h("button", { class: "plain", onclick: help, "aria-label": "Keys" }, "?"));
+}
+
+function close() { stream?.close(); stream = null; }
+
+/** News of the run come as a stream, which is closed while the page is hidden. */
+function listen(again) {
+  close();
+  if (!shown.run) return;
+  stream = new EventSource(`/api/events?run=${encodeURIComponent(shown.run)}`);
+  let first = !again;
+  stream.addEventListener("mark", async (event) => {
+    const news = JSON.parse(event.data);
+    const one = runs.find((one) => one.id === shown.run);
+    if (one) Object.assign(one, { step: news.step, total: news.total, state: news.state, verdict: news.verdict });
+    head();
+    // What came with the first mark is shown already.
+    if (!first) await shown.update?.(place().words, true);
+    first = false;
+  });
+}
+
+function help() {
+  const dialog = document.getElementById("help");
+  dialog.replaceChildren(h("h2", {}, "Keys"), h("dl", {}, KEYS.map(([keys, what]) => [h("dt", {}, keys), h("dd", {}, what)])),
+    h("button", { onclick: () => dialog.close() }, "Close"));
+  dialog.showModal();
+}
+
+function key(event) {
+  if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+  const now = place();
+  const views = Object.keys(VIEWS);
+  const at = runs.findIndex((one) => one.id === now.run);
+  if ("1234".includes(event.key)) location.hash = address(now.run, views[event.key - 1], { vs: now.words.vs });
+  else if (event.key === "[" || event.key === "]") {
+    const next = runs[(at + (event.key === "]" ? 1 : runs.length - 1)) % runs.length];
+    location.hash = address(next.id, now.view || "overview");
+  } else if (event.key === "d") {
+    const dark = getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
+    document.documentElement.dataset.theme = dark ? "light" : "dark";
+    localStorage.setItem("theme", dark ? "light" : "dark");
+    shown.view = null;
+    show();
+  } else if (event.key === "?") help();
+  else if (shown.key?.(event, now.words, change)) event.preventDefault();
+}
+
+start();

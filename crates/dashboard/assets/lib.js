@@ -1,0 +1,67 @@
+// What every view uses: elements, answers of the server, the address, numbers.
+
+/** An element: attributes, listeners (`onclick`), and children, of which texts become text and never markup. */
+export function h(tag, attributes = {}, ...children) {
+  const svg = ["svg", "rect", "line", "path", "g", "title", "text"].includes(tag) && attributes.svg !== false;
+  const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false || name === "svg") continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [key, of] of Object.entries(value)) element.style.setProperty(key, of);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** An answer of the server; null where there is no such thing. */
+export async function get(path, words = {}) {
+  const query = new URLSearchParams(Object.entries(words).filter(([, value]) => value !== undefined && value !== ""));
+  const answer = await fetch(`/api/${path}${query.size ? `?${query}` : ""}`);
+  if (answer.status === 404) return null;
+  if (!answer.ok) throw new Error(answer.status === 401 ? "This address needs the token that the program printed." : await answer.text());
+  return answer.json();
+}
+
+/** The address: run, view, and what is looked at. */
+export function place() {
+  const [path, query = ""] = location.hash.slice(1).split("?");
+  const [, run = "", view = ""] = path.split("/");
+  return { run: decodeURIComponent(run), view, words: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+export function address(run, view, words = {}) {
+  const query = new URLSearchParams(Object.entries(words).filter(([, value]) => value !== undefined && value !== null && value !== ""));
+  return `#/${encodeURIComponent(run)}/${view}${query.size ? `?${query}` : ""}`;
+}
+
+/** Goes there with some words changed; without a new entry in the history where only those change. */
+export function change(words) {
+  const now = place();
+  const all = { ...now.words, ...words };
+  history.replaceState(null, "", address(now.run, now.view, all));
+  window.dispatchEvent(new HashChangeEvent("hashchange"));
+}
+
+export function number(x, digits = 3) {
+  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  const size = Math.abs(x);
+  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return x.toExponential(1);
+  if (size >= 1e4) return Math.round(x).toLocaleString("en");
+  return Number(x.toPrecision(digits)).toString();
+}
+
+export function seconds(s) {
+  if (s === null || s === undefined || !Number.isFinite(s)) return "–";
+  if (s < 1) return `${number(1000 * s)} ms`;
+  if (s < 120) return `${number(s)} s`;
+  if (s < 7200) return `${Math.round(s / 60)} min`;
+  return `${number(s / 3600)} h`;
+}
+
+export const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
+
+/** A key of the configuration as the page writes it. */
+export const key = (name) => h("code", {}, name);
+
+export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -1,0 +1,82 @@
+// Is it learning? Is something wrong? How long will it take?
+import { chart, sparkline } from "/chart.js";
+import { address, change, counted, get, h, number, place, seconds } from "/lib.js";
+
+// The charts of a run, of those that it has, the first ones.
+const CHARTS = ["reward", "loss", "eval_reward", "eval_loss", "rewards/accuracies", "rewards/margins", "kl", "entropy", "completions/mean_length",
+  "completions/clipped_ratio", "frac_reward_zero_std", "grad_norm", "learning_rate", "step_time", "accuracy", "mean_token_accuracy", "async/lag_mean"];
+const NUMBERS = [["reward", "reward"], ["loss", "loss"], ["kl", "KL"], ["entropy", "entropy"], ["completions/mean_length", "mean length"],
+  ["completions/clipped_ratio", "share cut"], ["grad_norm", "gradient norm"], ["step_time", "s for a step"]];
+
+export async function overview(main, run, words, runs) {
+  let charts = [];
+  let facts = await get(`runs/${run}`);
+  const say = h("section", { class: "verdict" });
+  const numbers = h("section", { class: "numbers", "aria-label": "Numbers" });
+  const alarms = h("section", { class: "alarms", "aria-label": "Alarms" });
+  const tools = h("p", { class: "tools" });
+  const grid = h("section", { class: "charts", "aria-label": "Charts" });
+  main.append(say, numbers, alarms, tools, grid);
+
+  async function draw(words, fresh) {
+    if (fresh) facts = (await get(`runs/${run}`)) ?? facts;
+    const keys = chosen(facts.keys);
+    const all = [...new Set([...keys, ...NUMBERS.map(([key]) => key)])].filter((key) => facts.keys.includes(key));
+    const query = { keys: all.join(","), px: 500 };
+    const series = await get(`runs/${run}/series`, query);
+    const other = words.vs && words.vs !== run ? await get(`runs/${words.vs}/series`, query) : null;
+    say.replaceChildren(h("h1", {}, facts.verdict.says), h("p", {}, health(facts), " ", left(facts, series)));
+    numbers.replaceChildren(...NUMBERS.filter(([key]) => facts.keys.includes(key)).map(([key, name]) => {
+      const values = series.keys[key].mean;
+      return h("div", {}, h("span", { class: "name" }, name), h("b", {}, number(values.filter((x) => x !== null).at(-1))), sparkline(values));
+    }));
+    alarms.replaceChildren(...facts.alarms.map((line) => alarm(run, line)));
+    tools.replaceChildren(h("label", {}, "Compare with ", h("select", { onchange: (event) => change({ vs: event.target.value }) },
+      h("option", { value: "" }, "no other run"),
+      runs.filter((one) => one.id !== run).map((one) => h("option", { value: one.id, selected: one.id === words.vs }, one.id)))),
+      other ? h("span", { class: "key" }, h("i", { class: "line a" }), run, h("i", { class: "line b" }), words.vs) : null,
+      series.width > 1 ? h("span", {}, `A point is ${series.width} steps; the band is their least and greatest value.`) : null);
+    charts.forEach((one) => one.end());
+    const marks = (facts.record?.starts ?? []).map((start) => start.step).filter((step) => step > 0);
+    const both = [{ name: run, series }, ...(other ? [{ name: words.vs, series: other }] : [])];
+    const onstep = facts.groups ? (step) => (location.hash = address(run, "rollouts", { step: nearest(step, series.width) })) : undefined;
+    charts = keys.map((key) => chart(key, both, { onstep, marks }));
+    grid.replaceChildren(...charts);
+    if (!charts.length) grid.replaceChildren(h("p", { class: "none" }, "Nothing has been logged yet."));
+  }
+  await draw(words, false);
+  return { update: draw, end: () => charts.forEach((one) => one.end()) };
+}
+
+const nearest = (step, width) => step + (width > 1 ? Math.floor(width / 2) : 0);
+
+function chosen(keys) {
+  const rewards = keys.filter((key) => /^rewards\/.*\/mean$/.test(key));
+  const known = CHARTS.filter((key) => keys.includes(key));
+  const list = [...known.slice(0, 2), ...(rewards.length > 1 ? rewards : []), ...known.slice(2)];
+  return list.slice(0, 12);
+}
+
+function health(facts) {
+  const open = facts.alarms.filter((line) => line.alarm.until === undefined);
+  if (!open.length) return "No alarm is raised.";
+  return `${counted(open.length, "alarm")}: ${open.map((line) => line.alarm.id.replaceAll("_", " ")).join(", ")}.`;
+}
+
+function left(facts, series) {
+  const times = (series.keys.step_time?.mean ?? []).filter((x) => x !== null);
+  const mean = times.slice(-20).reduce((a, b) => a + b, 0) / Math.min(20, times.length);
+  if (facts.state !== "running") return facts.state === "finished" ? `It has ended after step ${facts.step}.` : `It stopped after step ${facts.step}.`;
+  if (!facts.total || !times.length) return "";
+  return `About ${seconds(mean * (facts.total - facts.step))} are left.`;
+}
+
+function alarm(run, { step, alarm }) {
+  const over = alarm.until === undefined ? "" : ` It was over after step ${alarm.until}.`;
+  return h("article", { class: alarm.until === undefined ? "alarm open" : "alarm" },
+    h("h2", {}, `${alarm.until === undefined ? "⚠ " : ""}${alarm.id.replaceAll("_", " ")}${alarm.subject ? ` (${alarm.subject})` : ""}`),
+    h("p", {}, `Since step ${alarm.since}: ${alarm.evidence}.${over}`),
+    alarm.remedy ? h("p", {}, h("b", {}, "What helps: "), alarm.remedy) : null,
+    alarm.examples?.length ? h("details", {}, h("summary", {}, counted(alarm.examples.length, "example")), alarm.examples.map((text) => h("pre", {}, typeof text === "string" ? text : JSON.stringify(text)))) : null,
+    h("a", { href: address(run, "rollouts", { step: alarm.since }) }, `Read step ${alarm.since}`));
+}

@@ -1,0 +1,68 @@
+//! The page's own files, as they stand below `assets`, in the program. What others made is below `assets/vendor`,
+//! unchanged.
+
+/// Name and content.
+type Asset = (&'static str, &'static [u8]);
+
+macro_rules! assets {
+    ($($name:literal)*) => { &[$(($name, include_bytes!(concat!("../assets/", $name)))),*] };
+}
+
+/// All of them; `index.html` is the page itself.
+const ASSETS: &[Asset] = assets! {
+    "index.html" "style.css" "rollouts.css" "app.js" "lib.js" "chart.js" "overview.js" "rollouts.js" "group.js"
+    "time.js" "run.js"
+    "vendor/uplot-1.6.32/uPlot.iife.min.js" "vendor/uplot-1.6.32/uPlot.min.css"
+    "vendor/source-serif-4-5.3.1/source-serif-4-latin-400-normal.woff2"
+    "vendor/source-serif-4-5.3.1/source-serif-4-latin-400-italic.woff2"
+    "vendor/source-serif-4-5.3.1/source-serif-4-latin-600-normal.woff2"
+    "vendor/source-sans-3-5.3.1/source-sans-3-latin-400-normal.woff2"
+    "vendor/source-sans-3-5.3.1/source-sans-3-latin-600-normal.woff2"
+    "vendor/source-code-pro-5.3.1/source-code-pro-latin-400-normal.woff2"
+};
+
+/// The content of a file and its type; names are looked up.
+pub fn asset(name: &str) -> Option<(&'static [u8], &'static str)> {
+    let name = if name.is_empty() { "index.html" } else { name };
+    let (name, content) = ASSETS.iter().find(|(known, _)| *known == name)?;
+    let kind = match name.rsplit_once('.').map(|(_, end)| end) {
+        Some("html") => "text/html; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("js") => "text/javascript; charset=utf-8",
+        _ => "font/woff2",
+    };
+    Some((content, kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sha2::{Digest, Sha256};
+
+    /// What others made has the hashes that it was taken with, and each package its licence.
+    #[test]
+    fn vendored_files_are_unchanged() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/vendor");
+        let list: toml::Table = std::fs::read_to_string(root.join("VENDOR.toml")).unwrap().parse().unwrap();
+        let mut listed = 0;
+        for package in list["package"].as_array().unwrap() {
+            let dir = root.join(package["name"].as_str().unwrap());
+            let files = package["files"].as_table().unwrap();
+            assert!(files.contains_key("LICENSE"), "{}", dir.display());
+            for (file, hash) in files {
+                let digest = Sha256::digest(std::fs::read(dir.join(file)).unwrap());
+                let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+                assert_eq!(Some(digest.as_str()), hash.as_str(), "{file}");
+            }
+            assert_eq!(std::fs::read_dir(&dir).unwrap().count(), files.len());
+            listed += 1;
+        }
+        assert_eq!(std::fs::read_dir(&root).unwrap().count(), listed + 1, "all packages are listed");
+    }
+
+    #[test]
+    fn names_are_looked_up() {
+        assert!(asset("").unwrap().1.starts_with("text/html"));
+        assert!(asset("../Cargo.toml").is_none() && asset("vendor").is_none());
+    }
+}

@@ -1,0 +1,324 @@
+//! Recorded rollouts: summaries of groups, a group as one thing, its tokens.
+
+use crate::series::short;
+use lockstep::TokenTexts;
+use lockstep::wire::Group;
+use lockstep::wire::file::{GroupFile, IndexEntry};
+use serde_json::{Map, Value, json};
+
+/// Tokens of a completion that an answer has; the rest is asked for.
+const WINDOW: usize = 4096;
+/// Groups that a search or a filter by their completions reads at most.
+const READ_AT_MOST: usize = 2000;
+
+/// Which groups are asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Of optimizer steps.
+    pub from: u64,
+    /// Included.
+    pub to: u64,
+    /// `best`, `worst`, `no-spread`, `cut`.
+    pub only: String,
+    /// `step`, `reward`, `spread`, `tokens`; `-` before it turns the order round.
+    pub sort: String,
+    /// A text in the prompt or a completion.
+    pub text: String,
+    /// Of one prompt.
+    pub prompt: Option<u64>,
+    /// The first one of the answer, and how many.
+    pub after: usize,
+    /// How many.
+    pub limit: usize,
+}
+
+/// Summaries, and how many groups there are: `{"total", "groups": […], "next"}`.
+pub fn list(file: &GroupFile, wanted: &Wanted) -> Value {
+    let step = |entry: &IndexEntry| entry.step.unwrap_or(0);
+    let range = wanted.from..=wanted.to;
+    let mut places: Vec<usize> = (0..file.index().len()).collect();
+    places.retain(|&place| {
+        let entry = &file.index()[place];
+        range.contains(&step(entry)) && wanted.prompt.is_none_or(|prompt| prompt == entry.prompt_hash)
+    });
+    let of_index = |place: &usize| &file.index()[*place];
+    match wanted.only.as_str() {
+        "no-spread" => places.retain(|place| of_index(place).reward_std <= 1e-8),
+        "best" | "worst" => {
+            places.sort_by(|a, b| of_index(a).reward.total_cmp(&of_index(b).reward));
+            if wanted.only == "best" {
+                places.reverse();
+            }
+        }
+        _ => {}
+    }
+    let (key, turned) = wanted.sort.strip_prefix('-').map_or((wanted.sort.as_str(), false), |key| (key, true));
+    let number = |place: &usize| -> f64 {
+        let entry = of_index(place);
+        match key {
+            "reward" => entry.reward,
+            "spread" => entry.reward_std,
+            "tokens" => f64::from(entry.tokens),
+            _ => step(entry) as f64,
+        }
+    };
+    if !key.is_empty() {
+        places.sort_by(|a, b| number(a).total_cmp(&number(b)));
+        if turned {
+            places.reverse();
+        }
+    }
+    let reads = wanted.only == "cut" || !wanted.text.is_empty();
+    let mut unread = 0;
+    if reads {
+        unread = places.len().saturating_sub(READ_AT_MOST);
+        places.truncate(READ_AT_MOST);
+        places.retain(|&place| file.read(place).is_ok_and(|group| fits(&group, wanted)));
+    }
+    let shown: Vec<Value> =
+        places.iter().skip(wanted.after).take(wanted.limit).map(|&place| summary(file, place)).collect();
+    let next = wanted.after + shown.len();
+    let next = if next < places.len() { Some(next) } else { None };
+    json!({ "total": places.len(), "unread": unread, "groups": shown, "next": next })
+}
+
+fn fits(group: &Group, wanted: &Wanted) -> bool {
+    let lines = group.lines();
+    let is_cut = || lines.iter().any(|line| line.get("truncated") == Some(&Value::Bool(true)));
+    let text = wanted.text.to_lowercase();
+    let has = |value: Option<&Value>| value.is_some_and(|value| plain(value).to_lowercase().contains(&text));
+    (wanted.only != "cut" || is_cut())
+        && (text.is_empty() || lines.iter().any(|line| has(line.get("prompt")) || has(line.get("completion"))))
+}
+
+/// A text, or the contents of messages.
+fn plain(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(messages) => {
+            let texts = messages.iter().filter_map(|message| message.get("content")?.as_str());
+            texts.collect::<Vec<_>>().join("\n")
+        }
+        _ => String::new(),
+    }
+}
+
+fn summary(file: &GroupFile, place: usize) -> Value {
+    let entry = &file.index()[place];
+    let prompt = file.read(place).ok().and_then(|group| Some(plain(&serde_json::to_value(group.prompt?).ok()?)));
+    let prompt = prompt.unwrap_or_default();
+    json!({
+        "place": place,
+        "group": entry.group,
+        "step": entry.step,
+        "reward": short(entry.reward),
+        "spread": short(entry.reward_std),
+        "completions": entry.completions,
+        "tokens": entry.tokens,
+        "prompt_hash": format!("{:016x}", entry.prompt_hash),
+        "prompt": prompt.chars().take(160).collect::<String>(),
+    })
+}
+
+/// Each step's groups by reward, the best first, at most so many rows and columns: `{"steps", "width", "cells":
+/// [[[reward, spread, place], …], …]}`.
+pub fn map(file: &GroupFile, pixels: usize, rows: usize) -> Value {
+    let steps: Vec<u64> = file.index().iter().filter_map(|entry| entry.step).collect();
+    let (first, last) = (steps.iter().min().copied().unwrap_or(0), steps.iter().max().copied().unwrap_or(0));
+    let width = (last - first + 1).div_ceil(pixels.max(1) as u64).max(1);
+    let mut columns: std::collections::BTreeMap<u64, Vec<usize>> = Default::default();
+    for (place, entry) in file.index().iter().enumerate() {
+        if let Some(step) = entry.step {
+            columns.entry((step - first) / width * width + first).or_default().push(place);
+        }
+    }
+    let cell = |place: &usize| {
+        let entry = &file.index()[*place];
+        json!([short(entry.reward), short(entry.reward_std), place])
+    };
+    let cells: Vec<Vec<Value>> = columns
+        .values_mut()
+        .map(|places| {
+            places.sort_by(|a, b| file.index()[*b].reward.total_cmp(&file.index()[*a].reward));
+            // Of many, every nth: the ranks stay what they were.
+            let every = places.len().div_ceil(rows.max(1)).max(1);
+            places.iter().step_by(every).map(cell).collect()
+        })
+        .collect();
+    json!({ "steps": columns.keys().collect::<Vec<_>>(), "width": width, "cells": cells })
+}
+
+/// A group with its completions, of each the first tokens.
+pub fn group(file: &GroupFile, place: usize, texts: Option<&TokenTexts>) -> anyhow::Result<Value> {
+    let group = file.read(place)?;
+    let mut of_group = summary(file, place);
+    let lines = group.lines();
+    let completions = lines.iter().enumerate().map(|(number, line)| completion(line, number, texts, 0, WINDOW));
+    let completions = completions.collect::<anyhow::Result<Vec<_>>>()?;
+    if let (Value::Object(of_group), Some(first)) = (&mut of_group, lines.first()) {
+        let mut put = |key: &str, value: Option<&Value>| {
+            of_group.insert(key.to_owned(), value.cloned().unwrap_or(Value::Null));
+        };
+        put("prompt", first.get("prompt"));
+        put("columns", first.get("columns"));
+        put("sampling", first.get("sampling"));
+        put("lineage", first.get("lineage"));
+        put("reward_names", first.get("reward_names"));
+        of_group.insert("weights".into(), json!(group.reward_weights));
+        of_group.insert("problems".into(), json!(group.problems));
+        of_group.insert("completions".into(), completions.into());
+    }
+    Ok(of_group)
+}
+
+/// The tokens `from` and after of a completion.
+pub fn window(
+    file: &GroupFile,
+    place: usize,
+    number: usize,
+    texts: Option<&TokenTexts>,
+    (from, count): (usize, usize),
+) -> anyhow::Result<Option<Value>> {
+    let lines = file.read(place)?.lines();
+    lines.get(number).map(|line| completion(line, number, texts, from, count.min(WINDOW))).transpose()
+}
+
+fn completion(
+    line: &Map<String, Value>,
+    number: usize,
+    texts: Option<&TokenTexts>,
+    from: usize,
+    count: usize,
+) -> anyhow::Result<Value> {
+    let ids: Vec<u32> = serde_json::from_value(line.get("completion_ids").cloned().unwrap_or_default())?;
+    let end = from.saturating_add(count).min(ids.len());
+    let cut = from.min(end)..end;
+    let pieces = texts.map(|texts| texts.pieces(&ids[cut.clone()])).transpose()?;
+    let of_tokens = |value: Option<&Value>| -> Value {
+        match value.and_then(Value::as_array) {
+            Some(values) if values.len() == ids.len() => values[cut.clone()].to_vec().into(),
+            _ => Value::Null,
+        }
+    };
+    let column = |name: &str| of_tokens(line.get("tokens").and_then(|tokens| tokens.get(name)));
+    let advantage = line.get("advantages");
+    Ok(json!({
+        "number": number,
+        "length": ids.len(),
+        "from": cut.start,
+        "ids": ids[cut.clone()],
+        "pieces": pieces,
+        "text": line.get("completion").map(plain),
+        "logprobs": of_tokens(line.get("logprobs")),
+        "entropies": column("entropies"),
+        "values": column("values"),
+        "advantages": of_tokens(advantage),
+        "advantage": advantage.filter(|advantage| advantage.is_number()),
+        "mask": of_tokens(line.get("loss_mask").or(line.get("sampled"))),
+        "rewards": line.get("rewards"),
+        "truncated": line.get("truncated"),
+        "versions": line.get("versions"),
+        "extra": line.get("extra"),
+    }))
+}
+
+/// The spans of an optimizer step: `trace.json` has them in the order in which they ended, and each step ends with an
+/// update.
+pub fn spans(trace: &str, step: u64) -> Value {
+    let mut current = 1;
+    let mut found: Vec<Value> = Vec::new();
+    for line in trace.lines() {
+        let Ok(span) = serde_json::from_str::<Value>(line.trim_end_matches(',')) else { continue };
+        if current == step {
+            found.push(json!({
+                "name": span["name"], "track": span["tid"], "start_us": span["ts"], "duration_us": span["dur"],
+                "flops": span["args"]["flops"], "bytes": span["args"]["bytes"],
+            }));
+        }
+        if span["name"] == "update" && span["tid"] == 0 {
+            current += 1;
+        }
+        if current > step {
+            break;
+        }
+    }
+    found.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockstep::wire::Completion;
+    use lockstep::wire::file::GroupLog;
+
+    /// Four groups of two completions, of two prompts, at steps 1 and 2; the rewards of the last are equal.
+    fn file(dir: &std::path::Path) -> GroupFile {
+        let mut log = GroupLog::open(&dir.join("rollouts.bin")).unwrap();
+        for id in 0..4u64 {
+            let completion = |generation: usize| Completion {
+                rewards: vec![Some(id as f64 + if id < 3 { generation as f64 } else { 0.0 })],
+                content: Some(format!("answer {id} {generation}").into()),
+                ..Completion::new(generation, vec![1, 2, 3])
+            };
+            let group = Group {
+                id,
+                step: Some(id / 2 + 1),
+                prompt_ids: vec![(id % 2) as u32],
+                prompt: Some(format!("question {}", id % 2).into()),
+                reward_names: vec!["r".into()],
+                reward_weights: vec![1.0],
+                completions: vec![completion(0), completion(1)],
+                ..Group::default()
+            };
+            let mut record = Vec::new();
+            group.write(&mut record);
+            log.append(&record).unwrap();
+        }
+        drop(log);
+        GroupFile::open(&dir.join("rollouts.bin")).unwrap()
+    }
+
+    #[test]
+    fn groups_are_filtered_sorted_and_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = file(dir.path());
+        let numbers = |wanted: Wanted| -> Vec<u64> {
+            let answer = list(&file, &Wanted { to: 9, limit: 20, ..wanted });
+            answer["groups"].as_array().unwrap().iter().map(|group| group["group"].as_u64().unwrap()).collect()
+        };
+        let only = |only: &str| Wanted { only: only.into(), ..Wanted::default() };
+        assert_eq!(numbers(Wanted::default()), [0, 1, 2, 3]);
+        assert_eq!(numbers(only("best")), [3, 2, 1, 0]);
+        assert_eq!(numbers(only("no-spread")), [3]);
+        assert_eq!(numbers(Wanted { sort: "-reward".into(), ..Wanted::default() }), [3, 2, 1, 0]);
+        assert_eq!(numbers(Wanted { from: 2, ..Wanted::default() }), [2, 3]);
+        assert_eq!(numbers(Wanted { text: "ANSWER 2".into(), ..Wanted::default() }), [2]);
+        let prompt = file.index()[1].prompt_hash;
+        assert_eq!(numbers(Wanted { prompt: Some(prompt), ..Wanted::default() }), [1, 3]);
+        let first = list(&file, &Wanted { to: 9, limit: 3, ..Wanted::default() });
+        assert_eq!((&first["total"], &first["next"]), (&json!(4), &json!(3)));
+        assert_eq!(map(&file, 10, 10)["cells"][0][0], json!([1.5, 0.5, 1]));
+    }
+
+    #[test]
+    fn a_group_has_its_completions_and_windows_of_tokens() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = file(dir.path());
+        let one = group(&file, 2, None).unwrap();
+        assert_eq!(one["prompt"], "question 0");
+        assert_eq!(one["completions"][1]["text"], "answer 2 1");
+        assert_eq!(one["completions"][1]["rewards"], json!([3.0]));
+        let cut = window(&file, 2, 1, None, (1, 1)).unwrap().unwrap();
+        assert_eq!((&cut["from"], &cut["ids"], &cut["length"]), (&json!(1), &json!([2]), &json!(3)));
+        assert!(window(&file, 2, 9, None, (0, 1)).unwrap().is_none());
+    }
+
+    #[test]
+    fn spans_belong_to_the_step_that_their_update_ends() {
+        let trace = "[\n{\"name\":\"rollout\",\"tid\":0,\"ts\":1,\"dur\":2},\n{\"name\":\"update\",\"tid\":0,\"ts\":3,\
+                     \"dur\":2},\n{\"name\":\"rollout\",\"tid\":0,\"ts\":6,\"dur\":1},\n";
+        assert_eq!(spans(trace, 1).as_array().unwrap().len(), 2);
+        assert_eq!(spans(trace, 2)[0]["start_us"], 6);
+        assert!(spans(trace, 3).as_array().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,103 @@
+//! Who may ask: pages of other sites may not, and beyond this machine only who has the token.
+
+use axum::http::{HeaderMap, StatusCode, header};
+use sha2::{Digest, Sha256};
+use std::net::IpAddr;
+
+/// The name of the cookie that holds the token.
+const COOKIE: &str = "lockstep";
+/// Nothing from elsewhere, no markup from texts, no frames (docs/dashboard.md).
+pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self' data:; \
+     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
+
+/// What a request must have.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    port: u16,
+    /// Names in `Host` beside those of this machine.
+    host: Option<String>,
+    /// Only its hash is compared, so that time tells nothing.
+    token: Option<[u8; 32]>,
+}
+
+impl Guard {
+    /// Of a server at this address: beyond this machine a token is needed, which is returned once, to be shown.
+    pub fn new(host: &str, address: IpAddr, port: u16) -> std::io::Result<(Guard, Option<String>)> {
+        let is_local = address.is_loopback();
+        let token = if is_local { None } else { Some(random()?) };
+        let hashed = token.as_ref().map(|token| Sha256::digest(token.as_bytes()).into());
+        let named = (!is_local && !address.is_unspecified()).then(|| host.to_owned());
+        Ok((Guard { port, host: named, token: hashed }, token))
+    }
+
+    /// The status of a refusal: 421 for another host's name (a page whose name was made to mean this machine), 401
+    /// without the token.
+    pub fn check(&self, headers: &HeaderMap) -> Result<(), StatusCode> {
+        let host =
+            headers.get(header::HOST).and_then(|host| host.to_str().ok()).ok_or(StatusCode::MISDIRECTED_REQUEST)?;
+        let (name, port) = match host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|c| c.is_ascii_digit())) {
+            Some((name, port)) => (name, port.parse().unwrap_or(0)),
+            None => (host, 80),
+        };
+        let is_ours = ["localhost", "127.0.0.1", "[::1]"].contains(&name) || self.host.as_deref() == Some(name);
+        // Where every address of the machine is listened at, its names are not known, and the token decides.
+        let any = self.token.is_some() && self.host.is_none();
+        if port != self.port || !(is_ours || any) {
+            return Err(StatusCode::MISDIRECTED_REQUEST);
+        }
+        let Some(token) = self.token else { return Ok(()) };
+        let given = headers.get_all(header::COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
+        let given = given.flat_map(|cookies| cookies.split(';')).filter_map(|cookie| cookie.trim().split_once('='));
+        let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+        let mut tokens = given.filter(|(name, _)| *name == COOKIE).map(|(_, token)| token).chain(bearer);
+        let fits = |given: &str| <[u8; 32]>::from(Sha256::digest(given.as_bytes())) == token;
+        if tokens.any(fits) { Ok(()) } else { Err(StatusCode::UNAUTHORIZED) }
+    }
+
+    /// Whether a token is needed.
+    pub fn needs_token(&self) -> bool {
+        self.token.is_some()
+    }
+}
+
+/// 32 bytes of the system's randomness, in hexadecimal.
+fn random() -> std::io::Result<String> {
+    use std::io::Read;
+    let mut bytes = [0; 32];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(host: &str, cookie: Option<&str>) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, host.parse().unwrap());
+        cookie.into_iter().for_each(|cookie| drop(headers.insert(header::COOKIE, cookie.parse().unwrap())));
+        headers
+    }
+
+    #[test]
+    fn other_hosts_are_refused_and_beyond_this_machine_a_token_is_needed() {
+        let (local, none) = Guard::new("127.0.0.1", "127.0.0.1".parse().unwrap(), 7860).unwrap();
+        assert!(none.is_none() && !local.needs_token());
+        for host in ["localhost:7860", "127.0.0.1:7860", "[::1]:7860"] {
+            assert_eq!(local.check(&headers(host, None)), Ok(()));
+        }
+        for host in ["evil.example:7860", "localhost", "localhost:1", "127.0.0.1.evil.example:7860", ""] {
+            assert_eq!(local.check(&headers(host, None)), Err(StatusCode::MISDIRECTED_REQUEST), "{host}");
+        }
+        assert_eq!(local.check(&HeaderMap::new()), Err(StatusCode::MISDIRECTED_REQUEST));
+
+        let (open, token) = Guard::new("0.0.0.0", "0.0.0.0".parse().unwrap(), 7860).unwrap();
+        let token = token.unwrap();
+        assert_eq!(token.len(), 64);
+        let cookie = |token: &str| format!("a=b; lockstep={token}");
+        assert_eq!(open.check(&headers("box:7860", Some(&cookie(&token)))), Ok(()));
+        for wrong in [None, Some(cookie("0")), Some(cookie(&token[1..])), Some(format!("x={token}"))] {
+            assert_eq!(open.check(&headers("box:7860", wrong.as_deref())), Err(StatusCode::UNAUTHORIZED));
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! One run's files, which are read on as they grow.
+
+use crate::series::Series;
+use crate::verdict::{Verdict, verdict};
+use lockstep::TokenTexts;
+use lockstep::wire::file::GroupFile;
+use serde_json::{Map, Value, json};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// A run and what was read of it.
+pub struct RunFiles {
+    root: PathBuf,
+    /// Read up to here, and the first bytes: a log that begins anew is read anew.
+    read: u64,
+    head: Vec<u8>,
+    series: Series,
+    alarms: Vec<Value>,
+    groups: Option<(u64, Arc<GroupFile>)>,
+    tokens: Option<Option<Arc<TokenTexts>>>,
+}
+
+impl RunFiles {
+    /// The run of this directory.
+    pub fn new(root: PathBuf) -> RunFiles {
+        RunFiles {
+            root,
+            read: 0,
+            head: Vec::new(),
+            series: Series::default(),
+            alarms: Vec::new(),
+            groups: None,
+            tokens: None,
+        }
+    }
+
+    /// Its directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Reads what `metrics.jsonl` has more, line by line; a line that is being written waits for its end.
+    pub fn refresh(&mut self) {
+        let Ok(mut file) = File::open(self.root.join("metrics.jsonl")) else { return };
+        let length = file.metadata().map_or(0, |metadata| metadata.len());
+        let mut head = vec![0; self.head.len()];
+        let is_same = length >= self.read && file.read_exact(&mut head).is_ok() && head == self.head;
+        if !is_same {
+            let root = std::mem::take(&mut self.root);
+            *self = RunFiles { groups: self.groups.take(), tokens: self.tokens.take(), ..RunFiles::new(root) };
+        }
+        if length == self.read || file.seek(SeekFrom::Start(self.read)).is_err() {
+            return;
+        }
+        let mut bytes = Vec::new();
+        if file.take(length - self.read).read_to_end(&mut bytes).is_err() {
+            return;
+        }
+        let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        for line in bytes[..whole].split(|&byte| byte == b'\n') {
+            let Ok(Value::Object(mut line)) = serde_json::from_slice(line) else { continue };
+            let step = line.get("step").and_then(Value::as_u64).unwrap_or(0);
+            match line.remove("alarm") {
+                Some(alarm) => self.alarms.push(json!({ "step": step, "alarm": alarm })),
+                None => self.series.add(step, &line),
+            }
+        }
+        if self.read == 0 {
+            self.head = bytes[..whole.min(256)].to_vec();
+        }
+        self.read += whole as u64;
+    }
+
+    /// Its metrics.
+    pub fn series(&self) -> &Series {
+        &self.series
+    }
+
+    /// What changes when the run goes on: bytes of metrics, recorded groups.
+    pub fn mark(&mut self) -> (u64, u64) {
+        self.refresh();
+        let index = std::fs::metadata(self.root.join("rollouts.idx")).map_or(0, |metadata| metadata.len());
+        (self.read, index)
+    }
+
+    /// The recorded groups; none if none are recorded.
+    pub fn groups(&mut self) -> Option<Arc<GroupFile>> {
+        let path = self.root.join("rollouts.bin");
+        let length = std::fs::metadata(&path).ok()?.len();
+        if self.groups.as_ref().is_none_or(|(known, _)| *known != length) {
+            self.groups = GroupFile::open(&path).ok().map(|file| (length, Arc::new(file)));
+        }
+        self.groups.as_ref().map(|(_, file)| file.clone())
+    }
+
+    /// The tokenizer of the result, of a checkpoint, or of the model that the run began with.
+    pub fn tokens(&mut self) -> Option<Arc<TokenTexts>> {
+        if self.tokens.is_none() {
+            let mut dirs = vec![self.root.join("model")];
+            dirs.extend(self.checkpoints().iter().rev().map(|name| self.root.join("checkpoints").join(name)));
+            dirs.extend(self.config().get("model_name_or_path").and_then(Value::as_str).map(PathBuf::from));
+            let found = dirs.iter().find_map(|dir| TokenTexts::open(dir).ok());
+            self.tokens = Some(found.map(Arc::new));
+        }
+        self.tokens.clone().flatten()
+    }
+
+    fn checkpoints(&self) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(self.root.join("checkpoints")) else { return Vec::new() };
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut names: Vec<String> = names.filter(|name| name.starts_with("step-")).collect();
+        names.sort();
+        names
+    }
+
+    /// The configuration, all keys.
+    pub fn config(&self) -> Map<String, Value> {
+        let text = std::fs::read_to_string(self.root.join("config.toml")).unwrap_or_default();
+        let table: toml::Table = text.parse().unwrap_or_default();
+        match serde_json::to_value(table) {
+            Ok(Value::Object(config)) => config,
+            _ => Map::new(),
+        }
+    }
+
+    fn json(&self, name: &str) -> Value {
+        let bytes = std::fs::read(self.root.join(name)).unwrap_or_default();
+        serde_json::from_slice(&bytes).unwrap_or(Value::Null)
+    }
+
+    /// Who writes into it now. The file says it, and is empty when nobody does; of a process of this machine it is
+    /// known whether it lives.
+    fn writer(&self) -> Option<Value> {
+        let holder = self.json("run.lock");
+        let pid = holder.get("pid")?.as_u64()?;
+        let here = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let is_here = holder.get("host").and_then(Value::as_str) == Some(here.trim());
+        (!is_here || Path::new(&format!("/proc/{pid}")).exists()).then_some(holder)
+    }
+
+    /// `running`, `finished`, or `stopped` before its end.
+    pub fn state(&self) -> &'static str {
+        match (self.writer(), self.root.join("model").is_dir()) {
+            (Some(_), _) => "running",
+            (None, true) => "finished",
+            (None, false) => "stopped",
+        }
+    }
+
+    /// The last step, and how many there will be.
+    pub fn progress(&self) -> (u64, Option<u64>) {
+        let total = self.config().get("max_steps").and_then(Value::as_i64).filter(|&steps| steps > 0);
+        let total = total.map(|steps| steps as u64).or_else(|| self.json("record.json").get("total_steps")?.as_u64());
+        (self.series.last_step().unwrap_or(0), total)
+    }
+
+    /// Seconds between now and the last line of metrics.
+    pub fn silent_s(&self) -> Option<u64> {
+        let changed = std::fs::metadata(self.root.join("metrics.jsonl")).ok()?.modified().ok()?;
+        SystemTime::now().duration_since(changed).ok().map(|silent| silent.as_secs())
+    }
+
+    /// How it is: by the reward, or the accuracy of pairs, or the loss.
+    pub fn verdict(&self) -> Verdict {
+        let of = |key: &str| -> Vec<f64> { self.series.values(key).map(|(_, x)| x).collect() };
+        for (key, higher) in [("reward", true), ("rewards/accuracies", true), ("accuracy", true), ("loss", false)] {
+            let values = of(key);
+            if !values.is_empty() {
+                return verdict(key, &values, higher);
+            }
+        }
+        verdict("reward", &[], true)
+    }
+
+    /// Alarms, the newest last; one that is over has `until`.
+    pub fn alarms(&self) -> &[Value] {
+        &self.alarms
+    }
+
+    /// Everything about it that is not a curve.
+    pub fn facts(&mut self, name: &str) -> Value {
+        self.refresh();
+        let (step, total) = self.progress();
+        let recorded = self.groups().map(|groups| groups.index().len());
+        let (first, last) = self.groups().map_or((None, None), |groups| {
+            let steps = groups.index().iter().filter_map(|entry| entry.step);
+            (steps.clone().min(), steps.max())
+        });
+        json!({
+            "id": name,
+            "state": self.state(),
+            "step": step,
+            "total": total,
+            "silent_s": self.silent_s(),
+            "verdict": self.verdict().to_json(),
+            "alarms": self.alarms,
+            "config": self.config(),
+            "record": self.json("record.json"),
+            "checkpoints": self.checkpoints(),
+            "keys": self.series.keys().collect::<Vec<_>>(),
+            "groups": recorded,
+            "group_steps": [first, last],
+            "directory": self.root,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_log_is_read_on_and_anew_when_it_begins_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("metrics.jsonl");
+        std::fs::write(&log, "{\"step\":1,\"reward\":0.5}\n{\"step\":2,\"rew").unwrap();
+        let mut run = RunFiles::new(dir.path().to_owned());
+        run.refresh();
+        assert_eq!(run.series().last_step(), Some(1));
+        let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
+        file.write_all(b"ard\":0.75}\n{\"step\":2,\"alarm\":{\"id\":\"truncated\"}}\nnot json\n").unwrap();
+        run.refresh();
+        assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 0.5), (2, 0.75)]);
+        assert_eq!(run.alarms()[0]["alarm"]["id"], "truncated");
+        assert_eq!(run.state(), "stopped");
+        std::fs::write(&log, "{\"step\":1,\"reward\":2}\n").unwrap();
+        run.refresh();
+        assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 2.0)]);
+        assert!(run.alarms().is_empty());
+        assert_eq!(run.facts("x")["groups"], Value::Null);
+    }
+}

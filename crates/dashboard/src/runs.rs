@@ -1,0 +1,108 @@
+//! Finds runs: the directories that were named, and those below them.
+
+use crate::run::RunFiles;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Directories are looked through again so often.
+const LOOK: Duration = Duration::from_secs(2);
+/// How far below a directory runs are looked for.
+const DEPTH: usize = 2;
+
+/// The runs that are shown, by the name in their address.
+pub struct Runs {
+    roots: Vec<PathBuf>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    runs: BTreeMap<String, Arc<Mutex<RunFiles>>>,
+    looked: Option<Instant>,
+}
+
+impl Runs {
+    /// Runs, or directories with runs.
+    pub fn new(roots: Vec<PathBuf>) -> Runs {
+        Runs { roots, known: Mutex::default() }
+    }
+
+    /// All of them, by name.
+    pub fn all(&self) -> Vec<(String, Arc<Mutex<RunFiles>>)> {
+        self.known().runs.iter().map(|(name, run)| (name.clone(), run.clone())).collect()
+    }
+
+    /// The run of this name. Names are looked up: no text from outside becomes a path.
+    pub fn get(&self, name: &str) -> Option<Arc<Mutex<RunFiles>>> {
+        self.known().runs.get(name).cloned()
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
+            known.looked = Some(Instant::now());
+            let found: Vec<PathBuf> = self.roots.iter().flat_map(|root| below(root, DEPTH)).collect();
+            known.runs.retain(|_, run| found.contains(&lock(run).root().to_owned()));
+            for root in found {
+                if !known.runs.values().any(|run| lock(run).root() == root) {
+                    let name = free_name(&known.runs, &root);
+                    known.runs.insert(name, Arc::new(Mutex::new(RunFiles::new(root))));
+                }
+            }
+        }
+        known
+    }
+}
+
+/// What another thread left when it panicked is read on.
+pub fn lock(run: &Mutex<RunFiles>) -> MutexGuard<'_, RunFiles> {
+    run.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_run(dir: &Path) -> bool {
+    dir.join("config.toml").is_file()
+}
+
+/// The directory, if it is a run; else the runs below it.
+fn below(dir: &Path, depth: usize) -> Vec<PathBuf> {
+    if is_run(dir) {
+        return vec![dir.to_owned()];
+    }
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let mut dirs: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).filter(|path| path.is_dir()).collect();
+    dirs.sort();
+    if depth == 0 { Vec::new() } else { dirs.iter().flat_map(|dir| below(dir, depth - 1)).collect() }
+}
+
+/// The directory's name, in letters that an address has; a number behind it, where another run has that.
+fn free_name(runs: &BTreeMap<String, Arc<Mutex<RunFiles>>>, root: &Path) -> String {
+    let name = root.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy());
+    let allowed = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let name: String = name.chars().map(allowed).collect();
+    let mut names = std::iter::once(name.clone()).chain((2..).map(|number| format!("{name}-{number}")));
+    names.find(|name| !runs.contains_key(name)).unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_found_and_have_names_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        for run in ["a/out", "b/out", "my run", "none"] {
+            std::fs::create_dir_all(dir.path().join(run)).unwrap();
+            if run != "none" {
+                std::fs::write(dir.path().join(run).join("config.toml"), "seed = 1").unwrap();
+            }
+        }
+        let runs = Runs::new(vec![dir.path().to_owned()]);
+        let names: Vec<String> = runs.all().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["my-run", "out", "out-2"]);
+        assert!(runs.get("../etc").is_none());
+        let one = Runs::new(vec![dir.path().join("a/out")]);
+        assert_eq!(one.all().len(), 1);
+    }
+}

@@ -1,0 +1,171 @@
+//! Metrics by step, in columns, and the buckets that a chart shows of them.
+//!
+//! A bucket is 2^k steps on a grid that begins at step 0, with k the least that gives no more buckets than pixels. So
+//! only the last bucket ever changes, all keys and runs share the grid, and the least and greatest value of each bucket
+//! are there: a spike of one step is never lost.
+
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// Stands for "this line did not have the key": a NaN that no metric is.
+const MISSING: u64 = 0x7ff8_dead_beef_0001;
+
+/// What `metrics.jsonl` says, line by line.
+#[derive(Default)]
+pub struct Series {
+    steps: Vec<u64>,
+    columns: BTreeMap<String, Vec<f64>>,
+}
+
+/// What a bucket has of a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Bucket {
+    count: u64,
+    sum: f64,
+    min: f64,
+    max: f64,
+    last: f64,
+    /// NaN or infinite: in no mean.
+    non_finite: u64,
+}
+
+impl Bucket {
+    fn add(&mut self, x: f64) {
+        self.last = x;
+        if !x.is_finite() {
+            self.non_finite += 1;
+            return;
+        }
+        (self.min, self.max) = if self.count == 0 { (x, x) } else { (self.min.min(x), self.max.max(x)) };
+        self.sum += x;
+        self.count += 1;
+    }
+}
+
+impl Series {
+    /// Adds a line. Lines of one step, a step and an evaluation after it, are one.
+    pub fn add(&mut self, step: u64, line: &Map<String, Value>) {
+        if self.steps.last() != Some(&step) {
+            self.steps.push(step);
+        }
+        let rows = self.steps.len();
+        for (key, value) in line {
+            let Some(x) = number(value).filter(|_| key != "step") else { continue };
+            let column = self.columns.entry(key.clone()).or_default();
+            column.resize(rows, f64::from_bits(MISSING));
+            column[rows - 1] = x;
+        }
+    }
+
+    /// The last step that was logged.
+    pub fn last_step(&self) -> Option<u64> {
+        self.steps.last().copied()
+    }
+
+    /// The names of all metrics.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.columns.keys().map(String::as_str)
+    }
+
+    /// The steps and values of a key.
+    pub fn values<'a>(&'a self, key: &str) -> impl Iterator<Item = (u64, f64)> + 'a {
+        let column = self.columns.get(key).map_or(&[][..], Vec::as_slice);
+        let there = |(&step, &x): (&u64, &f64)| (x.to_bits() != MISSING).then_some((step, x));
+        self.steps.iter().zip(column).filter_map(there)
+    }
+
+    /// Of the steps `from` to `to`, at most `pixels` buckets of each key: `{"width", "steps", "keys": {KEY: {"mean",
+    /// "min", "max", "last", "non_finite"}}}`. Where a bucket is one step, `mean` says all.
+    pub fn buckets(&self, keys: &[String], from: u64, to: u64, pixels: usize) -> Value {
+        let to = to.min(self.last_step().unwrap_or(0));
+        let span = to.saturating_sub(from) + 1;
+        let mut width = 1u64;
+        while span.div_ceil(width) > pixels.max(1) as u64 {
+            width *= 2;
+        }
+        let mut all: BTreeMap<u64, Vec<Bucket>> = BTreeMap::new();
+        for (place, key) in keys.iter().enumerate() {
+            for (step, x) in self.values(key).filter(|(step, _)| (from..=to).contains(step)) {
+                all.entry(step / width * width).or_insert_with(|| vec![Bucket::default(); keys.len()])[place].add(x);
+            }
+        }
+        let column = |place: usize, of: &dyn Fn(&Bucket) -> f64| -> Vec<Value> {
+            let value = |buckets: &Vec<Bucket>| {
+                let bucket = buckets[place];
+                if bucket.count == 0 { Value::Null } else { short(of(&bucket)) }
+            };
+            all.values().map(value).collect()
+        };
+        let mut of_keys = Map::new();
+        for (place, key) in keys.iter().enumerate() {
+            let mut of_key = Map::new();
+            of_key.insert("mean".into(), column(place, &|b| b.sum / b.count as f64).into());
+            if width > 1 {
+                of_key.insert("min".into(), column(place, &|b| b.min).into());
+                of_key.insert("max".into(), column(place, &|b| b.max).into());
+            }
+            let non_finite: u64 = all.values().map(|buckets| buckets[place].non_finite).sum();
+            of_key.insert("non_finite".into(), non_finite.into());
+            of_keys.insert(key.clone(), of_key.into());
+        }
+        let steps: Vec<u64> = all.keys().copied().collect();
+        json!({ "width": width, "steps": steps, "keys": of_keys })
+    }
+}
+
+/// A metric's value; those that are not finite are texts in the file.
+fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::Number(x) => x.as_f64(),
+        Value::String(text) => match text.as_str() {
+            "NaN" | "nan" => Some(f64::NAN),
+            "inf" | "Infinity" => Some(f64::INFINITY),
+            "-inf" | "-Infinity" => Some(f64::NEG_INFINITY),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Six digits are more than a chart shows.
+pub fn short(x: f64) -> Value {
+    format!("{x:.5e}").parse::<f64>().map_or(Value::Null, Value::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(value: f64) -> Map<String, Value> {
+        [("step".to_owned(), 1.into()), ("reward".to_owned(), value.into())].into_iter().collect()
+    }
+
+    #[test]
+    fn a_spike_of_one_step_is_in_a_hundred_thousand() {
+        let mut series = Series::default();
+        (1..=100_000).for_each(|step| series.add(step, &line(if step == 77_777 { 9.0 } else { 1.0 })));
+        let all = series.buckets(&["reward".into()], 0, u64::MAX, 500);
+        let of = |name: &str| all["keys"]["reward"][name].as_array().unwrap().clone();
+        assert!(of("max").iter().any(|x| x == 9.0) && of("min").iter().all(|x| x == 1.0));
+        let (width, steps) = (all["width"].as_u64().unwrap(), all["steps"].as_array().unwrap().len());
+        assert!(width == 256 && steps <= 500 && all.to_string().len() < 50_000, "{width} {steps}");
+        // One more step changes the last bucket alone.
+        series.add(100_001, &line(5.0));
+        let after = series.buckets(&["reward".into()], 0, u64::MAX, 500);
+        let means = |value: &Value| value["keys"]["reward"]["mean"].as_array().unwrap().clone();
+        assert_eq!(means(&all)[..steps - 1], means(&after)[..steps - 1]);
+    }
+
+    #[test]
+    fn keys_that_a_line_lacks_and_numbers_that_are_none_are_told_apart() {
+        let mut series = Series::default();
+        series.add(1, &line(1.0));
+        series.add(2, &[("loss".to_owned(), "NaN".into())].into_iter().collect());
+        series.add(2, &[("eval_loss".to_owned(), 3.into())].into_iter().collect());
+        assert_eq!(series.values("reward").collect::<Vec<_>>(), [(1, 1.0)]);
+        assert_eq!(series.values("eval_loss").collect::<Vec<_>>(), [(2, 3.0)]);
+        let buckets = series.buckets(&["reward".into(), "loss".into()], 0, 9, 100);
+        assert_eq!(buckets["keys"]["loss"], json!({ "mean": [null, null], "non_finite": 1 }));
+        assert_eq!(buckets["keys"]["reward"]["mean"], json!([1.0, null]));
+    }
+}

@@ -1,0 +1,325 @@
+//! Addresses and answers.
+
+use crate::assets::asset;
+use crate::groups::{self, Wanted};
+use crate::guard::{Guard, POLICY};
+use crate::run::RunFiles;
+use crate::runs::{Runs, lock};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Browsers that may watch at once.
+const STREAMS: usize = 64;
+/// A run's news are looked for so often.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// A server that listens and has not begun to answer.
+pub struct Server {
+    listener: TcpListener,
+    guard: Guard,
+    runs: Arc<Runs>,
+    /// What people open.
+    pub url: String,
+}
+
+struct Site {
+    guard: Guard,
+    runs: Arc<Runs>,
+    streams: AtomicUsize,
+}
+
+type Shared = State<Arc<Site>>;
+
+impl Server {
+    /// Listens at this address; port 0 is any that is free. Beyond this machine the address that is shown has a token.
+    pub fn bind(host: &str, port: u16, runs: Runs) -> std::io::Result<Server> {
+        let name = host.trim_start_matches('[').trim_end_matches(']');
+        let mut addresses = (name, port).to_socket_addrs()?;
+        let address = addresses.next().ok_or_else(|| std::io::Error::other(format!("{host} has no address")))?;
+        let listener = TcpListener::bind(address)?;
+        let address: SocketAddr = listener.local_addr()?;
+        let (guard, token) = Guard::new(host, address.ip(), address.port())?;
+        let shown = match address.ip() {
+            IpAddr::V6(ip) => format!("[{ip}]"),
+            IpAddr::V4(ip) => ip.to_string(),
+        };
+        let token = token.map_or(String::new(), |token| format!("#token={token}"));
+        let url = format!("http://{shown}:{}/{token}", address.port());
+        Ok(Server { listener, guard, runs: Arc::new(runs), url })
+    }
+
+    /// Answers until the process ends.
+    pub fn run(self) -> std::io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        self.listener.set_nonblocking(true)?;
+        let site = Arc::new(Site { guard: self.guard, runs: self.runs, streams: AtomicUsize::new(0) });
+        runtime.block_on(async move {
+            let listener = tokio::net::TcpListener::from_std(self.listener)?;
+            axum::serve(listener, router(site)).await
+        })
+    }
+}
+
+/// Serves beside a run, on a thread that never computes for it. The address, or why there is none.
+pub fn serve_in_thread(host: &str, port: u16, runs: Runs) -> std::io::Result<String> {
+    let server = Server::bind(host, port, runs)?;
+    let url = server.url.clone();
+    std::thread::Builder::new().name("dashboard".into()).spawn(move || drop(server.run()))?;
+    Ok(url)
+}
+
+fn router(site: Arc<Site>) -> Router {
+    Router::new()
+        .route("/api/runs", get(runs))
+        .route("/api/runs/{run}", get(facts))
+        .route("/api/runs/{run}/series", get(series))
+        .route("/api/runs/{run}/map", get(map))
+        .route("/api/runs/{run}/groups", get(list))
+        .route("/api/runs/{run}/groups/{place}", get(group))
+        .route("/api/runs/{run}/groups/{place}/completions/{number}", get(completion))
+        .route("/api/runs/{run}/spans", get(spans))
+        .route("/api/events", get(events))
+        .route("/api/login", get(login))
+        .fallback(file)
+        .layer(from_fn_with_state(site.clone(), guarded))
+        .with_state(site)
+}
+
+/// Refuses who may not ask, and says to browsers what the page may do.
+async fn guarded(State(site): Shared, request: Request, next: Next) -> Response {
+    // Files of the page are no secret: it must load to read the token of its address.
+    let is_open = !request.uri().path().starts_with("/api/");
+    let mut response = match site.guard.check(request.headers()) {
+        Err(status) if !(is_open && status == StatusCode::UNAUTHORIZED) => status.into_response(),
+        _ => next.run(request).await,
+    };
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+fn answer(value: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], Body::from(value.to_string())).into_response()
+}
+
+fn missing() -> Response {
+    (StatusCode::NOT_FOUND, "there is no such thing").into_response()
+}
+
+/// The words behind the question mark.
+fn words(uri: &Uri) -> BTreeMap<String, String> {
+    let pair = |pair: &str| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (decoded(key), decoded(value))
+    };
+    uri.query().unwrap_or("").split('&').filter(|pair| !pair.is_empty()).map(pair).collect()
+}
+
+/// `%41` and `+` of an address.
+fn decoded(text: &str) -> String {
+    let (text, mut bytes, mut at) = (text.as_bytes(), Vec::new(), 0);
+    while at < text.len() {
+        let digits = text.get(at + 1..at + 3).and_then(|digits| std::str::from_utf8(digits).ok());
+        let value = digits.filter(|_| text[at] == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        bytes.push(value.unwrap_or(if text[at] == b'+' { b' ' } else { text[at] }));
+        at += if value.is_some() { 3 } else { 1 };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn number<T: std::str::FromStr>(words: &BTreeMap<String, String>, name: &str, default: T) -> T {
+    words.get(name).and_then(|word| word.parse().ok()).unwrap_or(default)
+}
+
+async fn runs(State(site): Shared) -> Response {
+    let line = |(name, run): (String, Arc<Mutex<RunFiles>>)| {
+        let mut run = lock(&run);
+        run.refresh();
+        let (step, total) = run.progress();
+        let alarms = run.alarms().iter().filter(|line| line["alarm"].get("until").is_none()).count();
+        json!({
+            "id": name, "state": run.state(), "step": step, "total": total, "silent_s": run.silent_s(),
+            "verdict": run.verdict().to_json(), "alarms": alarms,
+        })
+    };
+    answer(&site.runs.all().into_iter().map(line).collect())
+}
+
+async fn facts(State(site): Shared, Path(name): Path<String>) -> Response {
+    match site.runs.get(&name) {
+        Some(run) => answer(&lock(&run).facts(&name)),
+        None => missing(),
+    }
+}
+
+async fn series(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
+    let Some(run) = site.runs.get(&name) else { return missing() };
+    let (words, mut run) = (words(&uri), lock(&run));
+    run.refresh();
+    let keys = words.get("keys").map_or("", String::as_str);
+    let keys: Vec<String> = keys.split(',').filter(|key| !key.is_empty()).take(64).map(str::to_owned).collect();
+    let pixels = number(&words, "px", 500).clamp(1, 4000);
+    answer(&run.series().buckets(&keys, number(&words, "from", 0), number(&words, "to", u64::MAX), pixels))
+}
+
+async fn map(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
+    let Some(groups) = site.runs.get(&name).and_then(|run| lock(&run).groups()) else { return missing() };
+    let words = words(&uri);
+    answer(&groups::map(&groups, number(&words, "px", 300).clamp(1, 2000), number(&words, "rows", 48).clamp(1, 512)))
+}
+
+async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
+    let Some(file) = site.runs.get(&name).and_then(|run| lock(&run).groups()) else { return missing() };
+    let words = words(&uri);
+    let word = |name: &str| words.get(name).cloned().unwrap_or_default();
+    let step: Option<u64> = words.get("step").and_then(|step| step.parse().ok());
+    let wanted = Wanted {
+        from: step.unwrap_or_else(|| number(&words, "from", 0)),
+        to: step.unwrap_or_else(|| number(&words, "to", u64::MAX)),
+        only: word("only"),
+        sort: word("sort"),
+        text: word("q"),
+        prompt: words.get("prompt").and_then(|hash| u64::from_str_radix(hash, 16).ok()),
+        after: number(&words, "cursor", 0),
+        limit: number(&words, "limit", 20).clamp(1, 200),
+    };
+    answer(&groups::list(&file, &wanted))
+}
+
+async fn group(State(site): Shared, Path((name, place)): Path<(String, usize)>) -> Response {
+    let Some(run) = site.runs.get(&name) else { return missing() };
+    let (file, texts) = {
+        let mut run = lock(&run);
+        (run.groups(), run.tokens())
+    };
+    let Some(file) = file.filter(|file| place < file.index().len()) else { return missing() };
+    match groups::group(&file, place, texts.as_deref()) {
+        Ok(group) => answer(&group),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),
+    }
+}
+
+async fn completion(
+    State(site): Shared,
+    Path((name, place, number_of)): Path<(String, usize, usize)>,
+    uri: Uri,
+) -> Response {
+    let Some(run) = site.runs.get(&name) else { return missing() };
+    let (file, texts) = {
+        let mut run = lock(&run);
+        (run.groups(), run.tokens())
+    };
+    let Some(file) = file.filter(|file| place < file.index().len()) else { return missing() };
+    let words = words(&uri);
+    let cut = (number(&words, "from", 0), number(&words, "n", 4096));
+    match groups::window(&file, place, number_of, texts.as_deref(), cut) {
+        Ok(Some(completion)) => answer(&completion),
+        Ok(None) => missing(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),
+    }
+}
+
+async fn spans(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
+    let Some(run) = site.runs.get(&name) else { return missing() };
+    let path = lock(&run).root().join("trace.json");
+    let trace = std::fs::read_to_string(path).unwrap_or_default();
+    answer(&groups::spans(&trace, number(&words(&uri), "step", 1)))
+}
+
+/// Counts a stream until it ends.
+struct Stream(Arc<Site>);
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.0.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// `mark` whenever a run has more; the number of the last one that a browser has seen comes back after an interruption.
+async fn events(State(site): Shared, headers: HeaderMap, uri: Uri) -> Response {
+    if site.streams.fetch_add(1, Ordering::Relaxed) >= STREAMS {
+        site.streams.fetch_sub(1, Ordering::Relaxed);
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many pages watch already: close one").into_response();
+    }
+    let stream = Stream(site.clone());
+    let name = words(&uri).remove("run").unwrap_or_default();
+    let Some(run) = site.runs.get(&name) else { return missing() };
+    let seen = headers.get("last-event-id").and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
+    let news = Events { stream, run, seen };
+    Sse::new(news.into_stream()).into_response()
+}
+
+/// What a stream waits for.
+struct Events {
+    #[expect(dead_code, reason = "counted while it is there")]
+    stream: Stream,
+    run: Arc<Mutex<RunFiles>>,
+    seen: String,
+}
+
+impl Events {
+    fn into_stream(self) -> impl futures_core::Stream<Item = Result<Event, std::convert::Infallible>> {
+        futures_util::stream::unfold(self, |mut events| async move {
+            loop {
+                let news = {
+                    let mut run = lock(&events.run);
+                    let (metrics, groups) = run.mark();
+                    let id = format!("{metrics}-{groups}-{}", run.state());
+                    (id != events.seen).then(|| {
+                        events.seen = id.clone();
+                        let (step, total) = run.progress();
+                        let verdict = run.verdict().to_json();
+                        let data = json!({ "step": step, "total": total, "state": run.state(), "verdict": verdict });
+                        Event::default().event("mark").id(id).data(data.to_string())
+                    })
+                };
+                if let Some(news) = news {
+                    return Some((Ok(news), events));
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+    }
+}
+
+/// The token of the address becomes a cookie that scripts cannot read.
+async fn login(headers: HeaderMap) -> Response {
+    let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    let plain = token.filter(|token| token.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    match plain {
+        Some(token) => {
+            let cookie = format!("lockstep={token}; HttpOnly; SameSite=Strict; Path=/");
+            (StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response()
+        }
+        None => StatusCode::NO_CONTENT.into_response(),
+    }
+}
+
+async fn file(uri: Uri) -> Response {
+    match asset(uri.path().trim_start_matches('/')) {
+        Some((content, kind)) => ([(header::CONTENT_TYPE, kind)], content).into_response(),
+        None => missing(),
+    }
+}
+
+#[cfg(test)]
+mod tests;
