@@ -1,5 +1,5 @@
 // The frame: runs, views, keys, and news of the run that is looked at.
-import { address, change, counted, get, h, place } from "/lib.js";
+import { address, change, counted, fill, get, h, place } from "/lib.js";
 import { overview } from "/overview.js";
 import { rollouts } from "/rollouts.js";
 import { time } from "/time.js";
@@ -39,14 +39,14 @@ async function show() {
   try {
     if (!runs.length) runs = await get("runs");
     const now = place();
-    if (!runs.length) return main.replaceChildren(h("p", { class: "none" }, "No run is here yet. This page shows it as soon as there is one."));
+    if (!runs.length) return fill(main, h("p", { class: "none" }, "No run is here yet. This page shows it as soon as there is one."));
     if (!runs.some((one) => one.id === now.run)) return void location.replace(address(runs[0].id, "overview"));
     const view = VIEWS[now.view] ? now.view : "overview";
     const same = shown.run === now.run && shown.view === view && shown.update;
     if (same) await shown.update(now.words, false);
     else {
       shown.end?.();
-      main.replaceChildren();
+      fill(main);
       shown = { run: now.run, view, update: null, end: null };
       const made = await VIEWS[view][1](main, now.run, now.words, runs);
       Object.assign(shown, made);
@@ -55,7 +55,7 @@ async function show() {
     head();
     document.title = `${VIEWS[view][0]} · ${now.run} · Lockstep`;
   } catch (error) {
-    main.replaceChildren(h("p", { class: "none", role: "alert" }, error.message));
+    fill(main, h("p", { class: "none", role: "alert" }, error.message));
   }
 }
 
@@ -71,7 +71,7 @@ function head() {
   const alarms = one.alarms ? h("a", { class: "warn", href: address(now.run, "overview") }, `⚠ ${counted(one.alarms, "alarm")}`) : null;
   const focused = document.activeElement?.matches?.("#head select");
   if (focused) return;
-  document.getElementById("head").replaceChildren(
+  fill(document.getElementById("head"), 
     h("strong", { class: "mark" }, "Lockstep"), select, h("nav", { "aria-label": "Views" }, Object.entries(VIEWS).map(tab)),
     h("span", { class: `state ${one.state}` }, `${one.state === "running" ? "● " : ""}${one.state}, ${progress}${quiet}`), alarms,
     h("button", { class: "plain", onclick: help, "aria-label": "Keys" }, "?"));
@@ -98,7 +98,7 @@ function listen(again) {
 
 function help() {
   const dialog = document.getElementById("help");
-  dialog.replaceChildren(h("h2", {}, "Keys"), h("dl", {}, KEYS.map(([keys, what]) => [h("dt", {}, keys), h("dd", {}, what)])),
+  fill(dialog, h("h2", {}, "Keys"), h("dl", {}, KEYS.map(([keys, what]) => [h("dt", {}, keys), h("dd", {}, what)])),
     h("button", { onclick: () => dialog.close() }, "Close"));
   dialog.showModal();
 }

@@ -45,7 +45,7 @@ export function chart(key, runs, { height = 150, onstep, marks = [] } = {}) {
     plot = new uPlot({
       width: Math.max(200, box.clientWidth), height,
       scales: { x: { time: false } },
-      axes: [{ ...axis, size: 26 }, { ...axis, values: (_, ticks) => ticks.map((x) => number(x)) }],
+      axes: [{ ...axis, size: 26 }, { ...axis, values: (_, ticks) => ticks.map((x) => number(x, digits(ticks))) }],
       series: lines, bands, legend: { show: false },
       cursor: { sync: { key: sync, setSeries: false }, y: false, drag: { x: false, y: false }, points: { size: 7 } },
       hooks: {
@@ -79,6 +79,12 @@ export function chart(key, runs, { height = 150, onstep, marks = [] } = {}) {
   watch.observe(box);
   figure.end = () => { watch.disconnect(); plot?.destroy(); };
   return figure;
+}
+
+/** As many digits as tell neighbouring ticks apart. */
+function digits(ticks) {
+  const [most, step] = [Math.max(...ticks.map(Math.abs)), Math.abs(ticks[1] - ticks[0])];
+  return step > 0 && most > 0 ? Math.min(7, Math.max(3, Math.ceil(Math.log10(most / step)) + 1)) : 3;
 }
 
 /** A line without axes. */

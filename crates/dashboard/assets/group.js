@@ -1,5 +1,5 @@
 // A group as one thing: the prompt once, its completions beside what they earned.
-import { change, counted, get, h, number } from "/lib.js";
+import { change, counted, fill, get, h, number } from "/lib.js";
 
 // What a token's colour says: its name, what a full colour means, and the value of token t (null: none).
 export const COLORS = {
@@ -30,7 +30,7 @@ export function group(box, run, data, words) {
     Object.keys(COLORS).map((name) => h("button", { "aria-pressed": String(name === color), onclick: () => change({ color: name }) }, name)),
     h("span", { class: "scale" }, [0, 0.25, 0.5, 0.75, 1].map((share) => h("i", { class: `t ${color === "advantage" ? "up" : color}`, style: { "--a": share } }, number(share * COLORS[color].full)))),
     h("small", {}, missing(color, data) ?? COLORS[color].says));
-  box.replaceChildren(
+  fill(box, 
     h("header", {}, heading, h("p", {}, `Reward ${number(data.reward)} ± ${number(data.spread)}`, data.spread <= 1e-8 ? ": no spread, so nothing is learned from it." : ".", " ", history)),
     prompt(data.prompt),
     columns.length ? h("dl", { class: "columns" }, columns.map(([name, value]) => [h("dt", {}, name), h("dd", {}, typeof value === "string" ? value : JSON.stringify(value))])) : null,

@@ -10,9 +10,14 @@ export function h(tag, attributes = {}, ...children) {
     else if (name === "style") for (const [key, of] of Object.entries(value)) element.style.setProperty(key, of);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...there(children));
   return element;
 }
+
+const there = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+
+/** Puts these in the place of what an element has. */
+export const fill = (element, ...children) => element.replaceChildren(...there(children));
 
 /** An answer of the server; null where there is no such thing. */
 export async function get(path, words = {}) {

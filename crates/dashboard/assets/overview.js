@@ -1,6 +1,6 @@
 // Is it learning? Is something wrong? How long will it take?
 import { chart, sparkline } from "/chart.js";
-import { address, change, counted, get, h, number, place, seconds } from "/lib.js";
+import { address, change, counted, fill, get, h, number, seconds } from "/lib.js";
 
 // The charts of a run, of those that it has, the first ones.
 const CHARTS = ["reward", "loss", "eval_reward", "eval_loss", "rewards/accuracies", "rewards/margins", "kl", "entropy", "completions/mean_length",
@@ -25,13 +25,13 @@ export async function overview(main, run, words, runs) {
     const query = { keys: all.join(","), px: 500 };
     const series = await get(`runs/${run}/series`, query);
     const other = words.vs && words.vs !== run ? await get(`runs/${words.vs}/series`, query) : null;
-    say.replaceChildren(h("h1", {}, facts.verdict.says), h("p", {}, health(facts), " ", left(facts, series)));
-    numbers.replaceChildren(...NUMBERS.filter(([key]) => facts.keys.includes(key)).map(([key, name]) => {
+    fill(say, h("h1", {}, facts.verdict.says), h("p", {}, health(facts), " ", left(facts, series)));
+    fill(numbers, ...NUMBERS.filter(([key]) => facts.keys.includes(key)).map(([key, name]) => {
       const values = series.keys[key].mean;
       return h("div", {}, h("span", { class: "name" }, name), h("b", {}, number(values.filter((x) => x !== null).at(-1))), sparkline(values));
     }));
-    alarms.replaceChildren(...facts.alarms.map((line) => alarm(run, line)));
-    tools.replaceChildren(h("label", {}, "Compare with ", h("select", { onchange: (event) => change({ vs: event.target.value }) },
+    fill(alarms, ...facts.alarms.map((line) => alarm(run, line)));
+    fill(tools, h("label", {}, "Compare with ", h("select", { onchange: (event) => change({ vs: event.target.value }) },
       h("option", { value: "" }, "no other run"),
       runs.filter((one) => one.id !== run).map((one) => h("option", { value: one.id, selected: one.id === words.vs }, one.id)))),
       other ? h("span", { class: "key" }, h("i", { class: "line a" }), run, h("i", { class: "line b" }), words.vs) : null,
@@ -41,8 +41,8 @@ export async function overview(main, run, words, runs) {
     const both = [{ name: run, series }, ...(other ? [{ name: words.vs, series: other }] : [])];
     const onstep = facts.groups ? (step) => (location.hash = address(run, "rollouts", { step: nearest(step, series.width) })) : undefined;
     charts = keys.map((key) => chart(key, both, { onstep, marks }));
-    grid.replaceChildren(...charts);
-    if (!charts.length) grid.replaceChildren(h("p", { class: "none" }, "Nothing has been logged yet."));
+    fill(grid, ...charts);
+    if (!charts.length) fill(grid, h("p", { class: "none" }, "Nothing has been logged yet."));
   }
   await draw(words, false);
   return { update: draw, end: () => charts.forEach((one) => one.end()) };

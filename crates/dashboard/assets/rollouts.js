@@ -1,6 +1,6 @@
 // What is it writing? All groups as a map, and the ones that are read.
 import { group } from "/group.js";
-import { address, change, counted, css, get, h, number, place } from "/lib.js";
+import { address, change, counted, fill, get, h, number, place } from "/lib.js";
 
 const ONLY = [["", "all"], ["best", "best"], ["worst", "worst"], ["no-spread", "no spread"], ["cut", "cut"]];
 const SORT = [["", "as drawn"], ["-reward", "reward, falling"], ["reward", "reward, rising"], ["-spread", "spread"], ["-tokens", "length"]];
@@ -42,7 +42,7 @@ export async function rollouts(main, run, words) {
     mark(words);
     const g = words.g ?? list.groups[0]?.place;
     [...side.querySelectorAll("a")].forEach((a) => a.setAttribute("aria-current", a.dataset.place === String(g) ? "true" : "false"));
-    if (g === undefined) return read.replaceChildren(h("p", { class: "none" }, "No group fits."));
+    if (g === undefined) return fill(read, h("p", { class: "none" }, "No group fits."));
     if (read.dataset.place !== String(g)) {
       const data = await get(`runs/${run}/groups/${g}`);
       read.dataset.place = g;
@@ -55,7 +55,7 @@ export async function rollouts(main, run, words) {
     const now = await get(`runs/${run}`);
     if (!now || now.groups === known) return;
     // What is read stays where it is: that there is more is said.
-    fresh.replaceChildren(`${counted(now.groups - known, "new group")}, up to step ${now.group_steps[1]}. `,
+    fill(fresh, `${counted(now.groups - known, "new group")}, up to step ${now.group_steps[1]}. `,
       h("a", { href: address(run, "rollouts", { step: now.group_steps[1] }) }, "Read them"));
     facts.group_steps = now.group_steps;
   }
@@ -67,7 +67,7 @@ export async function rollouts(main, run, words) {
     const step = Number(words.step ?? last);
     const go = (to) => () => change({ step: Math.min(last, Math.max(first, to)), g: "", prompt: "", all: "" });
     const one = !words.prompt && !words.all;
-    tools.replaceChildren(
+    fill(tools, 
       words.prompt ? h("span", {}, "Every group of one prompt. ", h("a", { href: address(run, "rollouts", { step: words.step, color: words.color }) }, "Back to the step")) :
       one ? h("span", {}, h("button", { type: "button", onclick: go(step - 1), "aria-label": "The step before" }, "←"), h("label", {}, " Step ",
         h("input", { type: "number", min: first, max: last, value: step, onchange: (event) => go(Number(event.target.value))() })), ` of ${first} – ${last} `,
@@ -79,7 +79,7 @@ export async function rollouts(main, run, words) {
   }
 
   function drawSide(words) {
-    side.replaceChildren(...list.groups.map((one) => h("li", {}, h("a", {
+    fill(side, ...list.groups.map((one) => h("li", {}, h("a", {
       href: address(run, "rollouts", { ...words, g: one.place }), "data-place": one.place,
     }, h("span", { class: "bar" }, bar(one)), h("span", { class: "prompt" }, one.prompt || `group ${one.group}`),
       h("small", {}, `step ${one.step} · reward ${number(one.reward)} ± ${number(one.spread)}${one.spread <= 1e-8 ? " · no spread" : ""}`)))));

@@ -1,5 +1,5 @@
 // What was it? The configuration, what it was made of, and how it went on.
-import { change, counted, get, h, key, place } from "/lib.js";
+import { change, counted, fill, get, h, key } from "/lib.js";
 
 export async function run(main, name, words, runs) {
   const [facts, table] = [await get(`runs/${name}`), h("section", {})];
@@ -22,16 +22,15 @@ export async function run(main, name, words, runs) {
     const all = Object.keys({ ...facts.config, ...(other?.config ?? {}) }).sort();
     const text = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
     const differs = (one) => text(facts.config[one]) !== text(other?.config[one]);
-    const given = new Set((record.command ?? []).flatMap((word, i, words) => (words[i - 1] === "--set" ? [word.split("=")[0]] : [])));
-    const isSet = (one) => given.has(one) || (record.set ?? []).includes?.(one);
-    const keys = all.filter((one) => shown === "all" || (shown === "differing" ? other && differs(one) : given.size === 0 || isSet(one)));
+    const isSet = (one) => facts.origins[one] !== undefined;
+    const keys = all.filter((one) => shown === "all" || (shown === "differing" ? other && differs(one) : isSet(one)));
     const choice = (id, what) => h("button", { "aria-pressed": String(shown === id), onclick: () => change({ keys: id }) }, what);
-    table.replaceChildren(h("h2", {}, "Configuration"),
-      h("p", { class: "tools" }, choice("set", "set on the command line"), choice("all", "all keys"), choice("differing", "differing"),
+    fill(table, h("h2", {}, "Configuration"),
+      h("p", { class: "tools" }, choice("set", "set here"), choice("all", "all keys"), choice("differing", "differing"),
         h("label", {}, " from ", h("select", { onchange: (event) => change({ vs: event.target.value, keys: "differing" }) }, h("option", { value: "" }, "another run"), runs.filter((one) => one.id !== name).map((one) => h("option", { value: one.id, selected: one.id === words.vs }, one.id)))),
         h("span", { class: "count" }, counted(keys.length, "key"))),
       h("table", {}, h("thead", {}, h("tr", {}, [h("th", { scope: "col" }, "key"), h("th", { scope: "col" }, name), other ? h("th", { scope: "col" }, words.vs) : null])),
-        h("tbody", {}, keys.map((one) => h("tr", { class: other && differs(one) ? "differs" : "" }, h("th", { scope: "row" }, key(one)), h("td", {}, text(facts.config[one])), other ? h("td", {}, text(other.config[one])) : null)))));
+        h("tbody", {}, keys.map((one) => h("tr", { class: other && differs(one) ? "differs" : isSet(one) ? "" : "default" }, h("th", { scope: "row" }, key(one)), h("td", { title: facts.origins[one] ? `from ${facts.origins[one]}` : "the default" }, text(facts.config[one])), other ? h("td", {}, text(other.config[one])) : null)))));
   }
   await draw(words);
   return { update: draw };

@@ -1,5 +1,5 @@
 // Where does the time of a step go?
-import { change, get, h, number, seconds } from "/lib.js";
+import { change, fill, get, h, number, seconds } from "/lib.js";
 
 const STAGES = [["rollout_time_s", "rollout"], ["reward_time_s", "rewards"], ["ref_time_s", "reference"], ["forward_time_s", "forward"], ["backward_time_s", "backward"], ["optimizer_time_s", "optimizer"]];
 
@@ -18,11 +18,11 @@ export async function time(main, run, words) {
     const whole = mean("step_time");
     const parts = has.map(([key, name]) => [name, mean(key)]).sort((a, b) => b[1] - a[1]);
     if (!parts.length || !whole) {
-      says.replaceChildren(h("h1", {}, "No stage was measured"), h("p", {}, "Runs of sft, dpo and reward models log the time of a step alone."));
+      fill(says, h("h1", {}, "No stage was measured"), h("p", {}, "Runs of sft, dpo and reward models log the time of a step alone."));
       return;
     }
     const rest = whole - parts.reduce((sum, [, x]) => sum + x, 0);
-    says.replaceChildren(h("h1", {}, `A step takes ${seconds(whole)}; ${Math.round((100 * parts[0][1]) / whole)} % of it is ${parts[0][0]}.`), h("p", {}, advice(parts, whole, mean)));
+    fill(says, h("h1", {}, `A step takes ${seconds(whole)}; ${Math.round((100 * parts[0][1]) / whole)} % of it is ${parts[0][0]}.`), h("p", {}, advice(parts, whole, mean)));
     const high = Math.max(...series.keys.step_time.mean.filter((x) => x !== null));
     const [wide, tall] = [Math.max(2, Math.min(14, 720 / series.steps.length)), 180];
     const drawing = h("svg", { viewBox: `0 0 ${series.steps.length * wide} ${tall}`, width: "100%", height: tall, preserveAspectRatio: "none", role: "img",
@@ -35,7 +35,7 @@ export async function time(main, run, words) {
         drawing.append(h("rect", { class: `stage s${k}`, x: i * wide, y, width: wide - 0.5, height: Math.max(0, size), onclick: () => change({ step: at }) }, h("title", {}, `step ${at}: ${name} ${seconds(series.keys[key].mean[i])}`)));
       });
     });
-    stack.replaceChildren(h("h2", {}, "Each step by stage"), drawing,
+    fill(stack, h("h2", {}, "Each step by stage"), drawing,
       h("table", {}, h("thead", {}, h("tr", {}, ["stage", "mean", "share"].map((name) => h("th", { scope: "col" }, name)))),
         h("tbody", {}, has.map(([key, name], k) => h("tr", {}, h("th", { scope: "row" }, h("i", { class: `stage s${k}` }), name), h("td", {}, seconds(mean(key))), h("td", {}, `${number((100 * mean(key)) / whole)} %`))),
           h("tr", {}, h("th", { scope: "row" }, "everything else"), h("td", {}, seconds(Math.max(0, rest))), h("td", {}, `${number((100 * Math.max(0, rest)) / whole)} %`)))));
@@ -45,7 +45,7 @@ export async function time(main, run, words) {
   async function spans(words) {
     const at = Number(words.step ?? 1);
     const list = (await get(`runs/${run}/spans`, { step: at })) ?? [];
-    if (!list.length) return step.replaceChildren(h("h2", {}, `Step ${at}`), h("p", { class: "none" }, "trace.json has no spans of this step."));
+    if (!list.length) return fill(step, h("h2", {}, `Step ${at}`), h("p", { class: "none" }, "trace.json has no spans of this step."));
     const first = Math.min(...list.map((span) => span.start_us));
     const length = Math.max(...list.map((span) => span.start_us + span.duration_us)) - first;
     const tracks = [...new Set(list.map((span) => span.track))].sort((a, b) => a - b);
@@ -53,7 +53,7 @@ export async function time(main, run, words) {
     const drawing = h("svg", { viewBox: `0 0 1000 ${tracks.length * 26}`, width: "100%", height: tracks.length * 26, preserveAspectRatio: "none", role: "img", "aria-label": `${list.length} spans of step ${at}` },
       list.map((span) => h("rect", { class: `stage s${names.indexOf(span.name) % 6}`, x: (1000 * (span.start_us - first)) / length, y: 26 * tracks.indexOf(span.track) + 2, width: Math.max(0.6, (1000 * span.duration_us) / length), height: 22 },
         h("title", {}, `${span.name}: ${seconds(span.duration_us / 1e6)}${span.flops ? `, ${number(span.flops / span.duration_us / 1e3)} GFLOP/s` : ""}`))));
-    step.replaceChildren(h("h2", {}, `Step ${at}: ${seconds(length / 1e6)}`), h("p", { class: "tools" }, h("label", {}, "Step ", h("input", { type: "number", min: 1, max: facts.step, value: at, onchange: (event) => change({ step: event.target.value }) }))), drawing,
+    fill(step, h("h2", {}, `Step ${at}: ${seconds(length / 1e6)}`), h("p", { class: "tools" }, h("label", {}, "Step ", h("input", { type: "number", min: 1, max: facts.step, value: at, onchange: (event) => change({ step: event.target.value }) }))), drawing,
       h("p", { class: "legend" }, names.map((name, k) => h("span", {}, h("i", { class: `stage s${k % 6}` }), name))));
   }
   await draw(words);

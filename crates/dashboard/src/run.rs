@@ -126,6 +126,17 @@ impl RunFiles {
         }
     }
 
+    /// Where each key's value came from, which stands behind it in the file; of those that nobody set nothing.
+    fn origins(&self) -> Map<String, Value> {
+        let text = std::fs::read_to_string(self.root.join("config.toml")).unwrap_or_default();
+        let origin = |line: &str| {
+            let ((key, value), (_, origin)) = (line.split_once(" = ")?, line.rsplit_once("  # ")?);
+            (!key.starts_with('#') && !value.is_empty() && origin != "default")
+                .then(|| (key.to_owned(), Value::from(origin)))
+        };
+        text.lines().filter_map(origin).collect()
+    }
+
     fn json(&self, name: &str) -> Value {
         let bytes = std::fs::read(self.root.join(name)).unwrap_or_default();
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
@@ -198,6 +209,7 @@ impl RunFiles {
             "verdict": self.verdict().to_json(),
             "alarms": self.alarms,
             "config": self.config(),
+            "origins": self.origins(),
             "record": self.json("record.json"),
             "checkpoints": self.checkpoints(),
             "keys": self.series.keys().collect::<Vec<_>>(),

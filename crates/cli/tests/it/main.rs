@@ -11,6 +11,7 @@ mod code_reward;
 mod combined;
 mod commands;
 mod course;
+mod dashboard;
 mod device;
 mod distillation;
 mod distributed;

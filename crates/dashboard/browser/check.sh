@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The page in headless Chromium, on two runs that are trained here: what `.ci/run` runs of it. Needs Chromium, Node.js with
+# npm, and the built program (`cargo build -p lockstep-cli`, or LOCKSTEP=PROGRAM). Screenshots: SHOTS=DIR.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+lockstep="${LOCKSTEP:-$(cd ../../.. && pwd)/target/debug/lockstep}"
+chromium="${CHROMIUM:-$(command -v chromium || command -v chromium-browser || command -v google-chrome)}"
+work="$(mktemp -d)"
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
+npm ci --silent --no-audit --no-fund --prefix . >/dev/null
+
+# A model of random weights with a letter for each token, and rows with texts that a page must not run.
+node model.mjs "$work"
+train() {
+  "$lockstep" train --model "$work/model" --dataset "$work/rows.jsonl" --reward unique_chars --set num_generations=4 \
+    --set per_device_train_batch_size=8 --set max_completion_length=12 --set learning_rate=0.01 --set logging_steps=1 \
+    --set record_rollouts=true --set record_entropies=true --set save_strategy=no "$@" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+}
+train --out "$work/runs/a" --set max_steps=40
+train --out "$work/runs/b" --set max_steps=40 --set learning_rate=0.002 --seed 3
+"$lockstep" rollouts "$work/runs/a" >"$work/a.jsonl"
+"$lockstep" rollouts "$work/runs/a" --index >"$work/a.index.jsonl"
+"$lockstep" dashboard "$work/runs" --port 0 >"$work/url" 2>/dev/null &
+until [ -s "$work/url" ]; do sleep 0.05; done
+CHROMIUM="$chromium" LOCKSTEP="$lockstep" node check.mjs "$(cat "$work/url")" "$work"
