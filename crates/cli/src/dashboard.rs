@@ -9,8 +9,8 @@ use telemetry::Console;
 /// The port where none is asked for.
 pub const PORT: u16 = 7860;
 
-/// Shows runs on a page in the browser: whether they learn, what the model writes, where the time goes. It reads the files
-/// of runs that go on and of those that have ended, and writes nothing.
+/// Shows runs on a page in the browser: whether they learn, what the model writes, where the time goes. It reads the
+/// files of runs that go on and of those that have ended, and writes nothing.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Runs, or directories with runs; without any, ./runs.

@@ -5,14 +5,24 @@ import { rollouts } from "/rollouts.js";
 import { time } from "/time.js";
 import { run } from "/run.js";
 
-const VIEWS = { overview: ["Overview", overview], rollouts: ["Rollouts", rollouts], time: ["Time", time], run: ["Run", run] };
+const VIEWS = {
+  overview: ["Overview", overview],
+  rollouts: ["Rollouts", rollouts],
+  time: ["Time", time],
+  run: ["Run", run],
+};
 const KEYS = [
-  ["1 – 4", "Overview, Rollouts, Time, Run"], ["[ and ]", "the run before, the next one"],
+  ["1 – 4", "Overview, Rollouts, Time, Run"],
+  ["[ and ]", "the run before, the next one"],
   ["j and k", "Rollouts: the next completion, the one before; beyond the last one the next group"],
-  ["J and K", "Rollouts: the next group, the one before"], ["← and →", "Rollouts: the step before, the next one; on a chart: its points"],
-  ["c", "Rollouts: colour tokens by surprise, entropy, advantage, nothing"], ["h", "Rollouts: the history of this prompt"],
-  ["b, w, z, t", "Rollouts: best, worst, no spread, cut"], ["/", "Rollouts: search"],
-  ["d", "light or dark"], ["?", "these keys"],
+  ["J and K", "Rollouts: the next group, the one before"],
+  ["← and →", "Rollouts: the step before, the next one; on a chart: its points"],
+  ["c", "Rollouts: colour tokens by surprise, entropy, advantage, nothing"],
+  ["h", "Rollouts: the history of this prompt"],
+  ["b, w, z, t", "Rollouts: best, worst, no spread, cut"],
+  ["/", "Rollouts: search"],
+  ["d", "light or dark"],
+  ["?", "these keys"],
 ];
 const main = document.getElementById("main");
 let shown = { run: null, view: null, update: null, end: null };
@@ -32,14 +42,20 @@ async function start() {
   document.getElementById("skip").addEventListener("click", () => main.focus());
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : listen(true)));
   await show();
-  setInterval(async () => { if (!document.hidden) { runs = await get("runs").catch(() => runs); head(); } }, 5000);
+  setInterval(async () => {
+    if (!document.hidden) {
+      runs = await get("runs").catch(() => runs);
+      head();
+    }
+  }, 5000);
 }
 
 async function show() {
   try {
     if (!runs.length) runs = await get("runs");
     const now = place();
-    if (!runs.length) return fill(main, h("p", { class: "none" }, "No run is here yet. This page shows it as soon as there is one."));
+    if (!runs.length)
+      return fill(main, h("p", { class: "none" }, "No run is here yet. This page shows it as soon as there is one."));
     if (!runs.some((one) => one.id === now.run)) return void location.replace(address(runs[0].id, "overview"));
     const view = VIEWS[now.view] ? now.view : "overview";
     const same = shown.run === now.run && shown.view === view && shown.update;
@@ -63,21 +79,51 @@ function head() {
   const now = place();
   const one = runs.find((one) => one.id === now.run);
   if (!one) return;
-  const select = h("select", { "aria-label": "Run", onchange: (event) => (location.hash = address(event.target.value, now.view || "overview")) },
-    runs.map((other) => h("option", { value: other.id, selected: other.id === now.run }, `${other.id} · ${other.state}`)));
-  const tab = ([id, [name]]) => h("a", { href: address(now.run, id, id === now.view ? now.words : { vs: now.words.vs }), "aria-current": (VIEWS[now.view] ? now.view : "overview") === id ? "page" : null }, name);
-  const progress = one.total ? `step ${one.step.toLocaleString("en")} of ${one.total.toLocaleString("en")}` : `step ${one.step.toLocaleString("en")}`;
-  const quiet = one.state === "running" && one.silent_s > 120 ? `, silent for ${Math.round(one.silent_s / 60)} min` : "";
-  const alarms = one.alarms ? h("a", { class: "warn", href: address(now.run, "overview") }, `⚠ ${counted(one.alarms, "alarm")}`) : null;
+  const select = h(
+    "select",
+    { "aria-label": "Run", onchange: (event) => (location.hash = address(event.target.value, now.view || "overview")) },
+    runs.map((other) =>
+      h("option", { value: other.id, selected: other.id === now.run }, `${other.id} · ${other.state}`),
+    ),
+  );
+  const tab = ([id, [name]]) =>
+    h(
+      "a",
+      {
+        href: address(now.run, id, id === now.view ? now.words : { vs: now.words.vs }),
+        "aria-current": (VIEWS[now.view] ? now.view : "overview") === id ? "page" : null,
+      },
+      name,
+    );
+  const progress = one.total
+    ? `step ${one.step.toLocaleString("en")} of ${one.total.toLocaleString("en")}`
+    : `step ${one.step.toLocaleString("en")}`;
+  const quiet =
+    one.state === "running" && one.silent_s > 120 ? `, silent for ${Math.round(one.silent_s / 60)} min` : "";
+  const alarms = one.alarms
+    ? h("a", { class: "warn", href: address(now.run, "overview") }, `⚠ ${counted(one.alarms, "alarm")}`)
+    : null;
   const focused = document.activeElement?.matches?.("#head select");
   if (focused) return;
-  fill(document.getElementById("head"), 
-    h("strong", { class: "mark" }, "Lockstep"), select, h("nav", { "aria-label": "Views" }, Object.entries(VIEWS).map(tab)),
-    h("span", { class: `state ${one.state}` }, `${one.state === "running" ? "● " : ""}${one.state}, ${progress}${quiet}`), alarms,
-    h("button", { class: "plain", onclick: help, "aria-label": "Keys" }, "?"));
+  fill(
+    document.getElementById("head"),
+    h("strong", { class: "mark" }, "Lockstep"),
+    select,
+    h("nav", { "aria-label": "Views" }, Object.entries(VIEWS).map(tab)),
+    h(
+      "span",
+      { class: `state ${one.state}` },
+      `${one.state === "running" ? "● " : ""}${one.state}, ${progress}${quiet}`,
+    ),
+    alarms,
+    h("button", { class: "plain", onclick: help, "aria-label": "Keys" }, "?"),
+  );
 }
 
-function close() { stream?.close(); stream = null; }
+function close() {
+  stream?.close();
+  stream = null;
+}
 
 /** News of the run come as a stream, which is closed while the page is hidden. */
 function listen(again) {
@@ -98,8 +144,16 @@ function listen(again) {
 
 function help() {
   const dialog = document.getElementById("help");
-  fill(dialog, h("h2", {}, "Keys"), h("dl", {}, KEYS.map(([keys, what]) => [h("dt", {}, keys), h("dd", {}, what)])),
-    h("button", { onclick: () => dialog.close() }, "Close"));
+  fill(
+    dialog,
+    h("h2", {}, "Keys"),
+    h(
+      "dl",
+      {},
+      KEYS.map(([keys, what]) => [h("dt", {}, keys), h("dd", {}, what)]),
+    ),
+    h("button", { onclick: () => dialog.close() }, "Close"),
+  );
   dialog.showModal();
 }
 

@@ -22,7 +22,13 @@ export function chart(key, runs, { height = 150, onstep, marks = [] } = {}) {
   runs.forEach(({ name, series }, i) => {
     const own = series.keys[key];
     data.push(aligned(own?.mean, series));
-    lines.push({ label: name, stroke: colors[i], width: 1.6, dash: i ? [5, 3] : undefined, points: { show: steps.length < 40, size: 4 } });
+    lines.push({
+      label: name,
+      stroke: colors[i],
+      width: 1.6,
+      dash: i ? [5, 3] : undefined,
+      points: { show: steps.length < 40, size: 4 },
+    });
     if (i === 0 && own?.min) {
       data.push(aligned(own.max, series), aligned(own.min, series));
       lines.push({ stroke: "transparent" }, { stroke: "transparent" });
@@ -38,31 +44,50 @@ export function chart(key, runs, { height = 150, onstep, marks = [] } = {}) {
   say(null);
   const first = data[1]?.find((x) => x !== null);
   box.setAttribute("aria-label", `${key}: from ${number(first)} to ${number(last(1))} in ${steps.length} points`);
-  const axis = { stroke: css("--ink3"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "12px 'Source Sans 3', sans-serif", size: 42 };
+  const axis = {
+    stroke: css("--ink3"),
+    grid: { stroke: css("--line"), width: 1 },
+    ticks: { show: false },
+    font: "12px 'Source Sans 3', sans-serif",
+    size: 42,
+  };
   let plot = null;
   const draw = () => {
     plot?.destroy();
-    plot = new uPlot({
-      width: Math.max(200, box.clientWidth), height,
-      scales: { x: { time: false } },
-      axes: [{ ...axis, size: 26 }, { ...axis, values: (_, ticks) => ticks.map((x) => number(x, digits(ticks))) }],
-      series: lines, bands, legend: { show: false },
-      cursor: { sync: { key: sync, setSeries: false }, y: false, drag: { x: false, y: false }, points: { size: 7 } },
-      hooks: {
-        setCursor: [(u) => say(u.cursor.idx)],
-        draw: [(u) => marks.forEach((step) => {
-          const x = u.valToPos(step, "x", true);
-          u.ctx.save();
-          u.ctx.strokeStyle = css("--ink3");
-          u.ctx.setLineDash([2, 4]);
-          u.ctx.beginPath();
-          u.ctx.moveTo(x, u.bbox.top);
-          u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
-          u.ctx.stroke();
-          u.ctx.restore();
-        })],
+    plot = new uPlot(
+      {
+        width: Math.max(200, box.clientWidth),
+        height,
+        scales: { x: { time: false } },
+        axes: [
+          { ...axis, size: 26 },
+          { ...axis, values: (_, ticks) => ticks.map((x) => number(x, digits(ticks))) },
+        ],
+        series: lines,
+        bands,
+        legend: { show: false },
+        cursor: { sync: { key: sync, setSeries: false }, y: false, drag: { x: false, y: false }, points: { size: 7 } },
+        hooks: {
+          setCursor: [(u) => say(u.cursor.idx)],
+          draw: [
+            (u) =>
+              marks.forEach((step) => {
+                const x = u.valToPos(step, "x", true);
+                u.ctx.save();
+                u.ctx.strokeStyle = css("--ink3");
+                u.ctx.setLineDash([2, 4]);
+                u.ctx.beginPath();
+                u.ctx.moveTo(x, u.bbox.top);
+                u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
+                u.ctx.stroke();
+                u.ctx.restore();
+              }),
+          ],
+        },
       },
-    }, data, box);
+      data,
+      box,
+    );
   };
   const move = (by) => {
     const now = plot?.cursor.idx ?? steps.length - 1;
@@ -71,13 +96,26 @@ export function chart(key, runs, { height = 150, onstep, marks = [] } = {}) {
   };
   box.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (by) { move(by); event.preventDefault(); event.stopPropagation(); }
+    if (by) {
+      move(by);
+      event.preventDefault();
+      event.stopPropagation();
+    }
     if (event.key === "Enter" && onstep && plot.cursor.idx !== null) onstep(steps[plot.cursor.idx]);
   });
-  if (onstep) box.addEventListener("click", () => plot?.cursor.idx !== null && plot?.cursor.idx !== undefined && onstep(steps[plot.cursor.idx]));
-  const watch = new ResizeObserver(() => { if (box.clientWidth && plot?.width !== box.clientWidth) draw(); });
+  if (onstep)
+    box.addEventListener(
+      "click",
+      () => plot?.cursor.idx !== null && plot?.cursor.idx !== undefined && onstep(steps[plot.cursor.idx]),
+    );
+  const watch = new ResizeObserver(() => {
+    if (box.clientWidth && plot?.width !== box.clientWidth) draw();
+  });
   watch.observe(box);
-  figure.end = () => { watch.disconnect(); plot?.destroy(); };
+  figure.end = () => {
+    watch.disconnect();
+    plot?.destroy();
+  };
   return figure;
 }
 
@@ -92,7 +130,11 @@ export function sparkline(values, width = 96, height = 22) {
   const there = values.map((x, i) => [i, x]).filter(([, x]) => x !== null);
   if (there.length < 2) return null;
   const [low, high] = [Math.min(...there.map(([, x]) => x)), Math.max(...there.map(([, x]) => x))];
-  const at = ([i, x]) => `${(i / (values.length - 1)) * width},${height - 2 - ((x - low) / (high - low || 1)) * (height - 4)}`;
-  return h("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
-    h("path", { d: `M${there.map(at).join("L")}`, fill: "none" }));
+  const at = ([i, x]) =>
+    `${(i / (values.length - 1)) * width},${height - 2 - ((x - low) / (high - low || 1)) * (height - 4)}`;
+  return h(
+    "svg",
+    { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
+    h("path", { d: `M${there.map(at).join("L")}`, fill: "none" }),
+  );
 }

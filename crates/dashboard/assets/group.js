@@ -3,9 +3,21 @@ import { change, counted, fill, get, h, number } from "/lib.js";
 
 // What a token's colour says: its name, what a full colour means, and the value of token t (null: none).
 export const COLORS = {
-  surprise: { says: "Surprise: −log p of the token when it was sampled, 0 to 6 nats.", full: 6, of: (c, t) => (c.logprobs?.[t] === undefined || c.logprobs === null ? null : -c.logprobs[t]) },
-  entropy: { says: "Entropy of the distribution that the token was drawn from, 0 to 4 nats.", full: 4, of: (c, t) => c.entropies?.[t] ?? null },
-  advantage: { says: "Advantage: blue is pushed up, orange is pushed down; full at 2.", full: 2, of: (c, t) => c.advantages?.[t] ?? c.advantage ?? null },
+  surprise: {
+    says: "Surprise: −log p of the token when it was sampled, 0 to 6 nats.",
+    full: 6,
+    of: (c, t) => (c.logprobs?.[t] === undefined || c.logprobs === null ? null : -c.logprobs[t]),
+  },
+  entropy: {
+    says: "Entropy of the distribution that the token was drawn from, 0 to 4 nats.",
+    full: 4,
+    of: (c, t) => c.entropies?.[t] ?? null,
+  },
+  advantage: {
+    says: "Advantage: blue is pushed up, orange is pushed down; full at 2.",
+    full: 2,
+    of: (c, t) => c.advantages?.[t] ?? c.advantage ?? null,
+  },
   none: { says: "Plain text.", full: 1, of: () => null },
 };
 
@@ -25,30 +37,81 @@ export function group(box, run, data, words) {
   const best = Math.max(...data.completions.map((c) => total(c, data)).filter(Number.isFinite));
   const heading = h("h1", {}, `Group ${data.group}, step ${data.step}`);
   const columns = Object.entries(data.columns ?? {});
-  const history = h("button", { onclick: () => change({ prompt: words.prompt ? "" : data.prompt_hash, g: "", all: "" }) }, words.prompt ? "Back to the step" : "History of this prompt");
-  const colors = h("div", { class: "colors", role: "group", "aria-label": "Colour of tokens" },
-    Object.keys(COLORS).map((name) => h("button", { "aria-pressed": String(name === color), onclick: () => change({ color: name }) }, name)),
-    h("span", { class: "scale" }, [0, 0.25, 0.5, 0.75, 1].map((share) => h("i", { class: `t ${color === "advantage" ? "up" : color}`, style: { "--a": share } }, number(share * COLORS[color].full)))),
-    h("small", {}, missing(color, data) ?? COLORS[color].says));
-  fill(box, 
-    h("header", {}, heading, h("p", {}, `Reward ${number(data.reward)} ± ${number(data.spread)}`, data.spread <= 1e-8 ? ": no spread, so nothing is learned from it." : ".", " ", history)),
+  const history = h(
+    "button",
+    { onclick: () => change({ prompt: words.prompt ? "" : data.prompt_hash, g: "", all: "" }) },
+    words.prompt ? "Back to the step" : "History of this prompt",
+  );
+  const colors = h(
+    "div",
+    { class: "colors", role: "group", "aria-label": "Colour of tokens" },
+    Object.keys(COLORS).map((name) =>
+      h("button", { "aria-pressed": String(name === color), onclick: () => change({ color: name }) }, name),
+    ),
+    h(
+      "span",
+      { class: "scale" },
+      [0, 0.25, 0.5, 0.75, 1].map((share) =>
+        h(
+          "i",
+          { class: `t ${color === "advantage" ? "up" : color}`, style: { "--a": share } },
+          number(share * COLORS[color].full),
+        ),
+      ),
+    ),
+    h("small", {}, missing(color, data) ?? COLORS[color].says),
+  );
+  fill(
+    box,
+    h(
+      "header",
+      {},
+      heading,
+      h(
+        "p",
+        {},
+        `Reward ${number(data.reward)} ± ${number(data.spread)}`,
+        data.spread <= 1e-8 ? ": no spread, so nothing is learned from it." : ".",
+        " ",
+        history,
+      ),
+    ),
     prompt(data.prompt),
-    columns.length ? h("dl", { class: "columns" }, columns.map(([name, value]) => [h("dt", {}, name), h("dd", {}, typeof value === "string" ? value : JSON.stringify(value))])) : null,
+    columns.length
+      ? h(
+          "dl",
+          { class: "columns" },
+          columns.map(([name, value]) => [
+            h("dt", {}, name),
+            h("dd", {}, typeof value === "string" ? value : JSON.stringify(value)),
+          ]),
+        )
+      : null,
     colors,
     ...(data.problems ?? []).map((problem) => h("p", { class: "warn" }, `⚠ ${problem.reward}: ${problem.message}`)),
-    ...data.completions.map((one) => completion(run, data, one, names, color, one.number === chosen, total(one, data) === best)));
+    ...data.completions.map((one) =>
+      completion(run, data, one, names, color, one.number === chosen, total(one, data) === best),
+    ),
+  );
   if (chosen >= 0) box.querySelector(".chosen")?.scrollIntoView({ block: "nearest" });
 }
 
 function missing(color, data) {
-  if (color === "entropy" && !data.completions.some((c) => c.entropies)) return "Entropies are not recorded: record_entropies = true records them.";
+  if (color === "entropy" && !data.completions.some((c) => c.entropies))
+    return "Entropies are not recorded: record_entropies = true records them.";
   return null;
 }
 
-const total = (c, data) => (c.rewards ?? []).reduce((sum, x, i) => sum + (x === null ? 0 : x * (data.weights?.[i] ?? 1)), 0);
+const total = (c, data) =>
+  (c.rewards ?? []).reduce((sum, x, i) => sum + (x === null ? 0 : x * (data.weights?.[i] ?? 1)), 0);
 
 function prompt(content) {
-  if (Array.isArray(content)) return h("section", { class: "asked", "aria-label": "Prompt" }, content.map((message) => h("div", {}, h("small", {}, message.role), h("p", {}, String(message.content ?? "")))));
+  if (Array.isArray(content))
+    return h(
+      "section",
+      { class: "asked", "aria-label": "Prompt" },
+      content.map((message) => h("div", {}, h("small", {}, message.role), h("p", {}, String(message.content ?? "")))),
+    );
   return h("section", { class: "asked", "aria-label": "Prompt" }, h("p", {}, content ?? ""));
 }
 
@@ -56,30 +119,104 @@ function completion(run, data, one, names, color, isChosen, isBest) {
   const text = h("p", { class: "text" });
   tokens(text, one, color);
   const rest = one.length - (one.from + one.ids.length);
-  const more = rest > 0 ? h("button", { onclick: async () => {
-    const next = await get(`runs/${run}/groups/${data.place}/completions/${one.number}`, { from: one.from + one.ids.length });
-    one = { ...next, advantage: one.advantage };
-    const paragraph = h("p", { class: "text" });
-    tokens(paragraph, one, color);
-    more.replaceWith(paragraph);
-  } }, `${counted(rest, "more token")}`) : null;
+  const more =
+    rest > 0
+      ? h(
+          "button",
+          {
+            onclick: async () => {
+              const next = await get(`runs/${run}/groups/${data.place}/completions/${one.number}`, {
+                from: one.from + one.ids.length,
+              });
+              one = { ...next, advantage: one.advantage };
+              const paragraph = h("p", { class: "text" });
+              tokens(paragraph, one, color);
+              more.replaceWith(paragraph);
+            },
+          },
+          `${counted(rest, "more token")}`,
+        )
+      : null;
   const end = one.truncated ? ["✂", "cut at max_completion_length"] : ["∎", "ended by itself"];
-  const versions = one.versions?.length > 1 ? h("div", {}, h("dt", {}, "weights"), h("dd", {}, one.versions.map(([version, n]) => `v${version}: ${n}`).join(", "))) : null;
-  return h("section", { class: `completion${isChosen ? " chosen" : ""}`, onclick: () => change({ c: one.number }), "aria-label": `Completion ${one.number + 1}` },
-    h("dl", { class: "ledger" },
-      names.map((name, i) => h("div", { class: `r${i % 4}` }, h("dt", {}, name), h("dd", {}, one.rewards?.[i] === null || one.rewards?.[i] === undefined ? "no score" : number(one.rewards[i])))),
-      h("div", { class: "adv" }, h("dt", {}, "advantage"), h("dd", {}, one.advantage === null || one.advantage === undefined ? (one.advantages ? "by token" : "–") : `${one.advantage > 0 ? "▲ " : one.advantage < 0 ? "▼ " : ""}${number(one.advantage)}`)),
-      h("div", {}, h("dt", {}, "tokens"), h("dd", { title: end[1] }, `${one.length} `, h("span", { "aria-label": end[1] }, end[0]))), versions,
-      isBest && data.spread > 1e-8 ? h("div", { class: "best" }, h("dt", {}, "best"), h("dd", {}, "★")) : null),
-    h("div", {}, text, more));
+  const versions =
+    one.versions?.length > 1
+      ? h(
+          "div",
+          {},
+          h("dt", {}, "weights"),
+          h("dd", {}, one.versions.map(([version, n]) => `v${version}: ${n}`).join(", ")),
+        )
+      : null;
+  return h(
+    "section",
+    {
+      class: `completion${isChosen ? " chosen" : ""}`,
+      onclick: () => change({ c: one.number }),
+      "aria-label": `Completion ${one.number + 1}`,
+    },
+    h(
+      "dl",
+      { class: "ledger" },
+      names.map((name, i) =>
+        h(
+          "div",
+          { class: `r${i % 4}` },
+          h("dt", {}, name),
+          h(
+            "dd",
+            {},
+            one.rewards?.[i] === null || one.rewards?.[i] === undefined ? "no score" : number(one.rewards[i]),
+          ),
+        ),
+      ),
+      h(
+        "div",
+        { class: "adv" },
+        h("dt", {}, "advantage"),
+        h(
+          "dd",
+          {},
+          one.advantage === null || one.advantage === undefined
+            ? one.advantages
+              ? "by token"
+              : "–"
+            : `${one.advantage > 0 ? "▲ " : one.advantage < 0 ? "▼ " : ""}${number(one.advantage)}`,
+        ),
+      ),
+      h(
+        "div",
+        {},
+        h("dt", {}, "tokens"),
+        h("dd", { title: end[1] }, `${one.length} `, h("span", { "aria-label": end[1] }, end[0])),
+      ),
+      versions,
+      isBest && data.spread > 1e-8 ? h("div", { class: "best" }, h("dt", {}, "best"), h("dd", {}, "★")) : null,
+    ),
+    h("div", {}, text, more),
+  );
 }
 
 /** The tokens as they were sampled; without a tokenizer the text alone. */
 function tokens(box, one, color) {
   if (!one.pieces) return box.append(one.text ?? one.ids.join(" "));
-  box.append(...one.pieces.map((piece, t) => {
-    const [name, amount] = shade(color, one, t);
-    const facts = [`token ${one.from + t}, id ${one.ids[t]}`, one.logprobs ? `log p ${number(one.logprobs[t])}` : null, one.entropies ? `entropy ${number(one.entropies[t])}` : null, one.advantages ? `advantage ${number(one.advantages[t])}` : null];
-    return h("span", { class: name ? `t ${name}` : "t", style: { "--a": amount.toFixed(3) }, title: facts.filter(Boolean).join(", ") }, piece);
-  }));
+  box.append(
+    ...one.pieces.map((piece, t) => {
+      const [name, amount] = shade(color, one, t);
+      const facts = [
+        `token ${one.from + t}, id ${one.ids[t]}`,
+        one.logprobs ? `log p ${number(one.logprobs[t])}` : null,
+        one.entropies ? `entropy ${number(one.entropies[t])}` : null,
+        one.advantages ? `advantage ${number(one.advantages[t])}` : null,
+      ];
+      return h(
+        "span",
+        {
+          class: name ? `t ${name}` : "t",
+          style: { "--a": amount.toFixed(3) },
+          title: facts.filter(Boolean).join(", "),
+        },
+        piece,
+      );
+    }),
+  );
 }

@@ -14,7 +14,8 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-const there = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+const there = (children) =>
+  children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 
 /** Puts these in the place of what an element has. */
 export const fill = (element, ...children) => element.replaceChildren(...there(children));
@@ -24,7 +25,10 @@ export async function get(path, words = {}) {
   const query = new URLSearchParams(Object.entries(words).filter(([, value]) => value !== undefined && value !== ""));
   const answer = await fetch(`/api/${path}${query.size ? `?${query}` : ""}`);
   if (answer.status === 404) return null;
-  if (!answer.ok) throw new Error(answer.status === 401 ? "This address needs the token that the program printed." : await answer.text());
+  if (!answer.ok)
+    throw new Error(
+      answer.status === 401 ? "This address needs the token that the program printed." : await answer.text(),
+    );
   return answer.json();
 }
 
@@ -36,7 +40,9 @@ export function place() {
 }
 
 export function address(run, view, words = {}) {
-  const query = new URLSearchParams(Object.entries(words).filter(([, value]) => value !== undefined && value !== null && value !== ""));
+  const query = new URLSearchParams(
+    Object.entries(words).filter(([, value]) => value !== undefined && value !== null && value !== ""),
+  );
   return `#/${encodeURIComponent(run)}/${view}${query.size ? `?${query}` : ""}`;
 }
 

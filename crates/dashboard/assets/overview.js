@@ -3,10 +3,35 @@ import { chart, sparkline } from "/chart.js";
 import { address, change, counted, fill, get, h, number, seconds } from "/lib.js";
 
 // The charts of a run, of those that it has, the first ones.
-const CHARTS = ["reward", "loss", "eval_reward", "eval_loss", "rewards/accuracies", "rewards/margins", "kl", "entropy", "completions/mean_length",
-  "completions/clipped_ratio", "frac_reward_zero_std", "grad_norm", "learning_rate", "step_time", "accuracy", "mean_token_accuracy", "async/lag_mean"];
-const NUMBERS = [["reward", "reward"], ["loss", "loss"], ["kl", "KL"], ["entropy", "entropy"], ["completions/mean_length", "mean length"],
-  ["completions/clipped_ratio", "share cut"], ["grad_norm", "gradient norm"], ["step_time", "s for a step"]];
+const CHARTS = [
+  "reward",
+  "loss",
+  "eval_reward",
+  "eval_loss",
+  "rewards/accuracies",
+  "rewards/margins",
+  "kl",
+  "entropy",
+  "completions/mean_length",
+  "completions/clipped_ratio",
+  "frac_reward_zero_std",
+  "grad_norm",
+  "learning_rate",
+  "step_time",
+  "accuracy",
+  "mean_token_accuracy",
+  "async/lag_mean",
+];
+const NUMBERS = [
+  ["reward", "reward"],
+  ["loss", "loss"],
+  ["kl", "KL"],
+  ["entropy", "entropy"],
+  ["completions/mean_length", "mean length"],
+  ["completions/clipped_ratio", "share cut"],
+  ["grad_norm", "gradient norm"],
+  ["step_time", "s for a step"],
+];
 
 export async function overview(main, run, words, runs) {
   let charts = [];
@@ -26,20 +51,48 @@ export async function overview(main, run, words, runs) {
     const series = await get(`runs/${run}/series`, query);
     const other = words.vs && words.vs !== run ? await get(`runs/${words.vs}/series`, query) : null;
     fill(say, h("h1", {}, facts.verdict.says), h("p", {}, health(facts), " ", left(facts, series)));
-    fill(numbers, ...NUMBERS.filter(([key]) => facts.keys.includes(key)).map(([key, name]) => {
-      const values = series.keys[key].mean;
-      return h("div", {}, h("span", { class: "name" }, name), h("b", {}, number(values.filter((x) => x !== null).at(-1))), sparkline(values));
-    }));
+    fill(
+      numbers,
+      ...NUMBERS.filter(([key]) => facts.keys.includes(key)).map(([key, name]) => {
+        const values = series.keys[key].mean;
+        return h(
+          "div",
+          {},
+          h("span", { class: "name" }, name),
+          h("b", {}, number(values.filter((x) => x !== null).at(-1))),
+          sparkline(values),
+        );
+      }),
+    );
     fill(alarms, ...facts.alarms.map((line) => alarm(run, line)));
-    fill(tools, h("label", {}, "Compare with ", h("select", { onchange: (event) => change({ vs: event.target.value }) },
-      h("option", { value: "" }, "no other run"),
-      runs.filter((one) => one.id !== run).map((one) => h("option", { value: one.id, selected: one.id === words.vs }, one.id)))),
-      other ? h("span", { class: "key" }, h("i", { class: "line a" }), run, h("i", { class: "line b" }), words.vs) : null,
-      series.width > 1 ? h("span", {}, `A point is ${series.width} steps; the band is their least and greatest value.`) : null);
+    fill(
+      tools,
+      h(
+        "label",
+        {},
+        "Compare with ",
+        h(
+          "select",
+          { onchange: (event) => change({ vs: event.target.value }) },
+          h("option", { value: "" }, "no other run"),
+          runs
+            .filter((one) => one.id !== run)
+            .map((one) => h("option", { value: one.id, selected: one.id === words.vs }, one.id)),
+        ),
+      ),
+      other
+        ? h("span", { class: "key" }, h("i", { class: "line a" }), run, h("i", { class: "line b" }), words.vs)
+        : null,
+      series.width > 1
+        ? h("span", {}, `A point is ${series.width} steps; the band is their least and greatest value.`)
+        : null,
+    );
     charts.forEach((one) => one.end());
     const marks = (facts.record?.starts ?? []).map((start) => start.step).filter((step) => step > 0);
     const both = [{ name: run, series }, ...(other ? [{ name: words.vs, series: other }] : [])];
-    const onstep = facts.groups ? (step) => (location.hash = address(run, "rollouts", { step: nearest(step, series.width) })) : undefined;
+    const onstep = facts.groups
+      ? (step) => (location.hash = address(run, "rollouts", { step: nearest(step, series.width) }))
+      : undefined;
     charts = keys.map((key) => chart(key, both, { onstep, marks }));
     fill(grid, ...charts);
     if (!charts.length) fill(grid, h("p", { class: "none" }, "Nothing has been logged yet."));
@@ -66,17 +119,34 @@ function health(facts) {
 function left(facts, series) {
   const times = (series.keys.step_time?.mean ?? []).filter((x) => x !== null);
   const mean = times.slice(-20).reduce((a, b) => a + b, 0) / Math.min(20, times.length);
-  if (facts.state !== "running") return facts.state === "finished" ? `It has ended after step ${facts.step}.` : `It stopped after step ${facts.step}.`;
+  if (facts.state !== "running")
+    return facts.state === "finished"
+      ? `It has ended after step ${facts.step}.`
+      : `It stopped after step ${facts.step}.`;
   if (!facts.total || !times.length) return "";
   return `About ${seconds(mean * (facts.total - facts.step))} are left.`;
 }
 
 function alarm(run, { step, alarm }) {
   const over = alarm.until === undefined ? "" : ` It was over after step ${alarm.until}.`;
-  return h("article", { class: alarm.until === undefined ? "alarm open" : "alarm" },
-    h("h2", {}, `${alarm.until === undefined ? "⚠ " : ""}${alarm.id.replaceAll("_", " ")}${alarm.subject ? ` (${alarm.subject})` : ""}`),
+  return h(
+    "article",
+    { class: alarm.until === undefined ? "alarm open" : "alarm" },
+    h(
+      "h2",
+      {},
+      `${alarm.until === undefined ? "⚠ " : ""}${alarm.id.replaceAll("_", " ")}${alarm.subject ? ` (${alarm.subject})` : ""}`,
+    ),
     h("p", {}, `Since step ${alarm.since}: ${alarm.evidence}.${over}`),
     alarm.remedy ? h("p", {}, h("b", {}, "What helps: "), alarm.remedy) : null,
-    alarm.examples?.length ? h("details", {}, h("summary", {}, counted(alarm.examples.length, "example")), alarm.examples.map((text) => h("pre", {}, typeof text === "string" ? text : JSON.stringify(text)))) : null,
-    h("a", { href: address(run, "rollouts", { step: alarm.since }) }, `Read step ${alarm.since}`));
+    alarm.examples?.length
+      ? h(
+          "details",
+          {},
+          h("summary", {}, counted(alarm.examples.length, "example")),
+          alarm.examples.map((text) => h("pre", {}, typeof text === "string" ? text : JSON.stringify(text))),
+        )
+      : null,
+    h("a", { href: address(run, "rollouts", { step: alarm.since }) }, `Read step ${alarm.since}`),
+  );
 }

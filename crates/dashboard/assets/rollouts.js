@@ -2,27 +2,62 @@
 import { group } from "/group.js";
 import { address, change, counted, fill, get, h, number, place } from "/lib.js";
 
-const ONLY = [["", "all"], ["best", "best"], ["worst", "worst"], ["no-spread", "no spread"], ["cut", "cut"]];
-const SORT = [["", "as drawn"], ["-reward", "reward, falling"], ["reward", "reward, rising"], ["-spread", "spread"], ["-tokens", "length"]];
+const ONLY = [
+  ["", "all"],
+  ["best", "best"],
+  ["worst", "worst"],
+  ["no-spread", "no spread"],
+  ["cut", "cut"],
+];
+const SORT = [
+  ["", "as drawn"],
+  ["-reward", "reward, falling"],
+  ["reward", "reward, rising"],
+  ["-spread", "spread"],
+  ["-tokens", "length"],
+];
 
 export async function rollouts(main, run, words) {
   const facts = await get(`runs/${run}`);
   if (!facts.groups) {
-    main.append(h("section", { class: "none" }, h("h1", {}, "No rollouts are recorded"),
-      h("p", {}, "A run with ", h("code", {}, "record_rollouts = true"), " keeps each group that it trains on: prompts, completions, their tokens with log-probabilities, rewards and advantages. ",
-        h("code", {}, "record_entropies = true"), " adds the entropy at each token.")));
+    main.append(
+      h(
+        "section",
+        { class: "none" },
+        h("h1", {}, "No rollouts are recorded"),
+        h(
+          "p",
+          {},
+          "A run with ",
+          h("code", {}, "record_rollouts = true"),
+          " keeps each group that it trains on: prompts, completions, their tokens with log-probabilities, rewards and advantages. ",
+          h("code", {}, "record_entropies = true"),
+          " adds the entropy at each token.",
+        ),
+      ),
+    );
     return { update: () => {} };
   }
   let known = facts.groups;
   let list = { groups: [] };
-  const map = h("section", { class: "map", "aria-label": "All groups: steps from left to right, each step's groups by reward" });
+  const map = h("section", {
+    class: "map",
+    "aria-label": "All groups: steps from left to right, each step's groups by reward",
+  });
   const tools = h("form", { class: "tools", onsubmit: (event) => event.preventDefault() });
   const side = h("ol", { class: "groups", "aria-label": "Groups" });
   const read = h("article", { class: "read" });
   const fresh = h("p", { class: "fresh", role: "status" });
   main.append(map, tools, fresh, h("div", { class: "two" }, h("div", { class: "side" }, side), read));
 
-  const query = (words) => ({ step: words.prompt || words.all ? undefined : words.step, prompt: words.prompt, only: words.only, sort: words.sort, q: words.q, limit: 40 });
+  const query = (words) => ({
+    step: words.prompt || words.all ? undefined : words.step,
+    prompt: words.prompt,
+    only: words.only,
+    sort: words.sort,
+    q: words.q,
+    limit: 40,
+  });
   let asked = "";
 
   async function draw(words, isNews) {
@@ -41,7 +76,9 @@ export async function rollouts(main, run, words) {
     }
     mark(words);
     const g = words.g ?? list.groups[0]?.place;
-    [...side.querySelectorAll("a")].forEach((a) => a.setAttribute("aria-current", a.dataset.place === String(g) ? "true" : "false"));
+    [...side.querySelectorAll("a")].forEach((a) =>
+      a.setAttribute("aria-current", a.dataset.place === String(g) ? "true" : "false"),
+    );
     if (g === undefined) return fill(read, h("p", { class: "none" }, "No group fits."));
     if (read.dataset.place !== String(g)) {
       const data = await get(`runs/${run}/groups/${g}`);
@@ -55,35 +92,112 @@ export async function rollouts(main, run, words) {
     const now = await get(`runs/${run}`);
     if (!now || now.groups === known) return;
     // What is read stays where it is: that there is more is said.
-    fill(fresh, `${counted(now.groups - known, "new group")}, up to step ${now.group_steps[1]}. `,
-      h("a", { href: address(run, "rollouts", { step: now.group_steps[1] }) }, "Read them"));
+    fill(
+      fresh,
+      `${counted(now.groups - known, "new group")}, up to step ${now.group_steps[1]}. `,
+      h("a", { href: address(run, "rollouts", { step: now.group_steps[1] }) }, "Read them"),
+    );
     facts.group_steps = now.group_steps;
   }
 
   function drawTools(words) {
-    const choice = (name, choices) => h("select", { "aria-label": name, onchange: (event) => change({ [name]: event.target.value, g: "" }) },
-      choices.map(([value, text]) => h("option", { value, selected: (words[name] ?? "") === value }, text)));
+    const choice = (name, choices) =>
+      h(
+        "select",
+        { "aria-label": name, onchange: (event) => change({ [name]: event.target.value, g: "" }) },
+        choices.map(([value, text]) => h("option", { value, selected: (words[name] ?? "") === value }, text)),
+      );
     const [first, last] = facts.group_steps;
     const step = Number(words.step ?? last);
     const go = (to) => () => change({ step: Math.min(last, Math.max(first, to)), g: "", prompt: "", all: "" });
     const one = !words.prompt && !words.all;
-    fill(tools, 
-      words.prompt ? h("span", {}, "Every group of one prompt. ", h("a", { href: address(run, "rollouts", { step: words.step, color: words.color }) }, "Back to the step")) :
-      one ? h("span", {}, h("button", { type: "button", onclick: go(step - 1), "aria-label": "The step before" }, "←"), h("label", {}, " Step ",
-        h("input", { type: "number", min: first, max: last, value: step, onchange: (event) => go(Number(event.target.value))() })), ` of ${first} – ${last} `,
-        h("button", { type: "button", onclick: go(step + 1), "aria-label": "The next step" }, "→")) : h("b", {}, "All steps"),
-      words.prompt ? null : h("label", {}, h("input", { type: "checkbox", checked: !one, onchange: (event) => change({ all: event.target.checked ? 1 : "", g: "" }) }), " all steps"),
-      choice("only", ONLY), choice("sort", SORT),
-      h("input", { type: "search", id: "search", placeholder: "Search prompts and completions", "aria-label": "Search", value: words.q ?? "", onchange: (event) => change({ q: event.target.value, g: "" }) }),
-      h("span", { class: "count" }, counted(list.total ?? 0, "group"), list.unread ? ` of the first 2,000 that were read` : ""));
+    fill(
+      tools,
+      words.prompt
+        ? h(
+            "span",
+            {},
+            "Every group of one prompt. ",
+            h("a", { href: address(run, "rollouts", { step: words.step, color: words.color }) }, "Back to the step"),
+          )
+        : one
+          ? h(
+              "span",
+              {},
+              h("button", { type: "button", onclick: go(step - 1), "aria-label": "The step before" }, "←"),
+              h(
+                "label",
+                {},
+                " Step ",
+                h("input", {
+                  type: "number",
+                  min: first,
+                  max: last,
+                  value: step,
+                  onchange: (event) => go(Number(event.target.value))(),
+                }),
+              ),
+              ` of ${first} – ${last} `,
+              h("button", { type: "button", onclick: go(step + 1), "aria-label": "The next step" }, "→"),
+            )
+          : h("b", {}, "All steps"),
+      words.prompt
+        ? null
+        : h(
+            "label",
+            {},
+            h("input", {
+              type: "checkbox",
+              checked: !one,
+              onchange: (event) => change({ all: event.target.checked ? 1 : "", g: "" }),
+            }),
+            " all steps",
+          ),
+      choice("only", ONLY),
+      choice("sort", SORT),
+      h("input", {
+        type: "search",
+        id: "search",
+        placeholder: "Search prompts and completions",
+        "aria-label": "Search",
+        value: words.q ?? "",
+        onchange: (event) => change({ q: event.target.value, g: "" }),
+      }),
+      h(
+        "span",
+        { class: "count" },
+        counted(list.total ?? 0, "group"),
+        list.unread ? ` of the first 2,000 that were read` : "",
+      ),
+    );
   }
 
   function drawSide(words) {
-    fill(side, ...list.groups.map((one) => h("li", {}, h("a", {
-      href: address(run, "rollouts", { ...words, g: one.place }), "data-place": one.place,
-    }, h("span", { class: "bar" }, bar(one)), h("span", { class: "prompt" }, one.prompt || `group ${one.group}`),
-      h("small", {}, `step ${one.step} · reward ${number(one.reward)} ± ${number(one.spread)}${one.spread <= 1e-8 ? " · no spread" : ""}`)))));
-    if (list.next) side.append(h("li", { class: "more" }, `${list.total - list.groups.length} more: narrow the search.`));
+    fill(
+      side,
+      ...list.groups.map((one) =>
+        h(
+          "li",
+          {},
+          h(
+            "a",
+            {
+              href: address(run, "rollouts", { ...words, g: one.place }),
+              "data-place": one.place,
+            },
+            h("span", { class: "bar" }, bar(one)),
+            h("span", { class: "prompt" }, one.prompt || `group ${one.group}`),
+            h(
+              "small",
+              {},
+              `step ${one.step} · reward ${number(one.reward)} ± ${number(one.spread)}${one.spread <= 1e-8 ? " · no spread" : ""}`,
+            ),
+          ),
+        ),
+      ),
+    );
+    if (list.next)
+      side.append(h("li", { class: "more" }, `${list.total - list.groups.length} more: narrow the search.`));
   }
 
   let scale = [0, 1];
@@ -94,21 +208,49 @@ export async function rollouts(main, run, words) {
 
   // The map is drawn once for each new set of groups.
   const cells = await get(`runs/${run}/map`, { px: 240, rows: 32 });
-  const rewards = cells.cells.flat().map(([reward]) => reward).filter((x) => x !== null);
+  const rewards = cells.cells
+    .flat()
+    .map(([reward]) => reward)
+    .filter((x) => x !== null);
   scale = [Math.min(...rewards), Math.max(...rewards)];
   const rows = Math.max(...cells.cells.map((column) => column.length));
   const [wide, high] = [8, Math.max(4, Math.min(12, 96 / rows))];
-  const drawing = h("svg", { viewBox: `0 0 ${cells.steps.length * wide} ${rows * high}`, preserveAspectRatio: "none", width: "100%", height: rows * high, role: "img",
-    "aria-label": `${facts.groups} groups; rewards from ${number(scale[0])} to ${number(scale[1])}` });
-  cells.cells.forEach((column, x) => column.forEach(([reward, spread, at], y) => {
-    const share = (reward - scale[0]) / (scale[1] - scale[0] || 1);
-    const rect = h("rect", { x: x * wide, y: y * high, width: wide - 0.5, height: high - 0.5, class: spread <= 1e-8 ? "flat" : "", "fill-opacity": reward === null ? 0 : 0.08 + 0.92 * share,
-      onclick: () => change({ step: cells.steps[x], g: at, prompt: "", all: "", only: "", q: "" }) },
-      h("title", {}, `step ${cells.steps[x]}: reward ${number(reward)} ± ${number(spread)}`));
-    rect.dataset.step = cells.steps[x];
-    drawing.append(rect);
-  }));
-  map.append(drawing, h("p", { class: "legend" }, `step ${cells.steps[0]} – ${cells.steps.at(-1)}, each step's groups from the best to the worst; dark is a high reward (${number(scale[0])} – ${number(scale[1])}), a hollow cell has no spread.`));
+  const drawing = h("svg", {
+    viewBox: `0 0 ${cells.steps.length * wide} ${rows * high}`,
+    preserveAspectRatio: "none",
+    width: "100%",
+    height: rows * high,
+    role: "img",
+    "aria-label": `${facts.groups} groups; rewards from ${number(scale[0])} to ${number(scale[1])}`,
+  });
+  cells.cells.forEach((column, x) =>
+    column.forEach(([reward, spread, at], y) => {
+      const share = (reward - scale[0]) / (scale[1] - scale[0] || 1);
+      const rect = h(
+        "rect",
+        {
+          x: x * wide,
+          y: y * high,
+          width: wide - 0.5,
+          height: high - 0.5,
+          class: spread <= 1e-8 ? "flat" : "",
+          "fill-opacity": reward === null ? 0 : 0.08 + 0.92 * share,
+          onclick: () => change({ step: cells.steps[x], g: at, prompt: "", all: "", only: "", q: "" }),
+        },
+        h("title", {}, `step ${cells.steps[x]}: reward ${number(reward)} ± ${number(spread)}`),
+      );
+      rect.dataset.step = cells.steps[x];
+      drawing.append(rect);
+    }),
+  );
+  map.append(
+    drawing,
+    h(
+      "p",
+      { class: "legend" },
+      `step ${cells.steps[0]} – ${cells.steps.at(-1)}, each step's groups from the best to the worst; dark is a high reward (${number(scale[0])} – ${number(scale[1])}), a hollow cell has no spread.`,
+    ),
+  );
 
   function mark(words) {
     drawing.querySelectorAll(".now").forEach((rect) => rect.classList.remove("now"));
@@ -128,20 +270,49 @@ export async function rollouts(main, run, words) {
     const count = read.group?.completions.length ?? 0;
     const step = Number(words.step ?? facts.group_steps[1]);
     switch (event.key) {
-      case "j": number + 1 < count ? change({ c: number + 1 }) : next(1, words); break;
-      case "k": number > 0 ? change({ c: number - 1 }) : next(-1, words); break;
-      case "J": next(1, words); break;
-      case "K": next(-1, words); break;
-      case "ArrowRight": change({ step: Math.min(facts.group_steps[1], step + 1), g: "", c: "" }); break;
-      case "ArrowLeft": change({ step: Math.max(facts.group_steps[0], step - 1), g: "", c: "" }); break;
-      case "c": { const all = ["surprise", "entropy", "advantage", "none"]; change({ color: all[(all.indexOf(words.color ?? "surprise") + 1) % all.length] }); break; }
-      case "h": if (read.group) change({ prompt: words.prompt ? "" : read.group.prompt_hash, g: "", all: "" }); break;
-      case "b": change({ only: words.only === "best" ? "" : "best", g: "" }); break;
-      case "w": change({ only: words.only === "worst" ? "" : "worst", g: "" }); break;
-      case "z": change({ only: words.only === "no-spread" ? "" : "no-spread", g: "" }); break;
-      case "t": change({ only: words.only === "cut" ? "" : "cut", g: "" }); break;
-      case "/": document.getElementById("search")?.focus(); break;
-      default: return false;
+      case "j":
+        number + 1 < count ? change({ c: number + 1 }) : next(1, words);
+        break;
+      case "k":
+        number > 0 ? change({ c: number - 1 }) : next(-1, words);
+        break;
+      case "J":
+        next(1, words);
+        break;
+      case "K":
+        next(-1, words);
+        break;
+      case "ArrowRight":
+        change({ step: Math.min(facts.group_steps[1], step + 1), g: "", c: "" });
+        break;
+      case "ArrowLeft":
+        change({ step: Math.max(facts.group_steps[0], step - 1), g: "", c: "" });
+        break;
+      case "c": {
+        const all = ["surprise", "entropy", "advantage", "none"];
+        change({ color: all[(all.indexOf(words.color ?? "surprise") + 1) % all.length] });
+        break;
+      }
+      case "h":
+        if (read.group) change({ prompt: words.prompt ? "" : read.group.prompt_hash, g: "", all: "" });
+        break;
+      case "b":
+        change({ only: words.only === "best" ? "" : "best", g: "" });
+        break;
+      case "w":
+        change({ only: words.only === "worst" ? "" : "worst", g: "" });
+        break;
+      case "z":
+        change({ only: words.only === "no-spread" ? "" : "no-spread", g: "" });
+        break;
+      case "t":
+        change({ only: words.only === "cut" ? "" : "cut", g: "" });
+        break;
+      case "/":
+        document.getElementById("search")?.focus();
+        break;
+      default:
+        return false;
     }
     return true;
   }

@@ -4,17 +4,57 @@ import { change, counted, fill, get, h, key } from "/lib.js";
 export async function run(main, name, words, runs) {
   const [facts, table] = [await get(`runs/${name}`), h("section", {})];
   const record = facts.record ?? {};
-  const list = (title, rows) => (rows.length ? h("section", {}, h("h2", {}, title), h("dl", { class: "facts" }, rows.map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)]))) : null);
-  const files = (all) => (all ?? []).map((file) => [file.name, `${file.bytes ? `${file.bytes.toLocaleString("en")} bytes, ` : ""}SHA-256 ${file.sha256}`]);
-  main.append(...[
-    h("h1", {}, name), h("p", {}, h("code", {}, facts.directory)),
-    table,
-    list("Machine", [["instruction set", record.isa], ["device", record.device], ["arithmetic", record.arithmetic], ["threads", record.threads], ["version", record.versions?.lockstep], ["seed", record.seed]].filter(([, value]) => value !== undefined && value !== null)),
-    list("Starts", (record.starts ?? []).map((start) => [`step ${start.step}`, `${new Date(1000 * start.time_s).toLocaleString()}${start.changes?.length ? `, changed: ${start.changes.join("; ")}` : ""}${start.command ? ` · ${start.command.join(" ")}` : ""}`])),
-    record.command ? h("section", {}, h("h2", {}, "Command"), h("pre", {}, record.command.join(" "))) : null,
-    list("Checkpoints", facts.checkpoints.map((step) => [step, `${facts.directory}/checkpoints/${step}`])),
-    list("Model", files(record.model)), list("Data", files(record.data)), list("Rewards", files(record.rewards)),
-  ].filter(Boolean));
+  const list = (title, rows) =>
+    rows.length
+      ? h(
+          "section",
+          {},
+          h("h2", {}, title),
+          h(
+            "dl",
+            { class: "facts" },
+            rows.map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)]),
+          ),
+        )
+      : null;
+  const files = (all) =>
+    (all ?? []).map((file) => [
+      file.name,
+      `${file.bytes ? `${file.bytes.toLocaleString("en")} bytes, ` : ""}SHA-256 ${file.sha256}`,
+    ]);
+  main.append(
+    ...[
+      h("h1", {}, name),
+      h("p", {}, h("code", {}, facts.directory)),
+      table,
+      list(
+        "Machine",
+        [
+          ["instruction set", record.isa],
+          ["device", record.device],
+          ["arithmetic", record.arithmetic],
+          ["threads", record.threads],
+          ["version", record.versions?.lockstep],
+          ["seed", record.seed],
+        ].filter(([, value]) => value !== undefined && value !== null),
+      ),
+      list(
+        "Starts",
+        (record.starts ?? []).map((start) => [
+          `step ${start.step}`,
+          `${new Date(1000 * start.time_s).toLocaleString()}${start.changes?.length ? `, changed: ${start.changes.join("; ")}` : ""}${start.command ? ` · ${start.command.join(" ")}` : ""}`,
+        ]),
+      ),
+      record.command ? h("section", {}, h("h2", {}, "Command"), h("pre", {}, record.command.join(" "))) : null,
+      list(
+        "Checkpoints",
+        facts.checkpoints.map((step) => [step, `${facts.directory}/checkpoints/${step}`]),
+      ),
+      list("Model", files(record.model)),
+      list("Data", files(record.data)),
+      list("Rewards", files(record.rewards)),
+    ].filter(Boolean),
+  );
 
   async function draw(words) {
     const other = words.vs && words.vs !== name ? await get(`runs/${words.vs}`) : null;
@@ -24,13 +64,63 @@ export async function run(main, name, words, runs) {
     const differs = (one) => text(facts.config[one]) !== text(other?.config[one]);
     const isSet = (one) => facts.origins[one] !== undefined;
     const keys = all.filter((one) => shown === "all" || (shown === "differing" ? other && differs(one) : isSet(one)));
-    const choice = (id, what) => h("button", { "aria-pressed": String(shown === id), onclick: () => change({ keys: id }) }, what);
-    fill(table, h("h2", {}, "Configuration"),
-      h("p", { class: "tools" }, choice("set", "set here"), choice("all", "all keys"), choice("differing", "differing"),
-        h("label", {}, " from ", h("select", { onchange: (event) => change({ vs: event.target.value, keys: "differing" }) }, h("option", { value: "" }, "another run"), runs.filter((one) => one.id !== name).map((one) => h("option", { value: one.id, selected: one.id === words.vs }, one.id)))),
-        h("span", { class: "count" }, counted(keys.length, "key"))),
-      h("table", {}, h("thead", {}, h("tr", {}, [h("th", { scope: "col" }, "key"), h("th", { scope: "col" }, name), other ? h("th", { scope: "col" }, words.vs) : null])),
-        h("tbody", {}, keys.map((one) => h("tr", { class: other && differs(one) ? "differs" : isSet(one) ? "" : "default" }, h("th", { scope: "row" }, key(one)), h("td", { title: facts.origins[one] ? `from ${facts.origins[one]}` : "the default" }, text(facts.config[one])), other ? h("td", {}, text(other.config[one])) : null)))));
+    const choice = (id, what) =>
+      h("button", { "aria-pressed": String(shown === id), onclick: () => change({ keys: id }) }, what);
+    fill(
+      table,
+      h("h2", {}, "Configuration"),
+      h(
+        "p",
+        { class: "tools" },
+        choice("set", "set here"),
+        choice("all", "all keys"),
+        choice("differing", "differing"),
+        h(
+          "label",
+          {},
+          " from ",
+          h(
+            "select",
+            { onchange: (event) => change({ vs: event.target.value, keys: "differing" }) },
+            h("option", { value: "" }, "another run"),
+            runs
+              .filter((one) => one.id !== name)
+              .map((one) => h("option", { value: one.id, selected: one.id === words.vs }, one.id)),
+          ),
+        ),
+        h("span", { class: "count" }, counted(keys.length, "key")),
+      ),
+      h(
+        "table",
+        {},
+        h(
+          "thead",
+          {},
+          h("tr", {}, [
+            h("th", { scope: "col" }, "key"),
+            h("th", { scope: "col" }, name),
+            other ? h("th", { scope: "col" }, words.vs) : null,
+          ]),
+        ),
+        h(
+          "tbody",
+          {},
+          keys.map((one) =>
+            h(
+              "tr",
+              { class: other && differs(one) ? "differs" : isSet(one) ? "" : "default" },
+              h("th", { scope: "row" }, key(one)),
+              h(
+                "td",
+                { title: facts.origins[one] ? `from ${facts.origins[one]}` : "the default" },
+                text(facts.config[one]),
+              ),
+              other ? h("td", {}, text(other.config[one])) : null,
+            ),
+          ),
+        ),
+      ),
+    );
   }
   await draw(words);
   return { update: draw };

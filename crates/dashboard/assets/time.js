@@ -1,7 +1,14 @@
 // Where does the time of a step go?
 import { change, fill, get, h, number, seconds } from "/lib.js";
 
-const STAGES = [["rollout_time_s", "rollout"], ["reward_time_s", "rewards"], ["ref_time_s", "reference"], ["forward_time_s", "forward"], ["backward_time_s", "backward"], ["optimizer_time_s", "optimizer"]];
+const STAGES = [
+  ["rollout_time_s", "rollout"],
+  ["reward_time_s", "rewards"],
+  ["ref_time_s", "reference"],
+  ["forward_time_s", "forward"],
+  ["backward_time_s", "backward"],
+  ["optimizer_time_s", "optimizer"],
+];
 
 export async function time(main, run, words) {
   const facts = await get(`runs/${run}`);
@@ -12,49 +19,171 @@ export async function time(main, run, words) {
   main.append(says, stack, step);
 
   async function draw(words) {
-    const keys = [...has.map(([key]) => key), "step_time", "rollout_tokens_per_s", "update_tokens_per_s", "reward_hidden_time_s", "peak_bytes"].filter((key) => facts.keys.includes(key));
+    const keys = [
+      ...has.map(([key]) => key),
+      "step_time",
+      "rollout_tokens_per_s",
+      "update_tokens_per_s",
+      "reward_hidden_time_s",
+      "peak_bytes",
+    ].filter((key) => facts.keys.includes(key));
     const series = await get(`runs/${run}/series`, { keys: keys.join(","), px: 240 });
     const mean = (key) => average(series.keys[key]?.mean);
     const whole = mean("step_time");
     const parts = has.map(([key, name]) => [name, mean(key)]).sort((a, b) => b[1] - a[1]);
     if (!parts.length || !whole) {
-      fill(says, h("h1", {}, "No stage was measured"), h("p", {}, "Runs of sft, dpo and reward models log the time of a step alone."));
+      fill(
+        says,
+        h("h1", {}, "No stage was measured"),
+        h("p", {}, "Runs of sft, dpo and reward models log the time of a step alone."),
+      );
       return;
     }
     const rest = whole - parts.reduce((sum, [, x]) => sum + x, 0);
-    fill(says, h("h1", {}, `A step takes ${seconds(whole)}; ${Math.round((100 * parts[0][1]) / whole)} % of it is ${parts[0][0]}.`), h("p", {}, advice(parts, whole, mean)));
+    fill(
+      says,
+      h(
+        "h1",
+        {},
+        `A step takes ${seconds(whole)}; ${Math.round((100 * parts[0][1]) / whole)} % of it is ${parts[0][0]}.`,
+      ),
+      h("p", {}, advice(parts, whole, mean)),
+    );
     const high = Math.max(...series.keys.step_time.mean.filter((x) => x !== null));
     const [wide, tall] = [Math.max(2, Math.min(14, 720 / series.steps.length)), 180];
-    const drawing = h("svg", { viewBox: `0 0 ${series.steps.length * wide} ${tall}`, width: "100%", height: tall, preserveAspectRatio: "none", role: "img",
-      "aria-label": `Steps ${series.steps[0]} to ${series.steps.at(-1)}: ${parts.map(([name, x]) => `${name} ${seconds(x)}`).join(", ")}` });
+    const drawing = h("svg", {
+      viewBox: `0 0 ${series.steps.length * wide} ${tall}`,
+      width: "100%",
+      height: tall,
+      preserveAspectRatio: "none",
+      role: "img",
+      "aria-label": `Steps ${series.steps[0]} to ${series.steps.at(-1)}: ${parts.map(([name, x]) => `${name} ${seconds(x)}`).join(", ")}`,
+    });
     series.steps.forEach((at, i) => {
       let y = tall;
       has.forEach(([key, name], k) => {
         const size = ((series.keys[key].mean[i] ?? 0) / high) * tall;
         y -= size;
-        drawing.append(h("rect", { class: `stage s${k}`, x: i * wide, y, width: wide - 0.5, height: Math.max(0, size), onclick: () => change({ step: at }) }, h("title", {}, `step ${at}: ${name} ${seconds(series.keys[key].mean[i])}`)));
+        drawing.append(
+          h(
+            "rect",
+            {
+              class: `stage s${k}`,
+              x: i * wide,
+              y,
+              width: wide - 0.5,
+              height: Math.max(0, size),
+              onclick: () => change({ step: at }),
+            },
+            h("title", {}, `step ${at}: ${name} ${seconds(series.keys[key].mean[i])}`),
+          ),
+        );
       });
     });
-    fill(stack, h("h2", {}, "Each step by stage"), drawing,
-      h("table", {}, h("thead", {}, h("tr", {}, ["stage", "mean", "share"].map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, has.map(([key, name], k) => h("tr", {}, h("th", { scope: "row" }, h("i", { class: `stage s${k}` }), name), h("td", {}, seconds(mean(key))), h("td", {}, `${number((100 * mean(key)) / whole)} %`))),
-          h("tr", {}, h("th", { scope: "row" }, "everything else"), h("td", {}, seconds(Math.max(0, rest))), h("td", {}, `${number((100 * Math.max(0, rest)) / whole)} %`)))));
+    fill(
+      stack,
+      h("h2", {}, "Each step by stage"),
+      drawing,
+      h(
+        "table",
+        {},
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            ["stage", "mean", "share"].map((name) => h("th", { scope: "col" }, name)),
+          ),
+        ),
+        h(
+          "tbody",
+          {},
+          has.map(([key, name], k) =>
+            h(
+              "tr",
+              {},
+              h("th", { scope: "row" }, h("i", { class: `stage s${k}` }), name),
+              h("td", {}, seconds(mean(key))),
+              h("td", {}, `${number((100 * mean(key)) / whole)} %`),
+            ),
+          ),
+          h(
+            "tr",
+            {},
+            h("th", { scope: "row" }, "everything else"),
+            h("td", {}, seconds(Math.max(0, rest))),
+            h("td", {}, `${number((100 * Math.max(0, rest)) / whole)} %`),
+          ),
+        ),
+      ),
+    );
     await spans(words);
   }
 
   async function spans(words) {
     const at = Number(words.step ?? 1);
     const list = (await get(`runs/${run}/spans`, { step: at })) ?? [];
-    if (!list.length) return fill(step, h("h2", {}, `Step ${at}`), h("p", { class: "none" }, "trace.json has no spans of this step."));
+    if (!list.length)
+      return fill(step, h("h2", {}, `Step ${at}`), h("p", { class: "none" }, "trace.json has no spans of this step."));
     const first = Math.min(...list.map((span) => span.start_us));
     const length = Math.max(...list.map((span) => span.start_us + span.duration_us)) - first;
     const tracks = [...new Set(list.map((span) => span.track))].sort((a, b) => a - b);
     const names = [...new Set(list.map((span) => span.name))];
-    const drawing = h("svg", { viewBox: `0 0 1000 ${tracks.length * 26}`, width: "100%", height: tracks.length * 26, preserveAspectRatio: "none", role: "img", "aria-label": `${list.length} spans of step ${at}` },
-      list.map((span) => h("rect", { class: `stage s${names.indexOf(span.name) % 6}`, x: (1000 * (span.start_us - first)) / length, y: 26 * tracks.indexOf(span.track) + 2, width: Math.max(0.6, (1000 * span.duration_us) / length), height: 22 },
-        h("title", {}, `${span.name}: ${seconds(span.duration_us / 1e6)}${span.flops ? `, ${number(span.flops / span.duration_us / 1e3)} GFLOP/s` : ""}`))));
-    fill(step, h("h2", {}, `Step ${at}: ${seconds(length / 1e6)}`), h("p", { class: "tools" }, h("label", {}, "Step ", h("input", { type: "number", min: 1, max: facts.step, value: at, onchange: (event) => change({ step: event.target.value }) }))), drawing,
-      h("p", { class: "legend" }, names.map((name, k) => h("span", {}, h("i", { class: `stage s${k % 6}` }), name))));
+    const drawing = h(
+      "svg",
+      {
+        viewBox: `0 0 1000 ${tracks.length * 26}`,
+        width: "100%",
+        height: tracks.length * 26,
+        preserveAspectRatio: "none",
+        role: "img",
+        "aria-label": `${list.length} spans of step ${at}`,
+      },
+      list.map((span) =>
+        h(
+          "rect",
+          {
+            class: `stage s${names.indexOf(span.name) % 6}`,
+            x: (1000 * (span.start_us - first)) / length,
+            y: 26 * tracks.indexOf(span.track) + 2,
+            width: Math.max(0.6, (1000 * span.duration_us) / length),
+            height: 22,
+          },
+          h(
+            "title",
+            {},
+            `${span.name}: ${seconds(span.duration_us / 1e6)}${span.flops ? `, ${number(span.flops / span.duration_us / 1e3)} GFLOP/s` : ""}`,
+          ),
+        ),
+      ),
+    );
+    fill(
+      step,
+      h("h2", {}, `Step ${at}: ${seconds(length / 1e6)}`),
+      h(
+        "p",
+        { class: "tools" },
+        h(
+          "label",
+          {},
+          "Step ",
+          h("input", {
+            type: "number",
+            min: 1,
+            max: facts.step,
+            value: at,
+            onchange: (event) => change({ step: event.target.value }),
+          }),
+        ),
+      ),
+      drawing,
+      h(
+        "p",
+        { class: "legend" },
+        names.map((name, k) => h("span", {}, h("i", { class: `stage s${k % 6}` }), name)),
+      ),
+    );
   }
   await draw(words);
   return { update: draw };
@@ -68,9 +197,18 @@ function average(values) {
 function advice(parts, whole, mean) {
   const [name, most] = parts[0];
   const says = [];
-  if (name === "rollout" && most > whole / 2) says.push("Generation is most of it: shorter completions (max_completion_length), or more of them at once (a larger batch), cost less for each token.");
-  if (name === "rewards") says.push("Rewards are waited for: by_group = true lets a program score while others are generated, and workers (--distributed, max_staleness ≥ 1) let the model train meanwhile.");
-  if (["forward", "backward"].includes(name)) says.push("The update is most of it: it is bound by arithmetic, and more cores, bf16 where the processor has it, or fewer tokens make it shorter.");
+  if (name === "rollout" && most > whole / 2)
+    says.push(
+      "Generation is most of it: shorter completions (max_completion_length), or more of them at once (a larger batch), cost less for each token.",
+    );
+  if (name === "rewards")
+    says.push(
+      "Rewards are waited for: by_group = true lets a program score while others are generated, and workers (--distributed, max_staleness ≥ 1) let the model train meanwhile.",
+    );
+  if (["forward", "backward"].includes(name))
+    says.push(
+      "The update is most of it: it is bound by arithmetic, and more cores, bf16 where the processor has it, or fewer tokens make it shorter.",
+    );
   const hidden = mean("reward_hidden_time_s");
   if (hidden > 0.05 * whole) says.push(`${seconds(hidden)} of rewards were hidden behind generation.`);
   const [fast, slow] = [mean("rollout_tokens_per_s"), mean("update_tokens_per_s")];

@@ -7,7 +7,19 @@ import { chromium } from "playwright-core";
 const [base, work] = [process.argv[2].replace(/\/$/, ""), process.argv[3]];
 const lines = (name) => readFileSync(`${work}/${name}`, "utf8").trim().split("\n").map(JSON.parse);
 const [records, index] = [lines("a.jsonl"), lines("a.index.jsonl")];
-const browser = await chromium.launch({ executablePath: process.env.CHROMIUM, args: ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"] });
+const browser = await chromium.launch({
+  executablePath: process.env.CHROMIUM,
+  args: [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+  ],
+});
 const noise = [];
 
 async function open(address, { width = 1280, height = 900, scheme = "light" } = {}) {
@@ -15,7 +27,10 @@ async function open(address, { width = 1280, height = 900, scheme = "light" } = 
   page.setDefaultTimeout(15000);
   page.on("console", (message) => noise.push(`${address}: ${message.text()}`));
   page.on("pageerror", (error) => noise.push(`${address}: ${error.message}`));
-  page.on("dialog", (dialog) => { noise.push(`${address}: a dialog says ${dialog.message()}`); dialog.dismiss(); });
+  page.on("dialog", (dialog) => {
+    noise.push(`${address}: a dialog says ${dialog.message()}`);
+    dialog.dismiss();
+  });
   await page.goto(`${base}/${address}`);
   return page;
 }
@@ -31,22 +46,42 @@ await test("a group shows the rewards, advantages, lengths, ends and tokens that
   await page.waitForSelector(".completion .t", { state: "attached" });
   const place = Number(await page.getAttribute('.groups a[aria-current="true"]', "data-place"));
   const of = records.filter((line) => line.group === index[place].group);
-  const shown = await page.$$eval(".completion", (all) => all.map((one) => ({
-    ledger: [...one.querySelectorAll(".ledger div")].map((row) => [row.querySelector("dt").textContent, row.querySelector("dd").textContent]),
-    tokens: [...one.querySelectorAll(".t")].map((t) => [t.textContent, t.className, Number(t.style.getPropertyValue("--a"))]),
-  })));
+  const shown = await page.$$eval(".completion", (all) =>
+    all.map((one) => ({
+      ledger: [...one.querySelectorAll(".ledger div")].map((row) => [
+        row.querySelector("dt").textContent,
+        row.querySelector("dd").textContent,
+      ]),
+      tokens: [...one.querySelectorAll(".t")].map((t) => [
+        t.textContent,
+        t.className,
+        Number(t.style.getPropertyValue("--a")),
+      ]),
+    })),
+  );
   assert.equal(shown.length, of.length);
   for (const [i, one] of shown.entries()) {
     const ledger = Object.fromEntries(one.ledger);
     assert.equal(Number(ledger.unique_chars), Number(of[i].rewards[0].toPrecision(3)));
-    assert.ok(Math.abs(Number(ledger.advantage.replace(/[^-\d.e]/g, "")) - of[i].advantages) < 0.01 * Math.max(1, Math.abs(of[i].advantages)), ledger.advantage);
-    assert.ok(ledger.tokens.startsWith(`${of[i].completion_ids.length} `) && ledger.tokens.includes(of[i].truncated ? "✂" : "∎"), ledger.tokens);
+    assert.ok(
+      Math.abs(Number(ledger.advantage.replace(/[^-\d.e]/g, "")) - of[i].advantages) <
+        0.01 * Math.max(1, Math.abs(of[i].advantages)),
+      ledger.advantage,
+    );
+    assert.ok(
+      ledger.tokens.startsWith(`${of[i].completion_ids.length} `) &&
+        ledger.tokens.includes(of[i].truncated ? "✂" : "∎"),
+      ledger.tokens,
+    );
     assert.equal(one.tokens.length, of[i].completion_ids.length);
     one.tokens.forEach(([, name, amount], t) => {
       assert.equal(name, "t surprise");
       assert.ok(Math.abs(amount - Math.min(1, -of[i].logprobs[t] / 6)) < 2e-3, `${amount} ${of[i].logprobs[t]}`);
     });
-    const text = one.tokens.map(([piece]) => piece).join("").replaceAll("<e>", "");
+    const text = one.tokens
+      .map(([piece]) => piece)
+      .join("")
+      .replaceAll("<e>", "");
     assert.equal(text, of[i].completion ?? text);
   }
   await page.keyboard.press("c");
@@ -57,7 +92,10 @@ await test("a group shows the rewards, advantages, lengths, ends and tokens that
 await test("keys lead through completions into the next group, and the address brings them back", async () => {
   const page = await open("#/a/rollouts?step=7");
   await page.waitForSelector(".completion .t", { state: "attached" });
-  for (let i = 0; i < 5; i++) { await page.keyboard.press("j"); await page.waitForTimeout(150); }
+  for (let i = 0; i < 5; i++) {
+    await page.keyboard.press("j");
+    await page.waitForTimeout(150);
+  }
   const state = await page.evaluate(() => location.hash);
   assert.match(state, /g=\d+/);
   const heading = await page.textContent(".read h1");
@@ -67,7 +105,9 @@ await test("keys lead through completions into the next group, and the address b
   await again.keyboard.press("h");
   await again.waitForFunction(() => location.hash.includes("prompt="));
   await again.waitForTimeout(500);
-  const steps = await again.$$eval(".groups small", (all) => all.map((one) => Number(/step (\d+)/.exec(one.textContent)[1])));
+  const steps = await again.$$eval(".groups small", (all) =>
+    all.map((one) => Number(/step (\d+)/.exec(one.textContent)[1])),
+  );
   const place = Number(/g=(\d+)/.exec(state)[1]);
   const expected = index.filter((entry) => entry.prompt_hash === index[place].prompt_hash).map((entry) => entry.step);
   assert.deepEqual(steps, expected.slice(0, 40));
@@ -84,11 +124,16 @@ await test("filters and search find what the files have", async () => {
   const cut = new Set(records.filter((line) => line.truncated).map((line) => line.group)).size;
   await page.waitForFunction((cut) => document.querySelector(".count").textContent.startsWith(`${cut} `), cut);
   await page.goto(`${base}/#/a/rollouts?all=1&q=moon`);
-  const found = new Set(records.filter((line) => `${line.prompt}${line.completion ?? ""}`.includes("moon")).map((line) => line.group)).size;
+  const found = new Set(
+    records.filter((line) => `${line.prompt}${line.completion ?? ""}`.includes("moon")).map((line) => line.group),
+  ).size;
   await page.waitForFunction((found) => document.querySelector(".count").textContent.startsWith(`${found} `), found);
   await page.goto(`${base}/#/a/rollouts?all=1&only=best`);
   const best = index.reduce((a, b) => (b.reward > a.reward ? b : a));
-  await page.waitForFunction((reward) => document.querySelector(".groups small")?.textContent.includes(`reward ${reward}`), Number(best.reward.toPrecision(3)));
+  await page.waitForFunction(
+    (reward) => document.querySelector(".groups small")?.textContent.includes(`reward ${reward}`),
+    Number(best.reward.toPrecision(3)),
+  );
   await page.close();
 });
 
@@ -98,17 +143,45 @@ await test("one cursor shows one step in every chart, of both runs", async () =>
   await page.waitForTimeout(500);
   const box = await (await page.$(".u-over")).boundingBox();
   await page.mouse.move(box.x + box.width * 0.7, box.y + 40);
-  await page.waitForFunction(() => [...document.querySelectorAll(".chart .value")].every((one) => one.textContent.startsWith("step ")));
+  await page.waitForFunction(() =>
+    [...document.querySelectorAll(".chart .value")].every((one) => one.textContent.startsWith("step ")),
+  );
   const values = await page.$$eval(".chart .value", (all) => all.map((one) => one.textContent));
   const steps = new Set(values.map((value) => value.split(":")[0]));
   assert.equal(steps.size, 1, values.join("; "));
-  assert.ok(values.every((value) => value.includes(" · ")), values.join("; "));
+  assert.ok(
+    values.every((value) => value.includes(" · ")),
+    values.join("; "),
+  );
   await page.close();
 });
 
 await test("a run that goes on moves the page without a reload, and what is read stays", async () => {
-  const run = spawn(process.env.LOCKSTEP, ["train", "--model", `${work}/model`, "--dataset", `${work}/rows.jsonl`, "--reward", "unique_chars", "--out", `${work}/runs/live`,
-    ...["num_generations=2", "per_device_train_batch_size=4", "max_completion_length=12", "max_steps=100000", "logging_steps=1", "record_rollouts=true", "save_strategy=no", "threads=1"].flatMap((pair) => ["--set", pair])], { stdio: "ignore" });
+  const run = spawn(
+    process.env.LOCKSTEP,
+    [
+      "train",
+      "--model",
+      `${work}/model`,
+      "--dataset",
+      `${work}/rows.jsonl`,
+      "--reward",
+      "unique_chars",
+      "--out",
+      `${work}/runs/live`,
+      ...[
+        "num_generations=2",
+        "per_device_train_batch_size=4",
+        "max_completion_length=12",
+        "max_steps=100000",
+        "logging_steps=1",
+        "record_rollouts=true",
+        "save_strategy=no",
+        "threads=1",
+      ].flatMap((pair) => ["--set", pair]),
+    ],
+    { stdio: "ignore" },
+  );
   try {
     await new Promise((done) => setTimeout(done, 3500));
     const page = await open("#/live/overview");
@@ -130,7 +203,10 @@ await test("a run that goes on moves the page without a reload, and what is read
 await test("every view, light and dark, wide and narrow: nothing runs, nothing is beyond the edge, contrast is enough", async () => {
   const shots = process.env.SHOTS;
   if (shots) mkdirSync(shots, { recursive: true });
-  for (const [width, height] of [[1280, 900], [390, 800]]) {
+  for (const [width, height] of [
+    [1280, 900],
+    [390, 800],
+  ]) {
     for (const scheme of ["light", "dark"]) {
       const page = await open("#/a/overview", { width, height, scheme });
       for (const view of ["overview", "rollouts?step=3&all=1&q=script", "time", "run"]) {
@@ -149,10 +225,18 @@ await test("every view, light and dark, wide and narrow: nothing runs, nothing i
 
 /** Texts whose contrast with what is behind them is below 4.5. */
 function contrast() {
-  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", {
+    willReadFrequently: true,
+  });
   const over = (colors) => {
-    colors.forEach((color) => { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); });
-    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((x) => x / 255).map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+    colors.forEach((color) => {
+      canvas.fillStyle = color;
+      canvas.fillRect(0, 0, 1, 1);
+    });
+    return [...canvas.getImageData(0, 0, 1, 1).data]
+      .slice(0, 3)
+      .map((x) => x / 255)
+      .map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
   };
   const light = ([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b;
   const low = new Set();
@@ -163,7 +247,8 @@ function contrast() {
     for (let at = element; at; at = at.parentElement) behind.unshift(getComputedStyle(at).backgroundColor);
     const [a, b] = [light(over(behind)), light(over([...behind, getComputedStyle(element).color]))];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) low.add(`${element.tagName}.${element.className} ${ratio.toFixed(2)}: ${element.textContent.slice(0, 30)}`);
+    if (ratio < 4.5)
+      low.add(`${element.tagName}.${element.className} ${ratio.toFixed(2)}: ${element.textContent.slice(0, 30)}`);
   }
   return [...low];
 }

@@ -4,11 +4,35 @@ import { mkdirSync, writeFileSync } from "node:fs";
 
 const work = process.argv[2];
 const letters = ["<e>", ..."abcdefghijklmnopqrstuvwxyz .,?<>/=()'!0123456789"];
-const shape = { model_type: "qwen3", architectures: ["Qwen3ForCausalLM"], vocab_size: letters.length, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 1, num_attention_heads: 2,
-  num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 128, rms_norm_eps: 1e-6, rope_theta: 10000, hidden_act: "silu", tie_word_embeddings: true, attention_bias: false, bos_token_id: null, eos_token_id: 0 };
+const shape = {
+  model_type: "qwen3",
+  architectures: ["Qwen3ForCausalLM"],
+  vocab_size: letters.length,
+  hidden_size: 16,
+  intermediate_size: 24,
+  num_hidden_layers: 1,
+  num_attention_heads: 2,
+  num_key_value_heads: 1,
+  head_dim: 8,
+  max_position_embeddings: 128,
+  rms_norm_eps: 1e-6,
+  rope_theta: 10000,
+  hidden_act: "silu",
+  tie_word_embeddings: true,
+  attention_bias: false,
+  bos_token_id: null,
+  eos_token_id: 0,
+};
 const tokenizer = {
-  version: "1.0", truncation: null, padding: null, normalizer: null, post_processor: null, decoder: { type: "Fuse" },
-  added_tokens: [{ id: 0, content: "<e>", single_word: false, lstrip: false, rstrip: false, normalized: false, special: true }],
+  version: "1.0",
+  truncation: null,
+  padding: null,
+  normalizer: null,
+  post_processor: null,
+  decoder: { type: "Fuse" },
+  added_tokens: [
+    { id: 0, content: "<e>", single_word: false, lstrip: false, rstrip: false, normalized: false, special: true },
+  ],
   pre_tokenizer: { type: "Split", pattern: { Regex: "[\\s\\S]" }, behavior: "Isolated", invert: false },
   model: { type: "WordLevel", vocab: Object.fromEntries(letters.map((token, i) => [token, i])), unk_token: "" },
 };
@@ -17,5 +41,16 @@ writeFileSync(`${work}/config.json`, JSON.stringify(shape));
 writeFileSync(`${work}/tokenizer/tokenizer.json`, JSON.stringify(tokenizer));
 writeFileSync(`${work}/tokenizer/tokenizer_config.json`, JSON.stringify({ eos_token: "<e>" }));
 const prompts = ["<script>alert(1)</script>", "<img src=x onerror=alert(2)>", "sun and moon ", "a long road "];
-writeFileSync(`${work}/rows.jsonl`, prompts.map((prompt) => JSON.stringify({ prompt, note: "<b>bold</b> \u202eright to left" })).join("\n") + "\n");
-execFileSync(process.env.LOCKSTEP ?? "../../../target/debug/lockstep", ["init", "--config", `${work}/config.json`, "--tokenizer", `${work}/tokenizer`, "--out", `${work}/model`]);
+writeFileSync(
+  `${work}/rows.jsonl`,
+  prompts.map((prompt) => JSON.stringify({ prompt, note: "<b>bold</b> \u202eright to left" })).join("\n") + "\n",
+);
+execFileSync(process.env.LOCKSTEP ?? "../../../target/debug/lockstep", [
+  "init",
+  "--config",
+  `${work}/config.json`,
+  "--tokenizer",
+  `${work}/tokenizer`,
+  "--out",
+  `${work}/model`,
+]);

@@ -7,8 +7,9 @@ use std::net::IpAddr;
 /// The name of the cookie that holds the token.
 const COOKIE: &str = "lockstep";
 /// Nothing from elsewhere, no markup from texts, no frames (docs/dashboard.md).
-pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self' data:; \
-     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
+pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; \
+     img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+     require-trusted-types-for 'script'";
 
 /// What a request must have.
 #[derive(Clone, Debug)]

@@ -6,13 +6,13 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`runs`] | finds runs in directories |
-//! | [`run`] | one run's files, read on as they grow |
-//! | [`series`] | metrics by step, and the buckets that a chart of some pixels shows |
-//! | [`verdict`] | one sentence that says how a run is |
-//! | [`groups`] | recorded rollouts: summaries, a group, its tokens |
-//! | [`guard`] | who may ask |
-//! | [`server`] | addresses and answers |
+//! | `runs` | finds runs in directories |
+//! | `run` | one run's files, read on as they grow |
+//! | `series` | metrics by step, and the buckets that a chart of some pixels shows |
+//! | `verdict` | one sentence that says how a run is |
+//! | `groups` | recorded rollouts: summaries, a group, its tokens |
+//! | `guard` | who may ask |
+//! | `server` | addresses and answers |
 
 mod assets;
 mod groups;
