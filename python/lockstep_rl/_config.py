@@ -207,6 +207,14 @@ _OF_METRICS = {
              "and predict have a list of them.", type="boolean"),
     )
 }
+# Of every trainer: fields that this package itself reads.
+_OF_PAGES = {
+    row["name"]: row
+    for row in (
+        _own("dashboard", False, "A page at http://127.0.0.1:7860 that shows the run while it trains: True, or another "
+             "port.", anyOf=[{"type": "boolean"}, {"type": "integer"}], type="boolean"),
+    )
+}
 # Of trainers whose completions other processes make: fields that this package itself reads.
 _OF_WORKERS = {
     row["name"]: row
@@ -276,7 +284,7 @@ class _Config(ArgumentMethods):
                 continue
             if value == field.default:
                 continue
-            if (name in _OF_METRICS or name in _OF_WORKERS) and field.status == "supported":
+            if name in {**_OF_METRICS, **_OF_WORKERS, **_OF_PAGES} and field.status == "supported":
                 continue
             if name in _SPECIAL:
                 values.update(plain(_SPECIAL[name](value), name))
@@ -371,7 +379,7 @@ def field_table(method: str) -> list[dict]:
     (`supported`, `ignored`, `refused`), default and meaning."""
     own = _OF_METRICS if method in _WITH_METRICS else _WITHOUT_METRICS
     rows = [own.get(row["name"], row) for row in _native.fields(method)]
-    rows += [row for name, row in own.items() if name not in {row["name"] for row in rows}]
+    rows += [row for name, row in {**own, **_OF_PAGES}.items() if name not in {row["name"] for row in rows}]
     return [_without_patience(row) if row["name"] == "reward_patience" else row for row in rows]
 
 

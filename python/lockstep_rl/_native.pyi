@@ -93,6 +93,7 @@ def run(
     only_evaluate: bool = False,
     distributed: bool = False,
 ) -> dict[str, Any]: ...
+def show(run: str | os.PathLike[str], port: int) -> str: ...
 def work(
     run: str | os.PathLike[str],
     name: str,

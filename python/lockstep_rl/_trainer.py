@@ -26,7 +26,7 @@ from ._peft import config_of, is_peft_model, lora_values
 from ._overrides import REFUSED_METHODS, check_attribute, check_class
 from ._refused import REFUSED_ARGUMENTS, with_gen_kwargs
 from ._reporters import reporters
-from ._rewards import OF_MODEL, RewardSet
+from ._rewards import OF_MODEL, RewardSet, logger
 from ._script_methods import OF_ARGS, ScriptMethods
 from ._signals import Interrupts, in_notebook
 
@@ -55,6 +55,8 @@ class Trainer(WithDatasets, ScriptMethods):
     _rollout_function: Any = None
     # Whether it trains a head of scores.
     _trains_scores = False
+    # Where the run is shown, with `dashboard`.
+    dashboard_url: str | None = None
     # Whether other processes make its completions.
     _is_distributed = False
     # Of models with experts, which there are none of.
@@ -452,6 +454,16 @@ class Trainer(WithDatasets, ScriptMethods):
 
     def _begun(self, directory: str) -> None:
         """The run has its directory, and makes its first step next."""
+        wanted = self.args.dashboard
+        if wanted is False:
+            return
+        port = 7860 if wanted is True else wanted
+        try:
+            self.dashboard_url = _native.show(directory, port)
+            logger.warning("watch the run at %s", self.dashboard_url)
+        except OSError as error:
+            logger.warning("no page: port %s: %s; `python -m lockstep_rl dashboard %s --port 0` shows the run, too",
+                           port, error, directory)
 
     def _ended(self) -> None:
         """The run has ended, however it did."""

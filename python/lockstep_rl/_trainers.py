@@ -141,6 +141,7 @@ class AsyncGRPOTrainer(GRPOTrainer):
         return [function.call for function in self._reward_set.functions]
 
     def _begun(self, directory: str) -> None:
+        super()._begun(directory)
         count, threads = self.args.num_workers, self._values.get("threads")
         if count < 0:
             raise ValueError(f"`num_workers` = {count}: expected 0 or more")

@@ -36,6 +36,12 @@ fn end_programs() {
     rewards::end_programs();
 }
 
+/// Shows the run of this directory on a page: its address. An OSError, if the port is taken.
+#[pyfunction]
+fn show(run: std::path::PathBuf, port: u16) -> PyResult<String> {
+    Ok(lockstep_cli::page_of(&run, port)?)
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
@@ -51,6 +57,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ops::fused_sample, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(end_programs, module)?)?;
+    module.add_function(wrap_pyfunction!(show, module)?)?;
     module.add_function(wrap_pyfunction!(fields::fields, module)?)?;
     module.add_function(wrap_pyfunction!(fields::check, module)?)?;
     module.add_function(wrap_pyfunction!(language_model::directory_of, module)?)?;

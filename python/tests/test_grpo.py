@@ -397,3 +397,28 @@ def test_old_names_warn_and_work(model, rows):
         grpo(model, rows, trainer={"tokenizer": model})
     trainer.train()
     assert max(entry.get("completions/max_length", 0) for entry in trainer.state.log_history) <= 3
+
+
+def test_a_run_is_shown_on_a_page_while_it_trains(model, rows, tmp_path, caplog):
+    import socket
+    import urllib.request
+
+    seen = {}
+
+    class Look(lockstep_rl.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            with urllib.request.urlopen(f"{trainer.dashboard_url}api/runs") as answer:
+                seen[state.global_step] = json.load(answer)[0]["state"]
+
+    args = GRPOConfig("out", dashboard=0, max_steps=2, num_generations=2, per_device_train_batch_size=4,
+                      max_completion_length=4)
+    trainer = GRPOTrainer(model, vowels, args, rows, callbacks=[Look()])
+    trainer.train()
+    assert seen == {1: "running", 2: "running"}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        args = GRPOConfig("taken", dashboard=taken.getsockname()[1], max_steps=1, num_generations=2,
+                          per_device_train_batch_size=4, max_completion_length=4)
+        GRPOTrainer(model, vowels, args, rows).train()
+    assert "no page: port" in caplog.text

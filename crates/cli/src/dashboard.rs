@@ -45,9 +45,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     Ok(server.run()?)
 }
 
+/// The page beside a run of a program: its address. Port 0 is any that is free.
+pub fn page_of(run: &Path, port: u16) -> std::io::Result<String> {
+    serve_in_thread("127.0.0.1", port, Runs::new(vec![run.to_owned()]))
+}
+
 /// The page beside a run. Without one, because the port is taken, the run goes on.
 pub(crate) fn beside(run: &Path, port: u16, console: &Console) {
-    match serve_in_thread("127.0.0.1", port, Runs::new(vec![run.to_owned()])) {
+    match page_of(run, port) {
         Ok(url) => console.info(&format!("watch it at {url}")),
         Err(error) => console.warn(&format!(
             "no page: cannot listen at port {port}: {error}; `lockstep dashboard {} --port {}` shows this run, too",

@@ -109,6 +109,8 @@ enum Command {
     Bench(bench::Args),
 }
 
+pub use dashboard::page_of;
+
 /// [`main`] of a program that is started by these words, and not by its own file: where processes are started, it is by
 /// them.
 pub fn main_of(program: Vec<OsString>, arguments: impl IntoIterator<Item = OsString>) -> u8 {

@@ -202,6 +202,14 @@ mod tests {
         }
 
         #[test]
+        fn bytes_behind_the_content_are_refused(payload: Vec<u8>, more in prop::collection::vec(any::<u8>(), 1..9)) {
+            let file = job(payload).to_bytes();
+            let content = [unsealed(JOB, &file).unwrap(), &more].concat();
+            let why = Job::from_bytes(&sealed(JOB, &content)).unwrap_err();
+            prop_assert!(why.contains("bytes follow its content"), "{}", why);
+        }
+
+        #[test]
         fn a_changed_bit_or_a_cut_is_refused(payload: Vec<u8>, at: usize, bit in 0u8..8) {
             let file = result(payload, true).to_bytes();
             let mut flipped = file.clone();

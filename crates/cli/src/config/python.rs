@@ -467,6 +467,7 @@ mod tests {
         assert_eq!(arguments[2], ("learning_rate".to_owned(), Literal::Expression("lr()".to_owned())));
         assert_eq!(arguments[3].1, Literal::Expression("**more".to_owned()));
         assert!(call(script, "SFTConfig").is_none());
+        assert!(call("x = 1\nclass SFTConfig(Base): pass\n", "SFTConfig").is_none(), "a definition is no call");
     }
 
     /// Whatever the script, reading ends without a panic.

@@ -128,6 +128,8 @@ mod tests {
         // Three of four are the first again.
         let tokens = Options { unit: Unit::Tokens, ..pairs() };
         assert_eq!(score(tokens, "nothing", &[7, 7, 7, 7, 7]), -0.75);
+        // Three words are the default: of abc bca cab abc one of four came before.
+        assert_eq!(score(Options::default(), "a b c a b c", &[]), -0.25);
         assert_eq!(score(Options::default(), "no no", &[]), 0.0);
         assert_eq!(score(Options::default(), "", &[]), 0.0);
     }

@@ -159,3 +159,18 @@ impl SamplingSums {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mean_of_one_is_that_one() {
+        let mut sums = Extremes::default();
+        assert_eq!(sums.mean(), 0.0);
+        sums.add(3.0);
+        assert_eq!((sums.mean(), sums.min, sums.max), (3.0, 3.0, 3.0));
+        sums.add(f64::NAN);
+        assert!(sums.mean().is_nan() && sums.min.is_nan());
+    }
+}

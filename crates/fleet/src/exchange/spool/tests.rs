@@ -122,6 +122,10 @@ fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
     drop(worker);
     assert_eq!(learner.poll().unwrap()[0], Event::Ended { worker: name("dev1"), faulty: true });
     assert!(!half.exists());
+    // A job that nobody needs any more is nowhere.
+    learner.offer(&job(7, "")).unwrap();
+    learner.withdraw(job(7, "").name).unwrap();
+    assert!(!out.path().join("fleet/pending/000007.0").exists());
     learner.release(&name("dev1"), job(0, "").name).unwrap();
     learner.offer(&job(0, "")).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();

@@ -281,6 +281,10 @@ fn evaluation_and_checkpoints_agree() {
     refused(&best, &["save_steps = 60"]);
     refused(&[eval[0], eval[1], ("eval_pass_at_k", "[1, 16]")], &["num_generations_eval = 16"]);
     assert!(grpo(&[eval[0], eval[1], ("eval_pass_at_k", "[1, 8]")]).is_ok());
+    for name in ["a b", "a/b", "é"] {
+        let sets = format!("{{ \"{name}\" = \"e.jsonl\" }}");
+        refused(&[eval[0], ("eval_datasets", &sets)], &["`eval_datasets`", "letters, digits"]);
+    }
     assert_eq!(grpo(&[("eval_sampling", "greedy")]).unwrap().config.generations_eval(), 1);
 }
 
