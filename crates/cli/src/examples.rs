@@ -136,6 +136,20 @@ Workers: profiles, what each is doing, jobs done, time spent waiting for jobs.
 `silent` is the time since the last report. What a DEAD worker had is done again by
 another, with the same bits.";
 
+/// Of `lockstep verify`.
+pub const VERIFY: &str = "\
+Examples:
+  lockstep train my.toml --set record_rollouts=true --out runs/a
+  lockstep verify runs/a                     five random steps
+  lockstep verify runs/a --all --threads 2
+  lockstep verify runs/a --seed 7 --json | jq .difference
+
+Steps are replayed between checkpoints, in a directory for temporary files
+(TMPDIR); the run is not changed. Any number of threads, and each instruction set
+with the run's arithmetic (record.json), gives the same bits.
+Exit codes: 0 proven, 1 the first bit that differs is named, 2 it cannot be
+verified, and what is missing is said.";
+
 /// Of `lockstep queue`.
 pub const QUEUE: &str = "\
 Examples:

@@ -26,6 +26,7 @@ mod session;
 mod signals;
 mod status;
 mod train;
+mod verify;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use lockstep::config::Purpose;
@@ -89,6 +90,8 @@ enum Command {
     ScoreRewards(score_rewards::Args),
     #[command(after_help = examples::ROLLOUTS)]
     Rollouts(rollouts::Args),
+    #[command(after_help = examples::VERIFY)]
+    Verify(verify::Args),
     #[command(after_help = examples::STATUS)]
     Status(status::Args),
     #[command(after_help = examples::QUEUE)]
@@ -136,6 +139,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Score(args) => score::run(args),
         Command::ScoreRewards(args) => score_rewards::run(args),
         Command::Rollouts(args) => rollouts::run(args),
+        Command::Verify(args) => verify::run(args),
         Command::Status(args) => status::run(args),
         Command::Queue(args) => queue::run(args),
         Command::Eval(args) => eval::run(args),
@@ -188,6 +192,7 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Generate(_) => "generate",
         Command::Score(_) => "score",
         Command::Rollouts(_) => "rollouts",
+        Command::Verify(_) => "verify",
         Command::Status(_) => "status",
         Command::Queue(_) => "queue",
         Command::Init(_) => "init",

@@ -52,3 +52,4 @@ mod stopping;
 mod stopping_early;
 mod support;
 mod tools;
+mod verify;

@@ -42,13 +42,7 @@ pub(crate) fn settings_of_weights(config: &Config) -> String {
         let name = |path: &str| Ok::<_, Infallible>(file_name(path));
         spec.map_paths(name).unwrap_or_else(|never| match never {});
     }
-    let decides = |key: &&Key| {
-        key.row.on_resume != OnResume::Free
-            && !key.row.is_name
-            && key.name != "replay"
-            && !["Evaluation", "Checkpoints", "Logging"].contains(&key.section)
-            && key.value(&config) != key.value(&default)
-    };
+    let decides = |key: &&Key| key.decides_bits() && key.value(&config) != key.value(&default);
     KEYS.iter().filter(decides).map(|key| format!("{} = {}\n", key.name, key.value_text(&config))).collect()
 }
 
