@@ -85,7 +85,7 @@ fn so_are_runs_of_every_kind() {
     let root = dir.path();
     let kinds: [&[&str]; 3] = [
         &["dtype=bf16", "use_peft=true", "lora_r=2", "max_staleness=1"],
-        &["algorithm=ppo", "num_generations=1", "steps_per_generation=2"],
+        &["algorithm=ppo", "num_generations=1", "max_steps=8", "save_steps=4"],
         &["max_staleness=2", "save_total_limit=1", "vllm_importance_sampling_correction=true"],
     ];
     for (i, set) in kinds.into_iter().enumerate() {
