@@ -150,6 +150,18 @@ with the run's arithmetic (record.json), gives the same bits.
 Exit codes: 0 proven, 1 the first bit that differs is named, 2 it cannot be
 verified, and what is missing is said.";
 
+/// Of `lockstep fork`.
+pub const FORK: &str = "\
+Examples:
+  lockstep fork runs/a --at 120 --without-group 487 --out runs/b
+  lockstep fork runs/a --at 120 --set learning_rate=1e-6 --out runs/c
+  lockstep rollouts runs/a --index           which groups there are
+
+Up to the step the new run is the old one, bit for bit: it is resumed from the
+checkpoint at or before it. Without a change it has the old one's bits to its
+end, too. --set takes what a resumed run may change. record.json has run, step and
+lineage that it was forked from.";
+
 /// Of `lockstep queue`.
 pub const QUEUE: &str = "\
 Examples:

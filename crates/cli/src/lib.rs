@@ -11,6 +11,7 @@ mod distributed;
 mod doctor;
 mod eval;
 mod examples;
+mod fork;
 mod generate;
 mod init;
 mod merge;
@@ -92,6 +93,8 @@ enum Command {
     Rollouts(rollouts::Args),
     #[command(after_help = examples::VERIFY)]
     Verify(verify::Args),
+    #[command(after_help = examples::FORK)]
+    Fork(fork::Args),
     #[command(after_help = examples::STATUS)]
     Status(status::Args),
     #[command(after_help = examples::QUEUE)]
@@ -140,6 +143,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::ScoreRewards(args) => score_rewards::run(args),
         Command::Rollouts(args) => rollouts::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Fork(args) => fork::run(args),
         Command::Status(args) => status::run(args),
         Command::Queue(args) => queue::run(args),
         Command::Eval(args) => eval::run(args),
@@ -193,6 +197,7 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Score(_) => "score",
         Command::Rollouts(_) => "rollouts",
         Command::Verify(_) => "verify",
+        Command::Fork(_) => "fork",
         Command::Status(_) => "status",
         Command::Queue(_) => "queue",
         Command::Init(_) => "init",

@@ -15,7 +15,7 @@
 //! | the file of a result | [`OutFile`], [`Input`] |
 //! | scored groups on disk and between processes | [`wire`] |
 //! | before and after it | [`plan`], [`MemoryPlan`], [`Available`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
-//! | a recorded run, replayed and compared | [`verify()`], [`VerifyOptions`], [`Choice`], [`Report`], [`Difference`], [`Interval`] |
+//! | a recorded run, replayed and compared | [`verify()`], [`VerifyOptions`], [`Choice`], [`Report`], [`Difference`], [`Interval`]; [`fork()`], [`ForkOptions`] |
 //! | models | [`Policy`], [`Snapshot`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
 //!
@@ -62,4 +62,4 @@ pub use session::{
     Evaluator, Run, RunOptions, RunResult, ScoredFile, ScoredRow, WorkerOptions, plan, score_file, work,
 };
 pub use stop::{StopSignal, Stopped, is_stopped};
-pub use verify::{Choice, Difference, Interval, Report, VerifyOptions, verify};
+pub use verify::{Choice, Difference, ForkOptions, Interval, Report, VerifyOptions, fork, verify};

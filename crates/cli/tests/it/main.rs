@@ -19,6 +19,7 @@ mod eval;
 mod failing_rewards;
 mod failing_rows;
 mod fleet_commands;
+mod fork;
 mod full_disk;
 mod gemma3;
 mod going_on;

@@ -12,8 +12,7 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 /// What of `run_state.json` the next step depends on. The rest is of logs and evaluations.
-const STATE: [&str; 7] =
-    ["step", "weights_version", "arithmetic", "data_hash", "sampler", "trainer", "num_tokens"];
+const STATE: [&str; 7] = ["step", "weights_version", "arithmetic", "data_hash", "sampler", "trainer", "num_tokens"];
 
 /// Files of a checkpoint that are compared otherwise, or are of processes alone.
 const NOT_COMPARED: [&str; 2] = [FILE_LIST, "fleet.json"];
@@ -31,7 +30,9 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64) -> anyhow::Result<O
         let (a, b) = (in_recorded.contains(&name), in_remade.contains(&name));
         let found = match a && b {
             true => file(&name, &recorded.join(&name), &remade.join(&name)).with_context(|| place.clone())?,
-            false => Some(Difference { kind: "file".into(), recorded: has(a), remade: has(b), ..Difference::default() }),
+            false => {
+                Some(Difference { kind: "file".into(), recorded: has(a), remade: has(b), ..Difference::default() })
+            }
         };
         if let Some(found) = found {
             let within = found.place.map_or_else(|| place.clone(), |within| format!("{place}, {within}"));
@@ -154,9 +155,8 @@ fn values(at: &str, a: &Value, b: &Value) -> Option<Difference> {
             let of = |map: &Map<String, Value>, name: &str| map.get(name).cloned().unwrap_or_default();
             names.into_iter().find_map(|name| values(&format!("{at}.{name}"), &of(x, name), &of(y, name)))
         }
-        (Value::Array(x), Value::Array(y)) => (0..x.len().max(y.len())).find_map(|i| {
-            values(&format!("{at}[{i}]"), x.get(i).unwrap_or(&none), y.get(i).unwrap_or(&none))
-        }),
+        (Value::Array(x), Value::Array(y)) => (0..x.len().max(y.len()))
+            .find_map(|i| values(&format!("{at}[{i}]"), x.get(i).unwrap_or(&none), y.get(i).unwrap_or(&none))),
         _ => (a != b).then(|| Difference {
             kind: "state".into(),
             place: Some(at.trim_start_matches('.').to_owned()),
@@ -214,7 +214,13 @@ fn tensors(a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
             a.file.read_exact(&mut left[..n])?;
             b.file.read_exact(&mut right[..n])?;
             if let Some(place) = left[..n].iter().zip(&right[..n]).position(|(a, b)| a != b) {
-                let width = if of.starts_with("F32") { 4 } else if of.starts_with("BF16") { 2 } else { 1 };
+                let width = if of.starts_with("F32") {
+                    4
+                } else if of.starts_with("BF16") {
+                    2
+                } else {
+                    1
+                };
                 let first = place / width * width;
                 let value = |bytes: &[u8]| number(&bytes[first..(first + width).min(n)]);
                 return Ok(Some(Difference {

@@ -42,11 +42,7 @@ fn whole(a: &Group, b: &Group) -> Option<Difference> {
         .or_else(|| unequal("number of completions", &a.completions.len(), &b.completions.len()))
 }
 
-fn each(
-    a: &Group,
-    b: &Group,
-    compare: impl Fn(&Completion, &Completion) -> Option<Difference>,
-) -> Option<Difference> {
+fn each(a: &Group, b: &Group, compare: impl Fn(&Completion, &Completion) -> Option<Difference>) -> Option<Difference> {
     let pairs = a.completions.iter().zip(&b.completions).enumerate();
     pairs.filter_map(|(place, (a, b))| Some(Difference { completion: Some(place), ..compare(a, b)? })).next()
 }

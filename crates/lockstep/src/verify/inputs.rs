@@ -103,9 +103,22 @@ impl RecordedRun {
     pub fn rewards(&self) -> anyhow::Result<(Vec<String>, Vec<String>)> {
         let specs = &self.config().reward_funcs;
         let named = rewards::names(specs)?.into_iter().zip(specs);
-        let (asked, recorded): (Vec<_>, Vec<_>) = named.partition(|(_, spec): &(_, &RewardSpec)| spec.is_deterministic());
+        let (asked, recorded): (Vec<_>, Vec<_>) =
+            named.partition(|(_, spec): &(_, &RewardSpec)| spec.is_deterministic());
         let names = |list: Vec<(String, _)>| list.into_iter().map(|(name, _)| name).collect();
         Ok((names(asked), names(recorded)))
+    }
+
+    /// Refuses where a file of a reward is missing: the lineage has its name, which is not told from a word then.
+    pub fn check_reward_files(&self) -> anyhow::Result<()> {
+        match self.record.rewards.iter().find(|file| !Path::new(&file.name).exists()) {
+            Some(file) => missing(format!(
+                "{} is missing, a file of a reward: it is not asked, but its name is part of what the lineage is of. \
+                 Put it back (SHA-256 {})",
+                file.name, file.sha256
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Compares the files that the run began with with the hashes of its record.
@@ -144,7 +157,7 @@ impl RecordedRun {
     }
 
     /// Why the configuration is not that of the steps up to `step`: a later start changed keys that decide bits.
-    fn changed_after(&self, step: u64) -> Option<String> {
+    pub fn changed_after(&self, step: u64) -> Option<String> {
         let decides = |line: &&String| {
             let name = line.split(' ').next().unwrap_or_default();
             keys().iter().any(|key| key.name == name && key.decides_bits())

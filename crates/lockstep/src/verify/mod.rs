@@ -9,11 +9,13 @@
 //! Read `groups.rs` and `files.rs` for what is compared, `record.rs` for where the replay and the record meet.
 
 mod files;
+mod fork;
 mod groups;
 mod inputs;
 mod record;
 mod report;
 
+pub use fork::{ForkOptions, fork};
 pub use report::{Difference, Interval, Report};
 
 use crate::RunOptions;
@@ -76,6 +78,7 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
     if let Some(function) = &run.config().replay {
         report.not_verified.push(format!("that {} was sampled: the run replayed it", function.display()));
     }
+    run.check_reward_files()?;
     run.hashes(options, report)?;
     if report.difference.is_some() {
         return Ok(());
