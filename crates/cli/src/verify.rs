@@ -4,7 +4,8 @@ use crate::distributed::EndedWith;
 use crate::options::{LogArgs, threads};
 use crate::output;
 use crate::signals::{Promise, stop_on_signals};
-use lockstep::{Choice, Interval, Report, VerifyOptions, verify};
+use lockstep::error::OrBadInput;
+use lockstep::{Choice, Interval, Report, VerifyOptions, is_stopped, verify};
 use std::path::PathBuf;
 use telemetry::counted;
 
@@ -59,7 +60,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         stop,
         say: &say,
     };
-    let report = verify(&args.run, &options)?;
+    // Whatever went wrong on the way, nothing differs so far: that has an exit code of its own.
+    let report = match verify(&args.run, &options) {
+        Err(error) if !is_stopped(&error) => Err(error).or_bad_input()?,
+        result => result?,
+    };
     let code = match () {
         () if report.difference.is_some() => DIFFERS,
         // Chosen steps are proven though others cannot be; of all steps each one counts.

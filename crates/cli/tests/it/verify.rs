@@ -180,8 +180,80 @@ fn what_cannot_be_verified_is_said() {
     };
     not_verified("unrecorded", &["record_rollouts=false"], "record_rollouts = true");
     not_verified("unsaved", &["save_strategy=no"], "save_strategy");
-    // A reward of a program is not asked again: its scores are taken from the file, and that is said.
-    fs::write(root.join("reward.sh"), "while read line; do echo '{\"scores\": [0.5, 1.0]}'; done\n").unwrap();
     let said = lockstep(root, &["verify", "nowhere"]);
     assert!(said.code == Some(2) && said.err.contains("nowhere"), "{}", said.err);
+}
+
+/// What a resume changed is taken back for the steps before it.
+#[test]
+fn each_step_is_replayed_with_the_configuration_that_made_it() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "run", RECORDED));
+    let set = ["--set", "learning_rate=0.02", "--set", "max_steps=8", "--set", "stop_token_ids=[3]"];
+    good(root, &[&["train", "--resume", "run/checkpoints/step-000004"][..], &set].concat());
+    let report = proven(root, "run", &["--all"], "");
+    assert_eq!(report["proven"].as_array().unwrap().len(), 4, "{report}");
+    // Of a fork, too.
+    good(root, &["fork", "run", "--at", "3", "--set", "epsilon=0.1", "--out", "fork"]);
+    let fork = proven(root, "fork", &["--all"], "");
+    assert_eq!(fork["proven"].as_array().unwrap().len(), 5, "{fork}");
+    // A configuration that is not the one that made it.
+    let config = root.join("run/config.toml");
+    let text = fs::read_to_string(&config).unwrap();
+    assert!(text.contains("temperature = 1.0"), "{text}");
+    fs::write(&config, text.replace("temperature = 1.0", "temperature = 1.1")).unwrap();
+    let (said, report) = verify(root, "run", &["--all"], "");
+    assert_eq!((said.code, report["difference"]["kind"].as_str()), (Some(1), Some("lineage")), "{}", said.out);
+}
+
+/// Scores of a program, which says other ones each time, are taken from the record. That is said.
+#[test]
+fn scores_that_cannot_be_asked_again_are_those_of_the_record() {
+    let dir = directory();
+    let root = dir.path();
+    if testing::program("python3").is_none() {
+        return;
+    }
+    let program = "import json, random, sys\nfor line in sys.stdin:\n    texts = json.loads(line)['completions']\n    \
+                   print(json.dumps({'rewards': [random.random() for _ in texts]}), flush=True)\n";
+    fs::write(root.join("r.py"), program).unwrap();
+    let rewards = "reward_funcs=[\"unique_chars\", \"command:python3 r.py\"]";
+    good(root, &arguments("train", "run", &[RECORDED, &[rewards, "max_staleness=1"]].concat()));
+    let report = proven(root, "run", &["--all"], "portable");
+    assert_eq!((&report["rewards_asked"][0], &report["rewards_recorded"][0]), (&"unique_chars".into(), &"r".into()));
+    // What was learned from it is proven all the same, and a checkpoint has the scores of batches made ahead.
+    let found = difference(root, |run| change(run, 0, |g| g.completions[0].rewards[1] = Some(9.0)));
+    assert_eq!((found["kind"].as_str(), found["group"].as_i64()), (Some("advantage"), Some(0)), "{found}");
+    let found = difference(root, |run| change(run, 5, |g| g.completions[0].rewards[1] = Some(9.0)));
+    assert!(found["kind"] == "score of `r`" && found["place"].to_string().contains("frontier.bin"), "{found}");
+    fs::remove_file(root.join("r.py")).unwrap();
+    let (said, report) = verify(root, "run", &["--all"], "");
+    assert!(said.code == Some(2) && report["not_verified"].to_string().contains("r.py is missing"), "{}", said.out);
+}
+
+#[test]
+fn a_damaged_record_is_named() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "run", RECORDED));
+    let found = difference(root, |run| {
+        let path = run.join("rollouts.bin");
+        let mut bytes = fs::read(&path).unwrap();
+        let last = bytes.len() - 3;
+        bytes[last] ^= 4;
+        fs::write(&path, bytes).unwrap();
+    });
+    assert!(found["kind"] == "record" && found["group"] == 11, "{found}");
+    // And a group that no step learned from.
+    let found = difference(root, |run| {
+        let path = run.join("rollouts.bin");
+        let mut groups = GroupFile::open(&path).unwrap().groups().map(Result::unwrap).collect::<Vec<_>>();
+        let mut more = groups.pop().unwrap();
+        more.id = 99;
+        let mut record = Vec::new();
+        more.write(&mut record);
+        GroupLog::open(&path).unwrap().append(&record).unwrap();
+    });
+    assert!(found["kind"] == "group" && found["group"] == 99, "{found}");
 }

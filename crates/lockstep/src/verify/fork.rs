@@ -5,11 +5,11 @@
 
 use super::inputs::RecordedRun;
 use super::record::{Record, SharedRecord};
-use super::report::NotVerifiable;
+use super::report::{Interval, NotVerifiable};
 use super::{Choice, VerifyOptions};
 use crate::RunOptions;
 use crate::bad_input;
-use crate::config::{Layers, Purpose};
+use crate::config::{Purpose, Resolved};
 use crate::error::BadInput;
 use crate::run::checkpoint::state::RunState;
 use crate::run::resume::find_run;
@@ -47,11 +47,11 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     let as_it_is =
         VerifyOptions { choice: Choice::All, threads: None, model: None, dataset: None, stop: stop.clone(), say: *say };
     let run = RecordedRun::open(root, &as_it_is)?;
-    if let Some(why) = run.changed_after(*at) {
-        bad_input!("{}, step {at}: {why}", run.dir.root().display());
-    }
     let begin = run.checkpoints.iter().rev().find(|(step, _)| step <= at);
     let from = begin.map_or(0, |(step, _)| *step);
+    let shared = Interval { from, to: *at };
+    // Of a fork at a checkpoint only what follows counts, which has the last configuration.
+    let resolved = (from < *at).then(|| run.resolved_of(shared)).transpose()?;
     let dir = RunDir::fresh(out)?;
     fs::create_dir_all(dir.checkpoints())?;
     if let Some((step, path)) = begin {
@@ -73,9 +73,9 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     let config = fs::read(run.dir.config())?;
     write_atomically(&dir.config(), &config)?;
     let mut lineage = None;
-    if from < *at {
+    if let Some(resolved) = resolved {
         say(&format!("replaying steps {} to {at}", from + 1));
-        replay(&run, &dir, *at, options)?;
+        replay(&run, resolved, &dir, *at, options)?;
     }
     if *at > 0 {
         let state = RunState::read(&dir.checkpoint(*at))?;
@@ -90,7 +90,13 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
 }
 
 /// Goes on with the run in `dir` as the first one did, up to the step.
-fn replay(run: &RecordedRun, dir: &RunDir, at: u64, options: &ForkOptions<'_>) -> anyhow::Result<()> {
+fn replay(
+    run: &RecordedRun,
+    resolved: Resolved,
+    dir: &RunDir,
+    at: u64,
+    options: &ForkOptions<'_>,
+) -> anyhow::Result<()> {
     let (_, not_asked) = run.rewards()?;
     let mut record = Record::new(run.groups()?, not_asked);
     for (_, checkpoint) in &run.checkpoints {
@@ -103,7 +109,6 @@ fn replay(run: &RecordedRun, dir: &RunDir, at: u64, options: &ForkOptions<'_>) -
         .sink(record.clone())
         .scores_of_record(record.place());
     let (of_fork, resume_from) = find_run(&dir.root().to_string_lossy(), None)?;
-    let resolved = Layers { purpose: Purpose::Grpo, file: Some(of_fork.config()), ..Layers::default() }.resolve()?;
     let mut replayed = Run::resolved(Purpose::Grpo, resolved, of_fork, resume_from, of_run)?;
     while replayed.steps_done() < at {
         let ended = replayed.step()?;

@@ -2,7 +2,7 @@
 
 use super::report::{Difference, Interval, Report, missing};
 use super::{Choice, VerifyOptions};
-use crate::config::{Config, Layers, Purpose, Resolved, Strategy, keys};
+use crate::config::{Config, Layers, Purpose, Resolved, Strategy, keys, settings_of_weights, undo};
 use crate::data::DatasetSpec;
 use crate::models::{ModelSource, hashes};
 use crate::rollouts::wire::file::GroupFile;
@@ -14,7 +14,7 @@ use rewards::RewardSpec;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use telemetry::RunRecord;
-use telemetry::record::FileHash;
+use telemetry::record::{FileHash, Start};
 
 /// A recorded run.
 pub struct RecordedRun {
@@ -72,9 +72,9 @@ impl RecordedRun {
         &self.resolved.config
     }
 
-    /// The configuration of a replay: no bit of the weights depends on what is switched off.
-    pub fn replay_config(&self) -> Resolved {
-        let mut resolved = self.resolved.clone();
+    /// The configuration of the replay of an interval: no bit of the weights depends on what is switched off.
+    pub fn replay_config(&self, interval: Interval) -> anyhow::Result<Resolved> {
+        let mut resolved = self.resolved_of(interval)?;
         let config = &mut resolved.config;
         config.record_rollouts = true;
         (config.eval_strategy, config.save_strategy) = (Strategy::No, Strategy::No);
@@ -83,7 +83,36 @@ impl RecordedRun {
         (config.eval_dataset_name, config.early_stopping_patience) = (None, None);
         (config.metric_for_best_model, config.save_total_limit) = (None, None);
         config.eval_datasets.clear();
-        resolved
+        Ok(resolved)
+    }
+
+    /// The configuration that made the steps of an interval.
+    pub fn resolved_of(&self, interval: Interval) -> anyhow::Result<Resolved> {
+        let mut resolved = self.resolved.clone();
+        match self.config_of(interval) {
+            Ok(config) => {
+                resolved.config = config;
+                Ok(resolved)
+            }
+            Err(why) => missing(format!("steps {} to {}: {why}", interval.from + 1, interval.to)),
+        }
+    }
+
+    /// Whether the same configuration made two intervals.
+    pub fn same_settings(&self, a: Interval, b: Interval) -> bool {
+        let settings = |interval| self.config_of(interval).ok().map(|config| settings_of_weights(&config));
+        settings(a) == settings(b)
+    }
+
+    /// Refuses completions of a program's function: nobody else can make them.
+    pub fn check_source(&self) -> anyhow::Result<()> {
+        let Some((_, path)) = self.checkpoints.last() else { return Ok(()) };
+        let task = RunState::read(path)?.task;
+        let has_function = [task.get("has_program"), task.pointer("/pipeline/has_program")];
+        match has_function.into_iter().flatten().any(|value| value == true) {
+            true => missing("the completions come from a function of a program (rollout_func), which is not here"),
+            false => Ok(()),
+        }
     }
 
     /// The groups that it recorded.
@@ -91,7 +120,7 @@ impl RecordedRun {
         let path = self.dir.rollouts();
         match GroupFile::open(&path) {
             Ok(file) if !file.index().is_empty() => Ok(file),
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+            Err(error) if error.kind() != ErrorKind::NotFound => missing(format!("it is damaged: {error}")),
             _ => missing(format!(
                 "{} is missing or empty: a run with record_rollouts = true writes the groups that it learns from there",
                 path.display()
@@ -147,26 +176,31 @@ impl RecordedRun {
         let begins = std::iter::once(0).chain(ends.clone());
         let (mut intervals, mut refused) = (Vec::new(), Vec::new());
         for (from, to) in begins.zip(ends).filter(|(from, to)| from < to) {
-            match self.changed_after(to) {
-                None => intervals.push(Interval { from, to }),
-                Some(why) => refused.push(format!("steps {} to {to}: {why}", from + 1)),
+            match self.config_of(Interval { from, to }) {
+                Ok(_) => intervals.push(Interval { from, to }),
+                Err(why) => refused.push(format!("steps {} to {to}: {why}", from + 1)),
             }
         }
         report.not_verified.extend(refused);
         intervals
     }
 
-    /// Why the configuration is not that of the steps up to `step`: a later start changed keys that decide bits.
-    pub fn changed_after(&self, step: u64) -> Option<String> {
-        let decides = |line: &&String| {
-            let name = line.split(' ').next().unwrap_or_default();
-            keys().iter().any(|key| key.name == name && key.decides_bits())
-        };
-        let later = self.record.starts.iter().filter(|start| start.step >= step);
-        let changed: Vec<String> = later.flat_map(|start| start.changed.iter().filter(decides).cloned()).collect();
-        (!changed.is_empty()).then(|| {
-            format!("the configuration was changed later ({}); config.toml has the last one alone", changed.join("; "))
-        })
+    /// The configuration that made the steps of an interval: that of config.toml, without what later starts changed.
+    fn config_of(&self, interval: Interval) -> Result<Config, String> {
+        let starts = &self.record.starts;
+        // A resume from an older checkpoint made the steps after it again.
+        let later = starts.iter().rposition(|start| start.step < interval.to).map_or(0, |own| own + 1);
+        if let Some(within) = starts.iter().find(|start| interval.from < start.step && start.step < interval.to)
+            && within.changed.iter().any(|line| decides_bits(line))
+        {
+            return Err(format!(
+                "the configuration was changed after step {}, of which no checkpoint is left",
+                within.step
+            ));
+        }
+        let mut config = self.config().clone();
+        undo(&mut config, &lines(&starts[later..]))?;
+        Ok(config)
     }
 
     /// The step of the checkpoint whose model is the result.
@@ -177,6 +211,16 @@ impl RecordedRun {
         let best = RunState::read(path)?.best.filter(|_| self.config().load_best_model_at_end);
         Ok(Some(best.map_or(*last, |best| best.step)))
     }
+}
+
+/// What starts changed.
+fn lines(starts: &[Start]) -> Vec<&str> {
+    starts.iter().flat_map(|start| start.changed.iter().map(String::as_str)).collect()
+}
+
+fn decides_bits(change: &str) -> bool {
+    let name = change.split(' ').next().unwrap_or_default();
+    keys().iter().any(|key| key.name == name && key.decides_bits())
 }
 
 fn compare(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut Report) {

@@ -75,9 +75,10 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
     let run = RecordedRun::open(root, options)?;
     let file = run.groups()?;
     (report.rewards_asked, report.rewards_recorded) = run.rewards()?;
-    if let Some(function) = &run.config().replay {
-        report.not_verified.push(format!("that {} was sampled: the run replayed it", function.display()));
+    if let Some(file) = &run.config().replay {
+        report.not_verified.push(format!("that {} was sampled: the run replayed it", file.display()));
     }
+    run.check_source()?;
     run.check_reward_files()?;
     run.hashes(options, report)?;
     if report.difference.is_some() {
@@ -102,7 +103,7 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
     let chosen = choose(all, options.choice);
     let record = SharedRecord::new(record);
     // Neighbours are replayed in one go: the state between them is proven to be that of the checkpoint.
-    for chain in chosen.chunk_by(|a, b| a.to == b.from) {
+    for chain in chosen.chunk_by(|a, b| a.to == b.from && run.same_settings(*a, *b)) {
         replay(&run, chain, &record, options, report)?;
         if report.difference.is_some() {
             return Ok(());
@@ -145,7 +146,7 @@ fn replay(
         .sink(record.clone())
         .scores_of_record(record.place());
     let dir = RunDir::fresh(scratch.path())?;
-    let mut replayed = Run::resolved(Purpose::Grpo, run.replay_config(), dir, resume_from, of_run)?;
+    let mut replayed = Run::resolved(Purpose::Grpo, run.replay_config(chain[0])?, dir, resume_from, of_run)?;
     for interval in chain {
         (options.say)(&format!("replaying steps {} to {}", interval.from + 1, interval.to));
         if let Some(found) = steps(run, &mut replayed, *interval, record)? {

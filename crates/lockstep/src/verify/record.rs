@@ -106,10 +106,10 @@ impl Record {
     }
 
     /// A group that the replay learns from.
-    fn compare(&mut self, remade: &Group) -> std::io::Result<()> {
+    fn compare(&mut self, remade: &Group) {
         self.compared.insert(remade.id);
         if self.difference.is_some() {
-            return Ok(());
+            return;
         }
         let found = match self.places.get(&remade.id) {
             None => Some(Difference {
@@ -120,7 +120,17 @@ impl Record {
                 remade: format!("{} completions", remade.completions.len()),
                 ..Difference::default()
             }),
-            Some(&place) => groups::difference(&self.file.read(place)?, remade, &self.not_asked),
+            Some(&place) => match self.file.read(place) {
+                Ok(recorded) => groups::difference(&recorded, remade, &self.not_asked),
+                Err(error) => Some(Difference {
+                    step: remade.step,
+                    group: Some(remade.id),
+                    kind: "record".into(),
+                    recorded: error.to_string(),
+                    remade: "a group".into(),
+                    ..Difference::default()
+                }),
+            },
         };
         if found.is_none() {
             self.equal.0 += 1;
@@ -128,7 +138,6 @@ impl Record {
             self.equal.2 += u64::from(!self.sampled.contains(&remade.id));
         }
         self.difference = found;
-        Ok(())
     }
 }
 
@@ -154,11 +163,8 @@ impl Sink for SharedRecord {
     fn receive(&mut self, event: &Event) -> telemetry::Result<()> {
         let EventKind::Rollout { record } = &event.kind else { return Ok(()) };
         let (remade, _) = Group::read(record).expect("a record that was just written");
-        self.lock().compare(&remade).map_err(|source| telemetry::Error::Io {
-            action: "read",
-            path: "rollouts.bin".into(),
-            source,
-        })
+        self.lock().compare(&remade);
+        Ok(())
     }
 }
 
