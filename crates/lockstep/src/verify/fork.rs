@@ -49,9 +49,8 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     let run = RecordedRun::open(root, &as_it_is)?;
     let begin = run.checkpoints.iter().rev().find(|(step, _)| step <= at);
     let from = begin.map_or(0, |(step, _)| *step);
-    let shared = Interval { from, to: *at };
-    // Of a fork at a checkpoint only what follows counts, which has the last configuration.
-    let resolved = (from < *at).then(|| run.resolved_of(shared)).transpose()?;
+    // As the run was at that step: what later resumes changed is not of the fork.
+    let resolved = run.resolved_of(Interval { from, to: (*at).max(1) })?;
     let dir = RunDir::fresh(out)?;
     fs::create_dir_all(dir.checkpoints())?;
     if let Some((step, path)) = begin {
@@ -67,13 +66,12 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
         }
     }
     let mut record = run.record.clone();
-    record.starts.clear();
+    record.starts = run.starts_of(*at).to_vec();
     write_atomically(&dir.record(), &record.to_bytes()?)?;
     // Last: with a configuration the directory is a run.
-    let config = fs::read(run.dir.config())?;
-    write_atomically(&dir.config(), &config)?;
+    write_atomically(&dir.config(), resolved.to_toml().as_bytes())?;
     let mut lineage = None;
-    if let Some(resolved) = resolved {
+    if from < *at {
         say(&format!("replaying steps {} to {at}", from + 1));
         replay(&run, resolved, &dir, *at, options)?;
     }

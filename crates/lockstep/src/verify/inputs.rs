@@ -185,11 +185,16 @@ impl RecordedRun {
         intervals
     }
 
-    /// The configuration that made the steps of an interval: that of config.toml, without what later starts changed.
-    fn config_of(&self, interval: Interval) -> Result<Config, String> {
+    /// The starts until the one that made `step`.
+    pub fn starts_of(&self, step: u64) -> &[Start] {
         let starts = &self.record.starts;
         // A resume from an older checkpoint made the steps after it again.
-        let later = starts.iter().rposition(|start| start.step < interval.to).map_or(0, |own| own + 1);
+        &starts[..starts.iter().rposition(|start| start.step < step).map_or(0, |own| own + 1)]
+    }
+
+    /// The configuration that made the steps of an interval: that of config.toml, without what later starts changed.
+    fn config_of(&self, interval: Interval) -> Result<Config, String> {
+        let (starts, later) = (&self.record.starts, self.starts_of(interval.to).len());
         if let Some(within) = starts.iter().find(|start| interval.from < start.step && start.step < interval.to)
             && within.changed.iter().any(|line| decides_bits(line))
         {
