@@ -81,12 +81,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 fn lines(report: &Report, code: u8) -> String {
     let mut text = String::new();
     let steps: u64 = report.proven.iter().map(Interval::steps).sum();
-    for Interval { from, to } in &report.proven {
-        let begin = match from {
+    for interval in &report.proven {
+        let begin = match interval.from {
             0 => "the model that the run began with".to_owned(),
             step => format!("the checkpoint of step {step}"),
         };
-        text += &format!("equal  steps {} to {to}, replayed from {begin}\n", from + 1);
+        text += &format!("equal  {interval}, replayed from {begin}\n");
     }
     if report.groups > 0 {
         let of = match report.groups_of_checkpoints {

@@ -2,8 +2,8 @@
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{Said, command, lockstep};
-use lockstep::wire::Group;
 use lockstep::wire::file::{GroupFile, GroupLog};
+use lockstep::wire::{Group, RecordReader};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -157,6 +157,39 @@ fn a_planted_lie_is_named() {
     assert_eq!((other["kind"].as_str(), of(&other, &place[..2])), (Some("lineage"), vec![1, 0]), "{other}");
 }
 
+/// A worker that samples as it likes: the run has learned from it, and record, weights and lists agree.
+#[test]
+fn a_lie_that_the_run_has_learned_from_is_found_where_it_was_told() {
+    let dir = directory();
+    let root = dir.path();
+    let set = [RECORDED, &["max_staleness=1"]].concat();
+    good(root, &arguments("train", "run", &set));
+    let checkpoint = root.join("run/checkpoints/step-000002");
+    let path = checkpoint.join("frontier.bin");
+    let bytes = fs::read(&path).unwrap();
+    let (_, mut rest) = RecordReader::take(&bytes).unwrap();
+    let mut lied = bytes[..bytes.len() - rest.len()].to_vec();
+    while !rest.is_empty() {
+        let (mut group, next) = Group::read(rest).unwrap();
+        if group.id == 4 {
+            group.completions[0].ids[0] ^= 1;
+        }
+        group.write(&mut lied);
+        rest = next;
+    }
+    fs::write(&path, lied).unwrap();
+    model::io::FileList::of(&checkpoint, 2).unwrap().write(&checkpoint).unwrap();
+    good(root, &["train", "--resume", "run/checkpoints/step-000002"]);
+    let (said, report) = verify(root, "run", &["--all"], "");
+    let found = &report["difference"];
+    assert_eq!((said.code, found["kind"].as_str()), (Some(1), Some("token")), "{found}");
+    assert!(found["group"] == 4 && found["place"].to_string().contains("step-000002/frontier.bin"), "{found}");
+    // Whoever replays other steps alone cannot see it, and is told what was taken as it is.
+    let later = (0..20).map(|seed| verify(root, "run", &["--steps", "1", "--seed", &seed.to_string()], ""));
+    let (_, later) = later.into_iter().find(|(_, report)| report["proven"][0]["from"] == 2).unwrap();
+    assert!(later["difference"].is_null() && later["groups_of_checkpoints"] == 2, "{later}");
+}
+
 /// Changes the last bit of a weight, and what says that the files belong together.
 fn lie_in_weights(checkpoint: &Path) {
     let path = checkpoint.join("model.safetensors");
@@ -245,6 +278,17 @@ fn a_damaged_record_is_named() {
         fs::write(&path, bytes).unwrap();
     });
     assert!(found["kind"] == "record" && found["group"] == 11, "{found}");
+    // Weights without their checksum, where a replay begins.
+    let path = root.join("run/checkpoints/step-000004/model.safetensors");
+    let good_bytes = fs::read(&path).unwrap();
+    let mut bytes = good_bytes.clone();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let drawn = (0..20).map(|seed| verify(root, "run", &["--steps", "1", "--seed", &seed.to_string()], ""));
+    let kind = |report: &Value| report["difference"]["kind"].as_str().map(str::to_owned);
+    let (said, report) = drawn.into_iter().find(|(_, report)| kind(report).as_deref() == Some("hash")).unwrap();
+    assert!(said.code == Some(1) && report["difference"]["remade"].to_string().contains("is damaged"), "{report}");
+    fs::write(&path, good_bytes).unwrap();
     // And a group that no step learned from.
     let found = difference(root, |run| {
         let path = run.join("rollouts.bin");

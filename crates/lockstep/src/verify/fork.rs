@@ -72,7 +72,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     write_atomically(&dir.config(), resolved.to_toml().as_bytes())?;
     let mut lineage = None;
     if from < *at {
-        say(&format!("replaying steps {} to {at}", from + 1));
+        say(&format!("replaying {}", Interval { from, to: *at }));
         replay(&run, resolved, &dir, *at, options)?;
     }
     if *at > 0 {

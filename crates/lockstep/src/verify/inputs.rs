@@ -94,7 +94,7 @@ impl RecordedRun {
                 resolved.config = config;
                 Ok(resolved)
             }
-            Err(why) => missing(format!("steps {} to {}: {why}", interval.from + 1, interval.to)),
+            Err(why) => missing(format!("{interval}: {why}")),
         }
     }
 
@@ -176,9 +176,10 @@ impl RecordedRun {
         let begins = std::iter::once(0).chain(ends.clone());
         let (mut intervals, mut refused) = (Vec::new(), Vec::new());
         for (from, to) in begins.zip(ends).filter(|(from, to)| from < to) {
-            match self.config_of(Interval { from, to }) {
-                Ok(_) => intervals.push(Interval { from, to }),
-                Err(why) => refused.push(format!("steps {} to {to}: {why}", from + 1)),
+            let interval = Interval { from, to };
+            match self.config_of(interval) {
+                Ok(_) => intervals.push(interval),
+                Err(why) => refused.push(format!("{interval}: {why}")),
             }
         }
         report.not_verified.extend(refused);

@@ -20,6 +20,7 @@ pub use report::{Difference, Interval, Report};
 
 use crate::RunOptions;
 use crate::config::Purpose;
+use crate::error::{is_bad_input, paragraph};
 use crate::run::RunDir;
 use crate::run::resume::ResumeFrom;
 use crate::session::Run;
@@ -146,9 +147,16 @@ fn replay(
         .sink(record.clone())
         .scores_of_record(record.place());
     let dir = RunDir::fresh(scratch.path())?;
-    let mut replayed = Run::resolved(Purpose::Grpo, run.replay_config(chain[0])?, dir, resume_from, of_run)?;
+    let begun = Run::resolved(Purpose::Grpo, run.replay_config(chain[0])?, dir, resume_from, of_run);
+    let mut replayed = match begun {
+        Err(error) if from > 0 && is_of(&error, &run.dir.checkpoint(from)) => {
+            report.difference = Some(unlisted(from, &error));
+            return Ok(());
+        }
+        begun => begun?,
+    };
     for interval in chain {
-        (options.say)(&format!("replaying steps {} to {}", interval.from + 1, interval.to));
+        (options.say)(&format!("replaying {interval}"));
         if let Some(found) = steps(run, &mut replayed, *interval, record)? {
             report.difference = Some(found);
             break;
@@ -172,11 +180,7 @@ fn steps(
         let ended = replayed.step()?;
         if let Some(found) = record.lock().difference.take() {
             if recorded.is_empty() {
-                return missing(format!(
-                    "steps {} to {} were not recorded: record_rollouts was false then",
-                    interval.from + 1,
-                    interval.to
-                ));
+                return missing(format!("{interval} was not recorded: record_rollouts was false then"));
             }
             return Ok(Some(found));
         }
@@ -210,13 +214,20 @@ fn whole(checkpoint: &Path) -> anyhow::Result<()> {
     crate::run::checkpoint::check(checkpoint).map(|_| ())
 }
 
+/// Whether an error is of this checkpoint's files.
+fn is_of(error: &anyhow::Error, checkpoint: &Path) -> bool {
+    is_bad_input(error) && paragraph(error).contains(&*checkpoint.to_string_lossy())
+}
+
 fn unlisted(step: u64, error: &anyhow::Error) -> Difference {
+    let text = paragraph(error);
+    // What a person should do who wants to resume.
+    let text = text.split("; there is no checkpoint before it").next().unwrap_or_default();
     Difference {
         step: Some(step),
         kind: "hash".into(),
-        place: Some("files.json".into()),
-        recorded: "the checkpoint's own list".into(),
-        remade: format!("{error:#}"),
+        recorded: "the checkpoint's own checksums".into(),
+        remade: text.to_owned(),
         ..Difference::default()
     }
 }

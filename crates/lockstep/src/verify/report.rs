@@ -18,6 +18,15 @@ impl Interval {
     }
 }
 
+impl std::fmt::Display for Interval {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.from + 1 {
+            first if first == self.to => write!(f, "step {first}"),
+            first => write!(f, "steps {first} to {}", self.to),
+        }
+    }
+}
+
 /// The first bit of a run that is not what the replay makes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Difference {
