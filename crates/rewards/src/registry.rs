@@ -114,8 +114,8 @@ impl RewardSpec {
         None
     }
 
-    /// Whether it is a built-in grader of texts, which gives the same score whenever and wherever it is asked. Programs,
-    /// services, models and functions are none, nor is what runs the code of completions, for which time is up at some point.
+    /// Whether it is a built-in grader of texts, which gives the same score whenever and wherever it is asked.
+    /// Programs, services, models and functions are none, nor is what runs the code of completions: its time may be up.
     pub fn is_deterministic(&self) -> bool {
         self.parts().is_ok_and(|(kind, _, _)| kind != "code" && builtin(&kind).is_some())
     }

@@ -16,8 +16,8 @@ fn line(key: &Key, began: &Config, now: &Config) -> String {
     format!("{} was {}, now {}", key.name, key.value_text(began), key.value_text(now))
 }
 
-/// Gives `config` back the values that decide bits and that these [`changes`] took from it, the last one first. An error
-/// says which line is not understood.
+/// Gives `config` back the values that decide bits and that these [`changes`] took from it, the last one first. An
+/// error says which line is not understood.
 pub(crate) fn undo(config: &mut Config, changes: &[&str]) -> Result<(), String> {
     for change in changes.iter().rev() {
         let Some((name, values)) = change.split_once(" was ") else { continue };

@@ -270,3 +270,23 @@ pub fn choose(mut all: Vec<Interval>, choice: Choice) -> Vec<Interval> {
     chosen.sort_by_key(|interval| interval.from);
     chosen
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_are_drawn_by_the_seed_until_there_are_enough_steps() {
+        let all: Vec<Interval> = (0..10).map(|i| Interval { from: 3 * i, to: 3 * i + 3 }).collect();
+        let drawn = |steps, seed| choose(all.clone(), Choice::Random { steps, seed });
+        assert_eq!(drawn(5, 1), drawn(5, 1));
+        assert_eq!((drawn(5, 1).len(), drawn(1, 4).len(), drawn(0, 4).len()), (2, 1, 0));
+        assert_eq!(drawn(30, 9), all, "in their order");
+        assert_eq!(drawn(31, 9), all);
+        assert_eq!(choose(all.clone(), Choice::All), all);
+        let first: std::collections::BTreeSet<u64> = (0..200).map(|seed| drawn(1, seed)[0].from).collect();
+        assert_eq!(first.len(), 10, "each has its turn");
+        let texts = [Interval { from: 3, to: 4 }, Interval { from: 3, to: 6 }].map(|interval| interval.to_string());
+        assert_eq!(texts, ["step 4", "steps 4 to 6"]);
+    }
+}
