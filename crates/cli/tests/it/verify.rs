@@ -213,6 +213,12 @@ fn what_cannot_be_verified_is_said() {
     };
     not_verified("unrecorded", &["record_rollouts=false"], "record_rollouts = true");
     not_verified("unsaved", &["save_strategy=no"], "save_strategy");
+    good(root, &arguments("train", "bf16", &[RECORDED, &["dtype=bf16"]].concat()));
+    let record: Value = serde_json::from_slice(&fs::read(root.join("bf16/record.json")).unwrap()).unwrap();
+    if record["arithmetic"] == "bf16-chain" {
+        let (said, report) = verify(root, "bf16", &[], "amx-emulated");
+        assert!(said.code == Some(2) && report["not_verified"][0].to_string().contains("LOCKSTEP_ISA="), "{report}");
+    }
     let said = lockstep(root, &["verify", "nowhere"]);
     assert!(said.code == Some(2) && said.err.contains("nowhere"), "{}", said.err);
 }
