@@ -146,6 +146,32 @@ Workers: profiles, what each is doing, jobs done, time spent waiting for jobs.
 `silent` is the time since the last report. What a DEAD worker had is done again by
 another, with the same bits.";
 
+/// Of `lockstep verify`.
+pub const VERIFY: &str = "\
+Examples:
+  lockstep train my.toml --set record_rollouts=true --out runs/a
+  lockstep verify runs/a                     five random steps
+  lockstep verify runs/a --all --threads 2
+  lockstep verify runs/a --seed 7 --json | jq .difference
+
+Steps are replayed between checkpoints, in a directory for temporary files
+(TMPDIR); the run is not changed. Any number of threads, and each instruction set
+with the run's arithmetic (record.json), gives the same bits.
+Exit codes: 0 proven, 1 the first bit that differs is named, 2 it cannot be
+verified, and what is missing is said.";
+
+/// Of `lockstep fork`.
+pub const FORK: &str = "\
+Examples:
+  lockstep fork runs/a --at 120 --without-group 487 --out runs/b
+  lockstep fork runs/a --at 120 --set learning_rate=1e-6 --out runs/c
+  lockstep rollouts runs/a --index           which groups there are
+
+Up to the step the new run is the old one, bit for bit: it is resumed from the
+checkpoint at or before it. Without a change it has the old one's bits to its
+end, too. --set takes what a resumed run may change. record.json has run, step and
+lineage that it was forked from.";
+
 /// Of `lockstep queue`.
 pub const QUEUE: &str = "\
 Examples:

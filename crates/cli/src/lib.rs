@@ -12,6 +12,7 @@ mod distributed;
 mod doctor;
 mod eval;
 mod examples;
+mod fork;
 mod generate;
 mod init;
 mod merge;
@@ -27,6 +28,7 @@ mod session;
 mod signals;
 mod status;
 mod train;
+mod verify;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use lockstep::config::Purpose;
@@ -90,9 +92,13 @@ enum Command {
     ScoreRewards(score_rewards::Args),
     #[command(after_help = examples::ROLLOUTS)]
     Rollouts(rollouts::Args),
-    #[command(after_help = examples::STATUS)]
+    #[command(after_help = examples::VERIFY)]
+    Verify(verify::Args),
+    #[command(after_help = examples::FORK)]
+    Fork(fork::Args),
     #[command(after_help = examples::DASHBOARD)]
     Dashboard(dashboard::Args),
+    #[command(after_help = examples::STATUS)]
     Status(status::Args),
     #[command(after_help = examples::QUEUE)]
     Queue(queue::Args),
@@ -149,6 +155,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::ScoreRewards(args) => score_rewards::run(args),
         Command::Rollouts(args) => rollouts::run(args),
         Command::Dashboard(args) => dashboard::run(args),
+        Command::Verify(args) => verify::run(args),
+        Command::Fork(args) => fork::run(args),
         Command::Status(args) => status::run(args),
         Command::Queue(args) => queue::run(args),
         Command::Eval(args) => eval::run(args),
@@ -202,6 +210,8 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Score(_) => "score",
         Command::Rollouts(_) => "rollouts",
         Command::Dashboard(_) => "dashboard",
+        Command::Verify(_) => "verify",
+        Command::Fork(_) => "fork",
         Command::Status(_) => "status",
         Command::Queue(_) => "queue",
         Command::Init(_) => "init",

@@ -15,12 +15,14 @@
 //! | the file of a result | [`OutFile`], [`Input`] |
 //! | scored groups on disk and between processes | [`wire`] |
 //! | before and after it | [`plan`], [`MemoryPlan`], [`Available`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
+//! | a recorded run, replayed | [`verify()`], [`VerifyOptions`], [`Choice`], [`Report`], [`Difference`], [`Interval`]; [`fork()`], [`ForkOptions`] |
 //! | models | [`Policy`], [`Snapshot`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
 //!
 //! Rooms, from the ground up: `config` (every key), `algorithms` (what each minimises and needs), `models` (what a run
 //! trains), `data` (prompts and pairs), `rollouts` (completions, scored), `run` (the directory, steps, logs,
-//! checkpoints), `trainers` (GRPO, PPO, supervised, DPO, reward models) and `session` (all of it as a [`Run`]).
+//! checkpoints), `trainers` (GRPO, PPO, supervised, DPO, reward models), `session` (all of it as a [`Run`]) and
+//! `verify` (a run's record against a replay).
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 
@@ -36,6 +38,7 @@ mod run;
 mod session;
 mod stop;
 mod trainers;
+mod verify;
 
 pub use config::{Config, Purpose};
 pub use data::Rows;
@@ -60,3 +63,4 @@ pub use session::{
     Evaluator, MakeFunctions, Run, RunOptions, RunResult, ScoredFile, ScoredRow, WorkerOptions, plan, score_file, work,
 };
 pub use stop::{StopSignal, Stopped, is_stopped};
+pub use verify::{Choice, Difference, ForkOptions, Interval, Report, VerifyOptions, fork, verify};

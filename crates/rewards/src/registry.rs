@@ -114,6 +114,12 @@ impl RewardSpec {
         None
     }
 
+    /// Whether it is a built-in grader of texts, which gives the same score whenever and wherever it is asked.
+    /// Programs, services, models and functions are none, nor is what runs the code of completions: its time may be up.
+    pub fn is_deterministic(&self) -> bool {
+        self.parts().is_ok_and(|(kind, _, _)| kind != "code" && builtin(&kind).is_some())
+    }
+
     /// Kind, name if given, options.
     fn parts(&self) -> Result<(String, Option<String>, Map<String, Value>)> {
         match self {

@@ -47,10 +47,25 @@ pub struct RunRecord {
     /// Name of a reward that runs programs of completions → what they are isolated by, at the last start.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub isolation: Map<String, Value>,
+    /// The run that it was forked from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forked_from: Option<ForkedFrom>,
     /// The program's arguments at the first start.
     pub command: Vec<String>,
     /// Each start of the run: the first, then every resume.
     pub starts: Vec<Start>,
+}
+
+/// Where a run parted from another.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForkedFrom {
+    /// The other's directory.
+    pub run: String,
+    /// Optimizer steps that both share.
+    pub step: u64,
+    /// The lineage of the weights after them; none of the model that both began with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<String>,
 }
 
 /// A start of the run.

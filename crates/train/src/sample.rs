@@ -14,6 +14,14 @@ pub enum Advantage {
 }
 
 impl Advantage {
+    /// The same of a completion that is neither better nor worse.
+    pub fn zero(&self) -> Advantage {
+        match self {
+            Advantage::Sequence(_) => Advantage::Sequence(0.0),
+            Advantage::Tokens(each) => Advantage::Tokens(vec![0.0; each.len()]),
+        }
+    }
+
     /// The advantage of completion token `t`.
     pub fn at(&self, t: usize) -> f32 {
         match self {

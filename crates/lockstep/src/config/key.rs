@@ -198,6 +198,14 @@ impl Key {
         (self.write)(config)
     }
 
+    /// Whether the bits of weights depend on its value. Files count by their contents, which others hash.
+    pub(crate) fn decides_bits(&self) -> bool {
+        self.row.on_resume != OnResume::Free
+            && !self.row.is_name
+            && self.name != "replay"
+            && !["Evaluation", "Checkpoints", "Logging"].contains(&self.section)
+    }
+
     /// Its value in `config` as TOML's text, or `none`.
     pub(super) fn value_text(&self, config: &Config) -> String {
         self.value(config).map_or_else(|| "none".to_owned(), |v| super::show::toml_on_one_line(&v))

@@ -28,6 +28,7 @@ pub use layers::{Layers, Purpose, Resolved, refuse_environment, unknown_key};
 pub(crate) use resume::changes;
 pub(crate) use resume::changes_on_resume;
 pub(crate) use resume::settings_of_weights;
+pub(crate) use resume::undo;
 pub use show::toml_on_one_line;
 pub use table::{Config, keys};
 pub use unsupported_keys::{UnsupportedKey, unsupported_key, unsupported_keys};

@@ -16,6 +16,25 @@ fn line(key: &Key, began: &Config, now: &Config) -> String {
     format!("{} was {}, now {}", key.name, key.value_text(began), key.value_text(now))
 }
 
+/// Gives `config` back the values that decide bits and that these [`changes`] took from it, the last one first. An
+/// error says which line is not understood.
+pub(crate) fn undo(config: &mut Config, changes: &[&str]) -> Result<(), String> {
+    for change in changes.iter().rev() {
+        let Some((name, values)) = change.split_once(" was ") else { continue };
+        let Some(key) = KEYS.iter().find(|key| key.name == name && key.decides_bits()) else { continue };
+        let old = values.split_once(", now ").map_or(values, |(old, _)| old);
+        let value = toml::from_str::<toml::Table>(&format!("value = {old}"));
+        let _ = match value.ok().and_then(|mut table| table.remove("value")) {
+            Some(value) => (key.read)(config, &value),
+            None => (key.read_text)(config, old).or_else(|_| (key.read)(config, &toml::Value::Array(Vec::new()))),
+        };
+        if key.value_text(config) != old {
+            return Err(format!("what `{name}` was is not told from \"{change}\""));
+        }
+    }
+    Ok(())
+}
+
 /// What a resumed run changed against the configuration that it began with: lines to report, or an error that names
 /// every key that may not change.
 pub fn changes_on_resume(began: &Config, now: &Config) -> anyhow::Result<Vec<String>> {
@@ -42,13 +61,7 @@ pub(crate) fn settings_of_weights(config: &Config) -> String {
         let name = |path: &str| Ok::<_, Infallible>(file_name(path));
         spec.map_paths(name).unwrap_or_else(|never| match never {});
     }
-    let decides = |key: &&Key| {
-        key.row.on_resume != OnResume::Free
-            && !key.row.is_name
-            && key.name != "replay"
-            && !["Evaluation", "Checkpoints", "Logging"].contains(&key.section)
-            && key.value(&config) != key.value(&default)
-    };
+    let decides = |key: &&Key| key.decides_bits() && key.value(&config) != key.value(&default);
     KEYS.iter().filter(decides).map(|key| format!("{} = {}\n", key.name, key.value_text(&config))).collect()
 }
 

@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::data::prompt_dataset::PromptDataset;
 use crate::error::{BadInput, OrBadInput};
 use crate::stop::StopSignal;
-use rewards::{Reward, RewardModel, RewardSpec};
+use rewards::{Reward, RewardBatch, RewardModel, RewardSpec, Scores};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
@@ -60,6 +60,37 @@ pub fn named_rewards(
             "the function `{}` was given, but reward_funcs has no \"function:{0}\" for it (or two have this name)",
             left.name()
         ))),
+    }
+}
+
+/// The rewards of a recorded run: those that give the same score whenever they are asked; in the place of each other
+/// one what gives no score, for whoever has the record to fill in. No program is started, and no model read.
+pub fn rewards_of_record(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<ConfiguredReward>> {
+    let names = rewards::names(&config.reward_funcs).or_bad_input()?;
+    let reward = |(spec, name): (&RewardSpec, String)| -> anyhow::Result<ConfiguredReward> {
+        if !spec.is_deterministic() {
+            return Ok(ConfiguredReward::Ready(Box::new(Silent(name)), Owner::Caller));
+        }
+        let built = rewards::build_until(spec, name, &stop.flag());
+        Ok(ConfiguredReward::Ready(built.or_bad_input()?, Owner::Configuration))
+    };
+    config.reward_funcs.iter().zip(names).map(reward).collect()
+}
+
+/// Gives no score, which is no problem.
+struct Silent(String);
+
+impl Reward for Silent {
+    fn name(&self) -> &str {
+        &self.0
+    }
+
+    fn scores_by_group(&self) -> bool {
+        true
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        Scores::new(vec![None; batch.len()])
     }
 }
 

@@ -54,6 +54,8 @@ pub struct Injected {
     pub rollout_function: Option<Box<dyn RolloutFunction>>,
     /// Moves the collector somewhere else; without it, the collector runs on the run's own thread.
     pub collect_with: Option<PlaceCollector>,
+    /// Rewards whose scores may differ from time to time are not asked: `collect_with` gives the scores of a record.
+    pub recorded_scores: bool,
     /// Metrics of held-out rows, beside the run's own.
     pub eval_metrics: Option<Box<dyn EvalMetrics>>,
     /// No step will be taken: training data are not read.

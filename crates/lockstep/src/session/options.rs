@@ -2,7 +2,6 @@
 
 use crate::data::Rows;
 use crate::models::Policy;
-#[cfg(test)]
 use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
 use crate::run::eval_metrics::EvalMetrics;
@@ -123,6 +122,13 @@ impl RunOptions {
     #[cfg(test)]
     pub(crate) fn collect_with(mut self, place: PlaceCollector) -> Self {
         self.injected.collect_with = Some(place);
+        self
+    }
+
+    /// Scores of rewards that may differ from time to time are those that `place` fills in; they are not asked.
+    pub(crate) fn scores_of_record(mut self, place: PlaceCollector) -> Self {
+        self.injected.collect_with = Some(place);
+        self.injected.recorded_scores = true;
         self
     }
 

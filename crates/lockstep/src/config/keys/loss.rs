@@ -58,6 +58,9 @@ macro_rules! loss_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     vespo_lambda_neg: f64 = 2.0 => VESPO;
     /// Leave completions that the length limit cut out of the loss.
     mask_truncated_completions: bool = false => TRL.read_by(ONLINE).on_resume(Warn);
+    /// Groups, by their numbers in the run, whose rewards teach nothing: their advantages are 0. What else there is of
+    /// a loss (KL, entropy) keeps their tokens. `lockstep fork --without-group` sets it.
+    without_groups: Vec<u64> = Vec::new() => OURS.read_by(ONLINE.but(PPO)).on_resume(Warn);
     /// Multiply the KL estimate by the importance ratio, so that its gradient is unbiased.
     use_bias_correction_kl: bool = true => LOSS;
     /// Train on this share of the tokens, those of highest entropy; 1: all. The KL term stays on all. The bound is

@@ -299,6 +299,35 @@ fn a_task_fills_in_what_is_not_set() {
     assert_eq!((config.prompt_column.as_str(), config.system_prompt), ("q", None));
 }
 
+/// What bits do not depend on stays as it is.
+#[test]
+fn changes_are_undone_from_their_lines() {
+    let began = grpo(&[("stop", "[\"a, now b\", \"c\"]")]).unwrap().config;
+    let set = [
+        ("learning_rate", "1e-5"),
+        ("max_steps", "5"),
+        ("epsilon_high", "0.3"),
+        ("without_groups", "[3, 4]"),
+        ("loss_type", "bnpo"),
+        ("reward_funcs", "[\"gsm8k\", {kind = \"length\", max = 3}]"),
+        ("reward_weights", "[1.0, 0.5]"),
+        ("mask_truncated_completions", "true"),
+    ];
+    let now = grpo(&[&[("stop", "[\"a, now b\", \"c\"]"), ("threads", "1")][..], &set].concat()).unwrap().config;
+    let lines = changes(&began, &now);
+    assert!(lines.len() > set.len(), "{lines:?}");
+    let mut undone = now.clone();
+    undo(&mut undone, &lines.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+    assert_eq!(undone, Config { threads: now.threads, ..began.clone() });
+    // Two starts, of which the second changed a value again.
+    let lines = ["max_steps was -1, now 5", "a reward is no key", "max_steps was 5, now 9"];
+    undo(&mut undone, &lines).unwrap();
+    assert_eq!(undone.max_steps, -1);
+    assert!(undo(&mut undone, &["max_steps was many, now 5"]).unwrap_err().contains("max_steps"));
+    // A value that cannot be told from the line is not guessed.
+    assert!(undo(&mut undone, &["stop was [\"a, now b\"], now []"]).is_err());
+}
+
 #[test]
 fn changes_on_resume_are_free_said_or_refused() {
     let began = grpo(&[]).unwrap().config;

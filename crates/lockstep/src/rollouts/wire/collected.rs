@@ -142,6 +142,17 @@ fn take(bytes: &[u8]) -> Result<(RecordReader<'_>, Vec<Group>, &[u8]), WireError
     Ok((head, groups, rest))
 }
 
+/// The groups of answers one behind the other.
+pub(crate) fn groups_of_answers(mut bytes: &[u8]) -> Result<Vec<Group>, WireError> {
+    let mut groups = Vec::new();
+    while !bytes.is_empty() {
+        let (_, of_answer, rest) = take(bytes)?;
+        groups.extend(of_answer);
+        bytes = rest;
+    }
+    Ok(groups)
+}
+
 /// A group that was written without its row.
 fn scored_group(
     row: &Arc<Prompt>,

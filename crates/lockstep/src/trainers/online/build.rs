@@ -15,7 +15,7 @@ use crate::rollouts::function::FunctionRollouts;
 use crate::rollouts::jobs::Assembler;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::rewards::{
-    ConfiguredReward, asked_by_workers, check_columns, models, named_rewards, ready_rewards,
+    ConfiguredReward, asked_by_workers, check_columns, models, named_rewards, ready_rewards, rewards_of_record,
 };
 use crate::run::begin::RunParts;
 use crate::run::data_position::{DataPosition, sampler};
@@ -65,7 +65,10 @@ impl Prepared {
         if let Some(id) = config.stop_token_ids.iter().find(|&&id| id >= vocabulary as u64) {
             bad_input!("`stop_token_ids` has {id}, but the model's vocabulary ends before {vocabulary}");
         }
-        let rewards = named_rewards(&config, std::mem::take(&mut inputs.injected.rewards), &inputs.stop)?;
+        let rewards = match inputs.injected.recorded_scores {
+            true => rewards_of_record(&config, &inputs.stop)?,
+            false => named_rewards(&config, std::mem::take(&mut inputs.injected.rewards), &inputs.stop)?,
+        };
         let Data { rollouts, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
         let held_out = evaluate::load_sets(inputs.eval_sets(), &config, &assets, &rewards)?;
         let mut bounds = evaluate::with_sets(bounds, &held_out, &config);

@@ -142,7 +142,10 @@ impl RolloutPipeline {
         advantages: Advantages,
     ) -> anyhow::Result<()> {
         for (sample, advantage) in samples.iter_mut().zip(&advantages.advantages) {
-            sample.advantage.clone_from(advantage);
+            sample.advantage = match run.config.without_groups.contains(&sample.group) {
+                true => advantage.zero(),
+                false => advantage.clone(),
+            };
         }
         for (name, value) in &advantages.metrics {
             if let Some(value) = value {

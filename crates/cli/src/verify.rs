@@ -1,0 +1,123 @@
+//! `lockstep verify`.
+
+use crate::distributed::EndedWith;
+use crate::options::{LogArgs, threads};
+use crate::output;
+use crate::signals::{Promise, stop_on_signals};
+use lockstep::error::OrBadInput;
+use lockstep::{Choice, Interval, Report, VerifyOptions, is_stopped, verify};
+use std::path::PathBuf;
+use telemetry::counted;
+
+/// Proves that a run is what its record says: draws tokens again, asks rewards again, repeats updates, and compares
+/// every bit (record_rollouts = true). docs/verify.md
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The run's directory.
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// So many steps at least, in random intervals between checkpoints.
+    #[arg(long, value_name = "N", default_value_t = 5, conflicts_with = "all")]
+    pub steps: u64,
+    /// All steps between the beginning and the last checkpoint.
+    #[arg(long)]
+    pub all: bool,
+    /// Which steps are drawn.
+    #[arg(long, value_name = "SEED", default_value_t = 0, conflicts_with = "all")]
+    pub seed: u64,
+    /// Threads; they change no bit.
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub threads: Option<usize>,
+    /// Where the model lies now, if it was moved.
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Where the training data lie now, if they were moved.
+    #[arg(long, value_name = "FILE")]
+    pub dataset: Option<PathBuf>,
+    /// The result as one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Exit code of a run of which something differs.
+const DIFFERS: u8 = 1;
+/// Exit code of a run that cannot be verified.
+const NOT_VERIFIED: u8 = 2;
+
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    let console = LogArgs::default().open()?;
+    let stop = stop_on_signals(&console, Promise::Ends("the verification ends"))?;
+    let say = |text: &str| {
+        if !args.json {
+            console.info(text);
+        }
+    };
+    let options = VerifyOptions {
+        choice: if args.all { Choice::All } else { Choice::Random { steps: args.steps, seed: args.seed } },
+        threads: args.threads,
+        model: args.model,
+        dataset: args.dataset,
+        stop,
+        say: &say,
+    };
+    // Whatever went wrong on the way, nothing differs so far: that has an exit code of its own.
+    let report = match verify(&args.run, &options) {
+        Err(error) if !is_stopped(&error) => Err(error).or_bad_input()?,
+        result => result?,
+    };
+    let code = match () {
+        () if report.difference.is_some() => DIFFERS,
+        // Chosen steps are proven though others cannot be; of all steps each one counts.
+        () if report.proven.is_empty() || args.all && !report.not_verified.is_empty() => NOT_VERIFIED,
+        () => 0,
+    };
+    match args.json {
+        true => output::json(&report)?,
+        false => output::text(&lines(&report, code))?,
+    }
+    if code == 0 { Ok(()) } else { Err(EndedWith(code).into()) }
+}
+
+fn lines(report: &Report, code: u8) -> String {
+    let mut text = String::new();
+    let steps: u64 = report.proven.iter().map(Interval::steps).sum();
+    for interval in &report.proven {
+        let begin = match interval.from {
+            0 => "the model that the run began with".to_owned(),
+            step => format!("the checkpoint of step {step}"),
+        };
+        text += &format!("equal  {interval}, replayed from {begin}\n");
+    }
+    if report.groups > 0 {
+        let of = match report.groups_of_checkpoints {
+            0 => String::new(),
+            n => format!("; tokens of {n} of them are those that a replayed checkpoint had already"),
+        };
+        text += &format!("equal  {} tokens and log-probabilities of {}{of}\n", report.tokens, groups(report.groups));
+    }
+    let named = |names: &[String], what: &str| match names {
+        [] => String::new(),
+        names => format!("scores {what}: {}\n", names.join(", ")),
+    };
+    text += &named(&report.rewards_asked, "asked again");
+    text += &named(&report.rewards_recorded, "taken from the record, not proven");
+    if !report.hashes.is_empty() {
+        text += &format!("equal  SHA-256 of {}\n", report.hashes.join(", "));
+    }
+    if let Some(step) = report.result {
+        text += &format!("equal  the result, and the checkpoint of step {step}\n");
+    }
+    for what in &report.not_verified {
+        text += &format!("not verified  {what}\n");
+    }
+    text += &match &report.difference {
+        Some(difference) => format!("DIFFERS  {difference}\n"),
+        None if code == 0 => format!("proven: {}\n", counted(steps as usize, "step")),
+        None => "not proven\n".to_owned(),
+    };
+    text
+}
+
+fn groups(n: u64) -> String {
+    counted(n as usize, "group")
+}

@@ -1,0 +1,78 @@
+//! `lockstep fork`: the original's bits up to a step, and after it as long as nothing is changed.
+
+use crate::support::runs::{arguments, directory, good, metrics, rollouts};
+use crate::support::{lockstep, refused};
+use lockstep::wire::file::GroupFile;
+use lockstep::wire::{Completion, Group};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use train::Advantage;
+
+const RECORDED: &[&str] =
+    &["record_rollouts=true", "max_steps=8", "eval_strategy=no", "logging_steps=1", "save_steps=4"];
+
+fn weights(run: &Path) -> Vec<u8> {
+    fs::read(run.join("model/model.safetensors")).unwrap()
+}
+
+fn record(run: &Path) -> Value {
+    serde_json::from_slice(&fs::read(run.join("record.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn unchanged_it_is_the_original() {
+    let dir = directory();
+    let root = dir.path();
+    for (out, set) in [("run", &["beta=0.1"][..]), ("stale", &["max_staleness=2", "num_iterations=2"])] {
+        good(root, &arguments("train", out, &[RECORDED, set].concat()));
+        for at in ["0", "3", "4", "6"] {
+            let fork = format!("{out}-{at}");
+            good(root, &["fork", out, "--at", at, "--out", &fork]);
+            let (run, fork) = (root.join(out), root.join(&fork));
+            assert!(weights(&run) == weights(&fork), "{out} {at}");
+            assert_eq!(metrics(&run), metrics(&fork), "{out} {at}");
+            assert_eq!(rollouts(&run), rollouts(&fork), "{out} {at}");
+            let of = &record(&fork)["forked_from"];
+            assert!(of["run"].as_str().unwrap().ends_with(out) && of["step"] == at.parse::<u64>().unwrap(), "{of}");
+            assert_eq!(of["lineage"].is_string(), at != "0", "{of}");
+        }
+    }
+    // A fork is a run: it can be verified, and resumed.
+    good(root, &["verify", "run-3", "--all"]);
+    assert_eq!(lockstep(root, &["train", "--resume", "run-3"]).code, Some(0));
+}
+
+/// Which rollouts taught it this?
+#[test]
+fn a_group_without_gradient_taught_nothing() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "run", RECORDED));
+    let file = GroupFile::open(&root.join("run/rollouts.bin")).unwrap();
+    let is_zero = |c: &Completion| matches!(c.advantage, Some(Advantage::Sequence(0.0)));
+    let of = |group: Group| (group.id, group.step.unwrap(), group.completions.iter().all(is_zero));
+    let groups: Vec<(u64, u64, bool)> = file.groups().map(|group| of(group.unwrap())).collect();
+    for taught_nothing in [true, false] {
+        let which = groups.iter().find(|(_, step, zero)| *zero == taught_nothing && *step > 1);
+        let &(group, step, _) = which.unwrap_or_else(|| panic!("{groups:?}"));
+        let (group, at, out) = (group.to_string(), (step - 1).to_string(), format!("without-{group}"));
+        good(root, &["fork", "run", "--at", &at, "--without-group", &group, "--out", &out]);
+        assert_eq!(weights(&root.join("run")) == weights(&root.join(&out)), taught_nothing, "group {group}");
+        let starts = &record(&root.join(&out))["starts"];
+        assert!(starts.to_string().contains(&format!("now [{group}]")), "{starts}");
+    }
+}
+
+#[test]
+fn what_cannot_be_forked_is_refused() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "run", RECORDED));
+    refused(root, &["fork", "nowhere", "--at", "1", "--out", "x"], &["nowhere"]);
+    let late = lockstep(root, &["fork", "run", "--at", "9", "--out", "late"]);
+    assert_eq!(late.code, Some(2), "{}", late.err);
+    let fixed = lockstep(root, &["fork", "run", "--at", "4", "--set", "num_generations=4", "--out", "fixed"]);
+    assert!(fixed.code == Some(2) && fixed.err.contains("num_generations"), "{}", fixed.err);
+    refused(root, &["fork", "run", "--at", "4", "--out", "run"], &["already holds a run"]);
+}

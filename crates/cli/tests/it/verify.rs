@@ -1,0 +1,309 @@
+//! `lockstep verify`: a run is proven whoever made it and whoever replays it, and each planted lie is named.
+
+use crate::support::runs::{arguments, directory, good};
+use crate::support::{Said, command, lockstep};
+use lockstep::wire::file::{GroupFile, GroupLog};
+use lockstep::wire::{Group, RecordReader};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+const RECORDED: &[&str] = &["record_rollouts=true", "max_steps=6", "eval_strategy=no", "logging_steps=1"];
+
+fn verify(root: &Path, run: &str, more: &[&str], isa: &str) -> (Said, Value) {
+    let arguments = [&["verify", run, "--json"], more].concat();
+    let mut command = command(root, &arguments);
+    if !isa.is_empty() {
+        command.env("LOCKSTEP_ISA", isa);
+    }
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let said = Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) };
+    let report = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{}{}", said.out, said.err));
+    (said, report)
+}
+
+#[track_caller]
+fn proven(root: &Path, run: &str, more: &[&str], isa: &str) -> Value {
+    let (said, report) = verify(root, run, more, isa);
+    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    report
+}
+
+/// What differs in a copy of the run that `lie` changes.
+#[track_caller]
+fn difference(root: &Path, lie: impl FnOnce(&Path)) -> Value {
+    let copy = root.join("copy");
+    let _ = fs::remove_dir_all(&copy);
+    assert!(Command::new("cp").args(["-r", "run", "copy"]).current_dir(root).status().unwrap().success());
+    lie(&copy);
+    let (said, report) = verify(root, "copy", &["--all"], "");
+    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    report["difference"].clone()
+}
+
+/// Changes the recorded group of this number.
+fn change(run: &Path, id: u64, lie: impl Fn(&mut Group)) {
+    let path = run.join("rollouts.bin");
+    let groups: Vec<Group> = GroupFile::open(&path).unwrap().groups().map(Result::unwrap).collect();
+    fs::remove_file(&path).unwrap();
+    fs::remove_file(run.join("rollouts.idx")).unwrap();
+    let mut log = GroupLog::open(&path).unwrap();
+    for mut group in groups {
+        if group.id == id {
+            lie(&mut group);
+        }
+        let mut record = Vec::new();
+        group.write(&mut record);
+        log.append(&record).unwrap();
+    }
+}
+
+#[test]
+fn a_run_is_proven_with_other_threads_and_another_instruction_set() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "run", &[RECORDED, &["threads=1", "num_iterations=2", "beta=0.1"]].concat()));
+    let report = proven(root, "run", &["--all", "--threads", "2"], "portable");
+    assert_eq!(report["proven"].as_array().unwrap().len(), 3, "{report}");
+    assert_eq!((report["groups"].as_u64(), report["result"].as_u64()), (Some(6), Some(6)), "{report}");
+    assert_eq!(report["rewards_asked"][0], "unique_chars");
+    assert!(report["hashes"].as_array().unwrap().iter().any(|name| name == "model.safetensors"), "{report}");
+    // Random steps: the seed decides which.
+    let drawn = proven(root, "run", &["--steps", "1", "--seed", "3"], "");
+    assert_eq!(drawn["proven"].as_array().unwrap().len(), 1, "{drawn}");
+    assert_eq!(drawn, proven(root, "run", &["--steps", "1", "--seed", "3"], ""));
+    let text = good(root, &["verify", "run"]).out;
+    assert!(text.contains("replayed from the model that the run began with") && text.contains("proven: "), "{text}");
+    assert!(!root.join("run/run.lock.new").exists());
+}
+
+#[test]
+fn so_are_runs_of_every_kind() {
+    let dir = directory();
+    let root = dir.path();
+    let kinds: [&[&str]; 3] = [
+        &["dtype=bf16", "use_peft=true", "lora_r=2", "max_staleness=1"],
+        &["algorithm=ppo", "num_generations=1", "max_steps=8", "save_steps=4"],
+        &["max_staleness=2", "save_total_limit=1", "vllm_importance_sampling_correction=true"],
+    ];
+    for (i, set) in kinds.into_iter().enumerate() {
+        let out = format!("run-{i}");
+        good(root, &arguments("train", &out, &[RECORDED, set].concat()));
+        proven(root, &out, &["--all"], "");
+    }
+}
+
+#[test]
+fn workers_made_it() {
+    let dir = directory();
+    let root = dir.path();
+    let set = [RECORDED, &["max_staleness=2", "num_iterations=2"]].concat();
+    good(root, &[&arguments("train", "run", &set)[..], &["--distributed", "--workers", "2"]].concat());
+    let report = proven(root, "run", &["--all"], "portable");
+    assert_eq!(report["groups_of_checkpoints"], 0, "all was sampled again: {report}");
+    let some = proven(root, "run", &["--steps", "1", "--seed", "1"], "");
+    assert!(some["groups"].as_u64() >= some["groups_of_checkpoints"].as_u64(), "{some}");
+}
+
+#[test]
+fn a_planted_lie_is_named() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "run", RECORDED));
+    let of = |found: &Value, keys: &[&str]| -> Vec<i64> { keys.iter().map(|k| found[*k].as_i64().unwrap()).collect() };
+    let place = ["step", "group", "completion"];
+
+    let score = difference(root, |run| change(run, 5, |g| g.completions[1].rewards[0] = Some(0.75)));
+    assert_eq!((score["kind"].as_str(), of(&score, &place)), (Some("score of `unique_chars`"), vec![3, 5, 1]));
+    assert!(score["recorded"].as_str().unwrap().starts_with("0.75 (0x3fe8"), "{score}");
+
+    let token = difference(root, |run| change(run, 4, |g| g.completions[0].ids[1] ^= 1));
+    assert_eq!((token["kind"].as_str(), of(&token, &place)), (Some("token"), vec![3, 4, 0]));
+    assert_eq!(token["token"], 1);
+
+    let logp = difference(root, |run| {
+        change(run, 7, |g| {
+            let mut logps = g.completions[1].columns.sampler_logps().unwrap().to_vec();
+            logps[0] = f32::from_bits(logps[0].to_bits() ^ 1);
+            g.completions[1].columns.set("sampler_logps", logps);
+        });
+    });
+    assert_eq!((logp["kind"].as_str(), of(&logp, &place)), (Some("log-probability"), vec![4, 7, 1]));
+
+    let advantage =
+        difference(root, |run| change(run, 0, |g| g.completions[0].advantage = Some(train::Advantage::Sequence(9.0))));
+    assert_eq!((advantage["kind"].as_str(), of(&advantage, &place)), (Some("advantage"), vec![1, 0, 0]));
+
+    let weight = difference(root, |run| lie_in_weights(&run.join("checkpoints/step-000004")));
+    assert_eq!((weight["kind"].as_str(), weight["step"].as_i64()), (Some("weight"), Some(4)), "{weight}");
+    assert!(weight["place"].as_str().unwrap().contains("step-000004/model.safetensors, "), "{weight}");
+
+    let data = difference(root, |_| {
+        let text = fs::read_to_string(root.join("d.jsonl")).unwrap();
+        fs::write(root.join("d.jsonl"), text.replace("moon", "mood")).unwrap();
+    });
+    assert!(data["kind"] == "hash" && data["place"].as_str().unwrap().ends_with("d.jsonl"), "{data}");
+    let text = fs::read_to_string(root.join("d.jsonl")).unwrap();
+    fs::write(root.join("d.jsonl"), text.replace("mood", "moon")).unwrap();
+
+    good(root, &arguments("train", "other", &[RECORDED, &["seed=7"]].concat()));
+    let other = difference(root, |run| {
+        for name in ["rollouts.bin", "rollouts.idx"] {
+            fs::copy(root.join("other").join(name), run.join(name)).unwrap();
+        }
+    });
+    assert_eq!((other["kind"].as_str(), of(&other, &place[..2])), (Some("lineage"), vec![1, 0]), "{other}");
+}
+
+/// A worker that samples as it likes: the run has learned from it, and record, weights and lists agree.
+#[test]
+fn a_lie_that_the_run_has_learned_from_is_found_where_it_was_told() {
+    let dir = directory();
+    let root = dir.path();
+    let set = [RECORDED, &["max_staleness=1"]].concat();
+    good(root, &arguments("train", "run", &set));
+    let checkpoint = root.join("run/checkpoints/step-000002");
+    let path = checkpoint.join("frontier.bin");
+    let bytes = fs::read(&path).unwrap();
+    let (_, mut rest) = RecordReader::take(&bytes).unwrap();
+    let mut lied = bytes[..bytes.len() - rest.len()].to_vec();
+    while !rest.is_empty() {
+        let (mut group, next) = Group::read(rest).unwrap();
+        if group.id == 4 {
+            group.completions[0].ids[0] ^= 1;
+        }
+        group.write(&mut lied);
+        rest = next;
+    }
+    fs::write(&path, lied).unwrap();
+    model::io::FileList::of(&checkpoint, 2).unwrap().write(&checkpoint).unwrap();
+    good(root, &["train", "--resume", "run/checkpoints/step-000002"]);
+    let (said, report) = verify(root, "run", &["--all"], "");
+    let found = &report["difference"];
+    assert_eq!((said.code, found["kind"].as_str()), (Some(1), Some("token")), "{found}");
+    assert!(found["group"] == 4 && found["place"].to_string().contains("step-000002/frontier.bin"), "{found}");
+    // Whoever replays other steps alone cannot see it, and is told what was taken as it is.
+    let later = (0..20).map(|seed| verify(root, "run", &["--steps", "1", "--seed", &seed.to_string()], ""));
+    let (_, later) = later.into_iter().find(|(_, report)| report["proven"][0]["from"] == 2).unwrap();
+    assert!(later["difference"].is_null() && later["groups_of_checkpoints"] == 2, "{later}");
+}
+
+/// Changes the last bit of a weight, and what says that the files belong together.
+fn lie_in_weights(checkpoint: &Path) {
+    let path = checkpoint.join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last] ^= 1;
+    fs::write(&path, crate::support::without_checksum(bytes)).unwrap();
+    model::io::FileList::of(checkpoint, 4).unwrap().write(checkpoint).unwrap();
+}
+
+#[test]
+fn what_cannot_be_verified_is_said() {
+    let dir = directory();
+    let root = dir.path();
+    let not_verified = |out: &str, set: &[&str], word: &str| {
+        good(root, &arguments("train", out, &[RECORDED, set].concat()));
+        let (said, report) = verify(root, out, &["--all"], "");
+        assert_eq!(said.code, Some(2), "{}", said.out);
+        let said = report["not_verified"].to_string();
+        assert!(said.contains(word), "{said}");
+    };
+    not_verified("unrecorded", &["record_rollouts=false"], "record_rollouts = true");
+    not_verified("unsaved", &["save_strategy=no"], "save_strategy");
+    good(root, &arguments("train", "bf16", &[RECORDED, &["dtype=bf16"]].concat()));
+    let record: Value = serde_json::from_slice(&fs::read(root.join("bf16/record.json")).unwrap()).unwrap();
+    if record["arithmetic"] == "bf16-chain" {
+        let (said, report) = verify(root, "bf16", &[], "amx-emulated");
+        assert!(said.code == Some(2) && report["not_verified"][0].to_string().contains("LOCKSTEP_ISA="), "{report}");
+    }
+    let said = lockstep(root, &["verify", "nowhere"]);
+    assert!(said.code == Some(2) && said.err.contains("nowhere"), "{}", said.err);
+}
+
+/// What a resume changed is taken back for the steps before it.
+#[test]
+fn each_step_is_replayed_with_the_configuration_that_made_it() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "run", RECORDED));
+    let set = ["--set", "learning_rate=0.02", "--set", "max_steps=8", "--set", "stop_token_ids=[3]"];
+    good(root, &[&["train", "--resume", "run/checkpoints/step-000004"][..], &set].concat());
+    let report = proven(root, "run", &["--all"], "");
+    assert_eq!(report["proven"].as_array().unwrap().len(), 4, "{report}");
+    // Of a fork, too.
+    good(root, &["fork", "run", "--at", "3", "--set", "epsilon=0.1", "--out", "fork"]);
+    let fork = proven(root, "fork", &["--all"], "");
+    assert_eq!(fork["proven"].as_array().unwrap().len(), 4, "its six steps: {fork}");
+    // A configuration that is not the one that made it.
+    let config = root.join("run/config.toml");
+    let text = fs::read_to_string(&config).unwrap();
+    assert!(text.contains("temperature = 1.0"), "{text}");
+    fs::write(&config, text.replace("temperature = 1.0", "temperature = 1.1")).unwrap();
+    let (said, report) = verify(root, "run", &["--all"], "");
+    assert_eq!((said.code, report["difference"]["kind"].as_str()), (Some(1), Some("lineage")), "{}", said.out);
+}
+
+/// Scores of a program, which says other ones each time, are taken from the record. That is said.
+#[test]
+fn scores_that_cannot_be_asked_again_are_those_of_the_record() {
+    let dir = directory();
+    let root = dir.path();
+    if testing::program("python3").is_none() {
+        return;
+    }
+    let program = "import json, random, sys\nfor line in sys.stdin:\n    texts = json.loads(line)['completions']\n    \
+                   print(json.dumps({'rewards': [random.random() for _ in texts]}), flush=True)\n";
+    fs::write(root.join("r.py"), program).unwrap();
+    let rewards = "reward_funcs=[\"unique_chars\", \"command:python3 r.py\"]";
+    good(root, &arguments("train", "run", &[RECORDED, &[rewards, "max_staleness=1"]].concat()));
+    let report = proven(root, "run", &["--all"], "portable");
+    assert_eq!((&report["rewards_asked"][0], &report["rewards_recorded"][0]), (&"unique_chars".into(), &"r".into()));
+    // What was learned from it is proven all the same, and a checkpoint has the scores of batches made ahead.
+    let found = difference(root, |run| change(run, 0, |g| g.completions[0].rewards[1] = Some(9.0)));
+    assert_eq!((found["kind"].as_str(), found["group"].as_i64()), (Some("advantage"), Some(0)), "{found}");
+    let found = difference(root, |run| change(run, 5, |g| g.completions[0].rewards[1] = Some(9.0)));
+    assert!(found["kind"] == "score of `r`" && found["place"].to_string().contains("frontier.bin"), "{found}");
+    fs::remove_file(root.join("r.py")).unwrap();
+    let (said, report) = verify(root, "run", &["--all"], "");
+    assert!(said.code == Some(2) && report["not_verified"].to_string().contains("r.py is missing"), "{}", said.out);
+}
+
+#[test]
+fn a_damaged_record_is_named() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "run", RECORDED));
+    let found = difference(root, |run| {
+        let path = run.join("rollouts.bin");
+        let mut bytes = fs::read(&path).unwrap();
+        let last = bytes.len() - 3;
+        bytes[last] ^= 4;
+        fs::write(&path, bytes).unwrap();
+    });
+    assert!(found["kind"] == "record" && found["group"] == 11, "{found}");
+    // Weights without their checksum, where a replay begins.
+    let path = root.join("run/checkpoints/step-000004/model.safetensors");
+    let good_bytes = fs::read(&path).unwrap();
+    let mut bytes = good_bytes.clone();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let drawn = (0..20).map(|seed| verify(root, "run", &["--steps", "1", "--seed", &seed.to_string()], ""));
+    let kind = |report: &Value| report["difference"]["kind"].as_str().map(str::to_owned);
+    let (said, report) = drawn.into_iter().find(|(_, report)| kind(report).as_deref() == Some("hash")).unwrap();
+    assert!(said.code == Some(1) && report["difference"]["remade"].to_string().contains("is damaged"), "{report}");
+    fs::write(&path, good_bytes).unwrap();
+    // And a group that no step learned from.
+    let found = difference(root, |run| {
+        let path = run.join("rollouts.bin");
+        let mut groups = GroupFile::open(&path).unwrap().groups().map(Result::unwrap).collect::<Vec<_>>();
+        let mut more = groups.pop().unwrap();
+        more.id = 99;
+        let mut record = Vec::new();
+        more.write(&mut record);
+        GroupLog::open(&path).unwrap().append(&record).unwrap();
+    });
+    assert!(found["kind"] == "group" && found["group"] == 99, "{found}");
+}

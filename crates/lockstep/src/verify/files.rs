@@ -1,0 +1,248 @@
+//! The files of two checkpoints of one step, and of a result and its checkpoint: the first bit in which they differ.
+
+use super::groups;
+use super::report::{Difference, f32_bits};
+use crate::rollouts::wire::{Group, groups_of_answers};
+use anyhow::Context as _;
+use model::io::FILE_LIST;
+use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{BufReader, Read};
+use std::path::Path;
+
+/// What of `run_state.json` the next step depends on. The rest is of logs and evaluations.
+const STATE: [&str; 7] = ["step", "weights_version", "arithmetic", "data_hash", "sampler", "trainer", "num_tokens"];
+
+/// Files of a checkpoint that are compared otherwise, or are of processes alone.
+const NOT_COMPARED: [&str; 2] = [FILE_LIST, "fleet.json"];
+
+/// Where the checkpoint that the run has is not the one that the replay has.
+pub fn difference(recorded: &Path, remade: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
+    let (mut names, in_recorded, in_remade) = (BTreeSet::new(), names(recorded)?, names(remade)?);
+    names.extend(in_recorded.union(&in_remade).cloned());
+    // Weights first: all else follows from them.
+    let mut names: Vec<String> = names.into_iter().filter(|name| !NOT_COMPARED.contains(&&**name)).collect();
+    names.sort_by_key(|name| (rank(name), name.clone()));
+    for name in names {
+        let place = recorded.join(&name).display().to_string();
+        let has = |there: bool| if there { "the file" } else { "none" }.to_owned();
+        let (a, b) = (in_recorded.contains(&name), in_remade.contains(&name));
+        let found = match a && b {
+            true => file(&name, &recorded.join(&name), &remade.join(&name)).with_context(|| place.clone())?,
+            false => {
+                Some(Difference { kind: "file".into(), recorded: has(a), remade: has(b), ..Difference::default() })
+            }
+        };
+        if let Some(found) = found {
+            let within = found.place.map_or_else(|| place.clone(), |within| format!("{place}, {within}"));
+            return Ok(Some(Difference { step: Some(step), place: Some(within), ..found }));
+        }
+    }
+    Ok(None)
+}
+
+/// Where the model `result` is not that of the checkpoint.
+pub fn of_result(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
+    for name in names(result)?.into_iter().filter(|name| !NOT_COMPARED.contains(&&**name)) {
+        let (a, b) = (result.join(&name), checkpoint.join(&name));
+        if b.is_file()
+            && let Some(found) = file(&name, &a, &b)?
+        {
+            let within = found.place.map_or_else(String::new, |within| format!(", {within}"));
+            let place = Some(format!("{}{within}", a.display()));
+            return Ok(Some(Difference { step: Some(step), place, ..found }));
+        }
+    }
+    Ok(None)
+}
+
+fn names(dir: &Path) -> anyhow::Result<BTreeSet<String>> {
+    let entries = fs::read_dir(dir).with_context(|| dir.display().to_string())?;
+    let mut names = BTreeSet::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.path().is_file() {
+            names.insert(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// In which order files are compared.
+fn rank(name: &str) -> u8 {
+    let is_tensors = name.ends_with(".safetensors");
+    match name {
+        _ if is_tensors && (name.starts_with("model") || name.starts_with("adapter")) => 0,
+        _ if is_tensors => 1,
+        "run_state.json" => 3,
+        _ => 2,
+    }
+}
+
+fn file(name: &str, a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
+    Ok(match name {
+        "run_state.json" => state(&json(a)?, &json(b)?),
+        "frontier.bin" => of_groups(&groups_of_answers(&fs::read(a)?)?, &groups_of_answers(&fs::read(b)?)?),
+        "generation_batch.bin" => of_groups(&Group::read_all(&fs::read(a)?)?, &Group::read_all(&fs::read(b)?)?),
+        "adapter_config.json" => {
+            // The base may lie elsewhere by now; its hash is in the adapter's file.
+            let without_path = |path| -> anyhow::Result<Value> {
+                let mut json = json(path)?;
+                json.as_object_mut().and_then(|json| json.remove("base_model_name_or_path"));
+                Ok(json)
+            };
+            values("", &without_path(a)?, &without_path(b)?)
+        }
+        _ if name.ends_with(".safetensors") => tensors(a, b)?,
+        _ => bytes(&fs::read(a)?, &fs::read(b)?),
+    })
+}
+
+fn json(path: &Path) -> anyhow::Result<Value> {
+    Ok(serde_json::from_slice(&fs::read(path)?)?)
+}
+
+fn bytes(a: &[u8], b: &[u8]) -> Option<Difference> {
+    let at = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
+    let byte = |bytes: &[u8]| bytes.get(at).map_or_else(|| "the end".to_owned(), |byte| format!("0x{byte:02x}"));
+    (a != b).then(|| Difference {
+        kind: "byte".into(),
+        place: Some(format!("byte {at}")),
+        recorded: byte(a),
+        remade: byte(b),
+        ..Difference::default()
+    })
+}
+
+fn of_groups(a: &[Group], b: &[Group]) -> Option<Difference> {
+    let found = a.iter().zip(b).find_map(|(a, b)| groups::difference(a, b, &[]));
+    found.or_else(|| {
+        (a.len() != b.len()).then(|| Difference {
+            kind: "number of groups".into(),
+            recorded: a.len().to_string(),
+            remade: b.len().to_string(),
+            ..Difference::default()
+        })
+    })
+}
+
+fn state(a: &Value, b: &Value) -> Option<Difference> {
+    let task = |state: &Value| {
+        let task = &state["task"];
+        // PPO keeps the state of its pipeline beside others.
+        task.get("lineage").or_else(|| task.pointer("/pipeline/lineage")).cloned().unwrap_or_default()
+    };
+    let (lineage_a, lineage_b) = (task(a), task(b));
+    if lineage_a != lineage_b {
+        return Some(Difference {
+            kind: "lineage".into(),
+            recorded: lineage_a.to_string(),
+            remade: lineage_b.to_string(),
+            ..Difference::default()
+        });
+    }
+    let of = |name: &&str| values(name, &a[*name], &b[*name]);
+    STATE.iter().find_map(of).or_else(|| values("task", &a["task"], &b["task"]))
+}
+
+/// The first value of two JSON texts that differs.
+fn values(at: &str, a: &Value, b: &Value) -> Option<Difference> {
+    let none = Value::Null;
+    match (a, b) {
+        (Value::Object(x), Value::Object(y)) => {
+            let names: BTreeSet<&String> = x.keys().chain(y.keys()).collect();
+            let of = |map: &Map<String, Value>, name: &str| map.get(name).cloned().unwrap_or_default();
+            names.into_iter().find_map(|name| values(&format!("{at}.{name}"), &of(x, name), &of(y, name)))
+        }
+        (Value::Array(x), Value::Array(y)) => (0..x.len().max(y.len()))
+            .find_map(|i| values(&format!("{at}[{i}]"), x.get(i).unwrap_or(&none), y.get(i).unwrap_or(&none))),
+        _ => (a != b).then(|| Difference {
+            kind: "state".into(),
+            place: Some(at.trim_start_matches('.').to_owned()),
+            recorded: a.to_string(),
+            remade: b.to_string(),
+            ..Difference::default()
+        }),
+    }
+}
+
+/// A file of tensors that is read piece by piece.
+struct Tensors {
+    header: Map<String, Value>,
+    file: BufReader<File>,
+}
+
+impl Tensors {
+    fn open(path: &Path) -> anyhow::Result<Tensors> {
+        let mut file = BufReader::with_capacity(1 << 20, File::open(path)?);
+        let mut length = [0; 8];
+        file.read_exact(&mut length)?;
+        let length = u64::from_le_bytes(length);
+        anyhow::ensure!(length <= fs::metadata(path)?.len(), "its header is longer than the file");
+        let mut header = vec![0; length as usize];
+        file.read_exact(&mut header)?;
+        Ok(Tensors { header: serde_json::from_slice(&header)?, file })
+    }
+
+    /// Name, type and end of each tensor, in the order of their bytes.
+    fn layout(&self) -> Vec<(String, String, u64)> {
+        let tensors = self.header.iter().filter(|(name, _)| *name != "__metadata__");
+        let entry = |(name, of): (&String, &Value)| {
+            let end = of["data_offsets"][1].as_u64().unwrap_or_default();
+            (name.clone(), format!("{} {}", of["dtype"].as_str().unwrap_or_default(), of["shape"]), end)
+        };
+        let mut layout: Vec<_> = tensors.map(entry).collect();
+        layout.sort_by_key(|(_, _, end)| *end);
+        layout
+    }
+}
+
+fn tensors(a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
+    let (mut a, mut b) = (Tensors::open(a)?, Tensors::open(b)?);
+    let (layout, of_b) = (a.layout(), b.layout());
+    if let Some((a, b)) = layout.iter().zip(&of_b).find(|(a, b)| a != b) {
+        let show = |(name, of, _): &(String, String, u64)| format!("{name} {of}");
+        let (recorded, remade) = (show(a), show(b));
+        return Ok(Some(Difference { kind: "tensor".into(), recorded, remade, ..Difference::default() }));
+    }
+    let (mut at, mut left, mut right) = (0u64, vec![0; 1 << 16], vec![0; 1 << 16]);
+    for (name, of, end) in &layout {
+        let begin = at;
+        while at < *end {
+            let n = (*end - at).min(left.len() as u64) as usize;
+            a.file.read_exact(&mut left[..n])?;
+            b.file.read_exact(&mut right[..n])?;
+            if let Some(place) = left[..n].iter().zip(&right[..n]).position(|(a, b)| a != b) {
+                let width = if of.starts_with("F32") {
+                    4
+                } else if of.starts_with("BF16") {
+                    2
+                } else {
+                    1
+                };
+                let first = place / width * width;
+                let value = |bytes: &[u8]| number(&bytes[first..(first + width).min(n)]);
+                return Ok(Some(Difference {
+                    kind: "weight".into(),
+                    place: Some(format!("{name}, element {}", (at - begin) / width as u64 + (first / width) as u64)),
+                    recorded: value(&left),
+                    remade: value(&right),
+                    ..Difference::default()
+                }));
+            }
+            at += n as u64;
+        }
+    }
+    let metadata = |tensors: &Tensors| tensors.header.get("__metadata__").cloned().unwrap_or_default();
+    Ok(values("header", &metadata(&a), &metadata(&b)))
+}
+
+/// A number of so many bytes, with its bits.
+fn number(bytes: &[u8]) -> String {
+    match *bytes {
+        [a, b, c, d] => f32_bits(f32::from_le_bytes([a, b, c, d])),
+        [a, b] => format!("{} (0x{:04x})", f32::from_le_bytes([0, 0, a, b]), u16::from_le_bytes([a, b])),
+        _ => format!("{bytes:02x?}"),
+    }
+}

@@ -1,0 +1,136 @@
+//! Forks a run: another run that is the first one, bit for bit, up to a step, and goes on by itself.
+//!
+//! The fork is put together as a run that was stopped at a checkpoint of the first one, and resumed from there as any
+//! run is: up to the step with the first one's configuration, with its record beside, and then by its own.
+
+use super::inputs::RecordedRun;
+use super::record::{Record, SharedRecord};
+use super::report::{Interval, NotVerifiable};
+use super::{Choice, VerifyOptions};
+use crate::RunOptions;
+use crate::bad_input;
+use crate::config::{Purpose, Resolved};
+use crate::error::BadInput;
+use crate::run::checkpoint::state::RunState;
+use crate::run::resume::find_run;
+use crate::run::run_dir::write_atomically;
+use crate::run::{RunDir, checkpoint};
+use crate::session::Run;
+use crate::stop::StopSignal;
+use anyhow::Context as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use telemetry::record::ForkedFrom;
+
+/// How a run is forked.
+pub struct ForkOptions<'a> {
+    /// The step that both runs share at last.
+    pub at: u64,
+    /// The directory of the fork.
+    pub out: &'a Path,
+    /// Ends it.
+    pub stop: StopSignal,
+    /// Told what is being done.
+    pub say: &'a dyn Fn(&str),
+}
+
+/// Makes the fork of the run in `root`, and gives what it is to be resumed from.
+pub fn fork(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
+    fork_of(root, options).map_err(|error| match error.downcast::<NotVerifiable>() {
+        Ok(NotVerifiable(why)) => BadInput::new(why),
+        Err(error) => error,
+    })
+}
+
+fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
+    let ForkOptions { at, out, stop, say } = options;
+    let as_it_is =
+        VerifyOptions { choice: Choice::All, threads: None, model: None, dataset: None, stop: stop.clone(), say: *say };
+    let run = RecordedRun::open(root, &as_it_is)?;
+    let begin = run.checkpoints.iter().rev().find(|(step, _)| step <= at);
+    let from = begin.map_or(0, |(step, _)| *step);
+    // As the run was at that step: what later resumes changed is not of the fork.
+    let resolved = run.resolved_of(Interval { from, to: (*at).max(1) })?;
+    let dir = RunDir::fresh(out)?;
+    fs::create_dir_all(dir.checkpoints())?;
+    if let Some((step, path)) = begin {
+        checkpoint::check(path)?;
+        copy_all(path, &dir.checkpoint(*step))?;
+        for log in [run.dir.metrics(), run.dir.rollouts(), run.dir.rollouts().with_extension("idx")] {
+            if log.is_file() {
+                fs::copy(&log, dir.root().join(log.file_name().unwrap_or_default()))?;
+            }
+        }
+        if run.dir.tensorboard().is_dir() {
+            copy_all(&run.dir.tensorboard(), &dir.tensorboard())?;
+        }
+    }
+    let mut record = run.record.clone();
+    record.starts = run.starts_of(*at).to_vec();
+    write_atomically(&dir.record(), &record.to_bytes()?)?;
+    // Last: with a configuration the directory is a run.
+    write_atomically(&dir.config(), resolved.to_toml().as_bytes())?;
+    let mut lineage = None;
+    if from < *at {
+        say(&format!("replaying {}", Interval { from, to: *at }));
+        replay(&run, resolved, &dir, *at, options)?;
+    }
+    if *at > 0 {
+        let state = RunState::read(&dir.checkpoint(*at))?;
+        lineage = state.task.get("lineage").or_else(|| state.task.pointer("/pipeline/lineage")).cloned();
+    }
+    let lineage = lineage.and_then(|lineage| Some(lineage.as_str()?.to_owned()));
+    let run = run.dir.root().display().to_string();
+    let mut record = telemetry::RunRecord::read(&dir.record())?;
+    record.forked_from = Some(ForkedFrom { run, step: *at, lineage });
+    write_atomically(&dir.record(), &record.to_bytes()?)?;
+    Ok(if *at > 0 { dir.checkpoint(*at) } else { dir.root().to_owned() })
+}
+
+/// Goes on with the run in `dir` as the first one did, up to the step.
+fn replay(
+    run: &RecordedRun,
+    resolved: Resolved,
+    dir: &RunDir,
+    at: u64,
+    options: &ForkOptions<'_>,
+) -> anyhow::Result<()> {
+    let (_, not_asked) = run.rewards()?;
+    let mut record = Record::new(run.groups()?, not_asked);
+    for (_, checkpoint) in &run.checkpoints {
+        record.add_ahead(&checkpoint.join("frontier.bin"))?;
+    }
+    let record = SharedRecord::new(record);
+    let of_run = RunOptions::new()
+        .context(run.ctx.clone())
+        .stop_signal(options.stop.clone())
+        .sink(record.clone())
+        .scores_of_record(record.place());
+    let (of_fork, resume_from) = find_run(&dir.root().to_string_lossy(), None)?;
+    let mut replayed = Run::resolved(Purpose::Grpo, resolved, of_fork, resume_from, of_run)?;
+    while replayed.steps_done() < at {
+        let ended = replayed.step()?;
+        if let Some(found) = record.lock().difference.take() {
+            anyhow::bail!("the replay of {} differs from its record: {found}", run.dir.root().display());
+        }
+        if ended.is_some() && replayed.steps_done() < at {
+            options.stop.check()?;
+            bad_input!("{} ended after step {}: --at {at}", run.dir.root().display(), replayed.steps_done());
+        }
+    }
+    replayed.save_checkpoint()?;
+    replayed.dir().unlock();
+    Ok(())
+}
+
+fn copy_all(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
+        match path.is_dir() {
+            true => copy_all(&path, &to.join(name))?,
+            false => drop(fs::copy(&path, to.join(name)).with_context(|| path.display().to_string())?),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,292 @@
+//! The run that is to be verified, what it was made of, and what of that is here.
+
+use super::report::{Difference, Interval, Report, missing};
+use super::{Choice, VerifyOptions};
+use crate::config::{Config, Layers, Purpose, Resolved, Strategy, keys, settings_of_weights, undo};
+use crate::data::DatasetSpec;
+use crate::models::{ModelSource, hashes};
+use crate::rollouts::wire::file::GroupFile;
+use crate::run::checkpoint::state::RunState;
+use crate::run::{self, RunDir, checkpoint};
+use kernels::Context;
+use model::Head;
+use rewards::RewardSpec;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use telemetry::RunRecord;
+use telemetry::record::{FileHash, Start};
+
+/// A recorded run.
+pub struct RecordedRun {
+    pub dir: RunDir,
+    pub record: RunRecord,
+    pub resolved: Resolved,
+    pub ctx: Context,
+    /// Complete checkpoints, the oldest first.
+    pub checkpoints: Vec<(u64, PathBuf)>,
+}
+
+impl RecordedRun {
+    /// Reads what there is. Nothing is written.
+    pub fn open(root: &Path, options: &VerifyOptions<'_>) -> anyhow::Result<RecordedRun> {
+        let dir = RunDir::open(root)?;
+        let Ok(record) = RunRecord::read(&dir.record()) else {
+            return missing(format!("{} is missing or damaged: what the run was made of", dir.record().display()));
+        };
+        if record.kind != Purpose::Grpo.command() {
+            return missing(format!(
+                "{} is a run of `lockstep {}`: only runs of `lockstep train` record what they learn from",
+                dir.root().display(),
+                record.kind
+            ));
+        }
+        let mut resolved =
+            Layers { purpose: Purpose::Grpo, file: Some(dir.config()), ..Layers::default() }.resolve()?;
+        let config = &mut resolved.config;
+        let place = |path: &Path| std::path::absolute(path).map(|path| path.display().to_string());
+        if let Some(model) = &options.model {
+            config.model_name_or_path = Some(place(model)?);
+        }
+        if let Some(dataset) = &options.dataset {
+            config.dataset_name = Some(place(dataset)?);
+        }
+        config.threads = options.threads.or(config.threads);
+        let ctx = run::context(config.device, config.threads, config.dtype)?;
+        let here = ctx.arithmetic(config.dtype.dtype());
+        if !record.arithmetic.is_empty() && record.arithmetic != here {
+            return missing(format!(
+                "the run's matmuls are {} on {}, here they would be {here} on {}: bits are promised with one formula \
+                 only. Set LOCKSTEP_ISA={} if this machine has it",
+                record.arithmetic,
+                record.isa,
+                ctx.describe(),
+                record.isa
+            ));
+        }
+        let checkpoints = checkpoint::all(&dir);
+        Ok(RecordedRun { dir, record, resolved, ctx, checkpoints })
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &Config {
+        &self.resolved.config
+    }
+
+    /// The configuration of the replay of an interval: no bit of the weights depends on what is switched off.
+    pub fn replay_config(&self, interval: Interval) -> anyhow::Result<Resolved> {
+        let mut resolved = self.resolved_of(interval)?;
+        let config = &mut resolved.config;
+        config.record_rollouts = true;
+        (config.eval_strategy, config.save_strategy) = (Strategy::No, Strategy::No);
+        (config.eval_on_start, config.load_best_model_at_end) = (false, false);
+        (config.log_completions, config.tensorboard) = (false, false);
+        (config.eval_dataset_name, config.early_stopping_patience) = (None, None);
+        (config.metric_for_best_model, config.save_total_limit) = (None, None);
+        config.eval_datasets.clear();
+        Ok(resolved)
+    }
+
+    /// The configuration that made the steps of an interval.
+    pub fn resolved_of(&self, interval: Interval) -> anyhow::Result<Resolved> {
+        let mut resolved = self.resolved.clone();
+        match self.config_of(interval) {
+            Ok(config) => {
+                resolved.config = config;
+                Ok(resolved)
+            }
+            Err(why) => missing(format!("{interval}: {why}")),
+        }
+    }
+
+    /// Whether the same configuration made two intervals.
+    pub fn same_settings(&self, a: Interval, b: Interval) -> bool {
+        let settings = |interval| self.config_of(interval).ok().map(|config| settings_of_weights(&config));
+        settings(a) == settings(b)
+    }
+
+    /// Refuses completions of a program's function: nobody else can make them.
+    pub fn check_source(&self) -> anyhow::Result<()> {
+        let Some((_, path)) = self.checkpoints.last() else { return Ok(()) };
+        let task = RunState::read(path)?.task;
+        let has_function = [task.get("has_program"), task.pointer("/pipeline/has_program")];
+        match has_function.into_iter().flatten().any(|value| value == true) {
+            true => missing("the completions come from a function of a program (rollout_func), which is not here"),
+            false => Ok(()),
+        }
+    }
+
+    /// The groups that it recorded.
+    pub fn groups(&self) -> anyhow::Result<GroupFile> {
+        let path = self.dir.rollouts();
+        match GroupFile::open(&path) {
+            Ok(file) if !file.index().is_empty() => Ok(file),
+            Err(error) if error.kind() != ErrorKind::NotFound => missing(format!("it is damaged: {error}")),
+            _ => missing(format!(
+                "{} is missing or empty: a run with record_rollouts = true writes the groups that it learns from there",
+                path.display()
+            )),
+        }
+    }
+
+    /// The names of rewards that are asked again, and of the others.
+    pub fn rewards(&self) -> anyhow::Result<(Vec<String>, Vec<String>)> {
+        let specs = &self.config().reward_funcs;
+        let named = rewards::names(specs)?.into_iter().zip(specs);
+        let (asked, recorded): (Vec<_>, Vec<_>) =
+            named.partition(|(_, spec): &(_, &RewardSpec)| spec.is_deterministic());
+        let names = |list: Vec<(String, _)>| list.into_iter().map(|(name, _)| name).collect();
+        Ok((names(asked), names(recorded)))
+    }
+
+    /// Refuses where a file of a reward is missing: the lineage has its name, which is not told from a word then.
+    pub fn check_reward_files(&self) -> anyhow::Result<()> {
+        match self.record.rewards.iter().find(|file| !Path::new(&file.name).exists()) {
+            Some(file) => missing(format!(
+                "{} is missing, a file of a reward: it is not asked, but its name is part of what the lineage is of. \
+                 Put it back (SHA-256 {})",
+                file.name, file.sha256
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Compares the files that the run began with with the hashes of its record.
+    pub fn hashes(&self, options: &VerifyOptions<'_>, report: &mut Report) -> anyhow::Result<()> {
+        let source = ModelSource::of(self.config(), Head::Lm)?;
+        let mut found = hashes(&source.dir, &options.stop, |_| true)?;
+        if let Some(adapter) = &source.adapter {
+            found.extend(hashes(adapter, &options.stop, |_| true)?);
+        }
+        compare(&source.dir, &self.record.model, &found, report);
+        match (&self.config().replay, DatasetSpec::train(self.config())) {
+            (None, Some(spec)) => {
+                let sha256 = DatasetSpec { stop: options.stop.clone(), ..spec }.load()?.hash;
+                let name = self.record.data.first().map(|file| file.name.clone()).unwrap_or_default();
+                let place = self.config().dataset_name.clone().unwrap_or_default();
+                compare(Path::new(&place), &self.record.data, &[FileHash { name, sha256, bytes: None }], report);
+            }
+            _ => report.not_verified.push("the hash of the replayed file".into()),
+        }
+        Ok(())
+    }
+
+    /// The parts of the run of which there is a beginning and an end, and what there is not.
+    pub fn intervals(&self, report: &mut Report) -> Vec<Interval> {
+        let ends = self.checkpoints.iter().map(|(step, _)| *step);
+        let begins = std::iter::once(0).chain(ends.clone());
+        let (mut intervals, mut refused) = (Vec::new(), Vec::new());
+        for (from, to) in begins.zip(ends).filter(|(from, to)| from < to) {
+            let interval = Interval { from, to };
+            match self.config_of(interval) {
+                Ok(_) => intervals.push(interval),
+                Err(why) => refused.push(format!("{interval}: {why}")),
+            }
+        }
+        report.not_verified.extend(refused);
+        intervals
+    }
+
+    /// The starts until the one that made `step`.
+    pub fn starts_of(&self, step: u64) -> &[Start] {
+        let starts = &self.record.starts;
+        // A resume from an older checkpoint made the steps after it again.
+        &starts[..starts.iter().rposition(|start| start.step < step).map_or(0, |own| own + 1)]
+    }
+
+    /// The configuration that made the steps of an interval: that of config.toml, without what later starts changed.
+    fn config_of(&self, interval: Interval) -> Result<Config, String> {
+        let (starts, later) = (&self.record.starts, self.starts_of(interval.to).len());
+        if let Some(within) = starts.iter().find(|start| interval.from < start.step && start.step < interval.to)
+            && within.changed.iter().any(|line| decides_bits(line))
+        {
+            return Err(format!(
+                "the configuration was changed after step {}, of which no checkpoint is left",
+                within.step
+            ));
+        }
+        let mut config = self.config().clone();
+        undo(&mut config, &lines(&starts[later..]))?;
+        Ok(config)
+    }
+
+    /// The step of the checkpoint whose model is the result.
+    pub fn step_of_result(&self) -> anyhow::Result<Option<u64>> {
+        let Some((last, path)) = self.checkpoints.last().filter(|_| self.dir.model().is_dir()) else {
+            return Ok(None);
+        };
+        let best = RunState::read(path)?.best.filter(|_| self.config().load_best_model_at_end);
+        Ok(Some(best.map_or(*last, |best| best.step)))
+    }
+}
+
+/// What starts changed.
+fn lines(starts: &[Start]) -> Vec<&str> {
+    starts.iter().flat_map(|start| start.changed.iter().map(String::as_str)).collect()
+}
+
+fn decides_bits(change: &str) -> bool {
+    let name = change.split(' ').next().unwrap_or_default();
+    keys().iter().any(|key| key.name == name && key.decides_bits())
+}
+
+fn compare(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut Report) {
+    for file in found {
+        let Some(old) = recorded.iter().find(|old| old.name == file.name) else { continue };
+        if old.sha256 == file.sha256 {
+            report.hashes.push(file.name.clone());
+        } else if report.difference.is_none() {
+            let place = if place.is_dir() { place.join(&file.name) } else { place.to_owned() };
+            report.difference = Some(Difference {
+                kind: "hash".into(),
+                place: Some(place.display().to_string()),
+                recorded: old.sha256.clone(),
+                remade: file.sha256.clone(),
+                ..Difference::default()
+            });
+        }
+    }
+    for old in recorded.iter().filter(|old| !found.iter().any(|file| file.name == old.name)) {
+        report.not_verified.push(format!("{} is not in {}: its hash", old.name, place.display()));
+    }
+}
+
+/// Intervals of `choice`, in their order.
+pub fn choose(mut all: Vec<Interval>, choice: Choice) -> Vec<Interval> {
+    let Choice::Random { steps, seed } = choice else { return all };
+    // SplitMix64: which intervals are drawn follows from the seed.
+    let mut state = seed;
+    let mut next = move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    };
+    let (mut chosen, mut covered) = (Vec::new(), 0);
+    while covered < steps && !all.is_empty() {
+        let interval = all.swap_remove((next() % all.len() as u64) as usize);
+        covered += interval.steps();
+        chosen.push(interval);
+    }
+    chosen.sort_by_key(|interval| interval.from);
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_are_drawn_by_the_seed_until_there_are_enough_steps() {
+        let all: Vec<Interval> = (0..10).map(|i| Interval { from: 3 * i, to: 3 * i + 3 }).collect();
+        let drawn = |steps, seed| choose(all.clone(), Choice::Random { steps, seed });
+        assert_eq!(drawn(5, 1), drawn(5, 1));
+        assert_eq!((drawn(5, 1).len(), drawn(1, 4).len(), drawn(0, 4).len()), (2, 1, 0));
+        assert_eq!(drawn(30, 9), all, "in their order");
+        assert_eq!(drawn(31, 9), all);
+        assert_eq!(choose(all.clone(), Choice::All), all);
+        let first: std::collections::BTreeSet<u64> = (0..200).map(|seed| drawn(1, seed)[0].from).collect();
+        assert_eq!(first.len(), 10, "each has its turn");
+        let texts = [Interval { from: 3, to: 4 }, Interval { from: 3, to: 6 }].map(|interval| interval.to_string());
+        assert_eq!(texts, ["step 4", "steps 4 to 6"]);
+    }
+}

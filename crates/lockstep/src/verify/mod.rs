@@ -1,0 +1,233 @@
+//! Proves that a run is what its record says: replays steps from its checkpoints, by the code that trains, and compares
+//! every bit of what comes out.
+//!
+//! A replay resumes the run from a checkpoint S (or begins it) in a directory of its own, samples its own completions,
+//! and takes scores from the record where their reward may not say the same again. Each group that it learns from must
+//! equal the recorded one, and its checkpoint of the step E must equal that of the run. It knows no trainer: what it
+//! compares is what a [`Run`] reports and writes.
+//!
+//! Read `groups.rs` and `files.rs` for what is compared, `record.rs` for where the replay and the record meet.
+
+mod files;
+mod fork;
+mod groups;
+mod inputs;
+mod record;
+mod report;
+
+pub use fork::{ForkOptions, fork};
+pub use report::{Difference, Interval, Report};
+
+use crate::RunOptions;
+use crate::config::Purpose;
+use crate::error::{is_bad_input, paragraph};
+use crate::run::RunDir;
+use crate::run::resume::ResumeFrom;
+use crate::session::Run;
+use crate::stop::StopSignal;
+use anyhow::Context as _;
+use inputs::{RecordedRun, choose};
+use record::{Record, SharedRecord};
+use report::{NotVerifiable, missing};
+use std::path::{Path, PathBuf};
+
+/// Which steps are replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// All.
+    All,
+    /// So many, at least: intervals between checkpoints that are drawn by `seed`.
+    Random {
+        /// Steps.
+        steps: u64,
+        /// Decides which.
+        seed: u64,
+    },
+}
+
+/// How a run is verified.
+pub struct VerifyOptions<'a> {
+    /// Which steps.
+    pub choice: Choice,
+    /// Threads, if not those of the configuration.
+    pub threads: Option<usize>,
+    /// Where the model lies now.
+    pub model: Option<PathBuf>,
+    /// Where the data lie now.
+    pub dataset: Option<PathBuf>,
+    /// Ends it.
+    pub stop: StopSignal,
+    /// Told what is being done.
+    pub say: &'a dyn Fn(&str),
+}
+
+/// Verifies the run in `root`, of which nothing is changed.
+pub fn verify(root: &Path, options: &VerifyOptions<'_>) -> anyhow::Result<Report> {
+    let mut report = Report::default();
+    match verify_into(root, options, &mut report) {
+        Err(error) if error.is::<NotVerifiable>() => report.not_verified.push(error.to_string()),
+        Err(error) if report.difference.is_none() => return Err(error),
+        _ => {}
+    }
+    Ok(report)
+}
+
+fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) -> anyhow::Result<()> {
+    let run = RecordedRun::open(root, options)?;
+    let file = run.groups()?;
+    (report.rewards_asked, report.rewards_recorded) = run.rewards()?;
+    if let Some(file) = &run.config().replay {
+        report.not_verified.push(format!("that {} was sampled: the run replayed it", file.display()));
+    }
+    run.check_source()?;
+    run.check_reward_files()?;
+    run.hashes(options, report)?;
+    if report.difference.is_some() {
+        return Ok(());
+    }
+    let all = run.intervals(report);
+    if all.is_empty() {
+        return missing(format!(
+            "{} has no two states to replay between: checkpoints (save_strategy, save_steps, save_total_limit) are \
+             what a step is proven with",
+            run.dir.root().display()
+        ));
+    }
+    let mut record = Record::new(file, report.rewards_recorded.clone());
+    for (_, checkpoint) in &run.checkpoints {
+        record.add_ahead(&checkpoint.join("frontier.bin"))?;
+    }
+    let last = run.checkpoints.last().map_or(0, |(step, _)| *step);
+    if let Some(recorded) = record.last_step().filter(|step| *step > last) {
+        report.not_verified.push(format!("steps {} to {recorded}: the run left no checkpoint after them", last + 1));
+    }
+    let chosen = choose(all, options.choice);
+    let record = SharedRecord::new(record);
+    // Neighbours are replayed in one go: the state between them is proven to be that of the checkpoint.
+    for chain in chosen.chunk_by(|a, b| a.to == b.from && run.same_settings(*a, *b)) {
+        replay(&run, chain, &record, options, report)?;
+        if report.difference.is_some() {
+            return Ok(());
+        }
+    }
+    if let Some(step) = run.step_of_result()? {
+        let checkpoint = run.dir.checkpoint(step);
+        match checkpoint.is_dir() {
+            true => {
+                report.difference = files::of_result(&run.dir.model(), &checkpoint, step)?;
+                report.result = report.difference.is_none().then_some(step);
+            }
+            false => report.not_verified.push(format!("the result: the checkpoint of step {step} is gone")),
+        }
+    }
+    Ok(())
+}
+
+/// Replays intervals that follow each other.
+fn replay(
+    run: &RecordedRun,
+    chain: &[Interval],
+    record: &SharedRecord,
+    options: &VerifyOptions<'_>,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let scratch = tempfile::Builder::new().prefix("lockstep-verify-").tempdir()?;
+    let from = chain[0].from;
+    if let Err(error) = run.checkpoints.iter().filter(|(step, _)| *step == from).try_for_each(|(_, path)| whole(path)) {
+        report.difference = Some(unlisted(from, &error));
+        return Ok(());
+    }
+    let resume_from = match from {
+        0 => ResumeFrom::Nothing,
+        step => ResumeFrom::Checkpoint(run.dir.checkpoint(step)),
+    };
+    let of_run = RunOptions::new()
+        .context(run.ctx.clone())
+        .stop_signal(options.stop.clone())
+        .sink(record.clone())
+        .scores_of_record(record.place());
+    let dir = RunDir::fresh(scratch.path())?;
+    let begun = Run::resolved(Purpose::Grpo, run.replay_config(chain[0])?, dir, resume_from, of_run);
+    let mut replayed = match begun {
+        Err(error) if from > 0 && is_of(&error, &run.dir.checkpoint(from)) => {
+            report.difference = Some(unlisted(from, &error));
+            return Ok(());
+        }
+        begun => begun?,
+    };
+    for interval in chain {
+        (options.say)(&format!("replaying {interval}"));
+        if let Some(found) = steps(run, &mut replayed, *interval, record)? {
+            report.difference = Some(found);
+            break;
+        }
+        report.proven.push(*interval);
+    }
+    (report.groups, report.tokens, report.groups_of_checkpoints) = record.lock().equal;
+    Ok(())
+}
+
+/// Replays an interval, and compares.
+fn steps(
+    run: &RecordedRun,
+    replayed: &mut Run,
+    interval: Interval,
+    record: &SharedRecord,
+) -> anyhow::Result<Option<Difference>> {
+    record.lock().compared.clear();
+    let recorded = record.lock().of_steps(interval.from, interval.to);
+    while replayed.steps_done() < interval.to {
+        let ended = replayed.step()?;
+        if let Some(found) = record.lock().difference.take() {
+            if recorded.is_empty() {
+                return missing(format!("{interval} was not recorded: record_rollouts was false then"));
+            }
+            return Ok(Some(found));
+        }
+        if ended.is_some() && replayed.steps_done() < interval.to {
+            anyhow::bail!("the replay ended after step {}", replayed.steps_done());
+        }
+    }
+    if let Some(group) = recorded.difference(&record.lock().compared).next() {
+        return Ok(Some(Difference {
+            group: Some(*group),
+            step: Some(interval.to),
+            kind: "group".into(),
+            recorded: "a group".into(),
+            remade: "none: no step learned from it".into(),
+            ..Difference::default()
+        }));
+    }
+    let checkpoint = run.dir.checkpoint(interval.to);
+    if let Err(error) = whole(&checkpoint) {
+        return Ok(Some(unlisted(interval.to, &error)));
+    }
+    replayed.save_checkpoint()?;
+    let remade = replayed.dir().checkpoint(interval.to);
+    let found = files::difference(&checkpoint, &remade, interval.to)?;
+    std::fs::remove_dir_all(&remade).with_context(|| remade.display().to_string())?;
+    Ok(found)
+}
+
+/// Whether a checkpoint's files are those of its list.
+fn whole(checkpoint: &Path) -> anyhow::Result<()> {
+    crate::run::checkpoint::check(checkpoint).map(|_| ())
+}
+
+/// Whether an error is of this checkpoint's files.
+fn is_of(error: &anyhow::Error, checkpoint: &Path) -> bool {
+    is_bad_input(error) && paragraph(error).contains(&*checkpoint.to_string_lossy())
+}
+
+fn unlisted(step: u64, error: &anyhow::Error) -> Difference {
+    let text = paragraph(error);
+    // What a person should do who wants to resume.
+    let text = text.split("; there is no checkpoint before it").next().unwrap_or_default();
+    Difference {
+        step: Some(step),
+        kind: "hash".into(),
+        recorded: "the checkpoint's own checksums".into(),
+        remade: text.to_owned(),
+        ..Difference::default()
+    }
+}
