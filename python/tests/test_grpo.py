@@ -405,7 +405,7 @@ def test_a_run_is_shown_on_a_page_while_it_trains(model, rows, tmp_path, caplog)
 
     seen = {}
 
-    class Look(lockstep_rl.TrainerCallback):
+    class Look(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             with urllib.request.urlopen(f"{trainer.dashboard_url}api/runs") as answer:
                 seen[state.global_step] = json.load(answer)[0]["state"]

@@ -116,13 +116,13 @@ fn the_table_of_scores_has_their_quantiles() {
     let dir = directory();
     let root = dir.path();
     let line = |text: &str| format!("{{\"prompt\": \"ab \", \"completion\": \"{text}\"}}\n");
-    fs::write(root.join("c.jsonl"), ["a", "ab", "abcdef"].map(line).concat()).unwrap();
+    fs::write(root.join("c.jsonl"), ["a", "ab", "abc", "abcd", "abcdef"].map(line).concat()).unwrap();
     let said = good(root, &["score-rewards", "--input", "c.jsonl", "--reward", "unique_chars"]).out;
     let row = said.lines().find(|line| line.starts_with("unique_chars")).unwrap_or_else(|| panic!("{said}"));
     let columns: Vec<&str> = row.split_whitespace().collect();
     // judged, mean, std, min, p25, median, p75, max
-    assert_eq!(columns[1], "3/3");
-    assert_eq!(columns[4..], ["1.0000", "1.5000", "2.0000", "4.0000", "6.0000"], "{said}");
+    assert_eq!(columns[1], "5/5");
+    assert_eq!(columns[4..], ["1.0000", "2.0000", "3.0000", "4.0000", "6.0000"], "{said}");
 }
 
 /// With the columns that rewards compare with, and the token ids that others count.
