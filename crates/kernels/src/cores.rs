@@ -25,8 +25,18 @@ pub struct CoreTokens {
 /// Cores that are held until this is dropped, or the process ends.
 #[derive(Debug)]
 pub struct HeldCores {
-    #[allow(dead_code, reason = "unlocked when they are dropped")]
-    locks: Vec<File>,
+    locks: Vec<Locked>,
+}
+
+/// A file whose lock is held.
+#[derive(Debug)]
+struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that is being started has copies of open files until its program runs.
+        let _ = self.0.unlock();
+    }
 }
 
 impl HeldCores {
@@ -100,6 +110,7 @@ impl CoreTokens {
     pub fn acquire(&self, at_most: usize) -> Result<HeldCores> {
         let gate = self.lock_file(&self.gate())?;
         gate.lock().map_err(|e| error(&self.gate(), format!("cannot be locked: {e}")))?;
+        let gate = Locked(gate);
         let first = loop {
             match self.free(1)?.pop() {
                 Some(core) => break core,
@@ -110,24 +121,24 @@ impl CoreTokens {
         let mut locks = vec![first];
         let more = at_most.min(self.cores).saturating_sub(1);
         // Those who wait come first: with the gate in hand nobody does.
-        if more > 0 && locked(&self.lock_file(&self.gate())?, &self.gate())? {
-            locks.extend(self.free(more)?);
+        if more > 0 {
+            let gate = try_lock(self.lock_file(&self.gate())?, &self.gate())?;
+            if gate.is_some() {
+                locks.extend(self.free(more)?);
+            }
         }
         Ok(HeldCores { locks })
     }
 
     /// Up to `count` cores that nobody holds.
-    fn free(&self, count: usize) -> Result<Vec<File>> {
+    fn free(&self, count: usize) -> Result<Vec<Locked>> {
         let mut taken = Vec::new();
         for path in (0..self.cores).map(|core| self.core(core)) {
             if taken.len() == count {
                 break;
             }
             // Locks are of open files, so each holder has its own.
-            let file = self.lock_file(&path)?;
-            if locked(&file, &path)? {
-                taken.push(file);
-            }
+            taken.extend(try_lock(self.lock_file(&path)?, &path)?);
         }
         Ok(taken)
     }
@@ -143,10 +154,10 @@ impl CoreTokens {
     }
 }
 
-fn locked(file: &File, path: &Path) -> Result<bool> {
+fn try_lock(file: File, path: &Path) -> Result<Option<Locked>> {
     match file.try_lock() {
-        Ok(()) => Ok(true),
-        Err(TryLockError::WouldBlock) => Ok(false),
+        Ok(()) => Ok(Some(Locked(file))),
+        Err(TryLockError::WouldBlock) => Ok(None),
         Err(TryLockError::Error(e)) => Err(error(path, format!("cannot be locked: {e}"))),
     }
 }

@@ -86,6 +86,8 @@ impl Drop for RunLock {
     fn drop(&mut self) {
         // What stays in the file would say that this process was killed; nothing else depends on it.
         let _ = self.say(b"");
+        // Closing is not enough: a child that is being started has copies of open files until its program runs.
+        let _ = self.file.unlock();
     }
 }
 
@@ -110,6 +112,26 @@ impl fmt::Display for Holder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// A child has copies of all open files until its program runs: that does not keep the lock.
+    #[test]
+    fn a_lock_ends_with_its_holder_whatever_else_is_started() {
+        let (dir, done) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        assert!(Command::new("true").status().unwrap().success());
+                    }
+                });
+            }
+            let taken = (0..20_000).map(|_| RunLock::take(dir.path()).map(drop)).find(Result::is_err);
+            done.store(true, Ordering::Relaxed);
+            assert!(taken.is_none(), "{taken:?}");
+        });
+    }
 
     #[test]
     fn the_second_is_refused_and_a_killed_holder_is_known() {

@@ -253,7 +253,10 @@ pub(crate) fn holder(path: &Path) -> Result<Option<Holder>> {
         file => file.or_io("open", path)?,
     };
     match file.try_lock_shared() {
-        Ok(()) => Ok(None),
+        Ok(()) => {
+            file.unlock().or_io("unlock", path)?;
+            Ok(None)
+        }
         Err(TryLockError::WouldBlock) => {
             let text = read(path)?.unwrap_or_default();
             Ok(Some(Holder::parse(&text).unwrap_or_default()))

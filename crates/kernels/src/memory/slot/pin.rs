@@ -29,8 +29,14 @@ pub(in crate::memory) struct Pinned {
     reader: Arc<Reader>,
     contents: Contents,
     /// Holds the shared lock: of an open file of its own, so that pins of a slot do not end each other.
-    #[allow(dead_code, reason = "unlocked when it is dropped")]
     lock: File,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that is being started has copies of open files until its program runs.
+        let _ = self.lock.unlock();
+    }
 }
 
 impl Pinned {
