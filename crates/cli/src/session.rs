@@ -10,14 +10,7 @@ use lockstep::{ResumeFrom, find_run, resolve_resumed};
 use lockstep::{RunDir, StopReason, StopSignal, check_command, context};
 use lockstep::{Stopped, is_stopped};
 use std::path::PathBuf;
-use std::time::Duration;
-use telemetry::{Alarm, Ceilings, Console, counted};
-
-/// How long the machine's ceilings are measured for when a run has ended.
-const CEILINGS_TIME: Duration = Duration::from_millis(400);
-
-/// A shorter run says nothing about the machine, and is not kept waiting for it.
-const WORTH_JUDGING_S: f64 = 10.0;
+use telemetry::{Alarm, Console, counted};
 
 /// A run ready to begin.
 struct Session {
@@ -136,13 +129,7 @@ fn alarms(raised: &[Alarm]) -> String {
 /// The last words of a run.
 fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
     console.print(&finished.summary.table().render(console.width()));
-    let mut ceilings = Ceilings::default();
-    if finished.summary.wall_s >= WORTH_JUDGING_S
-        && let Ok(measured) = kernels::ceilings::measure(ctx, CEILINGS_TIME)
-    {
-        let measured = measured.of_dtype(finished.policy.config().compute);
-        ceilings = Ceilings { flops_per_s: Some(measured.flops_per_s), bytes_per_s: Some(measured.read_bytes_per_s) };
-    }
+    let ceilings = finished.profile.measured.ceilings.unwrap_or_default();
     console.info(&finished.summary.bottleneck(&ceilings));
     if let Ok(Some(memory)) = ctx.device_memory() {
         let most = memory.peak as f64 / f64::from(1 << 20);

@@ -55,6 +55,7 @@ pub use rollouts::wire;
 pub use run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
 pub use run::inputs::{Flow, LogRecord, RunEvent};
 pub use run::memory_plan::{Available, MemoryPlan};
+pub use run::profile::ProfileRecord;
 pub use run::provenance::check_command;
 pub use run::resume::{ResumeFrom, find_model, find_run, resolve_resumed};
 pub use run::run_dir::write_atomically;

@@ -18,6 +18,7 @@ use model::net::{Rope, Workspace};
 use model::{Adapter, ModelConfig, ModelView};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// Owns pages and sequences, never weights.
 pub struct Engine {
@@ -222,16 +223,22 @@ impl Engine {
             let adapter = self.scheduler.model_of(chunk.sequence).and_then(|model| model.adapter);
             adapters.push(adapter.map(|version| models.adapter(version)).transpose()?);
         }
-        let computed = self.compute_chunks(Models::view(models.base(base)?, &adapters));
+        let began = Instant::now();
+        let computed = self.compute_chunks(Models::view(models.base(base)?, &adapters), began);
         self.adapters = reused(adapters);
         computed
     }
 
-    fn compute_chunks(&mut self, model: ModelView<'_>) -> Result<()> {
+    fn compute_chunks(&mut self, model: ModelView<'_>, began: Instant) -> Result<()> {
+        let of_prompt = |chunk: &Chunk| chunk.from < self.scheduler.sequences[chunk.sequence].prompt_len;
+        let is_prefill = self.chunks.iter().any(of_prompt);
         self.inputs.prepare(&self.scheduler, &self.chunks, &mut self.draws);
         let (rope, rows, kv, workspace) = (&self.rope, &self.inputs.rows, &mut self.kv, &mut self.workspace);
         model::net::infer(&self.ctx, model, rope, rows, kv, workspace)?;
         self.scheduler.mark_computed(&self.chunks);
+        // (A device that computes beside the host is waited for where tokens are drawn.)
+        let drawing = Instant::now();
+        self.scheduler.counters.ran(is_prefill, drawing - began);
         if self.wants_logits {
             let logits = self.logits.take().map_or_else(|| LogitRows::new(&self.ctx, model), Ok)?;
             let logits = self.logits.insert(logits);
@@ -255,6 +262,11 @@ impl Engine {
             self.scheduler.postprocess(draws, sampled, &self.stop);
         }
         self.scheduler.share_prompts(&self.chunks);
+        let counters = &mut self.scheduler.counters;
+        counters.sampling_time += drawing.elapsed();
+        if !is_prefill {
+            counters.decoded_tokens += self.scheduler.drawn.len() as u64;
+        }
         Ok(())
     }
 

@@ -65,6 +65,30 @@ pub enum EventKind {
     Checkpoint { step: u64, path: String },
     /// An alarm was raised after `step`, or is over.
     Alarm { step: u64, alarm: Alarm },
+    /// It was found after `step` where time or memory goes.
+    Finding { step: u64, finding: Finding },
+}
+
+/// Where a run's time or memory goes, if something could be done about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Which rule holds, as docs/profiling.md lists them.
+    pub id: String,
+    /// What it means.
+    pub says: String,
+    /// What was measured.
+    pub evidence: String,
+    /// What usually helps.
+    pub remedy: String,
+    /// The steps that were measured when it was found: the first and the last.
+    pub steps: (u64, u64),
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Finding { id, says, evidence, remedy, steps: (first, last) } = self;
+        write!(f, "finding {id}, steps {first} to {last}: {says} {evidence}\n  what helps: {remedy}")
+    }
 }
 
 /// Something in a run that usually means that it goes wrong.
@@ -313,6 +337,7 @@ mod tests {
             EventKind::Checkpoint { step: 9, path: "checkpoints/step-000009".into() },
             EventKind::Alarm { step: 9, alarm: alarm(None) },
             EventKind::Alarm { step: 12, alarm: alarm(Some(12)) },
+            EventKind::Finding { step: 9, finding: Finding { id: "long_tail".into(), ..Finding::default() } },
         ];
         for kind in kinds {
             let (text, back) = round_trip(kind.clone());

@@ -19,7 +19,7 @@ mod visible;
 mod whole;
 
 pub use error::{Error, Result};
-pub use event::{Alarm, CompletionRows, Event, EventKind, Level, Record};
+pub use event::{Alarm, CompletionRows, Event, EventKind, Finding, Level, Record};
 pub use record::RunRecord;
 pub use rollout_line::{RecordedCompletion, RolloutLine, number};
 pub use sinks::completions::CompletionsSink;
@@ -28,6 +28,6 @@ pub use sinks::metrics::{self, ClosedLog, MetricsSink};
 pub use sinks::tensorboard::TensorBoardSink;
 pub use sinks::trace::TraceSink;
 pub use sinks::{Sink, Sinks};
-pub use stages::{Ceilings, DeviceMeter, DeviceWork, Stages, Summary};
+pub use stages::{Ceilings, DeviceMeter, DeviceWork, StageTotal, Stages, StepTotals, Summary};
 pub use table::{Align, Table};
 pub use visible::{visible, visible_json};

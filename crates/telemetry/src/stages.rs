@@ -10,12 +10,13 @@ mod device;
 
 pub use device::{DeviceMeter, DeviceWork};
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 use std::time::Instant;
 
 use crate::{Align, EventKind, Sinks, Table};
+use serde::{Deserialize, Serialize};
 
 /// Timers of a run; a clone is another handle to the same timers.
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ struct Inner {
     start: Instant,
     run: Totals,
     step: Totals,
+    /// What was counted in the run, and in the step.
+    counts: [BTreeMap<String, f64>; 2],
     /// Innermost open spans of each thread, as indices into `open`.
     stacks: HashMap<ThreadId, Vec<u64>>,
     open: HashMap<u64, Open>,
@@ -62,7 +65,7 @@ pub struct Span {
 }
 
 /// What this machine can do, measured: floating-point operations and bytes of memory traffic per second.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ceilings {
     /// FLOP/s; `None` if not measured.
     pub flops_per_s: Option<f64>,
@@ -85,6 +88,15 @@ pub struct StageTotal {
     pub bytes: f64,
     /// What a device of its own did, nested spans included.
     pub device: DeviceWork,
+}
+
+/// What ended since it was last asked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepTotals {
+    /// In the order of first appearance.
+    pub stages: Vec<StageTotal>,
+    /// What was counted, by name.
+    pub counts: BTreeMap<String, f64>,
 }
 
 /// Totals by path, in the order of first appearance.
@@ -118,6 +130,7 @@ impl Stages {
                 start: Instant::now(),
                 run: Totals::default(),
                 step: Totals::default(),
+                counts: Default::default(),
                 stacks: HashMap::new(),
                 open: HashMap::new(),
                 next: 0,
@@ -162,14 +175,21 @@ impl Stages {
         Span { inner: Arc::clone(&self.inner), id }
     }
 
-    /// The totals of the spans that ended since the last call (those of one step), in the order of first appearance;
-    /// the totals of the run go on.
-    pub fn take_step(&self) -> Vec<StageTotal> {
+    /// Counts `n` more of something.
+    pub fn count(&self, name: &str, n: f64) {
+        for counts in &mut lock(&self.inner).counts {
+            *counts.entry(name.to_owned()).or_default() += n;
+        }
+    }
+
+    /// The totals of the spans that ended since the last call (those of one step), and what was counted since then; the
+    /// totals of the run go on.
+    pub fn take_step(&self) -> StepTotals {
         let mut inner = lock(&self.inner);
         inner.time_device();
-        let mut list = std::mem::take(&mut inner.step).list;
-        list.retain(|total| total.count > 0);
-        list
+        let mut stages = std::mem::take(&mut inner.step).list;
+        stages.retain(|total| total.count > 0);
+        StepTotals { stages, counts: std::mem::take(&mut inner.counts[1]) }
     }
 
     /// The run so far.
@@ -177,7 +197,7 @@ impl Stages {
         let mut inner = lock(&self.inner);
         inner.time_device();
         let stages = inner.run.list.iter().filter(|total| total.count > 0).cloned().collect();
-        Summary { wall_s: inner.start.elapsed().as_secs_f64(), stages }
+        Summary { wall_s: inner.start.elapsed().as_secs_f64(), stages, counts: inner.counts[0].clone() }
     }
 
     /// Reports what another thread did for `seconds` from `start` on, as a span in a row of its own. It is part of no
@@ -221,6 +241,18 @@ impl Span {
         if let Some(open) = lock(&self.inner).open.get_mut(&self.id) {
             open.flops += flops;
             open.bytes += bytes;
+        }
+    }
+
+    /// Of its seconds so many were spent on `name`, in pieces too short for spans of their own.
+    pub fn part(&self, name: &str, seconds: f64) {
+        let inner = &mut *lock(&self.inner);
+        let Some(open) = inner.open.get(&self.id) else { return };
+        let path = format!("{}/{name}", open.path);
+        for totals in [&mut inner.run, &mut inner.step] {
+            let total = totals.at(&path);
+            total.count += 1;
+            total.seconds += seconds;
         }
     }
 
@@ -286,6 +318,8 @@ pub struct Summary {
     pub wall_s: f64,
     /// Totals in the order of first appearance.
     pub stages: Vec<StageTotal>,
+    /// What was counted, by name.
+    pub counts: BTreeMap<String, f64>,
 }
 
 impl Summary {

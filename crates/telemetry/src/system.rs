@@ -15,6 +15,24 @@ pub fn reset_peak_rss() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
+/// Seconds that this process has computed for since it began, all its threads together.
+pub fn cpu_s() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// Seconds that the threads of this process have waited for a core although they had something to do; `None` where the
+/// system does not say. (Of threads that have ended it does not.)
+pub fn waited_for_cores_s() -> Option<f64> {
+    let tasks = std::fs::read_dir("/proc/self/task").ok()?;
+    let waited = |task: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    let all: Vec<u64> = tasks.flatten().filter_map(waited).collect();
+    (!all.is_empty()).then(|| all.iter().sum::<u64>() as f64 * 1e-9)
+}
+
 /// The memory that this process has resident now, in bytes; `None` where the system does not say.
 pub fn rss_bytes() -> Option<u64> {
     status_kib("VmRSS:").map(|kib| kib * 1024)
@@ -67,6 +85,31 @@ mod tests {
         if let (Some(now), Some(peak)) = (now, peak) {
             assert!(now > 100_000 && peak >= now / 2, "{now} {peak}");
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it has no such file")]
+    fn computing_and_waiting_for_a_core_are_measured() {
+        let before = (super::cpu_s(), super::waited_for_cores_s());
+        let cores = std::thread::available_parallelism().unwrap().get();
+        let wanted = std::time::Duration::from_millis(200);
+        std::thread::scope(|scope| {
+            // They do not all fit, so some wait.
+            let threads: Vec<_> = (0..4 * cores)
+                .map(|_| {
+                    scope.spawn(move || {
+                        let since = std::time::Instant::now();
+                        while since.elapsed() < wanted {}
+                        super::waited_for_cores_s()
+                    })
+                })
+                .collect();
+            let waited = threads.into_iter().filter_map(|thread| thread.join().unwrap()).fold(0.0, f64::max);
+            if let Some(before) = before.1 {
+                assert!(waited - before > 0.2, "{waited} {before}");
+            }
+        });
+        assert!(super::cpu_s() - before.0 > 0.1);
     }
 
     #[test]

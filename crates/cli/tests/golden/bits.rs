@@ -108,7 +108,7 @@ fn measures(name: &str) -> bool {
         || name.ends_with("_tokens_per_s")
         || name.ends_with("_per_second")
         || name.starts_with("device/")
-        || ["step_time", "eval_runtime", "peak_bytes"].contains(&name)
+        || ["step_time", "time_s", "eval_runtime", "peak_bytes"].contains(&name)
 }
 
 /// Files of tensors below `directory`, each with the path of its own directory, ascending.

@@ -10,7 +10,7 @@ use crate::stop::StopSignal;
 use model::tokenizer::Tokenizer;
 use model::{AdaptedWeights, ModelView};
 use rewards::{Asked, Reward};
-use rollout::{Completion, Engine, RolloutGroup, SamplingParams};
+use rollout::{Completion, Counters, Engine, RolloutGroup, SamplingParams};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -137,9 +137,10 @@ impl Collector {
                 None => {
                     let requests = requests(&prompts, num_generations, sampling);
                     let span = stages.span("rollout");
-                    let before = kernels::context::counted();
+                    let (before, counters) = (kernels::context::counted(), engine.counters());
                     let groups = engine.generate_with(model, requests, |group| job.group_ended(group))?;
                     record_ops(&span, before);
+                    record_counters(stages, &span, engine.counters() - counters);
                     rollout_s = span.end();
                     if refuse_non_finite {
                         finite_logps(&groups)?;
@@ -163,6 +164,21 @@ impl Collector {
 pub fn record_ops(span: &Span, before: (u64, u64)) {
     let now = kernels::context::counted();
     span.work((now.0 - before.0) as f64, (now.1 - before.1) as f64);
+}
+
+/// Enters what an engine did into its span and the counts of the step.
+fn record_counters(stages: &Stages, span: &Span, done: Counters) {
+    span.part("prefill", done.prefill_time.as_secs_f64());
+    span.part("decode", done.decode_time.as_secs_f64());
+    span.part("sampling", done.sampling_time.as_secs_f64());
+    let counts = [
+        ("preemptions", done.preemptions),
+        ("computed_tokens", done.computed_tokens),
+        ("cached_tokens", done.cached_tokens),
+        ("decode_steps", done.decode_steps),
+        ("decoded_tokens", done.decoded_tokens),
+    ];
+    counts.into_iter().for_each(|(name, n)| stages.count(name, n as f64));
 }
 
 pub(super) fn finite_logps(groups: &[RolloutGroup]) -> Result<(), NonFiniteLogp> {

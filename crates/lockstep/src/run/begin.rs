@@ -10,6 +10,7 @@ use super::evaluations::Evaluations;
 use super::inputs::RunInputs;
 use super::learner::Learner;
 use super::log::RunLog;
+use super::profile::Profile;
 use super::provenance::{self, Models, RunMetadata};
 use super::reporter::Reporter;
 use super::resume::{ResumeFrom, check_resumable};
@@ -95,7 +96,8 @@ impl TrainingRun {
         let mut reporter = Reporter::open(&dir, sinks, &config)?;
         reporter.resume(step, &log_bytes, unlogged)?;
         let stages = device_meter::stages(&reporter, &learner.ctx);
-        let log = RunLog::new(stages, reporter, alarms, injected.callbacks, label);
+        let profile = Profile::new(dir.root(), config.dtype.dtype(), injected.profiled);
+        let log = RunLog::new(stages, reporter, alarms, profile, injected.callbacks, label);
         let sinks = log.sinks();
         models.unchecked.iter().for_each(|what| sinks.warn(what));
         for what in &models.changed_rewards {

@@ -5,7 +5,7 @@ use super::reporter::Reporter;
 use kernels::{Context, Copies, Mark, Range};
 use std::collections::HashMap;
 use std::fmt;
-use telemetry::{DeviceMeter, DeviceWork, Stages};
+use telemetry::{DeviceMeter, DeviceWork, StageTotal, Stages};
 
 /// The timers of a run on `ctx`.
 pub fn stages(reporter: &Reporter, ctx: &Context) -> Stages {
@@ -18,11 +18,11 @@ pub fn stages(reporter: &Reporter, ctx: &Context) -> Stages {
 
 /// Adds the most memory that the process held since this run was planned to the metrics of a step, and what a device
 /// did in its stages: `device/<stage>/time_s`, `launches`, `copies_in`, `copies_out`, `waits`, and `device/peak_bytes`.
-pub fn report(reporter: &mut Reporter, stages: &Stages, ctx: &Context) {
+pub fn report(reporter: &mut Reporter, stages: &[StageTotal], ctx: &Context) {
     if let Some(peak) = telemetry::system::peak_rss_bytes() {
         reporter.set("peak_bytes", peak as f64);
     }
-    for stage in stages.take_step().into_iter().filter(|stage| stage.device.is_any()) {
+    for stage in stages.iter().filter(|stage| stage.device.is_any()) {
         let DeviceWork { launches, copies_in, copies_out, waits, seconds } = stage.device;
         let counts = [("launches", launches), ("copies_in", copies_in), ("copies_out", copies_out), ("waits", waits)];
         reporter.add(&format!("device/{}/time_s", stage.path), seconds);

@@ -60,6 +60,8 @@ pub struct Injected {
     pub eval_metrics: Option<Box<dyn EvalMetrics>>,
     /// No step will be taken: training data are not read.
     pub only_evaluates: bool,
+    /// The run is made to see where its time goes.
+    pub profiled: bool,
     /// Workers make the completions, in processes that read the weights.
     pub sharing: Option<Sharing>,
     /// Workers have the functions among the rewards.

@@ -9,7 +9,7 @@ use crate::run::checkpoint::state::RunState;
 use kernels::Context;
 use model::Trainable;
 use std::path::Path;
-use telemetry::Stages;
+use telemetry::{Stages, stages::Span};
 use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
 
 /// The policy, and what trains it.
@@ -79,6 +79,7 @@ impl Learner {
             stepped => stepped?,
         };
         record_ops(&span, before);
+        record_parts(&span, &metrics);
         self.step += 1;
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
@@ -88,6 +89,13 @@ impl Learner {
     pub fn writers(&self) -> Vec<WriteFiles> {
         vec![self.policy.writer(), moments::write_moments("", &self.trainer)]
     }
+}
+
+/// Enters what the trainer timed itself into the span of the step.
+pub fn record_parts(span: &Span, metrics: &UpdateMetrics) {
+    span.part("forward", metrics.forward_time_s);
+    span.part("backward", metrics.backward_time_s);
+    span.part("optimizer", metrics.optimizer_time_s);
 }
 
 /// Why a step was skipped.

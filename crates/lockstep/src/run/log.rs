@@ -5,11 +5,12 @@ use super::data_position::DataPosition;
 use super::device_meter;
 use super::inputs::Callbacks;
 use super::learner::{Learner, Update, not_finite};
+use super::profile::Profile;
 use super::reporter::Reporter;
 use super::reward_remarks::RewardRemarks;
 use crate::rollouts::evaluate::find;
-use std::time::Instant;
-use telemetry::{Alarm, EventKind, Sinks, Stages};
+use std::time::{Duration, Instant};
+use telemetry::{Alarm, EventKind, Finding, Sinks, Stages};
 
 /// The log of a run.
 pub struct RunLog {
@@ -19,6 +20,8 @@ pub struct RunLog {
     pub alarms: Alarms,
     /// Timers.
     pub stages: Stages,
+    /// Where time and memory go.
+    pub profile: Profile,
     /// What a program asks to be told.
     pub callbacks: Callbacks,
     /// What lines of progress say beside metrics.
@@ -28,7 +31,16 @@ pub struct RunLog {
     /// The metrics that were logged last.
     last_logged: Vec<(String, f64)>,
     step_started: Instant,
+    /// What the process had computed for when the step began.
+    cpu_s: f64,
 }
+
+/// Stages whose seconds are metrics.
+const TIMED: [(&str, &str); 3] = [
+    ("rollout/prefill", "prefill_time_s"),
+    ("rollout/decode", "decode_time_s"),
+    ("rollout/sampling", "sampling_time_s"),
+];
 
 impl RunLog {
     /// The log of a run whose progress is called `label`.
@@ -36,6 +48,7 @@ impl RunLog {
         stages: Stages,
         reporter: Reporter,
         alarms: Alarms,
+        profile: Profile,
         callbacks: Callbacks,
         label: &'static str,
     ) -> RunLog {
@@ -43,11 +56,13 @@ impl RunLog {
             reporter,
             alarms,
             stages,
+            profile,
             callbacks,
             remarks: RewardRemarks::default(),
             label,
             last_logged: Vec::new(),
             step_started: Instant::now(),
+            cpu_s: telemetry::system::cpu_s(),
         }
     }
 
@@ -89,13 +104,25 @@ impl RunLog {
     /// Ends the step of `learner`, and logs it if that is due; progress shows the metrics `shown`.
     pub fn end_step(&mut self, learner: &Learner, data: &DataPosition, shown: &[&str]) -> anyhow::Result<()> {
         let step = learner.step;
-        self.add("step_time", self.step_started.elapsed().as_secs_f64());
+        let seconds = self.step_started.elapsed().as_secs_f64();
+        self.add("step_time", seconds);
         self.step_started = Instant::now();
         self.reporter.set("epoch", step as f64 / data.steps_per_epoch as f64);
         self.reporter.set("num_tokens", data.num_tokens as f64);
-        device_meter::report(&mut self.reporter, &self.stages, &learner.ctx);
-        let alarms = self.alarms.end_step(step, &self.reporter.take_step_values());
+        let totals = self.stages.take_step();
+        device_meter::report(&mut self.reporter, &totals.stages, &learner.ctx);
+        for (path, name) in TIMED {
+            if let Some(stage) = totals.stages.iter().find(|stage| stage.path == path) {
+                self.add(name, stage.seconds);
+            }
+        }
+        let before = std::mem::replace(&mut self.cpu_s, telemetry::system::cpu_s());
+        self.add("cpu_time_s", self.cpu_s - before);
+        let values = self.reporter.take_step_values();
+        let alarms = self.alarms.end_step(step, &values);
         self.emit_alarms(step, alarms)?;
+        let findings = self.profile.end_step(step, seconds, &totals, &values, &learner.ctx);
+        self.emit_findings(step, findings)?;
         let logged = self.reporter.end_step(step, learner.is_done())?;
         if let Some(means) = &logged {
             let value = |name: &str| find(means, name).filter(|v| v.is_finite());
@@ -125,6 +152,17 @@ impl RunLog {
     pub fn emit_alarms(&self, step: u64, alarms: Vec<Alarm>) -> anyhow::Result<()> {
         let emit = |alarm| self.sinks().emit(EventKind::Alarm { step, alarm });
         Ok(alarms.into_iter().try_for_each(emit)?)
+    }
+
+    /// Reports what is found after `step`.
+    pub fn emit_findings(&self, step: u64, findings: Vec<Finding>) -> anyhow::Result<()> {
+        let emit = |finding| self.sinks().emit(EventKind::Finding { step, finding });
+        Ok(findings.into_iter().try_for_each(emit)?)
+    }
+
+    /// So long the run did something that is no part of a step: an evaluation.
+    pub fn leave_out(&mut self, time: Duration) {
+        self.step_started += time;
     }
 
     /// Reports how far the run is, with a note.

@@ -18,6 +18,7 @@ mod lock;
 pub mod log;
 pub mod memory_plan;
 pub mod prepared;
+pub mod profile;
 pub mod provenance;
 pub mod reporter;
 pub mod resume;

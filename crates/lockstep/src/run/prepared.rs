@@ -6,6 +6,7 @@
 
 use super::alarms::Observations;
 use super::data_position::DataPosition;
+use super::profile::Measured;
 use super::reward_remarks::RewardRemarks;
 use super::training::TrainingRun;
 
@@ -17,6 +18,8 @@ pub struct PreparedStep {
     pub observed: Observations,
     /// What lines of progress say of rewards from then on.
     pub remarks: RewardRemarks,
+    /// What a profile has of it.
+    pub measured: Measured,
     /// In the order in which they were measured: sums have the bits of that order.
     metrics: Vec<(String, f64)>,
 }
@@ -25,7 +28,8 @@ impl PreparedStep {
     /// The next step of `run`, so far without a batch.
     pub fn after(run: &TrainingRun) -> PreparedStep {
         let (data, remarks) = (run.data.clone(), run.log.remarks.clone());
-        PreparedStep { data, observed: Observations::default(), remarks, metrics: Vec::new() }
+        let (observed, measured) = (Observations::default(), Measured::default());
+        PreparedStep { data, observed, remarks, measured, metrics: Vec::new() }
     }
 
     /// Adds a value to the mean that is logged next.
@@ -37,9 +41,11 @@ impl PreparedStep {
 impl TrainingRun {
     /// The step on a prepared batch is taken: what follows is not rolled back. The checkpoint of the step before is
     /// written then.
-    pub fn commit(&mut self, PreparedStep { data, observed, remarks, metrics }: PreparedStep) -> anyhow::Result<()> {
+    pub fn commit(&mut self, step: PreparedStep) -> anyhow::Result<()> {
         self.finish_checkpoint()?;
+        let PreparedStep { data, observed, remarks, measured, metrics } = step;
         self.data = data;
+        self.log.profile.take(&measured);
         self.log.alarms.take(observed);
         self.log.remarks = remarks;
         metrics.iter().for_each(|(name, value)| self.log.add(name, *value));

@@ -18,6 +18,7 @@ use crate::rollouts::function::RolloutFailed;
 use crate::rollouts::health::RewardFailed;
 use crate::run::eval_metrics::MetricsFailed;
 use crate::run::inputs::RunInputs;
+use crate::run::profile::ProfileRecord;
 use crate::run::provenance;
 use crate::run::resume::{ResumeFrom, find_run, or_earlier};
 use crate::run::task::Task;
@@ -27,6 +28,7 @@ use crate::stop::is_stopped;
 use crate::{BadInput, trainers};
 use rewards::RewardSpec;
 use std::path::Path;
+use std::time::Instant;
 use telemetry::{Alarm, Console, ConsoleOptions, ConsoleSink, Sinks, Summary};
 
 /// The name of a dataset that the caller has in memory.
@@ -63,6 +65,8 @@ pub struct RunResult {
     pub summary: Summary,
     /// The alarms that were raised; those without an end still held at the end.
     pub alarms: Vec<Alarm>,
+    /// Where time and memory went since the run was last started, and what was found.
+    pub profile: ProfileRecord,
 }
 
 impl RunResult {
@@ -266,10 +270,11 @@ impl Run {
 
     /// Evaluates, and says whether to stop early.
     fn evaluate(&mut self) -> anyhow::Result<bool> {
-        match self.task.evaluate(&mut self.training)? {
-            Some(metrics) => self.training.log_evaluation(&metrics),
-            None => Ok(false),
-        }
+        let since = Instant::now();
+        let evaluated = self.task.evaluate(&mut self.training)?;
+        let early = evaluated.map_or(Ok(false), |metrics| self.training.log_evaluation(&metrics));
+        self.training.log.leave_out(since.elapsed());
+        early
     }
 
     /// Steps to the end, and [finishes](Self::finish).
@@ -288,6 +293,9 @@ impl Run {
                 StopReason::Requested
             }
         };
+        let TrainingRun { learner, log, .. } = &mut self.training;
+        let found = log.profile.finish(&learner.ctx);
+        log.emit_findings(learner.step, found)?;
         // What only evaluates leaves no model.
         self.training.write_result(if self.only_evaluates { StopReason::Interrupted } else { stop_reason })?;
         self.training.checkpoints.dir.unlock();
@@ -303,6 +311,7 @@ impl Run {
             policy: learner.policy,
             summary: log.stages.summary(),
             alarms: log.alarms.raised().to_vec(),
+            profile: log.profile.record().clone(),
         })
     }
 }

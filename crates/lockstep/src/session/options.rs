@@ -156,6 +156,13 @@ impl RunOptions {
         self
     }
 
+    /// The run is made to see where its time goes: however short it is, the machine is measured at its end, and what is
+    /// found is said.
+    pub fn profiled(mut self) -> Self {
+        self.injected.profiled = true;
+        self
+    }
+
     /// The run makes no step: [`evaluate_now`](super::Run::evaluate_now) is all that it is for. No training data are
     /// read.
     pub fn only_evaluates(mut self) -> Self {

@@ -2,6 +2,7 @@
 
 mod elsewhere;
 mod memory;
+mod profile;
 mod stale;
 mod stop;
 mod workers;

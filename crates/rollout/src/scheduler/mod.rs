@@ -18,7 +18,9 @@ use crate::request::{Drawn, RequestId, SequenceId};
 use crate::sequence::{Alternatives, Role, Sequence, State};
 use slab::Slab;
 use std::collections::VecDeque;
+use std::ops::Sub;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A prompt and its completions.
 #[derive(Debug)]
@@ -66,6 +68,48 @@ pub struct Counters {
     pub cached_tokens: u64,
     /// Sequences preempted because pages ran out.
     pub preemptions: u64,
+    /// Steps that computed part of a prompt, which a preempted sequence does again.
+    pub prefill_steps: u64,
+    /// How long their models took.
+    pub prefill_time: Duration,
+    /// All other steps: they compute what each sequence drew last.
+    pub decode_steps: u64,
+    /// How long their models took.
+    pub decode_time: Duration,
+    /// Tokens that those drew.
+    pub decoded_tokens: u64,
+    /// How long drawing tokens took, in steps of both kinds.
+    pub sampling_time: Duration,
+}
+
+impl Counters {
+    /// A step has run its model.
+    pub(crate) fn ran(&mut self, is_prefill: bool, time: Duration) {
+        let (steps, total) = match is_prefill {
+            true => (&mut self.prefill_steps, &mut self.prefill_time),
+            false => (&mut self.decode_steps, &mut self.decode_time),
+        };
+        *steps += 1;
+        *total += time;
+    }
+}
+
+impl Sub for Counters {
+    type Output = Counters;
+
+    fn sub(self, before: Counters) -> Counters {
+        Counters {
+            computed_tokens: self.computed_tokens - before.computed_tokens,
+            cached_tokens: self.cached_tokens - before.cached_tokens,
+            preemptions: self.preemptions - before.preemptions,
+            prefill_steps: self.prefill_steps - before.prefill_steps,
+            prefill_time: self.prefill_time - before.prefill_time,
+            decode_steps: self.decode_steps - before.decode_steps,
+            decode_time: self.decode_time - before.decode_time,
+            decoded_tokens: self.decoded_tokens - before.decoded_tokens,
+            sampling_time: self.sampling_time - before.sampling_time,
+        }
+    }
 }
 
 #[derive(Debug)]

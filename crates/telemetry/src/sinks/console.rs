@@ -270,6 +270,9 @@ impl Sink for ConsoleSink {
                 let level = if alarm.until.is_some() || alarm.quiet { Level::Info } else { Level::Warn };
                 self.console.log(level, &alarm.to_string(), &Record::new());
             }
+            EventKind::Finding { finding, .. } => {
+                self.console.log(Level::Info, &finding.to_string(), &Record::new());
+            }
             EventKind::Completions { rows, shown } if *shown > 0 => {
                 self.console.print(&table::completions(rows, *shown, self.console.width()));
             }

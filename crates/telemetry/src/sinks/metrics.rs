@@ -59,7 +59,7 @@ impl Sink for MetricsSink {
         let mut line = Record::new();
         match &event.kind {
             EventKind::Metrics { step, values } => {
-                line.set("step", *step);
+                line.set("step", *step).set("time_s", (event.time_s * 1e3).round() / 1e3);
                 for (name, value) in values {
                     line.set(name, *value);
                 }
@@ -157,6 +157,11 @@ mod tests {
         sink.receive(&EventKind::Alarm { step: 4, alarm }.into()).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let (line, alarm) = text.split_once('\n').unwrap();
+        // When it was logged, in seconds since 1970.
+        let (begin, rest) = line.split_once(",\"time_s\":").unwrap();
+        let (time, rest) = rest.split_once(',').unwrap();
+        assert!(time.parse::<f64>().unwrap() > 1.6e9, "{line}");
+        let line = format!("{begin},{rest}");
         assert_eq!(line, "{\"step\":3,\"reward\":0.30000000000000004,\"a\":null,\"kl\":null,\"tiny\":5e-324}");
         assert!(alarm.starts_with("{\"step\":4,\"alarm\":{\"id\":\"kl\",\"since\":2,"), "{alarm}");
         let back = read(&path).unwrap();

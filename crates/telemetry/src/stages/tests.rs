@@ -22,18 +22,35 @@ fn nested_spans_add_up_for_step_and_run() {
         let seconds = stages.span("update").end();
         assert!(seconds >= 0.0 && step.seconds() >= 0.002);
         drop(step);
-        let totals = stages.take_step();
+        let totals = stages.take_step().stages;
         let expected = [("step", 1), ("step/rollout", 1), ("step/rollout/prefill", 1), ("step/update", 1)];
         assert_eq!(paths(&totals), expected);
         assert_eq!((totals[0].flops, totals[1].flops, totals[2].flops, totals[0].bytes), (15.0, 15.0, 0.0, 1.0));
         assert!(totals[0].seconds >= totals[1].seconds && totals[1].seconds >= totals[2].seconds);
         assert!(totals[2].seconds >= 0.002);
     }
-    assert!(stages.take_step().is_empty());
+    assert_eq!(stages.take_step(), StepTotals::default());
     let summary = stages.summary();
     assert_eq!(paths(&summary.stages)[2], ("step/rollout/prefill", 2));
     assert_eq!(summary.stages[0].flops, 30.0);
     assert!(summary.wall_s >= summary.stages[0].seconds);
+}
+
+#[test]
+fn parts_of_a_span_and_counts_are_of_step_and_run() {
+    let stages = Stages::default();
+    for n in [1.0, 2.0] {
+        let rollout = stages.span("rollout");
+        rollout.part("decode", 0.25);
+        rollout.part("decode", 0.5);
+        stages.count("preemptions", n);
+        drop(rollout);
+        let StepTotals { stages, counts } = stages.take_step();
+        assert_eq!(paths(&stages), [("rollout", 1), ("rollout/decode", 2)]);
+        assert_eq!((stages[1].seconds, &counts["preemptions"]), (0.75, &n));
+    }
+    let summary = stages.summary();
+    assert_eq!((summary.stages[1].seconds, summary.counts["preemptions"]), (1.5, 3.0));
 }
 
 #[test]
@@ -81,7 +98,7 @@ fn overlapped_work_is_a_span_and_in_no_total() {
         stages.record_overlapped("rewards", Instant::now(), 0.5);
     }
     drop(rollout);
-    assert_eq!(paths(&stages.take_step()), [("rollout", 1)]);
+    assert_eq!(paths(&stages.take_step().stages), [("rollout", 1)]);
     assert_eq!(paths(&stages.summary().stages), [("rollout", 1)]);
     let spans = spans.lock().unwrap();
     let rows: Vec<_> = spans.iter().map(|span| (span.0.as_str(), span.1)).collect();
@@ -102,6 +119,7 @@ fn the_table_and_the_bottleneck_in_words() {
             total("step/rollout", 6.0, 12e9, 60e9),
             total("step/update", 2.0, 28e9, 0.0),
         ],
+        counts: BTreeMap::new(),
     };
     let text = summary.table().render(80);
     assert!(text.contains("  rollout          6.00   60.0 %      2.0  10.0\n"), "{text}");
@@ -170,7 +188,7 @@ fn a_device_is_read_where_spans_open_and_close() {
         let step = stages.span("step");
         drop(stages.span("rollout"));
         drop(step);
-        let totals = stages.take_step();
+        let totals = stages.take_step().stages;
         let device = |launches| DeviceWork { launches, waits: 1, seconds: 1.0, ..DeviceWork::default() };
         // The outer span's launches are those of the inner one, too.
         assert_eq!((totals[0].device, totals[1].device), (device(4), device(2)));

@@ -88,7 +88,7 @@ fn measured(name: &str) -> bool {
         || name.ends_with("_per_second")
         || name.starts_with("device/")
         || name.starts_with("async/") && !name.starts_with("async/lag")
-        || ["step_time", "eval_runtime", "peak_bytes"].contains(&name)
+        || ["step_time", "time_s", "eval_runtime", "peak_bytes"].contains(&name)
 }
 
 /// What a run recorded: a line for each completion.

@@ -14,7 +14,7 @@ const NEVER: usize = 1 << 40;
 
 /// Whether a metric is of time.
 pub(super) fn is_measured(name: &str) -> bool {
-    ["_time_s", "_per_s", "_per_second", "step_time", "_runtime"].iter().any(|end| name.ends_with(end))
+    ["time_s", "_per_s", "_per_second", "step_time", "_runtime"].iter().any(|end| name.ends_with(end))
         || name == "peak_bytes"
 }
 

@@ -376,12 +376,14 @@ fn end_generation(
 ) -> Rollouts {
     let step = &mut next.run;
     step.remarks.waited(*rollout_time_s, *reward_time_s, of_rewards);
+    step.measured.rewards(of_rewards);
     step.add("rollout_time_s", *rollout_time_s);
     step.add("rollout_tokens_per_s", *rollout_tokens as f64 / rollout_time_s);
     step.add("reward_time_s", *reward_time_s);
     step.add("reward_hidden_time_s", *reward_hidden_time_s);
     let (rollouts, metrics) = generation.finish();
     step.observed.generation(&rollouts);
+    step.measured.lengths(rollouts.completions().map(|c| c.completion.ids.len()));
     if run.config.dynamic_sampling {
         for (name, value) in metrics {
             step.add(name, value);

@@ -226,6 +226,7 @@ impl RolloutPipeline {
         let arrived = fleet.wait(batch, &run.stop, &|text| run.log.warn(text))?;
         span.end();
         let waited_s = since.elapsed().as_secs_f64();
+        run.log.stages.count("waited_for_workers_s", waited_s);
         let (counts, complete) = fleet.counts();
         let copied = run.learner.policy.weights.bytes_copied();
         for (name, value) in [

@@ -7,7 +7,7 @@ use crate::error::OrBadInput;
 use crate::models::{Builder, WriteFiles, load_weights, locate, value_model_shape};
 use crate::rollouts::collector::record_ops;
 use crate::run::checkpoint::moments::{restore_moments, write_moments};
-use crate::run::learner::Update;
+use crate::run::learner::{Update, record_parts};
 use crate::trainers::online::{LargestWork, PartInputs};
 use kernels::Context;
 use model::hub::HubKind;
@@ -77,6 +77,7 @@ impl Critic {
         let (span, before) = (stages.span("value update"), kernels::context::counted());
         let metrics = self.trainer.step(ctx, &mut self.weights, StepParams { learning_rate })?;
         record_ops(&span, before);
+        record_parts(&span, &metrics);
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 

@@ -1,0 +1,206 @@
+//! Sums over some steps of a run: seconds by stage, what was counted, what the operating system says.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use telemetry::{Ceilings, StageTotal, StepTotals, system};
+
+/// The longest sixteenth of the completions of a generation, at least one.
+const TAIL: usize = 16;
+/// Resident memory is remembered for so many windows.
+const REMEMBERED: usize = 64;
+
+/// What some steps took.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Measured {
+    /// The first and the last step.
+    pub first_step: u64,
+    /// The last one.
+    pub last_step: u64,
+    /// How many.
+    pub steps: u64,
+    /// Wall seconds of the steps, evaluations left out.
+    pub seconds: f64,
+    /// By the stage's path, in the order of first appearance.
+    pub stages: Vec<Stage>,
+    /// What was counted: decode steps, preemptions, …
+    pub counts: BTreeMap<String, f64>,
+    /// Seconds that each reward took, whether or not they were waited for.
+    pub rewards: BTreeMap<String, f64>,
+    /// Sum and count of the share of groups whose rewards are all equal.
+    pub zero_spread: (f64, u64),
+    /// Completions, how many of them are among the longest of their generations, the decode steps of the generations,
+    /// and those that only the longest took.
+    pub tail: Tail,
+    /// Seconds that the process computed for, all threads together.
+    pub cpu_s: f64,
+    /// Seconds that its threads waited for a core; none where the system does not say.
+    pub waited_s: Option<f64>,
+    /// Threads that compute, and cores that there are.
+    pub threads: usize,
+    /// As it says.
+    pub cores: usize,
+    /// Resident bytes at the end of each window, the last ones.
+    pub resident: Vec<u64>,
+    /// What the machine can do, if it was measured.
+    pub ceilings: Option<Ceilings>,
+}
+
+/// The totals of a stage.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stage {
+    /// Names from the outermost stage to this one, joined by `/`.
+    pub path: String,
+    /// Wall seconds, those of stages inside included.
+    pub seconds: f64,
+    /// Floating-point operations.
+    pub flops: f64,
+    /// Bytes of memory traffic.
+    pub bytes: f64,
+}
+
+/// How long the longest completions are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tail {
+    /// Completions.
+    pub completions: u64,
+    /// Of these, the longest ones.
+    pub longest: u64,
+    /// Tokens of the longest completion of each generation: so many steps it took to decode.
+    pub steps: u64,
+    /// Of these, the steps in which only the longest ones were left.
+    pub alone: u64,
+}
+
+/// What the operating system counts.
+pub struct OsCounters {
+    cpu_s: f64,
+    waited_s: Option<f64>,
+}
+
+impl OsCounters {
+    pub fn now() -> OsCounters {
+        OsCounters { cpu_s: system::cpu_s(), waited_s: system::waited_for_cores_s() }
+    }
+}
+
+impl Measured {
+    /// The first and the last step.
+    pub fn span(&self) -> (u64, u64) {
+        (self.first_step, self.last_step)
+    }
+
+    /// Seconds of a stage.
+    pub fn stage(&self, path: &str) -> f64 {
+        self.stages.iter().find(|stage| stage.path == path).map_or(0.0, |stage| stage.seconds)
+    }
+
+    /// Seconds of the stages that no other one is around, evaluations left out.
+    pub fn covered(&self) -> f64 {
+        let outermost = self.stages.iter().filter(|stage| !stage.path.contains('/') && stage.path != "evaluation");
+        outermost.map(|stage| stage.seconds).sum()
+    }
+
+    /// How much was counted.
+    pub fn count(&self, name: &str) -> f64 {
+        self.counts.get(name).copied().unwrap_or(0.0)
+    }
+
+    /// The share of the steps' seconds that a stage took.
+    pub fn share(&self, path: &str) -> f64 {
+        self.stage(path) / self.seconds.max(f64::MIN_POSITIVE)
+    }
+
+    /// The lengths of a generation's completions, in tokens.
+    pub fn lengths(&mut self, lengths: impl Iterator<Item = usize>) {
+        let mut lengths: Vec<u64> = lengths.map(|length| length as u64).collect();
+        lengths.sort_unstable();
+        let longest = lengths.len().div_ceil(TAIL);
+        let (Some(&most), Some(&next)) = (lengths.last(), lengths.iter().rev().nth(longest)) else { return };
+        self.tail.add(&Tail {
+            completions: lengths.len() as u64,
+            longest: longest as u64,
+            steps: most,
+            alone: most - next,
+        });
+    }
+
+    /// A step, with its totals and its metrics.
+    pub(super) fn add_step(&mut self, step: u64, seconds: f64, totals: &StepTotals, values: &BTreeMap<String, f64>) {
+        if self.steps == 0 {
+            self.first_step = step;
+        }
+        (self.last_step, self.steps) = (step, self.steps + 1);
+        self.seconds += seconds;
+        for StageTotal { path, seconds, flops, bytes, .. } in &totals.stages {
+            self.add_stage(&Stage { path: path.clone(), seconds: *seconds, flops: *flops, bytes: *bytes });
+        }
+        add(&mut self.counts, &totals.counts);
+        if let Some(share) = values.get("frac_reward_zero_std") {
+            self.zero_spread = (self.zero_spread.0 + share, self.zero_spread.1 + 1);
+        }
+    }
+
+    /// Seconds of each reward in a generation.
+    pub fn rewards(&mut self, seconds: &BTreeMap<String, f64>) {
+        add(&mut self.rewards, seconds);
+    }
+
+    /// What the operating system has counted since `before`.
+    pub(super) fn os(&mut self, before: &OsCounters, threads: usize) {
+        let now = OsCounters::now();
+        self.cpu_s += now.cpu_s - before.cpu_s;
+        // Threads that have ended took their seconds with them.
+        self.waited_s = now.waited_s.zip(before.waited_s).map(|(now, before)| (now - before).max(0.0));
+        self.threads = threads;
+        self.cores = std::thread::available_parallelism().map_or(threads, usize::from);
+        self.resident.extend(system::rss_bytes());
+    }
+
+    fn add_stage(&mut self, stage: &Stage) {
+        match self.stages.iter_mut().find(|known| known.path == stage.path) {
+            None => self.stages.push(stage.clone()),
+            Some(known) => {
+                known.seconds += stage.seconds;
+                known.flops += stage.flops;
+                known.bytes += stage.bytes;
+            }
+        }
+    }
+
+    /// Adds later steps.
+    pub(super) fn add(&mut self, later: &Measured) {
+        if self.steps == 0 {
+            self.first_step = later.first_step;
+        }
+        if later.steps > 0 {
+            self.last_step = later.last_step;
+        }
+        self.steps += later.steps;
+        self.seconds += later.seconds;
+        later.stages.iter().for_each(|stage| self.add_stage(stage));
+        add(&mut self.counts, &later.counts);
+        add(&mut self.rewards, &later.rewards);
+        self.zero_spread = (self.zero_spread.0 + later.zero_spread.0, self.zero_spread.1 + later.zero_spread.1);
+        self.tail.add(&later.tail);
+        self.cpu_s += later.cpu_s;
+        self.waited_s = later.waited_s.map(|waited| waited + self.waited_s.unwrap_or(0.0)).or(self.waited_s);
+        (self.threads, self.cores) = (later.threads, later.cores);
+        self.resident.extend(&later.resident);
+        let old = self.resident.len().saturating_sub(REMEMBERED);
+        self.resident.drain(..old);
+    }
+}
+
+impl Tail {
+    fn add(&mut self, other: &Tail) {
+        self.completions += other.completions;
+        self.longest += other.longest;
+        self.steps += other.steps;
+        self.alone += other.alone;
+    }
+}
+
+fn add(to: &mut BTreeMap<String, f64>, from: &BTreeMap<String, f64>) {
+    from.iter().for_each(|(name, value)| *to.entry(name.clone()).or_default() += value);
+}

@@ -1,0 +1,261 @@
+//! The rules by which time and memory are judged: a row for each. docs/profiling.md explains them.
+//!
+//! A rule reads what was measured over some steps and says what it saw, or nothing. On a run that is as fast as its
+//! machine allows none of them holds.
+
+use super::Measured;
+
+/// A rule.
+pub struct Rule {
+    pub id: &'static str,
+    /// What it means.
+    pub says: &'static str,
+    pub remedy: &'static str,
+    /// What was seen, if it holds.
+    pub holds: fn(&Measured) -> Option<String>,
+}
+
+/// Decoding that takes less of a step is not what makes it slow.
+const MUCH: f64 = 0.4;
+/// From this share of a measured ceiling on, it is what limits.
+const LIMIT: f64 = 0.6;
+/// A cache serves what seems to be read from memory faster than that.
+const CACHED: f64 = 1.15;
+/// Sequences in a decode step that read the weights together.
+const FEW: f64 = 4.0;
+/// The share of decode steps that the longest sixteenth takes alone.
+const ALONE: f64 = 0.5;
+const REWARDS: f64 = 0.35;
+const PREPARING: f64 = 0.3;
+const SAVING: f64 = 0.2;
+const EVALUATING: f64 = 0.5;
+const SPREADLESS: f64 = 0.75;
+/// Seconds of waiting for a core for each that is computed.
+const WAITING: f64 = 0.25;
+/// Preemptions for each completion.
+const PREEMPTED: f64 = 0.05;
+const WORKERS: f64 = 0.4;
+/// Windows in a row in which resident memory grows, and by how much at least: a share, and bytes.
+const GROWS: (usize, f64, u64) = (6, 0.1, 64 << 20);
+
+/// All of them, in the order in which they are said.
+pub const ALL: &[Rule] = &[
+    Rule {
+        id: "reward_bound",
+        says: "The run waits for its rewards.",
+        remedy: "by_group = true, so that a group is scored while others are generated; workers that score while the \
+                 model trains (--distributed --workers N with max_staleness = N); a faster reward",
+        holds: reward_bound,
+    },
+    Rule {
+        id: "worker_bound",
+        says: "The learner waits for its workers.",
+        remedy: "more workers, on cores of their own; a higher max_staleness, up to which they work ahead; a faster \
+                 reward",
+        holds: worker_bound,
+    },
+    Rule {
+        id: "decode_memory_bound",
+        says: "Decoding is limited by reading the weights.",
+        remedy: "more completions at once (num_generations, per_device_train_batch_size, \
+                 gradient_accumulation_steps), which share each read; dtype = \"bf16\", which halves it",
+        holds: |m| decode_bound(m, Bound::Memory),
+    },
+    Rule {
+        id: "decode_compute_bound",
+        says: "Decoding is limited by arithmetic.",
+        remedy: "more cores (threads); dtype = \"bf16\" where the processor multiplies it; shorter completions",
+        holds: |m| decode_bound(m, Bound::Compute),
+    },
+    Rule {
+        id: "small_batch",
+        says: "Few completions are decoded at once, and each step reads all weights for them.",
+        remedy: "more completions at once: num_generations, per_device_train_batch_size, gradient_accumulation_steps",
+        holds: small_batch,
+    },
+    Rule {
+        id: "long_tail",
+        says: "Most decode steps are for a few long completions.",
+        remedy: "a lower max_completion_length; a reward for ending (`length`); workers with max_staleness ≥ 1, which \
+                 begin the next batch meanwhile",
+        holds: long_tail,
+    },
+    Rule {
+        id: "kv_preemption",
+        says: "Completions are computed twice, because pages for keys and values run out.",
+        remedy: "more memory for them (kv_cache_blocks), or fewer completions at once (max_num_seqs)",
+        holds: kv_preemption,
+    },
+    Rule {
+        id: "zero_spread",
+        says: "Most groups teach nothing: all of their rewards are equal.",
+        remedy: "prompts that the model solves sometimes; a reward with partial credit; more num_generations; \
+                 dynamic_sampling",
+        holds: zero_spread,
+    },
+    Rule {
+        id: "data_bound",
+        says: "Much time is spent outside every stage: batches are prepared, or a callback works.",
+        remedy: "shorter rows; less work in callbacks (on_log, on_step) and in what reads the run's files",
+        holds: data_bound,
+    },
+    Rule {
+        id: "checkpoint_bound",
+        says: "The run waits for its checkpoints.",
+        remedy: "a higher save_steps; a faster disk; LoRA (use_peft), whose checkpoints are small",
+        holds: checkpoint_bound,
+    },
+    Rule {
+        id: "evaluation_bound",
+        says: "More time goes to evaluations than to training.",
+        remedy: "a higher eval_steps; fewer rows in the evaluation set; a lower num_generations_eval",
+        holds: evaluation_bound,
+    },
+    Rule {
+        id: "oversubscribed",
+        says: "More threads compute than there are cores.",
+        remedy: "threads = the number of cores, or fewer; unset LOCKSTEP_THREADS",
+        holds: oversubscribed,
+    },
+    Rule {
+        id: "cores_shared",
+        says: "Something else computes on the same cores.",
+        remedy: "wait for it, stop it, or give the run cores of its own (taskset, cgroups) and as many threads",
+        holds: cores_shared,
+    },
+    Rule {
+        id: "memory_growth",
+        says: "Resident memory grows and grows.",
+        remedy: "a reward or a callback that keeps what it was given? In Python tracemalloc shows it; \
+                 `lockstep plan` says what the run itself holds",
+        holds: memory_growth,
+    },
+];
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+fn reward_bound(m: &Measured) -> Option<String> {
+    let share = m.share("rewards");
+    if share < REWARDS {
+        return None;
+    }
+    let slowest = m.rewards.iter().max_by(|a, b| a.1.total_cmp(b.1));
+    let of = slowest.map_or_else(String::new, |(name, s)| format!(", most of it for `{name}` ({s:.1} s)"));
+    // Of workers that generate and score, so many keep the update busy.
+    let update = m.stage("update") + m.stage("value update") + m.stage("reference");
+    let made = m.stage("rollout") + m.stage("rewards");
+    let workers = (made / update.max(f64::MIN_POSITIVE)).ceil().clamp(1.0, 64.0);
+    let waited = m.stage("rewards");
+    let share = percent(share);
+    Some(format!(
+        "{waited:.1} of {:.1} s ({share}) were waited for rewards{of}; {workers} workers would hide it.",
+        m.seconds
+    ))
+}
+
+fn worker_bound(m: &Measured) -> Option<String> {
+    let waited = m.count("waited_for_workers_s");
+    let share = waited / m.seconds.max(f64::MIN_POSITIVE);
+    (share >= WORKERS)
+        .then(|| format!("{waited:.1} of {:.1} s ({}) were waited for the next batch.", m.seconds, percent(share)))
+}
+
+enum Bound {
+    Memory,
+    Compute,
+}
+
+/// Prefill is part of the same counts, and small where decoding is what takes long.
+fn decode_bound(m: &Measured, bound: Bound) -> Option<String> {
+    let ceilings = m.ceilings?;
+    let decode = m.share("rollout/decode");
+    let rollout = m.stages.iter().find(|stage| stage.path == "rollout")?;
+    let inside = m.stage("rollout/decode") + m.stage("rollout/sampling");
+    if decode < MUCH || inside < 0.7 * rollout.seconds {
+        return None;
+    }
+    let of = |amount: f64, ceiling: Option<f64>| amount / rollout.seconds / ceiling.unwrap_or(f64::INFINITY);
+    let memory = of(rollout.bytes, ceilings.bytes_per_s);
+    let compute = of(rollout.flops, ceilings.flops_per_s);
+    let takes = format!("Decoding takes {} of the steps", percent(decode));
+    match bound {
+        Bound::Memory if (LIMIT..CACHED).contains(&memory) && memory > compute => {
+            Some(format!("{takes} and moves {} of the bytes per second that this machine can read.", percent(memory)))
+        }
+        Bound::Compute if compute >= LIMIT && (compute >= memory || memory >= CACHED) => {
+            Some(format!("{takes} and does {} of the operations per second that this machine can.", percent(compute)))
+        }
+        _ => None,
+    }
+}
+
+fn small_batch(m: &Measured) -> Option<String> {
+    let live = m.count("decoded_tokens") / m.count("decode_steps").max(1.0);
+    let share = m.share("rollout/decode");
+    // A tail is something else.
+    let has_tail = long_tail(m).is_some();
+    (share >= MUCH && m.count("decode_steps") > 0.0 && live < FEW && !has_tail)
+        .then(|| format!("A decode step draws {live:.1} tokens; decoding takes {} of the steps.", percent(share)))
+}
+
+fn long_tail(m: &Measured) -> Option<String> {
+    let alone = m.tail.alone as f64 / m.tail.steps.max(1) as f64;
+    let (n, all) = (m.tail.longest, m.tail.completions);
+    (m.share("rollout/decode") >= MUCH && alone >= ALONE)
+        .then(|| format!("{n} of {all} completions took {} of the decode steps alone.", percent(alone)))
+}
+
+fn kv_preemption(m: &Measured) -> Option<String> {
+    let (times, all) = (m.count("preemptions"), m.tail.completions);
+    (times > 0.0 && times >= PREEMPTED * all as f64)
+        .then(|| format!("{times:.0} times one of {all} completions lost its pages before it had ended."))
+}
+
+fn zero_spread(m: &Measured) -> Option<String> {
+    let share = m.zero_spread.0 / m.zero_spread.1.max(1) as f64;
+    (m.zero_spread.1 > 0 && share >= SPREADLESS)
+        .then(|| format!("In {} of the groups all rewards were equal: no advantage, no gradient.", percent(share)))
+}
+
+fn data_bound(m: &Measured) -> Option<String> {
+    let rest = (m.seconds - m.covered()) / m.seconds.max(f64::MIN_POSITIVE);
+    (rest >= PREPARING).then(|| format!("{} of the steps' {:.1} s are in no stage.", percent(rest), m.seconds))
+}
+
+fn checkpoint_bound(m: &Measured) -> Option<String> {
+    let share = m.share("checkpoint");
+    (share >= SAVING).then(|| {
+        format!("{:.1} of {:.1} s ({}) were waited for checkpoints.", m.stage("checkpoint"), m.seconds, percent(share))
+    })
+}
+
+fn evaluation_bound(m: &Measured) -> Option<String> {
+    let evaluation = m.stage("evaluation");
+    let share = evaluation / (evaluation + m.seconds).max(f64::MIN_POSITIVE);
+    (share >= EVALUATING).then(|| format!("{evaluation:.1} s of evaluations beside {:.1} s of steps.", m.seconds))
+}
+
+fn oversubscribed(m: &Measured) -> Option<String> {
+    let waited = m.waited_s.unwrap_or(0.0);
+    (m.threads > m.cores && waited >= WAITING * m.cpu_s)
+        .then(|| format!("{} threads on {} cores waited {waited:.1} s for one.", m.threads, m.cores))
+}
+
+fn cores_shared(m: &Measured) -> Option<String> {
+    let waited = m.waited_s?;
+    (m.threads <= m.cores && m.cpu_s > 0.0 && waited >= WAITING * m.cpu_s)
+        .then(|| format!("Threads waited {waited:.1} s for a core, and computed {:.1} s.", m.cpu_s))
+}
+
+fn memory_growth(m: &Measured) -> Option<String> {
+    let (windows, share, bytes) = GROWS;
+    let last = m.resident.len().checked_sub(windows)?;
+    let (first, last) = (m.resident[last], &m.resident[last..]);
+    let now = *last.last()?;
+    let rises = last.windows(2).all(|pair| pair[1] > pair[0]);
+    let mib = |bytes: u64| bytes / (1 << 20);
+    (rises && now >= first + bytes && now as f64 >= first as f64 * (1.0 + share))
+        .then(|| format!("It went from {} to {} MiB, and rose each time.", mib(first), mib(now)))
+}

@@ -1,0 +1,162 @@
+//! Rules on sums that are given, and windows. Runs that provoke what a run can are in `session/tests/profile.rs`.
+
+use super::measured::{Stage, Tail};
+use super::*;
+use telemetry::StageTotal;
+
+/// What a run that is as fast as its machine allows measures: 64 sequences at once, a third of the time decoding.
+fn healthy() -> Measured {
+    let stage = |path: &str, seconds: f64, flops: f64, bytes: f64| Stage { path: path.into(), seconds, flops, bytes };
+    Measured {
+        first_step: 2,
+        last_step: 11,
+        steps: 10,
+        seconds: 100.0,
+        stages: vec![
+            stage("rollout", 55.0, 2000e9, 900e9),
+            stage("rollout/prefill", 3.0, 0.0, 0.0),
+            stage("rollout/decode", 48.0, 0.0, 0.0),
+            stage("rollout/sampling", 2.0, 0.0, 0.0),
+            stage("rewards", 2.0, 0.0, 0.0),
+            stage("update", 40.0, 4000e9, 100e9),
+            stage("checkpoint", 1.0, 0.0, 0.0),
+            stage("evaluation", 10.0, 0.0, 0.0),
+        ],
+        counts: [("decode_steps", 1000.0), ("decoded_tokens", 40_000.0), ("preemptions", 0.0)]
+            .map(|(name, n)| (name.to_owned(), n))
+            .into(),
+        rewards: [("gsm8k".to_owned(), 3.0), ("format".to_owned(), 1.0)].into(),
+        zero_spread: (3.0, 10),
+        tail: Tail { completions: 640, longest: 40, steps: 1000, alone: 200 },
+        cpu_s: 195.0,
+        waited_s: Some(2.0),
+        threads: 2,
+        cores: 2,
+        resident: (0..20).map(|i| (1000 + i % 3) << 20).collect(),
+        ceilings: Some(Ceilings { flops_per_s: Some(200e9), bytes_per_s: Some(30e9) }),
+    }
+}
+
+fn found(change: impl FnOnce(&mut Measured)) -> Vec<(&'static str, String)> {
+    let mut measured = healthy();
+    change(&mut measured);
+    rules::ALL.iter().filter_map(|rule| Some((rule.id, (rule.holds)(&measured)?))).collect()
+}
+
+fn stage<'a>(measured: &'a mut Measured, path: &str) -> &'a mut Stage {
+    measured.stages.iter_mut().find(|stage| stage.path == path).unwrap()
+}
+
+/// The one rule that holds, and what it says.
+#[track_caller]
+fn only(id: &str, part: &str, change: impl FnOnce(&mut Measured)) {
+    let found = found(change);
+    assert!(matches!(&found[..], [(rule, evidence)] if *rule == id && evidence.contains(part)), "{id}: {found:?}");
+}
+
+#[test]
+fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
+    assert_eq!(found(|_| {}), []);
+    assert_eq!(found(|m| *m = Measured::default()), []);
+    only("reward_bound", "40.0 of 100.0 s (40 %) were waited for rewards, most of it for `gsm8k`", |m| {
+        stage(m, "rewards").seconds = 40.0;
+        stage(m, "update").seconds = 5.0;
+    });
+    only("worker_bound", "45.0 of 100.0 s (45 %)", |m| {
+        m.counts.insert("waited_for_workers_s".into(), 45.0);
+    });
+    only("decode_memory_bound", "moves 79 % of the bytes", |m| stage(m, "rollout").bytes = 1300e9);
+    only("decode_compute_bound", "does 82 % of the operations", |m| stage(m, "rollout").flops = 9000e9);
+    // What a cache serves is not read from memory.
+    assert_eq!(found(|m| stage(m, "rollout").bytes = 5000e9), []);
+    only("small_batch", "draws 3.0 tokens", |m| {
+        m.counts.insert("decoded_tokens".into(), 3000.0);
+    });
+    // Few at once because the others have ended is a tail, and is said as one.
+    only("long_tail", "40 of 640 completions took 60 % of the decode steps alone", |m| {
+        m.tail.alone = 600;
+        m.counts.insert("decoded_tokens".into(), 3000.0);
+    });
+    only("kv_preemption", "40 times one of 640", |m| {
+        m.counts.insert("preemptions".into(), 40.0);
+    });
+    only("zero_spread", "In 80 % of the groups", |m| m.zero_spread = (8.0, 10));
+    only("data_bound", "31 % of the steps' 100.0 s", |m| {
+        stage(m, "update").seconds = 10.0;
+        stage(m, "rollout").seconds = 56.0;
+    });
+    only("checkpoint_bound", "20.0 of 100.0 s", |m| {
+        stage(m, "checkpoint").seconds = 20.0;
+        stage(m, "update").seconds = 22.0;
+    });
+    only("evaluation_bound", "100.0 s of evaluations", |m| stage(m, "evaluation").seconds = 100.0);
+    only("oversubscribed", "8 threads on 2 cores waited 60.0 s", |m| (m.threads, m.waited_s) = (8, Some(60.0)));
+    only("cores_shared", "waited 60.0 s for a core, and computed 195.0 s", |m| m.waited_s = Some(60.0));
+    assert_eq!(found(|m| m.waited_s = None), []);
+    only("memory_growth", "It went from 100 to 200 MiB", |m| {
+        m.resident = [90, 100, 120, 140, 160, 180, 200].map(|mib| mib << 20).to_vec();
+    });
+    // Once up and down again is no growth, nor is little.
+    assert_eq!(found(|m| m.resident = [100, 120, 140, 139, 180, 200].map(|mib| mib << 20).to_vec()), []);
+    assert_eq!(found(|m| m.resident = [1000, 1012, 1024, 1036, 1048, 1060].map(|mib| mib << 20).to_vec()), []);
+}
+
+#[test]
+fn the_tail_is_counted_from_lengths() {
+    let mut measured = Measured::default();
+    // The longest two of 32 take 900 of 1000 steps alone.
+    measured.lengths((0..32).map(|i| if i % 16 == 3 { 1000 - i } else { 100 - i }));
+    assert_eq!(measured.tail, Tail { completions: 32, longest: 2, steps: 997, alone: 897 });
+    measured.lengths([7, 7, 7].into_iter());
+    assert_eq!(measured.tail, Tail { completions: 35, longest: 3, steps: 1004, alone: 897 });
+    measured.lengths([7].into_iter());
+    assert_eq!(measured.tail.completions, 35, "one is no tail of itself");
+}
+
+fn totals(rewards_s: f64) -> StepTotals {
+    let stage = |path: &str, seconds| StageTotal { path: path.into(), count: 1, seconds, ..StageTotal::default() };
+    StepTotals { stages: vec![stage("rewards", rewards_s), stage("update", 6.0 - rewards_s)], ..StepTotals::default() }
+}
+
+#[test]
+fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let ctx = crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap();
+    let mut profile = Profile::new(dir.path(), DType::F32, false);
+    let no_values = BTreeMap::new();
+    let mut step = 0;
+    let mut take = |profile: &mut Profile, rewards_s: f64| -> Vec<(String, (u64, u64))> {
+        step += 1;
+        let found = profile.end_step(step, 6.0, &totals(rewards_s), &no_values, &ctx);
+        let found = found.into_iter().filter(|finding| finding.id == "reward_bound");
+        found.map(|finding| (finding.id, finding.steps)).collect()
+    };
+    // The first step starts programs. A window is of three steps; one of them alone says nothing.
+    for (rewards_s, windows) in [(6.0, 0), (5.0, 1), (1.0, 1), (5.0, 1)] {
+        for _ in 0..if windows == 0 { 1 } else { 3 } {
+            assert_eq!(take(&mut profile, rewards_s), []);
+        }
+    }
+    assert_eq!(take(&mut profile, 5.0), []);
+    assert_eq!(take(&mut profile, 5.0), []);
+    assert_eq!(take(&mut profile, 5.0), [("reward_bound".to_owned(), (11, 13))]);
+    for _ in 0..6 {
+        assert_eq!(take(&mut profile, 5.0), []);
+    }
+    let kept = ProfileRecord::read(dir.path()).unwrap();
+    assert_eq!(&kept, profile.record());
+    assert_eq!((kept.measured.span(), kept.measured.steps), ((2, 19), 18));
+    assert!(kept.findings.iter().any(|finding| finding.id == "reward_bound"));
+    // At the end it was said already.
+    let ids: Vec<String> = profile.finish(&ctx).into_iter().map(|finding| finding.id).collect();
+    assert!(!ids.contains(&"reward_bound".to_owned()), "{ids:?}");
+    assert!(profile.record().measured.ceilings.is_some());
+}
+
+#[test]
+fn every_rule_is_in_the_documentation() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/profiling.md")).unwrap();
+    for rule in rules::ALL {
+        assert!(page.lines().any(|line| line.starts_with(&format!("| `{}` |", rule.id))), "{} has no row", rule.id);
+    }
+}
