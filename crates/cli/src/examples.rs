@@ -127,6 +127,26 @@ Examples:
 
 Prompts, completions and tokens are there for runs with record_rollouts = true.";
 
+/// Of `lockstep report`.
+pub const REPORT: &str = "\
+Examples:
+  lockstep report runs/a                  runs/a/report.html and runs/a/report.md
+  lockstep report runs/before runs/after  side by side, with ratios
+  lockstep report runs/a --print          the Markdown alone
+
+Completions are in it for runs with record_rollouts = true. docs/profiling.md";
+
+/// Of `lockstep profile`.
+pub const PROFILE: &str = "\
+Examples:
+  lockstep profile my.toml                ten steps
+  lockstep profile my.toml --steps 3 --set num_generations=16
+  lockstep profile my.toml --for sft
+  lockstep profile my.toml --out runs/p   keeps profile.json and trace.json
+
+The first step is left out of all figures. docs/profiling.md lists what can be
+found, and what helps.";
+
 /// Of `lockstep status`.
 pub const STATUS: &str = "\
 Examples:

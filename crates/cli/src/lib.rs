@@ -21,6 +21,7 @@ mod options;
 mod output;
 mod plan;
 mod queue;
+mod report;
 mod rollouts;
 mod score;
 mod score_rewards;
@@ -98,6 +99,10 @@ enum Command {
     Fork(fork::Args),
     #[command(after_help = examples::DASHBOARD)]
     Dashboard(dashboard::Args),
+    #[command(after_help = examples::REPORT)]
+    Report(report::ReportArgs),
+    #[command(after_help = examples::PROFILE)]
+    Profile(report::ProfileArgs),
     #[command(after_help = examples::STATUS)]
     Status(status::Args),
     #[command(after_help = examples::QUEUE)]
@@ -155,6 +160,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::ScoreRewards(args) => score_rewards::run(args),
         Command::Rollouts(args) => rollouts::run(args),
         Command::Dashboard(args) => dashboard::run(args),
+        Command::Report(args) => report::report(args),
+        Command::Profile(args) => report::profile(args),
         Command::Verify(args) => verify::run(args),
         Command::Fork(args) => fork::run(args),
         Command::Status(args) => status::run(args),
@@ -210,6 +217,7 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Score(_) => "score",
         Command::Rollouts(_) => "rollouts",
         Command::Dashboard(_) => "dashboard",
+        Command::Report(_) => "report",
         Command::Verify(_) => "verify",
         Command::Fork(_) => "fork",
         Command::Status(_) => "status",
@@ -222,7 +230,7 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         // supervisor may have such variables.
         Command::Learner(_) | Command::Worker(_) => return Ok(()),
         Command::Train(_) | Command::Sft(_) | Command::Reward(_) | Command::Dpo(_) | Command::Eval(_) => return Ok(()),
-        Command::Plan(_) | Command::Config(_) | Command::ScoreRewards(_) => return Ok(()),
+        Command::Profile(_) | Command::Plan(_) | Command::Config(_) | Command::ScoreRewards(_) => return Ok(()),
     };
     lockstep::config::refuse_environment(name)
 }

@@ -39,6 +39,18 @@ pub enum Command {
     Dpo,
 }
 
+impl Command {
+    /// What it reads the configuration for.
+    pub fn purpose(self) -> Purpose {
+        match self {
+            Command::Train => Purpose::Grpo,
+            Command::Sft => Purpose::Sft,
+            Command::Reward => Purpose::Reward,
+            Command::Dpo => Purpose::Dpo,
+        }
+    }
+}
+
 pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     args.rewards.give(&mut args.config.more)?;
     let (purpose, config) = configuration(&args)?;
@@ -105,9 +117,7 @@ fn configuration(args: &Args) -> anyhow::Result<(Purpose, Config)> {
             }
             Purpose::Grpo
         }
-        Command::Sft => Purpose::Sft,
-        Command::Reward => Purpose::Reward,
-        Command::Dpo => Purpose::Dpo,
+        command => command.purpose(),
     };
     Ok((purpose, args.config.resolve(purpose)?.config))
 }

@@ -112,8 +112,11 @@ function chosen(keys) {
 
 function health(facts) {
   const open = facts.alarms.filter((line) => line.alarm.until === undefined);
-  if (!open.length) return "No alarm is raised.";
-  return `${counted(open.length, "alarm")}: ${open.map((line) => line.alarm.id.replaceAll("_", " ")).join(", ")}.`;
+  const names = (list) => list.map((one) => one.id.replaceAll("_", " ")).join(", ");
+  const findings = facts.profile?.findings ?? [];
+  const slow = findings.length ? ` Time: ${names(findings)}.` : "";
+  if (!open.length) return `No alarm is raised.${slow}`;
+  return `${counted(open.length, "alarm")}: ${names(open.map((line) => line.alarm))}.${slow}`;
 }
 
 function left(facts, series) {

@@ -11,14 +11,17 @@ const STAGES = [
 ];
 
 export async function time(main, run, words) {
-  const facts = await get(`runs/${run}`);
+  let facts = await get(`runs/${run}`);
   const has = STAGES.filter(([key]) => facts.keys.includes(key));
   const says = h("section", { class: "verdict" });
   const stack = h("section", { class: "stack", "aria-label": "Seconds of each step by stage" });
+  const deep = h("section", { class: "stack", "aria-label": "Stages inside stages" });
   const step = h("section", { class: "spans", "aria-label": "Spans of a step" });
-  main.append(says, stack, step);
+  main.append(says, stack, deep, step);
 
-  async function draw(words) {
+  async function draw(words, fresh) {
+    if (fresh) facts = (await get(`runs/${run}`)) ?? facts;
+    fill(deep, inside(facts.profile));
     const keys = [
       ...has.map(([key]) => key),
       "step_time",
@@ -47,7 +50,8 @@ export async function time(main, run, words) {
         {},
         `A step takes ${seconds(whole)}; ${Math.round((100 * parts[0][1]) / whole)} % of it is ${parts[0][0]}.`,
       ),
-      h("p", {}, advice(parts, whole, mean)),
+      h("p", {}, pace(whole, mean)),
+      found(facts.profile),
     );
     const high = Math.max(...series.keys.step_time.mean.filter((x) => x !== null));
     const [wide, tall] = [Math.max(2, Math.min(14, 720 / series.steps.length)), 180];
@@ -189,26 +193,89 @@ export async function time(main, run, words) {
   return { update: draw };
 }
 
+// What the run found itself: what was measured, and what usually helps.
+function found(profile) {
+  const findings = profile?.findings ?? [];
+  if (!profile) return null;
+  if (!findings.length)
+    return h("p", { class: "findings" }, "No finding: none of the rules of docs/profiling.md holds.");
+  return h(
+    "ul",
+    { class: "findings" },
+    findings.map((finding) =>
+      h(
+        "li",
+        {},
+        h("b", {}, finding.id),
+        ` ${finding.says} ${finding.evidence} `,
+        h("span", { class: "remedy" }, `What helps: ${finding.remedy}.`),
+      ),
+    ),
+  );
+}
+
+// Stages inside stages, operations and bytes, beside what the machine can.
+function inside(profile) {
+  const measured = profile?.measured;
+  if (!measured?.steps) return null;
+  const { ceilings, stages, steps, seconds: whole } = measured;
+  const rate = (amount, stage) => (amount > 0 ? number(amount / stage.seconds / 1e9) : "–");
+  const per = (amount, stage, ceiling) =>
+    amount > 0 && ceiling ? `${Math.round((100 * amount) / stage.seconds / ceiling)} %` : "–";
+  return [
+    h("h2", {}, `Steps ${measured.first_step} to ${measured.last_step}, measured`),
+    h(
+      "p",
+      {},
+      `${number(measured.cpu_s / whole)} of ${measured.cores} cores were busy`,
+      measured.waited_s === null ? "." : `; threads waited ${seconds(measured.waited_s)} for a core.`,
+      ceilings
+        ? ` This machine does ${number(ceilings.flops_per_s / 1e9)} GFLOP/s and reads ${number(ceilings.bytes_per_s / 1e9)} GB/s.`
+        : "",
+    ),
+    h(
+      "table",
+      {},
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          ["stage", "s for a step", "share", "GFLOP/s", "of the ceiling", "GB/s", "of the ceiling"].map((name) =>
+            h("th", { scope: "col" }, name),
+          ),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        stages.map((stage) =>
+          h(
+            "tr",
+            {},
+            h("th", { scope: "row", class: `deep${stage.path.split("/").length - 1}` }, stage.path.split("/").at(-1)),
+            h("td", {}, seconds(stage.seconds / steps)),
+            h("td", {}, `${number((100 * stage.seconds) / whole)} %`),
+            h("td", {}, rate(stage.flops, stage)),
+            h("td", {}, per(stage.flops, stage, ceilings?.flops_per_s)),
+            h("td", {}, rate(stage.bytes, stage)),
+            h("td", {}, per(stage.bytes, stage, ceilings?.bytes_per_s)),
+          ),
+        ),
+      ),
+    ),
+  ];
+}
+
 function average(values) {
   const there = (values ?? []).filter((x) => x !== null);
   return there.length ? there.reduce((a, b) => a + b, 0) / there.length : 0;
 }
 
-function advice(parts, whole, mean) {
-  const [name, most] = parts[0];
+// How fast, and what was hidden.
+function pace(whole, mean) {
   const says = [];
-  if (name === "rollout" && most > whole / 2)
-    says.push(
-      "Generation is most of it: shorter completions (max_completion_length), or more of them at once (a larger batch), cost less for each token.",
-    );
-  if (name === "rewards")
-    says.push(
-      "Rewards are waited for: by_group = true lets a program score while others are generated, and workers (--distributed, max_staleness ≥ 1) let the model train meanwhile.",
-    );
-  if (["forward", "backward"].includes(name))
-    says.push(
-      "The update is most of it: it is bound by arithmetic, and more cores, bf16 where the processor has it, or fewer tokens make it shorter.",
-    );
   const hidden = mean("reward_hidden_time_s");
   if (hidden > 0.05 * whole) says.push(`${seconds(hidden)} of rewards were hidden behind generation.`);
   const [fast, slow] = [mean("rollout_tokens_per_s"), mean("update_tokens_per_s")];

@@ -92,7 +92,7 @@ fn fits(group: &Group, wanted: &Wanted) -> bool {
 }
 
 /// A text, or the contents of messages.
-fn plain(content: &Value) -> String {
+pub(crate) fn plain(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
         Value::Array(messages) => {
@@ -222,24 +222,22 @@ fn completion(
     }))
 }
 
-/// The spans of an optimizer step: `trace.json` has them in the order in which they ended, and each step ends with an
-/// update.
+/// The spans of an optimizer step, as `trace.json` has them.
 pub fn spans(trace: &str, step: u64) -> Value {
-    let mut current = 1;
-    let mut found: Vec<Value> = Vec::new();
+    let (mut found, mut before) = (Vec::<Value>::new(), 0);
     for line in trace.lines() {
         let Ok(span) = serde_json::from_str::<Value>(line.trim_end_matches(',')) else { continue };
-        if current == step {
+        let Some(at) = span["args"]["step"].as_u64() else { continue };
+        // A run that is resumed writes some steps again, behind later ones: the last ones count.
+        if at < before && at <= step {
+            found.clear();
+        }
+        before = at;
+        if at == step {
             found.push(json!({
                 "name": span["name"], "track": span["tid"], "start_us": span["ts"], "duration_us": span["dur"],
                 "flops": span["args"]["flops"], "bytes": span["args"]["bytes"],
             }));
-        }
-        if span["name"] == "update" && span["tid"] == 0 {
-            current += 1;
-        }
-        if current > step {
-            break;
         }
     }
     found.into()
@@ -314,11 +312,19 @@ mod tests {
     }
 
     #[test]
-    fn spans_belong_to_the_step_that_their_update_ends() {
-        let trace = "[\n{\"name\":\"rollout\",\"tid\":0,\"ts\":1,\"dur\":2},\n{\"name\":\"update\",\"tid\":0,\"ts\":3,\
-                     \"dur\":2},\n{\"name\":\"rollout\",\"tid\":0,\"ts\":6,\"dur\":1},\n";
-        assert_eq!(spans(trace, 1).as_array().unwrap().len(), 2);
-        assert_eq!(spans(trace, 2)[0]["start_us"], 6);
-        assert!(spans(trace, 3).as_array().unwrap().is_empty());
+    fn spans_belong_to_the_step_that_they_name() {
+        let span = |name: &str, step: u64, ts: u64| {
+            format!("{{\"name\":\"{name}\",\"tid\":0,\"ts\":{ts},\"dur\":2,\"args\":{{\"step\":{step}}}}},\n")
+        };
+        // A gradient and an optimizer step are two spans of one name.
+        let trace = ["rollout", "update", "update"].map(|name| span(name, 1, 3)).concat();
+        let trace = format!("[\n{trace}{}{}", span("rollout", 2, 6), span("update", 3, 7));
+        let count = |trace: &str, step| spans(trace, step).as_array().unwrap().len();
+        assert_eq!([1, 2, 3, 4].map(|step| count(&trace, step)), [3, 1, 1, 0]);
+        assert_eq!(spans(&trace, 2)[0]["start_us"], 6);
+        // Resumed after step 1.
+        let trace = trace + &span("rollout", 2, 9) + &span("rollout", 3, 10);
+        assert_eq!((count(&trace, 2), spans(&trace, 2)[0]["start_us"].as_u64()), (1, Some(9)));
+        assert_eq!(spans(&trace, 3)[0]["start_us"], 10);
     }
 }

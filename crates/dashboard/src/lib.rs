@@ -11,12 +11,14 @@
 //! | `series` | metrics by step, and the buckets that a chart of some pixels shows |
 //! | `verdict` | one sentence that says how a run is |
 //! | `groups` | recorded rollouts: summaries, a group, its tokens |
+//! | `report` | a run, or two, on one page: `lockstep report` |
 //! | `guard` | who may ask |
 //! | `server` | addresses and answers |
 
 mod assets;
 mod groups;
 mod guard;
+pub mod report;
 mod run;
 mod runs;
 mod series;

@@ -137,7 +137,7 @@ impl RunFiles {
         text.lines().filter_map(origin).collect()
     }
 
-    fn json(&self, name: &str) -> Value {
+    pub(crate) fn json(&self, name: &str) -> Value {
         let bytes = std::fs::read(self.root.join(name)).unwrap_or_default();
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
     }
@@ -215,6 +215,7 @@ impl RunFiles {
             "keys": self.series.keys().collect::<Vec<_>>(),
             "groups": recorded,
             "group_steps": [first, last],
+            "profile": self.json("profile.json"),
             "directory": self.root,
         })
     }

@@ -44,6 +44,9 @@ pub enum EventKind {
     /// A stage ended. Times count from the start of the run.
     Span {
         name: String,
+        /// The optimizer step that it is part of.
+        #[serde(default)]
+        step: u64,
         /// The row of the trace: one for each thread, and one for each name of overlapped work.
         track: u64,
         start_us: f64,
@@ -326,6 +329,7 @@ mod tests {
             EventKind::Rollout { record: vec![0, 255, 7, 1] },
             EventKind::Span {
                 name: "rollout".into(),
+                step: 4,
                 track: 1,
                 start_us: 0.5,
                 duration_us: 1e9,

@@ -29,6 +29,8 @@ struct Inner {
     start: Instant,
     run: Totals,
     step: Totals,
+    /// The number of the step, for the events.
+    number: u64,
     /// What was counted in the run, and in the step.
     counts: [BTreeMap<String, f64>; 2],
     /// Innermost open spans of each thread, as indices into `open`.
@@ -130,6 +132,7 @@ impl Stages {
                 start: Instant::now(),
                 run: Totals::default(),
                 step: Totals::default(),
+                number: 0,
                 counts: Default::default(),
                 stacks: HashMap::new(),
                 open: HashMap::new(),
@@ -173,6 +176,11 @@ impl Stages {
         }
         inner.open.insert(id, Open { path, parent, thread, start: Instant::now(), flops: 0.0, bytes: 0.0 });
         Span { inner: Arc::clone(&self.inner), id }
+    }
+
+    /// What ends from now on is part of optimizer step `step`.
+    pub fn begin_step(&self, step: u64) {
+        lock(&self.inner).number = step;
     }
 
     /// Counts `n` more of something.
@@ -230,8 +238,8 @@ impl Inner {
     }
 
     fn emit(&self, name: &str, track: u64, start_us: f64, duration_us: f64, (flops, bytes): (f64, f64)) {
-        let name = name.to_owned();
-        self.sinks.emit_unchecked(EventKind::Span { name, track, start_us, duration_us, flops, bytes });
+        let (name, step) = (name.to_owned(), self.number);
+        self.sinks.emit_unchecked(EventKind::Span { name, step, track, start_us, duration_us, flops, bytes });
     }
 }
 

@@ -110,6 +110,7 @@ impl RunLog {
         self.reporter.set("epoch", step as f64 / data.steps_per_epoch as f64);
         self.reporter.set("num_tokens", data.num_tokens as f64);
         let totals = self.stages.take_step();
+        self.stages.begin_step(step + 1);
         device_meter::report(&mut self.reporter, &totals.stages, &learner.ctx);
         for (path, name) in TIMED {
             if let Some(stage) = totals.stages.iter().find(|stage| stage.path == path) {

@@ -29,9 +29,11 @@ impl TraceSink {
 
 impl Sink for TraceSink {
     fn receive(&mut self, event: &Event) -> Result<()> {
-        let EventKind::Span { name, track, start_us, duration_us, flops, bytes } = &event.kind else { return Ok(()) };
+        let EventKind::Span { name, step, track, start_us, duration_us, flops, bytes } = &event.kind else {
+            return Ok(());
+        };
         if let Some(writer) = &mut self.writer
-            && let Err(error) = writer.span(name, *track, *start_us, *duration_us, *flops, *bytes)
+            && let Err(error) = writer.span((name, *step), *track, *start_us, *duration_us, (*flops, *bytes))
         {
             self.failed = Some(error);
             self.writer = None;
@@ -72,15 +74,22 @@ impl TraceWriter {
         Ok(TraceWriter { file, max_bytes: max_bytes.max(1024), full })
     }
 
-    /// A span of thread `thread`: microseconds from the start of the run, duration in microseconds, FLOPs and bytes of
-    /// memory traffic (shown when clicked).
-    fn span(&mut self, name: &str, thread: u64, start_us: f64, duration_us: f64, flops: f64, bytes: f64) -> Result<()> {
+    /// A span of an optimizer step in the row `thread`: microseconds from the start of the run, duration in
+    /// microseconds, FLOPs and bytes of memory traffic (shown when clicked).
+    fn span(
+        &mut self,
+        (name, step): (&str, u64),
+        thread: u64,
+        start_us: f64,
+        duration_us: f64,
+        (flops, bytes): (f64, f64),
+    ) -> Result<()> {
         let mut event = json!({
             "name": name, "ph": "X", "pid": std::process::id(), "tid": thread,
-            "ts": round(start_us), "dur": round(duration_us),
+            "ts": round(start_us), "dur": round(duration_us), "args": { "step": step },
         });
         if flops > 0.0 || bytes > 0.0 {
-            event["args"] = json!({ "flops": flops, "bytes": bytes });
+            event["args"] = json!({ "step": step, "flops": flops, "bytes": bytes });
         }
         self.event(&event)
     }
@@ -130,7 +139,7 @@ mod tests {
         let path = dir.path().join("trace.json");
         let read = || std::fs::read_to_string(&path).unwrap();
         let mut trace = TraceWriter::open(&path, 1 << 20).unwrap();
-        trace.span("a \"quoted\" name", 0, 1.0, 2.5, 1e9, 0.0).unwrap();
+        trace.span(("a \"quoted\" name", 1), 0, 1.0, 2.5, (1e9, 0.0)).unwrap();
         assert_eq!(events(&read()).len(), 1);
         trace.finish().unwrap();
         let strict: Value = serde_json::from_str(&read()).unwrap();
@@ -140,11 +149,11 @@ mod tests {
         );
 
         let mut trace = TraceWriter::open(&path, 1 << 20).unwrap();
-        trace.span("b", 0, 3.0, 7.0, 0.0, 0.0).unwrap();
+        trace.span(("b", 1), 0, 3.0, 7.0, (0.0, 0.0)).unwrap();
         drop(trace);
         std::fs::write(&path, read() + "{\"name\": \"to").unwrap();
         let mut trace = TraceWriter::open(&path, 1 << 20).unwrap();
-        trace.span("c", 0, 4.0, 1.0, 0.0, 0.0).unwrap();
+        trace.span(("c", 1), 0, 4.0, 1.0, (0.0, 0.0)).unwrap();
         let names: Vec<_> = events(&read()).iter().map(|event| event["name"].clone()).collect();
         assert_eq!(names, ["a \"quoted\" name", "b", "c"]);
     }
@@ -155,7 +164,7 @@ mod tests {
         let path = dir.path().join("trace.json");
         let mut trace = TraceWriter::open(&path, 2_000).unwrap();
         for i in 0..1000 {
-            trace.span("span", 0, f64::from(i), 1.0, 0.0, 0.0).unwrap();
+            trace.span(("span", 1), 0, f64::from(i), 1.0, (0.0, 0.0)).unwrap();
         }
         trace.finish().unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
@@ -165,7 +174,7 @@ mod tests {
         // Opened again it is still full.
         let mut trace = TraceWriter::open(&path, 2_000).unwrap();
         let len = trace.file.len();
-        trace.span("span", 0, 0.0, 1.0, 0.0, 0.0).unwrap();
+        trace.span(("span", 1), 0, 0.0, 1.0, (0.0, 0.0)).unwrap();
         assert_eq!(trace.file.len(), len);
     }
 }

@@ -1,0 +1,96 @@
+//! `lockstep report` and `lockstep profile`.
+
+use crate::options::{ConfigArgs, LogArgs, RewardArgs};
+use crate::output;
+use crate::plan::Command;
+use crate::signals::{Promise, stop_on_signals};
+use dashboard::report::{Report, html, markdown, time};
+use lockstep::config::{Purpose, Resolved};
+use lockstep::error::BadInput;
+use lockstep::{ResumeFrom, Run, RunDir, RunOptions, StopReason, Stopped, bad_input, context, write_atomically};
+use std::path::{Path, PathBuf};
+use telemetry::Console;
+
+/// Writes what a run learned, where its time went and what was found into one HTML file and one Markdown file; of two
+/// runs, side by side with ratios.
+#[derive(Debug, clap::Args)]
+pub struct ReportArgs {
+    /// The run; with a second one, before and after.
+    #[arg(value_name = "RUN", required = true, num_args = 1..=2)]
+    pub runs: Vec<PathBuf>,
+    /// Where report.html and report.md go; without it, into the (second) run's directory. Those of an earlier report
+    /// are replaced.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Prints the Markdown, and writes nothing.
+    #[arg(long)]
+    pub print: bool,
+}
+
+pub(crate) fn report(args: ReportArgs) -> anyhow::Result<()> {
+    let read = |root: &PathBuf| Report::read(root).map_err(|error| BadInput::new(format!("{error:#}")).into());
+    let reports = args.runs.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
+    if args.print {
+        return Ok(output::text(&markdown(&reports))?);
+    }
+    let into = args.out.as_ref().or(args.runs.last()).expect("one run at least");
+    if !into.is_dir() {
+        bad_input!("--out {}: there is no such directory", into.display());
+    }
+    for (name, text) in [("report.html", html(&reports)), ("report.md", markdown(&reports))] {
+        let path = into.join(name);
+        write_atomically(&path, text.as_bytes())?;
+        output::text(&format!("{}\n", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Trains a few steps, saves nothing, and says where the time goes and what would help.
+#[derive(Debug, clap::Args)]
+pub struct ProfileArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    #[command(flatten)]
+    pub rewards: RewardArgs,
+    /// The command that will run it.
+    #[arg(long = "for", value_name = "COMMAND", default_value = "train")]
+    pub command: Command,
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// Optimizer steps where --steps does not say.
+const STEPS: u64 = 10;
+
+pub(crate) fn profile(mut args: ProfileArgs) -> anyhow::Result<()> {
+    args.rewards.give(&mut args.config.more)?;
+    args.config.steps.get_or_insert(STEPS);
+    args.config.more.implied("save_strategy", Some("no".to_owned()));
+    let purpose = args.command.purpose();
+    let resolved = args.config.resolve(purpose)?;
+    let console = args.log.open()?;
+    match &resolved.config.output_dir {
+        Some(out) => run(purpose, resolved.clone(), &out.clone(), &console),
+        None => {
+            let scratch = std::env::temp_dir().join(format!("lockstep-profile-{}", std::process::id()));
+            let outcome = run(purpose, resolved, &scratch, &console);
+            // What is left of it is of no use.
+            let _ = std::fs::remove_dir_all(&scratch);
+            outcome
+        }
+    }
+}
+
+fn run(purpose: Purpose, resolved: Resolved, out: &Path, console: &Console) -> anyhow::Result<()> {
+    let stop = stop_on_signals(console, Promise::Ends("nothing is written"))?;
+    let ctx = context(resolved.config.device, resolved.config.threads, resolved.config.dtype)?;
+    let options = RunOptions::new().context(ctx).console(console.clone()).stop_signal(stop).profiled();
+    let run = Run::resolved(purpose, resolved, RunDir::fresh(out)?, ResumeFrom::Nothing, options)?;
+    let finished = run.run()?;
+    if finished.stop_reason == StopReason::Interrupted {
+        return Err(Stopped.into());
+    }
+    let report = Report { name: "profile".to_owned(), ..Report::read(finished.dir.root())? };
+    console.print(&time(&[report]));
+    Ok(())
+}

@@ -1,0 +1,103 @@
+//! Reports of runs that the tests write: their numbers, and that no text becomes markup.
+
+use super::*;
+use serde_json::json;
+use std::fs;
+
+/// A run of forty logged steps whose reward rises from 0 to `top`, and whose decoding takes `decode` seconds.
+fn run(dir: &Path, name: &str, top: f64, decode: f64) -> Report {
+    let root = dir.join(name);
+    fs::create_dir(&root).unwrap();
+    fs::write(root.join("config.toml"), "model_name_or_path = \"<b>m</b>\"\nmax_steps = 40\nseed = 7\n").unwrap();
+    let line = |step: u64| json!({"step": step, "reward": top * step as f64 / 40.0, "time_s": 1.0}).to_string() + "\n";
+    let alarm = json!({"step": 40, "alarm": {"id": "kl_blow_up", "since": 39, "evidence": "a | b", "remedy": "c"}});
+    let over = json!({"step": 40, "alarm": {"id": "truncated", "since": 2, "until": 9, "evidence": "", "remedy": ""}});
+    let metrics = (1..=40).map(line).collect::<String>() + &format!("{alarm}\n{over}\n");
+    fs::write(root.join("metrics.jsonl"), metrics).unwrap();
+    let stage =
+        |path: &str, seconds: f64, bytes: f64| json!({"path": path, "seconds": seconds, "flops": 0.0, "bytes": bytes});
+    let profile = json!({
+        "version": 1,
+        "measured": {
+            "first_step": 2, "last_step": 11, "steps": 10, "seconds": decode + 5.0, "cpu_s": 12.0, "waited_s": 0.5,
+            "threads": 2, "cores": 2, "ceilings": {"flops_per_s": 2e11, "bytes_per_s": 3e10},
+            "stages": [
+                stage("rollout", decode, 4e10), stage("rollout/decode", decode, 0.0), stage("update", 4.0, 0.0),
+            ],
+        },
+        "findings": [{
+            "id": "long_tail", "says": "Slow.", "evidence": "<i>few</i> of many.", "remedy": "less", "steps": [2, 11],
+        }],
+    });
+    fs::write(root.join("profile.json"), profile.to_string()).unwrap();
+    Report::read(&root).unwrap()
+}
+
+/// With one space where there are several.
+fn unaligned(text: &str) -> String {
+    let mut text = text.replace("  ", " ");
+    while text.contains("  ") {
+        text = text.replace("  ", " ");
+    }
+    text
+}
+
+#[test]
+fn a_report_has_the_numbers_of_the_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = run(dir.path(), "a", 1.0, 5.0);
+    let text = unaligned(&markdown(std::slice::from_ref(&report)));
+    for part in [
+        "# a\n\nLearning: reward went from 0.025 to 0.",
+        "- steps: 40 of 40\n",
+        "- **alarm** kl_blow_up since step 39: a | b. What helps: c",
+        "| reward | 0.025 | 1.00 |",
+        "a: steps 2 to 11, 1.00 s for one; 1.20 cores busy of 2, 0.500 s waited for one; the machine does 200 GFLOP/s",
+        "| rollout | 0.500 | 50.0 % | – | 8.00 |",
+        "| \u{2003}decode | 0.500 | 50.0 % | – | – |",
+        "| in no stage | 0.100 | 10.0 % | – | – |",
+        "| a step | 1.00 | 100.0 % | – | – |",
+        "- **long_tail** (steps 2 to 11): Slow. <i>few</i> of many. What helps: less.",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    assert!(!text.contains("truncated"), "an alarm that is over");
+}
+
+#[test]
+fn two_runs_stand_side_by_side_with_the_ratio() {
+    let dir = tempfile::tempdir().unwrap();
+    let reports = [run(dir.path(), "before", 0.5, 5.0), run(dir.path(), "after", 1.0, 2.0)];
+    let text = unaligned(&markdown(&reports));
+    assert!(text.contains("| reward | 0.013 | 0.500 | 0.025 | 1.00 |"), "{text}");
+    assert!(text.contains("| rollout | 0.500 | 50.0 % | – | 8.00 | 0.200 | 28.6 % | – | 20.0 | 2.50 × |"), "{text}");
+    assert!(text.contains("| a step | 1.00 | 100.0 % | – | – | 0.700 | 100.0 % | – | – | 1.43 × |"), "{text}");
+    let page = html(&reports);
+    assert_eq!((page.matches("<polyline").count(), page.matches("<figure>").count()), (2, 1));
+    assert!(page.contains("<td>2.50 ×</td>"), "{page}");
+}
+
+#[test]
+fn nothing_that_a_run_says_is_markup() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut report = run(dir.path(), "<script>alert(1)</script>".replace('/', "_").as_str(), 1.0, 5.0);
+    let bad = "<img src=x onerror=alert(1)>\u{1b}[31m\"".to_owned();
+    report.samples = vec![Sample { step: 3, prompt: bad.clone(), best: (1.0, bad.clone()), worst: (0.0, bad) }];
+    let page = html(&[report]);
+    for tag in ["<script", "<img", "<i>", "<b>m", "\u{1b}"] {
+        assert!(!page.contains(tag), "{tag}");
+    }
+    assert!(page.contains("&lt;img src=x onerror=alert(1)&gt;"));
+    // It asks for nothing: neither scripts nor files of others.
+    assert!(page.contains("default-src 'none'") && !page.contains("://"), "{page}");
+}
+
+#[test]
+fn a_directory_that_is_no_run_and_a_run_without_a_profile() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Report::read(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("no run's directory"), "{error}");
+    fs::write(dir.path().join("config.toml"), "seed = 1\n").unwrap();
+    let text = markdown(&[Report::read(dir.path()).unwrap()]);
+    assert!(text.contains("Too early to tell") && text.contains("No profile.json"), "{text}");
+}
