@@ -75,7 +75,7 @@ fn completions_are_printed_and_the_log_has_it_all() {
     }
     assert!(!said.out.contains("Step 3"), "{}", said.out);
     let log = fs::read_to_string(root.join("run/lockstep-0.log")).unwrap();
-    for words in ["qwen3", "prompts shared", "grpo 12/12, loss", "Step 12", "done: 12 steps"] {
+    for words in ["qwen3", "prompts shared", "step  ", "Step 12", "done: 12 steps"] {
         assert!(log.contains(words), "`{words}`: {log}");
     }
     let record: serde_json::Value = serde_json::from_slice(&fs::read(root.join("run/record.json")).unwrap()).unwrap();

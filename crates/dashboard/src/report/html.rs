@@ -136,8 +136,10 @@ fn table(markdown: &str) -> String {
             let tag = if rows == 0 { "th" } else { "td" };
             out += if rows == 0 { "<table>\n" } else { "" };
             rows += 1;
-            let cells =
-                line.trim_matches('|').split(" |").map(|cell| format!("<{tag}>{}</{tag}>", escape(cell.trim())));
+            let cells = line
+                .trim_matches('|')
+                .split(" |")
+                .map(|cell| format!("<{tag}>{}</{tag}>", escape(cell.trim_matches(' '))));
             let _ = writeln!(out, "<tr>{}</tr>", cells.collect::<String>());
         } else {
             let _ = writeln!(out, "<p>{}</p>", escape(line));

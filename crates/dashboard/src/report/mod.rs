@@ -118,15 +118,17 @@ fn facts(run: &RunFiles) -> Vec<(&'static str, String)> {
     let (step, total) = run.progress();
     let steps = total.map_or_else(|| step.to_string(), |total| format!("{step} of {total}"));
     let machine = format!("{} threads, {}, {}", text(&record["threads"]), text(&record["isa"]), text(&record["dtype"]));
+    // Of a run that generates.
+    let online = |value: String| if record["kind"] == "train" { value } else { String::new() };
     let all = [
         ("command", text(&record["kind"])),
         ("state", run.state().to_owned()),
         ("steps", steps),
         ("model", of("model_name_or_path")),
         ("data", of("dataset_name")),
-        ("algorithm", of("algorithm")),
-        ("completions of a prompt", of("num_generations")),
-        ("longest completion", of("max_completion_length")),
+        ("algorithm", online(of("algorithm"))),
+        ("completions of a prompt", online(of("num_generations"))),
+        ("longest completion", online(of("max_completion_length"))),
         ("learning rate", of("learning_rate")),
         ("seed", of("seed")),
         ("machine", machine),

@@ -128,7 +128,11 @@ impl RunLog {
         if let Some(means) = &logged {
             let value = |name: &str| find(means, name).filter(|v| v.is_finite());
             let part = |name: &&str| value(name).map(|v| format!("{name} {v:.4}"));
-            let parts = shown.iter().filter_map(part).chain(self.remarks.text());
+            let remark = self.remarks.text();
+            if let Some(remark) = remark.as_ref().filter(|_| self.remarks.is_news()) {
+                self.sinks().info(remark);
+            }
+            let parts = shown.iter().filter_map(part).chain(remark);
             self.progress(learner, parts.collect::<Vec<_>>().join(" · "))?;
         }
         self.callbacks.step(step, &learner.policy);

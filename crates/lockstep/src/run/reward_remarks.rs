@@ -9,10 +9,12 @@ const SLOW_S: f64 = 1.0;
 #[derive(Clone, Debug, Default)]
 pub struct RewardRemarks {
     /// Of the last generation.
-    slow: Option<String>,
+    slow: Option<(String, f64)>,
     /// Completions that ran out of time since the program was started, by reward: of a few among many nobody sees the
     /// one line that would have them.
     timed_out: BTreeMap<String, usize>,
+    /// What was said last: which reward is slow, and the counts.
+    said: (Option<String>, BTreeMap<String, usize>),
 }
 
 impl RewardRemarks {
@@ -20,7 +22,7 @@ impl RewardRemarks {
     pub fn waited(&mut self, rollout_s: f64, waited_s: f64, of_rewards: &BTreeMap<String, f64>) {
         let longest = of_rewards.iter().max_by(|a, b| a.1.total_cmp(b.1));
         let slow = longest.filter(|_| waited_s > SLOW_S && waited_s > rollout_s);
-        self.slow = slow.map(|(name, seconds)| format!("slow reward {name} {seconds:.1} s"));
+        self.slow = slow.map(|(name, seconds)| (name.clone(), *seconds));
     }
 
     /// So many more completions ran out of time.
@@ -34,8 +36,15 @@ impl RewardRemarks {
     pub fn text(&self) -> Option<String> {
         let counts: Vec<String> = self.timed_out.iter().map(|(name, count)| format!("{name} {count}")).collect();
         let timed_out = (!counts.is_empty()).then(|| format!("timed out so far: {}", counts.join(", ")));
-        let all: Vec<String> = self.slow.iter().cloned().chain(timed_out).collect();
+        let slow = self.slow.iter().map(|(name, seconds)| format!("slow reward {name} {seconds:.1} s"));
+        let all: Vec<String> = slow.chain(timed_out).collect();
         (!all.is_empty()).then(|| all.join(" · "))
+    }
+
+    /// Whether another reward is slow, or more has run out of time, than when this was asked last.
+    pub fn is_news(&mut self) -> bool {
+        let now = (self.slow.as_ref().map(|(name, _)| name.clone()), self.timed_out.clone());
+        std::mem::replace(&mut self.said, now.clone()) != now
     }
 }
 
@@ -66,7 +75,11 @@ mod tests {
         remarks.timed_out("r", 1);
         remarks.timed_out("code", 3);
         assert_eq!(remarks.text().unwrap(), "timed out so far: code 5, r 1");
+        assert!(remarks.is_news() && !remarks.is_news());
         remarks.waited(0.0, 2.0, &BTreeMap::from([("r".to_owned(), 2.0)]));
         assert_eq!(remarks.text().unwrap(), "slow reward r 2.0 s · timed out so far: code 5, r 1");
+        assert!(remarks.is_news());
+        remarks.waited(0.0, 3.0, &BTreeMap::from([("r".to_owned(), 3.0)]));
+        assert!(!remarks.is_news(), "it is as slow as before");
     }
 }

@@ -15,6 +15,7 @@ use std::time::Instant;
 use indicatif::{MultiProgress, ProgressDrawTarget};
 use serde_json::Value;
 
+mod course;
 mod progress;
 
 pub use self::progress::{Progress, counted, duration};
@@ -253,18 +254,46 @@ impl Console {
 pub struct ConsoleSink {
     console: Console,
     progress: Option<Progress>,
+    course: course::Course,
 }
 
 impl ConsoleSink {
     /// Shows events on `console`.
     pub fn new(console: Console) -> Self {
-        ConsoleSink { console, progress: None }
+        ConsoleSink { console, progress: None, course: course::Course::default() }
+    }
+}
+
+impl ConsoleSink {
+    /// A logged step: a row for people, numbers for programs. Evaluations are messages of their own.
+    fn metrics(&mut self, step: u64, values: &[(String, f64)]) {
+        let is_evaluation = values.iter().any(|(name, _)| name.starts_with("eval_"));
+        if self.console.format() == LogFormat::Json {
+            let mut fields = Record::new();
+            fields.set("step", step);
+            for (name, value) in values {
+                fields.set(name, *value);
+            }
+            let what = if is_evaluation { "evaluation after step" } else { "step" };
+            return self.console.log(Level::Info, &format!("{what} {step}"), &fields);
+        }
+        if is_evaluation {
+            return;
+        }
+        let left = self.progress.as_ref().and_then(|progress| progress.left_at(step));
+        // The time stands before a line.
+        let room = if self.console.inner.terminal { self.console.width().saturating_sub(12) } else { usize::MAX };
+        for line in self.course.lines(step, values, left, room) {
+            self.console.info(&line);
+        }
+        self.progress.iter_mut().for_each(|progress| progress.said(step));
     }
 }
 
 impl Sink for ConsoleSink {
     fn receive(&mut self, event: &Event) -> Result<()> {
         match &event.kind {
+            EventKind::Metrics { step, values } => self.metrics(*step, values),
             EventKind::Message { level, text, fields } => self.console.log(*level, text, fields),
             EventKind::Alarm { alarm, .. } => {
                 let level = if alarm.until.is_some() || alarm.quiet { Level::Info } else { Level::Warn };

@@ -21,6 +21,8 @@ pub struct Progress {
     done: u64,
     started: Instant,
     last_line: Instant,
+    /// What a line says already.
+    said: Option<u64>,
 }
 
 impl Progress {
@@ -35,7 +37,17 @@ impl Progress {
             bar
         });
         let now = Instant::now();
-        Progress { console, bar, label: label.to_owned(), total, start, done: start, started: now, last_line: now }
+        Progress {
+            console,
+            bar,
+            label: label.to_owned(),
+            total,
+            start,
+            done: start,
+            started: now,
+            last_line: now,
+            said: None,
+        }
     }
 
     /// `done` units of the total are done; `note` is shown beside (for example `reward 0.53, 812 tok/s`).
@@ -47,7 +59,7 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.set_position(done);
             bar.set_message(visible(&message).into_owned());
-        } else if self.last_line.elapsed() >= LINE_EVERY || done >= self.total {
+        } else if self.said != Some(done) && (self.last_line.elapsed() >= LINE_EVERY || done >= self.total) {
             self.last_line = Instant::now();
             self.line(&message);
         }
@@ -55,9 +67,19 @@ impl Progress {
 
     /// Seconds until the end at the speed so far; `None` before anything is done and after the end.
     pub fn remaining_s(&self) -> Option<f64> {
-        let done = self.done.saturating_sub(self.start);
-        let left = self.total.saturating_sub(self.done);
+        self.left_at(self.done)
+    }
+
+    /// The same once `done` are.
+    pub(super) fn left_at(&self, done: u64) -> Option<f64> {
+        let left = self.total.saturating_sub(done);
+        let done = done.saturating_sub(self.start);
         (done > 0 && left > 0).then(|| self.started.elapsed().as_secs_f64() / done as f64 * left as f64)
+    }
+
+    /// Another line says that so many are done.
+    pub(super) fn said(&mut self, done: u64) {
+        (self.said, self.last_line) = (Some(done), Instant::now());
     }
 
     fn line(&self, message: &str) {

@@ -1,0 +1,154 @@
+//! Logged steps as lines with aligned columns, under names that are repeated now and then.
+//!
+//! It knows the metrics that people watch; those that a run lacks have no column.
+
+use super::duration;
+
+/// Rows below one line of names.
+const ROWS: usize = 25;
+
+/// What a column shows of a step's metrics.
+enum Shown {
+    /// A metric.
+    Number(&'static str),
+    /// A metric and, behind ±, another.
+    WithDeviation(&'static str, &'static str),
+    /// A share, in percent.
+    Percent(&'static str),
+    /// Seconds.
+    Seconds(&'static str),
+}
+
+/// The columns in their order: the name, and what it shows. Each reward of several follows the first one.
+const COLUMNS: [(&str, Shown); 18] = [
+    ("reward", Shown::WithDeviation("reward", "reward_std")),
+    ("loss", Shown::Number("loss")),
+    ("accuracy", Shown::Percent("mean_token_accuracy")),
+    ("accuracy", Shown::Percent("rewards/accuracies")),
+    ("accuracy", Shown::Percent("accuracy")),
+    ("margin", Shown::Number("rewards/margins")),
+    ("kl", Shown::Number("kl")),
+    ("kl", Shown::Number("objective/kl")),
+    ("entropy", Shown::Number("entropy")),
+    ("clip", Shown::Percent("clip_ratio/region_mean")),
+    ("length", Shown::Number("completions/mean_length")),
+    ("cut", Shown::Percent("completions/clipped_ratio")),
+    ("grad", Shown::Number("grad_norm")),
+    ("tok/s", Shown::Number("rollout_tokens_per_s")),
+    ("rollout", Shown::Seconds("rollout_time_s")),
+    ("rewards", Shown::Seconds("reward_time_s")),
+    ("update", Shown::Seconds("update_time_s")),
+    ("step s", Shown::Seconds("step_time")),
+];
+
+/// The table so far.
+#[derive(Debug, Default)]
+pub(super) struct Course {
+    names: Vec<String>,
+    widths: Vec<usize>,
+    rows: usize,
+}
+
+impl Course {
+    /// The lines for a step: its row, below the names of the columns where those are due. `left_s` are the seconds until
+    /// the end, `room` the characters of a line.
+    pub(super) fn lines(
+        &mut self,
+        step: u64,
+        values: &[(String, f64)],
+        left_s: Option<f64>,
+        room: usize,
+    ) -> Vec<String> {
+        let mut cells = vec![("step".to_owned(), step.to_string())];
+        let value = |name: &str| values.iter().find(|(own, _)| own == name).map(|(_, value)| *value);
+        for (name, shown) in &COLUMNS {
+            let text = match shown {
+                Shown::Number(key) => value(key).map(number),
+                Shown::WithDeviation(key, deviation) => value(key).map(|mean| match value(deviation) {
+                    Some(deviation) => format!("{} ±{}", number(mean), number(deviation)),
+                    None => number(mean),
+                }),
+                Shown::Percent(key) => value(key).map(|share| format!("{:.0} %", share * 100.0)),
+                Shown::Seconds(key) => value(key).map(|seconds| format!("{seconds:.2}")),
+            };
+            cells.extend(text.map(|text| ((*name).to_owned(), text)));
+            if *name == "reward" {
+                let of = |(own, mean): &(String, f64)| {
+                    let name = own.strip_prefix("rewards/")?.strip_suffix("/mean")?;
+                    let name: String = name.chars().take(16).collect();
+                    Some((name, number(*mean)))
+                };
+                let each: Vec<_> = values.iter().filter_map(of).collect();
+                cells.extend(each.into_iter().filter(|_| values.iter().filter_map(of).count() > 1));
+            }
+        }
+        cells.push(("left".to_owned(), left_s.map_or_else(|| "–".to_owned(), duration)));
+        self.rows_of(&cells, room)
+    }
+
+    fn rows_of(&mut self, cells: &[(String, String)], room: usize) -> Vec<String> {
+        let names: Vec<String> = cells.iter().map(|(name, _)| name.clone()).collect();
+        let begins = self.names != names || self.rows >= ROWS;
+        if self.names != names {
+            self.widths = vec![0; names.len()];
+            self.names = names;
+        }
+        for (width, (name, text)) in self.widths.iter_mut().zip(cells) {
+            *width = (*width).max(name.chars().count()).max(text.chars().count());
+        }
+        self.rows = if begins { 1 } else { self.rows + 1 };
+        let line = |of: fn(&(String, String)) -> &String| {
+            let aligned = cells.iter().zip(&self.widths).map(|(cell, &width)| format!("{:>width$}", of(cell)));
+            let line = aligned.collect::<Vec<_>>().join("  ");
+            // What a terminal would break is cut.
+            line.chars().take(room).collect::<String>()
+        };
+        let head = begins.then(|| line(|(name, _)| name));
+        head.into_iter().chain([line(|(_, text)| text)]).collect()
+    }
+}
+
+/// Four digits at most, for people.
+fn number(x: f64) -> String {
+    match x.abs() {
+        size if size != 0.0 && !(1e-3..1e5).contains(&size) => format!("{x:.1e}"),
+        size if size >= 100.0 => format!("{x:.0}"),
+        size if size >= 10.0 => format!("{x:.1}"),
+        size if size >= 1.0 => format!("{x:.2}"),
+        _ => format!("{x:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(of: &[(&str, f64)]) -> Vec<(String, f64)> {
+        of.iter().map(|&(name, value)| (name.to_owned(), value)).collect()
+    }
+
+    #[test]
+    fn columns_are_aligned_and_only_of_what_a_run_has() {
+        let mut course = Course::default();
+        let of = |reward: f64| values(&[("reward", reward), ("reward_std", 0.25), ("kl", 1e-5), ("step_time", 1.5)]);
+        let first = course.lines(10, &of(0.5), None, 200);
+        assert_eq!(first, ["step        reward      kl  step s  left", "  10  0.500 ±0.250  1.0e-5    1.50     –"]);
+        let second = course.lines(1000, &of(-12.25), Some(61.0), 200);
+        assert_eq!(second, ["1000  -12.2 ±0.250  1.0e-5    1.50  1 min 01 s"]);
+        // The names again after a while, and where the columns are others.
+        let lines: Vec<usize> = (0..30).map(|step| course.lines(step, &of(0.5), None, 200).len()).collect();
+        assert_eq!((lines.iter().sum::<usize>(), lines[ROWS - 2]), (31, 2));
+        assert_eq!(course.lines(3, &values(&[("loss", 2.0)]), None, 200).len(), 2);
+        assert_eq!(course.lines(3, &values(&[("loss", 2.0)]), None, 7), ["   3  2"]);
+    }
+
+    #[test]
+    fn each_of_several_rewards_has_a_column() {
+        let mut course = Course::default();
+        let one = values(&[("reward", 1.0), ("rewards/gsm8k/mean", 1.0)]);
+        assert_eq!(course.lines(1, &one, None, 200)[0], "step  reward  left");
+        let two = values(&[("reward", 1.5), ("rewards/gsm8k/mean", 1.0), ("rewards/format/mean", f64::NAN)]);
+        let lines = course.lines(1, &two, None, 200);
+        assert_eq!(lines, ["step  reward  gsm8k  format  left", "   1    1.50   1.00     NaN     –"]);
+    }
+}
