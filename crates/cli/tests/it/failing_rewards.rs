@@ -162,6 +162,7 @@ fn progress_counts_what_timed_out() {
     let late = "{kind = \"command\", command = \"sh serve.sh\", timeout_s = 0.2}";
     let rewards = format!("reward_funcs=[\"unique_chars\", {late}]");
     let said = good(root, &arguments("train", "run", &[&rewards, "max_steps=2", "logging_steps=1", "save_steps=2"]));
-    let last = said.err.lines().rfind(|line| line.contains("timed out so far")).unwrap_or_else(|| panic!("{}", said.err));
+    let last =
+        said.err.lines().rfind(|line| line.contains("timed out so far")).unwrap_or_else(|| panic!("{}", said.err));
     assert!(last.ends_with("timed out so far: serve 8"), "{last}");
 }

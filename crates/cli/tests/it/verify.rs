@@ -105,6 +105,20 @@ fn workers_made_it() {
     assert_eq!(report["groups_of_checkpoints"], 0, "all was sampled again: {report}");
     let some = proven(root, "run", &["--steps", "1", "--seed", "1"], "");
     assert!(some["groups"].as_u64() >= some["groups_of_checkpoints"].as_u64(), "{some}");
+
+    // Who lies is named.
+    let made_by = fs::read_to_string(root.join("run/fleet/made_by.jsonl")).unwrap();
+    let lines = made_by.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>();
+    let of = |line: &Value, group: u64| {
+        let found = line["groups"].as_object().unwrap().iter();
+        let mut found = found.filter(|(_, groups)| groups.as_array().unwrap().contains(&group.into()));
+        found.next().map(|(name, _)| name.clone())
+    };
+    let maker = lines.iter().find_map(|line| of(line, 4)).unwrap_or_else(|| panic!("{made_by}"));
+    let token = difference(root, |run| change(run, 4, |g| g.completions[0].ids[1] ^= 1));
+    assert_eq!((token["group"].as_u64(), token["worker"].as_str()), (Some(4), Some(&*maker)), "{token}");
+    let plain = lockstep(root, &["verify", "copy", "--all"]);
+    assert!(plain.out.contains(&format!("made by worker {maker}: token: recorded")), "{}", plain.out);
 }
 
 #[test]
@@ -132,6 +146,7 @@ fn a_planted_lie_is_named() {
     });
     assert_eq!((logp["kind"].as_str(), of(&logp, &place)), (Some("log-probability"), vec![4, 7, 1]));
 
+    assert!(logp.get("worker").is_none(), "there is none");
     let advantage =
         difference(root, |run| change(run, 0, |g| g.completions[0].advantage = Some(train::Advantage::Sequence(9.0))));
     assert_eq!((advantage["kind"].as_str(), of(&advantage, &place)), (Some("advantage"), vec![1, 0, 0]));

@@ -1,5 +1,6 @@
 //! The learner's side: publishes weights, offers the jobs that they are to do, and waits for batches.
 
+use super::made_by::MadeBy;
 use super::{Shared, SlotPlace, of_fleet};
 use crate::rollouts::jobs::GroupJob;
 use crate::rollouts::scoring::Prompts;
@@ -76,6 +77,7 @@ pub struct Distributed {
     pending: BTreeMap<u64, Pending>,
     /// Batches whose files are on the disk.
     arrived: BTreeMap<u64, Vec<JobResult>>,
+    made_by: MadeBy,
     shared: Shared,
     plan: Plan,
     /// The versions that jobs may need, beside the current one, the newest last.
@@ -143,7 +145,8 @@ impl Distributed {
         let held = VecDeque::from_iter((plan.max_staleness > 0 && at_beginning).then(|| weights.hold()));
         let version = weights.version();
         let arrived = BTreeMap::new();
-        Ok(Distributed { handle, payloads, pending: batches, arrived, shared, plan, held, version, batch })
+        let made_by = MadeBy::open(out)?;
+        Ok(Distributed { handle, payloads, pending: batches, arrived, made_by, shared, plan, held, version, batch })
     }
 
     /// The batch that is offered next by the weights as they are, and those before it: up to which number.
@@ -201,7 +204,10 @@ impl Distributed {
 
     fn take_step(&mut self, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         match self.handle.next_step(LOOK).map_err(of_fleet)? {
-            Some(Step::Train(batch, results)) => drop(self.arrived.insert(batch, results)),
+            Some(Step::Train(batch, results)) => {
+                self.made_by.note(batch, &results)?;
+                self.arrived.insert(batch, results);
+            }
             Some(Step::Warning(text)) => warn(&text),
             Some(Step::CommitCheckpoint(_) | Step::Evaluated(..) | Step::End) | None => {}
         }

@@ -5,10 +5,12 @@
 //! begins with. It knows neither steps nor the run's files.
 
 mod learner;
+mod made_by;
 mod scorers;
 mod worker;
 
 pub use learner::{Distributed, Frontier, FrontierGroup, Pending, Start};
+pub use made_by::made_by;
 pub use scorers::{MakeRewards, Scorers};
 pub use worker::{Parts, WorkerWork};
 

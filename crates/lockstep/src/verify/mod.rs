@@ -20,6 +20,7 @@ pub use report::{Difference, Interval, Report};
 
 use crate::RunOptions;
 use crate::config::Purpose;
+use crate::distributed::made_by;
 use crate::error::{is_bad_input, paragraph};
 use crate::run::RunDir;
 use crate::run::resume::ResumeFrom;
@@ -68,6 +69,9 @@ pub fn verify(root: &Path, options: &VerifyOptions<'_>) -> anyhow::Result<Report
         Err(error) if error.is::<NotVerifiable>() => report.not_verified.push(error.to_string()),
         Err(error) if report.difference.is_none() => return Err(error),
         _ => {}
+    }
+    if let Some(difference) = &mut report.difference {
+        difference.worker = difference.group.and_then(|group| made_by(root, group));
     }
     Ok(report)
 }

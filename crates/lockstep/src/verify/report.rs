@@ -42,6 +42,9 @@ pub struct Difference {
     /// The token's place in its completion.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<usize>,
+    /// The worker that made the group, where the run says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worker: Option<String>,
     /// What differs: `token`, `log-probability`, `score of REWARD`, `advantage`, `weight`, `lineage`, `hash`, …
     pub kind: String,
     /// The file, and what of it: a tensor and the place in it.
@@ -55,13 +58,14 @@ pub struct Difference {
 
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Difference { step, group, completion, token, kind, place, recorded, remade } = self;
+        let Difference { step, group, completion, token, worker, kind, place, recorded, remade } = self;
         let mut at = Vec::new();
         at.extend(step.map(|n| format!("step {n}")));
         at.extend(group.map(|n| format!("group {n}")));
         at.extend(completion.map(|n| format!("completion {n}")));
         at.extend(token.map(|n| format!("token {n}")));
         at.extend(place.clone());
+        at.extend(worker.as_ref().map(|name| format!("made by worker {name}")));
         write!(f, "{}: {kind}: recorded {recorded}, remade {remade}", at.join(", "))
     }
 }
