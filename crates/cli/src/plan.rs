@@ -21,6 +21,10 @@ pub struct Args {
     /// The command that will run it.
     #[arg(long = "for", value_name = "COMMAND", default_value = "train")]
     pub command: Command,
+    /// The learner of a distributed run: it has a slot for each version of the weights that workers may read,
+    /// max_staleness + 1, and generates nothing. Workers map the same slots, and have an engine of their own.
+    #[arg(long)]
+    pub distributed: bool,
     /// As JSON.
     #[arg(long)]
     pub json: bool,
@@ -57,7 +61,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     let sinks = Sinks::new();
     sinks.add(ConsoleSink::new(LogArgs::default().open()?));
     let device = config.device.map_or_else(Device::from_env, Ok).or_bad_input()?;
-    let plan = lockstep::plan(purpose, &config, &sinks)?.on(device);
+    let plan = lockstep::plan(purpose, &config, args.distributed, &sinks)?.on(device);
     // A run may be planned where its device is not.
     let opened = device.is_cuda().then(|| context(Some(device), config.threads, config.dtype));
     let available = match &opened {

@@ -10,6 +10,23 @@ fn plan(dir: &Path, more: &[&str]) -> (serde_json::Map<String, Value>, u64) {
     (parts, out["total_bytes"].as_u64().expect("a number"))
 }
 
+/// A version of the weights for each batch that may be generated ahead, and one that is trained.
+#[test]
+fn a_learner_has_a_slot_for_each_version() {
+    let dir = model();
+    let weights = |more: &[&str]| {
+        let parts = plan(dir.path(), more).0;
+        (parts["weights"].as_u64().unwrap(), parts.contains_key("generation: kv cache"))
+    };
+    let (one, _) = weights(&["--set", "max_staleness=2"]);
+    assert_eq!(weights(&["--distributed", "--set", "max_staleness=0"]), (one, false));
+    assert_eq!(weights(&["--distributed", "--set", "max_staleness=2"]), (3 * one, false));
+    // Of an adapter only that is in slots.
+    let lora = ["--distributed", "--set", "max_staleness=2", "--set", "use_peft=true"];
+    let parts = plan(dir.path(), &lora).0;
+    assert_eq!(parts["weights"].as_u64().unwrap(), one, "{parts:?}");
+}
+
 #[test]
 fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
     let dir = model();
