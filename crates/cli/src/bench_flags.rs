@@ -73,6 +73,7 @@ impl From<&GroupFlags> for group::Options {
 Examples:
   lockstep bench algorithms --out runs/algorithms          all, three seeds
   lockstep bench algorithms --table kl --out runs/kl       SFT, GRPO with and without KL
+  lockstep bench algorithms --table staleness --out runs/k  GRPO with max_staleness 0 to 4
   lockstep bench algorithms --only grpo,dapo --seeds 1 --steps 100
 
 Writes results.json, table.md, curves.csv and curves.svg into the directory.
@@ -123,6 +124,8 @@ pub enum WhichFlag {
     Algorithms,
     /// Baseline, SFT, GRPO with KL, GRPO without.
     Kl,
+    /// GRPO on completions of older and older weights (max_staleness).
+    Staleness,
 }
 
 impl From<WhichFlag> for algorithms::Which {
@@ -130,6 +133,7 @@ impl From<WhichFlag> for algorithms::Which {
         match which {
             WhichFlag::Algorithms => Self::Algorithms,
             WhichFlag::Kl => Self::Kl,
+            WhichFlag::Staleness => Self::Staleness,
         }
     }
 }

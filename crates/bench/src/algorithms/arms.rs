@@ -89,6 +89,20 @@ pub const KL: &[Arm] = &[
     Arm { name: "grpo", label: "GRPO, no KL (β = 0)", settings: &[("loss_type", "grpo"), ("beta", "0")] },
 ];
 
+/// Completions of weights that are up to k generation batches old, with the sampler's own log-probabilities in the
+/// ratio, and of the oldest also with truncated importance sampling.
+pub const STALENESS: &[Arm] = &[
+    Arm { name: "k0", label: "k = 0", settings: &[("loss_type", "grpo"), ("max_staleness", "0")] },
+    Arm { name: "k1", label: "k = 1", settings: &[("loss_type", "grpo"), ("max_staleness", "1")] },
+    Arm { name: "k2", label: "k = 2", settings: &[("loss_type", "grpo"), ("max_staleness", "2")] },
+    Arm { name: "k4", label: "k = 4", settings: &[("loss_type", "grpo"), ("max_staleness", "4")] },
+    Arm {
+        name: "k4_tis",
+        label: "k = 4, truncated importance sampling",
+        settings: &[("loss_type", "grpo"), ("max_staleness", "4"), ("vllm_importance_sampling_correction", "true")],
+    },
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,7 +112,7 @@ mod tests {
     #[test]
     fn every_arm_is_a_configuration_of_its_own() {
         let base = [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", "prompt_answer")];
-        for table in [ALGORITHMS, KL] {
+        for table in [ALGORITHMS, KL, STALENESS] {
             let mut seen = BTreeSet::new();
             for arm in table {
                 let set = base.iter().chain(SHARED).chain(arm.settings);

@@ -8,7 +8,7 @@ pub mod outcome;
 
 use super::plot::{self, Panel, Series};
 use crate::addition::workspace::Workspace;
-use arms::{ALGORITHMS, Arm, KL, SHARED};
+use arms::{ALGORITHMS, Arm, KL, SHARED, STALENESS};
 use lockstep::Policy;
 use lockstep::config::ComputeDType;
 use lockstep::config::Purpose;
@@ -36,6 +36,8 @@ pub enum Which {
     Algorithms,
     /// Baseline, SFT, GRPO with KL, GRPO without.
     Kl,
+    /// GRPO on completions of older and older weights.
+    Staleness,
 }
 
 /// Learns the demo's task by every algorithm: held-out accuracy against tokens and seconds, mean ± std over seeds.
@@ -114,6 +116,7 @@ fn chosen(args: &Options) -> anyhow::Result<Vec<Arm>> {
     let all = match args.table {
         Which::Algorithms => ALGORITHMS,
         Which::Kl => KL,
+        Which::Staleness => STALENESS,
     };
     let names = || all.iter().map(|arm| arm.name).collect::<Vec<_>>().join(", ");
     if let Some(unknown) = args.only.iter().find(|name| all.iter().all(|arm| arm.name != *name)) {
@@ -130,7 +133,7 @@ fn chosen(args: &Options) -> anyhow::Result<Vec<Arm>> {
 fn first_rows(table: Which) -> Vec<Row> {
     let row = |label: &str| Row { label: label.into(), outcomes: Vec::new(), trained: false };
     match table {
-        Which::Algorithms => vec![row("SFT")],
+        Which::Algorithms | Which::Staleness => vec![row("SFT")],
         Which::Kl => vec![row("baseline (random weights)"), row("SFT")],
     }
 }

@@ -73,7 +73,7 @@ fn a_run_holds_what_was_planned() {
     ];
     for config in cases {
         let out = config.output_dir.clone().unwrap();
-        let plan = crate::plan(Purpose::Grpo, &config, &Sinks::new()).unwrap();
+        let plan = crate::plan(Purpose::Grpo, &config, false, &Sinks::new()).unwrap();
         let planned = by_kind(&plan);
         let ctx = one_thread();
         Run::new(Purpose::Grpo, config, RunOptions::new().context(ctx.clone())).unwrap().run().unwrap();

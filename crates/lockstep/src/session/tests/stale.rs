@@ -214,6 +214,30 @@ fn a_skipped_step_publishes_the_same_weights_under_the_next_number() {
     }
 }
 
+/// Where workers are as fast as they like, short completions arrive first, and whoever trains on what is there trains on
+/// short ones. Here the lengths that are learned from are those that were sampled, of every step.
+#[test]
+fn what_was_sampled_is_what_is_learned_from() {
+    let dir = directory();
+    for k in [0, 1, 3] {
+        let config =
+            Config { eval_strategy: Strategy::No, max_completion_length: 40, ..stale(dir.path(), &format!("k{k}"), k) };
+        let sampled: Arc<Mutex<Vec<usize>>> = Arc::default();
+        let seen = sampled.clone();
+        let options = options(&config, false).reward("seen", move |sample| {
+            seen.lock().unwrap().push(sample.completion_ids().len());
+            Some(0.0)
+        });
+        let run = Run::new(Purpose::Grpo, config, options).unwrap().run().unwrap();
+        let mut learned: Vec<usize> =
+            groups(run.dir.root()).iter().flat_map(|group| &group.completions).map(|c| c.ids.len()).collect();
+        let mut sampled = sampled.lock().unwrap().clone();
+        (learned.sort_unstable(), sampled.sort_unstable());
+        assert_eq!(learned, sampled, "k = {k}");
+        assert!(learned.len() == 28 && learned[0] < learned[27], "{learned:?}");
+    }
+}
+
 /// An evaluation is of the weights of its step.
 #[test]
 fn without_training_it_is_the_synchronous_run() {
