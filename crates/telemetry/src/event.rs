@@ -36,6 +36,8 @@ pub enum EventKind {
         /// How many of them a console shows.
         shown: usize,
     },
+    /// How values of a step are distributed; all of them are finite.
+    Distributions { step: u64, values: Vec<(String, Vec<f64>)> },
     /// A recorded group, as the record that `rollouts.bin` gets.
     Rollout {
         #[serde(with = "base64_text")]
@@ -326,6 +328,7 @@ mod tests {
         let kinds = [
             EventKind::Metrics { step: 7, values: vec![("z".into(), 0.1 + 0.2), ("a".into(), -0.0)] },
             EventKind::Completions { rows, shown: 1 },
+            EventKind::Distributions { step: 7, values: vec![("reward".into(), vec![0.1 + 0.2, -0.0])] },
             EventKind::Rollout { record: vec![0, 255, 7, 1] },
             EventKind::Span {
                 name: "rollout".into(),

@@ -25,7 +25,7 @@ pub use rollout_line::{RecordedCompletion, RolloutLine, number};
 pub use sinks::completions::CompletionsSink;
 pub use sinks::console::{Console, ConsoleOptions, ConsoleSink, LogFormat, Progress, counted, duration};
 pub use sinks::metrics::{self, ClosedLog, MetricsSink};
-pub use sinks::tensorboard::TensorBoardSink;
+pub use sinks::tensorboard::{HParam, TensorBoardSink};
 pub use sinks::trace::TraceSink;
 pub use sinks::{Sink, Sinks};
 pub use stages::{Ceilings, DeviceMeter, DeviceWork, StageTotal, Stages, StepTotals, Summary};

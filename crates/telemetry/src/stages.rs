@@ -385,9 +385,19 @@ impl Summary {
 
     /// Which stage takes most time of its own (without the stages inside it), and what limits it, in words.
     pub fn bottleneck(&self, ceilings: &Ceilings) -> String {
+        // Of parts that only seconds are known of, the stage around them is judged.
+        let works = |stage: &&StageTotal| stage.flops + stage.bytes > 0.0;
+        let around = |stage: &StageTotal| {
+            let outer = stage.path.rsplit_once('/').map(|(outer, _)| outer);
+            self.stages.iter().find(|other| Some(&*other.path) == outer)
+        };
+        let judged: Vec<&StageTotal> =
+            self.stages.iter().filter(|stage| works(stage) || !around(stage).as_ref().is_some_and(works)).collect();
         let inside = |outer: &StageTotal, of: fn(&StageTotal) -> f64| -> f64 {
-            let children =
-                self.stages.iter().filter(|stage| stage.path.rsplit_once('/').is_some_and(|(p, _)| p == outer.path));
+            let children = judged
+                .iter()
+                .copied()
+                .filter(|stage| stage.path.rsplit_once('/').is_some_and(|(path, _)| path == outer.path));
             children.map(of).sum()
         };
         let own = |stage: &StageTotal| StageTotal {
@@ -398,7 +408,7 @@ impl Summary {
             bytes: (stage.bytes - inside(stage, |s| s.bytes)).max(0.0),
             device: stage.device,
         };
-        let slowest = self.stages.iter().map(own).max_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let slowest = judged.iter().copied().map(own).max_by(|a, b| a.seconds.total_cmp(&b.seconds));
         let Some(slowest) = slowest.filter(|stage| stage.seconds > 0.0) else {
             return "nothing was measured".to_owned();
         };

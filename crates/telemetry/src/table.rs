@@ -151,7 +151,7 @@ pub fn completions(rows: &crate::CompletionRows, max_rows: usize, width: usize) 
 }
 
 /// A text as it is, messages with their roles, anything else as JSON.
-fn shown(value: &Value) -> String {
+pub(crate) fn shown(value: &Value) -> String {
     let message = |message: &Value| {
         let role = message.get("role")?.as_str()?.to_uppercase();
         let content = message.get("content")?;

@@ -29,7 +29,7 @@ pub(crate) use resume::changes;
 pub(crate) use resume::changes_on_resume;
 pub(crate) use resume::settings_of_weights;
 pub(crate) use resume::undo;
-pub use show::toml_on_one_line;
+pub use show::{hyperparameters, toml_on_one_line};
 pub use table::{Config, keys};
 pub use unsupported_keys::{UnsupportedKey, unsupported_key, unsupported_keys};
 pub use values::{ComputeDType, EvalSampling, OptimizerName, RewardErrors, SftLoss, Strategy, Task};

@@ -2,7 +2,7 @@
 
 use super::key::Key;
 use super::table::KEYS;
-use super::{Origin, Resolved};
+use super::{Config, Origin, Resolved};
 use serde_json::Value as Json;
 use std::fmt::Write;
 
@@ -33,6 +33,16 @@ impl Resolved {
         let value = |key: &Key| key.value(&self.config).and_then(|v| serde_json::to_value(v).ok());
         Json::Object(KEYS.iter().map(|key| (key.name.to_owned(), value(key).unwrap_or(Json::Null))).collect())
     }
+}
+
+/// Keys that say where a run is and on what, and nothing of what is trained.
+const PLACES: [&str; 5] = ["output_dir", "run_name", "device", "threads", "tensorboard"];
+
+/// The keys that are one number, text or yes or no, with their values: what runs are compared by.
+pub fn hyperparameters(config: &Config) -> Vec<(&'static str, toml::Value)> {
+    let of = |key: &Key| Some((key.name, key.value(config)?));
+    let single = |value: &toml::Value| !matches!(value, toml::Value::Table(_) | toml::Value::Array(_));
+    KEYS.iter().filter_map(of).filter(|(name, value)| single(value) && !PLACES.contains(name)).collect()
 }
 
 /// A TOML value on one line.

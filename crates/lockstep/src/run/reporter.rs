@@ -4,11 +4,11 @@
 use super::RunDir;
 use super::checkpoint::state::MetricSums;
 use super::rollout_log::RolloutLog;
-use crate::config::Config;
+use crate::config::{Config, hyperparameters};
 use crate::rollouts::wire::Group;
 use std::collections::BTreeMap;
 use telemetry::{
-    ClosedLog, CompletionRows, CompletionsSink, EventKind, MetricsSink, Sinks, TensorBoardSink, TraceSink,
+    ClosedLog, CompletionRows, CompletionsSink, EventKind, HParam, MetricsSink, Sinks, TensorBoardSink, TraceSink,
 };
 
 /// Bytes of `trace.json` at most.
@@ -26,6 +26,17 @@ pub struct Reporter {
     lacks_tables: bool,
 }
 
+fn hparams(config: &Config) -> Vec<(String, HParam)> {
+    let param = |value: toml::Value| match value {
+        toml::Value::Integer(n) => HParam::Number(n as f64),
+        toml::Value::Float(x) => HParam::Number(x),
+        toml::Value::Boolean(yes) => HParam::Bool(yes),
+        toml::Value::String(text) => HParam::Text(text),
+        other => HParam::Text(other.to_string()),
+    };
+    hyperparameters(config).into_iter().map(|(name, value)| (name.to_owned(), param(value))).collect()
+}
+
 impl Reporter {
     /// Adds the files of `run` to the sinks that the caller has.
     pub fn open(run: &RunDir, sinks: Sinks, config: &Config) -> anyhow::Result<Reporter> {
@@ -33,7 +44,8 @@ impl Reporter {
         // A log that a resumed run no longer writes is still cut back and kept with its checkpoints.
         let has_events = std::fs::read_dir(run.tensorboard()).is_ok_and(|mut files| files.next().is_some());
         if config.tensorboard || has_events {
-            sinks.add(TensorBoardSink::open(&run.tensorboard())?.writing(config.tensorboard));
+            let sink = TensorBoardSink::open(&run.tensorboard())?.writing(config.tensorboard);
+            sinks.add(sink.with_hparams(hparams(config))?);
         }
         if config.record_rollouts || run.rollouts().exists() {
             sinks.add(RolloutLog::open(&run.rollouts())?);
@@ -70,6 +82,14 @@ impl Reporter {
         let mut record = Vec::new();
         group.write(&mut record);
         Ok(self.sinks.emit(EventKind::Rollout { record })?)
+    }
+
+    /// Reports how values of the generation that is learned from after `step` are distributed.
+    pub fn distributions(&mut self, step: u64, values: Vec<(String, Vec<f64>)>) -> anyhow::Result<()> {
+        match values.is_empty() {
+            true => Ok(()),
+            false => Ok(self.sinks.emit(EventKind::Distributions { step: step + 1, values })?),
+        }
     }
 
     /// Reports the completions of a step, of which a console shows some. No run ends because their table cannot be

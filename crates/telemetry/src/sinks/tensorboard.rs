@@ -1,9 +1,10 @@
-//! TensorBoard event files: a scalar for each metric.
+//! TensorBoard event files: a scalar for each metric, histograms, the first completions of a step as text, and the
+//! run's hyperparameters.
 //!
 //! A file is a sequence of TFRecords: length (u64), masked crc32c of the length, data, masked crc32c of the data, all
 //! little-endian. The data is a protobuf `Event`, of which only these fields are written: 1 wall_time (double), 2 step
-//! (int64), 3 file_version (string), 5 summary. `Summary` repeats 1 `Value`; `Value` has 1 tag (string), 2 simple_value
-//! (float). Formats: tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto.
+//! (int64), 3 file_version (string), 5 summary. `Summary` repeats 1 `Value` ([`summary`]). Formats:
+//! tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto.
 //! A scalar is stored in f32 there; metrics.jsonl keeps f64. Does not know what the numbers mean.
 
 use std::collections::BTreeMap;
@@ -15,11 +16,17 @@ use crate::system::host;
 use crate::system::since_1970;
 use crate::{Error, Event, EventKind, Result};
 
+mod summary;
+
+pub use summary::HParam;
+use summary::{bytes, double, integer};
+
 /// Writes an event file.
 #[derive(Debug)]
 pub struct TensorBoardSink {
     file: Appended,
     writes: bool,
+    hparams: Vec<(String, HParam)>,
 }
 
 impl TensorBoardSink {
@@ -35,7 +42,7 @@ impl TensorBoardSink {
             }
         };
         let file = Appended::open(path, whole_records)?;
-        let mut sink = TensorBoardSink { file, writes: true };
+        let mut sink = TensorBoardSink { file, writes: true, hparams: Vec::new() };
         sink.begin()?;
         Ok(sink)
     }
@@ -43,6 +50,22 @@ impl TensorBoardSink {
     /// Takes part in checkpoints and resumes alone: a history that exists is kept while nothing is added to it.
     pub fn writing(self, writes: bool) -> Self {
         TensorBoardSink { writes, ..self }
+    }
+
+    /// A file that begins also says the run's hyperparameters.
+    pub fn with_hparams(mut self, hparams: Vec<(String, HParam)>) -> Result<Self> {
+        self.hparams = hparams;
+        if self.writes && records(&std::fs::read(self.file.path()).unwrap_or_default()).count() == 1 {
+            self.say_hparams()?;
+        }
+        Ok(self)
+    }
+
+    fn say_hparams(&mut self) -> Result<()> {
+        match self.hparams.is_empty() {
+            true => Ok(()),
+            false => self.append(0, &summary::hparams(&self.hparams)),
+        }
     }
 
     /// An empty file gets the record of the format's version, with which every file begins.
@@ -53,16 +76,8 @@ impl TensorBoardSink {
         let mut event = Vec::new();
         double(&mut event, 1, since_1970().as_secs_f64());
         bytes(&mut event, 3, b"brain.Event:2");
-        self.file.append(&record(&event))
-    }
-
-    /// Appends a number; one that is not finite is written as it is (TensorBoard shows it as such).
-    fn scalar(&mut self, step: u64, tag: &str, value: f64) -> Result<()> {
-        let mut entry = Vec::new();
-        bytes(&mut entry, 1, tag.as_bytes());
-        key(&mut entry, 2, 5);
-        entry.extend_from_slice(&(value as f32).to_le_bytes());
-        self.append(step, &entry)
+        self.file.append(&record(&event))?;
+        self.say_hparams()
     }
 
     fn append(&mut self, step: u64, entry: &[u8]) -> Result<()> {
@@ -70,8 +85,7 @@ impl TensorBoardSink {
         bytes(&mut summary, 1, entry);
         let mut event = Vec::new();
         double(&mut event, 1, since_1970().as_secs_f64());
-        key(&mut event, 2, 0);
-        varint(&mut event, step);
+        integer(&mut event, 2, step);
         bytes(&mut event, 5, &summary);
         self.file.append(&record(&event))
     }
@@ -79,8 +93,22 @@ impl TensorBoardSink {
 
 impl Sink for TensorBoardSink {
     fn receive(&mut self, event: &Event) -> Result<()> {
-        let (EventKind::Metrics { step, values }, true) = (&event.kind, self.writes) else { return Ok(()) };
-        values.iter().try_for_each(|(name, value)| self.scalar(*step, name, *value))
+        if !self.writes {
+            return Ok(());
+        }
+        match &event.kind {
+            EventKind::Metrics { step, values } => {
+                values.iter().try_for_each(|(name, value)| self.append(*step, &summary::scalar(name, *value)))
+            }
+            EventKind::Distributions { step, values } => values
+                .iter()
+                .filter_map(|(name, values)| summary::histogram(&format!("distribution/{name}"), values))
+                .try_for_each(|entry| self.append(*step, &entry)),
+            EventKind::Completions { rows, .. } => {
+                self.append(rows.step, &summary::text("completions", &summary::completions(rows)))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check(&mut self) -> Result<Option<String>> {
@@ -109,32 +137,6 @@ fn existing(directory: &Path) -> Result<Option<PathBuf>> {
         }
     }
     Ok(last)
-}
-
-// Protobuf, written by hand.
-
-fn varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-/// Field number and wire type (0 varint, 1 eight bytes, 2 length-delimited, 5 four bytes).
-fn key(out: &mut Vec<u8>, field: u64, wire: u64) {
-    varint(out, field << 3 | wire);
-}
-
-fn double(out: &mut Vec<u8>, field: u64, value: f64) {
-    key(out, field, 1);
-    out.extend_from_slice(&value.to_le_bytes());
-}
-
-fn bytes(out: &mut Vec<u8>, field: u64, value: &[u8]) {
-    key(out, field, 2);
-    varint(out, value.len() as u64);
-    out.extend_from_slice(value);
 }
 
 // TFRecord.
@@ -279,6 +281,46 @@ mod tests {
         assert_eq!(events[2].0, 301);
         assert!(f32::from_le_bytes(field(&events[2].2, 2).try_into().unwrap()).is_nan());
         assert_eq!(sink.file.len(), std::fs::metadata(sink.file.path()).unwrap().len());
+    }
+
+    #[test]
+    fn hyperparameters_texts_and_histograms_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = [("learning_rate", HParam::Number(0.5)), ("loss_type", HParam::Text("grpo".into()))];
+        let all: Vec<_> = all.map(|(name, value)| (name.to_owned(), value)).to_vec();
+        let open = || TensorBoardSink::open(dir.path()).unwrap().with_hparams(all.clone()).unwrap();
+        let mut sink = open();
+        let values = vec![("reward".to_owned(), vec![0.0, 1.0, 1.0, 3.0]), ("none".to_owned(), vec![])];
+        sink.receive(&EventKind::Distributions { step: 4, values }.into()).unwrap();
+        let rows = crate::CompletionRows {
+            step: 4,
+            prompts: vec!["a | b".into()],
+            completions: vec!["<b>\nc".into()],
+            rewards: vec![("r".into(), vec![Some(0.5)])],
+            advantages: vec![-1.0],
+            ..crate::CompletionRows::default()
+        };
+        sink.receive(&EventKind::Completions { rows, shown: 0 }.into()).unwrap();
+        // Said once: not again by who opens the file later.
+        let events = read(open().file.path());
+        let tags: Vec<&str> = events.iter().map(|(_, tag, _)| tag.as_str()).collect();
+        assert_eq!(tags, ["_hparams_/session_start_info", "distribution/reward", "completions"]);
+        let plugin = |value: &[u8]| field(&field(value, 9), 1);
+        assert_eq!(field(&plugin(&events[0].2), 1), b"hparams");
+        let session = field(&field(&plugin(&events[0].2), 2), 3);
+        assert_eq!(field(&field(&session, 1), 1), b"learning_rate");
+        let histo = field(&events[1].2, 5);
+        let number = |n: u64| f64::from_le_bytes(field(&histo, n).try_into().unwrap());
+        assert_eq!([1, 2, 3, 4, 5].map(number), [0.0, 3.0, 4.0, 5.0, 11.0]);
+        let list = |n: u64| -> Vec<f64> {
+            field(&histo, n).chunks(8).map(|x| f64::from_le_bytes(x.try_into().unwrap())).collect()
+        };
+        let (limits, counts) = (list(6), list(7));
+        assert_eq!((limits.len(), limits[29], counts.iter().sum::<f64>()), (30, 3.0, 4.0));
+        assert_eq!((counts[0], counts[10], counts[29]), (1.0, 2.0, 1.0));
+        assert_eq!(field(&plugin(&events[2].2), 1), b"text");
+        let text = String::from_utf8(field(&field(&events[2].2, 8), 8)).unwrap();
+        assert!(text.ends_with("\n| a \\| b | &lt;b><br>c | 0.5 | -1.000 |"), "{text}");
     }
 
     #[test]

@@ -117,6 +117,7 @@ fn the_table_and_the_bottleneck_in_words() {
         stages: vec![
             total("step", 9.0, 40e9, 60e9),
             total("step/rollout", 6.0, 12e9, 60e9),
+            total("step/rollout/decode", 5.0, 0.0, 0.0),
             total("step/update", 2.0, 28e9, 0.0),
         ],
         counts: BTreeMap::new(),

@@ -124,8 +124,12 @@ pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
         let length = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
         let event = &bytes[at + 12..at + 12 + length];
         at += length + 16;
-        // A double of the time, then a one-byte step, the summary, its value, its tag; the number comes last.
-        if event[9] == 0x10 {
+        // A double of the time, then a one-byte step, the summary, its value, its tag; the number comes last. Texts and
+        // histograms are longer: their bytes count.
+        if event[9] == 0x10 && event[12] >= 0x80 {
+            let bytes = event[9..].iter().fold(0u32, |hash, &byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+            found.push((event[10].into(), "long".to_owned(), bytes));
+        } else if event[9] == 0x10 {
             let tag = String::from_utf8(event[17..17 + event[16] as usize].to_vec()).unwrap();
             let value = u32::from_le_bytes(event[length - 4..].try_into().unwrap());
             found.push((event[10].into(), tag, value));

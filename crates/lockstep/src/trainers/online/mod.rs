@@ -112,6 +112,8 @@ struct Report {
     recorded: Vec<Group>,
     /// And how many a console shows.
     completions: Option<(CompletionRows, usize)>,
+    /// How rewards, lengths, advantages and log-probabilities are distributed.
+    distributions: Vec<(String, Vec<f64>)>,
 }
 
 /// What the rounds of a generation took together.

@@ -25,7 +25,7 @@ use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
 use model::net::Scores;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use telemetry::Stages;
-use train::{Advantages, Sample};
+use train::{Advantage, Advantages, Sample};
 
 impl RolloutPipeline {
     /// The next step of `run`: so far with the generation batch in use, which may be used up.
@@ -173,6 +173,10 @@ impl RolloutPipeline {
         next.report = Some(Report {
             recorded,
             completions: completion_log::rows(&run.config, &run.learner, &run.log, rollouts, advantages)?,
+            distributions: match run.config.tensorboard {
+                true => distributions(rollouts, advantages),
+                false => Vec::new(),
+            },
         });
         next.state.batch = GenerationBatch { samples: samples.into(), used: 0 };
         Ok(())
@@ -226,7 +230,8 @@ impl RolloutPipeline {
     /// The step is taken: what its batch changes enters the run and the pipeline, and a new generation is reported.
     pub fn commit(&mut self, run: &mut TrainingRun, next: OnlineBatch) -> anyhow::Result<()> {
         let OnlineBatch { run: changes, state, report, .. } = next;
-        if let Some(Report { recorded, completions }) = report {
+        if let Some(Report { recorded, completions, distributions }) = report {
+            run.log.reporter.distributions(run.learner.step, distributions)?;
             recorded.iter().try_for_each(|group| run.log.reporter.record_rollout(group))?;
             completions.into_iter().for_each(|(rows, shown)| run.log.reporter.completions(rows, shown));
         }
@@ -390,6 +395,21 @@ fn end_generation(
         }
     }
     rollouts
+}
+
+/// What histograms show of a generation.
+fn distributions(rollouts: &Rollouts, advantages: &Advantages) -> Vec<(String, Vec<f64>)> {
+    let completions = || rollouts.completions().map(|c| &c.completion);
+    let all: [(&str, Vec<f64>); 4] = [
+        ("reward", rollouts.completions().filter_map(|c| rollouts.total(c)).collect()),
+        ("length", completions().map(|c| c.ids.len() as f64).collect()),
+        ("advantage", advantages.advantages.iter().map(Advantage::mean).collect()),
+        ("logprob", completions().flat_map(|c| c.logps()).map(|&logp| f64::from(logp)).collect()),
+    ];
+    let finite = |(name, values): (&str, Vec<f64>)| {
+        (name.to_owned(), values.into_iter().filter(|x| x.is_finite()).collect::<Vec<_>>())
+    };
+    all.map(finite).into_iter().filter(|(_, values)| !values.is_empty()).collect()
 }
 
 /// TRL's `num_tokens`.
