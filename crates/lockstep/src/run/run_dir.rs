@@ -10,6 +10,7 @@
 //!     checkpoints/step-000100/ a loadable model directory and the state of the run
 //!     model/                   the final model
 //!     trace.json               spans of the last steps, for chrome://tracing
+//!     profile.json             where the time went as sums, and what was found
 //!     lockstep-0.log           the log of process 0
 //!     run.lock                 which process writes into it
 //!     given-1b2c3d4e/          what the Python package was given in memory: models, tokenizers
