@@ -4,18 +4,23 @@ use super::{Curve, Report, markdown, number};
 use std::fmt::Write as _;
 
 const STYLE: &str = "\
-:root{color-scheme:light dark;--bg:#fdfdfb;--ink:#1b1d1f;--ink2:#4b5056;--line:#d8d9d4;--a:#0067a5;--b:#c04a00}\
-@media(prefers-color-scheme:dark){:root{--bg:#111315;--ink:#e8e9e6;--ink2:#b3b7bb;--line:#33373b;--a:#66b7ef;--b:#f59a66}}\
-body{background:var(--bg);color:var(--ink);font:16px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}\
-h1{font-size:1.4em;margin:1.2em 0 .2em}h2{font-size:1.1em;border-top:1px solid var(--line);padding-top:1em;margin-top:2em}\
+:root{color-scheme:light dark;--bg:#fdfdfb;--ink:#1b1d1f;--ink2:#4b5056;--line:#d8d9d4;--a:#0067a5;\
+--b:#c04a00}\
+@media(prefers-color-scheme:dark){:root{--bg:#111315;--ink:#e8e9e6;--ink2:#b3b7bb;--line:#33373b;\
+--a:#66b7ef;--b:#f59a66}}\
+body{background:var(--bg);color:var(--ink);font:16px/1.5 system-ui,sans-serif;max-width:60em;\
+margin:2em auto;padding:0 1em}h1{font-size:1.4em;margin:1.2em 0 .2em}\
+h2{font-size:1.1em;border-top:1px solid var(--line);padding-top:1em;margin-top:2em}\
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}\
 td,th{padding:.15em .7em .15em 0;text-align:right;font-weight:normal;white-space:nowrap}\
 td:first-child,th:first-child{text-align:left}th{color:var(--ink2)}\
 .curves{display:grid;grid-template-columns:repeat(auto-fill,minmax(17em,1fr));gap:1.2em}figure{margin:0}\
-figcaption{font-size:.85em;color:var(--ink2)}svg{width:100%;height:7em;display:block}polyline{fill:none;stroke-width:1.5;\
-vector-effect:non-scaling-stroke}.r0{stroke:var(--a)}.r1{stroke:var(--b);stroke-dasharray:5 3}\
-pre{white-space:pre-wrap;border-left:2px solid var(--line);padding-left:1em;margin:.4em 0 1em;overflow-wrap:anywhere}\
-.k0{color:var(--a)}.k1{color:var(--b)}dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1em}dt{color:var(--ink2)}\
+figcaption{font-size:.85em;color:var(--ink2)}svg{width:100%;height:7em;display:block}\
+polyline{fill:none;stroke-width:1.5;vector-effect:non-scaling-stroke}.r0{stroke:var(--a)}\
+.r1{stroke:var(--b);stroke-dasharray:5 3}\
+pre{white-space:pre-wrap;border-left:2px solid var(--line);padding-left:1em;margin:.4em 0 1em;\
+overflow-wrap:anywhere}.k0{color:var(--a)}.k1{color:var(--b)}\
+dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1em}dt{color:var(--ink2)}\
 dd{margin:0;overflow-wrap:anywhere}";
 
 /// The report of a run, or of two.
@@ -118,7 +123,8 @@ fn figure(name: &'static str, reports: &[Report]) -> String {
         .collect();
     format!(
         "<figure><figcaption>{name}: {}; from {} to {}</figcaption><svg viewBox=\"0 0 300 100\" \
-         preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{name} of steps {first} to {last}\">{lines}</svg></figure>\n",
+         preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{name} of steps {first} to {last}\">{lines}</svg>\
+         </figure>\n",
         said.join(", "),
         number(low),
         number(high)

@@ -1,4 +1,5 @@
-//! A run, or two side by side, on one page that needs nothing else: what it learned, where its time went, what was found.
+//! A run, or two side by side, on one page that needs nothing else: what it learned, where its time went, what was
+//! found.
 //!
 //! [`Report::read`] reads a run's files; `markdown` and `html` write it. Numbers are those of the files.
 

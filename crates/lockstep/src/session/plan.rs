@@ -11,8 +11,8 @@ use model::{Head, Sharing};
 use telemetry::Sinks;
 
 /// Plans the run of a configuration: of its data, or without any of the longest prompt that it allows. Allocates
-/// nothing of it. What is noticed on the way goes to `sinks`. Of a `distributed` run it is the learner's, with a slot for each
-/// version of the weights that workers may read.
+/// nothing of it. What is noticed on the way goes to `sinks`. Of a `distributed` run it is the learner's, with a
+/// slot for each version of the weights that workers may read.
 pub fn plan(purpose: Purpose, config: &Config, distributed: bool, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
     if config.model_name_or_path.is_none() {
         bad_input!("no model: give --model DIR, or model_name_or_path in the configuration");

@@ -17,10 +17,9 @@ use kernels::Context;
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use model::{ModelConfig, Weights};
 use serde_json::{Value, json};
-use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::{ops::ControlFlow, path::Path};
 use telemetry::{Event, EventKind, Sink};
 
 const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40,

@@ -214,8 +214,8 @@ fn a_skipped_step_publishes_the_same_weights_under_the_next_number() {
     }
 }
 
-/// Where workers are as fast as they like, short completions arrive first, and whoever trains on what is there trains on
-/// short ones. Here the lengths that are learned from are those that were sampled, of every step.
+/// Where workers are as fast as they like, short completions arrive first, and whoever trains on what is there trains
+/// on short ones. Here the lengths that are learned from are those that were sampled, of every step.
 #[test]
 fn what_was_sampled_is_what_is_learned_from() {
     let dir = directory();

@@ -50,8 +50,8 @@ pub(super) struct Course {
 }
 
 impl Course {
-    /// The lines for a step: its row, below the names of the columns where those are due. `left_s` are the seconds until
-    /// the end, `room` the characters of a line.
+    /// The lines for a step: its row, below the names of the columns where those are due. `left_s` are the seconds
+    /// until the end, `room` the characters of a line.
     pub(super) fn lines(
         &mut self,
         step: u64,

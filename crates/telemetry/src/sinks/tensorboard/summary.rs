@@ -1,7 +1,8 @@
 //! The summary values of TensorBoard, and protobuf, written by hand.
 //!
-//! `Value`: 1 tag, 2 simple_value (float), 5 histo, 8 tensor, 9 metadata. Formats: tensorflow/core/framework/summary.proto
-//! and tensor.proto, tensorboard/plugins/hparams/plugin_data.proto. TensorBoard makes a tensor of a `histo` itself.
+//! `Value`: 1 tag, 2 simple_value (float), 5 histo, 8 tensor, 9 metadata. Formats: tensorflow/core/framework's
+//! summary.proto and tensor.proto, tensorboard/plugins/hparams/plugin_data.proto. TensorBoard makes a tensor of a
+//! `histo` itself.
 
 use crate::{CompletionRows, table};
 
