@@ -135,7 +135,8 @@ pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
             found.push((event[10].into(), tag, value));
         }
     }
-    found.retain(|(_, tag, _)| !measured(tag));
+    // Before the first step are the hyperparameters, which runs that are compared may differ in.
+    found.retain(|(step, tag, _)| *step > 0 && !measured(tag));
     found
 }
 
