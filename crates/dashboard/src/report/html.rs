@@ -91,7 +91,7 @@ pub fn html(reports: &[Report]) -> String {
 fn list(out: &mut String, items: impl Iterator<Item = String>) {
     let items: String = items.map(|item| format!("<li>{item}</li>\n")).collect();
     if !items.is_empty() {
-        let _ = write!(out, "<ul>{items}</ul>\n");
+        let _ = writeln!(out, "<ul>{items}</ul>");
     }
 }
 

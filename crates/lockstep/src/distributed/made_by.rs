@@ -52,5 +52,5 @@ pub fn made_by(out: &Path, group: u64) -> Option<String> {
     let text = fs::read_to_string(path(out)).ok()?;
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
     let of = |line: Line| line.groups.into_iter().find(|(_, groups)| groups.contains(&group)).map(|(name, _)| name);
-    lines.filter_map(of).last()
+    lines.filter_map(of).next_back()
 }

@@ -22,6 +22,6 @@ pub fn plan(purpose: Purpose, config: &Config, distributed: bool, sinks: &Sinks)
     let assets = load_assets(&source.dir, head, config.dtype)?;
     let stop = StopSignal::new();
     let mut builder = Builder::new(&Context::meta(), config, None, sinks, &stop);
-    builder.sharing = distributed.then(|| Sharing { run: [0; 16], dir: None });
+    builder.sharing = distributed.then_some(Sharing { run: [0; 16], dir: None });
     trainers::plan(purpose, &builder, &source, &assets)
 }
