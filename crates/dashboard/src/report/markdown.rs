@@ -4,6 +4,9 @@ use super::{Report, number};
 use lockstep::ProfileRecord;
 use std::fmt::Write as _;
 
+/// Seconds, operations and bytes of a stage.
+type Sums = (f64, f64, f64);
+
 /// The report of a run, or of several.
 pub fn markdown(reports: &[Report]) -> String {
     let mut out = String::new();
@@ -100,7 +103,7 @@ pub(super) fn time_table(reports: &[Report]) -> String {
             paths.push(&stage.path);
         }
     }
-    let row = |name: &str, of: &dyn Fn(&ProfileRecord) -> Option<(f64, f64, f64)>| {
+    let row = |name: &str, of: &dyn Fn(&ProfileRecord) -> Option<Sums>| {
         let mut cells = vec![name.to_owned()];
         let found: Vec<_> = profiles.iter().map(|(_, profile)| (of(profile), &profile.measured)).collect();
         for (stage, measured) in &found {
