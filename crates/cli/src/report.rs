@@ -28,7 +28,7 @@ pub struct ReportArgs {
 }
 
 pub(crate) fn report(args: ReportArgs) -> anyhow::Result<()> {
-    let read = |root: &PathBuf| Report::read(root).map_err(|error| BadInput::new(format!("{error:#}")).into());
+    let read = |root: &PathBuf| Report::read(root).map_err(|error| BadInput::new(format!("{error:#}")));
     let reports = args.runs.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
     if args.print {
         return Ok(output::text(&markdown(&reports))?);
