@@ -3,7 +3,7 @@
 //!
 //! A file is a sequence of TFRecords: length (u64), masked crc32c of the length, data, masked crc32c of the data, all
 //! little-endian. The data is a protobuf `Event`, of which only these fields are written: 1 wall_time (double), 2 step
-//! (int64), 3 file_version (string), 5 summary. `Summary` repeats 1 `Value` ([`summary`]). Formats:
+//! (int64), 3 file_version (string), 5 summary. `Summary` repeats 1 `Value` (`summary.rs`). Formats:
 //! tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto.
 //! A scalar is stored in f32 there; metrics.jsonl keeps f64. Does not know what the numbers mean.
 

@@ -1,7 +1,7 @@
 //! Where a run's time and memory go: measured in every step, looked at a few seconds at a time, and kept as
 //! `profile.json`.
 //!
-//! A rule ([`rules`]) that holds in two windows in a row, or over the whole run, is a finding: an event with what was
+//! A rule (`rules.rs`) that holds in two windows in a row, or over the whole run, is a finding: an event with what was
 //! measured and what usually helps. Findings depend on time and on the machine, so nothing that is compared bit for bit
 //! has any of them.
 
