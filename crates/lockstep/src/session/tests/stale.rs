@@ -232,7 +232,8 @@ fn what_was_sampled_is_what_is_learned_from() {
         let mut learned: Vec<usize> =
             groups(run.dir.root()).iter().flat_map(|group| &group.completions).map(|c| c.ids.len()).collect();
         let mut sampled = sampled.lock().unwrap().clone();
-        (learned.sort_unstable(), sampled.sort_unstable());
+        learned.sort_unstable();
+        sampled.sort_unstable();
         assert_eq!(learned, sampled, "k = {k}");
         assert!(learned.len() == 28 && learned[0] < learned[27], "{learned:?}");
     }
