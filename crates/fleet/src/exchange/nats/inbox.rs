@@ -1,6 +1,6 @@
 //! What a learner has heard of its server and its workers.
 
-use super::{Beat, Control, PART, RUN, SILENCE};
+use super::{ANSWER, Beat, Control, PART, RUN, SILENCE};
 use crate::exchange::{Scan, Seen};
 use crate::job::{Answer, JobName, JobResult, Lineage, WorkerName};
 use async_nats::jetstream::Message;
@@ -38,6 +38,8 @@ struct Held {
 #[derive(Default)]
 pub(super) struct Inbox {
     pub offers: BTreeMap<JobName, Offered>,
+    /// Where the server has put each job.
+    sequences: BTreeMap<JobName, u64>,
     pub workers: BTreeMap<WorkerName, Known>,
     withdrawn: BTreeSet<JobName>,
     results: BTreeMap<(WorkerName, JobName), Held>,
@@ -113,6 +115,8 @@ impl Inbox {
             Offered::There(since) if *since < asked => jobs.contains(job),
             _ => true,
         });
+        let offers = &self.offers;
+        self.sequences.retain(|job, _| offers.contains_key(job));
     }
 
     pub fn offer(&mut self, job: JobName) {
@@ -120,13 +124,24 @@ impl Inbox {
         self.offers.insert(job, Offered::Sent);
     }
 
-    pub fn withdraw(&mut self, job: JobName) {
+    /// The server has it, at this place of the stream; or it may not have it.
+    pub fn offered(&mut self, job: JobName, sequence: Option<u64>) {
+        let Some(offered) = self.offers.get_mut(&job) else { return };
+        // If it may not: it is nowhere, unless the next list has it.
+        let since = if sequence.is_some() { Instant::now() } else { Instant::now() - ANSWER };
+        *offered = Offered::There(since);
+        self.sequences.extend(sequence.map(|sequence| (job, sequence)));
+    }
+
+    /// Where the server has the job, if it does.
+    pub fn withdraw(&mut self, job: JobName) -> Option<u64> {
         self.offers.remove(&job);
         self.withdrawn.insert(job);
         // Nobody works on what was withdrawn long ago.
         while self.withdrawn.len() > 1 << 16 {
             self.withdrawn.pop_first();
         }
+        self.sequences.remove(&job)
     }
 
     pub fn expel(&mut self, worker: &WorkerName) {

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use twox_hash::XxHash3_128;
 
 /// A job that was fetched and that nobody claims is given back after this time.
-const OFFERED: Duration = Duration::from_millis(200);
+const OFFERED: Duration = Duration::from_millis(500);
 /// How long a pull waits on the server.
 const PULL: Duration = Duration::from_secs(1);
 /// A result that was handed over counts as this worker's job until the learner has surely seen it.
