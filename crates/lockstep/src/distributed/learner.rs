@@ -1,5 +1,6 @@
 //! The learner's side: publishes weights, offers the jobs that they are to do, and waits for batches.
 
+use super::network::{Network, Serving, learner_exchange};
 use super::{Shared, SlotPlace, of_fleet};
 use crate::rollouts::jobs::GroupJob;
 use crate::rollouts::scoring::Prompts;
@@ -7,8 +8,7 @@ use crate::stop::StopSignal;
 use anyhow::Context as _;
 use fleet::batches::BatchFiles;
 use fleet::coordinator::Coordinator;
-use fleet::exchange::Counts;
-use fleet::exchange::spool::SpoolLearner;
+use fleet::exchange::{Counts, Exchange};
 use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
 use fleet::{Answer, Job, JobName, JobResult, Lineage, Plan, WorkerName};
 use model::{AdaptedWeights, HeldWeights};
@@ -70,7 +70,9 @@ pub struct Start {
 
 /// A run's workers, as its learner sees them.
 pub struct Distributed {
-    handle: LearnerHandle<SpoolLearner>,
+    handle: LearnerHandle<Box<dyn Exchange + Send>>,
+    /// Serves weights to other machines.
+    serving: Option<Serving>,
     /// Payloads, read by the thread that offers jobs.
     payloads: Payloads,
     pending: BTreeMap<u64, Pending>,
@@ -106,16 +108,21 @@ impl Feed for Payloads {
 }
 
 impl Distributed {
-    /// Opens the spool of the run directory `out`. `batches` are those that the weights as they are must make.
+    /// Opens the exchange of the run directory `out`. `batches` are those that the weights as they are must make.
+    /// `network` is how other machines reach it, which are served the files of the directory `model`.
     pub fn open(
         out: &Path,
+        network: Option<(&Network, &Path)>,
         plan: Plan,
         mut shared: Shared,
         start: Start,
         weights: &mut AdaptedWeights,
         batches: BTreeMap<u64, Pending>,
     ) -> anyhow::Result<Distributed> {
-        let exchange = SpoolLearner::open(out).map_err(of_fleet)?;
+        let exchange = learner_exchange(out, network.map(|(network, _)| network))?;
+        let serve = |(network, model)| Serving::start(network, &out.join("config.toml"), model);
+        let serving = network.map(serve).transpose()?;
+        shared.network = serving.as_ref().map(Serving::place);
         let Start { batch, at_beginning, lineage, frontier: Frontier { groups, mut lineages }, settings } = start;
         let lineage = *lineages.entry(batch).or_insert(lineage);
         forget_other_settings(out, settings)?;
@@ -137,13 +144,16 @@ impl Distributed {
         let saved = SavedFrontier { step: batch, lineages, frontier };
         let payloads = Payloads::default();
         offer(&payloads, &batches);
+        if let Some(serving) = &serving {
+            serving.publish(&shared.slots, shared.base.as_deref());
+        }
         let json = serde_json::to_value(&shared)?;
         let learner = Learner::open(plan.clone(), saved, exchange, files, Box::new(payloads.clone()), json);
         let handle = LearnerHandle::start(learner.map_err(of_fleet)?).map_err(of_fleet)?;
         let held = VecDeque::from_iter((plan.max_staleness > 0 && at_beginning).then(|| weights.hold()));
         let version = weights.version();
         let arrived = BTreeMap::new();
-        Ok(Distributed { handle, payloads, pending: batches, arrived, shared, plan, held, version, batch })
+        Ok(Distributed { handle, serving, payloads, pending: batches, arrived, shared, plan, held, version, batch })
     }
 
     /// The batch that is offered next by the weights as they are, and those before it: up to which number.
@@ -252,6 +262,9 @@ impl Distributed {
         self.shared.slots.insert(next, SlotPlace::of(published, lineage));
         self.shared.weight_sync_bytes_copied = weights.bytes_copied();
         (self.batch, self.version) = (next, weights.version());
+        if let Some(serving) = &self.serving {
+            serving.publish(&self.shared.slots, self.shared.base.as_deref());
+        }
         let json = serde_json::to_value(&self.shared)?;
         let trained = self.handle.with(|learner| {
             learner.share(json)?;

@@ -5,10 +5,12 @@
 //! begins with. It knows neither steps nor the run's files.
 
 mod learner;
+mod network;
 mod scorers;
 mod worker;
 
 pub use learner::{Distributed, Frontier, FrontierGroup, Pending, Start};
+pub use network::{Host, NatsServer, Network, NetworkPlace, is_server, join};
 pub use scorers::{MakeRewards, Scorers};
 pub use worker::{Parts, WorkerWork};
 
@@ -81,6 +83,9 @@ pub struct Shared {
     pub slots: BTreeMap<u64, SlotPlace>,
     /// The names of the rewards that workers ask.
     pub rewards: Vec<String>,
+    /// How it is reached from other machines, if it is.
+    #[serde(default)]
+    pub network: Option<NetworkPlace>,
     /// Tokens of the longest prompt.
     pub longest_prompt: usize,
     /// Bytes of weights that were copied for a new version; 0 unless an optimizer leaves parameters alone.

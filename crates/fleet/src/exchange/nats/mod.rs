@@ -27,6 +27,7 @@ pub use learner::NatsLearner;
 pub use worker::{LearnerWatch, NatsWorker};
 
 use super::{LearnerState, WorkerStatus};
+use crate::error::Result;
 use crate::job::{JobName, WorkerName};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -144,6 +145,11 @@ impl Names {
     fn control(&self, worker: &WorkerName) -> String {
         format!("{}.control.{worker}", self.prefix)
     }
+}
+
+/// Whether the server is there and takes the token.
+pub fn check(options: &NatsOptions) -> Result<()> {
+    link::Link::connect(options, "lockstep").map(drop)
 }
 
 fn host() -> String {

@@ -46,10 +46,9 @@ pub struct NatsWorker {
 pub struct LearnerWatch(Arc<Shared>);
 
 impl LearnerWatch {
-    /// The state of the learner, and the run's name in its messages; none before it was heard.
-    pub fn learner(&self) -> Option<(String, LearnerState)> {
-        let desk = self.0.desk();
-        desk.learner.as_ref().map(|announced| (announced.run.clone(), announced.state.clone()))
+    /// The state of the learner; none before it was heard.
+    pub fn learner(&self) -> Option<LearnerState> {
+        self.0.desk().learner.as_ref().map(|announced| announced.state.clone())
     }
 }
 

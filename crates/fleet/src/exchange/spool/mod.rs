@@ -111,8 +111,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Makes the directories that both sides need.
-    pub(crate) fn create(&self) -> Result<()> {
+    /// Makes the directories that both sides need, for this user alone.
+    pub fn create(&self) -> Result<()> {
         create_dir(&self.root)?;
         create_dir(&self.pending())?;
         create_dir(&self.workers())
