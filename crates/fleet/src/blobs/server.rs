@@ -11,6 +11,7 @@ use axum::response::Response;
 use axum::routing::get;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -21,6 +22,7 @@ const HEADS: usize = 64;
 pub struct Server {
     address: SocketAddr,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
+    sent: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -28,6 +30,7 @@ struct Shared {
     source: Arc<dyn Source>,
     bearer: Option<String>,
     heads: Mutex<BTreeMap<String, Arc<Head>>>,
+    sent: Arc<AtomicU64>,
 }
 
 impl Server {
@@ -39,7 +42,8 @@ impl Server {
         let address = listener.local_addr().map_err(failed)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).build();
         let runtime = runtime.map_err(failed)?;
-        let shared = Shared { source, bearer, heads: Mutex::default() };
+        let sent = Arc::new(AtomicU64::new(0));
+        let shared = Shared { source, bearer, heads: Mutex::default(), sent: sent.clone() };
         let routes = Router::new().route("/blobs/{name}/head", get(head)).route("/blobs/{name}/data", get(data));
         let routes = routes.with_state(Arc::new(shared));
         let (stop, stopped) = tokio::sync::oneshot::channel();
@@ -55,7 +59,12 @@ impl Server {
             runtime_ends(runtime);
         };
         let thread = std::thread::Builder::new().name("blobs".to_owned()).spawn(serve).map_err(failed)?;
-        Ok(Server { address, stop: Some(stop), thread: Some(thread) })
+        Ok(Server { address, stop: Some(stop), sent, thread: Some(thread) })
+    }
+
+    /// Bytes of blobs that were asked for, up to now.
+    pub fn bytes_sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
     }
 
     /// Where it listens.
@@ -165,7 +174,9 @@ async fn data(State(shared): State<Arc<Shared>>, Path(name): Path<String>, heade
     let range = headers.get(RANGE).and_then(|value| value.to_str().ok()).and_then(parse_range);
     let unfit = || status(StatusCode::RANGE_NOT_SATISFIABLE, "ask for a range of bytes, a block at most");
     let range = range.ok_or_else(unfit)?;
+    let sent = shared.sent.clone();
     let block = blocking(shared, move |shared| shared.data(&name, range)).await?;
+    sent.fetch_add(block.len() as u64, Ordering::Relaxed);
     if block.is_empty() {
         return Err(unfit());
     }

@@ -219,6 +219,9 @@ pub struct WorkerStatus {
     pub idle_s: f64,
     /// It ended by itself.
     pub ended: bool,
+    /// The machine of a worker that has no files here, as its learner writes it down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// What else the caller reports: tokens per second. Opaque here.
     #[serde(default)]
     pub shared: serde_json::Value,

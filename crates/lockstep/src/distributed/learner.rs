@@ -264,6 +264,7 @@ impl Distributed {
         (self.batch, self.version) = (next, weights.version());
         if let Some(serving) = &self.serving {
             serving.publish(&self.shared.slots, self.shared.base.as_deref());
+            self.shared.bytes_fetched = serving.bytes_sent();
         }
         let json = serde_json::to_value(&self.shared)?;
         let trained = self.handle.with(|learner| {
@@ -287,6 +288,11 @@ impl Distributed {
     /// What a checkpoint keeps, beside the batches themselves.
     pub fn lineages(&self) -> BTreeMap<u64, Lineage> {
         self.handle.with(|learner| learner.coordinator().lineages().clone())
+    }
+
+    /// Bytes that other machines have fetched.
+    pub fn bytes_fetched(&self) -> u64 {
+        self.serving.as_ref().map_or(0, Serving::bytes_sent)
     }
 
     /// The numbers of the run.

@@ -90,6 +90,9 @@ pub struct Shared {
     pub longest_prompt: usize,
     /// Bytes of weights that were copied for a new version; 0 unless an optimizer leaves parameters alone.
     pub weight_sync_bytes_copied: u64,
+    /// Bytes that other machines have fetched: each version once for each of them.
+    #[serde(default)]
+    pub bytes_fetched: u64,
 }
 
 /// Where a version lies.

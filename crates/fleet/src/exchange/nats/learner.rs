@@ -1,6 +1,6 @@
 //! A learner's side of a NATS server.
 
-use super::inbox::Inbox;
+use super::inbox::{Inbox, Known};
 use super::link::{Link, is_connected, until_connected};
 use super::{
     ACK_WAIT, ANSWER, Announced, BEAT, Beat, MOST_PENDING, Names, NatsOptions, PAUSE, RUN, host, number_of_process,
@@ -8,7 +8,7 @@ use super::{
 use crate::coordinator::Event;
 use crate::error::{Error, OrIo, Result};
 use crate::exchange::spool::{Layout, create_dir, take_lock, write};
-use crate::exchange::{Exchange, LearnerState, Observer, Waiter};
+use crate::exchange::{Exchange, LearnerState, Observer, Waiter, WorkerStatus};
 use crate::job::{Job, JobName, JobResult, WorkerName};
 use async_nats::HeaderMap;
 use async_nats::client::Client;
@@ -134,13 +134,17 @@ impl NatsLearner {
     }
 
     /// For `lockstep status`, which reads files.
-    fn write_statuses(&mut self) {
+    fn write_statuses(&mut self, all: bool) {
         let statuses: Vec<_> = {
             let inbox = self.shared.inbox();
-            inbox.workers.iter().map(|(name, known)| (name.clone(), known.heard, known.beat.status.clone())).collect()
+            let status = |known: &Known| {
+                let Beat { host, status, .. } = &known.beat;
+                WorkerStatus { host: Some(host.clone()), ..status.clone() }
+            };
+            inbox.workers.iter().map(|(name, known)| (name.clone(), known.heard, status(known))).collect()
         };
         for (name, heard, status) in statuses {
-            let is_due = self.written.get(&name).is_none_or(|at| heard > *at && at.elapsed() > BEAT);
+            let is_due = self.written.get(&name).is_none_or(|at| heard > *at && (all || at.elapsed() > BEAT));
             if is_due && let Ok(text) = serde_json::to_vec(&status) {
                 self.written.insert(name.clone(), heard);
                 // It is for people alone.
@@ -207,7 +211,7 @@ impl Exchange for NatsLearner {
         let observer = &self.observer;
         let is_connected = self.link.is_connected();
         let scan = self.shared.inbox().scan(is_connected, |worker, job| observer.knows(worker, job));
-        self.write_statuses();
+        self.write_statuses(false);
         Ok(self.observer.compare(scan))
     }
 
@@ -232,6 +236,7 @@ impl Drop for NatsLearner {
             self.shared.tell.notify_one();
             std::thread::sleep(PAUSE);
         }
+        self.write_statuses(true);
         if self.has_ended && self.link.is_connected() {
             let (jetstream, names) = (self.link.jetstream.clone(), self.shared.names.clone());
             self.link.wait(async move {

@@ -61,12 +61,13 @@ enum Place {
 #[derive(Default)]
 struct Served {
     places: Mutex<BTreeMap<String, Place>>,
-    slots: Mutex<HashMap<PathBuf, SlotReader>>,
+    /// By their blobs' names: a path may come to mean another slot.
+    slots: Mutex<HashMap<String, SlotReader>>,
 }
 
 /// A learner's server, which ends when this is dropped.
 pub struct Serving {
-    _server: Server,
+    server: Server,
     served: Arc<Served>,
     place: NetworkPlace,
 }
@@ -99,9 +100,15 @@ impl Serving {
             places.extend(files.iter().map(|name| (of_file(name), Place::File(model.join(name)))));
         }
         let bearer = network.server.bearer();
-        let server_of_blobs = Server::start(network.listen, bearer, served.clone()).map_err(of_fleet)?;
-        let address = network.advertised(server_of_blobs.address(), server)?;
-        Ok(Serving { _server: server_of_blobs, served, place: NetworkPlace { address, files } })
+        let server_of_nats = server;
+        let server = Server::start(network.listen, bearer, served.clone()).map_err(of_fleet)?;
+        let address = network.advertised(server.address(), server_of_nats)?;
+        Ok(Serving { server, served, place: NetworkPlace { address, files } })
+    }
+
+    /// Bytes that other machines have fetched.
+    pub fn bytes_sent(&self) -> u64 {
+        self.server.bytes_sent()
     }
 
     /// What workers are told.
@@ -117,9 +124,7 @@ impl Serving {
             |place: &SlotPlace| (of_slot(place.stored_as), Place::Slot(place.path.clone(), Some(place.stored_as)));
         places.extend(slots.values().map(slot));
         places.extend(base.map(|base| (BASE.to_owned(), Place::Slot(base.to_owned(), None))));
-        let is_there =
-            |path: &PathBuf| places.values().any(|place| matches!(place, Place::Slot(own, _) if own == path));
-        self.served.slots.lock().unwrap_or_else(PoisonError::into_inner).retain(|path, _| is_there(path));
+        self.served.slots.lock().unwrap_or_else(PoisonError::into_inner).retain(|name, _| places.contains_key(name));
     }
 }
 
@@ -129,14 +134,14 @@ impl Served {
     }
 
     /// What a slot holds, pinned; none if that is something else by now.
-    fn pin(&self, path: &Path, number: Option<u64>) -> Result<Option<(SlotReader, Pin)>> {
+    fn pin(&self, name: &str, path: &Path, number: Option<u64>) -> Result<Option<(SlotReader, Pin)>> {
         let slot = {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-            match slots.get(path) {
+            match slots.get(name) {
                 Some(slot) => slot.clone(),
                 None => {
                     let slot = SlotReader::open(path).map_err(Error::other)?;
-                    slots.entry(path.to_owned()).or_insert(slot).clone()
+                    slots.entry(name.to_owned()).or_insert(slot).clone()
                 }
             }
         };
@@ -151,7 +156,7 @@ impl Source for Served {
         let Some(place) = self.places().get(name).cloned() else { return Ok(None) };
         match place {
             Place::File(path) => Ok(Some((std::fs::metadata(path)?.len(), serde_json::Value::Null))),
-            Place::Slot(path, number) => match self.pin(&path, number)? {
+            Place::Slot(path, number) => match self.pin(name, &path, number)? {
                 None => Ok(None),
                 Some((slot, pin)) => {
                     let about = serde_json::to_value(AboutSlot::of(&slot, pin.contents())).map_err(Error::other)?;
@@ -166,7 +171,7 @@ impl Source for Served {
         match place {
             Place::File(path) => File::open(path)?.read_exact_at(out, at).map(|()| true),
             // Pinned for as long as a block takes: the optimizer never waits for a network.
-            Place::Slot(path, number) => match self.pin(&path, number)? {
+            Place::Slot(path, number) => match self.pin(name, &path, number)? {
                 None => Ok(false),
                 Some((_, pin)) => pin.read_at(at as usize, out).map(|()| true).map_err(Error::other),
             },

@@ -196,6 +196,7 @@ impl RolloutPipeline {
             network: None,
             longest_prompt: workers.longest_prompt,
             weight_sync_bytes_copied: 0,
+            bytes_fetched: 0,
         };
         share_cores(&learner.ctx, dir.root())?;
         let lineage = self.state.lineage.map_or([0; 16], |lineage| lineage.0);
@@ -246,6 +247,7 @@ impl RolloutPipeline {
             ("groups_twice", counts.twice as f64),
             ("groups_differing", counts.differing as f64),
             ("weight_sync_bytes_copied", copied as f64),
+            ("bytes_fetched", fleet.bytes_fetched() as f64),
         ] {
             next.run.add(&format!("async/{name}"), value);
         }
