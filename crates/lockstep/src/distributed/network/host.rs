@@ -175,7 +175,10 @@ impl Copies<'_> {
                 return Ok(());
             }
             let shared: Shared = serde_json::from_value(state.shared.clone()).context("the state of the learner")?;
-            if self.copy(&shared, &state, stop)? {
+            // A learner that was killed never answers; the next one may have another address.
+            let is_other = |now: &LearnerState| ["run", "network"].iter().any(|k| now.shared[k] != state.shared[k]);
+            let stop = || stop() || watch().is_none_or(|now| is_other(&now));
+            if self.copy(&shared, &state, &stop)? {
                 before = Some(state);
             }
         }
