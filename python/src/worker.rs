@@ -5,7 +5,7 @@ use crate::observer::Failure;
 use crate::process::use_engine;
 use crate::reward::PythonReward;
 use crate::run::{GivenReward, StopSignal};
-use lockstep::{MakeFunctions, WorkerOptions};
+use lockstep::{MakeFunctions, NatsServer, WorkerOptions};
 use pyo3::prelude::*;
 use rewards::Reward;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,8 +39,10 @@ pub fn work(
         })
     };
     let say = |text: &str| Python::attach(|py| drop(say.call1(py, (text,))));
+    let token = std::env::var("LOCKSTEP_NATS_TOKEN").ok().filter(|token| !token.is_empty());
+    let server = NatsServer { token, ..NatsServer::default() };
     let ended = py.detach(|| {
-        let options = WorkerOptions { run: &run, name, threads, rewards: Some(make), stop, say: &say };
+        let options = WorkerOptions { run: &run, server, name, threads, rewards: Some(make), stop, say: &say };
         catch_unwind(AssertUnwindSafe(|| lockstep::work(options)))
     });
     match (failure.take(), ended) {

@@ -27,13 +27,14 @@ pub enum Done {
 /// A check: its name and how it is made. An error's first line goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 9] = [
     ("emulate", emulate),
     ("fleet_kills", fleet_kills),
     ("fleet_search", fleet_search),
     ("fleet_simulations", fleet_simulations),
     ("miri", miri),
     ("mutants", mutants),
+    ("network", network),
     ("sandbox", sandbox),
     ("trl_suite", trl_suite),
 ];
@@ -73,6 +74,33 @@ fn miri() -> Result<Done, String> {
         return Ok(Done::Unavailable("rustup component add --toolchain nightly miri rust-src".to_owned()));
     }
     crate::miri::check().map(|()| Done::Passed("no undefined behaviour in kernels".to_owned()))
+}
+
+/// Workers over NATS, with a real server and, in network namespaces, a network that is cut.
+fn network() -> Result<Done, String> {
+    let is_there = |program: &str| {
+        std::env::var_os("PATH")
+            .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(program).is_file()))
+    };
+    let is_root = std::process::Command::new("id").arg("-u").output().is_ok_and(|said| said.stdout == b"0\n");
+    if !is_root || !is_there("nats-server") || !is_there("ip") {
+        return Ok(Done::Unavailable("root, and apt-get install nats-server iproute2".to_owned()));
+    }
+    let mut said = String::new();
+    for (package, tests) in [("lockstep-fleet", "nats::"), ("lockstep-cli", "network::")] {
+        let mut command = crate::cargo::command();
+        command.args(["test", "-p", package, "--features", "nats", "--test", "it", tests]);
+        command.args(["--", "--include-ignored", "--nocapture", "--test-threads=1"]);
+        let output = command.output().map_err(|e| format!("cargo: {e}"))?;
+        let all = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() {
+            return Err(all);
+        }
+        said += &all;
+    }
+    let words = ["bytes fetched by", "cuts of", "killed and emptied"];
+    let lines = said.lines().map(str::trim).filter(|line| words.iter().any(|words| line.contains(words)));
+    Ok(Done::Passed(lines.collect::<Vec<_>>().join("; ")))
 }
 
 /// Some 15 minutes of two cores.

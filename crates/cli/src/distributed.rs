@@ -9,11 +9,12 @@ use fleet::exchange::spool::Layout;
 use fleet::supervisor::{self, Limits, Role};
 use lockstep::config::Purpose;
 use lockstep::error::OrBadInput;
-use lockstep::{RunDir, StopSignal, WorkerOptions, bad_input, find_run, work};
+use lockstep::{NatsServer, Network, RunDir, StopSignal, WorkerOptions, bad_input, find_run, is_server, work};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -32,14 +33,68 @@ pub struct LearnerArgs {
     pub rewards: RewardArgs,
     #[command(flatten)]
     pub sharing: SharingArgs,
+    #[command(flatten)]
+    pub network: NetworkArgs,
+}
+
+/// How workers of other machines join.
+#[derive(Debug, clap::Args)]
+pub struct NetworkArgs {
+    /// A NATS server with JetStream, over which workers join: nats://HOST:PORT or tls://HOST:PORT, and /NAME where it
+    /// serves several runs.
+    #[arg(long, value_name = "URL", requires = "listen")]
+    pub nats: Option<String>,
+    /// Where weights are served to workers: an address of this machine and a port, 0.0.0.0:7070.
+    #[arg(long, value_name = "ADDR", requires = "nats")]
+    pub listen: Option<SocketAddr>,
+    /// How workers reach that, HOST or HOST:PORT; without it, this machine's address on the way to the NATS server.
+    #[arg(long, value_name = "HOST", requires = "listen")]
+    pub advertise: Option<String>,
+    #[command(flatten)]
+    pub server: ServerArgs,
+}
+
+/// What a NATS server asks for.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ServerArgs {
+    /// A file with the NATS server's token; without it LOCKSTEP_NATS_TOKEN.
+    #[arg(long, value_name = "FILE")]
+    pub nats_token_file: Option<PathBuf>,
+    /// Of a tls:// server: the certificate (PEM) of whoever signed its own, if that is none of the system's.
+    #[arg(long, value_name = "FILE")]
+    pub nats_ca: Option<PathBuf>,
+}
+
+impl ServerArgs {
+    fn server(&self, url: String) -> anyhow::Result<NatsServer> {
+        let token = match &self.nats_token_file {
+            Some(file) => std::fs::read_to_string(file).or_bad_input_in(file.display())?,
+            None => std::env::var("LOCKSTEP_NATS_TOKEN").unwrap_or_default(),
+        };
+        let token = Some(token.trim().to_owned()).filter(|token| !token.is_empty());
+        if let Some(file) = self.nats_ca.as_ref().filter(|file| !file.is_file()) {
+            bad_input!("--nats-ca {}: there is no such file", file.display());
+        }
+        Ok(NatsServer { url, token, certificates: self.nats_ca.clone() })
+    }
+}
+
+impl NetworkArgs {
+    fn network(self) -> anyhow::Result<Option<Network>> {
+        let (Some(url), Some(listen)) = (self.nats, self.listen) else { return Ok(None) };
+        let network = Network { server: self.server.server(url)?, listen, advertise: self.advertise };
+        network.check()?;
+        Ok(Some(network))
+    }
 }
 
 /// A worker of a distributed run: generates and scores completions until the run ends. It reads the weights where the
 /// learner wrote them, and may be killed at any moment: what it was doing is done by another.
 #[derive(Debug, clap::Args)]
 pub struct WorkerArgs {
-    /// The run's directory (--out of its learner), which may not exist yet.
-    #[arg(long, value_name = "DIR")]
+    /// The run's directory (--out of its learner), which may not exist yet; from another machine the NATS server that
+    /// the learner names, nats://HOST:PORT.
+    #[arg(long, value_name = "DIR|URL")]
     pub join: PathBuf,
     /// Its name, which no other worker of the run has: letters, digits, - and _.
     #[arg(long, value_name = "NAME")]
@@ -47,6 +102,8 @@ pub struct WorkerArgs {
     /// Threads; without it the run's `threads`, or all cores.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
+    #[command(flatten)]
+    pub server: ServerArgs,
     #[command(flatten)]
     pub log: LogArgs,
 }
@@ -62,7 +119,8 @@ pub(crate) fn learner(args: LearnerArgs) -> anyhow::Result<()> {
     let console = run.log.open()?;
     let stop = stop_on_signals(&console, Promise::Run)?;
     stop_without_supervisor(&stop);
-    run_on(Purpose::Grpo, &run, console, stop, Some(Distribution { weights_dir: args.sharing.weights_dir }))
+    let distribution = Distribution { weights_dir: args.sharing.weights_dir, network: args.network.network()? };
+    run_on(Purpose::Grpo, &run, console, stop, Some(distribution))
 }
 
 pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<()> {
@@ -70,8 +128,10 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<()> {
     let stop = stop_on_signals(&console, Promise::Stops("the worker gives its job back and ends"))?;
     stop_without_supervisor(&stop);
     let say = |text: &str| console.info(text);
-    let WorkerArgs { join, name, threads, .. } = args;
-    work(WorkerOptions { run: &join, name: &name, threads, rewards: None, stop, say: &say })
+    let WorkerArgs { join, name, threads, server, .. } = args;
+    let url = if is_server(&join) { join.display().to_string() } else { String::new() };
+    let server = server.server(url)?;
+    work(WorkerOptions { run: &join, server, name: &name, threads, rewards: None, stop, say: &say })
 }
 
 fn stop_without_supervisor(stop: &StopSignal) {

@@ -5,7 +5,7 @@ use crate::options::{ConfigArgs, RunArgs};
 use crate::signals::{Promise, run_begins, steps_done, stop_on_signals};
 use kernels::Context;
 use lockstep::config::{Config, Layers, Purpose, Resolved};
-use lockstep::{Flow, Run, RunOptions, RunResult};
+use lockstep::{Flow, Network, Run, RunOptions, RunResult};
 use lockstep::{ResumeFrom, find_run, resolve_resumed};
 use lockstep::{RunDir, StopReason, StopSignal, check_command, context};
 use lockstep::{Stopped, is_stopped};
@@ -30,6 +30,8 @@ pub fn run(purpose: Purpose, args: &RunArgs) -> anyhow::Result<()> {
 pub struct Distribution {
     /// A directory for files; none: memfds.
     pub weights_dir: Option<PathBuf>,
+    /// How other machines reach it, if they do.
+    pub network: Option<Network>,
 }
 
 /// The same, stopped by `stop`; of a distributed run as its learner.
@@ -52,7 +54,13 @@ pub fn run_on(
     };
     let options = RunOptions::new().context(ctx.clone()).console(console.clone()).stop_signal(stop).on_step(count);
     let options = match distribution {
-        Some(Distribution { weights_dir }) => options.distributed(weights_dir),
+        Some(Distribution { weights_dir, network }) => {
+            let options = options.distributed(weights_dir);
+            match network {
+                Some(network) => options.over_network(network),
+                None => options,
+            }
+        }
         None => options,
     };
     let run =

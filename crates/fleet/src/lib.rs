@@ -30,6 +30,7 @@
 
 #[cfg(unix)]
 pub mod batches;
+pub mod blobs;
 pub mod coordinator;
 mod error;
 pub mod exchange;

@@ -10,6 +10,9 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
 
+/// A worker of another machine that was heard by its learner within so many seconds lives.
+const HEARD_S: f64 = 10.0;
+
 /// A run, as its files show it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Status {
@@ -78,14 +81,16 @@ pub fn read(out: &Path) -> Result<Status> {
         complete.extend(&done);
         let written = std::fs::metadata(layout.status(&name)).and_then(|file| file.modified()).ok();
         let silent = written.and_then(|written| written.elapsed().ok()).as_ref().map(Duration::as_secs_f64);
-        workers.push(WorkerLine {
-            alive: spool::holder(&layout.alive(&name))?.map(|holder| holder.pid),
-            status: spool::read_json(&layout.status(&name)),
-            processing,
-            complete: done,
-            silent_s: silent,
-            name,
-        });
+        let status: Option<WorkerStatus> = spool::read_json(&layout.status(&name));
+        let mut alive = spool::holder(&layout.alive(&name))?.map(|holder| holder.pid);
+        let mut processing = processing;
+        // One of another machine has no lock and no directories here: it is what its learner has heard of it.
+        if let Some(status) = status.as_ref().filter(|status| status.host.is_some()) {
+            let is_heard = learner_alive && silent.is_some_and(|silent| silent < HEARD_S);
+            alive = (is_heard && !status.ended).then_some(status.pid);
+            processing = status.jobs.iter().map(|(job, _)| *job).filter(|_| alive.is_some()).collect();
+        }
+        workers.push(WorkerLine { alive, status, processing, complete: done, silent_s: silent, name });
     }
     complete.sort();
     complete.dedup();

@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use kernels::memory::FileMap;
-use kernels::memory::slot::{Contents, Pin, SlotOptions, SlotReader, SlotWriter};
+use kernels::memory::slot::{Contents, Pin, SlotFiller, SlotOptions, SlotReader, SlotWriter};
 use kernels::{DType, Device, Memory, Tensor};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -288,4 +288,36 @@ fn no_room_is_an_error_with_the_numbers() {
     assert!(large.contains("takes 70368746.3 MB") && large.contains("max_staleness"), "{large}");
     let missing = message(options(Some(Path::new("/nowhere"))));
     assert!(missing.contains("/nowhere"), "{missing}");
+}
+
+#[test]
+fn a_slot_filled_with_bytes_is_the_slot_they_were_read_from() {
+    let (from, mut tensor, _memory) = writer(None);
+    publish(&from, &mut tensor, 7);
+    let reader = SlotReader::open(from.path()).unwrap();
+    let read = reader.pin().unwrap().unwrap();
+    let layout = reader.layout().to_owned();
+    let options =
+        SlotOptions { run: reader.run(), layout: &layout, bytes: reader.bytes(), dir: None, sealed_later: false };
+    let mut copy = SlotFiller::create(options).unwrap();
+    // In pieces that fit nothing.
+    let mut at = 0;
+    while at < reader.bytes() {
+        let mut piece = vec![0; 37.min(reader.bytes() - at)];
+        read.read_at(at, &mut piece).unwrap();
+        copy.write_at(at, &piece).unwrap();
+        at += piece.len();
+    }
+    assert!(read.read_at(at, &mut [0]).unwrap_err().to_string().contains("are not there"));
+    assert!(copy.write_at(at, &[0]).unwrap_err().to_string().contains("do not fit"));
+    assert!(pin(copy.path()).is_none(), "nobody reads half a slot");
+    copy.publish(read.contents()).unwrap();
+    assert!(copy.write_at(0, &[0]).unwrap_err().to_string().contains("without its lock"));
+    let there = pin(copy.path()).unwrap();
+    assert_eq!(there.contents(), read.contents());
+    assert_eq!(mapped(&there).to_vec_f32(), mapped(&read).to_vec_f32());
+    assert!(!copy.try_lock().unwrap(), "it is pinned");
+    drop(there);
+    assert!(copy.try_lock().unwrap());
+    assert!(pin(copy.path()).is_none());
 }

@@ -42,6 +42,7 @@ mod verify;
 
 pub use config::{Config, Purpose};
 pub use data::Rows;
+pub use distributed::{NatsServer, Network, is_server};
 pub use error::BadInput;
 pub use model::hub::HubKind;
 pub use models::{Policy, Snapshot, check_base, load_config, load_weights, locate, locate_model};

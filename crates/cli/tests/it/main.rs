@@ -33,6 +33,7 @@ mod lora_continued;
 mod lora_objectives;
 mod meanwhile;
 mod memory_plan;
+mod network;
 mod not_finite;
 mod odd_input;
 mod one_writer;

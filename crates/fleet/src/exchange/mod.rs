@@ -1,10 +1,12 @@
-//! How learner and workers reach each other: through memory, a spool directory, or (later) NATS. An exchange may lose,
+//! How learner and workers reach each other: through memory, a spool directory, or NATS. An exchange may lose,
 //! repeat and delay messages; it never decides anything.
 //!
 //! With JetStream in mind: `offer` publishes to a work-queue stream, `claim` pulls, `report` is `InProgress`,
 //! `complete` publishes the result, and the learner acknowledges it after the batch file is synced (`acknowledge`).
 
 mod memory;
+#[cfg(all(unix, feature = "nats"))]
+pub mod nats;
 mod observer;
 #[cfg(unix)]
 pub mod spool;
@@ -51,6 +53,42 @@ pub trait Exchange {
     }
 }
 
+impl Exchange for Box<dyn Exchange + Send> {
+    fn announce(&mut self, state: &LearnerState) -> Result<()> {
+        (**self).announce(state)
+    }
+    fn offer(&mut self, job: &Job) -> Result<()> {
+        (**self).offer(job)
+    }
+    fn release(&mut self, worker: &WorkerName, job: JobName) -> Result<()> {
+        (**self).release(worker, job)
+    }
+    fn withdraw(&mut self, job: JobName) -> Result<()> {
+        (**self).withdraw(job)
+    }
+    fn take(&mut self, worker: &WorkerName, job: JobName) -> Option<JobResult> {
+        (**self).take(worker, job)
+    }
+    fn discard(&mut self, worker: &WorkerName, job: JobName) -> Result<()> {
+        (**self).discard(worker, job)
+    }
+    fn acknowledge(&mut self, jobs: &[JobName]) -> Result<()> {
+        (**self).acknowledge(jobs)
+    }
+    fn kill(&mut self, worker: &WorkerName) -> Result<()> {
+        (**self).kill(worker)
+    }
+    fn poll(&mut self) -> Result<Vec<Event>> {
+        (**self).poll()
+    }
+    fn waiter(&self) -> Result<Waiter> {
+        (**self).waiter()
+    }
+    fn take_problems(&mut self) -> Vec<String> {
+        (**self).take_problems()
+    }
+}
+
 /// A worker's side.
 pub trait WorkerExchange {
     /// The learner, if one is there.
@@ -67,6 +105,30 @@ pub trait WorkerExchange {
     fn give_back(&mut self, job: JobName) -> Result<()>;
     /// Returns when there may be a job, at the latest after this time.
     fn wait(&mut self, at_most: Duration);
+}
+
+impl WorkerExchange for Box<dyn WorkerExchange + Send> {
+    fn learner(&mut self) -> Result<Option<LearnerState>> {
+        (**self).learner()
+    }
+    fn claim(&mut self, profiles: &[String]) -> Result<Option<Job>> {
+        (**self).claim(profiles)
+    }
+    fn is_wanted(&mut self, job: JobName) -> bool {
+        (**self).is_wanted(job)
+    }
+    fn report(&mut self, status: &WorkerStatus) -> Result<()> {
+        (**self).report(status)
+    }
+    fn complete(&mut self, result: &JobResult) -> Result<()> {
+        (**self).complete(result)
+    }
+    fn give_back(&mut self, job: JobName) -> Result<()> {
+        (**self).give_back(job)
+    }
+    fn wait(&mut self, at_most: Duration) {
+        (**self).wait(at_most)
+    }
 }
 
 /// What the learner tells everybody (`learner.json`).
@@ -157,6 +219,9 @@ pub struct WorkerStatus {
     pub idle_s: f64,
     /// It ended by itself.
     pub ended: bool,
+    /// The machine of a worker that has no files here, as its learner writes it down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// What else the caller reports: tokens per second. Opaque here.
     #[serde(default)]
     pub shared: serde_json::Value,

@@ -120,8 +120,20 @@ pub fn unknown_key(name: &str) -> String {
 
 /// `LOCKSTEP_` variables that are no keys. `LOCKSTEP_DEVICE` is what a machine computes with where no configuration
 /// says it, as `LOCKSTEP_ISA` is: it does not overrule a file as the variables of keys do.
-const NOT_KEYS: [&str; 11] =
-    ["DEVICE", "ISA", "LOG", "SHARED", "CACHE", "SUPERVISED", "LIBCUDA", "NVRTC", "NVTX", "CUBINS", "KERNEL_CACHE"];
+const NOT_KEYS: [&str; 12] = [
+    "DEVICE",
+    "ISA",
+    "LOG",
+    "SHARED",
+    "CACHE",
+    "SUPERVISED",
+    "LIBCUDA",
+    "NVRTC",
+    "NVTX",
+    "CUBINS",
+    "KERNEL_CACHE",
+    "NATS_TOKEN",
+];
 
 /// The `LOCKSTEP_*` variables of this process, sorted.
 fn environment() -> anyhow::Result<Vec<(String, String)>> {

@@ -1,6 +1,7 @@
 //! The learner's side: publishes weights, offers the jobs that they are to do, and waits for batches.
 
 use super::made_by::MadeBy;
+use super::network::{Network, Serving, learner_exchange};
 use super::{Shared, SlotPlace, of_fleet};
 use crate::rollouts::jobs::GroupJob;
 use crate::rollouts::scoring::Prompts;
@@ -8,8 +9,7 @@ use crate::stop::StopSignal;
 use anyhow::Context as _;
 use fleet::batches::BatchFiles;
 use fleet::coordinator::Coordinator;
-use fleet::exchange::Counts;
-use fleet::exchange::spool::SpoolLearner;
+use fleet::exchange::{Counts, Exchange};
 use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
 use fleet::{Answer, Job, JobName, JobResult, Lineage, Plan, WorkerName};
 use model::{AdaptedWeights, HeldWeights};
@@ -71,7 +71,9 @@ pub struct Start {
 
 /// A run's workers, as its learner sees them.
 pub struct Distributed {
-    handle: LearnerHandle<SpoolLearner>,
+    handle: LearnerHandle<Box<dyn Exchange + Send>>,
+    /// Serves weights to other machines.
+    serving: Option<Serving>,
     /// Payloads, read by the thread that offers jobs.
     payloads: Payloads,
     pending: BTreeMap<u64, Pending>,
@@ -108,16 +110,21 @@ impl Feed for Payloads {
 }
 
 impl Distributed {
-    /// Opens the spool of the run directory `out`. `batches` are those that the weights as they are must make.
+    /// Opens the exchange of the run directory `out`. `batches` are those that the weights as they are must make.
+    /// `network` is how other machines reach it, which are served the files of the directory `model`.
     pub fn open(
         out: &Path,
+        network: Option<(&Network, &Path)>,
         plan: Plan,
         mut shared: Shared,
         start: Start,
         weights: &mut AdaptedWeights,
         batches: BTreeMap<u64, Pending>,
     ) -> anyhow::Result<Distributed> {
-        let exchange = SpoolLearner::open(out).map_err(of_fleet)?;
+        let exchange = learner_exchange(out, network.map(|(network, _)| network))?;
+        let serve = |(network, model)| Serving::start(network, &out.join("config.toml"), model);
+        let serving = network.map(serve).transpose()?;
+        shared.network = serving.as_ref().map(Serving::place);
         let Start { batch, at_beginning, lineage, frontier: Frontier { groups, mut lineages }, settings } = start;
         let lineage = *lineages.entry(batch).or_insert(lineage);
         forget_other_settings(out, settings)?;
@@ -139,6 +146,9 @@ impl Distributed {
         let saved = SavedFrontier { step: batch, lineages, frontier };
         let payloads = Payloads::default();
         offer(&payloads, &batches);
+        if let Some(serving) = &serving {
+            serving.publish(&shared.slots, shared.base.as_deref());
+        }
         let json = serde_json::to_value(&shared)?;
         let learner = Learner::open(plan.clone(), saved, exchange, files, Box::new(payloads.clone()), json);
         let handle = LearnerHandle::start(learner.map_err(of_fleet)?).map_err(of_fleet)?;
@@ -146,7 +156,7 @@ impl Distributed {
         let version = weights.version();
         let arrived = BTreeMap::new();
         let made_by = MadeBy::open(out)?;
-        Ok(Distributed { handle, payloads, pending: batches, arrived, made_by, shared, plan, held, version, batch })
+        Ok(Distributed { handle, serving, payloads, pending: batches, arrived, made_by, shared, plan, held, version, batch })
     }
 
     /// The batch that is offered next by the weights as they are, and those before it: up to which number.
@@ -258,6 +268,10 @@ impl Distributed {
         self.shared.slots.insert(next, SlotPlace::of(published, lineage));
         self.shared.weight_sync_bytes_copied = weights.bytes_copied();
         (self.batch, self.version) = (next, weights.version());
+        if let Some(serving) = &self.serving {
+            serving.publish(&self.shared.slots, self.shared.base.as_deref());
+            self.shared.bytes_fetched = serving.bytes_sent();
+        }
         let json = serde_json::to_value(&self.shared)?;
         let trained = self.handle.with(|learner| {
             learner.share(json)?;
@@ -280,6 +294,11 @@ impl Distributed {
     /// What a checkpoint keeps, beside the batches themselves.
     pub fn lineages(&self) -> BTreeMap<u64, Lineage> {
         self.handle.with(|learner| learner.coordinator().lineages().clone())
+    }
+
+    /// Bytes that other machines have fetched.
+    pub fn bytes_fetched(&self) -> u64 {
+        self.serving.as_ref().map_or(0, Serving::bytes_sent)
     }
 
     /// The numbers of the run.

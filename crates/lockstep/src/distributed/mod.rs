@@ -6,11 +6,13 @@
 
 mod learner;
 mod made_by;
+mod network;
 mod scorers;
 mod worker;
 
 pub use learner::{Distributed, Frontier, FrontierGroup, Pending, Start};
 pub use made_by::made_by;
+pub use network::{Host, NatsServer, Network, NetworkPlace, is_server, join};
 pub use scorers::{MakeRewards, Scorers};
 pub use worker::{Parts, WorkerWork};
 
@@ -83,10 +85,16 @@ pub struct Shared {
     pub slots: BTreeMap<u64, SlotPlace>,
     /// The names of the rewards that workers ask.
     pub rewards: Vec<String>,
+    /// How it is reached from other machines, if it is.
+    #[serde(default)]
+    pub network: Option<NetworkPlace>,
     /// Tokens of the longest prompt.
     pub longest_prompt: usize,
     /// Bytes of weights that were copied for a new version; 0 unless an optimizer leaves parameters alone.
     pub weight_sync_bytes_copied: u64,
+    /// Bytes that other machines have fetched: each version once for each of them.
+    #[serde(default)]
+    pub bytes_fetched: u64,
 }
 
 /// Where a version lies.

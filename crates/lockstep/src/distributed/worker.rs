@@ -131,7 +131,9 @@ impl WorkerWork {
         self.looked = Some(Instant::now());
         let Some(shared) = self.shared()? else { return Ok(()) };
         // Slots of a learner that has ended take memory as long as they are mapped.
-        self.slots.retain(|path, _| shared.slots.values().any(|place| place.path == *path));
+        // The next learner's may have their names.
+        let is_there = |path: &PathBuf| shared.slots.values().any(|place| place.path == *path);
+        self.slots.retain(|path, slot| slot.run() == shared.run && is_there(path));
         for name in waiting {
             let Some(mut begun) = self.begun.remove(&name) else { continue };
             if let Some(model) = self.pin(&begun, &shared)? {

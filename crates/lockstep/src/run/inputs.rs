@@ -5,6 +5,7 @@ use super::eval_metrics::EvalMetrics;
 use super::resume::ResumeFrom;
 use crate::config::{Config, Resolved};
 use crate::data::{DatasetSpec, Rows};
+use crate::distributed::Network;
 use crate::models::{Builder, Policy};
 use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
@@ -64,6 +65,8 @@ pub struct Injected {
     pub profiled: bool,
     /// Workers make the completions, in processes that read the weights.
     pub sharing: Option<Sharing>,
+    /// They join from other machines.
+    pub network: Option<Network>,
     /// Workers have the functions among the rewards.
     pub functions_of_workers: bool,
 }

@@ -1,6 +1,7 @@
 //! What the caller injects into a run.
 
 use crate::data::Rows;
+use crate::distributed::Network;
 use crate::models::Policy;
 use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
@@ -146,6 +147,12 @@ impl RunOptions {
         run[..8].copy_from_slice(&now.to_le_bytes());
         run[8..12].copy_from_slice(&std::process::id().to_le_bytes());
         self.injected.sharing = Some(Sharing { run, dir: weights_dir });
+        self
+    }
+
+    /// Workers of a distributed run join from other machines.
+    pub fn over_network(mut self, network: Network) -> Self {
+        self.injected.network = Some(network);
         self
     }
 

@@ -2,7 +2,9 @@
 
 use crate::config::{Layers, Purpose, RewardErrors, WorkloadBounds, engine_config};
 use crate::data::prompt_dataset::context;
-use crate::distributed::{Identity, MakeRewards, Parts, Scorers, Shared, WorkerWork, of_fleet, share_cores};
+use crate::distributed::{
+    Host, Identity, MakeRewards, NatsServer, Parts, Scorers, Shared, WorkerWork, is_server, join, of_fleet, share_cores,
+};
 use crate::error::{BadInput, OrBadInput};
 use crate::models::{ModelSource, load_assets};
 use crate::rollouts::rewards::{ConfiguredReward, asked_by_workers, named_rewards, ready_rewards};
@@ -16,7 +18,7 @@ use fleet::worker::{End, Worker};
 use model::Head;
 use rewards::{Reward, RewardSpec};
 use rollout::Engine;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,8 +30,10 @@ pub type MakeFunctions = dyn Fn() -> Vec<Box<dyn Reward>> + Send + Sync;
 
 /// What a worker is.
 pub struct WorkerOptions<'a> {
-    /// The directory of the run that it joins.
+    /// The directory of the run that it joins, or the address of the NATS server over which it does, `nats://…`.
     pub run: &'a Path,
+    /// The server's token and certificates; its address is that of `run`.
+    pub server: NatsServer,
     /// Its name, unique in the run.
     pub name: &'a str,
     /// Threads; as many as the machine has cores, if none are given.
@@ -44,15 +48,22 @@ pub struct WorkerOptions<'a> {
 
 /// Works for the run until it ends, or the stop signal is given. The learner may not have started yet.
 pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
-    let WorkerOptions { run, name, threads, rewards, stop, say } = options;
+    let WorkerOptions { run, server, name, threads, rewards, stop, say } = options;
     let name = WorkerName::new(name).map_err(BadInput::new)?;
-    let exchange = SpoolWorker::join(run, name.clone()).map_err(of_fleet)?;
+    let (exchange, host): (Box<dyn WorkerExchange + Send>, _) = match is_server(run) {
+        false => (Box::new(SpoolWorker::join(run, name.clone()).map_err(of_fleet)?), None),
+        true => {
+            let server = NatsServer { url: run.display().to_string(), ..server };
+            let (exchange, watch) = join(&server, name.clone())?;
+            (exchange, Some(Host::open(&server, watch)?))
+        }
+    };
     let mut worker = Worker::new(exchange, name.clone(), Vec::new());
     let (layout, mut has_waited) = (Layout::of_run(run), false);
     let state = loop {
         stop.check()?;
         // One that was killed may have told of another configuration than the next one has.
-        let is_there = layout.has_learner().map_err(of_fleet)?;
+        let is_there = host.is_some() || layout.has_learner().map_err(of_fleet)?;
         match worker.exchange().learner().map_err(of_fleet)?.filter(|_| is_there) {
             Some(state) if state.ended => return Ok(()),
             Some(state) => break state,
@@ -65,36 +76,71 @@ pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
     };
     let shared: Shared = serde_json::from_value(state.shared).or_bad_input_in("learner.json")?;
     let batch = (state.groups as usize, state.max_staleness as usize);
-    let parts = parts(run, threads, rewards, stop.clone(), &shared, batch)?;
+    if let Some(host) = &host {
+        wait_for_files(host, shared.run, &stop, say)?;
+    }
+    let files = match &host {
+        Some(host) => Files { run: host.dir().to_owned(), model: Some(host.model()) },
+        None => Files { run: run.to_owned(), model: None },
+    };
+    let parts = parts(&files, threads, rewards, stop.clone(), &shared, batch)?;
     if let Some(what) = parts.identity.difference(&shared.identity) {
         return Err(BadInput::new(format!("{name} cannot work for this run: {what}")));
     }
-    share_cores(&parts.ctx, run)?;
+    share_cores(&parts.ctx, &files.run)?;
     say(&format!("{name} works for {} with {}", run.display(), parts.ctx.describe()));
     let mut work = WorkerWork::new(parts);
     let asked = stop.clone();
-    match worker.run(&mut work, &move || asked.is_requested()).map_err(of_fleet)? {
+    let cannot_fetch = || host.as_ref().is_some_and(Host::has_failed);
+    match worker.run(&mut work, &|| asked.is_requested() || cannot_fetch()).map_err(of_fleet)? {
         End::RunEnded => Ok(()),
-        End::Stopped => Ok(stop.check()?),
+        End::Stopped => match host.as_ref().and_then(Host::failure) {
+            Some(error) => Err(error),
+            None => Ok(stop.check()?),
+        },
     }
+}
+
+/// Waits until this host has what the learner serves beside weights.
+fn wait_for_files(host: &Host, run: [u8; 16], stop: &StopSignal, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+    while !host.is_ready(run) {
+        stop.check()?;
+        host.take_news().iter().for_each(|news| say(news));
+        if let Some(error) = host.failure() {
+            return Err(error);
+        }
+        std::thread::sleep(LOOK / 10);
+    }
+    Ok(())
+}
+
+/// Where a worker reads what it needs.
+struct Files {
+    /// The directory with the configuration and `fleet/learner.json`.
+    run: PathBuf,
+    /// The model's directory, if it is not the configuration's.
+    model: Option<PathBuf>,
 }
 
 /// What the worker computes with, from the configuration of the run.
 fn parts(
-    run: &Path,
+    files: &Files,
     threads: Option<usize>,
     functions: Option<Arc<MakeFunctions>>,
     stop: StopSignal,
     shared: &Shared,
     (groups, staleness): (usize, usize),
 ) -> anyhow::Result<Parts> {
-    let dir = RunDir::open(run)?;
+    let dir = RunDir::open(&files.run)?;
     let resolved = Layers { purpose: Purpose::Grpo, file: Some(dir.config()), ..Layers::default() }.resolve()?;
     let mut config = resolved.config;
     let ctx = run::context(config.device, threads.or(config.threads), config.dtype)?;
-    let source = ModelSource::of(&config, Head::Lm)?;
-    let assets = load_assets(&source.dir, Head::Lm, config.dtype)?;
-    let identity = Identity::of(&ctx, &config, &source.dir, &stop)?;
+    let model = match &files.model {
+        Some(model) => model.clone(),
+        None => ModelSource::of(&config, Head::Lm)?.dir,
+    };
+    let assets = load_assets(&model, Head::Lm, config.dtype)?;
+    let identity = Identity::of(&ctx, &config, &model, &stop)?;
     // Others are the learner's: functions of its program, and models, whose memory each worker would take.
     let here = |spec: &RewardSpec| {
         let is_function = spec.function().or_bad_input()?.is_some();

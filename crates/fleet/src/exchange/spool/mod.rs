@@ -111,8 +111,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Makes the directories that both sides need.
-    fn create(&self) -> Result<()> {
+    /// Makes the directories that both sides need, for this user alone.
+    pub fn create(&self) -> Result<()> {
         create_dir(&self.root)?;
         create_dir(&self.pending())?;
         create_dir(&self.workers())
@@ -216,7 +216,7 @@ impl Holder {
 
 /// Takes the lock of a file that is never deleted, and writes who has it. Whoever looks at a lock holds it for a
 /// moment, so that one refusal is none. `who` is what holds it, for the error.
-fn take_lock(path: &Path, who: &str, remedy: &str) -> Result<(File, Holder)> {
+pub(crate) fn take_lock(path: &Path, who: &str, remedy: &str) -> Result<(File, Holder)> {
     let mut options = OpenOptions::new();
     let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
     let mut file = opened.or_io("open", path)?;

@@ -14,10 +14,12 @@
 //! writer) can change what a reader sees, to any numbers. In a memfd the seals leave only debugging: nobody but the
 //! writer's own mapping can write, and nobody can cut the file short.
 
+mod fill;
 mod header;
 mod pin;
 mod place;
 
+pub use fill::SlotFiller;
 pub use header::Contents;
 pub use pin::{Pin, SlotReader};
 

@@ -7,6 +7,7 @@ use crate::{Error, Result};
 use memmap2::{MmapOptions, MmapRaw};
 use std::fs::{File, TryLockError};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -75,6 +76,16 @@ impl SlotReader {
         self.0.head.run
     }
 
+    /// What lies in it, a line for each tensor.
+    pub fn layout(&self) -> &str {
+        &self.0.head.layout
+    }
+
+    /// Bytes of all its allocations.
+    pub fn bytes(&self) -> usize {
+        self.0.head.bytes
+    }
+
     /// An error that names the first line that differs if the slot does not lie as `layout` says.
     pub fn expect_layout(&self, layout: &str) -> Result<()> {
         let theirs = &self.0.head.layout;
@@ -128,6 +139,16 @@ impl Pin {
     /// They cannot be written. Every allocation keeps the pin.
     pub fn memory(&self, memory: &Memory) -> Result<Memory> {
         memory.in_slot(Arena::new(Hold::Pin(self.0.clone())))
+    }
+
+    /// Copies bytes of the slot, from `at` of its data: to send them to another machine.
+    pub fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
+        let Reader { place, head, .. } = &*self.0.reader;
+        if at.checked_add(out.len()).is_none_or(|end| end > head.bytes) {
+            return Err(place.error(format!("has {} bytes: {} from {at} on are not there", head.bytes, out.len())));
+        }
+        let read = self.0.lock.read_exact_at(out, (head.data + at) as u64);
+        read.map_err(|e| place.error(format!("cannot be read: {e}")))
     }
 
     /// Compares the bytes with the checksum that the writer published: an error if they differ, or it published none.

@@ -123,7 +123,8 @@ impl Prepared {
         let (mut collector, mut workers) = (None::<Box<dyn Collect>>, None);
         if let Some(sharing) = sharing {
             let assembler = Assembler { rewards, of_workers, tokenizer, stop };
-            workers = Some(Workers::new(assembler, engine, sharing.run, bounds.longest_prompt));
+            let network = inputs.injected.network.take();
+            workers = Some(Workers::new(assembler, engine, sharing.run, bounds.longest_prompt).over(network));
         } else if let Some(engine) = engine {
             let here = Collector { engine, function, rewards, tokenizer, stop };
             collector = Some(match inputs.injected.collect_with.take() {

@@ -9,7 +9,9 @@ use super::waiting::Progress;
 use super::{OnlineBatch, RolloutPipeline};
 use crate::bad_input;
 use crate::config::Config;
-use crate::distributed::{Distributed, Frontier, FrontierGroup, Identity, Pending, Shared, Start, share_cores};
+use crate::distributed::{
+    Distributed, Frontier, FrontierGroup, Identity, Network, Pending, Shared, Start, share_cores,
+};
 use crate::models::WriteFiles;
 use crate::rollouts::collector::{Collect, CollectRequest, Collected, Collector, Observer};
 use crate::rollouts::jobs::{Assembler, GroupAnswer};
@@ -32,6 +34,7 @@ pub(super) struct Workers {
     /// For evaluations.
     engine: Option<Engine>,
     slots: [u8; 16],
+    network: Option<Network>,
     longest_prompt: usize,
     /// None before the run begins.
     fleet: Option<Distributed>,
@@ -47,7 +50,13 @@ impl Workers {
     /// Workers that ask the rewards of these names.
     pub fn new(assembler: Assembler, engine: Option<Engine>, slots: [u8; 16], longest_prompt: usize) -> Workers {
         let (restored, lineages) = Default::default();
-        Workers { assembler, engine, slots, longest_prompt, fleet: None, restored, lineages, saving: false }
+        let (network, fleet) = (None, None);
+        Workers { assembler, engine, slots, network, longest_prompt, fleet, restored, lineages, saving: false }
+    }
+
+    /// Workers that join from other machines.
+    pub fn over(self, network: Option<Network>) -> Workers {
+        Workers { network, ..self }
     }
 
     /// Batches are made by weights of this lineage.
@@ -184,8 +193,10 @@ impl RolloutPipeline {
             base: policy.weights.shared_base.clone(),
             slots: BTreeMap::new(),
             rewards: workers.assembler.of_workers.iter().cloned().collect(),
+            network: None,
             longest_prompt: workers.longest_prompt,
             weight_sync_bytes_copied: 0,
+            bytes_fetched: 0,
         };
         share_cores(&learner.ctx, dir.root())?;
         let lineage = self.state.lineage.map_or([0; 16], |lineage| lineage.0);
@@ -197,7 +208,8 @@ impl RolloutPipeline {
             frontier: Frontier { groups, lineages: std::mem::take(&mut workers.restored) },
             settings: fleet::Lineage(settings.0),
         };
-        let opened = Distributed::open(dir.root(), plan, shared, start, &mut policy.weights, pending)?;
+        let network = workers.network.as_ref().map(|network| (network, policy.dir.as_path()));
+        let opened = Distributed::open(dir.root(), network, plan, shared, start, &mut policy.weights, pending)?;
         workers.fleet = Some(opened);
         self.workers = Some(workers);
         Ok(())
@@ -236,6 +248,7 @@ impl RolloutPipeline {
             ("groups_twice", counts.twice as f64),
             ("groups_differing", counts.differing as f64),
             ("weight_sync_bytes_copied", copied as f64),
+            ("bytes_fetched", fleet.bytes_fetched() as f64),
         ] {
             next.run.add(&format!("async/{name}"), value);
         }

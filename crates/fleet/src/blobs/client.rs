@@ -1,0 +1,161 @@
+//! Fetches blobs.
+
+use super::{Head, hash};
+use crate::error::{Error, Result};
+use std::time::{Duration, Instant};
+
+/// A connection that does not come about in this time is tried again.
+const CONNECT: Duration = Duration::from_secs(5);
+/// A block that has not come in this time is asked for again.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Before it is asked for again.
+const PAUSE: Duration = Duration::from_millis(200);
+/// So many times a block may come with another hash.
+const TRIES: usize = 3;
+/// A server that cannot be reached for so long is somebody's to look after.
+const SILENCE: Duration = Duration::from_secs(5);
+/// A head is no longer.
+const LONGEST_HEAD: u64 = 64 << 20;
+
+/// Fetches the blobs of a server.
+pub struct Client {
+    agent: ureq::Agent,
+    /// `http://HOST:PORT`.
+    url: String,
+    authorization: Option<String>,
+    /// Told once that the server cannot be reached.
+    say: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+/// What one request gave.
+enum Got {
+    Bytes(Vec<u8>),
+    Gone,
+    /// The server could not be reached, or hung up.
+    Cut(String),
+}
+
+impl Client {
+    /// Of the server at `HOST:PORT`, to which this bearer token is shown. `say` is told why it takes long.
+    pub fn new(address: &str, bearer: Option<&str>, say: impl Fn(&str) + Send + Sync + 'static) -> Client {
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(CONNECT))
+            .timeout_global(Some(PATIENCE))
+            .max_redirects(0)
+            .proxy(None)
+            .build();
+        let authorization = bearer.map(|bearer| format!("Bearer {bearer}"));
+        let (agent, url) = (config.new_agent(), format!("http://{address}"));
+        Client { agent, url, authorization, say: Box::new(say) }
+    }
+
+    /// What is known of a blob; none if it is not there, or `stop` says so before the server could be reached.
+    pub fn head(&self, name: &str, stop: &dyn Fn() -> bool) -> Result<Option<Head>> {
+        let Some(bytes) = self.patiently(&format!("{name}/head"), None, stop)? else { return Ok(None) };
+        let head: Head = serde_json::from_slice(&bytes)
+            .map_err(|e| Error::Failed(format!("{}/blobs/{name}/head is none of a blob: {e}", self.url)))?;
+        match head.is_sound() {
+            true => Ok(Some(head)),
+            false => Err(Error::Failed(format!("{}/blobs/{name}/head: its numbers do not fit", self.url))),
+        }
+    }
+
+    /// Fetches a blob block by block, each with its hash checked before `sink` has it. Whatever the network does, a
+    /// block is asked for until it comes: false if the blob is not there any more, or `stop` says so.
+    pub fn fetch(
+        &self,
+        name: &str,
+        head: &Head,
+        sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<bool> {
+        for (index, expected) in head.hashes.iter().enumerate() {
+            let range = head.range(index);
+            let mut tries = 0;
+            let block = loop {
+                let Some(block) = self.patiently(&format!("{name}/data"), Some(range.clone()), stop)? else {
+                    return Ok(false);
+                };
+                let found = hash(&block);
+                if found == *expected {
+                    break block;
+                }
+                tries += 1;
+                if tries == TRIES {
+                    return Err(Error::Failed(format!(
+                        "block {index} of {}/blobs/{name} came {tries} times with another hash than {expected}, now \
+                         {found}: the network or a machine's memory changes bits",
+                        self.url
+                    )));
+                }
+            };
+            sink(range.start, &block)?;
+        }
+        Ok(true)
+    }
+
+    /// All bytes of a blob that is small.
+    pub fn bytes(&self, name: &str, stop: &dyn Fn() -> bool) -> Result<Option<Vec<u8>>> {
+        let Some(head) = self.head(name, stop)? else { return Ok(None) };
+        let mut bytes = Vec::new();
+        let mut sink = |_, block: &[u8]| {
+            bytes.extend_from_slice(block);
+            Ok(())
+        };
+        Ok(self.fetch(name, &head, &mut sink, stop)?.then_some(bytes))
+    }
+
+    fn patiently(
+        &self,
+        path: &str,
+        range: Option<std::ops::Range<u64>>,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<u8>>> {
+        let (since, mut has_said) = (Instant::now(), false);
+        loop {
+            match self.get(path, range.as_ref())? {
+                Got::Bytes(bytes) => return Ok(Some(bytes)),
+                Got::Gone => return Ok(None),
+                Got::Cut(_) if stop() => return Ok(None),
+                Got::Cut(why) => {
+                    if since.elapsed() > SILENCE && !std::mem::replace(&mut has_said, true) {
+                        let what = "this machine must reach the learner's --listen address (--advertise)";
+                        (self.say)(&format!("{} cannot be read: {why}; trying on. {what}", self.url));
+                    }
+                    std::thread::sleep(PAUSE);
+                }
+            }
+            if stop() {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn get(&self, path: &str, range: Option<&std::ops::Range<u64>>) -> Result<Got> {
+        let mut request = self.agent.get(format!("{}/blobs/{path}", self.url));
+        if let Some(authorization) = &self.authorization {
+            request = request.header("Authorization", authorization);
+        }
+        let mut limit = LONGEST_HEAD;
+        if let Some(range) = range {
+            request = request.header("Range", format!("bytes={}-{}", range.start, range.end.saturating_sub(1)));
+            limit = range.end - range.start;
+        }
+        let mut response = match request.call() {
+            Ok(response) => response,
+            Err(error) => return Ok(Got::Cut(error.to_string())),
+        };
+        let status = response.status().as_u16();
+        // One byte more than fits is an answer that is not meant.
+        match (status, response.body_mut().with_config().limit(limit + 1).read_to_vec()) {
+            (200 | 206, Ok(bytes)) if range.is_none() || bytes.len() as u64 == limit => Ok(Got::Bytes(bytes)),
+            (200 | 206, _) => Ok(Got::Cut("an answer was cut off".to_owned())),
+            (404, _) => Ok(Got::Gone),
+            (401, _) => Err(Error::Refused(format!("{} refuses the token: it is another one", self.url))),
+            // Its weights are being overwritten, or its disk fails: it says so in its own log.
+            (500..=599, _) => Ok(Got::Cut(format!("it answered {status}"))),
+            (status, _) => Err(Error::Failed(format!("{}/blobs/{path}: answered {status}", self.url))),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! `nats://HOST:PORT/NAME`.
+
+use crate::error::{Error, Result};
+use crate::job::WorkerName;
+use std::fmt;
+
+/// A server, and the run's name there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    scheme: &'static str,
+    host: String,
+    port: u16,
+    name: String,
+}
+
+impl Address {
+    /// `nats://HOST:PORT/NAME` or `tls://…`: without a port 4222, without a name `run`.
+    pub fn parse(text: &str) -> Result<Address> {
+        let bad = |why: &str| Error::Refused(format!("{text:?} is no address of a NATS server: {why}"));
+        let (scheme, rest) = match text.split_once("://") {
+            Some(("nats", rest)) => ("nats", rest),
+            Some(("tls", rest)) => ("tls", rest),
+            _ => {
+                return Err(bad(
+                    "it is nats://HOST:PORT, or tls://HOST:PORT, and /NAME where a server has several runs",
+                ));
+            }
+        };
+        let (place, name) = rest.trim_end_matches('/').split_once('/').unwrap_or((rest.trim_end_matches('/'), "run"));
+        if place.contains('@') {
+            return Err(bad(
+                "a secret in it would be seen by `ps`; give it by --nats-token-file or LOCKSTEP_NATS_TOKEN",
+            ));
+        }
+        WorkerName::new(name).map_err(|_| bad("the run's name has 1 to 64 letters, digits, - and _"))?;
+        // An IPv6 address has its colons in brackets.
+        let (host, port) = match place.rsplit_once(':').filter(|(_, port)| !port.ends_with(']')) {
+            Some((host, port)) => (host, port.parse().map_err(|_| bad("its port is no number from 1 to 65535"))?),
+            None => (place, 4222),
+        };
+        if host.is_empty() {
+            return Err(bad("the host is missing"));
+        }
+        Ok(Address { scheme, host: host.to_owned(), port, name: name.to_owned() })
+    }
+
+    /// Whether it is encrypted.
+    pub fn is_tls(&self) -> bool {
+        self.scheme == "tls"
+    }
+
+    /// `HOST:PORT`.
+    pub fn place(&self) -> String {
+        format!("{}:{}", self.host, self.port)
+    }
+
+    /// The run's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The server's alone.
+    pub(super) fn server(&self) -> String {
+        format!("{}://{}", self.scheme, self.place())
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.server(), self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Address;
+
+    #[test]
+    fn addresses_have_a_port_and_a_name() {
+        let of = |text: &str| Address::parse(text).unwrap().to_string();
+        assert_eq!(of("nats://10.0.0.5"), "nats://10.0.0.5:4222/run");
+        assert_eq!(of("nats://node-1:4333/a_b/"), "nats://node-1:4333/a_b");
+        assert_eq!(of("tls://[::1]"), "tls://[::1]:4222/run");
+        assert_eq!(of("tls://[::1]:4333/x"), "tls://[::1]:4333/x");
+        for bad in ["", "runs/a", "http://a", "nats://", "nats://:4222", "nats://a:x", "nats://t@a", "nats://a/b/c"] {
+            assert!(Address::parse(bad).is_err(), "{bad}");
+        }
+        assert!(Address::parse("nats://t@a").unwrap_err().to_string().contains("--nats-token-file"));
+    }
+}

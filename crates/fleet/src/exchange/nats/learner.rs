@@ -1,0 +1,445 @@
+//! A learner's side of a NATS server.
+
+use super::inbox::{Inbox, Known};
+use super::link::{Link, is_connected, until_connected};
+use super::{
+    ACK_WAIT, ANSWER, Announced, BEAT, Beat, MOST_PENDING, Names, NatsOptions, PAUSE, RUN, host, number_of_process,
+};
+use crate::coordinator::Event;
+use crate::error::{Error, OrIo, Result};
+use crate::exchange::spool::{Layout, create_dir, take_lock, write};
+use crate::exchange::{Exchange, LearnerState, Observer, Waiter, WorkerStatus};
+use crate::job::{Job, JobName, JobResult, WorkerName};
+use async_nats::HeaderMap;
+use async_nats::client::Client;
+use async_nats::jetstream::consumer::{AckPolicy, pull};
+use async_nats::jetstream::stream::{Config, RetentionPolicy, StorageType};
+use async_nats::jetstream::{AckKind, Context, Message};
+use futures_util::StreamExt;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// How often the server is asked which jobs it has.
+const LIST: Duration = Duration::from_millis(500);
+/// How long a learner listens for another one of its name, and for workers, before it begins.
+const LISTEN: Duration = Duration::from_millis(1500);
+/// How long one that has ended waits until its workers know.
+const FAREWELL: Duration = Duration::from_secs(3);
+/// The learner's consumer of results.
+const CONSUMER: &str = "learner";
+
+/// See the [module](super).
+pub struct NatsLearner {
+    link: Link,
+    shared: Arc<Shared>,
+    commands: UnboundedSender<Command>,
+    observer: Observer,
+    layout: Layout,
+    /// The lock that says that a learner is there.
+    _lock: File,
+    has_ended: bool,
+    /// When each worker's status was written for `lockstep status`.
+    written: BTreeMap<WorkerName, Instant>,
+}
+
+struct Shared {
+    names: Names,
+    run: String,
+    learner: u64,
+    inbox: Mutex<Inbox>,
+    changed: Condvar,
+    state: Mutex<Option<LearnerState>>,
+    tell: Notify,
+}
+
+/// What is to be sent, in order.
+enum Command {
+    Offer(JobName, Vec<u8>),
+    /// Deletes the message at this place of the jobs' stream.
+    Withdraw(u64),
+    Acknowledge(Vec<Message>),
+}
+
+impl Shared {
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state(&self) -> MutexGuard<'_, Option<LearnerState>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl NatsLearner {
+    /// Of the run directory `out`. Jobs that an earlier learner offered are gone, results that came are taken over. A
+    /// learner that is there already, of this directory or of this name on the server, is refused.
+    pub fn open(out: &Path, options: &NatsOptions) -> Result<NatsLearner> {
+        let layout = Layout::of_run(out);
+        layout.create()?;
+        create_dir(&layout.batches())?;
+        let who = format!("a learner of {}", out.display());
+        let (lock, _) = take_lock(&layout.root().join("learner.lock"), &who, "Wait until it has ended, or stop it")?;
+        let run = name_of_run(&layout)?;
+        let link = Link::connect(options, "lockstep learner")?;
+        let (names, learner) = (Names::of(&options.address), number_of_process());
+        let shared = Shared {
+            names,
+            run,
+            learner,
+            inbox: Mutex::default(),
+            changed: Condvar::new(),
+            state: Mutex::default(),
+            tell: Notify::new(),
+        };
+        let shared = Arc::new(shared);
+        link.spawn(hear(shared.clone(), link.client.clone()));
+        if let Some(Some(other)) = link.wait(listen(shared.clone(), link.client.clone())) {
+            let (host, pid, name) = (&other.host, other.state.pid, options.address.name());
+            return Err(Error::Refused(format!(
+                "a learner has the name {name} on this NATS server already: process {pid} of {host}. Stop it, or give \
+                 this one another name: --nats {}/OTHER",
+                options.address.server()
+            )));
+        }
+        let prepared = link.wait(prepare(shared.clone(), link.jetstream.clone()));
+        prepared.unwrap_or_else(|| Err("it does not answer".to_owned())).map_err(|why| {
+            let server = options.address.server();
+            Error::Refused(format!("the NATS server {server} has no JetStream for this run (nats-server -js): {why}"))
+        })?;
+        let (commands, queue) = unbounded_channel();
+        link.spawn(send(shared.clone(), link.client.clone(), link.jetstream.clone(), queue));
+        link.spawn(list(shared.clone(), link.client.clone(), link.jetstream.clone()));
+        link.spawn(receive(shared.clone(), link.client.clone(), link.jetstream.clone()));
+        link.spawn(announce(shared.clone(), link.client.clone()));
+        link.spawn(keep(shared.clone()));
+        // Results that survived an earlier learner come first, so that nobody makes them again.
+        std::thread::sleep(PAUSE);
+        let (observer, written) = Default::default();
+        Ok(NatsLearner { link, shared, commands, observer, layout, _lock: lock, has_ended: false, written })
+    }
+
+    fn send(&self, command: Command) {
+        let _ = self.commands.send(command);
+    }
+
+    fn acknowledge_all(&self, messages: Vec<Message>) {
+        if !messages.is_empty() {
+            self.send(Command::Acknowledge(messages));
+        }
+    }
+
+    /// For `lockstep status`, which reads files.
+    fn write_statuses(&mut self, all: bool) {
+        let statuses: Vec<_> = {
+            let inbox = self.shared.inbox();
+            let status = |known: &Known| {
+                let Beat { host, status, .. } = &known.beat;
+                WorkerStatus { host: Some(host.clone()), ..status.clone() }
+            };
+            inbox.workers.iter().map(|(name, known)| (name.clone(), known.heard, status(known))).collect()
+        };
+        for (name, heard, status) in statuses {
+            let is_due = self.written.get(&name).is_none_or(|at| heard > *at && (all || at.elapsed() > BEAT));
+            if is_due && let Ok(text) = serde_json::to_vec(&status) {
+                self.written.insert(name.clone(), heard);
+                // It is for people alone.
+                let _ = create_dir(&self.layout.workers().join(name.as_str()))
+                    .and_then(|()| write(&self.layout.status(&name), &text, false));
+            }
+        }
+    }
+}
+
+impl Exchange for NatsLearner {
+    fn announce(&mut self, state: &LearnerState) -> Result<()> {
+        self.has_ended = state.ended;
+        *self.shared.state() = Some(state.clone());
+        self.shared.tell.notify_one();
+        let text = serde_json::to_vec_pretty(state).map_err(|e| Error::Failed(e.to_string()))?;
+        write(&self.layout.learner(), &text, false)
+    }
+
+    fn offer(&mut self, job: &Job) -> Result<()> {
+        self.observer.offered(job.name);
+        self.shared.inbox().offer(job.name);
+        self.send(Command::Offer(job.name, job.to_bytes()));
+        Ok(())
+    }
+
+    fn release(&mut self, _worker: &WorkerName, _job: JobName) -> Result<()> {
+        // Its worker is gone. If it comes back it may as well finish the job: the bits are the same.
+        Ok(())
+    }
+
+    fn withdraw(&mut self, job: JobName) -> Result<()> {
+        self.observer.withdrawn(job);
+        let sequence = self.shared.inbox().withdraw(job);
+        if let Some(sequence) = sequence {
+            self.send(Command::Withdraw(sequence));
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, worker: &WorkerName, job: JobName) -> Option<JobResult> {
+        self.shared.inbox().take(worker, job)
+    }
+
+    fn discard(&mut self, worker: &WorkerName, job: JobName) -> Result<()> {
+        let messages = self.shared.inbox().discard(worker, job);
+        self.acknowledge_all(messages);
+        Ok(())
+    }
+
+    fn acknowledge(&mut self, jobs: &[JobName]) -> Result<()> {
+        let messages = self.shared.inbox().acknowledge(&jobs.iter().copied().collect());
+        self.acknowledge_all(messages);
+        Ok(())
+    }
+
+    fn kill(&mut self, worker: &WorkerName) -> Result<()> {
+        // It has its own copy of the weights, and reads nothing that is overwritten here: it is enough to forget it.
+        self.shared.inbox().expel(worker);
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<Vec<Event>> {
+        let observer = &self.observer;
+        let is_connected = self.link.is_connected();
+        let scan = self.shared.inbox().scan(is_connected, |worker, job| observer.knows(worker, job));
+        self.write_statuses(false);
+        Ok(self.observer.compare(scan))
+    }
+
+    fn waiter(&self) -> Result<Waiter> {
+        let shared = self.shared.clone();
+        Ok(Box::new(move |at_most| {
+            // Whoever was woken for nothing looks again and waits.
+            drop(shared.changed.wait_timeout(shared.inbox(), at_most));
+        }))
+    }
+
+    fn take_problems(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.shared.inbox().problems)
+    }
+}
+
+impl Drop for NatsLearner {
+    fn drop(&mut self) {
+        let since = Instant::now();
+        // Workers of other machines hear only what is said to them.
+        while self.has_ended && since.elapsed() < FAREWELL && !self.shared.inbox().all_have_ended() {
+            self.shared.tell.notify_one();
+            std::thread::sleep(PAUSE);
+        }
+        self.write_statuses(true);
+        if self.has_ended && self.link.is_connected() {
+            let (jetstream, names) = (self.link.jetstream.clone(), self.shared.names.clone());
+            self.link.wait(async move {
+                let _ = jetstream.delete_stream(&names.jobs).await;
+                let _ = jetstream.delete_stream(&names.results).await;
+            });
+        }
+    }
+}
+
+/// The run's name in messages: made once for its directory, so that a learner that resumes has it, too.
+fn name_of_run(layout: &Layout) -> Result<String> {
+    let file = layout.root().join("run");
+    match std::fs::read_to_string(&file) {
+        Ok(name) if name.len() == 32 => return Ok(name),
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e).or_io("read", &file),
+        _ => {}
+    }
+    let name = format!("{:016x}{:016x}", number_of_process(), number_of_process());
+    write(&file, name.as_bytes(), true)?;
+    Ok(name)
+}
+
+/// Another learner of this name, if one is heard.
+async fn listen(shared: Arc<Shared>, client: Client) -> Option<Announced> {
+    let mut states = client.subscribe(shared.names.state()).await.ok()?;
+    let heard = async {
+        while let Some(message) = states.next().await {
+            let other = serde_json::from_slice::<Announced>(&message.payload).ok();
+            if let Some(other) = other.filter(|other| other.learner != shared.learner && !other.state.ended) {
+                return Some(other);
+            }
+        }
+        None
+    };
+    tokio::time::timeout(LISTEN, heard).await.ok().flatten()
+}
+
+/// The streams, as they must be; and no job of an earlier learner.
+async fn prepare(shared: Arc<Shared>, jetstream: Context) -> std::result::Result<(), String> {
+    let names = &shared.names;
+    make_streams(names, &jetstream).await?;
+    let jobs = jetstream.get_stream_no_info(&names.jobs).await.map_err(|e| e.to_string())?;
+    jobs.purge().await.map_err(|e| e.to_string())?;
+    let results = jetstream.get_stream_no_info(&names.results).await.map_err(|e| e.to_string())?;
+    // What was delivered to an earlier learner and not acknowledged is delivered again, at once.
+    let _ = results.delete_consumer(CONSUMER).await;
+    Ok(())
+}
+
+async fn make_streams(names: &Names, jetstream: &Context) -> std::result::Result<(), String> {
+    let stream = |name: &str, subject: String, per_subject: i64| Config {
+        name: name.to_owned(),
+        subjects: vec![subject],
+        retention: RetentionPolicy::WorkQueue,
+        storage: StorageType::File,
+        max_messages_per_subject: per_subject,
+        ..Config::default()
+    };
+    // A job that is offered again takes the place of its old message.
+    for config in [stream(&names.jobs, names.all_jobs(), 1), stream(&names.results, names.all_results(), -1)] {
+        jetstream.get_or_create_stream(config).await.map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+
+/// What workers say of themselves.
+async fn hear(shared: Arc<Shared>, client: Client) {
+    let Ok(mut statuses) = client.subscribe(shared.names.worker("*")).await else { return };
+    while let Some(message) = statuses.next().await {
+        let name = message.subject.rsplit('.').next().and_then(|name| WorkerName::new(name).ok());
+        let beat = serde_json::from_slice::<Beat>(&message.payload).ok();
+        let Some((name, beat)) = name.zip(beat) else { continue };
+        let (control, is_new) = {
+            let mut inbox = shared.inbox();
+            let before = inbox.workers.get(&name).map(|known| known.beat.id);
+            let control = inbox.hear(&name, beat);
+            (control, before != inbox.workers.get(&name).map(|known| known.beat.id))
+        };
+        if let Some(text) = control.and_then(|control| serde_json::to_vec(&control).ok()) {
+            let _ = client.publish(shared.names.control(&name), text.into()).await;
+        }
+        if is_new {
+            shared.tell.notify_one();
+        }
+        shared.changed.notify_all();
+    }
+}
+
+/// Tells everybody the state, when it changes and as a sign of life.
+async fn announce(shared: Arc<Shared>, client: Client) {
+    let host = host();
+    loop {
+        let state = shared.state().clone();
+        let workers = shared.inbox().ids();
+        if let Some(state) = state.filter(|_| is_connected(&client)) {
+            let (run, learner, host) = (shared.run.clone(), shared.learner, host.clone());
+            if let Ok(text) = serde_json::to_vec(&Announced { run, learner, host, workers, state }) {
+                let _ = client.publish(shared.names.state(), text.into()).await;
+            }
+        }
+        let _ = tokio::time::timeout(BEAT, shared.tell.notified()).await;
+    }
+}
+
+/// Sends what is to be sent. What fails is noticed by the list.
+async fn send(shared: Arc<Shared>, client: Client, jetstream: Context, mut queue: UnboundedReceiver<Command>) {
+    let mut headers = HeaderMap::new();
+    headers.insert(RUN, shared.run.as_str());
+    while let Some(command) = queue.recv().await {
+        until_connected(&client).await;
+        match command {
+            Command::Offer(job, bytes) => {
+                let published =
+                    jetstream.publish_with_headers(shared.names.job(job), headers.clone(), bytes.into()).await;
+                let shared = shared.clone();
+                tokio::spawn(async move {
+                    let sequence = match published {
+                        Ok(published) => {
+                            tokio::time::timeout(ANSWER, published).await.ok().and_then(std::result::Result::ok)
+                        }
+                        Err(_) => None,
+                    };
+                    shared.inbox().offered(job, sequence.map(|ack| ack.sequence));
+                });
+            }
+            Command::Withdraw(sequence) => {
+                // Not a purge of its subject: 2.9 then skips messages that come at that moment.
+                if let Ok(stream) = jetstream.get_stream_no_info(&shared.names.jobs).await {
+                    let _ = stream.delete_message(sequence).await;
+                }
+            }
+            Command::Acknowledge(messages) => {
+                for message in messages {
+                    let _ = message.ack().await;
+                }
+            }
+        }
+    }
+}
+
+/// Asks which jobs the server has; a server without the streams gets them.
+async fn list(shared: Arc<Shared>, client: Client, jetstream: Context) {
+    loop {
+        tokio::time::sleep(LIST).await;
+        until_connected(&client).await;
+        let asked = Instant::now();
+        match jobs_of(&shared.names, &jetstream).await {
+            Some(jobs) => shared.inbox().listed(&jobs, asked),
+            None => drop(make_streams(&shared.names, &jetstream).await),
+        }
+        shared.changed.notify_all();
+    }
+}
+
+async fn jobs_of(names: &Names, jetstream: &Context) -> Option<BTreeSet<JobName>> {
+    let stream = jetstream.get_stream_no_info(&names.jobs).await.ok()?;
+    let mut subjects = stream.info_with_subjects(names.all_jobs()).await.ok()?;
+    let mut jobs = BTreeSet::new();
+    while let Some(subject) = subjects.next().await {
+        jobs.extend(names.job_of(&subject.ok()?.0));
+    }
+    Some(jobs)
+}
+
+/// Takes results as they come.
+async fn receive(shared: Arc<Shared>, client: Client, jetstream: Context) {
+    loop {
+        until_connected(&client).await;
+        if let Some(mut messages) = results(&shared.names, &jetstream).await {
+            while let Some(Ok(message)) = messages.next().await {
+                let useless = shared.inbox().receive(&shared.run, message);
+                shared.changed.notify_all();
+                for message in useless {
+                    let _ = message.ack().await;
+                }
+            }
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn results(names: &Names, jetstream: &Context) -> Option<pull::Stream> {
+    let config = pull::Config {
+        durable_name: Some(CONSUMER.to_owned()),
+        ack_policy: AckPolicy::Explicit,
+        ack_wait: ACK_WAIT,
+        max_ack_pending: MOST_PENDING,
+        ..pull::Config::default()
+    };
+    let stream = jetstream.get_stream_no_info(&names.results).await.ok()?;
+    let consumer = stream.create_consumer(config).await.ok()?;
+    let pulled = consumer.stream().max_messages_per_batch(64).expires(ANSWER).heartbeat(ANSWER / 4);
+    pulled.messages().await.ok()
+}
+
+/// Results that wait for their batch are not delivered again meanwhile.
+async fn keep(shared: Arc<Shared>) {
+    loop {
+        tokio::time::sleep(ACK_WAIT / 3).await;
+        let kept = shared.inbox().kept();
+        for message in kept {
+            let _ = message.ack_with(AckKind::Progress).await;
+        }
+    }
+}

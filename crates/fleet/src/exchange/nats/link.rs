@@ -1,0 +1,125 @@
+//! The connection to a server, and the thread on which it lives.
+
+use super::{ANSWER, NatsOptions, PAUSE};
+use crate::error::{Error, Result};
+use async_nats::client::Client;
+use async_nats::connection::State;
+use async_nats::jetstream::Context;
+use async_nats::{ConnectErrorKind, ConnectOptions};
+use std::future::Future;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(3);
+/// So often a server is asked whether it is there.
+const PING: Duration = Duration::from_secs(2);
+/// So often a server that is not there is looked for at the start.
+const TRIES: usize = 3;
+
+pub(super) struct Link {
+    /// None while it ends.
+    runtime: Option<Runtime>,
+    pub client: Client,
+    pub jetstream: Context,
+}
+
+impl Link {
+    /// Connects: a wrong token, or no server, is a refusal that says so. A server that is lost later is looked for
+    /// as long as this lives.
+    pub fn connect(options: &NatsOptions, who: &str) -> Result<Link> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start a thread: {e}")))?;
+        let server = options.address.server();
+        let connect = || {
+            let mut connect = ConnectOptions::new()
+                .name(who)
+                .connection_timeout(CONNECT)
+                .request_timeout(Some(ANSWER))
+                .ping_interval(PING)
+                .max_reconnects(None)
+                .reconnect_delay_callback(|tries| Duration::from_millis(100 * tries.min(10) as u64))
+                // Behind a cut network only the address that was given leads to the server.
+                .ignore_discovered_servers()
+                .require_tls(options.address.is_tls());
+            if let Some(token) = &options.token {
+                connect = connect.token(token.clone());
+            }
+            if let Some(file) = &options.certificates {
+                connect = connect.add_root_certificates(file.clone());
+            }
+            runtime.block_on(connect.connect(&server))
+        };
+        let mut tries = 1;
+        let client = loop {
+            match connect() {
+                Ok(client) => break client,
+                Err(error) => {
+                    let is_there = matches!(error.kind(), ConnectErrorKind::AuthorizationViolation);
+                    if is_there || tries == TRIES {
+                        return Err(refused(options, &error));
+                    }
+                }
+            }
+            tries += 1;
+            std::thread::sleep(PAUSE);
+        };
+        // It starts a task of its own.
+        let entered = runtime.enter();
+        let mut jetstream = async_nats::jetstream::new(client.clone());
+        jetstream.set_timeout(ANSWER);
+        drop(entered);
+        Ok(Link { runtime: Some(runtime), client, jetstream })
+    }
+
+    pub fn is_connected(&self) -> bool {
+        is_connected(&self.client)
+    }
+
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if let Some(runtime) = &self.runtime {
+            runtime.spawn(task);
+        }
+    }
+
+    /// Waits for an answer, for some time.
+    pub fn wait<T>(&self, task: impl Future<Output = T>) -> Option<T> {
+        let runtime = self.runtime.as_ref()?;
+        runtime.block_on(async { tokio::time::timeout(ANSWER, task).await.ok() })
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Its tasks end with it; nothing that they wait for is waited for.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+pub(super) fn is_connected(client: &Client) -> bool {
+    client.connection_state() == State::Connected
+}
+
+pub(super) async fn until_connected(client: &Client) {
+    while !is_connected(client) {
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn refused(options: &NatsOptions, error: &async_nats::ConnectError) -> Error {
+    let server = options.address.server();
+    let chain = std::iter::successors(std::error::Error::source(error), |error| error.source());
+    let why = chain.last().map_or_else(|| error.to_string(), |last| format!("{error}: {last}"));
+    Error::Refused(match (error.kind(), &options.token) {
+        (ConnectErrorKind::AuthorizationViolation, Some(_)) => {
+            format!("the NATS server {server} refuses the token: it is another one")
+        }
+        (ConnectErrorKind::AuthorizationViolation, None) => {
+            format!("the NATS server {server} asks for a token: give it by --nats-token-file or LOCKSTEP_NATS_TOKEN")
+        }
+        (ConnectErrorKind::Tls, _) => format!("the NATS server {server} cannot be trusted: {why} (see --nats-ca)"),
+        _ => format!("no NATS server answers at {server}: {why}"),
+    })
+}

@@ -1,0 +1,245 @@
+//! Learner and workers over a real NATS server, which is killed and emptied meanwhile. Needs `nats-server` (Debian's
+//! package of that name).
+
+use crate::fake::{FakeWork, check_log, learn, sequential};
+use fleet::Error;
+use fleet::exchange::nats::{Address, NatsLearner, NatsOptions, NatsWorker};
+use fleet::exchange::{Exchange, WorkerExchange};
+use fleet::worker::{End, Worker};
+use fleet::{Plan, WorkerName};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const TOKEN: &str = "let-me-in";
+
+struct Server {
+    process: Option<Child>,
+    dir: tempfile::TempDir,
+    port: u16,
+    more: &'static [&'static str],
+}
+
+impl Server {
+    fn start() -> Server {
+        Server::with(&["-js"])
+    }
+
+    fn with(more: &'static [&'static str]) -> Server {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut server = Server { process: None, dir: tempfile::tempdir().unwrap(), port, more };
+        server.begin();
+        server
+    }
+
+    fn store(&self) -> PathBuf {
+        self.dir.path().join("store")
+    }
+
+    fn begin(&mut self) {
+        let mut command = Command::new("nats-server");
+        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string(), "--auth", TOKEN]).args(self.more);
+        command.arg("-sd").arg(self.store()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.process = Some(command.spawn().expect("nats-server, Debian's package of that name"));
+        let since = Instant::now();
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            assert!(since.elapsed() < Duration::from_secs(10), "the server does not start");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            process.wait().unwrap();
+        }
+    }
+
+    fn options(&self, token: Option<&str>) -> NatsOptions {
+        let address = Address::parse(&format!("nats://127.0.0.1:{}/test", self.port)).unwrap();
+        NatsOptions { address, token: token.map(str::to_owned), certificates: None }
+    }
+
+    fn learner(&self, out: &Path) -> NatsLearner {
+        NatsLearner::open(out, &self.options(Some(TOKEN))).unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn name(name: &str) -> WorkerName {
+    WorkerName::new(name).unwrap()
+}
+
+fn plan(batches: u64, k: u64, chunks: bool) -> Plan {
+    Plan { chunks, ..Plan::new(batches, 3, k) }
+}
+
+fn work(out: &Path, options: &NatsOptions, called: &str, slots: usize, takes: Duration) -> End {
+    let mut fake = FakeWork::new(out, slots, takes, false);
+    let exchange = NatsWorker::join(options, name(called)).unwrap();
+    let end = Worker::new(exchange, name(called), Vec::new()).run(&mut fake, &|| false);
+    end.unwrap()
+}
+
+#[test]
+fn workers_over_nats_give_the_sequential_run() {
+    let server = Server::start();
+    for (k, chunks, workers) in [(0, false, 1), (2, true, 3)] {
+        let out = tempfile::tempdir().unwrap();
+        let plan = plan(8, k, chunks);
+        std::thread::scope(|scope| {
+            for i in 0..workers {
+                let (out, slots, options) = (out.path(), plan.slots, server.options(Some(TOKEN)));
+                let takes = Duration::from_millis(2);
+                scope.spawn(move || assert_eq!(work(out, &options, &format!("w{i}"), slots, takes), End::RunEnded));
+            }
+            let end = learn(out.path(), plan.clone(), server.learner(out.path()), 3, &|| false).unwrap();
+            assert_eq!(end, Some(sequential(&plan)), "k = {k}, chunks: {chunks}, {workers} workers");
+        });
+        let learner = fleet::status::read(out.path()).unwrap().learner.unwrap();
+        assert!(learner.ended && learner.counts.differing == 0, "{:?}", learner.counts);
+    }
+}
+
+/// Three times in a run the server is killed; its store is deleted with it.
+#[test]
+fn a_server_that_is_killed_and_emptied_changes_no_bit() {
+    let mut server = Server::start();
+    let out = tempfile::tempdir().unwrap();
+    let plan = plan(24, 2, true);
+    let (ended, emptied) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let takes = Duration::from_millis(60);
+        for i in 0..2 {
+            let (out, slots, options) = (out.path(), plan.slots, server.options(Some(TOKEN)));
+            scope.spawn(move || work(out, &options, &format!("w{i}"), slots, takes));
+        }
+        let exchange = server.learner(out.path());
+        let learner = scope.spawn(|| {
+            let end = learn(out.path(), plan.clone(), exchange, 5, &|| false);
+            ended.store(true, Ordering::SeqCst);
+            end.unwrap()
+        });
+        let log = out.path().join("trained.log");
+        let trained = || std::fs::read_to_string(&log).map_or(0, |text| text.lines().count());
+        for at in [4, 10, 16] {
+            while trained() < at && !ended.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            server.kill();
+            std::fs::remove_dir_all(server.store()).unwrap();
+            std::thread::sleep(Duration::from_millis(700));
+            emptied.fetch_add(usize::from(!ended.load(Ordering::SeqCst)), Ordering::SeqCst);
+            server.begin();
+        }
+        assert_eq!(learner.join().unwrap(), Some(sequential(&plan)));
+    });
+    assert_eq!(emptied.load(Ordering::SeqCst), 3, "before the run had ended");
+    assert!(check_log(out.path()).unwrap() >= 24, "every batch");
+    let counts = fleet::status::read(out.path()).unwrap().learner.unwrap().counts;
+    assert_eq!((counts.differing, counts.died), (0, 0), "{counts:?}");
+    eprintln!("the server was killed and emptied three times: {counts:?}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_words() {
+    let server = Server::start();
+    let out = tempfile::tempdir().unwrap();
+    let refused = |result: fleet::Result<()>| match result {
+        Err(Error::Refused(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    let open = |out: &Path, options: &NatsOptions| NatsLearner::open(out, options).map(drop);
+    let join = |options: &NatsOptions| NatsWorker::join(options, name("dev1")).map(drop);
+    for (token, why) in [(Some("wrong"), "refuses the token"), (None, "asks for a token")] {
+        let options = server.options(token);
+        assert!(refused(join(&options)).contains(why));
+        assert!(refused(open(out.path(), &options)).contains(why));
+    }
+    let mut nobody = server.options(None);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    nobody.address = Address::parse(&format!("nats://127.0.0.1:{port}")).unwrap();
+    assert!(refused(join(&nobody)).contains("no NATS server answers"));
+    let plain = Server::with(&[]);
+    assert!(refused(open(out.path(), &plain.options(Some(TOKEN)))).contains("has no JetStream"));
+    // A second learner of the name, and a second worker.
+    let mut first = server.learner(out.path());
+    let learner = fleet::exchange::LearnerState { pid: 4711, ..idle() };
+    first.announce(&learner).unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let why = refused(open(other.path(), &server.options(Some(TOKEN))));
+    assert!(why.contains("a learner has the name test") && why.contains("4711"), "{why}");
+    let mut one = NatsWorker::join(&server.options(Some(TOKEN)), name("dev1")).unwrap();
+    let until = |worker: &mut NatsWorker, is_it: &dyn Fn(&fleet::Result<bool>) -> bool| {
+        let since = Instant::now();
+        loop {
+            let there = worker.learner().map(|learner| learner.is_some());
+            if is_it(&there) {
+                return there;
+            }
+            assert!(since.elapsed() < Duration::from_secs(20), "{there:?}");
+            worker.wait(Duration::from_millis(50));
+        }
+    };
+    assert!(until(&mut one, &|there| matches!(there, Ok(true))).unwrap());
+    let mut two = NatsWorker::join(&server.options(Some(TOKEN)), name("dev1")).unwrap();
+    let why = until(&mut two, &|there| there.is_err()).unwrap_err().to_string();
+    assert!(why.contains("a worker named dev1 is there already"), "{why}");
+    assert!(one.learner().unwrap().is_some(), "the first one stays");
+}
+
+fn idle() -> fleet::exchange::LearnerState {
+    serde_json::from_value(serde_json::json!({
+        "pid": 1, "step": 0, "batches": 1, "groups": 1, "max_staleness": 0, "lineage": "00000000000000000000000000000000",
+        "slots": [], "ended": false, "checkpoints": {"last": null, "waiting": []},
+        "counts": fleet::exchange::Counts::default(),
+    }))
+    .unwrap()
+}
+
+/// A result larger than a message may be is cut, and put together again.
+#[test]
+fn large_results_are_cut_into_messages() {
+    use fleet::coordinator::Event;
+    use fleet::{Answer, Job, JobName, JobResult};
+    let server = Server::start();
+    let out = tempfile::tempdir().unwrap();
+    let mut learner = server.learner(out.path());
+    learner.announce(&idle()).unwrap();
+    let mut worker = NatsWorker::join(&server.options(Some(TOKEN)), name("dev1")).unwrap();
+    let lineage = crate::fake::origin();
+    let job = JobName::Rollout { number: 3, chunk: 0 };
+    let payload = b"prompt".to_vec();
+    learner.offer(&Job { name: job, version: 0, lineage, alone: false, profile: "any".to_owned(), payload }).unwrap();
+    let since = Instant::now();
+    let claimed = loop {
+        if let (Some(_), Some(job)) = (worker.learner().unwrap(), worker.claim(&[]).unwrap()) {
+            break job;
+        }
+        assert!(since.elapsed() < Duration::from_secs(20));
+        worker.wait(Duration::from_millis(20));
+    };
+    assert_eq!((claimed.name, &claimed.payload[..]), (job, &b"prompt"[..]));
+    let bytes: Vec<u8> = (0..3_500_000u32).map(|i| (i % 253) as u8).collect();
+    let result = JobResult { job, lineage, worker: name("dev1"), answer: Answer::of(&bytes), bytes };
+    worker.complete(&result).unwrap();
+    let mut heard = false;
+    while !heard {
+        assert!(since.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(20));
+        heard = learner
+            .poll()
+            .unwrap()
+            .iter()
+            .any(|event| matches!(event, Event::Result { job: done, .. } if *done == job));
+    }
+    assert_eq!(learner.take(&name("dev1"), job), Some(result));
+    learner.acknowledge(&[job]).unwrap();
+}

@@ -1,0 +1,54 @@
+//! Slots that are filled with bytes from elsewhere: copies of another machine's.
+
+use super::{Contents, Result, SlotOptions, SlotWriter};
+use std::path::Path;
+
+/// A slot whose bytes come from outside, one range after the other. No tensor is ever made in it here; those who read
+/// it find what its layout says.
+pub struct SlotFiller(SlotWriter);
+
+impl SlotFiller {
+    /// A slot of zeros, to fill.
+    pub fn create(options: SlotOptions<'_>) -> Result<SlotFiller> {
+        Ok(SlotFiller(SlotWriter::create(options)?))
+    }
+
+    /// What readers open.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Takes the exclusive lock, unless a reader pins the slot; whether it may be filled now.
+    pub fn try_lock(&mut self) -> Result<bool> {
+        self.0.try_lock()
+    }
+
+    /// Writes bytes, from `at` of its data.
+    pub fn write_at(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
+        let writer = &self.0.0;
+        if !Self::is_locked(&self.0) {
+            return Err(writer.place.error("filled without its lock".into()));
+        }
+        if at.checked_add(bytes.len()).is_none_or(|end| end > writer.head.bytes) {
+            let message = format!("has {} bytes: {} from {at} on do not fit", writer.head.bytes, bytes.len());
+            return Err(writer.place.error(message));
+        }
+        // SAFETY: inside the mapping. Nobody else writes or refers to these bytes: this owns the only handle of the
+        // writer and gives out no memory of it, and readers have no pin while the exclusive lock is held. `bytes` are
+        // a reference, which nobody has to a slot that is not pinned.
+        unsafe {
+            let to = writer.map.as_mut_ptr().add(writer.head.data + at);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        }
+        Ok(())
+    }
+
+    /// Lets others read it.
+    pub fn publish(&mut self, contents: Contents) -> Result<()> {
+        self.0.publish_buffers(&[], contents, contents.checksum.is_some())
+    }
+
+    fn is_locked(writer: &SlotWriter) -> bool {
+        writer.0.locked.load(std::sync::atomic::Ordering::SeqCst)
+    }
+}

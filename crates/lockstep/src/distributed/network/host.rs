@@ -1,0 +1,311 @@
+//! A worker's host: one of its workers fetches what all of them need, and the others read it from there.
+//!
+//! The directory is that of the server and the run's name, below the system's for temporary files. Whoever has the lock
+//! of `fetch.lock` fetches; the kernel gives it to another one when that process ends. `fleet/learner.json` says what
+//! the learner says, with the host's own slots in the place of the learner's.
+
+use super::super::{Shared, SlotPlace, of_fleet};
+use super::serve::{AboutSlot, BASE, CONFIG, of_file, of_slot};
+use super::{NatsServer, NetworkPlace, Watch};
+use crate::error::BadInput;
+use anyhow::{Context as _, bail};
+use fleet::blobs::Client;
+use fleet::exchange::LearnerState;
+use fleet::exchange::spool::Layout;
+use kernels::memory::slot::{SlotFiller, SlotOptions};
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How often the learner's state is looked at.
+const LOOK: Duration = Duration::from_millis(5);
+/// How often a worker looks whether it is the one that fetches.
+const TURN: Duration = Duration::from_millis(100);
+
+/// This worker's part in its host's copies. Dropped, it has none: another worker fetches, if there is one.
+pub struct Host {
+    dir: PathBuf,
+    talk: Arc<Talk>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Between a worker and its thread.
+#[derive(Default)]
+struct Talk {
+    stop: AtomicBool,
+    failed: Mutex<Option<anyhow::Error>>,
+    says: Mutex<Vec<String>>,
+}
+
+impl Host {
+    /// Takes part. `watch` is asked for what the learner says.
+    pub fn open(server: &NatsServer, watch: Watch) -> anyhow::Result<Host> {
+        let user = std::fs::metadata("/proc/self").map_or(0, |data| data.uid());
+        let name: String = telemetry::record::sha256(server.url.as_bytes()).chars().take(16).collect();
+        let dir = std::env::temp_dir().join(format!("lockstep-{user}")).join(name);
+        Host::open_in(dir, server, watch)
+    }
+
+    pub(super) fn open_in(dir: PathBuf, server: &NatsServer, watch: Watch) -> anyhow::Result<Host> {
+        // Only this user's: what lies there is computed with.
+        Layout::of_run(&dir).create().map_err(of_fleet)?;
+        if let Some(above) = dir.parent()
+            && std::fs::metadata(above)?.uid() != std::fs::metadata(&dir)?.uid()
+        {
+            return Err(BadInput::new(format!("{} belongs to another user: set TMPDIR", above.display())));
+        }
+        let talk = Arc::new(Talk::default());
+        let (own, at, bearer) = (talk.clone(), dir.clone(), server.bearer());
+        let fetch = move || {
+            if let Err(error) = fetch(&at, &own, bearer, &watch) {
+                *own.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        };
+        let thread = std::thread::Builder::new().name("fetch".to_owned()).spawn(fetch)?;
+        Ok(Host { dir, talk, thread: Some(thread) })
+    }
+
+    /// Its directory, which workers read like a run's.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The model's files, without weights.
+    pub fn model(&self) -> PathBuf {
+        self.dir.join("model")
+    }
+
+    /// The files of this learner are there.
+    pub fn is_ready(&self, run: [u8; 16]) -> bool {
+        told(&self.dir).is_some_and(|shared| shared.run == run)
+    }
+
+    /// What went wrong, if something did.
+    pub fn failure(&self) -> Option<anyhow::Error> {
+        self.talk.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Nothing can be fetched any more.
+    pub fn has_failed(&self) -> bool {
+        self.talk.failed.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// What a person should know.
+    pub fn take_news(&self) -> Vec<String> {
+        std::mem::take(&mut self.talk.says.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.talk.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the host's copy of `learner.json` says.
+fn told(dir: &Path) -> Option<Shared> {
+    let bytes = std::fs::read(Layout::of_run(dir).learner()).ok()?;
+    let state: LearnerState = serde_json::from_slice(&bytes).ok()?;
+    serde_json::from_value(state.shared).ok()
+}
+
+fn fetch(dir: &Path, talk: &Arc<Talk>, bearer: Option<String>, watch: &Watch) -> anyhow::Result<()> {
+    let mut options = OpenOptions::new();
+    let lock = options.write(true).create(true).truncate(false).mode(0o600).open(dir.join("fetch.lock"))?;
+    let stop = || talk.stop.load(Ordering::SeqCst);
+    loop {
+        match lock.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(TURN),
+            Err(TryLockError::Error(error)) => return Err(error).context("fetch.lock"),
+        }
+        if stop() {
+            return Ok(());
+        }
+    }
+    let mut copies = Copies { dir, talk, bearer, from: None, slots: Vec::new(), base: None, seen: None };
+    let result = copies.follow(watch, &stop);
+    // Its slots end with this process. A worker that takes over begins anew.
+    let _ = std::fs::remove_file(Layout::of_run(dir).learner());
+    drop(lock);
+    result
+}
+
+/// A slot of the host.
+struct Copy {
+    filler: SlotFiller,
+    layout: String,
+    bytes: usize,
+    /// What it holds; none while it is filled.
+    number: Option<u64>,
+}
+
+/// What the host has.
+struct Copies<'a> {
+    dir: &'a Path,
+    talk: &'a Arc<Talk>,
+    bearer: Option<String>,
+    /// The learner whose files are there, and its server.
+    from: Option<([u8; 16], Client)>,
+    slots: Vec<Copy>,
+    base: Option<Copy>,
+    /// What was written last.
+    seen: Option<LearnerState>,
+}
+
+impl Copies<'_> {
+    fn follow(&mut self, watch: &Watch, stop: &dyn Fn() -> bool) -> anyhow::Result<()> {
+        let mut before = None;
+        while !stop() {
+            let state = watch();
+            if state == before {
+                std::thread::sleep(LOOK);
+                continue;
+            }
+            let Some(state) = state else { continue };
+            if state.ended {
+                return Ok(());
+            }
+            let shared: Shared = serde_json::from_value(state.shared.clone()).context("the state of the learner")?;
+            // A learner that was killed never answers; the next one may have another address.
+            let is_other = |now: &LearnerState| ["run", "network"].iter().any(|k| now.shared[k] != state.shared[k]);
+            let stop = || stop() || watch().is_none_or(|now| is_other(&now));
+            if self.copy(&shared, &state, &stop)? {
+                before = Some(state);
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings the host up to what the learner says; whether it is.
+    fn copy(&mut self, shared: &Shared, state: &LearnerState, stop: &dyn Fn() -> bool) -> anyhow::Result<bool> {
+        let Some(network) = &shared.network else {
+            return Err(BadInput::new("the learner serves no weights: it was started without --listen".to_owned()));
+        };
+        if self.from.as_ref().is_none_or(|(run, _)| *run != shared.run) && !self.begin(shared, network, stop)? {
+            return Ok(false);
+        }
+        if shared.base.is_some() && self.base.is_none() {
+            self.base = self.fetch(BASE, None, stop)?;
+            if self.base.is_none() {
+                return Ok(false);
+            }
+        }
+        let needed: BTreeSet<u64> = shared.slots.values().map(|place| place.stored_as).collect();
+        self.write(shared, state)?;
+        for number in &needed {
+            if self.slots.iter().any(|slot| slot.number == Some(*number)) {
+                continue;
+            }
+            let free = self.free(&needed)?;
+            // Gone: the learner says something else by now.
+            let Some(copy) = self.fetch(&of_slot(*number), free, stop)? else { return Ok(false) };
+            self.slots.push(copy);
+            self.write(shared, state)?;
+        }
+        Ok(true)
+    }
+
+    /// The files of another learner.
+    fn begin(&mut self, shared: &Shared, network: &NetworkPlace, stop: &dyn Fn() -> bool) -> anyhow::Result<bool> {
+        let talk = self.talk.clone();
+        let say = move |text: &str| talk.says.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
+        let client = Client::new(&network.address, self.bearer.as_deref(), say);
+        let model = self.dir.join("model");
+        std::fs::create_dir_all(&model)?;
+        let files = network.files.iter().filter(|name| is_name(name)).map(|name| (of_file(name), model.join(name)));
+        for (blob, path) in [(CONFIG.to_owned(), self.dir.join(CONFIG))].into_iter().chain(files) {
+            let Some(bytes) = client.bytes(&blob, stop).map_err(of_fleet)? else { return Ok(false) };
+            replace(&path, &bytes)?;
+        }
+        (self.slots, self.base, self.seen) = Default::default();
+        self.from = Some((shared.run, client));
+        Ok(true)
+    }
+
+    /// A slot that nobody needs and nobody reads.
+    fn free(&mut self, needed: &BTreeSet<u64>) -> anyhow::Result<Option<Copy>> {
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            if slot.number.is_none_or(|number| !needed.contains(&number)) && slot.filler.try_lock()? {
+                slot.number = None;
+                return Ok(Some(self.slots.swap_remove(index)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Fetches a slot, into `free` if it fits there.
+    fn fetch(&mut self, blob: &str, free: Option<Copy>, stop: &dyn Fn() -> bool) -> anyhow::Result<Option<Copy>> {
+        let Some((run, client)) = &self.from else { bail!("nothing is known of a learner") };
+        let Some(head) = client.head(blob, stop).map_err(of_fleet)? else {
+            self.slots.extend(free);
+            return Ok(None);
+        };
+        let about: AboutSlot = serde_json::from_value(head.about.clone()).with_context(|| blob.to_owned())?;
+        if about.run != *run {
+            bail!("{blob} is of another run than the learner says");
+        }
+        let bytes = usize::try_from(head.bytes)?;
+        let mut copy = match free.filter(|copy| copy.layout == about.layout && copy.bytes == bytes) {
+            Some(copy) => copy,
+            None => {
+                let options = SlotOptions { run: *run, layout: &about.layout, bytes, dir: None, sealed_later: false };
+                Copy { filler: SlotFiller::create(options)?, layout: about.layout.clone(), bytes, number: None }
+            }
+        };
+        let filler = &mut copy.filler;
+        let mut sink = |at: u64, block: &[u8]| {
+            let written = filler.write_at(at as usize, block);
+            written.map_err(|error| fleet::Error::Failed(error.to_string()))
+        };
+        if !client.fetch(blob, &head, &mut sink, stop).map_err(of_fleet)? {
+            self.slots.push(copy);
+            return Ok(None);
+        }
+        copy.filler.publish(about.contents())?;
+        copy.number = Some(about.number);
+        Ok(Some(copy))
+    }
+
+    /// Tells the host's workers what is there.
+    fn write(&mut self, shared: &Shared, state: &LearnerState) -> anyhow::Result<()> {
+        let here = |place: &SlotPlace| {
+            let copy = self.slots.iter().find(|slot| slot.number == Some(place.stored_as))?;
+            Some(SlotPlace { path: copy.filler.path().to_owned(), ..place.clone() })
+        };
+        let slots = shared.slots.iter().filter_map(|(version, place)| Some((*version, here(place)?))).collect();
+        let base = self.base.as_ref().map(|copy| copy.filler.path().to_owned());
+        let own = Shared { slots, base, network: None, ..shared.clone() };
+        let state = LearnerState { shared: serde_json::to_value(own)?, ..state.clone() };
+        if self.seen.as_ref() != Some(&state) {
+            replace(&Layout::of_run(self.dir).learner(), &serde_json::to_vec(&state)?)?;
+            self.seen = Some(state);
+        }
+        Ok(())
+    }
+}
+
+/// A file's name, and no path.
+fn is_name(name: &str) -> bool {
+    !name.starts_with('.') && name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+}
+
+/// Writes a file that others read meanwhile.
+fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let temporary = path.with_file_name(format!(".{}", path.file_name().unwrap_or_default().to_string_lossy()));
+    let written = (|| {
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        std::io::Write::write_all(&mut file, bytes)?;
+        std::fs::rename(&temporary, path)
+    })();
+    written.with_context(|| path.display().to_string())
+}

@@ -1,0 +1,188 @@
+//! Workers on other machines. Jobs and results go through a NATS server ([`fleet::exchange`]); weights and the files
+//! that a worker needs are fetched from the learner by HTTP ([`fleet::blobs`]), once for each host, and lie there as
+//! they lie at the learner's: a directory with `learner.json`, and slots of shared memory that it names. So a worker
+//! works the same on any machine.
+
+mod host;
+mod serve;
+#[cfg(test)]
+mod tests;
+
+pub use host::Host;
+pub use serve::Serving;
+
+use super::of_fleet;
+use crate::error::BadInput;
+use fleet::WorkerName;
+use fleet::exchange::spool::SpoolLearner;
+use fleet::exchange::{Exchange, LearnerState, WorkerExchange};
+use serde::{Deserialize, Serialize};
+use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A NATS server, as it was named.
+#[derive(Clone, Debug, Default)]
+pub struct NatsServer {
+    /// `nats://HOST:PORT/NAME` or `tls://…`.
+    pub url: String,
+    /// What it asks for.
+    pub token: Option<String>,
+    /// The certificate of whoever signed its own, if that is none of the system's.
+    pub certificates: Option<PathBuf>,
+}
+
+/// How a learner is reached from other machines.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// Where jobs and results go.
+    pub server: NatsServer,
+    /// Where weights are served.
+    pub listen: SocketAddr,
+    /// What workers are told of it, `HOST:PORT`; none: the address of this machine on the way to the NATS server.
+    pub advertise: Option<String>,
+}
+
+/// What the learner tells workers of other machines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkPlace {
+    /// `HOST:PORT` of its blobs.
+    pub address: String,
+    /// The files of the model.
+    pub files: Vec<String>,
+}
+
+/// What a worker has last heard of its learner.
+pub type Watch = Arc<dyn Fn() -> Option<LearnerState> + Send + Sync>;
+
+/// A worker's exchange, and what it hears.
+pub type Joined = (Box<dyn WorkerExchange + Send>, Watch);
+
+/// Whether `--join` names a server, and no directory.
+pub fn is_server(join: &Path) -> bool {
+    join.to_str().is_some_and(|text| text.starts_with("nats://") || text.starts_with("tls://"))
+}
+
+impl NatsServer {
+    /// What is shown to the learner's HTTP server: without a token, nothing.
+    fn bearer(&self) -> Option<String> {
+        self.token.as_deref().map(fleet::blobs::bearer)
+    }
+}
+
+impl Network {
+    /// What can be wrong with it, before a model is loaded.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.server.token.is_none() && !self.listen.ip().is_loopback() {
+            return Err(BadInput::new(format!(
+                "--listen {} would show the weights to anybody: give the NATS server a token, and it to the learner \
+                 and its workers by --nats-token-file or LOCKSTEP_NATS_TOKEN",
+                self.listen
+            )));
+        }
+        built::check(&self.server)
+    }
+
+    /// What workers are told.
+    fn advertised(&self, bound: SocketAddr, server: &str) -> anyhow::Result<String> {
+        if let Some(advertise) = &self.advertise {
+            return Ok(match advertise.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
+                true => advertise.clone(),
+                false => format!("{advertise}:{}", bound.port()),
+            });
+        }
+        if !bound.ip().is_unspecified() {
+            return Ok(bound.to_string());
+        }
+        let own = || {
+            let server = server.to_socket_addrs().ok()?.next()?;
+            let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
+            let socket = UdpSocket::bind(any).ok()?;
+            // Nothing is sent: the system says from where it would be.
+            socket.connect(server).ok()?;
+            Some(SocketAddr::new(socket.local_addr().ok()?.ip(), bound.port()).to_string())
+        };
+        own().ok_or_else(|| BadInput::new(format!("--listen {bound}: say by --advertise HOST how workers reach it")))
+    }
+}
+
+/// The learner's side of the exchange.
+pub(super) fn learner_exchange(out: &Path, network: Option<&Network>) -> anyhow::Result<Box<dyn Exchange + Send>> {
+    match network {
+        None => Ok(Box::new(SpoolLearner::open(out).map_err(of_fleet)?)),
+        Some(network) => built::learner(out, &network.server),
+    }
+}
+
+/// Joins the run of a server.
+pub fn join(server: &NatsServer, name: WorkerName) -> anyhow::Result<Joined> {
+    built::join(server, name)
+}
+
+/// What a program with NATS does.
+#[cfg(feature = "nats")]
+mod built {
+    use super::{Joined, NatsServer, of_fleet};
+    use fleet::WorkerName;
+    use fleet::exchange::Exchange;
+    use fleet::exchange::nats::{self, Address, NatsLearner, NatsOptions, NatsWorker};
+    use std::path::Path;
+    use std::sync::Arc;
+
+    fn options(NatsServer { url, token, certificates }: &NatsServer) -> anyhow::Result<NatsOptions> {
+        let address = Address::parse(url).map_err(of_fleet)?;
+        Ok(NatsOptions { address, token: token.clone(), certificates: certificates.clone() })
+    }
+
+    pub fn check(server: &NatsServer) -> anyhow::Result<()> {
+        nats::check(&options(server)?).map_err(of_fleet)
+    }
+
+    /// `HOST:PORT`.
+    pub fn place(server: &NatsServer) -> anyhow::Result<String> {
+        Ok(options(server)?.address.place())
+    }
+
+    pub fn learner(out: &Path, server: &NatsServer) -> anyhow::Result<Box<dyn Exchange + Send>> {
+        Ok(Box::new(NatsLearner::open(out, &options(server)?).map_err(of_fleet)?))
+    }
+
+    pub fn join(server: &NatsServer, name: WorkerName) -> anyhow::Result<Joined> {
+        let worker = NatsWorker::join(&options(server)?, name).map_err(of_fleet)?;
+        let watch = worker.watch();
+        Ok((Box::new(worker), Arc::new(move || watch.learner())))
+    }
+}
+
+/// A program without it says so.
+#[cfg(not(feature = "nats"))]
+mod built {
+    use super::{BadInput, Joined, NatsServer};
+    use fleet::WorkerName;
+    use fleet::exchange::Exchange;
+    use std::path::Path;
+
+    fn without(server: &NatsServer) -> anyhow::Error {
+        BadInput::new(format!(
+            "{}: this program was built without NATS; build it with `cargo build --release -p lockstep-cli --features \
+             nats`",
+            server.url
+        ))
+    }
+
+    pub fn check(server: &NatsServer) -> anyhow::Result<()> {
+        Err(without(server))
+    }
+
+    pub fn place(server: &NatsServer) -> anyhow::Result<String> {
+        Err(without(server))
+    }
+
+    pub fn learner(_: &Path, server: &NatsServer) -> anyhow::Result<Box<dyn Exchange + Send>> {
+        Err(without(server))
+    }
+
+    pub fn join(server: &NatsServer, _: WorkerName) -> anyhow::Result<Joined> {
+        Err(without(server))
+    }
+}

@@ -1,0 +1,180 @@
+//! What a learner serves to other machines: the run's configuration, the model's files but for its weights, and the
+//! published versions, read where they lie.
+
+use super::super::{SlotPlace, of_fleet};
+use super::{Network, NetworkPlace, built};
+use crate::error::OrBadInput;
+use fleet::blobs::{Server, Source};
+use kernels::memory::slot::{Contents, Pin, SlotReader};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{Error, Result};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The blob of the configuration.
+pub(super) const CONFIG: &str = "config.toml";
+/// The blob of the base below adapters.
+pub(super) const BASE: &str = "base";
+/// Files of a model directory that are longer hold no words or shapes.
+const LONGEST: u64 = 256 << 20;
+
+/// The blob of a model's file.
+pub(super) fn of_file(name: &str) -> String {
+    format!("model-{name}")
+}
+
+/// The blob of what was published under a number.
+pub(super) fn of_slot(number: u64) -> String {
+    format!("slot-{number}")
+}
+
+/// What a reader must know of a slot, to have the same.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct AboutSlot {
+    pub run: [u8; 16],
+    pub layout: String,
+    pub number: u64,
+    pub version: u64,
+    pub lineage: [u8; 16],
+}
+
+impl AboutSlot {
+    fn of(slot: &SlotReader, Contents { number, version, lineage, .. }: Contents) -> AboutSlot {
+        AboutSlot { run: slot.run(), layout: slot.layout().to_owned(), number, version, lineage }
+    }
+
+    pub fn contents(&self) -> Contents {
+        Contents { number: self.number, version: self.version, lineage: self.lineage, checksum: None }
+    }
+}
+
+#[derive(Clone)]
+enum Place {
+    File(PathBuf),
+    /// With the number that it says, where it matters.
+    Slot(PathBuf, Option<u64>),
+}
+
+#[derive(Default)]
+struct Served {
+    places: Mutex<BTreeMap<String, Place>>,
+    /// By their blobs' names: a path may come to mean another slot.
+    slots: Mutex<HashMap<String, SlotReader>>,
+}
+
+/// A learner's server, which ends when this is dropped.
+pub struct Serving {
+    server: Server,
+    served: Arc<Served>,
+    place: NetworkPlace,
+}
+
+impl Serving {
+    /// Serves a run's configuration and its model's files.
+    pub fn start(network: &Network, config: &Path, model: &Path) -> anyhow::Result<Serving> {
+        let server = built::place(&network.server)?;
+        Serving::open(network, config, model, &server)
+    }
+
+    /// `server` is the NATS server's `HOST:PORT`.
+    pub(super) fn open(network: &Network, config: &Path, model: &Path, server: &str) -> anyhow::Result<Serving> {
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(model).or_bad_input_in(model.display())? {
+            let entry = entry?;
+            let (name, data) = (entry.file_name().to_string_lossy().into_owned(), entry.path().metadata()?);
+            let is_plain =
+                name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) && !name.starts_with('.');
+            let is_weights = [".safetensors", ".bin", ".pt", ".pth", ".gguf"].iter().any(|end| name.ends_with(end));
+            if is_plain && !is_weights && data.is_file() && data.len() <= LONGEST {
+                files.push(name);
+            }
+        }
+        files.sort();
+        let served = Arc::new(Served::default());
+        {
+            let mut places = served.places();
+            places.insert(CONFIG.to_owned(), Place::File(config.to_owned()));
+            places.extend(files.iter().map(|name| (of_file(name), Place::File(model.join(name)))));
+        }
+        let bearer = network.server.bearer();
+        let server_of_nats = server;
+        let server = Server::start(network.listen, bearer, served.clone()).map_err(of_fleet)?;
+        let address = network.advertised(server.address(), server_of_nats)?;
+        Ok(Serving { server, served, place: NetworkPlace { address, files } })
+    }
+
+    /// Bytes that other machines have fetched.
+    pub fn bytes_sent(&self) -> u64 {
+        self.server.bytes_sent()
+    }
+
+    /// What workers are told.
+    pub fn place(&self) -> NetworkPlace {
+        self.place.clone()
+    }
+
+    /// These versions can be fetched, and no others any more.
+    pub fn publish(&self, slots: &BTreeMap<u64, SlotPlace>, base: Option<&Path>) {
+        let mut places = self.served.places();
+        places.retain(|_, place| matches!(place, Place::File(_)));
+        let slot =
+            |place: &SlotPlace| (of_slot(place.stored_as), Place::Slot(place.path.clone(), Some(place.stored_as)));
+        places.extend(slots.values().map(slot));
+        places.extend(base.map(|base| (BASE.to_owned(), Place::Slot(base.to_owned(), None))));
+        self.served.slots.lock().unwrap_or_else(PoisonError::into_inner).retain(|name, _| places.contains_key(name));
+    }
+}
+
+impl Served {
+    fn places(&self) -> MutexGuard<'_, BTreeMap<String, Place>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a slot holds, pinned; none if that is something else by now.
+    fn pin(&self, name: &str, path: &Path, number: Option<u64>) -> Result<Option<(SlotReader, Pin)>> {
+        let slot = {
+            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            match slots.get(name) {
+                Some(slot) => slot.clone(),
+                None => {
+                    let slot = SlotReader::open(path).map_err(Error::other)?;
+                    slots.entry(name.to_owned()).or_insert(slot).clone()
+                }
+            }
+        };
+        let pin = slot.pin().map_err(Error::other)?;
+        let pin = pin.filter(|pin| number.is_none_or(|number| pin.contents().number == number));
+        Ok(pin.map(|pin| (slot, pin)))
+    }
+}
+
+impl Source for Served {
+    fn about(&self, name: &str) -> Result<Option<(u64, serde_json::Value)>> {
+        let Some(place) = self.places().get(name).cloned() else { return Ok(None) };
+        match place {
+            Place::File(path) => Ok(Some((std::fs::metadata(path)?.len(), serde_json::Value::Null))),
+            Place::Slot(path, number) => match self.pin(name, &path, number)? {
+                None => Ok(None),
+                Some((slot, pin)) => {
+                    let about = serde_json::to_value(AboutSlot::of(&slot, pin.contents())).map_err(Error::other)?;
+                    Ok(Some((slot.bytes() as u64, about)))
+                }
+            },
+        }
+    }
+
+    fn read(&self, name: &str, at: u64, out: &mut [u8]) -> Result<bool> {
+        let Some(place) = self.places().get(name).cloned() else { return Ok(false) };
+        match place {
+            Place::File(path) => File::open(path)?.read_exact_at(out, at).map(|()| true),
+            // Pinned for as long as a block takes: the optimizer never waits for a network.
+            Place::Slot(path, number) => match self.pin(name, &path, number)? {
+                None => Ok(false),
+                Some((_, pin)) => pin.read_at(at as usize, out).map(|()| true).map_err(Error::other),
+            },
+        }
+    }
+}

@@ -1,0 +1,216 @@
+use super::super::{Identity, Shared, SlotPlace};
+use super::serve::{Serving, of_slot};
+use super::*;
+use fleet::Lineage;
+use fleet::blobs::Client;
+use kernels::memory::slot::{Contents, SlotFiller, SlotOptions, SlotReader};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+const RUN: [u8; 16] = [7; 16];
+/// More than a block, and no multiple of one.
+const BYTES: usize = (5 << 20) + 4096;
+
+/// A learner without a run: slots, what it says, and its server.
+struct Fake {
+    dir: tempfile::TempDir,
+    slots: BTreeMap<u64, SlotFiller>,
+    base: SlotFiller,
+    serving: Serving,
+    says: Arc<Mutex<Option<LearnerState>>>,
+}
+
+fn server(token: Option<&str>) -> NatsServer {
+    NatsServer { url: "nats://127.0.0.1/x".to_owned(), token: token.map(str::to_owned), certificates: None }
+}
+
+fn slot(number: u64, layout: &str, bytes: usize) -> SlotFiller {
+    let options = SlotOptions { run: RUN, layout, bytes, dir: None, sealed_later: false };
+    let mut slot = SlotFiller::create(options).unwrap();
+    slot.write_at(0, &content(number, bytes)).unwrap();
+    let (version, lineage) = (number + 10, [number as u8; 16]);
+    slot.publish(Contents { number, version, lineage, checksum: None }).unwrap();
+    slot
+}
+
+fn content(number: u64, bytes: usize) -> Vec<u8> {
+    (0..bytes as u64).map(|i| (i * (number + 3) % 251) as u8).collect()
+}
+
+impl Fake {
+    fn start() -> Fake {
+        let dir = tempfile::tempdir().unwrap();
+        let model = dir.path().join("model");
+        std::fs::create_dir(&model).unwrap();
+        for (name, text) in [("config.json", "{}"), ("tokenizer.json", "words"), ("model.safetensors", "numbers")] {
+            std::fs::write(model.join(name), text).unwrap();
+        }
+        std::fs::write(dir.path().join("config.toml"), "seed = 1\n").unwrap();
+        let listen = ([127, 0, 0, 1], 0).into();
+        let network = Network { server: server(Some("secret")), listen, advertise: None };
+        let serving = Serving::open(&network, &dir.path().join("config.toml"), &model, "127.0.0.1:4222").unwrap();
+        let (slots, base) = (BTreeMap::new(), slot(0, "base", 1000));
+        Fake { dir, slots, base, serving, says: Arc::default() }
+    }
+
+    /// Publishes these versions.
+    fn says(&mut self, numbers: &[u64]) {
+        self.slots.retain(|number, _| numbers.contains(number));
+        for number in numbers {
+            self.slots.entry(*number).or_insert_with(|| slot(*number, "adapter", BYTES));
+        }
+        let place = |(number, slot): (&u64, &SlotFiller)| {
+            let path = slot.path().to_owned();
+            (*number, SlotPlace { path, stored_as: *number, lineage: Lineage([*number as u8; 16]) })
+        };
+        let shared = Shared {
+            identity: Identity {
+                program: "1".to_owned(),
+                arithmetic: "f32".to_owned(),
+                files: BTreeMap::new(),
+                settings: String::new(),
+            },
+            run: RUN,
+            base: Some(self.base.path().to_owned()),
+            slots: self.slots.iter().map(place).collect(),
+            rewards: Vec::new(),
+            network: Some(self.serving.place()),
+            longest_prompt: 1,
+            weight_sync_bytes_copied: 0,
+            bytes_fetched: 0,
+        };
+        self.serving.publish(&shared.slots, shared.base.as_deref());
+        let state = serde_json::json!({
+            "pid": 1, "step": numbers.last(), "batches": 9, "groups": 1, "max_staleness": 1,
+            "lineage": Lineage([0; 16]), "slots": [], "ended": false,
+            "checkpoints": {"last": null, "waiting": []}, "counts": fleet::exchange::Counts::default(),
+            "shared": shared,
+        });
+        *self.says.lock().unwrap() = Some(serde_json::from_value(state).unwrap());
+    }
+
+    fn host(&self, name: &str, token: &str) -> Host {
+        let says = self.says.clone();
+        Host::open_in(self.dir.path().join(name), &server(Some(token)), Arc::new(move || says.lock().unwrap().clone()))
+            .unwrap()
+    }
+}
+
+/// Waits until the host has exactly these versions, and reads them.
+#[track_caller]
+fn has(host: &Host, numbers: &[u64]) {
+    let since = Instant::now();
+    let shared = loop {
+        let bytes = std::fs::read(fleet::exchange::spool::Layout::of_run(host.dir()).learner());
+        let state = bytes.ok().and_then(|bytes| serde_json::from_slice::<LearnerState>(&bytes).ok());
+        let shared = state.and_then(|state| serde_json::from_value::<Shared>(state.shared).ok());
+        if let Some(shared) = shared.filter(|shared| shared.slots.keys().eq(numbers)) {
+            break shared;
+        }
+        assert!(since.elapsed() < Duration::from_secs(20), "{:?}", host.failure());
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let read = |path: &Path, number: u64, bytes: usize| {
+        let slot = SlotReader::open(path).unwrap();
+        let pin = slot.pin().unwrap().unwrap();
+        assert_eq!((slot.run(), pin.contents().number, pin.contents().version), (RUN, number, number + 10));
+        let mut found = vec![0; bytes];
+        pin.read_at(0, &mut found).unwrap();
+        assert!(found == content(number, bytes), "the bytes of {number}");
+    };
+    shared.slots.iter().for_each(|(number, place)| read(&place.path, *number, BYTES));
+    read(&shared.base.unwrap(), 0, 1000);
+}
+
+#[test]
+fn a_host_fetches_each_version_once_and_the_base_once() {
+    let mut learner = Fake::start();
+    learner.says(&[3]);
+    let one = learner.host("host", "secret");
+    has(&one, &[3]);
+    assert!(one.is_ready(RUN) && !one.is_ready([8; 16]));
+    assert_eq!(std::fs::read_to_string(one.dir().join("config.toml")).unwrap(), "seed = 1\n");
+    assert_eq!(std::fs::read_to_string(one.model().join("tokenizer.json")).unwrap(), "words");
+    assert!(!one.model().join("model.safetensors").exists(), "weights are read from slots");
+    // A second worker of this host reads what is there.
+    let two = learner.host("host", "secret");
+    has(&two, &[3]);
+    learner.says(&[3, 4]);
+    has(&one, &[3, 4]);
+    learner.says(&[4, 5]);
+    has(&two, &[4, 5]);
+    let small = "seed = 1\n".len() + "{}".len() + "words".len() + 1000;
+    assert_eq!(learner.serving.bytes_sent() as usize, small + 3 * BYTES);
+    // Whoever fetched ends: the other one takes over.
+    drop(one);
+    learner.says(&[5, 6]);
+    has(&two, &[5, 6]);
+}
+
+#[test]
+fn a_version_that_is_pinned_here_is_not_overwritten() {
+    let mut learner = Fake::start();
+    learner.says(&[1]);
+    let host = learner.host("host", "secret");
+    has(&host, &[1]);
+    let bytes = std::fs::read(fleet::exchange::spool::Layout::of_run(host.dir()).learner()).unwrap();
+    let state: LearnerState = serde_json::from_slice(&bytes).unwrap();
+    let shared: Shared = serde_json::from_value(state.shared).unwrap();
+    let slot = SlotReader::open(&shared.slots[&1].path).unwrap();
+    let pin = slot.pin().unwrap().unwrap();
+    for number in 2..6 {
+        learner.says(&[number]);
+        has(&host, &[number]);
+    }
+    let mut found = vec![0; BYTES];
+    pin.read_at(0, &mut found).unwrap();
+    assert!(pin.contents().number == 1 && found == content(1, BYTES));
+}
+
+#[test]
+fn another_token_gets_nothing_and_says_so() {
+    let mut learner = Fake::start();
+    learner.says(&[1]);
+    let host = learner.host("host", "Secret");
+    let since = Instant::now();
+    while !host.has_failed() {
+        assert!(since.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let error = host.failure().unwrap();
+    assert!(crate::error::is_bad_input(&error) && error.to_string().contains("refuses the token"), "{error:#}");
+    assert_eq!(learner.serving.bytes_sent(), 0);
+}
+
+/// What was published before is not to be had under its old name.
+#[test]
+fn a_slot_that_holds_something_else_is_gone() {
+    let mut learner = Fake::start();
+    learner.says(&[1]);
+    let client = Client::new(&learner.serving.place().address, Some(&fleet::blobs::bearer("secret")), |_| ());
+    let never = || false;
+    let head = client.head(&of_slot(1), &never).unwrap().unwrap();
+    let filler = learner.slots.get_mut(&1).unwrap();
+    assert!(filler.try_lock().unwrap());
+    filler.publish(Contents { number: 2, version: 12, ..Contents::default() }).unwrap();
+    assert!(!client.fetch(&of_slot(1), &head, &mut |_, _| Ok(()), &never).unwrap());
+    assert!(client.head(&of_slot(1), &never).unwrap().is_none());
+}
+
+#[test]
+fn weights_are_not_shown_to_anybody() {
+    let listen = ([0, 0, 0, 0], 7070).into();
+    let network = Network { server: server(None), listen, advertise: None };
+    let error = network.check().unwrap_err();
+    assert!(crate::error::is_bad_input(&error) && error.to_string().contains("to anybody"), "{error:#}");
+    // What workers are told: this machine's address, a name, or a name and a port.
+    let of = |advertise: Option<&str>, bound: SocketAddr| {
+        let network = Network { advertise: advertise.map(str::to_owned), ..network.clone() };
+        network.advertised(bound, "127.0.0.1:4222").unwrap()
+    };
+    assert_eq!(of(None, listen), "127.0.0.1:7070");
+    assert_eq!(of(None, ([10, 0, 0, 5], 7070).into()), "10.0.0.5:7070");
+    assert_eq!(of(Some("node-1"), listen), "node-1:7070");
+    assert_eq!(of(Some("node-1:99"), listen), "node-1:99");
+}
