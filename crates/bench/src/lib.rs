@@ -17,6 +17,7 @@ pub mod report;
 pub mod rollout;
 pub mod scaling;
 pub mod shapes;
+pub mod skip;
 pub mod step;
 pub mod train;
 pub mod workload;

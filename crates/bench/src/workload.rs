@@ -95,6 +95,7 @@ impl Workload {
             max_tokens_per_micro_batch: self.micro_batch_tokens,
             prefix_sharing: self.prefix_sharing,
             gradient_checkpointing: self.gradient_checkpointing,
+            skip_zero_gradients: true,
             adapter: None,
         };
         Ok(Trainer::new(ctx.memory(), model, config)?)

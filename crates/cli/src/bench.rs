@@ -70,6 +70,15 @@ pub struct StepArgs {
     pub repeats: u32,
 }
 
+impl StepArgs {
+    /// Completions, and tokens of each.
+    fn sizes(&self, shape: Subject) -> (usize, usize) {
+        let (completions, tokens) = shape.step();
+        let of = |flag: Option<u32>, own: usize| flag.map_or(own, |n| n as usize);
+        (of(self.completions, completions), of(self.new_tokens, tokens))
+    }
+}
+
 /// How far the scaling goes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ScalingArgs {
@@ -103,6 +112,8 @@ pub enum What {
     Train(TrainArgs),
     /// A whole GRPO step against its roofline.
     Step(StepArgs),
+    /// Updates of 16 groups, some without a gradient: left out, and computed.
+    Skip(StepArgs),
     /// What a step holds in memory, by part, and what log-probabilities take.
     Memory(Common),
     /// Sampler against trainer, bit by bit, over batches, threads, sharing, chunks.
@@ -135,12 +146,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             false => bench::group::run(ctx, shape, &(&args.group).into()),
         }),
         What::Train(args) => report(&args.common, &|ctx, shape| bench::train::run(ctx, shape, args.repeats as usize)),
-        What::Step(args) => report(&args.common, &|ctx, shape| {
-            let (completions, tokens) = shape.step();
-            let completions = args.completions.map_or(completions, |n| n as usize);
-            let tokens = args.new_tokens.map_or(tokens, |n| n as usize);
-            bench::step::run(ctx, shape, (completions, tokens), args.repeats as usize)
-        }),
+        What::Step(args) => {
+            report(&args.common, &|ctx, shape| bench::step::run(ctx, shape, args.sizes(shape), args.repeats as usize))
+        }
+        What::Skip(args) => {
+            report(&args.common, &|ctx, shape| bench::skip::run(ctx, shape, args.sizes(shape), args.repeats as usize))
+        }
         What::Memory(common) => report(common, &bench::memory::run),
         What::Parity(common) => report(common, &bench::parity::run),
         What::Order(common) => report(common, &bench::order::run),

@@ -79,6 +79,9 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
             "longest_prompt": plan.longest.prompt,
             "longest_completion": plan.longest.completion,
         });
+        if args.command == Command::Train {
+            object["skips_zero_gradients"] = json!(config.computes_every_group().is_none());
+        }
         if let Some(total) = plan.device_total {
             object["device"] = json!({
                 "name": device.name(), "total_bytes": total, "available_bytes": available.device,
@@ -93,6 +96,9 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
         "the longest possible: no data is given"
     };
     let longest = plan.longest;
+    if args.command == Command::Train {
+        text += &format!("{}\n", config.skipping());
+    }
     text += &format!("prompts of {} tokens, completions of {} ({of})\n", longest.prompt, longest.completion);
     let here = available.host.map(|bytes| format!("{} MiB are available", mib(bytes)));
     let there = available.device.map(|bytes| format!("{} MiB of {}", mib(bytes), device.name()));

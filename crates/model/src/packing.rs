@@ -38,6 +38,17 @@ impl<'a> PromptGroup<'a> {
         out
     }
 
+    /// What it takes in a micro-batch.
+    pub fn capacity(&self, sharing: bool) -> Capacity {
+        let lengths: Vec<usize> = self.branches().map(<[u32]>::len).collect();
+        Capacity::of_group(self.prompt.len(), &lengths, sharing)
+    }
+
+    /// The same in the place of a group that is left out: none of its sequences takes part, and all are counted.
+    pub fn left_out(&self) -> PromptGroup<'a> {
+        PromptGroup { prompt: self.prompt, completions: vec![&[]; self.completions.len()] }
+    }
+
     fn branches(&self) -> impl Iterator<Item = &'a [u32]> {
         self.completions.iter().copied().filter(|c| !c.is_empty())
     }
@@ -92,11 +103,10 @@ pub fn micro_batches<'a>(groups: &'a [PromptGroup<'a>], max_tokens: usize, shari
     for group in groups {
         let sequences = first..first + group.completions.len();
         first = sequences.end;
-        let lengths: Vec<usize> = group.branches().map(<[u32]>::len).collect();
-        if lengths.is_empty() {
+        if group.branches().next().is_none() {
             continue;
         }
-        let capacity = Capacity::of_group(group.prompt.len(), &lengths, sharing);
+        let capacity = group.capacity(sharing);
         match out.last_mut() {
             Some(last) if last.capacity.tokens + capacity.tokens <= max_tokens => {
                 last.groups.push((group, sequences));

@@ -13,7 +13,8 @@ pub struct UpdateMetrics {
     pub grad_norm: f64,
     /// The learning rate of this step.
     pub learning_rate: f64,
-    /// Mean entropy of the tokens that the loss uses.
+    /// Mean entropy of the tokens that the loss uses; of skipped groups those that the sampler recorded with these
+    /// weights, others have no part in it. None where that leaves no token.
     pub entropy: Option<f64>,
     /// Mean KL divergence to the reference (k3), if `beta` ≠ 0.
     pub kl: Option<f64>,
@@ -35,6 +36,10 @@ pub struct UpdateMetrics {
     pub loss_tokens: u64,
     /// Rows that went through the model (a shared prompt counts once).
     pub computed_tokens: u64,
+    /// Groups that were left out, since their gradient is known to be 0. None where the trainer computes all.
+    pub skipped_groups: Option<u64>,
+    /// Rows that they would have had in the model.
+    pub skipped_tokens: Option<u64>,
     /// Micro-batches that the step was cut into.
     pub micro_batches: u64,
     /// Tokens whose recorded sampler log-probability differs in any bit from the trainer's, over the sequences sampled
@@ -58,7 +63,7 @@ pub struct UpdateMetrics {
 
 impl UpdateMetrics {
     /// The logged values by name: TRL's, and Lockstep's own `sampling/logp_mismatch_tokens`,
-    /// `sampling/max_logp_difference` and `skipped_steps`. TRL's value over several optimizer steps is the mean of
+    /// `sampling/logp_compared_tokens`, `sampling/max_logp_difference`, `update/…` and `skipped_steps`. TRL's value over several optimizer steps is the mean of
     /// each. Times and counts are fields, not entries.
     pub fn entries(&self) -> Vec<(&str, f64)> {
         let mut out: Vec<(&str, f64)> =
@@ -90,9 +95,12 @@ impl UpdateMetrics {
         if self.sampled {
             out.extend([
                 ("sampling/logp_mismatch_tokens", self.logp_mismatch_tokens as f64),
+                ("sampling/logp_compared_tokens", self.logp_compared_tokens as f64),
                 ("sampling/max_logp_difference", self.max_logp_difference),
             ]);
         }
+        out.extend(self.skipped_groups.map(|n| ("update/skipped_groups", n as f64)));
+        out.extend(self.skipped_tokens.map(|n| ("update/skipped_tokens", n as f64)));
         out.extend(self.means.entries());
         out.push(("skipped_steps", self.skipped_total as f64));
         out

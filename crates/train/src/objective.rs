@@ -10,7 +10,7 @@ use crate::loss::dpo::{Answer, DpoConfig, dpo};
 use crate::loss::entropy::{self, EntropyConfig};
 use crate::loss::ppo::{self, Actions, PpoConfig, States, ValueConfig};
 use crate::loss::rloo::{RlooConfig, rloo};
-use crate::loss::{LossConfig, LossSums, Normalizer, Sequence, policy, supervised::supervised};
+use crate::loss::{LossConfig, LossSums, LossType, Normalizer, Sequence, policy, supervised::supervised};
 use crate::{Advantage, Error, PreferencePair, Result, Sample, Samples};
 use model::Columns;
 
@@ -146,6 +146,41 @@ impl Objective {
             Objective::Ppo(config) => config.entropy_coef != 0.0,
             _ => self.entropy().is_on() && normalizer.entropy_coef != 0.0,
         }
+    }
+
+    /// Whether the gradient of a sequence without an advantage, or without a token in the loss, is 0 whatever the model
+    /// says of it. Not where the loss has more terms than the policy's (KL divergence, entropy), nor where the entropies
+    /// of all tokens say which are left out.
+    pub fn can_skip(&self) -> bool {
+        match self {
+            Objective::Policy(config) => {
+                config.beta == 0.0 && !config.entropy.is_on() && config.top_entropy_quantile >= 1.0
+            }
+            Objective::Rloo(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Adds to `sums` what is known of a sequence that is not computed and has no gradient: its part of J, 0 or a
+    /// constant; how much of it is clipped, nothing; the sampler's distance from the old policy. Where `on_policy`, its
+    /// ratio is 1; elsewhere it is not known, and what a loss reports of ratios is left out.
+    pub(crate) fn evaluate_skipped(
+        &self,
+        normalizer: &Normalizer,
+        sample: &Sample,
+        mask: &[bool],
+        on_policy: bool,
+        sums: &mut LossSums,
+    ) {
+        let of_ratios = matches!(self, Objective::Policy(config) if config.loss_type == LossType::Vespo);
+        let before = (of_ratios && !on_policy && mask.contains(&true)).then(|| sums.means.clone());
+        let zeros = || vec![0.0; mask.len()];
+        let (entropies, mut d_logps, mut d_entropies) = (zeros(), zeros(), zeros());
+        let (logps, d_logps, d_entropies) = (sample.old_logps(), &mut d_logps[..], &mut d_entropies[..]);
+        let source = Source::Sample(sample);
+        let scored = Scored { source, mask, logps, entropies: &entropies, d_logps, d_entropies };
+        self.evaluate(normalizer, &mut [scored], sums);
+        sums.means = before.unwrap_or_else(|| std::mem::take(&mut sums.means));
     }
 
     /// Adds a group's part of J to `sums`, and overwrites its gradient. `normalizer` are those of the whole optimizer

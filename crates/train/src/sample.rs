@@ -82,6 +82,11 @@ impl Sample {
         PromptCompletion { prompt: &self.prompt.ids, completion: &self.completion }
     }
 
+    /// Whether weights of this version sampled every token.
+    pub(crate) fn is_of_version(&self, version: u64) -> bool {
+        !self.versions.is_empty() && self.versions.iter().all(|&v| v == version)
+    }
+
     /// log π_old of each token; none of supervised samples.
     pub fn old_logps(&self) -> &[f32] {
         self.columns.old_logps().unwrap_or_default()

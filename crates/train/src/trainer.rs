@@ -9,8 +9,10 @@
 
 mod held_out;
 mod passes;
+mod skip;
 
 use self::passes::{Forward, Measured, Work};
+use self::skip::Skipped;
 use crate::loss::Normalizer;
 use crate::loss::entropy::{EntropyControl, quantile};
 use crate::loss::sampling::SamplingSums;
@@ -24,6 +26,7 @@ use model::packing::{longest, micro_batches};
 use model::scoring::grow_rope;
 use model::{Capacity, Grads, LoraConfig, MicroBatch, ModelConfig, ModelView, StopCheck, Trainable};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -45,6 +48,9 @@ pub struct TrainerConfig {
     pub max_tokens_per_micro_batch: usize,
     /// Consecutive samples with the same prompt compute it once.
     pub prefix_sharing: bool,
+    /// Neither compute nor learn from groups whose gradient is known to be 0, where the objective lets it be known
+    /// ([`Objective::can_skip`]). It changes time and some metrics, never the result.
+    pub skip_zero_gradients: bool,
     /// Keep only each layer's input, and compute the rest again in the backward pass.
     pub gradient_checkpointing: bool,
 }
@@ -236,7 +242,7 @@ impl Trainer {
             loss,
             grad_norm: norm.norm,
             learning_rate: params.learning_rate,
-            entropy: (!objective.is_of_scores()).then(|| measured.entropy / normalizer.tokens.max(1) as f64),
+            entropy: measured.mean_entropy(&normalizer).filter(|_| !objective.is_of_scores()),
             kl: objective.has_kl().then(|| measured.sums.kl_mean()),
             means: measured.sums.means.clone(),
             clip: objective.clips().then(|| measured.sums.clip_ratios()),
@@ -247,6 +253,8 @@ impl Trainer {
             sequences: accumulated.sequences as u64,
             loss_tokens: normalizer.tokens as u64,
             computed_tokens: accumulated.computed_tokens as u64,
+            skipped_groups: self.skips(&objective).then_some(measured.skipped_groups),
+            skipped_tokens: self.skips(&objective).then_some(measured.skipped_tokens),
             micro_batches: accumulated.micro_batches as u64,
             logp_mismatch_tokens: measured.mismatches,
             logp_compared_tokens: measured.compared,
@@ -277,7 +285,8 @@ impl Trainer {
         let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
         self.reserve_for(model.config(), &micro, longest(&groups))?;
         let keeps = micro.len() == 1 || self.dropout() > 0.0;
-        let work = Work { loss, normalizer: &normalizer, sequences: &sequences, before: 0 };
+        let skipped = Cell::default();
+        let work = Work { loss, normalizer: &normalizer, sequences: &sequences, before: 0, skipped };
         let mut entropies = Vec::with_capacity(normalizer.tokens);
         for micro in &micro {
             let forward = self.forward(ctx, model, &work, micro, &mut ahead.forward_time_s)?;
@@ -303,7 +312,9 @@ impl Trainer {
             return Err(Error::Config("the weights do not have the adapter that the trainer was made for".into()));
         }
         let sequences = sequences(loss, samples)?;
-        let groups = groups(model.config(), &sequences)?;
+        let all = groups(model.config(), &sequences)?;
+        let skipped = if self.skips(loss) { Skipped::of(&all, &sequences) } else { Skipped::default() };
+        let groups = skipped.others(&all);
         let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
         let computed = self.reserve_for(model.config(), &micro, longest(&groups))?;
         let mut accumulated = match self.accumulated.take() {
@@ -313,7 +324,9 @@ impl Trainer {
                 Accumulated::new(loss.clone(), *normalizer)
             }
         };
-        let work = Work { loss, normalizer, sequences: &sequences, before: accumulated.sequences };
+        let of_skipped = Cell::new(&skipped.sequences[..]);
+        let before = accumulated.sequences;
+        let work = Work { loss, normalizer, sequences: &sequences, before, skipped: of_skipped };
         let measured = &mut accumulated.measured;
         measured.forward_time_s += ahead.forward_time_s;
         let mut ahead = ahead.forwards.into_iter();
@@ -324,6 +337,8 @@ impl Trainer {
             };
             self.backward(ctx, model, &work, micro, forward, measured)?;
         }
+        work.count_skipped(sequences.len(), model.version().trained(), measured);
+        self.check_skipped(ctx, model, &work, &all, &skipped, measured)?;
         // Sequences without a token take no part in the model, but count in the metrics.
         for Sequence { source, mask, .. } in sequences.iter().filter(|s| s.completion.is_empty()) {
             let (d_logps, d_entropies): (&mut [f32], &mut [f32]) = (&mut [], &mut []);

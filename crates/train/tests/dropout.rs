@@ -37,6 +37,7 @@ fn trainer_config(dropout: f64, loss: LossConfig) -> TrainerConfig {
         adapter: Some(lora(dropout)),
         temperature: 0.7,
         max_tokens_per_micro_batch: 1000,
+        skip_zero_gradients: false,
         prefix_sharing: true,
         gradient_checkpointing: false,
     }

@@ -48,6 +48,7 @@ fn updated(isa: Isa, threads: usize, case: &Case, hold: bool) -> (Vec<Vec<u32>>,
         adapter: case.adapter.then(lora),
         temperature: 1.0,
         max_tokens_per_micro_batch: 100,
+        skip_zero_gradients: false,
         prefix_sharing: true,
         gradient_checkpointing: false,
     };

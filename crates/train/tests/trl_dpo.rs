@@ -43,6 +43,7 @@ fn trainer_config(config: DpoConfig, max_tokens_per_micro_batch: usize, prefix_s
         adapter: None,
         temperature: 1.0,
         max_tokens_per_micro_batch,
+        skip_zero_gradients: false,
         prefix_sharing,
         gradient_checkpointing: false,
     }

@@ -152,6 +152,7 @@ impl Family {
             adapter: None,
             temperature: get(&self.base.json["common"]["temperature"]),
             max_tokens_per_micro_batch: micro_batch,
+            skip_zero_gradients: false,
             prefix_sharing: true,
             gradient_checkpointing: false,
         };

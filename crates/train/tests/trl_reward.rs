@@ -41,6 +41,7 @@ fn trainer_config(c: Option<f64>, max_tokens_per_micro_batch: usize, prefix_shar
         adapter: None,
         temperature: 1.0,
         max_tokens_per_micro_batch,
+        skip_zero_gradients: false,
         prefix_sharing,
         gradient_checkpointing: false,
     }

@@ -31,6 +31,7 @@ fn trainer_config(fixture: &Fixture, objective: Objective, optimizer: OptimizerC
         adapter: None,
         temperature: get(&fixture.json["common"]["temperature"]),
         max_tokens_per_micro_batch: 30,
+        skip_zero_gradients: false,
         prefix_sharing: true,
         gradient_checkpointing: false,
     }

@@ -32,6 +32,7 @@ fn trainer_config(max_tokens_per_micro_batch: usize, gradient_checkpointing: boo
         adapter: None,
         temperature: TEMPERATURE,
         max_tokens_per_micro_batch,
+        skip_zero_gradients: false,
         prefix_sharing: true,
         gradient_checkpointing,
     }

@@ -39,6 +39,9 @@ const SAMPLED: &[&str] = &[
     "eval_loss=false",
 ];
 
+/// A metric of runs that leave groups out.
+const SKIPPED: &str = "metric update/skipped_groups";
+
 /// `qwen3` has norms of q and k, tied embeddings and two layers; `qwen2` has biases and a head of its own.
 pub const RUNS: &[Run] = &[
     // A generation of 16 completions serves four steps; a reference model; a cosine.
@@ -71,6 +74,19 @@ pub const RUNS: &[Run] = &[
             "top_p=0.95",
             "min_p=0.01",
             "repetition_penalty=1.1",
+        ],
+    },
+    // Of many groups the rewards are all equal; their entropies are recorded.
+    Run {
+        name: "grpo-zero",
+        command: "train",
+        model: "qwen3",
+        set: &[
+            "reward_funcs=[\"format:^[a-j]\"]",
+            "num_generations=2",
+            "num_iterations=2",
+            "weight_decay=0.1",
+            "record_entropies=true",
         ],
     },
     Run {
@@ -265,6 +281,9 @@ impl Site {
         good(self.program(isa, &directory, &arguments));
         let out = directory.join("run");
         let whole = bits::of(&out, STEPS);
+        if whole.contains_key(SKIPPED) {
+            self.check_without_skipping(run, &directory, isa, column, &whole);
+        }
         if let Some(isa) = resumed {
             cut(&out);
             good(self.program(isa, &directory, &[run.command, "--resume", "run", "--set", "threads=2"]));
@@ -273,6 +292,21 @@ impl Site {
             assert!(whole.len() == found.len() && differing.is_empty(), "{} resumed on {isa}: {differing:?}", run.name);
         }
         whole
+    }
+
+    /// Groups that are left out of the update change no bit but those of metrics that are of what is computed.
+    fn check_without_skipping(&self, run: &Run, directory: &Path, isa: &str, column: usize, whole: &Bits) {
+        let mut arguments = arguments(run, column, "all");
+        arguments.extend(["--set", "skip_zero_gradients=false"].map(String::from));
+        good(self.program(isa, directory, &arguments));
+        let of_computed = |name: &str| {
+            name.starts_with("metric update/")
+                || ["metric entropy", "metric sampling/logp_compared_tokens"].contains(&name)
+        };
+        let kept = |bits: Bits| bits.into_iter().filter(|(name, _)| !of_computed(name)).collect::<Bits>();
+        let (all, whole) = (kept(bits::of(&directory.join("all"), STEPS)), kept(whole.clone()));
+        let differing: Vec<_> = whole.iter().filter(|(name, hash)| all.get(*name) != Some(hash)).collect();
+        assert!(all.len() == whole.len() && differing.is_empty(), "{} computing every group: {differing:?}", run.name);
     }
 
     pub fn program(&self, isa: &str, directory: &Path, arguments: &[impl AsRef<std::ffi::OsStr>]) -> Output {

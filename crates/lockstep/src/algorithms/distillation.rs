@@ -47,6 +47,10 @@ impl PolicyGradient for Distillation {
         &["loss", "distillation/reverse_kl", "reward", "completions/mean_length"]
     }
 
+    fn computes_every_group(&self, _config: &Config) -> Option<&'static str> {
+        Some("the teacher has something to say of every completion")
+    }
+
     /// Without rewards nothing is compared.
     fn least_generations(&self, config: &Config) -> usize {
         if config.reward_funcs.is_empty() { 1 } else { 2 }

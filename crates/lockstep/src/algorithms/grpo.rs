@@ -1,7 +1,7 @@
 //! GRPO and its family: a completion against the others of its group (Shao et al. 2024, arXiv:2402.03300), several
 //! rewards each by itself (GDPO), and rewards of steps. Formulas: [`train::advantages`]; losses: [`train::loss`].
 
-use super::{Estimator, PolicyGradient, Scored};
+use super::{CENTERED, Estimator, PolicyGradient, Scored, terms_without_advantage};
 use crate::config::Config;
 use train::advantages::process::{self, ProcessRewards};
 use train::advantages::{self, gdpo};
@@ -16,6 +16,11 @@ impl PolicyGradient for Grpo {
 
     fn estimator(&self) -> Estimator {
         Estimator::Batch(advantages)
+    }
+
+    fn computes_every_group(&self, config: &Config) -> Option<&'static str> {
+        let centered = config.multi_objective_aggregation == MultiObjectiveAggregation::NormalizeThenSum;
+        terms_without_advantage(config).or(centered.then_some(CENTERED))
     }
 }
 

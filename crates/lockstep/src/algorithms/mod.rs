@@ -56,6 +56,10 @@ pub trait PolicyGradient {
         1
     }
 
+    /// Why the update computes every group, as a clause; `None` where it may leave out those without an advantage. It
+    /// may where nothing but the advantage, and that against the group alone, makes a gradient.
+    fn computes_every_group(&self, config: &Config) -> Option<&'static str>;
+
     /// Refuses what it cannot do, as bad input that says how to fix it.
     fn check(&self, _config: &Config) -> anyhow::Result<()> {
         Ok(())
@@ -113,7 +117,35 @@ fn named(algorithm: Algorithm) -> &'static dyn PolicyGradient {
     }
 }
 
+/// The terms of a policy loss that have a gradient without an advantage.
+fn terms_without_advantage(config: &Config) -> Option<&'static str> {
+    if config.beta != 0.0 {
+        return Some("the KL divergence to the reference (beta) has a gradient of its own");
+    }
+    if config.entropy_coef != 0.0 || config.use_adaptive_entropy {
+        return Some("the entropy bonus has a gradient of its own");
+    }
+    (config.top_entropy_quantile < 1.0).then_some("top_entropy_quantile is of the entropies of all tokens")
+}
+
+const CENTERED: &str = "advantages are centred over the batch, so those of a group without spread are not 0";
+
 impl Config {
+    /// Why the update computes every group, as a clause; `None` where those without a gradient are left out.
+    pub fn computes_every_group(&self) -> Option<&'static str> {
+        match self.skip_zero_gradients {
+            true => self.policy_gradient().computes_every_group(self),
+            false => Some("skip_zero_gradients = false"),
+        }
+    }
+
+    /// Which groups the update computes, in words.
+    pub fn skipping(&self) -> String {
+        let why = self.computes_every_group();
+        let what = why.map_or_else(|| "left out of the update".to_owned(), |why| format!("computed, since {why}"));
+        format!("groups without a gradient: {what}")
+    }
+
     /// Its algorithm.
     pub(crate) fn policy_gradient(&self) -> &'static dyn PolicyGradient {
         named(self.algorithm)

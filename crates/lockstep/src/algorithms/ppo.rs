@@ -21,6 +21,10 @@ impl PolicyGradient for Ppo {
         (config.kl_coef != 0.0).then_some(Reference::Policy)
     }
 
+    fn computes_every_group(&self, _config: &Config) -> Option<&'static str> {
+        Some("the value model learns from every completion")
+    }
+
     fn least_generations(&self, _config: &Config) -> usize {
         1
     }

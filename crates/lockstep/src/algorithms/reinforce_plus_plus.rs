@@ -1,7 +1,7 @@
 //! REINFORCE++ and REINFORCE++ with the group's mean as baseline (Hu et al. 2025, arXiv:2501.03262): advantages of
 //! tokens, normalised over the batch. Formulas: [`train::advantages::reinforce_plus_plus`]; losses: [`train::loss`].
 
-use super::{Estimator, PolicyGradient, Scored};
+use super::{CENTERED, Estimator, PolicyGradient, Scored};
 use crate::config::Config;
 use train::advantages::reinforce_plus_plus::{Baseline, compute};
 use train::{Advantages, LossConfig, Objective};
@@ -22,6 +22,10 @@ impl PolicyGradient for ReinforcePlusPlus {
             Baseline::Batch => |config, batch| advantages(config, batch, Baseline::Batch),
             Baseline::Group => |config, batch| advantages(config, batch, Baseline::Group),
         })
+    }
+
+    fn computes_every_group(&self, _config: &Config) -> Option<&'static str> {
+        Some(CENTERED)
     }
 
     fn least_generations(&self, _config: &Config) -> usize {

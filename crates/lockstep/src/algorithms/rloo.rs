@@ -1,7 +1,7 @@
 //! RLOO: a completion against the others of its group, whole completions clipped (Ahmadian et al. 2024,
 //! arXiv:2402.14740). Formulas: [`train::advantages::rloo`], [`train::loss::rloo`].
 
-use super::{Estimator, PolicyGradient, Scored};
+use super::{CENTERED, Estimator, PolicyGradient, Scored};
 use crate::config::Config;
 use train::advantages::rloo::{self, RlooRewards};
 use train::loss::rloo::RlooConfig;
@@ -20,6 +20,13 @@ impl PolicyGradient for Rloo {
 
     fn estimator(&self) -> Estimator {
         Estimator::Batch(advantages)
+    }
+
+    fn computes_every_group(&self, config: &Config) -> Option<&'static str> {
+        let in_reward = config.beta != 0.0;
+        in_reward
+            .then_some("the KL divergence to the reference (beta) is in the reward")
+            .or(config.normalize_advantages.then_some(CENTERED))
     }
 }
 

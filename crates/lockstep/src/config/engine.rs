@@ -81,6 +81,7 @@ pub fn trainer_config(config: &Config, objective: Objective) -> TrainerConfig {
         temperature: if pairs { 1.0 } else { config.temperature },
         max_tokens_per_micro_batch: config.micro_batch_tokens(),
         prefix_sharing: config.prefix_sharing,
+        skip_zero_gradients: config.skip_zero_gradients && config.computes_every_group().is_none(),
         gradient_checkpointing: config.gradient_checkpointing,
     }
 }

@@ -7,6 +7,9 @@
 //! A_i = r_i − mean of its group                 without division
 //! ```
 //!
+//! Where all rewards of a group are equal its advantages are 0, exactly: the mean of equal numbers is that number, though
+//! the rounded sum over their count may be another.
+//!
 //! A sample that no function scored is left out of every mean and deviation, and its advantage is 0. A score of NaN is
 //! none, as in TRL, where the two are one; an infinite one stays, so that it shows in the loss.
 //!
@@ -99,8 +102,11 @@ pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
         if std.is_some_and(|s| s <= ZERO_STD) {
             zero_std += group.len();
         }
+        let equal = all_equal(group);
         advantages.extend(group.iter().map(|reward| match (reward, scale, std) {
             (None, ..) => 0.0,
+            // Their mean is rounded, and would leave some 1e-17 of them.
+            _ if equal => 0.0,
             (Some(r), ScaleRewards::None, _) => r - mean,
             (Some(r), _, Some(std)) => (r - mean) / (std + SMALL),
             // One scored sample has no standard deviation: TRL's NaN becomes 0.
@@ -173,6 +179,13 @@ fn total(row: &[Option<f64>], weights: &[f64]) -> Option<f64> {
 fn mean(values: &[Option<f64>]) -> Option<f64> {
     let count = values.iter().flatten().count();
     (count > 0).then(|| values.iter().flatten().sum::<f64>() / count as f64)
+}
+
+/// Whether all values are the same finite number: each is their mean, whatever a sum of them is rounded to. An infinite
+/// one has no mean, which must show.
+fn all_equal(values: &[Option<f64>]) -> bool {
+    let mut given = values.iter().flatten();
+    given.next().is_some_and(|first| first.is_finite() && given.all(|value| value == first))
 }
 
 /// Bessel-corrected; `None` below two values. One that overflows is NaN, not infinite: what is divided by it must not

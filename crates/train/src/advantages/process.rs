@@ -9,7 +9,7 @@
 //!
 //! What is said of a whole completion counts as a step that ends with it.
 
-use super::{Advantages, RewardMatrix, SMALL, ScaleRewards, deviation, mean};
+use super::{Advantages, RewardMatrix, SMALL, ScaleRewards, all_equal, deviation, mean};
 use crate::{Advantage, Sample, StepRewards};
 
 /// How rewards of steps become advantages of GRPO.
@@ -44,6 +44,7 @@ pub fn per_step(
     for group in matrix.groups().filter(|group| steps[group.clone()].iter().any(Option::is_some)) {
         let all = rewards(group.clone());
         let mean = mean(&all).unwrap_or(0.0);
+        let equal = all_equal(&all);
         let divisor = match scale {
             ScaleRewards::Group => deviation(&all).map(|s| s + SMALL),
             ScaleRewards::Batch => batch_deviation.map(|s| s + SMALL),
@@ -53,6 +54,7 @@ pub fn per_step(
             let mut to_go = vec![0.0; samples[i].mask.len()];
             for &(token, reward) in &placed[i] {
                 // One step alone has no deviation, and nothing to be compared with.
+                let divisor = divisor.filter(|_| !equal);
                 to_go[token] += divisor.map_or(0.0, |divisor| (reward - mean) / divisor);
             }
             for t in (1..to_go.len()).rev() {

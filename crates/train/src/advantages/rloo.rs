@@ -7,7 +7,7 @@
 //! A_i ← (A_i − mean of A) / (s + 1e-4)        over the batch, with normalize_advantages
 //! ```
 
-use super::{Advantages, RewardMatrix, SMALL, ZERO_STD, deviation, mean, metrics, per_sequence};
+use super::{Advantages, RewardMatrix, SMALL, ZERO_STD, all_equal, deviation, mean, metrics, per_sequence};
 use crate::Sample;
 use crate::gae::{KlEstimator, kl};
 use serde::{Deserialize, Serialize};
@@ -67,8 +67,11 @@ pub fn compute(matrix: &RewardMatrix, samples: &[Sample], config: &RlooRewards) 
         }
         let scored = group.iter().flatten().count();
         let sum: f64 = group.iter().flatten().sum();
+        // Normalised, they would move the others' mean.
+        let equal = !config.normalize_advantages && all_equal(group);
         // Alone, there is nothing to compare with: TRL's 0/0 becomes 0.
         advantages.extend(group.iter().map(|r| match r {
+            Some(_) if equal => Some(0.0),
             Some(r) if scored > 1 => Some(r - (sum - r) / (scored - 1) as f64),
             Some(_) if group.len() == 1 => Some(0.0),
             _ => None,

@@ -190,3 +190,34 @@ fn nan_is_no_score() {
     let infinite = compute(&one_function(&[Some(f64::INFINITY), Some(0.0)], 2), ScaleRewards::Group);
     assert!(infinite.advantages[0].at(0).is_nan());
 }
+
+/// Eight times 0.1 over 8 is not 0.1: of equal rewards nothing is left, and of others every bit stays.
+#[test]
+fn equal_rewards_have_no_advantage_at_all() {
+    let row = |group, reward| RewardRow { group, scores: vec![reward] };
+    let groups = |equal: f64| {
+        let rows = (0..8).map(|_| row(1, Some(equal))).chain([0.1, 0.2, 0.7].map(|r| row(2, Some(r))));
+        RewardMatrix { rows: rows.collect(), names: vec!["r".into()], weights: vec![1.0] }
+    };
+    let zeros = vec![Advantage::Sequence(0.0); 8];
+    let samples = vec![Sample::supervised(model::Prompt::new([1]), vec![7]); 11];
+    assert_ne!((0..8).map(|_| 0.1).sum::<f64>() / 8.0, 0.1, "or this tests nothing");
+    let plain = RlooRewards { beta: 0.0, ..RlooRewards::default() };
+    for reward in [0.1, -0.7, 1e300, f64::MAX, -0.0] {
+        let matrix = groups(reward);
+        for scale in [ScaleRewards::Group, ScaleRewards::Batch, ScaleRewards::None] {
+            assert_eq!(compute(&matrix, scale).advantages[..8], zeros, "{reward} {scale:?}");
+        }
+        assert_eq!(rloo::compute(&matrix, &samples, &plain).advantages[..8], zeros, "{reward}");
+    }
+    // What no function scored does not count; what is infinite must show.
+    let mut matrix = groups(0.1);
+    matrix.rows[3].scores[0] = None;
+    assert_eq!(compute(&matrix, ScaleRewards::Group).advantages[..8], zeros);
+    let infinite = compute(&groups(f64::INFINITY), ScaleRewards::None).advantages;
+    assert!(infinite[..8].iter().all(|a| a.mean().is_nan()), "{infinite:?}");
+    // Normalised over the batch, rounding is kept: it moves the others' mean.
+    let normalised = RlooRewards { normalize_advantages: true, ..plain };
+    let found = rloo::compute(&groups(0.1), &samples, &normalised).advantages;
+    assert!(found[..8].iter().all(|a| *a != Advantage::Sequence(0.0)), "{found:?}");
+}

@@ -17,6 +17,7 @@ use kernels::{Context, Tensor};
 use model::batch::Dropout;
 use model::net;
 use model::{BatchTensors, MicroBatch, ModelView};
+use std::cell::Cell;
 use std::time::Instant;
 
 /// What the model says of a micro-batch's scored tokens; the tape holds the rest.
@@ -24,7 +25,7 @@ pub(crate) struct Forward {
     tensors: BatchTensors,
     /// What a second pass, which the gradient is of, drops.
     dropout: Option<Dropout>,
-    logps: Vec<f32>,
+    pub(crate) logps: Vec<f32>,
     pub(crate) entropies: Vec<f32>,
 }
 
@@ -33,6 +34,10 @@ pub(crate) struct Forward {
 pub(crate) struct Measured {
     pub(crate) sums: LossSums,
     pub(crate) entropy: f64,
+    /// Tokens in the loss whose entropy nobody knows: their group was skipped.
+    pub(crate) unknown_entropies: usize,
+    pub(crate) skipped_groups: u64,
+    pub(crate) skipped_tokens: u64,
     pub(crate) compared: u64,
     pub(crate) mismatches: u64,
     pub(crate) max_difference: f64,
@@ -47,6 +52,8 @@ pub(crate) struct Work<'a> {
     pub(crate) sequences: &'a [Sequence<'a>],
     /// Sequences of the optimizer batch before these.
     pub(crate) before: usize,
+    /// The sequences of skipped groups that are not counted yet, ascending.
+    pub(crate) skipped: Cell<&'a [usize]>,
 }
 
 impl Trainer {
@@ -156,6 +163,7 @@ fn loss_and_gradient(
     for group in micro.scored_groups() {
         let mut scored = Vec::new();
         for i in group {
+            work.count_skipped(i, version, measured);
             let Sequence { source, completion, mask, .. } = &work.sequences[i];
             let tokens = first..first + completion.len();
             let (own, others) = rest.split_at_mut(tokens.len());
@@ -178,8 +186,8 @@ fn loss_and_gradient(
 impl Measured {
     /// Counts the tokens whose recorded log-probability is not, bit for bit, the trainer's, if all of the sample's
     /// tokens were sampled with `version`. Tokens that were not sampled have no record.
-    fn compare(&mut self, sample: &Sample, logps: &[f32], version: u64) {
-        if sample.versions.is_empty() || sample.versions.iter().any(|&v| v != version) {
+    pub(crate) fn compare(&mut self, sample: &Sample, logps: &[f32], version: u64) {
+        if !sample.is_of_version(version) {
             return;
         }
         let recorded = sample.columns.sampler_logps().unwrap_or_default();

@@ -61,6 +61,12 @@ macro_rules! loss_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     /// Groups, by their numbers in the run, whose rewards teach nothing: their advantages are 0. What else there is of
     /// a loss (KL, entropy) keeps their tokens. `lockstep fork --without-group` sets it.
     without_groups: Vec<u64> = Vec::new() => OURS.read_by(ONLINE.but(PPO)).on_resume(Warn);
+    /// Leave groups whose gradient is known to be 0 out of the update: all of their rewards are equal, or all of their
+    /// completions masked. Weights, moments and the gradient norm keep their bits. Nothing is left out where such a
+    /// group has a gradient after all or others need it: with `beta` above 0, an entropy bonus, `top_entropy_quantile`
+    /// below 1, advantages centred over the batch (reinforce_plus_plus, GDPO, RLOO's `normalize_advantages`), a teacher,
+    /// and in PPO.
+    skip_zero_gradients: bool = true => OURS.read_by(ONLINE.but(PPO)).on_resume(Free);
     /// Multiply the KL estimate by the importance ratio, so that its gradient is unbiased.
     use_bias_correction_kl: bool = true => LOSS;
     /// Train on this share of the tokens, those of highest entropy; 1: all. The KL term stays on all. The bound is

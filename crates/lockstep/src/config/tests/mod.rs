@@ -288,6 +288,45 @@ fn evaluation_and_checkpoints_agree() {
     assert_eq!(grpo(&[("eval_sampling", "greedy")]).unwrap().config.generations_eval(), 1);
 }
 
+/// Groups without a gradient are left out only where they can be, and a run says why not.
+#[test]
+fn every_combination_that_computes_all_groups_says_why() {
+    assert_eq!(grpo(&[]).unwrap().config.computes_every_group(), None);
+    let skips: [&[(&str, &str)]; 4] = [
+        &[("loss_type", "vespo"), ("scale_rewards", "batch"), ("mask_truncated_completions", "true")],
+        &[("num_iterations", "2"), ("off_policy_mask_threshold", "0.1"), ("max_staleness", "1")],
+        &[("algorithm", "rloo"), ("beta", "0")],
+        &[("use_peft", "true"), ("lora_dropout", "0.1"), ("dtype", "bf16"), ("process_rewards", "per_step")],
+    ];
+    for set in skips {
+        let config = grpo(set).unwrap().config;
+        assert_eq!(config.computes_every_group(), None, "{set:?}");
+        assert!(config.skipping().contains("left out"), "{}", config.skipping());
+        assert!(trainer_config(&config, config.objective()).skip_zero_gradients, "{set:?}");
+    }
+    let refused: [(&[(&str, &str)], &str); 13] = [
+        (&[("skip_zero_gradients", "false")], "skip_zero_gradients"),
+        (&[("beta", "0.04")], "beta"),
+        (&[("entropy_coef", "0.01")], "entropy bonus"),
+        (&[("use_adaptive_entropy", "true")], "entropy bonus"),
+        (&[("top_entropy_quantile", "0.5")], "top_entropy_quantile"),
+        (&[("multi_objective_aggregation", "normalize_then_sum")], "centred"),
+        (&[("algorithm", "rloo")], "beta"),
+        (&[("algorithm", "rloo"), ("beta", "0"), ("normalize_advantages", "true")], "centred"),
+        (&[("algorithm", "reinforce_plus_plus")], "centred"),
+        (&[("algorithm", "reinforce_plus_plus"), ("beta", "0")], "centred"),
+        (&[("algorithm", "reinforce_plus_plus_baseline")], "centred"),
+        (&[("algorithm", "distillation"), ("teacher_model_name_or_path", "t")], "teacher"),
+        (&[("algorithm", "ppo")], "value model"),
+    ];
+    for (set, word) in refused {
+        let config = grpo(set).unwrap().config;
+        let why = config.computes_every_group().unwrap_or_else(|| panic!("{set:?} skips"));
+        assert!(why.contains(word) && config.skipping().contains(why), "{set:?}: {why}");
+        assert!(!trainer_config(&config, config.objective()).skip_zero_gradients, "{set:?}");
+    }
+}
+
 #[test]
 fn a_task_fills_in_what_is_not_set() {
     let set = [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", "gsm8k")];

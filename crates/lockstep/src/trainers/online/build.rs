@@ -180,6 +180,7 @@ impl Prepared {
             counted(sizes.optimizer, "completion"),
             if inputs.config().prefix_sharing { "yes" } else { "no" }
         ));
+        inputs.sinks.info(&inputs.config().skipping());
         let from = inputs.resume_from.clone();
         let mut run = TrainingRun::begin(inputs, parts, |state, checkpoint| restore(&mut pipeline, state, checkpoint))?;
         if pipeline.state.lineage.is_none() {

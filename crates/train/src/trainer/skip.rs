@@ -1,0 +1,165 @@
+//! Groups whose gradient is known before anything is computed: it is 0 where no token of the group has both a place in
+//! the loss and an advantage. Neither their forward nor their backward pass is made, their prompt's included.
+//!
+//! Only whole groups are left out: sums over tokens are cut into chunks and steps that begin with a group's first row,
+//! so what the others add keeps its bits, and so does the sum (docs/arithmetic.md, "Groups that are left out"). What
+//! losses divide by, and the numbers that name dropout's noise, stay those of the whole batch.
+//!
+//! What is not computed is not compared with the sampler's record. So that this does not go unseen for ever, one skipped
+//! group in 64, chosen by its number in the run, has its forward pass made, for the comparison alone.
+
+use super::passes::{Measured, Work};
+use crate::loss::Normalizer;
+use crate::objective::Objective;
+use crate::optimizer_batch::Sequence;
+use crate::{Result, Trainer};
+use kernels::Context;
+use model::columns::ENTROPIES;
+use model::packing::{longest, micro_batches};
+use model::{ModelView, PromptGroup};
+use std::borrow::Cow;
+
+/// The groups of an optimizer batch that are left out.
+#[derive(Default)]
+pub(crate) struct Skipped {
+    /// Their places among the groups, ascending.
+    groups: Vec<usize>,
+    /// Those whose forward pass is made, to compare it.
+    checked: Vec<usize>,
+    /// Their sequences with a completion, ascending.
+    pub(crate) sequences: Vec<usize>,
+}
+
+impl Skipped {
+    /// Of `groups`, the runs of `sequences` that share a prompt.
+    pub(crate) fn of(groups: &[PromptGroup<'_>], sequences: &[Sequence<'_>]) -> Skipped {
+        let (mut skipped, mut first) = (Skipped::default(), 0);
+        for (place, group) in groups.iter().enumerate() {
+            let own = first..first + group.completions.len();
+            first = own.end;
+            let computed: Vec<usize> = own.clone().filter(|&i| !sequences[i].completion.is_empty()).collect();
+            if computed.is_empty() || !own.clone().all(|i| has_no_gradient(&sequences[i])) {
+                continue;
+            }
+            skipped.groups.push(place);
+            skipped.sequences.extend(computed);
+            let number = sequences[own.start].source.sample().map(|sample| sample.group);
+            if number.is_some_and(is_checked) {
+                skipped.checked.push(place);
+            }
+        }
+        skipped
+    }
+
+    /// The groups that are computed; in the place of others stand some whose sequences take no part.
+    pub(crate) fn others<'g, 'a>(&self, groups: &'g [PromptGroup<'a>]) -> Cow<'g, [PromptGroup<'a>]> {
+        match self.groups.is_empty() {
+            true => Cow::Borrowed(groups),
+            false => Cow::Owned(only(groups, |place| self.groups.binary_search(&place).is_err())),
+        }
+    }
+}
+
+fn only<'a>(groups: &[PromptGroup<'a>], keeps: impl Fn(usize) -> bool) -> Vec<PromptGroup<'a>> {
+    let places = groups.iter().enumerate();
+    places.map(|(place, group)| if keeps(place) { group.clone() } else { group.left_out() }).collect()
+}
+
+/// Whether no token has both a place in the loss and an advantage. One that is NaN is none: it must show.
+fn has_no_gradient(Sequence { source, mask, .. }: &Sequence<'_>) -> bool {
+    let Some(sample) = source.sample() else { return false };
+    mask.iter().enumerate().all(|(t, &m)| !m || sample.advantage.at(t) == 0.0)
+}
+
+/// One number in 64, spread evenly over any that follow each other (Fibonacci hashing: the product with 2⁶⁴ / φ), so
+/// that a dataset whose length is a power of two does not have the same prompts checked in every epoch.
+fn is_checked(group: u64) -> bool {
+    group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58 == 0
+}
+
+impl Trainer {
+    /// Whether groups without a gradient are left out.
+    pub(crate) fn skips(&self, loss: &Objective) -> bool {
+        self.config.skip_zero_gradients && loss.can_skip()
+    }
+
+    /// Counts what was left out, and makes the forward passes that are compared.
+    pub(crate) fn check_skipped(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        work: &Work<'_>,
+        groups: &[PromptGroup<'_>],
+        skipped: &Skipped,
+        measured: &mut Measured,
+    ) -> Result<()> {
+        let rows = |&place: &usize| groups[place].capacity(self.config.prefix_sharing).tokens as u64;
+        measured.skipped_groups += skipped.groups.len() as u64;
+        measured.skipped_tokens += skipped.groups.iter().map(rows).sum::<u64>();
+        let version = model.version().trained();
+        let checked = only(groups, |place| skipped.checked.contains(&place));
+        let micro = micro_batches(&checked, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
+        // There is nothing to compare with where other weights sampled.
+        let of_sampler = |i: usize| work.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
+        for micro in micro.iter().filter(|micro| micro.scored().any(of_sampler)) {
+            self.reserve_for(model.config(), std::slice::from_ref(micro), longest(&checked))?;
+            let forward = self.forward(ctx, model, work, micro, &mut measured.forward_time_s)?;
+            let mut logps = &forward.logps[..];
+            for i in micro.scored() {
+                let Sequence { source, completion, .. } = &work.sequences[i];
+                let (own, others) = logps.split_at(completion.len());
+                source.sample().into_iter().for_each(|sample| measured.compare(sample, own, version));
+                logps = others;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Work<'_> {
+    /// Counts the sequences before `end` that are skipped, in their place: sums of metrics keep their order.
+    pub(crate) fn count_skipped(&self, end: usize, version: u64, measured: &mut Measured) {
+        let (before, after) = self.skipped.get().split_at(self.skipped.get().partition_point(|&i| i < end));
+        self.skipped.set(after);
+        for Sequence { source, mask, .. } in before.iter().map(|&i| &self.sequences[i]) {
+            let Some(sample) = source.sample() else { continue };
+            // What the sampler recorded is what this pass would compute, if its weights are the same.
+            let on_policy = sample.is_of_version(version);
+            match sample.columns.f32(ENTROPIES).filter(|_| on_policy) {
+                Some(entropies) => {
+                    let used = entropies.iter().zip(mask).filter(|(_, m)| **m);
+                    measured.entropy += used.map(|(e, _)| f64::from(*e)).sum::<f64>();
+                }
+                None => measured.unknown_entropies += mask.iter().filter(|&&m| m).count(),
+            }
+            self.loss.evaluate_skipped(self.normalizer, sample, mask, on_policy, &mut measured.sums);
+        }
+    }
+}
+
+impl Measured {
+    /// The mean over the tokens in the loss whose entropy is known; none where skipped groups have all of them.
+    pub(crate) fn mean_entropy(&self, normalizer: &Normalizer) -> Option<f64> {
+        let known = normalizer.tokens - self.unknown_entropies;
+        (known > 0 || self.unknown_entropies == 0).then(|| self.entropy / known.max(1) as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_group_in_64_is_checked() {
+        for first in [0, 1000, u64::MAX / 2] {
+            let checked = (first..first + 6400).filter(|&n| is_checked(n)).count();
+            assert!((98..=102).contains(&checked), "{checked} from {first}");
+        }
+        // The same prompt of a dataset of 64 is checked about once in 64 epochs.
+        for prompt in 0..64 {
+            let checked = (0..640).filter(|epoch| is_checked(64 * epoch + prompt)).count();
+            assert!((5..=16).contains(&checked), "{checked} of prompt {prompt}");
+        }
+        assert!(is_checked(0));
+    }
+}
