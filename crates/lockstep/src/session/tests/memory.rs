@@ -49,6 +49,8 @@ fn a_run_holds_what_was_planned() {
         max_completion_length: 48,
         max_tokens_per_micro_batch: 128,
         max_steps: 2,
+        // A run that leaves groups out may never hold what a step on all takes.
+        skip_zero_gradients: false,
         ..config(dir.path(), out)
     };
     let greedy = crate::config::EvalSampling::Greedy;

@@ -116,7 +116,7 @@ fn small() -> Config {
 /// Each group is a micro-batch: its forward and backward passes look before their one layer and before the head.
 #[test]
 fn a_gradient_is_cancelled_between_layers_and_micro_batches() {
-    let config = Config { packing: false, ..small() };
+    let config = Config { packing: false, skip_zero_gradients: false, ..small() };
     let steps = stopped_anywhere(Purpose::Grpo, config, options);
     assert_eq!(steps, [[0; 8], [1; 8], [2; 8], [3; 8]].concat());
 }
