@@ -10,10 +10,9 @@ use serde_json::json;
 use telemetry::table::{Align, Table};
 use telemetry::{ConsoleSink, Sinks};
 
-/// Says what memory a run will take, by part, before it starts.
+/// A configuration, and what will run it.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// The configuration.
+pub struct Planned {
     #[command(flatten)]
     pub config: ConfigArgs,
     #[command(flatten)]
@@ -21,6 +20,13 @@ pub struct Args {
     /// The command that will run it.
     #[arg(long = "for", value_name = "COMMAND", default_value = "train")]
     pub command: Command,
+}
+
+/// Says what memory a run will take, by part, before it starts.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pub planned: Planned,
     /// The learner of a distributed run: it has a slot for each version of the weights that workers may read,
     /// max_staleness + 1, and generates nothing. Workers map the same slots, and have an engine of their own.
     #[arg(long)]
@@ -56,8 +62,8 @@ impl Command {
 }
 
 pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
-    args.rewards.give(&mut args.config.more)?;
-    let (purpose, config) = configuration(&args)?;
+    args.planned.rewards.give(&mut args.planned.config.more)?;
+    let (purpose, config) = configuration(&args.planned)?;
     let sinks = Sinks::new();
     sinks.add(ConsoleSink::new(LogArgs::default().open()?));
     let device = config.device.map_or_else(Device::from_env, Ok).or_bad_input()?;
@@ -109,7 +115,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
 }
 
 /// What is planned, and by which command.
-fn configuration(args: &Args) -> anyhow::Result<(Purpose, Config)> {
+fn configuration(args: &Planned) -> anyhow::Result<(Purpose, Config)> {
     let purpose = match args.command {
         Command::Train => {
             let shown = args.config.resolve(Purpose::Show)?.config;

@@ -1,12 +1,12 @@
 //! `lockstep report` and `lockstep profile`.
 
-use crate::options::{ConfigArgs, LogArgs, RewardArgs};
+use crate::options::LogArgs;
 use crate::output;
-use crate::plan::Command;
+use crate::plan::Planned;
 use crate::signals::{Promise, stop_on_signals};
 use dashboard::report::{Report, html, markdown, time};
 use lockstep::config::{Purpose, Resolved};
-use lockstep::error::BadInput;
+use lockstep::error::OrBadInput;
 use lockstep::{ResumeFrom, Run, RunDir, RunOptions, StopReason, Stopped, bad_input, context, write_atomically};
 use std::path::{Path, PathBuf};
 use telemetry::Console;
@@ -28,7 +28,7 @@ pub struct ReportArgs {
 }
 
 pub(crate) fn report(args: ReportArgs) -> anyhow::Result<()> {
-    let read = |root: &PathBuf| Report::read(root).map_err(|error| BadInput::new(format!("{error:#}")));
+    let read = |root: &PathBuf| Report::read(root).or_bad_input();
     let reports = args.runs.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
     if args.print {
         return Ok(output::text(&markdown(&reports))?);
@@ -49,12 +49,7 @@ pub(crate) fn report(args: ReportArgs) -> anyhow::Result<()> {
 #[derive(Debug, clap::Args)]
 pub struct ProfileArgs {
     #[command(flatten)]
-    pub config: ConfigArgs,
-    #[command(flatten)]
-    pub rewards: RewardArgs,
-    /// The command that will run it.
-    #[arg(long = "for", value_name = "COMMAND", default_value = "train")]
-    pub command: Command,
+    pub planned: Planned,
     #[command(flatten)]
     pub log: LogArgs,
 }
@@ -62,15 +57,16 @@ pub struct ProfileArgs {
 /// Optimizer steps where --steps does not say.
 const STEPS: u64 = 10;
 
-pub(crate) fn profile(mut args: ProfileArgs) -> anyhow::Result<()> {
-    args.rewards.give(&mut args.config.more)?;
-    args.config.steps.get_or_insert(STEPS);
-    args.config.more.implied("save_strategy", Some("no".to_owned()));
-    let purpose = args.command.purpose();
-    let resolved = args.config.resolve(purpose)?;
-    let console = args.log.open()?;
-    match &resolved.config.output_dir {
-        Some(out) => run(purpose, resolved.clone(), &out.clone(), &console),
+pub(crate) fn profile(ProfileArgs { planned, log }: ProfileArgs) -> anyhow::Result<()> {
+    let Planned { mut config, rewards, command } = planned;
+    rewards.give(&mut config.more)?;
+    config.steps.get_or_insert(STEPS);
+    config.more.implied("save_strategy", Some("no".to_owned()));
+    let purpose = command.purpose();
+    let resolved = config.resolve(purpose)?;
+    let console = log.open()?;
+    match resolved.config.output_dir.clone() {
+        Some(out) => run(purpose, resolved, &out, &console),
         None => {
             let scratch = std::env::temp_dir().join(format!("lockstep-profile-{}", std::process::id()));
             let outcome = run(purpose, resolved, &scratch, &console);

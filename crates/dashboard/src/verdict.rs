@@ -1,6 +1,7 @@
 //! One sentence that says how a run is: whether it learns, and whether something is wrong.
 
 use serde_json::{Value, json};
+use telemetry::table::short_number;
 
 /// How a run is.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,13 +59,7 @@ fn counted(n: usize, what: &str) -> String {
 
 /// Three digits.
 fn number(x: f64) -> String {
-    match x.abs() {
-        size if size != 0.0 && !(1e-3..1e5).contains(&size) => format!("{x:.2e}"),
-        size if size >= 100.0 => format!("{x:.0}"),
-        size if size >= 10.0 => format!("{x:.1}"),
-        size if size >= 1.0 => format!("{x:.2}"),
-        _ => format!("{x:.3}"),
-    }
+    short_number(x, 1e5, 2)
 }
 
 #[cfg(test)]

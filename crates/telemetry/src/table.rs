@@ -100,6 +100,18 @@ impl Table {
     }
 }
 
+/// A number for people: three digits, and from `most` on, or below a thousandth, an exponent with `behind` digits behind
+/// the point.
+pub fn short_number(x: f64, most: f64, behind: usize) -> String {
+    match x.abs() {
+        size if size != 0.0 && !(1e-3..most).contains(&size) => format!("{x:.behind$e}"),
+        size if size >= 100.0 => format!("{x:.0}"),
+        size if size >= 10.0 => format!("{x:.1}"),
+        size if size >= 1.0 => format!("{x:.2}"),
+        _ => format!("{x:.3}"),
+    }
+}
+
 fn chars(text: &str) -> usize {
     text.chars().count()
 }

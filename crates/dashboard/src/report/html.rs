@@ -1,6 +1,7 @@
 //! The report as one HTML file: no script, no address but its own.
 
-use super::{Curve, Report, markdown, number};
+use super::time::Time;
+use super::{Curve, Report, curve_names, number};
 use std::fmt::Write as _;
 
 const STYLE: &str = "\
@@ -47,15 +48,12 @@ pub fn html(reports: &[Report]) -> String {
         list(&mut out, report.alarms.iter().map(|alarm| format!("<b>alarm</b> {}", escape(alarm))));
     }
     out += "<h2>Curves</h2>\n<div class=\"curves\">\n";
-    let mut shown: Vec<&str> = Vec::new();
-    for curve in reports.iter().flat_map(|report| &report.curves) {
-        if !shown.contains(&curve.name) {
-            shown.push(curve.name);
-            out += &figure(curve.name, reports);
-        }
-    }
+    out.extend(curve_names(reports).into_iter().map(|name| figure(name, reports)));
     out += "</div>\n";
-    out += &table(&markdown::time_table(reports));
+    let Time { says, rows } = Time::of(reports);
+    out += "<h2>Time</h2>\n";
+    out.extend(says.iter().map(|line| format!("<p>{}</p>\n", escape(line))));
+    out += &table(&rows);
     for report in reports {
         let Some(profile) = &report.profile else { continue };
         let _ = writeln!(out, "<h2>Findings of {}</h2>", escape(&report.name));
@@ -96,7 +94,7 @@ fn list(out: &mut String, items: impl Iterator<Item = String>) {
 }
 
 /// A metric of all runs over the same axes.
-fn figure(name: &'static str, reports: &[Report]) -> String {
+fn figure(name: &str, reports: &[Report]) -> String {
     let curves: Vec<(usize, &Curve)> = reports
         .iter()
         .enumerate()
@@ -131,27 +129,15 @@ fn figure(name: &'static str, reports: &[Report]) -> String {
     )
 }
 
-/// The table of the Markdown, as HTML.
-fn table(markdown: &str) -> String {
-    let (mut out, mut rows) = (String::new(), 0);
-    for line in markdown.lines() {
-        if let Some(title) = line.strip_prefix("## ") {
-            let _ = writeln!(out, "<h2>{}</h2>", escape(title));
-        } else if line.starts_with("|--") || line.is_empty() {
-        } else if line.starts_with('|') {
-            let tag = if rows == 0 { "th" } else { "td" };
-            out += if rows == 0 { "<table>\n" } else { "" };
-            rows += 1;
-            let cells = line
-                .trim_matches('|')
-                .split(" |")
-                .map(|cell| format!("<{tag}>{}</{tag}>", escape(cell.trim_matches(' '))));
-            let _ = writeln!(out, "<tr>{}</tr>", cells.collect::<String>());
-        } else {
-            let _ = writeln!(out, "<p>{}</p>", escape(line));
-        }
-    }
-    out + if rows > 0 { "</table>\n" } else { "" }
+/// A table, of which the first row are the names; nothing of nothing.
+fn table(rows: &[Vec<String>]) -> String {
+    let row = |(place, row): (usize, &Vec<String>)| {
+        let tag = if place == 0 { "th" } else { "td" };
+        let cells = row.iter().map(|cell| format!("<{tag}>{}</{tag}>", escape(cell)));
+        format!("<tr>{}</tr>\n", cells.collect::<String>())
+    };
+    let rows: String = rows.iter().enumerate().map(row).collect();
+    if rows.is_empty() { rows } else { format!("<table>\n{rows}</table>\n") }
 }
 
 /// Text in which nothing is markup.

@@ -5,6 +5,7 @@
 
 mod html;
 mod markdown;
+mod time;
 
 pub use html::html;
 pub use markdown::{markdown, time};
@@ -15,6 +16,7 @@ use crate::verdict::Verdict;
 use lockstep::ProfileRecord;
 use serde_json::Value;
 use std::path::Path;
+use telemetry::table::short_number;
 
 /// Metrics whose course is shown, of those that a run has.
 const CURVES: [&str; 10] = [
@@ -174,15 +176,24 @@ fn sample(group: &Value) -> Option<Sample> {
     Some(Sample { step: group["step"].as_u64()?, prompt, best: all.last()?.clone(), worst: all.first()?.clone() })
 }
 
+/// Each once, in the order of first appearance.
+fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut all = Vec::new();
+    names.for_each(|name| {
+        if !all.contains(&name) {
+            all.push(name)
+        }
+    });
+    all
+}
+
+fn curve_names(reports: &[Report]) -> Vec<&str> {
+    distinct(reports.iter().flat_map(|report| &report.curves).map(|curve| curve.name))
+}
+
 /// Three digits, for people.
 fn number(x: f64) -> String {
-    match x.abs() {
-        size if size != 0.0 && !(1e-3..1e6).contains(&size) => format!("{x:.2e}"),
-        size if size >= 100.0 => format!("{x:.0}"),
-        size if size >= 10.0 => format!("{x:.1}"),
-        size if size >= 1.0 => format!("{x:.2}"),
-        _ => format!("{x:.3}"),
-    }
+    short_number(x, 1e6, 2)
 }
 
 #[cfg(test)]

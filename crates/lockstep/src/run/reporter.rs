@@ -44,8 +44,8 @@ impl Reporter {
         // A log that a resumed run no longer writes is still cut back and kept with its checkpoints.
         let has_events = std::fs::read_dir(run.tensorboard()).is_ok_and(|mut files| files.next().is_some());
         if config.tensorboard || has_events {
-            let sink = TensorBoardSink::open(&run.tensorboard())?.writing(config.tensorboard);
-            sinks.add(sink.with_hparams(hparams(config))?);
+            let hparams = if config.tensorboard { hparams(config) } else { Vec::new() };
+            sinks.add(TensorBoardSink::open(&run.tensorboard(), hparams)?.writing(config.tensorboard));
         }
         if config.record_rollouts || run.rollouts().exists() {
             sinks.add(RolloutLog::open(&run.rollouts())?);

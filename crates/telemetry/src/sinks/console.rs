@@ -262,9 +262,7 @@ impl ConsoleSink {
     pub fn new(console: Console) -> Self {
         ConsoleSink { console, progress: None, course: course::Course::default() }
     }
-}
 
-impl ConsoleSink {
     /// A logged step: a row for people, numbers for programs. Evaluations are messages of their own.
     fn metrics(&mut self, step: u64, values: &[(String, f64)]) {
         let is_evaluation = values.iter().any(|(name, _)| name.starts_with("eval_"));

@@ -30,9 +30,9 @@ pub struct TensorBoardSink {
 }
 
 impl TensorBoardSink {
-    /// Opens the event file of `directory` to append; directory and file are created if missing. If there are several
+    /// Opens the event file of `directory` to append, which begins with the run's hyperparameters; directory and file are created if missing. If there are several
     /// files, the last by name. A torn last record is cut off.
-    pub fn open(directory: &Path) -> Result<Self> {
+    pub fn open(directory: &Path, hparams: Vec<(String, HParam)>) -> Result<Self> {
         std::fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
         let path = match existing(directory)? {
             Some(path) => path,
@@ -42,7 +42,7 @@ impl TensorBoardSink {
             }
         };
         let file = Appended::open(path, whole_records)?;
-        let mut sink = TensorBoardSink { file, writes: true, hparams: Vec::new() };
+        let mut sink = TensorBoardSink { file, writes: true, hparams };
         sink.begin()?;
         Ok(sink)
     }
@@ -52,23 +52,7 @@ impl TensorBoardSink {
         TensorBoardSink { writes, ..self }
     }
 
-    /// A file that begins also says the run's hyperparameters.
-    pub fn with_hparams(mut self, hparams: Vec<(String, HParam)>) -> Result<Self> {
-        self.hparams = hparams;
-        if self.writes && records(&std::fs::read(self.file.path()).unwrap_or_default()).count() == 1 {
-            self.say_hparams()?;
-        }
-        Ok(self)
-    }
-
-    fn say_hparams(&mut self) -> Result<()> {
-        match self.hparams.is_empty() {
-            true => Ok(()),
-            false => self.append(0, &summary::hparams(&self.hparams)),
-        }
-    }
-
-    /// An empty file gets the record of the format's version, with which every file begins.
+    /// An empty file gets the record of the format's version, with which every file begins, and the hyperparameters.
     fn begin(&mut self) -> Result<()> {
         if self.file.len() > 0 {
             return Ok(());
@@ -77,7 +61,10 @@ impl TensorBoardSink {
         double(&mut event, 1, since_1970().as_secs_f64());
         bytes(&mut event, 3, b"brain.Event:2");
         self.file.append(&record(&event))?;
-        self.say_hparams()
+        match self.hparams.is_empty() {
+            true => Ok(()),
+            false => self.append(0, &summary::hparams(&self.hparams)),
+        }
     }
 
     fn append(&mut self, step: u64, entry: &[u8]) -> Result<()> {
@@ -271,7 +258,7 @@ mod tests {
     #[test]
     fn what_is_written_reads_back() {
         let dir = tempfile::tempdir().unwrap();
-        let mut sink = TensorBoardSink::open(&dir.path().join("tensorboard")).unwrap();
+        let mut sink = TensorBoardSink::open(&dir.path().join("tensorboard"), Vec::new()).unwrap();
         logged(&mut sink, 300, &[("train/reward", 0.25), ("é", f64::INFINITY)]);
         logged(&mut sink, 301, &[("train/kl", f64::NAN)]);
         let events = read(sink.file.path());
@@ -288,7 +275,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let all = [("learning_rate", HParam::Number(0.5)), ("loss_type", HParam::Text("grpo".into()))];
         let all: Vec<_> = all.map(|(name, value)| (name.to_owned(), value)).to_vec();
-        let open = || TensorBoardSink::open(dir.path()).unwrap().with_hparams(all.clone()).unwrap();
+        let open = || TensorBoardSink::open(dir.path(), all.clone()).unwrap();
         let mut sink = open();
         let values = vec![("reward".to_owned(), vec![0.0, 1.0, 1.0, 3.0]), ("none".to_owned(), vec![])];
         sink.receive(&EventKind::Distributions { step: 4, values }.into()).unwrap();
@@ -330,7 +317,7 @@ mod tests {
         let file = |n: u32| dir.path().join(format!("events.out.tfevents.{:010}.b.1.0", (n * 7) % 20));
         let others = [dir.path().join("zzz"), dir.path().join("events.out.tfevents")];
         (0..20).map(file).chain(others).for_each(|file| std::fs::write(file, "").unwrap());
-        let mut sink = TensorBoardSink::open(dir.path()).unwrap();
+        let mut sink = TensorBoardSink::open(dir.path(), Vec::new()).unwrap();
         logged(&mut sink, 1, &[("a", 1.0)]);
         let written = |n: &u32| std::fs::metadata(file(*n)).unwrap().len() > 0;
         assert_eq!((0..20).filter(written).map(|n| (n * 7) % 20).collect::<Vec<_>>(), [19]);
@@ -340,7 +327,7 @@ mod tests {
     #[test]
     fn resume_continues_the_same_file() {
         let dir = tempfile::tempdir().unwrap();
-        let mut sink = TensorBoardSink::open(dir.path()).unwrap();
+        let mut sink = TensorBoardSink::open(dir.path(), Vec::new()).unwrap();
         logged(&mut sink, 1, &[("a", 1.0)]);
         let mut at_checkpoint = BTreeMap::new();
         sink.checkpoint(&mut at_checkpoint).unwrap();
@@ -351,7 +338,7 @@ mod tests {
         let mut file = std::fs::read(&path).unwrap();
         file.extend_from_slice(&[9, 0, 0, 0, 0, 0, 0, 0, 1]);
         std::fs::write(&path, &file).unwrap();
-        let mut sink = TensorBoardSink::open(dir.path()).unwrap();
+        let mut sink = TensorBoardSink::open(dir.path(), Vec::new()).unwrap();
         assert_eq!(sink.file.path(), path);
         assert_eq!(read(&path).len(), 2);
         sink.resume(1, &at_checkpoint).unwrap();
@@ -364,7 +351,7 @@ mod tests {
         assert!(sink.resume(1, &BTreeMap::from([("tensorboard".to_owned(), 1 << 40)])).unwrap().is_some());
         assert_eq!(read(&path).len(), 2);
         // A sink that writes nothing keeps what is there.
-        let mut paused = TensorBoardSink::open(dir.path()).unwrap().writing(false);
+        let mut paused = TensorBoardSink::open(dir.path(), Vec::new()).unwrap().writing(false);
         assert_eq!(paused.resume(1, &at_checkpoint).unwrap(), None);
         logged(&mut paused, 2, &[("c", 1.0)]);
         assert_eq!(read(&path).len(), 1);

@@ -89,7 +89,8 @@ impl TraceWriter {
             "ts": round(start_us), "dur": round(duration_us), "args": { "step": step },
         });
         if flops > 0.0 || bytes > 0.0 {
-            event["args"] = json!({ "step": step, "flops": flops, "bytes": bytes });
+            event["args"]["flops"] = flops.into();
+            event["args"]["bytes"] = bytes.into();
         }
         self.event(&event)
     }

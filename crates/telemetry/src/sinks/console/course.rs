@@ -3,6 +3,7 @@
 //! It knows the metrics that people watch; those that a run lacks have no column.
 
 use super::duration;
+use crate::table::short_number;
 
 /// Rows below one line of names.
 const ROWS: usize = 25;
@@ -79,7 +80,9 @@ impl Course {
                     Some((name, number(*mean)))
                 };
                 let each: Vec<_> = values.iter().filter_map(of).collect();
-                cells.extend(each.into_iter().filter(|_| values.iter().filter_map(of).count() > 1));
+                if each.len() > 1 {
+                    cells.extend(each);
+                }
             }
         }
         cells.push(("left".to_owned(), left_s.map_or_else(|| "–".to_owned(), duration)));
@@ -110,13 +113,7 @@ impl Course {
 
 /// Four digits at most, for people.
 fn number(x: f64) -> String {
-    match x.abs() {
-        size if size != 0.0 && !(1e-3..1e5).contains(&size) => format!("{x:.1e}"),
-        size if size >= 100.0 => format!("{x:.0}"),
-        size if size >= 10.0 => format!("{x:.1}"),
-        size if size >= 1.0 => format!("{x:.2}"),
-        _ => format!("{x:.3}"),
-    }
+    short_number(x, 1e5, 1)
 }
 
 #[cfg(test)]

@@ -26,8 +26,7 @@ pub enum HParam {
 
 /// A number; one that is not finite is written as it is (TensorBoard shows it as such).
 pub fn scalar(tag: &str, value: f64) -> Vec<u8> {
-    let mut entry = Vec::new();
-    bytes(&mut entry, 1, tag.as_bytes());
+    let mut entry = tagged(tag);
     key(&mut entry, 2, 5);
     entry.extend_from_slice(&(value as f32).to_le_bytes());
     entry
@@ -57,8 +56,7 @@ pub fn histogram(tag: &str, values: &[f64]) -> Option<Vec<u8>> {
         let packed: Vec<u8> = list.iter().flat_map(|x| x.to_le_bytes()).collect();
         bytes(&mut histo, field, &packed);
     }
-    let mut entry = Vec::new();
-    bytes(&mut entry, 1, tag.as_bytes());
+    let mut entry = tagged(tag);
     bytes(&mut entry, 5, &histo);
     Some(entry)
 }
@@ -71,8 +69,7 @@ pub fn text(tag: &str, text: &str) -> Vec<u8> {
     integer(&mut tensor, 1, 7); // strings
     bytes(&mut tensor, 2, &shape);
     bytes(&mut tensor, 8, text.as_bytes());
-    let mut entry = Vec::new();
-    bytes(&mut entry, 1, tag.as_bytes());
+    let mut entry = tagged(tag);
     bytes(&mut entry, 8, &tensor);
     bytes(&mut entry, 9, &metadata("text", b""));
     entry
@@ -95,9 +92,15 @@ pub fn hparams(all: &[(String, HParam)]) -> Vec<u8> {
     }
     let mut data = Vec::new();
     bytes(&mut data, 3, &session);
-    let mut entry = Vec::new();
-    bytes(&mut entry, 1, b"_hparams_/session_start_info");
+    let mut entry = tagged("_hparams_/session_start_info");
     bytes(&mut entry, 9, &metadata("hparams", &data));
+    entry
+}
+
+/// A value of which so far only the tag is known.
+fn tagged(tag: &str) -> Vec<u8> {
+    let mut entry = Vec::new();
+    bytes(&mut entry, 1, tag.as_bytes());
     entry
 }
 
