@@ -31,9 +31,10 @@ pub struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let runs = if args.runs.is_empty() { vec![PathBuf::from("runs")] } else { args.runs.clone() };
+    // A page that measures levels needs no run.
+    let needs_none = args.allow_run && args.runs.is_empty();
     for path in &runs {
-        // A page that measures levels needs no run.
-        if !path.is_dir() && !(args.allow_run && args.runs.is_empty()) {
+        if !path.is_dir() && !needs_none {
             bad_input!("{}: there is no such directory; name a run, or a directory with runs", path.display());
         }
     }

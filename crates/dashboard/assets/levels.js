@@ -90,8 +90,8 @@ export async function levels(main) {
         shape,
         h("label", { for: "steps" }, " steps "),
         steps,
-        h("button", { onclick: start, disabled: busy || !state.allowed }, "Run"),
-        busy ? h("button", { onclick: stop }, "Stop") : null,
+        h("button", { class: "run", onclick: start, disabled: busy || !state.allowed }, "Run"),
+        busy ? h("button", { class: "stop", onclick: stop }, "Stop") : null,
         events.length ? h("button", { onclick: save }, "Save as JSON") : null,
       ),
       state.allowed
