@@ -52,9 +52,9 @@ export async function levels(main) {
   const shape = h(
     "select",
     { id: "shape" },
-    state.shapes.map((name) => h("option", { value: name, selected: name === "7m" }, name)),
+    state.shapes.map((name) => h("option", { value: name, selected: name === "tiny" }, name)),
   );
-  const steps = h("input", { id: "steps", type: "number", min: 1, max: state.most_steps ?? 1, value: 5 });
+  const steps = h("input", { id: "steps", type: "number", min: 1, max: state.most_steps ?? 1, value: 10 });
 
   function choose() {
     const busy = state.job?.state === "running";
