@@ -17,6 +17,7 @@ cargo xtask first-hour      bench/cuda/first_hour.sh on the emulator, at small s
 cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
 cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)
 cargo xtask mutants random --seed S --count N [--crate C]    the same of changes that are drawn at random
+cargo xtask release [TARGET]    each crate as for crates.io; the built program in an archive with its checksum
 cargo xtask nightly [NAME]…    the checks that take too long for CI; the last results are in docs/nightly.md";
 
 /// A check: its name and how it is made.
@@ -48,6 +49,7 @@ mod miri;
 mod mutants;
 mod nightly;
 mod provenance;
+mod release;
 mod sandbox;
 mod size;
 mod trl_suite;
@@ -60,6 +62,8 @@ fn main() -> ExitCode {
         ["mutants", chosen @ ..] => Some(mutants::run(chosen)),
         ["nightly", chosen @ ..] => Some(nightly::run(chosen)),
         ["book", arguments @ ..] => Some(book::preprocess(arguments)),
+        ["release"] => Some(release::run(None)),
+        ["release", target] => Some(release::run(Some(target))),
         ["cubins"] => Some(cuda::cubins("target/cubins")),
         ["cubins", to] => Some(cuda::cubins(to)),
         _ => None,
