@@ -1,6 +1,6 @@
-//! `cargo xtask release [TARGET]`: of a release what can be made on any machine. Packs each crate as for crates.io, and
-//! the program that was built for TARGET (this machine, if it is not given) into an archive with its checksum. Publishes
-//! nothing; .github/workflows/release.yml does the rest.
+//! `cargo xtask release [TARGET]`: what any machine can make of a release. It packs each crate as for crates.io,
+//! and the program that was built for TARGET (without it, for this machine) into an archive with its checksum. It
+//! publishes nothing; .github/workflows/release.yml does the rest.
 
 use crate::cargo;
 use std::fs;
