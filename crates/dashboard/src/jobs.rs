@@ -73,7 +73,8 @@ impl Jobs {
         let job = lock(&self.job).as_ref().map(|job| {
             let output = lock(&job.output);
             let (state, why) = output.end.clone().unwrap_or(("running", String::new()));
-            json!({ "number": job.number, "asked": job.asked, "state": state, "why": why, "events": output.events.len() })
+            let events = output.events.len();
+            json!({ "number": job.number, "asked": job.asked, "state": state, "why": why, "events": events })
         });
         match &self.runnable {
             None => json!({ "allowed": false, "levels": [], "shapes": [], "job": job }),
