@@ -1,4 +1,5 @@
-//! What the processes of a program use together, looked at again and again.
+//! What the processes of a program use together, looked at again and again: their memory and, where no limit of the
+//! kernel counts them alone, how many they are.
 //!
 //! Address space is limited per process (`RLIMIT_AS`), and some need much more of it than memory (V8). So the resident
 //! memory of all is added: private pages, what is swapped, page tables, the files of `/tmp` where that is memory, and
@@ -37,10 +38,21 @@ pub enum Members {
     Tree(u32),
 }
 
+/// What a program has too much of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Excess {
+    Memory,
+    Threads,
+}
+
 /// Watches a program.
 pub struct Watch {
     members: Members,
     most: u64,
+    /// How many threads its processes may have together, if that is watched.
+    most_threads: Option<u64>,
+    /// Whether the last look found more.
+    crowded: bool,
     /// The size of its `/tmp`, if that is memory.
     tmp: Option<u64>,
     next: Instant,
@@ -51,16 +63,18 @@ pub struct Watch {
 }
 
 impl Watch {
-    pub fn new(members: Members, most_mb: u64, tmp_mb: Option<u64>) -> Watch {
+    pub fn new(members: Members, most_mb: u64, tmp_mb: Option<u64>, most_threads: Option<u64>) -> Watch {
         let (most, tmp) = (most_mb << 20, tmp_mb.map(|mb| mb << 20));
-        Watch { members, most, tmp, next: Instant::now() + OFTEN, suspicion: 0, shared: 0, shared_at: None }
+        let next = Instant::now() + OFTEN;
+        let (suspicion, shared, shared_at, crowded) = (0, 0, None, false);
+        Watch { members, most, most_threads, crowded, tmp, next, suspicion, shared, shared_at }
     }
 
-    /// Whether it uses more than it may; looks only if it is time to.
-    pub fn exceeds(&mut self) -> bool {
+    /// What it uses more of than it may; looks only if it is time to.
+    pub fn exceeds(&mut self) -> Option<Excess> {
         let start = Instant::now();
         if start < self.next {
-            return false;
+            return None;
         }
         let table = || TABLE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (mut processes, mut most_seen) = (Vec::new(), 0);
@@ -69,6 +83,13 @@ impl Watch {
         for attempt in 0..TRIES {
             let (found, mut lost) = table().members(self.members, attempt > 0);
             stopped.groups.extend(self.groups(&found));
+            if attempt == 0 {
+                // Twice in a row, as one that ended and one that it started may both be in a table.
+                let crowded = self.most_threads.is_some_and(|most| self.threads(&found) > most);
+                if std::mem::replace(&mut self.crowded, crowded) && crowded {
+                    return Some(Excess::Threads);
+                }
+            }
             let memories: Vec<Option<u64>> =
                 found.iter().map(|row| row.memory.or_else(|| memory(row.process, false))).collect();
             // Without memory is who is about to end, or has: a child may have it that was not there yet.
@@ -101,7 +122,16 @@ impl Watch {
             None => self.suspicion + SURE / 12,
         };
         self.next = Instant::now() + OFTEN.max(20 * start.elapsed()).min(AT_LEAST);
-        self.suspicion >= SURE
+        (self.suspicion >= SURE).then_some(Excess::Memory)
+    }
+
+    /// Without whoever holds the group.
+    fn threads(&self, found: &[Row]) -> u64 {
+        let holder = match self.members {
+            Members::Group(group) => Some(group),
+            Members::Tree(_) => None,
+        };
+        found.iter().filter(|row| Some(row.process) != holder).map(|row| row.threads).sum()
     }
 
     /// The process groups that the program's processes are in, and no other: none can make or join one. Bubblewrap, the
@@ -164,6 +194,7 @@ struct Row {
     process: u32,
     parent: u32,
     group: u32,
+    threads: u64,
     /// If it was read with the table.
     memory: Option<u64>,
 }
@@ -245,7 +276,8 @@ fn stat(process: u32) -> Option<(Row, u64)> {
     let text = String::from_utf8_lossy(&text);
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |i: usize| fields.get(i)?.parse().ok();
-    Some((Row { process, parent: number(1)?, group: number(2)?, memory: None }, fields.get(19)?.parse().ok()?))
+    let threads = fields.get(17)?.parse().ok()?;
+    Some((Row { process, parent: number(1)?, group: number(2)?, threads, memory: None }, fields.get(19)?.parse().ok()?))
 }
 
 /// The bytes of a process, its share of what it shares if `exact` and if that can be known; none if it is gone.

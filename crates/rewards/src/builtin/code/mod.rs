@@ -24,6 +24,7 @@ mod source;
 mod tests;
 #[cfg(test)]
 mod throughput;
+mod user;
 
 use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt;
@@ -224,7 +225,11 @@ impl Code {
         let mut all: Vec<String> = ["/bin/sh", "-c"].iter().chain(&script).map(|word| (*word).to_owned()).collect();
         all.extend(self.words(words, "/tmp/program"));
         let outcome = self.sandbox.run(directory.path(), &all, b"", Limits { wall: PATIENCE / 4, ..limits })?;
-        Ok(matches!(outcome.end, End::Exit(126 | 127) | End::TooMuchMemory(_)).then(|| words_of(&outcome)))
+        let fails = match outcome.end {
+            End::Exit(126 | 127) | End::TooMuchMemory(_) | End::TooManyProcesses(_) => true,
+            End::Exit(_) | End::TimedOut | End::TooMuchOutput | End::Stopped => false,
+        };
+        Ok(fails.then(|| words_of(&outcome)))
     }
 
     /// Writes and compiles a source. What the compiler makes comes out on standard output: nothing in the sandbox can
@@ -299,6 +304,7 @@ fn words_of(outcome: &Outcome) -> String {
         End::TimedOut => "timed out".to_owned(),
         End::TooMuchOutput => "too much output".to_owned(),
         End::TooMuchMemory(most) => format!("used more than {most} MiB of memory"),
+        End::TooManyProcesses(most) => format!("more than {most} processes and threads"),
         End::Stopped => "stopped".to_owned(),
     }
 }

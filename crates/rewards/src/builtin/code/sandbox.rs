@@ -5,13 +5,14 @@
 //! the system calls of `seccomp` alone. Processor time, address space, processes, files and output are limited
 //! (util-linux's `prlimit`), and what its processes use together is watched (`memory`); when its wall time is over, or
 //! it has ended, or we have, every process that it has started is killed with its process namespace. We are not root in
-//! there: root's processes are not counted, so as root the whole is started as the user 65534. What holds it without
+//! there: root's processes are not counted, so as root the whole is started as another user (`user`). What holds it without
 //! bubblewrap is in `confined`. Knows no language and no test.
 
 use super::confined;
 use super::group::Group;
-use super::memory::{Members, Watch};
+use super::memory::{Excess, Members, Watch};
 use super::place::Place;
+use super::user::User;
 use serde::Deserialize;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -27,8 +28,6 @@ use tempfile::TempDir;
 pub(super) const JOB: &str = "/job";
 /// Where programs are looked for.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
-/// The user as whom programs run if we are root.
-const NOBODY: u32 = 65534;
 /// Of standard error, so much is kept.
 const STDERR_BYTES: usize = 4_000;
 /// A judge's verdicts are shorter.
@@ -63,6 +62,8 @@ pub(super) enum End {
     TooMuchOutput,
     /// More than so many MiB.
     TooMuchMemory(u64),
+    /// Processes and threads.
+    TooManyProcesses(u64),
     /// Nobody waits for it any more.
     Stopped,
 }
@@ -261,11 +262,12 @@ impl Sandbox {
         let (stdin, stdout) = streams.unwrap_or_else(|| (Stdio::piped(), Stdio::piped()));
         // What other libraries, or whoever started us, left open.
         close_fds::set_fds_cloexec_threadsafe(3, &[]);
-        let watch = |members, tmp| Watch::new(members, limits.resident_mb, tmp);
+        let user = User::new();
+        let watch = |members, tmp, threads| Watch::new(members, limits.resident_mb, tmp, threads);
         if self.isolation == Isolation::Bubblewrap {
             let mut command = self.isolated(job, words, limits)?;
             command.stdin(stdin).stdout(stdout).stderr(Stdio::piped());
-            as_nobody(&mut command);
+            user.start(&mut command);
             let child = {
                 let mut group = self.group.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                 if !group.as_mut().is_some_and(Group::is_there) {
@@ -273,22 +275,22 @@ impl Sandbox {
                 }
                 command.process_group(group.as_ref().map_or(0, Group::id)).spawn()?
             };
-            let watch = watch(Members::Tree(child.id()), Some(limits.disk_mb));
-            return Ok(Running { child, group: None, watch, limits, _directory: None });
+            let watch = watch(Members::Tree(child.id()), Some(limits.disk_mb), None);
+            return Ok(Running { child, group: None, watch, limits, _directory: None, _user: user });
         }
         let directory = super::directory()?;
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777))?;
-        let mut command = plain_command(job, directory.path(), words, limits);
+        let mut command = plain_command(job, directory.path(), words, limits, &user);
         command.stdin(stdin).stdout(stdout).stderr(Stdio::piped());
-        as_nobody(&mut command);
+        user.start(&mut command);
         let group = Group::new()?;
         command.process_group(group.id());
         let child = match self.isolation {
             Isolation::Nothing => command.spawn()?,
             _ => confined::spawn(&mut command, job, limits.compiles.then_some(directory.path()), group.id())?,
         };
-        let watch = watch(Members::Group(group.id().cast_unsigned()), None);
-        Ok(Running { child, group: Some(group), watch, limits, _directory: Some(directory) })
+        let watch = watch(Members::Group(group.id().cast_unsigned()), None, Some(limits.processes));
+        Ok(Running { child, group: Some(group), watch, limits, _directory: Some(directory), _user: user })
     }
 
     /// Bubblewrap's command line.
@@ -364,11 +366,10 @@ fn prlimits(limits: Limits) -> [String; 5] {
 }
 
 /// A command line without bubblewrap. The two directories of a sandbox are others there.
-fn plain_command(job: &Path, tmp: &Path, words: &[String], limits: Limits) -> Command {
+fn plain_command(job: &Path, tmp: &Path, words: &[String], limits: Limits, user: &User) -> Command {
     let place = |path: &Path| format!("{}/", path.display());
     let mut command = Command::new("prlimit");
-    // The limit counts all threads of the user, those of other programs, too.
-    command.arg(format!("--nproc={}", threads_of_user() + limits.processes)).args(prlimits(limits)).arg("--");
+    command.arg(format!("--nproc={}", user.limit(limits.processes))).args(prlimits(limits)).arg("--");
     // Those of a sandbox first: a name of ours may hold the other.
     let real = |word: &String| {
         let parts: Vec<String> = word.split("/job/").map(|part| part.replace("/tmp/", &place(tmp))).collect();
@@ -381,16 +382,6 @@ fn plain_command(job: &Path, tmp: &Path, words: &[String], limits: Limits) -> Co
     command
 }
 
-/// How many threads the user has whom programs run as.
-fn threads_of_user() -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    let user = rustix::process::geteuid();
-    let user = if user.is_root() { NOBODY } else { user.as_raw() };
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let own = processes.filter(|process| process.metadata().is_ok_and(|metadata| metadata.uid() == user));
-    own.map(|process| std::fs::read_dir(process.path().join("task")).map_or(0, |tasks| tasks.count() as u64)).sum()
-}
-
 /// A started program, which does not outlive this.
 struct Running {
     child: Child,
@@ -400,6 +391,7 @@ struct Running {
     limits: Limits,
     /// Without bubblewrap, where it runs: removed when nothing runs there any more.
     _directory: Option<TempDir>,
+    _user: User,
 }
 
 impl std::ops::Deref for Running {
@@ -443,9 +435,14 @@ impl Running {
                 use std::os::unix::process::ExitStatusExt;
                 break End::Exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
             }
-            let greedy = |running: &mut Running| running.watch.exceeds().then_some(running.limits.resident_mb);
-            if let Some(most) = greedy(self).or_else(|| other.as_mut().and_then(|other| greedy(other))) {
-                break End::TooMuchMemory(most);
+            let greedy = |running: &mut Running| {
+                running.watch.exceeds().map(|excess| match excess {
+                    Excess::Memory => End::TooMuchMemory(running.limits.resident_mb),
+                    Excess::Threads => End::TooManyProcesses(running.limits.processes),
+                })
+            };
+            if let Some(end) = greedy(self).or_else(|| other.as_mut().and_then(|other| greedy(other))) {
+                break end;
             }
             match () {
                 () if too_much.load(Ordering::Relaxed) => break End::TooMuchOutput,
@@ -456,13 +453,6 @@ impl Running {
         };
         self.end();
         Ok(end)
-    }
-}
-
-/// Root's processes are counted by no limit.
-fn as_nobody(command: &mut Command) {
-    if rustix::process::geteuid().is_root() {
-        command.uid(NOBODY).gid(NOBODY);
     }
 }
 

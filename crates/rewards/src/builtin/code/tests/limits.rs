@@ -132,6 +132,44 @@ print(2 * int(input()))";
     }
 }
 
+/// Programs run as one user where there are no namespaces: what one starts is not taken from the others.
+#[test]
+fn a_program_that_starts_too_many_takes_nothing_from_others() {
+    if !installed(&["python3"]) {
+        return;
+    }
+    let options = |isolation| json!({"language": "python", "isolation": isolation, "processes": 16, "timeout_s": 20.0});
+    // In a namespace the kernel refuses a seventeenth.
+    let many = "import os, time
+for _ in range(40):
+    if os.fork() == 0:
+        time.sleep(100)
+print(8, flush=True)
+time.sleep(3)";
+    let bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass";
+    let right = "import os
+for _ in range(100):
+    child = os.fork()
+    if child == 0: os._exit(0)
+    os.waitpid(child, 0)
+print(2 * int(input()))";
+    let tests = json!([{"input": "4\n", "output": "8"}]);
+    for isolation in isolations() {
+        let (scores, failures) = score(options(isolation), &[many, bomb, right, right, bomb, right], &tests);
+        // An ordinary user's programs share one count of the kernel without namespaces.
+        let counted_apart = isolation == "bubblewrap" || rustix::process::geteuid().is_root();
+        assert!([0, 1, 4].iter().all(|&i| scores.values[i] == Some(0.0)), "{isolation}: {failures:?}");
+        assert!(
+            !counted_apart || [2, 3, 5].iter().all(|&i| scores.values[i] == Some(1.0)),
+            "{isolation}: {failures:?}"
+        );
+        if isolation != "bubblewrap" {
+            let said = "test 1: more than 16 processes and threads";
+            assert!([0, 1, 4].iter().all(|&i| failures[i] == said), "{isolation}: {failures:?}");
+        }
+    }
+}
+
 /// Exactly as much output as is allowed is fine, a byte more is not.
 #[test]
 fn the_limit_of_output_is_inclusive() {
