@@ -53,7 +53,7 @@ pub struct Args {
     /// The most tokens of a completion.
     #[arg(long, value_name = "N")]
     pub max_completion_length: Option<usize>,
-    /// What products compute in.
+    /// What matmuls compute in.
     #[arg(long, value_parser = ["f32", "bf16"])]
     pub dtype: Option<String>,
     /// The seed.

@@ -94,7 +94,7 @@ impl Context {
         }
     }
 
-    /// The name of the formula that products of numbers of `dtype` are computed with (docs/arithmetic.md): contexts
+    /// The name of the formula that matmuls in `dtype` are computed with (docs/arithmetic.md): contexts
     /// with the same one give the same bits.
     pub fn arithmetic(&self, dtype: DType) -> &'static str {
         match (dtype, &self.backend) {
@@ -106,7 +106,7 @@ impl Context {
     }
 
     /// Whether gate and up of this weight, one below the other, are multiplied faster by [`crate::ops::glu::fused`]
-    /// than by a product and an activation: where tiles multiply, the way through memory costs more than packing rows
+    /// than by a matmul and an activation: where tiles multiply, the way through memory costs more than packing rows
     /// and reading the weight for each block of outputs.
     pub fn fuses_gates(&self, gate_up: &Matrix) -> bool {
         let Backend::Cpu(cpu) = &self.backend else { return false };
@@ -198,8 +198,8 @@ pub(crate) fn count(flops: u64, bytes: u64) {
     BYTES.set(BYTES.get() + bytes);
 }
 
-/// Books a product's multiply-adds, and each operand once.
-pub(crate) fn count_product(m: usize, n: usize, k: usize, weight_bytes: usize) {
+/// Books a matmul's multiply-adds, and each operand once.
+pub(crate) fn count_matmul(m: usize, n: usize, k: usize, weight_bytes: usize) {
     count(2 * (m * n * k) as u64, (weight_bytes + size_of::<f32>() * m * (n + k)) as u64);
 }
 

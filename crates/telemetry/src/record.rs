@@ -23,7 +23,7 @@ pub struct RunRecord {
     /// What computed, as `device` names it: cpu, cuda, …
     #[serde(default)]
     pub device: String,
-    /// The formula of its products: runs with the same one have the same bits.
+    /// The formula of its matmuls: runs with the same one have the same bits.
     #[serde(default)]
     pub arithmetic: String,
     /// The compute dtype.

@@ -389,7 +389,7 @@ fn a_run_goes_on_from_anywhere() {
 
 /// In bf16 the instruction sets without tiles share a formula, and tiles have their own; in f32 all share one.
 #[test]
-fn a_run_goes_on_where_its_products_have_the_same_formula() {
+fn a_run_goes_on_where_its_matmuls_have_the_same_formula() {
     let dir = directory();
     let root = dir.path();
     let on = |isa: &str, arguments: &[&str]| {

@@ -271,7 +271,7 @@ fn without_a_checkpoint_it_starts_again_and_says_so() {
 /// Moments in bf16: their rounding goes on where it was.
 #[test]
 fn grpo_in_bf16() {
-    // With masters in the checkpoint: what products read is rounded.
+    // With masters in the checkpoint: what matmuls read is rounded.
     survives("train", &["dtype=bf16", "beta=0.04"], 4, 31);
 }
 

@@ -108,14 +108,14 @@ impl Grid {
         const THREADS: u32 = 128;
         Grid { blocks: [blocks(columns.div_ceil(THREADS as usize)), shares, 1], threads: THREADS }
     }
-    /// What `product` of `sums.cuh` takes for `rows` x `cols` elements.
-    pub(crate) fn product(rows: usize, cols: usize) -> Grid {
+    /// What `matmul` of `sums.cuh` takes for `rows` x `cols` elements.
+    pub(crate) fn matmul(rows: usize, cols: usize) -> Grid {
         const TILE: usize = 64;
         Grid { blocks: [blocks(cols.div_ceil(TILE)), blocks(rows.div_ceil(TILE)), 1], threads: 256 }
     }
-    /// What `product_bf16` of `mma.cuh` takes for `rows` x `cols` elements.
-    pub(crate) fn product_bf16(rows: usize, cols: usize) -> Grid {
-        Grid { threads: 128, ..Grid::product(rows, cols) }
+    /// What `matmul_bf16` of `mma.cuh` takes for `rows` x `cols` elements.
+    pub(crate) fn matmul_bf16(rows: usize, cols: usize) -> Grid {
+        Grid { threads: 128, ..Grid::matmul(rows, cols) }
     }
     /// What `add_chunks` of `sums.cuh` takes for so many columns.
     pub(crate) fn chunks(columns: usize) -> Grid {

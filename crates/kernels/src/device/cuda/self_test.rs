@@ -42,7 +42,7 @@ pub(super) fn run(cuda: &Cuda, family: Family) -> Outcome<()> {
     }
 }
 
-/// Compares `instructions` of them, ordinary ones and all kinds of others by turns.
+/// Compares `instructions` of them, ordinary ones and all kinds of others alternately.
 pub(super) fn compare(cuda: &Cuda, family: Family, seed: u64, instructions: usize) -> Result<Report> {
     let (queue, mut report) = (cuda.queue(), Report::default());
     for first in (0..instructions).step_by(AT_ONCE) {

@@ -1,14 +1,14 @@
 //! Attention on the CPU: writing pages, and the forward pass. (`backward.rs` has the backward pass.)
 //!
 //! A task is a tile of consecutive rows under one kv head. Block by block, rows of the tile that look at the same page
-//! are one product. A row's state is (m, l, O): m the largest score so far, l 16 lane sums of exp(z − m) (lane = slot
+//! are one matmul. A row's state is (m, l, O): m the largest score so far, l 16 lane sums of exp(z − m) (lane = slot
 //! mod 16, block after block), O the weighted sum of values. The one rule of rescaling: where a block's largest score
 //! is greater than m, l and O are multiplied by α = exp(m − new m); where it is not, they are left alone.
 //!
 //! So a row's bits depend on its query, and the keys and values of its own positions: not on the tile, the rows beside
 //! it, the pages' numbers, or the threads.
 
-use super::product::{Product, Right};
+use super::matmul::{Matmul, Right};
 use super::{BLOCK, Forward, Geometry, pages, tiles};
 use crate::device::Cpu;
 use crate::math::{exp_finite, exp1, ln1};
@@ -228,11 +228,11 @@ impl<E: Element + Right> ForwardTasks<'_, E> {
         match self.pairs {
             None => {
                 let b = &self.keys[page.clone()];
-                Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
+                Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
             }
             Some([keys, _]) => {
                 let b = &keys[page.start / 2..page.end / 2];
-                Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
+                Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
             }
         }
 
@@ -258,12 +258,12 @@ impl<E: Element + Right> ForwardTasks<'_, E> {
             match self.pairs {
                 None => {
                     let b = &self.values[page.clone()];
-                    Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }
+                    Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }
                         .compute::<E>(self.isa);
                 }
                 Some([_, values]) => {
                     let b = &values[page.start / 2..page.end / 2];
-                    Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }
+                    Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }
                         .compute::<E>(self.isa);
                 }
             }
@@ -288,7 +288,7 @@ pub(super) fn words_of<V: Simd>(numbers: &mut [f32]) {
     }
 }
 
-/// Cuts what `rows` see of a block into products of rows and slots that all of these rows see, ascending for each row.
+/// Cuts what `rows` see of a block into matmuls of rows and slots that all of these rows see, ascending for each row.
 ///
 /// What a row does not see may be NaN, so it is not even multiplied by 0. Rows that differ are taken a few at a time
 /// (`per` query heads each, some six in all): what all of them see at once, and what only some see, row by row, before
@@ -298,7 +298,7 @@ pub(super) fn staircase(
     rows: Range<usize>,
     per: usize,
     slots: impl Fn(usize) -> Range<usize>,
-    mut product: impl FnMut(Range<usize>, Range<usize>),
+    mut matmul: impl FnMut(Range<usize>, Range<usize>),
 ) {
     let (all_see, any_sees) = extent(rows.clone().map(&slots));
     let step = if all_see == any_sees { rows.len() } else { (6 / per).max(1) };
@@ -307,15 +307,15 @@ pub(super) fn staircase(
         let (all_see, any_sees) = extent(few.clone().map(&slots));
         if any_sees.start < all_see.start {
             for (row, seen) in few.clone().map(|row| (row, slots(row))).filter(|(_, s)| s.start < all_see.start) {
-                product(row..row + 1, seen.start..seen.end.min(all_see.start));
+                matmul(row..row + 1, seen.start..seen.end.min(all_see.start));
             }
         }
         if !all_see.is_empty() {
-            product(few.clone(), all_see.clone());
+            matmul(few.clone(), all_see.clone());
         }
         if all_see.end < any_sees.end {
             for (row, seen) in few.map(|row| (row, slots(row))).filter(|(_, s)| s.end > all_see.end) {
-                product(row..row + 1, seen.start.max(all_see.end)..seen.end);
+                matmul(row..row + 1, seen.start.max(all_see.end)..seen.end);
             }
         }
     }

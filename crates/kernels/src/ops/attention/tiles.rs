@@ -1,10 +1,10 @@
 //! Attention on tiles: the forward pass of bf16 where the instruction set has them. (`backward_amx.rs` has the backward
 //! pass.)
 //!
-//! A task, the order of blocks, a row's state and the rule of rescaling are those of `cpu.rs`. The two products of a
+//! A task, the order of blocks, a row's state and the rule of rescaling are those of `cpu.rs`. The two matmuls of a
 //! block are sums on tiles ([`crate::simd::tiles`]), in steps of 32:
 //!
-//! | product | A                             | B                 | steps                                              |
+//! | matmul | A                             | B                 | steps                                              |
 //! |---------|-------------------------------|-------------------|----------------------------------------------------|
 //! | q · Kᵀ  | queries of the task's pairs   | the page's keys   | dimensions from the first, zeros after the last    |
 //! | P · V   | exp(z − m) of them, rounded   | the page's values | the block's halves, 0 for unseen keys             |
@@ -12,7 +12,7 @@
 //! Both halves of a block are added to every row that sees any key of it. So a row's bits depend on what they depend on
 //! in
 //! `cpu.rs`, but for one thing: a key that the row does not see and another row of its task does is multiplied by 0. If
-//! its value is infinite or NaN, which only a model that has lost its numbers has, the row is NaN too.
+//! its value is infinite or NaN, which only a diverged model has, the row is NaN too.
 
 use super::cpu::{Outputs, Places, extent, raised};
 use super::pages::{self, padded};

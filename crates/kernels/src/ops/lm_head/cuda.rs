@@ -1,10 +1,10 @@
-//! Windows of logits of a block of rows: a product, then what is kept of it or made of it.
+//! Windows of logits of a block of rows: a matmul, then what is kept of it or made of it.
 
 use super::cpu::{KEPT, blocks};
 use super::{BLOCK_ROWS, Backward, CHUNK, Forward, Logits};
 use crate::device::Cuda;
 use crate::device::cuda::{Arg, Grid, Source, source};
-use crate::ops::linear::cuda::{Rows, Sizes, product, product_of_inputs, product_of_weight};
+use crate::ops::linear::cuda::{Rows, Sizes, matmul, matmul_of_inputs, matmul_of_weight};
 use crate::{Matrix, Result};
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ impl Head {
     /// `[rows][ids]`
     pub(crate) fn logits(&self, cuda: &Cuda, rows: &Range<usize>, ids: &Range<usize>, to: Arg) -> Result<()> {
         let (weight, to) = (self.of_ids(self.weight, ids), Rows { at: to, width: ids.len() });
-        product(cuda, self.sizes(rows, ids), self.rows(rows), [weight, Arg::NULL], to, false)
+        matmul(cuda, self.sizes(rows, ids), self.rows(rows), [weight, Arg::NULL], to, false)
     }
     pub(crate) fn chunks(&self) -> usize {
         self.vocab.div_ceil(CHUNK)
@@ -129,9 +129,9 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
             cuda.launch(&SOURCE, "lm_head_slopes", Grid::over(rows.len() * ids.len()), &arguments)?;
             let (sizes, d_logits) = (head.sizes(&rows, &ids), Rows { at: logits, width: ids.len() });
             let to = Rows { at: d_hidden.after::<f32>(rows.start * head.width), width: head.width };
-            product_of_inputs(cuda, sizes, d_logits, head.of_ids(head.weight, &ids), to, ids.start > 0)?;
+            matmul_of_inputs(cuda, sizes, d_logits, head.of_ids(head.weight, &ids), to, ids.start > 0)?;
             if let Some(d_weight) = d_weight {
-                product_of_weight(cuda, sizes, head.rows(&rows), d_logits, head.of_ids(d_weight, &ids))?;
+                matmul_of_weight(cuda, sizes, head.rows(&rows), d_logits, head.of_ids(d_weight, &ids))?;
             }
         }
     }

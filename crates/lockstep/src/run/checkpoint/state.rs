@@ -39,7 +39,7 @@ pub struct RunState {
     pub weights_version: u64,
     /// Instruction set that computed it.
     pub isa: String,
-    /// The formula of products that the bits so far come from; checkpoints of older versions do not say it.
+    /// The formula of matmuls that the bits so far come from; checkpoints of older versions do not say it.
     #[serde(default)]
     pub arithmetic: Option<String>,
     /// Hash of the training data.
