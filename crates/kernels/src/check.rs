@@ -63,8 +63,8 @@ macro_rules! float {
 float!(f32);
 float!(f64);
 
-/// f32 whose additions, multiplications and multiply-adds take and leave denormals as zeros: an oracle over it is that of matmuls
-/// of bf16 in chains.
+/// f32 whose additions, multiplications and multiply-adds take and leave denormals as zeros: an oracle over it is that
+/// of matmuls of bf16 in chains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Flushed(pub f32);
 

@@ -6,7 +6,7 @@ use crate::matrix::PANEL;
 use crate::{DType, Device, Error, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
 
-/// More threads than any machine has cores for: a slip of the pen, which would take stacks and seconds to find out.
+/// More threads than any machine has cores for: a typo, which would take stacks and seconds to find out.
 const MAX_THREADS: usize = 4096;
 
 /// The device that operations run on. One per process is enough; clones share threads and ledger.

@@ -149,8 +149,8 @@ impl Isa {
         refusal
     }
 
-    /// Why this process may not use the dot products of pairs of AVX-512; nothing if it may. That it may does not make it
-    /// the best: see [`Isa::best`].
+    /// Why this process may not use the dot products of pairs of AVX-512; nothing if it may. That it may does not make
+    /// it the best: see [`Isa::best`].
     pub fn dots_refusal() -> Option<&'static str> {
         if !Kind::Avx512.is_present() {
             return Some("this processor has no AVX-512");
@@ -162,9 +162,9 @@ impl Isa {
         refusal
     }
 
-    /// How many times the multiply-adds of FMA the dot products of pairs do, measured once; nothing where they may not be
-    /// used. On processors on which it is about 1 [`Isa::best`] does without: what is rounded or zipped for them would
-    /// be lost.
+    /// How many times the multiply-adds of FMA the dot products of pairs do, measured once; nothing where they may not
+    /// be used. On processors on which it is about 1 [`Isa::best`] does without: what is rounded or zipped for them
+    /// would be lost.
     pub fn dots_gain() -> Option<f64> {
         #[cfg(target_arch = "x86_64")]
         let gain = if Kind::Avx512.is_present() { crate::simd::dots::gain() } else { None };
@@ -219,8 +219,9 @@ impl Isa {
         }
     }
 
-    /// [`run`](Self::run) with denormals taken and left as zeros of their sign by additions, multiplications and multiply-adds:
-    /// the arithmetic of matmuls of bf16, which `kernel` is. What else it computes with vectors is not promised.
+    /// [`run`](Self::run) with denormals taken and left as zeros of their sign by additions, multiplications and
+    /// multiply-adds: the arithmetic of matmuls of bf16, which `kernel` is. What else it computes with vectors is not
+    /// promised.
     pub(crate) fn run_flushing<K: Kernel>(self, kernel: K) -> K::Output {
         match self.vectors() {
             Kind::Portable => portable::run_flushing(kernel),

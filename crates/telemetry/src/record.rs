@@ -125,7 +125,7 @@ pub fn hash_file(path: &Path) -> Result<FileHash> {
     Ok(hash_file_until(path, &|| false)?.unwrap_or_default())
 }
 
-/// [`hash_file`], given up once `stopped` says so: `None`.
+/// [`hash_file`], abandoned once `stopped` says so: `None`.
 pub fn hash_file_until(path: &Path, stopped: &dyn Fn() -> bool) -> Result<Option<FileHash>> {
     let mut file = std::fs::File::open(path).map_err(Error::io("open", path))?;
     let (mut hasher, mut bytes) = (Sha256::new(), 0);

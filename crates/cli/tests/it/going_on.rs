@@ -168,7 +168,7 @@ fn a_run_that_has_ended_says_so() {
         assert!(again.err.contains(words), "`{words}`: {}", again.err);
     }
     assert_eq!(metrics(&root.join("early")), lines, "not a step more");
-    // With more patience it goes on, and the evaluations that were no better still count.
+    // With more patience it continues, and the evaluations that were no better still count.
     let more = good(root, &["sft", "--resume", "early", "--set", "early_stopping_patience=2"]);
     // At the last step there is nothing to stop.
     assert!(more.err.contains("done: 12 steps") && !more.err.contains("stopped early"), "{}", more.err);

@@ -18,7 +18,7 @@ pub(crate) fn halves(memory: &mut [f32]) -> &mut [bf16] {
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
 
-/// Two tiles in the making: 32 lines.
+/// Two tiles being built: 32 lines.
 #[repr(align(64))]
 pub(crate) struct Lines(pub(crate) [bf16; 2 * TILE]);
 

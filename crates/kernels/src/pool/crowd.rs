@@ -40,7 +40,7 @@ pub(super) struct Crowd {
 #[derive(Default)]
 #[repr(align(128))]
 struct Worker {
-    /// Nanoseconds in which it ran tasks, or waited for a core to go on with one.
+    /// Nanoseconds in which it ran tasks, or waited for a core to continue with one.
     busy: AtomicU64,
     clock: OnceLock<Clock>,
 }
@@ -194,7 +194,7 @@ impl Watch {
         Balance { sharing: sharing.max(1), gain, cost: lost * others as u32 }
     }
 
-    /// How many of `limit` threads, of at most `threads`, go on after a window of this balance.
+    /// How many of `limit` threads, of at most `threads`, continue after a window of this balance.
     fn next_limit(&mut self, limit: usize, threads: usize, new: Balance, window: Duration, now: Instant) -> usize {
         let faded = |old: Duration, new: Duration| old - old / 4 + new;
         self.balance.gain = faded(self.balance.gain, new.gain);

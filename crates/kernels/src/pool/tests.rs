@@ -114,7 +114,7 @@ fn claims_are_of_one_region() {
     unsafe { (second.run(), first.run()) };
     assert_eq!(sum.load(Ordering::Relaxed), 0b11);
     second.done();
-    assert_eq!((region.done(), region.close()), (1, 1), "the third task is given up");
+    assert_eq!((region.done(), region.close()), (1, 1), "the third task is cancelled");
     assert!(region.claim(0).is_none());
     // SAFETY: as above.
     unsafe { region.open(1, 1, &Job::new(&job)) };

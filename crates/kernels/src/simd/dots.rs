@@ -11,7 +11,8 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 /// What [`refusal`] says of a processor whose instruction computes something else.
-const OTHER_BITS: &str = "the processor has dot products of pairs, but they are not two multiply-adds that flush denormals";
+const OTHER_BITS: &str =
+    "the processor has dot products of pairs, but they are not two multiply-adds that flush denormals";
 
 /// Why this process may not use them, on a processor with AVX-512; nothing if it may. Found out once.
 #[cfg(target_arch = "x86_64")]

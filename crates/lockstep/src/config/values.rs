@@ -413,13 +413,13 @@ pub enum Strategy {
     Epoch,
 }
 
-/// What follows when a reward judges no more.
+/// What follows when a reward no longer scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RewardErrors {
     /// The run ends, with a checkpoint.
     #[default]
     Stop,
-    /// It goes on without that reward's scores.
+    /// It continues without that reward's scores.
     Continue,
 }
 

@@ -11,7 +11,7 @@ fn sampling() -> SamplingParams {
     SamplingParams { max_new_tokens: 12, seed: 5, ..SamplingParams::default() }
 }
 
-/// Fewer seats than sequences of the first step's draws, so that they come in several calls.
+/// Fewer slots than sequences of the first step's draws, so that they come in several calls.
 fn config() -> EngineConfig {
     EngineConfig { max_num_seqs: 4, ..roomy(64) }
 }

@@ -155,7 +155,7 @@ pub(crate) trait Driver: Send + Sync {
     fn allocate(&self, bytes: usize) -> Outcome<Option<Address>>;
     /// Lets go of it once what was asked for before has happened.
     fn free(&self, at: Address);
-    /// Host memory that copies may read and write while the host goes on. It lives as long as the driver.
+    /// Host memory that copies may read and write while the host continues. It lives as long as the driver.
     fn pinned(&self, bytes: usize) -> Outcome<*mut u8>;
     /// # Safety
     /// `from` is readable, and unchanged, until the copy has happened; the device's memory is this queue's.

@@ -35,7 +35,7 @@ pub(crate) struct Queue {
     tensor_cores: OnceLock<Outcome<Family>>,
 }
 
-/// Memory that copies read while the host goes on: used from start to end, then waited for.
+/// Memory that copies read while the host continues: used from start to end, then waited for.
 struct Staging {
     start: *mut u8,
     used: usize,

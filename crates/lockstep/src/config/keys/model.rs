@@ -2,7 +2,7 @@
 
 macro_rules! model_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Model and run" {
     /// The model to train: a Hugging Face directory, or a Hub id (fetched into the local cache); or the PEFT directory
-    /// of a low-rank adapter to go on with, on the model that its adapter_config.json names.
+    /// of a low-rank adapter to continue with, on the model that its adapter_config.json names.
     model_name_or_path: Option<String> = None => TRL.name().on_resume(Warn);
     /// The reference model of the KL term and of DPO, frozen; not set: the model as it was at the start. Loaded only if
     /// beta > 0.

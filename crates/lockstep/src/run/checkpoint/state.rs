@@ -58,7 +58,7 @@ pub struct RunState {
     pub best: Option<Best>,
     /// Evaluations in a row without improvement.
     pub evaluations_without_improvement: u32,
-    /// The evaluation that is due after this step was given up.
+    /// The evaluation that is due after this step was cancelled.
     #[serde(default)]
     pub evaluation_due: bool,
     /// The alarms so far, and what decides about the next.
