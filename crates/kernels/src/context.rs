@@ -47,7 +47,7 @@ impl Context {
     }
 
     fn of(cuda: Cuda) -> Context {
-        Context { memory: Memory::of_queue(cuda.queue().clone()), backend: Backend::Cuda(cuda) }
+        Context { memory: Memory::of_stream(cuda.stream().clone()), backend: Backend::Cuda(cuda) }
     }
 
     /// A device that computes with kernels in CUDA.

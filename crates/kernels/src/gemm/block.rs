@@ -3,7 +3,7 @@
 use super::plan::Strips;
 use super::prefetch::Prefetch;
 use super::tile::{MAX_DEPTH, Packed, Pair, Tile, Word};
-use super::{Left, Order, Matmul, MatmulDType, Right, aligned, tiles};
+use super::{Left, Matmul, MatmulDType, Order, Right, aligned, tiles};
 use crate::matrix::PANEL;
 use crate::pool::Scratch;
 use crate::simd::{LANES, Simd};

@@ -16,7 +16,7 @@
 //! Knows neither threads nor instruction sets: a test can run all of it with the unit in plain Rust.
 
 use super::pack_tiles::{halves, pack_left, pack_right};
-use super::{Left, Order, Matmul, Right, aligned};
+use super::{Left, Matmul, Order, Right, aligned};
 use crate::matrix::PANEL;
 use crate::pool::Scratch;
 use crate::simd::tiles::{DEPTH, SIDE, TILE, Unit, Work, cuts};

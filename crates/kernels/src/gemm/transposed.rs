@@ -8,7 +8,7 @@
 //! Each output is the same chain as ever: its terms in ascending order, one fused multiply-add each.
 
 use super::plan::cut;
-use super::{Left, Order, Matmul, MatmulDType, Right, lines};
+use super::{Left, Matmul, MatmulDType, Order, Right, lines};
 use crate::device::Cpu;
 use crate::matrix::PANEL;
 use crate::pool::{Disjoint, Scratch, Tasks};

@@ -1,4 +1,4 @@
-//! What a queue asks of a device: the few operations that libcuda and the emulator both have.
+//! What a stream asks of a device: the few operations that libcuda and the emulator both have.
 
 use super::sources::Source;
 use super::tensor_core::Family;
@@ -158,15 +158,15 @@ pub(crate) trait Driver: Send + Sync {
     /// Host memory that copies may read and write while the host continues. It lives as long as the driver.
     fn pinned(&self, bytes: usize) -> Outcome<*mut u8>;
     /// # Safety
-    /// `from` is readable, and unchanged, until the copy has happened; the device's memory is this queue's.
+    /// `from` is readable, and unchanged, until the copy has happened; the device's memory is this stream's.
     unsafe fn to_device(&self, to: Address, from: *const u8, bytes: usize) -> Outcome<()>;
     /// # Safety
-    /// `to` is writable until the copy has happened; the device's memory is this queue's.
+    /// `to` is writable until the copy has happened; the device's memory is this stream's.
     unsafe fn to_host(&self, from: Address, to: *mut u8, bytes: usize) -> Outcome<()>;
     /// Fills memory with the `width` (2 or 4) lowest bytes of `word`.
     ///
     /// # Safety
-    /// The device's memory is this queue's.
+    /// The device's memory is this stream's.
     unsafe fn fill(&self, at: Address, word: u32, width: usize, count: usize) -> Outcome<()>;
     /// A kernel of a source, which is compiled, or loaded from a cache, when one of its kernels is first asked for.
     fn function(&self, source: &Source, kernel: &'static str) -> Outcome<Function>;

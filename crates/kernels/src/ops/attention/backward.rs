@@ -7,7 +7,7 @@
 
 use super::backward_amx::BackwardTasks as OnTiles;
 use super::backward_pairs::BackwardTasks as InPairs;
-use super::cpu::{Places, extent, on_tiles, staircase};
+use super::cpu::{Places, mask_blocks, on_tiles, span};
 use super::matmul::{Matmul, Right};
 use super::visits::{Group, Page, Part, Visit};
 use super::writes::GatherTasks;
@@ -163,7 +163,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
     ) {
         let (g, hd, per) = (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group());
         let slots = |row: usize| g.slots(self.of.places.positions[row] as usize, visit.block);
-        let (_, any_sees) = extent(tile.clone().map(slots));
+        let (_, any_sees) = span(tile.clone().map(slots));
         let pairs = tile.len() * per;
         let columns = any_sees.end.next_multiple_of(LANES);
         let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
@@ -232,7 +232,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
 
         // d_q += d_s · k, over no key that the row does not see: it may be NaN.
         let of = |row: usize, width: usize| (row - tile.start) * per * width;
-        staircase(tile.clone(), per, slots, |rows, k| {
+        mask_blocks(tile.clone(), per, slots, |rows, k| {
             Matmul {
                 a: &w.d_s[of(rows.start, BLOCK)..of(rows.end, BLOCK)],
                 a_row: BLOCK,

@@ -15,7 +15,7 @@
 
 use super::BLOCK;
 use super::backward::{Operands, begin, clear, gradients, rows_of_tile};
-use super::cpu::{extent, staircase, words_of};
+use super::cpu::{mask_blocks, span, words_of};
 use super::matmul::Matmul;
 use super::visits::{Part, Visit};
 use crate::Isa;
@@ -118,7 +118,7 @@ impl BackwardTasks<'_> {
     ) {
         let (g, hd, per) = (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group());
         let slots = |row: usize| g.slots(self.of.places.positions[row] as usize, visit.block);
-        let (_, any_sees) = extent(tile.clone().map(slots));
+        let (_, any_sees) = span(tile.clone().map(slots));
         let pairs = tile.len() * per;
         let columns = any_sees.end.next_multiple_of(LANES);
         let part = |row: usize| row * g.width() + head * per * hd;
@@ -145,8 +145,7 @@ impl BackwardTasks<'_> {
         // Scores, as forward forms them, and d_out · v.
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
         let (a, b, out, of_hd) = (&*w.q, page.as_chunks::<2>().0, &mut *w.p, k.clone());
-        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }
-            .compute::<bf16>(self.isa);
+        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }.compute::<bf16>(self.isa);
         let (a, b, out) = (&*w.d_out, w.values.as_chunks::<2>().0, &mut *w.d_s);
         Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<bf16>(self.isa);
         for (i, row) in tile.clone().enumerate() {
@@ -179,7 +178,7 @@ impl BackwardTasks<'_> {
         // d_q += d_s · k, over no key that the row does not see: it may be NaN.
         let of = |row: usize, width: usize| (row - tile.start) * per * width;
         let (d_s, d_q, b) = (&*w.d_s, &mut *w.d_q, w.keys.as_chunks::<2>().0);
-        staircase(tile.clone(), per, slots, |rows, k| {
+        mask_blocks(tile.clone(), per, slots, |rows, k| {
             let a = &d_s[of(rows.start, BLOCK)..of(rows.end, BLOCK)];
             let out = &mut d_q[of(rows.start, hd)..of(rows.end, hd)];
             let (a_row, a_k, b_row, out_row, rows) = (BLOCK, 1, hd, hd, rows.len() * per);

@@ -14,7 +14,7 @@
 //! `cpu.rs`, but for one thing: a key that the row does not see and another row of its task does is multiplied by 0. If
 //! its value is infinite or NaN, which only a diverged model has, the row is NaN too.
 
-use super::cpu::{Outputs, Places, extent, raised};
+use super::cpu::{Outputs, Places, rescaled, span};
 use super::pages::{self, padded};
 use super::{BLOCK, Forward, Geometry};
 use crate::device::Cpu;
@@ -143,7 +143,7 @@ impl ForwardTasks<'_> {
         let (g, hd, group) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
         let padded = padded(hd);
         let slots = |row: usize| g.slots(self.places.positions[row] as usize, block);
-        let (_, any_sees) = extent(run.clone().map(slots));
+        let (_, any_sees) = span(run.clone().map(slots));
         let at = (page * g.kv_heads + head) * BLOCK * hd;
         let of_page = [&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]];
         let [keys, values] = pages::tiles::<V>(of_page, hd, any_sees.end, t.room);
@@ -237,7 +237,7 @@ fn online_softmax<V: Simd>(
         }
     }
     let largest = z[0].max(z[1]).max(z[2].max(z[3])).max_lane();
-    let mut sum = raised(largest, m, V::load(l), o);
+    let mut sum = rescaled(largest, m, V::load(l), o);
     let (m, [low, high]) = (V::splat(*m), p);
     for (v, z) in z.into_iter().enumerate() {
         let p = exp_finite(z.sub(m));

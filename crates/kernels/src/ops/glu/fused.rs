@@ -4,7 +4,7 @@
 use super::cpu::{Gate, GeluTanh, Silu, gated};
 use super::{Activation, Fused};
 use crate::device::Cpu;
-use crate::gemm::{Operands, Matmul};
+use crate::gemm::{Matmul, Operands};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
 use crate::tensor::Elements;

@@ -2,7 +2,7 @@
 
 use super::{BackwardInput, BackwardWeight, Forward};
 use crate::device::Cpu;
-use crate::gemm::{Left, Operands, Order, Matmul, MatmulDType, Right};
+use crate::gemm::{Left, Matmul, MatmulDType, Operands, Order, Right};
 use crate::ops::lanes::{chunks, load, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};

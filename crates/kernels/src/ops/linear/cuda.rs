@@ -31,14 +31,7 @@ impl Sizes {
 }
 
 /// `y = x Wᵀ + b`, from 0 or (`accumulate`) from `y`.
-pub(crate) fn matmul(
-    cuda: &Cuda,
-    sizes: Sizes,
-    x: Rows,
-    [w, bias]: [Arg; 2],
-    y: Rows,
-    accumulate: bool,
-) -> Result<()> {
+pub(crate) fn matmul(cuda: &Cuda, sizes: Sizes, x: Rows, [w, bias]: [Arg; 2], y: Rows, accumulate: bool) -> Result<()> {
     let [m, n, k] = sizes.arguments();
     let arguments = [x.at, x.width.into(), w, bias, y.at, y.width.into(), m, n, k, u32::from(accumulate).into()];
     cuda.launch(&SOURCE, "linear_forward", Grid::matmul(sizes.m, sizes.n), &arguments)

@@ -4,7 +4,7 @@
 use super::*;
 use crate::check::{normal, relative_error};
 use crate::device::Cpu;
-use crate::gemm::{Left, Operands, Order, Matmul, MatmulDType, Right};
+use crate::gemm::{Left, Matmul, MatmulDType, Operands, Order, Right};
 use crate::pool::Scratch;
 use crate::simd::{Kernel, Simd};
 use crate::tensor::rounded_to_bf16;

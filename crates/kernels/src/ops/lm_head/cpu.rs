@@ -2,7 +2,7 @@
 
 use super::{BLOCK_ROWS, Backward, CHUNK, Forward, Logits};
 use crate::device::Cpu;
-use crate::gemm::{Left, Operands, Order, Matmul, MatmulDType, Right};
+use crate::gemm::{Left, Matmul, MatmulDType, Operands, Order, Right};
 use crate::gemm::{halves, steps};
 use crate::matrix::PANEL;
 use crate::ops::lanes::{load, store};

@@ -4,7 +4,7 @@ use super::{Adapter, Backward, Dropout, Forward, dropout};
 use crate::Matrix;
 use crate::context::{count, count_matmul};
 use crate::device::Cpu;
-use crate::gemm::{Left, Operands, Order, Matmul, MatmulDType, Right};
+use crate::gemm::{Left, Matmul, MatmulDType, Operands, Order, Right};
 use crate::ops::lm_head::cpu::with_workspace;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};

@@ -40,7 +40,7 @@ impl Adapter<'_> {
     ) -> Result<()> {
         let (k, rank, a) = (self.a.cols(), self.a.rows(), self.a.data().view().f32_at(cuda)?);
         let most = (DROPPED / k.max(1)).clamp(1, m);
-        let [factors, dropped] = [(); 2].map(|()| cuda.queue().scratch(most * k * size_of::<f32>()));
+        let [factors, dropped] = [(); 2].map(|()| cuda.stream().scratch(most * k * size_of::<f32>()));
         let (factors, dropped) = (factors?, dropped?);
         let (factors, dropped) = (factors.at(0), dropped.at(0));
         let (samples, positions) = (dropout.samples.u32_at(cuda), dropout.positions.u32_at(cuda));
@@ -77,7 +77,7 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let (adapter, [m, k], n) = (args.adapter, [args.x.shape()[0], args.x.shape()[1]], args.y.shape()[1]);
     let (x, y) = (Rows { at: args.x.f32_at(cuda)?, width: k }, Rows { at: args.y.f32_at(cuda)?, width: n });
     let rank = adapter.a.rows();
-    let workspace = cuda.queue().scratch(m * rank * size_of::<f32>())?;
+    let workspace = cuda.stream().scratch(m * rank * size_of::<f32>())?;
     let xa = Rows { at: workspace.at(0), width: rank };
     match &args.dropout {
         None => adapter.lowered(cuda, m, x, xa)?,
@@ -95,7 +95,7 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
     let (x, d_y) = (Rows { at: args.x.f32_at(cuda)?, width: k }, Rows { at: args.d_y.f32_at(cuda)?, width: n });
     let d_x = Rows { at: args.d_x.f32_at(cuda)?, width: k };
     let rank = adapter.a.rows();
-    let workspace = cuda.queue().scratch(2 * m * rank * size_of::<f32>())?;
+    let workspace = cuda.stream().scratch(2 * m * rank * size_of::<f32>())?;
     let xa = Rows { at: workspace.at(0), width: rank };
     let d_xa = columns(xa, m * rank);
     for (b, first, at) in adapter.blocks() {

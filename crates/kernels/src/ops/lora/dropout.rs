@@ -14,7 +14,7 @@
 use super::Adapter;
 use crate::context::count_matmul;
 use crate::device::Cpu;
-use crate::gemm::{Left, Operands, Order, Matmul, MatmulDType, Right};
+use crate::gemm::{Left, Matmul, MatmulDType, Operands, Order, Right};
 use crate::matrix::PANEL;
 use crate::ops::args::expect;
 use crate::pool::{Disjoint, Scratch, Tasks};
