@@ -1,4 +1,4 @@
-"""Lockstep's matrix products beside torch's on this CPU: forward, input gradient and weight gradient of a linear layer.
+"""Lockstep's matmuls beside torch's on this CPU: forward, input gradient and weight gradient of a linear layer.
 
     python compare_torch.py --lockstep target/release/lockstep [--dtype bf16] [--threads 2] [--pairs 7]
 
@@ -71,20 +71,20 @@ for pair in range(args.pairs):
     print(f"  pair {pair + 1} of {args.pairs}", file=sys.stderr, flush=True)
 machine["load_at_end"] = pairs.machine()["load_at_start"]
 
-products = []
+matmuls = []
 for i, shape in enumerate(shapes):
     for name in PRODUCTS:
         ours, theirs = ([run["rows"][i][f"{name}_gflops"] for run in runs] for runs in (mine, peers))
         summary = pairs.summary([a / b for a, b in zip(ours, theirs)])
-        products.append(
-            dict(shape=shape, product=name, ours_gflops=statistics.median(ours), torch_gflops=statistics.median(theirs), **summary)
+        matmuls.append(
+            dict(shape=shape, matmul=name, ours_gflops=statistics.median(ours), torch_gflops=statistics.median(theirs), **summary)
         )
 geometric = {
-    name: math.exp(statistics.mean(math.log(p["ratio"]) for p in products if p["product"] == name)) for name in PRODUCTS
+    name: math.exp(statistics.mean(math.log(p["ratio"]) for p in matmuls if p["matmul"] == name)) for name in MATMULS
 }
 report = dict(
-    benchmark="products beside torch", dtype=args.dtype, threads=args.threads, machine=machine, peer=peers[0]["peer"],
-    products=products, geometric_mean=geometric,
+    benchmark="matmuls beside torch", dtype=args.dtype, threads=args.threads, machine=machine, peer=peers[0]["peer"],
+    matmuls=matmuls, geometric_mean=geometric,
 )  # fmt: skip
 if args.json:
     print(json.dumps(report, indent=1))
@@ -94,8 +94,8 @@ else:
         f"{machine['load_at_start']:.1f} before and {machine['load_at_end']:.1f} after; {report['peer']}\n"
     )
     rows = [
-        [p["shape"], p["product"], f"{p['ours_gflops']:.0f}", f"{p['torch_gflops']:.0f}", pairs.ratio_cell(p)] for p in products
+        [p["shape"], p["matmul"], f"{p['ours_gflops']:.0f}", f"{p['torch_gflops']:.0f}", pairs.ratio_cell(p)] for p in matmuls
     ]
-    print(pairs.table(["M×K×N", "product", "ours, GFLOP/s", "torch, GFLOP/s", "ours / torch"], rows))
+    print(pairs.table(["M×K×N", "matmul", "ours, GFLOP/s", "torch, GFLOP/s", "ours / torch"], rows))
     means = ", ".join(f"{name} {mean:.2f}" for name, mean in geometric.items())
     print(f"\nMedians of {args.pairs} interleaved pairs, with the interval of the median ratio. Geometric means: {means}.")

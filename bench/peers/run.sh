@@ -14,10 +14,10 @@ Nothing is written outside the work directory. Run it on an idle machine; the ta
   llama    rollout of llama.cpp (built from source for this CPU): the same weights as GGUF, a shared
            prompt, 1, 8 and 64 completions, its settings searched; first it is checked that both
            compute the same model
-  torch    the products of a linear layer, forward and both gradients, at shapes of a 0.5 B model
+  torch    the matmuls of a linear layer, forward and both gradients, at shapes of a 0.5 B model
 
   --sizes LIST        7m, 92m, 0.5b                        (default: 7m,92m)
-  --dtype f32|bf16    our dtype, that of torch's products and of llama.cpp's weights  (default: f32)
+  --dtype f32|bf16    our dtype, that of torch's matmuls and of llama.cpp's weights  (default: f32)
   --pairs N           pairs for each figure                (default: 5 for TRL, 7 for the others)
   --threads N         of everybody                         (default: all cores)
   --completions LIST  llama: completions                   (default: 1,8,64)

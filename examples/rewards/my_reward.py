@@ -26,6 +26,6 @@ def reward(completions, answer, **others):
 for line in sys.stdin:
     try:
         result = {"rewards": reward(**json.loads(line))}
-    except Exception as error:  # said instead of a score: this batch has none, and the run goes on
+    except Exception as error:  # said instead of a score: this batch has none, and the run continues
         result = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(result), flush=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BackgroundRun:
-    """A training that goes on by itself: what `trainer.start()` gives."""
+    """A training in the background: what `trainer.start()` gives."""
 
     def __init__(self, trainer: Any, train: Callable[[], Any]):
         self._trainer = trainer
@@ -26,7 +26,7 @@ class BackgroundRun:
 
     @property
     def is_running(self) -> bool:
-        """Whether it goes on."""
+        """Whether it is running."""
         return self._thread.is_alive()
 
     @property
@@ -48,7 +48,7 @@ class BackgroundRun:
         """Waits for what `train` gives; raises what it raised."""
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise TimeoutError(f"the run goes on: step {self.step} of {self._trainer.state.max_steps}")
+            raise TimeoutError(f"the run is not over: step {self.step} of {self._trainer.state.max_steps}")
         if self._error is not None:
             raise self._error
         return self._output

@@ -384,7 +384,7 @@ def field_table(method: str) -> list[dict]:
 
 
 def _without_patience(row: dict) -> dict:
-    """As in TRL, a reward that judges nothing is warned of and ends no run by itself."""
+    """As in TRL, a reward that scores nothing is warned of and ends no run by itself."""
     schema = {"anyOf": [row["schema"], {"type": "null"}]}
     doc = f"{row['doc']} Not set: for ever, with a warning each time."
     return {**row, "default": None, "schema": schema, "doc": doc}

@@ -1,4 +1,4 @@
-"""What the engine tells while a run goes on: the trainer's state, log and callbacks follow."""
+"""What the engine tells during a run: the trainer's state, log and callbacks follow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_TRANSFORMERS = ("loss", "grad_norm", "learning_rate", "epoch")
 
 
 class Observer:
-    """Told by the engine how the run goes on; tells the trainer's state and callbacks. The engine gives it `live`, the
+    """Told by the engine how the run proceeds; tells the trainer's state and callbacks. The engine gives it `live`, the
     model while one of these is called."""
 
     def __init__(self, trainer: Any, rewards: RewardSet | None, only_evaluate: dict | None, eval_metrics: Any):

@@ -57,7 +57,7 @@ def trainer_of(file: str) -> Any:
 def _train(words: list[str]) -> None:
     parser = argparse.ArgumentParser("lockstep_rl train", description=f"Trains what {_FUNCTION}() of a file returns.")
     parser.add_argument("setup", help=f"a Python file with a function {_FUNCTION}()")
-    parser.add_argument("--resume", action="store_true", help="go on after the newest checkpoint of its output_dir")
+    parser.add_argument("--resume", action="store_true", help="continue after the newest checkpoint of its output_dir")
     given = parser.parse_args(words)
     trainer_of(given.setup).train(resume_from_checkpoint=given.resume or None)
 

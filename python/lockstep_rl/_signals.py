@@ -1,7 +1,7 @@
 """Ctrl-C while the engine works.
 
-Python's own handler only notes a signal until the interpreter goes on, which may be many steps later; but it writes to
-the wakeup descriptor at once. A thread that reads there tells the engine.
+Python's own handler only notes a signal until the interpreter continues, which may be many steps later; but it writes
+to the wakeup descriptor at once. A thread that reads there tells the engine.
 """
 
 from __future__ import annotations

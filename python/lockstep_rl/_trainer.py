@@ -156,7 +156,7 @@ class Trainer(WithDatasets, ScriptMethods):
     # What a user asks for.
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **others: Any) -> TrainOutput:
-        """Trains to the end, or goes on: after the newest checkpoint of `output_dir` (True), or after the one whose
+        """Trains to the end, or continues: after the newest checkpoint of `output_dir` (True), or after the one whose
         directory is given."""
         for name in others:
             raise TypeError(f"train() has no argument `{name}`")
@@ -440,7 +440,7 @@ class Trainer(WithDatasets, ScriptMethods):
                 self.state.global_step = self._stop.steps_done()
                 place = values["output_dir"]
                 note(interrupt, f"stopped after step {self.state.global_step}; "
-                                f"train(resume_from_checkpoint=True) goes on in {place}")
+                                f"train(resume_from_checkpoint=True) continues in {place}")
             raise
         finally:
             self._ended()
@@ -448,7 +448,7 @@ class Trainer(WithDatasets, ScriptMethods):
         ended = {**ended, "model": os.fspath(ended["model"]), "dir": os.fspath(ended["dir"])}
         if ended["stop_reason"] == "interrupted" and only_evaluate is None:
             raise KeyboardInterrupt(
-                f"stopped after step {ended['step']}; train(resume_from_checkpoint=True) goes on in {ended['dir']}"
+                f"stopped after step {ended['step']}; train(resume_from_checkpoint=True) continues in {ended['dir']}"
             )
         return ended
 

@@ -21,7 +21,7 @@ from ._trainer import Trainer, TrainOutput
 from ._workers import WorkerProcesses, check_sendable, of_workers
 
 
-# Generations in which a reward may judge nothing: more than a run has.
+# Generations in which a reward may score nothing: more than a run has.
 _ENDLESS = 1 << 40
 
 

@@ -55,7 +55,7 @@ fn in_python(text: &str) -> String {
     FLAGS.iter().fold(text.to_owned(), |text, (flag, word)| text.replace(flag, word))
 }
 
-/// A panic is a defect of this package: it is said as one, and the interpreter goes on.
+/// A panic is a defect of this package: it is said as one, and the interpreter continues.
 pub fn of_panic(panic: &(dyn Any + Send)) -> PyErr {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     PyRuntimeError::new_err(format!("a defect of lockstep_rl, please report it: {}", text.unwrap_or("a panic")))

@@ -1,5 +1,5 @@
 //! `lockstep_rl._native`: what the Python package `lockstep_rl` calls. It knows no field of TRL's and no dataset: these
-//! are Python's; here values become a configuration, rows JSON, functions rewards, and a run goes on with the
+//! are Python's; here values become a configuration, rows JSON, functions rewards, and a run continues with the
 //! interpreter released.
 
 mod engine;

@@ -16,7 +16,7 @@ pub struct PythonReward {
     pub by_group: bool,
     pub failure: Failure,
     pub stop: lockstep::StopSignal,
-    /// An exception is no score, and the run goes on (`reward_errors = "continue"`).
+    /// An exception is no score, and the run continues (`reward_errors = "continue"`).
     pub forgives: bool,
 }
 

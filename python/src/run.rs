@@ -147,7 +147,7 @@ pub fn run<'py>(
         catch_unwind(AssertUnwindSafe(|| job.run().map(Ended::of)))
     });
     if let Some(error) = failure.take() {
-        // Why the run had to end says less than the exception itself, but for where it can go on.
+        // Why the run had to end says less than the exception itself, but for where it can continue.
         if let Ok(Err(context)) = &ended {
             let _ = error.value(py).call_method1("add_note", (lockstep::error::paragraph(context),));
         }

@@ -55,7 +55,7 @@ def test_without_torch_the_model_says_what_is_missing(model, rows, monkeypatch):
     assert os.path.exists("copy/model.safetensors") and trainer.model.name_or_path == model
 
 
-def test_batches_that_nobody_judges_are_warned_of_and_go_on(model, rows, caplog):
+def test_batches_that_nobody_judges_are_warned_of_and_continue(model, rows, caplog):
     def silent(completions, **kwargs):
         return [None] * len(completions)
 
@@ -67,7 +67,7 @@ def test_batches_that_nobody_judges_are_warned_of_and_go_on(model, rows, caplog)
     caplog.clear()
     grpo(model, rows, [silent, vowels], output_dir="two").train()
     assert "returned None" not in caplog.text
-    with pytest.raises(RuntimeError, match="judged nothing in 2 batches"):
+    with pytest.raises(RuntimeError, match="scored nothing in 2 batches"):
         grpo(model, rows, silent, output_dir="patient", reward_patience=2).train()
 
 

@@ -229,7 +229,7 @@ def test_resume_has_the_bits_of_a_run_that_was_never_stopped(model, rows):
     assert weights("whole/model") == weights("out/model")
 
 
-def test_a_run_of_python_goes_on_from_the_command_line(model, rows):
+def test_a_run_of_python_continues_from_the_command_line(model, rows):
     with open("rows.jsonl", "w") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 

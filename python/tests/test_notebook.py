@@ -51,7 +51,7 @@ def test_names_of_rewards_are_no_markup(model, rows, display):
     assert "rewards/&lt;b&gt;/mean" in display.shown[-1] and "<b>" not in display.shown[-1]
 
 
-def test_another_cell_reads_a_run_that_goes_on(model, rows):
+def test_another_cell_reads_a_run_that_continues(model, rows):
     import threading
 
     reached, released = threading.Event(), threading.Event()

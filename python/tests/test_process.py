@@ -271,7 +271,7 @@ print("DONE", sent)
 @pytest.mark.parametrize("where, delay", [
     ("begin", 0), ("begin", 0.01), ("reward", 0), ("reward", 0.002), ("reward", 0.01), ("end", 0), ("evaluate", 0),
 ])
-def test_after_ctrl_c_in_any_stage_the_run_goes_on_to_the_same_bits(model, where, delay):
+def test_after_ctrl_c_in_any_stage_the_run_continues_to_the_same_bits(model, where, delay):
     """With a delay the signal comes while the engine works, in whichever stage that is."""
     said = python("-c", INTERRUPTED, model, where, str(delay))
     assert "DONE" in said.stdout, said.stderr

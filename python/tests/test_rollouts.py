@@ -52,7 +52,7 @@ def test_what_the_engine_makes_for_it_has_the_engines_bits(model, rows):
     assert first["sampling/logp_mismatch_tokens"] == 0 and first["rollout_time_s"] > 0
 
 
-def test_a_run_goes_on_with_its_function_alone(model, rows):
+def test_a_run_continues_with_its_function_alone(model, rows):
     class Stop(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             control.should_training_stop = state.global_step == 2

@@ -57,7 +57,7 @@ def test_a_peft_model_goes_in_and_comes_back(model, rows):
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     torch.manual_seed(0)
     given = peft.get_peft_model(load(model), config)
-    # An adapter whose training goes on: its product is not zero.
+    # An adapter whose training continues: its product is not zero.
     for name, parameter in given.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)

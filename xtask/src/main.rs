@@ -7,6 +7,7 @@ const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo t
 cargo xtask check layers    no import against the order of the crates, no circle of imports between the modules of one
 cargo xtask check size      files and lines that are too long
 cargo xtask check links     documents that link to what is not there; pages that the book lacks
+cargo xtask check words     words that docs/glossary.md replaces by others, in code, messages and documents
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
 cargo xtask check vectors   no vector instruction that was compiled to a call of a function
 cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others
@@ -23,11 +24,12 @@ cargo xtask nightly [NAME]…    the checks that take too long for CI; the last 
 /// A check: its name and how it is made.
 type Check = (&'static str, fn() -> Result<(), String>);
 
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 11] = [
     ("fmt", fmt),
     ("size", size::check),
     ("layers", layers::check),
     ("links", links::check),
+    ("words", words::check),
     ("fixtures", fixtures::check),
     ("deny", deny),
     ("clippy", clippy),
@@ -54,6 +56,7 @@ mod sandbox;
 mod size;
 mod trl_suite;
 mod vectors;
+mod words;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -1,4 +1,4 @@
-//! The three products of a linear layer at the shapes of a 0.5 B model.
+//! The three matmuls of a linear layer at the shapes of a 0.5 B model.
 
 use super::report::column;
 use super::{Machine, Report, median, repeat};
@@ -10,7 +10,7 @@ use serde_json::json;
 const SHAPES: [[usize; 3]; 6] =
     [[1, 896, 4864], [16, 896, 4864], [64, 896, 4864], [512, 896, 4864], [2048, 896, 896], [512, 4864, 896]];
 
-/// Times every product of numbers in `dtype` (inputs and weight; gradients and outputs are f32) for about `seconds`.
+/// Times every matmul in `dtype` (inputs and weight; gradients and outputs are f32) for about `seconds`.
 pub fn run(ctx: &Context, dtype: DType, seconds: f64) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx)?.of_dtype(dtype);
     let columns = [

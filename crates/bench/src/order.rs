@@ -1,9 +1,9 @@
-//! What the fixed order of sums costs: the products and the attention that a freer engine would split, as they are and
+//! What the fixed order of sums costs: the matmuls and the attention that a freer engine would split, as they are and
 //! split.
 //!
 //! | work | in order | split |
 //! |---|---|---|
-//! | product, few rows and a long K | one chain over K; threads share outputs | each thread has half of K, halves are added |
+//! | matmul, few rows and a long K | one chain over K; threads share outputs | each thread has half of K, halves are added |
 //! | gradient of a weight | one chain over tokens; threads share outputs | each thread has half of the tokens, halves are added |
 //! | decode attention | keys block by block; threads share rows and heads | each thread has half of the keys, softmaxes are merged |
 //!
@@ -58,9 +58,9 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     };
     for batch in [1, 16] {
         let step = decode_step_s(ctx, shape, batch)?;
-        let product = both(ctx, |half| Product::new(ctx, shape, [batch, ffn / half, hidden]))?;
+        let matmul = both(ctx, |half| Matmul::new(ctx, shape, [batch, ffn / half, hidden]))?;
         let attention = both(ctx, |half| Attention::new(ctx, shape, batch, KEYS / half))?;
-        let gain = row(format!("product {batch} × {ffn} × {hidden}"), product, step)
+        let gain = row(format!("matmul {batch} × {ffn} × {hidden}"), matmul, step)
             + row(format!("attention, {batch} × {KEYS} keys"), attention, step);
         let all = (step / layers, (step - gain) / layers);
         row(format!("decode step of {batch}, all layers; its share of one here"), all, step);
@@ -143,22 +143,22 @@ fn filled(ctx: &Context, dims: &[usize], dtype: DType) -> Tensor {
 }
 
 /// `y = x Wᵀ`
-struct Product {
+struct Matmul {
     x: Tensor,
     w: Matrix,
     y: Tensor,
 }
 
-impl Product {
-    fn new(ctx: &Context, shape: Subject, [m, k, n]: [usize; 3]) -> Product {
+impl Matmul {
+    fn new(ctx: &Context, shape: Subject, [m, k, n]: [usize; 3]) -> Matmul {
         let (memory, dtype) = (ctx.memory(), shape.dtype.dtype());
         let mut w = Matrix::zeros_of(memory, n, k, dtype);
         w.pack_rows(0, &numbers(n * k));
-        Product { x: filled(ctx, &[m, k], dtype), w, y: Tensor::zeros(memory, &[m, n], DType::F32) }
+        Matmul { x: filled(ctx, &[m, k], dtype), w, y: Tensor::zeros(memory, &[m, n], DType::F32) }
     }
 }
 
-impl Work for Product {
+impl Work for Matmul {
     fn run(&mut self, ctx: &Context) -> kernels::Result<()> {
         let (x, y) = (self.x.view(), self.y.view_mut());
         linear::forward(ctx, linear::Forward { x, w: &self.w, bias: None, y, accumulate: false })

@@ -24,7 +24,7 @@ impl Machine {
         Ok(Machine { device: ctx.describe(), threads: ctx.threads(), ceilings })
     }
 
-    /// The same for work whose products are of `dtype`: the ceiling is that of tiles where they run on them.
+    /// The same for work whose matmuls are of `dtype`: the ceiling is that of tiles where they run on them.
     pub fn of_dtype(self, dtype: DType) -> Machine {
         Machine { ceilings: self.ceilings.of_dtype(dtype), ..self }
     }
@@ -69,8 +69,8 @@ impl Machine {
             self.threads,
             self.ceilings.flops_per_s / 1e9,
             match (tiles, pairs) {
-                (true, _) => "bf16 products on tiles",
-                (_, true) => "bf16 products in pairs",
+                (true, _) => "bf16 matmuls on tiles",
+                (_, true) => "bf16 dot products of pairs",
                 _ => "f32 multiply-adds",
             },
             self.ceilings.read_bytes_per_s / 1e9,

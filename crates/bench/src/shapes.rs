@@ -77,12 +77,12 @@ impl Shape {
     }
 }
 
-/// What is measured: a size, and what its products compute in.
+/// What is measured: a size, and what its matmuls compute in.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject {
     /// The size.
     pub shape: Shape,
-    /// What its products compute in.
+    /// What its matmuls compute in.
     pub dtype: ComputeDType,
 }
 

@@ -11,7 +11,7 @@ use lockstep_bench::{self as bench, Report, Shape, Subject};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  lockstep bench gemm                     the products of a linear layer, GFLOP/s and share of the peak
+  lockstep bench gemm                     the matmuls of a linear layer, GFLOP/s and share of the peak
   lockstep bench step --shape 7m          a whole GRPO step, its stages, its roofline
   lockstep bench rollout --completions 8  a group of eight completions of a shared prompt
   lockstep bench levels --shape 7m        the same step, from nothing to everything on
@@ -28,7 +28,7 @@ pub struct Common {
     /// The size of the model (random weights).
     #[arg(long, value_enum, default_value = "7m")]
     pub shape: ShapeFlag,
-    /// What products compute in.
+    /// What matmuls compute in.
     #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
     pub dtype: String,
     /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
@@ -104,7 +104,7 @@ pub struct TrainArgs {
 /// The benchmarks.
 #[derive(Debug, clap::Subcommand)]
 pub enum What {
-    /// Matrix products: forward, input gradient, weight gradient.
+    /// Matmuls: forward, input gradient, weight gradient.
     Gemm(Common),
     /// Decode steps by batch size, sampler included, against the machine's memory reads.
     Rollout(RolloutArgs),

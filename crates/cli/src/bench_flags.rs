@@ -115,7 +115,7 @@ Examples:
   lockstep bench algorithms --only grpo,dapo --seeds 1 --steps 100
 
 Writes results.json, table.md, curves.csv and curves.svg into the directory.
-Started again in it, it goes on with what is missing.")]
+Started again in it, it continues with what is missing.")]
 pub struct AlgorithmsFlags {
     /// What is compared.
     #[arg(long, value_enum, default_value = "algorithms")]

@@ -12,7 +12,7 @@ use telemetry::Console;
 pub const PORT: u16 = 7860;
 
 /// Shows runs on a page in the browser: whether they learn, what the model writes, where the time goes. It reads the
-/// files of runs that go on and of those that have ended, and writes nothing.
+/// files of runs in progress and of those that have ended, and writes nothing.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Runs, or directories with runs; without any, ./runs.
@@ -63,7 +63,7 @@ pub fn page_of(run: &Path, port: u16) -> std::io::Result<String> {
     serve_in_thread("127.0.0.1", port, Runs::new(vec![run.to_owned()]))
 }
 
-/// The page beside a run. Without one, because the port is taken, the run goes on.
+/// The page beside a run. Without one, because the port is taken, the run continues.
 pub(crate) fn beside(run: &Path, port: u16, console: &Console) {
     match page_of(run, port) {
         Ok(url) => console.info(&format!("watch it at {url}")),

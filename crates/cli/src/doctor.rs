@@ -195,7 +195,7 @@ impl Findings {
     fn measured(&self) -> [(&'static str, String); 3] {
         let Ceilings { flops_per_s, read_bytes_per_s, tile_flops_per_s, pair_flops_per_s, .. } = self.ceilings;
         let of_bf16 = |flops: Option<f64>, kind: &str| {
-            flops.map_or(String::new(), |flops| format!(", {:.1} GFLOP/s (bf16 products {kind})", flops / 1e9))
+            flops.map_or(String::new(), |flops| format!(", {:.1} GFLOP/s (bf16 matmuls {kind})", flops / 1e9))
         };
         let peaks = of_bf16(tile_flops_per_s, "on tiles") + &of_bf16(pair_flops_per_s, "in pairs");
         let (of, read) = match self.ctx.memory().device() {
@@ -228,7 +228,7 @@ impl Findings {
             "all cores that this process may use"
         };
         let amx = Isa::amx_refusal()
-            .map_or("usable: its products were tested just now".to_owned(), |why| format!("not used: {why}"));
+            .map_or("usable: its matmuls were tested just now".to_owned(), |why| format!("not used: {why}"));
         let pairs = match (Isa::dots_refusal(), Isa::dots_gain()) {
             (Some(why), _) => format!("not used: {why}"),
             (None, gain) => format!(
@@ -255,8 +255,8 @@ impl Findings {
                 format!(
                     "f32, or bf16 (dtype = \"bf16\"), {}: halves the memory and the reading of weights",
                     match (self.ctx.arithmetic(DType::Bf16), self.ceilings.pair_flops_per_s) {
-                        ("bf16-amx", _) => "its products on tiles",
-                        (_, Some(_)) => "its products in pairs",
+                        ("bf16-amx", _) => "its matmuls on tiles",
+                        (_, Some(_)) => "its dot products of pairs",
                         _ => "by widening to f32",
                     }
                 ),

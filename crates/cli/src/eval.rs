@@ -53,7 +53,7 @@ pub struct Args {
     /// The most tokens of a completion.
     #[arg(long, value_name = "N")]
     pub max_completion_length: Option<usize>,
-    /// What products compute in.
+    /// What matmuls compute in.
     #[arg(long, value_parser = ["f32", "bf16"])]
     pub dtype: Option<String>,
     /// The seed.
@@ -146,14 +146,14 @@ fn out_file(args: &Args, config: &Config, model: &Path, adapter: Option<&Path>) 
     OutFile::new("--out", out, args.overwrite, &inputs).map(Some)
 }
 
-/// An error where a reward judged nothing, unless it left that to others: no figure above speaks of it.
+/// An error where a reward scored nothing, unless it left that to others: no figure above speaks of it.
 fn all_judged(outcome: &Outcome) -> anyhow::Result<()> {
     let judged = outcome.rollouts.judged();
     let nobody = judged.iter().all(|(_, n)| *n == 0);
     let failed = |name: &str| nobody || outcome.problems.iter().any(|problem| problem.reward == name);
     match judged.iter().find(|(name, n)| *n == 0 && failed(name)) {
-        Some((name, _)) if outcome.name.is_empty() => anyhow::bail!("reward `{name}` judged no completion"),
-        Some((name, _)) => anyhow::bail!("reward `{name}` judged no completion of {}", outcome.name),
+        Some((name, _)) if outcome.name.is_empty() => anyhow::bail!("reward `{name}` scored no completion"),
+        Some((name, _)) => anyhow::bail!("reward `{name}` scored no completion of {}", outcome.name),
         None => Ok(()),
     }
 }
@@ -300,7 +300,7 @@ struct Summary<'a> {
     set: &'a str,
     reward: String,
     weight: f64,
-    /// None where it judged nothing, or too little.
+    /// None where it scored nothing, or too little.
     mean: Option<f64>,
     std: Option<f64>,
     judged: usize,

@@ -105,7 +105,7 @@ Examples:
 Each line has a `completion` (text or chat messages), where the reward needs them
 a `prompt` and the dataset's columns, and `completion_ids` for rewards of tokens
 (--tokenizer makes them). Lines with the same prompt that follow each other are a
-group. Exit code 1 if a reward judged nothing.";
+group. Exit code 1 if a reward scored nothing.";
 
 /// Of `lockstep rollouts`.
 pub const ROLLOUTS: &str = "\
@@ -217,8 +217,8 @@ Examples:
 
 Nothing is assumed: columns, system prompt and rewards are those of the run, of
 --task, or of the flags. A completion is right (pass@k) if the first reward, or
-eval_pass_at_k_reward, gives 1 or more; what no reward judged is left out.
-Exit code 1 if nothing was judged.";
+eval_pass_at_k_reward, gives 1 or more; what no reward scored is left out.
+Exit code 1 if nothing was scored.";
 
 /// Of `lockstep init`.
 pub const INIT: &str = "\
@@ -230,7 +230,7 @@ pub const MERGE: &str = "\
 Examples:
   lockstep train my.toml --set use_peft=true --out runs/lora
   lockstep generate --model DIR --adapter runs/lora/model --prompt \"Hello\"
-  lockstep train my.toml --model runs/lora/model --out runs/further     go on
+  lockstep train my.toml --model runs/lora/model --out runs/further     continue
   lockstep merge --model DIR --adapter runs/lora/model --out models/merged";
 
 /// Of `lockstep plan`.

@@ -7,7 +7,7 @@ use lockstep::config::Purpose;
 use lockstep::{ForkOptions, fork};
 use std::path::PathBuf;
 
-/// An exact counterfactual: a run that is another one, bit for bit, up to a step, and goes on with a change.
+/// An exact counterfactual: a run that is another one, bit for bit, up to a step, and continues with a change.
 /// docs/verify.md
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -23,7 +23,7 @@ pub struct Args {
     /// A Hugging Face model directory, or a Hub id.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// What products compute in.
+    /// What matmuls compute in.
     #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
     pub dtype: String,
     /// A low-rank adapter of it: a PEFT directory.

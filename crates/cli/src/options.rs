@@ -154,7 +154,7 @@ pub struct RunArgs {
     /// directory's.
     #[arg(long, value_name = "RUN|CHECKPOINT|latest")]
     pub resume: Option<String>,
-    /// Shows the run on a page, at port 7860 or --dashboard=PORT, while it goes on.
+    /// Shows the run on a page, at port 7860 or --dashboard=PORT, while it runs.
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = "7860")]
     pub dashboard: Option<u16>,
     #[command(flatten)]

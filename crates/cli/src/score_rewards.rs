@@ -83,7 +83,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         false => output::text(&text(&scored, &summaries, args.examples)),
     };
     match summaries.iter().find(|summary| summary.sorted.is_empty()) {
-        Some(Summary { name, .. }) => anyhow::bail!("reward `{name}` judged no completion of {input}"),
+        Some(Summary { name, .. }) => anyhow::bail!("reward `{name}` scored no completion of {input}"),
         None => {
             printed?;
             summaries.iter().try_for_each(Summary::check_finite)

@@ -39,7 +39,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         } else {
             output::text(&text(&args.run, &status))?;
         }
-        // A learner that resumes a stopped run has its lock before it says that the run goes on.
+        // A learner that resumes a stopped run has its lock before it says that the run is in progress.
         let has_ended = !status.learner_alive && status.learner.is_some_and(|learner| learner.ended);
         if !args.watch || has_ended {
             return Ok(());

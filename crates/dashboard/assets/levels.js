@@ -132,7 +132,7 @@ export async function levels(main) {
     URL.revokeObjectURL(url);
   }
 
-  /** New lines come twice a second while the job goes on. */
+  /** New lines come twice a second during the job. */
   async function follow() {
     clearTimeout(timer);
     if (over || !state.job) return;

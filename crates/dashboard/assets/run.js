@@ -1,4 +1,4 @@
-// What was it? The configuration, what it was made of, and how it went on.
+// What was it? The configuration, what it was made of, and how it continued.
 import { change, counted, fill, get, h, key } from "/lib.js";
 
 export async function run(main, name, words, runs) {

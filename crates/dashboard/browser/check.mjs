@@ -158,7 +158,7 @@ await test("one cursor shows one step in every chart, of both runs", async () =>
   await page.close();
 });
 
-await test("a run that goes on moves the page without a reload, and what is read stays", async () => {
+await test("a run in progress moves the page without a reload, and what is read stays", async () => {
   const run = spawn(
     process.env.LOCKSTEP,
     [

@@ -26,7 +26,7 @@ pub struct Runnable {
     pub allowed: bool,
 }
 
-/// The job that goes on, or went on last.
+/// The job in progress, or the last one.
 #[derive(Debug, Default)]
 pub struct Jobs {
     runnable: Option<Runnable>,
@@ -56,7 +56,7 @@ struct Output {
 pub enum Refusal {
     /// The page may run nothing.
     NotAllowed,
-    /// Another one goes on.
+    /// Another one is in progress.
     Busy,
     /// This is no job.
     Bad(String),
@@ -114,7 +114,7 @@ impl Jobs {
         Ok(self.state())
     }
 
-    /// Ends the job that goes on. What it has measured stays.
+    /// Ends the job in progress. What it has measured stays.
     pub fn stop(&self) {
         if let Some(job) = lock(&self.job).as_mut() {
             lock(&job.output).is_stopped = true;

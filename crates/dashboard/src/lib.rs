@@ -1,6 +1,6 @@
 //! A page on which people watch runs and read what a model writes: `lockstep dashboard RUN…`.
 //!
-//! It reads the files of runs, those that still go on and those that have ended, and never talks to a run: so a run is
+//! It reads the files of runs, those in progress and those that have ended, and never talks to a run: so a run is
 //! not slowed, stopped or changed by who watches it, and a run of another machine or of last year is shown like any
 //! other. Nothing is written.
 //!

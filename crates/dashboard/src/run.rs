@@ -79,7 +79,7 @@ impl RunFiles {
         &self.series
     }
 
-    /// What changes when the run goes on: bytes of metrics, recorded groups.
+    /// What changes when the run continues: bytes of metrics, recorded groups.
     pub fn mark(&mut self) -> (u64, u64) {
         self.refresh();
         let index = std::fs::metadata(self.root.join("rollouts.idx")).map_or(0, |metadata| metadata.len());

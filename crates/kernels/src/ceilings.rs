@@ -18,7 +18,7 @@ pub struct Ceilings {
     pub flops_per_s: f64,
     /// bf16 operations per second on tiles, where the instruction set has them.
     pub tile_flops_per_s: Option<f64>,
-    /// bf16 operations per second in products of pairs, where the instruction set has them.
+    /// bf16 operations per second in dot products of pairs, where the instruction set has them.
     pub pair_flops_per_s: Option<f64>,
     /// Bytes per second read from memory; on a GPU those that a copy reads and writes.
     pub read_bytes_per_s: f64,
@@ -150,7 +150,7 @@ fn chain<V: Simd, const N: usize>(rounds: usize, index: usize) {
     black_box(sum.sum());
 }
 
-/// Chains of products of pairs.
+/// Chains of dot products of pairs.
 struct Pairs {
     isa: Isa,
     rounds: usize,
@@ -193,9 +193,9 @@ mod tests {
             assert_eq!(measured.tile_flops_per_s.is_some(), isa.is_amx());
             let of_bf16 = measured.of_dtype(DType::Bf16).flops_per_s;
             assert_eq!(measured.pair_flops_per_s.is_some(), isa.has_dots());
-            let of_products = measured.tile_flops_per_s.or(measured.pair_flops_per_s);
-            assert_eq!(of_bf16, of_products.unwrap_or(measured.flops_per_s));
-            assert!(of_products.is_none_or(|flops| flops.is_finite() && flops > 1e5));
+            let of_matmuls = measured.tile_flops_per_s.or(measured.pair_flops_per_s);
+            assert_eq!(of_bf16, of_matmuls.unwrap_or(measured.flops_per_s));
+            assert!(of_matmuls.is_none_or(|flops| flops.is_finite() && flops > 1e5));
             assert!(measured.read_bytes_per_s.is_finite() && measured.read_bytes_per_s > 1e5, "{isa:?} {measured:?}");
         }
     }

@@ -63,8 +63,8 @@ macro_rules! float {
 float!(f32);
 float!(f64);
 
-/// f32 whose sums, products and multiply-adds take and leave denormals as zeros: an oracle over it is that of products
-/// of bf16 in chains.
+/// f32 whose additions, multiplications and multiply-adds take and leave denormals as zeros: an oracle over it is that
+/// of matmuls of bf16 in chains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Flushed(pub f32);
 
@@ -90,13 +90,13 @@ impl Float for Flushed {
         Flushed(tiles::fma(self.0, b.0, c.0))
     }
     fn exp(self) -> Flushed {
-        unimplemented!("products alone flush")
+        unimplemented!("matmuls alone flush")
     }
     fn ln(self) -> Flushed {
-        unimplemented!("products alone flush")
+        unimplemented!("matmuls alone flush")
     }
     fn sqrt(self) -> Flushed {
-        unimplemented!("products alone flush")
+        unimplemented!("matmuls alone flush")
     }
 }
 impl Add for Flushed {
@@ -120,7 +120,7 @@ impl Mul for Flushed {
 impl Div for Flushed {
     type Output = Flushed;
     fn div(self, _: Flushed) -> Flushed {
-        unimplemented!("products do not divide")
+        unimplemented!("matmuls do not divide")
     }
 }
 impl Neg for Flushed {

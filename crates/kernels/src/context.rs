@@ -6,7 +6,7 @@ use crate::matrix::PANEL;
 use crate::{DType, Device, Error, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
 
-/// More threads than any machine has cores for: a slip of the pen, which would take stacks and seconds to find out.
+/// More threads than any machine has cores for: a typo, which would take stacks and seconds to find out.
 const MAX_THREADS: usize = 4096;
 
 /// The device that operations run on. One per process is enough; clones share threads and ledger.
@@ -47,7 +47,7 @@ impl Context {
     }
 
     fn of(cuda: Cuda) -> Context {
-        Context { memory: Memory::of_queue(cuda.queue().clone()), backend: Backend::Cuda(cuda) }
+        Context { memory: Memory::of_stream(cuda.stream().clone()), backend: Backend::Cuda(cuda) }
     }
 
     /// A device that computes with kernels in CUDA.
@@ -94,7 +94,7 @@ impl Context {
         }
     }
 
-    /// The name of the formula that products of numbers of `dtype` are computed with (docs/arithmetic.md): contexts
+    /// The name of the formula that matmuls in `dtype` are computed with (docs/arithmetic.md): contexts
     /// with the same one give the same bits.
     pub fn arithmetic(&self, dtype: DType) -> &'static str {
         match (dtype, &self.backend) {
@@ -106,7 +106,7 @@ impl Context {
     }
 
     /// Whether gate and up of this weight, one below the other, are multiplied faster by [`crate::ops::glu::fused`]
-    /// than by a product and an activation: where tiles multiply, the way through memory costs more than packing rows
+    /// than by a matmul and an activation: where tiles multiply, the way through memory costs more than packing rows
     /// and reading the weight for each block of outputs.
     pub fn fuses_gates(&self, gate_up: &Matrix) -> bool {
         let Backend::Cpu(cpu) = &self.backend else { return false };
@@ -198,8 +198,8 @@ pub(crate) fn count(flops: u64, bytes: u64) {
     BYTES.set(BYTES.get() + bytes);
 }
 
-/// Books a product's multiply-adds, and each operand once.
-pub(crate) fn count_product(m: usize, n: usize, k: usize, weight_bytes: usize) {
+/// Books a matmul's multiply-adds, and each operand once.
+pub(crate) fn count_matmul(m: usize, n: usize, k: usize, weight_bytes: usize) {
     count(2 * (m * n * k) as u64, (weight_bytes + size_of::<f32>() * m * (n + k)) as u64);
 }
 

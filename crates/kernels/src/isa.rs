@@ -1,9 +1,9 @@
 //! Which instruction set the kernels use, chosen once at run time.
 //!
 //! Every `Simd` implementation computes the same 16-lane formula with fused multiply-adds, so in f32 the
-//! bits agree on all of them; what differs is speed. AMX, whose bf16 products have a formula of their own, is an
-//! instruction set above AVX-512: those products run on tiles, and everything else as on AVX-512. Another above it
-//! takes two terms of such products at once, with the bits of all others.
+//! bits agree on all of them; what differs is speed. AMX, whose bf16 matmuls have a formula of their own, is an
+//! instruction set above AVX-512: those matmuls run on tiles, and everything else as on AVX-512. Another above it
+//! takes two terms of such matmuls at once, with the bits of all others.
 
 use crate::simd::{Kernel, portable, tiles};
 #[cfg(target_arch = "x86_64")]
@@ -25,9 +25,9 @@ enum Kind {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// AVX-512, and its products of pairs of bf16.
+    /// AVX-512, and its dot products of pairs of bf16.
     Avx512Bf16,
-    /// AVX-512, and AMX with bf16 for the products of numbers in bf16.
+    /// AVX-512, and AMX with bf16 for the matmuls in bf16.
     Amx,
     /// The bits of `Amx` on any machine, with its tiles in plain Rust: slow, for checks.
     AmxEmulated,
@@ -36,7 +36,7 @@ enum Kind {
     DotsEmulated,
 }
 
-/// The least [`Isa::dots_gain`] for which products of pairs are chosen.
+/// The least [`Isa::dots_gain`] for which dot products of pairs are chosen.
 const WORTH: f64 = 1.25;
 
 impl Kind {
@@ -90,11 +90,11 @@ impl Isa {
     pub const PORTABLE: Isa = Isa(Kind::Portable);
     /// The bits of AMX on any machine, its tiles in plain Rust: slow, for checks.
     pub const AMX_EMULATED: Isa = Isa(Kind::AmxEmulated);
-    /// Products of pairs without their instruction.
+    /// Dot products of pairs without their instruction.
     #[cfg(test)]
     pub(crate) const DOTS_EMULATED: Isa = Isa(Kind::DotsEmulated);
 
-    /// The fastest that this machine has: products of pairs only where they were measured to be.
+    /// The fastest that this machine has: dot products of pairs only where they were measured to be.
     pub fn best() -> Isa {
         let worth = |kind: &Kind| *kind != Kind::Avx512Bf16 || Isa::dots_gain().is_some_and(|gain| gain >= WORTH);
         let mut fastest_first = Kind::HARDWARE.into_iter().rev().filter(|kind| kind.is_present());
@@ -106,18 +106,18 @@ impl Isa {
         Kind::HARDWARE.into_iter().filter_map(Kind::checked).collect()
     }
 
-    /// Whether products run on the tiles of the processor itself.
+    /// Whether matmuls run on the tiles of the processor itself.
     pub(crate) fn is_amx(self) -> bool {
         self.0 == Kind::Amx
     }
 
-    /// Whether products of numbers in bf16 run on tiles, with the formula of [`crate::simd::tiles`] in place of the
+    /// Whether matmuls in bf16 run on tiles, with the formula of [`crate::simd::tiles`] in place of the
     /// chains that all others share.
     pub(crate) fn has_tiles(self) -> bool {
         self.tiles().is_some()
     }
 
-    /// Whether products of numbers in bf16 take two terms at once: the chains' bits, sooner.
+    /// Whether matmuls in bf16 take two terms at once: the chains' bits, sooner.
     #[inline(always)]
     pub(crate) fn has_dots(self) -> bool {
         #[cfg(test)]
@@ -127,7 +127,7 @@ impl Isa {
         self.0 == Kind::Avx512Bf16
     }
 
-    /// What runs products on tiles, if they do.
+    /// What runs matmuls on tiles, if they do.
     pub(crate) fn tiles(self) -> Option<tiles::Unit> {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -149,8 +149,8 @@ impl Isa {
         refusal
     }
 
-    /// Why this process may not use the products of pairs of AVX-512; nothing if it may. That it may does not make it
-    /// the best: see [`Isa::best`].
+    /// Why this process may not use the dot products of pairs of AVX-512; nothing if it may. That it may does not make
+    /// it the best: see [`Isa::best`].
     pub fn dots_refusal() -> Option<&'static str> {
         if !Kind::Avx512.is_present() {
             return Some("this processor has no AVX-512");
@@ -162,9 +162,9 @@ impl Isa {
         refusal
     }
 
-    /// How many times the multiply-adds of FMA the products of pairs do, measured once; nothing where they may not be
-    /// used. On processors on which it is about 1 [`Isa::best`] does without: what is rounded or zipped for them would
-    /// be lost.
+    /// How many times the multiply-adds of FMA the dot products of pairs do, measured once; nothing where they may not
+    /// be used. On processors on which it is about 1 [`Isa::best`] does without: what is rounded or zipped for them
+    /// would be lost.
     pub fn dots_gain() -> Option<f64> {
         #[cfg(target_arch = "x86_64")]
         let gain = if Kind::Avx512.is_present() { crate::simd::dots::gain() } else { None };
@@ -204,7 +204,7 @@ impl Isa {
         })
     }
 
-    /// Runs `kernel` compiled for this instruction set: AMX is for products alone, all else runs on the vectors below
+    /// Runs `kernel` compiled for this instruction set: AMX is for matmuls alone, all else runs on the vectors below
     /// it.
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.vectors() {
@@ -219,8 +219,9 @@ impl Isa {
         }
     }
 
-    /// [`run`](Self::run) with denormals taken and left as zeros of their sign by sums, products and multiply-adds:
-    /// the arithmetic of products of bf16, which `kernel` is. What else it computes with vectors is not promised.
+    /// [`run`](Self::run) with denormals taken and left as zeros of their sign by additions, multiplications and
+    /// multiply-adds: the arithmetic of matmuls of bf16, which `kernel` is. What else it computes with vectors is not
+    /// promised.
     pub(crate) fn run_flushing<K: Kernel>(self, kernel: K) -> K::Output {
         match self.vectors() {
             Kind::Portable => portable::run_flushing(kernel),

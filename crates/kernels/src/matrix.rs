@@ -1,6 +1,6 @@
-//! A weight matrix in the layout that products read.
+//! A weight matrix in the layout that matmuls read.
 //!
-//! The rows (outputs) come in panels of 32, the last one padded with zeros, and a product streams them from start to
+//! The rows (outputs) come in panels of 32, the last one padded with zeros, and a matmul streams them from start to
 //! end:
 //!
 //! | layout            | of   | elements             |                                                            |
@@ -31,7 +31,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// That of matrices of f32 or bf16 that products on `device` read.
+    /// That of matrices of f32 or bf16 that matmuls on `device` read.
     pub fn of(device: Device, dtype: DType) -> Layout {
         match device {
             Device::Cpu | Device::CpuChecked | Device::Cuda(_) | Device::CudaEmulated | Device::Meta => match dtype {
@@ -141,10 +141,10 @@ impl Matrix {
             _ => data.download(|data: &[f32]| Isa::best().run(Gather::<_, 1> { data, range, k, to })),
         }
     }
-    /// The elements as a product reads them: f32 in panels, or bf16 in pairs.
+    /// The elements as a matmul reads them: f32 in panels, or bf16 in pairs.
     pub(crate) fn elements(&self, cpu: &Cpu) -> Elements<'_> {
         let layout = Layout::of(self.data.device(), self.data.dtype());
-        assert_eq!(self.layout, layout, "no product reads these elements");
+        assert_eq!(self.layout, layout, "no matmul reads these elements");
         self.data.view().elements(cpu)
     }
 }
@@ -182,7 +182,7 @@ impl<T: Element, const SIDE: usize> Kernel for Gather<'_, T, SIDE> {
             for (block, from) in from.chunks(TOGETHER * PANEL).enumerate() {
                 let inputs = block * TOGETHER..k.min((block + 1) * TOGETHER);
                 if SIDE == 1 && rows.len() == PANEL && inputs.len() == TOGETHER {
-                    turn::<V, T>(from, &mut to[inputs.start..], k);
+                    transpose::<V, T>(from, &mut to[inputs.start..], k);
                     continue;
                 }
                 for (row, to) in rows.clone().zip(to.chunks_exact_mut(k)) {
@@ -201,7 +201,7 @@ impl<T: Element, const SIDE: usize> Kernel for Gather<'_, T, SIDE> {
 
 /// 32 inputs of a whole panel to rows of `k`.
 #[inline(always)]
-fn turn<V: Simd, T: Element>(from: &[T], to: &mut [f32], k: usize) {
+fn transpose<V: Simd, T: Element>(from: &[T], to: &mut [f32], k: usize) {
     for row in (0..PANEL).step_by(LANES) {
         for input in (0..TOGETHER).step_by(LANES) {
             // A closure would not be compiled with the instruction set's features.
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "no product reads")]
+    #[should_panic(expected = "no matmul reads")]
     fn elements_in_another_layout_are_not_multiplied() {
         let memory = Memory::new(Device::Cpu);
         let mut moments = Matrix::zeros(&memory, 4, 8);

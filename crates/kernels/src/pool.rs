@@ -1,8 +1,8 @@
-//! A small pool of threads for kernels. A parallel region costs a microsecond or two, because waiting threads spin
-//! briefly before they sleep; and it never waits for a thread that has not begun a task, because the processor may be
-//! somebody else's just then (a reward's program, another run): who comes takes tasks, the caller among them.
+//! A small thread pool for kernels. A parallel region costs a microsecond or two, because idle threads spin briefly
+//! before they sleep. It never waits for a thread that has not begun a task, whose core another program may have just
+//! then (a reward's, another run's): any thread takes tasks, the caller included.
 
-mod crowd;
+mod governor;
 mod region;
 mod scratch;
 mod sleep;
@@ -16,7 +16,7 @@ use crate::Isa;
 use crate::cores::Lease;
 use crate::simd::control::FloatEnvironment;
 use crate::simd::{Kernel, Simd};
-use crowd::{Crowd, Watch};
+use governor::{Governor, Watch};
 use region::{Job, Region};
 use sleep::Sleepers;
 use std::cell::RefCell;
@@ -46,7 +46,7 @@ struct Shared {
     workers: Sleepers,
     /// The caller, while it waits for tasks that workers have begun.
     caller: Sleepers,
-    crowd: Crowd,
+    governor: Governor,
 }
 
 /// Threads that run [`Tasks`].
@@ -88,7 +88,7 @@ impl Pool {
     pub fn limit(&self, threads: usize) {
         // Between regions: those who take part in one were chosen when it was opened.
         let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
-        self.shared.crowd.set_most(threads);
+        self.shared.governor.set_most(threads);
     }
 
     /// From now on it computes with the cores that it gets of these. They are shared once.
@@ -125,8 +125,8 @@ impl Pool {
             return;
         }
         let mut watch = self.turn.lock().unwrap_or_else(|e| e.into_inner());
-        watch.look(&self.shared.crowd);
-        if self.shared.crowd.limit() == 1 {
+        watch.look(&self.shared.governor);
+        if self.shared.governor.limit() == 1 {
             (0..count).for_each(job);
             return;
         }
@@ -148,7 +148,7 @@ impl Shared {
             panicked: AtomicBool::new(false),
             workers: Sleepers::default(),
             caller: Sleepers::default(),
-            crowd: Crowd::new(threads),
+            governor: Governor::new(threads),
         }
     }
 
@@ -157,7 +157,7 @@ impl Shared {
     /// # Safety
     /// The job's closure is [`Sync`] and lives until this returns.
     unsafe fn region(&self, count: usize, job: &Job) -> Duration {
-        let threads = self.crowd.limit();
+        let threads = self.governor.limit();
         // SAFETY: the caller's promise; the region before was closed below, and what was claimed of it was done.
         unsafe { self.region.open(count, threads, job) };
         self.workers.call((count - 1).min(threads - 1));
@@ -203,11 +203,11 @@ impl Shared {
     /// The life of worker `i` ≥ 1.
     fn work(&self, i: usize) {
         let _environment = FloatEnvironment::set();
-        self.crowd.enter(i);
+        self.governor.enter(i);
         let mut seen = 0;
         while !self.stops() {
-            if i >= self.crowd.limit() {
-                self.crowd.rest(i, || self.stops());
+            if i >= self.governor.limit() {
+                self.governor.rest(i, || self.stops());
                 continue;
             }
             let opened = self.region.opened();
@@ -225,7 +225,7 @@ impl Shared {
                 claim.done();
                 self.caller.call(1);
             }
-            self.crowd.worked(i, start.elapsed());
+            self.governor.worked(i, start.elapsed());
         }
     }
 
@@ -258,7 +258,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.workers.call(usize::MAX);
-        self.shared.crowd.call_all();
+        self.shared.governor.call_all();
         for worker in self.workers.drain(..) {
             let _ = worker.join();
         }

@@ -368,7 +368,7 @@ impl<'a> ViewMut<'a> {
         match from.buffer.device() {
             Device::Meta => {}
             Device::Cpu => from.download(|from: &[T]| self.upload(len, |to: &mut [T]| to.copy_from_slice(from))),
-            // A queue shows its memory in pieces of its own, one at a time.
+            // A stream shows its memory in pieces of its own, one at a time.
             _ => {
                 let elements = from.download(<[T]>::to_vec);
                 self.upload(len, |to: &mut [T]| to.copy_from_slice(&elements));

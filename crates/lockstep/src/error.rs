@@ -1,4 +1,4 @@
-//! What is the user's to mend (exit code 2), told apart from what failed on the way (exit code 1).
+//! What is the user's to fix (exit code 2), told apart from what failed on the way (exit code 1).
 
 use std::fmt::Display;
 
@@ -25,7 +25,7 @@ macro_rules! bad_input {
     };
 }
 
-/// Marks any error as the user's to mend.
+/// Marks any error as the user's to fix.
 pub trait OrBadInput<T> {
     /// The value, or the error with its causes as a [`BadInput`].
     fn or_bad_input(self) -> anyhow::Result<T>;

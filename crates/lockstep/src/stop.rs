@@ -56,7 +56,7 @@ impl StopSignal {
     }
 }
 
-/// Given up because a [`StopSignal`] was given.
+/// Cancelled because a [`StopSignal`] was given.
 #[derive(Debug, thiserror::Error)]
 #[error("stopped as asked")]
 pub struct Stopped;

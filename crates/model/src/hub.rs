@@ -3,7 +3,7 @@
 //!
 //! `models--ORG--NAME/refs/main` names the commit, and `snapshots/COMMIT/` has the files; models and datasets that
 //! other tools have fetched are found, and what is fetched here is found by them. A marker in the repository's folder
-//! says that a download was broken off; the next run goes on with it.
+//! says that a download was broken off; the next run continues with it.
 
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};

@@ -44,7 +44,7 @@ impl LayerPages {
 }
 
 impl KvCache {
-    /// `blocks` pages for every layer, for sequences that go on. Booked under "kv cache".
+    /// `blocks` pages for every layer, for sequences that continue. Booked under "kv cache".
     pub fn new(memory: &Memory, config: &ModelConfig, blocks: usize) -> KvCache {
         let memory = memory.part("kv cache");
         KvCache { layers: (0..config.num_layers).map(|_| LayerPages::zeros(&memory, config, blocks)).collect(), blocks }

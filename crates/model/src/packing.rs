@@ -1,6 +1,6 @@
 //! Groups of sequences to micro-batches, which are cut between groups only.
 //!
-//! Every sum over tokens runs in the order of the sequences and goes on from micro-batch to micro-batch, so where the
+//! Every sum over tokens runs in the order of the sequences and continues from micro-batch to micro-batch, so where the
 //! cuts lie changes no bit. A group is never cut: its prompt is computed once, forward and backward.
 
 use crate::{Batch, Capacity, Error, GroupSegment, ModelConfig, Result};

@@ -1,4 +1,4 @@
-//! What a sequence goes on from.
+//! What a sequence continues from.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! Asks every reward function about a generation, some beside the engine.
 //!
 //! A reward that scores a group by itself ([`Reward::scores_by_group`]) is asked as soon as the group's last completion
-//! has ended, on a thread beside the engine, which goes on with the others; so a reward that takes its time (a program
-//! outside) costs the run only what is left when generation has ended. Every other reward is asked once, about all
-//! completions, after that. When groups end changes no bit: scores are put together in the order of the groups that is
-//! asked for.
+//! has ended, on a thread beside the engine, which continues with the others; so a reward that takes its time (a
+//! program outside) costs the run only what is left when generation has ended. Every other reward is asked once, about
+//! all completions, after that. When groups end changes no bit: scores are put together in the order of the groups that
+//! is asked for.
 //!
 //! What a reward said of groups may come from another process ([`score_group`]): it is put together in the same way.
 

@@ -127,7 +127,7 @@ fn read(answer: Answer, tokens: &[usize]) -> Result<Scores, String> {
     }
     let metric = |(name, value): (String, Value)| match as_number(&value) {
         Some(number) => Ok((name, number)),
-        None => Err(format!("its metric `{name}` is {value}, which is no number")),
+        None => Err(format!("its metric `{name}` is {value}, which is not a number")),
     };
     Ok(Scores {
         values,

@@ -183,11 +183,11 @@ pub fn names(specs: &[RewardSpec]) -> Result<Vec<String>> {
             false if names[..i].contains(name) => format!("two rewards have the name `{name}`"),
             false => continue,
         };
-        let mend = match labels[i].kind.as_str() {
+        let fix = match labels[i].kind.as_str() {
             "function" => "give the function another name".to_owned(),
             kind => format!("name it yourself, as in {{ kind = \"{kind}\", name = \"my_{name}\", … }}"),
         };
-        return Err(Error::Name(format!("{problem}: {mend}")));
+        return Err(Error::Name(format!("{problem}: {fix}")));
     }
     Ok(names)
 }

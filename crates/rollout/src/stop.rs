@@ -18,7 +18,7 @@ impl StopCheck {
         tokens.last().is_some_and(|last| sampling.stop_ids.contains(last)) || self.reached_stop_string(sampling, tokens)
     }
 
-    /// As transformers, the text that is looked at goes on from the prompt: a completion's first word has the space
+    /// As transformers, the text that is looked at continues from the prompt: a completion's first word has the space
     /// before it, which decoding the completion alone would take away, and a string may begin in the prompt.
     fn reached_stop_string(&self, sampling: &SamplingParams, tokens: &[u32]) -> bool {
         let Some(longest) = sampling.stop_strings.iter().map(String::len).max() else { return false };

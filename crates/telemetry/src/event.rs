@@ -1,4 +1,4 @@
-//! What a run reports while it goes on, as one value: metrics, completions, stages, progress, messages, checkpoints.
+//! What a run reports while it runs, as one value: metrics, completions, stages, progress, messages, checkpoints.
 //!
 //! An [`Event`] is plain data that can be serialised and read back by another process, without loss: numbers keep
 //! their bits, and NaN and infinities their names. Knows no sink.
@@ -278,7 +278,7 @@ mod numbers {
         let number = |(name, value): (String, Value)| {
             let odd = |text: &str| NAMES.iter().find(|(known, _)| *known == text).map(|(_, number)| *number);
             let number = value.as_f64().or_else(|| odd(value.as_str()?));
-            number.map(|number| (name, number)).ok_or_else(|| D::Error::custom(format!("{value} is no number")))
+            number.map(|number| (name, number)).ok_or_else(|| D::Error::custom(format!("{value} is not a number")))
         };
         Map::<String, Value>::deserialize(deserializer)?.into_iter().map(number).collect()
     }

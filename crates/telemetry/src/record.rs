@@ -23,7 +23,7 @@ pub struct RunRecord {
     /// What computed, as `device` names it: cpu, cuda, …
     #[serde(default)]
     pub device: String,
-    /// The formula of its products: runs with the same one have the same bits.
+    /// The formula of its matmuls: runs with the same one have the same bits.
     #[serde(default)]
     pub arithmetic: String,
     /// The compute dtype.
@@ -125,7 +125,7 @@ pub fn hash_file(path: &Path) -> Result<FileHash> {
     Ok(hash_file_until(path, &|| false)?.unwrap_or_default())
 }
 
-/// [`hash_file`], given up once `stopped` says so: `None`.
+/// [`hash_file`], abandoned once `stopped` says so: `None`.
 pub fn hash_file_until(path: &Path, stopped: &dyn Fn() -> bool) -> Result<Option<FileHash>> {
     let mut file = std::fs::File::open(path).map_err(Error::io("open", path))?;
     let (mut hasher, mut bytes) = (Sha256::new(), 0);

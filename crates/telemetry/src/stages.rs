@@ -191,7 +191,7 @@ impl Stages {
     }
 
     /// The totals of the spans that ended since the last call (those of one step), and what was counted since then; the
-    /// totals of the run go on.
+    /// totals of the run continue.
     pub fn take_step(&self) -> StepTotals {
         let mut inner = lock(&self.inner);
         inner.time_device();

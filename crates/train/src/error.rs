@@ -28,8 +28,8 @@ pub enum Error {
     Held,
     /// Three optimizer steps in a row had a loss or gradient that is not finite.
     #[error(
-        "{count} optimizer steps in a row were skipped because {what} was not finite (now {value}): training cannot go \
-         on. Lower learning_rate, or look at the last completions and rewards for values that overflow"
+        "{count} optimizer steps in a row were skipped because {what} was not finite (now {value}): training cannot \
+         continue. Lower learning_rate, or look at the last completions and rewards for values that overflow"
     )]
     NonFinite {
         /// Skipped steps in a row.

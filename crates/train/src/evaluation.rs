@@ -10,8 +10,8 @@ use crate::loss::bradley_terry::sigmoid;
 /// Bins of confidence.
 const BINS: usize = 10;
 
-/// The unbiased estimate 1 − C(n − c, k) / C(n, k), with c of a prompt's n judged completions right, averaged over the
-/// prompts of which k were judged (Chen et al. 2021, arXiv:2107.03374); none if there is no such prompt.
+/// The unbiased estimate 1 − C(n − c, k) / C(n, k), with c of a prompt's n scored completions right, averaged over the
+/// prompts of which k were scored (Chen et al. 2021, arXiv:2107.03374); none if there is no such prompt.
 pub fn pass_at_k(groups: &[Vec<bool>], k: usize) -> Option<f64> {
     let of_group = |group: &Vec<bool>| {
         let n = group.len();
@@ -21,9 +21,9 @@ pub fn pass_at_k(groups: &[Vec<bool>], k: usize) -> Option<f64> {
         }
         1.0 - ((wrong + 1)..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
     };
-    let judged = || groups.iter().filter(|group| group.len() >= k);
-    let count = judged().count();
-    (count > 0).then(|| judged().map(of_group).sum::<f64>() / count as f64)
+    let enough = || groups.iter().filter(|group| group.len() >= k);
+    let count = enough().count();
+    (count > 0).then(|| enough().map(of_group).sum::<f64>() / count as f64)
 }
 
 /// The Brier score of pairs whose rewards differ by so much.
@@ -59,11 +59,11 @@ mod tests {
 
     /// A crashed reward is no wrong answer.
     #[test]
-    fn what_was_not_judged_is_left_out() {
+    fn what_was_not_scored_is_left_out() {
         assert_eq!(pass_at_k(&[vec![], vec![]], 1), None);
         assert_eq!(pass_at_k(&[vec![true], vec![]], 1), Some(1.0));
         let few = pass_at_k(&[vec![true], vec![false, true]], 2);
-        assert_eq!(few, Some(1.0), "of the first prompt too few were judged");
+        assert_eq!(few, Some(1.0), "of the first prompt too few were scored");
         assert_eq!(pass_at_k(&[vec![true], vec![false; 2]], 2), Some(0.0), "and it has no part in the mean");
     }
 

@@ -97,7 +97,7 @@ struct Accumulated {
     is_reduced: bool,
 }
 
-/// Forward passes that were made to know the [`Normalizer`], and can be gone on with.
+/// Forward passes that were made to know the [`Normalizer`], and can be continued with.
 #[derive(Default)]
 struct Ahead {
     forwards: Vec<Forward>,
@@ -142,7 +142,7 @@ impl Trainer {
     }
 
     /// Ends the passes of a gradient before their next layer once `stop` (or the flag that it is of) says so. What was
-    /// accumulated is given up then, with [`model::Error::Stopped`]: a step that has not begun to change anything.
+    /// accumulated is discarded then, with [`model::Error::Stopped`]: a step that has not begun to change anything.
     pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
         self.stop = stop.into();
         self.tape = self.tape.take().map(|tape| tape.stop_with(self.stop.clone()));
@@ -267,8 +267,8 @@ impl Trainer {
         })
     }
 
-    /// [`normalizer`](Self::normalizer), with the forward passes that can be gone on with: that of a lone micro-batch,
-    /// whose tape is still there; with dropout, which has a pass to come, those of all.
+    /// [`normalizer`](Self::normalizer), with the forward passes that can be continued with: that of a lone
+    /// micro-batch, whose tape is still there; with dropout, which has a pass to come, those of all.
     fn normalize(
         &mut self,
         ctx: &Context,
@@ -381,7 +381,7 @@ impl Trainer {
         &self.optimizer
     }
 
-    /// The moments, to overwrite when a run goes on.
+    /// The moments, to overwrite when a run continues.
     pub fn optimizer_mut(&mut self) -> &mut Optimizer {
         &mut self.optimizer
     }
@@ -401,7 +401,7 @@ impl Trainer {
         }
     }
 
-    /// Goes on from saved counters.
+    /// Continues from saved counters.
     pub fn set_state(&mut self, state: TrainerState) {
         self.optimizer.steps = state.steps;
         (self.skipped_in_a_row, self.skipped_total) = (state.skipped_in_a_row, state.skipped_total);

@@ -225,7 +225,7 @@ fn another_adapter_than_the_trainers_is_refused() {
 }
 
 #[test]
-fn goes_on_from_saved_counters_a_skipped_step_among_them() {
+fn continues_from_saved_counters_a_skipped_step_among_them() {
     let ctx = context(1);
     let mut weights = adapted(&ctx, 0.2);
     let good = samples(&ctx, &weights);

@@ -273,7 +273,7 @@ fn the_weight_of_an_adaptive_entropy_bonus_is_kept() {
 }
 
 #[test]
-fn goes_on_from_saved_moments() {
+fn continues_from_saved_moments() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let samples = samples(&ctx, &weights);
@@ -323,7 +323,7 @@ fn a_step_that_is_not_finite_is_skipped_and_three_end_the_run() {
     assert_eq!((after.skipped_total, weights.version), (5, 3));
 }
 
-/// A recorded log-probability that is another by one bit is counted, and one that is no number shows.
+/// A recorded log-probability that is another by one bit is counted, and one that is not a number shows.
 #[test]
 fn a_record_that_is_not_the_trainers_is_counted() {
     let ctx = context(1);
@@ -393,9 +393,9 @@ fn refuses_what_does_not_fit() {
     assert!(refuse(&|s| s.columns.set(SAMPLER_LOGPS, vec![])).contains("sampler_logps"));
 }
 
-/// A gradient that is given up at any layer of any micro-batch leaves nothing behind but numbers that nobody reads.
+/// A gradient that is cancelled at any layer of any micro-batch leaves nothing behind but values that nobody reads.
 #[test]
-fn a_gradient_that_is_given_up_changes_nothing() {
+fn a_gradient_that_is_cancelled_changes_nothing() {
     let ctx = context(2);
     let weights = policy(ctx.memory());
     let samples = samples(&ctx, &weights);

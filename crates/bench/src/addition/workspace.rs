@@ -122,7 +122,7 @@ impl Workspace<'_> {
         Layers { purpose, set, ..Layers::default() }
     }
 
-    /// Runs it, or goes on with it where its directory has a part; `None` if somebody asked it to stop.
+    /// Runs it, or continues with it where its directory has a part; `None` if somebody asked it to stop.
     pub fn run(&self, layers: &Layers) -> anyhow::Result<Option<RunResult>> {
         let resolved = layers.resolve()?;
         let out = resolved.config.output_dir.clone().unwrap_or_default();
@@ -136,7 +136,7 @@ impl Workspace<'_> {
         if finished.stop_reason == StopReason::Interrupted {
             let command = if layers.purpose == Purpose::Sft { "sft" } else { "train" };
             self.console.info(&format!(
-                "stopped as asked; this phase goes on with: lockstep {command} --resume {}",
+                "stopped as asked; this phase continues with: lockstep {command} --resume {}",
                 out.display()
             ));
             return Ok(None);

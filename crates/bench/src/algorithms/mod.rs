@@ -1,7 +1,8 @@
 //! `lockstep bench algorithms`: every algorithm learns the demo's task from the same SFT model, several seeds each.
 //!
 //! It makes what `lockstep demo` makes, runs what `lockstep train` runs, and reads the figures from the runs' own
-//! metrics. A run that is done leaves its result beside it: started again in the same directory, the benchmark goes on.
+//! metrics. A run that is done leaves its result beside it: started again in the same directory, the benchmark
+//! continues.
 
 pub mod arms;
 pub mod outcome;
@@ -61,7 +62,7 @@ pub struct Options {
     pub json: bool,
     /// Where it talks.
     pub console: Console,
-    /// Ends the run that goes on, and the benchmark with it.
+    /// Ends the run in progress, and the benchmark with it.
     pub stop: StopSignal,
 }
 
@@ -138,7 +139,7 @@ fn first_rows(table: Which) -> Vec<Row> {
     }
 }
 
-/// A benchmark goes on in its own directory, and begins in none that something else is in.
+/// A benchmark continues in its own directory, and begins in none that something else is in.
 fn check_directory(out: &Path) -> anyhow::Result<()> {
     let entries = match std::fs::read_dir(out) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),

@@ -49,7 +49,7 @@ pub struct Options {
     pub threads: Option<usize>,
 }
 
-/// Hears of the start, of each level and of each step as JSON, while they go on.
+/// Hears of the start, of each level and of each step as JSON, while they run.
 pub type Listener<'a> = &'a mut dyn FnMut(&Value) -> anyhow::Result<()>;
 
 /// What a step of a level came to.
@@ -78,7 +78,7 @@ pub fn run(options: &Options, hear: Listener<'_>) -> anyhow::Result<Report> {
     let ctx = lockstep::context(None, options.threads, ComputeDType::F32)?;
     let machine = Machine::measure(&ctx)?;
     let what = format!(
-        "{}, {} prompts of {} tokens × {} completions of up to {} tokens, in {} seats, {} steps; the reward is the \
+        "{}, {} prompts of {} tokens × {} completions of up to {} tokens, in {} slots, {} steps; the reward is the \
          share of tokens from the lower half of the vocabulary",
         options.shape.name(),
         workload.prompts,

@@ -1,4 +1,4 @@
-//! Alarms through the program: a reward that pays for the wrong thing is named while the run still goes on, a healthy
+//! Alarms through the program: a reward that pays for the wrong thing is named during the run, a healthy
 //! run raises none, and a resumed run raises the same.
 
 use crate::support::runs::{good, metrics, of_lines};

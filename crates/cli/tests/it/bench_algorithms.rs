@@ -1,4 +1,4 @@
-//! The benchmark of algorithms with very short runs: what it writes, that it goes on, what it refuses.
+//! The benchmark of algorithms with very short runs: what it writes, that it continues, what it refuses.
 
 use crate::support::{lockstep, refused};
 use serde_json::Value;

@@ -52,7 +52,7 @@ fn the_flag_comes_before_the_configuration_before_the_environment() {
         let weights = |out: &str| std::fs::read(root.join(out).join("model/model.safetensors")).unwrap();
         assert!(weights("plain") == weights(out), "{out}");
     }
-    // The same formula: a run may go on on another device, and its record says so.
+    // The same formula: a run may continue on another device, and its record says so.
     good(&["train", "--resume", "plain", "--device", "cpu-checked", "--set", "max_steps=3"], &[]);
     let starts = &record("plain")["starts"];
     assert_eq!((&starts[0]["device"], &starts[1]["device"]), (&"cpu".into(), &"cpu-checked".into()));
@@ -75,7 +75,7 @@ fn the_flag_comes_before_the_configuration_before_the_environment() {
     }
 }
 
-/// Everything that keeps a device from computing is the user's to mend: exit code 2, and nothing is written.
+/// Everything that keeps a device from computing is the user's to fix: exit code 2, and nothing is written.
 #[test]
 fn a_device_that_is_not_there_is_refused_before_anything_is_written() {
     let dir = directory();

@@ -242,7 +242,7 @@ fn what_nobody_judged_counts_nowhere() {
     let said = lockstep(root, &[&base[..], &["command:sh null.sh"], SHORT].concat());
     assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
     assert!(said.out.contains("0/2") && !said.out.contains("pass@1"), "{}", said.out);
-    assert!(said.err.contains("judged no completion"), "{}", said.err);
+    assert!(said.err.contains("scored no completion"), "{}", said.err);
     // Right is what has the whole score.
     fs::write(root.join("part.sh"), program("[0.5, 1]")).unwrap();
     let part = evaluated(root, &[&base[1..], &["command:sh part.sh"], SHORT].concat());

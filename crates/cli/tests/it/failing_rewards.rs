@@ -1,5 +1,5 @@
-//! Rewards that die or judge nothing: the run ends with the cause and a checkpoint, and goes on once the reward is
-//! mended.
+//! Rewards that die or score nothing: the run ends with the cause and a checkpoint, and continues once the reward is
+//! fixed.
 
 use crate::support::runs::{arguments, directory, good, metrics, same};
 use crate::support::{Said, lockstep};
@@ -41,7 +41,7 @@ fn a_reward_that_judges_nothing_ends_the_run_and_says_why_once() {
             "--resume /",
             "/run, or",
             "reward_errors = \"continue\"",
-            "reward `serve` judged nothing in 3 batches in a row (reward_patience): it ended (exit status: 1)",
+            "reward `serve` scored nothing in 3 batches in a row (reward_patience): it ended (exit status: 1)",
             "\n  | ModuleNotFoundError: No module named x",
         ],
     );
@@ -57,7 +57,7 @@ fn a_reward_that_judges_nothing_ends_the_run_and_says_why_once() {
     mended(root);
     assert!(good(root, &["train", "--resume", "run"]).err.contains("done: 12 steps"));
 
-    // As it was before there was such a key: it goes on, and no message grows.
+    // As it was before there was such a key: it continues, and no message grows.
     broken(root);
     let set = [command, "reward_errors=continue", "logging_steps=1"];
     let said = good(root, &arguments("train", "on", &set));
@@ -92,7 +92,7 @@ fn restarts_that_are_used_up_end_the_run_at_once_and_as_json() {
     let lines: Vec<serde_json::Value> = said.err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let last = lines.last().unwrap();
     let message = last["message"].as_str().unwrap();
-    assert!(last["level"] == "error" && message.contains("reward `serve` judges no more"), "{last}");
+    assert!(last["level"] == "error" && message.contains("reward `serve` no longer scores"), "{last}");
     assert_eq!(said.err.matches("ModuleNotFoundError").count(), 1, "the cause, once: {}", said.err);
     let log = fs::read_to_string(root.join("run/lockstep-0.log")).unwrap();
     assert_eq!(log.lines().last(), said.err.lines().last());
@@ -144,7 +144,7 @@ fn an_evaluation_in_which_nothing_was_judged_is_no_success() {
     broken(root);
     let both = "[\"unique_chars\", {kind = \"command\", command = \"sh serve.sh\", max_restarts = 0}]";
     let said = eval(both, &[]);
-    assert!(said.code == Some(1) && said.err.contains("error: reward `serve` judged no completion"), "{}", said.err);
+    assert!(said.code == Some(1) && said.err.contains("error: reward `serve` scored no completion"), "{}", said.err);
     row(&said, "unique_chars", "3/3");
     row(&said, "serve", "0/3");
     let said = eval(both, &["--json"]);
@@ -153,7 +153,7 @@ fn an_evaluation_in_which_nothing_was_judged_is_no_success() {
     assert_eq!((said.code, judged), (Some(1), vec![[&3.into(), &3.into()], [&0.into(), &3.into()]]));
 }
 
-/// What runs out of time is counted where a person looks while the run goes on.
+/// What runs out of time is counted where a person looks during the run.
 #[test]
 fn progress_counts_what_timed_out() {
     let dir = directory();

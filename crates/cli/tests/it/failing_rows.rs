@@ -1,4 +1,4 @@
-//! A reward program that crashes, hangs and answers nonsense for some prompts: the run goes on, what it did not judge
+//! A reward program that crashes, hangs and answers nonsense for some prompts: the run continues, what it did not judge
 //! has no score, alarms say so, and a resumed run has the same bits.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, rollouts, same};

@@ -53,7 +53,7 @@ fn a_full_disk_stops_the_run_and_spoils_no_checkpoint() {
         assert_eq!(weights("whole").unwrap(), weights("disk/run").unwrap(), "{name}");
     }
 
-    // Still full: it says so again. With room, it goes on.
+    // Still full: it says so again. With room, it continues.
     assert_eq!(lockstep(root, &["train", "--resume", "disk/run"]).code, Some(1));
     fs::remove_file(root.join("disk/ballast")).unwrap();
     good(root, &["train", "--resume", "disk/run"]);

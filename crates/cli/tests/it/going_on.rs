@@ -168,7 +168,7 @@ fn a_run_that_has_ended_says_so() {
         assert!(again.err.contains(words), "`{words}`: {}", again.err);
     }
     assert_eq!(metrics(&root.join("early")), lines, "not a step more");
-    // With more patience it goes on, and the evaluations that were no better still count.
+    // With more patience it continues, and the evaluations that were no better still count.
     let more = good(root, &["sft", "--resume", "early", "--set", "early_stopping_patience=2"]);
     // At the last step there is nothing to stop.
     assert!(more.err.contains("done: 12 steps") && !more.err.contains("stopped early"), "{}", more.err);
@@ -389,7 +389,7 @@ fn a_run_goes_on_from_anywhere() {
 
 /// In bf16 the instruction sets without tiles share a formula, and tiles have their own; in f32 all share one.
 #[test]
-fn a_run_goes_on_where_its_products_have_the_same_formula() {
+fn a_run_goes_on_where_its_matmuls_have_the_same_formula() {
     let dir = directory();
     let root = dir.path();
     let on = |isa: &str, arguments: &[&str]| {

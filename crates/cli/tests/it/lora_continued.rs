@@ -1,4 +1,4 @@
-//! Runs that go on with an adapter that there is already: `--model` is a PEFT directory.
+//! Runs that continue with an adapter that there is already: `--model` is a PEFT directory.
 
 use crate::support::refused;
 use crate::support::runs::{arguments, directory, files, good, of_lines, same};
@@ -10,7 +10,7 @@ const LORA: [&str; 5] =
 const PAIRS: [&str; 2] = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
 const STILL: &str = "learning_rate=0";
 
-/// The arguments of a run that goes on with the adapter in `from`.
+/// The arguments of a run that continues with the adapter in `from`.
 fn going_on<'a>(purpose: &'a str, from: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
     let mut all = arguments(purpose, out, set);
     let model = all.iter().position(|a| *a == "model").unwrap();
@@ -63,7 +63,7 @@ fn every_command_goes_on_with_an_adapter() {
     }
     assert_eq!(fs::read(root.join("model/model.safetensors")).unwrap(), model);
     assert!(adapter(root, "first") == first);
-    // Its own keys, said again, and the same command to go on with.
+    // Its own keys, said again, and the same command to continue with.
     let again = going_on("sft", from, "again", &[&LORA[..], &["max_steps=2"]].concat());
     good(root, &again);
     good(root, &[&again[..], &["--resume", "latest"]].concat());

@@ -1,4 +1,4 @@
-//! What somebody deletes while a run goes on, and what a killed process leaves.
+//! What somebody deletes during a run, and what a killed process leaves.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::lockstep;

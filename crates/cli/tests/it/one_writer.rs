@@ -28,7 +28,7 @@ fn a_second_process_is_refused_and_touches_nothing() {
     assert!(root.join("run/checkpoints/.unfinished-step-000099").exists(), "a live run's checkpoint was swept away");
     assert_eq!(fs::metadata(root.join("run/config.toml")).unwrap().modified().unwrap(), started);
 
-    // Killed, it holds nothing any more, and whoever goes on says whose place it takes.
+    // Killed, it holds nothing any more, and whoever continues says whose place it takes.
     first.kill().unwrap();
     first.wait().unwrap();
     reward(root, "0");

@@ -1,4 +1,4 @@
-//! PPO through the program: where its value model comes from, when a generation is given up, how the weight of the
+//! PPO through the program: where its value model comes from, when a generation is dropped, how the weight of the
 //! divergence moves, and everything that it refuses.
 
 use crate::support::runs::{arguments, directory, files, good, of_lines, rollouts};
@@ -199,7 +199,7 @@ fn what_cannot_be_is_refused() {
     refuse(&["value_model=larger"], &["`value_model`", "vocabulary of 41", "policy of 40"]);
 }
 
-/// Keys of the others that mean nothing here are said, one line each, and the run goes on.
+/// Keys of the others that mean nothing here are said, one line each, and the run continues.
 #[test]
 fn what_means_nothing_is_said() {
     let dir = directory();

@@ -1,5 +1,5 @@
 //! Functions of a Python file as rewards: the bits of the built-in reward that says the same, wherever the run is
-//! gone on with, and process rewards.
+//! continued with, and process rewards.
 
 use crate::support::runs::{arguments, directory, good, of_lines, same, same_but_lineage};
 use crate::support::{lockstep, refused};

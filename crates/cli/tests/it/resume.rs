@@ -129,7 +129,7 @@ fn grpo_with_an_adapter() {
     survives("train", &set, 8, 6);
 }
 
-/// The noise of a step goes on where it was, in the middle of a batch too.
+/// The noise of a step continues where it was, in the middle of a batch too.
 #[test]
 fn grpo_with_dropout() {
     let adapter = ["use_peft=true", "lora_r=3", "lora_dropout=0.2", "lora_target_modules=all-linear"];
@@ -268,10 +268,10 @@ fn without_a_checkpoint_it_starts_again_and_says_so() {
     assert!(!root.join("typo").exists());
 }
 
-/// Moments in bf16: their rounding goes on where it was.
+/// Moments in bf16: their rounding continues where it was.
 #[test]
 fn grpo_in_bf16() {
-    // With masters in the checkpoint: what products read is rounded.
+    // With masters in the checkpoint: what matmuls read is rounded.
     survives("train", &["dtype=bf16", "beta=0.04"], 4, 31);
 }
 

@@ -108,7 +108,7 @@ fn it_is_gone_on_with_merged_and_used_as_a_reward() {
     let merged = names(&fs::read(root.join("merged/model.safetensors")).unwrap());
     assert!(merged.contains(&"score.weight".to_owned()) && !merged.iter().any(|n| n.contains("lora")), "{merged:?}");
 
-    // Gone on with, it is where it was; and what was merged says the same.
+    // Continued, it is where it was; and what was merged says the same.
     let first = |model: &str, out: &str, set: &[&str]| -> f64 {
         let mut all = arguments("reward", out, set);
         all[2] = model;

@@ -72,6 +72,6 @@ fn a_table_that_cannot_be_written_ends_no_run() {
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(0), "{said}");
-    assert_eq!(said.matches("the run goes on without such tables").count(), 1, "once: {said}");
+    assert_eq!(said.matches("the run continues without such tables").count(), 1, "once: {said}");
     assert_eq!(metrics(&run).len(), 12 + 3);
 }

@@ -20,7 +20,7 @@ pub(super) async fn start(State(site): Shared, body: Bytes) -> Response {
     match site.jobs.start(&asked) {
         Ok(state) => answer(&state),
         Err(Refusal::Bad(why)) => (StatusCode::BAD_REQUEST, why).into_response(),
-        Err(Refusal::Busy) => (StatusCode::CONFLICT, "another job goes on: stop it first").into_response(),
+        Err(Refusal::Busy) => (StatusCode::CONFLICT, "another job is running: stop it first").into_response(),
         Err(Refusal::NotAllowed) => {
             (StatusCode::FORBIDDEN, "this page may run nothing: start it with --allow-run").into_response()
         }

@@ -29,9 +29,9 @@ pub(super) fn measure(cuda: &Cuda, time: Duration) -> Result<Ceilings> {
     let grid = Grid { blocks: [sizes.blocks, 1, 1], threads: THREADS };
     let threads = (sizes.blocks * THREADS) as usize;
     let bytes = sizes.count * size_of::<f32>();
-    let (from, to) = (cuda.queue().scratch(bytes)?, cuda.queue().scratch(bytes.max(threads * size_of::<f32>()))?);
+    let (from, to) = (cuda.stream().scratch(bytes)?, cuda.stream().scratch(bytes.max(threads * size_of::<f32>()))?);
     // Written once, so that nothing is read that was never there.
-    let filled = |at: &crate::device::cuda::queue::Scratch<'_>| {
+    let filled = |at: &crate::device::cuda::stream::Scratch<'_>| {
         let arguments = [at.at(0), Arg::F32(0.5), Arg::F32(0.5), Arg::U32(1)];
         cuda.launch(&SOURCE, "ceilings_chains", grid, &arguments)
     };

@@ -10,7 +10,7 @@ pub(crate) mod cuda;
 pub(crate) use cpu::Cpu;
 pub(crate) use cuda::Cuda;
 pub use cuda::measure::{DeviceMemory, Mark, Range};
-pub use cuda::survey::{CudaDevice, CudaDriver, CudaSurvey};
+pub use cuda::probe::{CudaDevice, CudaDriver, CudaSurvey};
 
 use crate::{Error, Result};
 

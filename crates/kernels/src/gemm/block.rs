@@ -1,9 +1,9 @@
-//! One task of a product in chains: strips of packed rows times groups of panels.
+//! One task of a matmul in chains: strips of packed rows times groups of panels.
 
 use super::plan::Strips;
 use super::prefetch::Prefetch;
 use super::tile::{MAX_DEPTH, Packed, Pair, Tile, Word};
-use super::{Left, Order, Product, ProductDType, Right, aligned, tiles};
+use super::{Left, Matmul, MatmulDType, Order, Right, aligned, tiles};
 use crate::matrix::PANEL;
 use crate::pool::Scratch;
 use crate::simd::{LANES, Simd};
@@ -11,11 +11,11 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// bf16 panels that no more strips read than this are widened, or turned into words, on the way to the registers, each
+/// bf16 panels that no more strips read than this are widened, or packed into words, on the way to the registers, each
 /// time; others once, in memory.
 const FEW_STRIPS: usize = 3;
 
-impl Product<'_> {
+impl Matmul<'_> {
     /// [`block`](Self::block) with these vectors.
     ///
     /// # Safety
@@ -129,8 +129,8 @@ impl Product<'_> {
             };
             match self.dtype {
                 _ if E::DOTS => self.isa.run_dots(tile, !bias.is_null()),
-                ProductDType::Stored => self.isa.run(tile),
-                ProductDType::Bf16 => self.isa.run_flushing(tile),
+                MatmulDType::Stored => self.isa.run(tile),
+                MatmulDType::Bf16 => self.isa.run_flushing(tile),
             }
         }
     }

@@ -1,21 +1,21 @@
-//! Matrix products on the CPU: operands are packed block by block into the thread's scratch, and tiles run over them.
+//! Matmuls on the CPU: operands are packed block by block into the thread's scratch, and tiles run over them.
 //! Knows no operation: `linear`, `lora`, `glu`, `lm_head` and `attention` build theirs from it.
 //!
-//! One driver serves the three products; they differ in how operands are packed and where the outputs lie:
+//! One driver serves the three matmuls; they differ in how operands are packed and where the outputs lie:
 //!
-//! | product         | left (rows)   | right (columns)               | depth | output            |
+//! | matmul         | left (rows)   | right (columns)               | depth | output            |
 //! |-----------------|---------------|-------------------------------|-------|-------------------|
 //! | forward         | `x`           | panels of W, as they lie      | K     | `y`, row-major    |
 //! | backward_input  | `d_y`         | panels of Wᵀ, made on the fly | N     | `d_x`, row-major  |
 //! | backward_weight | columns of `x`| panels of `d_y`               | M     | panels of `d_W`   |
 //!
-//! Numbers in bf16 ([`ProductDType::Bf16`]) are multiplied on tiles where the instruction set has them (`tiles.rs`);
+//! Numbers in bf16 ([`MatmulDType::Bf16`]) are multiplied on tiles where the instruction set has them (`tiles.rs`);
 //! what follows is about chains. Where two of their terms are multiplied by one instruction ([`Isa::has_dots`]), they
 //! are packed as words of two; the bits are the same. What is packed ahead of the tasks, by all threads: `prepack.rs`.
-//! Few rows in f32 with a transposed weight: `turned.rs`.
+//! Few rows in f32 with a transposed weight: `transposed.rs`.
 //!
 //! Cutting the depth into blocks stores chains to f32 memory and loads them again, which is exact. Operands in bf16 are
-//! widened where they are packed, which is exact too: their chains are those of the widened numbers.
+//! widened where they are packed, which is exact too: their chains are those of the widened values.
 
 mod block;
 mod pack;
@@ -26,7 +26,7 @@ mod prefetch;
 mod prepack;
 mod tile;
 mod tiles;
-mod turned;
+mod transposed;
 
 pub(crate) use pack_tiles::{Lines, halves, narrowed, pairs_to_lines, transpose_pairs, zip, zip_lines};
 pub(crate) use tiles::steps;
@@ -72,19 +72,19 @@ pub(crate) enum Right<'a> {
     Words(&'a [f32]),
 }
 
-/// What the factors of a product are.
+/// What the factors of a matmul are.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ProductDType {
+pub(crate) enum MatmulDType {
     /// As the operands hold them.
     Stored,
     /// The operands as bf16: one of them is, and the other, if it is f32, is rounded to it as it is packed.
     Bf16,
 }
 
-impl ProductDType {
+impl MatmulDType {
     /// bf16 if all of these are.
-    pub(crate) fn of(operands: &[Elements<'_>]) -> ProductDType {
-        if operands.iter().all(|o| matches!(o, Elements::Bf16(_))) { ProductDType::Bf16 } else { ProductDType::Stored }
+    pub(crate) fn of(operands: &[Elements<'_>]) -> MatmulDType {
+        if operands.iter().all(|o| matches!(o, Elements::Bf16(_))) { MatmulDType::Bf16 } else { MatmulDType::Stored }
     }
 }
 
@@ -98,7 +98,7 @@ pub(crate) enum Order {
 }
 
 /// `c = (accumulate ? c : 0) + left · right (+ bias)`, with `left: [m, depth]`, `right: [depth, n]`.
-pub(crate) struct Product<'a> {
+pub(crate) struct Matmul<'a> {
     m: usize,
     n: usize,
     depth: usize,
@@ -108,17 +108,17 @@ pub(crate) struct Product<'a> {
     order: Order,
     accumulate: bool,
     bias: Option<&'a [f32]>,
-    dtype: ProductDType,
+    dtype: MatmulDType,
     /// What multiplies tiles, and the terms of each; none: chains.
     tiles: Option<(Unit, Steps)>,
     isa: Isa,
     output: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: tasks write disjoint blocks of `c`, which the product borrows exclusively.
-unsafe impl Sync for Product<'_> {}
+// SAFETY: tasks write disjoint blocks of `c`, which the matmul borrows exclusively.
+unsafe impl Sync for Matmul<'_> {}
 
-/// The arguments of [`Product::new`].
+/// The arguments of [`Matmul::new`].
 pub(crate) struct Operands<'a> {
     /// Rows.
     pub m: usize,
@@ -138,8 +138,8 @@ pub(crate) struct Operands<'a> {
     pub accumulate: bool,
     /// `[n]`, added last.
     pub bias: Option<&'a [f32]>,
-    /// What the factors of a product are.
-    pub dtype: ProductDType,
+    /// What the factors of a matmul are.
+    pub dtype: MatmulDType,
     /// The first term of each segment of the depth, and its length at last: tiles begin anew there. None: one segment.
     pub segments: Option<&'a [u32]>,
 }
@@ -166,15 +166,15 @@ impl<'a> Operands<'a> {
             order: Order::Rows(outputs.len()),
             accumulate: false,
             bias,
-            dtype: ProductDType::of(&[x, w]),
+            dtype: MatmulDType::of(&[x, w]),
             segments: None,
         }
     }
 }
 
-impl<'a> Product<'a> {
+impl<'a> Matmul<'a> {
     /// Checks that every operand is long enough, which all unchecked access below relies on.
-    pub(crate) fn new(isa: Isa, o: Operands<'a>) -> Product<'a> {
+    pub(crate) fn new(isa: Isa, o: Operands<'a>) -> Matmul<'a> {
         let (m, n, depth) = (o.m, o.n, o.depth);
         let panels = n.div_ceil(PANEL);
         let paired = |data: Elements<'_>, inputs: usize| inputs.is_multiple_of(2) || matches!(data, Elements::F32(_));
@@ -184,13 +184,13 @@ impl<'a> Product<'a> {
         match o.left {
             Left::Rows(data, stride) => strided(data.len(), m, depth, stride),
             Left::Columns(data, stride) => strided(data.len(), depth, m, stride),
-            Left::Tiles(_) | Left::Strips(_) => unreachable!("packed by the product itself"),
+            Left::Tiles(_) | Left::Strips(_) => unreachable!("packed by the matmul itself"),
         }
         match o.right {
             Right::Panels(data) => assert!(data.len() >= panels * depth * PANEL && paired(data, depth)),
             Right::Transposed(data) => assert!(data.len() >= depth.div_ceil(PANEL) * n * PANEL && paired(data, n)),
             Right::Rows(data, stride) => strided(data.len(), depth, n, stride),
-            Right::Tiles(_) | Right::Words(_) => unreachable!("packed by the product itself"),
+            Right::Tiles(_) | Right::Words(_) => unreachable!("packed by the matmul itself"),
         }
         match o.order {
             Order::Rows(stride) => strided(o.c.len(), m, n, stride),
@@ -201,8 +201,8 @@ impl<'a> Product<'a> {
             o.segments
                 .is_none_or(|s| matches!((o.left, s.last()), (Left::Columns(..), Some(&end)) if end as usize == depth))
         );
-        let unit = isa.tiles().filter(|_| o.dtype == ProductDType::Bf16 && depth > 0);
-        Product {
+        let unit = isa.tiles().filter(|_| o.dtype == MatmulDType::Bf16 && depth > 0);
+        Matmul {
             m,
             n,
             depth,
@@ -228,8 +228,8 @@ impl<'a> Product<'a> {
             self.run_prepacked(cpu);
         } else if self.zips() {
             self.run_zipped(cpu);
-        } else if self.turns() {
-            self.run_turned(cpu);
+        } else if self.reads_transposed() {
+            self.run_transposed(cpu);
         } else {
             self.multiply(cpu);
         }
@@ -240,7 +240,7 @@ impl<'a> Product<'a> {
         let plan = Plan::new(self, cpu.threads());
         let tasks = plan.row_blocks * plan.groups;
         if self.zips() || self.shares_rows() && plan.groups > 1 && !plan.own_rows {
-            plan.with_packed(cpu, |product| cpu.run(tasks, &Plan { product, ..plan }));
+            plan.with_packed(cpu, |matmul| cpu.run(tasks, &Plan { matmul, ..plan }));
         } else {
             cpu.run(tasks, &plan);
         }
@@ -252,7 +252,7 @@ impl<'a> Product<'a> {
     /// No other thread computes an output in common.
     pub(crate) unsafe fn block(&self, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
         /// Compiled once for an instruction set, whatever the tasks that call it.
-        struct Block<'a, 'b>(&'a Product<'b>, Range<usize>, Range<usize>, &'a mut Scratch);
+        struct Block<'a, 'b>(&'a Matmul<'b>, Range<usize>, Range<usize>, &'a mut Scratch);
         impl Kernel for Block<'_, '_> {
             type Output = ();
             #[inline(always)]

@@ -1,7 +1,7 @@
-//! Operands of a product into the layouts that register tiles read: strips of the left one, panels of the right one.
+//! Operands of a matmul into the layouts that register tiles read: strips of the left one, panels of the right one.
 
 use super::plan::Strips;
-use super::{Left, Product, ProductDType, Right};
+use super::{Left, Matmul, MatmulDType, Right};
 use crate::matrix::PANEL;
 use crate::simd::element::widen_into;
 use crate::simd::{Element, LANES, Simd};
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Rows of memory that are read together where columns of them are packed.
 const ROWS_TOGETHER: usize = 8;
 
-impl Product<'_> {
+impl Matmul<'_> {
     /// Packs strips `which` of rows: `[depth][strips.most]` each.
     #[inline(always)]
     pub(super) fn pack_left<V: Simd>(&self, strips: &Strips, which: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
@@ -20,7 +20,7 @@ impl Product<'_> {
             return self.pack_left_words::<V>(strips, which, depth, to);
         }
         let of = (strips, which);
-        let rounds = self.dtype == ProductDType::Bf16;
+        let rounds = self.dtype == MatmulDType::Bf16;
         match self.left {
             Left::Rows(Elements::F32(data), stride) => pack_rows::<V, f32>(data, stride, of, depth, rounds, to),
             Left::Rows(Elements::Bf16(data), stride) => pack_rows::<V, bf16>(data, stride, of, depth, false, to),
@@ -33,7 +33,7 @@ impl Product<'_> {
     /// Numbers that are f32 in memory, as they are multiplied.
     #[inline(always)]
     fn copy<V: Simd>(&self, from: &[f32], to: &mut [f32]) {
-        if self.dtype == ProductDType::Stored {
+        if self.dtype == MatmulDType::Stored {
             return to.copy_from_slice(from);
         }
         for (from, to) in from.chunks(LANES).zip(to.chunks_mut(LANES)) {
@@ -92,7 +92,7 @@ impl Product<'_> {
                     let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
                     for (k, to) in depth.clone().zip(to.chunks_exact_mut(PANEL)) {
                         match data.range(k * stride + columns.start..k * stride + columns.end) {
-                            Elements::F32(from) if from.len() == PANEL && self.dtype == ProductDType::Stored => {
+                            Elements::F32(from) if from.len() == PANEL && self.dtype == MatmulDType::Stored => {
                                 V::load(from).store(to);
                                 V::load(&from[LANES..]).store(&mut to[LANES..]);
                                 continue;

@@ -1,9 +1,9 @@
-//! Operands of a product into tiles: rows, columns and panels, rounded to bf16 if they are f32.
+//! Operands of a matmul into tiles: rows, columns and panels, rounded to bf16 if they are f32.
 //!
 //! Attention and the head pack their own operands with the same functions.
 
 use super::tiles::{FEW, Steps};
-use super::{Left, Product, Right};
+use super::{Left, Matmul, Right};
 use crate::matrix::PANEL;
 use crate::simd::tiles::{DEPTH, SIDE, TILE};
 use crate::simd::{Element, LANES, Simd};
@@ -18,21 +18,21 @@ pub(crate) fn halves(memory: &mut [f32]) -> &mut [bf16] {
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
 
-/// Two tiles in the making: 32 lines.
+/// Two tiles being built: 32 lines.
 #[repr(align(64))]
 pub(crate) struct Lines(pub(crate) [bf16; 2 * TILE]);
 
 /// Tiles of A: `[rows / 16][depth][16][32]`. Rows that do not exist are not written.
 #[inline(always)]
 pub(super) fn pack_left<V: Simd>(
-    product: &Product<'_>,
+    matmul: &Matmul<'_>,
     steps: &Steps,
     rows: Range<usize>,
     depth: Range<usize>,
     to: &mut [bf16],
 ) {
     let tiles = depth.len() * TILE;
-    match product.left {
+    match matmul.left {
         Left::Rows(data, stride) => {
             for (i, row) in rows.enumerate() {
                 let to = &mut to[i / SIDE * tiles + i % SIDE * DEPTH..];
@@ -85,19 +85,19 @@ pub(super) fn pack_columns<V: Simd>(
 
 /// One step of the tiles of B for one panel: `[16 pairs][32 columns][2]`.
 #[inline(always)]
-pub(super) fn pack_right<V: Simd>(product: &Product<'_>, steps: &Steps, panel: usize, step: usize, to: &mut [bf16]) {
-    let columns = panel * PANEL..product.n.min((panel + 1) * PANEL);
-    match product.right {
+pub(super) fn pack_right<V: Simd>(matmul: &Matmul<'_>, steps: &Steps, panel: usize, step: usize, to: &mut [bf16]) {
+    let columns = panel * PANEL..matmul.n.min((panel + 1) * PANEL);
+    match matmul.right {
         Right::Panels(Elements::Bf16(data)) => {
             let terms = steps.terms(step);
-            let from = &data[(panel * product.depth + terms.start) * PANEL..][..terms.len() * PANEL];
+            let from = &data[(panel * matmul.depth + terms.start) * PANEL..][..terms.len() * PANEL];
             to[..from.len()].copy_from_slice(from);
             to[from.len()..].fill(bf16::ZERO);
         }
         Right::Rows(data, stride) => zip_columns::<V>(data, stride, steps.terms(step), columns, to),
         Right::Transposed(Elements::Bf16(data)) => {
             // A step is a panel of the weight, whose padding is 0: to rows of outputs, two of them side by side.
-            let from = &data[(step * product.n + columns.start) * PANEL..(step * product.n + columns.end) * PANEL];
+            let from = &data[(step * matmul.n + columns.start) * PANEL..(step * matmul.n + columns.end) * PANEL];
             let mut outputs = Lines([bf16::ZERO; 2 * TILE]);
             pairs_to_lines::<V>(from, columns.len() / 2, &mut outputs.0);
             zip_lines::<V>(&outputs.0, to);

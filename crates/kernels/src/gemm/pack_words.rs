@@ -1,10 +1,10 @@
-//! Operands of a product into words: two terms of a sum in a lane, the first in its upper half.
+//! Operands of a matmul into words: two terms of a sum in a lane, the first in its upper half.
 //!
 //! A sum of an odd number of terms ends with −0 · 0, which changes nothing: x + −0 is x, for x = −0 too.
 
 use super::pack::OfWeight;
 use super::plan::Strips;
-use super::{Left, Product, Right};
+use super::{Left, Matmul, Right};
 use crate::matrix::PANEL;
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
@@ -16,7 +16,7 @@ const ROWS_TOGETHER: usize = 4;
 /// Elements of a vector of words.
 const WIDTH: usize = 2 * LANES;
 
-impl Product<'_> {
+impl Matmul<'_> {
     /// [`pack_left`](Self::pack_left) of words: `[⌈depth/2⌉][strips.most]` each.
     #[inline(always)]
     pub(super) fn pack_left_words<V: Simd>(

@@ -1,8 +1,8 @@
-//! How a product is cut: its depth into blocks, its rows into strips, and all of it into tasks.
+//! How a matmul is cut: its depth into blocks, its rows into strips, and all of it into tasks.
 
 use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, vectors};
 use super::tiles;
-use super::{Left, Product, ProductDType, Right};
+use super::{Left, Matmul, MatmulDType, Right};
 use crate::matrix::PANEL;
 use crate::pool::{Scratch, Tasks};
 use crate::simd::{LANES, Simd};
@@ -25,11 +25,11 @@ const ROWS_OF_BLOCK: usize = 64;
 /// A task of less work than this many multiply-adds is not worth handing to another thread.
 const TASK_WORK: usize = 1 << 17;
 
-impl Product<'_> {
+impl Matmul<'_> {
     /// Terms of a sum that a step of a chain takes: two where words are multiplied.
     #[inline(always)]
     pub(super) fn together(&self) -> usize {
-        if self.isa.has_dots() && self.dtype == ProductDType::Bf16 { 2 } else { 1 }
+        if self.isa.has_dots() && self.dtype == MatmulDType::Bf16 { 2 } else { 1 }
     }
 
     /// Whether it multiplies a small weight in chains as it lies, which several threads may read.
@@ -81,7 +81,7 @@ impl Strips {
     pub fn packed(&self) -> usize {
         self.count * self.pitch()
     }
-    /// Where those of block `block` of the `blocks` of a product's depth are among all that are packed: after the
+    /// Where those of block `block` of the `blocks` of a matmul's depth are among all that are packed: after the
     /// blocks of rows before, which are whole strips.
     #[inline(always)]
     pub fn place<V: Simd>(&self, blocks: usize, block: usize) -> usize {
@@ -100,9 +100,9 @@ pub(super) fn cut(i: usize, len: usize, parts: usize) -> Range<usize> {
     i * len / parts..(i + 1) * len / parts
 }
 
-/// A product cut into tasks: blocks of rows times groups of panels.
+/// A matmul cut into tasks: blocks of rows times groups of panels.
 pub(super) struct Plan<'a> {
-    pub product: &'a Product<'a>,
+    pub matmul: &'a Matmul<'a>,
     pub panels: usize,
     pub row_blocks: usize,
     pub groups: usize,
@@ -111,18 +111,18 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub fn new(product: &'a Product<'a>, threads: usize) -> Plan<'a> {
-        let (m, n) = (product.m, product.n);
+    pub fn new(matmul: &'a Matmul<'a>, threads: usize) -> Plan<'a> {
+        let (m, n) = (matmul.m, matmul.n);
         let panels = n.div_ceil(PANEL);
         let blocks = threads * BLOCKS_OF_THREAD;
-        if threads > 1 && product.packs_small_blocks() && m >= blocks * ROWS_OF_BLOCK {
+        if threads > 1 && matmul.packs_small_blocks() && m >= blocks * ROWS_OF_BLOCK {
             let row_blocks = blocks.max(m.div_ceil(ROWS)).next_multiple_of(threads);
-            return Plan { product, panels, row_blocks, groups: 1, own_rows: false };
+            return Plan { matmul, panels, row_blocks, groups: 1, own_rows: false };
         }
-        let work = m * n * product.depth.max(1) / TASK_WORK;
-        let own_rows = threads > 1 && work >= threads && product.reads_weight() && OWN_ROWS.contains(&(m / threads));
+        let work = m * n * matmul.depth.max(1) / TASK_WORK;
+        let own_rows = threads > 1 && work >= threads && matmul.reads_weight() && OWN_ROWS.contains(&(m / threads));
         // Rows that each task packs for itself are packed as often as there are tasks.
-        let of_thread = if own_rows || product.packs_few_rows() { TASKS_PER_THREAD / 2 } else { TASKS_PER_THREAD };
+        let of_thread = if own_rows || matmul.packs_few_rows() { TASKS_PER_THREAD / 2 } else { TASKS_PER_THREAD };
         let tasks = match (threads * of_thread).min(work + 1) {
             _ if threads == 1 => 1,
             tasks if tasks > threads => tasks - tasks % threads,
@@ -130,9 +130,9 @@ impl<'a> Plan<'a> {
         };
         let row_blocks = if own_rows {
             threads
-        } else if product.tiles.is_some() {
+        } else if matmul.tiles.is_some() {
             m.div_ceil(tiles::ROWS)
-        } else if product.shares_rows() {
+        } else if matmul.shares_rows() {
             m.div_ceil(ROWS)
         } else {
             // Each task packs its rows and its panels for itself: of many tasks, square ones pack least.
@@ -145,16 +145,16 @@ impl<'a> Plan<'a> {
         let most = (2 * row_blocks).min(m.div_ceil(MAX_ROWS) + 1);
         let row_blocks = (row_blocks..most).find(even).unwrap_or(row_blocks);
         let groups = groups(row_blocks);
-        Plan { product, panels, row_blocks, groups, own_rows }
+        Plan { matmul, panels, row_blocks, groups, own_rows }
     }
 
     /// The rows of block `block` of them: whole tiles, but for the last, and where each thread has a block.
     #[inline(always)]
     pub fn rows<V: Simd>(&self, block: usize) -> Range<usize> {
-        let whole = if self.product.tiles.is_some() { tiles::FEW } else { V::GEMM_ROWS };
+        let whole = if self.matmul.tiles.is_some() { tiles::FEW } else { V::GEMM_ROWS };
         let unit = if self.own_rows { 1 } else { whole };
-        let rows = cut(block, self.product.m.div_ceil(unit), self.row_blocks);
-        rows.start * unit..(rows.end * unit).min(self.product.m)
+        let rows = cut(block, self.matmul.m.div_ceil(unit), self.row_blocks);
+        rows.start * unit..(rows.end * unit).min(self.matmul.m)
     }
 }
 
@@ -177,7 +177,7 @@ impl Tasks for Plan<'_> {
             cut(group, self.panels, self.groups)
         };
         // SAFETY: tasks are disjoint blocks of rows and panels.
-        unsafe { self.product.block(rows, panels, scratch) };
+        unsafe { self.matmul.block(rows, panels, scratch) };
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
     fn with_plan<T>([m, n, k]: [usize; 3], threads: usize, f: impl FnOnce(&Plan<'_>) -> T) -> T {
         let (x, w, mut c) = (vec![0.0; m * k], vec![0.0; n.next_multiple_of(PANEL) * k], vec![0.0; m * n]);
         let outputs = Operands::of_outputs((Elements::F32(&x), Elements::F32(&w)), k, 0..m, 0..n, None, &mut c);
-        f(&Plan::new(&Product::new(Isa::PORTABLE, outputs), threads))
+        f(&Plan::new(&Matmul::new(Isa::PORTABLE, outputs), threads))
     }
 
     /// A block of rows for each thread where there are rows enough and the weight is small, and the tasks of a thread

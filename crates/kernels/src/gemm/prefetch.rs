@@ -1,7 +1,7 @@
 //! Prefetching operands. A line at each step of a tile costs nothing between multiply-adds; a loop that is left now and
 //! then to prefetch does, and so do many lines at once, which wait for each other.
 
-use super::{Product, Right};
+use super::{Matmul, Right};
 use crate::matrix::PANEL;
 use crate::simd::Simd;
 use crate::tensor::Elements;
@@ -54,7 +54,7 @@ impl Prefetch {
     }
 }
 
-impl Product<'_> {
+impl Matmul<'_> {
     /// Steps `depth` of panel `panel` of the right operand, as memory holds them; of a panel that does not exist,
     /// nothing.
     #[inline(always)]

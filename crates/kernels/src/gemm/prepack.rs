@@ -1,10 +1,10 @@
-//! Operands that memory does not hold as tiles read them, packed once for all tasks of a product.
+//! Operands that memory does not hold as tiles read them, packed once for all tasks of a matmul.
 //!
 //! A task that packs for itself packs what others pack too; and of rows of a wide matrix it reads a line or two each,
 //! in as many pages as there are rows, which neither cache sets nor prefetchers bear. Here all threads pack first, a
 //! few rows of the depth at a time and all of their columns, and then multiply what is packed:
 //!
-//! | product         | packed ahead                                   |
+//! | matmul         | packed ahead                                   |
 //! |-----------------|------------------------------------------------|
 //! | backward_weight | `d_y` and `x`                                  |
 //! | backward_input  | Wᵀ, where there are rows for several tasks     |
@@ -19,7 +19,7 @@
 use super::plan::{Plan, Strips, cut};
 use super::tile::MAX_DEPTH;
 use super::tiles::{self, Steps};
-use super::{Left, Product, Right, lines, pack_tiles};
+use super::{Left, Matmul, Right, lines, pack_tiles};
 use crate::device::Cpu;
 use crate::matrix::PANEL;
 use crate::pool::{Disjoint, Scratch, Tasks};
@@ -51,7 +51,7 @@ const WORDS: usize = 8;
 /// Panels of rows that are packed together: what is read of a row in one go.
 const TOGETHER: usize = 4;
 
-impl Product<'_> {
+impl Matmul<'_> {
     /// Whether packing ahead is worth it.
     pub(super) fn prepacks(&self) -> bool {
         let several = match self.right {
@@ -77,7 +77,7 @@ impl Product<'_> {
             let packed = pack_tiles::halves(lines(memory, (a + b) / 2 * taken.len()));
             let (to_a, to_b) = packed.split_at_mut(a * taken.len());
             let tasks =
-                Tiles { product: self, steps, taken: taken.clone(), a: Disjoint::new(to_a), b: Disjoint::new(to_b) };
+                Tiles { matmul: self, steps, taken: taken.clone(), a: Disjoint::new(to_a), b: Disjoint::new(to_b) };
             cpu.run(taken.len(), &tasks);
             let depth = steps.terms(taken.start).start..steps.terms(taken.end - 1).end;
             let left = if a > 0 { Left::Tiles(to_a) } else { self.left_from(depth.start) };
@@ -96,9 +96,9 @@ impl Product<'_> {
         }
     }
 
-    /// This product's terms `depth` alone, continuing those before.
-    fn span<'a>(&'a self, depth: &Range<usize>, left: Left<'a>, right: Right<'a>, tiles: (Unit, Steps)) -> Product<'a> {
-        Product {
+    /// This matmul's terms `depth` alone, continuing those before.
+    fn span<'a>(&'a self, depth: &Range<usize>, left: Left<'a>, right: Right<'a>, tiles: (Unit, Steps)) -> Matmul<'a> {
+        Matmul {
             depth: depth.len(),
             left,
             right,
@@ -110,7 +110,7 @@ impl Product<'_> {
     }
 }
 
-impl Product<'_> {
+impl Matmul<'_> {
     /// Whether both operands are packed ahead, as words.
     pub(super) fn zips(&self) -> bool {
         let words = self.together() == 2 && self.tiles.is_none();
@@ -126,7 +126,7 @@ impl Product<'_> {
         let Right::Rows(data, stride) = self.right else { unreachable!("only rows are zipped") };
         for words in spans(self.depth.div_ceil(2), (ZIPPED / 2 / (self.m + self.n)).min(MAX_DEPTH)) {
             let depth = 2 * words.start..self.depth.min(2 * words.end);
-            let product = Product {
+            let matmul = Matmul {
                 depth: depth.len(),
                 left: self.left_from(depth.start),
                 right: Right::Rows(data.range(depth.start * stride..data.len()), stride),
@@ -135,7 +135,7 @@ impl Product<'_> {
                 tiles: None,
                 ..*self
             };
-            product.multiply(cpu);
+            matmul.multiply(cpu);
         }
     }
 
@@ -156,29 +156,29 @@ impl Product<'_> {
 }
 
 impl Plan<'_> {
-    /// Calls `f` with the product, whose rows are packed, and whose columns are where it [zips](Product::zips).
-    pub(super) fn with_packed(&self, cpu: &Cpu, f: impl FnOnce(&Product<'_>)) {
+    /// Calls `f` with the matmul, whose rows are packed, and whose columns are where it [zips](Matmul::zips).
+    pub(super) fn with_packed(&self, cpu: &Cpu, f: impl FnOnce(&Matmul<'_>)) {
         /// Elements of all strips.
         struct Room<'a>(&'a Plan<'a>);
         impl Kernel for Room<'_> {
             type Output = usize;
             #[inline(always)]
             fn run<V: Simd>(self) -> usize {
-                let (blocks, last) = (self.0.product.blocks().len(), self.0.rows::<V>(self.0.row_blocks - 1));
+                let (blocks, last) = (self.0.matmul.blocks().len(), self.0.rows::<V>(self.0.row_blocks - 1));
                 Strips::new::<V>(last).place::<V>(blocks, blocks)
             }
         }
         PACKED.with_borrow_mut(|memory| {
-            let (blocks, parts) = (self.product.blocks().len(), cpu.threads());
+            let (blocks, parts) = (self.matmul.blocks().len(), cpu.threads());
             let of_strips = cpu.isa().run(Room(self)).next_multiple_of(LANES);
-            let words = if self.product.zips() { self.product.depth.div_ceil(2) } else { 0 };
+            let words = if self.matmul.zips() { self.matmul.depth.div_ceil(2) } else { 0 };
             let to = lines(memory, of_strips + self.panels * words * PANEL);
             let (strips, panels) = to.split_at_mut(of_strips);
             let rows = Rows { plan: self, blocks, parts, to: Disjoint::new(strips) };
             let tasks = Packing { rows, words, to: Disjoint::new(panels) };
             cpu.run(tasks.rows.tasks() + words.div_ceil(WORDS), &tasks);
-            let right = if words > 0 { Right::Words(panels) } else { self.product.right };
-            f(&Product { left: Left::Strips(strips), right, tiles: None, ..*self.product });
+            let right = if words > 0 { Right::Words(panels) } else { self.matmul.right };
+            f(&Matmul { left: Left::Strips(strips), right, tiles: None, ..*self.matmul });
         });
     }
 }
@@ -197,7 +197,7 @@ impl Tasks for Packing<'_> {
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let Some(index) = index.checked_sub(self.rows.tasks()) else { return self.rows.task::<V>(index) };
         let (plan, words) = (self.rows.plan, index * WORDS..self.words.min((index + 1) * WORDS));
-        let depth = 2 * words.start..plan.product.depth.min(2 * words.end);
+        let depth = 2 * words.start..plan.matmul.depth.min(2 * words.end);
         for first in (0..plan.panels).step_by(TOGETHER) {
             let mut to: [&mut [f32]; TOGETHER] = [0, 1, 2, 3].map(|i| {
                 let len = if first + i < plan.panels { words.len() * PANEL } else { 0 };
@@ -205,7 +205,7 @@ impl Tasks for Packing<'_> {
                 // SAFETY: each task has its own words.
                 unsafe { self.to.slice(at..at + len) }
             });
-            plan.product.zip::<V>(depth.clone(), first, &mut to[..TOGETHER.min(plan.panels - first)]);
+            plan.matmul.zip::<V>(depth.clone(), first, &mut to[..TOGETHER.min(plan.panels - first)]);
         }
     }
 }
@@ -225,15 +225,15 @@ impl Rows<'_> {
 
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize) {
-        let (product, of_rows, part) = (self.plan.product, index / self.parts, index % self.parts);
+        let (matmul, of_rows, part) = (self.plan.matmul, index / self.parts, index % self.parts);
         let (rows, block) = (self.plan.rows::<V>(of_rows / self.blocks), of_rows % self.blocks);
         let strips = Strips::new::<V>(rows);
         let which = cut(part, strips.count, self.parts);
         let (at, pitch) = (strips.place::<V>(self.blocks, block), strips.pitch());
         // SAFETY: each task has its own strips of its blocks.
         let to = unsafe { self.to.slice(at + which.start * pitch..at + which.end * pitch) };
-        if let Some(depth) = product.blocks().nth(block) {
-            product.pack_left::<V>(&strips, which, depth, to);
+        if let Some(depth) = matmul.blocks().nth(block) {
+            matmul.pack_left::<V>(&strips, which, depth, to);
         }
     }
 }
@@ -246,7 +246,7 @@ fn spans(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
 
 /// Packs one step of all rows, if they are columns of memory, and of all panels.
 struct Tiles<'a> {
-    product: &'a Product<'a>,
+    matmul: &'a Matmul<'a>,
     steps: &'a Steps,
     taken: Range<usize>,
     /// `[⌈m/16⌉][taken][16][32]`, or nothing.
@@ -258,8 +258,8 @@ struct Tiles<'a> {
 impl Tasks for Tiles<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
-        let (product, step) = (self.product, self.taken.start + index);
-        let panels = product.n.div_ceil(PANEL);
+        let (matmul, step) = (self.matmul, self.taken.start + index);
+        let panels = matmul.n.div_ceil(PANEL);
         for first in (0..panels).step_by(TOGETHER) {
             let mut to: [&mut [bf16]; TOGETHER] = [0, 1, 2, 3].map(|i| {
                 let len = if first + i < panels { 2 * TILE } else { 0 };
@@ -268,18 +268,18 @@ impl Tasks for Tiles<'_> {
                 unsafe { self.b.slice(at..at + len) }
             });
             let to = &mut to[..TOGETHER.min(panels - first)];
-            if let Right::Rows(Elements::F32(data), stride) = product.right {
-                let columns = first * PANEL..product.n.min((first + TOGETHER) * PANEL);
+            if let Right::Rows(Elements::F32(data), stride) = matmul.right {
+                let columns = first * PANEL..matmul.n.min((first + TOGETHER) * PANEL);
                 pack_tiles::zip_f32::<V>(data, stride, self.steps.terms(step), columns, to);
             } else {
                 for (panel, to) in (first..).zip(to) {
-                    pack_tiles::pack_right::<V>(product, self.steps, panel, step, to);
+                    pack_tiles::pack_right::<V>(matmul, self.steps, panel, step, to);
                 }
             }
         }
-        if let Left::Columns(data, stride) = product.left {
-            for tile in (0..product.m.div_ceil(SIDE)).step_by(2) {
-                let columns = tile * SIDE..product.m.min((tile + 2) * SIDE);
+        if let Left::Columns(data, stride) = matmul.left {
+            for tile in (0..matmul.m.div_ceil(SIDE)).step_by(2) {
+                let columns = tile * SIDE..matmul.m.min((tile + 2) * SIDE);
                 let to = [0, 1].map(|i| {
                     // A last lower tile without columns does not exist.
                     let len = if i * SIDE < columns.len() { TILE } else { 0 };
@@ -294,7 +294,7 @@ impl Tasks for Tiles<'_> {
 }
 
 thread_local! {
-    /// The packed span, which the calling thread keeps for the next product.
+    /// The packed span, which the calling thread keeps for the next matmul.
     static PACKED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 

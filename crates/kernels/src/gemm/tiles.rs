@@ -1,11 +1,11 @@
-//! Products on tiles: both operands are packed into tiles block by block, and a [`Unit`] multiplies them.
+//! Matmuls on tiles: both operands are packed into tiles block by block, and a [`Unit`] multiplies them.
 //!
 //! The depth is walked in steps of 32 from its start, or from the start of every segment of it, padded with zeros at
 //! the end: that, with the formula of [`crate::simd::tiles`], is what decides the bits. Everything else here does not:
 //! outputs are stored as f32 between blocks of depth, which is exact, and a row's tile is multiplied alike wherever it
 //! lies.
 //!
-//! | product         | tiles of A `[16 rows][32 steps]`         | tiles of B `[16 pairs of steps][32 columns][2]`     |
+//! | matmul         | tiles of A `[16 rows][32 steps]`         | tiles of B `[16 pairs of steps][32 columns][2]`     |
 //! |-----------------|-----------------------------------------|-----------------------------------------------------|
 //! | forward         | rows of `x`                              | a panel of W                                        |
 //! | backward_input  | rows of `d_y`, rounded                   | 32 columns of Wᵀ, two outputs side by side          |
@@ -16,7 +16,7 @@
 //! Knows neither threads nor instruction sets: a test can run all of it with the unit in plain Rust.
 
 use super::pack_tiles::{halves, pack_left, pack_right};
-use super::{Left, Order, Product, Right, aligned};
+use super::{Left, Matmul, Order, Right, aligned};
 use crate::matrix::PANEL;
 use crate::pool::Scratch;
 use crate::simd::tiles::{DEPTH, SIDE, TILE, Unit, Work, cuts};
@@ -84,7 +84,7 @@ pub(crate) fn steps(offsets: &[u32]) -> impl Iterator<Item = Range<usize>> + use
 /// No other thread computes an output in common.
 #[inline(always)]
 pub(super) unsafe fn block<V: Simd>(
-    product: &Product<'_>,
+    matmul: &Matmul<'_>,
     unit: Unit,
     steps: &Steps,
     rows: Range<usize>,
@@ -92,8 +92,8 @@ pub(super) unsafe fn block<V: Simd>(
     scratch: &mut Scratch,
 ) {
     let (tiles, few) = (rows.len().div_ceil(SIDE), rows.len() <= FEW);
-    let whole = product.depth.is_multiple_of(DEPTH);
-    let right = match product.right {
+    let whole = matmul.depth.is_multiple_of(DEPTH);
+    let right = match matmul.right {
         Right::Panels(Elements::Bf16(data)) if whole => Right::Tiles(data),
         right => right,
     };
@@ -102,7 +102,7 @@ pub(super) unsafe fn block<V: Simd>(
     let blocks = steps.len().div_ceil(limit);
     let most = steps.len().div_ceil(blocks.max(1));
     // A, if it is tiles as it lies.
-    let lies = match product.left {
+    let lies = match matmul.left {
         Left::Tiles(all) => Some(A::packed(&all[rows.start / SIDE * steps.len() * TILE..], steps.len())),
         Left::Rows(Elements::Bf16(data), stride) if whole => Some(A::rows(&data[rows.start * stride..], stride)),
         _ => None,
@@ -128,12 +128,12 @@ pub(super) unsafe fn block<V: Simd>(
                 Some(a) => a.from(depth.start),
                 None if resident => {
                     if i == 0 && first == panels.start {
-                        pack_left::<V>(product, steps, rows.clone(), 0..steps.len(), own_a);
+                        pack_left::<V>(matmul, steps, rows.clone(), 0..steps.len(), own_a);
                     }
                     A::packed(own_a, steps.len()).from(depth.start)
                 }
                 None => {
-                    pack_left::<V>(product, steps, rows.clone(), depth.clone(), own_a);
+                    pack_left::<V>(matmul, steps, rows.clone(), depth.clone(), own_a);
                     A::packed(own_a, depth.len())
                 }
             };
@@ -144,7 +144,7 @@ pub(super) unsafe fn block<V: Simd>(
                     }
                     _ => {
                         for (step, to) in depth.clone().zip(own_b.chunks_exact_mut(2 * TILE)) {
-                            pack_right::<V>(product, steps, panel, step, to);
+                            pack_right::<V>(matmul, steps, panel, step, to);
                         }
                         &own_b[..2 * depth.len() * TILE]
                     }
@@ -152,11 +152,11 @@ pub(super) unsafe fn block<V: Simd>(
                 let outputs = Outputs {
                     rows: rows.clone(),
                     panel,
-                    from_c: product.accumulate || depth.start > 0,
+                    from_c: matmul.accumulate || depth.start > 0,
                     last: depth.end == steps.len(),
                 };
                 // SAFETY: A and B are packed; the outputs are this thread's.
-                unsafe { multiply::<V>(product, unit, outputs, depth.len(), a, b, aside) };
+                unsafe { multiply::<V>(matmul, unit, outputs, depth.len(), a, b, aside) };
             }
         }
     }
@@ -187,7 +187,7 @@ impl<'a> A<'a> {
     fn from(self, steps: usize) -> A<'a> {
         A { data: &self.data[steps * self.step..], ..self }
     }
-    /// What a product of `rows` rows and `steps` steps reads of it at most.
+    /// What a matmul of `rows` rows and `steps` steps reads of it at most.
     fn end(&self, rows: usize, steps: usize) -> usize {
         (rows - 1) / SIDE * self.tile + (rows - 1) % SIDE * self.row + (steps - 1) * self.step + DEPTH
     }
@@ -208,7 +208,7 @@ struct Outputs {
 /// No other thread touches these outputs.
 #[inline(always)]
 unsafe fn multiply<V: Simd>(
-    product: &Product<'_>,
+    matmul: &Matmul<'_>,
     unit: Unit,
     outputs: Outputs,
     depth: usize,
@@ -217,13 +217,13 @@ unsafe fn multiply<V: Simd>(
     aside: &mut [f32],
 ) {
     let Outputs { rows, panel, from_c, last } = outputs;
-    let columns = (product.n - panel * PANEL).min(PANEL);
-    let (row, panel_at) = match product.order {
+    let columns = (matmul.n - panel * PANEL).min(PANEL);
+    let (row, panel_at) = match matmul.order {
         Order::Rows(stride) => (stride, panel * PANEL),
-        Order::Panels => (PANEL, panel * product.m * PANEL),
+        Order::Panels => (PANEL, panel * matmul.m * PANEL),
     };
-    let c = product.c.wrapping_add(rows.start * row + panel_at);
-    // SAFETY: rows and columns that exist, as the product checked; this thread's alone.
+    let c = matmul.c.wrapping_add(rows.start * row + panel_at);
+    // SAFETY: rows and columns that exist, as the matmul checked; this thread's alone.
     let of_row = |i: usize| unsafe { std::slice::from_raw_parts_mut(c.wrapping_add(i * row), columns) };
     let whole = columns == PANEL;
     if !whole && from_c {
@@ -258,7 +258,7 @@ unsafe fn multiply<V: Simd>(
             of_row(i).copy_from_slice(&from[..columns]);
         });
     }
-    if let Some(bias) = product.bias.filter(|_| last) {
+    if let Some(bias) = matmul.bias.filter(|_| last) {
         let bias = &bias[panel * PANEL..][..columns];
         for i in 0..rows.len() {
             for (c, bias) in of_row(i).chunks_mut(LANES).zip(bias.chunks(LANES)) {

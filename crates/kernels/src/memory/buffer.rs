@@ -3,7 +3,7 @@
 use super::host::HostBytes;
 use super::{Ledger, lock};
 use crate::Device;
-use crate::device::cuda::Queue;
+use crate::device::cuda::CudaStream;
 use crate::device::cuda::driver::Address;
 use crate::device::{Cpu, Cuda};
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub(super) enum Storage {
         mirror: Mirror,
     },
     Cuda {
-        queue: Arc<Queue>,
+        stream: Arc<CudaStream>,
         at: Address,
         mirror: Mirror,
     },
@@ -83,7 +83,7 @@ impl Buffer {
             Storage::Meta => Device::Meta,
             Storage::Host(_) => Device::Cpu,
             Storage::Checked { .. } => Device::CpuChecked,
-            Storage::Cuda { queue, .. } => queue.device(),
+            Storage::Cuda { stream, .. } => stream.device(),
             Storage::Refused(device) => *device,
         }
     }
@@ -114,7 +114,7 @@ impl Buffer {
     /// Where its elements from `start` on lie, for an operation on a CUDA device, which writes them if it `writes`.
     pub(crate) fn address<T: Plain>(&self, cuda: &Cuda, start: usize, writes: bool) -> Address {
         match &self.storage {
-            Storage::Cuda { queue, at, mirror } if Arc::ptr_eq(queue, cuda.queue()) => {
+            Storage::Cuda { stream, at, mirror } if Arc::ptr_eq(stream, cuda.stream()) => {
                 if writes {
                     mirror.outdate();
                 }
@@ -122,7 +122,7 @@ impl Buffer {
             }
             Storage::Refused(_) => panic!("{NOT_HAD}"),
             _ => panic!(
-                "an operation on {:?} was given memory of {:?} or of another queue",
+                "an operation on {:?} was given memory of {:?} or of another stream",
                 cuda.device(),
                 self.device()
             ),
@@ -182,15 +182,15 @@ impl Buffer {
                 self.count(&self.ledger.checked.to_host, range.len() * size_of::<T>());
                 lock(&self.ledger.checked.buffers)[handle].start
             }
-            Storage::Cuda { queue, at, .. } => {
+            Storage::Cuda { stream, at, .. } => {
                 self.assert_holds::<T>(&range);
                 let bytes = range.len() * size_of::<T>();
                 let show = |start: *const u8| {
-                    // SAFETY: the queue shows as many bytes, aligned; any bits are a `Plain`.
+                    // SAFETY: the stream shows as many bytes, aligned; any bits are a `Plain`.
                     read(unsafe { std::slice::from_raw_parts(start.cast::<T>(), range.len()) })
                 };
                 // SAFETY: inside this buffer, which nobody writes.
-                return unsafe { queue.download(at.after(range.start * size_of::<T>()), bytes, show) };
+                return unsafe { stream.download(at.after(range.start * size_of::<T>()), bytes, show) };
             }
             _ => panic!("there is nothing to copy from memory of {:?}", self.device()),
         };
@@ -210,11 +210,11 @@ impl Buffer {
                 // SAFETY: the caller's promise.
                 write(unsafe { self.elements_mut(bytes.start, range) });
             }
-            Storage::Cuda { queue, at, mirror } => {
+            Storage::Cuda { stream, at, mirror } => {
                 self.assert_holds::<T>(&range);
                 let bytes = range.len() * size_of::<T>();
                 let fill = |start: *mut u8| {
-                    // SAFETY: the queue shows as many bytes, aligned, of its own.
+                    // SAFETY: the stream shows as many bytes, aligned, of its own.
                     let to = unsafe {
                         start.write_bytes(0, bytes);
                         std::slice::from_raw_parts_mut(start.cast::<T>(), range.len())
@@ -224,7 +224,7 @@ impl Buffer {
                     unsafe { self.reflect(mirror, range.clone(), to) };
                 };
                 // SAFETY: inside this buffer, which nobody else touches.
-                unsafe { queue.upload(at.after(range.start * size_of::<T>()), bytes, fill) };
+                unsafe { stream.upload(at.after(range.start * size_of::<T>()), bytes, fill) };
             }
             Storage::Checked { handle, mirror } => {
                 self.count(&self.ledger.checked.to_device, range.len() * size_of::<T>());
@@ -280,11 +280,11 @@ impl Buffer {
                 bytes.start
             }
             Storage::Checked { handle, .. } => lock(&self.ledger.checked.buffers)[handle].start,
-            Storage::Cuda { queue, at, .. } => {
+            Storage::Cuda { stream, at, .. } => {
                 self.assert_holds::<T>(&range);
                 let at = at.after(range.start * size_of::<T>());
                 // SAFETY: inside this buffer, which nobody else touches.
-                return unsafe { queue.fill(at, x.word(), size_of::<T>(), range.len()) };
+                return unsafe { stream.fill(at, x.word(), size_of::<T>(), range.len()) };
             }
         };
         // SAFETY: the caller's promise.
@@ -330,8 +330,8 @@ impl Drop for Buffer {
                 let host = lock(&self.ledger.checked.buffers).remove(&handle);
                 host.into_iter().chain(mirror.bytes).for_each(|host| self.ledger.give_back(host));
             }
-            Storage::Cuda { queue, at, mirror } => {
-                queue.free(at);
+            Storage::Cuda { stream, at, mirror } => {
+                stream.free(at);
                 mirror.bytes.into_iter().for_each(|host| self.ledger.give_back(host));
             }
             Storage::Meta | Storage::Refused(_) => {}

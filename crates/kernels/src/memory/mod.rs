@@ -14,7 +14,7 @@ mod tests;
 pub(crate) use buffer::{Buffer, Plain};
 pub use file_map::FileMap;
 
-use crate::device::cuda::Queue;
+use crate::device::cuda::CudaStream;
 use crate::{DType, Device, Error, Result};
 use buffer::{Mirror, Storage};
 use host::{HostBytes, MAP_FROM};
@@ -50,7 +50,7 @@ struct Ledger {
     /// Memory that nobody holds now, by the logarithm of its size.
     pool: Mutex<HashMap<u32, Vec<HostBytes>>>,
     /// What a CUDA device's memory comes from.
-    queue: Option<Arc<Queue>>,
+    stream: Option<Arc<CudaStream>>,
 }
 
 impl Ledger {
@@ -152,9 +152,9 @@ impl Memory {
         Memory::over(device, Ledger::default())
     }
     /// Memory of a CUDA device.
-    pub(crate) fn of_queue(queue: Arc<Queue>) -> Memory {
-        let device = queue.device();
-        Memory::over(device, Ledger { queue: Some(queue), ..Ledger::default() })
+    pub(crate) fn of_stream(stream: Arc<CudaStream>) -> Memory {
+        let device = stream.device();
+        Memory::over(device, Ledger { stream: Some(stream), ..Ledger::default() })
     }
     fn over(device: Device, ledger: Ledger) -> Memory {
         Memory {
@@ -197,8 +197,8 @@ impl Memory {
     }
     /// What was copied; nothing where the host computes on its own memory.
     pub fn copies(&self) -> Copies {
-        if let Some(queue) = &self.ledger.queue {
-            let [launches, waits, to_device, to_device_bytes, to_host, to_host_bytes] = queue.counts();
+        if let Some(stream) = &self.ledger.stream {
+            let [launches, waits, to_device, to_device_bytes, to_host, to_host_bytes] = stream.counts();
             return Copies { to_device, to_device_bytes, to_host, to_host_bytes, launches, waits };
         }
         let load = |counts: &[AtomicU64; 2]| [0, 1].map(|i| counts[i].load(Ordering::Relaxed));
@@ -210,7 +210,7 @@ impl Memory {
     /// an allocation need not be a `Result` in each of a thousand places; what could not be had is never read before.
     pub fn check(&self) -> Result<()> {
         lock(&self.ledger.refused).take().map_or(Ok(()), Err)?;
-        self.ledger.queue.as_ref().map_or(Ok(()), |queue| queue.check())
+        self.ledger.stream.as_ref().map_or(Ok(()), |stream| stream.check())
     }
     /// `bytes` zeroed bytes, aligned to 64, for elements of `dtype`. If they cannot be had, [`Memory::check`] is an
     /// error, and the buffer holds nothing.
@@ -256,9 +256,9 @@ impl Memory {
             }
             Device::Cuda(_) | Device::CudaEmulated => {
                 let missing = || Error::Device(format!("memory of {} comes with its context", self.device.name()));
-                let queue = self.ledger.queue.as_ref().ok_or_else(missing)?;
-                let at = queue.zeroed(bytes).ok_or_else(refused)?;
-                Storage::Cuda { queue: queue.clone(), at, mirror: mirror()? }
+                let stream = self.ledger.stream.as_ref().ok_or_else(missing)?;
+                let at = stream.zeroed(bytes).ok_or_else(refused)?;
+                Storage::Cuda { stream: stream.clone(), at, mirror: mirror()? }
             }
         })
     }

@@ -1,6 +1,6 @@
 //! What bf16 in memory changes: nothing but the rounding. An operation on bf16 tensors has the bits of the same
-//! operation on the widened numbers, on every instruction set, and what it stores is rounded once. Products with f32
-//! gradients are those of the rounded gradients. Products on tiles have a formula of their own ([`chains`];
+//! operation on the widened values, on every instruction set, and what it stores is rounded once. Matmuls with f32
+//! gradients are those of the rounded gradients. Matmuls on tiles have a formula of their own ([`chains`];
 //! `linear/tiles_tests.rs` has it).
 
 use crate::check::{normal, relative_error};
@@ -83,7 +83,7 @@ fn rounding_is_to_nearest_even_and_widening_exact() {
 }
 
 #[test]
-fn products_are_those_of_the_widened_numbers() {
+fn matmuls_are_those_of_the_widened_values() {
     for [m, n, k] in [[1, 1, 2], [3, 5, 6], [2, 129, 34], [13, 31, 64], [1, 300, 450], [5, 70, 520], [251, 34, 4]] {
         let (x, w, d_y) = (numbers(1, m * k), numbers(2, n * k), normal(3, m * n));
         let (x, w) = (both(&[m, k], &x), both_matrices(n, k, &w));
@@ -108,7 +108,7 @@ fn products_are_those_of_the_widened_numbers() {
     }
 }
 
-/// A gradient that was rounded before gives the products that round it themselves.
+/// A gradient that was rounded before gives the matmuls that round it themselves.
 #[test]
 fn gradients_may_come_in_bf16() {
     for [m, n, k] in [[3, 5, 6], [33, 64, 32], [70, 160, 40]] {
@@ -241,7 +241,7 @@ fn norms_rotations_and_gates_round_once() {
 }
 
 #[test]
-fn logits_are_those_of_the_widened_numbers() {
+fn logits_are_those_of_the_widened_values() {
     let (r, h, v) = (7, 40, 1100);
     let (hidden, weight) = (both(&[r, h], &numbers(1, r * h)), both_matrices(v, h, &numbers(2, v * h)));
     let targets = Tensor::from_u32(&memory(), &[r], &[0, 1099, 511, 512, 7, 7, 600]);

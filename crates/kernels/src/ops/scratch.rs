@@ -5,7 +5,7 @@ use super::lm_head::cpu::KEPT;
 use super::lm_head::cuda::WINDOW;
 use super::lm_head::{BLOCK_ROWS, CHUNK};
 use super::sample::cuda::{self, COLUMNS};
-use crate::device::cuda::queue::STAGING;
+use crate::device::cuda::stream::STAGING;
 
 const WORD: usize = 4;
 

@@ -1,24 +1,24 @@
-//! One parallel region: tasks that whoever comes claims one by one.
+//! One parallel-for: a range of tasks that the caller and its workers claim one by one.
 //!
-//! Tasks are cut into shares, one for each thread: the first tasks for the caller, the last for the last worker. A
-//! thread takes its own from the front, and when it has none left, others' from the back. So threads read again what
-//! they wrote in the region before, where both cut the same rows: what another core wrote costs twenty times as much as
-//! a hit in the own cache, which is most of a small operation's time.
+//! Each thread has a queue of tasks: the first tasks are the caller's, the last ones the last worker's. A thread takes
+//! tasks from the front of its own queue, and once that is empty, from the back of the others'. So a thread reads what
+//! it wrote itself in the region before, where both were cut by the same rows: a line that another core wrote costs
+//! twenty times as much as a hit in the own cache, which is most of a small operation's time.
 //!
-//! A share is one word, which says what is left of it; whoever takes a task of it swaps the word. The job is read after
-//! that: a region ends only when all claimed tasks are done, so whoever holds a claim finds the job of its region, and
-//! nobody else looks at it. (A word that is the same in the next region is no mistake: it is a claim of that region.)
+//! A queue is one atomic word, which holds the tasks that are left; a thread claims a task by swapping the word, and
+//! reads the job after that. A region ends only when all claimed tasks are done, so a thread with a claim always finds
+//! the job of its own region. (A word with the same value in the next region does no harm: it is a claim of that one.)
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// The most tasks of a region.
 pub(super) const MOST: usize = 1 << 30;
-/// The most shares, each on a cache line of its own, so that whoever looks for work finds it, or none, soon. More
-/// threads have shares in common.
-const MOST_SHARES: usize = 8;
+/// The most queues, each on a cache line of its own: few, so that a thread soon finds a task or none. Above this number
+/// of threads, several take from the same queue.
+const MOST_QUEUES: usize = 8;
 
-/// A closure without its type.
+/// A closure with its type erased.
 pub(super) struct Job {
     data: *const (),
     call: unsafe fn(*const (), usize),
@@ -36,7 +36,7 @@ impl Job {
     }
 }
 
-/// What the caller and the workers share.
+/// State that the caller and the workers share.
 #[derive(Default)]
 pub(super) struct Region {
     /// Regions opened so far.
@@ -44,9 +44,9 @@ pub(super) struct Region {
     /// Written while nobody holds a claim.
     data: AtomicPtr<()>,
     call: AtomicPtr<()>,
-    /// Shares of this region. Whoever reads a number of another region finds fewer tasks, or empty shares.
+    /// Queues that this region uses. A thread that still reads the last region's number finds fewer tasks, or none.
     used: AtomicUsize,
-    shares: [Share; MOST_SHARES],
+    queues: [TaskQueue; MOST_QUEUES],
     /// Tasks that workers have done.
     done: AtomicUsize,
 }
@@ -54,9 +54,9 @@ pub(super) struct Region {
 /// Tasks that are left: the first one in the upper half, their end in the lower.
 #[derive(Default)]
 #[repr(align(128))]
-struct Share(AtomicU64);
+struct TaskQueue(AtomicU64);
 
-impl Share {
+impl TaskQueue {
     fn open(&self, tasks: Range<usize>) {
         self.0.store((tasks.start as u64) << 32 | tasks.end as u64, Ordering::Release);
     }
@@ -98,10 +98,10 @@ impl Region {
         self.data.store(job.data.cast_mut(), Ordering::Relaxed);
         self.call.store(job.call as *mut (), Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);
-        let used = threads.clamp(1, MOST_SHARES);
+        let used = threads.clamp(1, MOST_QUEUES);
         self.used.store(used, Ordering::Relaxed);
-        for (i, share) in self.shares[..used].iter().enumerate() {
-            share.open(i * count / used..(i + 1) * count / used);
+        for (i, queue) in self.queues[..used].iter().enumerate() {
+            queue.open(i * count / used..(i + 1) * count / used);
         }
         // SeqCst: a worker that goes to sleep sees it, or is seen sleeping.
         self.opened.fetch_add(1, Ordering::SeqCst);
@@ -115,14 +115,14 @@ impl Region {
     /// The next task for this thread, if there is one.
     pub fn claim(&self, thread: usize) -> Option<Claim<'_>> {
         let used = self.used.load(Ordering::Relaxed).max(1);
-        let of = |i: usize| &self.shares[(thread + i) % used];
+        let of = |i: usize| &self.queues[(thread + i) % used];
         let index = of(0).take(true).or_else(|| (1..used).find_map(|i| of(i).take(false)))?;
         Some(Claim { region: self, index })
     }
 
     /// Ends claiming; how many tasks nobody has claimed.
     pub fn close(&self) -> usize {
-        self.shares[..self.used.load(Ordering::Relaxed)].iter().map(Share::close).sum()
+        self.queues[..self.used.load(Ordering::Relaxed)].iter().map(TaskQueue::close).sum()
     }
 
     /// Tasks that workers have done of this region; what they wrote is seen.
@@ -138,7 +138,7 @@ impl Claim<'_> {
     /// The job of the open region lives.
     pub unsafe fn run(&self) {
         let (data, call) = (self.region.data.load(Ordering::Relaxed), self.region.call.load(Ordering::Relaxed));
-        // SAFETY: written by `open` from such a function, before the share that this claim was made of.
+        // SAFETY: written by `open` from such a function, before the queue that this claim was taken from.
         let call: unsafe fn(*const (), usize) = unsafe { std::mem::transmute(call) };
         // SAFETY: the caller's promise: `data` is of the type that `call` was made for, as both are of one job.
         unsafe { call(data, self.index) }

@@ -1,4 +1,4 @@
-//! Threads that sleep until something has come.
+//! Threads that sleep until a condition holds: a lock, a counter and a condition variable.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -14,8 +14,8 @@ pub(super) struct Sleepers {
 }
 
 impl Sleepers {
-    /// Sleeps until called, unless `come` is true. Whoever makes `come` true does so by a sequentially consistent write
-    /// before it calls: then either `come` is seen here, or this thread is seen asleep there.
+    /// Sleeps until called, unless `come` is true. The thread that makes `come` true does so by a sequentially
+    /// consistent write before it calls: then either `come` is seen here, or this thread is seen asleep there.
     pub fn sleep(&self, come: impl FnOnce() -> bool) {
         let mut called = self.locked();
         self.asleep.fetch_add(1, Ordering::SeqCst);

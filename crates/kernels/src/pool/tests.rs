@@ -75,9 +75,9 @@ fn a_region_waits_for_nobody_who_has_not_begun() {
 fn workers_beyond_the_limit_rest_until_it_is_raised() {
     let pool = Pool::new(3).unwrap();
     for _ in 0..if cfg!(miri) { 2 } else { 50 } {
-        pool.shared.crowd.set_limit(1);
+        pool.shared.governor.set_limit(1);
         // Nobody is called, and who is awake rests; so the region is the caller's when both are asleep.
-        while pool.shared.workers.asleep() + pool.shared.crowd.resting() < 2 {
+        while pool.shared.workers.asleep() + pool.shared.governor.resting() < 2 {
             std::thread::yield_now();
         }
         let caller = std::thread::current().id();
@@ -86,7 +86,7 @@ fn workers_beyond_the_limit_rest_until_it_is_raised() {
         unsafe { pool.shared.region(20, &Job::new(&alone)) };
 
         // Three tasks wait for each other: each needs a thread of its own.
-        pool.shared.crowd.set_limit(3);
+        pool.shared.governor.set_limit(3);
         let met = AtomicU32::new(0);
         let meet = |_: usize| {
             met.fetch_add(1, Ordering::SeqCst);
@@ -114,7 +114,7 @@ fn claims_are_of_one_region() {
     unsafe { (second.run(), first.run()) };
     assert_eq!(sum.load(Ordering::Relaxed), 0b11);
     second.done();
-    assert_eq!((region.done(), region.close()), (1, 1), "the third task is given up");
+    assert_eq!((region.done(), region.close()), (1, 1), "the third task is cancelled");
     assert!(region.claim(0).is_none());
     // SAFETY: as above.
     unsafe { region.open(1, 1, &Job::new(&job)) };
@@ -318,7 +318,7 @@ fn scratch_grows_and_ranges_are_checked() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it waits for threads of a crowd")]
+#[cfg_attr(miri, ignore = "it waits for threads of a governor")]
 fn a_limited_pool_computes_with_fewer_threads_and_the_same_results() {
     use std::collections::HashSet;
     struct Who<'a>(&'a Mutex<HashSet<std::thread::ThreadId>>, Disjoint<'a, u32>);

@@ -33,7 +33,7 @@ impl Config {
 }
 
 /// What [`refusal`] says of a processor that is not the manual's.
-const OTHER_BITS: &str = "the processor has AMX, but its products are not those of the manual's formula";
+const OTHER_BITS: &str = "the processor has AMX, but its matmuls are not those of the manual's formula";
 
 /// Why this process may not use AMX; nothing if it may.
 ///
@@ -281,7 +281,7 @@ pub fn spin_flops(rounds: usize) -> f64 {
     (rounds.max(1) * 8 * 2 * SIDE * TILE) as f64
 }
 
-/// Products of register tiles alone, `rounds` times eight: what the unit can do at most.
+/// Matmuls of register tiles alone, `rounds` times eight: what the unit can do at most.
 ///
 /// # Safety
 /// [`refusal`] is nothing.

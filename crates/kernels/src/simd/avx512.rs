@@ -20,7 +20,7 @@ pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16>()
 }
 
-/// Runs `kernel` compiled with AVX-512 and its products of pairs.
+/// Runs `kernel` compiled with AVX-512 and its dot products of pairs.
 ///
 /// # Safety
 /// As for [`run`], and the machine has AVX-512 BF16.

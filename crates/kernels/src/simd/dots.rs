@@ -11,7 +11,8 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 /// What [`refusal`] says of a processor whose instruction computes something else.
-const OTHER_BITS: &str = "the processor has products of pairs, but they are not two multiply-adds that flush denormals";
+const OTHER_BITS: &str =
+    "the processor has dot products of pairs, but they are not two multiply-adds that flush denormals";
 
 /// Why this process may not use them, on a processor with AVX-512; nothing if it may. Found out once.
 #[cfg(target_arch = "x86_64")]
@@ -19,7 +20,7 @@ pub fn refusal() -> Option<&'static str> {
     static FOUND: OnceLock<Option<&'static str>> = OnceLock::new();
     *FOUND.get_or_init(|| {
         if !is_x86_feature_detected!("avx512bf16") {
-            return Some("this processor has no products of pairs of bf16 (avx512_bf16)");
+            return Some("this processor has no dot products of pairs of bf16 (avx512_bf16)");
         }
         // SAFETY: the processor has AVX-512, as the caller asked, and BF16.
         let agrees = self_test(|sums| unsafe { control::flushing(avx512::run_dots::<Sums<'_>>, Sums(sums)) });
@@ -45,7 +46,7 @@ pub fn gain() -> Option<f64> {
         let (mut of_fma, mut of_dots) = (f64::INFINITY, f64::INFINITY);
         let rounds = 1 << 10;
         for _ in 0..12 {
-            // SAFETY: the processor has AVX-512 and the products of pairs: nothing refuses them.
+            // SAFETY: the processor has AVX-512 and the dot products of pairs: nothing refuses them.
             let (fma, dots) = unsafe {
                 (
                     seconds(&|| avx512::run(Spin::<false> { rounds })),
@@ -61,7 +62,7 @@ pub fn gain() -> Option<f64> {
 /// Chains of [`Spin`]: enough to hide the latency, few enough to stay in registers.
 const CHAINS: usize = 20;
 
-/// Independent chains that touch no memory, of products of pairs or of multiply-adds.
+/// Independent chains that touch no memory, of dot products of pairs or of multiply-adds.
 pub struct Spin<const DOTS: bool> {
     /// Steps of each chain.
     pub rounds: usize,

@@ -46,9 +46,9 @@ pub trait Kernel {
 pub trait Simd: Copy + Send + Sync + 'static {
     /// One truth value per lane.
     type Mask: Copy;
-    /// Rows of the product's register tile: `GEMM_ROWS × GEMM_VECTORS` accumulators fit the register file.
+    /// Rows of the matmul's register tile: `GEMM_ROWS × GEMM_VECTORS` accumulators fit the register file.
     const GEMM_ROWS: usize;
-    /// Vectors of the product's register tile.
+    /// Vectors of the matmul's register tile.
     const GEMM_VECTORS: usize;
 
     /// All lanes `x`.

@@ -3,7 +3,7 @@
 use super::{Kernel, LANES, Simd, tiles};
 
 /// 16 lanes in an array; `mul_add` is fused on every target (in software where there is no instruction). Sums and
-/// products take and leave denormals as zeros if they are `FLUSHED`, as x86 does with a control word that asks for it.
+/// matmuls take and leave denormals as zeros if they are `FLUSHED`, as x86 does with a control word that asks for it.
 #[derive(Clone, Copy)]
 pub(crate) struct F32x16<const FLUSHED: bool = false>([f32; LANES]);
 
@@ -12,7 +12,7 @@ pub fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16>()
 }
 
-/// Runs `kernel`, a product, with denormals as zeros.
+/// Runs `kernel`, a matmul, with denormals as zeros.
 pub fn run_flushing<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16<true>>()
 }

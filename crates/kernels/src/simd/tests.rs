@@ -87,7 +87,7 @@ fn every_lane_is_what_ieee_says() {
     }
 }
 
-/// What products of bf16 are made of.
+/// What matmuls of bf16 are made of.
 struct Flushing([[f32; LANES]; 3]);
 
 impl Kernel for Flushing {
@@ -117,7 +117,7 @@ fn near_denormals(stream: &mut crate::rng::Stream) -> [[f32; LANES]; 3] {
 }
 
 #[test]
-fn products_of_bf16_flush_denormals_alike() {
+fn matmuls_of_bf16_flush_denormals_alike() {
     let (vectors, mut decided) = (vectors(), 0);
     let mut all: Vec<_> = (0..vectors.len())
         .map(|i| [vectors[i], vectors[(i * 7 + 3) % vectors.len()], vectors[(i * 5 + 1) % vectors.len()]])

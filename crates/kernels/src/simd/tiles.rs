@@ -1,7 +1,7 @@
-//! Products on tiles: the formula of TDPBF16PS, a piece of work in tiles, and that work done in plain Rust.
+//! Matmuls on tiles: the formula of TDPBF16PS, a piece of work in tiles, and that work done in plain Rust.
 //!
 //! A tile is 16 rows of 64 bytes. One instruction takes a tile A `[rows][32]` of bf16 and a tile B `[16][columns][2]`
-//! of bf16, which is 32 terms of each sum with the even and the odd ones side by side, and adds their product to a tile
+//! of bf16, which is 32 terms of each sum with the even and the odd ones side by side, and adds their matmul to a tile
 //! C
 //! `[rows][columns]` of f32 ("Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2, TDPBF16PS):
 //!
@@ -13,7 +13,7 @@
 //!
 //! each operation rounded to nearest even, with denormals taken and left as zeros, whatever the thread's control word
 //! says.
-//! `amx.rs` runs the work on the instructions. It knows neither layouts of operands nor how a product is cut into work.
+//! `amx.rs` runs the work on the instructions. It knows neither layouts of operands nor how a matmul is cut into work.
 
 use half::bf16;
 
@@ -104,7 +104,7 @@ pub struct Work {
 }
 
 /// Something that does a list of [`Work`] in order, all with the same [`Work::rows`]: configuring tiles takes as long
-/// as several products do, so it is done once for the list.
+/// as several matmuls do, so it is done once for the list.
 ///
 /// # Safety
 /// The tiles of A and B that a work names lie inside one allocation each, as do the rows of C, 32 elements of each;

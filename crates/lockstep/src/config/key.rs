@@ -41,7 +41,7 @@ pub(crate) struct Range {
     high_is_in: bool,
 }
 
-/// More completions, sequences or repetitions than any run has: a slip of the pen, whose products and lists would not
+/// More completions, sequences or repetitions than any run has: a typo, whose products and lists would not
 /// fit in memory before anything could say so.
 pub(super) const MANY: f64 = (1 << 20) as f64;
 /// The same of tokens.

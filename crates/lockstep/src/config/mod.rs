@@ -3,7 +3,7 @@
 //! `keys/` has the rows of the table, by topic. From them come the typed [`Config`], its parsing, its checks, the notes
 //! on unused keys, what may change on resume, and what a program shows of each [`Key`]. `layers` puts a configuration
 //! together (defaults, file, environment, flags) and remembers where each value came from. Knows no model and no data
-//! beyond their names, but for an adapter to go on with, which says what it is.
+//! beyond their names, but for an adapter to continue with, which says what it is.
 
 mod engine;
 mod key;

@@ -346,13 +346,13 @@ words! {
     }
 }
 
-/// What products read: weights, and the activations that feed them.
+/// What matmuls read: weights, and the activations that feed them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputeDType {
     /// Everything in f32.
     #[default]
     F32,
-    /// Weights, keys, values and the inputs of products in bf16; sums, the residual stream, masters, gradients and
+    /// Weights, keys, values and the inputs of matmuls in bf16; sums, the residual stream, masters, gradients and
     /// moments in f32.
     Bf16,
 }
@@ -413,13 +413,13 @@ pub enum Strategy {
     Epoch,
 }
 
-/// What follows when a reward judges no more.
+/// What follows when a reward no longer scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RewardErrors {
     /// The run ends, with a checkpoint.
     #[default]
     Stop,
-    /// It goes on without that reward's scores.
+    /// It continues without that reward's scores.
     Continue,
 }
 

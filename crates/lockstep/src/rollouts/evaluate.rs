@@ -1,4 +1,4 @@
-//! Evaluation: completions of held-out prompts, scored by the same rewards, and pass@k. What no reward judged is in no
+//! Evaluation: completions of held-out prompts, scored by the same rewards, and pass@k. What no reward scored is in no
 //! mean.
 
 use crate::config::{Config, WorkloadBounds, eval_sampling};
@@ -54,7 +54,7 @@ pub struct Outcome {
     pub metrics: Vec<(String, f64)>,
     /// What kept rewards from giving a score.
     pub problems: Vec<Problem>,
-    /// Completions that no reward judged, where none says why.
+    /// Completions that no reward scored, where none says why.
     pub unscored: Option<String>,
     /// The scored completions of each prompt.
     pub rollouts: Rollouts,

@@ -1,4 +1,4 @@
-//! A generation in the making, round by round.
+//! A generation being built, round by round.
 //!
 //! Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476): a group whose rewards are all equal has no advantage and
 //! teaches nothing, so fresh prompts are drawn in its place until the batch is full of groups whose rewards differ, or

@@ -1,11 +1,11 @@
-//! Whether rewards still judge. One that no longer does ends the run: a run that goes on without it learns something
+//! Whether rewards still judge. One that no longer does ends the run: a run that continues without it learns something
 //! else than was asked for, and hours later nobody knows since when.
 
 use super::Rollouts;
 use crate::config::{Config, RewardErrors};
 use rewards::Problem;
 
-/// A reward that judges no more.
+/// A reward that no longer scores.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct RewardFailed(String);
@@ -13,14 +13,14 @@ pub struct RewardFailed(String);
 /// What rewards did in the batches so far.
 #[derive(Clone, Default)]
 pub struct RewardHealth {
-    /// For how many batches in a row each reward has judged nothing.
+    /// For how many batches in a row each reward has scored nothing.
     silent: Vec<usize>,
 }
 
 impl RewardHealth {
-    /// Takes a batch and what kept rewards from judging it. An error says why the run cannot go on.
+    /// Takes a batch and what kept rewards from judging it. An error says why the run cannot continue.
     ///
-    /// A reward that judged nothing counts as silent if it said that something failed, or if no other judged either.
+    /// A reward that scored nothing counts as silent if it said that something failed, or if no other judged either.
     /// One of several may leave a batch to the others (TRL's `None`).
     pub fn check(&mut self, rollouts: &Rollouts, problems: &[Problem], config: &Config) -> Result<(), RewardFailed> {
         let judged = rollouts.judged();
@@ -38,13 +38,13 @@ impl RewardHealth {
             let last =
                 fatal.or(own().next_back()).map_or("it gave null for every completion", |problem| &problem.message);
             return Err(RewardFailed(match fatal {
-                Some(_) => format!("reward `{name}` judges no more: {last}"),
+                Some(_) => format!("reward `{name}` no longer scores: {last}"),
                 None => {
                     let batches = match config.reward_patience {
                         1 => "a batch".to_owned(),
                         n => format!("{n} batches in a row"),
                     };
-                    format!("reward `{name}` judged nothing in {batches} (reward_patience): {last}")
+                    format!("reward `{name}` scored nothing in {batches} (reward_patience): {last}")
                 }
             }));
         }
@@ -81,7 +81,7 @@ mod tests {
             assert!(error.contains(words), "`{words}`: {error}");
         }
         assert!(check([None, None], &[]).unwrap_err().contains("null for every completion"));
-        // It goes on if that is asked for.
+        // It continues if that is asked for.
         let config = Config { reward_errors: RewardErrors::Continue, ..config };
         assert!(health.check(&batch([None, None]), &[failed(4)], &config).is_ok());
     }
@@ -92,7 +92,7 @@ mod tests {
         let config = Config::default();
         let check =
             |config: &Config| RewardHealth::default().check(&batch([None, None]), std::slice::from_ref(&fatal), config);
-        assert!(check(&config).unwrap_err().to_string().starts_with("reward `r` judges no more: it ended"));
+        assert!(check(&config).unwrap_err().to_string().starts_with("reward `r` no longer scores: it ended"));
         assert!(check(&Config { reward_errors: RewardErrors::Continue, ..config }).is_ok());
     }
 
@@ -106,6 +106,6 @@ mod tests {
         assert!(health.check(&two, &[], &config).is_ok());
         let failed = Problem { reward: "other".into(), ..failed(4) };
         let error = health.check(&two, &[failed], &config).unwrap_err().to_string();
-        assert!(error.starts_with("reward `other` judged nothing in a batch (reward_patience): it ended"), "{error}");
+        assert!(error.starts_with("reward `other` scored nothing in a batch (reward_patience): it ended"), "{error}");
     }
 }

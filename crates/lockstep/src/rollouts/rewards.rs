@@ -46,7 +46,7 @@ pub fn named_rewards(
             Some(model) => Ok(ConfiguredReward::Model(RewardModelFiles::open(name, &model)?)),
             None => {
                 let built = rewards::build_until(spec, name, &stop.flag());
-                // One that was given up is not at fault.
+                // One that was cancelled is not at fault.
                 stop.check()?;
                 Ok(ConfiguredReward::Ready(built.or_bad_input()?, Owner::Configuration))
             }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// Moves what `run` did after `step` into `abandoned/after-step-N`, a run directory that can be resumed: checkpoints,
 /// tables of completions and the result, with copies of the logs (which are cut afterwards). Without later checkpoints
-/// there is nothing that going on would not make again; but at step 0 there may be logs whose checkpoints are gone.
+/// there is nothing that continuing would not make again; but at step 0 there may be logs whose checkpoints are gone.
 ///
 /// Copies come first and the newest checkpoint is moved first: a kill on the way leaves a run whose newest checkpoint
 /// fits its logs.

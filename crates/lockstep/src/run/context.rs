@@ -6,7 +6,7 @@ use crate::error::BadInput;
 use kernels::{Context, DType, Device, Error};
 
 /// What computes: `device` and `threads` where they are given, else as the environment asks for them. It has to have
-/// products of `dtype`.
+/// matmuls of `dtype`.
 pub fn context(device: Option<Device>, threads: Option<usize>, dtype: ComputeDType) -> anyhow::Result<Context> {
     let ctx = Context::from_env_with(device, threads).map_err(|error| {
         let mend = if matches!(error, Error::Device(_)) { "; or compute on the CPU: --device cpu" } else { "" };
@@ -16,7 +16,7 @@ pub fn context(device: Option<Device>, threads: Option<usize>, dtype: ComputeDTy
     Ok(ctx)
 }
 
-/// Refuses a dtype that the device has no products of.
+/// Refuses a dtype that the device has no matmuls of.
 pub(crate) fn check_dtype(ctx: &Context, dtype: ComputeDType) -> anyhow::Result<()> {
     if dtype.dtype() != DType::F32 && ctx.arithmetic(dtype.dtype()) == "none" {
         bad_input!(

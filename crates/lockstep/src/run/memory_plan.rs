@@ -13,7 +13,7 @@ use kernels::ops::Passes;
 use kernels::{Context, Device, Memory};
 use model::ModelConfig;
 
-/// Allowance for a thread: its stack as far as it is touched, and what products and attention hold while they run.
+/// Allowance for a thread: its stack as far as it is touched, and what matmuls and attention hold while they run.
 const THREAD_BYTES: u64 = 2 << 20;
 /// What the head's backward pass holds: gradients of 256 rows × 4096 logits.
 const LOGITS_BYTES: u64 = 256 * 4096 * 4;

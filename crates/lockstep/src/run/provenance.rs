@@ -93,14 +93,14 @@ pub struct Models {
     reference: Vec<FileHash>,
     /// What rewards are made of: a file each, with its path for a name.
     rewards: Vec<FileHash>,
-    /// Those of them that are no longer what they were when the run went on last, each with both hashes.
+    /// Those of them that are no longer what they were when the run continued last, each with both hashes.
     pub changed_rewards: Vec<String>,
     /// What a person should know of a check that could not be made.
     pub unchecked: Option<String>,
 }
 
 impl Models {
-    /// Hashes the files of the model in `dir`, and of a reference model of its own. A run that goes on after a
+    /// Hashes the files of the model in `dir`, and of a reference model of its own. A run that continues after a
     /// checkpoint must find what it began with, in the record of `run`: the model's shape and tokenizer, and its
     /// weights if it still reads them.
     pub fn hashed(
@@ -196,7 +196,7 @@ fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileH
     Ok(())
 }
 
-/// Refuses to go on with a run of another command: its checkpoints would not mean the same.
+/// Refuses to continue with a run of another command: its checkpoints would not mean the same.
 pub fn check_command(run: &RunDir, command: &str) -> anyhow::Result<()> {
     match RunRecord::read(&run.record()) {
         Ok(record) if !record.kind.is_empty() && record.kind != command => Err(BadInput::new(format!(

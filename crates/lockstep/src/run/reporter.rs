@@ -98,7 +98,7 @@ impl Reporter {
         if let Err(error) = self.sinks.emit(EventKind::Completions { rows, shown })
             && !std::mem::replace(&mut self.lacks_tables, true)
         {
-            self.sinks.warn(&format!("{error}; the run goes on without such tables"));
+            self.sinks.warn(&format!("{error}; the run continues without such tables"));
         }
     }
 

@@ -35,7 +35,7 @@ const GIVEN: &str = "written_by_lockstep_rl.json";
 pub struct RunDir {
     root: PathBuf,
     lock: Arc<Mutex<Option<RunLock>>>,
-    /// What was written once and a resume needs, for whoever deletes it while the run goes on.
+    /// What was written once and a resume needs, for whoever deletes it during the run.
     written: Arc<Mutex<BTreeMap<PathBuf, Vec<u8>>>>,
 }
 
@@ -155,7 +155,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Looks whether somebody deleted, while the run goes on, what a resume needs: such files are written again, which
+    /// Looks whether somebody deleted, during the run, what a resume needs: such files are written again, which
     /// the texts say. An error is a directory that is gone, or that another process has begun to write into.
     pub(super) fn check(&self) -> anyhow::Result<Vec<String>> {
         let root = self.root.display();
@@ -175,7 +175,7 @@ impl RunDir {
         for (path, bytes) in self.written.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             if !path.exists() {
                 write_atomically(path, bytes)?;
-                notes.push(format!("{} was deleted while the run goes on: it is written again", path.display()));
+                notes.push(format!("{} was deleted during the run: it is written again", path.display()));
             }
         }
         Ok(notes)

@@ -43,7 +43,7 @@ impl TrainingRun {
                 StopReason::EarlyStopping,
                 format!(
                     "it stopped early after step {step} of {total}: {} evaluations in a row were no better (a higher \
-                     early_stopping_patience goes on)",
+                     early_stopping_patience continues)",
                     self.evaluations.without_improvement
                 ),
             ),

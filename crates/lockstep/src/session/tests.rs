@@ -158,7 +158,7 @@ fn a_caller_saves_and_evaluates_when_it_likes() {
     run.step().unwrap();
     run.evaluate_now().unwrap();
     assert!(run.dir().checkpoint(1).is_dir() && !run.dir().checkpoint(2).exists() && run.steps_per_epoch() > 0);
-    // Ended before its last step, it can be gone on with.
+    // Ended before its last step, it can be continued with.
     let result = run.finish().unwrap();
     assert_eq!((result.stop_reason, result.step), (StopReason::Requested, 2));
     assert!(result.dir.checkpoint(2).is_dir() && result.dir.model().is_dir());

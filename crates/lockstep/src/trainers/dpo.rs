@@ -1,6 +1,6 @@
 //! Direct preference optimization: a policy learns from pairs of answers, held to the model that it began as.
 //!
-//! The reference is `ref_model`, or else the model of `model_name_or_path`; of an adapter that the run goes on with,
+//! The reference is `ref_model`, or else the model of `model_name_or_path`; of an adapter that the run continues with,
 //! the model below it. Its log-probabilities are computed once, before training, and again when a run is resumed: the
 //! same bits on the same machine, so that no second model stays in memory.
 

@@ -1,4 +1,4 @@
-//! Forks a run: another run that is the first one, bit for bit, up to a step, and goes on by itself.
+//! Forks a run: another run that is the first one, bit for bit, up to a step, and continues by itself.
 //!
 //! The fork is put together as a run that was stopped at a checkpoint of the first one, and resumed from there as any
 //! run is: up to the step with the first one's configuration, with its record beside, and then by its own.
@@ -87,7 +87,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     Ok(if *at > 0 { dir.checkpoint(*at) } else { dir.root().to_owned() })
 }
 
-/// Goes on with the run in `dir` as the first one did, up to the step.
+/// Continues with the run in `dir` as the first one did, up to the step.
 fn replay(
     run: &RecordedRun,
     resolved: Resolved,

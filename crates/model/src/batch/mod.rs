@@ -1,4 +1,4 @@
-//! A batch of whole sequences, packed without padding: a prefix once, then the branches that go on from it.
+//! A batch of whole sequences, packed without padding: a prefix once, then the branches that continue from it.
 //!
 //! Rows are laid out `[prefix][branch 0][branch 1]…`, group after group. Every branch attends the prefix and itself. A
 //! row is the token that goes in; it predicts the one that follows. The last token of a branch predicts nothing and is
@@ -57,7 +57,7 @@ impl Capacity {
         }
         let rows = |tokens: usize| tokens.saturating_sub(1);
         let pages = |positions: usize| positions.div_ceil(BLOCK);
-        // The first branch goes on in the prefix's pages; the others share the full ones.
+        // The first branch continues in the prefix's pages; the others share the full ones.
         let first = pages(prefix + branches.first().map_or(0, |&b| rows(b)));
         let own = |b: usize| if rows(b) == 0 { 0 } else { pages(prefix + rows(b)) - prefix / BLOCK };
         Capacity {
@@ -163,7 +163,7 @@ impl Batch {
     }
 }
 
-/// A batch in the making: block tables of their own lengths.
+/// A batch being built: block tables of their own lengths.
 #[derive(Default)]
 struct Packer {
     batch: Batch,
@@ -179,7 +179,7 @@ impl Packer {
         self.batch.score_groups.push(self.batch.targets.len() as u32);
         self.batch.branch_groups.push(self.batch.scores_of_branches.len() as u32);
 
-        // Tables: the prefix's, in which the first branch goes on, then one for each other branch that has rows.
+        // Tables: the prefix's, in which the first branch continues, then one for each other branch that has rows.
         let rows_of = |branch: &[u32]| branch.len().saturating_sub(1);
         let first_table = self.tables.len();
         let first = self.table(&[], prefix.len() + group.branches.first().map_or(0, |b| rows_of(b)));
@@ -217,7 +217,7 @@ impl Packer {
         }
     }
 
-    /// A table for `positions` positions that begins with `shared` pages and goes on with new ones.
+    /// A table for `positions` positions that begins with `shared` pages and continues with new ones.
     fn table(&mut self, shared: &[u32], positions: usize) -> Vec<u32> {
         let mut table = shared.to_vec();
         while table.len() * BLOCK < positions {

@@ -175,7 +175,7 @@ pub struct ModelConfig {
     pub pad_token_id: Option<u32>,
     /// The dtype that the weights were saved in, if it says so.
     pub dtype: Option<FileDType>,
-    /// What products read: weights, and the activations that feed them, in f32 or in bf16. Not a thing of the file:
+    /// What matmuls read: weights, and the activations that feed them, in f32 or in bf16. Not a thing of the file:
     /// whoever loads the model chooses it (f32 where nobody does).
     pub compute: DType,
     /// Standard deviation of random initial weights.

@@ -2,7 +2,7 @@
 //!
 //! What is written is not read soon. In the page cache it costs more of a processor than all that makes it: a page for
 //! every 4 KiB, a copy, and writing it back; and it evicts what is used. Whole blocks go straight from memory to the
-//! disk instead, one piece while the next is filled; the last bytes, and whatever is mended after a [`Seek`], take the
+//! disk instead, one piece while the next is filled; the last bytes, and whatever is patched after a [`Seek`], take the
 //! ordinary way.
 
 use std::fs::File;
@@ -220,7 +220,7 @@ mod tests {
                 let mut file = DirectFile::create(&path).unwrap();
                 bytes.chunks(piece).for_each(|piece| file.write_all(piece).unwrap());
                 if len > 20 {
-                    // What is mended lies in the first block and was written long ago, or still waits.
+                    // What is patched lies in the first block and was written long ago, or still waits.
                     file.seek(SeekFrom::Start(9)).unwrap();
                     file.write_all(b"checksum").unwrap();
                     bytes[9..17].copy_from_slice(b"checksum");

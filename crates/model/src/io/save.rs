@@ -86,7 +86,7 @@ impl CopiedFiles {
     }
 }
 
-/// A file while it is written: what has been written can be mended.
+/// A file while it is written: what has been written can be patched.
 pub trait WriteSeek: Write + Seek {}
 impl<T: Write + Seek> WriteSeek for T {}
 

@@ -63,7 +63,7 @@ pub(super) enum Input<'a> {
 
 /// What a layer computes in the forward pass, and reads in the backward pass. T rows of each are in use.
 ///
-/// What feeds a product or attention has the model's compute dtype; the residual stream and what norms remember are
+/// What feeds a matmul or attention has the model's compute dtype; the residual stream and what norms remember are
 /// f32. What is cheap to recompute is not kept: see [`Work`].
 pub(super) struct Saved {
     /// 1 / rms of x `[T]`
@@ -114,9 +114,9 @@ impl Saved {
 pub(super) struct Work {
     /// h or g, the normed input of a half `[T, H]`.
     pub normed: Tensor,
-    /// u, the gated product `[T, F]`.
+    /// u, act(gate) · up `[T, F]`.
     pub gated: Tensor,
-    /// What products write in f32 that is rounded, or not kept.
+    /// What matmuls write in f32 that is rounded, or not kept.
     pub wide: Scratch,
 }
 
@@ -155,7 +155,7 @@ pub(super) struct BackwardBuffers {
     pub narrow: Scratch,
     /// Gradients of q, k, v, and of gate and up where they are f32.
     pub wide: Scratch,
-    /// Gradients of gate and up `[T, 2F]`, rounded for the products that read them; none where those are f32.
+    /// Gradients of gate and up `[T, 2F]`, rounded for the matmuls that read them; none where those are f32.
     pub d_gates: Option<Tensor>,
     /// Gradients of the pages.
     pub d_pages: LayerPages,

@@ -31,7 +31,7 @@ pub(super) struct Activations {
     pub last: Tensor,
     /// 1 / rms of it `[T]`.
     pub rstd: Tensor,
-    /// `last` after the final norm `[T, H]`, of what products read.
+    /// `last` after the final norm `[T, H]`, of what matmuls read.
     pub hidden: Tensor,
     /// What a half of a layer hands on.
     pub work: Work,

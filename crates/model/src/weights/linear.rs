@@ -1,4 +1,4 @@
-//! A linear layer's weight, and how its product is computed.
+//! A linear layer's weight, and how its matmul is computed.
 
 use super::lora::LoraConfig;
 use super::spec::Part;
@@ -7,11 +7,11 @@ use super::view::LowRankRows;
 use kernels::ops::{glu, linear, lora};
 use kernels::{Context, Error, Matrix, Memory, Result, Tensor, View, ViewMut};
 
-/// A linear layer's weight, and how its product is computed.
+/// A linear layer's weight, and how its matmul is computed.
 ///
 /// This is the seam for adapters and quantised weights: a layer's code says *what* is multiplied, this type *how*.
-/// The low-rank products of adapters are added here, and a frozen matrix, which has no elements among the gradients,
-/// is read in the forward product and in that of d_x alone.
+/// The low-rank matmuls of adapters are added here, and a frozen matrix, which has no elements among the gradients,
+/// is read in the forward matmul and in that of d_x alone.
 #[derive(Debug)]
 pub struct Linear {
     /// `[N, K]`

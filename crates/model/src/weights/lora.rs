@@ -56,7 +56,7 @@ fn names(name: &str, module: &str) -> bool {
 }
 
 impl LoraConfig {
-    /// Elements of the largest matrix, or more: of B of the widest product.
+    /// Elements of the largest matrix, or more: of B of the widest matmul.
     pub fn largest_tensor(&self, config: &ModelConfig) -> usize {
         let widths = [config.intermediate_size, config.hidden_size, config.num_heads * config.head_dim];
         self.r * widths.into_iter().max().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! The parameters of a decoder: in the form that products read, with their names and places in Hugging Face files.
+//! The parameters of a decoder: in the form that matmuls read, with their names and places in Hugging Face files.
 //!
 //! [`Params`] is one tree of tensors, and everything that has one value per parameter is such a tree: the weights,
 //! their gradients, the optimizer's moments. Matrices that are multiplied with the same input are fused (q, k and v;

@@ -149,7 +149,7 @@ impl Params {
         &self.specs
     }
 
-    /// Zeros of the same shapes in bf16. For moments: no product reads such a tree.
+    /// Zeros of the same shapes in bf16. For moments: no matmul reads such a tree.
     pub fn zeros_in_bf16(mut self, memory: &Memory) -> Params {
         for tensor in self.tensors_mut() {
             let shape = tensor.shape().to_vec();

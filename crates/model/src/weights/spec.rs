@@ -33,7 +33,7 @@ pub enum Role {
 pub struct ParamSpec {
     /// Its parts, in the order of its rows.
     pub parts: Vec<Part>,
-    /// A matrix (a product's weight, or the embedding), or else a vector (a norm's weight or a bias). Weight decay is
+    /// A matrix (a matmul's weight, or the embedding), or else a vector (a norm's weight or a bias). Weight decay is
     /// for matrices alone.
     pub matrix: bool,
     /// What it is for.

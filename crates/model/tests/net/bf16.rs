@@ -85,7 +85,7 @@ fn gradients_are_near(ctx: &Context) {
     }
 }
 
-/// Threads, the cut into batches, checkpointing, and the instruction set: one formula where products are chains,
+/// Threads, the cut into batches, checkpointing, and the instruction set: one formula where matmuls are chains,
 /// another where they run on tiles.
 #[test]
 fn no_bit_depends_on_how_it_is_computed() {

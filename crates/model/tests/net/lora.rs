@@ -14,7 +14,7 @@ pub fn lora(target_modules: TargetModules) -> LoraConfig {
     LoraConfig { r: 3, alpha: 5.0, use_rslora: true, dropout: 0.0, target_modules }
 }
 
-/// Targets that leave gaps in the fused products.
+/// Targets that leave gaps in the fused matmuls.
 pub fn some() -> LoraConfig {
     lora(TargetModules::Names(["q_proj", "v_proj", "o_proj", "up_proj"].map(str::to_owned).to_vec()))
 }

@@ -22,7 +22,7 @@ pub(super) enum Mark {
     Said,
 }
 
-/// A marked answer: its text goes on to the end of the mark, or of the completion.
+/// A marked answer: its text continues to the end of the mark, or of the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Marked<'t> {
     pub mark: Mark,

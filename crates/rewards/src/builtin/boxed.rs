@@ -5,8 +5,8 @@ use std::ops::Range;
 /// The inside of the last box of a text whose braces are balanced: of `\boxed{…}` or `\fbox{…}`, with or without white
 /// space before the brace. Boxes in boxes count from where they begin, so the innermost is the last.
 ///
-/// Without braces (`\boxed 5`, `\boxed5$`) a box goes on to the end of the formula, the sentence or the line, as in the
-/// MATH dataset, and is one only if mathematics or a single letter begins it: "put it in \boxed form" has none.
+/// Without braces (`\boxed 5`, `\boxed5$`) a box continues to the end of the formula, the sentence or the line, as in
+/// the MATH dataset, and is one only if mathematics or a single letter begins it: "put it in \boxed form" has none.
 ///
 /// One pass forward: a completion of unclosed boxes alone is read once.
 pub(super) fn last_boxed(text: &str) -> Option<&str> {

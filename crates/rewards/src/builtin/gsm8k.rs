@@ -168,7 +168,7 @@ fn last_number(text: &str) -> Option<Number> {
 /// Whether what stands around a number leaves it the number that is meant: not `6*7`, `42^2`, `42 and 43`, nor what
 /// [`is_meant`] refuses.
 fn stands(text: &str, group: &Group) -> bool {
-    /// What goes on with the number: a time, a power, an operation, a list, a range.
+    /// What continues with the number: a time, a power, an operation, a list, a range.
     static GOES_ON: LazyLock<Regex> = LazyLock::new(|| {
         regex(
             r"(?x) ^:\d | ^[\^_½⅓⅔¼¾] | ^\{?\}?\s*(?:\\pi|\\sqrt|\\times|\\cdot|\\div|\\pm|[π√±×÷]) | ^\s+\d

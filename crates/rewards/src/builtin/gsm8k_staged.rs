@@ -7,7 +7,7 @@
 //! 3. for what stands between the solution tags (or in another mark: `<answer>`, a box, after `####`), against the
 //!    number of the answer column: 5 if it is written the same,
 //!    3.5 if it is the same number (spaces, `$`, `18.0`), 2 within 10 %, 1.5 within 20 %, −2.5 for another number, and
-//!    −4.5 for what is no number, or where nothing is.
+//!    −4.5 for what is not a number, or where nothing is.
 //!
 //! Commas of thousands are no part of how a number is written: with Python's `float`, which knows none, `1,000` counted
 //! as no number at all. Knows no other mathematics than decimals.

@@ -136,7 +136,7 @@ mod tests {
             assert_eq!(metrics, [(NO_ANSWER.to_owned(), 0.5)], "{spec}: {values:?}");
             assert!(values[0] > values[1] && values[1] >= values[2] && values[4].is_none(), "{spec}: {values:?}");
             assert_eq!(share(&mut reward, &rows[..2]).1, [(NO_ANSWER.to_owned(), 0.0)], "{spec}");
-            assert!(share(&mut reward, &rows[4..]).1.is_empty(), "{spec}: nothing was judged");
+            assert!(share(&mut reward, &rows[4..]).1.is_empty(), "{spec}: nothing was scored");
         }
     }
 }

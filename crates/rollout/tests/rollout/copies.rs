@@ -11,7 +11,7 @@ fn sampling() -> SamplingParams {
     SamplingParams { max_new_tokens: 12, seed: 5, ..SamplingParams::default() }
 }
 
-/// Fewer seats than sequences of the first step's draws, so that they come in several calls.
+/// Fewer slots than sequences of the first step's draws, so that they come in several calls.
 fn config() -> EngineConfig {
     EngineConfig { max_num_seqs: 4, ..roomy(64) }
 }
@@ -65,7 +65,7 @@ fn a_decode_step_copies_once_each_way() {
 fn so_it_does_on_emulated_cuda_with_one_wait_and_as_many_launches_as_it_has_operations() {
     let Some(ctx) = emulated() else { return };
     let weights = qwen3(&ctx, 24, LAYERS, VOCAB);
-    // Of a layer: a norm, q, k and v, their norms, rope, the write to pages, attention, its product; a norm, gate and
+    // Of a layer: a norm, q, k and v, their norms, rope, the write to pages, attention, its matmul; a norm, gate and
     // up, their activation, down.
     const LAYER: u64 = 7 + 4;
     // Embedding and the last norm, the rows that are drawn from, their logits, statistics, the draw.

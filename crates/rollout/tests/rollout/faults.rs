@@ -67,17 +67,17 @@ impl Forward<'_> {
         (sum, y)
     }
     /// y = x Wᵀ + b
-    fn product(&self, w: &Linear, x: &Tensor, y: &mut Tensor) {
+    fn matmul(&self, w: &Linear, x: &Tensor, y: &mut Tensor) {
         let (bias, y) = (w.bias.as_ref().map(Tensor::view), y.view_mut());
         let args = linear::Forward { x: x.view(), w: &w.matrix, bias, y, accumulate: false };
         linear::forward(self.ctx, args).unwrap();
     }
-    /// One layer: the residual stream without the last product, and that product.
+    /// One layer: the residual stream without the last matmul, and that matmul.
     fn layer(&self, w: &Layer, x: &Tensor, delta: Option<&Tensor>, rows: &Rows) -> (Tensor, Tensor) {
         let (c, t) = (self.config, self.t());
         let (x, normed) = self.norm(x, delta, w.attention_norm.as_ref().unwrap());
         let (mut raw, mut qkv) = (self.zeros(&[t, c.qkv_width()]), self.zeros(&[t, c.qkv_width()]));
-        self.product(&w.qkv, &normed, &mut raw);
+        self.matmul(&w.qkv, &normed, &mut raw);
         let (q_weight, k_weight) = w.qk_norm.as_ref().unwrap();
         let mut rstd = self.zeros(&[t, c.num_heads + c.num_kv_heads]);
         let args = qk_norm::Forward {
@@ -103,14 +103,14 @@ impl Forward<'_> {
         rope::forward(self.ctx, args).unwrap();
         let attended = self.attend(&qkv, rows);
         let mut delta = self.zeros(&[t, c.hidden_size]);
-        self.product(&w.o, &attended, &mut delta);
+        self.matmul(&w.o, &attended, &mut delta);
         let (x, normed) = self.norm(&x, Some(&delta), w.mlp_norm.as_ref().unwrap());
         let (mut gate_up, mut gated) =
             (self.zeros(&[t, 2 * c.intermediate_size]), self.zeros(&[t, c.intermediate_size]));
-        self.product(&w.gate_up, &normed, &mut gate_up);
+        self.matmul(&w.gate_up, &normed, &mut gate_up);
         let (activation, gate_up, y) = (c.activation, gate_up.view(), gated.view_mut());
         glu::forward(self.ctx, glu::Forward { activation, gate_up, kept: None, y }).unwrap();
-        self.product(&w.down, &gated, &mut delta);
+        self.matmul(&w.down, &gated, &mut delta);
         (x, delta)
     }
     fn attend(&self, qkv: &Tensor, rows: &Rows) -> Tensor {
@@ -182,8 +182,8 @@ impl Forward<'_> {
         embedding::forward(self.ctx, args).unwrap();
         let mut delta = None;
         for layer in &w.params.layers {
-            let (next, product) = self.layer(layer, &x, delta.as_ref(), &rows);
-            (x, delta) = (next, Some(product));
+            let (next, matmul) = self.layer(layer, &x, delta.as_ref(), &rows);
+            (x, delta) = (next, Some(matmul));
         }
         let (_, hidden) = self.norm(&x, delta.as_ref(), &w.params.norm);
         let (wanted, mut scored) =

@@ -32,7 +32,7 @@ fn qwen3_of(ctx: &Context, hidden: usize, layers: usize, vocab: usize, head_dim:
     Weights::random(ctx.memory(), &config, 7).unwrap()
 }
 
-/// The same with a low-rank adapter on some parts of its fused products.
+/// The same with a low-rank adapter on some parts of its fused matmuls.
 fn adapted(ctx: &Context) -> AdaptedWeights {
     use model::io::{TensorSink, TensorSource};
     use model::weights::{Named, NamedMut};

@@ -126,7 +126,7 @@ fn a_random_qwen3_in_bf16() {
     all_isas(&in_bf16(&portable(), &qwen3(&portable(), 40, 2, 611)));
 }
 
-/// Products on tiles, in plain Rust: slow, so fewer of everything. Chunks of a prompt are longer than a tile has rows;
+/// Matmuls on tiles, in plain Rust: slow, so fewer of everything. Chunks of a prompt are longer than a tile has rows;
 /// completions cross a page. Heads of 24 are filled up to a step of 32 where they are read, heads of 64 lie in pages as
 /// the instruction takes them.
 #[test]
@@ -155,7 +155,7 @@ fn the_pretrained_stories() {
     }
 }
 
-/// K over three depth blocks of the product and no multiple of 32, a vocabulary over three chunks with a ragged tail, a
+/// K over three depth blocks of the matmul and no multiple of 32, a vocabulary over three chunks with a ragged tail, a
 /// prompt that ends inside a page, completions that cross two pages, a poisoned pool, and a caller that flushes to
 /// zero.
 #[test]

@@ -80,7 +80,7 @@ impl Appended {
     }
 
     /// Cuts the file back to the length that a checkpoint has under `name`, or empties it; never inside a record. A
-    /// file that is not what it was at the checkpoint (deleted, shortened, written anew) goes on from what is left,
+    /// file that is not what it was at the checkpoint (deleted, shortened, written anew) continues from what is left,
     /// which is said.
     pub(crate) fn resume(
         &mut self,
@@ -91,8 +91,8 @@ impl Appended {
         let (recorded, path) = (lengths.get(name).copied().unwrap_or(0), self.path.display());
         if recorded > self.len {
             return Ok(Some(format!(
-                "{path} was deleted or shortened: it had {recorded} bytes at the checkpoint and has {}; the run goes \
-                 on with what is left of it",
+                "{path} was deleted or shortened: it had {recorded} bytes at the checkpoint and has {}; the run \
+                 continues with what is left of it",
                 self.len
             )));
         }

@@ -1,4 +1,4 @@
-//! What a person sees while a run goes on: lines, tables and progress on a terminal, in a log file, or as JSON.
+//! What a person sees during a run: lines, tables and progress on a terminal, in a log file, or as JSON.
 //!
 //! Lines and bars go to standard error; [`Console::print`] (results, tables) to standard output. On a terminal,
 //! progress is a bar that lines do not tear; otherwise it is a plain line now and then. `NO_COLOR` (not empty) turns

@@ -23,7 +23,7 @@ pub trait Sink: Send {
         Ok(())
     }
 
-    /// The run goes on after `step`, with the lengths that [`checkpoint`](Self::checkpoint) had entered; a run that
+    /// The run continues after `step`, with the lengths that [`checkpoint`](Self::checkpoint) had entered; a run that
     /// begins has none. What came later is forgotten: it will be received again. Returns what a person should know: a
     /// file that is no longer what it was at the checkpoint ends no run.
     fn resume(&mut self, _step: u64, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {

@@ -1,6 +1,6 @@
 //! `trace.json`: spans for chrome://tracing and <https://ui.perfetto.dev> (Chrome's trace event format, array form).
 //!
-//! The closing bracket of that form is optional, so the file can be read while the run goes on and after a kill. It
+//! The closing bracket of that form is optional, so the file can be read during the run and after a kill. It
 //! never grows beyond a bound: what comes later is left out, and a last event says so. Does not know what the spans
 //! mean.
 

@@ -18,7 +18,7 @@ fn the_small_story_teller_tells_its_story() {
     assert!(text.starts_with(story), "{text}");
 }
 
-/// As transformers: the string is looked for in the text that goes on from the prompt.
+/// As transformers: the string is looked for in the text that continues from the prompt.
 #[test]
 fn a_stop_string_may_begin_with_the_space_before_a_word_or_in_the_prompt() {
     let Some(stories) = testing::shared("models/stories260k") else { return };

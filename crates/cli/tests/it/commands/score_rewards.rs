@@ -103,10 +103,10 @@ fn bad_input_is_refused_by_name() {
     assert!(refused(&["--reward", "gsm8k", "--set", "completion_column=text"]).contains("`text`"));
     let absent = lockstep(dir.path(), &["score-rewards", "--input", "no.jsonl", "--reward", "gsm8k"], "").refused();
     assert!(absent.contains("no.jsonl"), "{absent}");
-    // A reward that judges nothing is a failure, not an empty success.
+    // A reward that scores nothing is a failure, not an empty success.
     let unjudged = directory(&[json!({"completion": "5", "answer": "because"})]);
     let ran = score(unjudged.path(), &["--reward", "gsm8k"]);
-    assert!(ran.code == Some(1) && ran.err.contains("judged no completion"), "{}", ran.err);
+    assert!(ran.code == Some(1) && ran.err.contains("scored no completion"), "{}", ran.err);
 }
 
 /// What a function raises is the headline, and what it quotes of a completion cannot move the terminal's cursor.

@@ -35,7 +35,7 @@ impl Address {
         WorkerName::new(name).map_err(|_| bad("the run's name has 1 to 64 letters, digits, - and _"))?;
         // An IPv6 address has its colons in brackets.
         let (host, port) = match place.rsplit_once(':').filter(|(_, port)| !port.ends_with(']')) {
-            Some((host, port)) => (host, port.parse().map_err(|_| bad("its port is no number from 1 to 65535"))?),
+            Some((host, port)) => (host, port.parse().map_err(|_| bad("its port is not a number from 1 to 65535"))?),
             None => (place, 4222),
         };
         if host.is_empty() {

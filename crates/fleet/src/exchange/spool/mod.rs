@@ -11,7 +11,7 @@
 //! fleet/workers/dev1/status.json         what it does, with its progress counter
 //! ```
 //!
-//! A name with a dot in front is being written; whoever comes next deletes it. Locks are dropped by the kernel with
+//! A name with a dot in front is being written; the next process that looks deletes it. Locks are dropped by the kernel with
 //! their holder, so that no clock says who lives. Directories are 0700, files 0600.
 
 mod learner;

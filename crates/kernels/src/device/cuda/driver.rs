@@ -1,4 +1,4 @@
-//! What a queue asks of a device: the few operations that libcuda and the emulator both have.
+//! What a stream asks of a device: the few operations that libcuda and the emulator both have.
 
 use super::sources::Source;
 use super::tensor_core::Family;
@@ -108,14 +108,14 @@ impl Grid {
         const THREADS: u32 = 128;
         Grid { blocks: [blocks(columns.div_ceil(THREADS as usize)), shares, 1], threads: THREADS }
     }
-    /// What `product` of `sums.cuh` takes for `rows` x `cols` elements.
-    pub(crate) fn product(rows: usize, cols: usize) -> Grid {
+    /// What `matmul` of `sums.cuh` takes for `rows` x `cols` elements.
+    pub(crate) fn matmul(rows: usize, cols: usize) -> Grid {
         const TILE: usize = 64;
         Grid { blocks: [blocks(cols.div_ceil(TILE)), blocks(rows.div_ceil(TILE)), 1], threads: 256 }
     }
-    /// What `product_bf16` of `mma.cuh` takes for `rows` x `cols` elements.
-    pub(crate) fn product_bf16(rows: usize, cols: usize) -> Grid {
-        Grid { threads: 128, ..Grid::product(rows, cols) }
+    /// What `matmul_bf16` of `mma.cuh` takes for `rows` x `cols` elements.
+    pub(crate) fn matmul_bf16(rows: usize, cols: usize) -> Grid {
+        Grid { threads: 128, ..Grid::matmul(rows, cols) }
     }
     /// What `add_chunks` of `sums.cuh` takes for so many columns.
     pub(crate) fn chunks(columns: usize) -> Grid {
@@ -155,18 +155,18 @@ pub(crate) trait Driver: Send + Sync {
     fn allocate(&self, bytes: usize) -> Outcome<Option<Address>>;
     /// Lets go of it once what was asked for before has happened.
     fn free(&self, at: Address);
-    /// Host memory that copies may read and write while the host goes on. It lives as long as the driver.
+    /// Host memory that copies may read and write while the host continues. It lives as long as the driver.
     fn pinned(&self, bytes: usize) -> Outcome<*mut u8>;
     /// # Safety
-    /// `from` is readable, and unchanged, until the copy has happened; the device's memory is this queue's.
+    /// `from` is readable, and unchanged, until the copy has happened; the device's memory is this stream's.
     unsafe fn to_device(&self, to: Address, from: *const u8, bytes: usize) -> Outcome<()>;
     /// # Safety
-    /// `to` is writable until the copy has happened; the device's memory is this queue's.
+    /// `to` is writable until the copy has happened; the device's memory is this stream's.
     unsafe fn to_host(&self, from: Address, to: *mut u8, bytes: usize) -> Outcome<()>;
     /// Fills memory with the `width` (2 or 4) lowest bytes of `word`.
     ///
     /// # Safety
-    /// The device's memory is this queue's.
+    /// The device's memory is this stream's.
     unsafe fn fill(&self, at: Address, word: u32, width: usize, count: usize) -> Outcome<()>;
     /// A kernel of a source, which is compiled, or loaded from a cache, when one of its kernels is first asked for.
     fn function(&self, source: &Source, kernel: &'static str) -> Outcome<Function>;

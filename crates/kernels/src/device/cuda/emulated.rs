@@ -364,7 +364,7 @@ impl Drop for Emulated {
     fn drop(&mut self) {
         let held = self.held.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         for (&at, &bytes) in &held.allocations {
-            // SAFETY: allocated with as many bytes; the queue that hands out addresses is gone.
+            // SAFETY: allocated with as many bytes; the stream that hands out addresses is gone.
             unsafe { (self.memory.free)(at as *mut c_void, bytes) };
         }
     }

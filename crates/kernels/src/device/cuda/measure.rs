@@ -2,7 +2,7 @@
 
 use super::driver::Event;
 use super::nvtx::Nvtx;
-use super::{Cuda, Queue};
+use super::{Cuda, CudaStream};
 use crate::Result;
 use std::sync::Arc;
 
@@ -17,20 +17,20 @@ pub struct DeviceMemory {
 
 /// A place in what a device does, which happens when all that was asked for before it has.
 pub struct Mark {
-    queue: Arc<Queue>,
+    stream: Arc<CudaStream>,
     event: Event,
 }
 
 impl Mark {
     /// The device's seconds from an earlier mark to this one, which is waited for.
     pub fn seconds_since(&self, earlier: &Mark) -> Result<f64> {
-        self.queue.seconds(earlier.event, self.event)
+        self.stream.seconds(earlier.event, self.event)
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        self.queue.forget(self.event);
+        self.stream.forget(self.event);
     }
 }
 
@@ -48,10 +48,10 @@ impl Drop for Range {
 
 impl Cuda {
     pub(crate) fn memory(&self) -> Result<DeviceMemory> {
-        Ok(DeviceMemory { total_and_free: self.queue.memory()?, peak: self.queue.peak()? })
+        Ok(DeviceMemory { total_and_free: self.stream.memory()?, peak: self.stream.peak()? })
     }
     pub(crate) fn mark(&self) -> Result<Mark> {
-        Ok(Mark { event: self.queue.event()?, queue: self.queue.clone() })
+        Ok(Mark { event: self.stream.event()?, stream: self.stream.clone() })
     }
     /// None where no profiler's library is.
     pub(crate) fn range(&self, name: &str) -> Option<Range> {

@@ -1,7 +1,7 @@
 //! CUDA: kernels in CUDA C++ (`ops/*/*.cu`), which NVRTC compiles at run time, on a GPU; or, for tests, which the
 //! host's C++ compiler compiles, on the CPU.
 //!
-//! [`queue`] is one stream of a device: memory, copies, launches. It asks a [`driver`], of which there are two:
+//! [`stream`] is one stream of a device: memory, copies, launches. It asks a [`driver`], of which there are two:
 //! [`libcuda`] and the emulator ([`emulated`]). An operation's `cuda.rs` launches kernels with [`Cuda`], which it is
 //! handed after the checks. `kernel.cuh` is what kernels begin with.
 
@@ -12,17 +12,17 @@ mod library;
 pub(super) mod measure;
 mod nvrtc;
 mod nvtx;
-pub(crate) mod queue;
+pub(super) mod probe;
 mod self_test;
 mod sources;
-pub(super) mod survey;
+pub(crate) mod stream;
 pub(crate) mod tensor_core;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub(crate) use driver::{Arg, Grid};
-pub(crate) use queue::Queue;
 pub(crate) use sources::Source;
+pub(crate) use stream::CudaStream;
 use tensor_core::Family;
 
 use super::Device;
@@ -40,7 +40,7 @@ pub(crate) use source;
 /// What an operation computes with on a CUDA device, and what it shows to get at addresses.
 #[derive(Clone)]
 pub(crate) struct Cuda {
-    queue: Arc<Queue>,
+    stream: Arc<CudaStream>,
 }
 
 impl Cuda {
@@ -51,18 +51,18 @@ impl Cuda {
             _ => emulated::open(),
         };
         let driver = driver.map_err(|why| Error::Device(format!("{}: {why}", device.name())))?;
-        Ok(Cuda { queue: Arc::new(Queue::new(device, driver)?) })
+        Ok(Cuda { stream: Arc::new(CudaStream::new(device, driver)?) })
     }
-    pub(crate) fn queue(&self) -> &Arc<Queue> {
-        &self.queue
+    pub(crate) fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
     }
     pub(crate) fn device(&self) -> Device {
-        self.queue.device()
+        self.stream.device()
     }
     /// How the tensor cores multiply bf16. The first time, they are compared with their family's formula: a device
     /// whose bits are others is refused.
     pub(crate) fn tensor_cores(&self) -> Result<Family> {
-        self.queue.tensor_cores(|family| self_test::run(self, family))
+        self.stream.tensor_cores(|family| self_test::run(self, family))
     }
     /// The error of an operation, or a dtype, that this device does not have.
     pub(crate) fn lacks(&self, what: &str) -> Error {
@@ -72,6 +72,6 @@ impl Cuda {
     /// as large as it takes it for: an operation has checked shapes, and the emulator looks at the rest.
     pub(crate) fn launch(&self, source: &Source, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
         // SAFETY: as above; only operations of this crate launch.
-        unsafe { self.queue.launch(source, kernel, grid, args) }
+        unsafe { self.stream.launch(source, kernel, grid, args) }
     }
 }

@@ -42,17 +42,17 @@ pub(super) fn run(cuda: &Cuda, family: Family) -> Outcome<()> {
     }
 }
 
-/// Compares `instructions` of them, ordinary ones and all kinds of others by turns.
+/// Compares `instructions` of them, ordinary ones and all kinds of others alternately.
 pub(super) fn compare(cuda: &Cuda, family: Family, seed: u64, instructions: usize) -> Result<Report> {
-    let (queue, mut report) = (cuda.queue(), Report::default());
+    let (stream, mut report) = (cuda.stream(), Report::default());
     for first in (0..instructions).step_by(AT_ONCE) {
         let all: Vec<_> = (first..instructions.min(first + AT_ONCE)).map(|i| Operands::random(i, seed)).collect();
         let pairs = |of: fn(&Operands) -> &[bf16]| -> Vec<u32> {
             all.iter().flat_map(|x| of(x).chunks(2)).map(|two| pair(two[0], two[1])).collect()
         };
         let c: Vec<u32> = all.iter().flat_map(|x| x.c).map(f32::to_bits).collect();
-        let (a, b) = (queue.scratch_of(&pairs(|x| &x.a))?, queue.scratch_of(&pairs(|x| &x.b))?);
-        let (sums, count) = (queue.scratch_of(&c)?, all.len());
+        let (a, b) = (stream.scratch_of(&pairs(|x| &x.a))?, stream.scratch_of(&pairs(|x| &x.b))?);
+        let (sums, count) = (stream.scratch_of(&c)?, all.len());
         let arguments = [a.at(0), b.at(0), sums.at(0), count.into()];
         cuda.launch(&SOURCE, "tensor_core_products", Grid::each(count.div_ceil(4), 128), &arguments)?;
         let sums: Vec<f32> = sums.words(c.len()).into_iter().map(f32::from_bits).collect();

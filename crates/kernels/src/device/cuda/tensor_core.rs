@@ -12,7 +12,7 @@
 //! c = sum of u · trunc(term / u), which is exact, cut off (not rounded) to a number of f32
 //! ```
 //!
-//! so the order within a step does not matter. Denormals are taken and left. What is infinite or no number follows
+//! so the order within a step does not matter. Denormals are taken and left. What is infinite or NaN follows
 //! IEEE 754, with one NaN, 0x7fffffff; from 2^128 on a sum is infinite; a sum of 0 is +0, and what is cut off to 0
 //! keeps its sign. A product is one chain of steps over ascending k, filled up with zeros to a multiple of [`DEPTH`].
 //!
@@ -152,7 +152,7 @@ impl Family {
     }
 }
 
-/// The sum where a term is infinite or no number.
+/// The sum where a term is infinite or NaN.
 fn special(c: f32, terms: &[(f32, f32)]) -> Option<f32> {
     if c.is_finite() && terms.iter().all(|(a, b)| a.is_finite() && b.is_finite()) {
         return None;

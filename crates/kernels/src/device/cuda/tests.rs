@@ -1,8 +1,8 @@
-//! What tests of CUDA kernels share, and the tests of the queue and the emulator themselves.
+//! What tests of CUDA kernels share, and the tests of the stream and the emulator themselves.
 
 use super::Cuda;
 use super::emulated::Emulated;
-use super::queue::Queue;
+use super::stream::CudaStream;
 use super::tensor_core::{AMPERE, Family, HOPPER};
 use crate::check::normal;
 use crate::{Context, Device, Isa, Result, Tensor};
@@ -13,8 +13,8 @@ mod functions;
 mod invariance;
 mod libcuda;
 mod planted;
-mod queue;
 mod self_test;
+mod stream;
 pub(crate) mod tensor_core;
 
 /// The emulator with this schedule. None, and a line that says so, where no C++ compiler is: an error in CI.
@@ -31,8 +31,8 @@ fn emulated_with(set: impl FnOnce(&mut Emulated)) -> Option<Cuda> {
     match Emulated::open() {
         Ok(mut driver) => {
             set(&mut driver);
-            let queue = Queue::new(Device::CudaEmulated, Box::new(driver)).expect("host memory");
-            Some(Cuda { queue: Arc::new(queue) })
+            let stream = CudaStream::new(Device::CudaEmulated, Box::new(driver)).expect("host memory");
+            Some(Cuda { stream: Arc::new(stream) })
         }
         Err(why) if std::env::var("CI").is_ok_and(|ci| ci == "true") => panic!("{why}"),
         Err(why) => {

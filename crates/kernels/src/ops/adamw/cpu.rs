@@ -70,7 +70,7 @@ impl Factors {
     }
 }
 
-/// Where the parameter goes as products read it, rounded to bf16.
+/// Where the parameter goes as matmuls read it, rounded to bf16.
 enum Rounded<'a> {
     /// A matrix: panels become pairs (`matrix.rs`).
     Bf16(Disjoint<'a, bf16>),

@@ -74,7 +74,7 @@ pub struct Step<'a> {
     /// The parameter before the step, where that stays as it is: from slot to slot. The bits of `param` are those of a
     /// step in place.
     pub from: Option<View<'a>>,
-    /// Where `param` is the f32 master of what products read: *overwrites* with it rounded to bf16. The tensor itself
+    /// Where `param` is the f32 master of what matmuls read: *overwrites* with it rounded to bf16. The tensor itself
     /// is bf16, a matrix whose panels become pairs ([`crate::Layout`]), or f32 where operations read f32 (vectors).
     pub rounded: Option<ViewMut<'a>>,
     /// Read.

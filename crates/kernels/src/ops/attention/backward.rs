@@ -7,8 +7,8 @@
 
 use super::backward_amx::BackwardTasks as OnTiles;
 use super::backward_pairs::BackwardTasks as InPairs;
-use super::cpu::{Places, extent, on_tiles, staircase};
-use super::product::{Product, Right};
+use super::cpu::{Places, mask_blocks, on_tiles, span};
+use super::matmul::{Matmul, Right};
 use super::visits::{Group, Page, Part, Visit};
 use super::writes::GatherTasks;
 use super::{BLOCK, Backward, Geometry, pages};
@@ -163,7 +163,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
     ) {
         let (g, hd, per) = (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group());
         let slots = |row: usize| g.slots(self.of.places.positions[row] as usize, visit.block);
-        let (_, any_sees) = extent(tile.clone().map(slots));
+        let (_, any_sees) = span(tile.clone().map(slots));
         let pairs = tile.len() * per;
         let columns = any_sees.end.next_multiple_of(LANES);
         let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
@@ -185,9 +185,9 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
         let (a, out, of_hd) = (&*w.q, &mut *w.p, k.clone());
         let b = &self.of.keys[at..at + BLOCK * hd];
-        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }.compute::<E>(self.isa);
+        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }.compute::<E>(self.isa);
         let (a, b, out) = (&*w.d_out, &*w.values, &mut *w.d_s);
-        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
+        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
         for (i, row) in tile.clone().enumerate() {
             let slots = slots(row);
             for h in 0..per {
@@ -201,7 +201,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
 
         // d_k [hd, 64] += qᵗ · d_s and d_v [64, hd] += pᵗ · d_out: chains over the tile's pairs. What a row does not
         // see has p = d_s = 0.
-        Product {
+        Matmul {
             a: w.q,
             a_row: 1,
             a_k: hd,
@@ -215,7 +215,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
             accumulate: true,
         }
         .compute::<E>(self.isa);
-        Product {
+        Matmul {
             a: w.p,
             a_row: 1,
             a_k: BLOCK,
@@ -232,8 +232,8 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
 
         // d_q += d_s · k, over no key that the row does not see: it may be NaN.
         let of = |row: usize, width: usize| (row - tile.start) * per * width;
-        staircase(tile.clone(), per, slots, |rows, k| {
-            Product {
+        mask_blocks(tile.clone(), per, slots, |rows, k| {
+            Matmul {
                 a: &w.d_s[of(rows.start, BLOCK)..of(rows.end, BLOCK)],
                 a_row: BLOCK,
                 a_k: 1,

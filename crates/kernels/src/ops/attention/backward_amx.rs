@@ -5,7 +5,7 @@
 //! rows of other groups are none of their business. Scores and their gradients are formed with keys as rows and pairs
 //! as columns, because that is how the sums over pairs want them:
 //!
-//! | product              | A                | B                     | steps of 32                              |
+//! | matmul              | A                | B                     | steps of 32                              |
 //! |----------------------|------------------|-----------------------|------------------------------------------|
 //! | Sᵀ = K · Qᵀ          | the page's keys  | queries, transposed   | dimensions                               |
 //! | dPᵀ = V · d_outᵀ     | the page's values | d_out, transposed    | dimensions                               |
@@ -177,7 +177,7 @@ impl Tasks for BackwardTasks<'_> {
                             loaded = true;
                         }
                         if step < end {
-                            self.products::<V>(&mut batch, &mut Page::new(memory, padded), step..end, looked);
+                            self.matmuls::<V>(&mut batch, &mut Page::new(memory, padded), step..end, looked);
                         }
                         step = end + 1;
                     }
@@ -224,7 +224,7 @@ impl BackwardTasks<'_> {
         unsafe { [self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)] }
     }
 
-    /// Keys and values as the products want them, zeros in slots that nobody sees or wrote.
+    /// Keys and values as the matmuls want them, zeros in slots that nobody sees or wrote.
     #[inline(always)]
     fn load_page<V: Simd>(&self, visit: &Visit, head: usize, page: Page<'_>, room: &mut [bf16]) {
         let (hd, padded) = (self.of.geometry.head_dim, padded(self.of.geometry.head_dim));
@@ -338,7 +338,7 @@ impl BackwardTasks<'_> {
 
     /// Steps `steps` of the batch, all of which look at the page, and the page.
     #[inline(always)]
-    fn products<V: Simd>(
+    fn matmuls<V: Simd>(
         &self,
         b: &mut Batch<'_>,
         page: &mut Page<'_>,
@@ -432,10 +432,10 @@ impl BackwardTasks<'_> {
         let (scale, zero) = (V::splat(self.of.geometry.scale), V::splat(0.0));
         let lines = b.p[step * BLOCK * DEPTH..(step + 1) * BLOCK * DEPTH].chunks_exact_mut(DEPTH);
         let lines = lines.zip(b.d_s[step * BLOCK * DEPTH..(step + 1) * BLOCK * DEPTH].chunks_exact_mut(DEPTH));
-        let products = b.s.chunks_exact(PAIRS).zip(b.d_p.chunks_exact(PAIRS));
+        let matmuls = b.s.chunks_exact(PAIRS).zip(b.d_p.chunks_exact(PAIRS));
         let of_step = step * DEPTH..(step + 1) * DEPTH;
         let [lse, delta, start, end] = [&*b.lse, &*b.delta, &*b.start, &*b.end].map(|x| &x[of_step.clone()]);
-        for (slot, ((p, d_s), (s, d_p))) in lines.zip(products).enumerate() {
+        for (slot, ((p, d_s), (s, d_p))) in lines.zip(matmuls).enumerate() {
             let (s, d_p, slot) = (&s[of_step.clone()], &d_p[of_step.clone()], V::splat(slot as f32));
             for at in [0, LANES] {
                 let z = V::load(&s[at..]).mul(scale).sub(V::load(&lse[at..]));

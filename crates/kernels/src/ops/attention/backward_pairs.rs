@@ -1,22 +1,22 @@
 //! Attention in pairs: the backward pass of bf16 where two terms of a sum are multiplied at once.
 //!
-//! Tasks, tiles and sums are those of `backward.rs`, and so are the bits. What the five products read lies in twos
+//! Tasks, tiles and sums are those of `backward.rs`, and so are the bits. What the five matmuls read lies in twos
 //! along their sums (words of the left operand, pairs of the right one):
 //!
-//! | product         | sum over   | left                            | right                                        |
+//! | matmul         | sum over   | left                            | right                                        |
 //! |-----------------|------------|---------------------------------|----------------------------------------------|
 //! | S = Q · Kᵀ      | dimensions | q `[pairs][hd/2]`               | the page's keys `[hd/2][64][2]`, as they lie |
-//! | dP = d_out · Vᵀ | dimensions | d_out `[pairs][hd/2]`           | values `[hd/2][64][2]`, turned over          |
+//! | dP = d_out · Vᵀ | dimensions | d_out `[pairs][hd/2]`           | values `[hd/2][64][2]`, transposed          |
 //! | d_K += Qᵀ · dS  | rows       | q `[pairs/2][hd]`               | dS `[pairs/2][64][2]`                        |
 //! | d_V += Pᵀ · d_out | rows     | P `[pairs/2][64]`               | d_out `[pairs/2][hd][2]`                     |
-//! | d_Q += dS · K   | slots      | dS `[pairs][64/2]`              | keys `[64/2][hd][2]`, turned over            |
+//! | d_Q += dS · K   | slots      | dS `[pairs][64/2]`              | keys `[64/2][hd][2]`, transposed            |
 //!
 //! A sum over an odd number of rows ends with −0 · 0, which changes nothing.
 
 use super::BLOCK;
 use super::backward::{Operands, begin, clear, gradients, rows_of_tile};
-use super::cpu::{extent, staircase, words_of};
-use super::product::Product;
+use super::cpu::{mask_blocks, span, words_of};
+use super::matmul::Matmul;
 use super::visits::{Part, Visit};
 use crate::Isa;
 use crate::gemm::halves;
@@ -118,7 +118,7 @@ impl BackwardTasks<'_> {
     ) {
         let (g, hd, per) = (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group());
         let slots = |row: usize| g.slots(self.of.places.positions[row] as usize, visit.block);
-        let (_, any_sees) = extent(tile.clone().map(slots));
+        let (_, any_sees) = span(tile.clone().map(slots));
         let pairs = tile.len() * per;
         let columns = any_sees.end.next_multiple_of(LANES);
         let part = |row: usize| row * g.width() + head * per * hd;
@@ -145,10 +145,9 @@ impl BackwardTasks<'_> {
         // Scores, as forward forms them, and d_out · v.
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
         let (a, b, out, of_hd) = (&*w.q, page.as_chunks::<2>().0, &mut *w.p, k.clone());
-        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }
-            .compute::<bf16>(self.isa);
+        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }.compute::<bf16>(self.isa);
         let (a, b, out) = (&*w.d_out, w.values.as_chunks::<2>().0, &mut *w.d_s);
-        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<bf16>(self.isa);
+        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<bf16>(self.isa);
         for (i, row) in tile.clone().enumerate() {
             let slots = slots(row);
             for h in 0..per {
@@ -170,20 +169,20 @@ impl BackwardTasks<'_> {
         let k = 0..pairs.next_multiple_of(2);
         let (a, b, out) = (&*w.q_of_rows, w.d_s_of_rows.as_chunks::<2>().0, &mut *d_keys);
         let (a_row, a_k, b_row, out_row, rows, accumulate) = (1, hd, BLOCK, BLOCK, hd, true);
-        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: k.clone(), accumulate }
+        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: k.clone(), accumulate }
             .compute::<bf16>(self.isa);
         let (a, b, out) = (&*w.p_of_rows, w.d_out_of_rows.as_chunks::<2>().0, &mut *d_values);
         let (a_row, a_k, b_row, out_row, rows, columns) = (1, BLOCK, hd, hd, any_sees.end, hd);
-        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<bf16>(self.isa);
+        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<bf16>(self.isa);
 
         // d_q += d_s · k, over no key that the row does not see: it may be NaN.
         let of = |row: usize, width: usize| (row - tile.start) * per * width;
         let (d_s, d_q, b) = (&*w.d_s, &mut *w.d_q, w.keys.as_chunks::<2>().0);
-        staircase(tile.clone(), per, slots, |rows, k| {
+        mask_blocks(tile.clone(), per, slots, |rows, k| {
             let a = &d_s[of(rows.start, BLOCK)..of(rows.end, BLOCK)];
             let out = &mut d_q[of(rows.start, hd)..of(rows.end, hd)];
             let (a_row, a_k, b_row, out_row, rows) = (BLOCK, 1, hd, hd, rows.len() * per);
-            Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns: hd, k, accumulate: true }
+            Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns: hd, k, accumulate: true }
                 .compute::<bf16>(self.isa);
         });
         for (i, row) in tile.enumerate() {

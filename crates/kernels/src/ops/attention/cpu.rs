@@ -1,14 +1,14 @@
 //! Attention on the CPU: writing pages, and the forward pass. (`backward.rs` has the backward pass.)
 //!
 //! A task is a tile of consecutive rows under one kv head. Block by block, rows of the tile that look at the same page
-//! are one product. A row's state is (m, l, O): m the largest score so far, l 16 lane sums of exp(z − m) (lane = slot
+//! are one matmul. A row's state is (m, l, O): m the largest score so far, l 16 lane sums of exp(z − m) (lane = slot
 //! mod 16, block after block), O the weighted sum of values. The one rule of rescaling: where a block's largest score
 //! is greater than m, l and O are multiplied by α = exp(m − new m); where it is not, they are left alone.
 //!
 //! So a row's bits depend on its query, and the keys and values of its own positions: not on the tile, the rows beside
 //! it, the pages' numbers, or the threads.
 
-use super::product::{Product, Right};
+use super::matmul::{Matmul, Right};
 use super::{BLOCK, Forward, Geometry, pages, tiles};
 use crate::device::Cpu;
 use crate::math::{exp_finite, exp1, ln1};
@@ -68,7 +68,7 @@ impl<'a> Places<'a> {
     /// The blocks that any of `rows` sees, and those between.
     #[inline(always)]
     pub fn blocks(&self, g: &Geometry, rows: Range<usize>) -> Range<usize> {
-        let (_, seen) = extent(rows.map(|row| g.seen(self.positions[row] as usize)));
+        let (_, seen) = span(rows.map(|row| g.seen(self.positions[row] as usize)));
         if seen.is_empty() { 0..0 } else { seen.start / BLOCK..seen.end.div_ceil(BLOCK) }
     }
     /// Those of `rows` that see block `block`: neighbours that find it in the same page, and the page.
@@ -216,7 +216,7 @@ impl<E: Element + Right> ForwardTasks<'_, E> {
     ) {
         let (g, hd, group) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
         let slots = |row: usize| g.slots(self.places.positions[row] as usize, block);
-        let (_, any_sees) = extent(run.clone().map(slots));
+        let (_, any_sees) = span(run.clone().map(slots));
         let at = (page * g.kv_heads + head) * BLOCK * hd;
         let page = at..at + BLOCK * hd;
         let pairs = (run.start - start) * group..(run.end - start) * group;
@@ -228,11 +228,11 @@ impl<E: Element + Right> ForwardTasks<'_, E> {
         match self.pairs {
             None => {
                 let b = &self.keys[page.clone()];
-                Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
+                Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
             }
             Some([keys, _]) => {
                 let b = &keys[page.start / 2..page.end / 2];
-                Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
+                Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
             }
         }
 
@@ -250,7 +250,7 @@ impl<E: Element + Right> ForwardTasks<'_, E> {
         }
 
         let at = |row: usize, width: usize| (row - start) * group * width;
-        staircase(run, group, slots, |rows, k| {
+        mask_blocks(run, group, slots, |rows, k| {
             let a = &t.s[at(rows.start, BLOCK)..at(rows.end, BLOCK)];
             let out = &mut t.o[at(rows.start, hd)..at(rows.end, hd)];
             let (a_row, a_k, b_row, out_row, accumulate) = (BLOCK, 1, hd, hd, true);
@@ -258,12 +258,12 @@ impl<E: Element + Right> ForwardTasks<'_, E> {
             match self.pairs {
                 None => {
                     let b = &self.values[page.clone()];
-                    Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }
+                    Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }
                         .compute::<E>(self.isa);
                 }
                 Some([_, values]) => {
                     let b = &values[page.start / 2..page.end / 2];
-                    Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }
+                    Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }
                         .compute::<E>(self.isa);
                 }
             }
@@ -288,34 +288,34 @@ pub(super) fn words_of<V: Simd>(numbers: &mut [f32]) {
     }
 }
 
-/// Cuts what `rows` see of a block into products of rows and slots that all of these rows see, ascending for each row.
+/// Cuts what `rows` see of a block into matmuls of rows and slots that all of these rows see, ascending for each row.
 ///
 /// What a row does not see may be NaN, so it is not even multiplied by 0. Rows that differ are taken a few at a time
 /// (`per` query heads each, some six in all): what all of them see at once, and what only some see, row by row, before
 /// and after it.
 #[inline(always)]
-pub(super) fn staircase(
+pub(super) fn mask_blocks(
     rows: Range<usize>,
     per: usize,
     slots: impl Fn(usize) -> Range<usize>,
-    mut product: impl FnMut(Range<usize>, Range<usize>),
+    mut matmul: impl FnMut(Range<usize>, Range<usize>),
 ) {
-    let (all_see, any_sees) = extent(rows.clone().map(&slots));
+    let (all_see, any_sees) = span(rows.clone().map(&slots));
     let step = if all_see == any_sees { rows.len() } else { (6 / per).max(1) };
     for start in rows.clone().step_by(step.max(1)) {
         let few = start..(start + step).min(rows.end);
-        let (all_see, any_sees) = extent(few.clone().map(&slots));
+        let (all_see, any_sees) = span(few.clone().map(&slots));
         if any_sees.start < all_see.start {
             for (row, seen) in few.clone().map(|row| (row, slots(row))).filter(|(_, s)| s.start < all_see.start) {
-                product(row..row + 1, seen.start..seen.end.min(all_see.start));
+                matmul(row..row + 1, seen.start..seen.end.min(all_see.start));
             }
         }
         if !all_see.is_empty() {
-            product(few.clone(), all_see.clone());
+            matmul(few.clone(), all_see.clone());
         }
         if all_see.end < any_sees.end {
             for (row, seen) in few.map(|row| (row, slots(row))).filter(|(_, s)| s.end > all_see.end) {
-                product(row..row + 1, seen.start.max(all_see.end)..seen.end);
+                matmul(row..row + 1, seen.start.max(all_see.end)..seen.end);
             }
         }
     }
@@ -324,7 +324,7 @@ pub(super) fn staircase(
 /// What all of these ranges hold and what any holds, as one range each (the first may be empty, then it starts where
 /// the last range does).
 #[inline(always)]
-pub(super) fn extent(ranges: impl Iterator<Item = Range<usize>>) -> (Range<usize>, Range<usize>) {
+pub(super) fn span(ranges: impl Iterator<Item = Range<usize>>) -> (Range<usize>, Range<usize>) {
     let mut all = Range { start: 0, end: usize::MAX };
     let mut any = Range { start: usize::MAX, end: 0 };
     for r in ranges {
@@ -358,7 +358,7 @@ fn online_softmax<V: Simd, E: Element>(
         z[v] = V::select(below_start, minus_infinity, V::select(below_end, scores, minus_infinity));
         largest = largest.max(z[v]);
     }
-    let mut sum = raised(largest.max_lane(), m, V::load(l), o);
+    let mut sum = rescaled(largest.max_lane(), m, V::load(l), o);
     let m = V::splat(*m);
     for v in vectors {
         let p = exp_finite(z[v].sub(m));
@@ -371,7 +371,7 @@ fn online_softmax<V: Simd, E: Element>(
 /// The rule of rescaling: if a block's largest score is above the row's m, m is raised to it and O follows. Gives the
 /// row's l (`sum`, 16 lanes), which follows too.
 #[inline(always)]
-pub(super) fn raised<V: Simd>(largest: f32, m: &mut f32, sum: V, o: &mut [f32]) -> V {
+pub(super) fn rescaled<V: Simd>(largest: f32, m: &mut f32, sum: V, o: &mut [f32]) -> V {
     if largest > *m {
         let alpha = V::splat(exp1::<V>(*m - largest));
         *m = largest;

@@ -102,11 +102,11 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
     let seen = |slot: u32| looks.pages.binary_search(&(slot / BLOCK as u32)).is_ok();
     let writes = args.write_rows.indices().iter().zip(args.write_slots.indices());
     let (written, slots): (Vec<u32>, Vec<u32>) = writes.filter(|(_, slot)| seen(**slot)).unzip();
-    let (queue, pairs) = (cuda.queue(), rows * g.heads);
-    let delta = queue.scratch(pairs * size_of::<f32>())?;
+    let (stream, pairs) = (cuda.stream(), rows * g.heads);
+    let delta = stream.scratch(pairs * size_of::<f32>())?;
     // One list after the other, in one copy.
     let lists = [&looks.pages, &looks.first, &looks.looks, &written, &slots];
-    let joined = queue.scratch_of(&lists.map(Vec::as_slice).concat())?;
+    let joined = stream.scratch_of(&lists.map(Vec::as_slice).concat())?;
     let mut end = 0;
     let [pages, first, looks_at, written_at, slots_at] = lists.map(|list| {
         end += list.len();

@@ -23,15 +23,15 @@
 //! d_q    = Σ_j dS[j] · k[j]         d_k[j] = Σ dS[j] · q        d_v[j] = Σ P[j] · d_out     over rows and query heads
 //! ```
 //! In bf16 exp(z − m), and in backward P, dS and d_out, are rounded where they are multiplied, on every instruction
-//! set; with AMX the products are those of tiles. `docs/arithmetic.md` has both.
+//! set; with AMX the matmuls are those of tiles. `docs/arithmetic.md` has both.
 
 mod backward;
 mod backward_amx;
 mod backward_pairs;
 mod cpu;
 mod cuda;
+mod matmul;
 mod pages;
-mod product;
 pub mod reference;
 mod tiles;
 mod visits;
@@ -49,7 +49,7 @@ pub const BLOCK: usize = 64;
 /// when written; so are the exp(z − m) that multiply values, but not their sum).
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
-    /// `[blocks, nkv, hd, 64]`: transposed, so that a product is vectorised over keys.
+    /// `[blocks, nkv, hd, 64]`: transposed, so that a matmul is vectorised over keys.
     pub keys: View<'a>,
     /// `[blocks, nkv, 64, hd]`
     pub values: View<'a>,
@@ -143,7 +143,7 @@ pub struct Backward<'a> {
     /// order.
     pub d_qkv: ViewMut<'a>,
     /// Workspace of the pages' shape; zeroed inside, afterwards the gradient of each slot that a row sees (of keys
-    /// `[blocks, nkv, 64, hd]` where products run on tiles). Others are left as they were.
+    /// `[blocks, nkv, 64, hd]` where matmuls run on tiles). Others are left as they were.
     pub d_pages: PagesMut<'a>,
     /// u32 `[G + 1]`: the first row of each independent group, and T at last. No page is shared across groups.
     pub groups: View<'a>,

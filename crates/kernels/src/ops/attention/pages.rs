@@ -1,7 +1,7 @@
 //! Pages of bf16 as tiles, or in pairs.
 //!
-//! Where products run on tiles and hd is a multiple of 32, a page is kept as the instruction takes its right operand,
-//! so that nothing lies between the cache and the product:
+//! Where matmuls run on tiles and hd is a multiple of 32, a page is kept as the instruction takes its right operand,
+//! so that nothing lies between the cache and the matmul:
 //!
 //! ```text
 //! keys    [64/32][hd/32][16 pairs of dimensions][32 keys][2]      q · Kᵀ: sums over dimensions
@@ -11,7 +11,7 @@
 //! Pages of other head_dims are kept as everywhere else, and made into such tiles, padded with zeros, by the task that
 //! reads them.
 //!
-//! Where two terms of a product are multiplied at once and hd is even, two dimensions of a key and two values lie side
+//! Where two terms of a matmul are multiplied at once and hd is even, two dimensions of a key and two values lie side
 //! by side:
 //!
 //! ```text
@@ -41,7 +41,7 @@ pub(super) fn kept(hd: usize) -> bool {
     hd.is_multiple_of(DEPTH)
 }
 
-/// Whether pages are kept in pairs, for these products.
+/// Whether pages are kept in pairs, for these matmuls.
 pub(super) fn in_pairs(isa: Isa, dtype: DType, hd: usize) -> bool {
     isa.has_dots() && dtype == DType::Bf16 && hd.is_multiple_of(2)
 }

@@ -1,10 +1,10 @@
 //! Attention on tiles: the forward pass of bf16 where the instruction set has them. (`backward_amx.rs` has the backward
 //! pass.)
 //!
-//! A task, the order of blocks, a row's state and the rule of rescaling are those of `cpu.rs`. The two products of a
+//! A task, the order of blocks, a row's state and the rule of rescaling are those of `cpu.rs`. The two matmuls of a
 //! block are sums on tiles ([`crate::simd::tiles`]), in steps of 32:
 //!
-//! | product | A                             | B                 | steps                                              |
+//! | matmul | A                             | B                 | steps                                              |
 //! |---------|-------------------------------|-------------------|----------------------------------------------------|
 //! | q · Kᵀ  | queries of the task's pairs   | the page's keys   | dimensions from the first, zeros after the last    |
 //! | P · V   | exp(z − m) of them, rounded   | the page's values | the block's halves, 0 for unseen keys             |
@@ -12,9 +12,9 @@
 //! Both halves of a block are added to every row that sees any key of it. So a row's bits depend on what they depend on
 //! in
 //! `cpu.rs`, but for one thing: a key that the row does not see and another row of its task does is multiplied by 0. If
-//! its value is infinite or NaN, which only a model that has lost its numbers has, the row is NaN too.
+//! its value is infinite or NaN, which only a diverged model has, the row is NaN too.
 
-use super::cpu::{Outputs, Places, extent, raised};
+use super::cpu::{Outputs, Places, rescaled, span};
 use super::pages::{self, padded};
 use super::{BLOCK, Forward, Geometry};
 use crate::device::Cpu;
@@ -143,7 +143,7 @@ impl ForwardTasks<'_> {
         let (g, hd, group) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
         let padded = padded(hd);
         let slots = |row: usize| g.slots(self.places.positions[row] as usize, block);
-        let (_, any_sees) = extent(run.clone().map(slots));
+        let (_, any_sees) = span(run.clone().map(slots));
         let at = (page * g.kv_heads + head) * BLOCK * hd;
         let of_page = [&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]];
         let [keys, values] = pages::tiles::<V>(of_page, hd, any_sees.end, t.room);
@@ -237,7 +237,7 @@ fn online_softmax<V: Simd>(
         }
     }
     let largest = z[0].max(z[1]).max(z[2].max(z[3])).max_lane();
-    let mut sum = raised(largest, m, V::load(l), o);
+    let mut sum = rescaled(largest, m, V::load(l), o);
     let (m, [low, high]) = (V::splat(*m), p);
     for (v, z) in z.into_iter().enumerate() {
         let p = exp_finite(z.sub(m));

@@ -1,10 +1,10 @@
-//! The gates as what ends a product: a task multiplies some rows by some columns of gate and of up, and gates them
+//! The gates as what ends a matmul: a task multiplies some rows by some columns of gate and of up, and gates them
 //! where they are.
 
 use super::cpu::{Gate, GeluTanh, Silu, gated};
 use super::{Activation, Fused};
 use crate::device::Cpu;
-use crate::gemm::{Operands, Product};
+use crate::gemm::{Matmul, Operands};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
 use crate::tensor::Elements;
@@ -31,13 +31,13 @@ struct FusedTasks<'a, A, E> {
 
 impl<A, E> FusedTasks<'_, A, E> {
     /// `to = x[rows] wᵀ + bias` of outputs `columns`, which begin a panel.
-    fn product(&self, rows: &Range<usize>, columns: Range<usize>, to: &mut [f32], scratch: &mut Scratch) {
+    fn matmul(&self, rows: &Range<usize>, columns: Range<usize>, to: &mut [f32], scratch: &mut Scratch) {
         let [_, k, _] = self.shape;
         let bias = self.bias.map(|bias| &bias[columns.clone()]);
         let operands = Operands::of_outputs((self.x, self.w), k, rows.clone(), columns.clone(), bias, to);
         let panels = columns.len() / crate::matrix::PANEL;
         // SAFETY: `to` is borrowed exclusively, and this thread computes all of it.
-        unsafe { Product::new(self.isa, operands).block(0..rows.len(), 0..panels, scratch) };
+        unsafe { Matmul::new(self.isa, operands).block(0..rows.len(), 0..panels, scratch) };
     }
 }
 
@@ -53,8 +53,8 @@ impl<A: Gate, E: Element> Tasks for FusedTasks<'_, A, E> {
 
         let (both, scratch) = scratch.split(2 * rows.len() * width);
         let (gate, up) = both.split_at_mut(rows.len() * width);
-        self.product(&rows, columns.clone(), gate, scratch);
-        self.product(&rows, f + columns.start..f + columns.end, up, scratch);
+        self.matmul(&rows, columns.clone(), gate, scratch);
+        self.matmul(&rows, f + columns.start..f + columns.end, up, scratch);
         for (row, (gate, up)) in rows.zip(gate.chunks_exact(width).zip(up.chunks_exact(width))) {
             // SAFETY: these rows and columns are this task's alone.
             let y = unsafe { self.y.slice(row * f + columns.start..row * f + columns.end) };

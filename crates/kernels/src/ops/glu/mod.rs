@@ -21,7 +21,7 @@ mod cuda;
 mod fused;
 pub mod reference;
 
-use crate::context::count_product;
+use crate::context::count_matmul;
 use crate::device::Backend;
 use crate::matrix::PANEL;
 use crate::ops::args::{expect, expect_floats, two_dims};
@@ -57,7 +57,7 @@ pub struct Backward<'a> {
     pub gate_up: View<'a>,
     /// `[T, F]`
     pub d_y: View<'a>,
-    /// `[T, 2F]`: *overwrites*; f32, or bf16 if `gate_up` is, rounded for the products that read it.
+    /// `[T, 2F]`: *overwrites*; f32, or bf16 if `gate_up` is, rounded for the matmuls that read it.
     pub d_gate_up: ViewMut<'a>,
     /// `[T, F]`, of gate_up's dtype: *overwrites* with what [`forward`] gave, to the same bits, for whoever did not
     /// keep it.
@@ -99,7 +99,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// [`super::linear::forward`] and [`forward`] in one pass, to the same bits: gate and up go from the product's tiles to
+/// [`super::linear::forward`] and [`forward`] in one pass, to the same bits: gate and up go from the matmul's tiles to
 /// `y` without a way through memory.
 pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
     const OP: &str = "glu::fused";
@@ -117,7 +117,7 @@ pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
         let message = format!("a weight of {} rows for {f} columns, which come in panels of {PANEL}", args.w.rows());
         return Err(Error::Value { op: OP, message });
     }
-    count_product(t, 2 * f, k, args.w.data().bytes());
+    count_matmul(t, 2 * f, k, args.w.data().bytes());
     crate::context::count(20 * (t * f) as u64, 0);
     match ctx.backend() {
         Backend::Cpu(cpu) => fused::forward(cpu, args),

@@ -97,8 +97,8 @@ fn large_gates_neither_overflow_nor_vanish() {
     assert!(y[0].is_nan() && d[0].is_nan());
 }
 
-/// y and kept of a product and its gates, in one pass or in two.
-fn of_product(
+/// y and kept of a matmul and its gates, in one pass or in two.
+fn of_matmul(
     ctx: &Context,
     activation: Activation,
     dtype: DType,
@@ -141,7 +141,7 @@ fn in_one_pass_the_bits_are_those_of_two() {
         for shape in [[1, 2, 32], [3, 10, 64], [5, 64, 160], [130, 34, 96], [300, 8, 32]] {
             for (threads, bias, activation) in [(1, false, ACTIVATIONS[0]), (3, true, ACTIVATIONS[1])] {
                 let ctx = Context::cpu(isa, threads);
-                let [one, two] = [true, false].map(|in_one| of_product(&ctx, activation, dtype, shape, bias, in_one));
+                let [one, two] = [true, false].map(|in_one| of_matmul(&ctx, activation, dtype, shape, bias, in_one));
                 assert!(one == two, "{isa:?} {dtype:?} {shape:?} {threads} {activation:?}");
             }
         }

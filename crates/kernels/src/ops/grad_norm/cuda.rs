@@ -10,7 +10,7 @@ const SOURCE: Source = source!("grad_norm");
 pub(super) fn global(cuda: &Cuda, grads: &[View<'_>], mut out: ViewMut<'_>) -> Result<()> {
     let elements = |grad: &View<'_>| grad.shape().iter().product::<usize>();
     let chunks: usize = grads.iter().map(|grad| elements(grad).div_ceil(CHUNK)).sum();
-    let sums = cuda.queue().scratch(chunks * size_of::<f64>())?;
+    let sums = cuda.stream().scratch(chunks * size_of::<f64>())?;
     let mut first = 0;
     for grad in grads {
         let (count, at) = (elements(grad), sums.at(first * size_of::<f64>()));

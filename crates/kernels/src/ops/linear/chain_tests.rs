@@ -1,4 +1,4 @@
-//! Products of bf16 in chains: the formula, which flushes denormals, bit for bit on all sets without tiles.
+//! Matmuls of bf16 in chains: the formula, which flushes denormals, bit for bit on all sets without tiles.
 
 use super::tiles_tests::{Case, SHAPES, same};
 use super::*;

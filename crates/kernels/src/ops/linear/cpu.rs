@@ -1,8 +1,8 @@
-//! The three products of a linear layer, and the sum over rows that is its bias's gradient.
+//! The three matmuls of a linear layer, and the sum over rows that is its bias's gradient.
 
 use super::{BackwardInput, BackwardWeight, Forward};
 use crate::device::Cpu;
-use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
+use crate::gemm::{Left, Matmul, MatmulDType, Operands, Order, Right};
 use crate::ops::lanes::{chunks, load, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
@@ -21,10 +21,10 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
         order: Order::Rows(n),
         accumulate,
         bias: bias.map(|b| b.f32(cpu)),
-        dtype: ProductDType::of(&[x.elements(cpu), w.elements(cpu)]),
+        dtype: MatmulDType::of(&[x.elements(cpu), w.elements(cpu)]),
         segments: None,
     };
-    Product::new(cpu.isa(), operands).run(cpu);
+    Matmul::new(cpu.isa(), operands).run(cpu);
 }
 
 pub(super) fn backward_input(cpu: &Cpu, args: BackwardInput<'_>) {
@@ -40,10 +40,10 @@ pub(super) fn backward_input(cpu: &Cpu, args: BackwardInput<'_>) {
         order: Order::Rows(k),
         accumulate,
         bias: None,
-        dtype: ProductDType::of(&[w.elements(cpu)]),
+        dtype: MatmulDType::of(&[w.elements(cpu)]),
         segments: None,
     };
-    Product::new(cpu.isa(), operands).run(cpu);
+    Matmul::new(cpu.isa(), operands).run(cpu);
 }
 
 pub(super) fn backward_weight(cpu: &Cpu, args: BackwardWeight<'_>) {
@@ -60,10 +60,10 @@ pub(super) fn backward_weight(cpu: &Cpu, args: BackwardWeight<'_>) {
         order: Order::Panels,
         accumulate: true,
         bias: None,
-        dtype: ProductDType::of(&[x.elements(cpu)]),
+        dtype: MatmulDType::of(&[x.elements(cpu)]),
         segments,
     };
-    Product::new(cpu.isa(), operands).run(cpu);
+    Matmul::new(cpu.isa(), operands).run(cpu);
     if let Some(d_bias) = d_bias.filter(|_| n > 0) {
         let (d_bias, tasks) = (Disjoint::new(d_bias.f32(cpu)), n.div_ceil(BIAS_COLUMNS));
         match d_y.elements(cpu) {

@@ -1,4 +1,4 @@
-//! The three products of a linear layer, a chain per element, and its bias's gradient.
+//! The three matmuls of a linear layer, a chain per element, and its bias's gradient.
 
 use super::{BackwardInput, BackwardWeight, Forward};
 use crate::device::Cuda;
@@ -16,7 +16,7 @@ pub(crate) struct Rows {
     pub width: usize,
 }
 
-/// A product's rows, outputs and inputs: M, N, K.
+/// A matmul's rows, outputs and inputs: M, N, K.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     pub m: usize,
@@ -31,21 +31,14 @@ impl Sizes {
 }
 
 /// `y = x Wᵀ + b`, from 0 or (`accumulate`) from `y`.
-pub(crate) fn product(
-    cuda: &Cuda,
-    sizes: Sizes,
-    x: Rows,
-    [w, bias]: [Arg; 2],
-    y: Rows,
-    accumulate: bool,
-) -> Result<()> {
+pub(crate) fn matmul(cuda: &Cuda, sizes: Sizes, x: Rows, [w, bias]: [Arg; 2], y: Rows, accumulate: bool) -> Result<()> {
     let [m, n, k] = sizes.arguments();
     let arguments = [x.at, x.width.into(), w, bias, y.at, y.width.into(), m, n, k, u32::from(accumulate).into()];
-    cuda.launch(&SOURCE, "linear_forward", Grid::product(sizes.m, sizes.n), &arguments)
+    cuda.launch(&SOURCE, "linear_forward", Grid::matmul(sizes.m, sizes.n), &arguments)
 }
 
 /// `d_x = d_y W`, from 0 or (`accumulate`) from `d_x`.
-pub(crate) fn product_of_inputs(
+pub(crate) fn matmul_of_inputs(
     cuda: &Cuda,
     sizes: Sizes,
     d_y: Rows,
@@ -55,23 +48,23 @@ pub(crate) fn product_of_inputs(
 ) -> Result<()> {
     let [m, n, k] = sizes.arguments();
     let arguments = [d_y.at, d_y.width.into(), w, d_x.at, d_x.width.into(), m, n, k, u32::from(accumulate).into()];
-    cuda.launch(&SOURCE, "linear_backward_input", Grid::product(sizes.m, sizes.k), &arguments)
+    cuda.launch(&SOURCE, "linear_backward_input", Grid::matmul(sizes.m, sizes.k), &arguments)
 }
 
 /// `d_W += d_yᵀ x`
-pub(crate) fn product_of_weight(cuda: &Cuda, sizes: Sizes, x: Rows, d_y: Rows, d_w: Arg) -> Result<()> {
+pub(crate) fn matmul_of_weight(cuda: &Cuda, sizes: Sizes, x: Rows, d_y: Rows, d_w: Arg) -> Result<()> {
     let [m, n, k] = sizes.arguments();
     let arguments = [x.at, x.width.into(), d_y.at, d_y.width.into(), d_w, m, n, k];
-    cuda.launch(&SOURCE, "linear_backward_weight", Grid::product(sizes.k, sizes.n), &arguments)
+    cuda.launch(&SOURCE, "linear_backward_weight", Grid::matmul(sizes.k, sizes.n), &arguments)
 }
 
-/// Whether both operands of a product are bf16, and it runs on tensor cores: these are compared with their formula
+/// Whether both operands of a matmul are bf16, and it runs on tensor cores: these are compared with their formula
 /// before the first. A second operand in f32 is rounded, if `rounds`.
 fn on_tensor_cores(cuda: &Cuda, first: View<'_>, second: View<'_>, rounds: bool) -> Result<bool> {
     match (first.dtype(), second.dtype()) {
         (DType::Bf16, DType::Bf16) => {}
         (DType::Bf16, DType::F32) if rounds => {}
-        (DType::Bf16, _) | (_, DType::Bf16) => return Err(cuda.lacks("a product of f32 and bf16")),
+        (DType::Bf16, _) | (_, DType::Bf16) => return Err(cuda.lacks("a matmul of f32 and bf16")),
         _ => return Ok(false),
     }
     cuda.tensor_cores().map(|_| true)
@@ -90,7 +83,7 @@ fn forward_bf16(cuda: &Cuda, mut args: Forward<'_>, sizes: Sizes) -> Result<()> 
     let (x, w, y) = (args.x.bf16_at(cuda), args.w.data().view().bf16_at(cuda), args.y.f32_at(cuda)?);
     let [m, n, k] = sizes.arguments();
     let arguments = [x, w, bias, y, m, n, k, u32::from(args.accumulate).into()];
-    cuda.launch(&BF16, "linear_bf16_forward", Grid::product_bf16(sizes.m, sizes.n), &arguments)
+    cuda.launch(&BF16, "linear_bf16_forward", Grid::matmul_bf16(sizes.m, sizes.n), &arguments)
 }
 
 fn backward_input_bf16(cuda: &Cuda, mut args: BackwardInput<'_>, sizes: Sizes) -> Result<()> {
@@ -99,7 +92,7 @@ fn backward_input_bf16(cuda: &Cuda, mut args: BackwardInput<'_>, sizes: Sizes) -
     let (w, d_x) = (args.w.data().view().bf16_at(cuda), args.d_x.f32_at(cuda)?);
     let [m, n, k] = sizes.arguments();
     let arguments = [d_y, w, d_x, m, n, k, u32::from(args.accumulate).into()];
-    cuda.launch(&BF16, kernel, Grid::product_bf16(sizes.m, sizes.k), &arguments)
+    cuda.launch(&BF16, kernel, Grid::matmul_bf16(sizes.m, sizes.k), &arguments)
 }
 
 fn backward_weight_bf16(cuda: &Cuda, args: BackwardWeight<'_>, sizes: Sizes) -> Result<()> {
@@ -108,7 +101,7 @@ fn backward_weight_bf16(cuda: &Cuda, args: BackwardWeight<'_>, sizes: Sizes) -> 
     let (x, d_w) = (args.x.bf16_at(cuda), args.d_w.data_mut().view_mut().f32_at(cuda)?);
     let (segments, count) = segments_at(cuda, args.segments);
     let [m, n, k] = sizes.arguments();
-    let grid = Grid::product_bf16(sizes.k, sizes.n);
+    let grid = Grid::matmul_bf16(sizes.k, sizes.n);
     cuda.launch(&BF16, kernel, grid, &[x, d_y, d_w, segments, count, m, n, k])?;
     let Some(mut d_bias) = args.d_bias else { return Ok(()) };
     let arguments = [d_y, segments, d_bias.f32_at(cuda)?, count, m, n];
@@ -126,7 +119,7 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let bias = args.bias.map_or(Ok(Arg::NULL), |bias| bias.f32_at(cuda))?;
     let (x, w) = (args.x.f32_at(cuda)?, args.w.data().view().f32_at(cuda)?);
     let (x, y) = (Rows { at: x, width: sizes.k }, Rows { at: args.y.f32_at(cuda)?, width: sizes.n });
-    product(cuda, sizes, x, [w, bias], y, args.accumulate)
+    matmul(cuda, sizes, x, [w, bias], y, args.accumulate)
 }
 
 pub(super) fn backward_input(cuda: &Cuda, mut args: BackwardInput<'_>) -> Result<()> {
@@ -136,7 +129,7 @@ pub(super) fn backward_input(cuda: &Cuda, mut args: BackwardInput<'_>) -> Result
     }
     let (d_y, w) = (args.d_y.f32_at(cuda)?, args.w.data().view().f32_at(cuda)?);
     let (d_y, d_x) = (Rows { at: d_y, width: sizes.n }, Rows { at: args.d_x.f32_at(cuda)?, width: sizes.k });
-    product_of_inputs(cuda, sizes, d_y, w, d_x, args.accumulate)
+    matmul_of_inputs(cuda, sizes, d_y, w, d_x, args.accumulate)
 }
 
 pub(super) fn backward_weight(cuda: &Cuda, args: BackwardWeight<'_>) -> Result<()> {
@@ -145,7 +138,7 @@ pub(super) fn backward_weight(cuda: &Cuda, args: BackwardWeight<'_>) -> Result<(
         return backward_weight_bf16(cuda, args, sizes);
     }
     let (x, d_y, d_w) = (args.x.f32_at(cuda)?, args.d_y.f32_at(cuda)?, args.d_w.data_mut().view_mut().f32_at(cuda)?);
-    product_of_weight(cuda, sizes, Rows { at: x, width: sizes.k }, Rows { at: d_y, width: sizes.n }, d_w)?;
+    matmul_of_weight(cuda, sizes, Rows { at: x, width: sizes.k }, Rows { at: d_y, width: sizes.n }, d_w)?;
     let Some(mut d_bias) = args.d_bias else { return Ok(()) };
     let (segments, count) = segments_at(cuda, args.segments);
     let arguments = [d_y, segments, d_bias.f32_at(cuda)?, count, sizes.m.into(), sizes.n.into()];

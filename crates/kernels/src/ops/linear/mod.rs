@@ -16,7 +16,7 @@
 //! be cut between segments.
 //!
 //! Numbers in bf16 are `x` and `W` in the forward pass, `W` and `d_y` for `d_x`, `x` and `d_y` for `d_W`: `d_y`, if it
-//! is f32, is rounded for these products (not for `d_b`) on every instruction set, and their chains take and leave
+//! is f32, is rounded for these matmuls (not for `d_b`) on every instruction set, and their chains take and leave
 //! denormals as zeros. With AMX their formula is that of
 //! `simd::tiles`, over terms in steps of 32 from the first; for `d_W` from the first row of each segment, so
 //! that a batch may be cut between segments. On CUDA it is that of `device::cuda::tensor_core`, in steps of 16.
@@ -34,7 +34,7 @@ mod tests;
 mod tiles_tests;
 
 use super::args::{expect, expect_floats, expect_offsets, two_dims};
-use crate::context::count_product;
+use crate::context::count_matmul;
 use crate::device::Backend;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
 
@@ -89,7 +89,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     if let Some(bias) = bias {
         expect(OP, "bias", bias, DType::F32, &[n])?;
     }
-    count_product(m, n, k, w.data().bytes());
+    count_matmul(m, n, k, w.data().bytes());
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
         Backend::Cuda(cuda) => cuda::forward(cuda, args)?,
@@ -105,7 +105,7 @@ pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
     let k = w.cols();
     expect_gradient(OP, d_y, w.data().dtype(), &[m, w.rows()])?;
     expect(OP, "d_x", d_x.view(), DType::F32, &[m, k])?;
-    count_product(m, n, k, w.data().bytes());
+    count_matmul(m, n, k, w.data().bytes());
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward_input(cpu, args),
         Backend::Cuda(cuda) => cuda::backward_input(cuda, args)?,
@@ -127,7 +127,7 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
     if let Some(segments) = segments {
         expect_offsets(OP, "segments", segments, m)?;
     }
-    count_product(m, n, k, 2 * d_w.data().bytes());
+    count_matmul(m, n, k, 2 * d_w.data().bytes());
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward_weight(cpu, args),
         Backend::Cuda(cuda) => cuda::backward_weight(cuda, args)?,

@@ -1,10 +1,10 @@
-//! Products on tiles against their formula, bit for bit: on every machine with the unit in plain Rust, and on one with
+//! Matmuls on tiles against their formula, bit for bit: on every machine with the unit in plain Rust, and on one with
 //! AMX with its instructions too.
 
 use super::*;
 use crate::check::{normal, relative_error};
 use crate::device::Cpu;
-use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
+use crate::gemm::{Left, Matmul, MatmulDType, Operands, Order, Right};
 use crate::pool::Scratch;
 use crate::simd::{Kernel, Simd};
 use crate::tensor::rounded_to_bf16;
@@ -179,14 +179,14 @@ fn backward_equals_the_formula_bit_for_bit() {
 /// The way from operands to tiles and back is written once for all vectors; here it runs on each of them.
 #[test]
 fn every_vector_packs_alike() {
-    struct Block<'a, 'b>(&'a Product<'b>, usize, usize);
+    struct Block<'a, 'b>(&'a Matmul<'b>, usize, usize);
     impl Kernel for Block<'_, '_> {
         type Output = ();
         #[inline(always)]
         fn run<V: Simd>(self) {
             let mut scratch = Scratch::default();
             scratch.f32(1 << 16).fill(f32::NAN);
-            // SAFETY: the output is borrowed by the product and nobody else computes it.
+            // SAFETY: the output is borrowed by the matmul and nobody else computes it.
             unsafe { self.0.block_with::<V>(0..self.1, 0..self.2.div_ceil(crate::matrix::PANEL), &mut scratch) };
         }
     }
@@ -196,8 +196,8 @@ fn every_vector_packs_alike() {
         let cpu = Cpu::new(Isa::PORTABLE, 1, Device::Cpu).unwrap();
         let data = || w.elements(&cpu);
         for isa in Isa::present() {
-            for product in 0..3 {
-                let (left, right, order, [m, n, depth]) = match product {
+            for matmul in 0..3 {
+                let (left, right, order, [m, n, depth]) = match matmul {
                     0 => (Left::Rows(x.view().elements(&cpu), k), Right::Panels(data()), Order::Rows(n), [m, n, k]),
                     1 => {
                         (Left::Rows(d_y.view().elements(&cpu), n), Right::Transposed(data()), Order::Rows(k), [m, k, n])
@@ -209,8 +209,8 @@ fn every_vector_packs_alike() {
                         [k, n, m],
                     ),
                 };
-                let mut c = vec![f32::NAN; if product == 2 { 2 * 32 * k } else { m * n }];
-                let (dtype, accumulate, c_mut) = (ProductDType::Bf16, false, c.as_mut_slice());
+                let mut c = vec![f32::NAN; if matmul == 2 { 2 * 32 * k } else { m * n }];
+                let (dtype, accumulate, c_mut) = (MatmulDType::Bf16, false, c.as_mut_slice());
                 let operands = Operands {
                     m,
                     n,
@@ -224,8 +224,8 @@ fn every_vector_packs_alike() {
                     dtype,
                     segments: None,
                 };
-                isa.run(Block(&Product::new(Isa::AMX_EMULATED, operands), m, n));
-                let expected = match product {
+                isa.run(Block(&Matmul::new(Isa::AMX_EMULATED, operands), m, n));
+                let expected = match matmul {
                     0 => reference::forward_on_tiles(k, &case.x, &case.w, None, None),
                     1 => reference::backward_input_on_tiles(k, &case.d_y, &case.w, None),
                     _ => {
@@ -236,7 +236,7 @@ fn every_vector_packs_alike() {
                         d_w
                     }
                 };
-                same(&c, &expected, &format!("{isa:?} product {product}"));
+                same(&c, &expected, &format!("{isa:?} matmul {matmul}"));
             }
         }
     }
@@ -296,7 +296,7 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
 
 /// Numbers in f32 are none of the tiles' business.
 #[test]
-fn products_in_f32_are_chains() {
+fn matmuls_in_f32_are_chains() {
     let case = Case::new([17, 33, 100]);
     for ctx in contexts() {
         let (x, w) = (wide(&[17, 100], &case.x), Matrix::from_f32(&memory(), 33, 100, &case.w));

@@ -2,7 +2,7 @@
 
 use super::{BLOCK_ROWS, Backward, CHUNK, Forward, Logits};
 use crate::device::Cpu;
-use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
+use crate::gemm::{Left, Matmul, MatmulDType, Operands, Order, Right};
 use crate::gemm::{halves, steps};
 use crate::matrix::PANEL;
 use crate::ops::lanes::{load, store};
@@ -41,8 +41,8 @@ impl<'a> Head<'a> {
     pub(crate) fn new(cpu: &Cpu, hidden: View<'a>, weight: &'a Matrix) -> Head<'a> {
         let (rows, width) = (hidden.shape()[0], weight.cols());
         let (hidden, data) = (hidden.elements(cpu), weight.elements(cpu));
-        let (isa, dtype) = (cpu.isa(), ProductDType::of(&[hidden, data]));
-        let task_rows = if isa.has_tiles() && dtype == ProductDType::Bf16 { TASK_ROWS_ON_TILES } else { TASK_ROWS };
+        let (isa, dtype) = (cpu.isa(), MatmulDType::of(&[hidden, data]));
+        let task_rows = if isa.has_tiles() && dtype == MatmulDType::Bf16 { TASK_ROWS_ON_TILES } else { TASK_ROWS };
         Head { isa, hidden, weight: data, rows, task_rows, width, vocab: weight.rows() }
     }
     pub(crate) fn chunks(&self) -> usize {
@@ -62,12 +62,12 @@ impl<'a> Head<'a> {
     }
 
     /// `to = hidden[rows] Wᵀ` of vocabulary `ids`, which starts at a panel: `[rows][ids]`.
-    pub(crate) fn product<'b>(&self, rows: Range<usize>, ids: Range<usize>, to: &'b mut [f32]) -> Product<'b>
+    pub(crate) fn matmul<'b>(&self, rows: Range<usize>, ids: Range<usize>, to: &'b mut [f32]) -> Matmul<'b>
     where
         'a: 'b,
     {
         let operands = Operands::of_outputs((self.hidden, self.weight), self.width, rows, ids, None, to);
-        Product::new(self.isa, operands)
+        Matmul::new(self.isa, operands)
     }
 
     /// Logits of chunk `chunk`, on this thread. Returns the ids of the chunk.
@@ -80,9 +80,9 @@ impl<'a> Head<'a> {
     ) -> Range<usize> {
         let ids = self.ids(chunk);
         let m = rows.len();
-        let product = self.product(rows, ids.clone(), to);
+        let matmul = self.matmul(rows, ids.clone(), to);
         // SAFETY: `to` is borrowed exclusively, and this thread computes all of it.
-        unsafe { product.block(0..m, 0..ids.len().div_ceil(PANEL), scratch) };
+        unsafe { matmul.block(0..m, 0..ids.len().div_ceil(PANEL), scratch) };
         ids
     }
 }
@@ -186,7 +186,7 @@ pub(crate) fn combine<V: Simd>(chunks: &[f32]) -> Row {
 pub(super) fn logits(cpu: &Cpu, args: Logits<'_>) {
     let head = Head::new(cpu, args.hidden, args.weight);
     let (logits, lse) = (args.logits.f32(cpu), Disjoint::new(args.lse.f32(cpu)));
-    head.product(0..head.rows, 0..head.vocab, logits).run(cpu);
+    head.matmul(0..head.rows, 0..head.vocab, logits).run(cpu);
     let scaled = Scaled { vocab: head.vocab, beta: args.inv_temperature, logits: Disjoint::new(logits), lse };
     cpu.run(head.rows, &scaled);
 }
@@ -427,8 +427,8 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let (d_hidden, segments) = (args.d_hidden.f32(cpu), args.segments.map(|s| s.u32(cpu)));
     let mut d_weight = args.d_weight.map(|w| w.data_mut().view_mut().f32(cpu));
     let h = head.width;
-    // As its products read them, and in half the memory.
-    let rounds = ProductDType::of(&[head.hidden, head.weight]) == ProductDType::Bf16;
+    // As its matmuls read them, and in half the memory.
+    let rounds = MatmulDType::of(&[head.hidden, head.weight]) == MatmulDType::Bf16;
     for (rows, segments) in cut(head.rows, segments) {
         let hidden = head.hidden.range(rows.start * h..rows.end * h);
         for ids in blocks(0..head.vocab, WINDOW) {
@@ -453,10 +453,10 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
                     order: Order::Rows(h),
                     accumulate: ids.start > 0,
                     bias: None,
-                    dtype: ProductDType::of(&[head.weight]),
+                    dtype: MatmulDType::of(&[head.weight]),
                     segments: None,
                 };
-                Product::new(cpu.isa(), operands).run(cpu);
+                Matmul::new(cpu.isa(), operands).run(cpu);
                 if let Some(d_weight) = d_weight.as_deref_mut() {
                     let operands = Operands {
                         m: h,
@@ -468,10 +468,10 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
                         order: Order::Panels,
                         accumulate: true,
                         bias: None,
-                        dtype: ProductDType::of(&[hidden]),
+                        dtype: MatmulDType::of(&[hidden]),
                         segments: Some(&segments),
                     };
-                    Product::new(cpu.isa(), operands).run(cpu);
+                    Matmul::new(cpu.isa(), operands).run(cpu);
                 }
             });
         }

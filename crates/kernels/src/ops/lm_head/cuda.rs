@@ -1,10 +1,10 @@
-//! Windows of logits of a block of rows: a product, then what is kept of it or made of it.
+//! Windows of logits of a block of rows: a matmul, then what is kept of it or made of it.
 
 use super::cpu::{KEPT, blocks};
 use super::{BLOCK_ROWS, Backward, CHUNK, Forward, Logits};
 use crate::device::Cuda;
 use crate::device::cuda::{Arg, Grid, Source, source};
-use crate::ops::linear::cuda::{Rows, Sizes, product, product_of_inputs, product_of_weight};
+use crate::ops::linear::cuda::{Rows, Sizes, matmul, matmul_of_inputs, matmul_of_weight};
 use crate::{Matrix, Result};
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ impl Head {
     /// `[rows][ids]`
     pub(crate) fn logits(&self, cuda: &Cuda, rows: &Range<usize>, ids: &Range<usize>, to: Arg) -> Result<()> {
         let (weight, to) = (self.of_ids(self.weight, ids), Rows { at: to, width: ids.len() });
-        product(cuda, self.sizes(rows, ids), self.rows(rows), [weight, Arg::NULL], to, false)
+        matmul(cuda, self.sizes(rows, ids), self.rows(rows), [weight, Arg::NULL], to, false)
     }
     pub(crate) fn chunks(&self) -> usize {
         self.vocab.div_ceil(CHUNK)
@@ -78,8 +78,8 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let (logps, lse, targets) = (args.logps.f32_at(cuda)?, args.lse.f32_at(cuda)?, args.targets.u32_at(cuda));
     let entropies = args.entropies.as_mut().map_or(Ok(Arg::NULL), |entropies| entropies.f32_at(cuda))?;
     let (most, chunks) = (all.min(BLOCK_ROWS), head.chunks());
-    let logits = cuda.queue().scratch(most * head.vocab.min(WINDOW) * size_of::<f32>())?;
-    let partials = cuda.queue().scratch(most * chunks * KEPT * size_of::<f32>())?;
+    let logits = cuda.stream().scratch(most * head.vocab.min(WINDOW) * size_of::<f32>())?;
+    let partials = cuda.stream().scratch(most * chunks * KEPT * size_of::<f32>())?;
     let (logits, partials) = (logits.at(0), partials.at(0));
     for rows in blocks(0..all, BLOCK_ROWS) {
         let of_rows = |column: Arg| if column == Arg::NULL { column } else { column.after::<f32>(rows.start) };
@@ -98,9 +98,9 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
 pub(super) fn logits(cuda: &Cuda, mut args: Logits<'_>) -> Result<()> {
     let (head, rows) = (Head::new(cuda, args.hidden, args.weight)?, args.hidden.shape()[0]);
     let (logits, lse, chunks) = (args.logits.f32_at(cuda)?, args.lse.f32_at(cuda)?, head.chunks());
-    let partials = cuda.queue().scratch(rows * chunks * KEPT * size_of::<f32>())?;
+    let partials = cuda.stream().scratch(rows * chunks * KEPT * size_of::<f32>())?;
     // The combining kernel subtracts the log-sum-exp from a log-probability that nobody wants here.
-    let unused = cuda.queue().scratch(rows * size_of::<f32>())?;
+    let unused = cuda.stream().scratch(rows * size_of::<f32>())?;
     head.logits(cuda, &(0..rows), &(0..head.vocab), logits)?;
     let beta = Beta::All(args.inv_temperature);
     head.statistics(cuda, rows, &(0..head.vocab), logits, partials.at(0), [Arg::NULL; 2], beta)?;
@@ -117,7 +117,7 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
     let (d_entropies, entropies) = (column(args.d_entropies)?, column(args.entropies)?);
     let d_hidden = args.d_hidden.f32_at(cuda)?;
     let d_weight = args.d_weight.map(|d_weight| d_weight.data_mut().view_mut().f32_at(cuda)).transpose()?;
-    let logits = cuda.queue().scratch(all.min(BLOCK_ROWS) * head.vocab.min(WINDOW) * size_of::<f32>())?;
+    let logits = cuda.stream().scratch(all.min(BLOCK_ROWS) * head.vocab.min(WINDOW) * size_of::<f32>())?;
     let logits = logits.at(0);
     for rows in blocks(0..all, BLOCK_ROWS) {
         let of_rows = |column: Arg| if column == Arg::NULL { column } else { column.after::<f32>(rows.start) };
@@ -129,9 +129,9 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
             cuda.launch(&SOURCE, "lm_head_slopes", Grid::over(rows.len() * ids.len()), &arguments)?;
             let (sizes, d_logits) = (head.sizes(&rows, &ids), Rows { at: logits, width: ids.len() });
             let to = Rows { at: d_hidden.after::<f32>(rows.start * head.width), width: head.width };
-            product_of_inputs(cuda, sizes, d_logits, head.of_ids(head.weight, &ids), to, ids.start > 0)?;
+            matmul_of_inputs(cuda, sizes, d_logits, head.of_ids(head.weight, &ids), to, ids.start > 0)?;
             if let Some(d_weight) = d_weight {
-                product_of_weight(cuda, sizes, head.rows(&rows), d_logits, head.of_ids(d_weight, &ids))?;
+                matmul_of_weight(cuda, sizes, head.rows(&rows), d_logits, head.of_ids(d_weight, &ids))?;
             }
         }
     }

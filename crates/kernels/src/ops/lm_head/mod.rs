@@ -17,7 +17,7 @@
 //! what is kept of them is (m, Σ exp(z−m), Σ exp(z−m)(z−m)), m their maximum, and the chunks of a row are combined in
 //! ascending order. The bits of a row depend on that row and the weights alone. The sampler ([`super::sample`]) calls
 //! the same functions, which is why its log-probabilities are the trainer's. Where weight or hidden rows are bf16, β dz
-//! is rounded to it for the product with them, and where both are, as it is written. The backward pass recomputes the
+//! is rounded to it for the matmul with them, and where both are, as it is written. The backward pass recomputes the
 //! logits window by window.
 
 pub(crate) mod cpu;
@@ -100,7 +100,7 @@ pub fn logits(ctx: &Context, args: Logits<'_>) -> Result<()> {
     let rows = check(OP, args.hidden, args.weight)?;
     expect(OP, "logits", args.logits.view(), DType::F32, &[rows, args.weight.rows()])?;
     expect(OP, "lse", args.lse.view(), DType::F32, &[rows])?;
-    count_products(args.hidden, args.weight, 1, 1);
+    count_matmuls(args.hidden, args.weight, 1, 1);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::logits(cpu, args),
         Backend::Cuda(cuda) => cuda::logits(cuda, args)?,
@@ -121,7 +121,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
         expect(OP, "entropies", entropies.view(), DType::F32, &[rows])?;
     }
     expect_below(OP, "targets", targets.indices(), weight.rows())?;
-    count_products(hidden, weight, 1, 1);
+    count_matmuls(hidden, weight, 1, 1);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
         Backend::Cuda(cuda) => cuda::forward(cuda, args)?,
@@ -157,8 +157,8 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     if let Some(segments) = args.segments {
         expect_offsets(OP, "segments", segments, rows)?;
     }
-    let (products, passes) = if d_weight.is_some() { (3, 4) } else { (2, 2) };
-    count_products(hidden, weight, products, passes);
+    let (matmuls, passes) = if d_weight.is_some() { (3, 4) } else { (2, 2) };
+    count_matmuls(hidden, weight, matmuls, passes);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, args),
         Backend::Cuda(cuda) => cuda::backward(cuda, args)?,
@@ -173,9 +173,9 @@ pub(crate) fn check(op: &'static str, hidden: View<'_>, weight: &Matrix) -> Resu
     Ok(rows)
 }
 
-/// Books `products` products of all rows, and the weight `passes` times for each block of them.
-pub(crate) fn count_products(hidden: View<'_>, weight: &Matrix, products: usize, passes: usize) {
+/// Books `matmuls` matmuls of all rows, and the weight `passes` times for each block of them.
+pub(crate) fn count_matmuls(hidden: View<'_>, weight: &Matrix, matmuls: usize, passes: usize) {
     let (rows, len) = (hidden.shape()[0], hidden.shape().iter().product::<usize>());
     let bytes = weight.data().bytes() * passes * rows.div_ceil(BLOCK_ROWS) + len * hidden.dtype().bytes();
-    crate::context::count(2 * (products * len * weight.rows()) as u64, bytes as u64);
+    crate::context::count(2 * (matmuls * len * weight.rows()) as u64, bytes as u64);
 }

@@ -77,7 +77,7 @@ pub fn backward<F: Float>(
 }
 
 /// The formula of the fast forward in f32 scalars, chunk by chunk and lane by lane. With `chunk` = [`super::CHUNK`] and
-/// `dot` = [`chain`], or [`dot_on_tiles`] where products are, these are its bits.
+/// `dot` = [`chain`], or [`dot_on_tiles`] where matmuls are, these are its bits.
 pub fn emulated(
     h: usize,
     hidden: &[f32],

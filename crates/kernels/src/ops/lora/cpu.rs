@@ -1,10 +1,10 @@
-//! The products of an adapter, and its scale.
+//! The matmuls of an adapter, and its scale.
 
 use super::{Adapter, Backward, Dropout, Forward, dropout};
 use crate::Matrix;
-use crate::context::{count, count_product};
+use crate::context::{count, count_matmul};
 use crate::device::Cpu;
-use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
+use crate::gemm::{Left, Matmul, MatmulDType, Operands, Order, Right};
 use crate::ops::lm_head::cpu::with_workspace;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
@@ -31,7 +31,7 @@ impl Adapter<'_> {
     /// `xa = s · x Aᵀ`: `[M, R]` overwrites.
     fn lower(&self, cpu: &Cpu, m: usize, x: Elements<'_>, xa: &mut [f32]) {
         let (rank, k) = (self.a.rows(), self.a.cols());
-        count_product(m, rank, k, self.a.data().bytes());
+        count_matmul(m, rank, k, self.a.data().bytes());
         let operands = Operands {
             m,
             n: rank,
@@ -42,10 +42,10 @@ impl Adapter<'_> {
             order: Order::Rows(rank),
             accumulate: false,
             bias: None,
-            dtype: ProductDType::Stored,
+            dtype: MatmulDType::Stored,
             segments: None,
         };
-        Product::new(cpu.isa(), operands).run(cpu);
+        Matmul::new(cpu.isa(), operands).run(cpu);
         scale(cpu, xa, self.scale);
     }
 }
@@ -65,7 +65,7 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
         }
         let xa = &*xa;
         for (b, first, at) in adapter.blocks() {
-            count_product(m, b.rows(), b.cols(), b.data().bytes());
+            count_matmul(m, b.rows(), b.cols(), b.data().bytes());
             let operands = Operands {
                 m,
                 n: b.rows(),
@@ -76,10 +76,10 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
                 order: Order::Rows(n),
                 accumulate: true,
                 bias: None,
-                dtype: ProductDType::Stored,
+                dtype: MatmulDType::Stored,
                 segments: None,
             };
-            Product::new(cpu.isa(), operands).run(cpu);
+            Matmul::new(cpu.isa(), operands).run(cpu);
         }
     });
 }
@@ -92,7 +92,7 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
         let (xa, rest) = all.split_at_mut(m * rank);
         let (d_xa, spare) = rest.split_at_mut(m * rank);
         for (b, first, at) in adapter.blocks() {
-            count_product(m, b.rows(), b.cols(), b.data().bytes());
+            count_matmul(m, b.rows(), b.cols(), b.data().bytes());
             let operands = Operands {
                 m,
                 n: b.cols(),
@@ -103,10 +103,10 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
                 order: Order::Rows(rank),
                 accumulate: false,
                 bias: None,
-                dtype: ProductDType::Stored,
+                dtype: MatmulDType::Stored,
                 segments: None,
             };
-            Product::new(cpu.isa(), operands).run(cpu);
+            Matmul::new(cpu.isa(), operands).run(cpu);
         }
         scale(cpu, d_xa, adapter.scale);
         let (d_a, d_x) = (d_a.data_mut().view_mut().f32(cpu), d_x.reborrow().f32(cpu));
@@ -122,7 +122,7 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
             }
         }
         for ((b, first, at), d_b) in adapter.blocks().zip(d_b) {
-            count_product(m, b.rows(), b.cols(), 2 * b.data().bytes());
+            count_matmul(m, b.rows(), b.cols(), 2 * b.data().bytes());
             let operands = Operands {
                 m: b.cols(),
                 n: b.rows(),
@@ -133,10 +133,10 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
                 order: Order::Panels,
                 accumulate: true,
                 bias: None,
-                dtype: ProductDType::Stored,
+                dtype: MatmulDType::Stored,
                 segments: None,
             };
-            Product::new(cpu.isa(), operands).run(cpu);
+            Matmul::new(cpu.isa(), operands).run(cpu);
         }
     });
 }
@@ -152,7 +152,7 @@ fn lower_backward(
     d_x: &mut [f32],
 ) {
     let (rank, k) = (adapter.a.rows(), adapter.a.cols());
-    count_product(m, rank, 2 * k, 3 * adapter.a.data().bytes());
+    count_matmul(m, rank, 2 * k, 3 * adapter.a.data().bytes());
     let operands = Operands {
         m: k,
         n: rank,
@@ -163,10 +163,10 @@ fn lower_backward(
         order: Order::Panels,
         accumulate: true,
         bias: None,
-        dtype: ProductDType::Stored,
+        dtype: MatmulDType::Stored,
         segments: None,
     };
-    Product::new(cpu.isa(), operands).run(cpu);
+    Matmul::new(cpu.isa(), operands).run(cpu);
     let operands = Operands {
         m,
         n: k,
@@ -177,10 +177,10 @@ fn lower_backward(
         order: Order::Rows(k),
         accumulate: true,
         bias: None,
-        dtype: ProductDType::Stored,
+        dtype: MatmulDType::Stored,
         segments: None,
     };
-    Product::new(cpu.isa(), operands).run(cpu);
+    Matmul::new(cpu.isa(), operands).run(cpu);
 }
 
 /// `x ← s · x`

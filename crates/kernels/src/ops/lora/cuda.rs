@@ -1,11 +1,11 @@
-//! The products of an adapter, those of `linear`, and its scale; with dropout, products of its own for each block, of
+//! The matmuls of an adapter, those of `linear`, and its scale; with dropout, matmuls of its own for each block, of
 //! some rows at a time.
 
 use super::{Adapter, Backward, Dropout, Forward};
 use crate::Result;
 use crate::device::Cuda;
 use crate::device::cuda::{Arg, Grid, Source, source};
-use crate::ops::linear::cuda::{Rows, Sizes, product, product_of_inputs, product_of_weight};
+use crate::ops::linear::cuda::{Rows, Sizes, matmul, matmul_of_inputs, matmul_of_weight};
 use crate::ops::lm_head::cpu::blocks;
 
 const SOURCE: Source = source!("lora");
@@ -18,14 +18,14 @@ fn scale(cuda: &Cuda, x: Arg, scale: f32, count: usize) -> Result<()> {
 }
 
 impl Adapter<'_> {
-    /// The sizes of its first product.
+    /// The sizes of its first matmul.
     fn sizes(&self, m: usize) -> Sizes {
         Sizes { m, n: self.a.rows(), k: self.a.cols() }
     }
     /// `xa = s · x Aᵀ`
     fn lowered(&self, cuda: &Cuda, m: usize, x: Rows, xa: Rows) -> Result<()> {
         let a = self.a.data().view().f32_at(cuda)?;
-        product(cuda, self.sizes(m), x, [a, Arg::NULL], xa, false)?;
+        matmul(cuda, self.sizes(m), x, [a, Arg::NULL], xa, false)?;
         scale(cuda, xa.at, self.scale, m * self.a.rows())
     }
     /// The same of `x` with some dropped; and in the backward pass the gradients of A and `x`, of `d_xa` with the scale
@@ -40,7 +40,7 @@ impl Adapter<'_> {
     ) -> Result<()> {
         let (k, rank, a) = (self.a.cols(), self.a.rows(), self.a.data().view().f32_at(cuda)?);
         let most = (DROPPED / k.max(1)).clamp(1, m);
-        let [factors, dropped] = [(); 2].map(|()| cuda.queue().scratch(most * k * size_of::<f32>()));
+        let [factors, dropped] = [(); 2].map(|()| cuda.stream().scratch(most * k * size_of::<f32>()));
         let (factors, dropped) = (factors?, dropped?);
         let (factors, dropped) = (factors.at(0), dropped.at(0));
         let (samples, positions) = (dropout.samples.u32_at(cuda), dropout.positions.u32_at(cuda));
@@ -54,12 +54,12 @@ impl Adapter<'_> {
                 let threads = Grid::over(rows.len() * k.div_ceil(64) * 16);
                 cuda.launch(&SOURCE, "lora_drop", threads, &arguments)?;
                 let arguments = [&[dropped, a, from(xa, rank)][..], &sizes].concat();
-                cuda.launch(&SOURCE, "lora_lower", Grid::product(rows.len(), b.cols()), &arguments)?;
+                cuda.launch(&SOURCE, "lora_lower", Grid::matmul(rows.len(), b.cols()), &arguments)?;
                 let Some([d_xa, d_a, d_x]) = back else { continue };
                 let arguments = [&[dropped, from(d_xa, rank), d_a][..], &sizes].concat();
-                cuda.launch(&SOURCE, "lora_lower_weight", Grid::product(k, b.cols()), &arguments)?;
+                cuda.launch(&SOURCE, "lora_lower_weight", Grid::matmul(k, b.cols()), &arguments)?;
                 let arguments = [&[from(d_xa, rank), a, dropped][..], &sizes].concat();
-                cuda.launch(&SOURCE, "lora_lower_backward", Grid::product(rows.len(), k), &arguments)?;
+                cuda.launch(&SOURCE, "lora_lower_backward", Grid::matmul(rows.len(), k), &arguments)?;
                 let arguments = [factors, dropped, from(d_x, k), (rows.len() * k).into()];
                 cuda.launch(&SOURCE, "lora_undrop", Grid::over(rows.len() * k), &arguments)?;
             }
@@ -77,7 +77,7 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let (adapter, [m, k], n) = (args.adapter, [args.x.shape()[0], args.x.shape()[1]], args.y.shape()[1]);
     let (x, y) = (Rows { at: args.x.f32_at(cuda)?, width: k }, Rows { at: args.y.f32_at(cuda)?, width: n });
     let rank = adapter.a.rows();
-    let workspace = cuda.queue().scratch(m * rank * size_of::<f32>())?;
+    let workspace = cuda.stream().scratch(m * rank * size_of::<f32>())?;
     let xa = Rows { at: workspace.at(0), width: rank };
     match &args.dropout {
         None => adapter.lowered(cuda, m, x, xa)?,
@@ -85,7 +85,7 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     }
     for (b, first, at) in adapter.blocks() {
         let (sizes, b) = (Sizes { m, n: b.rows(), k: b.cols() }, b.data().view().f32_at(cuda)?);
-        product(cuda, sizes, columns(xa, at), [b, Arg::NULL], columns(y, first), true)?;
+        matmul(cuda, sizes, columns(xa, at), [b, Arg::NULL], columns(y, first), true)?;
     }
     Ok(())
 }
@@ -95,20 +95,20 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
     let (x, d_y) = (Rows { at: args.x.f32_at(cuda)?, width: k }, Rows { at: args.d_y.f32_at(cuda)?, width: n });
     let d_x = Rows { at: args.d_x.f32_at(cuda)?, width: k };
     let rank = adapter.a.rows();
-    let workspace = cuda.queue().scratch(2 * m * rank * size_of::<f32>())?;
+    let workspace = cuda.stream().scratch(2 * m * rank * size_of::<f32>())?;
     let xa = Rows { at: workspace.at(0), width: rank };
     let d_xa = columns(xa, m * rank);
     for (b, first, at) in adapter.blocks() {
         let (sizes, b) = (Sizes { m, n: b.rows(), k: b.cols() }, b.data().view().f32_at(cuda)?);
-        product_of_inputs(cuda, sizes, columns(d_y, first), b, columns(d_xa, at), false)?;
+        matmul_of_inputs(cuda, sizes, columns(d_y, first), b, columns(d_xa, at), false)?;
     }
     scale(cuda, d_xa.at, adapter.scale, m * rank)?;
     let d_a = args.d_a.data_mut().view_mut().f32_at(cuda)?;
     match &args.dropout {
         None => {
             adapter.lowered(cuda, m, x, xa)?;
-            product_of_weight(cuda, adapter.sizes(m), x, d_xa, d_a)?;
-            product_of_inputs(cuda, adapter.sizes(m), d_xa, adapter.a.data().view().f32_at(cuda)?, d_x, true)?;
+            matmul_of_weight(cuda, adapter.sizes(m), x, d_xa, d_a)?;
+            matmul_of_inputs(cuda, adapter.sizes(m), d_xa, adapter.a.data().view().f32_at(cuda)?, d_x, true)?;
         }
         Some(dropout) => {
             adapter.lowered_dropped(cuda, m, dropout, [x.at, xa.at], Some([d_xa.at, d_a, d_x.at]))?;
@@ -116,7 +116,7 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
     }
     for ((b, first, at), d_b) in adapter.blocks().zip(args.d_b) {
         let (sizes, d_b) = (Sizes { m, n: b.rows(), k: b.cols() }, d_b.data_mut().view_mut().f32_at(cuda)?);
-        product_of_weight(cuda, sizes, columns(xa, at), columns(d_y, first), d_b)?;
+        matmul_of_weight(cuda, sizes, columns(xa, at), columns(d_y, first), d_b)?;
     }
     Ok(())
 }

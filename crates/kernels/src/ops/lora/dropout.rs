@@ -12,9 +12,9 @@
 //! whatever order it is computed, now or once more in the backward pass, the factors are the same.
 
 use super::Adapter;
-use crate::context::count_product;
+use crate::context::count_matmul;
 use crate::device::Cpu;
-use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
+use crate::gemm::{Left, Matmul, MatmulDType, Operands, Order, Right};
 use crate::matrix::PANEL;
 use crate::ops::args::expect;
 use crate::pool::{Disjoint, Scratch, Tasks};
@@ -29,7 +29,7 @@ use std::ops::Range;
 pub struct Dropout<'a> {
     /// The chance that one is, in [0, 1).
     pub p: f64,
-    /// Of this product in this pass; no other has it.
+    /// Of this matmul in this pass; no other has it.
     pub key: u64,
     /// `[M]` u32: the sequence that each row is of, and
     pub samples: View<'a>,
@@ -121,7 +121,7 @@ impl Adapter<'_> {
             let (f, rest) = spare.split_at_mut(rows * k);
             let (dropped, wide) = rest.split_at_mut(rows * k);
             for (i, (b, _, at)) in self.blocks().enumerate() {
-                // A product begins with a panel of A: `skip` rows of it are other blocks'.
+                // A matmul begins with a panel of A: `skip` rows of it are other blocks'.
                 let (r, skip) = (b.cols(), at % PANEL);
                 let (width, panels) = (skip + r, a.range((at - skip) * k..a.len()));
                 let wide = &mut wide[..rows * width];
@@ -130,7 +130,7 @@ impl Adapter<'_> {
                     Elements::F32(x) => multiply(cpu, f, x, dropped),
                     Elements::Bf16(x) => multiply(cpu, f, x, dropped),
                 }
-                count_product(rows, width, k, size_of::<f32>() * width * k);
+                count_matmul(rows, width, k, size_of::<f32>() * width * k);
                 let operands = Operands {
                     m: rows,
                     n: width,
@@ -141,10 +141,10 @@ impl Adapter<'_> {
                     order: Order::Rows(width),
                     accumulate: false,
                     bias: None,
-                    dtype: ProductDType::Stored,
+                    dtype: MatmulDType::Stored,
                     segments: None,
                 };
-                Product::new(cpu.isa(), operands).run(cpu);
+                Matmul::new(cpu.isa(), operands).run(cpu);
                 for (wide, xa) in wide.chunks_exact(width).zip(xa[first * rank..].chunks_exact_mut(rank)) {
                     xa[at..at + r].copy_from_slice(&wide[skip..]);
                 }
@@ -154,7 +154,7 @@ impl Adapter<'_> {
                     wide[..skip].fill(0.0);
                     wide[skip..].copy_from_slice(&d_xa[at..at + r]);
                 }
-                count_product(rows, width, 2 * k, 3 * size_of::<f32>() * width * k);
+                count_matmul(rows, width, 2 * k, 3 * size_of::<f32>() * width * k);
                 let operands = Operands {
                     m: k,
                     n: width,
@@ -165,10 +165,10 @@ impl Adapter<'_> {
                     order: Order::Panels,
                     accumulate: true,
                     bias: None,
-                    dtype: ProductDType::Stored,
+                    dtype: MatmulDType::Stored,
                     segments: None,
                 };
-                Product::new(cpu.isa(), operands).run(cpu);
+                Matmul::new(cpu.isa(), operands).run(cpu);
                 let operands = Operands {
                     m: rows,
                     n: k,
@@ -179,10 +179,10 @@ impl Adapter<'_> {
                     order: Order::Rows(k),
                     accumulate: false,
                     bias: None,
-                    dtype: ProductDType::Stored,
+                    dtype: MatmulDType::Stored,
                     segments: None,
                 };
-                Product::new(cpu.isa(), operands).run(cpu);
+                Matmul::new(cpu.isa(), operands).run(cpu);
                 multiply_add(cpu, f, dropped, &mut d_x[first * k..(first + rows) * k]);
             }
         }

@@ -1,6 +1,6 @@
-//! Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) of a product: `y += s · (x Aᵀ) Bᵀ`.
+//! Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) of a matmul: `y += s · (x Aᵀ) Bᵀ`.
 //!
-//! Shapes: `M` rows (tokens), `K` inputs, `N` outputs; `s` the scale (`alpha / r`). Products with the same input are
+//! Shapes: `M` rows (tokens), `K` inputs, `N` outputs; `s` the scale (`alpha / r`). Matmuls with the same input are
 //! fused (q, k and v), and each has an adapter of its own: block `i` is `A_i: [r_i, K]`, `B_i: [N_i, r_i]`, and adds to
 //! the columns `first_i .. first_i + N_i` of `y`. The `A_i` lie one below the other in `A: [R, K]`, `R = Σ r_i`, so
 //! that
@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! xa[m,j]          = s · Σ_k x[m,k] A[j,k]              the chain rounded to f32, then multiplied by s
-//! y[m,first_i+n]  += Σ_j xa[m,j] B_i[n,j]               j over block i; continues the chain of the base product
+//! y[m,first_i+n]  += Σ_j xa[m,j] B_i[n,j]               j over block i; continues the chain of the base matmul
 //! dxa[m,j]         = s · Σ_n dy[m,first_i+n] B_i[n,j]
 //! dB_i[n,j]       += Σ_m dy[m,first_i+n] xa[m,j]
 //! dA[j,k]         += Σ_m dxa[m,j] x[m,k]

@@ -13,7 +13,7 @@ const CASES: [Case; 8] = [
     (1, 1, 1, &[[0, 1, 1]]),
     (3, 7, 5, &[[0, 5, 2]]),
     (2, 33, 129, &[[0, 129, 8]]),
-    // Three blocks of a fused product, of odd sizes; the second is not adapted.
+    // Three blocks of a fused matmul, of odd sizes; the second is not adapted.
     (21, 50, 77, &[[0, 40, 16], [63, 14, 16]]),
     (9, 20, 70, &[[33, 37, 3], [0, 33, 5]]),
     (0, 3, 4, &[[0, 4, 2]]),

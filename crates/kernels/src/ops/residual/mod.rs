@@ -1,4 +1,4 @@
-//! The residual stream where no norm stands before the next product: the sum, and a copy of it in what the product
+//! The residual stream where no norm stands before the next matmul: the sum, and a copy of it in what the matmul
 //! reads.
 //!
 //! Shapes: `T` tokens, `H` hidden.

@@ -88,7 +88,7 @@ impl Draws<'_> {
     fn truncated(&self, cpu: &Cpu, rows: Range<usize>) {
         let vocab = self.head.vocab;
         with_workspace(rows.len() * vocab, |logits| {
-            self.head.product(rows.clone(), 0..vocab, logits).run(cpu);
+            self.head.matmul(rows.clone(), 0..vocab, logits).run(cpu);
             cpu.run(rows.len(), &Truncated { draws: self, first: rows.start, logits: &Disjoint::new(logits) });
         });
     }

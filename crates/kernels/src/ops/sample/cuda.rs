@@ -64,23 +64,23 @@ pub(super) fn pack<'a>(rows: impl ExactSizeIterator<Item = RowParams<'a>>, words
 
 pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let head = Head::new(cuda, args.hidden, args.weight)?;
-    let (vocab, chunks, queue, all) = (head.vocab, head.chunks(), cuda.queue(), args.rows.len());
+    let (vocab, chunks, stream, all) = (head.vocab, head.chunks(), cuda.stream(), args.rows.len());
     let (whole, plain) = (args.rows.iter().any(RowParams::needs_logits), |row: &RowParams<'_>| !row.needs_logits());
     let room = vocab.next_power_of_two();
     let (most, _) = block(all, vocab, whole);
-    let logits = queue.scratch(most * vocab * size_of::<f32>())?;
-    let partials = queue.scratch(most * chunks * KEPT * size_of::<f32>())?;
+    let logits = stream.scratch(most * vocab * size_of::<f32>())?;
+    let partials = stream.scratch(most * chunks * KEPT * size_of::<f32>())?;
     // Penalised logits, weights, ids that stay; and what is sorted.
     let of_whole = if whole { most * vocab * size_of::<f32>() } else { 0 };
-    let [warped, weights, kept] = [queue.scratch(of_whole), queue.scratch(of_whole), queue.scratch(of_whole)];
+    let [warped, weights, kept] = [stream.scratch(of_whole), stream.scratch(of_whole), stream.scratch(of_whole)];
     let (warped, weights, kept) = (warped?, weights?, kept?);
-    let sorted = queue.scratch(if whole { most * room * size_of::<u64>() } else { 0 })?;
+    let sorted = stream.scratch(if whole { most * room * size_of::<u64>() } else { 0 })?;
     let own = match args.packed {
         Some(_) => None,
         None => {
             let mut words = Vec::new();
             pack(args.rows.iter().copied(), &mut words);
-            Some(queue.scratch_of(&words)?)
+            Some(stream.scratch_of(&words)?)
         }
     };
     let words = match (&own, args.packed) {

@@ -97,7 +97,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     }
     rows.iter().try_for_each(|row| row.check(OP, weight.rows()))?;
     expect_packed(OP, ctx.memory().device(), &args)?;
-    lm_head::count_products(hidden, weight, 1, 1);
+    lm_head::count_matmuls(hidden, weight, 1, 1);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
         Backend::Cuda(cuda) => cuda::forward(cuda, args)?,

@@ -93,7 +93,7 @@ const DIGITS: [u32; 3] = [12, 10, 10];
 /// Key and id of the last that [`sorted_nucleus`] keeps, without sorting; `None` if rounding could decide.
 ///
 /// A radix select by weight: each pass adds up the weights of keys that agree in the digits so far, by the next digit,
-/// and goes on with the digit in which `goal` is reached. Sums of `n` numbers that are not negative, whatever their
+/// and continues with the digit in which `goal` is reached. Sums of `n` numbers that are not negative, whatever their
 /// order, are within n u Σ of their true value (u = 2⁻⁵³), so two of them within twice that of one another: where the
 /// sums before and behind the last id are farther than that from `goal`, sums in sorted order end at the same id.
 fn last_kept(goal: f64, total: f64, z: &[f32], weights: &[f32], ids: &[u32]) -> Option<(u32, u32)> {

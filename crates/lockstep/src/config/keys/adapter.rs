@@ -56,8 +56,8 @@ impl Config {
     }
 }
 
-/// Where the model is an adapter's directory, the run goes on with that adapter: the keys say what it is, and one that
-/// says otherwise is refused.
+/// Where the model is an adapter's directory, the run continues with that adapter: the keys say what it is, and one
+/// that says otherwise is refused.
 pub(in crate::config) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
     let Some(dir) = resolved.config.model_name_or_path.clone().filter(|name| is_adapter(Path::new(name))) else {
         return Ok(());
@@ -96,7 +96,7 @@ pub(in crate::config) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
         resolved.origins.insert(key.name, Origin::Adapter);
     }
     resolved.config = own;
-    resolved.notes.push(format!("the run goes on with the adapter {dir}"));
+    resolved.notes.push(format!("the run continues with the adapter {dir}"));
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Evaluation while a run goes on.
+//! Evaluation during a run.
 
 use crate::bad_input;
 use crate::config::{Config, EvalSampling, Purpose, Resolved, Strategy};
@@ -114,8 +114,7 @@ pub(in crate::config) fn check(resolved: &mut Resolved, purpose: Purpose) -> any
     }
     if c.has_eval_data() && c.eval_strategy == Strategy::No && purpose != Purpose::Eval {
         resolved.notes.push(
-            "evaluation data is set, but eval_strategy is \"no\": nothing is evaluated while the run goes on"
-                .to_owned(),
+            "evaluation data is set, but eval_strategy is \"no\": nothing is evaluated during the run".to_owned(),
         );
     }
     Ok(())

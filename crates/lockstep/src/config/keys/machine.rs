@@ -28,7 +28,7 @@ macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
         => OURS.range(at_least(1.0).at_most(67_108_863.0)).read_by(ONLINE).on_resume(Free);
     /// The longest prompt + completion; not set: the model's context, or less where no prompt needs it.
     max_model_len: Option<usize> = None => TRL.trl_name("vllm_max_model_length").range(at_least(1.0)).on_resume(Free);
-    /// Resume where products have another formula than the run began with: bf16 with and without AMX (other bits in the
+    /// Resume where matmuls have another formula than the run began with: bf16 with and without AMX (other bits in the
     /// last place).
     allow_other_isa: bool = false => OURS.on_resume(Free);
     /// Put an adapter on a model with other weights than those that it says it was trained on.

@@ -15,10 +15,10 @@ macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
         => OURS.trl_has("an argument of GRPOTrainer and RLOOTrainer").read_by(ONLINE);
     /// One weight for each reward; not set: all 1.
     reward_weights: Option<Vec<f64>> = None => TRL.read_by(ONLINE);
-    /// What follows when a reward judges no more: the run writes a checkpoint and ends with the cause, or it goes on
-    /// without it.
+    /// What follows when a reward no longer scores: the run writes a checkpoint and ends with the cause, or it
+    /// continues without it.
     reward_errors: RewardErrors = RewardErrors::Stop => OURS.read_by(ONLINE).on_resume(Free);
-    /// Generations in a row in which a reward may judge nothing, because it fails or because nobody judges, before
+    /// Generations in a row in which a reward may score nothing, because it fails or because nobody scores, before
     /// reward_errors applies. To a program that may not be started again (max_restarts) it applies at once.
     reward_patience: usize = 3 => OURS.range(at_least(1.0)).read_by(ONLINE).on_resume(Free);
     /// What group advantages are divided by: the group's standard deviation, the batch's, or nothing.

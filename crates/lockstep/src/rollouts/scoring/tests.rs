@@ -23,7 +23,7 @@ fn tokenizer() -> Tokenizer {
 /// The number of the first group.
 const FIRST: u64 = 40;
 
-/// Four prompts: one whose answer is no number, one that lacks the column.
+/// Four prompts: one whose answer is not a number, one that lacks the column.
 fn prompts() -> Prompts {
     let answer = [Some("7"), Some("none"), Some("nothing"), None];
     let prompt = |(row, answer): (usize, &Option<&str>)| {
@@ -88,7 +88,7 @@ impl Reward for Whole {
     }
 }
 
-/// Takes its time, differently for each group, fails for one and gives what is no number for another.
+/// Takes its time, differently for each group, fails for one and gives what is not a number for another.
 #[derive(Clone, Default)]
 struct Slow {
     asked: Arc<Mutex<Vec<usize>>>,
@@ -275,7 +275,7 @@ fn a_generation_that_fails_waits_for_one_group_and_no_more() {
         drop(job);
         answer.send(()).unwrap();
     });
-    assert!(was_asked.try_recv().is_err(), "it went on scoring");
+    assert!(was_asked.try_recv().is_err(), "it continued scoring");
 }
 
 #[test]

@@ -148,7 +148,7 @@ impl Alarms {
         self.state.clone()
     }
 
-    /// Goes on from a checkpoint.
+    /// Continues from a checkpoint.
     pub fn restore(state: AlarmState) -> Alarms {
         Alarms { state, ..Alarms::default() }
     }

@@ -39,7 +39,7 @@ pub struct RunState {
     pub weights_version: u64,
     /// Instruction set that computed it.
     pub isa: String,
-    /// The formula of products that the bits so far come from; checkpoints of older versions do not say it.
+    /// The formula of matmuls that the bits so far come from; checkpoints of older versions do not say it.
     #[serde(default)]
     pub arithmetic: Option<String>,
     /// Hash of the training data.
@@ -58,7 +58,7 @@ pub struct RunState {
     pub best: Option<Best>,
     /// Evaluations in a row without improvement.
     pub evaluations_without_improvement: u32,
-    /// The evaluation that is due after this step was given up.
+    /// The evaluation that is due after this step was cancelled.
     #[serde(default)]
     pub evaluation_due: bool,
     /// The alarms so far, and what decides about the next.

@@ -1,4 +1,4 @@
-//! A checkpoint that is written by a thread of its own, while the run goes on up to its next optimizer step.
+//! A checkpoint that is written by a thread of its own, while the run continues up to its next optimizer step.
 //!
 //! Generation waits for memory and is made of short parallel regions: a thread that turns, hashes and writes gigabytes
 //! beside it slows it down several times as much as the arithmetic of an update. So the writer may wait for the end of
@@ -77,7 +77,7 @@ impl CheckpointWriter {
     }
 }
 
-/// How long a checkpoint may be held, if the one before took so long and the run went on for `room` before it needed
+/// How long a checkpoint may be held, if the one before took so long and the run continued for `room` before it needed
 /// its end: it may take half as long again.
 fn hold_next(room: Duration, took: Duration) -> Duration {
     room.saturating_sub(took * 3 / 2).min(LONGEST_HOLD)

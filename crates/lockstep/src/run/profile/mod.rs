@@ -63,7 +63,7 @@ pub struct Profile {
     os: OsCounters,
     began: Instant,
     warm: bool,
-    /// Of products.
+    /// Of matmuls.
     dtype: DType,
     /// The run is made to be measured.
     asked_for: bool,

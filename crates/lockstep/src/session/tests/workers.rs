@@ -42,7 +42,7 @@ impl Reward for Talks {
         // Reported with the first of all completions that have it.
         scores.values[1] = Some(if batch.rows[0] == 2 { f64::NEG_INFINITY } else { f64::INFINITY });
         scores.timed_out = batch.rows[0] % 3;
-        // Whoever comes first is not the first in order.
+        // The first to end is not the first in order.
         sleep(Duration::from_millis(5 * (batch.rows[0] as u64 % 3)));
         scores
     }

@@ -1,6 +1,6 @@
 //! What GRPO and PPO share: prompts to completions to rewards to samples, the reference model, evaluation.
 //!
-//! Its state is part of its task's: a run that was killed goes on to the same bits.
+//! Its state is part of its task's: a run that was killed continues to the same bits.
 
 mod ahead;
 mod build;

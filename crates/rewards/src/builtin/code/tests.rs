@@ -388,7 +388,7 @@ fn confined_programs_run() {
     }
 }
 
-/// One that stops working while a run goes on is no failure of a program.
+/// One that stops working during a run is no failure of a program.
 #[test]
 fn isolation_that_is_lost_is_no_zero() {
     if !installed(&["bwrap", "python3"]) {

@@ -114,9 +114,9 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
                 number = shifted(&number, places);
                 at = end;
             }
-            // "5." ends a sentence, "0.\\overline{3}" goes on.
-            let goes_on = chars.get(at) == Some(&'\\');
-            tokens.push(Token::Number(if goes_on { number } else { number.trim_end_matches('.').to_owned() }));
+            // "5." ends a sentence, "0.\\overline{3}" continues.
+            let continues = chars.get(at) == Some(&'\\');
+            tokens.push(Token::Number(if continues { number } else { number.trim_end_matches('.').to_owned() }));
         } else if c == '\\' {
             let name: String = chars[at + 1..].iter().take_while(|c| c.is_ascii_alphabetic()).collect();
             at += 1 + name.len();

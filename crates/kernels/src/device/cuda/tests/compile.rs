@@ -99,7 +99,7 @@ fn what_is_approximate_is_found_and_nothing_is_contracted() {
 
 /// The instruction whose formula tensor_core.rs has, from compute capability 8.0 on, and no other.
 #[test]
-fn products_in_bf16_are_the_instruction_of_the_formula() {
+fn matmuls_in_bf16_are_the_instruction_of_the_formula() {
     let Some(nvrtc) = nvrtc() else { return };
     let sources = sources();
     let source = sources.iter().find(|source| source.name == "linear_bf16").expect("ops/linear/linear_bf16.cu");

@@ -65,14 +65,14 @@ fn together(ctx: &Context, w: &Weights, numbers: &[usize]) -> Vec<Row> {
         rstd: rstd.view_mut(),
     };
     rmsnorm::forward(ctx, args).unwrap();
-    let product = |x: &Tensor, w: &Matrix, y: &mut Tensor| {
+    let matmul = |x: &Tensor, w: &Matrix, y: &mut Tensor| {
         let args = linear::Forward { x: x.view(), w, bias: None, y: y.view_mut(), accumulate: false };
         linear::forward(ctx, args).unwrap();
     };
-    product(&normed, &w.gate_up, &mut gates);
+    matmul(&normed, &w.gate_up, &mut gates);
     let (activation, gate_up) = (glu::Activation::Silu, gates.view());
     glu::forward(ctx, glu::Forward { activation, gate_up, kept: None, y: gated.view_mut() }).unwrap();
-    product(&gated, &w.down, &mut out);
+    matmul(&gated, &w.down, &mut out);
     let (mut logps, mut lse, mut entropies, mut drawn) = (column(), column(), column(), column());
     let args = lm_head::Forward {
         hidden: out.view(),

@@ -3,7 +3,7 @@
 use crate::device::cuda::libcuda::{Functions, open_with};
 use crate::device::cuda::nvrtc::Nvrtc;
 use crate::device::cuda::sources::shipped_name;
-use crate::device::cuda::{Arg, Cuda, Grid, Queue, Source};
+use crate::device::cuda::{Arg, Cuda, CudaStream, Grid, Source};
 use crate::{Context, DType, Device, DeviceMemory, Tensor};
 use std::path::PathBuf;
 use std::process::Command;
@@ -43,8 +43,8 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
     assert!(refused(0).starts_with("cuDeviceGetAttribute: unknown"), "{}", refused(0));
     {
         let open = || {
-            let queue = Queue::new(Device::Cuda(1), open_with(cuda, Ok(nvrtc), Vec::new(), 1).unwrap()).unwrap();
-            Cuda { queue: Arc::new(queue) }
+            let stream = CudaStream::new(Device::Cuda(1), open_with(cuda, Ok(nvrtc), Vec::new(), 1).unwrap()).unwrap();
+            Cuda { stream: Arc::new(stream) }
         };
         let cuda = open();
         let ctx = Context::cuda(cuda.clone());

@@ -3,7 +3,7 @@
 use super::emulated;
 use crate::check::normal;
 use crate::device::cuda::emulated::Emulated;
-use crate::device::cuda::{Arg, Cuda, Grid, Queue, Source, source};
+use crate::device::cuda::{Arg, Cuda, CudaStream, Grid, Source, source};
 use crate::{Context, DType, Device, Tensor};
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ fn what_does_not_end_is_ended() {
     }
     let mut driver = Emulated::open().unwrap();
     driver.seconds = 1;
-    let cuda = Cuda { queue: Arc::new(Queue::new(Device::CudaEmulated, Box::new(driver)).unwrap()) };
+    let cuda = Cuda { stream: Arc::new(CudaStream::new(Device::CudaEmulated, Box::new(driver)).unwrap()) };
     let found = run(&cuda, "for_ever", &[]).unwrap_err();
     assert!(found.contains("did not end in time"), "{found}");
 }

@@ -46,7 +46,7 @@ fn products_asked_for_equal_the_formula() {
     };
     let (products, seed) = (number("LOCKSTEP_PRODUCTS", 2048), number("LOCKSTEP_SEED", 1));
     let Some(cuda) = device(0) else { return };
-    let family = match cuda.queue().tensor_cores(|_| Ok(())) {
+    let family = match cuda.stream().tensor_cores(|_| Ok(())) {
         Ok(family) => family,
         Err(why) => return println!("no products in bf16: {why}"),
     };

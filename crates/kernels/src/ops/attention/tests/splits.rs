@@ -143,7 +143,7 @@ fn a_row_of_one_split_has_the_bits_of_the_unsplit_formula() {
 }
 
 /// What the rule forbids would be noticed: splits by the length of the row or the number of workers, merging as they
-/// end, going on without splits.
+/// end, continuing without splits.
 #[test]
 fn another_rule_gives_other_bits() {
     let count = [(); 4].map(|()| std::cell::Cell::new(0));

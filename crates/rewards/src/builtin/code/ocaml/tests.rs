@@ -113,7 +113,7 @@ fn style_and_degenerate_completions_cost() {
     }
 }
 
-/// Texts after a letter and a colon, each with the lines that go on; what begins with `#` is given as it stands.
+/// Texts after a letter and a colon, each with the lines that continue it; what begins with `#` is given as it stands.
 fn lettered(text: &str) -> Vec<(&str, String)> {
     let mut items: Vec<(&str, String)> = Vec::new();
     for line in text.lines() {

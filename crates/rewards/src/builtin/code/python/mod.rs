@@ -46,7 +46,7 @@ enum Word {
     Broken(String),
 }
 
-/// Judges `source`, the completion's program. `prompt` is code that a completion may go on with.
+/// Judges `source`, the completion's program. `prompt` is code that a completion may continue with.
 pub(super) fn judge(
     source: &str,
     prompt: &str,

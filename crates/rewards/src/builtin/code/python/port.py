@@ -2,7 +2,7 @@
 # other asks meanwhile (a program calls a function of the tests while it is called itself). What is no value stays where
 # it is; the other side has a mirror of it (mirrors.py), and asks for what the mirror is asked. A container that can be
 # changed is on both sides, under one number, and each message carries what has changed since the last. One that only
-# this table still refers to is given up.
+# this table still refers to is dropped.
 
 
 class Gone(BaseException):

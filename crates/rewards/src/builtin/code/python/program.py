@@ -237,7 +237,7 @@ def read(name):
 
 
 def start(scope):
-    # A completion goes on with the prompt's code, or stands by itself.
+    # A completion continues with the prompt's code, or stands by itself.
     prompt, source = read("prompt.py"), read("main.py")
     source = prompt + source if prompt and compiles(prompt + source) else source
     exec(compile(source, "main.py", "exec"), scope)

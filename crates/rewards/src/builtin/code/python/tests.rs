@@ -185,7 +185,7 @@ fn humaneval_canonical_solutions_pass_and_stubs_do_not() {
     assert_eq!(tasks.len(), 164);
     let text = |task: &Value, key: &str| task[key].as_str().unwrap().to_owned();
     let prompts: Vec<String> = tasks.iter().map(|task| text(task, "prompt")).collect();
-    // A completion goes on with the prompt, or is the whole function in a code block.
+    // A completion continues with the prompt, or is the whole function in a code block.
     let bodies: Vec<String> = tasks.iter().map(|task| text(task, "canonical_solution")).collect();
     let whole: Vec<String> =
         prompts.iter().zip(&bodies).map(|(prompt, body)| format!("So:\n```python\n{prompt}{body}```\n")).collect();

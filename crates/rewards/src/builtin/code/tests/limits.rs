@@ -309,7 +309,7 @@ sleep {mark}"
         }
         run.kill().unwrap();
         run.wait().unwrap();
-        assert!(none_is_left(&mark), "{isolation}: a program goes on");
+        assert!(none_is_left(&mark), "{isolation}: a program continues");
         assert!(left() > 0, "{isolation}: nothing shows that the next run cleans up");
         // What is not ours stays.
         std::fs::write(files.path().join("lockstep-codes"), "").unwrap();
@@ -320,7 +320,7 @@ sleep {mark}"
 
 /// Two runs at once: neither takes the other's files for those of one that was killed.
 #[test]
-fn a_run_that_goes_on_keeps_its_files() {
+fn a_run_that_continues_keeps_its_files() {
     if isolations().is_empty() {
         return;
     }

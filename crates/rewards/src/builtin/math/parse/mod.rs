@@ -83,7 +83,7 @@ pub(super) struct Reading {
 
 /// The answer that `text` writes; none if any part of it is not understood.
 pub(super) fn parse(text: &str, reading: Reading) -> Option<Node> {
-    // "42..." goes on, nobody knows how.
+    // "42..." continues, nobody knows how.
     if ["..", "…", "\\dots", "\\ldots", "\\cdots"]
         .iter()
         .any(|dots| text.trim_end_matches(['$', ' ', '}']).ends_with(dots))

@@ -1,14 +1,13 @@
-//! How many threads are worth having.
+//! Chooses how many threads take tasks.
 //!
-//! Where other programs compute too, a thread more may share a core: it stops in the middle of a task for the
-//! milliseconds that the scheduler gives to another program, and the caller waits for the task; or it is woken on the
-//! caller's own core, and stops the caller. So the pool compares, some milliseconds at a time, what its workers did
-//! with what they cost the caller, sends home those that had to wait for a core where they cost more, and tries from
-//! time to time whether there is room again.
+//! Beside other programs, one thread more may have to share a core. The scheduler then stops it in the middle of a task
+//! for some milliseconds while the caller waits for that task, or wakes it on the caller's own core and stops the
+//! caller. So every few milliseconds the pool compares what its workers did with what they cost the caller. It parks
+//! workers that had to wait for a core if they cost more, and tries again from time to time whether there is room.
 //!
-//! With w for the time of a window, u for what the workers did in it, and d for how long the caller was kept from a
-//! core or waited for what a worker had begun, w − d + u was done, where the caller alone does w: so workers are
-//! worth having while u > d.
+//! In a window of time w, let u be the time that workers ran tasks, and d the time that the caller was off its core or
+//! waited for a worker's task. Then w − d + u was done, where the caller alone does w: workers are worth having while
+//! u > d.
 
 use super::sleep::Sleepers;
 use std::fs::File;
@@ -17,7 +16,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// Time between two looks, of some microseconds each: two or three time slices of the scheduler's.
+/// Time between two such comparisons, which take some microseconds: two or three time slices of the scheduler.
 const WINDOW: Duration = Duration::from_millis(8);
 /// A thread that waited for a core for more than this part of the time shares it.
 const SHARE: u32 = 8;
@@ -26,7 +25,7 @@ const REST: Duration = Duration::from_millis(16);
 const LONGEST_REST: Duration = Duration::from_millis(640);
 
 /// What workers see of it.
-pub(super) struct Crowd {
+pub(super) struct Governor {
     /// Threads that take tasks, the caller's included: at least 1.
     limit: AtomicUsize,
     /// What the limit can be: all, or fewer that the process may use now.
@@ -40,16 +39,16 @@ pub(super) struct Crowd {
 #[derive(Default)]
 #[repr(align(128))]
 struct Worker {
-    /// Nanoseconds in which it ran tasks, or waited for a core to go on with one.
+    /// Nanoseconds in which it ran tasks, or waited for a core to continue with one.
     busy: AtomicU64,
     clock: OnceLock<Clock>,
 }
 
-impl Crowd {
-    pub fn new(threads: usize) -> Crowd {
+impl Governor {
+    pub fn new(threads: usize) -> Governor {
         let workers = (1..threads).map(|_| Worker::default()).collect();
         let [limit, most] = [threads; 2].map(AtomicUsize::new);
-        Crowd { limit, most, resting: Sleepers::default(), workers }
+        Governor { limit, most, resting: Sleepers::default(), workers }
     }
 
     /// Threads that take tasks, the caller's included.
@@ -147,7 +146,7 @@ impl Watch {
     }
 
     /// Between two regions of its caller: sets the limit as it should be.
-    pub fn look(&mut self, crowd: &Crowd) {
+    pub fn look(&mut self, governor: &Governor) {
         let now = Instant::now();
         if now - self.since < WINDOW {
             return;
@@ -157,22 +156,22 @@ impl Watch {
         if anew {
             self.caller = Clock::of_this_thread().map(|clock| (here, clock));
         }
-        let (limit, window) = (crowd.limit(), now - self.since);
-        let balance = self.read(crowd, limit, window);
+        let (limit, window) = (governor.limit(), now - self.since);
+        let balance = self.read(governor, limit, window);
         self.since = now;
         if !anew {
-            let limit = self.next_limit(limit, crowd.most.load(Ordering::SeqCst), balance, window, now);
-            if limit != crowd.limit() {
-                crowd.set_limit(limit);
+            let limit = self.next_limit(limit, governor.most.load(Ordering::SeqCst), balance, window, now);
+            if limit != governor.limit() {
+                governor.set_limit(limit);
             }
         }
     }
 
     /// Reads all clocks: what the workers of `limit` threads that shared a core, or all of them if it was none, did
     /// since the last look, and what the other threads lost by them.
-    fn read(&mut self, crowd: &Crowd, limit: usize, window: Duration) -> Balance {
+    fn read(&mut self, governor: &Governor, limit: usize, window: Duration) -> Balance {
         let (mut sharing, mut delays, mut theirs, mut all) = (0, Duration::ZERO, Duration::ZERO, Duration::ZERO);
-        for (i, (worker, before)) in crowd.workers.iter().zip(&mut self.readings).enumerate() {
+        for (i, (worker, before)) in governor.workers.iter().zip(&mut self.readings).enumerate() {
             let busy = Duration::from_nanos(worker.busy.load(Ordering::Relaxed));
             let delay = worker.clock.get().and_then(Clock::read).unwrap_or_default();
             let (new_busy, new_delay) = (busy.saturating_sub(before.0), delay.saturating_sub(before.1));
@@ -194,7 +193,7 @@ impl Watch {
         Balance { sharing: sharing.max(1), gain, cost: lost * others as u32 }
     }
 
-    /// How many of `limit` threads, of at most `threads`, go on after a window of this balance.
+    /// How many of `limit` threads, of at most `threads`, continue after a window of this balance.
     fn next_limit(&mut self, limit: usize, threads: usize, new: Balance, window: Duration, now: Instant) -> usize {
         let faded = |old: Duration, new: Duration| old - old / 4 + new;
         self.balance.gain = faded(self.balance.gain, new.gain);
@@ -309,17 +308,17 @@ mod tests {
 
     #[test]
     fn a_balance_is_of_those_who_shared_a_core() {
-        let crowd = Crowd::new(4);
+        let governor = Governor::new(4);
         let ms = Duration::from_millis;
         for i in 1..4 {
-            crowd.worked(i, ms(6));
+            governor.worked(i, ms(6));
         }
         let mut watch = Watch::new(4);
         watch.waited(ms(5));
         // No clock says that a worker had to wait: what the caller waited was the end of their tasks.
-        let balance = watch.read(&crowd, 3, WINDOW);
+        let balance = watch.read(&governor, 3, WINDOW);
         assert_eq!((balance.sharing, balance.gain, balance.cost), (1, ms(12), ms(0)), "two workers within the limit");
-        let balance = watch.read(&crowd, 4, WINDOW);
+        let balance = watch.read(&governor, 4, WINDOW);
         assert_eq!((balance.gain, balance.cost), (ms(0), ms(0)), "each look counts from the one before");
     }
 

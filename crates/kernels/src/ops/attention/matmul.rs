@@ -1,4 +1,4 @@
-//! The small product that attention is made of, register-tiled: out (+)= a · b, one ascending FMA chain per element.
+//! The small matmul that attention is made of, register-tiled: out (+)= a · b, one ascending FMA chain per element.
 //! What is bf16 in memory is widened as it is loaded, or multiplied in pairs, with the same bits.
 
 use crate::Isa;
@@ -89,7 +89,7 @@ macro_rules! elements {
 
 /// `out[m, n] (+)= Σ_{k in range} a[m·a_row + k·a_k] · b[k·b_row + n]` for m < `rows`, n < `columns`, k ascending.
 /// Where elements of `b` hold two terms, those of `a` are words of two, too: at `k/2` in place of `k`.
-pub(super) struct Product<'a, B> {
+pub(super) struct Matmul<'a, B> {
     pub a: &'a [f32],
     pub a_row: usize,
     pub a_k: usize,
@@ -104,7 +104,7 @@ pub(super) struct Product<'a, B> {
     pub accumulate: bool,
 }
 
-impl<B: Right> Product<'_, B> {
+impl<B: Right> Matmul<'_, B> {
     /// Computes it. `F` is what the numbers were stored in, whatever they were widened to: their chains flush denormals
     /// or keep them.
     #[inline(always)]
@@ -120,7 +120,7 @@ impl<B: Right> Product<'_, B> {
         }
     }
 
-    /// `sum` plus the product of these terms of `left` and `right`.
+    /// `sum` plus the matmul of these terms of `left` and `right`.
     #[inline(always)]
     fn add<V: Simd>(part: Part, left: V, right: V, sum: V) -> V {
         match part {
@@ -133,7 +133,7 @@ impl<B: Right> Product<'_, B> {
 }
 
 /// By reference, so that its fields are not copied at each call.
-impl<B: Right> Kernel for &mut Product<'_, B> {
+impl<B: Right> Kernel for &mut Matmul<'_, B> {
     type Output = ();
     #[inline(always)]
     fn run<V: Simd>(self) {
@@ -187,15 +187,15 @@ impl<B: Right> Kernel for &mut Product<'_, B> {
 /// A tile of `R` rows and `N` whole vectors.
 ///
 /// # Safety
-/// The tile lies inside the product, whose accesses are in bounds.
+/// The tile lies inside the matmul, whose accesses are in bounds.
 #[inline(always)]
 unsafe fn micro<V: Simd, B: Right, const R: usize, const N: usize>(
-    p: &Product<'_, B>,
+    p: &Matmul<'_, B>,
     out: *mut f32,
     m: usize,
     n: usize,
 ) {
-    // SAFETY: the caller's promise, for every pointer below. `out` is borrowed exclusively by the product.
+    // SAFETY: the caller's promise, for every pointer below. `out` is borrowed exclusively by the matmul.
     unsafe {
         let a = p.a.as_ptr().add(m * p.a_row);
         let b = p.b.as_ptr().add(n);
@@ -216,7 +216,7 @@ unsafe fn micro<V: Simd, B: Right, const R: usize, const N: usize>(
             for (r, row) in sums.iter_mut().enumerate() {
                 let left = V::splat(*a.add(r * p.a_row + k * p.a_k));
                 for (sum, &right) in row.iter_mut().zip(&right) {
-                    *sum = Product::<B>::add(part, left, right, *sum);
+                    *sum = Matmul::<B>::add(part, left, right, *sum);
                 }
             }
         });
@@ -233,8 +233,8 @@ unsafe fn micro<V: Simd, B: Right, const R: usize, const N: usize>(
 /// # Safety
 /// As [`micro`].
 #[inline(always)]
-unsafe fn edge<V: Simd, B: Right, const R: usize>(p: &Product<'_, B>, out: *mut f32, m: usize, n: usize, left: usize) {
-    // SAFETY: the caller's promise, for every slice below. `out` is borrowed exclusively by the product.
+unsafe fn edge<V: Simd, B: Right, const R: usize>(p: &Matmul<'_, B>, out: *mut f32, m: usize, n: usize, left: usize) {
+    // SAFETY: the caller's promise, for every slice below. `out` is borrowed exclusively by the matmul.
     unsafe {
         let a = p.a.as_ptr().add(m * p.a_row);
         let b = p.b.as_ptr().add(n);
@@ -248,7 +248,7 @@ unsafe fn edge<V: Simd, B: Right, const R: usize>(p: &Product<'_, B>, out: *mut 
         elements!(p.k.clone(), B, |k, part| {
             let right = B::load_partial::<V>(std::slice::from_raw_parts(b.add(k * p.b_row), left), left);
             for (r, sum) in sums.iter_mut().enumerate() {
-                *sum = Product::<B>::add(part, V::splat(*a.add(r * p.a_row + k * p.a_k)), right, *sum);
+                *sum = Matmul::<B>::add(part, V::splat(*a.add(r * p.a_row + k * p.a_k)), right, *sum);
             }
         });
         for (r, sum) in sums.iter().enumerate() {

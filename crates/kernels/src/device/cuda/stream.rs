@@ -12,10 +12,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// Pinned host memory of a queue. What is larger travels through memory that is not, and is waited for.
+/// Pinned host memory of a stream. What is larger travels through memory that is not, and is waited for.
 pub(crate) const STAGING: usize = 4 << 20;
 
-/// What a queue has done.
+/// What a stream has done.
 #[derive(Default)]
 struct Counters {
     launches: AtomicU64,
@@ -24,7 +24,7 @@ struct Counters {
     to_host: [AtomicU64; 2],
 }
 
-pub(crate) struct Queue {
+pub(crate) struct CudaStream {
     device: Device,
     driver: Box<dyn Driver>,
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
@@ -35,7 +35,7 @@ pub(crate) struct Queue {
     tensor_cores: OnceLock<Outcome<Family>>,
 }
 
-/// Memory that copies read while the host goes on: used from start to end, then waited for.
+/// Memory that copies read while the host continues: used from start to end, then waited for.
 struct Staging {
     start: *mut u8,
     used: usize,
@@ -53,10 +53,10 @@ fn count(counter: &[AtomicU64; 2], bytes: usize) {
     counter[1].fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-impl Queue {
-    pub(crate) fn new(device: Device, driver: Box<dyn Driver>) -> Result<Queue> {
+impl CudaStream {
+    pub(crate) fn new(device: Device, driver: Box<dyn Driver>) -> Result<CudaStream> {
         let start = driver.pinned(STAGING).map_err(|why| Error::Device(format!("{}: {why}", device.name())))?;
-        Ok(Queue {
+        Ok(CudaStream {
             device,
             driver,
             functions: Mutex::default(),
@@ -90,7 +90,7 @@ impl Queue {
     pub(crate) fn scratch(&self, bytes: usize) -> Result<Scratch<'_>> {
         let refused = || Error::OutOfMemory { part: "workspace", bytes };
         match self.driver.allocate(bytes.max(4)) {
-            Ok(at) => Ok(Scratch { queue: self, at: at.ok_or_else(refused)? }),
+            Ok(at) => Ok(Scratch { stream: self, at: at.ok_or_else(refused)? }),
             Err(why) => Err(self.error(&why)),
         }
     }
@@ -101,7 +101,7 @@ impl Queue {
             // SAFETY: as many bytes, which nobody else has.
             unsafe { to.copy_from_nonoverlapping(words.as_ptr().cast(), size_of_val(words)) }
         };
-        // SAFETY: memory of this queue, all of it initialised.
+        // SAFETY: memory of this stream, all of it initialised.
         unsafe { self.upload(scratch.at, size_of_val(words), write) };
         Ok(scratch)
     }
@@ -112,7 +112,7 @@ impl Queue {
     /// Copies from the host: `bytes` bytes that `write` writes, from an address aligned to 64.
     ///
     /// # Safety
-    /// `to..to + bytes` is memory of this queue, and `write` initialises as many bytes.
+    /// `to..to + bytes` is memory of this stream, and `write` initialises as many bytes.
     pub(crate) unsafe fn upload(&self, to: Address, bytes: usize, write: impl FnOnce(*mut u8)) {
         count(&self.counters.to_device, bytes);
         if bytes > STAGING {
@@ -132,17 +132,17 @@ impl Queue {
         let from = unsafe { staging.start.add(staging.used) };
         staging.used += bytes.next_multiple_of(64);
         write(from);
-        // SAFETY: `from` is left alone until the queue was waited for; the caller's promise.
+        // SAFETY: `from` is left alone until the stream was waited for; the caller's promise.
         self.note(unsafe { self.driver.to_device(to, from, bytes) });
     }
 
     /// Copies to the host, where `read` sees the bytes, aligned to 8 at least. Waits.
     ///
     /// # Panics
-    /// If the queue has failed: there is nothing to show, and zeros might be kept as results.
+    /// If the stream has failed: there is nothing to show, and zeros might be kept as results.
     ///
     /// # Safety
-    /// `from..from + bytes` is memory of this queue.
+    /// `from..from + bytes` is memory of this stream.
     pub(crate) unsafe fn download<R>(&self, from: Address, bytes: usize, read: impl FnOnce(*const u8) -> R) -> R {
         count(&self.counters.to_host, bytes);
         let (mut host, mut staging) = (Vec::new(), lock(&self.staging));
@@ -245,7 +245,7 @@ impl Queue {
 
 /// Memory that goes back when this is dropped: what was launched before still has it.
 pub(crate) struct Scratch<'a> {
-    queue: &'a Queue,
+    stream: &'a CudaStream,
     at: Address,
 }
 
@@ -263,18 +263,18 @@ impl Scratch<'_> {
             // SAFETY: as many words are read, from an aligned address.
             (0..count).map(|i| unsafe { from.cast::<u32>().add(i).read() }).collect()
         };
-        // SAFETY: memory of this queue, which has as many bytes.
-        unsafe { self.queue.download(self.at, count * size_of::<u32>(), read) }
+        // SAFETY: memory of this stream, which has as many bytes.
+        unsafe { self.stream.download(self.at, count * size_of::<u32>(), read) }
     }
 }
 
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
-        self.queue.free(self.at);
+        self.stream.free(self.at);
     }
 }
 
-impl Drop for Queue {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         // Staging memory goes with the driver: nothing may still be copied from it.
         let _ = self.driver.synchronise();

@@ -1,14 +1,14 @@
-//! Products of few rows with a transposed weight of f32 (`d_x = d_y W`), without turning the weight over.
+//! Matmuls of few rows with a transposed weight of f32 (`d_x = d_y W`), without transposing the weight first.
 //!
-//! Other products read panels of the right operand, and a transposed weight has to be turned over into such panels: of
-//! few rows, that takes longer than multiplying. Here the two change places. Columns of the product are the rows of a
+//! Other matmuls read panels of the right operand, and a transposed weight has to be transposed into such panels: of
+//! few rows, that takes longer than multiplying. Here the two change places. Columns of the matmul are the rows of a
 //! tile, and its rows are the lanes: each element of the weight, as it lies, is spread over a vector and multiplied
 //! with one step of 16 rows. What is packed is the left operand, `[depth][rows]`, which is small.
 //!
 //! Each output is the same chain as ever: its terms in ascending order, one fused multiply-add each.
 
 use super::plan::cut;
-use super::{Left, Order, Product, ProductDType, Right, lines};
+use super::{Left, Matmul, MatmulDType, Order, Right, lines};
 use crate::device::Cpu;
 use crate::matrix::PANEL;
 use crate::pool::{Disjoint, Scratch, Tasks};
@@ -17,7 +17,7 @@ use crate::tensor::Elements;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// The most rows: of more, turning the weight over is little of the work.
+/// The most rows: of more, transposing the weight is little of the work.
 const MOST_ROWS: usize = 64;
 /// Elements of packed rows, 256 KiB of them, that tiles read from the second cache. (Few in tests, for several spans.)
 const SPAN: usize = if cfg!(test) { 1 << 10 } else { 1 << 16 };
@@ -28,9 +28,9 @@ const PANELS_AHEAD: usize = 2;
 /// Tasks for each thread.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Tiles of a transposed weight's product.
-struct Turned<'a> {
-    product: &'a Product<'a>,
+/// Tiles of a transposed weight's matmul.
+struct Transposed<'a> {
+    matmul: &'a Matmul<'a>,
     weight: &'a [f32],
     /// `[span][pitch]`: the left operand's steps from `span.start` on, rows that do not exist 0.
     rows: &'a [f32],
@@ -40,17 +40,17 @@ struct Turned<'a> {
     groups: usize,
 }
 
-impl Product<'_> {
+impl Matmul<'_> {
     /// Whether it is computed here.
-    pub(super) fn turns(&self) -> bool {
+    pub(super) fn reads_transposed(&self) -> bool {
         let of_f32 =
             matches!((self.left, self.right), (Left::Rows(Elements::F32(_), _), Right::Transposed(Elements::F32(_))));
-        let plain = self.dtype == ProductDType::Stored && self.bias.is_none() && matches!(self.order, Order::Rows(_));
+        let plain = self.dtype == MatmulDType::Stored && self.bias.is_none() && matches!(self.order, Order::Rows(_));
         of_f32 && plain && self.m <= MOST_ROWS && self.depth > 0
     }
 
     /// Packs and multiplies, span by span.
-    pub(super) fn run_turned(&self, cpu: &Cpu) {
+    pub(super) fn run_transposed(&self, cpu: &Cpu) {
         let (Left::Rows(Elements::F32(left), stride), Right::Transposed(Elements::F32(weight))) =
             (self.left, self.right)
         else {
@@ -66,7 +66,7 @@ impl Product<'_> {
                 let (m, to) = (self.m, Disjoint::new(&mut *rows));
                 cpu.run(span.len().div_ceil(STEPS), &Packing { left, stride, m, span: span.clone(), pitch, to });
                 let groups = groups.min(self.n.div_ceil(LANES));
-                cpu.run(groups, &Turned { product: self, weight, rows, pitch, span, groups });
+                cpu.run(groups, &Transposed { matmul: self, weight, rows, pitch, span, groups });
             }
         });
     }
@@ -104,7 +104,7 @@ impl Tasks for Packing<'_> {
     }
 }
 
-impl Tasks for Turned<'_> {
+impl Tasks for Transposed<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         match V::GEMM_ROWS {
@@ -115,14 +115,14 @@ impl Tasks for Turned<'_> {
     }
 }
 
-impl Turned<'_> {
+impl Transposed<'_> {
     /// The tiles of group `group` of columns, `COLUMNS` wide.
     #[inline(always)]
     fn columns<V: Simd, const COLUMNS: usize>(&self, group: usize) {
         if COLUMNS > V::GEMM_ROWS {
             unreachable!("a tile of {COLUMNS}")
         }
-        let n = self.product.n;
+        let n = self.matmul.n;
         for tile in cut(group, n.div_ceil(COLUMNS), self.groups) {
             let columns = tile * COLUMNS..n.min((tile + 1) * COLUMNS);
             let mut row = 0;
@@ -142,10 +142,10 @@ impl Turned<'_> {
     #[inline(always)]
     fn tile<V: Simd, const COLUMNS: usize, const VECTORS: usize>(&self, columns: Range<usize>, row: usize) {
         let mut chains = [[V::splat(0.0); VECTORS]; COLUMNS];
-        if self.product.accumulate || self.span.start > 0 {
+        if self.matmul.accumulate || self.span.start > 0 {
             for v in 0..VECTORS {
                 let mut rows = [V::splat(0.0); LANES];
-                for (i, line) in rows.iter_mut().enumerate().take(self.product.m.saturating_sub(row + v * LANES)) {
+                for (i, line) in rows.iter_mut().enumerate().take(self.matmul.m.saturating_sub(row + v * LANES)) {
                     *line = V::load_partial(self.outputs(row + v * LANES + i, &columns), columns.len());
                 }
                 for (chain, line) in chains.iter_mut().zip(V::transpose(rows)) {
@@ -163,7 +163,7 @@ impl Turned<'_> {
             for (line, chain) in lines.iter_mut().zip(&chains) {
                 *line = chain[v];
             }
-            let rows = V::transpose(lines).into_iter().take(self.product.m.saturating_sub(row + v * LANES));
+            let rows = V::transpose(lines).into_iter().take(self.matmul.m.saturating_sub(row + v * LANES));
             for (i, line) in rows.enumerate() {
                 line.store_partial(self.outputs(row + v * LANES + i, &columns), columns.len());
             }
@@ -174,11 +174,11 @@ impl Turned<'_> {
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     fn outputs(&self, row: usize, columns: &Range<usize>) -> &mut [f32] {
-        let Order::Rows(stride) = self.product.order else { unreachable!("checked by `turns`") };
-        debug_assert!(row < self.product.m && columns.end <= self.product.n);
-        // SAFETY: inside the output, as `Product::new` has checked, which the product borrows exclusively; columns are
+        let Order::Rows(stride) = self.matmul.order else { unreachable!("checked by `reads_transposed`") };
+        debug_assert!(row < self.matmul.m && columns.end <= self.matmul.n);
+        // SAFETY: inside the output, as `Matmul::new` has checked, which the matmul borrows exclusively; columns are
         // one task's, which holds one such slice at a time.
-        unsafe { std::slice::from_raw_parts_mut(self.product.c.add(row * stride + columns.start), columns.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.matmul.c.add(row * stride + columns.start), columns.len()) }
     }
 
     /// Continues the chains with the terms of the span. `ALL`: there are as many columns as chains; where there are
@@ -190,7 +190,7 @@ impl Turned<'_> {
         columns: &Range<usize>,
         row: usize,
     ) {
-        let (n, pitch, last) = (self.product.n, self.pitch, columns.len() - 1);
+        let (n, pitch, last) = (self.matmul.n, self.pitch, columns.len() - 1);
         assert!(self.rows.len() >= self.span.len() * pitch && row + VECTORS * LANES <= pitch);
         assert!(columns.end <= n && self.weight.len() >= self.span.end.div_ceil(PANEL) * n * PANEL);
         let mut sums = *chains;
@@ -221,6 +221,6 @@ impl Turned<'_> {
 }
 
 thread_local! {
-    /// The packed span, which the calling thread keeps for the next product.
+    /// The packed span, which the calling thread keeps for the next matmul.
     static PACKED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }

@@ -1,8 +1,8 @@
-//! Memory, copies and failures of a queue.
+//! Memory, copies and failures of a stream.
 
 use super::emulated;
 use crate::device::cuda::emulated::Emulated;
-use crate::device::cuda::{Cuda, Grid, Queue, Source, source};
+use crate::device::cuda::{Cuda, CudaStream, Grid, Source, source};
 use crate::memory::Copies;
 use crate::{Context, DType, Device, DeviceMemory, Memory, Tensor};
 use std::sync::Arc;
@@ -77,7 +77,8 @@ fn memory_that_cannot_be_had_is_an_error_that_names_the_part() {
 fn the_most_that_was_held_is_counted_and_a_limit_is_kept() {
     let Ok(mut driver) = Emulated::open() else { return };
     driver.memory_limit = Some([10_000, 4_000]);
-    let ctx = Context::cuda(Cuda { queue: Arc::new(Queue::new(Device::CudaEmulated, Box::new(driver)).unwrap()) });
+    let ctx =
+        Context::cuda(Cuda { stream: Arc::new(CudaStream::new(Device::CudaEmulated, Box::new(driver)).unwrap()) });
     let memory = ctx.memory().part("activations");
     let first = Tensor::zeros(&memory, &[500], DType::F32);
     drop(Tensor::zeros(&memory, &[750], DType::F32));
@@ -106,7 +107,7 @@ fn marks_follow_each_other_and_are_let_go_of() {
 }
 
 #[test]
-fn memory_of_another_queue_is_refused() {
+fn memory_of_another_stream_is_refused() {
     let (Some(cuda), Some(other)) = (emulated(0), emulated(0)) else { return };
     let x = Tensor::zeros(Context::cuda(cuda).memory(), &[1], DType::F32);
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| x.view().f32_at(&other).is_ok())).is_err());
