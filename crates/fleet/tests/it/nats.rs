@@ -19,7 +19,7 @@ struct Server {
     process: Option<Child>,
     dir: tempfile::TempDir,
     port: u16,
-    more: &'static [&'static str],
+    more: Vec<String>,
 }
 
 impl Server {
@@ -27,11 +27,24 @@ impl Server {
         Server::with(&["-js"])
     }
 
-    fn with(more: &'static [&'static str]) -> Server {
+    fn with(more: &[&str]) -> Server {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let more = more.iter().map(|word| (*word).to_owned()).collect();
         let mut server = Server { process: None, dir: tempfile::tempdir().unwrap(), port, more };
         server.begin();
         server
+    }
+
+    /// With a certificate that it has signed itself, for 127.0.0.1.
+    fn encrypted(dir: &Path) -> (Server, PathBuf) {
+        let [key, certificate] = ["key.pem", "cert.pem"].map(|name| dir.join(name));
+        let mut openssl = Command::new("openssl");
+        openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]);
+        openssl.args(["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout"]);
+        let output = openssl.arg(&key).arg("-out").arg(&certificate).output().expect("openssl");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let [key, file] = [&key, &certificate].map(|path| path.to_str().unwrap());
+        (Server::with(&["-js", "--tls", "--tlscert", file, "--tlskey", key]), certificate)
     }
 
     fn store(&self) -> PathBuf {
@@ -40,7 +53,7 @@ impl Server {
 
     fn begin(&mut self) {
         let mut command = Command::new("nats-server");
-        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string(), "--auth", TOKEN]).args(self.more);
+        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string(), "--auth", TOKEN]).args(&self.more);
         command.arg("-sd").arg(self.store()).stdout(Stdio::null()).stderr(Stdio::null());
         self.process = Some(command.spawn().expect("nats-server, Debian's package of that name"));
         let since = Instant::now();
@@ -106,6 +119,26 @@ fn workers_over_nats_give_the_sequential_run() {
         let learner = fleet::status::read(out.path()).unwrap().learner.unwrap();
         assert!(learner.ended && learner.counts.differing == 0, "{:?}", learner.counts);
     }
+}
+
+#[test]
+fn an_encrypted_server_is_one_whose_certificate_is_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, certificate) = Server::encrypted(dir.path());
+    let mut options = server.options(Some(TOKEN));
+    options.address = Address::parse(&format!("tls://127.0.0.1:{}/test", server.port)).unwrap();
+    // No authority of the system has signed it.
+    let stranger = NatsWorker::join(&options, name("dev1")).map(drop).unwrap_err().to_string();
+    assert!(stranger.contains("certificate"), "{stranger}");
+    options.certificates = Some(certificate);
+    let out = tempfile::tempdir().unwrap();
+    let plan = plan(4, 1, false);
+    std::thread::scope(|scope| {
+        let (at, slots, joined) = (out.path(), plan.slots, options.clone());
+        scope.spawn(move || assert_eq!(work(at, &joined, "w0", slots, Duration::from_millis(2)), End::RunEnded));
+        let exchange = NatsLearner::open(out.path(), &options).unwrap();
+        assert_eq!(learn(out.path(), plan.clone(), exchange, 3, &|| false).unwrap(), Some(sequential(&plan)));
+    });
 }
 
 /// Three times in a run the server is killed; its store is deleted with it.
