@@ -5,7 +5,7 @@ use std::time::Instant;
 
 const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo test --workspace`, the cheap ones first
 cargo xtask check layers    no import against the order of the crates, no circle of imports between the modules of one
-cargo xtask check size      files and lines that are too long
+cargo xtask check size      files, lines and prose of documents that are too long
 cargo xtask check links     documents that link to what is not there; pages that the book lacks
 cargo xtask check words     words that docs/glossary.md replaces by others, in code, messages and documents
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
