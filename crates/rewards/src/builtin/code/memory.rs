@@ -120,8 +120,8 @@ impl Watch {
     }
 }
 
-/// Process groups that are stopped until this is dropped: whoever forks and ends faster than one can look holds still.
-/// A signal to a group reaches all of it: the kernel begins a fork anew that it comes into.
+/// Process groups that are stopped until this is dropped: a program that forks and ends faster than one can look holds
+/// still. A signal to a group reaches all of it: the kernel begins a fork anew that it comes into.
 #[derive(Default)]
 struct Stopped {
     groups: HashSet<u32>,
