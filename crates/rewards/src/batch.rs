@@ -1,4 +1,4 @@
-//! What a reward is given and what it gives back. Knows no reward.
+//! The input and the output of a reward: a batch of completions, and scores with their problems. Knows no reward.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The second half of a layer, forward and back.
+//! The MLP half of a layer, forward and backward.
 //!
 //! ```text
 //! m     = x + delta                          delta: what the attention half adds

@@ -1,4 +1,4 @@
-//! Which pages the rows of the backward pass look at, and what of it is independent.
+//! The order of the backward pass: which pages the rows look at, and which parts of the work are independent.
 //!
 //! A page's gradients are sums over the rows that look at it, ascending, and a query's over the pages that it looks at,
 //! ascending. So one task takes all rows of a page, and a row's pages wait for one another. Sequences that share a

@@ -1,4 +1,4 @@
-//! Keys and values of rows into pages on the CPU, and the gradients of pages back into rows.
+//! Writes the rows' keys and values into pages on the CPU, and gathers the gradients of pages back into rows.
 
 use super::cpu::on_tiles;
 use super::visits::Page;

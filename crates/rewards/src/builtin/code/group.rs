@@ -1,4 +1,4 @@
-//! A process group that ends with us.
+//! A process group that is killed when this process ends.
 //!
 //! Its leader, a shell, reads a pipe whose other end this process alone holds. When the pipe ends, however this process
 //! ended, the leader kills the group. It ignores signals, as the group's members may signal all of it; as root it is

@@ -1,4 +1,4 @@
-//! What the processes of a program use together, looked at again and again.
+//! Watches how much memory the processes of a program use together.
 //!
 //! Address space is limited per process (`RLIMIT_AS`), and some need much more of it than memory (V8). So the resident
 //! memory of all is added: private pages, what is swapped, page tables, the files of `/tmp` where that is memory, and
