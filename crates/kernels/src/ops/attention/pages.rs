@@ -20,7 +20,7 @@
 //!
 //! Knows no row but those it writes.
 
-use super::writes::Parts;
+use super::parts::Parts;
 use super::{BLOCK, Geometry, WriteKv};
 use crate::device::Cpu;
 use crate::gemm::zip;

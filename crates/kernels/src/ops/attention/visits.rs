@@ -5,7 +5,7 @@
 //! prompt share the pages at their beginning only: these are one part, a group's; when it is done, what each sequence
 //! alone looks at is a part for itself.
 
-use super::cpu::Places;
+use super::places::Places;
 use super::{BLOCK, Geometry};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
