@@ -38,7 +38,7 @@ pub fn full() -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the result is of the sources that there are. It is said, and is no failure: whoever changes a kernel has
+/// Whether the result is of the sources that there are. It is said, and is no failure: a change of a kernel has
 /// CI's smaller run, and the full one comes before a release.
 pub fn check() -> Result<(), String> {
     let text = std::fs::read_to_string(RESULT).unwrap_or_default();

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo test --workspace`, the cheap ones first
 cargo xtask check layers    no import against the order of the crates, no circle of imports between the modules of one
-cargo xtask check size      files and lines that are too long
+cargo xtask check size      files, lines and prose of documents that are too long
 cargo xtask check links     documents that link to what is not there; pages that the book lacks
 cargo xtask check words     words that docs/glossary.md replaces by others, in code, messages and documents
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
@@ -18,6 +18,7 @@ cargo xtask first-hour      bench/cuda/first_hour.sh on the emulator, at small s
 cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
 cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)
 cargo xtask mutants random --seed S --count N [--crate C]    the same of changes that are drawn at random
+cargo xtask read SEED       ten headers, doc comments and paragraphs at random, to be read with fresh eyes
 cargo xtask release [TARGET]    each crate as for crates.io; the built program in an archive with its checksum
 cargo xtask nightly [NAME]…    the checks that take too long for CI; the last results are in docs/nightly.md";
 
@@ -51,6 +52,7 @@ mod miri;
 mod mutants;
 mod nightly;
 mod provenance;
+mod read;
 mod release;
 mod sandbox;
 mod size;
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
     let done = match &words[..] {
         ["mutants", chosen @ ..] => Some(mutants::run(chosen)),
         ["nightly", chosen @ ..] => Some(nightly::run(chosen)),
+        ["read", arguments @ ..] => Some(read::run(arguments)),
         ["book", arguments @ ..] => Some(book::preprocess(arguments)),
         ["release"] => Some(release::run(None)),
         ["release", target] => Some(release::run(Some(target))),

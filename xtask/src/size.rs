@@ -1,4 +1,5 @@
-//! How long a file and a line of Rust may be. Formatting leaves strings and comments as they are; this does not.
+//! How long a file and a line of Rust and Python may be, and a line of prose in the documents. Formatting leaves
+//! strings and comments as they are; this does not.
 
 use std::path::{Path, PathBuf};
 
@@ -6,10 +7,18 @@ use std::path::{Path, PathBuf};
 const MOST_LINES: usize = 520;
 /// rustfmt's `max_width`.
 const MOST_COLUMNS: usize = 120;
+/// Documents outside of these folders.
+const PAGES: [&str; 3] = ["README.md", "CONTRIBUTING.md", "SECURITY.md"];
+/// Made by programs, or in a form where a title is a line.
+const NOT_WRITTEN: [&str; 4] =
+    ["docs/SUMMARY.md", "docs/python/api.md", "docs/python/fields.md", "docs/python/trl-suite.md"];
 
 pub fn check() -> Result<(), String> {
     let mut wrong = Vec::new();
-    for top in ["crates", "python", "xtask"] {
+    for page in PAGES {
+        of_page(page, &std::fs::read_to_string(page).map_err(|e| format!("{page}: {e}"))?, &mut wrong);
+    }
+    for top in ["crates", "docs", "python", "xtask"] {
         look(Path::new(top), &mut wrong).map_err(|e| format!("{top}: {e}"))?;
     }
     match wrong.is_empty() {
@@ -25,11 +34,14 @@ fn look(directory: &Path, wrong: &mut Vec<String>) -> std::io::Result<()> {
     entries.sort();
     for path in entries {
         if path.is_dir() {
-            if !path.ends_with("target") {
+            let is_hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+            if !path.ends_with("target") && !is_hidden {
                 look(&path, wrong)?;
             }
         } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "py") {
             of_file(&path.display().to_string(), &std::fs::read_to_string(&path)?, wrong);
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            of_page(&path.display().to_string(), &std::fs::read_to_string(&path)?, wrong);
         }
     }
     Ok(())
@@ -48,6 +60,34 @@ fn of_file(name: &str, text: &str, wrong: &mut Vec<String>) {
             wrong.push(format!("{name}:{}: {columns} columns, {MOST_COLUMNS} are allowed", i + 1));
         }
     }
+}
+
+/// Prose of a page. Tables, headings, code and what has no blank to break at are free.
+fn of_page(name: &str, text: &str, wrong: &mut Vec<String>) {
+    if NOT_WRITTEN.contains(&name) {
+        return;
+    }
+    let mut in_fence = false;
+    for (i, line) in text.lines().enumerate() {
+        let start = line.trim_start();
+        in_fence ^= start.starts_with("```");
+        let columns = line.chars().count();
+        let free = in_fence || start.starts_with(['|', '#']) || start.starts_with("```");
+        if columns > MOST_COLUMNS && !free && breaks(line) {
+            wrong.push(format!("{name}:{}: {columns} columns of prose, {MOST_COLUMNS} are allowed", i + 1));
+        }
+    }
+}
+
+/// Whether a line has a blank outside of code, after its first word, at which it could end in time.
+fn breaks(line: &str) -> bool {
+    let (mut in_code, mut in_word) = (false, false);
+    line.chars().take(MOST_COLUMNS + 1).any(|c| {
+        in_code ^= c == '`';
+        let ends = c == ' ' && in_word && !in_code;
+        in_word |= c.is_alphanumeric() || c == '`';
+        ends
+    })
 }
 
 /// A row of a Markdown table in a comment, which cannot be broken.
@@ -74,6 +114,22 @@ mod tests {
         assert_eq!(wrong(&format!("//\n{fits} ")), ["a.rs:2: 121 columns, 120 are allowed"]);
         assert_eq!(wrong(&format!("    /// |{}|", "-".repeat(200))), [""; 0]);
         assert_eq!(wrong(&format!("    /// {}|", "-".repeat(200))).len(), 1);
+    }
+
+    #[test]
+    fn prose_of_documents_is_as_wide() {
+        let prose = |line: &str| {
+            let mut wrong = Vec::new();
+            of_page("docs/a.md", line, &mut wrong);
+            wrong.len()
+        };
+        let long = "word ".repeat(25);
+        assert_eq!(prose(&long), 1);
+        assert_eq!(prose(&format!("- {long}")), 1);
+        assert_eq!(prose(&"word ".repeat(24)), 0);
+        assert_eq!(prose(&format!("| {long} |")), 0);
+        assert_eq!(prose(&format!("```\n{long}\n```")), 0);
+        assert_eq!(prose(&format!("  `{long}` (nowhere to break)")), 0);
     }
 
     #[test]

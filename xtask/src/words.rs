@@ -142,9 +142,12 @@ fn of_file(name: &str, text: &str) -> Vec<String> {
 
 /// How many tokens a phrase takes of those that come, if they begin with it.
 fn matched(phrase: &str, tokens: &[Token]) -> Option<usize> {
-    let words: Vec<&str> = phrase.split(' ').collect();
-    let fits = |(i, word): (usize, &&str)| tokens[i].text == **word && (i == 0 || !tokens[i].apart);
-    (words.len() <= tokens.len() && words.iter().enumerate().all(fits)).then_some(words.len())
+    let mut length = 0;
+    for word in phrase.split(' ') {
+        tokens.get(length).filter(|token| token.text == word && (length == 0 || !token.apart))?;
+        length += 1;
+    }
+    Some(length)
 }
 
 fn tokens(text: &str) -> Vec<Token> {

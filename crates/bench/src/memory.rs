@@ -1,5 +1,5 @@
-//! What a step holds, by part: as the ledger counts it, beside what the process has resident. And what
-//! log-probabilities take beyond their inputs and outputs, which is where `[tokens, vocabulary]` logits would show.
+//! The memory of a step, by part: as the ledger counts it, beside what the process has resident. And what
+//! log-probabilities take beyond their inputs and outputs, where `[tokens, vocabulary]` logits would show.
 
 use super::report::column;
 use super::workload::Bench;

@@ -12,7 +12,7 @@ pub struct Series {
     pub points: Vec<[f64; 3]>,
 }
 
-/// A panel.
+/// One panel of a plot.
 #[derive(Clone, Debug)]
 pub struct Panel {
     /// Below its x axis.

@@ -1,4 +1,4 @@
-//! What a benchmark prints: the machine, a table, or the same as JSON.
+//! A benchmark's report: the machine and a table, as text or as JSON.
 
 use kernels::ceilings::Ceilings;
 use kernels::{Context, DType, Device};

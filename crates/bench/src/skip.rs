@@ -1,5 +1,5 @@
-//! What it saves to leave groups without a gradient out of the update: 16 groups, of which a half, three quarters and
-//! seven eighths have rewards that are all equal.
+//! The time saved by leaving groups without a gradient out of the update: 16 groups, of which a half, three quarters
+//! and seven eighths have rewards that are all equal.
 //!
 //! Each update that leaves some out has one beside it that computes all, in turn first and second, on the same samples
 //! and weights (the learning rate is 0). Seconds are of processors, so that a neighbour costs less.

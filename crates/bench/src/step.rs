@@ -1,4 +1,4 @@
-//! A whole GRPO step, its stages, and how far it is from the least that its FLOPs and bytes can take.
+//! A whole GRPO step, its stages, and its distance from the roofline: the least time that its FLOPs and bytes can take.
 
 use super::report::column;
 use super::workload::{Bench, StepTimes};

@@ -1,5 +1,5 @@
 //! A GRPO step without data: prompts of random ids, completions of a fixed length (nothing ends them early), random
-//! rewards. All of the rest is the real thing.
+//! rewards. Everything else is what a run executes.
 
 use kernels::Context;
 use kernels::rng::Stream;

@@ -1,6 +1,6 @@
 //! `lockstep bench`.
 
-use crate::bench_flags::{AlgorithmsFlags, GroupFlags, LevelsFlags, ScalingFlags, ShapeFlag};
+use crate::bench_flags::{AlgorithmsFlags, GroupFlags, LevelsFlags, ShapeFlag};
 use crate::options::{device, threads};
 use crate::output;
 use kernels::{Context, Device};
@@ -79,17 +79,6 @@ impl StepArgs {
     }
 }
 
-/// How far the scaling goes.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ScalingArgs {
-    /// The model and how it runs.
-    #[command(flatten)]
-    pub common: Common,
-    /// How far.
-    #[command(flatten)]
-    pub scaling: ScalingFlags,
-}
-
 /// Updates.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TrainArgs {
@@ -118,10 +107,6 @@ pub enum What {
     Memory(Common),
     /// Sampler against trainer, bit by bit, over batches, threads, sharing, chunks.
     Parity(Common),
-    /// What the fixed order of sums costs: the same work with its sums split between two threads.
-    Order(Common),
-    /// Speed against completions, length and threads, as a table and a plot.
-    Scaling(ScalingArgs),
     /// The same GRPO steps at eight levels, each one idea more, from nothing to everything on; are their bits the same?
     Levels(LevelsFlags),
     /// Each optimization beside the same work without it: fused sampling and softmax, transfers, cache, packing, KL.
@@ -154,11 +139,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         }
         What::Memory(common) => report(common, &bench::memory::run),
         What::Parity(common) => report(common, &bench::parity::run),
-        What::Order(common) => report(common, &bench::order::run),
-        What::Scaling(args) => {
-            let options = args.scaling.options()?;
-            report(&args.common, &|ctx, shape| bench::scaling::run(ctx, shape, &options))
-        }
         What::Levels(flags) => levels(flags),
         What::Ablation(common) => report(common, &bench::ablation::run),
         What::Shape(common) => Ok(output::exact(&format!("{}\n", Shape::from(common.shape).config_json()))?),

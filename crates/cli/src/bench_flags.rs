@@ -2,37 +2,10 @@
 
 use crate::options::{LogArgs, threads};
 use crate::signals::{Promise, stop_on_signals};
-use lockstep::OutFile;
 use lockstep_bench::addition::workspace::SFT_STEPS;
 use lockstep_bench::levels::{self, Level};
-use lockstep_bench::{Shape, algorithms, group, scaling};
+use lockstep_bench::{Shape, algorithms, group};
 use std::path::PathBuf;
-
-/// How far it goes.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ScalingFlags {
-    /// From 8 completions up to this many, of 128 tokens each.
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    pub most_completions: usize,
-    /// From 128 tokens up to this many, of 8 completions each.
-    #[arg(long, value_name = "N", default_value_t = 4096)]
-    pub longest: usize,
-    /// A picture of it, too.
-    #[arg(long, value_name = "FILE.svg")]
-    pub plot: Option<PathBuf>,
-    /// Replaces the file of --plot if there is one.
-    #[arg(long, requires = "plot")]
-    pub overwrite: bool,
-}
-
-impl ScalingFlags {
-    /// The benchmark's options.
-    pub fn options(&self) -> anyhow::Result<scaling::Options> {
-        let ScalingFlags { most_completions, longest, plot, overwrite } = self.clone();
-        let plot = plot.map(|path| OutFile::new("--plot", &path, overwrite, &[])).transpose()?;
-        Ok(scaling::Options { most_completions, longest, plot })
-    }
-}
 
 /// Levels of optimization.
 #[derive(Clone, Debug, clap::Args)]

@@ -1,4 +1,4 @@
-//! One run's files, which are read on as they grow.
+//! One run's files, each read from where the last read ended, as they grow.
 
 use crate::series::Series;
 use crate::verdict::{Verdict, verdict};

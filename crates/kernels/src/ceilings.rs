@@ -1,5 +1,5 @@
-//! What this machine can do at most, measured: multiply-adds that touch no memory, and reading memory that no cache
-//! holds. Other figures are given as shares of these.
+//! This machine's measured peaks: multiply-adds that touch no memory, and reading memory that no cache holds. Other
+//! figures are given as shares of these.
 
 mod cuda;
 

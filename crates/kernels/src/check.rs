@@ -1,4 +1,4 @@
-//! Tools of proof: the number type that oracles are generic over, and the gradient check.
+//! Tools of tests: the number type that oracles are generic over, and the gradient check.
 
 #![allow(clippy::disallowed_methods)]
 

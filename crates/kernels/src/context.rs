@@ -1,4 +1,4 @@
-//! What every operation is called with: the device, what computes on it, and the memory to allocate from.
+//! The first argument of every operation: the device, the backend that computes on it, and the memory to allocate from.
 
 use crate::cores::{CoreTokens, Lease};
 use crate::device::{Backend, Cpu, Cuda, DeviceMemory, Mark, Range};

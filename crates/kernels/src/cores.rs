@@ -1,9 +1,9 @@
 //! Cores that processes share: a process computes with as many threads as it holds cores, so that processes on one
 //! machine do not stop each other in the middle of parallel regions.
 //!
-//! Each core is a file, and holding it is the kernel's lock on that file, which ends with its holder however that ends.
-//! Whoever waits stands at one more lock, the gate, and takes a first core before anybody takes a second one. So nobody
-//! starves, and where as many wait as there are cores, each computes with one thread.
+//! Each core is a file, and to hold it is to hold the kernel's lock on that file, which is released when its
+//! process ends in any way. A process that waits for cores queues at one more lock, the gate, and gets its first core
+//! before any other gets a second one. So no process starves, and with as many processes as cores each has one thread.
 
 use crate::{Error, Result};
 use std::fs::{File, OpenOptions, TryLockError};

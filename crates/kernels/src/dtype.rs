@@ -1,4 +1,4 @@
-//! What an element is.
+//! The element types of tensors.
 
 /// What an element is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

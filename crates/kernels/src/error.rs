@@ -1,4 +1,4 @@
-//! What can go wrong below the model: a shape or dtype that does not fit, a device that cannot do it.
+//! Errors below the model: a shape or dtype that does not fit, a device that cannot do what is asked.
 
 /// Result of a kernel call.
 pub type Result<T> = std::result::Result<T, Error>;

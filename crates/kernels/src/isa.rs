@@ -12,8 +12,8 @@ use crate::{Error, Result};
 
 /// An instruction set that this process may use, slowest first.
 ///
-/// Whoever holds one may run its instructions: a value is made only where the processor was asked first, or where none
-/// is needed ([`Isa::PORTABLE`], [`Isa::AMX_EMULATED`]).
+/// Code that holds one may run its instructions: a value is made only where the processor was asked first, or where
+/// none is needed ([`Isa::PORTABLE`], [`Isa::AMX_EMULATED`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Isa(Kind);
 

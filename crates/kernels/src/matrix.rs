@@ -199,7 +199,7 @@ impl<T: Element, const SIDE: usize> Kernel for Gather<'_, T, SIDE> {
     }
 }
 
-/// 32 inputs of a whole panel to rows of `k`.
+/// Transposes 32 inputs of a whole panel into rows of `k` elements.
 #[inline(always)]
 fn transpose<V: Simd, T: Element>(from: &[T], to: &mut [f32], k: usize) {
     for row in (0..PANEL).step_by(LANES) {

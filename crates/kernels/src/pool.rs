@@ -152,7 +152,7 @@ impl Shared {
         }
     }
 
-    /// Runs one region as its caller, one at a time. Gives the time that it waited for workers.
+    /// Runs one region as its caller, one at a time. Returns the time that it waited for workers.
     ///
     /// # Safety
     /// The job's closure is [`Sync`] and lives until this returns.
@@ -181,7 +181,8 @@ impl Shared {
         waited
     }
 
-    /// Waits for `theirs` tasks that workers have begun, so long without sleeping. Gives the time that it took.
+    /// Waits for the `theirs` tasks that workers have claimed: spins for that long, then sleeps. Returns the time it
+    /// took.
     fn wait_for(&self, theirs: usize, spin: Duration) -> Duration {
         let done = || self.region.done() >= theirs;
         if done() {

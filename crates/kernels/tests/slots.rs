@@ -1,4 +1,4 @@
-//! Slots of shared memory between real processes: what is pinned stays, whoever dies or is stopped.
+//! Slots of shared memory between real processes: what is pinned stays, whichever process dies or is stopped.
 #![cfg(target_os = "linux")]
 
 use kernels::memory::FileMap;

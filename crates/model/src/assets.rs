@@ -1,4 +1,4 @@
-//! What is read of a model's directory before its weights.
+//! The files of a model directory that are read before its weights.
 
 use crate::io::{CopiedFiles, check_listed};
 use crate::scoring::padding_token;

@@ -1,4 +1,5 @@
-//! Named numbers beside the tokens of a completion: what samplers record and scorers add, from the engine to the loss.
+//! Named columns of values beside the tokens of a completion: samplers record them and scorers add to them, from the
+//! engine to the loss.
 //!
 //! A column has one row per token, of one number or several side by side (the k most likely tokens of a teacher, say).
 

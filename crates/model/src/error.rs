@@ -1,4 +1,4 @@
-//! What can go wrong between a model directory and a model in memory. Every message names the file or the field.
+//! Errors between a model directory and a model in memory. Every message names the file or the field.
 
 use std::path::{Path, PathBuf};
 

@@ -15,8 +15,8 @@ pub struct PromptCompletion<'a> {
     pub completion: &'a [u32],
 }
 
-/// A prompt and the completions that share its computation. Whoever made the group says what belongs to it: two
-/// groups may have equal prompts.
+/// A prompt and the completions that share its computation. The caller that makes the group says what belongs to it:
+/// two groups may have equal prompts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptGroup<'a> {
     /// Prompt ids; not empty.

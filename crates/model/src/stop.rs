@@ -1,4 +1,4 @@
-//! Passes that nobody waits for any more.
+//! Cancels a pass between two layers, once nobody waits for its result.
 
 use crate::{Error, Result};
 use std::sync::Arc;

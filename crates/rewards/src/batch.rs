@@ -1,4 +1,4 @@
-//! What a reward is given and what it gives back. Knows no reward.
+//! The input and the output of a reward: a batch of completions, and scores with their problems. Knows no reward.
 
 use std::collections::BTreeMap;
 
@@ -186,7 +186,7 @@ pub(crate) fn completions(n: usize) -> String {
 pub struct Scores {
     /// One entry for each completion; `None` = no score (left out of the mean and of the baseline), always finite.
     pub values: Vec<Option<f64>>,
-    /// Scores of steps, for each completion that has them, whose value is then their sum; empty where none has.
+    /// For each completion that has them, the scores of its steps, whose sum is its value; empty if none has.
     pub steps: Vec<Option<Vec<StepScore>>>,
     /// Why entries are `None`, if they should not be.
     pub problems: Vec<Problem>,

@@ -1,4 +1,4 @@
-//! What can be wrong with a reward before a run starts. What goes wrong while it scores is a [`crate::Problem`].
+//! Errors of a reward's settings, found before a run starts. What goes wrong while it scores is a [`crate::Problem`].
 
 /// A reward that cannot be built: a bad specification, or a program that cannot be started.
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! A program's own function as a reward: `reward_funcs = ["function:NAME"]`.
+//! A function of the calling program as a reward: `reward_funcs = ["function:NAME"]`.
 
 use crate::{Content, Problem, Reward, RewardBatch, Scores};
 use serde_json::Value;

@@ -117,7 +117,7 @@ pub fn score_group(
     asked.iter().map(ask).collect()
 }
 
-/// Which rewards are being asked now, and since when: for whoever waits, on any thread.
+/// Which rewards are being asked now, and since when: for a thread that waits.
 #[derive(Clone, Default)]
 pub struct Asked(Arc<Mutex<Vec<(String, Instant)>>>);
 

@@ -1,7 +1,7 @@
 //! `model`: the score of a reward model, `reward_funcs = ["model:DIR"]`.
 //!
 //! The model has its own tokenizer and chat template: it is shown the prompt and the completion as text, encoded as the
-//! sides of the pairs that it learned from, the end token included. Whoever builds it reads its files.
+//! sides of the pairs that it learned from, the end token included. Its caller reads the files.
 
 use kernels::Context;
 use model::chat::{ChatTemplate, Content, PromptEncoder};

@@ -1,4 +1,4 @@
-//! What can go wrong in a training step.
+//! Errors of a training step.
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

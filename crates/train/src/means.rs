@@ -1,4 +1,4 @@
-//! What losses report, by name.
+//! The metrics that losses report, by name.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! What one optimizer step reports, under TRL's names.
+//! The metrics that one optimizer step reports, under TRL's names.
 
 use crate::loss::sampling::SamplingMetrics;
 use crate::means::{ClipRatios, Means};

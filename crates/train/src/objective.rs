@@ -1,4 +1,5 @@
-//! What is minimised: from what the model says of every completion token to a loss, and back.
+//! The objective: from the model's log-probabilities and entropies of every completion token to a loss, and back to
+//! their gradients.
 //!
 //! The trainer hands over one group at a time: sequences of a prompt that lie behind one another, so that a loss may
 //! compare the two of a pair. A loss is a file in [`loss`](crate::loss); this one says which, what it needs of a

@@ -1,5 +1,5 @@
-//! What goes through the model of the samples of an optimizer batch: sequences in order, each with the tokens that the
-//! loss uses, and the prompts that neighbours share.
+//! The part of an optimizer batch that goes through the model: sequences in order, each with the tokens that the loss
+//! uses, and the prompts that neighbours share.
 
 use crate::objective::{Objective, Source};
 use crate::{Error, Result, Samples};

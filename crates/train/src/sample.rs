@@ -1,4 +1,4 @@
-//! What the trainer is given: sequences with what is known of each token, or pairs of responses to compare.
+//! The trainer's input: sequences with columns of values for each token, or pairs of responses to compare.
 
 use model::columns::{RETURNS, VALUES};
 use model::{Columns, Prompt, PromptCompletion};

@@ -1,4 +1,4 @@
-//! Rewards of the steps of a completion, in the place of one for the whole.
+//! Rewards for the steps of a completion, in place of one reward for the whole completion.
 
 /// The weighted rewards of one completion, of which some belong to steps.
 #[derive(Clone, Debug, Default, PartialEq)]

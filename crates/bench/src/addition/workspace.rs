@@ -1,5 +1,5 @@
-//! What the demo and `lockstep bench algorithms` share: a directory with inputs, the settings of their runs, and an
-//! examination on held-out problems.
+//! Shared by the demo and `lockstep bench algorithms`: a directory with inputs, the settings of their runs, and an
+//! evaluation on held-out problems.
 
 use super::task;
 use kernels::Context;

@@ -1,4 +1,4 @@
-//! What is compared: names, and the keys that make an algorithm of the runs that all share.
+//! The algorithms that are compared: their names, and the keys that each changes in the configuration that all share.
 
 /// One row of a table: a run from the SFT model, or none.
 #[derive(Clone, Copy, Debug)]

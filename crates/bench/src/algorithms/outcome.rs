@@ -1,4 +1,4 @@
-//! What a run gave: its curve, read from its metrics, its examination, and means over seeds. Every figure was measured.
+//! A run's results: its learning curve, read from its metrics, its final evaluation, and means over seeds.
 
 use serde::{Deserialize, Serialize};
 use telemetry::Record;

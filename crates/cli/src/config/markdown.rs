@@ -1,4 +1,4 @@
-//! docs/config.md: the table for people.
+//! `lockstep config markdown`: the tables of docs/config.md.
 
 use lockstep::config::{Key, OnResume, UnsupportedKey, keys, unsupported_keys};
 use std::fmt::Write;

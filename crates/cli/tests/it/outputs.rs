@@ -29,8 +29,6 @@ fn a_result_never_takes_the_place_of_an_input() {
     // Another's file.
     refused(root, &score(&["p.jsonl"]), &["--out p.jsonl", "exists", "--overwrite"]);
     refused(root, &eval(&["p.jsonl"]), &["--out p.jsonl", "exists", "--overwrite"]);
-    let scaling = ["bench", "scaling", "--shape", "tiny", "--plot", "p.jsonl"];
-    refused(root, &scaling, &["--plot p.jsonl", "exists", "--overwrite"]);
 
     // Who insists gets it, whole.
     good(root, &score(&["d.jsonl", "--overwrite"]));

@@ -1,4 +1,4 @@
-//! A first start, and a start from what survived.
+//! How a coordinator starts: for the first time, or from the checkpoint and the batch files that survived.
 
 use super::{Coordinator, JobState, Phase, Rules, Saved, SyncedBatch};
 use crate::job::Lineage;

@@ -1,4 +1,5 @@
-//! A GPU's: a copy of memory that no cache holds, and chains of multiply-adds, timed by the device's own events.
+//! A GPU's measured peaks: copying memory that no cache holds, and chains of multiply-adds, timed by the device's own
+//! events.
 
 use super::Ceilings;
 use crate::device::Cuda;

@@ -1,4 +1,4 @@
-//! Where tensors lie and what computes on them: the seam that a second device fills.
+//! Devices: where tensors lie and what computes on them. A new device is added here.
 //!
 //! A tensor holds a handle, never a slice. Only what computes on a device gets at the elements, and shows for it what
 //! it computes with ([`Cpu`], [`Cuda`]); everybody else copies, or, of index tensors, reads the host's mirror. An

@@ -24,12 +24,13 @@ mod pack_words;
 mod plan;
 mod prefetch;
 mod prepack;
+mod steps;
 mod tile;
 mod tiles;
 mod transposed;
 
 pub(crate) use pack_tiles::{Lines, halves, narrowed, pairs_to_lines, transpose_pairs, zip, zip_lines};
-pub(crate) use tiles::steps;
+pub(crate) use steps::steps;
 
 use crate::Isa;
 use crate::device::Cpu;
@@ -42,7 +43,7 @@ use half::bf16;
 use plan::Plan;
 use std::marker::PhantomData;
 use std::ops::Range;
-use tiles::Steps;
+use steps::Steps;
 
 /// The left operand.
 #[derive(Clone, Copy)]

@@ -2,7 +2,7 @@
 //!
 //! Attention and the head pack their own operands with the same functions.
 
-use super::tiles::{FEW, Steps};
+use super::steps::{FEW, Steps};
 use super::{Left, Matmul, Right};
 use crate::matrix::PANEL;
 use crate::simd::tiles::{DEPTH, SIDE, TILE};
@@ -11,7 +11,7 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// This memory as numbers of half its width.
+/// This memory as values of half the width.
 pub(crate) fn halves(memory: &mut [f32]) -> &mut [bf16] {
     let (start, len) = (memory.as_mut_ptr().cast(), 2 * memory.len());
     // SAFETY: the same bytes; any bits are a number, and two bytes need no more alignment than four.

@@ -1,8 +1,8 @@
 //! How a matmul is cut: its depth into blocks, its rows into strips, and all of it into tasks.
 
 use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, vectors};
-use super::tiles;
 use super::{Left, Matmul, MatmulDType, Right};
+use super::{steps, tiles};
 use crate::matrix::PANEL;
 use crate::pool::{Scratch, Tasks};
 use crate::simd::{LANES, Simd};
@@ -151,7 +151,7 @@ impl<'a> Plan<'a> {
     /// The rows of block `block` of them: whole tiles, but for the last, and where each thread has a block.
     #[inline(always)]
     pub fn rows<V: Simd>(&self, block: usize) -> Range<usize> {
-        let whole = if self.matmul.tiles.is_some() { tiles::FEW } else { V::GEMM_ROWS };
+        let whole = if self.matmul.tiles.is_some() { steps::FEW } else { V::GEMM_ROWS };
         let unit = if self.own_rows { 1 } else { whole };
         let rows = cut(block, self.matmul.m.div_ceil(unit), self.row_blocks);
         rows.start * unit..(rows.end * unit).min(self.matmul.m)

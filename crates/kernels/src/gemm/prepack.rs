@@ -17,8 +17,9 @@
 //! `d_y` is, where words of two rows are multiplied.
 
 use super::plan::{Plan, Strips, cut};
+use super::steps::Steps;
 use super::tile::MAX_DEPTH;
-use super::tiles::{self, Steps};
+use super::tiles;
 use super::{Left, Matmul, Right, lines, pack_tiles};
 use crate::device::Cpu;
 use crate::matrix::PANEL;

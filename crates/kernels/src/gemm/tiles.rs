@@ -16,6 +16,7 @@
 //! Knows neither threads nor instruction sets: a test can run all of it with the unit in plain Rust.
 
 use super::pack_tiles::{halves, pack_left, pack_right};
+use super::steps::{FEW, Steps};
 use super::{Left, Matmul, Order, Right, aligned};
 use crate::matrix::PANEL;
 use crate::pool::Scratch;
@@ -30,53 +31,12 @@ use std::ops::Range;
 const STEPS: usize = if cfg!(test) { 3 } else { 10 };
 /// [`STEPS`] where rows are few and B is passed over once.
 const STEPS_OF_FEW: usize = if cfg!(test) { 5 } else { 32 };
-/// Rows of one or two tiles.
-pub(super) const FEW: usize = 2 * SIDE;
 /// Rows of a task.
 pub(super) const ROWS: usize = if cfg!(test) { 96 } else { 512 };
 /// The most elements of A that are packed once for all panels: 1 MiB.
 const RESIDENT: usize = if cfg!(test) { 1 << 13 } else { 1 << 19 };
 /// Otherwise, panels between which the depth is walked: 1 MiB of outputs of [`ROWS`] rows.
 const CHUNK: usize = if cfg!(test) { 2 } else { 16 };
-
-/// Terms of a sum, in steps of at most 32 that no segment's end lies inside.
-pub(super) enum Steps {
-    /// One segment.
-    One(usize),
-    /// The terms of each step.
-    Segments(Vec<Range<usize>>),
-}
-
-impl Steps {
-    /// `segments` are the first term of each, and the number of terms at last.
-    pub(super) fn new(depth: usize, segments: Option<&[u32]>) -> Steps {
-        match segments {
-            Some(offsets) if offsets.len() > 2 => Steps::Segments(steps(offsets).collect()),
-            _ => Steps::One(depth),
-        }
-    }
-    pub(super) fn len(&self) -> usize {
-        match self {
-            Steps::One(depth) => depth.div_ceil(DEPTH),
-            Steps::Segments(steps) => steps.len(),
-        }
-    }
-    /// Terms of step `step`.
-    pub(super) fn terms(&self, step: usize) -> Range<usize> {
-        match self {
-            Steps::One(depth) => step * DEPTH..(*depth).min((step + 1) * DEPTH),
-            Steps::Segments(steps) => steps[step].clone(),
-        }
-    }
-}
-
-/// The terms of each step, for segments from these offsets.
-pub(crate) fn steps(offsets: &[u32]) -> impl Iterator<Item = Range<usize>> + use<'_> {
-    offsets.windows(2).flat_map(|ends| {
-        let (start, end) = (ends[0] as usize, ends[1] as usize);
-        (start..end).step_by(DEPTH).map(move |at| at..end.min(at + DEPTH))
-    })
-}
 
 /// Computes rows `rows` of panels `panels` on this thread, with terms `steps`.
 ///

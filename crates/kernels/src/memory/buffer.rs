@@ -1,4 +1,4 @@
-//! A buffer: bytes on a device, which only what computes there gets at.
+//! A buffer: bytes on a device, which only that device's code can access.
 
 use super::host::HostBytes;
 use super::{Ledger, lock};

@@ -1,4 +1,4 @@
-//! Files that are read through memory.
+//! Memory-mapped files.
 
 use crate::{Error, Result};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Bytes of the host: small ones of the allocator, large ones maps of their own.
+//! Host memory: small buffers from the allocator, large ones as memory maps of their own.
 
 use std::alloc::{self, alloc_zeroed};
 use std::ptr::NonNull;

@@ -1,5 +1,4 @@
-//! How much memory operations take for themselves on a CUDA device while they run, at most: what a plan adds to
-//! the tensors.
+//! An upper bound on the scratch memory that operations take on a CUDA device: the memory plan adds it to the tensors.
 
 use super::lm_head::cpu::KEPT;
 use super::lm_head::cuda::WINDOW;

@@ -1,4 +1,4 @@
-//! What a task works in: memory of its thread, and its own range of a shared output.
+//! The memory of a task: the scratch of its thread, and its own range of a shared output.
 
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The instructions of AMX: whether they are there, and [`Work`] done by them.
+//! AMX: whether this process may use it, and [`Work`] done by its instructions.
 //!
 //! Stable Rust has no intrinsics for tiles, so this is assembly. Tiles and their configuration live from `ldtilecfg` to
 //! `tilerelease`, both inside one block of it: the compiler, which knows nothing of that state, never runs in between,

@@ -1,9 +1,11 @@
-//! A collection as jobs, one for each group, which others do: a worker has an engine and rewards, and answers in bytes.
+//! A collection cut into jobs, one for each group, for workers: a worker has an engine and rewards, and answers in
+//! bytes.
 //!
-//! A job is a function of what it names (the group's number, the prompt, how tokens are drawn, the weights), so whoever
-//! does it gives the same tokens. A worker asks the rewards that score a group by itself and that it has; whoever
-//! collects asks the others: those that compare completions of several prompts, and closures of the caller. Scores are
-//! put together by the code of a collection in one place, so that nothing depends on who did what, or when.
+//! A job is a function of what it names (the group's number, the prompt, how tokens are drawn, the weights), so every
+//! worker computes the same tokens. A worker calls those rewards that it has and that score a group by itself; the
+//! process that collects calls the others: those that compare completions of several prompts, and the caller's
+//! closures. Scores are merged in one place, by the code of a collection in one process, so nothing depends on who did
+//! what, or when.
 
 #[cfg(test)]
 use super::collector::{Collect, Collector};

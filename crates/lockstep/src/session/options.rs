@@ -25,7 +25,7 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
-    /// Nothing injected.
+    /// No injected rewards, sinks, callbacks or stop signal.
     pub fn new() -> RunOptions {
         RunOptions::default()
     }

@@ -1,4 +1,4 @@
-//! Dropout of what adapters read, for one optimizer step.
+//! Dropout of the adapters' inputs, for one optimizer step.
 //!
 //! The noise of a row comes from which row it is: the sequence's place in the optimizer batch and the token's in the
 //! sequence, not the row's place in a micro-batch. The backward pass, and layers that are recomputed, draw it

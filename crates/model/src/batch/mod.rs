@@ -260,8 +260,8 @@ pub struct BatchTensors {
     pub(crate) ids: Vec<u32>,
     /// First row and first branch of each independent group `[G + 1]`, on the host.
     group_starts: Vec<(u32, u32)>,
-    /// What else passes read, one list after the other, so that they come in one copy: groups and score groups
-    /// `[G + 1]`, score rows and targets `[R]`, and the groups of each of the head's pieces.
+    /// The other indices that a forward or backward pass reads, one list after the other, to be copied at once: groups
+    /// and score groups `[G + 1]`, score rows and targets `[R]`, and the groups of each of the head's pieces.
     lists: Tensor,
     /// Where each of the lists ends, but those of pieces.
     ends: [usize; 4],

@@ -1,4 +1,4 @@
-//! Scored rows in pieces, so that a pass need not compute the head of all of them before it looks whether it is wanted.
+//! Scored rows in pieces, so that a pass can be cancelled between two pieces of its head.
 
 use std::ops::Range;
 

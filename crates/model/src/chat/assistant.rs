@@ -1,4 +1,4 @@
-//! Which tokens of a conversation an assistant said: what a template's `{% generation %}` marks, or, where it marks
+//! Which tokens of a conversation the assistant wrote: what a template's `{% generation %}` marks, or, where it marks
 //! nothing, what the template prints between the header of an answer and the next message.
 
 use super::environment::{MARKS, marked, says_what_is_generated};

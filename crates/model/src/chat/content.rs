@@ -1,4 +1,4 @@
-//! What a prompt or a completion says: text, or messages. Knows no template.
+//! The content of a prompt or a completion: text, or messages. Knows no template.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

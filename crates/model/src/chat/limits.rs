@@ -1,5 +1,5 @@
-//! What a template may take. Templates come with models, from anywhere: one that builds without end must end with an
-//! error. minijinja counts instructions (its fuel); here is counted what a single instruction can build or walk over.
+//! The budget of a template. Templates come with models, from anywhere: one that builds without end must end with an
+//! error. minijinja counts instructions (its fuel); this file counts what a single instruction can build or walk over.
 
 use crate::{Error, Result};
 use minijinja::machinery::{Token, ast, tokenize};

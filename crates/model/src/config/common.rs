@@ -1,4 +1,4 @@
-//! What the configurations of all families have in common, and a refusal of all that is not honoured.
+//! What the configurations of all families have in common, and errors for every setting that is not supported.
 
 use super::fields::Fields;
 use super::rope_fields::rope;

@@ -176,7 +176,7 @@ pub struct ModelConfig {
     /// The dtype that the weights were saved in, if it says so.
     pub dtype: Option<FileDType>,
     /// What matmuls read: weights, and the activations that feed them, in f32 or in bf16. Not a thing of the file:
-    /// whoever loads the model chooses it (f32 where nobody does).
+    /// the caller that loads the model chooses it (f32 by default).
     pub compute: DType,
     /// Standard deviation of random initial weights.
     pub initializer_range: f32,

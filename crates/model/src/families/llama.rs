@@ -1,4 +1,4 @@
-//! Llama 2 and 3.x, and what shares their shape.
+//! Llama 2 and 3.x, and models of the same architecture.
 
 use crate::config::{Defaults, Fields, like_llama, slides};
 use crate::{Family, ModelConfig, Result};

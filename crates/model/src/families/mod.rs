@@ -1,5 +1,5 @@
-//! The model families, one file each: `model_type`, how `config.json` is read, and what a model of it has otherwise
-//! than Llama. A new family is a file here and a line in [`FAMILIES`].
+//! The model families, one file each: `model_type`, how `config.json` is read, and how a model differs from Llama. A
+//! new family is a file here and a line in [`FAMILIES`].
 
 mod gemma3;
 mod llama;

@@ -4,7 +4,7 @@
 //! memory-mapped, and widened, handed over and released one tensor after the other. Writing: the same in pieces that
 //! the cache holds, each file under a temporary name until it is complete and on disk.
 //!
-//! It does not know how weights are held in memory: whoever holds them is a [`TensorSink`] or a [`TensorSource`].
+//! It does not know how weights are held in memory: what holds them is a [`TensorSink`] or a [`TensorSource`].
 
 mod direct;
 mod files;

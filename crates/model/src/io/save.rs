@@ -92,7 +92,7 @@ impl<T: Write + Seek> WriteSeek for T {}
 
 /// Writes a file under a temporary name, flushes it to the disk, and only then gives it its name.
 ///
-/// Whoever reads `path` sees the old file or the whole new one, even after a power failure.
+/// A reader of `path` sees the old file or the whole new one, even after a power failure.
 pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> Result<()>) -> Result<()> {
     let fail = |e| Error::io(path, e);
     let name = path.file_name().ok_or_else(|| Error::file(path, "is no file name"))?;

@@ -1,4 +1,4 @@
-//! The first half of a layer, forward and back.
+//! The attention half of a layer, forward and backward.
 //!
 //! ```text
 //! x       = m + delta                        m, delta: what the layer before leaves

@@ -1,4 +1,4 @@
-//! From hidden rows to the log-probabilities of given tokens, or to scores; and back.
+//! The head: hidden rows to log-probabilities of given tokens, or to scores; forward and backward.
 
 use super::tape::TapeBackward;
 use super::{Rope, Tape};

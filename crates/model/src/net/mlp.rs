@@ -1,4 +1,4 @@
-//! The second half of a layer, forward and back.
+//! The MLP half of a layer, forward and backward.
 //!
 //! ```text
 //! m     = x + delta                          delta: what the attention half adds
@@ -17,7 +17,7 @@ use kernels::ops::glu;
 use kernels::{DType, Error, Result, Tensor, View};
 use std::ops::Range;
 
-/// From `x` and `delta` to `s.mid` and the new `delta`.
+/// Reads the residual stream `x` and the pending sum `delta`; writes `s.mid` and the new `delta`.
 pub(super) fn forward(
     pass: &Pass<'_>,
     layer: usize,

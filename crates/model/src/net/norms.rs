@@ -1,4 +1,4 @@
-//! Where a half of a layer meets the residual stream: norms before it, after it, or neither.
+//! The norms of a half of a layer: before it, after it, or neither.
 
 use super::layer::Pass;
 use crate::weights::trained;

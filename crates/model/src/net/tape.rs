@@ -1,4 +1,5 @@
-//! Buffers of fixed capacity, allocated once: what a forward leaves for the backward pass, or only what it works in.
+//! Buffers of fixed capacity, allocated once: the activations that a forward pass keeps for the backward pass, or
+//! scratch alone.
 
 use super::layer::{BackwardBuffers, Saved, Work};
 use crate::ModelConfig;

@@ -46,7 +46,7 @@ fn parse(bytes: Vec<u8>) -> std::result::Result<tokenizers::Tokenizer, String> {
     serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).map_err(|e| format!("not JSON: {e}"))?;
     let parse_and_try = || {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
-        // Files may carry the batch settings of whoever wrote them; ids here are of one text, and whole. A text that is
+        // Files may carry the batch settings of their author; ids here are of one text, and whole. A text that is
         // padded to millions of tokens takes seconds.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);

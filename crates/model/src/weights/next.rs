@@ -1,4 +1,4 @@
-//! The next version of parameters, while an optimizer makes it.
+//! The next version of parameters, while an optimizer writes it.
 
 use super::{ParamSpec, Params};
 use kernels::{Tensor, View, ViewMut};

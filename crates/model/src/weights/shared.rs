@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// How slots are made that other processes read.
 #[derive(Clone, Debug, Default)]
 pub struct Sharing {
-    /// The run that they belong to.
+    /// The run that the weights belong to.
     pub run: [u8; 16],
     /// A directory for files, where processes do not see each other's `/proc`; none: memfds.
     pub dir: Option<PathBuf>,

@@ -3,7 +3,7 @@
 use crate::{Head, ModelConfig};
 use std::ops::Range;
 
-/// The head of a language model in files.
+/// The name of the language model head in files.
 pub(super) const HEAD: &str = "lm_head.weight";
 /// The head of scores in files.
 pub(super) const SCORES: &str = "score.weight";

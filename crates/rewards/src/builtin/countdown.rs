@@ -24,7 +24,7 @@ use crate::{Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 /// Brackets in brackets, at most.
 const MAX_DEPTH: usize = 50;
 
-/// Fractions in fractions, at most.
+/// How deep fractions may be nested.
 const MAX_FRACTIONS: usize = 10;
 
 /// Options of [`Countdown`].

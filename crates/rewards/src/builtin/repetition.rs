@@ -1,5 +1,5 @@
-//! `repetition`: a punishment for saying the same again: −`weight` · (1 − distinct n-grams / n-grams), of words or
-//! tokens; 0 for a completion that has no n-gram. Knows no meaning.
+//! `repetition`: a penalty for repeating oneself: −`weight` · (1 − distinct n-grams / n-grams), of words or tokens; 0
+//! for a completion that has no n-gram. Knows no meaning.
 //!
 //! As in Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", <https://arxiv.org/abs/2502.03373>,
 //! appendix, and Open-R1's `repetition_penalty`.

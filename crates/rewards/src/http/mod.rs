@@ -1,4 +1,4 @@
-//! `http`: a service that is asked by POST: `"http://localhost:8000/score"`.
+//! `http`: a service that scores by POST requests: `"http://localhost:8000/score"`.
 //!
 //! A request's body is the JSON that a [`command`](crate::command) reads, its answer the JSON that one writes. By
 //! default a request has all completions of a generation, so that a service may compare any of them; with `batch_size`

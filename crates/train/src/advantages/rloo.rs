@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! r_i ← clamp(r_i, reward_clip_range) − β Σ_t m (log π_old − log π_ref)
-//! A_i = r_i − mean of the others of its group, which is G/(G − 1) (r_i − mean of the group)
+//! A_i = r_i − mean of the others in its group, which is G/(G − 1) (r_i − mean of the group)
 //! A_i ← (A_i − mean of A) / (s + 1e-4)        over the batch, with normalize_advantages
 //! ```
 

@@ -1,4 +1,4 @@
-//! What the losses add up over an optimizer batch, for its metrics.
+//! Sums over an optimizer batch from which the losses' metrics are made.
 
 use super::sampling::SamplingSums;
 use crate::{ClipRatios, Means};

@@ -1,4 +1,4 @@
-//! The loss of samples that nothing is learned from: J of a batch of their own, without a gradient.
+//! The loss on held-out samples, without a gradient.
 
 use crate::loss::entropy::quantile;
 use crate::loss::{LossSums, Normalizer};

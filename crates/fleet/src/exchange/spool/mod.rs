@@ -11,8 +11,8 @@
 //! fleet/workers/dev1/status.json         what it does, with its progress counter
 //! ```
 //!
-//! A name with a dot in front is being written; the next process that looks deletes it. Locks are dropped by the kernel with
-//! their holder, so that no clock says who lives. Directories are 0700, files 0600.
+//! A name with a dot in front is being written; the next process that looks deletes it. Locks are dropped by the kernel
+//! with their holder, so that no clock says who lives. Directories are 0700, files 0600.
 
 mod learner;
 mod watch;

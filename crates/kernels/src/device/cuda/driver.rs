@@ -1,4 +1,4 @@
-//! What a stream asks of a device: the few operations that libcuda and the emulator both have.
+//! The trait `Driver`: the few device operations that a stream needs, which libcuda and the emulator both implement.
 
 use super::sources::Source;
 use super::tensor_core::Family;

@@ -175,7 +175,7 @@ struct Held {
     spoiled: Option<String>,
 }
 
-// SAFETY: the pointers are to memory that whoever asked for a copy leaves alone until it has happened.
+// SAFETY: the pointers are to memory that the caller of a copy leaves alone until it has happened.
 unsafe impl Send for Held {}
 
 impl Held {

@@ -1,4 +1,4 @@
-//! Libraries of NVIDIA's that are opened when they are needed, and may be missing.
+//! NVIDIA's libraries, opened at run time when they are needed; each may be missing.
 
 use super::driver::Outcome;
 use libloading::Library;

@@ -1,4 +1,4 @@
-//! What is measured on a device: its memory, its time, and ranges that profilers show.
+//! Measurements on a device: free memory, elapsed time, and named ranges for profilers.
 
 use super::driver::Event;
 use super::nvtx::Nvtx;

@@ -1,4 +1,4 @@
-//! NVRTC, NVIDIA's compiler as a library: a source to the binary of one architecture.
+//! NVRTC, NVIDIA's compiler as a library: compiles a source for one architecture.
 //!
 //! `LOCKSTEP_NVRTC` is its path; otherwise the loader's own search finds versions 13 and 12.
 

@@ -1,4 +1,4 @@
-//! What there is of CUDA on this machine, looked at for a person: nothing is computed, and no device is kept.
+//! Looks for CUDA on this machine, for `lockstep doctor`: it computes nothing and keeps no device open.
 
 use super::driver::Outcome;
 use super::libcuda::{CAPABILITY, Functions};

@@ -1,4 +1,4 @@
-//! CUDA C++ sources, which are part of the program, and where what was compiled of them is kept.
+//! CUDA C++ sources, which are part of the program, and the cache of what was compiled from them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};

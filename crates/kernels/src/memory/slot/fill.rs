@@ -1,4 +1,4 @@
-//! Slots that are filled with bytes from elsewhere: copies of another machine's.
+//! Fills a slot with bytes from elsewhere, such as a copy of another machine's slot.
 
 use super::{Contents, Result, SlotOptions, SlotWriter};
 use std::path::Path;

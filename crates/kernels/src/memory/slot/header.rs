@@ -1,4 +1,4 @@
-//! What the first page of a slot says.
+//! The header of a slot, on its first page.
 
 use super::SlotOptions;
 use std::io::{Error, ErrorKind, Result};

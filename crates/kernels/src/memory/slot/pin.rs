@@ -1,4 +1,4 @@
-//! Readers of slots.
+//! Pins: readers that keep a slot from being overwritten.
 
 use super::header::{self, Contents, Head, WRITING};
 use super::place::Place;

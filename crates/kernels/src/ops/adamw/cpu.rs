@@ -1,4 +1,4 @@
-//! One pass over parameter, gradient and both moments.
+//! AdamW on the CPU: one pass over parameter, gradient and both moments.
 
 use super::{Hyper, Rounding, Step};
 use crate::DType;

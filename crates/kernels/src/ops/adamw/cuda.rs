@@ -1,4 +1,4 @@
-//! A thread for each element.
+//! AdamW on CUDA: one thread for each element.
 
 use super::cpu::Factors;
 use super::{Rounding, Step};

@@ -17,7 +17,7 @@
 //! nor how many steps changes a bit: sums are stored as f32 in between.
 
 use super::BLOCK;
-use super::backward::Operands;
+use super::gradients::Operands;
 use super::pages::{self, padded};
 use super::tiles::{LINE, LINES};
 use super::visits::{Part, Visit};

@@ -14,9 +14,9 @@
 //! A sum over an odd number of rows ends with −0 · 0, which changes nothing.
 
 use super::BLOCK;
-use super::backward::{Operands, begin, clear, gradients, rows_of_tile};
-use super::cpu::{mask_blocks, span, words_of};
+use super::gradients::{Operands, begin, clear, gradients, rows_of_tile};
 use super::matmul::Matmul;
+use super::places::{mask_blocks, span, words_of};
 use super::visits::{Part, Visit};
 use crate::Isa;
 use crate::gemm::halves;

@@ -1,4 +1,4 @@
-//! Pages of bf16 as tiles, or in pairs.
+//! Layouts of pages in bf16: as AMX tiles, or as pairs.
 //!
 //! Where matmuls run on tiles and hd is a multiple of 32, a page is kept as the instruction takes its right operand,
 //! so that nothing lies between the cache and the matmul:
@@ -20,7 +20,7 @@
 //!
 //! Knows no row but those it writes.
 
-use super::writes::Parts;
+use super::parts::Parts;
 use super::{BLOCK, Geometry, WriteKv};
 use crate::device::Cpu;
 use crate::gemm::zip;

@@ -10,12 +10,11 @@
 //! | P · V   | exp(z − m) of them, rounded   | the page's values | the block's halves, 0 for unseen keys             |
 //!
 //! Both halves of a block are added to every row that sees any key of it. So a row's bits depend on what they depend on
-//! in
-//! `cpu.rs`, but for one thing: a key that the row does not see and another row of its task does is multiplied by 0. If
-//! its value is infinite or NaN, which only a diverged model has, the row is NaN too.
+//! in `cpu.rs`, but for one thing: a key that the row does not see and another row of its task does is multiplied by 0.
+//! If its value is infinite or NaN, which only a diverged model has, the row is NaN too.
 
-use super::cpu::{Outputs, Places, rescaled, span};
 use super::pages::{self, padded};
+use super::places::{Outputs, Places, rescaled, span};
 use super::{BLOCK, Forward, Geometry};
 use crate::device::Cpu;
 use crate::gemm::aligned;

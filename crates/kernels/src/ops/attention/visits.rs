@@ -1,11 +1,11 @@
-//! Which pages the rows of the backward pass look at, and what of it is independent.
+//! The order of the backward pass: which pages the rows look at, and which parts of the work are independent.
 //!
 //! A page's gradients are sums over the rows that look at it, ascending, and a query's over the pages that it looks at,
 //! ascending. So one task takes all rows of a page, and a row's pages wait for one another. Sequences that share a
 //! prompt share the pages at their beginning only: these are one part, a group's; when it is done, what each sequence
 //! alone looks at is a part for itself.
 
-use super::cpu::Places;
+use super::places::Places;
 use super::{BLOCK, Geometry};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;

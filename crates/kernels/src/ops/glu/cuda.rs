@@ -1,4 +1,4 @@
-//! A thread for each element.
+//! The gates on CUDA: one thread for each element.
 
 use super::{Activation, Backward, Forward};
 use crate::Result;

@@ -1,5 +1,5 @@
-//! The gates as what ends a matmul: a task multiplies some rows by some columns of gate and of up, and gates them
-//! where they are.
+//! The gates as the epilogue of a matmul: a task multiplies some rows by some columns of gate and of up, and gates the
+//! outputs in place.
 
 use super::cpu::{Gate, GeluTanh, Silu, gated};
 use super::{Activation, Fused};

@@ -59,8 +59,8 @@ pub struct Backward<'a> {
     pub d_y: View<'a>,
     /// `[T, 2F]`: *overwrites*; f32, or bf16 if `gate_up` is, rounded for the matmuls that read it.
     pub d_gate_up: ViewMut<'a>,
-    /// `[T, F]`, of gate_up's dtype: *overwrites* with what [`forward`] gave, to the same bits, for whoever did not
-    /// keep it.
+    /// `[T, F]`, of gate_up's dtype: *overwrites* with what [`forward`] gave, to the same bits, for a caller that did
+    /// not keep it.
     pub y: Option<ViewMut<'a>>,
 }
 

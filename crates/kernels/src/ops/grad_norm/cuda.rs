@@ -1,4 +1,4 @@
-//! A block for each chunk, and a thread that adds what they give.
+//! The gradient norm on CUDA: a block for each chunk, then one thread that adds the chunks' sums.
 
 use super::cpu::CHUNK;
 use crate::device::Cuda;

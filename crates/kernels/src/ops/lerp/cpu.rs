@@ -1,4 +1,4 @@
-//! One pass over both tensors.
+//! Interpolation on the CPU: one pass over both tensors.
 
 use super::Lerp;
 use crate::device::Cpu;

@@ -1,4 +1,4 @@
-//! A thread for each element.
+//! Interpolation on CUDA: one thread for each element.
 
 use super::Lerp;
 use crate::Result;

@@ -1,4 +1,4 @@
-//! Slow and obvious.
+//! Interpolation, slow and obvious.
 
 use crate::check::Float;
 

@@ -1,4 +1,4 @@
-//! Products in bf16 on the emulator's tensor cores: the bits of the formula of each family that has them.
+//! Matmuls in bf16 on the emulator's tensor cores: the bits of the formula of each family that has them.
 
 use super::*;
 use crate::Tensor;
@@ -71,7 +71,7 @@ fn same(got: &[f32], expected: &[f32], what: &str) {
     }
 }
 
-/// The bits of all three products of a case, from 0 and continued.
+/// The bits of all three matmuls of a case, from 0 and continued.
 fn check(case: &Case, ctx: &Context, family: Family, what: &str) {
     let [m, n, k] = case.sizes;
     let chain = |c: f32, terms: &mut dyn Iterator<Item = (f32, f32)>| family.chain(Factor::Bf16, c, terms);
@@ -135,7 +135,7 @@ fn elements(rows: usize, columns: usize, element: impl Fn(usize, usize) -> f32) 
 }
 
 #[test]
-fn products_have_the_bits_of_the_formula() {
+fn matmuls_have_the_bits_of_the_formula() {
     for schedule in 0..schedules() {
         for (cuda, family) in with_tensor_cores(schedule) {
             let ctx = Context::cuda(cuda);
@@ -153,18 +153,18 @@ fn rows_do_not_depend_on_each_other() {
     let ctx = Context::cuda(cuda);
     let (n, k) = (40, 50);
     let (x, w) = (normal(1, 150 * k), matrix(&ctx, n, k, &normal(2, n * k), DType::Bf16));
-    let product = |rows: std::ops::Range<usize>| {
+    let matmul = |rows: std::ops::Range<usize>| {
         let x = tensor(&ctx, &[rows.len(), k], &x[rows.start * k..rows.end * k], DType::Bf16);
         let mut y = Tensor::zeros(ctx.memory(), &[rows.len(), n], DType::F32);
         forward(&ctx, Forward { x: x.view(), w: &w, bias: None, y: y.view_mut(), accumulate: false }).unwrap();
         y.to_vec_f32()
     };
-    let all = product(0..150);
+    let all = matmul(0..150);
     if full() {
-        (1..150).for_each(|rows| same(&product(0..rows), &all[..rows * n], &format!("{rows} rows")));
+        (1..150).for_each(|rows| same(&matmul(0..rows), &all[..rows * n], &format!("{rows} rows")));
     }
     for rows in [0..1, 3..4, 63..65, 17..81, 100..150] {
-        same(&product(rows.clone()), &all[rows.start * n..rows.end * n], &format!("rows {rows:?}"));
+        same(&matmul(rows.clone()), &all[rows.start * n..rows.end * n], &format!("rows {rows:?}"));
     }
 }
 
@@ -181,5 +181,5 @@ fn what_cannot_be_multiplied_is_refused() {
     let Some(turing) = refused(TURING, DType::Bf16) else { return };
     assert!(turing.ends_with("its tensor cores, if it has any, do not multiply bf16"), "{turing}");
     let mixed = refused(HOPPER, DType::F32).unwrap();
-    assert!(mixed.contains("a product of f32 and bf16 is not there yet"), "{mixed}");
+    assert!(mixed.contains("a matmul of f32 and bf16 is not there yet"), "{mixed}");
 }

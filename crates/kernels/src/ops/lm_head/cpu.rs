@@ -1,4 +1,4 @@
-//! Chunks of logits on the CPU: what the log-sum-exp keeps of them, and the gradient made from them.
+//! Logits on the CPU, computed chunk by chunk: the running log-sum-exp of the forward pass, and the gradients.
 
 use super::{BLOCK_ROWS, Backward, CHUNK, Forward, Logits};
 use crate::device::Cpu;

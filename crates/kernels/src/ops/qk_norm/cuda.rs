@@ -1,4 +1,4 @@
-//! 16 lanes for each part of a row, the values among them; the weights' gradients by column.
+//! Per-head RMS norm on CUDA: 16 lanes for each part of a row, the values among them; the weights' gradients by column.
 
 use super::{Backward, Forward, Parts};
 use crate::Result;

@@ -1,4 +1,4 @@
-//! One pass over the rows.
+//! The residual addition on the CPU: one pass over the rows.
 
 use super::{Backward, Forward};
 use crate::DType;

@@ -1,4 +1,4 @@
-//! A thread for each element.
+//! The residual addition on CUDA: one thread for each element.
 
 use super::{Backward, Forward};
 use crate::Result;

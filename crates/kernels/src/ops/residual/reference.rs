@@ -1,4 +1,4 @@
-//! Slow and obvious.
+//! The residual addition, slow and obvious.
 
 use crate::check::Float;
 

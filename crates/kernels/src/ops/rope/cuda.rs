@@ -1,4 +1,4 @@
-//! A thread for each pair of elements.
+//! Rotation on CUDA: one thread for each pair of elements.
 
 use super::{Rotate, RotateInto};
 use crate::device::Cuda;

@@ -1,4 +1,4 @@
-//! One pass, shared among threads.
+//! Zeros on the CPU: one pass, shared among threads.
 
 use crate::ViewMut;
 use crate::device::Cpu;

@@ -63,7 +63,7 @@ pub struct Profile {
     os: OsCounters,
     began: Instant,
     warm: bool,
-    /// Of matmuls.
+    /// What matmuls compute in.
     dtype: DType,
     /// The run is made to be measured.
     asked_for: bool,

@@ -1,4 +1,4 @@
-//! What of a run on rollouts holds memory. The run and its memory plan build it with the same function.
+//! The parts of a run on rollouts that hold memory. The run and its memory plan build them with the same function.
 
 use super::reference::Reference;
 use crate::algorithms;

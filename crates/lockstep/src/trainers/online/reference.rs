@@ -1,5 +1,4 @@
-//! The reference model: what the KL term holds the policy near, frozen or following the policy at a distance; or the
-//! teacher that it learns from.
+//! The reference model of the KL term, frozen or updated slowly towards the policy; or the teacher of distillation.
 //!
 //! With `sync_ref_model` (as TRL, after Gorbatovski et al. 2024, arXiv:2404.09656), after every `ref_model_sync_steps`
 //! optimizer steps: π_ref ← α π + (1 − α) π_ref, parameter by parameter. A reference that moves is part of every

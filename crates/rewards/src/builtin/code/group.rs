@@ -1,4 +1,4 @@
-//! A process group that ends with us.
+//! A process group that is killed when this process ends.
 //!
 //! Its leader, a shell, reads a pipe whose other end this process alone holds. When the pipe ends, however this process
 //! ended, the leader kills the group. It ignores signals, as the group's members may signal all of it; as root it is
@@ -27,7 +27,7 @@ impl Group {
         self.0.id().cast_signed()
     }
 
-    /// Its leader may have been killed by whoever wants memory.
+    /// Its leader may have been killed to free memory.
     pub fn is_there(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(None))
     }

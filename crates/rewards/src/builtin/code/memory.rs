@@ -1,5 +1,5 @@
-//! What the processes of a program use together, looked at again and again: their memory and, where no limit of the
-//! kernel counts them alone, how many they are.
+//! Watches how much memory the processes of a program use together and, where no limit of the kernel counts them
+//! alone, how many they are.
 //!
 //! Address space is limited per process (`RLIMIT_AS`), and some need much more of it than memory (V8). So the resident
 //! memory of all is added: private pages, what is swapped, page tables, the files of `/tmp` where that is memory, and
@@ -150,8 +150,8 @@ impl Watch {
     }
 }
 
-/// Process groups that are stopped until this is dropped: whoever forks and ends faster than one can look holds still.
-/// A signal to a group reaches all of it: the kernel begins a fork anew that it comes into.
+/// Process groups that are stopped until this is dropped: a program that forks and ends faster than one can look holds
+/// still. A signal to a group reaches all of it: the kernel begins a fork anew that it comes into.
 #[derive(Default)]
 struct Stopped {
     groups: HashSet<u32>,

@@ -1,4 +1,4 @@
-//! What a table of `code` may say.
+//! The options of a `code` reward.
 
 use super::language::LanguageOption;
 use super::sandbox::{Isolation, Sandbox};

@@ -1,4 +1,4 @@
-//! This process's files in the directory for temporary ones, and what runs that were killed left there.
+//! This process's own directory for temporary files, and the removal of what killed runs left there.
 //!
 //! All of a process's begin with its mark, the name of a file that it holds locked. Whose lock can be had is gone, and
 //! its directories are removed by the next process that needs some.

@@ -260,7 +260,7 @@ impl Sandbox {
         streams: Option<(Stdio, Stdio)>,
     ) -> std::io::Result<Running> {
         let (stdin, stdout) = streams.unwrap_or_else(|| (Stdio::piped(), Stdio::piped()));
-        // What other libraries, or whoever started us, left open.
+        // What other libraries, or the parent process, left open.
         close_fds::set_fds_cloexec_threadsafe(3, &[]);
         let user = User::new();
         let watch = |members, tmp, threads| Watch::new(members, limits.resident_mb, tmp, threads);

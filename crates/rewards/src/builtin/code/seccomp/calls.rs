@@ -1,4 +1,4 @@
-//! The system calls' lists.
+//! The lists of system calls.
 
 macro_rules! calls {
     ($($call:ident)*) => { &[$(libc::$call),*] };

@@ -207,7 +207,7 @@ ctypes.string_at(0)",
     }
 }
 
-/// Whoever starts a run may have left a descriptor open in it: a log, a lock, a terminal.
+/// The process that starts a run may have left a descriptor open in it: a log, a lock, a terminal.
 #[test]
 fn no_descriptor_of_ours_is_inherited() {
     if !installed(&["python3"]) {
@@ -253,7 +253,7 @@ fn a_language_that_does_not_work_is_refused() {
     }
 }
 
-/// Whoever makes the compiler run out of time has no program.
+/// A source that makes the compiler run out of time gives no program.
 #[test]
 fn what_is_not_compiled_in_time_is_worth_nothing() {
     if !installed(&["cc"]) {

@@ -1,0 +1,93 @@
+//! Shared by the three backward passes on the CPU (in f32 and widened bf16, in pairs, on tiles): their operands, the
+//! gradient of the softmax, and what is set to 0 before a sum begins.
+
+use super::places::Places;
+use super::visits::{Part, Visit};
+use super::{BLOCK, Geometry};
+use crate::math::exp_finite;
+use crate::ops::lanes::dot_rounded;
+use crate::pool::Disjoint;
+use crate::simd::{Element, LANES, Simd};
+use std::ops::Range;
+
+/// Query heads in a tile, about.
+const TILE: usize = 36;
+
+/// Rows in a tile.
+pub(super) fn rows_of_tile(g: &Geometry) -> usize {
+    (TILE / g.group()).max(1)
+}
+
+/// Sets Σ d_out · out of all pairs of a part under one kv head, and their queries' gradients to 0 where they begin.
+#[inline(always)]
+pub(super) fn begin<V: Simd, E: Element>(
+    g: &Geometry,
+    part: &Part,
+    head: usize,
+    (d_out, out): (&[f32], &[E]),
+    d_qkv: &Disjoint<'_, f32>,
+    delta: &mut [f32],
+) {
+    let (hd, per) = (g.head_dim, g.group());
+    for (i, row) in part.rows.clone().enumerate() {
+        for h in 0..per {
+            let at = (row * g.heads + head * per + h) * hd;
+            delta[i * per + h] = dot_rounded::<V, E>(&d_out[at..at + hd], &out[at..at + hd]);
+        }
+        if part.begins {
+            let at = row * g.width() + head * per * hd;
+            // SAFETY: this row's queries under this kv head are the task's alone.
+            unsafe { d_qkv.slice(at..at + per * hd) }.fill(0.0);
+        }
+    }
+}
+
+/// Sets the gradients of a page's slots to 0 before the group's first rows look at it.
+#[inline(always)]
+pub(super) fn clear(visit: &Visit, hd: usize, d_keys: &mut [f32], d_values: &mut [f32]) {
+    if visit.first {
+        let columns = visit.end.next_multiple_of(LANES);
+        d_keys.chunks_exact_mut(BLOCK).for_each(|key| key[..columns].fill(0.0));
+        d_values[..visit.end * hd].fill(0.0);
+    }
+}
+
+/// The inputs and outputs of the three backward passes.
+pub(super) struct Operands<'a, E> {
+    pub geometry: Geometry,
+    pub places: Places<'a>,
+    pub parts: &'a [Part],
+    pub qkv: &'a [E],
+    pub keys: &'a [E],
+    pub values: &'a [E],
+    pub out: &'a [E],
+    pub lse: &'a [f32],
+    pub d_out: &'a [f32],
+    pub d_qkv: Disjoint<'a, f32>,
+    /// As pages lie; on tiles `[blocks, nkv, 64, hd]`, as the values' do.
+    pub d_keys: Disjoint<'a, f32>,
+    pub d_values: Disjoint<'a, f32>,
+}
+
+/// Scores `p` become probabilities exp(z − lse), and `d_s`, which holds d_out · v, becomes p · (d_s − delta) · scale;
+/// both 0 outside `slots`, and rounded to what values are stored in.
+#[inline(always)]
+pub(super) fn gradients<V: Simd, E: Element>(
+    p: &mut [f32],
+    d_s: &mut [f32],
+    scale: f32,
+    lse: f32,
+    delta: f32,
+    slots: Range<usize>,
+) {
+    let (scale, lse, delta, zero) = (V::splat(scale), V::splat(lse), V::splat(delta), V::splat(0.0));
+    for at in (0..p.len()).step_by(LANES) {
+        let below_end = V::first(slots.end.saturating_sub(at).min(LANES));
+        let below_start = V::first(slots.start.saturating_sub(at).min(LANES));
+        let seen = |x: V| V::select(below_start, zero, V::select(below_end, x, zero));
+        let probability = seen(exp_finite(V::load(&p[at..]).mul(scale).sub(lse)));
+        let gradient = seen(probability.mul(V::load(&d_s[at..]).sub(delta)).mul(scale));
+        E::rounded(probability).store(&mut p[at..]);
+        E::rounded(gradient).store(&mut d_s[at..]);
+    }
+}

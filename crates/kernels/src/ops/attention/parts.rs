@@ -1,0 +1,79 @@
+//! The list of writes to pages, cut into parts for threads.
+
+use super::BLOCK;
+use std::ops::Range;
+
+/// The list of writes in parts that touch no page in common, neighbours in the list together: so a thread writes the
+/// pages of the rows that it computed. A few numbers and no list, because every layer of a decode step asks for them.
+#[derive(Clone, Copy)]
+pub(super) struct Parts<'a> {
+    slots: &'a [u32],
+    count: usize,
+}
+
+impl<'a> Parts<'a> {
+    /// About `count` parts, or one if the writes to a page do not lie together.
+    pub fn new(slots: &'a [u32], count: usize) -> Parts<'a> {
+        let whole = Parts { slots, count: 1 };
+        if count < 2 {
+            return whole;
+        }
+        // Two pages of one bit are taken for one, which costs time and nothing else.
+        const BITS: usize = 1 << 16;
+        let mut seen = [0u64; BITS / 64];
+        for i in (0..slots.len()).filter(|&i| whole.begins_page(i)) {
+            let bit = slots[i] as usize / BLOCK % BITS;
+            if seen[bit / 64] >> (bit % 64) & 1 == 1 {
+                return whole;
+            }
+            seen[bit / 64] |= 1 << (bit % 64);
+        }
+        Parts { slots, count }
+    }
+
+    fn begins_page(&self, i: usize) -> bool {
+        i == 0 || self.slots[i] as usize / BLOCK != self.slots[i - 1] as usize / BLOCK
+    }
+
+    /// The first write to a page at or after an even cut.
+    fn cut(&self, part: usize) -> usize {
+        let end = self.slots.len();
+        (part * end / self.count..end).find(|&i| self.begins_page(i)).unwrap_or(end)
+    }
+
+    /// How many parts there are, some of them perhaps empty.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    pub fn writes(&self, part: usize) -> Range<usize> {
+        self.cut(part)..self.cut(part + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(slots: &[u32], count: usize) -> Vec<Range<usize>> {
+        let parts = Parts::new(slots, count);
+        (0..parts.count()).map(|i| parts.writes(i)).filter(|part| !part.is_empty()).collect()
+    }
+
+    #[test]
+    fn parts_share_no_page() {
+        let whole = |len| std::iter::once(0..len).collect::<Vec<_>>();
+        // Four sequences that decode.
+        let slots = [3 * 64 + 5, 64 + 5, 7 * 64 + 9, 5];
+        assert_eq!(parts(&slots, 2), [0..2, 2..4]);
+        assert_eq!(parts(&slots, 8), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(parts(&slots, 1), whole(4));
+        // Three pages of a prompt, the last begun.
+        let slots: Vec<u32> = (64..64 + 140).collect();
+        assert_eq!(parts(&slots, 4), [0..64, 64..128, 128..140]);
+        // A page twice, and two pages of one bit.
+        assert_eq!(parts(&[5, 70, 6], 2), whole(3));
+        assert_eq!(parts(&[5, (1 << 16) * 64], 2), whole(2));
+        assert_eq!(parts(&[], 4), []);
+    }
+}
