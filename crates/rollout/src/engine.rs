@@ -64,7 +64,7 @@ impl Engine {
             kv: KvCache::new(memory, model, config.kv_blocks),
             inputs: StepInputs::new(memory, max_rows, &config),
             workspace: Workspace::new(memory, model, max_rows),
-            sampler: SamplerBuffers::new(memory, model, config.max_num_seqs),
+            sampler: SamplerBuffers::new(memory, model, config.draws()),
             stop: StopCheck::default(),
             stopped: Arc::default(),
             wants_logits: false,
@@ -72,7 +72,7 @@ impl Engine {
             adapters: Vec::with_capacity(config.max_num_seqs),
             chunks: Vec::new(),
             copies: Vec::new(),
-            draws: Vec::with_capacity(config.max_num_seqs),
+            draws: Vec::with_capacity(config.draws()),
             config,
         };
         memory.check()?;
@@ -214,6 +214,7 @@ impl Engine {
         if self.is_idle() {
             return Ok(());
         }
+        self.scheduler.speculate();
         let base = self.scheduler.schedule(&mut self.chunks, &mut self.copies).ok_or(Error::NoCurrentWeights)?;
         for &(from, to) in &self.copies {
             self.kv.copy_block(&self.ctx, from, to)?;
@@ -233,6 +234,7 @@ impl Engine {
         let of_prompt = |chunk: &Chunk| chunk.from < self.scheduler.sequences[chunk.sequence].prompt_len;
         let is_prefill = self.chunks.iter().any(of_prompt);
         self.inputs.prepare(&self.scheduler, &self.chunks, &mut self.draws);
+        self.scheduler.count_drafts(&self.draws);
         let (rope, rows, kv, workspace) = (&self.rope, &self.inputs.rows, &mut self.kv, &mut self.workspace);
         model::net::infer(&self.ctx, model, rope, rows, kv, workspace)?;
         self.scheduler.mark_computed(&self.chunks);
@@ -329,5 +331,5 @@ fn scheduler(config: &EngineConfig) -> Scheduler {
         max_model_len: config.max_model_len,
         chunked_prefill: config.chunked_prefill,
     };
-    Scheduler::new(BlockPool::new(config.kv_blocks, config.prefix_caching), limits)
+    Scheduler::new(BlockPool::new(config.kv_blocks, config.prefix_caching), limits, config.speculative)
 }

@@ -5,14 +5,17 @@
 //! from sequence to sequence. A sequence's bits do not depend on any of this. The scheduler knows no weights and no
 //! tensor: copies of pages that a fork needs are listed for the engine to make.
 //!
-//! `pages.rs` gives and takes pages, `outcome.rs` appends what was drawn and ends, pauses and removes sequences.
+//! `pages.rs` gives and takes pages, `speculate.rs` guesses tokens, `outcome.rs` appends what was drawn and ends, pauses and removes sequences.
 
 mod outcome;
 mod pages;
+mod speculate;
 #[cfg(test)]
 mod tests;
 
 use crate::blocks::BlockPool;
+use crate::config::Speculative;
+use crate::drafts::Drafts;
 use crate::models::ModelVersion;
 use crate::request::{Drawn, RequestId, SequenceId};
 use crate::sequence::{Alternatives, Role, Sequence, State};
@@ -80,6 +83,12 @@ pub struct Counters {
     pub decoded_tokens: u64,
     /// How long drawing tokens took, in steps of both kinds.
     pub sampling_time: Duration,
+    /// Tokens that were guessed and verified.
+    pub drafted_tokens: u64,
+    /// Those of them that were right.
+    pub accepted_tokens: u64,
+    /// Forward passes of one sequence each that verified guesses.
+    pub draft_passes: u64,
 }
 
 impl Counters {
@@ -108,6 +117,9 @@ impl Sub for Counters {
             decode_time: self.decode_time - before.decode_time,
             decoded_tokens: self.decoded_tokens - before.decoded_tokens,
             sampling_time: self.sampling_time - before.sampling_time,
+            drafted_tokens: self.drafted_tokens - before.drafted_tokens,
+            accepted_tokens: self.accepted_tokens - before.accepted_tokens,
+            draft_passes: self.draft_passes - before.draft_passes,
         }
     }
 }
@@ -132,12 +144,15 @@ pub(crate) struct Scheduler {
     serial: u64,
     limits: Limits,
     pub(crate) counters: Counters,
+    speculative: Speculative,
+    /// Made when the first guess is.
+    drafts: Option<Box<Drafts>>,
     /// What the last step drew.
     pub(crate) drawn: Vec<Drawn>,
 }
 
 impl Scheduler {
-    pub(crate) fn new(blocks: BlockPool, limits: Limits) -> Scheduler {
+    pub(crate) fn new(blocks: BlockPool, limits: Limits, speculative: Speculative) -> Scheduler {
         Scheduler {
             sequences: Slab::new(),
             groups: Slab::new(),
@@ -152,6 +167,8 @@ impl Scheduler {
             serial: 0,
             limits,
             counters: Counters::default(),
+            speculative,
+            drafts: None,
             drawn: Vec::new(),
         }
     }

@@ -18,6 +18,15 @@ impl Scheduler {
         }
     }
 
+    /// Counts the guesses that `draws` verify.
+    pub(crate) fn count_drafts(&mut self, draws: &[Draw]) {
+        for draw in draws {
+            let s = &self.sequences[draw.sequence];
+            self.counters.drafted_tokens += u64::from(draw.at < s.tokens.len());
+            self.counters.draft_passes += u64::from(s.drafted > 0 && draw.at == s.known().len());
+        }
+    }
+
     /// Appends the tokens that were drawn; ends or pauses the completions that are done with them. What was drawn after
     /// a guess that turned out wrong, or after an end, is dropped.
     pub(crate) fn postprocess(&mut self, draws: &[Draw], sampled: Sampled<'_>, stop: &StopCheck) {
@@ -33,7 +42,8 @@ impl Scheduler {
             if over || !known {
                 continue;
             }
-            s.push(token, logp, true, version);
+            let guessed = s.push(token, logp, true, version);
+            self.counters.accepted_tokens += u64::from(guessed);
             if let Some((ids, logps)) = alternatives.get(i) {
                 s.top.push(ids, logps);
             }
