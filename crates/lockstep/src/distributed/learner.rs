@@ -156,7 +156,19 @@ impl Distributed {
         let version = weights.version();
         let arrived = BTreeMap::new();
         let made_by = MadeBy::open(out)?;
-        Ok(Distributed { handle, serving, payloads, pending: batches, arrived, made_by, shared, plan, held, version, batch })
+        Ok(Distributed {
+            handle,
+            serving,
+            payloads,
+            pending: batches,
+            arrived,
+            made_by,
+            shared,
+            plan,
+            held,
+            version,
+            batch,
+        })
     }
 
     /// The batch that is offered next by the weights as they are, and those before it: up to which number.

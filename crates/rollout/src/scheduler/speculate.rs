@@ -71,7 +71,7 @@ impl Scheduler {
         let s = &self.sequences[id];
         match self.blocks.available() > self.running.len() {
             true => most,
-            false => most.min(s.blocks.len() * BLOCK - s.known().len()),
+            false => most.min((s.blocks.len() * BLOCK).saturating_sub(s.known().len())),
         }
     }
 

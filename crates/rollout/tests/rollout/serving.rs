@@ -5,7 +5,9 @@ use crate::engine::{VOCAB, sampling, small};
 use crate::*;
 use model::ModelView;
 use model::columns::{ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
-use rollout::{AdapterVersion, Counters, Drawn, FinishReason, ModelVersion, Models, RequestId, SequenceId};
+use rollout::{
+    AdapterVersion, Counters, Drawn, FinishReason, ModelVersion, Models, RequestId, SequenceId, Speculative,
+};
 use std::collections::HashMap;
 
 fn request(id: u64, prompt: &Arc<Prompt>, generations: usize, sampling: SamplingParams) -> Request {
@@ -372,6 +374,46 @@ fn a_turn_computes_only_its_new_tokens() {
             (after.computed_tokens - before.computed_tokens, after.cached_tokens - before.cached_tokens);
         assert_eq!((computed + cached) as usize, prompt.ids.len());
         assert!(start == starts[0] || (computed as usize) < 64 + 60, "{computed} of {}", prompt.ids.len());
+    }
+}
+
+/// The engine's own guesses, wanted or forced, change counters alone: with noise and without, penalties, truncation,
+/// stops, entropies and alternatives, few pages and rows.
+#[test]
+fn the_engines_own_guesses_change_no_bit() {
+    let (ctx, weights) = small();
+    let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 5)];
+    let generate = |sampling: &SamplingParams, config: EngineConfig, speculative: Speculative| {
+        let mut engine = poisoned(&ctx, &weights, EngineConfig { speculative, ..config });
+        let groups = engine.generate(&weights, requests(&prompts, 2, sampling.clone())).unwrap();
+        assert_eq!(engine.free_blocks(), engine.config().kv_blocks);
+        (groups, engine.counters())
+    };
+    let few = EngineConfig { max_num_seqs: 3, kv_blocks: 4, max_batched_tokens: 7, ..caching(128) };
+    let greedy = SamplingParams { temperature: 0.0, ..sampling(60) };
+    let stop = generate(&greedy, roomy(128), Speculative::Off).0[0].completions[0].ids[30];
+    let samplings = [
+        greedy.clone(),
+        SamplingParams { stop_ids: vec![stop], ..greedy.clone() },
+        SamplingParams { repetition_penalty: 1.2, ..greedy.clone() },
+        sampling(60),
+        SamplingParams { temperature: 0.2, top_k: 5, top_p: 0.9, min_p: 0.02, ..sampling(60) },
+        SamplingParams { entropies: true, top_logprobs: 3, prompt_logprobs: true, ..greedy.clone() },
+    ];
+    for (i, sampling) in samplings.iter().enumerate() {
+        let (expected, plain) = generate(sampling, roomy(128), Speculative::Off);
+        assert_eq!((plain.drafted_tokens, plain.draft_passes), (0, 0));
+        for speculative in [Speculative::Auto, Speculative::Always(1), Speculative::Always(5)] {
+            let (groups, counters) = generate(sampling, roomy(128), speculative);
+            assert!(groups == expected, "{i}, {speculative:?}");
+            assert!(counters.accepted_tokens <= counters.drafted_tokens, "{counters:?}");
+            assert!(generate(sampling, few.clone(), speculative).0 == expected, "{i}, {speculative:?}: few pages");
+            if i == 0 {
+                // Greedy text of a small model repeats itself, and that is guessed.
+                assert!(counters.accepted_tokens > 20, "{speculative:?}: {counters:?}");
+            }
+            assert!(speculative == Speculative::Auto || counters.drafted_tokens > 20, "{i}: {counters:?}");
+        }
     }
 }
 
