@@ -6,6 +6,7 @@ use std::time::Instant;
 const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo test --workspace`, the cheap ones first
 cargo xtask check layers    no import against the order of the crates, no circle of imports between the modules of one
 cargo xtask check size      files and lines that are too long
+cargo xtask check links     documents that link to what is not there; pages that the book lacks
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
 cargo xtask check vectors   no vector instruction that was compiled to a call of a function
 cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others
@@ -16,15 +17,17 @@ cargo xtask first-hour      bench/cuda/first_hour.sh on the emulator, at small s
 cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
 cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)
 cargo xtask mutants random --seed S --count N [--crate C]    the same of changes that are drawn at random
+cargo xtask release [TARGET]    each crate as for crates.io; the built program in an archive with its checksum
 cargo xtask nightly [NAME]…    the checks that take too long for CI; the last results are in docs/nightly.md";
 
 /// A check: its name and how it is made.
 type Check = (&'static str, fn() -> Result<(), String>);
 
-const CHECKS: [Check; 9] = [
+const CHECKS: [Check; 10] = [
     ("fmt", fmt),
     ("size", size::check),
     ("layers", layers::check),
+    ("links", links::check),
     ("fixtures", fixtures::check),
     ("deny", deny),
     ("clippy", clippy),
@@ -33,6 +36,7 @@ const CHECKS: [Check; 9] = [
     ("demo", demo::check),
 ];
 
+mod book;
 mod cargo;
 mod cuda;
 mod demo;
@@ -40,10 +44,12 @@ mod emulate;
 mod first_hour;
 mod fixtures;
 mod layers;
+mod links;
 mod miri;
 mod mutants;
 mod nightly;
 mod provenance;
+mod release;
 mod sandbox;
 mod size;
 mod trl_suite;
@@ -55,6 +61,9 @@ fn main() -> ExitCode {
     let done = match &words[..] {
         ["mutants", chosen @ ..] => Some(mutants::run(chosen)),
         ["nightly", chosen @ ..] => Some(nightly::run(chosen)),
+        ["book", arguments @ ..] => Some(book::preprocess(arguments)),
+        ["release"] => Some(release::run(None)),
+        ["release", target] => Some(release::run(Some(target))),
         ["cubins"] => Some(cuda::cubins("target/cubins")),
         ["cubins", to] => Some(cuda::cubins(to)),
         _ => None,

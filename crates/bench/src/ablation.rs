@@ -4,7 +4,7 @@
 //! Both sides are real work of this engine's operations, and give the same results within what the last column says.
 //! On a device with memory of its own, what it was asked for (launches, copies, waits) stands beside the times.
 
-use super::levels::whole_softmax;
+use super::levels::naive::whole_softmax;
 use super::report::column;
 use super::{Machine, Report, Subject, Workload, median, repeat};
 use anyhow::ensure;

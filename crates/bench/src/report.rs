@@ -44,6 +44,17 @@ impl Machine {
         (flops / self.ceilings.flops_per_s).max(bytes / self.ceilings.read_bytes_per_s)
     }
 
+    /// What it is and what it reaches.
+    pub fn json(&self) -> Value {
+        json!({
+            "isa": self.device,
+            "emulated": self.is_emulated(),
+            "threads": self.threads,
+            "ceiling_flops_per_s": self.ceilings.flops_per_s,
+            "ceiling_read_bytes_per_s": self.ceilings.read_bytes_per_s,
+        })
+    }
+
     /// Whether a CPU stands for a GPU.
     fn is_emulated(&self) -> bool {
         self.device == Device::CudaEmulated.name()
@@ -119,16 +130,11 @@ impl Report {
             let pairs = self.columns.iter().zip(row);
             Value::Object(pairs.map(|(c, v)| (c.key.to_owned(), v.clone())).collect::<Map<_, _>>())
         };
-        json!({
-            "benchmark": self.name,
-            "isa": self.machine.device,
-            "emulated": self.machine.is_emulated(),
-            "threads": self.machine.threads,
-            "ceiling_flops_per_s": self.machine.ceilings.flops_per_s,
-            "ceiling_read_bytes_per_s": self.machine.ceilings.read_bytes_per_s,
-            "rows": self.rows.iter().map(row).collect::<Vec<_>>(),
-            "notes": self.notes,
-        })
+        let mut all = self.machine.json();
+        all["benchmark"] = json!(self.name);
+        all["rows"] = self.rows.iter().map(row).collect();
+        all["notes"] = json!(self.notes);
+        all
     }
 
     /// As text.

@@ -20,6 +20,9 @@ pub enum Shape {
 }
 
 impl Shape {
+    /// All of them.
+    pub const ALL: [Shape; 4] = [Shape::Tiny, Shape::M7, Shape::M92, Shape::B05];
+
     /// As on the command line.
     pub fn name(self) -> &'static str {
         match self {

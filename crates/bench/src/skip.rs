@@ -55,21 +55,21 @@ pub fn run(
     let (mut mismatches, mut compared) = (0, 0);
     for repeat in 0..=repeats {
         let prompts = bench.workload.random_prompts(&bench.weights.config, repeat as u64);
-        let before = cpu_s();
+        let before = telemetry::system::cpu_s();
         let (groups, ..) = timed(|| bench.generate(&prompts))?;
-        let rollout_s = cpu_s() - before;
+        let rollout_s = telemetry::system::cpu_s() - before;
         let mut samples = bench.workload.samples(&groups, repeat as u64);
         // As in a run: one skipped group in 64 is checked, by its number.
         samples.iter_mut().for_each(|sample| sample.group += (repeat * GROUPS) as u64);
         for (live, pairs) in LIVE.into_iter().zip(&mut pairs) {
             let samples = with_live(&samples, live);
             let mut one = |trainer: &mut Trainer| -> anyhow::Result<Update> {
-                let (version, before) = (bench.weights.version, cpu_s());
+                let (version, before) = (bench.weights.version, telemetry::system::cpu_s());
                 let (metrics, seconds, _) = timed(|| Ok(trainer.update(ctx, &mut bench.weights, &samples, 0.0)?))?;
                 bench.weights.version = version;
                 mismatches += metrics.logp_mismatch_tokens;
                 compared += metrics.logp_compared_tokens;
-                Ok(Update { cpu_s: cpu_s() - before, optimizer: metrics.optimizer_time_s / seconds })
+                Ok(Update { cpu_s: telemetry::system::cpu_s() - before, optimizer: metrics.optimizer_time_s / seconds })
             };
             let (full, skipped) = if repeat % 2 == 0 {
                 let full = one(&mut all)?;
@@ -120,15 +120,6 @@ fn with_live(samples: &[Sample], live: usize) -> Vec<Sample> {
         sample.advantage = Advantage::Sequence(if lives { sign } else { 0.0 });
     }
     samples
-}
-
-/// Seconds of processors that the threads of this process have had.
-fn cpu_s() -> f64 {
-    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let ns = |path: std::path::PathBuf| -> Option<f64> {
-        std::fs::read_to_string(path.join("schedstat")).ok()?.split(' ').next()?.parse().ok()
-    };
-    tasks.filter_map(|task| ns(task.path())).sum::<f64>() / 1e9
 }
 
 #[cfg(test)]

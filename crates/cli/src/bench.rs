@@ -1,6 +1,6 @@
 //! `lockstep bench`.
 
-use crate::bench_flags::{AlgorithmsFlags, GroupFlags, ScalingFlags, ShapeFlag};
+use crate::bench_flags::{AlgorithmsFlags, GroupFlags, LevelsFlags, ScalingFlags, ShapeFlag};
 use crate::options::{device, threads};
 use crate::output;
 use kernels::{Context, Device};
@@ -14,7 +14,7 @@ Examples:
   lockstep bench gemm                     the products of a linear layer, GFLOP/s and share of the peak
   lockstep bench step --shape 7m          a whole GRPO step, its stages, its roofline
   lockstep bench rollout --completions 8  a group of eight completions of a shared prompt
-  lockstep bench levels --shape 7m        the same step, from naive to everything on
+  lockstep bench levels --shape 7m        the same step, from nothing to everything on
 Quote ratios from one run: machines differ, and so do their days.")]
 pub struct Args {
     /// What is measured.
@@ -122,8 +122,8 @@ pub enum What {
     Order(Common),
     /// Speed against completions, length and threads, as a table and a plot.
     Scaling(ScalingArgs),
-    /// The same step at four levels: baseline, basic, advanced, optimal.
-    Levels(Common),
+    /// The same GRPO steps at eight levels, each one idea more, from nothing to everything on; are their bits the same?
+    Levels(LevelsFlags),
     /// Each optimization beside the same work without it: fused sampling and softmax, transfers, cache, packing, KL.
     Ablation(Common),
     /// Prints the config.json of a size, for `lockstep init`: the same weights for other programs.
@@ -159,12 +159,25 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             let options = args.scaling.options()?;
             report(&args.common, &|ctx, shape| bench::scaling::run(ctx, shape, &options))
         }
-        What::Levels(common) => report(common, &bench::levels::run),
+        What::Levels(flags) => levels(flags),
         What::Ablation(common) => report(common, &bench::ablation::run),
         What::Shape(common) => Ok(output::exact(&format!("{}\n", Shape::from(common.shape).config_json()))?),
         What::Algorithms(args) => {
             let results = bench::algorithms::run(&args.options()?)?;
             if args.json { Ok(output::json(&results)?) } else { Ok(()) }
         }
+    }
+}
+
+fn levels(flags: &LevelsFlags) -> anyhow::Result<()> {
+    let mut hear = |event: &serde_json::Value| match flags.events {
+        true => Ok(output::exact(&format!("{event}\n"))?),
+        false => Ok(()),
+    };
+    let report = bench::levels::run(&flags.options(), &mut hear)?;
+    match (flags.events, flags.json) {
+        (true, _) => Ok(()),
+        (false, true) => Ok(output::json(&report.json())?),
+        (false, false) => Ok(output::exact(&report.text(140))?),
     }
 }

@@ -4,6 +4,7 @@ use crate::options::{LogArgs, threads};
 use crate::signals::{Promise, stop_on_signals};
 use lockstep::OutFile;
 use lockstep_bench::addition::workspace::SFT_STEPS;
+use lockstep_bench::levels::{self, Level};
 use lockstep_bench::{Shape, algorithms, group, scaling};
 use std::path::PathBuf;
 
@@ -30,6 +31,43 @@ impl ScalingFlags {
         let ScalingFlags { most_completions, longest, plot, overwrite } = self.clone();
         let plot = plot.map(|path| OutFile::new("--plot", &path, overwrite, &[])).transpose()?;
         Ok(scaling::Options { most_completions, longest, plot })
+    }
+}
+
+/// Levels of optimization.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LevelsFlags {
+    /// The size of the model (random weights).
+    #[arg(long, value_enum, default_value = "7m")]
+    pub shape: ShapeFlag,
+    /// Which levels, in this order; all of them if not given. Each adds one idea to the one before it: none, cache
+    /// (key-value cache), vectors, threads, batching, fused (head), shared (prompt), bf16.
+    #[arg(long, value_name = "LEVEL,…", value_delimiter = ',', value_parser = level)]
+    pub levels: Vec<Level>,
+    /// GRPO steps of each level.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// Threads of the levels that have several; LOCKSTEP_THREADS or all cores if not given.
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub threads: Option<usize>,
+    /// The table at the end as JSON.
+    #[arg(long, conflicts_with = "events")]
+    pub json: bool,
+    /// A line of JSON for the start, each level, each step and the end, as they happen.
+    #[arg(long)]
+    pub events: bool,
+}
+
+fn level(id: &str) -> Result<Level, String> {
+    let names = || levels::LEVELS.map(|level| level.id).join(", ");
+    Level::find(id).ok_or_else(|| format!("there is no such level; there are {}", names()))
+}
+
+impl LevelsFlags {
+    /// The benchmark's options.
+    pub fn options(&self) -> levels::Options {
+        let all = if self.levels.is_empty() { levels::LEVELS.to_vec() } else { self.levels.clone() };
+        levels::Options { shape: self.shape.into(), levels: all, steps: self.steps as usize, threads: self.threads }
     }
 }
 

@@ -1,8 +1,10 @@
 //! `lockstep dashboard`, and the page of a run that trains.
 
 use crate::output;
-use dashboard::{Runs, Server, serve_in_thread};
+use dashboard::{Jobs, Runnable, Runs, Server, serve_in_thread};
 use lockstep::bad_input;
+use lockstep_bench::Shape;
+use lockstep_bench::levels::{LEVELS, Level};
 use std::path::{Path, PathBuf};
 use telemetry::Console;
 
@@ -22,12 +24,17 @@ pub struct Args {
     /// The address to listen at. Beyond this machine (0.0.0.0) the page asks for the token in the printed address.
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     pub host: String,
+    /// Lets the page run `lockstep bench levels` on this machine, one at a time (the view Levels).
+    #[arg(long)]
+    pub allow_run: bool,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let runs = if args.runs.is_empty() { vec![PathBuf::from("runs")] } else { args.runs };
+    let runs = if args.runs.is_empty() { vec![PathBuf::from("runs")] } else { args.runs.clone() };
+    // A page that measures levels needs no run.
+    let needs_none = args.allow_run && args.runs.is_empty();
     for path in &runs {
-        if !path.is_dir() {
+        if !path.is_dir() && !needs_none {
             bad_input!("{}: there is no such directory; name a run, or a directory with runs", path.display());
         }
     }
@@ -40,6 +47,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             args.port.saturating_add(1)
         ),
     };
+    let server = server.with_jobs(Jobs::new(Runnable {
+        program: std::env::current_exe()?,
+        levels: LEVELS.iter().map(Level::json).collect(),
+        shapes: Shape::ALL.map(|shape| shape.name().to_owned()).to_vec(),
+        allowed: args.allow_run,
+    }));
     output::text(&format!("{}\n", server.url))?;
     output::note("Ctrl-C ends the page; runs do not notice.");
     Ok(server.run()?)

@@ -123,6 +123,7 @@ Examples:
   lockstep dashboard                       all runs below ./runs
   lockstep dashboard runs/a runs/b         two runs, to compare
   lockstep dashboard runs --host 0.0.0.0   from another machine, with a token
+  lockstep dashboard --allow-run           the view Levels may measure on this machine
   lockstep train my.toml --dashboard       the page of a run that trains
 
 Prompts, completions and tokens are there for runs with record_rollouts = true.";

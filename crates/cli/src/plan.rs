@@ -85,7 +85,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
             "longest_prompt": plan.longest.prompt,
             "longest_completion": plan.longest.completion,
         });
-        if args.command == Command::Train {
+        if args.planned.command == Command::Train {
             object["skips_zero_gradients"] = json!(config.computes_every_group().is_none());
         }
         if let Some(total) = plan.device_total {
@@ -102,7 +102,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
         "the longest possible: no data is given"
     };
     let longest = plan.longest;
-    if args.command == Command::Train {
+    if args.planned.command == Command::Train {
         text += &format!("{}\n", config.skipping());
     }
     text += &format!("prompts of {} tokens, completions of {} ({of})\n", longest.prompt, longest.completion);

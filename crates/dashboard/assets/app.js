@@ -3,16 +3,18 @@ import { address, change, counted, fill, get, h, place } from "/lib.js";
 import { overview } from "/overview.js";
 import { rollouts } from "/rollouts.js";
 import { time } from "/time.js";
+import { levels } from "/levels.js";
 import { run } from "/run.js";
 
 const VIEWS = {
   overview: ["Overview", overview],
   rollouts: ["Rollouts", rollouts],
   time: ["Time", time],
+  levels: ["Levels", levels],
   run: ["Run", run],
 };
 const KEYS = [
-  ["1 – 4", "Overview, Rollouts, Time, Run"],
+  ["1 – 5", "Overview, Rollouts, Time, Levels, Run"],
   ["[ and ]", "the run before, the next one"],
   ["j and k", "Rollouts: the next completion, the one before; beyond the last one the next group"],
   ["J and K", "Rollouts: the next group, the one before"],
@@ -54,9 +56,21 @@ async function show() {
   try {
     if (!runs.length) runs = await get("runs");
     const now = place();
-    if (!runs.length)
-      return fill(main, h("p", { class: "none" }, "No run is here yet. This page shows it as soon as there is one."));
-    if (!runs.some((one) => one.id === now.run)) return void location.replace(address(runs[0].id, "overview"));
+    // Levels are of the machine, not of a run.
+    const free = now.view === "levels";
+    if (!runs.length && !free)
+      return fill(
+        main,
+        h(
+          "p",
+          { class: "none" },
+          "No run is here yet. This page shows it as soon as there is one. ",
+          h("a", { href: address("", "levels") }, "Levels"),
+          " measures this machine meanwhile.",
+        ),
+      );
+    if (runs.length && !runs.some((one) => one.id === now.run))
+      return void location.replace(address(runs[0].id, free ? "levels" : "overview"));
     const view = VIEWS[now.view] ? now.view : "overview";
     const same = shown.run === now.run && shown.view === view && shown.update;
     if (same) await shown.update(now.words, false);
@@ -69,7 +83,7 @@ async function show() {
       listen(false);
     }
     head();
-    document.title = `${VIEWS[view][0]} · ${now.run} · Lockstep`;
+    document.title = [VIEWS[view][0], now.run, "Lockstep"].filter(Boolean).join(" · ");
   } catch (error) {
     fill(main, h("p", { class: "none", role: "alert" }, error.message));
   }
@@ -78,7 +92,7 @@ async function show() {
 function head() {
   const now = place();
   const one = runs.find((one) => one.id === now.run);
-  if (!one) return;
+  if (!one) return fill(document.getElementById("head"), h("strong", { class: "mark" }, "Lockstep"));
   const select = h(
     "select",
     { "aria-label": "Run", onchange: (event) => (location.hash = address(event.target.value, now.view || "overview")) },
@@ -162,7 +176,7 @@ function key(event) {
   const now = place();
   const views = Object.keys(VIEWS);
   const at = runs.findIndex((one) => one.id === now.run);
-  if ("1234".includes(event.key)) location.hash = address(now.run, views[event.key - 1], { vs: now.words.vs });
+  if ("12345".includes(event.key)) location.hash = address(now.run, views[event.key - 1], { vs: now.words.vs });
   else if (event.key === "[" || event.key === "]") {
     const next = runs[(at + (event.key === "]" ? 1 : runs.length - 1)) % runs.length];
     location.hash = address(next.id, now.view || "overview");

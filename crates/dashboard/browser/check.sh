@@ -21,6 +21,6 @@ train --out "$work/runs/a" --set max_steps=40
 train --out "$work/runs/b" --set max_steps=40 --set learning_rate=0.002 --seed 3
 "$lockstep" rollouts "$work/runs/a" >"$work/a.jsonl"
 "$lockstep" rollouts "$work/runs/a" --index >"$work/a.index.jsonl"
-"$lockstep" dashboard "$work/runs" --port 0 >"$work/url" 2>/dev/null &
+"$lockstep" dashboard "$work/runs" --port 0 --allow-run >"$work/url" 2>/dev/null &
 until [ -s "$work/url" ]; do sleep 0.05; done
 CHROMIUM="$chromium" LOCKSTEP="$lockstep" node check.mjs "$(cat "$work/url")" "$work"

@@ -6,6 +6,8 @@ use std::net::IpAddr;
 
 /// The name of the cookie that holds the token.
 const COOKIE: &str = "lockstep";
+/// A header that pages of other sites cannot send without asking first, which nobody answers.
+const OURS: &str = "x-lockstep";
 /// Nothing from elsewhere, no markup from texts, no frames (docs/dashboard.md).
 pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; \
      img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
@@ -53,6 +55,14 @@ impl Guard {
         let mut tokens = given.filter(|(name, _)| *name == COOKIE).map(|(_, token)| token).chain(bearer);
         let fits = |given: &str| <[u8; 32]>::from(Sha256::digest(given.as_bytes())) == token;
         if tokens.any(fits) { Ok(()) } else { Err(StatusCode::UNAUTHORIZED) }
+    }
+
+    /// Whether a request that changes something comes from the page itself: of those that [`check`](Self::check) lets
+    /// through.
+    pub fn may_change(&self, headers: &HeaderMap) -> bool {
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+        let origin = headers.get(header::ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
+        headers.contains_key(OURS) && origin.is_none_or(|origin| origin == format!("http://{host}"))
     }
 
     /// Whether a token is needed.

@@ -12,12 +12,14 @@
 //! | `verdict` | one sentence that says how a run is |
 //! | `groups` | recorded rollouts: summaries, a group, its tokens |
 //! | `report` | a run, or two, on one page: `lockstep report` |
+//! | `jobs` | levels of optimization, measured from the page |
 //! | `guard` | who may ask |
 //! | `server` | addresses and answers |
 
 mod assets;
 mod groups;
 mod guard;
+mod jobs;
 pub mod report;
 mod run;
 mod runs;
@@ -26,6 +28,7 @@ mod server;
 mod verdict;
 
 pub use guard::Guard;
+pub use jobs::{Jobs, Runnable};
 pub use runs::Runs;
 pub use server::{Server, serve_in_thread};
 pub use verdict::{Verdict, verdict};

@@ -57,7 +57,7 @@ impl Runs {
 }
 
 /// What another thread left when it panicked is read on.
-pub fn lock(run: &Mutex<RunFiles>) -> MutexGuard<'_, RunFiles> {
+pub fn lock<T>(run: &Mutex<T>) -> MutexGuard<'_, T> {
     run.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

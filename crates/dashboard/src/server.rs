@@ -3,6 +3,7 @@
 use crate::assets::asset;
 use crate::groups::{self, Wanted};
 use crate::guard::{Guard, POLICY};
+use crate::jobs::Jobs;
 use crate::run::RunFiles;
 use crate::runs::{Runs, lock};
 use axum::Router;
@@ -12,7 +13,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -30,6 +31,7 @@ pub struct Server {
     listener: TcpListener,
     guard: Guard,
     runs: Arc<Runs>,
+    jobs: Jobs,
     /// What people open.
     pub url: String,
 }
@@ -37,6 +39,7 @@ pub struct Server {
 struct Site {
     guard: Guard,
     runs: Arc<Runs>,
+    jobs: Jobs,
     streams: AtomicUsize,
 }
 
@@ -57,14 +60,19 @@ impl Server {
         };
         let token = token.map_or(String::new(), |token| format!("#token={token}"));
         let url = format!("http://{shown}:{}/{token}", address.port());
-        Ok(Server { listener, guard, runs: Arc::new(runs), url })
+        Ok(Server { listener, guard, runs: Arc::new(runs), jobs: Jobs::default(), url })
+    }
+
+    /// Lets the page show, and run where it is allowed, what is in `jobs`.
+    pub fn with_jobs(self, jobs: Jobs) -> Server {
+        Server { jobs, ..self }
     }
 
     /// Answers until the process ends.
     pub fn run(self) -> std::io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         self.listener.set_nonblocking(true)?;
-        let site = Arc::new(Site { guard: self.guard, runs: self.runs, streams: AtomicUsize::new(0) });
+        let site = Arc::new(Site { guard: self.guard, runs: self.runs, jobs: self.jobs, streams: AtomicUsize::new(0) });
         runtime.block_on(async move {
             let listener = tokio::net::TcpListener::from_std(self.listener)?;
             axum::serve(listener, router(site)).await
@@ -91,6 +99,8 @@ fn router(site: Arc<Site>) -> Router {
         .route("/api/runs/{run}/groups/{place}/completions/{number}", get(completion))
         .route("/api/runs/{run}/spans", get(spans))
         .route("/api/events", get(events))
+        .route("/api/jobs", get(jobs::state).merge(post(jobs::start)).delete(jobs::stop))
+        .route("/api/jobs/{job}", get(jobs::events))
         .route("/api/login", get(login))
         .fallback(file)
         .layer(from_fn_with_state(site.clone(), guarded))
@@ -103,6 +113,9 @@ async fn guarded(State(site): Shared, request: Request, next: Next) -> Response 
     let is_open = !request.uri().path().starts_with("/api/");
     let mut response = match site.guard.check(request.headers()) {
         Err(status) if !(is_open && status == StatusCode::UNAUTHORIZED) => status.into_response(),
+        _ if !request.method().is_safe() && !site.guard.may_change(request.headers()) => {
+            (StatusCode::FORBIDDEN, "only the page itself may ask for this").into_response()
+        }
         _ => next.run(request).await,
     };
     let headers = response.headers_mut();
@@ -321,5 +334,6 @@ async fn file(uri: Uri) -> Response {
     }
 }
 
+mod jobs;
 #[cfg(test)]
 mod tests;

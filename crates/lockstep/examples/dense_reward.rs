@@ -2,7 +2,7 @@
 //! score for each right digit, learned by PPO.
 //!
 //! ```text
-//! cargo run --release -p lockstep --example dense_reward -- runs/dense
+//! cargo run --release -p lockstep-rl --example dense_reward -- runs/dense
 //! ```
 //!
 //! A prompt is the first two members, `a` and `a + d` with d of 1 to 3; the answer is the next eight. Chance, and every

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! lockstep demo --out runs/demo --steps 1
-//! cargo run --release -p lockstep --example reward_closure -- runs/demo runs/closure
+//! cargo run --release -p lockstep-rl --example reward_closure -- runs/demo runs/closure
 //! ```
 
 use lockstep::{Config, Purpose, Run, RunOptions};

@@ -21,6 +21,15 @@ pub fn cpu_s() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
+/// Seconds that all cores of this machine together have computed for since it began, whoever they did it for; `None`
+/// where the system does not say.
+pub fn machine_cpu_s() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/stat").ok()?;
+    let ticks: Vec<u64> = text.lines().next()?.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
+    // user nice system idle iowait irq softirq steal, in hundredths of a second
+    (ticks.len() >= 8).then(|| (ticks[..8].iter().sum::<u64>() - ticks[3] - ticks[4]) as f64 * 0.01)
+}
+
 /// Seconds that the threads of this process have waited for a core although they had something to do; `None` where the
 /// system does not say. (Of threads that have ended it does not.)
 pub fn waited_for_cores_s() -> Option<f64> {

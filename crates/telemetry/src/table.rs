@@ -100,8 +100,8 @@ impl Table {
     }
 }
 
-/// A number for people: three digits, and from `most` on, or below a thousandth, an exponent with `behind` digits behind
-/// the point.
+/// A number for people: three digits, and from `most` on, or below a thousandth, an exponent with `behind` digits
+/// behind the point.
 pub fn short_number(x: f64, most: f64, behind: usize) -> String {
     match x.abs() {
         size if size != 0.0 && !(1e-3..most).contains(&size) => format!("{x:.behind$e}"),

@@ -63,8 +63,8 @@ pub struct UpdateMetrics {
 
 impl UpdateMetrics {
     /// The logged values by name: TRL's, and Lockstep's own `sampling/logp_mismatch_tokens`,
-    /// `sampling/logp_compared_tokens`, `sampling/max_logp_difference`, `update/…` and `skipped_steps`. TRL's value over several optimizer steps is the mean of
-    /// each. Times and counts are fields, not entries.
+    /// `sampling/logp_compared_tokens`, `sampling/max_logp_difference`, `update/…` and `skipped_steps`.
+    /// TRL's value over several optimizer steps is the mean of each. Times and counts are fields, not entries.
     pub fn entries(&self) -> Vec<(&str, f64)> {
         let mut out: Vec<(&str, f64)> =
             vec![("loss", self.loss), ("grad_norm", self.grad_norm), ("learning_rate", self.learning_rate)];

@@ -149,8 +149,8 @@ impl Objective {
     }
 
     /// Whether the gradient of a sequence without an advantage, or without a token in the loss, is 0 whatever the model
-    /// says of it. Not where the loss has more terms than the policy's (KL divergence, entropy), nor where the entropies
-    /// of all tokens say which are left out.
+    /// says of it. Not where the loss has more terms than the policy's (KL divergence, entropy), nor where the
+    /// entropies of all tokens say which are left out.
     pub fn can_skip(&self) -> bool {
         match self {
             Objective::Policy(config) => {

@@ -118,7 +118,10 @@ fn packages() -> Result<Vec<Package>, String> {
     let here = std::env::current_dir().map_err(|e| e.to_string())?;
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let short = |name: String| name.strip_prefix("lockstep-").unwrap_or(&name).to_owned();
+    let short = |name: String| match name.strip_prefix("lockstep-") {
+        Some("rl") => "lockstep".to_owned(),
+        short => short.unwrap_or(&name).to_owned(),
+    };
     let all = list(&metadata["packages"]);
     let names: Vec<String> = all.iter().map(|package| short(text(&package["name"]))).collect();
     let package = |package: &Value| Package {

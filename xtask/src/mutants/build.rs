@@ -155,7 +155,7 @@ pub fn compile(
     });
     command.args(["--keep-going", "--message-format=json", "--config=profile.dev.debug=0"]);
     for name in crates {
-        command.args(["-p", &if name == "lockstep" { name.to_owned() } else { format!("lockstep-{name}") }]);
+        command.args(["-p", &format!("lockstep-{}", if name == "lockstep" { "rl" } else { name })]);
     }
     command.current_dir(tree).env("CARGO_TARGET_DIR", target).env("CARGO_INCREMENTAL", "0");
     let output = command.stderr(Stdio::inherit()).output().map_err(|e| format!("cargo: {e}"))?;

@@ -269,9 +269,9 @@ mod with_nats {
             sh("ip link add lsbr0 type bridge && ip addr add 10.77.0.254/24 dev lsbr0 && ip link set lsbr0 up");
             for (i, name) in machines.0.iter().enumerate() {
                 sh(&format!(
-                    "ip netns add {name}; ip link add {name}v type veth peer name eth0 netns {name}; ip link set {name}v \
-                     master lsbr0 up; ip -n {name} addr add 10.77.0.{}/24 dev eth0; ip -n {name} link set eth0 up; ip -n \
-                     {name} link set lo up",
+                    "ip netns add {name}; ip link add {name}v type veth peer name eth0 netns {name}; ip link set \
+                     {name}v master lsbr0 up; ip -n {name} addr add 10.77.0.{}/24 dev eth0; ip -n {name} link set \
+                     eth0 up; ip -n {name} link set lo up",
                     i + 1
                 ));
             }

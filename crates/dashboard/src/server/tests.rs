@@ -140,3 +140,45 @@ fn news_are_streamed_and_the_65th_stream_is_refused() {
         std::thread::sleep(Duration::from_millis(50));
     }
 }
+
+/// Without --allow-run nothing is run; and whoever may not, be it a page of another site, is told so.
+#[test]
+fn jobs_are_begun_by_the_page_alone_and_only_with_leave() {
+    let levels = vec![json!({ "id": "none" })];
+    let runnable = |allowed| crate::Runnable {
+        program: "/bin/true".into(),
+        levels: levels.clone(),
+        shapes: vec!["tiny".into()],
+        allowed,
+    };
+    for allowed in [false, true] {
+        let server = Server::bind("127.0.0.1", 0, Runs::new(Vec::new())).unwrap();
+        let server = server.with_jobs(crate::Jobs::new(runnable(allowed)));
+        let port = server.listener.local_addr().unwrap().port();
+        std::thread::spawn(move || server.run());
+        let ask = |method: &str, path: &str, headers: &str, body: &str| {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            let length = body.len();
+            let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Length: {length}\r\n");
+            write!(stream, "{head}{headers}Connection: close\r\n\r\n{body}").unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            let (head, body) = text.split_once("\r\n\r\n").unwrap();
+            (head.split_whitespace().nth(1).unwrap().parse::<u16>().unwrap(), body.to_owned())
+        };
+        let job = r#"{"shape":"tiny","levels":["none"],"steps":1}"#;
+        let (ours, origin) = ("x-lockstep: 1\r\n", format!("Origin: http://localhost:{port}\r\n"));
+        let state: Value = serde_json::from_str(&ask("GET", "/api/jobs", "", "").1).unwrap();
+        assert_eq!((&state["allowed"], &state["job"]), (&json!(allowed), &Value::Null));
+        assert_eq!(ask("POST", "/api/jobs", "", job).0, 403);
+        assert_eq!(ask("POST", "/api/jobs", &format!("{ours}Origin: http://evil.example\r\n"), job).0, 403);
+        assert_eq!(ask("DELETE", "/api/jobs", "", "").0, 403);
+        let (status, said) = ask("POST", "/api/jobs", &format!("{ours}{origin}"), job);
+        assert_eq!(status, if allowed { 200 } else { 403 }, "{said}");
+        if allowed {
+            assert_eq!(ask("POST", "/api/jobs", ours, "{").0, 400);
+            assert_eq!(ask("GET", "/api/jobs/1", "", "").0, 200);
+        }
+        assert_eq!(ask("GET", "/api/jobs/7", "", "").0, 404);
+    }
+}

@@ -197,7 +197,8 @@ fn what_cannot_be_is_refused_in_words() {
 
 fn idle() -> fleet::exchange::LearnerState {
     serde_json::from_value(serde_json::json!({
-        "pid": 1, "step": 0, "batches": 1, "groups": 1, "max_staleness": 0, "lineage": "00000000000000000000000000000000",
+        "pid": 1, "step": 0, "batches": 1, "groups": 1, "max_staleness": 0,
+        "lineage": "00000000000000000000000000000000",
         "slots": [], "ended": false, "checkpoints": {"last": null, "waiting": []},
         "counts": fleet::exchange::Counts::default(),
     }))

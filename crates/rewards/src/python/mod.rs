@@ -18,10 +18,7 @@ use crate::{Error, Result};
 const KIND: &str = "python";
 
 /// What the interpreter runs; modules are not looked for in the working directory, but beside the function's file.
-const ADAPTER: &str = concat!(
-    "import sys\nif sys.path[:1] == ['']: del sys.path[0]\n",
-    include_str!("../../../../python/lockstep_rl/_calling.py")
-);
+const ADAPTER: &str = concat!("import sys\nif sys.path[:1] == ['']: del sys.path[0]\n", include_str!("calling.py"));
 
 /// What a table may hold beside `kind` and `name`.
 #[derive(Clone, Debug, Deserialize)]

@@ -30,8 +30,8 @@ pub struct TensorBoardSink {
 }
 
 impl TensorBoardSink {
-    /// Opens the event file of `directory` to append, which begins with the run's hyperparameters; directory and file are created if missing. If there are several
-    /// files, the last by name. A torn last record is cut off.
+    /// Opens the event file of `directory` to append, which begins with the run's hyperparameters; directory and file
+    /// are created if missing. If there are several files, the last by name. A torn last record is cut off.
     pub fn open(directory: &Path, hparams: Vec<(String, HParam)>) -> Result<Self> {
         std::fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
         let path = match existing(directory)? {

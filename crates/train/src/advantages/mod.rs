@@ -7,8 +7,8 @@
 //! A_i = r_i − mean of its group                 without division
 //! ```
 //!
-//! Where all rewards of a group are equal its advantages are 0, exactly: the mean of equal numbers is that number, though
-//! the rounded sum over their count may be another.
+//! Where all rewards of a group are equal its advantages are 0, exactly: the mean of equal numbers is that number,
+//! though the rounded sum over their count may be another.
 //!
 //! A sample that no function scored is left out of every mean and deviation, and its advantage is 0. A score of NaN is
 //! none, as in TRL, where the two are one; an infinite one stays, so that it shows in the loss.

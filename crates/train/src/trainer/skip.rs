@@ -5,8 +5,8 @@
 //! so what the others add keeps its bits, and so does the sum (docs/arithmetic.md, "Groups that are left out"). What
 //! losses divide by, and the numbers that name dropout's noise, stay those of the whole batch.
 //!
-//! What is not computed is not compared with the sampler's record. So that this does not go unseen for ever, one skipped
-//! group in 64, chosen by its number in the run, has its forward pass made, for the comparison alone.
+//! What is not computed is not compared with the sampler's record. So that this does not go unseen for ever, one
+//! skipped group in 64, chosen by its number in the run, has its forward pass made, for the comparison alone.
 
 use super::passes::{Measured, Work};
 use crate::loss::Normalizer;

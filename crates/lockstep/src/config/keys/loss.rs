@@ -64,8 +64,8 @@ macro_rules! loss_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     /// Leave groups whose gradient is known to be 0 out of the update: all of their rewards are equal, or all of their
     /// completions masked. Weights, moments and the gradient norm keep their bits. Nothing is left out where such a
     /// group has a gradient after all or others need it: with `beta` above 0, an entropy bonus, `top_entropy_quantile`
-    /// below 1, advantages centred over the batch (reinforce_plus_plus, GDPO, RLOO's `normalize_advantages`), a teacher,
-    /// and in PPO.
+    /// below 1, advantages centred over the batch (reinforce_plus_plus, GDPO, RLOO's `normalize_advantages`), a
+    /// teacher, and in PPO.
     skip_zero_gradients: bool = true => OURS.read_by(ONLINE.but(PPO)).on_resume(Free);
     /// Multiply the KL estimate by the importance ratio, so that its gradient is unbiased.
     use_bias_correction_kl: bool = true => LOSS;

@@ -383,7 +383,10 @@ fn end_generation(
     step.remarks.waited(*rollout_time_s, *reward_time_s, of_rewards);
     step.measured.rewards(of_rewards);
     step.add("rollout_time_s", *rollout_time_s);
-    step.add("rollout_tokens_per_s", *rollout_tokens as f64 / rollout_time_s);
+    // A step whose completions were there already waited for none.
+    if *rollout_time_s > 0.0 {
+        step.add("rollout_tokens_per_s", *rollout_tokens as f64 / rollout_time_s);
+    }
     step.add("reward_time_s", *reward_time_s);
     step.add("reward_hidden_time_s", *reward_hidden_time_s);
     let (rollouts, metrics) = generation.finish();

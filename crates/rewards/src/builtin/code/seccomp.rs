@@ -138,7 +138,16 @@ const FCNTL: &[u64] = &[
 
 /// Whether a stream is a terminal, what can be read from it, whether it blocks, and closing on exec. Not FIOSETOWN,
 /// SIOCSPGRP, TIOCSPGRP (signals), TIOCSTI (typing for the user) and FIOASYNC.
-const IOCTL: &[u64] = &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX];
+// These are c_ulong in glibc, and c_int in musl.
+#[allow(clippy::unnecessary_cast)]
+const IOCTL: &[u64] = &[
+    libc::TCGETS as u64,
+    libc::TIOCGWINSZ as u64,
+    libc::FIONREAD as u64,
+    libc::FIONBIO as u64,
+    libc::FIOCLEX as u64,
+    libc::FIONCLEX as u64,
+];
 
 /// What concerns the caller alone and can be no way to hide from who counts its memory. Not PR_SCHED_CORE.
 const PRCTL: &[u64] = &[

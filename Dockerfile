@@ -1,0 +1,31 @@
+# A small image with the program `lockstep`, run by an ordinary user:
+#
+#   docker build -t lockstep .
+#   docker run --rm lockstep demo
+#   docker run --rm -v "$PWD:/work" -u "$(id -u):$(id -g)" lockstep train run.toml --out runs/first
+#
+# Rewards that are Python functions or programs need what runs them: build an image FROM this one.
+
+# Debian bookworm has glibc 2.36, as the image that runs it.
+FROM rust:1.95.0-slim-bookworm AS build
+WORKDIR /build
+COPY . .
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/build/target \
+    cargo build --release --locked -p lockstep-cli && cp target/release/lockstep /lockstep
+
+FROM debian:bookworm-slim
+# Certificates for models of the Hub. The reward `code` isolates programs with landlock here: most containers forbid the
+# namespaces that bubblewrap needs.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates=2023* \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 10001 lockstep \
+    && install -d -m 0777 /work
+COPY --from=build /lockstep /usr/local/bin/lockstep
+COPY LICENSE-MIT LICENSE-APACHE /usr/local/share/doc/lockstep/
+USER 10001:10001
+WORKDIR /work
+# Models and data of the Hub: a mounted folder keeps them, whoever the user is.
+ENV HF_HOME=/work/.cache/huggingface
+ENTRYPOINT ["lockstep"]
+CMD ["--help"]

@@ -1,0 +1,139 @@
+//! The levels themselves: each is one idea more than the one before it.
+
+/// How completions are generated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Generation {
+    /// Every token computes its whole sequence again.
+    WithoutCache,
+    /// One prompt's completions at a time, all of them to the length of the longest completion.
+    Static,
+    /// A completion that ends makes room for the next one.
+    Continuous,
+    /// The same, and a prompt's pages belong to all of its completions.
+    SharedPrompt,
+}
+
+/// How the update is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Update {
+    /// Completions padded to the longest one, whole logits in memory.
+    Padded,
+    /// No padding, whole logits in memory.
+    Packed,
+    /// Log-probabilities and their gradient in one pass over the head, which writes no logits.
+    FusedHead,
+    /// The same, and a prompt is computed once for its completions.
+    SharedPrompt,
+}
+
+/// One level.
+#[derive(Clone, Copy, Debug)]
+pub struct Level {
+    /// As on the command line.
+    pub id: &'static str,
+    /// What is new, in a few words.
+    pub name: &'static str,
+    /// Which of four coarse stages it belongs to: baseline, basic, advanced, optimal.
+    pub stage: &'static str,
+    /// What is new, in a sentence.
+    pub idea: &'static str,
+    /// Where the code of it stands.
+    pub code: &'static str,
+    pub(super) generation: Generation,
+    pub(super) update: Update,
+    /// Vector instructions, against plain ones.
+    pub(super) vectors: bool,
+    /// All threads, against one.
+    pub(super) threads: bool,
+    /// Matmuls in bf16, against f32.
+    pub(super) bf16: bool,
+}
+
+/// What the first level does; every other one changes something of the level before it.
+const NOTHING: Level = Level {
+    id: "none",
+    name: "nothing",
+    stage: "baseline",
+    idea: "Every token computes its whole sequence again, on one thread, with plain instructions.",
+    code: "crates/bench/src/levels/naive.rs",
+    generation: Generation::WithoutCache,
+    update: Update::Padded,
+    vectors: false,
+    threads: false,
+    bf16: false,
+};
+
+const CACHE: Level = Level {
+    id: "cache",
+    name: "key-value cache",
+    stage: "basic",
+    idea: "Keys and values of earlier tokens are kept: a new token computes one row.",
+    code: "crates/rollout/src/blocks.rs",
+    generation: Generation::Static,
+    ..NOTHING
+};
+
+const VECTORS: Level = Level {
+    id: "vectors",
+    name: "vector instructions",
+    stage: "basic",
+    idea: "AVX2 or AVX-512 multiply and add 8 or 16 numbers at once.",
+    code: "crates/kernels/src/gemm/mod.rs",
+    vectors: true,
+    ..CACHE
+};
+
+const THREADS: Level = Level {
+    id: "threads",
+    name: "threads",
+    stage: "basic",
+    idea: "Outputs are divided between cores; no sum is, so bits stay the same.",
+    code: "crates/kernels/src/pool.rs",
+    threads: true,
+    ..VECTORS
+};
+
+const BATCHING: Level = Level {
+    id: "batching",
+    name: "continuous batching and packing",
+    stage: "advanced",
+    idea: "A completion that ends makes room for the next one, and no padding is computed.",
+    code: "crates/rollout/src/scheduler/mod.rs",
+    generation: Generation::Continuous,
+    update: Update::Packed,
+    ..THREADS
+};
+
+const FUSED: Level = Level {
+    id: "fused",
+    name: "fused head",
+    stage: "advanced",
+    idea: "Log-probabilities and their gradient come from one pass over the head; logits are never in memory.",
+    code: "crates/kernels/src/ops/lm_head/mod.rs",
+    update: Update::FusedHead,
+    ..BATCHING
+};
+
+const SHARED: Level = Level {
+    id: "shared",
+    name: "shared prompt",
+    stage: "optimal",
+    idea: "A prompt is computed once for all of its completions, in generation and in the update.",
+    code: "crates/rollout/src/prefix.rs",
+    generation: Generation::SharedPrompt,
+    update: Update::SharedPrompt,
+    ..FUSED
+};
+
+const BF16: Level = Level {
+    id: "bf16",
+    name: "bf16",
+    stage: "optimal",
+    idea: "Matmuls take numbers of 16 bits: half the memory reads. Another arithmetic, so other bits.",
+    code: "crates/kernels/src/gemm/mod.rs",
+    bf16: true,
+    ..SHARED
+};
+
+/// All of them, from the slowest to everything on.
+pub const LEVELS: [Level; 8] = [NOTHING, CACHE, VECTORS, THREADS, BATCHING, FUSED, SHARED, BF16];

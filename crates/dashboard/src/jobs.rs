@@ -1,0 +1,256 @@
+//! Levels of optimization, measured from the page: one job at a time, of a program of ours, and only where the one who
+//! started the page allows it.
+
+use crate::runs::lock;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+/// Steps of a level that a page may ask for.
+const MOST_STEPS: u64 = 200;
+/// Of what a program that failed said, so much is shown.
+const SAID: u64 = 4000;
+
+/// What a page may run.
+#[derive(Clone, Debug)]
+pub struct Runnable {
+    /// This program.
+    pub program: PathBuf,
+    /// The levels that there are: objects with `id`, `name`, `stage`, `idea`, `code`.
+    pub levels: Vec<Value>,
+    /// The models' sizes.
+    pub shapes: Vec<String>,
+    /// Whether anything may be run; else the page only says what it would be.
+    pub allowed: bool,
+}
+
+/// The job that goes on, or went on last.
+#[derive(Debug, Default)]
+pub struct Jobs {
+    runnable: Option<Runnable>,
+    job: Mutex<Option<Job>>,
+}
+
+#[derive(Debug)]
+struct Job {
+    number: u64,
+    asked: Value,
+    child: Child,
+    output: Arc<Mutex<Output>>,
+}
+
+/// What the program has said.
+#[derive(Debug, Default)]
+struct Output {
+    /// Lines of `lockstep bench levels --events`.
+    events: Vec<Value>,
+    /// Its end: running, done, failed or stopped; and why.
+    end: Option<(&'static str, String)>,
+    is_stopped: bool,
+}
+
+/// Why a job was not begun.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The page may run nothing.
+    NotAllowed,
+    /// Another one goes on.
+    Busy,
+    /// This is no job.
+    Bad(String),
+}
+
+impl Jobs {
+    /// Of a page that may run this.
+    pub fn new(runnable: Runnable) -> Jobs {
+        Jobs { runnable: Some(runnable), job: Mutex::default() }
+    }
+
+    /// What can be run, and how the last job is.
+    pub fn state(&self) -> Value {
+        let job = lock(&self.job).as_ref().map(|job| {
+            let output = lock(&job.output);
+            let (state, why) = output.end.clone().unwrap_or(("running", String::new()));
+            let events = output.events.len();
+            json!({ "number": job.number, "asked": job.asked, "state": state, "why": why, "events": events })
+        });
+        match &self.runnable {
+            None => json!({ "allowed": false, "levels": [], "shapes": [], "job": job }),
+            Some(Runnable { levels, shapes, allowed, .. }) => {
+                json!({ "allowed": allowed, "levels": levels, "shapes": shapes, "job": job, "most_steps": MOST_STEPS })
+            }
+        }
+    }
+
+    /// Lines of a job from this one on, and its state; none for a job that is not there any more.
+    pub fn events(&self, number: u64, from: usize) -> Option<(Vec<Value>, &'static str)> {
+        let job = lock(&self.job);
+        let job = job.as_ref().filter(|job| job.number == number)?;
+        let output = lock(&job.output);
+        let state = output.end.as_ref().map_or("running", |(state, _)| state);
+        Some((output.events.get(from..).unwrap_or_default().to_vec(), state))
+    }
+
+    /// Begins what is asked for: `{"shape": …, "levels": [ids], "steps": n}`.
+    pub fn start(&self, asked: &Value) -> Result<Value, Refusal> {
+        let runnable = self.runnable.as_ref().filter(|runnable| runnable.allowed).ok_or(Refusal::NotAllowed)?;
+        let arguments = arguments(runnable, asked).map_err(Refusal::Bad)?;
+        let mut job = lock(&self.job);
+        if job.as_ref().is_some_and(|job| lock(&job.output).end.is_none()) {
+            return Err(Refusal::Busy);
+        }
+        let mut command = Command::new(&runnable.program);
+        command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .map_err(|error| Refusal::Bad(format!("cannot start {}: {error}", runnable.program.display())))?;
+        let number = job.as_ref().map_or(1, |job| job.number + 1);
+        let output = Arc::new(Mutex::new(Output::default()));
+        listen(&mut child, output.clone());
+        *job = Some(Job { number, asked: asked.clone(), child, output });
+        drop(job);
+        Ok(self.state())
+    }
+
+    /// Ends the job that goes on. What it has measured stays.
+    pub fn stop(&self) {
+        if let Some(job) = lock(&self.job).as_mut() {
+            lock(&job.output).is_stopped = true;
+            // It has ended by itself, then.
+            let _ = job.child.kill();
+        }
+    }
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The command line of a job, of words that are known: nothing that was asked for is passed on as it is.
+fn arguments(runnable: &Runnable, asked: &Value) -> Result<Vec<String>, String> {
+    let shape = asked["shape"].as_str().unwrap_or_default();
+    let Some(shape) = runnable.shapes.iter().find(|known| *known == shape) else {
+        return Err(format!("shape: there is no `{shape}`; there are {}", runnable.shapes.join(", ")));
+    };
+    let steps = asked["steps"].as_u64().filter(|steps| (1..=MOST_STEPS).contains(steps));
+    let Some(steps) = steps else { return Err(format!("steps: a number from 1 to {MOST_STEPS}")) };
+    let wanted: Vec<&str> = asked["levels"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let known = |id: &&str| runnable.levels.iter().any(|level| level["id"] == **id);
+    if let Some(unknown) = wanted.iter().find(|id| !known(id)) {
+        return Err(format!("levels: there is no `{unknown}`"));
+    }
+    if wanted.is_empty() {
+        return Err("levels: choose at least one".into());
+    }
+    let (levels, steps) = (wanted.join(","), steps.to_string());
+    let words = ["bench", "levels", "--events", "--shape", shape, "--steps", &steps, "--levels", &levels];
+    Ok(words.map(str::to_owned).to_vec())
+}
+
+/// Reads what the program says until it ends.
+fn listen(child: &mut Child, output: Arc<Mutex<Output>>) {
+    let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else { return };
+    let errors = std::thread::spawn(move || {
+        let mut said = Vec::new();
+        // What cannot be read is not said.
+        let _ = err.take(SAID).read_to_end(&mut said);
+        String::from_utf8_lossy(&said).into_owned()
+    });
+    std::thread::spawn(move || {
+        for line in BufReader::new(out).lines().map_while(Result::ok) {
+            if let Ok(event) = serde_json::from_str(&line) {
+                lock(&output).events.push(event);
+            }
+        }
+        let said = errors.join().unwrap_or_default();
+        let mut output = lock(&output);
+        let is_whole = output.events.last().is_some_and(|event| event["event"] == "end");
+        output.end = Some(match (is_whole, output.is_stopped) {
+            (true, _) => ("done", String::new()),
+            (false, true) => ("stopped", String::new()),
+            (false, false) => ("failed", said.trim().to_owned()),
+        });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    fn jobs(script: &str, allowed: bool) -> (tempfile::TempDir, Jobs) {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("program");
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let levels = vec![json!({ "id": "none" }), json!({ "id": "cache" })];
+        let runnable = Runnable { program, levels, shapes: vec!["tiny".into()], allowed };
+        (dir, Jobs::new(runnable))
+    }
+
+    fn ended(jobs: &Jobs) -> Value {
+        let since = Instant::now();
+        loop {
+            let state = jobs.state();
+            if state["job"]["state"] != "running" {
+                return state["job"].clone();
+            }
+            assert!(since.elapsed() < Duration::from_secs(20), "{state}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn asked() -> Value {
+        json!({ "shape": "tiny", "levels": ["none", "cache"], "steps": 2 })
+    }
+
+    #[test]
+    fn a_job_runs_the_words_that_are_known_and_its_lines_are_kept() {
+        let (_dir, jobs) =
+            jobs(r#"echo "{\"event\":\"start\",\"words\":\"$*\"}"; echo no json; echo '{"event":"end"}'"#, true);
+        jobs.start(&asked()).unwrap();
+        assert_eq!(ended(&jobs)["state"], "done");
+        let (events, state) = jobs.events(1, 0).unwrap();
+        assert_eq!((events.len(), state), (2, "done"));
+        assert_eq!(events[0]["words"], "bench levels --events --shape tiny --steps 2 --levels none,cache");
+        assert_eq!(jobs.events(1, 1).unwrap().0.len(), 1);
+        assert!(jobs.events(2, 0).is_none());
+        for (wrong, says) in [
+            (json!({ "shape": "../x", "levels": ["none"], "steps": 1 }), "shape"),
+            (json!({ "shape": "tiny", "levels": ["none", "--help"], "steps": 1 }), "--help"),
+            (json!({ "shape": "tiny", "levels": [], "steps": 1 }), "at least one"),
+            (json!({ "shape": "tiny", "levels": ["none"], "steps": 0 }), "steps"),
+            (json!({ "shape": "tiny", "levels": ["none"], "steps": 201 }), "steps"),
+            (json!(null), "shape"),
+        ] {
+            let Err(Refusal::Bad(why)) = jobs.start(&wrong) else { panic!("{wrong}") };
+            assert!(why.contains(says), "{why}");
+        }
+    }
+
+    #[test]
+    fn one_goes_on_at_a_time_and_can_be_stopped() {
+        let (_dir, jobs) = jobs(r#"echo '{"event":"start"}'; exec sleep 60"#, true);
+        jobs.start(&asked()).unwrap();
+        assert_eq!(jobs.start(&asked()), Err(Refusal::Busy));
+        jobs.stop();
+        assert_eq!(ended(&jobs)["state"], "stopped");
+        assert_eq!(jobs.start(&asked()).unwrap()["job"]["number"], 2);
+    }
+
+    #[test]
+    fn what_fails_says_why_and_without_leave_nothing_runs() {
+        let (_dir, jobs) = jobs("echo 'error: no memory' >&2; exit 1", true);
+        jobs.start(&asked()).unwrap();
+        let job = ended(&jobs);
+        assert_eq!((&job["state"], &job["why"]), (&json!("failed"), &json!("error: no memory")));
+        let (_dir, jobs) = self::jobs("true", false);
+        assert_eq!(jobs.start(&asked()), Err(Refusal::NotAllowed));
+        assert_eq!(Jobs::default().start(&asked()), Err(Refusal::NotAllowed));
+    }
+}

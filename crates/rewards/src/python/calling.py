@@ -1,0 +1,1 @@
+../../../../python/lockstep_rl/_calling.py

@@ -1,0 +1,173 @@
+//! Links of the documents: each relative one names a file that is there, each `#anchor` a heading of it, and
+//! docs/SUMMARY.md lists every page of docs/.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+
+/// What the book is made of.
+const DOCS: &str = "docs";
+const SUMMARY: &str = "docs/SUMMARY.md";
+/// Pages outside of docs/ whose links are checked, too.
+const PAGES: [&str; 5] = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "python/README.md"];
+
+pub fn check() -> Result<(), String> {
+    let mut pages = Vec::new();
+    below(Path::new(DOCS), &mut pages).map_err(|e| format!("{DOCS}: {e}"))?;
+    let mut wrong = unlisted(&pages, &read(Path::new(SUMMARY))?);
+    pages.extend(PAGES.iter().map(PathBuf::from));
+    for page in &pages {
+        wrong.extend(broken(page, &read(page)?).into_iter().map(|what| format!("{}: {what}", page.display())));
+    }
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(wrong.join("\n")),
+    }
+}
+
+fn read(page: &Path) -> Result<String, String> {
+    fs::read_to_string(page).map_err(|e| format!("{}: {e}", page.display()))
+}
+
+/// The Markdown files below `directory`, in the order of names.
+fn below(directory: &Path, pages: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    let mut entries: Vec<PathBuf> =
+        fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    entries.sort();
+    for path in entries {
+        if path.is_dir() {
+            below(&path, pages)?;
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            pages.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Pages that the summary lacks or lists twice.
+fn unlisted(pages: &[PathBuf], summary: &str) -> Vec<String> {
+    let listed: Vec<PathBuf> =
+        targets(summary).iter().map(|range| Path::new(DOCS).join(&summary[range.clone()])).collect();
+    let times = |page: &PathBuf| listed.iter().filter(|one| *one == page).count();
+    let pages = pages.iter().filter(|page| page.as_path() != Path::new(SUMMARY) && times(page) != 1);
+    pages.map(|page| format!("{SUMMARY}: lists {} {} times, once is right", page.display(), times(page))).collect()
+}
+
+/// What is wrong with the links of a page.
+fn broken(page: &Path, text: &str) -> Vec<String> {
+    let check = |target: &str| {
+        let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+        let file = if path.is_empty() { page.to_owned() } else { join(page, path)? };
+        if !file.exists() {
+            return Some(format!("the link {target} leads nowhere: there is no {}", file.display()));
+        }
+        let is_page = file.extension().is_some_and(|extension| extension == "md");
+        if anchor.is_empty() || !is_page || anchors(&fs::read_to_string(&file).unwrap_or_default()).contains(anchor) {
+            return None;
+        }
+        Some(format!("the link {target} leads nowhere: {} has no such heading", file.display()))
+    };
+    let relative = targets(text).into_iter().map(|range| &text[range]).filter(|target| !is_elsewhere(target));
+    relative.filter_map(check).collect()
+}
+
+/// Of another site.
+pub fn is_elsewhere(target: &str) -> bool {
+    target.contains("://") || target.starts_with("mailto:")
+}
+
+/// The file that a relative path of a page names, from the repository's root; none if it leaves that.
+pub fn join(page: &Path, target: &str) -> Option<PathBuf> {
+    let mut path = page.parent()?.to_owned();
+    for part in Path::new(target).components() {
+        match part {
+            Component::ParentDir if !path.pop() => return None,
+            Component::Normal(name) => path.push(name),
+            _ => {}
+        }
+    }
+    Some(path)
+}
+
+/// Where the targets of inline links and images stand, outside of code.
+pub fn targets(text: &str) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let (mut start, mut in_fence) = (0, false);
+    for line in text.split_inclusive('\n') {
+        if line.trim_start().starts_with("```") {
+            in_fence = !in_fence;
+        } else if !in_fence {
+            let line = without_code(line);
+            let mut at = 0;
+            while let Some(open) = line[at..].find("](").map(|i| at + i + 2) {
+                let Some(length) = line[open..].find(')') else { break };
+                found.push(start + open..start + open + length);
+                at = open + length;
+            }
+        }
+        start += line.len();
+    }
+    found
+}
+
+/// A line with its code spans overwritten: as long as before.
+fn without_code(line: &str) -> String {
+    let parts: Vec<&str> = line.split('`').collect();
+    let blank = |(i, part): (usize, &&str)| match i % 2 == 1 && i + 1 < parts.len() {
+        true => " ".repeat(part.len()),
+        false => (*part).to_owned(),
+    };
+    parts.iter().enumerate().map(blank).collect::<Vec<_>>().join("`")
+}
+
+/// The anchors of a page's headings, as GitHub and mdBook make them: letters and digits, blanks as `-`.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut anchors = BTreeSet::new();
+    let mut in_fence = false;
+    for line in text.lines() {
+        in_fence ^= line.starts_with("```");
+        let Some(heading) = line.strip_prefix('#').filter(|_| !in_fence) else { continue };
+        let mut heading = heading.trim_start_matches('#').trim().to_owned();
+        for range in targets(&heading.clone()).into_iter().rev() {
+            heading.replace_range(range.start - 1..range.end + 1, "");
+        }
+        let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        let anchor: String = kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect();
+        let repeated = (1..).map(|n| format!("{anchor}-{n}"));
+        let free = std::iter::once(anchor.clone()).chain(repeated).find(|one| !anchors.contains(one));
+        anchors.extend(free);
+    }
+    anchors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_found_outside_of_code() {
+        let text = "a [b](c.md#d) `[e](f)` ![g](h.png)\n```\n[i](j)\n```\n[`k`](l)\n";
+        let found: Vec<&str> = targets(text).into_iter().map(|range| &text[range]).collect();
+        assert_eq!(found, ["c.md#d", "h.png", "l"]);
+    }
+
+    #[test]
+    fn anchors_are_those_of_the_headings() {
+        let text = "# What is not\n## Rewards (`crates/rewards/`)\n## [A](b.md) link\n## A link\n```\n# no\n```\n";
+        let expected = ["a-link", "a-link-1", "rewards-cratesrewards", "what-is-not"];
+        assert_eq!(anchors(text).into_iter().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn what_leads_nowhere_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let page = directory.path().join("a.md");
+        fs::write(&page, "# Here\n").unwrap();
+        let text = "[1](a.md#here) [2](a.md#there) [3](b.md) [4](#here) [5](https://example.org/b.md)";
+        let wrong = broken(&page, text);
+        assert!(wrong.len() == 2 && wrong[0].contains("a.md#there") && wrong[1].contains("no "), "{wrong:?}");
+        let pages = [PathBuf::from("docs/a.md"), PathBuf::from("docs/b.md")];
+        assert_eq!(unlisted(&pages, "- [a](a.md)\n").len(), 1);
+    }
+}

@@ -1,0 +1,115 @@
+//! `cargo xtask release [TARGET]`: what any machine can make of a release. It packs each crate as for crates.io,
+//! and the program that was built for TARGET (without it, for this machine) into an archive with its checksum. It
+//! publishes nothing; .github/workflows/release.yml does the rest.
+
+use crate::cargo;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Beside the program in its archive.
+const BESIDE: [&str; 5] = ["README.md", "CHANGELOG.md", "SECURITY.md", "LICENSE-MIT", "LICENSE-APACHE"];
+/// Workspace members that are for nobody else.
+const PRIVATE: [&str; 2] = ["xtask", "lockstep-testing"];
+/// What crates.io takes.
+const MOST_BYTES: u64 = 10 << 20;
+
+pub fn run(target: Option<&str>) -> Result<(), String> {
+    let directory = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
+    packages(&directory)?;
+    let program = directory.join(target.unwrap_or_default()).join("release/lockstep");
+    let said = output(Command::new(&program).arg("--version"))
+        .map_err(|why| format!("{why}: build it first, cargo build --release --locked -p lockstep-cli"))?;
+    // "lockstep 0.1.0"
+    let version = said.split_whitespace().last().unwrap_or_default();
+    let host = || output(cargo::command().arg("-vV")).map(|text| host_of(&text).to_owned());
+    let target = target.map_or_else(host, |target| Ok(target.to_owned()))?;
+    let archive = archive(&program, &format!("lockstep-{version}-{target}"), &directory.join("dist"))?;
+    println!("{}", archive.display());
+    Ok(())
+}
+
+/// Packs each crate, with the files that crates.io would get.
+fn packages(directory: &Path) -> Result<(), String> {
+    let private = PRIVATE.iter().flat_map(|name| ["--exclude", name]);
+    let arguments: Vec<&str> =
+        ["package", "--workspace", "--no-verify", "--allow-dirty", "--quiet"].into_iter().chain(private).collect();
+    let packed = directory.join("package");
+    let _ = fs::remove_dir_all(&packed);
+    cargo::run(&arguments, &[])?;
+    let mut found: Vec<PathBuf> =
+        fs::read_dir(&packed).map_err(|e| format!("{}: {e}", packed.display()))?.flatten().map(|e| e.path()).collect();
+    found.retain(|path| path.extension().is_some_and(|extension| extension == "crate"));
+    found.sort();
+    for package in found {
+        let bytes = package.metadata().map_err(|e| format!("{}: {e}", package.display()))?.len();
+        println!("{:>8} KiB  {}", bytes >> 10, package.display());
+        let files = output(Command::new("tar").arg("-tzf").arg(&package))?;
+        if bytes > MOST_BYTES || !files.lines().any(|file| file.ends_with("/README.md")) {
+            return Err(format!("{}: more than 10 MiB, or without README.md", package.display()));
+        }
+    }
+    Ok(())
+}
+
+/// The host in what `cargo -vV` prints.
+fn host_of(text: &str) -> &str {
+    text.lines().find_map(|line| line.strip_prefix("host: ")).unwrap_or("unknown")
+}
+
+/// `DIST/NAME.tar.gz` with a folder NAME that has the program and its papers, and `DIST/NAME.tar.gz.sha256`. The same
+/// files give the same bytes.
+fn archive(program: &Path, name: &str, dist: &Path) -> Result<PathBuf, String> {
+    let failed = |path: &Path| {
+        let path = path.display().to_string();
+        move |e: std::io::Error| format!("{path}: {e}")
+    };
+    let folder = dist.join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).map_err(failed(&folder))?;
+    fs::copy(program, folder.join("lockstep")).map_err(failed(program))?;
+    for paper in BESIDE {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(paper);
+        fs::copy(&path, folder.join(paper)).map_err(failed(&path))?;
+    }
+    let file = format!("{name}.tar.gz");
+    let fixed =
+        ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--use-compress-program=gzip -n"];
+    output(Command::new("tar").current_dir(dist).args(fixed).args(["-cf", &file, name]))?;
+    fs::remove_dir_all(&folder).map_err(failed(&folder))?;
+    let checksum = output(Command::new("sha256sum").current_dir(dist).arg(&file))?;
+    let path = dist.join(format!("{file}.sha256"));
+    fs::write(&path, checksum).map_err(failed(&path))?;
+    Ok(dist.join(file))
+}
+
+/// What a program prints, if it ends well.
+fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|e| format!("{}: {e}", command.get_program().display()))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(format!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_has_the_program_and_its_papers_and_the_same_bytes_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let (program, dist) = (directory.path().join("p"), directory.path().join("dist"));
+        fs::write(&program, "program").unwrap();
+        let archive = || archive(&program, "lockstep-1.2.3-here", &dist).unwrap();
+        let first = fs::read(archive()).unwrap();
+        let path = archive();
+        assert!(first == fs::read(&path).unwrap() && path.ends_with("lockstep-1.2.3-here.tar.gz"));
+        output(Command::new("sha256sum").current_dir(&dist).args(["-c", "lockstep-1.2.3-here.tar.gz.sha256"])).unwrap();
+        let files = output(Command::new("tar").arg("-tzf").arg(&path)).unwrap();
+        for file in BESIDE.iter().chain(&["lockstep"]) {
+            assert!(files.lines().any(|line| line == format!("lockstep-1.2.3-here/{file}")), "{file}: {files}");
+        }
+        assert_eq!(host_of("cargo 1.95.0\nhost: x86_64-unknown-linux-gnu\nos: x\n"), "x86_64-unknown-linux-gnu");
+    }
+}
