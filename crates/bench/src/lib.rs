@@ -18,6 +18,7 @@ pub mod rollout;
 pub mod scaling;
 pub mod shapes;
 pub mod skip;
+pub mod speculative;
 pub mod step;
 pub mod train;
 pub mod workload;

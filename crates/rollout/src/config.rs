@@ -1,6 +1,7 @@
 //! The sizes of an engine, and its switches.
 
-use crate::drafts;
+use crate::drafts::{self, Drafts};
+use crate::earlier::Earlier;
 use model::kv::BLOCK;
 
 /// Sizes and switches of an engine. None of them changes a bit of what it gives.
@@ -69,8 +70,13 @@ impl EngineConfig {
         }
     }
 
+    /// Bytes of the host that guesses are made from, at most.
+    pub fn draft_bytes(&self) -> usize {
+        if self.speculative == Speculative::Off { 0 } else { Drafts::BYTES + Earlier::BYTES }
+    }
+
     /// Tokens that are drawn together.
-    pub(crate) fn draws(&self) -> usize {
+    pub fn draws(&self) -> usize {
         match self.speculative {
             Speculative::Off => self.max_num_seqs,
             Speculative::Auto | Speculative::Always(_) => self.max_num_seqs.max(drafts::ROWS.min(self.rows())),

@@ -1,25 +1,22 @@
 //! Guesses of a sequence's next tokens, from text that is there: its prompt, its own tokens, its siblings'.
 //!
 //! An index of the places at which three tokens follow one another (as LZ77 finds repetitions), of a fixed size, the
-//! oldest places forgotten first; and how many tokens are worth guessing. Nothing here is random or looks at a clock:
-//! the same rollouts have the same drafts, and so the same counters.
+//! oldest places forgotten first; and how many tokens are worth guessing.
 
 /// Tokens that must agree before a guess.
 pub(crate) const GRAM: usize = 3;
 /// Rows of a step in which tokens are guessed, and sequences of such a step: more rows than these take longer in
 /// proportion, on every processor that was measured.
 pub(crate) const ROWS: usize = 16;
-pub(crate) const SEQUENCES: usize = 4;
+pub(crate) const SEQUENCES: usize = 8;
 /// Places that are remembered.
 const PLACES: usize = 1 << 16;
 /// Places that are looked at for one guess.
 const LOOKED_AT: usize = 16;
 /// Tokens before a place that are compared.
-const BEFORE: usize = 32;
+pub(crate) const BEFORE: usize = 32;
 /// From here on an agreement is long, and guesses after it are counted for themselves.
 const LONG: usize = 8;
-/// What one more row adds to a step of one row. (7 M to 92 M parameters in f32 on two cores: 0.06 to 0.2.)
-const ROW: f32 = 0.125;
 /// What a guess must be expected to save, at least, in proportion to the step.
 const WORTHWHILE: f32 = 1.05;
 /// So many times a guess is not worth while until one token is guessed again to see.
@@ -27,10 +24,13 @@ const UNTIL_NEXT_TRIAL: u32 = 32;
 /// Earlier guesses count for less: the odds are of about this many.
 const REMEMBERED: f32 = 32.0;
 
+/// The place is in what an earlier request of the same prompt said.
+pub(crate) const EARLIER: u32 = u32::MAX;
+
 /// Where a token stands: the tokens before it are compared with those that a guess is wanted for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Of the slab of sequences, and the low half of its serial number.
+    /// Of the slab of sequences, and the low half of its serial number; or [`EARLIER`].
     pub(crate) sequence: u32,
     pub(crate) serial: u32,
     pub(crate) at: u32,
@@ -50,6 +50,9 @@ pub(crate) struct Drafts {
 }
 
 impl Drafts {
+    /// Bytes that it takes.
+    pub(crate) const BYTES: usize = PLACES * (size_of::<Place>() + size_of::<u32>());
+
     pub(crate) fn new() -> Drafts {
         let places = vec![Place::default(); PLACES];
         // No head is of a place yet: each is older than the ring is long.
@@ -142,11 +145,11 @@ impl Pace {
         }
         self.forget();
     }
-    /// Tokens to guess after an agreement of this many, where `live` sequences run; at most `most`. The one that a step
-    /// is expected to draw most of for its time.
-    pub(crate) fn length(&mut self, agreement: usize, live: usize, most: usize) -> usize {
+    /// Tokens to guess after an agreement of this many, at most `most`: as many as a step is expected to draw most with
+    /// for its time, if one more for every sequence makes it longer by the share `row`.
+    pub(crate) fn length(&mut self, agreement: usize, row: f32, most: usize) -> usize {
         let odds = &mut self.odds[usize::from(agreement >= LONG)];
-        let (p, row) = (odds.right / odds.of, live as f32 * ROW / (1.0 + (live - 1) as f32 * ROW));
+        let p = odds.right / odds.of;
         let (mut best, mut length) = (WORTHWHILE, 0);
         let (mut drawn, mut all_right) = (1.0, 1.0);
         for guessed in 1..=most {
@@ -173,6 +176,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::StepCost;
 
     const OF: (usize, u64) = (3, 7);
 
@@ -210,6 +214,11 @@ mod tests {
         assert_eq!(found(&drafts, 0, &[5; 3]).len(), LOOKED_AT, "and only a few are looked at");
     }
 
+    /// Of a step of as many sequences.
+    fn row(live: usize) -> f32 {
+        live as f32 * StepCost::default().of_row(live)
+    }
+
     fn learned(answers: &[(usize, usize)], live: usize) -> usize {
         let mut pace = Pace::new();
         for &(asked, right) in answers {
@@ -217,7 +226,7 @@ mod tests {
             (0..right).for_each(|_| pace.right());
             pace.learn();
         }
-        pace.length(GRAM, live, ROWS / live - 1)
+        pace.length(GRAM, row(live), ROWS / live - 1)
     }
 
     #[test]
@@ -232,7 +241,7 @@ mod tests {
         pace.ask(GRAM, 4);
         pace.forget();
         pace.learn();
-        assert_eq!(pace.length(GRAM, 1, 15), 2);
+        assert_eq!(pace.length(GRAM, row(1), 15), 2);
     }
 
     #[test]
@@ -242,10 +251,10 @@ mod tests {
             pace.ask(GRAM, 2);
             pace.learn();
         }
-        let lengths: Vec<usize> = (0..2 * UNTIL_NEXT_TRIAL + 2).map(|_| pace.length(GRAM, 1, 15)).collect();
+        let lengths: Vec<usize> = (0..2 * UNTIL_NEXT_TRIAL + 2).map(|_| pace.length(GRAM, row(1), 15)).collect();
         assert_eq!(lengths.iter().filter(|&&length| length == 1).count(), 2);
         assert!(lengths.iter().all(|&length| length <= 1));
-        assert!(pace.length(LONG, 1, 15) > 2, "long agreements have odds of their own");
-        assert_eq!(pace.length(LONG, 1, 0), 0);
+        assert!(pace.length(LONG, row(1), 15) > 2, "long agreements have odds of their own");
+        assert_eq!(pace.length(LONG, row(1), 0), 0);
     }
 }

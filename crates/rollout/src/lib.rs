@@ -10,7 +10,9 @@
 
 mod blocks;
 mod config;
+mod cost;
 mod drafts;
+mod earlier;
 mod engine;
 mod error;
 mod inputs;
