@@ -408,11 +408,11 @@ fn the_engines_own_guesses_change_no_bit() {
             assert!(groups == expected, "{i}, {speculative:?}");
             assert!(counters.accepted_tokens <= counters.drafted_tokens, "{counters:?}");
             assert!(generate(sampling, few.clone(), speculative).0 == expected, "{i}, {speculative:?}: few pages");
-            if i == 0 {
-                // Greedy text of a small model repeats itself, and that is guessed.
-                assert!(counters.accepted_tokens > 20, "{speculative:?}: {counters:?}");
-            }
-            assert!(speculative == Speculative::Auto || counters.drafted_tokens > 20, "{i}: {counters:?}");
+            // How much is worth its rows is measured: for so small a model hardly anything is.
+            let least = if speculative == Speculative::Auto { 0 } else { 20 };
+            assert!(i > 1 || counters.drafted_tokens > least, "{i}, {speculative:?}: {counters:?}");
+            // Greedy text of a small model repeats itself, and that is guessed.
+            assert!(i > 0 || counters.accepted_tokens > least, "{speculative:?}: {counters:?}");
         }
     }
 }
