@@ -18,8 +18,8 @@ use std::sync::Arc;
 const COMPLETIONS: usize = 64;
 /// Those of them that are long.
 const LIVE: [usize; 3] = [1, 2, 4];
-/// Tokens of a short one, and how many of them share a prompt.
-const SHORT: usize = 8;
+/// Tokens of a short one.
+const SHORT: usize = 4;
 
 /// What random weights are made to write.
 fn texts() -> [(&'static str, SamplingParams); 3] {
@@ -60,12 +60,14 @@ pub fn run(ctx: &Context, shape: Subject, tokens: usize, repeats: usize) -> anyh
         Ok(Engine::new(ctx, &weights.config, config)?)
     };
     let (mut off, mut auto) = (engine(Speculative::Off)?, engine(Speculative::Auto)?);
+    // Other prompts and other noise each time: no completion is guessed from one before.
+    let mut seeds = 1..;
     for (text, sampling) in texts() {
         for live in LIVE {
             let mut pairs = Vec::new();
             for repeat in 0..=repeats {
-                // Other prompts each time: no completion is guessed from the one before.
-                let requests = requests(&weights, &sampling, (live, tokens), repeat as u64);
+                let seed = seeds.next().unwrap_or_default();
+                let requests = requests(&weights, &sampling, (live, tokens), seed);
                 let one = |engine: &mut Engine| tail(engine, &weights, requests.clone(), live);
                 let (off, auto) = if repeat % 2 == 0 {
                     let off = one(&mut off)?;
@@ -107,19 +109,15 @@ pub fn run(ctx: &Context, shape: Subject, tokens: usize, repeats: usize) -> anyh
     Ok(report)
 }
 
-/// `live` requests for one long completion each, and others for short ones.
+/// `live` requests for one long completion each, and one for all short ones.
 fn requests(weights: &Weights, sampling: &SamplingParams, (live, tokens): (usize, usize), seed: u64) -> Vec<Request> {
-    let short = (COMPLETIONS - live).div_ceil(SHORT);
-    let workload = Workload { prompts: live + short, ..Workload::grpo(COMPLETIONS, tokens) };
+    let workload = Workload { prompts: live + 1, ..Workload::grpo(COMPLETIONS, tokens) };
     let sampling = |max_new_tokens| Arc::new(SamplingParams { max_new_tokens, seed, ..sampling.clone() });
-    let (long, shorter) = (sampling(SHORT + tokens), sampling(SHORT));
+    let (long, short) = (sampling(SHORT + tokens), sampling(SHORT));
     let prompts = workload.random_prompts(&weights.config, seed).into_iter().enumerate();
-    let request = |(i, prompt): (usize, _)| match i.checked_sub(live) {
-        None => Request::new(i as u64, prompt, 1, long.clone()),
-        Some(i) => {
-            let left = COMPLETIONS - live - i * SHORT;
-            Request::new((live + i) as u64, prompt, left.min(SHORT), shorter.clone())
-        }
+    let request = |(i, prompt): (usize, _)| match i < live {
+        true => Request::new(i as u64, prompt, 1, long.clone()),
+        false => Request::new(i as u64, prompt, COMPLETIONS - live, short.clone()),
     };
     prompts.map(request).collect()
 }

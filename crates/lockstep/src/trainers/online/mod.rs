@@ -4,6 +4,7 @@
 
 mod ahead;
 mod build;
+mod drafts;
 mod parts;
 mod reference;
 mod stages;
@@ -193,9 +194,6 @@ struct BatchPlace {
 /// The file of a checkpoint that has the generation batch in use: records of groups.
 pub const BATCH_FILE: &str = "generation_batch.bin";
 
-/// The file of a checkpoint that has what completions are guessed from. A run goes on without it, to the same bits.
-pub const DRAFTS_FILE: &str = "drafts.bin";
-
 impl RolloutPipeline {
     /// Whether the next step needs new completions.
     pub fn batch_is_used_up(&self) -> bool {
@@ -229,13 +227,6 @@ impl RolloutPipeline {
         Some(Box::new(move |dir| Ok(std::fs::write(dir.join(BATCH_FILE), bytes)?)))
     }
 
-    /// Writes what completions are guessed from into a checkpoint.
-    fn write_drafts(&self) -> Option<WriteFiles> {
-        let bytes = self.collector.as_ref()?.drafts();
-        (!bytes.is_empty())
-            .then(|| -> WriteFiles { Box::new(move |dir| Ok(std::fs::write(dir.join(DRAFTS_FILE), bytes)?)) })
-    }
-
     /// Takes up what [`state`](Self::state) gave, and the files beside it in `checkpoint`.
     pub fn restore(&mut self, state: PipelineState, checkpoint: &Path) -> anyhow::Result<()> {
         if state.has_program && !self.has_function {
@@ -245,9 +236,6 @@ impl RolloutPipeline {
             );
         }
         (self.state.rollout_number, self.state.lineage) = (state.rollout_number, state.lineage);
-        if let (Some(collector), Ok(bytes)) = (&mut self.collector, std::fs::read(checkpoint.join(DRAFTS_FILE))) {
-            collector.restore_drafts(&bytes);
-        }
         if let Some(buffer) = state.buffer {
             let (used, samples) = (buffer.used, buffer.samples());
             let samples = samples.context("the checkpoint's generation batch names a prompt that it lacks")?;
