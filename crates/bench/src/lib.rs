@@ -16,6 +16,7 @@ pub mod report;
 pub mod rollout;
 pub mod shapes;
 pub mod skip;
+pub mod speculative;
 pub mod step;
 pub mod train;
 pub mod workload;

@@ -7,7 +7,7 @@ use lockstep::bad_input;
 use lockstep::error::OrBadInput;
 use lockstep::{HubKind, Policy, context, locate};
 use model::{Chat, Prompt, TextStream, Tokenizer};
-use rollout::{Engine, EngineConfig, Request, SamplingParams};
+use rollout::{Engine, EngineConfig, Request, SamplingParams, Speculative};
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -65,6 +65,9 @@ pub struct Args {
     /// A text that ends a completion, which keeps it; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
+    /// auto: guess tokens from the text so far and verify several in one pass. The text is the same either way.
+    #[arg(long, value_name = "auto|off", value_parser = ["auto", "off"], default_value = "auto")]
+    pub speculative: String,
     /// The seed.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
@@ -104,7 +107,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         ));
     }
     let max_num_seqs = args.n.min(MAX_NUM_SEQS);
-    let mut engine = Engine::new(&ctx, policy.config(), EngineConfig::new(max_num_seqs, max_model_len))?;
+    let speculative = if args.speculative == "off" { Speculative::Off } else { Speculative::Auto };
+    let sizes = EngineConfig { speculative, ..EngineConfig::new(max_num_seqs, max_model_len) };
+    let mut engine = Engine::new(&ctx, policy.config(), sizes)?;
     engine.set_detokenizer(policy.tokenizer.clone());
     let request = Request::new(0, Prompt::new(ids), args.n, Arc::new(sampling(&args, &policy)));
     if args.n == 1 && !args.json {

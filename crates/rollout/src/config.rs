@@ -1,5 +1,7 @@
-//! The sizes of an engine, and its two switches.
+//! The sizes of an engine, and its switches.
 
+use crate::drafts::{self, Drafts};
+use crate::earlier::Earlier;
 use model::kv::BLOCK;
 
 /// Sizes and switches of an engine. None of them changes a bit of what it gives.
@@ -20,6 +22,19 @@ pub struct EngineConfig {
     /// Whether full pages are found again by what they contain, across requests and turns. Of use where requests repeat
     /// what others began with; a training run computes everything anew with each version of the weights.
     pub prefix_caching: bool,
+    /// Whether the next tokens of sequences are guessed and verified together.
+    pub speculative: Speculative,
+}
+
+/// When tokens are guessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speculative {
+    /// Never.
+    Off,
+    /// While few sequences live, as many as are likely to be right.
+    Auto,
+    /// This many in every step of every sequence, likely or not: for tests.
+    Always(usize),
 }
 
 /// Prompts are computed in chunks of this many rows, unless somebody says otherwise.
@@ -37,6 +52,7 @@ impl EngineConfig {
             chunked_prefill: true,
             prefix_sharing: true,
             prefix_caching: false,
+            speculative: Speculative::Off,
         }
     }
 
@@ -51,6 +67,19 @@ impl EngineConfig {
         match self.chunked_prefill {
             true => self.max_batched_tokens.max(self.max_num_seqs),
             false => self.max_batched_tokens.max(self.max_num_seqs).max(self.max_model_len),
+        }
+    }
+
+    /// Bytes of the host that guesses are made from, at most.
+    pub fn draft_bytes(&self) -> usize {
+        if self.speculative == Speculative::Off { 0 } else { Drafts::BYTES + Earlier::BYTES }
+    }
+
+    /// Tokens that are drawn together.
+    pub fn draws(&self) -> usize {
+        match self.speculative {
+            Speculative::Off => self.max_num_seqs,
+            Speculative::Auto | Speculative::Always(_) => self.max_num_seqs.max(drafts::ROWS.min(self.rows())),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The engine: schedule, run the model, sample, postprocess.
 
 use crate::blocks::BlockPool;
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, Speculative};
+use crate::earlier::Earlier;
 use crate::inputs::StepInputs;
 use crate::logprobs::LogitRows;
 use crate::models::{ModelVersion, Models};
@@ -24,6 +25,7 @@ use std::time::Instant;
 pub struct Engine {
     ctx: Context,
     config: EngineConfig,
+    vocab: usize,
     scheduler: Scheduler,
     rope: Rope,
     kv: KvCache,
@@ -59,12 +61,13 @@ impl Engine {
         let max_rows = config.rows();
         let engine = Engine {
             ctx: ctx.clone(),
+            vocab: model.vocab_size,
             scheduler: scheduler(&config),
             rope: Rope::new(memory, model, config.max_model_len),
             kv: KvCache::new(memory, model, config.kv_blocks),
             inputs: StepInputs::new(memory, max_rows, &config),
             workspace: Workspace::new(memory, model, max_rows),
-            sampler: SamplerBuffers::new(memory, model, config.max_num_seqs),
+            sampler: SamplerBuffers::new(memory, model, config.draws()),
             stop: StopCheck::default(),
             stopped: Arc::default(),
             wants_logits: false,
@@ -72,7 +75,7 @@ impl Engine {
             adapters: Vec::with_capacity(config.max_num_seqs),
             chunks: Vec::new(),
             copies: Vec::new(),
-            draws: Vec::with_capacity(config.max_num_seqs),
+            draws: Vec::with_capacity(config.draws()),
             config,
         };
         memory.check()?;
@@ -109,6 +112,18 @@ impl Engine {
     /// What it has done so far.
     pub fn counters(&self) -> Counters {
         self.scheduler.counters
+    }
+
+    /// What it can guess the completions of known prompts from, for a later process. Nothing if it guesses nothing.
+    pub fn drafts(&self) -> Vec<u8> {
+        self.scheduler.earlier.to_bytes()
+    }
+
+    /// Takes up what [`drafts`](Self::drafts) gave. What cannot be read of it is left out: no bit depends on it.
+    pub fn restore_drafts(&mut self, bytes: &[u8]) {
+        if self.config.speculative != Speculative::Off {
+            self.scheduler.earlier = Earlier::of_bytes(bytes, self.vocab);
+        }
     }
 
     /// Sequences preempted so far because pages ran out.
@@ -214,6 +229,7 @@ impl Engine {
         if self.is_idle() {
             return Ok(());
         }
+        self.scheduler.speculate();
         let base = self.scheduler.schedule(&mut self.chunks, &mut self.copies).ok_or(Error::NoCurrentWeights)?;
         for &(from, to) in &self.copies {
             self.kv.copy_block(&self.ctx, from, to)?;
@@ -233,6 +249,7 @@ impl Engine {
         let of_prompt = |chunk: &Chunk| chunk.from < self.scheduler.sequences[chunk.sequence].prompt_len;
         let is_prefill = self.chunks.iter().any(of_prompt);
         self.inputs.prepare(&self.scheduler, &self.chunks, &mut self.draws);
+        let guesses = self.scheduler.count_drafts(&self.draws);
         let (rope, rows, kv, workspace) = (&self.rope, &self.inputs.rows, &mut self.kv, &mut self.workspace);
         model::net::infer(&self.ctx, model, rope, rows, kv, workspace)?;
         self.scheduler.mark_computed(&self.chunks);
@@ -262,10 +279,15 @@ impl Engine {
             self.scheduler.postprocess(draws, sampled, &self.stop);
         }
         self.scheduler.share_prompts(&self.chunks);
+        let (sequences, tokens) = (self.chunks.len(), self.scheduler.drawn.len());
         let counters = &mut self.scheduler.counters;
         counters.sampling_time += drawing.elapsed();
         if !is_prefill {
-            counters.decoded_tokens += self.scheduler.drawn.len() as u64;
+            counters.decode_passes += sequences as u64;
+            counters.decoded_tokens += tokens as u64;
+            let rows = self.chunks.iter().map(|chunk| chunk.to - chunk.from).sum();
+            let drawn_with_guesses = (guesses > 0).then_some(tokens);
+            self.scheduler.measure(sequences, rows, drawn_with_guesses, began.elapsed());
         }
         Ok(())
     }
@@ -329,5 +351,5 @@ fn scheduler(config: &EngineConfig) -> Scheduler {
         max_model_len: config.max_model_len,
         chunked_prefill: config.chunked_prefill,
     };
-    Scheduler::new(BlockPool::new(config.kv_blocks, config.prefix_caching), limits)
+    Scheduler::new(BlockPool::new(config.kv_blocks, config.prefix_caching), limits, config.speculative)
 }

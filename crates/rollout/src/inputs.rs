@@ -27,13 +27,18 @@ pub(crate) struct StepInputs {
 impl StepInputs {
     pub(crate) fn new(memory: &Memory, max_rows: usize, config: &EngineConfig) -> StepInputs {
         StepInputs {
-            rows: InferRows::new(memory, max_rows, config.max_num_seqs, config.max_model_len.div_ceil(BLOCK)),
+            rows: InferRows::with_room(
+                memory,
+                [max_rows, max_rows, config.draws()],
+                config.max_num_seqs,
+                config.max_model_len.div_ceil(BLOCK),
+            ),
             ids: Vec::with_capacity(max_rows),
             positions: Vec::with_capacity(max_rows),
             tables_of_rows: Vec::with_capacity(max_rows),
             write_rows: Vec::with_capacity(max_rows),
             write_slots: Vec::with_capacity(max_rows),
-            sampled: Vec::with_capacity(config.max_num_seqs),
+            sampled: Vec::with_capacity(config.draws()),
             packed: Vec::new(),
             device: memory.device(),
         }

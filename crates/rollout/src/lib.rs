@@ -6,10 +6,13 @@
 //! reward.
 //!
 //! Read in this order: `request.rs` (what goes in and out), `sequence.rs`, `blocks.rs`, `scheduler.rs` (schedule,
-//! preempt, postprocess), `engine.rs` (the step), `inputs.rs` (its rows), `sampler.rs` (its tokens).
+//! preempt, guess, postprocess), `engine.rs` (the step), `inputs.rs` (its rows), `sampler.rs` (its tokens).
 
 mod blocks;
 mod config;
+mod cost;
+mod drafts;
+mod earlier;
 mod engine;
 mod error;
 mod inputs;
@@ -24,7 +27,7 @@ mod scheduler;
 mod sequence;
 mod stop;
 
-pub use config::EngineConfig;
+pub use config::{EngineConfig, Speculative};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use lengths::length_metrics;

@@ -1,5 +1,6 @@
 //! A sequence in the engine: tokens, the pages that hold their keys and values, and what was recorded of each.
 
+use crate::drafts::Pace;
 use crate::models::ModelVersion;
 use crate::prefix::{Node, ROOT};
 use crate::request::{Completion, FinishReason};
@@ -45,6 +46,9 @@ pub(crate) struct Sequence {
     pub(crate) prompt_len: usize,
     /// How many of the last tokens are guesses that the next step verifies.
     pub(crate) drafted: usize,
+    pub(crate) pace: Pace,
+    /// How many tokens guesses can be made from.
+    pub(crate) indexed: usize,
     /// How many tokens have their keys and values in `blocks`.
     pub(crate) computed: usize,
     pub(crate) blocks: Vec<u32>,
@@ -108,6 +112,8 @@ impl Sequence {
             tokens,
             prompt_len: prompt.len(),
             drafted: 0,
+            pace: Pace::new(),
+            indexed: 0,
             computed: 0,
             blocks: Vec::with_capacity((prompt.len() + room).div_ceil(BLOCK)),
             cached: 0,
@@ -135,6 +141,7 @@ impl Sequence {
     pub(crate) fn forget_pages(&mut self) {
         (self.computed, self.cached, self.node) = (0, 0, ROOT);
         self.reject_drafts();
+        self.pace.forget();
     }
     /// Takes the guesses back, and what was computed of them.
     pub(crate) fn reject_drafts(&mut self) {
@@ -174,6 +181,7 @@ impl Sequence {
         let guessed = self.drafted > 0 && self.tokens[self.tokens.len() - self.drafted] == id;
         if guessed {
             self.drafted -= 1;
+            self.pace.right();
         } else {
             self.reject_drafts();
             self.tokens.push(id);

@@ -108,6 +108,8 @@ fn measures(name: &str) -> bool {
         || name.ends_with("_tokens_per_s")
         || name.ends_with("_per_second")
         || name.starts_with("device/")
+        // How much is guessed follows what steps were measured to take.
+        || name.starts_with("rollout/spec_decode_")
         || ["step_time", "time_s", "eval_runtime", "peak_bytes"].contains(&name)
 }
 

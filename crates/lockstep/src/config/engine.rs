@@ -67,6 +67,7 @@ pub fn engine_config(config: &Config, context: usize, bounds: WorkloadBounds) ->
     let mut sizes = EngineConfig::new(max_num_seqs, max_model_len);
     sizes.kv_blocks = config.kv_cache_blocks.unwrap_or(sizes.kv_blocks);
     sizes.prefix_sharing = config.prefix_sharing;
+    sizes.speculative = config.speculative;
     sizes
 }
 

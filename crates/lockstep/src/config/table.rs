@@ -16,6 +16,7 @@ use super::methods::{ALL, DPO, Methods, PAIRS, REWARD, SFT};
 use super::values::{ComputeDType, EvalSampling, KeyValue, OptimizerName, RewardErrors, SftLoss, Strategy, Task};
 use kernels::Device;
 use rewards::RewardSpec;
+use rollout::Speculative;
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
 use train::advantages::process::ProcessRewards;

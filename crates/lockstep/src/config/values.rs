@@ -3,6 +3,7 @@
 use super::keys::algorithms::Algorithm;
 use kernels::Device;
 use rewards::RewardSpec;
+use rollout::Speculative;
 use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -330,6 +331,7 @@ words! {
     RewardErrors { "stop" => RewardErrors::Stop, "continue" => RewardErrors::Continue }
     SftLoss { "nll" => SftLoss::Nll, "dft" => SftLoss::Dft }
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
+    Speculative { "auto" => Speculative::Auto, "off" => Speculative::Off }
     KlEstimator { "k1" => KlEstimator::K1, "k3" => KlEstimator::K3 }
     MomentsDType { "f32" => MomentsDType::F32, "bf16" => MomentsDType::Bf16 }
     ComputeDType {

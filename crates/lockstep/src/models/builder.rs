@@ -58,11 +58,20 @@ pub struct Builder<'a> {
     target: Target,
 }
 
+/// What no ledger of a plan has.
+#[derive(Default)]
+pub struct Counted {
+    /// The largest passes through its models.
+    pub passes: Passes,
+    /// Bytes of the host that tokens are guessed from.
+    pub drafts: usize,
+}
+
 enum Target {
     /// On the run's device.
     Run(Context),
     /// On `Device::Meta`, with a ledger for each name.
-    Plan(Vec<(String, Context)>, Passes),
+    Plan(Vec<(String, Context)>, Counted),
 }
 
 impl<'a> Builder<'a> {
@@ -80,7 +89,7 @@ impl<'a> Builder<'a> {
     /// The same parts on `Device::Meta`.
     pub fn on_meta(&self) -> Builder<'a> {
         let Builder { config, checkpoint, sinks, stop, .. } = *self;
-        let (sharing, target) = (self.sharing.clone(), Target::Plan(Vec::new(), Passes::default()));
+        let (sharing, target) = (self.sharing.clone(), Target::Plan(Vec::new(), Counted::default()));
         Builder { config, checkpoint, sinks, stop, sharing, target }
     }
 
@@ -146,10 +155,11 @@ impl<'a> Builder<'a> {
         drawn: &[&SamplingParams],
     ) -> anyhow::Result<Engine> {
         let ctx = self.part("generation");
-        if let Target::Plan(_, passes) = &mut self.target {
+        if let Target::Plan(_, Counted { passes, drafts }) = &mut self.target {
+            *drafts += sizes.draft_bytes();
             let rows = Capacity { tokens: sizes.rows(), blocks: sizes.kv_blocks, score_rows: 0 };
             note(passes, self.config, &assets.config, rows, sizes.max_model_len);
-            passes.sequences = passes.sequences.max(sizes.max_num_seqs);
+            passes.sequences = passes.sequences.max(sizes.draws());
             passes.whole |= drawn.iter().any(|sampling| sampling.needs_logits());
         }
         let mut engine = Engine::new(&ctx, &assets.config, sizes).or_bad_input()?;
@@ -158,12 +168,12 @@ impl<'a> Builder<'a> {
         Ok(engine)
     }
 
-    /// The ledgers of a plan by name, and the largest passes through its models.
-    pub fn counted(self) -> (Vec<(String, Memory)>, Passes) {
+    /// The ledgers of a plan by name, and what is in none.
+    pub fn counted(self) -> (Vec<(String, Memory)>, Counted) {
         match self.target {
             Target::Run(_) => Default::default(),
-            Target::Plan(parts, passes) => {
-                (parts.into_iter().map(|(name, ctx)| (name, ctx.memory().clone())).collect(), passes)
+            Target::Plan(parts, counted) => {
+                (parts.into_iter().map(|(name, ctx)| (name, ctx.memory().clone())).collect(), counted)
             }
         }
     }
@@ -172,7 +182,7 @@ impl<'a> Builder<'a> {
     fn reserves(&mut self, model: &ModelConfig, work: Work) -> Option<Capacity> {
         let group = work.group.min(work.completions).max(1);
         let (of_group, most) = (self.of_group(work, group), self.config.micro_batch_tokens());
-        let Target::Plan(_, passes) = &mut self.target else { return None };
+        let Target::Plan(_, Counted { passes, .. }) = &mut self.target else { return None };
         let groups = work.completions.div_ceil(group);
         let capacity = Capacity::of_micro_batch(of_group, groups, work.completions, most);
         note(passes, self.config, model, capacity, work.longest.positions());

@@ -89,6 +89,14 @@ pub trait Collect {
         request: CollectRequest<'_>,
         observer: &Observer<'_>,
     ) -> anyhow::Result<Collected>;
+
+    /// What completions are guessed from, for whoever goes on with the run. It may be lost.
+    fn drafts(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Takes up what [`drafts`](Self::drafts) gave.
+    fn restore_drafts(&mut self, _bytes: &[u8]) {}
 }
 
 /// Takes a collector to where it is asked, and gives who passes requests on to it.
@@ -102,6 +110,14 @@ impl Collect for Collector {
         observer: &Observer<'_>,
     ) -> anyhow::Result<Collected> {
         self.collect_with(weights.into(), request, observer)
+    }
+
+    fn drafts(&self) -> Vec<u8> {
+        self.engine.drafts()
+    }
+
+    fn restore_drafts(&mut self, bytes: &[u8]) {
+        self.engine.restore_drafts(bytes);
     }
 }
 
@@ -176,9 +192,13 @@ fn record_counters(stages: &Stages, span: &Span, done: Counters) {
         ("computed_tokens", done.computed_tokens),
         ("cached_tokens", done.cached_tokens),
         ("decode_steps", done.decode_steps),
+        ("decode_passes", done.decode_passes),
         ("decoded_tokens", done.decoded_tokens),
+        ("drafted_tokens", done.drafted_tokens),
+        ("accepted_tokens", done.accepted_tokens),
     ];
     counts.into_iter().for_each(|(name, n)| stages.count(name, n as f64));
+    stages.count("draft_saved_s", done.undrafted_time.as_secs_f64() - done.draft_time.as_secs_f64());
 }
 
 pub(super) fn finite_logps(groups: &[RolloutGroup]) -> Result<(), NonFiniteLogp> {

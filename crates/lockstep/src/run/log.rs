@@ -9,6 +9,7 @@ use super::profile::Profile;
 use super::reporter::Reporter;
 use super::reward_remarks::RewardRemarks;
 use crate::rollouts::evaluate::find;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use telemetry::{Alarm, EventKind, Finding, Sinks, Stages};
 
@@ -41,6 +42,21 @@ const TIMED: [(&str, &str); 3] = [
     ("rollout/decode", "decode_time_s"),
     ("rollout/sampling", "sampling_time_s"),
 ];
+
+/// What guessing tokens brought in a step, from its counts; nothing where no token was guessed. The names are vLLM's
+/// where it has them.
+fn speculation(counts: &BTreeMap<String, f64>) -> Vec<(&'static str, f64)> {
+    let count = |name: &str| counts.get(name).copied().unwrap_or(0.0);
+    let drafted = count("drafted_tokens");
+    if drafted == 0.0 {
+        return Vec::new();
+    }
+    vec![
+        ("rollout/spec_decode_draft_acceptance_rate", count("accepted_tokens") / drafted),
+        ("rollout/spec_decode_tokens_per_forward", count("decoded_tokens") / count("decode_passes").max(1.0)),
+        ("rollout/spec_decode_saved_time_s", count("draft_saved_s")),
+    ]
+}
 
 impl RunLog {
     /// The log of a run whose progress is called `label`.
@@ -116,6 +132,9 @@ impl RunLog {
             if let Some(stage) = totals.stages.iter().find(|stage| stage.path == path) {
                 self.add(name, stage.seconds);
             }
+        }
+        for (name, value) in speculation(&totals.counts) {
+            self.add(name, value);
         }
         let before = std::mem::replace(&mut self.cpu_s, telemetry::system::cpu_s());
         self.add("cpu_time_s", self.cpu_s - before);

@@ -6,8 +6,8 @@
 
 use crate::bad_input;
 use crate::config::Config;
-use crate::models::Builder;
 pub use crate::models::Longest;
+use crate::models::{Builder, Counted};
 use kernels::context::threads_from_env;
 use kernels::ops::Passes;
 use kernels::{Context, Device, Memory};
@@ -82,10 +82,10 @@ pub fn planned<T>(
     let mut meta = builder.on_meta();
     // Alive while they are counted.
     let _parts = build(&mut meta)?;
-    let (ledgers, passes) = meta.counted();
+    let (ledgers, counted) = meta.counted();
     let mut parts = Vec::new();
     ledgers.iter().for_each(|(name, memory)| add(&mut parts, memory, name));
-    MemoryPlan::of(builder, model, longest, parts, passes)
+    MemoryPlan::of(builder, model, longest, parts, counted)
 }
 
 /// What was booked on `memory`, as parts.
@@ -137,7 +137,7 @@ impl MemoryPlan {
         model: &ModelConfig,
         longest: Longest,
         mut parts: Vec<Part>,
-        passes: Passes,
+        Counted { passes, drafts }: Counted,
     ) -> anyhow::Result<MemoryPlan> {
         let tensors = parts.len();
         let threads = builder.config.threads.map_or_else(threads_from_env, Ok)? as u64;
@@ -156,6 +156,9 @@ impl MemoryPlan {
             ("program, tokenizer, data", resident, ""),
         ];
         parts.extend(rest.map(|(name, bytes, lowered_by)| Part::of_host(name, bytes, lowered_by)));
+        if drafts > 0 {
+            parts.push(Part::of_host("generation: drafts", drafts as u64, "speculative = \"off\""));
+        }
         let total = parts.iter().map(|p| p.bytes).sum();
         let (device_total, scratch) = (None, passes.scratch_bytes());
         Ok(MemoryPlan { parts, total, device_total, resident, longest, tensors, read, scratch })

@@ -56,6 +56,7 @@ impl TrainingTask for Grpo {
     }
 
     fn complete_state(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
+        self.pipeline.keep_drafts(run);
         self.pipeline.complete_ahead(run)
     }
 

@@ -61,7 +61,7 @@ impl InferRows {
         InferRows::with_room(memory, [max_rows, max_rows, max_sequences], max_sequences, table_len)
     }
     /// Room for rows, writes, and rows to sample from, and for block tables.
-    pub(crate) fn with_room(
+    pub fn with_room(
         memory: &Memory,
         [rows, writes, max_sampled]: [usize; 3],
         tables: usize,

@@ -5,14 +5,20 @@
 //! from sequence to sequence. A sequence's bits do not depend on any of this. The scheduler knows no weights and no
 //! tensor: copies of pages that a fork needs are listed for the engine to make.
 //!
-//! `pages.rs` gives and takes pages, `outcome.rs` appends what was drawn and ends, pauses and removes sequences.
+//! `pages.rs` gives and takes pages, `speculate.rs` guesses tokens, `outcome.rs` appends what was drawn and ends, pauses
+//! and removes sequences.
 
 mod outcome;
 mod pages;
+mod speculate;
 #[cfg(test)]
 mod tests;
 
 use crate::blocks::BlockPool;
+use crate::config::Speculative;
+use crate::cost::StepCost;
+use crate::drafts::Drafts;
+use crate::earlier::Earlier;
 use crate::models::ModelVersion;
 use crate::request::{Drawn, RequestId, SequenceId};
 use crate::sequence::{Alternatives, Role, Sequence, State};
@@ -37,6 +43,8 @@ pub(crate) struct Group {
     /// Of the prompt's tokens but the first, as far as they are wanted and computed.
     pub(crate) prompt_logps: Vec<f32>,
     pub(crate) prompt_top: Alternatives,
+    /// What an earlier request said after this prompt, to guess from.
+    pub(crate) earlier: Option<Arc<[u32]>>,
 }
 
 /// Rows of one sequence in a step: tokens `from..to`.
@@ -76,10 +84,22 @@ pub struct Counters {
     pub decode_steps: u64,
     /// How long their models took.
     pub decode_time: Duration,
+    /// Their forward passes of one sequence each.
+    pub decode_passes: u64,
     /// Tokens that those drew.
     pub decoded_tokens: u64,
     /// How long drawing tokens took, in steps of both kinds.
     pub sampling_time: Duration,
+    /// Tokens that were guessed and verified.
+    pub drafted_tokens: u64,
+    /// Those of them that were right.
+    pub accepted_tokens: u64,
+    /// Forward passes of one sequence each that verified guesses.
+    pub draft_passes: u64,
+    /// How long decode steps with guesses took, models and drawing.
+    pub draft_time: Duration,
+    /// How long steps without would have taken for the same tokens, by what such steps were measured to take.
+    pub undrafted_time: Duration,
 }
 
 impl Counters {
@@ -106,8 +126,14 @@ impl Sub for Counters {
             prefill_time: self.prefill_time - before.prefill_time,
             decode_steps: self.decode_steps - before.decode_steps,
             decode_time: self.decode_time - before.decode_time,
+            decode_passes: self.decode_passes - before.decode_passes,
             decoded_tokens: self.decoded_tokens - before.decoded_tokens,
             sampling_time: self.sampling_time - before.sampling_time,
+            drafted_tokens: self.drafted_tokens - before.drafted_tokens,
+            accepted_tokens: self.accepted_tokens - before.accepted_tokens,
+            draft_passes: self.draft_passes - before.draft_passes,
+            draft_time: self.draft_time - before.draft_time,
+            undrafted_time: self.undrafted_time - before.undrafted_time,
         }
     }
 }
@@ -132,12 +158,19 @@ pub(crate) struct Scheduler {
     serial: u64,
     limits: Limits,
     pub(crate) counters: Counters,
+    speculative: Speculative,
+    /// None if nothing is guessed.
+    drafts: Option<Box<Drafts>>,
+    /// What decode steps take; how much is guessed depends on it.
+    cost: StepCost,
+    /// To guess from.
+    pub(crate) earlier: Earlier,
     /// What the last step drew.
     pub(crate) drawn: Vec<Drawn>,
 }
 
 impl Scheduler {
-    pub(crate) fn new(blocks: BlockPool, limits: Limits) -> Scheduler {
+    pub(crate) fn new(blocks: BlockPool, limits: Limits, speculative: Speculative) -> Scheduler {
         Scheduler {
             sequences: Slab::new(),
             groups: Slab::new(),
@@ -152,6 +185,10 @@ impl Scheduler {
             serial: 0,
             limits,
             counters: Counters::default(),
+            speculative,
+            drafts: (speculative != Speculative::Off).then(|| Box::new(Drafts::new())),
+            cost: StepCost::default(),
+            earlier: Earlier::default(),
             drawn: Vec::new(),
         }
     }
@@ -177,7 +214,8 @@ impl Scheduler {
         let id = RequestId { index: group, serial: self.serial };
         let serial = self.serial;
         let (prompt_logps, prompt_top) = (Vec::new(), Alternatives::default());
-        self.groups.insert(Group { serial, request, prompt, members, unfinished, prompt_logps, prompt_top });
+        let earlier = self.earlier.get(&request.prompt.ids).cloned();
+        self.groups.insert(Group { serial, request, prompt, members, unfinished, prompt_logps, prompt_top, earlier });
         id
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Chunk, Group, Scheduler};
 use crate::models::ModelVersion;
-use crate::request::{Drawn, FinishReason, RequestId, RolloutGroup, SequenceId};
+use crate::request::{Completion, Drawn, FinishReason, RequestId, RolloutGroup, SequenceId};
 use crate::sequence::{Draw, Sampled, State};
 use crate::stop::StopCheck;
 use model::Columns;
@@ -16,6 +16,17 @@ impl Scheduler {
             self.counters.computed_tokens += (chunk.to - chunk.from) as u64;
             self.cache_pages(chunk.sequence);
         }
+    }
+
+    /// Counts the guesses that `draws` verify. Returns how many they are.
+    pub(crate) fn count_drafts(&mut self, draws: &[Draw]) -> u64 {
+        let before = self.counters.drafted_tokens;
+        for draw in draws {
+            let s = &self.sequences[draw.sequence];
+            self.counters.drafted_tokens += u64::from(draw.at < s.tokens.len());
+            self.counters.draft_passes += u64::from(s.drafted > 0 && draw.at == s.known().len());
+        }
+        self.counters.drafted_tokens - before
     }
 
     /// Appends the tokens that were drawn; ends or pauses the completions that are done with them. What was drawn after
@@ -33,7 +44,8 @@ impl Scheduler {
             if over || !known {
                 continue;
             }
-            s.push(token, logp, true, version);
+            let guessed = s.push(token, logp, true, version);
+            self.counters.accepted_tokens += u64::from(guessed);
             if let Some((ids, logps)) = alternatives.get(i) {
                 s.top.push(ids, logps);
             }
@@ -162,7 +174,11 @@ impl Scheduler {
     fn take_group(&mut self, group: usize) -> (u64, RolloutGroup) {
         self.remove_prompt(group);
         let Group { serial, request, members, prompt_logps, prompt_top, .. } = self.groups.remove(group);
-        let completions = members.iter().map(|&id| self.sequences.remove(id).into_completion()).collect();
+        let completions: Vec<Completion> =
+            members.iter().map(|&id| self.sequences.remove(id).into_completion()).collect();
+        if self.drafts.is_some() {
+            self.earlier.remember(&request.prompt.ids, completions.iter().map(|completion| &completion.ids[..]));
+        }
         let mut prompt_columns = Columns::default();
         if request.sampling.prompt_logprobs {
             prompt_columns.set(SAMPLER_LOGPS, prompt_logps);

@@ -10,7 +10,7 @@ use model::kv::BLOCK;
 
 fn scheduler(blocks: usize, prompts: &[usize], num_generations: usize, sharing: bool) -> Scheduler {
     let limits = Limits { max_num_seqs: 8, max_rows: 512, max_model_len: 4096, chunked_prefill: true };
-    let mut scheduler = Scheduler::new(BlockPool::new(blocks, false), limits);
+    let mut scheduler = Scheduler::new(BlockPool::new(blocks, false), limits, Speculative::Off);
     scheduler.current = Some(ModelVersion { base: 0, adapter: None });
     for &len in prompts {
         let request = Request::new(0, Prompt::new(vec![1; len]), num_generations, Arc::new(SamplingParams::default()));

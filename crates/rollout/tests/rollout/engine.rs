@@ -17,7 +17,7 @@ pub(crate) fn sampling(max_new_tokens: usize) -> SamplingParams {
 }
 
 /// A letter for each id.
-struct Letters;
+pub(crate) struct Letters;
 
 impl Detokenize for Letters {
     fn decode(&self, ids: &[u32]) -> String {

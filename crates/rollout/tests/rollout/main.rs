@@ -6,6 +6,7 @@ mod engine;
 mod faults;
 mod parity;
 mod serving;
+mod speculative;
 
 use kernels::{Context, Isa};
 use model::net::{self, Rope, Tape};

@@ -1,5 +1,5 @@
 //! The engine as a server uses it: requests that come and go, several adapters and versions at once, prefixes that
-//! others computed, conversations of several turns, guesses that are verified. None of it changes a bit.
+//! others computed, conversations of several turns. None of it changes a bit.
 
 use crate::engine::{VOCAB, sampling, small};
 use crate::*;
@@ -8,16 +8,16 @@ use model::columns::{ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use rollout::{AdapterVersion, Counters, Drawn, FinishReason, ModelVersion, Models, RequestId, SequenceId};
 use std::collections::HashMap;
 
-fn request(id: u64, prompt: &Arc<Prompt>, generations: usize, sampling: SamplingParams) -> Request {
+pub(crate) fn request(id: u64, prompt: &Arc<Prompt>, generations: usize, sampling: SamplingParams) -> Request {
     Request::new(id, prompt.clone(), generations, Arc::new(sampling))
 }
 
-fn caching(max_model_len: usize) -> EngineConfig {
+pub(crate) fn caching(max_model_len: usize) -> EngineConfig {
     EngineConfig { prefix_caching: true, ..roomy(max_model_len) }
 }
 
 /// Steps until nothing runs or waits; the groups, by their numbers.
-fn run<'a>(engine: &mut Engine, models: impl Into<Models<'a>>) -> Vec<RolloutGroup> {
+pub(crate) fn run<'a>(engine: &mut Engine, models: impl Into<Models<'a>>) -> Vec<RolloutGroup> {
     let models = models.into();
     let mut groups = Vec::new();
     while !engine.is_idle() {
@@ -108,7 +108,7 @@ fn cancelling_at_any_step_gives_every_page_back() {
 }
 
 /// Weights with an adapter like that of [`adapted`], other numbers for each seed, counted as this version.
-fn adapter(ctx: &Context, seed: u64, version: u64) -> Adapter {
+pub(crate) fn adapter(ctx: &Context, seed: u64, version: u64) -> Adapter {
     use model::io::{TensorSink, TensorSource};
     use model::weights::{Named, NamedMut};
     let made = adapted(ctx);
@@ -278,7 +278,7 @@ fn a_shared_prefix_is_computed_once() {
 }
 
 /// Plays `turns` turns of a conversation, of which each is paused at its end and extended by what the user says.
-fn conversation(engine: &mut Engine, weights: &Weights, turns: usize) -> (RolloutGroup, Vec<Counters>) {
+pub(crate) fn conversation(engine: &mut Engine, weights: &Weights, turns: usize) -> (RolloutGroup, Vec<Counters>) {
     let mut counters = vec![engine.counters()];
     let mut said = 0;
     loop {
@@ -373,63 +373,6 @@ fn a_turn_computes_only_its_new_tokens() {
         assert_eq!((computed + cached) as usize, prompt.ids.len());
         assert!(start == starts[0] || (computed as usize) < 64 + 60, "{computed} of {}", prompt.ids.len());
     }
-}
-
-/// The tokens that are guessed to follow one.
-type Guess<'a> = &'a dyn Fn(&Drawn) -> Vec<u32>;
-
-/// Right guesses are taken together, wrong ones cost their rows; what is drawn, and where it stops, stays the same.
-#[test]
-fn guesses_change_the_number_of_steps_alone() {
-    let (ctx, weights) = small();
-    let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 5)];
-    let plain = SamplingParams { repetition_penalty: 1.2, ..sampling(40) };
-    let generate = |sampling: &SamplingParams, config: EngineConfig, guess: Guess<'_>| {
-        let mut engine = poisoned(&ctx, &weights, config);
-        for request in requests(&prompts, 2, sampling.clone()) {
-            engine.submit(request).unwrap();
-        }
-        let (mut steps, mut groups) = (0, Vec::new());
-        while !engine.is_idle() {
-            groups.extend(engine.step(&weights).unwrap());
-            steps += 1;
-            for drawn in engine.drawn().to_vec() {
-                engine.draft(drawn.sequence, &guess(&drawn));
-            }
-        }
-        groups.sort_by_key(|group| group.id);
-        assert_eq!(engine.free_blocks(), engine.config().kv_blocks);
-        (groups, steps)
-    };
-    let (expected, steps) = generate(&plain, roomy(128), &|_| Vec::new());
-    assert_eq!(steps, 40);
-    let truth = |d: &Drawn, n: usize| -> Vec<u32> {
-        let ids = &expected[(d.group - 1000) as usize].completions[d.generation].ids;
-        ids[(d.index + 1).min(ids.len())..].iter().copied().take(n).collect()
-    };
-    let all_right = |d: &Drawn| truth(d, 4);
-    let partly = |d: &Drawn| {
-        let mut guess = truth(d, 6);
-        if let Some(wrong) = guess.get_mut(d.index % 5) {
-            *wrong = (*wrong + 1) % VOCAB as u32;
-        }
-        guess
-    };
-    let too_long = |d: &Drawn| truth(d, 100);
-    let nonsense = |d: &Drawn| vec![d.id; 3];
-    let guesses: [(Guess<'_>, usize); 4] = [(&all_right, 9), (&partly, 39), (&too_long, 9), (&nonsense, 40)];
-    let few = EngineConfig { max_num_seqs: 3, kv_blocks: 4, max_batched_tokens: 7, ..caching(128) };
-    for (i, (guess, most)) in guesses.into_iter().enumerate() {
-        let (groups, steps) = generate(&plain, roomy(128), guess);
-        assert!(groups == expected && steps <= most, "{i}: {steps}");
-        assert!(generate(&plain, few.clone(), guess).0 == expected, "{i}, few pages and rows");
-    }
-    // A stop in the middle of what was guessed right.
-    let stop = expected[0].completions[0].ids[17];
-    let stopping = SamplingParams { stop_ids: vec![stop], ..plain.clone() };
-    let (cut, _) = generate(&stopping, roomy(128), &|_| Vec::new());
-    assert_eq!(generate(&stopping, roomy(128), &all_right).0, cut);
-    assert_eq!(generate(&stopping, roomy(128), &too_long).0, cut);
 }
 
 /// Entropies are those of the trainer's forward pass, bit for bit; asking for them changes nothing else.

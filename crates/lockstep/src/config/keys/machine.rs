@@ -26,6 +26,11 @@ macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// Memory of the KV cache in blocks of 64 tokens; not set: enough for max_num_seqs of max_model_len.
     kv_cache_blocks: Option<usize> = None
         => OURS.range(at_least(1.0).at_most(67_108_863.0)).read_by(ONLINE).on_resume(Free);
+    /// auto: while few completions are still written, guess their next tokens from text that is there (the prompt, the
+    /// group, what an earlier epoch wrote) and verify several in one pass, as many as have been right. No bit depends
+    /// on it.
+    speculative: Speculative = Speculative::Auto
+        => OURS.read_by(ONLINE).on_resume(Free);
     /// The longest prompt + completion; not set: the model's context, or less where no prompt needs it.
     max_model_len: Option<usize> = None => TRL.trl_name("vllm_max_model_length").range(at_least(1.0)).on_resume(Free);
     /// Resume where matmuls have another formula than the run began with: bf16 with and without AMX (other bits in the

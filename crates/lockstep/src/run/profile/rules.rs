@@ -192,12 +192,13 @@ fn decode_bound(m: &Measured, bound: Bound) -> Option<String> {
 }
 
 fn small_batch(m: &Measured) -> Option<String> {
-    let live = m.count("decoded_tokens") / m.count("decode_steps").max(1.0);
+    // A sequence may draw several tokens in a step.
+    let live = m.count("decode_passes") / m.count("decode_steps").max(1.0);
     let share = m.share("rollout/decode");
     // A tail is something else.
     let has_tail = long_tail(m).is_some();
     (share >= MUCH && m.count("decode_steps") > 0.0 && live < FEW && !has_tail)
-        .then(|| format!("A decode step draws {live:.1} tokens; decoding takes {} of the steps.", percent(share)))
+        .then(|| format!("A decode step has {live:.1} sequences; decoding takes {} of the steps.", percent(share)))
 }
 
 fn long_tail(m: &Measured) -> Option<String> {

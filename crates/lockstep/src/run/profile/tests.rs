@@ -22,7 +22,7 @@ fn healthy() -> Measured {
             stage("checkpoint", 1.0, 0.0, 0.0),
             stage("evaluation", 10.0, 0.0, 0.0),
         ],
-        counts: [("decode_steps", 1000.0), ("decoded_tokens", 40_000.0), ("preemptions", 0.0)]
+        counts: [("decode_steps", 1000.0), ("decode_passes", 40_000.0), ("preemptions", 0.0)]
             .map(|(name, n)| (name.to_owned(), n))
             .into(),
         rewards: [("gsm8k".to_owned(), 3.0), ("format".to_owned(), 1.0)].into(),
@@ -69,13 +69,13 @@ fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
     only("decode_compute_bound", "does 82 % of the operations", |m| stage(m, "rollout").flops = 9000e9);
     // What a cache serves is not read from memory.
     assert_eq!(found(|m| stage(m, "rollout").bytes = 5000e9), []);
-    only("small_batch", "draws 3.0 tokens", |m| {
-        m.counts.insert("decoded_tokens".into(), 3000.0);
+    only("small_batch", "has 3.0 sequences", |m| {
+        m.counts.insert("decode_passes".into(), 3000.0);
     });
     // Few at once because the others have ended is a tail, and is said as one.
     only("long_tail", "40 of 640 completions took 60 % of the decode steps alone", |m| {
         m.tail.alone = 600;
-        m.counts.insert("decoded_tokens".into(), 3000.0);
+        m.counts.insert("decode_passes".into(), 3000.0);
     });
     only("kv_preemption", "40 times one of 640", |m| {
         m.counts.insert("preemptions".into(), 40.0);

@@ -75,7 +75,7 @@ fn sequences_of_a_step_and_tails_are_counted() {
     };
     // (Of so small a model decoding is not what takes long.)
     let (_, profile) = found(long, options());
-    let live = profile.measured.count("decoded_tokens") / profile.measured.count("decode_steps");
+    let live = profile.measured.count("decode_passes") / profile.measured.count("decode_steps");
     assert!((1.0..=2.0).contains(&live), "{:?}", profile.measured.counts);
     assert!(profile.measured.stage("rollout/decode") > 0.0 && profile.measured.tail.completions == 14);
     // A model of 64 tokens needs a page for each sequence, so none is ever taken from another.

@@ -16,6 +16,8 @@ const NEVER: usize = 1 << 40;
 pub(super) fn is_measured(name: &str) -> bool {
     ["time_s", "_per_s", "_per_second", "step_time", "_runtime"].iter().any(|end| name.ends_with(end))
         || name == "peak_bytes"
+        // How much is guessed follows what steps were measured to take.
+        || name.starts_with("rollout/spec_decode_")
 }
 
 /// The files of a finished run, but for what depends on time: metrics, rollouts, tables of completions, the result, and

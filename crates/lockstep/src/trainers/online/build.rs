@@ -186,6 +186,7 @@ impl Prepared {
         if pipeline.state.lineage.is_none() {
             pipeline.state.lineage = Some(lineage::of_start(&run, &from, &pipeline.settings)?);
         }
+        pipeline.restore_drafts(&run);
         pipeline.begin_workers(&mut run)?;
         Ok((pipeline, run))
     }

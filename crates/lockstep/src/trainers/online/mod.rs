@@ -4,6 +4,7 @@
 
 mod ahead;
 mod build;
+mod drafts;
 mod parts;
 mod reference;
 mod stages;

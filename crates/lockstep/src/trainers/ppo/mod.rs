@@ -84,6 +84,7 @@ impl TrainingTask for Ppo {
     }
 
     fn complete_state(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
+        self.pipeline.keep_drafts(run);
         self.pipeline.complete_ahead(run)
     }
 

@@ -1,0 +1,260 @@
+//! Guesses of a sequence's next tokens, from text that is there: its prompt, its own tokens, its siblings'.
+//!
+//! An index of the places at which three tokens follow one another (as LZ77 finds repetitions), of a fixed size, the
+//! oldest places forgotten first; and how many tokens are worth guessing.
+
+/// Tokens that must agree before a guess.
+pub(crate) const GRAM: usize = 3;
+/// Rows of a step in which tokens are guessed, and sequences of such a step: more rows than these take longer in
+/// proportion, on every processor that was measured.
+pub(crate) const ROWS: usize = 16;
+pub(crate) const SEQUENCES: usize = 8;
+/// Places that are remembered.
+const PLACES: usize = 1 << 16;
+/// Places that are looked at for one guess.
+const LOOKED_AT: usize = 16;
+/// Tokens before a place that are compared.
+pub(crate) const BEFORE: usize = 32;
+/// From here on an agreement is long, and guesses after it are counted for themselves.
+const LONG: usize = 8;
+/// What a guess must be expected to save, at least, in proportion to the step.
+const WORTHWHILE: f32 = 1.05;
+/// So many times a guess is not worth while until one token is guessed again to see.
+const UNTIL_NEXT_TRIAL: u32 = 32;
+/// Earlier guesses count for less: the odds are of about this many.
+const REMEMBERED: f32 = 32.0;
+
+/// The place is in what an earlier request of the same prompt said.
+pub(crate) const EARLIER: u32 = u32::MAX;
+
+/// Where a token stands: the tokens before it are compared with those that a guess is wanted for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Of the slab of sequences, and the low half of its serial number; or [`EARLIER`].
+    pub(crate) sequence: u32,
+    pub(crate) serial: u32,
+    pub(crate) at: u32,
+    /// The number of the place before it that has the same hash.
+    older: u32,
+}
+
+/// The places of all groups that have guessed.
+#[derive(Debug)]
+pub(crate) struct Drafts {
+    /// The number of the newest place of each hash.
+    heads: Vec<u32>,
+    places: Vec<Place>,
+    next: u32,
+    /// Of the guess that is made; its memory is kept.
+    pub(crate) guess: Vec<u32>,
+}
+
+impl Drafts {
+    /// Bytes that it takes.
+    pub(crate) const BYTES: usize = PLACES * (size_of::<Place>() + size_of::<u32>());
+
+    pub(crate) fn new() -> Drafts {
+        let places = vec![Place::default(); PLACES];
+        // No head is of a place yet: each is older than the ring is long.
+        Drafts { heads: vec![0; PLACES], places, next: PLACES as u32 + 1, guess: Vec::with_capacity(ROWS) }
+    }
+
+    /// Remembers the places `from..` of a sequence of this group, at which `tokens` has a token.
+    pub(crate) fn add(&mut self, group: u64, (sequence, serial): (usize, u64), tokens: &[u32], from: usize) {
+        for at in from.max(GRAM)..tokens.len() {
+            let head = &mut self.heads[hash(group, &tokens[at - GRAM..at])];
+            let place = Place { sequence: sequence as u32, serial: serial as u32, at: at as u32, older: *head };
+            self.places[self.next as usize % PLACES] = place;
+            *head = self.next;
+            self.next = self.next.wrapping_add(1);
+        }
+    }
+
+    /// The newest places of this group after what `tokens` ends with. Hashes collide: that the tokens are the same is
+    /// for the caller to see.
+    pub(crate) fn places(&self, group: u64, tokens: &[u32]) -> impl Iterator<Item = Place> {
+        let gram = tokens.len().checked_sub(GRAM).map(|from| hash(group, &tokens[from..]));
+        let (mut number, mut age) = (gram.map_or(self.next, |hash| self.heads[hash]), 0);
+        std::iter::from_fn(move || {
+            // What is older than the ring is long has been written over.
+            let is = self.next.wrapping_sub(number) as usize;
+            if is <= age || is > PLACES {
+                return None;
+            }
+            age = is;
+            let place = self.places[number as usize % PLACES];
+            number = place.older;
+            Some(place)
+        })
+        .take(LOOKED_AT)
+    }
+}
+
+fn hash(group: u64, gram: &[u32]) -> usize {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = gram.iter().fold(group.wrapping_mul(ODD), |h, &id| (h ^ u64::from(id)).wrapping_mul(ODD).rotate_left(29));
+    (mix.wrapping_mul(ODD) >> 48) as usize % PLACES
+}
+
+/// How many of the last tokens of both agree, as far as they are compared.
+pub(crate) fn agreement(a: &[u32], b: &[u32]) -> usize {
+    a.iter().rev().zip(b.iter().rev()).take(BEFORE).take_while(|(a, b)| a == b).count()
+}
+
+/// How often one guess after another has been right.
+#[derive(Clone, Copy, Debug)]
+struct Odds {
+    right: f32,
+    of: f32,
+    /// Times in a row that nothing was guessed since it is not worth while.
+    silent: u32,
+}
+
+/// What a sequence has learned about its guesses: after short agreements, and after long ones.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    odds: [Odds; 2],
+    /// Of the guess that is being verified.
+    asked: usize,
+    right: usize,
+    long: bool,
+}
+
+impl Pace {
+    pub(crate) fn new() -> Pace {
+        let odds = |right| Odds { right, of: 2.0, silent: 0 };
+        Pace { odds: [odds(1.0), odds(1.5)], asked: 0, right: 0, long: false }
+    }
+    /// A guess was right.
+    pub(crate) fn right(&mut self) {
+        self.right += 1;
+    }
+    /// The guess was taken back before anybody saw whether it is right.
+    pub(crate) fn forget(&mut self) {
+        (self.asked, self.right) = (0, 0);
+    }
+    /// Learns from what was verified.
+    pub(crate) fn learn(&mut self) {
+        if self.asked > 0 {
+            let odds = &mut self.odds[usize::from(self.long)];
+            // What comes after a wrong guess says nothing.
+            let seen = (self.right + 1).min(self.asked);
+            let kept = 1.0 - seen as f32 / REMEMBERED;
+            odds.right = odds.right * kept + self.right as f32;
+            odds.of = odds.of * kept + seen as f32;
+        }
+        self.forget();
+    }
+    /// Tokens to guess after an agreement of this many, at most `most`: as many as a step is expected to draw most with
+    /// for its time, if one more for every sequence makes it longer by the share `row`.
+    pub(crate) fn length(&mut self, agreement: usize, row: f32, most: usize) -> usize {
+        let odds = &mut self.odds[usize::from(agreement >= LONG)];
+        let p = odds.right / odds.of;
+        let (mut best, mut length) = (WORTHWHILE, 0);
+        let (mut drawn, mut all_right) = (1.0, 1.0);
+        for guessed in 1..=most {
+            all_right *= p;
+            drawn += all_right;
+            let gain = drawn / (1.0 + guessed as f32 * row);
+            if gain > best {
+                (best, length) = (gain, guessed);
+            }
+        }
+        odds.silent = if length == 0 { odds.silent + 1 } else { 0 };
+        if odds.silent > UNTIL_NEXT_TRIAL {
+            odds.silent = 0;
+            length = most.min(1);
+        }
+        length
+    }
+    /// So many tokens are guessed now.
+    pub(crate) fn ask(&mut self, agreement: usize, tokens: usize) {
+        (self.asked, self.right, self.long) = (tokens, 0, agreement >= LONG);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::StepCost;
+
+    const OF: (usize, u64) = (3, 7);
+
+    fn found(drafts: &Drafts, group: u64, tokens: &[u32]) -> Vec<u32> {
+        drafts.places(group, tokens).map(|place| place.at).collect()
+    }
+
+    #[test]
+    fn places_are_found_the_newest_first() {
+        let mut drafts = Drafts::new();
+        let text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 1, 2, 3];
+        drafts.add(0, OF, &text, 0);
+        assert_eq!(found(&drafts, 0, &text), [8, 3]);
+        assert_eq!(found(&drafts, 0, &[8, 1, 2, 3]), [8, 3]);
+        assert!(found(&drafts, 1, &text).is_empty(), "another group's");
+        assert!(found(&drafts, 0, &[1, 2]).is_empty() && found(&drafts, 0, &[]).is_empty());
+        let place = drafts.places(0, &text).next().unwrap();
+        assert_eq!((place.sequence, place.serial), (3, 7));
+        // What was remembered before is not again.
+        drafts.add(0, OF, &[&text[..], &[6]].concat(), text.len());
+        assert_eq!(found(&drafts, 0, &text), [12, 8, 3]);
+    }
+
+    #[test]
+    fn the_oldest_places_are_forgotten() {
+        let mut drafts = Drafts::new();
+        drafts.next = u32::MAX - 1000;
+        let text: Vec<u32> = (0..PLACES as u32 / 2).flat_map(|i| [i + 10, i]).collect();
+        drafts.add(0, OF, &text, 0);
+        // Other tokens may have the same hash.
+        let has = |drafts: &Drafts, at: usize| found(drafts, 0, &text[..at]).contains(&(at as u32));
+        assert!(has(&drafts, 3) && has(&drafts, 1000) && has(&drafts, PLACES - 1));
+        drafts.add(0, (4, 8), &[5; 103], 0);
+        assert!(!has(&drafts, 3) && has(&drafts, 1000) && has(&drafts, PLACES - 1));
+        assert_eq!(found(&drafts, 0, &[5; 3]).len(), LOOKED_AT, "and only a few are looked at");
+    }
+
+    /// Of a step of as many sequences.
+    fn row(live: usize) -> f32 {
+        live as f32 * StepCost::default().of_row(live)
+    }
+
+    fn learned(answers: &[(usize, usize)], live: usize) -> usize {
+        let mut pace = Pace::new();
+        for &(asked, right) in answers {
+            pace.ask(GRAM, asked);
+            (0..right).for_each(|_| pace.right());
+            pace.learn();
+        }
+        pace.length(GRAM, row(live), ROWS / live - 1)
+    }
+
+    #[test]
+    fn the_length_follows_what_was_right_and_how_many_live() {
+        assert_eq!(learned(&[], 1), 2);
+        assert_eq!(learned(&[(2, 2), (3, 3), (8, 8), (15, 15)], 1), 15);
+        assert_eq!(learned(&[(2, 2), (3, 3), (3, 3)], 4), 3);
+        assert_eq!(learned(&[(2, 0); 6], 1), 0, "wrong ones are given up");
+        assert!(learned(&[(2, 1); 6], 1) > learned(&[(2, 1); 6], 4));
+        // A guess that nobody looked at teaches nothing.
+        let mut pace = Pace::new();
+        pace.ask(GRAM, 4);
+        pace.forget();
+        pace.learn();
+        assert_eq!(pace.length(GRAM, row(1), 15), 2);
+    }
+
+    #[test]
+    fn what_was_given_up_is_tried_again() {
+        let mut pace = Pace::new();
+        for _ in 0..10 {
+            pace.ask(GRAM, 2);
+            pace.learn();
+        }
+        let lengths: Vec<usize> = (0..2 * UNTIL_NEXT_TRIAL + 2).map(|_| pace.length(GRAM, row(1), 15)).collect();
+        assert_eq!(lengths.iter().filter(|&&length| length == 1).count(), 2);
+        assert!(lengths.iter().all(|&length| length <= 1));
+        assert!(pace.length(LONG, row(1), 15) > 2, "long agreements have odds of their own");
+        assert_eq!(pace.length(LONG, row(1), 0), 0);
+    }
+}

@@ -1,0 +1,140 @@
+//! What completions of earlier requests said, by their prompts: a prompt that comes again is often answered in the same
+//! words.
+//!
+//! Of each prompt the longest completion of its last group is kept, since the tail of a generation is long ones. Memory
+//! is bounded. What there is no room for is not kept: prompts come again in turns, an epoch after the other, and whoever
+//! forgot the oldest would forget each one just before it is of use. What is lost or wrong here costs time alone.
+
+use crate::drafts::BEFORE;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Tokens that are kept at most: 4 MiB.
+const TOKENS: usize = 1 << 20;
+/// What a text takes beside its tokens, in tokens.
+const BESIDE: usize = 24;
+/// Begins what [`Earlier::to_bytes`] gives; the version is in it.
+const MAGIC: u32 = 0x3154_444c;
+
+/// The texts: the last tokens of a prompt, and a completion.
+#[derive(Debug, Default)]
+pub(crate) struct Earlier {
+    texts: BTreeMap<u64, Arc<[u32]>>,
+    /// What they take.
+    tokens: usize,
+}
+
+impl Earlier {
+    /// Bytes that it takes at most.
+    pub(crate) const BYTES: usize = TOKENS * size_of::<u32>();
+
+    /// What was said after this prompt.
+    pub(crate) fn get(&self, prompt: &[u32]) -> Option<&Arc<[u32]>> {
+        self.texts.get(&key(prompt))
+    }
+
+    /// The longest of these completions is what is said after this prompt, if there is room for it.
+    pub(crate) fn remember<'a>(&mut self, prompt: &[u32], completions: impl Iterator<Item = &'a [u32]>) {
+        let Some(longest) = completions.max_by_key(|ids| ids.len()) else { return };
+        let last = &prompt[prompt.len().saturating_sub(BEFORE)..];
+        self.keep(key(prompt), [last, longest].concat().into());
+    }
+
+    fn keep(&mut self, key: u64, text: Arc<[u32]>) {
+        let takes = |text: &Arc<[u32]>| text.len() + BESIDE;
+        let others = self.tokens - self.texts.get(&key).map_or(0, takes);
+        if others + takes(&text) <= TOKENS {
+            self.tokens = others + takes(&text);
+            self.texts.insert(key, text);
+        }
+    }
+
+    /// All of it, for a later process; nothing if there is nothing.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        if self.texts.is_empty() {
+            return Vec::new();
+        }
+        let mut words = vec![MAGIC];
+        for (key, text) in &self.texts {
+            words.extend([*key as u32, (key >> 32) as u32, text.len() as u32]);
+            words.extend_from_slice(text);
+        }
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) gave, as far as it can be read: of texts with ids of `vocab`.
+    pub(crate) fn of_bytes(bytes: &[u8], vocab: usize) -> Earlier {
+        let words: Vec<u32> = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let mut earlier = Earlier::default();
+        let Some((&MAGIC, mut rest)) = words.split_first() else { return earlier };
+        while let [low, high, len, after @ ..] = rest
+            && let Some((text, others)) = after.split_at_checked(*len as usize)
+        {
+            if text.iter().all(|&id| (id as usize) < vocab) {
+                earlier.keep(u64::from(*low) | u64::from(*high) << 32, text.into());
+            }
+            rest = others;
+        }
+        earlier
+    }
+}
+
+/// FNV-1a of its ids: the same in every process. A prompt with another's key has guesses that are wrong.
+fn key(prompt: &[u32]) -> u64 {
+    prompt.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &id| (hash ^ u64::from(id)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(earlier: &Earlier, prompt: &[u32]) -> Option<Vec<u32>> {
+        earlier.get(prompt).map(|text| text.to_vec())
+    }
+
+    #[test]
+    fn the_longest_completion_of_the_last_group_is_kept() {
+        let mut earlier = Earlier::default();
+        earlier.remember(&[1, 2], [&[3][..], &[4, 5], &[6]].into_iter());
+        assert_eq!(said(&earlier, &[1, 2]), Some(vec![1, 2, 4, 5]));
+        earlier.remember(&[1, 2], [&[7][..]].into_iter());
+        assert_eq!(said(&earlier, &[1, 2]), Some(vec![1, 2, 7]));
+        assert_eq!((said(&earlier, &[2, 1]), earlier.tokens), (None, 3 + BESIDE));
+        let long: Vec<u32> = (0..2 * BEFORE as u32).collect();
+        earlier.remember(&long, [&[7][..]].into_iter());
+        assert_eq!(said(&earlier, &long).unwrap(), [&long[BEFORE..], &[7]].concat(), "the end of the prompt is enough");
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_not_kept() {
+        let mut earlier = Earlier::default();
+        let half = vec![1; TOKENS / 2 - 2 * BESIDE];
+        for prompt in 0..3 {
+            earlier.remember(&[prompt], [&half[..]].into_iter());
+        }
+        assert!(said(&earlier, &[1]).is_some() && said(&earlier, &[2]).is_none());
+        // A text takes the place of the one before.
+        earlier.remember(&[0], [&[5][..]].into_iter());
+        earlier.remember(&[2], [&half[..]].into_iter());
+        assert_eq!(said(&earlier, &[0]), Some(vec![0, 5]));
+        assert!(said(&earlier, &[2]).is_some() && earlier.tokens <= TOKENS);
+        assert!(earlier.to_bytes().len() <= Earlier::BYTES);
+    }
+
+    #[test]
+    fn what_can_be_read_is_read() {
+        let mut earlier = Earlier::default();
+        for prompt in 0..4 {
+            earlier.remember(&[prompt], [&[prompt + 10, 2][..]].into_iter());
+        }
+        let bytes = earlier.to_bytes();
+        let read = |bytes: &[u8]| Earlier::of_bytes(bytes, 100);
+        assert_eq!(read(&bytes).texts, earlier.texts);
+        assert_eq!(read(&bytes).to_bytes(), bytes);
+        assert_eq!(read(&bytes).tokens, earlier.tokens);
+        assert_eq!(read(&bytes[..bytes.len() - 1]).texts.len(), 3, "a torn file");
+        assert!(read(&[]).texts.is_empty() && read(b"something else").texts.is_empty());
+        // An id that the model does not have would be a row beyond its embedding.
+        assert_eq!(Earlier::of_bytes(&bytes, 13).texts.len(), 3);
+    }
+}
