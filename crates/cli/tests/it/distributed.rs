@@ -3,6 +3,7 @@
 use crate::support::runs::{arguments, directory, good, of_lines, same_but_workers};
 use crate::support::{command, lockstep, refused};
 use fleet::status;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -95,7 +96,14 @@ fn kill(pid: u32) {
 }
 
 pub fn start(root: &Path, arguments: &[&str]) -> Child {
-    command(root, arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    start_as(root, arguments, None)
+}
+
+/// As another user.
+pub fn start_as(root: &Path, arguments: &[&str], user: Option<u32>) -> Child {
+    let mut command = command(root, arguments);
+    user.into_iter().for_each(|user| drop(command.uid(user).gid(user)));
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 pub fn end(child: Child) -> String {

@@ -52,6 +52,7 @@ mod reward_lora;
 mod reward_names;
 mod rewards_beside;
 mod same_bits;
+mod spool_secrecy;
 mod stopping;
 mod stopping_early;
 mod support;

@@ -106,6 +106,9 @@ fn small() -> Vec<Case> {
         ("k = 1, a stop of the run", plan(3, 1, 1, false), Budget { ends: 1, ..none }),
         ("k = 1, chunks", plan(2, 1, 1, true), Budget { kills: 1, ..none }),
         ("k = 1, stops", plan(3, 1, 1, false), Budget { stops: 1, ..none }),
+        ("k = 0, a lie", plan(2, 1, 0, false), Budget { lies: 1, kills: 1, ..none }),
+        ("k = 1, a lie and a crash", plan(3, 1, 1, false), Budget { lies: 1, crashes: 1, ..none }),
+        ("k = 1, a lie, chunks", plan(2, 1, 1, true), Budget { lies: 1, ..none }),
     ]
 }
 

@@ -65,7 +65,8 @@ fn run(seeds: std::ops::Range<u64>) -> usize {
             // Nobody is taken for dead in a moment; what is lost is soon offered again.
             stale_after_ms: 20,
             straggler_after_ms: Some(8),
-            deaths_per_job: 100,
+            failures_per_job: 100,
+            kills_per_job: 100,
             max_inflight_tasks: 1 + random.next() % 4,
             queue_maxsize: 1 + random.next() % 4,
             ..Plan::new(batches, groups, k)

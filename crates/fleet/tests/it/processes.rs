@@ -32,7 +32,8 @@ fn plan() -> Plan {
         chunks: true,
         stale_after_ms: 1500,
         straggler_after_ms: Some(400),
-        deaths_per_job: number("FLEET_DEATHS", 1_000_000) as u32,
+        failures_per_job: number("FLEET_DEATHS", 1_000_000) as u32,
+        kills_per_job: number("FLEET_DEATHS", 1_000_000) as u32,
         ..Plan::new(number("FLEET_BATCHES", 10), 3, 2)
     }
 }

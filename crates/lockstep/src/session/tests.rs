@@ -1,6 +1,7 @@
 //! Runs from user code, as the library is used.
 
 mod elsewhere;
+mod liars;
 mod memory;
 mod profile;
 mod stale;
