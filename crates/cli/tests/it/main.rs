@@ -31,6 +31,7 @@ mod lineage;
 mod lora;
 mod lora_continued;
 mod lora_objectives;
+mod many_kills;
 mod meanwhile;
 mod memory_plan;
 mod network;

@@ -27,7 +27,7 @@ fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), S
     let mut random = Random(seed);
     let budget = match disturbed {
         // Rot is left out: it may change what a judge says, and so the weights.
-        true => Budget { kills: 4, stops: 3, crashes: 2, power: 0, rots: 0, ends: 0 },
+        true => Budget { kills: 4, stops: 3, crashes: 2, power: 0, rots: 0, ends: 0, lies: 1 },
         false => Budget::default(),
     };
     let workers = if disturbed { 1 + random.below(4) } else { 1 };
