@@ -2,7 +2,7 @@
 //! is full.
 
 use super::distributed::{distributed, end, pids, start};
-use crate::support::runs::{arguments, directory, good, same_but_workers};
+use crate::support::runs::{arguments, directory, good, of_lines, same_but_workers};
 use fleet::exchange::spool::Layout;
 use fleet::status;
 use lockstep::wire::file::GroupFile;
@@ -174,4 +174,51 @@ fn a_worker_whose_disk_is_full_waits_for_room() {
     end(child);
     same_but_workers(&root.join("one"), &run);
     println!("a worker waited for room on its disk");
+}
+
+/// The example with its real data and a small real model: an adapter, checkpoints, TensorBoard, from one command.
+#[test]
+#[ignore = "real data: cargo xtask nightly fleet_runs"]
+fn gsm8k_with_workers_is_the_run_of_one_process() {
+    let (model, data) = (testing::shared("models/stories260k"), testing::shared("data/gsm8k"));
+    let (Some(model), Some(data)) = (model, data) else { return };
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/gsm8k_workers.toml");
+    let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+    let (model, train, test) = (text(model), text(data.join("train.jsonl")), text(data.join("test.jsonl")));
+    let (example, test) = (text(example), format!("eval_dataset_name={test}"));
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    // A model that knows stories scores 0: the second reward gives it something to learn.
+    let set = [
+        r#"reward_funcs=["gsm8k", "unique_chars"]"#,
+        "max_steps=40",
+        "max_completion_length=64",
+        "num_generations_eval=1",
+        "eval_steps=20",
+        "dataset_config=none",
+        "max_samples=400",
+        "gradient_checkpointing=false",
+        &test,
+    ];
+    let run = |out: &str, more: &[&str]| {
+        let mut all = vec!["train", &example, "--model", &model, "--dataset", &train, "--out", out];
+        set.iter().for_each(|pair| all.extend(["--set", *pair]));
+        let begun = Instant::now();
+        good(root, &[&all[..], more].concat());
+        begun.elapsed().as_secs_f64()
+    };
+    let (one_s, many_s) = (run("one", &[]), run("many", &["--distributed", "--workers", "2"]));
+    let result = |run: &str| fs::read(root.join(run).join("model/adapter_model.safetensors")).unwrap();
+    assert!(result("one") == result("many"));
+    let many = root.join("many");
+    assert!(many.join("checkpoints/step-000040").is_dir() && fs::read_dir(many.join("tensorboard")).unwrap().count() > 0);
+    let rewards = of_lines(&many, "rewards/unique_chars/mean");
+    let mismatches = fs::read_to_string(many.join("metrics.jsonl")).unwrap();
+    assert!(mismatches.contains("\"async/logp_mismatch_tokens\":0.0") && rewards.len() == 40);
+    let tokens = of_lines(&many, "num_tokens").last().copied().unwrap_or_default();
+    println!(
+        "GSM8K: 40 steps, {tokens} tokens, {many_s:.1} s with two workers, {one_s:.1} s in one process; reward {:.3} to {:.3}",
+        rewards[0],
+        rewards.last().unwrap()
+    );
 }
