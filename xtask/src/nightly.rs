@@ -27,9 +27,10 @@ pub enum Done {
 /// A check: its name and how it is made. An error's first line goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 9] = [
+const CHECKS: [Check; 10] = [
     ("emulate", emulate),
     ("fleet_kills", fleet_kills),
+    ("fleet_runs", fleet_runs),
     ("fleet_search", fleet_search),
     ("fleet_simulations", fleet_simulations),
     ("miri", miri),
@@ -45,6 +46,25 @@ fn emulate() -> Result<Done, String> {
 
 fn fleet_kills() -> Result<Done, String> {
     fleet("it", "two_thousand_kills_change_no_bit", "kills of the learner")
+}
+
+/// Real runs of which any process is killed, and a disk that is full; some ten minutes of two cores.
+fn fleet_runs() -> Result<Done, String> {
+    let is_root = std::process::Command::new("id").arg("-u").output().is_ok_and(|said| said.stdout == b"0\n");
+    if !is_root {
+        return Ok(Done::Unavailable("root, who mounts a small file system".to_owned()));
+    }
+    let mut command = crate::cargo::command();
+    command.args(["test", "-p", "lockstep-cli", "--test", "it", "many_kills::"]);
+    command.args(["--", "--ignored", "--nocapture", "--test-threads=1"]);
+    let output = command.output().map_err(|e| format!("cargo: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let words = ["kills of learners", "waited for room", "GSM8K:"];
+    let lines = said.lines().map(str::trim).filter(|line| words.iter().any(|words| line.contains(words)));
+    match output.status.success() {
+        true => Ok(Done::Passed(lines.collect::<Vec<_>>().join("; "))),
+        false => Err(said),
+    }
 }
 
 fn fleet_search() -> Result<Done, String> {

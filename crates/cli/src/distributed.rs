@@ -15,6 +15,7 @@ use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -189,7 +190,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> 
         let command = move |_| {
             let mut command = this_program();
             command.arg("worker").arg("--join").arg(&out).args(["--name", &own]);
-            let file = OpenOptions::new().append(true).create(true).open(&log);
+            let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&log);
             let (stdout, stderr) = match file.and_then(|file| Ok((file.try_clone()?, file))) {
                 Ok((stdout, stderr)) => (stdout.into(), stderr.into()),
                 Err(_) => (Stdio::null(), Stdio::null()),

@@ -57,8 +57,9 @@ Start here:
   lockstep config explain num_generations
       what a key means, its default and TRL's
 
-Exit codes: 0 done, 1 failed, 2 bad usage, configuration or input, 128 + n
-stopped by signal n (130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1).
+Exit codes: 0 done, 1 failed, 2 bad usage, configuration or input, 4 a worker
+that its learner has expelled, 128 + n stopped by signal n (130 Ctrl-C, 143
+SIGTERM, 129 SIGHUP, 138 SIGUSR1).
 Environment: LOCKSTEP_DEVICE (cpu, cuda, cuda:1, …: where neither --device nor a
 configuration says it), LOCKSTEP_THREADS, LOCKSTEP_ISA (portable, avx2, avx512,
 amx), LOCKSTEP_LIBCUDA, LOCKSTEP_NVRTC, LOCKSTEP_CUBINS, LOCKSTEP_KERNEL_CACHE
@@ -188,7 +189,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
                 Some(console) => console.fatal(&text),
                 None => output::note(format_args!("error: {text}")),
             }
-            if is_bad_input(&error) { 2 } else { 1 }
+            match () {
+                () if error.is::<lockstep::Expelled>() => fleet::supervisor::EXPELLED,
+                () if is_bad_input(&error) => 2,
+                () => 1,
+            }
         }
     }
 }

@@ -167,6 +167,7 @@ fn counts(learner: &LearnerState) -> String {
         ("refused", counts.refused),
         ("corrupt", counts.corrupt),
         ("died", counts.died),
+        ("expelled", counts.expelled),
         ("killed", counts.killed),
     ];
     let mut text = all.map(|(name, count)| format!("{name} {count}")).join("   ");

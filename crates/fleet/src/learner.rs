@@ -5,10 +5,10 @@
 //! served while the caller trains.
 
 use crate::batches::{Batch, BatchFiles};
-use crate::coordinator::{Action, Coordinator, Dropped, Event, Saved, SyncedBatch};
+use crate::coordinator::{Action, Coordinator, Dropped, Event, HowEnded, Saved, SyncedBatch};
 use crate::error::{Error, Result};
 use crate::exchange::{CheckpointStates, Counts, Exchange, LearnerState, SlotState, Waiter};
-use crate::job::{Job, JobName, JobResult, Lineage};
+use crate::job::{Job, JobName, JobResult, Lineage, WorkerName};
 use crate::plan::Plan;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -50,6 +50,8 @@ pub struct SavedFrontier {
     pub lineages: BTreeMap<u64, Lineage>,
     /// The results, in the order of their names; [`crate::batch_to_bytes`] writes them.
     pub frontier: Batch,
+    /// Workers whose results are taken no more.
+    pub expelled: Vec<WorkerName>,
 }
 
 /// See the [module](self).
@@ -82,7 +84,11 @@ impl<E: Exchange> Learner<E> {
         let synced = batches.iter().map(|(batch, results)| (*batch, SyncedBatch::of(results))).collect();
         let frontier = saved.frontier.iter().map(|result| (result.job, result.answer)).collect();
         let state = Saved { step: saved.step, lineages: saved.lineages, frontier };
-        let coordinator = Coordinator::resume(plan, state, synced).map_err(Error::Refused)?;
+        let mut coordinator = Coordinator::resume(plan, state, synced).map_err(Error::Refused)?;
+        for worker in saved.expelled {
+            // What it has left is refused, and it ends when it reads that.
+            coordinator.handle(Event::Expelled(worker, Vec::new()));
+        }
         let all = saved.frontier.into_iter().chain(batches.into_values().flatten());
         let last_checkpoint = (saved.step > 0).then_some(saved.step);
         let mut learner = Learner {
@@ -180,6 +186,30 @@ impl<E: Exchange> Learner<E> {
         self.exchange.acknowledge(&jobs)
     }
 
+    /// A result of this worker is not what its job gives. It gets no job any more, and its results of the batches from
+    /// `from` on, which nobody has learned from, are made again. If [`Step::Train`] has told of one of these, it is told
+    /// of once more.
+    pub fn expel(&mut self, worker: &WorkerName, from: u64) -> Result<()> {
+        if !self.coordinator.may_expel() {
+            return Err(Error::Failed(format!("worker {worker} cannot be expelled while weights are written")));
+        }
+        let from = from.max(self.coordinator.step());
+        let first = JobName::Rollout { number: self.coordinator.plan().numbers(from).start, chunk: 0 };
+        let of_worker = self.kept.range(first..).filter(|(_, result)| result.worker == *worker);
+        let jobs: Vec<JobName> = of_worker.map(|(job, _)| *job).collect();
+        if let Some(JobName::Rollout { number, .. }) = jobs.first() {
+            let batch = self.coordinator.plan().batch_of(*number);
+            self.files.remove_from(batch)?;
+            self.steps.retain(|step| !matches!(step, Step::Train(other, _) if *other >= batch));
+            self.kept.retain(|job, _| !jobs.contains(job) && self.coordinator.plan().version_of(*job) <= batch);
+        }
+        self.counts.remade += jobs.len() as u64;
+        self.counts.expelled += 1;
+        jobs.iter().try_for_each(|job| self.exchange.discard(worker, *job))?;
+        self.tell(Event::Expelled(worker.clone(), jobs))?;
+        self.announce()
+    }
+
     /// The checkpoint has its name: batch files before it are deleted.
     pub fn committed(&mut self, step: u64) -> Result<()> {
         self.last_checkpoint = self.last_checkpoint.max(Some(step));
@@ -212,7 +242,11 @@ impl<E: Exchange> Learner<E> {
         }
         for event in events {
             match &event {
-                Event::Ended { worker, faulty: true } => {
+                Event::Ended { worker, how: HowEnded::Failed } => {
+                    self.counts.died += 1;
+                    self.steps.push_back(Step::Warning(format!("worker {worker} failed: its log says why")));
+                }
+                Event::Ended { worker, how: HowEnded::Vanished } => {
                     self.counts.died += 1;
                     self.steps.push_back(Step::Warning(format!("worker {worker} ended without being asked to")));
                 }
@@ -278,7 +312,8 @@ impl<E: Exchange> Learner<E> {
             Action::CommitCheckpoint(saved) => {
                 let jobs: Vec<JobName> = saved.frontier.into_keys().collect();
                 let frontier = self.results(&jobs)?;
-                let saved = SavedFrontier { step: saved.step, lineages: saved.lineages, frontier };
+                let expelled = self.coordinator.expelled().cloned().collect();
+                let saved = SavedFrontier { step: saved.step, lineages: saved.lineages, frontier, expelled };
                 self.steps.push_back(Step::CommitCheckpoint(saved));
                 self.forget();
             }
@@ -286,8 +321,18 @@ impl<E: Exchange> Learner<E> {
                 let results = self.results(&jobs)?;
                 self.steps.push_back(Step::Evaluated(version, results));
             }
-            Action::Fail(job, deaths) => {
-                return Err(Error::Failed(format!("job {job} ended {deaths} workers one after another: the run ends")));
+            Action::Fail(job, count, how) => {
+                let what = match how {
+                    HowEnded::Vanished => format!(
+                        "{count} workers ended without a word (killed, or out of memory) while they did job {job} and \
+                         nothing else: the run ends. If it was somebody else who killed them, raise max_kills_per_job"
+                    ),
+                    _ => format!(
+                        "{count} workers, one after another, could not do job {job}: the run ends. Their logs say \
+                         why; max_failures_per_job is how often it is tried"
+                    ),
+                };
+                return Err(Error::Failed(format!("{what}. --resume goes on from the last checkpoint")));
             }
             Action::End => {
                 self.announce()?;
@@ -300,7 +345,7 @@ impl<E: Exchange> Learner<E> {
     fn count_dropped(&mut self, worker: &crate::WorkerName, job: JobName, why: Dropped) {
         match why {
             Dropped::Twice => self.counts.twice += 1,
-            Dropped::Lineage | Dropped::NotAsked => self.counts.refused += 1,
+            Dropped::Lineage | Dropped::NotAsked | Dropped::Expelled => self.counts.refused += 1,
             Dropped::Differs => {
                 self.counts.differing += 1;
                 let first = self.kept.get(&job).map_or("another".to_owned(), |result| result.worker.to_string());
@@ -349,6 +394,7 @@ impl<E: Exchange> Learner<E> {
             ended: coordinator.has_ended(),
             checkpoints: CheckpointStates { last: self.last_checkpoint, waiting: coordinator.waiting_checkpoints() },
             workers: coordinator.workers().count() as u64,
+            expelled: coordinator.expelled().cloned().collect(),
             counts: self.counts,
             shared: self.shared.clone(),
         };

@@ -24,8 +24,10 @@ pub struct Plan {
     pub stale_after_ms: u64,
     /// A job that nobody finished for so many ms is offered once more, if a worker has nothing to do. None: never.
     pub straggler_after_ms: Option<u64>,
-    /// A job that ended so many workers ends the run.
-    pub deaths_per_job: u32,
+    /// A job on which so many workers failed ends the run.
+    pub failures_per_job: u32,
+    /// The same of workers that vanished while they did it alone.
+    pub kills_per_job: u32,
 }
 
 impl Plan {
@@ -41,7 +43,8 @@ impl Plan {
             queue_maxsize: 1024,
             stale_after_ms: 60_000,
             straggler_after_ms: Some(30_000),
-            deaths_per_job: 3,
+            failures_per_job: 3,
+            kills_per_job: 30,
         }
     }
 
@@ -55,7 +58,8 @@ impl Plan {
         least("slots for weights", self.slots as u64, self.max_staleness.saturating_add(1))?;
         least("max_inflight_tasks", self.max_inflight_tasks, 1)?;
         least("heartbeat_stale_after_s in ms", self.stale_after_ms, 1)?;
-        least("deaths per job", u64::from(self.deaths_per_job), 1)
+        least("max_failures_per_job", u64::from(self.failures_per_job), 1)?;
+        least("max_kills_per_job", u64::from(self.kills_per_job), 1)
     }
 
     /// V(b, c) = clamp(b − k + c, 0, b): the version of the weights that sample chunk c of batch b.

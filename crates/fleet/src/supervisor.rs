@@ -17,6 +17,9 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The environment variable that tells a child that its standard input is the supervisor's pipe.
 pub const SUPERVISED: &str = "LOCKSTEP_SUPERVISED";
 
+/// The exit code of a worker that the learner has expelled: it is not started again.
+pub const EXPELLED: u8 = 4;
+
 /// A process to be kept running.
 pub struct Role<'a> {
     /// For messages.
@@ -28,8 +31,10 @@ pub struct Role<'a> {
 /// When to stop restarting, and to wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// So many restarts of one role in `window` end the run.
+    /// So many restarts of one role that failed in `window` end the run.
     pub restarts: u32,
+    /// The same of one that a signal ended: it may have been somebody's.
+    pub kills: u32,
     /// See `restarts`.
     pub window: Duration,
     /// How long workers may take to end after the learner.
@@ -38,7 +43,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { restarts: 10, window: Duration::from_secs(60), grace: Duration::from_secs(30) }
+        Limits { restarts: 10, kills: 100, window: Duration::from_secs(60), grace: Duration::from_secs(30) }
     }
 }
 
@@ -49,11 +54,12 @@ struct Running<'a> {
     restarted: Vec<Instant>,
     /// It ended by itself and need not be started again.
     done: bool,
+    expelled: bool,
 }
 
 impl Running<'_> {
     fn new(role: Role<'_>) -> Running<'_> {
-        Running { role, child: None, starts: 0, restarted: Vec::new(), done: false }
+        Running { role, child: None, starts: 0, restarted: Vec::new(), done: false, expelled: false }
     }
 
     fn start(&mut self) -> Result<()> {
@@ -93,7 +99,8 @@ impl Running<'_> {
         let now = Instant::now();
         self.restarted.retain(|at| now.duration_since(*at) < limits.window);
         let name = &self.role.name;
-        if self.restarted.len() as u32 >= limits.restarts {
+        let most = if status.signal().is_some() { limits.kills } else { limits.restarts };
+        if self.restarted.len() as u32 >= most {
             let seconds = limits.window.as_secs();
             let often = format!("{} times in {seconds} s", self.restarted.len());
             return Err(Error::Failed(format!(
@@ -122,7 +129,7 @@ impl Drop for Group<'_> {
 
 /// Runs a learner and its workers to the learner's end; its exit code. A learner that a signal killed is started again,
 /// and so is a worker that ended badly. A worker that ends with code 2 (another model, another program) ends the run
-/// with that code. `signal` gives each signal that arrived, once: the first is passed to the learner, which ends the
+/// with that code; one that was [`EXPELLED`] is not started again, and the last of them ends the run. `signal` gives each signal that arrived, once: the first is passed to the learner, which ends the
 /// workers; a second ends everything.
 pub fn run(
     learner: Role<'_>,
@@ -158,6 +165,10 @@ pub fn run(
             let Some(status) = worker.ended()? else { continue };
             match status.code() {
                 Some(0) => worker.done = true,
+                Some(code) if code == i32::from(EXPELLED) => {
+                    (worker.done, worker.expelled) = (true, true);
+                    report(&format!("{} was expelled, and is not started again", worker.role.name));
+                }
                 Some(2) if refused.is_none() => {
                     worker.done = true;
                     report(&format!("{} was refused: the run ends", worker.role.name));
@@ -166,6 +177,10 @@ pub fn run(
                 _ if refused.is_some() => worker.done = true,
                 _ => worker.restart(&limits, status, report)?,
             }
+        }
+        if refused.is_none() && !all.0[1..].is_empty() && all.0[1..].iter().all(|worker| worker.expelled) {
+            report("all workers were expelled: the run ends");
+            refused = Some(1);
         }
         if refused.is_some() && signals == 0 {
             signals = 1;

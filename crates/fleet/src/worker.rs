@@ -62,6 +62,8 @@ pub enum End {
     RunEnded,
     /// It was asked to.
     Stopped,
+    /// The learner found that a result of its is not what its job gives.
+    Expelled,
 }
 
 /// A worker: its exchange, what it takes, what it did.
@@ -126,11 +128,12 @@ impl<E: WorkerExchange + Send> Worker<E> {
         });
         let Desk { exchange, status, .. } = desk.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         status.jobs.clear();
-        if end.is_ok() {
-            status.ended = true;
-            exchange.report(status)?;
+        match &end {
+            Ok(_) => status.ended = true,
+            Err(_) => status.failures = 1,
         }
-        end
+        let reported = exchange.report(status);
+        end.and_then(|end| reported.map(|()| end))
     }
 }
 
@@ -172,9 +175,13 @@ impl<'s, 'a> Shift<'s, 'a> {
             if self.held.is_empty() || looked.is_none_or(|looked| looked.elapsed() >= GLANCE) {
                 looked = Some(since);
                 learner = desk.exchange.learner()?;
-                if learner.as_ref().is_some_and(|learner| learner.ended) {
+                let end = learner.as_ref().and_then(|learner| match learner.expelled.contains(self.name) {
+                    true => Some(End::Expelled),
+                    false => learner.ended.then_some(End::RunEnded),
+                });
+                if let Some(end) = end {
                     drop(desk);
-                    return self.give_back(work, None).map(|()| End::RunEnded);
+                    return self.give_back(work, None).map(|()| end);
                 }
                 self.forget_unwanted(&mut desk, work)?;
             }

@@ -6,7 +6,8 @@
 //! before any other gets a second one. So no process starves, and with as many processes as cores each has one thread.
 
 use crate::{Error, Result};
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -81,10 +82,12 @@ impl CoreTokens {
     /// `cores` ≥ 1 of them, as files in `dir`, which is made if it is missing. What is there is kept.
     pub fn create(dir: &Path, cores: usize) -> Result<CoreTokens> {
         let fail = |path: &Path, e: std::io::Error| error(path, format!("cannot be made: {e}"));
-        std::fs::create_dir_all(dir).map_err(|e| fail(dir, e))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| fail(dir, e))?;
         let tokens = CoreTokens { dir: dir.to_owned(), cores: cores.max(1) };
         for path in (0..tokens.cores).map(|core| tokens.core(core)).chain([tokens.gate()]) {
-            OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(|e| fail(&path, e))?;
+            let mut options = OpenOptions::new();
+            let made = options.write(true).create(true).truncate(false).mode(0o600).open(&path);
+            made.map_err(|e| fail(&path, e))?;
         }
         Ok(tokens)
     }

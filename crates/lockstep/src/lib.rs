@@ -62,7 +62,8 @@ pub use run::resume::{ResumeFrom, find_model, find_run, resolve_resumed};
 pub use run::run_dir::write_atomically;
 pub use run::{RunDir, StopReason, context};
 pub use session::{
-    Evaluator, MakeFunctions, Run, RunOptions, RunResult, ScoredFile, ScoredRow, WorkerOptions, plan, score_file, work,
+    Evaluator, Expelled, MakeFunctions, Run, RunOptions, RunResult, ScoredFile, ScoredRow, WorkerOptions, plan,
+    score_file, work,
 };
 pub use stop::{StopSignal, Stopped, is_stopped};
 pub use verify::{Choice, Difference, ForkOptions, Interval, Report, VerifyOptions, fork, verify};

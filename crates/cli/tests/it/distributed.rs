@@ -1,8 +1,9 @@
 //! Runs whose completions other processes make: the bits of one process, whoever works and whatever is killed.
 
-use crate::support::runs::{arguments, directory, good, of_lines, same_but_workers};
+use crate::support::runs::{arguments, directory, good, metrics, of_lines, same_but_workers};
 use crate::support::{command, lockstep, refused};
 use fleet::status;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -60,6 +61,26 @@ fn stale_batches_have_the_bits_of_one_process() {
     assert_eq!(of_lines(&root.join("out"), "async/lag_max").last(), Some(&1.0), "a batch ahead is the default");
 }
 
+/// The learner evaluates before it takes the next step, so that the best model and the end are those of one process.
+#[test]
+fn evaluations_choose_the_same_model_and_the_same_end() {
+    let best = ["load_best_model_at_end=true", "save_steps=4", "metric_for_best_model=reward", "eval_pass_at_k=[1]"];
+    for staleness in ["max_staleness=0", "max_staleness=2"] {
+        same(&[&best[..], &[staleness]].concat(), &["2"]);
+        let dir = directory();
+        let root = dir.path();
+        let set = [&best[..], &[staleness, "max_steps=40", "early_stopping_patience=1", "learning_rate=0"]].concat();
+        good(root, &arguments("train", "one", &set));
+        good(root, &distributed("many", "2", &set));
+        let (one, many) = (root.join("one"), root.join("many"));
+        assert_eq!(metrics(&one), metrics(&many));
+        let model = |run: &Path| std::fs::read(run.join("model/model.safetensors")).unwrap();
+        assert!(model(&one) == model(&many));
+        let steps = of_lines(&many, "eval_reward").len();
+        assert!((2..10).contains(&steps), "it stopped early: {steps} evaluations");
+    }
+}
+
 /// A checkpoint of one is resumed by the other.
 #[test]
 fn one_process_and_workers_resume_each_other() {
@@ -95,7 +116,14 @@ fn kill(pid: u32) {
 }
 
 pub fn start(root: &Path, arguments: &[&str]) -> Child {
-    command(root, arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    start_as(root, arguments, None)
+}
+
+/// As another user.
+pub fn start_as(root: &Path, arguments: &[&str], user: Option<u32>) -> Child {
+    let mut command = command(root, arguments);
+    user.into_iter().for_each(|user| drop(command.uid(user).gid(user)));
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 pub fn end(child: Child) -> String {
@@ -115,7 +143,7 @@ fn kills_change_no_bit() {
         let expected = format!("one-{kills}");
         good(root, &arguments("train", &expected, set));
         let mut child = start(root, &distributed(&out, "2", set));
-        let (run, mut seed, mut killed, mut workers) = (root.join(&out), 7u64, 0, 0);
+        let (run, mut seed, mut killed) = (root.join(&out), 7u64, 0);
         let begun = Instant::now();
         while killed < kills && child.try_wait().unwrap().is_none() {
             assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", status::read(&run));
@@ -123,10 +151,7 @@ fn kills_change_no_bit() {
             std::thread::sleep(Duration::from_millis(30 + (seed >> 33) % 300));
             let pids = pids(&run);
             if !pids.is_empty() {
-                // A job that ended three workers in a row ends the run, as it should: the third to go is the learner.
-                let chosen = if workers == 2 { 0 } else { (seed >> 40) as usize % pids.len() };
-                workers = if chosen == 0 { 0 } else { workers + 1 };
-                kill(pids[chosen]);
+                kill(pids[(seed >> 40) as usize % pids.len()]);
                 killed += 1;
             }
         }

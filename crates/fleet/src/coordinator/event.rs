@@ -10,13 +10,16 @@ pub enum Event {
     Begin,
     /// A worker waits for jobs.
     Joined(WorkerName),
-    /// A worker ended, by itself or not; `faulty` if what it was working on may be the reason.
+    /// A worker ended.
     Ended {
         /// Who.
         worker: WorkerName,
-        /// It was not asked to end.
-        faulty: bool,
+        /// How.
+        how: HowEnded,
     },
+    /// A result of this worker is not what its job gives: it gets no job any more, and these results of its are made
+    /// again. None of them is of a batch whose slot is being written.
+    Expelled(WorkerName, Vec<JobName>),
     /// A worker's progress counter has moved.
     Progress(WorkerName),
     /// So many ms passed, on a clock that only goes forward.
@@ -62,6 +65,17 @@ pub enum Event {
     Stop,
 }
 
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HowEnded {
+    /// It was asked to, or the run had ended.
+    Asked,
+    /// It could not work on, and said why.
+    Failed,
+    /// Without a word: it was killed, by somebody or because memory was short.
+    Vanished,
+}
+
 /// Something to be done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
@@ -105,8 +119,8 @@ pub enum Action {
     CommitCheckpoint(Saved),
     /// All results of an evaluation are there, in the order of their indices.
     Evaluated(u64, Vec<JobName>),
-    /// The run cannot proceed: this job ended so many workers.
-    Fail(JobName, u32),
+    /// The run cannot proceed: so many workers ended on this job, one after another, and in this way.
+    Fail(JobName, u32, HowEnded),
     /// All is done: workers may end.
     End,
 }
@@ -122,6 +136,8 @@ pub enum Dropped {
     Lineage,
     /// Nobody asked for it, or its batch is long past.
     NotAsked,
+    /// Whoever made it was expelled.
+    Expelled,
 }
 
 /// The part of a checkpoint that is the fleet's.

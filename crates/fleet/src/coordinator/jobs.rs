@@ -1,6 +1,6 @@
 //! Jobs: which are open, who works on them, what came back.
 
-use super::{Action, Coordinator, Dropped, Phase};
+use super::{Action, Coordinator, Dropped, HowEnded, Phase};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
 use std::collections::BTreeSet;
 
@@ -103,7 +103,10 @@ impl Coordinator {
 
     pub(super) fn claimed(&mut self, worker: WorkerName, job: JobName, out: &mut Vec<Action>) {
         if self.rules.reclaim && !self.workers.contains_key(&worker) {
-            // It ended before this was heard.
+            // It ended before this was heard, or does not obey.
+            if self.expelled.contains(&worker) {
+                out.push(Action::Kill(worker.clone()));
+            }
             out.push(Action::Release(worker, job));
             if let Some(state) = self.jobs.get_mut(&job) {
                 state.pending = false;
@@ -127,7 +130,7 @@ impl Coordinator {
 
     pub(super) fn returned(&mut self, worker: &WorkerName, job: JobName, faulty: bool, out: &mut Vec<Action>) {
         if self.released(worker, job) && faulty {
-            self.died_of(job, out);
+            self.died_of(job, HowEnded::Failed, out);
         }
     }
 
@@ -138,7 +141,7 @@ impl Coordinator {
         state.answer.is_none()
     }
 
-    pub(super) fn ended(&mut self, worker: &WorkerName, faulty: bool, out: &mut Vec<Action>) {
+    pub(super) fn ended(&mut self, worker: &WorkerName, how: HowEnded, out: &mut Vec<Action>) {
         self.workers.remove(worker);
         if !self.rules.reclaim {
             return;
@@ -148,8 +151,8 @@ impl Coordinator {
         let is_alone = jobs.len() == 1;
         for job in jobs {
             out.push(Action::Release(worker.clone(), job));
-            match self.released(worker, job) && faulty {
-                true if is_alone => self.died_of(job, out),
+            match self.released(worker, job) && how != HowEnded::Asked {
+                true if is_alone => self.died_of(job, how, out),
                 true => self.suspect(job),
                 false => {}
             }
@@ -164,13 +167,18 @@ impl Coordinator {
         }
     }
 
-    /// One more worker ended while it worked on this job alone.
-    fn died_of(&mut self, job: JobName, out: &mut Vec<Action>) {
+    /// One more worker ended while it worked on this job alone. Of one that vanished nobody knows whether the job was
+    /// the reason, so that many more of them are needed.
+    fn died_of(&mut self, job: JobName, how: HowEnded, out: &mut Vec<Action>) {
         let Some(state) = self.jobs.get_mut(&job) else { return };
-        state.deaths += 1;
-        if state.deaths >= self.plan.deaths_per_job && self.phase != Phase::Ended {
+        let (count, most) = match how {
+            HowEnded::Vanished => (&mut state.vanished, self.plan.kills_per_job),
+            HowEnded::Failed | HowEnded::Asked => (&mut state.failures, self.plan.failures_per_job),
+        };
+        *count += 1;
+        if *count >= most && self.phase != Phase::Ended {
             self.phase = Phase::Ended;
-            out.push(Action::Fail(job, state.deaths));
+            out.push(Action::Fail(job, *count, how));
         }
     }
 
@@ -190,6 +198,7 @@ impl Coordinator {
             JobName::Evaluation { version, .. } => self.evaluations.contains_key(&version),
         };
         let why = match self.jobs.get(&job).and_then(|state| state.answer) {
+            _ if self.expelled.contains(&from) => Some(Dropped::Expelled),
             _ if !is_asked => Some(Dropped::NotAsked),
             _ if !is_ours => Some(Dropped::Lineage),
             Some(there) if there != answer => Some(Dropped::Differs),
@@ -242,7 +251,7 @@ impl Coordinator {
             }
         }
         for worker in presumed {
-            self.ended(&worker, false, out);
+            self.ended(&worker, HowEnded::Asked, out);
         }
         self.offer_again(ms, out);
     }

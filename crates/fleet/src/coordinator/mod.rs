@@ -8,8 +8,9 @@
 mod event;
 mod jobs;
 mod restart;
+mod trust;
 
-pub use event::{Action, Dropped, Event, Saved, SyncedBatch};
+pub use event::{Action, Dropped, Event, HowEnded, Saved, SyncedBatch};
 
 use crate::job::{Answer, JobName, Lineage, WorkerName};
 use crate::plan::Plan;
@@ -33,6 +34,8 @@ pub struct Coordinator {
     /// Evaluations that are not complete, and their number of jobs.
     evaluations: BTreeMap<u64, u32>,
     workers: BTreeMap<WorkerName, WorkerState>,
+    /// They gave a result that their job does not give.
+    expelled: BTreeSet<WorkerName>,
     /// Checkpoints whose frontier is not complete, the oldest first.
     checkpoints: Vec<Checkpoint>,
     stopping: bool,
@@ -83,8 +86,9 @@ struct JobState {
     /// It lies where a worker finds it.
     pending: bool,
     claims: BTreeSet<WorkerName>,
-    /// Workers that ended while they worked on it alone.
-    deaths: u32,
+    /// Workers that failed while they worked on it alone, and that vanished.
+    failures: u32,
+    vanished: u32,
     /// Workers that ended while they worked on it beside others, up to [`SUSPECT`](jobs::SUSPECT).
     shared_deaths: u32,
     /// ms since it was last offered.
@@ -201,9 +205,12 @@ impl Coordinator {
                 }
             }
             Event::Joined(worker) | Event::Progress(worker) => {
-                self.workers.entry(worker).or_default().still_ms = 0;
+                if !self.expelled.contains(&worker) {
+                    self.workers.entry(worker).or_default().still_ms = 0;
+                }
             }
-            Event::Ended { worker, faulty } => self.ended(&worker, faulty, &mut out),
+            Event::Ended { worker, how } => self.ended(&worker, how, &mut out),
+            Event::Expelled(worker, jobs) => self.expel(worker, &jobs, &mut out),
             Event::Tick(ms) => self.tick(ms, &mut out),
             Event::Claimed(worker, job) => self.claimed(worker, job, &mut out),
             Event::Returned { worker, job, faulty } => self.returned(&worker, job, faulty, &mut out),

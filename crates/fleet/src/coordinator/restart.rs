@@ -42,6 +42,7 @@ impl Coordinator {
             jobs: BTreeMap::new(),
             evaluations: BTreeMap::new(),
             workers: BTreeMap::new(),
+            expelled: Default::default(),
             checkpoints: Vec::new(),
             stopping: false,
         };

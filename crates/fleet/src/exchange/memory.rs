@@ -93,7 +93,7 @@ impl Memory {
     pub fn worker(&self, name: WorkerName) -> MemoryWorker {
         let mut shared = self.lock();
         let seen = shared.queue.workers.entry(name.clone()).or_default();
-        *seen = Seen { incarnation: seen.incarnation + 1, alive: true, ended: false, progress: 0 };
+        *seen = Seen { incarnation: seen.incarnation + 1, alive: true, ..Seen::default() };
         drop(shared);
         self.0.1.notify_all();
         MemoryWorker { memory: self.clone(), name }

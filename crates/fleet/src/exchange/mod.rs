@@ -155,6 +155,9 @@ pub struct LearnerState {
     /// Workers that it knows of.
     #[serde(default)]
     pub workers: u64,
+    /// Workers whose results it takes no more.
+    #[serde(default)]
+    pub expelled: Vec<WorkerName>,
     /// Counted since this learner started.
     pub counts: Counts,
     /// What else the caller tells its workers: where slots are mapped, which model and arithmetic. Opaque here.
@@ -195,6 +198,9 @@ pub struct Counts {
     pub killed: u64,
     /// Workers that ended without being asked to.
     pub died: u64,
+    /// Workers that were expelled.
+    #[serde(default)]
+    pub expelled: u64,
 }
 
 /// What a worker tells about itself (`status.json`).
@@ -219,6 +225,9 @@ pub struct WorkerStatus {
     pub idle_s: f64,
     /// It ended by itself.
     pub ended: bool,
+    /// Processes of this name that could not work on, and said why in their log.
+    #[serde(default)]
+    pub failures: u64,
     /// The machine of a worker that has no files here, as its learner writes it down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,

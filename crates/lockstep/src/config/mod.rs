@@ -32,7 +32,7 @@ pub(crate) use resume::undo;
 pub use show::{hyperparameters, toml_on_one_line};
 pub use table::{Config, keys};
 pub use unsupported_keys::{UnsupportedKey, unsupported_key, unsupported_keys};
-pub use values::{ComputeDType, EvalSampling, OptimizerName, RewardErrors, SftLoss, Strategy, Task};
+pub use values::{ComputeDType, EvalSampling, OptimizerName, RewardErrors, SftLoss, Strategy, Task, Trust};
 
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,9 @@ use super::key::{Key, LONG, MANY, OURS, TRL, Trl, above, at_least};
 use super::keys::{adapter::*, algorithms::*, batches::*, checkpoints::*, data::*, evaluation::*, logging::*, loss::*};
 use super::keys::{machine::*, model::*, optimizer::*, ppo::*, preferences::*, rewards::*, sampling::*};
 use super::methods::{ALL, DPO, Methods, PAIRS, REWARD, SFT};
-use super::values::{ComputeDType, EvalSampling, KeyValue, OptimizerName, RewardErrors, SftLoss, Strategy, Task};
+use super::values::{
+    ComputeDType, EvalSampling, KeyValue, OptimizerName, RewardErrors, SftLoss, Strategy, Task, Trust,
+};
 use kernels::Device;
 use rewards::RewardSpec;
 use rollout::Speculative;

@@ -328,6 +328,7 @@ words! {
         "apo_down" => DpoLoss::ApoDown, "discopop" => DpoLoss::Discopop, "sigmoid_norm" => DpoLoss::SigmoidNorm,
     }
     Strategy { "no" => Strategy::No, "steps" => Strategy::Steps, "epoch" => Strategy::Epoch }
+    Trust { "workers" => Trust::Workers, "audit" => Trust::Audit }
     RewardErrors { "stop" => RewardErrors::Stop, "continue" => RewardErrors::Continue }
     SftLoss { "nll" => SftLoss::Nll, "dft" => SftLoss::Dft }
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
@@ -413,6 +414,16 @@ pub enum Strategy {
     Steps,
     /// At the end of each epoch.
     Epoch,
+}
+
+/// Whose bits a distributed run learns from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// Its workers'.
+    #[default]
+    Workers,
+    /// Its workers', and a share of them is made again.
+    Audit,
 }
 
 /// What follows when a reward no longer scores.

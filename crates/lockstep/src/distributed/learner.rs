@@ -1,5 +1,6 @@
 //! The learner's side: publishes weights, offers the jobs that they are to do, and waits for batches.
 
+use super::expelled::Expelled;
 use super::made_by::MadeBy;
 use super::network::{Network, Serving, learner_exchange};
 use super::{Shared, SlotPlace, of_fleet};
@@ -14,6 +15,9 @@ use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
 use fleet::{Answer, Job, JobName, JobResult, Lineage, Plan, WorkerName};
 use model::{AdaptedWeights, HeldWeights};
 use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -67,6 +71,8 @@ pub struct Start {
     pub frontier: Frontier,
     /// A hash of what a step depends on beside its batch and the weights.
     pub settings: Lineage,
+    /// The weights of a batch's version are held until [`Distributed::release`].
+    pub audits: bool,
 }
 
 /// A run's workers, as its learner sees them.
@@ -82,8 +88,11 @@ pub struct Distributed {
     made_by: MadeBy,
     shared: Shared,
     plan: Plan,
-    /// The versions that jobs may need, beside the current one, the newest last.
-    held: VecDeque<HeldWeights>,
+    /// The versions that jobs may need, the newest last, with their numbers.
+    held: VecDeque<(u64, HeldWeights)>,
+    /// Answers are checked with the weights that made them, which are held for so long.
+    audits: bool,
+    expelled: Expelled,
     /// The updates that the published weights have had.
     version: u64,
     batch: u64,
@@ -125,7 +134,7 @@ impl Distributed {
         let serve = |(network, model)| Serving::start(network, &out.join("config.toml"), model);
         let serving = network.map(serve).transpose()?;
         shared.network = serving.as_ref().map(Serving::place);
-        let Start { batch, at_beginning, lineage, frontier: Frontier { groups, mut lineages }, settings } = start;
+        let Start { batch, at_beginning, lineage, frontier: Frontier { groups, mut lineages }, settings, audits } = start;
         let lineage = *lineages.entry(batch).or_insert(lineage);
         forget_other_settings(out, settings)?;
         let files = BatchFiles::open(out).map_err(of_fleet)?;
@@ -143,7 +152,8 @@ impl Distributed {
             bytes: Vec::new(),
         };
         let frontier = groups.into_iter().map(result).collect();
-        let saved = SavedFrontier { step: batch, lineages, frontier };
+        let (expelled, names) = Expelled::open(out)?;
+        let saved = SavedFrontier { step: batch, lineages, frontier, expelled: names };
         let payloads = Payloads::default();
         offer(&payloads, &batches);
         if let Some(serving) = &serving {
@@ -152,7 +162,8 @@ impl Distributed {
         let json = serde_json::to_value(&shared)?;
         let learner = Learner::open(plan.clone(), saved, exchange, files, Box::new(payloads.clone()), json);
         let handle = LearnerHandle::start(learner.map_err(of_fleet)?).map_err(of_fleet)?;
-        let held = VecDeque::from_iter((plan.max_staleness > 0 && at_beginning).then(|| weights.hold()));
+        let holds = (plan.max_staleness > 0 || audits) && at_beginning;
+        let held = VecDeque::from_iter(holds.then(|| (batch, weights.hold())));
         let version = weights.version();
         let arrived = BTreeMap::new();
         let made_by = MadeBy::open(out)?;
@@ -166,6 +177,8 @@ impl Distributed {
             shared,
             plan,
             held,
+            audits,
+            expelled,
             version,
             batch,
         })
@@ -262,12 +275,13 @@ impl Distributed {
         });
         let lineage = lineage.map_err(of_fleet)?;
         let published = weights.publish(next, lineage.0).context("publishing the weights")?;
-        let most = self.plan.max_staleness as usize;
-        if most > 0 {
-            self.held.push_back(weights.hold());
+        if self.plan.max_staleness > 0 || self.audits {
+            self.held.push_back((next, weights.hold()));
         }
-        while self.held.len() > most {
-            self.held.pop_front();
+        let oldest = self.plan.version(next, 0);
+        self.held.retain(|(version, _)| *version >= oldest);
+        if !self.audits {
+            self.release(next);
         }
         self.arrived.remove(&self.batch);
         self.pending.remove(&self.batch);
@@ -275,7 +289,6 @@ impl Distributed {
         self.payloads.lock().retain(|number, _| *number >= first);
         offer(&self.payloads, &batches);
         self.pending.extend(batches);
-        let oldest = self.plan.version(next, 0);
         self.shared.slots.retain(|version, _| *version >= oldest);
         self.shared.slots.insert(next, SlotPlace::of(published, lineage));
         self.shared.weight_sync_bytes_copied = weights.bytes_copied();
@@ -290,6 +303,26 @@ impl Distributed {
             learner.trained(written)
         });
         trained.map_err(of_fleet)
+    }
+
+    /// The weights that make a batch, as long as they are held.
+    pub fn weights_of(&self, batch: u64) -> Option<&HeldWeights> {
+        let wanted = self.plan.version(batch, 0);
+        self.held.iter().find(|(version, _)| *version == wanted).map(|(_, weights)| weights)
+    }
+
+    /// Nobody asks for the weights that made a batch any more: the optimizer may overwrite them.
+    pub fn release(&mut self, batch: u64) {
+        let first = (batch + 1).saturating_sub(self.plan.max_staleness);
+        self.held.retain(|(version, _)| *version >= first);
+    }
+
+    /// An answer of this worker is not what its job gives: it is out, and its groups of batches from `from` on are made
+    /// again.
+    pub fn expel(&mut self, worker: &WorkerName, from: u64, why: &str) -> anyhow::Result<()> {
+        self.expelled.note(worker, why)?;
+        self.arrived.retain(|batch, _| *batch < from);
+        self.handle.with(|learner| learner.expel(worker, from)).map_err(of_fleet)
     }
 
     /// A checkpoint of the batch in use has its name: files of batches before it are deleted.
@@ -343,7 +376,9 @@ fn forget_other_settings(out: &Path, settings: Lineage) -> anyhow::Result<()> {
         return Ok(());
     }
     layout.forget_results().map_err(of_fleet)?;
-    std::fs::write(&file, text).with_context(|| file.display().to_string())
+    let opened = File::options().write(true).create(true).truncate(true).mode(0o600).open(&file);
+    let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| file.display().to_string())
 }
 
 /// The payload of a job, as a worker reads it.

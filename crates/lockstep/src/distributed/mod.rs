@@ -4,6 +4,7 @@
 //! meaning: the completions of one prompt ([`GroupJob`](crate::rollouts::jobs::GroupJob)) by the weights that a batch
 //! begins with. It knows neither steps nor the run's files.
 
+mod expelled;
 mod learner;
 mod made_by;
 mod network;

@@ -1,5 +1,6 @@
 //! Completions and what rewards say of them: from prompts, or from a file. Knows no optimizer.
 
+pub(crate) mod audit;
 pub mod collector;
 pub mod evaluate;
 pub mod function;

@@ -10,7 +10,7 @@ pub use evaluator::Evaluator;
 pub use options::RunOptions;
 pub use plan::plan;
 pub use score_file::{ScoredFile, ScoredRow, score_file};
-pub use worker::{MakeFunctions, WorkerOptions, work};
+pub use worker::{Expelled, MakeFunctions, WorkerOptions, work};
 
 use crate::config::{Config, Layers, Purpose, Resolved};
 use crate::models::Policy;

@@ -2,6 +2,7 @@
 
 mod drafts;
 mod elsewhere;
+mod liars;
 mod memory;
 mod profile;
 mod stale;
@@ -493,8 +494,7 @@ fn sinks_and_callbacks_see_what_the_files_have() {
     };
     let lines: Vec<(u64, usize)> = file.lines().map(line).collect();
     assert!(file.contains("eval_loss") && lines.iter().any(|(step, _)| *step == 6), "{file}");
-    assert_eq!(*events.lock().unwrap(), lines);
-    assert_eq!(*logs.lock().unwrap(), lines);
+    assert_eq!([&*events.lock().unwrap(), &*logs.lock().unwrap()], [&lines; 2]);
 }
 
 /// Set for the child process of the test below.
@@ -509,8 +509,8 @@ fn without_a_console_nothing_is_printed() {
         return;
     }
     let test = ["--exact", "session::tests::without_a_console_nothing_is_printed", "--nocapture", "--quiet"];
-    let child =
-        std::process::Command::new(std::env::current_exe().unwrap()).args(test).env(CHILD, "1").output().unwrap();
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    let child = again.args(test).env(CHILD, "1").output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(child.status.success(), "{}", text(&child.stderr));
     assert_eq!(text(&child.stderr), "");

@@ -14,7 +14,7 @@ use crate::stop::StopSignal;
 use fleet::WorkerName;
 use fleet::exchange::WorkerExchange;
 use fleet::exchange::spool::{Layout, SpoolWorker};
-use fleet::worker::{End, Worker};
+use fleet::worker::{End, Work, Worker};
 use model::Head;
 use rewards::{Reward, RewardSpec};
 use rollout::Engine;
@@ -46,8 +46,24 @@ pub struct WorkerOptions<'a> {
     pub say: &'a dyn Fn(&str),
 }
 
+/// The learner takes no results of this worker any more.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "worker {0} was expelled: a group that it made is not what its job gives, and fleet/expelled.jsonl of the run says \
+     where they part. Faulty hardware does this, or a changed program"
+)]
+pub struct Expelled(pub String);
+
 /// Works for the run until it ends, or the stop signal is given. The learner may not have started yet.
 pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
+    work_as(options, |work| work)
+}
+
+/// The same with another worker's honesty.
+pub(super) fn work_as<W: Work>(
+    options: WorkerOptions<'_>,
+    honesty: impl FnOnce(WorkerWork) -> W,
+) -> anyhow::Result<()> {
     let WorkerOptions { run, server, name, threads, rewards, stop, say } = options;
     let name = WorkerName::new(name).map_err(BadInput::new)?;
     let (exchange, host): (Box<dyn WorkerExchange + Send>, _) = match is_server(run) {
@@ -89,11 +105,12 @@ pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
     }
     share_cores(&parts.ctx, &files.run)?;
     say(&format!("{name} works for {} with {}", run.display(), parts.ctx.describe()));
-    let mut work = WorkerWork::new(parts);
+    let mut work = honesty(WorkerWork::new(parts));
     let asked = stop.clone();
     let cannot_fetch = || host.as_ref().is_some_and(Host::has_failed);
     match worker.run(&mut work, &|| asked.is_requested() || cannot_fetch()).map_err(of_fleet)? {
         End::RunEnded => Ok(()),
+        End::Expelled => Err(Expelled(name.to_string()).into()),
         End::Stopped => match host.as_ref().and_then(Host::failure) {
             Some(error) => Err(error),
             None => Ok(stop.check()?),

@@ -191,7 +191,7 @@ impl Inbox {
             let alive = known.is_there(SILENCE) && known.expelled.is_none() && !status.ended;
             // How a process of another machine ended nobody knows: a cut network is nobody's fault.
             let progress = status.progress.wrapping_add(self.outage);
-            scan.workers.insert(name.clone(), Seen { incarnation: *id, alive, ended: true, progress });
+            scan.workers.insert(name.clone(), Seen { incarnation: *id, alive, ended: true, failures: 0, progress });
             if alive {
                 let jobs = status.jobs.iter().map(|(job, _)| *job).filter(|job| !self.withdrawn.contains(job));
                 scan.processing.extend(jobs.map(|job| (name.clone(), job)));

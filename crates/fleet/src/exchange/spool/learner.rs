@@ -64,6 +64,7 @@ impl SpoolLearner {
             incarnation,
             alive,
             ended: is_its && status.ended,
+            failures: status.failures,
             progress: if is_its { status.progress } else { 0 },
         })
     }

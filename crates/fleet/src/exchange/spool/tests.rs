@@ -2,7 +2,7 @@
 
 use super::{Layout, SpoolLearner, SpoolWorker};
 use crate::batches::BatchFiles;
-use crate::coordinator::Event;
+use crate::coordinator::{Event, HowEnded};
 use crate::exchange::{Exchange, WorkerExchange, WorkerStatus};
 use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -120,7 +120,7 @@ fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
     let half = Layout::of_run(out.path()).complete(&name("dev1")).join(".000000.0");
     std::fs::write(&half, b"half").unwrap();
     drop(worker);
-    assert_eq!(learner.poll().unwrap()[0], Event::Ended { worker: name("dev1"), faulty: true });
+    assert_eq!(learner.poll().unwrap()[0], Event::Ended { worker: name("dev1"), how: HowEnded::Vanished });
     assert!(!half.exists());
     // A job that nobody needs any more is nowhere.
     learner.offer(&job(7, "")).unwrap();
@@ -135,14 +135,23 @@ fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
     drop(worker);
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     let events = learner.poll().unwrap();
-    assert_eq!(events[..2], [Event::Ended { worker: name("dev1"), faulty: true }, Event::Joined(name("dev1"))]);
+    assert_eq!(events[..2], [Event::Ended { worker: name("dev1"), how: HowEnded::Vanished }, Event::Joined(name("dev1"))]);
     assert!(worker.claim(&[]).unwrap().is_some(), "its job was given back");
     learner.poll().unwrap();
     // Who says that it ends did not die of its job.
     worker.report(&WorkerStatus { ended: true, ..WorkerStatus::default() }).unwrap();
     drop(worker);
     let events = learner.poll().unwrap();
-    assert_eq!(events[0], Event::Ended { worker: name("dev1"), faulty: false });
+    assert_eq!(events[0], Event::Ended { worker: name("dev1"), how: HowEnded::Asked });
+    // One that failed says so, and is heard though the next one is there already.
+    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    learner.poll().unwrap();
+    worker.report(&WorkerStatus { failures: 1, ..WorkerStatus::default() }).unwrap();
+    drop(worker);
+    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    worker.report(&WorkerStatus::default()).unwrap();
+    let events = learner.poll().unwrap();
+    assert_eq!(events[0], Event::Ended { worker: name("dev1"), how: HowEnded::Failed });
 }
 
 #[test]

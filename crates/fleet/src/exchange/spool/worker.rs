@@ -17,6 +17,8 @@ pub struct SpoolWorker {
     /// The lock that says that this worker lives.
     _alive: File,
     holder: Holder,
+    /// Processes of this name before it that failed.
+    failures: u64,
     watch: Watch,
     /// What a learner that had ended before this worker joined has left.
     old: Option<LearnerState>,
@@ -38,7 +40,8 @@ impl SpoolWorker {
         watch.add(layout.root());
         watch.add(&layout.pending());
         let old = read_json(&layout.learner()).filter(|learner: &LearnerState| learner.ended);
-        let mut worker = SpoolWorker { layout, name, _alive: alive, holder, watch, old };
+        let failures = read_json(&layout.status(&name)).map_or(0, |status: WorkerStatus| status.failures);
+        let mut worker = SpoolWorker { layout, name, _alive: alive, holder, failures, watch, old };
         for job in jobs(&worker.layout.processing(&worker.name))? {
             worker.give_back(job)?;
         }
@@ -100,7 +103,8 @@ impl WorkerExchange for SpoolWorker {
 
     fn report(&mut self, status: &WorkerStatus) -> Result<()> {
         let Holder { pid, incarnation } = self.holder;
-        let status = WorkerStatus { pid, incarnation, ..status.clone() };
+        let failures = self.failures + status.failures;
+        let status = WorkerStatus { pid, incarnation, failures, ..status.clone() };
         let text = serde_json::to_vec(&status).map_err(|e| Error::Failed(e.to_string()))?;
         write(&self.layout.status(&self.name), &text, false)
     }

@@ -1,6 +1,8 @@
 //! The moves that a world can make next.
 
 use super::{Doing, Move, World};
+use crate::coordinator::Event;
+use crate::job::JobName;
 
 impl World {
     /// Each with whether it is a fault, which no end may depend on.
@@ -30,6 +32,9 @@ impl World {
                 if budget.ends > 0 && learner.writes.is_none() {
                     moves.push((Move::Stop, true));
                 }
+                if budget.lies > 0 && learner.trains.is_some() && learner.writes.is_none() {
+                    moves.extend((0..self.workers.len()).map(|i| (Move::Expel(i), true)));
+                }
                 if budget.crashes > 0 {
                     moves.push((Move::Crash, true));
                 }
@@ -43,7 +48,7 @@ impl World {
         }
         for (i, worker) in self.workers.iter().enumerate() {
             if worker.doing == Doing::Dead {
-                moves.push((Move::Revive(i), false));
+                moves.extend((!worker.expelled).then_some((Move::Revive(i), false)));
                 continue;
             }
             if budget.kills > 0 {
@@ -71,5 +76,32 @@ impl World {
             }
         }
         moves
+    }
+
+    /// All of the batch is taken for this worker's.
+    pub(super) fn expel(&mut self, i: usize) -> Result<(), String> {
+        self.budget.lies -= 1;
+        self.workers[i].expelled = true;
+        let Some(learner) = &mut self.learner else { return Ok(()) };
+        let Some(batch) = learner.trains.take() else { return Ok(()) };
+        let numbers = self.plan.numbers(batch);
+        let of_batch = |job: &JobName| matches!(job, JobName::Rollout { number, .. } if numbers.contains(number));
+        let jobs: Vec<JobName> = learner.kept.keys().copied().filter(of_batch).collect();
+        learner.kept.retain(|job, _| !of_batch(job) && self.plan.version_of(*job) <= batch);
+        self.files.retain(|file, _| *file < batch);
+        // An earlier learner may have learned from it.
+        self.published.retain(|version, _| *version <= batch);
+        let name = self.workers[i].name.clone();
+        for job in &jobs {
+            self.queue.complete.remove(&(name.clone(), *job));
+        }
+        self.tell(Event::Expelled(name, jobs))
+    }
+
+    /// A new learner knows them from a file.
+    pub(super) fn tell_of_expelled(&mut self) -> Result<(), String> {
+        let expelled = self.workers.iter().filter(|worker| worker.expelled).map(|worker| worker.name.clone());
+        let expelled: Vec<_> = expelled.collect();
+        expelled.into_iter().try_for_each(|name| self.tell(Event::Expelled(name, Vec::new())))
     }
 }

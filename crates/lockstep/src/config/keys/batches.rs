@@ -36,6 +36,20 @@ macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     heartbeat_stale_after_s: f64 = 60.0
         => OURS.trl_has("AsyncGRPOConfig.heartbeat_stale_after_s: 120").range(at_least(0.1)).read_by(ONLINE)
             .on_resume(Free);
+    /// Of a distributed run: so many workers that fail on a job, one after another, end the run.
+    max_failures_per_job: usize = 3 => OURS.range(at_least(1.0).at_most(MANY)).read_by(ONLINE).on_resume(Free);
+    /// The same of workers that vanish (kill -9, out of memory) while they do the job and nothing else: it may have
+    /// been somebody else who killed them.
+    max_kills_per_job: usize = 30 => OURS.range(at_least(1.0).at_most(MANY)).read_by(ONLINE).on_resume(Free);
+    /// Of a distributed run: the share of the groups by older weights whose log-probabilities the learner computes
+    /// again with these weights, before they are overwritten. async/logp_mismatch_tokens counts those that differ: 0.
+    audit_stale: f64 = 0.0 => OURS.range(at_least(0.0).at_most(1.0)).read_by(ONLINE).on_resume(Free);
+    /// Of a distributed run: whether workers are believed ("workers"), or the learner makes a share of each one's groups
+    /// again, and expels who answered another bit ("audit").
+    trust: Trust = Trust::Workers => OURS.read_by(ONLINE).on_resume(Free);
+    /// With trust = "audit": that share. Which groups it is nobody knows before.
+    audit_share: f64 = 0.05
+        => OURS.range(above(0.0).at_most(1.0)).read_by(ONLINE).needs("trust", "audit").on_resume(Free);
     /// Optimizer steps of the run; -1: as num_train_epochs says.
     max_steps: i64 = -1 => TRL.on_resume(Warn);
     /// Passes over the dataset, where max_steps is not set.

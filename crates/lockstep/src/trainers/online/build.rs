@@ -1,5 +1,6 @@
 //! From a configuration to a pipeline: every input is read and checked before the first file is written.
 
+use super::audit::Auditor;
 use super::parts::{LargestWork, PartInputs, Parts};
 use super::workers::{Workers, refuse_what_workers_cannot};
 use super::{BatchSizes, RolloutPipeline, RolloutState, Source};
@@ -124,7 +125,8 @@ impl Prepared {
         if let Some(sharing) = sharing {
             let assembler = Assembler { rewards, of_workers, tokenizer, stop };
             let network = inputs.injected.network.take();
-            workers = Some(Workers::new(assembler, engine, sharing.run, bounds.longest_prompt).over(network));
+            let parts = (assembler, engine, Auditor::new(&config)?);
+            workers = Some(Workers::new(parts, sharing.run, bounds.longest_prompt).over(network));
         } else if let Some(engine) = engine {
             let here = Collector { engine, function, rewards, tokenizer, stop };
             collector = Some(match inputs.injected.collect_with.take() {

@@ -3,6 +3,7 @@
 //! Its state is part of its task's: a run that was killed continues to the same bits.
 
 mod ahead;
+mod audit;
 mod build;
 mod drafts;
 mod parts;

@@ -4,7 +4,7 @@ use super::reference::Reference;
 use crate::algorithms;
 use crate::bad_input;
 use crate::config::{
-    Config, EvalSampling, WorkloadBounds, engine_config, eval_sampling, sampling as training_sampling,
+    Config, EvalSampling, Trust, WorkloadBounds, engine_config, eval_sampling, sampling as training_sampling,
 };
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::{PromptDataset, context};
@@ -96,7 +96,7 @@ impl<T> Parts<T> {
         let replays = config.replay.is_some();
         let replay_scorer = replays.then(|| Box::new(builder.scorer("given rollouts", model, generation)));
         let of_evaluation = config.has_eval_data() && config.has_eval_loss() && needs_scores(config);
-        let of_stale = scores_stale(config);
+        let of_stale = scores_stale(config) || builder.sharing.is_some() && config.audit_stale > 0.0;
         let scorer = (bounds.given || of_evaluation || of_stale).then(|| {
             let name = match (bounds.given, of_stale) {
                 (true, _) => "given rollouts",
@@ -106,7 +106,8 @@ impl<T> Parts<T> {
             let work = if of_evaluation { evaluated } else { generation };
             Arc::new(Mutex::new(builder.scorer(name, model, work)))
         });
-        let generates = !replays && builder.sharing.is_none();
+        // Workers generate; whoever does not believe them does it again.
+        let generates = !replays && (builder.sharing.is_none() || config.trust == Trust::Audit);
         let engine = match generates || config.has_eval_data() {
             true => {
                 let training = training_sampling(config, &[]);

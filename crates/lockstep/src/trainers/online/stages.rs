@@ -340,7 +340,7 @@ impl RolloutPipeline {
     }
 }
 
-fn lock(scorer: &SharedScorer) -> MutexGuard<'_, Scorer> {
+pub(super) fn lock(scorer: &SharedScorer) -> MutexGuard<'_, Scorer> {
     scorer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

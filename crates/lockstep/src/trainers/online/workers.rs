@@ -5,6 +5,7 @@
 //! it will be gone. Evaluations are made here.
 
 use super::ahead::Ahead;
+use super::audit::Auditor;
 use super::waiting::Progress;
 use super::{OnlineBatch, RolloutPipeline};
 use crate::bad_input;
@@ -17,7 +18,7 @@ use crate::rollouts::collector::{Collect, CollectRequest, Collected, Collector, 
 use crate::rollouts::jobs::{Assembler, GroupAnswer};
 use crate::rollouts::lineage::Lineage;
 use crate::run::training::TrainingRun;
-use fleet::{JobResult, Plan};
+use fleet::{JobName, JobResult, Plan, WorkerName};
 use model::AdaptedWeights;
 use rollout::Engine;
 use std::collections::{BTreeMap, VecDeque};
@@ -28,16 +29,20 @@ use std::time::Instant;
 /// The file of a checkpoint that says what made the weights which workers may still sample from.
 const FILE: &str = "fleet.json";
 
+/// A batch with the results of its jobs.
+pub(super) type Arrived = (Option<Pending>, Vec<JobResult>);
+
 /// The workers of a run.
 pub(super) struct Workers {
-    assembler: Assembler,
-    /// For evaluations.
-    engine: Option<Engine>,
+    pub(super) assembler: Assembler,
+    /// For evaluations and audits.
+    pub(super) engine: Option<Engine>,
+    pub(super) auditor: Auditor,
     slots: [u8; 16],
     network: Option<Network>,
     longest_prompt: usize,
     /// None before the run begins.
-    fleet: Option<Distributed>,
+    pub(super) fleet: Option<Distributed>,
     /// From the checkpoint.
     restored: BTreeMap<u64, fleet::Lineage>,
     /// Of the weights that each offered batch is made by.
@@ -48,10 +53,14 @@ pub(super) struct Workers {
 
 impl Workers {
     /// Workers that ask the rewards of these names.
-    pub fn new(assembler: Assembler, engine: Option<Engine>, slots: [u8; 16], longest_prompt: usize) -> Workers {
+    pub fn new(
+        (assembler, engine, auditor): (Assembler, Option<Engine>, Auditor),
+        slots: [u8; 16],
+        longest_prompt: usize,
+    ) -> Workers {
         let (restored, lineages) = Default::default();
         let (network, fleet) = (None, None);
-        Workers { assembler, engine, slots, network, longest_prompt, fleet, restored, lineages, saving: false }
+        Workers { assembler, engine, auditor, slots, network, longest_prompt, fleet, restored, lineages, saving: false }
     }
 
     /// Workers that join from other machines.
@@ -72,7 +81,7 @@ impl Workers {
         &mut self,
         run: &TrainingRun,
         like: CollectRequest<'_>,
-        (pending, results): (Option<Pending>, Vec<JobResult>),
+        (pending, results): Arrived,
         waited_s: f64,
     ) -> anyhow::Result<Collected> {
         let Some(Pending { prompts, jobs, step }) = pending else {
@@ -169,6 +178,8 @@ impl RolloutPipeline {
             max_inflight_tasks: config.max_inflight_tasks as u64,
             queue_maxsize: config.queue_maxsize as u64,
             stale_after_ms: (config.heartbeat_stale_after_s * 1000.0) as u64,
+            failures_per_job: config.max_failures_per_job as u32,
+            kills_per_job: config.max_kills_per_job as u32,
             ..Plan::new(batches, self.groups(), config.max_staleness as u64)
         };
         let at_beginning = self.batch_is_used_up();
@@ -207,6 +218,7 @@ impl RolloutPipeline {
             lineage: fleet::Lineage(lineage),
             frontier: Frontier { groups, lineages: std::mem::take(&mut workers.restored) },
             settings: fleet::Lineage(settings.0),
+            audits: workers.auditor.is_on(),
         };
         let network = workers.network.as_ref().map(|network| (network, policy.dir.as_path()));
         let opened = Distributed::open(dir.root(), network, plan, shared, start, &mut policy.weights, pending)?;
@@ -235,7 +247,14 @@ impl RolloutPipeline {
         let since = Instant::now();
         let span = run.log.stages.span("rollout");
         run.learner.ctx.release_cores();
-        let arrived = fleet.wait(batch, &run.stop, &|text| run.log.warn(text))?;
+        let mut arrived = fleet.wait(batch, &run.stop, &|text| run.log.warn(text))?;
+        // What a checkpoint has was looked at when it was written.
+        while next.state.ahead.is_empty() && workers.expels_a_liar(run, batch, &arrived)? {
+            let Some(fleet) = &mut workers.fleet else { break };
+            arrived = fleet.wait(batch, &run.stop, &|text| run.log.warn(text))?;
+        }
+        let makers = makers(&arrived.1);
+        let Some(fleet) = &mut workers.fleet else { unreachable!("the run has begun") };
         span.end();
         let waited_s = since.elapsed().as_secs_f64();
         run.log.stages.count("waited_for_workers_s", waited_s);
@@ -259,9 +278,17 @@ impl RolloutPipeline {
             }
             None => {
                 next.sampled_by = workers.lineage(batch);
-                workers.assemble(run, self.like(), arrived, waited_s)?
+                let collected = workers.assemble(run, self.like(), arrived, waited_s)?;
+                self.score_again(run, workers, batch, &collected, &makers)?;
+                collected
             }
         };
+        for (name, value) in workers.auditor.metrics() {
+            next.run.add(&format!("async/{name}"), value);
+        }
+        if let Some(fleet) = &mut workers.fleet {
+            fleet.release(batch);
+        }
         let checked = next.state.health.check(&collected.scored.rollouts, &collected.scored.problems, &run.config);
         if let (Err(_), Some(fleet)) = (&checked, &workers.fleet) {
             fleet.forget_from(batch)?;
@@ -292,9 +319,14 @@ impl RolloutPipeline {
         for batch in next + self.state.ahead.len() as u64..end {
             let Some(fleet) = &mut workers.fleet else { break };
             run.learner.ctx.release_cores();
-            let arrived = fleet.wait_for_frontier(batch, &run.stop, &|text| run.log.warn(text))?;
-            let lineage = workers.lineage(batch);
+            let mut arrived = fleet.wait_for_frontier(batch, &run.stop, &|text| run.log.warn(text))?;
+            while workers.expels_a_liar(run, batch, &arrived)? {
+                let Some(fleet) = &mut workers.fleet else { break };
+                arrived = fleet.wait_for_frontier(batch, &run.stop, &|text| run.log.warn(text))?;
+            }
+            let (lineage, makers) = (workers.lineage(batch), makers(&arrived.1));
             let collected = workers.assemble(run, self.like(), arrived, 0.0)?;
+            self.score_again(run, workers, batch, &collected, &makers)?;
             ahead.push_back(Arc::new(Ahead { collected, lineage }));
         }
         Ok(ahead)
@@ -348,6 +380,15 @@ impl RolloutPipeline {
         }
         Ok(())
     }
+}
+
+/// Who made which group.
+fn makers(results: &[JobResult]) -> Vec<(u64, WorkerName)> {
+    let of = |result: &JobResult| match result.job {
+        JobName::Rollout { number, .. } => Some((number, result.worker.clone())),
+        JobName::Evaluation { .. } => None,
+    };
+    results.iter().filter_map(of).collect()
 }
 
 /// The groups of the batch in use.

@@ -1,0 +1,224 @@
+//! What `cargo xtask nightly fleet_runs` does: real runs, of which any process is killed at any moment, and a disk that
+//! is full.
+
+use super::distributed::{distributed, end, pids, start};
+use crate::support::runs::{arguments, directory, good, of_lines, same_but_workers};
+use fleet::exchange::spool::Layout;
+use fleet::status;
+use lockstep::wire::file::GroupFile;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Programs that take their time: one whose scores depend on nothing, and one that says something else each time.
+const REWARDS: [(&str, &str); 2] = [
+    ("sure.sh", "while read -r line; do sleep 0.02; echo '{\"rewards\": [1, 0.5]}'; done\n"),
+    (
+        "random.sh",
+        "while read -r line; do set -- $(od -An -N3 -tu1 /dev/urandom); sleep \"0.0$(($3 % 6))\"; \
+         echo \"{\\\"rewards\\\": [$1, $2]}\"; done\n",
+    ),
+];
+const LIMIT: Duration = Duration::from_secs(600);
+
+fn kill(pid: u32) {
+    let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+/// Kills of supervisors, learners, workers.
+#[derive(Default)]
+struct Kills([u32; 3]);
+
+/// A run to its end, whatever is killed meanwhile, up to `most`.
+fn killed(root: &Path, out: &str, set: &[&str], most: u32, random: &mut Random, kills: &mut Kills) {
+    let (run, begun) = (root.join(out), Instant::now());
+    let mut child = start(root, &distributed(out, "2", set));
+    let mut left = most;
+    loop {
+        assert!(begun.elapsed() < LIMIT, "{:?}", status::read(&run));
+        std::thread::sleep(Duration::from_millis(20 + random.below(500)));
+        if child.try_wait().unwrap().is_some() {
+            end(child);
+            return;
+        }
+        let learner = status::read(&run).ok().and_then(|status| status.learner.filter(|_| status.learner_alive));
+        let all = pids(&run);
+        let is_saved = fs::read_dir(run.join("checkpoints")).is_ok_and(|mut entries| entries.next().is_some());
+        if left == 0 || all.is_empty() || !is_saved {
+            continue;
+        }
+        left -= 1;
+        if random.below(12) == 0 {
+            kills.0[0] += 1;
+            child.kill().unwrap();
+            child.wait().unwrap();
+            while !pids(&run).is_empty() {
+                assert!(begun.elapsed() < LIMIT, "{:?}", pids(&run));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            child = start(root, &["train", "--resume", out, "--distributed", "--workers", "2"]);
+            continue;
+        }
+        let chosen = all[random.below(all.len() as u64) as usize];
+        kills.0[if learner.is_some_and(|learner| learner.pid == chosen) { 1 } else { 2 }] += 1;
+        kill(chosen);
+    }
+}
+
+#[test]
+#[ignore = "minutes: cargo xtask nightly fleet_runs"]
+fn kills_of_any_process_change_no_bit() {
+    let wanted = std::env::var("LOCKSTEP_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(500);
+    let dir = directory();
+    let root = dir.path();
+    for (name, script) in REWARDS {
+        fs::write(root.join(name), script).unwrap();
+    }
+    let own = ["max_steps=400", "save_steps=5", "record_rollouts=true", "eval_steps=100", "max_staleness=2"];
+    let reward = |name: &str| format!(r#"reward_funcs=[{{ kind = "command", command = "sh {name}", by_group = true }}]"#);
+    let (sure, other) = (reward(REWARDS[0].0), reward(REWARDS[1].0));
+    let set = |reward| [&own[..], &[reward]].concat();
+    good(root, &arguments("train", "one", &set(&sure)));
+    let (mut random, mut kills, mut runs) = (Random(29), Kills::default(), 0);
+    while kills.0.iter().sum::<u32>() < wanted {
+        let left = wanted - kills.0.iter().sum::<u32>();
+        let out = format!("out-{runs}");
+        let is_sure = runs % 2 == 0;
+        killed(root, &out, &set(if is_sure { &sure } else { &other }), left, &mut random, &mut kills);
+        let run = root.join(&out);
+        assert!(pids(&run).is_empty());
+        let groups = GroupFile::open(&run.join("rollouts.bin")).unwrap();
+        assert!(groups.groups().map(|group| group.unwrap().id).eq(0..800), "each number is learned from once");
+        match is_sure {
+            true => {
+                let model = |run: &Path| fs::read(run.join("model/model.safetensors")).unwrap();
+                assert!(model(&run) == model(&root.join("one")), "{out}");
+            }
+            // What it learned from follows from its record, and its weights from that.
+            false => assert!(good(root, &["verify", &out, "--all"]).out.contains("proven: 400 steps")),
+        }
+        runs += 1;
+    }
+    let [supervisors, learners, workers] = kills.0;
+    println!("{learners} kills of learners, {workers} of workers, {supervisors} of supervisors in {runs} runs of 400 steps");
+}
+
+/// A small file system at a directory, until this is dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(path: PathBuf) -> Option<Mounted> {
+        fs::create_dir_all(&path).unwrap();
+        let mut mount = Command::new("mount");
+        let done = mount.args(["-t", "tmpfs", "-o", "size=64k,mode=0700", "none"]).arg(&path).status();
+        done.is_ok_and(|status| status.success()).then_some(Mounted(path))
+    }
+
+    /// Writes until nothing fits.
+    fn fill(&self) -> PathBuf {
+        let ballast = self.0.join("ballast");
+        let mut file = fs::File::create(&ballast).unwrap();
+        while file.write_all(&[0; 512]).is_ok() {}
+        ballast
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+fn wait_until(child: &mut Child, what: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !what() {
+        assert!(begun.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none(), "it does not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The disk of a worker's results is full for a while: it holds them until there is room.
+#[test]
+#[ignore = "mounts a file system: cargo xtask nightly fleet_runs"]
+fn a_worker_whose_disk_is_full_waits_for_room() {
+    let dir = directory();
+    let root = dir.path();
+    let run = root.join("out");
+    let set = ["max_steps=40", "max_staleness=1"];
+    good(root, &arguments("train", "one", &set));
+    let results = Layout::of_run(&run).complete(&fleet::WorkerName::new("dev1").unwrap());
+    let Some(disk) = Mounted::new(results) else { panic!("mount: only root can") };
+    let mut child = start(root, &distributed("out", "1", &set));
+    wait_until(&mut child, || run.join("checkpoints/step-000002").is_dir());
+    let ballast = disk.fill();
+    let waits = || {
+        let workers = status::read(&run).map_or(Vec::new(), |status| status.workers);
+        let mut jobs = workers.into_iter().filter_map(|worker| worker.status).flat_map(|status| status.jobs);
+        jobs.any(|(_, stage)| stage.contains("waiting for room on the disk"))
+    };
+    wait_until(&mut child, waits);
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(waits() && child.try_wait().unwrap().is_none());
+    fs::remove_file(ballast).unwrap();
+    end(child);
+    same_but_workers(&root.join("one"), &run);
+    println!("a worker waited for room on its disk");
+}
+
+/// The example with its real data and a small real model: an adapter, checkpoints, TensorBoard, from one command.
+#[test]
+#[ignore = "real data: cargo xtask nightly fleet_runs"]
+fn gsm8k_with_workers_is_the_run_of_one_process() {
+    let (model, data) = (testing::shared("models/stories260k"), testing::shared("data/gsm8k"));
+    let (Some(model), Some(data)) = (model, data) else { return };
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/gsm8k_workers.toml");
+    let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+    let (model, train, test) = (text(model), text(data.join("train.jsonl")), text(data.join("test.jsonl")));
+    let (example, test) = (text(example), format!("eval_dataset_name={test}"));
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    // A model that knows stories scores 0: the second reward gives it something to learn.
+    let set = [
+        r#"reward_funcs=["gsm8k", "unique_chars"]"#,
+        "max_steps=40",
+        "max_completion_length=64",
+        "num_generations_eval=1",
+        "eval_steps=20",
+        "dataset_config=none",
+        "max_samples=400",
+        "gradient_checkpointing=false",
+        &test,
+    ];
+    let run = |out: &str, more: &[&str]| {
+        let mut all = vec!["train", &example, "--model", &model, "--dataset", &train, "--out", out];
+        set.iter().for_each(|pair| all.extend(["--set", *pair]));
+        let begun = Instant::now();
+        good(root, &[&all[..], more].concat());
+        begun.elapsed().as_secs_f64()
+    };
+    let (one_s, many_s) = (run("one", &[]), run("many", &["--distributed", "--workers", "2"]));
+    let result = |run: &str| fs::read(root.join(run).join("model/adapter_model.safetensors")).unwrap();
+    assert!(result("one") == result("many"));
+    let many = root.join("many");
+    assert!(many.join("checkpoints/step-000040").is_dir() && fs::read_dir(many.join("tensorboard")).unwrap().count() > 0);
+    let rewards = of_lines(&many, "rewards/unique_chars/mean");
+    let mismatches = fs::read_to_string(many.join("metrics.jsonl")).unwrap();
+    assert!(mismatches.contains("\"async/logp_mismatch_tokens\":0.0") && rewards.len() == 40);
+    let tokens = of_lines(&many, "num_tokens").last().copied().unwrap_or_default();
+    println!(
+        "GSM8K: 40 steps, {tokens} tokens, {many_s:.1} s with two workers, {one_s:.1} s in one process; reward {:.3} to {:.3}",
+        rewards[0],
+        rewards.last().unwrap()
+    );
+}

@@ -1,0 +1,168 @@
+//! Programs of the `code` reward run beside the weights, the spool and the batch files of their run, as the same user
+//! even. They can neither read nor forge any of it, in each isolation.
+
+use super::distributed::{distributed, start_as};
+use crate::support::runs::{directory, listing_names, rollouts};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Tries everything, and prints what it could do. It runs in the sandbox whatever the model wrote; the run's directory
+/// comes from the test's input, because a sandbox replaces such words in a command line.
+const ATTACK: &str = r#"
+import os
+run = input()
+fleet, done = run + "/fleet", []
+
+def attempt(name, call):
+    try:
+        call()
+        done.append(name)
+    except OSError:
+        pass
+
+def opened(path, flags):
+    os.close(os.open(path, flags, 0o600))
+
+attempt("list", lambda: os.listdir(fleet))
+files = ["learner.json", "learner.lock", "settings", "made_by.jsonl", "workers/dev1/status.json", "workers/dev1/alive.lock"]
+for place in ["pending", "batches", "workers", "processing_by_dev1", "complete_from_dev1", "../checkpoints"]:
+    attempt("list " + place, lambda: files.extend(f"{place}/{name}" for name in os.listdir(f"{fleet}/{place}")))
+    files += [f"{place}/00000{n}.{c}" for n in range(9) for c in range(1)] + [f"{place}/00000{n}" for n in range(4)]
+    forged = f"{fleet}/{place}/.forged"
+    attempt("create in " + place, lambda: (opened(forged, os.O_WRONLY | os.O_CREAT), os.unlink(forged)))
+    open("own", "w").close()
+    attempt("rename into " + place, lambda: (os.rename("own", forged), os.unlink(forged)))
+    attempt("link into " + place, lambda: (os.symlink("own", forged), os.unlink(forged)))
+for file in files:
+    attempt("read " + file, lambda: opened(f"{fleet}/{file}", os.O_RDONLY))
+    attempt("write " + file, lambda: opened(f"{fleet}/{file}", os.O_WRONLY))
+try:
+    processes = [p for p in os.listdir("/proc") if p.isdigit()]
+except OSError:
+    processes = []
+for process in processes:
+    try:
+        if "memfd:" in open(f"/proc/{process}/maps").read():
+            done.append("map of the weights")
+    except OSError:
+        pass
+    for fd in range(64):
+        try:
+            path = f"/proc/{process}/fd/{fd}"
+            target = os.readlink(path)
+            if target.startswith(run) or "memfd:" in target:
+                done.append("descriptor of " + target)
+                attempt("weights by descriptor", lambda: opened(path, os.O_RDONLY))
+        except OSError:
+            pass
+    attempt("run directory by a process", lambda: process != str(os.getpid()) and os.listdir(f"/proc/{process}/root{fleet}"))
+for file in os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []:
+    attempt("shared memory " + file, lambda: opened("/dev/shm/" + file, os.O_RDONLY))
+print("; ".join(done) if done else "refused")
+"#;
+
+fn reward(isolation: &str) -> String {
+    let run = ["python3", "-c", ATTACK, "{source}"].map(|word| serde_json::to_string(word).unwrap()).join(", ");
+    let language = format!("{{ file = \"main.txt\", run = [{run}], fences = [\"text\"] }}");
+    format!("reward_funcs=[{{ kind = \"code\", isolation = \"{isolation}\", language = {language} }}]")
+}
+
+fn give(path: &Path, user: u32) {
+    std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
+    if path.is_dir() {
+        listing_names(path).iter().for_each(|name| give(&path.join(name), user));
+    }
+}
+
+/// Nobody else can open what lies there.
+fn is_private(path: &Path) {
+    let metadata = fs::symlink_metadata(path).unwrap();
+    assert_eq!(metadata.permissions().mode() & 0o077, 0, "{}: {:o}", path.display(), metadata.permissions().mode());
+    if metadata.is_dir() {
+        listing_names(path).iter().for_each(|name| is_private(&path.join(name)));
+    }
+}
+
+/// What the same program can do outside, while the run goes on.
+fn outside(run: &Path, user: Option<u32>) -> String {
+    let mut python = Command::new("python3");
+    python.args(["-c", ATTACK]).current_dir(run).stdin(Stdio::piped()).stdout(Stdio::piped());
+    user.into_iter().for_each(|user| drop(python.uid(user).gid(user)));
+    let mut child = python.spawn().unwrap();
+    writeln!(child.stdin.take().unwrap(), "{}", run.display()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn run_beside(isolation: &str, user: Option<u32>) {
+    let dir = directory();
+    let root = dir.path();
+    let out = root.join("out");
+    let tests = json!([{"input": out.to_str().unwrap(), "output": "refused"}]);
+    let rows = |name: &str| {
+        let text = fs::read_to_string(root.join(name)).unwrap();
+        let row = |line: &str| {
+            let mut row: Value = serde_json::from_str(line).unwrap();
+            row["tests"] = tests.clone();
+            row.to_string() + "\n"
+        };
+        fs::write(root.join(name), text.lines().map(row).collect::<String>()).unwrap();
+    };
+    rows("d.jsonl");
+    rows("e.jsonl");
+    user.into_iter().for_each(|user| give(root, user));
+    let (reward, steps) = (reward(isolation), ["max_steps=4", "record_rollouts=true", "eval_strategy=no"]);
+    let mut child = start_as(root, &distributed("out", "1", &[&[&reward[..]], &steps[..]].concat()), user);
+    let begun = Instant::now();
+    let saved = out.join("checkpoints/step-000002");
+    while !saved.is_dir() && child.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(120));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // The program bites: its user can do all of this elsewhere. As root, programs are another user's.
+    if child.try_wait().unwrap().is_none() {
+        let found = outside(&out, user);
+        for what in ["read learner.json", "write learner.json", "create in pending", "map of the weights"] {
+            assert!(found.contains(what), "{what}: {found}");
+        }
+    }
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
+    let code = child.wait().unwrap().code();
+    if code == Some(2) && said.contains("cannot isolate") {
+        return drop(testing::skip::<()>(&format!("{isolation}: {said}")));
+    }
+    assert_eq!(code, Some(0), "{said}");
+    is_private(&out.join("fleet"));
+    assert_eq!(fs::metadata(out.join("fleet")).unwrap().uid(), user.unwrap_or(0));
+    let lines = rollouts(&out);
+    assert_eq!(lines.len(), 16);
+    for line in lines {
+        assert_eq!(line["rewards"], json!({"code": 1.0}), "{isolation}, as {user:?}: something was not refused: {line:?}");
+    }
+}
+
+#[test]
+fn sandboxed_programs_neither_read_nor_forge_the_spool() {
+    if std::env::var("SANDBOX_TESTS").as_deref() == Ok("skip") || testing::program("python3").is_none() {
+        return;
+    }
+    let users: &[Option<u32>] = match fs::metadata("/proc/self").unwrap().uid() {
+        0 => &[None, Some(1000)],
+        _ => &[None],
+    };
+    for &user in users {
+        for isolation in ["bubblewrap", "landlock"] {
+            if isolation != "bubblewrap" || testing::program("bwrap").is_some() {
+                run_beside(isolation, user);
+            }
+        }
+    }
+}

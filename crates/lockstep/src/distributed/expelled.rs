@@ -1,0 +1,47 @@
+//! `fleet/expelled.jsonl`: workers whose results a run takes no more, and what they did. A learner that is started
+//! again knows them from here.
+
+use super::of_fleet;
+use anyhow::Context as _;
+use fleet::WorkerName;
+use fleet::exchange::spool::Layout;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    worker: WorkerName,
+    why: String,
+}
+
+/// The file, to append to.
+pub(super) struct Expelled(File);
+
+impl Expelled {
+    /// That of the run directory `out`, and who is in it.
+    pub fn open(out: &Path) -> anyhow::Result<(Expelled, Vec<WorkerName>)> {
+        let layout = Layout::of_run(out);
+        layout.create().map_err(of_fleet)?;
+        let path = layout.root().join("expelled.jsonl");
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            text => text.with_context(|| path.display().to_string())?,
+        };
+        // The last line may be half written: then its worker is found once more.
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
+        let names = lines.map(|line| line.worker).collect();
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+        Ok((Expelled(file.with_context(|| path.display().to_string())?), names))
+    }
+
+    /// Notes one, on the disk.
+    pub fn note(&mut self, worker: &WorkerName, why: &str) -> anyhow::Result<()> {
+        let line = Line { worker: worker.clone(), why: why.to_owned() };
+        let mut line = serde_json::to_vec(&line)?;
+        line.push(b'\n');
+        self.0.write_all(&line).and_then(|()| self.0.sync_data()).context("fleet/expelled.jsonl")
+    }
+}

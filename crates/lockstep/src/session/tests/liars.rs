@@ -1,0 +1,203 @@
+//! Workers that lie: each is found by a bit, named with what it said, and expelled, and the run has the bits of one
+//! process. Learner and workers are threads here, so that a worker can be one that no program is.
+
+use super::super::worker::{WorkerOptions, work, work_as};
+use super::{config, directory, one_thread, rows};
+use crate::config::{Config, Purpose, Trust};
+use crate::distributed::{NatsServer, WorkerWork};
+use crate::rollouts::jobs::{GroupAnswer, GroupJob};
+use crate::session::Expelled;
+use crate::{Run, RunOptions, StopSignal};
+use fleet::worker::{Done, Proceeded, Work};
+use fleet::{Answer, Job, JobName};
+use model::columns::SAMPLER_LOGPS;
+use rollout::SamplingParams;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Of what it answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lie {
+    Nothing,
+    Token,
+    LogProbability,
+    Score,
+    Greedy,
+    Rubbish,
+}
+
+struct Liar {
+    inner: WorkerWork,
+    lie: Lie,
+    jobs: BTreeMap<JobName, GroupJob>,
+}
+
+impl Liar {
+    fn change(&self, job: JobName, Done { bytes, answer }: Done) -> Done {
+        let job = &self.jobs[&job];
+        let GroupAnswer { mut group, mut scores, rollout_s } = GroupAnswer::from_bytes(&bytes, job).unwrap();
+        let completion = &mut group.completions[1];
+        match self.lie {
+            Lie::Nothing | Lie::Greedy => return Done { bytes, answer },
+            Lie::Rubbish => return Done { bytes: bytes[..bytes.len() / 2].to_vec(), answer },
+            Lie::Token => completion.ids[0] ^= 1,
+            Lie::LogProbability => {
+                let mut logps = completion.logps().to_vec();
+                logps[0] = f32::from_bits(logps[0].to_bits() ^ 1);
+                completion.columns.set(SAMPLER_LOGPS, logps);
+            }
+            Lie::Score => scores[0].scores.values[1] = Some(1.5),
+        }
+        let fingerprint = GroupAnswer::fingerprint(&group);
+        let bytes = GroupAnswer { group, scores, rollout_s }.to_bytes();
+        Done { bytes, answer: Answer { fingerprint, more: false } }
+    }
+}
+
+impl Work for Liar {
+    fn has_room(&self) -> bool {
+        self.inner.has_room()
+    }
+    fn begin(&mut self, mut job: Job) {
+        let mut own = GroupJob::from_bytes(&job.payload).unwrap();
+        if self.lie == Lie::Greedy {
+            own.sampling = SamplingParams { temperature: 0.0, ..own.sampling };
+            job.payload = own.to_bytes();
+        }
+        self.jobs.insert(job.name, own);
+        self.inner.begin(job);
+    }
+    fn forget(&mut self, job: JobName) {
+        self.inner.forget(job);
+    }
+    fn proceed(&mut self) -> Proceeded {
+        let Proceeded { ended, waits } = self.inner.proceed();
+        let ended = ended.into_iter().map(|(job, done)| (job, done.map(|done| self.change(job, done))));
+        Proceeded { ended: ended.collect(), waits }
+    }
+    fn stages(&self) -> Vec<(JobName, String)> {
+        self.inner.stages()
+    }
+}
+
+fn small(dir: &Path, out: &str, max_staleness: usize) -> Config {
+    Config {
+        max_staleness,
+        reward_funcs: vec!["unique_chars".into()],
+        record_rollouts: true,
+        logging_steps: 1,
+        ..config(dir, out)
+    }
+}
+
+fn options() -> RunOptions {
+    RunOptions::new().context(one_thread()).train_rows(rows())
+}
+
+/// Works for the run in `out` under this name, with this lie.
+fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
+    let (server, stop) = (NatsServer::default(), StopSignal::new());
+    let options =
+        WorkerOptions { run: out, server, name, threads: Some(1), rewards: None, stop, say: &|text| println!("{text}") };
+    match lie {
+        Lie::Nothing => work(options),
+        lie => work_as(options, |inner| Liar { inner, lie, jobs: BTreeMap::new() }),
+    }
+}
+
+fn wait_until(what: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !what() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it does not happen");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The metrics of this name, of all steps.
+fn logged(out: &Path, name: &str) -> Vec<f64> {
+    let text = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| line[name].as_f64()).collect()
+}
+
+fn result(out: &Path) -> Vec<u8> {
+    std::fs::read(out.join("model/model.safetensors")).unwrap()
+}
+
+/// The first worker lies; one that does not joins when it is found.
+#[track_caller]
+fn found(lie: Lie, max_staleness: usize, words: &[&str]) {
+    let dir = directory();
+    let here = dir.path().join("here");
+    Run::new(Purpose::Grpo, small(dir.path(), "here", max_staleness), options()).unwrap().run().unwrap();
+    let out = dir.path().join("out");
+    let expelled = out.join("fleet/expelled.jsonl");
+    let config = Config { trust: Trust::Audit, audit_share: 1.0, ..small(dir.path(), "out", max_staleness) };
+    let run = Run::new(Purpose::Grpo, config, options().distributed(None)).unwrap();
+    std::thread::scope(|scope| {
+        let liar = scope.spawn(|| join(&out, "liar", lie));
+        let honest = scope.spawn(|| {
+            wait_until(|| std::fs::read(&expelled).is_ok_and(|bytes| !bytes.is_empty()));
+            join(&out, "honest", Lie::Nothing)
+        });
+        run.run().unwrap();
+        let ended = liar.join().unwrap().unwrap_err();
+        assert!(ended.is::<Expelled>(), "{ended:?}");
+        honest.join().unwrap().unwrap();
+    });
+    let line: Value = serde_json::from_str(std::fs::read_to_string(&expelled).unwrap().trim()).unwrap();
+    let why = line["why"].as_str().unwrap();
+    assert!(line["worker"] == "liar" && words.iter().all(|word| why.contains(word)), "{line}");
+    assert!(result(&out) == result(&here), "{lie:?}");
+    assert_eq!(logged(&out, "async/workers_expelled").last(), Some(&1.0));
+    assert!(logged(&out, "async/groups_audited").last().unwrap() >= &12.0);
+}
+
+#[test]
+fn a_changed_token_is_found() {
+    found(Lie::Token, 0, &["group 0, completion 1, token 0, token: it said"]);
+    found(Lie::Token, 2, &["group 0, completion 1, token 0, token: it said"]);
+}
+
+#[test]
+fn a_changed_bit_of_a_log_probability_is_found() {
+    found(Lie::LogProbability, 1, &["group 0, completion 1, token 0, log-probability: it said -", "(0xc", "job gives -"]);
+}
+
+#[test]
+fn a_changed_score_of_a_deterministic_reward_is_found() {
+    found(Lie::Score, 1, &["group 0, completion 1, score of `unique_chars`: it said 1.5 (0x3ff8000000000000)"]);
+}
+
+#[test]
+fn a_worker_that_samples_greedily_is_found() {
+    found(Lie::Greedy, 1, &["group ", "token", "the job gives"]);
+}
+
+#[test]
+fn an_answer_that_cannot_be_read_is_a_lie() {
+    found(Lie::Rubbish, 0, &["its answer to the job of group ", "cannot be read"]);
+}
+
+/// Older weights give the log-probabilities that were recorded with them, and no others.
+#[test]
+fn stale_log_probabilities_are_computed_again() {
+    for (lie, differs) in [(Lie::Nothing, false), (Lie::LogProbability, true)] {
+        let dir = directory();
+        let out = dir.path().join("out");
+        let config = Config { audit_stale: 1.0, ..small(dir.path(), "out", 2) };
+        let run = Run::new(Purpose::Grpo, config, options().distributed(None)).unwrap();
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| join(&out, "dev1", lie));
+            run.run().unwrap();
+            worker.join().unwrap().unwrap();
+        });
+        let (audited, mismatches) = ("async/logp_audited_tokens", "async/logp_mismatch_tokens");
+        // The first two checkpoints are saved before their batches are learned from: all but the first batch are stale.
+        assert!(logged(&out, audited).last().unwrap() > &40.0, "{:?}", logged(&out, audited));
+        let last = *logged(&out, mismatches).last().unwrap();
+        assert_eq!(last > 0.0, differs, "{last} tokens differ");
+    }
+}
