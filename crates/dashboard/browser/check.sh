@@ -17,9 +17,11 @@ train() {
     --set per_device_train_batch_size=8 --set max_completion_length=12 --set learning_rate=0.01 --set logging_steps=1 \
     --set record_rollouts=true --set record_entropies=true --set save_strategy=no "$@" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 }
-train --out "$work/runs/a" --set max_steps=40
+train --out "$work/runs/a" --set max_steps=40 --set eval_dataset_name="$work/rows.jsonl" --set eval_strategy=steps --set eval_steps=20
 train --out "$work/runs/b" --set max_steps=40 --set learning_rate=0.002 --seed 3
 "$lockstep" rollouts "$work/runs/a" >"$work/a.jsonl"
+"$lockstep" rollouts "$work/runs/a" --of updates >"$work/a.updates.jsonl"
+"$lockstep" rollouts "$work/runs/a" --of evaluations >"$work/a.evaluations.jsonl"
 "$lockstep" rollouts "$work/runs/a" --index >"$work/a.index.jsonl"
 "$lockstep" dashboard "$work/runs" --port 0 --allow-run >"$work/url" 2>/dev/null &
 until [ -s "$work/url" ]; do sleep 0.05; done
