@@ -113,9 +113,9 @@ impl RunLog {
         let start = self.step_started.max(self.evaluated);
         self.stages.record_around("step", start, start.elapsed().as_secs_f64());
         self.step_started = Instant::now();
+        let (totals, logging) = (self.stages.take_step(), self.stages.span("log"));
         self.reporter.set("epoch", step as f64 / data.steps_per_epoch as f64);
         self.reporter.set("num_tokens", data.num_tokens as f64);
-        let totals = self.stages.take_step();
         self.stages.begin_step(step + 1);
         device_meter::report(&mut self.reporter, &totals.stages, &learner.ctx);
         for (path, name) in TIMED {
@@ -141,6 +141,7 @@ impl RunLog {
             let parts = shown.iter().filter_map(part).chain(remark);
             self.progress(learner, parts.collect::<Vec<_>>().join(" · "))?;
         }
+        logging.end();
         self.callbacks.step(step, &learner.policy);
         if let Some(means) = logged {
             self.callbacks.log(step, &means, &learner.policy);

@@ -104,6 +104,7 @@ fn metrics_beyond_their_thresholds() {
     assert_eq!(first("entropy", &falling(0.19)), at(11, "entropy_collapse"));
     assert_eq!(first("entropy", &falling(0.21)), None);
     assert_eq!(first("entropy", &falling(0.1 * 2.0)), None, "below, not at");
+    assert_eq!(first("logprob_p10", &[-0.1, -0.004, -0.004, -0.001, -0.0, -0.0]), at(6, "entropy_collapse"));
     assert_eq!(first("kl", &[0.2, 1.0, 1.5, 2.0]), at(4, "kl_blow_up"));
     // Far from the first step on, before anything was learned.
     assert_eq!(first("kl", &[0.3, 0.5, 0.4]), at(3, "stale_reference"));

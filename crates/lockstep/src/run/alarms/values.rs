@@ -55,6 +55,14 @@ impl History {
                 seen.push(Sighting::new(&conditions::ENTROPY, evidence));
             }
         }
+        // Where no group has a gradient there is no entropy: what was sampled says it, too.
+        if let (None, Some(logp)) = (value("entropy"), value("logprob_p10").filter(|logp| *logp > -CERTAIN)) {
+            let evidence = format!(
+                "no group teaches anything, and nine of ten tokens were drawn with a log-probability above {logp:.5}: \
+                 nothing but one text is sampled"
+            );
+            seen.push(Sighting::new(&conditions::ENTROPY, evidence));
+        }
         self.look_at_supervised(values, seen);
         // PPO's is of a completion.
         let of_completion = || Some(value("objective/kl")? / value("completions/mean_length")?.max(1.0));
