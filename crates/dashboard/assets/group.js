@@ -51,7 +51,8 @@ export function group(box, run, data, words) {
   const names = data.reward_names ?? [];
   const chosen = Number(words.c ?? -1);
   const best = Math.max(...data.completions.map((c) => total(c, data)).filter(Number.isFinite));
-  const heading = h("h1", {}, `Group ${data.group}, step ${data.step}`);
+  const what = data.of === "evaluations" ? `Evaluation of row ${(data.prompt_id ?? 0) + 1}` : `Group ${data.group}`;
+  const heading = h("h1", {}, `${what}, step ${data.step}`);
   const columns = Object.entries(data.columns ?? {});
   const history = h(
     "button",

@@ -118,13 +118,15 @@ await test("keys lead through completions into the next group, and the address b
 });
 
 await test("what a step did to each token is the ratio that was recorded", async () => {
-  const after = lines("a.updates.jsonl");
-  const page = await open("#/a/rollouts?all=1&only=updated&color=ratio");
+  const after = lines("c.updates.jsonl");
+  const page = await open("#/c/rollouts?all=1&only=updated&color=ratio");
   await page.waitForSelector(".completion .t", { state: "attached" });
   const groups = new Set(after.map((line) => line.group));
   await page.waitForFunction((n) => document.querySelector(".count").textContent.startsWith(`${n} `), groups.size);
   const place = Number(await page.getAttribute('.groups a[aria-current="true"]', "data-place"));
-  const [sampled, new_] = [records, after].map((all) => all.filter((line) => line.group === index[place].group));
+  const all = [lines("c.training.jsonl"), after];
+  const { group } = lines("c.index.jsonl")[place];
+  const [sampled, new_] = all.map((lines) => lines.filter((line) => line.group === group));
   assert.ok(new_.length > 0 && new_.length === sampled.length);
   const shown = await page.$$eval(".completion", (all) =>
     all.map((one) =>
@@ -145,18 +147,19 @@ await test("what a step did to each token is the ratio that was recorded", async
 });
 
 await test("the completions of evaluations are read like those of training", async () => {
-  const evaluated = lines("a.evaluations.jsonl");
-  const page = await open("#/a/rollouts?step=20");
+  const evaluated = lines("c.evaluations.jsonl");
+  const page = await open("#/c/rollouts?step=100");
   await page.waitForSelector(".completion .t", { state: "attached" });
   await page.selectOption('select[aria-label="Of training or evaluations"]', "evaluations");
-  await page.waitForFunction(() => document.querySelector(".read h1")?.textContent.includes("step 40"));
-  const first = evaluated.filter((line) => line.step === 40);
-  const groups = new Set(first.map((line) => line.group)).size;
-  assert.ok((await page.textContent(".count")).startsWith(`${groups} `));
+  await page.waitForFunction(() => document.querySelector(".read h1")?.textContent.includes("step 200"));
+  const first = evaluated.filter((line) => line.step === 200);
+  const groups = new Set(first.map((line) => line.prompt_id)).size;
+  const count = await page.textContent(".count");
+  assert.ok(count.startsWith(`${groups} `), `${groups}: ${count}`);
   const shown = await page.$$eval(".completion", (all) => all.map((one) => one.querySelectorAll(".t").length));
   assert.deepEqual(
     shown,
-    first.filter((line) => line.group === first[0].group).map((line) => line.completion_ids.length),
+    first.filter((line) => line.prompt_id === first[0].prompt_id).map((line) => line.completion_ids.length),
   );
   await page.close();
 });

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The page in headless Chromium, on two runs that are trained here: what `.ci/run` runs of it. Needs Chromium, Node.js with
+# The page in headless Chromium, on three runs that are trained here: what `.ci/run` runs of it. Needs Chromium, Node.js with
 # npm, and the built program (`cargo build -p lockstep-cli`, or LOCKSTEP=PROGRAM). Screenshots: SHOTS=DIR.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -17,11 +17,13 @@ train() {
     --set per_device_train_batch_size=8 --set max_completion_length=12 --set learning_rate=0.01 --set logging_steps=1 \
     --set record_rollouts=true --set record_entropies=true --set save_strategy=no "$@" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 }
-train --out "$work/runs/a" --set max_steps=40 --set eval_dataset_name="$work/rows.jsonl" --set eval_strategy=steps --set eval_steps=20
+train --out "$work/runs/a" --set max_steps=40
 train --out "$work/runs/b" --set max_steps=40 --set learning_rate=0.002 --seed 3
+# Long enough for some groups to be scored after their step.
+train --out "$work/runs/c" --set max_steps=200 --set eval_dataset_name="$work/rows.jsonl" --set eval_strategy=steps --set eval_steps=100
+for of in training updates evaluations; do "$lockstep" rollouts "$work/runs/c" --of $of >"$work/c.$of.jsonl"; done
+"$lockstep" rollouts "$work/runs/c" --index >"$work/c.index.jsonl"
 "$lockstep" rollouts "$work/runs/a" >"$work/a.jsonl"
-"$lockstep" rollouts "$work/runs/a" --of updates >"$work/a.updates.jsonl"
-"$lockstep" rollouts "$work/runs/a" --of evaluations >"$work/a.evaluations.jsonl"
 "$lockstep" rollouts "$work/runs/a" --index >"$work/a.index.jsonl"
 "$lockstep" dashboard "$work/runs" --port 0 --allow-run >"$work/url" 2>/dev/null &
 until [ -s "$work/url" ]; do sleep 0.05; done

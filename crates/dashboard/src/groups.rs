@@ -187,6 +187,7 @@ pub fn group(
             of_group.insert(key.to_owned(), value.cloned().unwrap_or(Value::Null));
         };
         put("prompt", first.get("prompt"));
+        put("prompt_id", first.get("prompt_id"));
         put("columns", first.get("columns"));
         put("sampling", first.get("sampling"));
         put("lineage", first.get("lineage"));
