@@ -37,6 +37,7 @@ impl Reward for PythonReward {
         });
         let mut scores = scores.unwrap_or_else(|failed| failed);
         scores.metrics.push(("gil_wait_s".to_owned(), waited_s));
+        scores.metrics.push(("gil_held_s".to_owned(), asked.elapsed().as_secs_f64() - waited_s));
         scores
     }
 }

@@ -113,6 +113,7 @@ Examples:
   lockstep rollouts runs/first | head -1 | jq .completion_ids
   lockstep rollouts runs/first --index | jq -s 'max_by(.reward_std).group'
   lockstep rollouts runs/first --group 12
+  lockstep rollouts runs/first --of evaluations
 
 The keys are those of `--replay` (docs/algorithms.md), which takes such lines,
 too; what else was recorded stands beside them. docs/runs.md has the file's form.";
@@ -136,6 +137,20 @@ Examples:
   lockstep report runs/a --print          the Markdown alone
 
 Completions are in it for runs with record_rollouts = true. docs/profiling.md";
+
+/// Of `lockstep outputs`.
+pub const OUTPUTS: &str = "\
+Examples:
+  lockstep outputs                        every metric and every file of a run
+  lockstep outputs grad_norm eval_reward  what these mean, what is healthy, what helps";
+
+/// Of `lockstep board`.
+pub const BOARD: &str = "\
+Examples:
+  lockstep board runs/a                   runs/a/tensorboard, of a run that was trained without
+  lockstep board runs/a runs/b --out tb   tb/a and tb/b; then: tensorboard --logdir tb
+
+A run's own event file is never written over.";
 
 /// Of `lockstep profile`.
 pub const PROFILE: &str = "\

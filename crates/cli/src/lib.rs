@@ -5,6 +5,7 @@
 
 mod bench;
 mod bench_flags;
+mod board;
 mod config;
 mod dashboard;
 mod demo;
@@ -19,6 +20,7 @@ mod merge;
 mod new_directory;
 mod options;
 mod output;
+mod outputs;
 mod plan;
 mod queue;
 mod report;
@@ -104,6 +106,10 @@ enum Command {
     Report(report::ReportArgs),
     #[command(after_help = examples::PROFILE)]
     Profile(report::ProfileArgs),
+    #[command(after_help = examples::OUTPUTS)]
+    Outputs(outputs::Args),
+    #[command(after_help = examples::BOARD)]
+    Board(board::Args),
     #[command(after_help = examples::STATUS)]
     Status(status::Args),
     #[command(after_help = examples::QUEUE)]
@@ -163,6 +169,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Dashboard(args) => dashboard::run(args),
         Command::Report(args) => report::report(args),
         Command::Profile(args) => report::profile(args),
+        Command::Outputs(args) => outputs::run(args),
+        Command::Board(args) => board::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Fork(args) => fork::run(args),
         Command::Status(args) => status::run(args),
@@ -223,6 +231,8 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Rollouts(_) => "rollouts",
         Command::Dashboard(_) => "dashboard",
         Command::Report(_) => "report",
+        Command::Outputs(_) => "outputs",
+        Command::Board(_) => "board",
         Command::Verify(_) => "verify",
         Command::Fork(_) => "fork",
         Command::Status(_) => "status",

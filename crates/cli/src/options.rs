@@ -40,6 +40,9 @@ pub struct ConfigArgs {
     /// Optimizer steps (max_steps).
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
+    /// Steps whose spans go to trace.json, as 3-5 (trace_steps).
+    #[arg(long, value_name = "STEPS")]
+    pub trace_steps: Option<String>,
     /// What computes: cpu, cuda, cuda:1, … (device).
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
@@ -84,6 +87,7 @@ impl ConfigArgs {
         flags.given("--out", "output_dir", self.out.as_deref().map(|path| utf8("--out", path)).transpose()?);
         flags.given("--seed", "seed", self.seed.map(|n| n.to_string()));
         flags.given("--steps", "max_steps", self.steps.map(|n| n.to_string()));
+        flags.given("--trace-steps", "trace_steps", self.trace_steps.clone());
         flags.given("--device", "device", self.device.map(|device| device.name().to_owned()));
         flags.given("--threads", "threads", self.threads.map(|n| n.to_string()));
         let set = flags.and_set(&self.set)?;

@@ -19,11 +19,33 @@ pub struct Args {
     /// A line for each group instead: where it lies, its step, reward and lengths, without its tokens.
     #[arg(long)]
     pub index: bool,
+    /// Of what: the groups that were trained on, the log-probabilities that some of them had after the step (tokens
+    /// .new_logps), or the groups of evaluations.
+    #[arg(long, value_enum, default_value_t = Of::Training)]
+    pub of: Of,
+}
+
+/// Which of a run's records.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum Of {
+    /// rollouts.bin
+    Training,
+    /// updates.bin
+    Updates,
+    /// evaluations.bin
+    Evaluations,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let path = match args.run.is_dir() {
-        true => RunDir::open(&args.run)?.rollouts(),
+        true => {
+            let run = RunDir::open(&args.run)?;
+            match args.of {
+                Of::Training => run.rollouts(),
+                Of::Updates => run.updates(),
+                Of::Evaluations => run.evaluations(),
+            }
+        }
         false => args.run,
     };
     let file = GroupFile::open(&path).map_err(|error| match error.kind() {

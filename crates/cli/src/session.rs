@@ -148,6 +148,7 @@ fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
     if !raised.is_empty() {
         console.warn(&alarms(&raised));
     }
+    console.info(&dashboard::verdict_of(finished.dir.root()).says);
     let root = finished.dir.root().display();
     let end = match finished.stop_reason {
         StopReason::Completed | StopReason::Requested => {

@@ -72,12 +72,12 @@ async function show() {
     if (runs.length && !runs.some((one) => one.id === now.run))
       return void location.replace(address(runs[0].id, free ? "levels" : "overview"));
     const view = VIEWS[now.view] ? now.view : "overview";
-    const same = shown.run === now.run && shown.view === view && shown.update;
+    const same = shown.run === now.run && shown.view === view && shown.of === now.words.of && shown.update;
     if (same) await shown.update(now.words, false);
     else {
       shown.end?.();
       fill(main);
-      shown = { run: now.run, view, update: null, end: null };
+      shown = { run: now.run, view, of: now.words.of, update: null, end: null };
       const made = await VIEWS[view][1](main, now.run, now.words, runs);
       Object.assign(shown, made);
       listen(false);

@@ -4,8 +4,8 @@ import { css, h, number } from "/lib.js";
 const sync = "lockstep";
 
 /** A chart of one metric: `runs` are [{name, series}], the first one's band is shown. */
-export function chart(key, runs, { height = 150, onstep, marks = [] } = {}) {
-  const title = h("h3", {}, key);
+export function chart(key, runs, { height = 150, onstep, marks = [], meaning } = {}) {
+  const title = h("h3", meaning ? { title: meaning } : {}, key);
   const value = h("output", { class: "value" });
   const box = h("div", { class: "plot", tabindex: 0, role: "img" });
   const figure = h("figure", { class: "chart" }, h("figcaption", {}, title, value), box);

@@ -18,8 +18,24 @@ export const COLORS = {
     full: 2,
     of: (c, t) => c.advantages?.[t] ?? c.advantage ?? null,
   },
+  ratio: {
+    says: "Ratio after the step: blue became likelier, orange less likely; full at × 1.5 and × 0.67.",
+    full: Math.log(1.5),
+    of: (c, t) =>
+      c.new_logprobs?.[t] === undefined || c.new_logprobs === null || c.logprobs === null
+        ? null
+        : c.new_logprobs[t] - c.logprobs[t],
+  },
+  value: {
+    says: "What PPO's value model expected before the token; blue is above 0, orange below; full at 2.",
+    full: 2,
+    of: (c, t) => c.values?.[t] ?? null,
+  },
   none: { says: "Plain text.", full: 1, of: () => null },
 };
+
+// Colours of two directions.
+const TURNS = ["advantage", "ratio", "value"];
 
 /** The name of the token's colour and how much of it, from 0 to 1: absolute, never by what else is shown. */
 export function shade(color, completion, t) {
@@ -27,7 +43,7 @@ export function shade(color, completion, t) {
   const x = COLORS[color].of(completion, t);
   if (x === null || x === undefined || Number.isNaN(x)) return ["", 0];
   const amount = Math.min(1, Math.abs(x) / COLORS[color].full);
-  return [color === "advantage" ? (x >= 0 ? "up" : "down") : color, amount];
+  return [TURNS.includes(color) ? (x >= 0 ? "up" : "down") : color, amount];
 }
 
 export function group(box, run, data, words) {
@@ -35,7 +51,8 @@ export function group(box, run, data, words) {
   const names = data.reward_names ?? [];
   const chosen = Number(words.c ?? -1);
   const best = Math.max(...data.completions.map((c) => total(c, data)).filter(Number.isFinite));
-  const heading = h("h1", {}, `Group ${data.group}, step ${data.step}`);
+  const what = data.of === "evaluations" ? `Evaluation of row ${(data.prompt_id ?? 0) + 1}` : `Group ${data.group}`;
+  const heading = h("h1", {}, `${what}, step ${data.step}`);
   const columns = Object.entries(data.columns ?? {});
   const history = h(
     "button",
@@ -54,8 +71,8 @@ export function group(box, run, data, words) {
       [0, 0.25, 0.5, 0.75, 1].map((share) =>
         h(
           "i",
-          { class: `t ${color === "advantage" ? "up" : color}`, style: { "--a": share } },
-          number(share * COLORS[color].full),
+          { class: `t ${TURNS.includes(color) ? "up" : color}`, style: { "--a": share } },
+          color === "ratio" ? `× ${number(Math.exp(share * COLORS.ratio.full))}` : number(share * COLORS[color].full),
         ),
       ),
     ),
@@ -99,6 +116,9 @@ export function group(box, run, data, words) {
 function missing(color, data) {
   if (color === "entropy" && !data.completions.some((c) => c.entropies))
     return "Entropies are not recorded: record_entropies = true records them.";
+  if (color === "ratio" && !data.completions.some((c) => c.new_logprobs))
+    return "Not recorded of this group: the filter “updated” shows the groups that were scored after the step.";
+  if (color === "value" && !data.completions.some((c) => c.values)) return "Only runs of PPO have values.";
   return null;
 }
 
@@ -127,6 +147,7 @@ function completion(run, data, one, names, color, isChosen, isBest) {
             onclick: async () => {
               const next = await get(`runs/${run}/groups/${data.place}/completions/${one.number}`, {
                 from: one.from + one.ids.length,
+                of: data.of,
               });
               one = { ...next, advantage: one.advantage };
               const paragraph = h("p", { class: "text" });
@@ -207,6 +228,10 @@ function tokens(box, one, color) {
         one.logprobs ? `log p ${number(one.logprobs[t])}` : null,
         one.entropies ? `entropy ${number(one.entropies[t])}` : null,
         one.advantages ? `advantage ${number(one.advantages[t])}` : null,
+        one.new_logprobs && one.logprobs
+          ? `ratio after the step ${number(Math.exp(one.new_logprobs[t] - one.logprobs[t]))}`
+          : null,
+        one.values ? `value ${number(one.values[t])}` : null,
       ];
       return h(
         "span",

@@ -58,7 +58,7 @@ export async function overview(main, run, words, runs) {
         return h(
           "div",
           {},
-          h("span", { class: "name" }, name),
+          h("span", { class: "name", title: facts.meanings?.[key] }, name),
           h("b", {}, number(values.filter((x) => x !== null).at(-1))),
           sparkline(values),
         );
@@ -93,7 +93,7 @@ export async function overview(main, run, words, runs) {
     const onstep = facts.groups
       ? (step) => (location.hash = address(run, "rollouts", { step: nearest(step, series.width) }))
       : undefined;
-    charts = keys.map((key) => chart(key, both, { onstep, marks }));
+    charts = keys.map((key) => chart(key, both, { onstep, marks, meaning: facts.meanings?.[key] }));
     fill(grid, ...charts);
     if (!charts.length) fill(grid, h("p", { class: "none" }, "Nothing has been logged yet."));
   }

@@ -1,5 +1,5 @@
 // What is it writing? All groups as a map, and the ones that are read.
-import { group } from "/group.js";
+import { COLORS, group } from "/group.js";
 import { address, change, counted, fill, get, h, number, place } from "/lib.js";
 
 const ONLY = [
@@ -8,6 +8,7 @@ const ONLY = [
   ["worst", "worst"],
   ["no-spread", "no spread"],
   ["cut", "cut"],
+  ["updated", "scored after the step"],
 ];
 const SORT = [
   ["", "as drawn"],
@@ -19,7 +20,12 @@ const SORT = [
 
 export async function rollouts(main, run, words) {
   const facts = await get(`runs/${run}`);
-  if (!facts.groups) {
+  // Those of evaluations are read in the same way.
+  const evaluated = words.of === "evaluations" && facts.evaluated;
+  const of = evaluated ? "evaluations" : undefined;
+  const count = (facts) => (evaluated ? facts.evaluated : facts.groups);
+  const range = (facts) => (evaluated ? facts.evaluated_steps : facts.group_steps);
+  if (!count(facts)) {
     main.append(
       h(
         "section",
@@ -38,7 +44,8 @@ export async function rollouts(main, run, words) {
     );
     return { update: () => {} };
   }
-  let known = facts.groups;
+  const known = count(facts);
+  let steps = range(facts);
   let list = { groups: [] };
   const map = h("section", {
     class: "map",
@@ -51,6 +58,7 @@ export async function rollouts(main, run, words) {
   main.append(map, tools, fresh, h("div", { class: "two" }, h("div", { class: "side" }, side), read));
 
   const query = (words) => ({
+    of,
     step: words.prompt || words.all ? undefined : words.step,
     prompt: words.prompt,
     only: words.only,
@@ -64,7 +72,7 @@ export async function rollouts(main, run, words) {
     if (isNews) return news();
     // Without a step: the newest one that is recorded.
     if (!words.step && !words.prompt && !words.q && !words.only && !words.all) {
-      const step = facts.group_steps[1];
+      const step = steps[1];
       words = { ...words, step };
     }
     const wanted = JSON.stringify(query(words));
@@ -81,23 +89,23 @@ export async function rollouts(main, run, words) {
     );
     if (g === undefined) return fill(read, h("p", { class: "none" }, "No group fits."));
     if (read.dataset.place !== String(g)) {
-      const data = await get(`runs/${run}/groups/${g}`);
+      const data = await get(`runs/${run}/groups/${g}`, { of });
       read.dataset.place = g;
-      read.group = data;
+      read.group = data && { ...data, of };
     }
     if (read.group) group(read, run, read.group, words);
   }
 
   async function news() {
     const now = await get(`runs/${run}`);
-    if (!now || now.groups === known) return;
+    if (!now || count(now) === known) return;
     // What is read stays where it is: that there is more is said.
     fill(
       fresh,
-      `${counted(now.groups - known, "new group")}, up to step ${now.group_steps[1]}. `,
-      h("a", { href: address(run, "rollouts", { step: now.group_steps[1] }) }, "Read them"),
+      `${counted(count(now) - known, "new group")}, up to step ${range(now)[1]}. `,
+      h("a", { href: address(run, "rollouts", { step: range(now)[1], of }) }, "Read them"),
     );
-    facts.group_steps = now.group_steps;
+    steps = range(now);
   }
 
   function drawTools(words) {
@@ -107,7 +115,7 @@ export async function rollouts(main, run, words) {
         { "aria-label": name, onchange: (event) => change({ [name]: event.target.value, g: "" }) },
         choices.map(([value, text]) => h("option", { value, selected: (words[name] ?? "") === value }, text)),
       );
-    const [first, last] = facts.group_steps;
+    const [first, last] = steps;
     const step = Number(words.step ?? last);
     const go = (to) => () => change({ step: Math.min(last, Math.max(first, to)), g: "", prompt: "", all: "" });
     const one = !words.prompt && !words.all;
@@ -118,7 +126,11 @@ export async function rollouts(main, run, words) {
             "span",
             {},
             "Every group of one prompt. ",
-            h("a", { href: address(run, "rollouts", { step: words.step, color: words.color }) }, "Back to the step"),
+            h(
+              "a",
+              { href: address(run, "rollouts", { step: words.step, color: words.color, of }) },
+              "Back to the step",
+            ),
           )
         : one
           ? h(
@@ -153,7 +165,18 @@ export async function rollouts(main, run, words) {
             }),
             " all steps",
           ),
-      choice("only", ONLY),
+      facts.evaluated && facts.groups
+        ? h(
+            "select",
+            {
+              "aria-label": "Of training or evaluations",
+              onchange: (event) => (location.hash = address(run, "rollouts", { of: event.target.value })),
+            },
+            h("option", { value: "", selected: !evaluated }, "training"),
+            h("option", { value: "evaluations", selected: evaluated }, "evaluations"),
+          )
+        : null,
+      choice("only", evaluated ? ONLY.filter(([name]) => name !== "updated") : ONLY),
       choice("sort", SORT),
       h("input", {
         type: "search",
@@ -207,7 +230,7 @@ export async function rollouts(main, run, words) {
   }
 
   // The map is drawn once for each new set of groups.
-  const cells = await get(`runs/${run}/map`, { px: 240, rows: 32 });
+  const cells = await get(`runs/${run}/map`, { px: 240, rows: 32, of });
   const rewards = cells.cells
     .flat()
     .map(([reward]) => reward)
@@ -221,7 +244,7 @@ export async function rollouts(main, run, words) {
     width: "100%",
     height: rows * high,
     role: "img",
-    "aria-label": `${facts.groups} groups; rewards from ${number(scale[0])} to ${number(scale[1])}`,
+    "aria-label": `${count(facts)} groups; rewards from ${number(scale[0])} to ${number(scale[1])}`,
   });
   cells.cells.forEach((column, x) =>
     column.forEach(([reward, spread, at], y) => {
@@ -254,7 +277,7 @@ export async function rollouts(main, run, words) {
 
   function mark(words) {
     drawing.querySelectorAll(".now").forEach((rect) => rect.classList.remove("now"));
-    const at = cells.steps.filter((step) => step <= Number(words.step ?? facts.group_steps[1])).at(-1);
+    const at = cells.steps.filter((step) => step <= Number(words.step ?? steps[1])).at(-1);
     drawing.querySelectorAll(`[data-step="${at}"]`).forEach((rect) => rect.classList.add("now"));
   }
 
@@ -267,11 +290,11 @@ export async function rollouts(main, run, words) {
 
   function key(event, words) {
     const number = Number(words.c ?? -1);
-    const count = read.group?.completions.length ?? 0;
-    const step = Number(words.step ?? facts.group_steps[1]);
+    const completions = read.group?.completions.length ?? 0;
+    const step = Number(words.step ?? steps[1]);
     switch (event.key) {
       case "j":
-        number + 1 < count ? change({ c: number + 1 }) : next(1, words);
+        number + 1 < completions ? change({ c: number + 1 }) : next(1, words);
         break;
       case "k":
         number > 0 ? change({ c: number - 1 }) : next(-1, words);
@@ -283,13 +306,13 @@ export async function rollouts(main, run, words) {
         next(-1, words);
         break;
       case "ArrowRight":
-        change({ step: Math.min(facts.group_steps[1], step + 1), g: "", c: "" });
+        change({ step: Math.min(steps[1], step + 1), g: "", c: "" });
         break;
       case "ArrowLeft":
-        change({ step: Math.max(facts.group_steps[0], step - 1), g: "", c: "" });
+        change({ step: Math.max(steps[0], step - 1), g: "", c: "" });
         break;
       case "c": {
-        const all = ["surprise", "entropy", "advantage", "none"];
+        const all = Object.keys(COLORS);
         change({ color: all[(all.indexOf(words.color ?? "surprise") + 1) % all.length] });
         break;
       }

@@ -1,5 +1,5 @@
 // What was it? The configuration, what it was made of, and how it continued.
-import { change, counted, fill, get, h, key } from "/lib.js";
+import { change, counted, fill, get, h, key, number } from "/lib.js";
 
 export async function run(main, name, words, runs) {
   const [facts, table] = [await get(`runs/${name}`), h("section", {})];
@@ -34,6 +34,12 @@ export async function run(main, name, words, runs) {
           ["device", record.device],
           ["arithmetic", record.arithmetic],
           ["threads", record.threads],
+          [
+            "measured ceilings",
+            record.ceilings
+              ? `${number(record.ceilings.flops_per_s / 1e9)} GFLOP/s, ${number(record.ceilings.read_bytes_per_s / 1e9)} GB/s`
+              : null,
+          ],
           ["version", record.versions?.lockstep],
           ["seed", record.seed],
         ].filter(([, value]) => value !== undefined && value !== null),

@@ -265,6 +265,32 @@ function inside(profile) {
         ),
       ),
     ),
+    memory(measured),
+  ];
+}
+
+// What tensors hold, by the parts that `lockstep plan` names, beside what the process has resident.
+function memory(measured) {
+  const parts = Object.entries(measured.memory ?? {}).sort((a, b) => b[1] - a[1]);
+  const resident = measured.resident?.at(-1);
+  if (!parts.length || !resident) return null;
+  const held = parts.reduce((sum, [, bytes]) => sum + bytes, 0);
+  const row = (name, bytes) =>
+    h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, `${number(bytes / 2 ** 20)} MiB`));
+  return [
+    h("h2", {}, `Memory: ${number(resident / 2 ** 20)} MiB are resident`),
+    h(
+      "table",
+      {},
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "tensors"), h("th", { scope: "col" }, "allocated"))),
+      h(
+        "tbody",
+        {},
+        parts.map(([name, bytes]) => row(name, bytes)),
+        row("all tensors", held),
+      ),
+    ),
+    h("p", {}, "Pages that nothing has touched are allocated and not resident; the rest is the program and its data."),
   ];
 }
 

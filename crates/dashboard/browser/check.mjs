@@ -117,6 +117,65 @@ await test("keys lead through completions into the next group, and the address b
   await again.close();
 });
 
+await test("what a step did to each token is the ratio that was recorded", async () => {
+  const after = lines("c.updates.jsonl");
+  const page = await open("#/c/rollouts?all=1&only=updated&color=ratio");
+  await page.waitForSelector(".completion .t", { state: "attached" });
+  const groups = new Set(after.map((line) => line.group));
+  await page.waitForFunction((n) => document.querySelector(".count").textContent.startsWith(`${n} `), groups.size);
+  const place = Number(await page.getAttribute('.groups a[aria-current="true"]', "data-place"));
+  const all = [lines("c.training.jsonl"), after];
+  const { group } = lines("c.index.jsonl")[place];
+  const [sampled, new_] = all.map((lines) => lines.filter((line) => line.group === group));
+  assert.ok(new_.length > 0 && new_.length === sampled.length);
+  const shown = await page.$$eval(".completion", (all) =>
+    all.map((one) =>
+      [...one.querySelectorAll(".t")].map((t) => [t.className, Number(t.style.getPropertyValue("--a")), t.title]),
+    ),
+  );
+  let moved = 0;
+  for (const [i, tokens] of shown.entries())
+    for (const [t, [name, amount, title]] of tokens.entries()) {
+      const change = new_[i].tokens.new_logps[t] - sampled[i].logprobs[t];
+      assert.equal(name, change >= 0 ? "t up" : "t down");
+      assert.ok(Math.abs(amount - Math.min(1, Math.abs(change) / Math.log(1.5))) < 2e-3, `${amount} ${change}`);
+      assert.ok(title.includes(`ratio after the step ${Number(Math.exp(change).toPrecision(3))}`), title);
+      moved += change !== 0;
+    }
+  assert.ok(moved > 0, "the step moved nothing");
+  await page.close();
+});
+
+await test("the completions of evaluations are read like those of training", async () => {
+  const evaluated = lines("c.evaluations.jsonl");
+  const page = await open("#/c/rollouts?step=100");
+  await page.waitForSelector(".completion .t", { state: "attached" });
+  await page.selectOption('select[aria-label="Of training or evaluations"]', "evaluations");
+  await page.waitForFunction(() => document.querySelector(".read h1")?.textContent.includes("step 200"));
+  const first = evaluated.filter((line) => line.step === 200);
+  const groups = new Set(first.map((line) => line.prompt_id)).size;
+  const count = await page.textContent(".count");
+  assert.ok(count.startsWith(`${groups} `), `${groups}: ${count}`);
+  const shown = await page.$$eval(".completion", (all) => all.map((one) => one.querySelectorAll(".t").length));
+  assert.deepEqual(
+    shown,
+    first.filter((line) => line.prompt_id === first[0].prompt_id).map((line) => line.completion_ids.length),
+  );
+  await page.close();
+});
+
+await test("a chart's name says what the metric means", async () => {
+  const page = await open("#/a/overview");
+  await page.waitForSelector(".chart h3");
+  const titles = await page.$$eval(".chart h3", (all) => all.map((one) => [one.textContent, one.title]));
+  assert.ok(
+    titles.every(([, title]) => title.length > 10),
+    JSON.stringify(titles),
+  );
+  assert.ok(titles.find(([name]) => name === "grad_norm")[1].includes("L2 norm"));
+  await page.close();
+});
+
 await test("filters and search find what the files have", async () => {
   const page = await open("#/a/rollouts?all=1&only=no-spread");
   await page.waitForSelector(".count");

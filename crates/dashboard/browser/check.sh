@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The page in headless Chromium, on two runs that are trained here: what `.ci/run` runs of it. Needs Chromium, Node.js with
+# The page in headless Chromium, on three runs that are trained here: what `.ci/run` runs of it. Needs Chromium, Node.js with
 # npm, and the built program (`cargo build -p lockstep-cli`, or LOCKSTEP=PROGRAM). Screenshots: SHOTS=DIR.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -19,6 +19,10 @@ train() {
 }
 train --out "$work/runs/a" --set max_steps=40
 train --out "$work/runs/b" --set max_steps=40 --set learning_rate=0.002 --seed 3
+# Long enough for some groups to be scored after their step.
+train --out "$work/runs/c" --set max_steps=200 --set eval_dataset_name="$work/rows.jsonl" --set eval_strategy=steps --set eval_steps=100
+for of in training updates evaluations; do "$lockstep" rollouts "$work/runs/c" --of $of >"$work/c.$of.jsonl"; done
+"$lockstep" rollouts "$work/runs/c" --index >"$work/c.index.jsonl"
 "$lockstep" rollouts "$work/runs/a" >"$work/a.jsonl"
 "$lockstep" rollouts "$work/runs/a" --index >"$work/a.index.jsonl"
 "$lockstep" dashboard "$work/runs" --port 0 --allow-run >"$work/url" 2>/dev/null &

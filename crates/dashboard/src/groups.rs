@@ -2,9 +2,10 @@
 
 use crate::series::short;
 use lockstep::TokenTexts;
-use lockstep::wire::Group;
 use lockstep::wire::file::{GroupFile, IndexEntry};
+use lockstep::wire::{Group, NEW_LOGPS};
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 
 /// Tokens of a completion that an answer has; the rest is asked for.
 const WINDOW: usize = 4096;
@@ -18,7 +19,7 @@ pub struct Wanted {
     pub from: u64,
     /// Included.
     pub to: u64,
-    /// `best`, `worst`, `no-spread`, `cut`.
+    /// `best`, `worst`, `no-spread`, `cut`, `updated`.
     pub only: String,
     /// `step`, `reward`, `spread`, `tokens`; `-` before it turns the order round.
     pub sort: String,
@@ -26,6 +27,8 @@ pub struct Wanted {
     pub text: String,
     /// Of one prompt.
     pub prompt: Option<u64>,
+    /// The groups of which it is recorded what a step did to them.
+    pub updated: HashSet<u64>,
     /// The first one of the answer, and how many.
     pub after: usize,
     /// How many.
@@ -44,6 +47,7 @@ pub fn list(file: &GroupFile, wanted: &Wanted) -> Value {
     let of_index = |place: &usize| &file.index()[*place];
     match wanted.only.as_str() {
         "no-spread" => places.retain(|place| of_index(place).reward_std <= 1e-8),
+        "updated" => places.retain(|place| wanted.updated.contains(&of_index(place).group)),
         "best" | "worst" => {
             places.sort_by(|a, b| of_index(a).reward.total_cmp(&of_index(b).reward));
             if wanted.only == "best" {
@@ -148,18 +152,42 @@ pub fn map(file: &GroupFile, pixels: usize, rows: usize) -> Value {
     json!({ "steps": columns.keys().collect::<Vec<_>>(), "width": width, "cells": cells })
 }
 
+/// The groups of which it is recorded what a step did to them.
+pub fn updated(updates: Option<&GroupFile>) -> HashSet<u64> {
+    updates.iter().flat_map(|file| file.index()).map(|entry| entry.group).collect()
+}
+
+/// Log-probabilities after the step of the completions of a group, where they are recorded.
+fn after_step(updates: Option<&GroupFile>, group: u64) -> Vec<Vec<Value>> {
+    let Some(file) = updates else { return Vec::new() };
+    // A group that a resumed run learned from again is there once more: the last one counts.
+    let place = file.index().iter().rposition(|entry| entry.group == group);
+    let Some(found) = place.and_then(|place| file.read(place).ok()) else { return Vec::new() };
+    let logps = |c: &lockstep::wire::Completion| {
+        c.columns.f32(NEW_LOGPS).unwrap_or_default().iter().map(|&logp| telemetry::number(logp)).collect()
+    };
+    found.completions.iter().map(logps).collect()
+}
+
 /// A group with its completions, of each the first tokens.
-pub fn group(file: &GroupFile, place: usize, texts: Option<&TokenTexts>) -> anyhow::Result<Value> {
+pub fn group(
+    file: &GroupFile,
+    place: usize,
+    texts: Option<&TokenTexts>,
+    updates: Option<&GroupFile>,
+) -> anyhow::Result<Value> {
     let group = file.read(place)?;
     let mut of_group = summary(file, place);
-    let lines = group.lines();
-    let completions = lines.iter().enumerate().map(|(number, line)| completion(line, number, texts, 0, WINDOW));
+    let (lines, after) = (group.lines(), after_step(updates, group.id));
+    let completions =
+        lines.iter().enumerate().map(|(number, line)| completion(line, number, texts, after.get(number), (0, WINDOW)));
     let completions = completions.collect::<anyhow::Result<Vec<_>>>()?;
     if let (Value::Object(of_group), Some(first)) = (&mut of_group, lines.first()) {
         let mut put = |key: &str, value: Option<&Value>| {
             of_group.insert(key.to_owned(), value.cloned().unwrap_or(Value::Null));
         };
         put("prompt", first.get("prompt"));
+        put("prompt_id", first.get("prompt_id"));
         put("columns", first.get("columns"));
         put("sampling", first.get("sampling"));
         put("lineage", first.get("lineage"));
@@ -177,18 +205,21 @@ pub fn window(
     place: usize,
     number: usize,
     texts: Option<&TokenTexts>,
+    updates: Option<&GroupFile>,
     (from, count): (usize, usize),
 ) -> anyhow::Result<Option<Value>> {
-    let lines = file.read(place)?.lines();
-    lines.get(number).map(|line| completion(line, number, texts, from, count.min(WINDOW))).transpose()
+    let group = file.read(place)?;
+    let (lines, after) = (group.lines(), after_step(updates, group.id));
+    let window = (from, count.min(WINDOW));
+    lines.get(number).map(|line| completion(line, number, texts, after.get(number), window)).transpose()
 }
 
 fn completion(
     line: &Map<String, Value>,
     number: usize,
     texts: Option<&TokenTexts>,
-    from: usize,
-    count: usize,
+    after: Option<&Vec<Value>>,
+    (from, count): (usize, usize),
 ) -> anyhow::Result<Value> {
     let ids: Vec<u32> = serde_json::from_value(line.get("completion_ids").cloned().unwrap_or_default())?;
     let end = from.saturating_add(count).min(ids.len());
@@ -210,6 +241,7 @@ fn completion(
         "pieces": pieces,
         "text": line.get("completion").map(plain),
         "logprobs": of_tokens(line.get("logprobs")),
+        "new_logprobs": after.filter(|values| values.len() == ids.len()).map(|values| &values[cut.clone()]),
         "entropies": column("entropies"),
         "values": column("values"),
         "advantages": of_tokens(advantage),
@@ -233,7 +265,8 @@ pub fn spans(trace: &str, step: u64) -> Value {
             found.clear();
         }
         before = at;
-        if at == step {
+        // The step itself is around the others.
+        if at == step && span["name"] != "step" {
             found.push(json!({
                 "name": span["name"], "track": span["tid"], "start_us": span["ts"], "duration_us": span["dur"],
                 "flops": span["args"]["flops"], "bytes": span["args"]["bytes"],
@@ -302,13 +335,34 @@ mod tests {
     fn a_group_has_its_completions_and_windows_of_tokens() {
         let dir = tempfile::tempdir().unwrap();
         let file = file(dir.path());
-        let one = group(&file, 2, None).unwrap();
+        let one = group(&file, 2, None, Some(&file)).unwrap();
         assert_eq!(one["prompt"], "question 0");
         assert_eq!(one["completions"][1]["text"], "answer 2 1");
         assert_eq!(one["completions"][1]["rewards"], json!([3.0]));
-        let cut = window(&file, 2, 1, None, (1, 1)).unwrap().unwrap();
+        assert_eq!(one["completions"][1]["new_logprobs"], Value::Null, "that file has none");
+        // What a step did to group 2: once, and again after a resume.
+        let updates = dir.path().join("updates.bin");
+        let mut log = GroupLog::open(&updates).unwrap();
+        for logp in [-9.0, -0.5] {
+            let mut completion = Completion::new(1, vec![1, 2, 3]);
+            completion.columns.set(NEW_LOGPS, vec![-1.0, logp, -2.0]);
+            let completions = vec![Completion::new(0, vec![1, 2, 3]), completion];
+            let mut record = Vec::new();
+            Group { id: 2, completions, ..Group::default() }.write(&mut record);
+            log.append(&record).unwrap();
+        }
+        let updates = GroupFile::open(&updates).unwrap();
+        let one = group(&file, 2, None, Some(&updates)).unwrap();
+        assert_eq!(one["completions"][1]["new_logprobs"], json!([-1.0, -0.5, -2.0]));
+        assert_eq!(one["completions"][0]["new_logprobs"], Value::Null);
+        let wanted =
+            Wanted { to: 9, limit: 9, only: "updated".into(), updated: updated(Some(&updates)), ..Wanted::default() };
+        assert_eq!(list(&file, &wanted)["groups"][0]["group"], 2);
+        assert_eq!(list(&file, &wanted)["total"], 1);
+        let cut = window(&file, 2, 1, None, Some(&updates), (1, 1)).unwrap().unwrap();
         assert_eq!((&cut["from"], &cut["ids"], &cut["length"]), (&json!(1), &json!([2]), &json!(3)));
-        assert!(window(&file, 2, 9, None, (0, 1)).unwrap().is_none());
+        assert_eq!(cut["new_logprobs"], json!([-0.5]));
+        assert!(window(&file, 2, 9, None, None, (0, 1)).unwrap().is_none());
     }
 
     #[test]

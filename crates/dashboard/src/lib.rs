@@ -32,3 +32,10 @@ pub use jobs::{Jobs, Runnable};
 pub use runs::Runs;
 pub use server::{Server, serve_in_thread};
 pub use verdict::{Verdict, verdict};
+
+/// How the run in this directory is, as the page and reports say it.
+pub fn verdict_of(run: &std::path::Path) -> Verdict {
+    let mut files = run::RunFiles::new(run.to_owned());
+    files.refresh();
+    files.verdict()
+}

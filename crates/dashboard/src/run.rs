@@ -20,6 +20,8 @@ pub struct RunFiles {
     series: Series,
     alarms: Vec<Value>,
     groups: Option<(u64, Arc<GroupFile>)>,
+    updates: Option<(u64, Arc<GroupFile>)>,
+    evaluations: Option<(u64, Arc<GroupFile>)>,
     tokens: Option<Option<Arc<TokenTexts>>>,
 }
 
@@ -33,6 +35,8 @@ impl RunFiles {
             series: Series::default(),
             alarms: Vec::new(),
             groups: None,
+            updates: None,
+            evaluations: None,
             tokens: None,
         }
     }
@@ -50,7 +54,9 @@ impl RunFiles {
         let is_same = length >= self.read && file.read_exact(&mut head).is_ok() && head == self.head;
         if !is_same {
             let root = std::mem::take(&mut self.root);
-            *self = RunFiles { groups: self.groups.take(), tokens: self.tokens.take(), ..RunFiles::new(root) };
+            let [groups, updates, evaluations] =
+                [&mut self.groups, &mut self.updates, &mut self.evaluations].map(Option::take);
+            *self = RunFiles { groups, updates, evaluations, tokens: self.tokens.take(), ..RunFiles::new(root) };
         }
         if length == self.read || file.seek(SeekFrom::Start(self.read)).is_err() {
             return;
@@ -88,12 +94,17 @@ impl RunFiles {
 
     /// The recorded groups; none if none are recorded.
     pub fn groups(&mut self) -> Option<Arc<GroupFile>> {
-        let path = self.root.join("rollouts.bin");
-        let length = std::fs::metadata(&path).ok()?.len();
-        if self.groups.as_ref().is_none_or(|(known, _)| *known != length) {
-            self.groups = GroupFile::open(&path).ok().map(|file| (length, Arc::new(file)));
-        }
-        self.groups.as_ref().map(|(_, file)| file.clone())
+        opened(&self.root.join("rollouts.bin"), &mut self.groups)
+    }
+
+    /// What steps did to some of them; none if that is not recorded.
+    pub fn updates(&mut self) -> Option<Arc<GroupFile>> {
+        opened(&self.root.join("updates.bin"), &mut self.updates)
+    }
+
+    /// The recorded groups of evaluations.
+    pub fn evaluations(&mut self) -> Option<Arc<GroupFile>> {
+        opened(&self.root.join("evaluations.bin"), &mut self.evaluations)
     }
 
     /// The tokenizer of the result, of a checkpoint, or of the model that the run began with.
@@ -196,10 +207,7 @@ impl RunFiles {
         self.refresh();
         let (step, total) = self.progress();
         let recorded = self.groups().map(|groups| groups.index().len());
-        let (first, last) = self.groups().map_or((None, None), |groups| {
-            let steps = groups.index().iter().filter_map(|entry| entry.step);
-            (steps.clone().min(), steps.max())
-        });
+        let (groups, evaluations) = (self.groups(), self.evaluations());
         json!({
             "id": name,
             "state": self.state(),
@@ -213,12 +221,42 @@ impl RunFiles {
             "record": self.json("record.json"),
             "checkpoints": self.checkpoints(),
             "keys": self.series.keys().collect::<Vec<_>>(),
+            "meanings": self.series.keys().filter_map(meaning).collect::<Map<_, _>>(),
+            "updates": self.updates().map(|updates| updates.index().len()),
             "groups": recorded,
-            "group_steps": [first, last],
+            "group_steps": steps_of(groups.as_deref()),
+            "evaluated": evaluations.as_ref().map(|groups| groups.index().len()),
+            "evaluated_steps": steps_of(evaluations.as_deref()),
             "profile": self.json("profile.json"),
             "directory": self.root,
         })
     }
+}
+
+/// The first and the last step.
+fn steps_of(groups: Option<&GroupFile>) -> [Option<u64>; 2] {
+    let steps = || groups.iter().flat_map(|groups| groups.index()).filter_map(|entry| entry.step);
+    [steps().min(), steps().max()]
+}
+
+/// A file of groups, opened again when it has another length.
+fn opened(path: &Path, known: &mut Option<(u64, Arc<GroupFile>)>) -> Option<Arc<GroupFile>> {
+    let length = std::fs::metadata(path).ok()?.len();
+    if known.as_ref().is_none_or(|(known, _)| *known != length) {
+        *known = GroupFile::open(path).ok().map(|file| (length, Arc::new(file)));
+    }
+    known.as_ref().map(|(_, file)| file.clone())
+}
+
+/// What a metric means, for who points at its name.
+fn meaning(name: &str) -> Option<(String, Value)> {
+    let metric = telemetry::outputs::metric(name)?;
+    let parts = [("", metric.meaning), (" Unit: ", metric.unit), (" Healthy: ", metric.healthy)];
+    let mut text: String = parts.iter().filter(|(_, part)| !part.is_empty()).flat_map(|(a, b)| [*a, *b]).collect();
+    if !metric.remedy.is_empty() {
+        text = format!("{text}. What helps where it is not: {}", metric.remedy);
+    }
+    Some((name.to_owned(), text.into()))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use lockstep::wire::file::GroupFile;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -194,15 +195,29 @@ async fn series(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Resp
     answer(&run.series().buckets(&keys, number(&words, "from", 0), number(&words, "to", u64::MAX), pixels))
 }
 
+/// The groups that are asked for: those that are trained on, or with `of=evaluations` those of evaluations.
+fn groups_of(run: &mut RunFiles, words: &BTreeMap<String, String>) -> Option<Arc<GroupFile>> {
+    match words.get("of").map(String::as_str) {
+        Some("evaluations") => run.evaluations(),
+        _ => run.groups(),
+    }
+}
+
 async fn map(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
-    let Some(groups) = site.runs.get(&name).and_then(|run| lock(&run).groups()) else { return missing() };
     let words = words(&uri);
+    let groups = site.runs.get(&name).and_then(|run| groups_of(&mut lock(&run), &words));
+    let Some(groups) = groups else { return missing() };
     answer(&groups::map(&groups, number(&words, "px", 300).clamp(1, 2000), number(&words, "rows", 48).clamp(1, 512)))
 }
 
 async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
-    let Some(file) = site.runs.get(&name).and_then(|run| lock(&run).groups()) else { return missing() };
+    let Some(run) = site.runs.get(&name) else { return missing() };
     let words = words(&uri);
+    let (file, updates) = {
+        let mut run = lock(&run);
+        (groups_of(&mut run, &words), run.updates())
+    };
+    let Some(file) = file else { return missing() };
     let word = |name: &str| words.get(name).cloned().unwrap_or_default();
     let step: Option<u64> = words.get("step").and_then(|step| step.parse().ok());
     let wanted = Wanted {
@@ -212,20 +227,21 @@ async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respon
         sort: word("sort"),
         text: word("q"),
         prompt: words.get("prompt").and_then(|hash| u64::from_str_radix(hash, 16).ok()),
+        updated: groups::updated(updates.as_deref()),
         after: number(&words, "cursor", 0),
         limit: number(&words, "limit", 20).clamp(1, 200),
     };
     answer(&groups::list(&file, &wanted))
 }
 
-async fn group(State(site): Shared, Path((name, place)): Path<(String, usize)>) -> Response {
+async fn group(State(site): Shared, Path((name, place)): Path<(String, usize)>, uri: Uri) -> Response {
     let Some(run) = site.runs.get(&name) else { return missing() };
-    let (file, texts) = {
+    let (file, texts, updates) = {
         let mut run = lock(&run);
-        (run.groups(), run.tokens())
+        (groups_of(&mut run, &words(&uri)), run.tokens(), run.updates())
     };
     let Some(file) = file.filter(|file| place < file.index().len()) else { return missing() };
-    match groups::group(&file, place, texts.as_deref()) {
+    match groups::group(&file, place, texts.as_deref(), updates.as_deref()) {
         Ok(group) => answer(&group),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),
     }
@@ -237,14 +253,14 @@ async fn completion(
     uri: Uri,
 ) -> Response {
     let Some(run) = site.runs.get(&name) else { return missing() };
-    let (file, texts) = {
+    let words = words(&uri);
+    let (file, texts, updates) = {
         let mut run = lock(&run);
-        (run.groups(), run.tokens())
+        (groups_of(&mut run, &words), run.tokens(), run.updates())
     };
     let Some(file) = file.filter(|file| place < file.index().len()) else { return missing() };
-    let words = words(&uri);
     let cut = (number(&words, "from", 0), number(&words, "n", 4096));
-    match groups::window(&file, place, number_of, texts.as_deref(), cut) {
+    match groups::window(&file, place, number_of, texts.as_deref(), updates.as_deref(), cut) {
         Ok(Some(completion)) => answer(&completion),
         Ok(None) => missing(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),

@@ -53,6 +53,7 @@ pub use rollouts::function::{Generate, GivenCompletion, RolloutFunction, Rollout
 pub use rollouts::pieces::TokenTexts;
 pub use rollouts::samples::of_groups as samples_of_groups;
 pub use rollouts::wire;
+pub use run::board::write_board;
 pub use run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
 pub use run::inputs::{Flow, LogRecord, RunEvent};
 pub use run::memory_plan::{Available, MemoryPlan};

@@ -19,6 +19,8 @@ pub const ENTROPIES: &str = "entropies";
 pub const OLD_LOGPS: &str = "old_logps";
 /// log π_ref
 pub const REF_LOGPS: &str = "ref_logps";
+/// log π after the optimizer step that learned from the token.
+pub const NEW_LOGPS: &str = "new_logps";
 /// The value of the state in which the token was chosen, at rollout.
 pub const VALUES: &str = "values";
 /// The return of that state, which its value is to come near.

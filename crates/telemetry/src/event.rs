@@ -43,6 +43,16 @@ pub enum EventKind {
         #[serde(with = "base64_text")]
         record: Vec<u8>,
     },
+    /// What an optimizer step did to the tokens of a group, as the record that `updates.bin` gets.
+    Update {
+        #[serde(with = "base64_text")]
+        record: Vec<u8>,
+    },
+    /// A recorded group of an evaluation, as the record that `evaluations.bin` gets.
+    Evaluated {
+        #[serde(with = "base64_text")]
+        record: Vec<u8>,
+    },
     /// A stage ended. Times count from the start of the run.
     Span {
         name: String,
@@ -330,6 +340,8 @@ mod tests {
             EventKind::Completions { rows, shown: 1 },
             EventKind::Distributions { step: 7, values: vec![("reward".into(), vec![0.1 + 0.2, -0.0])] },
             EventKind::Rollout { record: vec![0, 255, 7, 1] },
+            EventKind::Update { record: vec![7, 0] },
+            EventKind::Evaluated { record: vec![1] },
             EventKind::Span {
                 name: "rollout".into(),
                 step: 4,

@@ -9,6 +9,7 @@
 pub mod error;
 pub mod event;
 pub mod in_place;
+pub mod outputs;
 pub mod record;
 mod rollout_line;
 pub mod sinks;

@@ -50,6 +50,9 @@ pub struct RunRecord {
     /// The run that it was forked from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forked_from: Option<ForkedFrom>,
+    /// What the machine can do at most, measured once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceilings: Option<MeasuredCeilings>,
     /// The program's arguments at the first start.
     pub command: Vec<String>,
     /// Each start of the run: the first, then every resume.
@@ -66,6 +69,23 @@ pub struct ForkedFrom {
     /// The lineage of the weights after them; none of the model that both began with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<String>,
+}
+
+/// What a machine can do at most, and as what it was measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredCeilings {
+    /// When, in seconds since 1970.
+    pub time_s: u64,
+    /// What computed.
+    pub isa: String,
+    /// The dtype of its products.
+    pub dtype: String,
+    /// Threads that computed.
+    pub threads: usize,
+    /// Operations per second, a multiply-add counted as two.
+    pub flops_per_s: f64,
+    /// Bytes read from memory per second.
+    pub read_bytes_per_s: f64,
 }
 
 /// A start of the run.

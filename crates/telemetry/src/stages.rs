@@ -208,6 +208,16 @@ impl Stages {
         Summary { wall_s: inner.start.elapsed().as_secs_f64(), stages, counts: inner.counts[0].clone() }
     }
 
+    /// Reports what this thread did for so long, with the spans that ended in it, as a span around them. It is part of no
+    /// total.
+    pub fn record_around(&self, name: &str, start: Instant, seconds: f64) {
+        let thread = std::thread::current().id();
+        let inner = lock(&self.inner);
+        let row = inner.threads.get(&thread).copied().unwrap_or(0);
+        let start_us = start.saturating_duration_since(inner.start).as_secs_f64() * 1e6;
+        inner.emit(name, row, start_us, seconds * 1e6, (0.0, 0.0));
+    }
+
     /// Reports what another thread did for `seconds` from `start` on, as a span in a row of its own. It is part of no
     /// total: its time is already that of the stage that it overlapped.
     pub fn record_overlapped(&self, name: &str, start: Instant, seconds: f64) {

@@ -102,9 +102,10 @@ fn records(file: &Path) -> Vec<Map<String, Value>> {
     lines
 }
 
-/// Whether a metric is of time, memory or throughput.
+/// Whether a metric is of time, memory or throughput, or a quantile: of what is hashed already.
 fn measures(name: &str) -> bool {
-    name.ends_with("_time_s")
+    ["_p10", "_p50", "_p90", "/p10_length", "/p50_length", "/p90_length"].iter().any(|end| name.ends_with(end))
+        || name.ends_with("_time_s")
         || name.ends_with("_tokens_per_s")
         || name.ends_with("_per_second")
         || name.starts_with("device/")

@@ -156,7 +156,7 @@ fn samples(run: &mut RunFiles) -> Vec<Sample> {
     let wanted = Wanted { from: last, to: last, sort: "-spread".to_owned(), limit: SAMPLES, ..Wanted::default() };
     let listed = groups::list(&file, &wanted);
     let places = listed["groups"].as_array().into_iter().flatten().filter_map(|group| group["place"].as_u64());
-    places.filter_map(|place| sample(&groups::group(&file, place as usize, None).ok()?)).collect()
+    places.filter_map(|place| sample(&groups::group(&file, place as usize, None, None).ok()?)).collect()
 }
 
 fn sample(group: &Value) -> Option<Sample> {

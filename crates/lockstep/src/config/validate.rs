@@ -18,6 +18,7 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     if c.max_steps != -1 && c.max_steps < 1 {
         bad_input!("`max_steps` must be at least 1, or -1 for num_train_epochs passes, but is {}", c.max_steps);
     }
+    c.traced_steps()?;
     data::renames(&c.columns).map_err(BadInput::new)?;
     sampling::check_stop(c)?;
     adapter::check(c)?;

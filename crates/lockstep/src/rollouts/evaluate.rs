@@ -155,6 +155,11 @@ impl Evaluation {
         })
     }
 
+    /// How completions are drawn.
+    pub fn sampling(&self) -> Arc<SamplingParams> {
+        self.sampling.clone()
+    }
+
     /// Completes all prompts of each set and scores the completions. The same noise each time and in each set:
     /// evaluations of a run differ by the weights alone, and a set's numbers do not depend on what other sets there
     /// are.

@@ -32,8 +32,9 @@ fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> 
     for dir in [kept.checkpoints(), kept.completions(), kept.tensorboard()] {
         fs::create_dir_all(dir)?;
     }
-    let logs = [run.config(), run.record(), run.metrics(), run.rollouts(), run.older_rollouts(), run.log(0)];
-    for file in logs.into_iter().chain(files(&run.tensorboard())).filter(|file| file.is_file()) {
+    let groups = [run.rollouts(), run.updates(), run.evaluations(), run.older_rollouts()];
+    let logs = [run.config(), run.record(), run.metrics(), run.log(0)].into_iter().chain(groups);
+    for file in logs.chain(files(&run.tensorboard())).filter(|file| file.is_file()) {
         let copy = target.join(file.strip_prefix(run.root())?);
         fs::copy(&file, &copy)?;
         fs::File::open(&copy)?.sync_all()?;

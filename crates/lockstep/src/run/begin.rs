@@ -97,7 +97,7 @@ impl TrainingRun {
         reporter.resume(step, &log_bytes, unlogged)?;
         let stages = device_meter::stages(&reporter, &learner.ctx);
         stages.begin_step(step + 1);
-        let profile = Profile::new(dir.root(), config.dtype.dtype(), injected.profiled);
+        let profile = Profile::new(&dir, config.dtype.dtype(), injected.profiled);
         let log = RunLog::new(stages, reporter, alarms, profile, injected.callbacks, label);
         let sinks = log.sinks();
         models.unchecked.iter().for_each(|what| sinks.warn(what));

@@ -32,6 +32,8 @@ pub struct RunLog {
     /// The metrics that were logged last.
     last_logged: Vec<(String, f64)>,
     step_started: Instant,
+    /// When the last evaluation had ended.
+    evaluated: Instant,
     /// What the process had computed for when the step began.
     cpu_s: f64,
 }
@@ -78,6 +80,7 @@ impl RunLog {
             label,
             last_logged: Vec::new(),
             step_started: Instant::now(),
+            evaluated: Instant::now(),
             cpu_s: telemetry::system::cpu_s(),
         }
     }
@@ -122,10 +125,13 @@ impl RunLog {
         let step = learner.step;
         let seconds = self.step_started.elapsed().as_secs_f64();
         self.add("step_time", seconds);
+        // What an evaluation after the step before took is left out of the middle: the span begins where it ended.
+        let start = self.step_started.max(self.evaluated);
+        self.stages.record_around("step", start, start.elapsed().as_secs_f64());
         self.step_started = Instant::now();
+        let (totals, logging) = (self.stages.take_step(), self.stages.span("log"));
         self.reporter.set("epoch", step as f64 / data.steps_per_epoch as f64);
         self.reporter.set("num_tokens", data.num_tokens as f64);
-        let totals = self.stages.take_step();
         self.stages.begin_step(step + 1);
         device_meter::report(&mut self.reporter, &totals.stages, &learner.ctx);
         for (path, name) in TIMED {
@@ -154,6 +160,7 @@ impl RunLog {
             let parts = shown.iter().filter_map(part).chain(remark);
             self.progress(learner, parts.collect::<Vec<_>>().join(" · "))?;
         }
+        logging.end();
         self.callbacks.step(step, &learner.policy);
         if let Some(means) = logged {
             self.callbacks.log(step, &means, &learner.policy);
@@ -167,8 +174,6 @@ impl RunLog {
         let step = learner.step;
         self.reporter.metrics(step, metrics.to_vec())?;
         self.callbacks.log(step, metrics, &learner.policy);
-        let summary: Vec<String> = metrics.iter().map(|(n, v)| format!("{n} {v:.4}")).collect();
-        self.sinks().info(&format!("step {step}: {}", summary.join(" · ")));
         Ok(())
     }
 
@@ -187,6 +192,7 @@ impl RunLog {
     /// So long the run did something that is no part of a step: an evaluation.
     pub fn leave_out(&mut self, time: Duration) {
         self.step_started += time;
+        self.evaluated = Instant::now();
     }
 
     /// Reports how far the run is, with a note.

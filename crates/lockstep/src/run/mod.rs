@@ -4,6 +4,7 @@
 mod abandoned;
 pub mod alarms;
 pub mod begin;
+pub mod board;
 pub mod checkpoint;
 pub mod completion_log;
 pub mod context;

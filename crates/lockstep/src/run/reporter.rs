@@ -3,7 +3,7 @@
 
 use super::RunDir;
 use super::checkpoint::state::MetricSums;
-use super::rollout_log::RolloutLog;
+use super::rollout_log::{Recorded, RolloutLog};
 use crate::config::{Config, hyperparameters};
 use crate::rollouts::wire::Group;
 use std::collections::BTreeMap;
@@ -26,7 +26,8 @@ pub struct Reporter {
     lacks_tables: bool,
 }
 
-fn hparams(config: &Config) -> Vec<(String, HParam)> {
+/// The hyperparameters that TensorBoard shows.
+pub(super) fn hparams(config: &Config) -> Vec<(String, HParam)> {
     let param = |value: toml::Value| match value {
         toml::Value::Integer(n) => HParam::Number(n as f64),
         toml::Value::Float(x) => HParam::Number(x),
@@ -35,6 +36,14 @@ fn hparams(config: &Config) -> Vec<(String, HParam)> {
         other => HParam::Text(other.to_string()),
     };
     hyperparameters(config).into_iter().map(|(name, value)| (name.to_owned(), param(value))).collect()
+}
+
+/// What histograms show: finite values, and no empty list.
+pub fn finite<const N: usize>(all: [(&str, Vec<f64>); N]) -> Vec<(String, Vec<f64>)> {
+    let finite = |(name, values): (&str, Vec<f64>)| {
+        (name.to_owned(), values.into_iter().filter(|x| x.is_finite()).collect::<Vec<_>>())
+    };
+    all.map(finite).into_iter().filter(|(_, values)| !values.is_empty()).collect()
 }
 
 impl Reporter {
@@ -47,14 +56,21 @@ impl Reporter {
             let hparams = if config.tensorboard { hparams(config) } else { Vec::new() };
             sinks.add(TensorBoardSink::open(&run.tensorboard(), hparams)?.writing(config.tensorboard));
         }
-        if config.record_rollouts || run.rollouts().exists() {
-            sinks.add(RolloutLog::open(&run.rollouts())?);
+        let evaluates = config.record_rollouts && config.has_eval_data();
+        for (kind, path, records) in [
+            (Recorded::Rollouts, run.rollouts(), config.record_rollouts),
+            (Recorded::Updates, run.updates(), config.records_updates()),
+            (Recorded::Evaluations, run.evaluations(), evaluates),
+        ] {
+            if records || path.exists() {
+                sinks.add(RolloutLog::open(kind, &path, config.max_rollouts_bytes)?);
+            }
         }
         if run.older_rollouts().exists() {
             sinks.add(ClosedLog::open(run.older_rollouts(), "rollouts.jsonl")?);
         }
         sinks.add(CompletionsSink::new(run.completions()));
-        sinks.add(TraceSink::open(run.trace(), TRACE_BYTES)?);
+        sinks.add(TraceSink::open(run.trace(), TRACE_BYTES)?.of_steps(config.traced_steps()?));
         Ok(Reporter {
             sinks,
             logging_steps: config.logging_steps,
@@ -82,6 +98,20 @@ impl Reporter {
         let mut record = Vec::new();
         group.write(&mut record);
         Ok(self.sinks.emit(EventKind::Rollout { record })?)
+    }
+
+    /// Reports what a step did to a group.
+    pub fn record_update(&mut self, group: &Group) -> anyhow::Result<()> {
+        let mut record = Vec::new();
+        group.write(&mut record);
+        Ok(self.sinks.emit(EventKind::Update { record })?)
+    }
+
+    /// Reports a recorded group of an evaluation.
+    pub fn record_evaluation(&mut self, group: &Group) -> anyhow::Result<()> {
+        let mut record = Vec::new();
+        group.write(&mut record);
+        Ok(self.sinks.emit(EventKind::Evaluated { record })?)
     }
 
     /// Reports how values of the generation that is learned from after `step` are distributed.

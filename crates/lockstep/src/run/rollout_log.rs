@@ -1,4 +1,5 @@
-//! `rollouts.bin`: the groups that a run trained on.
+//! `rollouts.bin`: the groups that a run trained on; `updates.bin`: what steps did to some of them; `evaluations.bin`:
+//! the groups of evaluations.
 
 use crate::rollouts::wire::file::GroupLog;
 use std::collections::BTreeMap;
@@ -6,51 +7,106 @@ use std::io;
 use std::path::Path;
 use telemetry::{Error, Event, EventKind, Result, Sink};
 
-/// Its name among the lengths of logs.
-const NAME: &str = "rollouts.bin";
+/// What is recorded in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recorded {
+    /// Groups that are trained on.
+    Rollouts,
+    /// What steps did to some of them.
+    Updates,
+    /// Groups of evaluations.
+    Evaluations,
+}
 
-/// Writes it, and the index beside it.
+impl Recorded {
+    /// The file's name among the lengths of logs.
+    fn name(self) -> &'static str {
+        match self {
+            Recorded::Rollouts => "rollouts.bin",
+            Recorded::Updates => "updates.bin",
+            Recorded::Evaluations => "evaluations.bin",
+        }
+    }
+
+    /// The record of such an event.
+    fn record(self, event: &EventKind) -> Option<&[u8]> {
+        match (self, event) {
+            (Recorded::Rollouts, EventKind::Rollout { record })
+            | (Recorded::Updates, EventKind::Update { record })
+            | (Recorded::Evaluations, EventKind::Evaluated { record }) => Some(record),
+            _ => None,
+        }
+    }
+}
+
+/// Writes it, and the index beside it. A record is for who looks at the run later: the run goes on where it cannot be
+/// written.
 #[derive(Debug)]
-pub struct RolloutLog(GroupLog);
+pub struct RolloutLog {
+    log: GroupLog,
+    kind: Recorded,
+    /// Bytes that it may have.
+    most: u64,
+    /// Nothing more is recorded.
+    ended: bool,
+    /// Why, until it is said.
+    note: Option<String>,
+}
 
 impl RolloutLog {
-    /// Opens the file to append; what a kill left of a group is cut off.
-    pub fn open(path: &Path) -> Result<RolloutLog> {
-        GroupLog::open(path).map(RolloutLog).map_err(|source| Error::Io {
-            action: "open",
-            path: path.to_owned(),
-            source,
-        })
+    /// Opens the file to append up to `most` bytes; what a kill left of a group is cut off.
+    pub fn open(kind: Recorded, path: &Path, most: Option<usize>) -> Result<RolloutLog> {
+        let log = GroupLog::open(path).map_err(|source| Error::Io { action: "open", path: path.to_owned(), source })?;
+        let most = most.map_or(u64::MAX, |most| most as u64);
+        Ok(RolloutLog { log, kind, most, ended: false, note: None })
+    }
+
+    /// Records no more, which is said at the next step.
+    fn end(&mut self, why: &str) {
+        self.ended = true;
+        let path = self.log.path().display();
+        self.note = Some(format!("{path}: {why}; from here on no rollouts are recorded, and the run goes on"));
     }
 
     fn failed(&self, action: &'static str) -> impl FnOnce(io::Error) -> Error + use<> {
-        let path = self.0.path().to_owned();
+        let path = self.log.path().to_owned();
         move |source| Error::Io { action, path, source }
     }
 }
 
 impl Sink for RolloutLog {
     fn receive(&mut self, event: &Event) -> Result<()> {
-        let EventKind::Rollout { record } = &event.kind else { return Ok(()) };
-        let failed = self.failed("write");
-        self.0.append(record).map_err(failed)
+        let Some(record) = self.kind.record(&event.kind) else { return Ok(()) };
+        if self.ended {
+            return Ok(());
+        }
+        if self.log.len().saturating_add(record.len() as u64) > self.most {
+            self.end(&format!("the next group would make it larger than {} bytes (max_rollouts_bytes)", self.most));
+        } else if let Err(error) = self.log.append(record) {
+            self.end(&format!("cannot write it: {error}"));
+        }
+        Ok(())
     }
 
     fn check(&mut self) -> Result<Option<String>> {
+        if let Some(note) = self.note.take() {
+            return Ok(Some(note));
+        }
         let failed = self.failed("write again");
-        self.0.check().map_err(failed)
+        self.log.check().map_err(failed)
     }
 
     fn checkpoint(&mut self, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
         let failed = self.failed("sync");
-        self.0.sync().map_err(failed)?;
-        lengths.insert(NAME.to_owned(), self.0.len());
+        self.log.sync().map_err(failed)?;
+        lengths.insert(self.kind.name().to_owned(), self.log.len());
         Ok(())
     }
 
     fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
-        let (recorded, there) = (lengths.get(NAME).copied().unwrap_or(0), self.0.len());
-        let path = self.0.path().display().to_string();
+        self.ended = false;
+        let (recorded, there) = (lengths.get(self.kind.name()).copied().unwrap_or(0), self.log.len());
+        let path = self.log.path().display().to_string();
         if recorded > there {
             return Ok(Some(format!(
                 "{path} was deleted or shortened: it had {recorded} bytes at the checkpoint and has {there}; the run \
@@ -58,7 +114,7 @@ impl Sink for RolloutLog {
             )));
         }
         let failed = self.failed("truncate");
-        let end = self.0.truncate(recorded).map_err(failed)?;
+        let end = self.log.truncate(recorded).map_err(failed)?;
         Ok((end < recorded).then(|| {
             format!(
                 "{path} is not the file of the checkpoint, whose end falls into a record: cut before it, at byte {end}"
@@ -73,6 +129,8 @@ mod tests {
     use crate::rollouts::wire::Group;
     use crate::rollouts::wire::file::GroupFile;
 
+    const NAME: &str = "rollouts.bin";
+
     fn receive(log: &mut RolloutLog, id: u64) {
         let mut record = Vec::new();
         Group { id, ..Group::default() }.write(&mut record);
@@ -83,14 +141,14 @@ mod tests {
     fn a_resumed_run_has_the_groups_of_its_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
-        let mut log = RolloutLog::open(&path).unwrap();
+        let mut log = RolloutLog::open(Recorded::Rollouts, &path, None).unwrap();
         receive(&mut log, 1);
         let mut lengths = BTreeMap::new();
         log.checkpoint(&mut lengths).unwrap();
         receive(&mut log, 2);
         drop(log);
 
-        let mut log = RolloutLog::open(&path).unwrap();
+        let mut log = RolloutLog::open(Recorded::Rollouts, &path, None).unwrap();
         let ids = || GroupFile::open(&path).unwrap().index().iter().map(|entry| entry.group).collect::<Vec<_>>();
         let note = log.resume(1, &BTreeMap::from([(NAME.to_owned(), 10_000)])).unwrap().unwrap();
         assert!(note.contains("rollouts.bin was deleted or shortened") && ids() == [1, 2], "{note}");
@@ -101,5 +159,34 @@ mod tests {
         assert_eq!(ids(), [1, 3]);
         log.resume(0, &BTreeMap::new()).unwrap();
         assert!(ids().is_empty());
+    }
+
+    #[test]
+    fn recording_ends_at_the_limit_and_where_it_cannot_be_written_and_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(NAME);
+        let ids = |path: &Path| GroupFile::open(path).unwrap().index().iter().map(|e| e.group).collect::<Vec<_>>();
+        let mut log = RolloutLog::open(Recorded::Rollouts, &path, None).unwrap();
+        receive(&mut log, 1);
+        let one = log.log.len() as usize;
+        let mut log = RolloutLog::open(Recorded::Rollouts, &path, Some(2 * one)).unwrap();
+        for id in 2..6 {
+            receive(&mut log, id);
+        }
+        assert_eq!(ids(&path), [1, 2]);
+        let note = log.check().unwrap().unwrap();
+        assert!(note.contains("rollouts.bin") && note.contains("max_rollouts_bytes"), "{note}");
+        assert_eq!(log.check().unwrap(), None, "once");
+        // A resume from before goes on.
+        log.resume(1, &BTreeMap::from([(NAME.to_owned(), one as u64)])).unwrap();
+        receive(&mut log, 7);
+        assert_eq!(ids(&path), [1, 7]);
+
+        // What it is given is no record: as a disk that takes none.
+        let mut log = RolloutLog::open(Recorded::Rollouts, &path, None).unwrap();
+        log.receive(&EventKind::Rollout { record: vec![1; 40] }.into()).unwrap();
+        assert!(log.check().unwrap().unwrap().contains("the run goes on"));
+        receive(&mut log, 8);
+        assert_eq!(ids(&path), [1, 7]);
     }
 }

@@ -6,10 +6,12 @@
 //!     metrics.jsonl            one line per logged step, TRL's names
 //!     tensorboard/             the same for TensorBoard
 //!     rollouts.bin             the groups that were trained on, if asked for (rollouts.idx says where each lies)
+//!     updates.bin              what steps did to the tokens of some of them
+//!     evaluations.bin          the groups of evaluations
 //!     completions/             parquet, TRL's columns
 //!     checkpoints/step-000100/ a loadable model directory and the state of the run
 //!     model/                   the final model
-//!     trace.json               spans of the last steps, for chrome://tracing
+//!     trace.json               spans of the steps, for ui.perfetto.dev
 //!     profile.json             where the time went as sums, and what was found
 //!     lockstep-0.log           the log of process 0
 //!     run.lock                 which process writes into it
@@ -204,6 +206,14 @@ impl RunDir {
     /// Rollouts that were trained on, if they are recorded.
     pub fn rollouts(&self) -> PathBuf {
         self.root.join("rollouts.bin")
+    }
+    /// What steps did to tokens of some of them.
+    pub fn updates(&self) -> PathBuf {
+        self.root.join("updates.bin")
+    }
+    /// The groups of evaluations.
+    pub fn evaluations(&self) -> PathBuf {
+        self.root.join("evaluations.bin")
     }
     /// What older versions recorded instead.
     pub fn older_rollouts(&self) -> PathBuf {

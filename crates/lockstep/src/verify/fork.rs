@@ -56,9 +56,11 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     if let Some((step, path)) = begin {
         checkpoint::check(path)?;
         copy_all(path, &dir.checkpoint(*step))?;
-        for log in [run.dir.metrics(), run.dir.rollouts(), run.dir.rollouts().with_extension("idx")] {
+        let groups = [run.dir.rollouts(), run.dir.updates(), run.dir.evaluations()];
+        let indexes = groups.each_ref().map(|path| path.with_extension("idx"));
+        for log in [run.dir.metrics()].iter().chain(&groups).chain(&indexes) {
             if log.is_file() {
-                fs::copy(&log, dir.root().join(log.file_name().unwrap_or_default()))?;
+                fs::copy(log, dir.root().join(log.file_name().unwrap_or_default()))?;
             }
         }
         if run.dir.tensorboard().is_dir() {

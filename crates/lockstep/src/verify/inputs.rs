@@ -77,6 +77,7 @@ impl RecordedRun {
         let mut resolved = self.resolved_of(interval)?;
         let config = &mut resolved.config;
         config.record_rollouts = true;
+        config.record_updates = false;
         (config.eval_strategy, config.save_strategy) = (Strategy::No, Strategy::No);
         (config.eval_on_start, config.load_best_model_at_end) = (false, false);
         (config.log_completions, config.tensorboard) = (false, false);

@@ -16,6 +16,7 @@ use indicatif::{MultiProgress, ProgressDrawTarget};
 use serde_json::Value;
 
 mod course;
+mod evaluation;
 mod progress;
 
 pub use self::progress::{Progress, counted, duration};
@@ -255,15 +256,16 @@ pub struct ConsoleSink {
     console: Console,
     progress: Option<Progress>,
     course: course::Course,
+    evaluations: evaluation::Evaluations,
 }
 
 impl ConsoleSink {
     /// Shows events on `console`.
     pub fn new(console: Console) -> Self {
-        ConsoleSink { console, progress: None, course: course::Course::default() }
+        ConsoleSink { console, progress: None, course: Default::default(), evaluations: Default::default() }
     }
 
-    /// A logged step: a row for people, numbers for programs. Evaluations are messages of their own.
+    /// A logged step: a row for people, numbers for programs; an evaluation is a table of its own.
     fn metrics(&mut self, step: u64, values: &[(String, f64)]) {
         let is_evaluation = values.iter().any(|(name, _)| name.starts_with("eval_"));
         if self.console.format() == LogFormat::Json {
@@ -276,7 +278,8 @@ impl ConsoleSink {
             return self.console.log(Level::Info, &format!("{what} {step}"), &fields);
         }
         if is_evaluation {
-            return;
+            let table = self.evaluations.table(step, values, self.console.width());
+            return self.console.info(&table);
         }
         let left = self.progress.as_ref().and_then(|progress| progress.left_at(step));
         // The time stands before a line.

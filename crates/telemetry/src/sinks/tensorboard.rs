@@ -63,15 +63,15 @@ impl TensorBoardSink {
         self.file.append(&record(&event))?;
         match self.hparams.is_empty() {
             true => Ok(()),
-            false => self.append(0, &summary::hparams(&self.hparams)),
+            false => self.append(since_1970().as_secs_f64(), 0, &summary::hparams(&self.hparams)),
         }
     }
 
-    fn append(&mut self, step: u64, entry: &[u8]) -> Result<()> {
+    fn append(&mut self, time_s: f64, step: u64, entry: &[u8]) -> Result<()> {
         let mut summary = Vec::new();
         bytes(&mut summary, 1, entry);
         let mut event = Vec::new();
-        double(&mut event, 1, since_1970().as_secs_f64());
+        double(&mut event, 1, time_s);
         integer(&mut event, 2, step);
         bytes(&mut event, 5, &summary);
         self.file.append(&record(&event))
@@ -83,16 +83,17 @@ impl Sink for TensorBoardSink {
         if !self.writes {
             return Ok(());
         }
+        let time_s = event.time_s;
         match &event.kind {
             EventKind::Metrics { step, values } => {
-                values.iter().try_for_each(|(name, value)| self.append(*step, &summary::scalar(name, *value)))
+                values.iter().try_for_each(|(name, value)| self.append(time_s, *step, &summary::scalar(name, *value)))
             }
             EventKind::Distributions { step, values } => values
                 .iter()
                 .filter_map(|(name, values)| summary::histogram(&format!("distribution/{name}"), values))
-                .try_for_each(|entry| self.append(*step, &entry)),
+                .try_for_each(|entry| self.append(time_s, *step, &entry)),
             EventKind::Completions { rows, .. } => {
-                self.append(rows.step, &summary::text("completions", &summary::completions(rows)))
+                self.append(time_s, rows.step, &summary::text("completions", &summary::completions(rows)))
             }
             _ => Ok(()),
         }

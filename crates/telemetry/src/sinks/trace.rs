@@ -4,6 +4,7 @@
 //! never grows beyond a bound: what comes later is left out, and a last event says so. Does not know what the spans
 //! mean.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use serde_json::json;
@@ -16,6 +17,8 @@ use crate::{Error, Event, EventKind, Result};
 #[derive(Debug)]
 pub struct TraceSink {
     writer: Option<TraceWriter>,
+    /// The steps that are traced; none: all.
+    steps: Vec<RangeInclusive<u64>>,
     failed: Option<Error>,
 }
 
@@ -23,7 +26,12 @@ impl TraceSink {
     /// Opens `path` to append, creating it (not its directory) if needed. The file is kept below `max_bytes` (at
     /// least 1 KiB).
     pub fn open(path: impl Into<PathBuf>, max_bytes: u64) -> Result<Self> {
-        Ok(TraceSink { writer: Some(TraceWriter::open(path, max_bytes)?), failed: None })
+        Ok(TraceSink { writer: Some(TraceWriter::open(path, max_bytes)?), steps: Vec::new(), failed: None })
+    }
+
+    /// Of these steps alone, if there are any.
+    pub fn of_steps(self, steps: Vec<RangeInclusive<u64>>) -> Self {
+        TraceSink { steps, ..self }
     }
 }
 
@@ -32,6 +40,9 @@ impl Sink for TraceSink {
         let EventKind::Span { name, step, track, start_us, duration_us, flops, bytes } = &event.kind else {
             return Ok(());
         };
+        if !self.steps.is_empty() && !self.steps.iter().any(|steps| steps.contains(step)) {
+            return Ok(());
+        }
         if let Some(writer) = &mut self.writer
             && let Err(error) = writer.span((name, *step), *track, *start_us, *duration_us, (*flops, *bytes))
         {
@@ -157,6 +168,28 @@ mod tests {
         trace.span(("c", 1), 0, 4.0, 1.0, (0.0, 0.0)).unwrap();
         let names: Vec<_> = events(&read()).iter().map(|event| event["name"].clone()).collect();
         assert_eq!(names, ["a \"quoted\" name", "b", "c"]);
+    }
+
+    #[test]
+    fn of_chosen_steps_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.json");
+        let mut sink = TraceSink::open(&path, 1 << 20).unwrap().of_steps(vec![2..=3, 7..=7]);
+        for step in 1..9 {
+            let span = EventKind::Span {
+                name: format!("step {step}"),
+                step,
+                track: 0,
+                start_us: 0.0,
+                duration_us: 1.0,
+                flops: 0.0,
+                bytes: 0.0,
+            };
+            sink.receive(&span.into()).unwrap();
+        }
+        let names: Vec<_> =
+            events(&std::fs::read_to_string(&path).unwrap()).iter().map(|e| e["name"].clone()).collect();
+        assert_eq!(names, ["step 2", "step 3", "step 7"]);
     }
 
     #[test]

@@ -16,11 +16,44 @@ macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// Write every group that is trained on to rollouts.bin in the run's directory, for `lockstep train --replay` and
     /// `lockstep rollouts`.
     record_rollouts: bool = false => OURS.read_by(ONLINE).on_resume(Free);
+    /// Bytes that rollouts.bin may have; with the group that would be beyond them recording ends, which the run says. Not
+    /// set: no limit but the disk's.
+    max_rollouts_bytes: Option<usize> = None
+        => OURS.range(at_least(1.0)).read_by(ONLINE).needs("record_rollouts", "true").on_resume(Free);
     /// Record the entropy of the distribution that each token was drawn from, too. It takes another pass of the sampled
     /// rows through the head; no bit of the run depends on it.
     record_entropies: bool = false
         => OURS.read_by(ONLINE).needs("record_rollouts", "true").on_resume(Free);
+    /// Record what an optimizer step did to the tokens that it learned from, too: their log-probabilities after it, in
+    /// updates.bin, of one group in as many as keep that below a hundredth of the run's processor seconds.
+    record_updates: bool = true
+        => OURS.read_by(ONLINE).needs("record_rollouts", "true").on_resume(Free);
+    /// The optimizer steps whose spans go to trace.json, as "3-5" or "3-5,100"; not set: all, until it has 32 MiB.
+    trace_steps: Option<String> = None => OURS.on_resume(Free);
     /// Write TensorBoard files too.
     tensorboard: bool = true => OURS.trl_has("report_to").on_resume(Free);
 } } } }
 pub(in crate::config) use logging_keys;
+
+impl crate::config::Config {
+    /// The steps of `trace_steps`; none if all are traced.
+    pub(crate) fn traced_steps(&self) -> anyhow::Result<Vec<std::ops::RangeInclusive<u64>>> {
+        let range = |part: &str| -> Option<std::ops::RangeInclusive<u64>> {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+            (1..=last).contains(&first).then_some(first..=last)
+        };
+        let Some(text) = &self.trace_steps else { return Ok(Vec::new()) };
+        let ranges = text.split(',').map(range).collect::<Option<_>>();
+        ranges.ok_or_else(|| {
+            let what =
+                format!("`trace_steps` = \"{text}\" names no optimizer steps: write \"3-5\", \"7\" or \"3-5,100\"");
+            crate::error::BadInput::new(what)
+        })
+    }
+
+    /// Whether what steps do to tokens is recorded.
+    pub(crate) fn records_updates(&self) -> bool {
+        self.record_rollouts && self.record_updates
+    }
+}

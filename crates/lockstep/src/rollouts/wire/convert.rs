@@ -171,6 +171,24 @@ pub(crate) fn of_rollouts(
     rollouts.groups.iter().map(of).collect()
 }
 
+/// The groups of an evaluation of `set` after `step`, as a run records them.
+pub(crate) fn of_evaluation(rollouts: &Rollouts, sampling: &SamplingParams, step: u64, set: &str) -> Vec<Group> {
+    let mut sampling = sampling_settings(sampling);
+    sampling.insert("evaluation_set".to_owned(), set.into());
+    let of = |scored: &ScoredGroup| {
+        let mut group = Group::of_scored(scored, false);
+        for c in &mut group.completions {
+            c.versions = recorded_versions(&c.versions);
+        }
+        group.step = Some(step);
+        group.sampling = sampling.clone();
+        group.reward_names.clone_from(&rollouts.reward_names);
+        group.reward_weights.clone_from(&rollouts.reward_weights);
+        group
+    };
+    rollouts.groups.iter().map(of).collect()
+}
+
 /// How tokens were drawn, by the configuration's keys.
 fn sampling_settings(sampling: &SamplingParams) -> Map<String, Value> {
     let settings = json!({

@@ -99,6 +99,7 @@ pub fn is_records(bytes: &[u8]) -> bool {
 
 pub use crate::rollouts::lineage::Lineage;
 pub(crate) use collected::groups_of_answers;
-pub(crate) use convert::of_rollouts;
+pub(crate) use convert::{of_evaluation, of_rollouts};
 pub use group::{Completion, Fork, Group};
+pub use model::columns::NEW_LOGPS;
 pub use record::{Kind, RecordReader, RecordWriter, VERSION, WireError};

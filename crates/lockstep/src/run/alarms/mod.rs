@@ -98,6 +98,8 @@ struct History {
     entropies: Vec<Bits64>,
     /// Of the first steps, where nothing is sampled.
     losses: Vec<Bits64>,
+    /// The divergence from the reference in the first step, per token.
+    first_kl: Option<Bits64>,
     /// Whether completions were cut in each generation so far.
     cut_from_the_first: Option<bool>,
     /// By reward.
@@ -185,7 +187,7 @@ impl Alarms {
         let skipped = |(model, numbers)| Sighting::new(&conditions::NOT_FINITE, numbers).of(model);
         let mut seen: Vec<Sighting> = not_finite.into_iter().map(skipped).collect();
         let history = &mut self.state.history;
-        history.look_at_values(values, &mut seen);
+        history.look_at_values(step, values, &mut seen);
         let generated = generation.is_some();
         if let Some(signs) = generation {
             history.look_at_generation(&signs, problems.is_empty(), &mut seen);

@@ -104,7 +104,11 @@ fn metrics_beyond_their_thresholds() {
     assert_eq!(first("entropy", &falling(0.19)), at(11, "entropy_collapse"));
     assert_eq!(first("entropy", &falling(0.21)), None);
     assert_eq!(first("entropy", &falling(0.1 * 2.0)), None, "below, not at");
-    assert_eq!(first("kl", &[0.5, 1.0, 1.5, 2.0]), at(4, "kl_blow_up"));
+    assert_eq!(first("logprob_p10", &[-0.1, -0.004, -0.004, -0.001, -0.0, -0.0]), at(6, "entropy_collapse"));
+    assert_eq!(first("kl", &[0.2, 1.0, 1.5, 2.0]), at(4, "kl_blow_up"));
+    // Far from the first step on, before anything was learned.
+    assert_eq!(first("kl", &[0.3, 0.5, 0.4]), at(3, "stale_reference"));
+    assert_eq!(first("kl", &[0.0, 0.5, 0.5, 0.5]), None);
     let norms = |few: usize, high: f64| [vec![1.0; few], vec![high; 9]].concat();
     assert_eq!(first("grad_norm", &norms(10, 10.1)), at(13, "grad_norm"));
     assert_eq!(first("grad_norm", &norms(10, 10.0)), None);
@@ -258,9 +262,9 @@ fn certainty_is_asked_for_where_nothing_is_sampled_and_ppos_divergence_is_of_a_c
     }
     let kl =
         |kl: f64, length: f64| without_completions(&[("objective/kl", kl), ("completions/mean_length", length)], 3);
-    assert_eq!(kl(10.0, 10.0), ["kl_blow_up"]);
-    assert_eq!(kl(9.9, 10.0), Vec::<String>::new());
-    assert_eq!(kl(0.9, 0.0), Vec::<String>::new(), "an empty completion is no division by zero");
+    assert_eq!(kl(10.0, 10.0), ["kl_blow_up", "stale_reference"]);
+    assert_eq!(kl(9.9, 10.0), ["stale_reference"]);
+    assert_eq!(kl(0.2, 0.0), Vec::<String>::new(), "an empty completion is no division by zero");
     assert_eq!(without_completions(&[("objective/kl", 99.0)], 3), Vec::<String>::new());
 }
 

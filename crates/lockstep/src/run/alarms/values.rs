@@ -14,8 +14,8 @@ const CERTAIN: f64 = 0.005;
 const SHORT: f64 = 128.0;
 
 impl History {
-    /// What the metrics of a step say.
-    pub(super) fn look_at_values(&mut self, values: &BTreeMap<String, f64>, seen: &mut Vec<Sighting>) {
+    /// What the metrics of step `step` say.
+    pub(super) fn look_at_values(&mut self, step: u64, values: &BTreeMap<String, f64>, seen: &mut Vec<Sighting>) {
         let value = |name: &str| values.get(name).copied();
         let percent = |share: f64| share * 100.0;
         if let Some(share) = value("completions/clipped_ratio").filter(|s| *s >= conditions::TRUNCATED.threshold) {
@@ -55,12 +55,31 @@ impl History {
                 seen.push(Sighting::new(&conditions::ENTROPY, evidence));
             }
         }
+        // Where no group has a gradient there is no entropy: what was sampled says it, too.
+        if let (None, Some(logp)) = (value("entropy"), value("logprob_p10").filter(|logp| *logp > -CERTAIN)) {
+            let evidence = format!(
+                "no group teaches anything, and nine of ten tokens were drawn with a log-probability above {logp:.5}: \
+                 nothing but one text is sampled"
+            );
+            seen.push(Sighting::new(&conditions::ENTROPY, evidence));
+        }
         self.look_at_supervised(values, seen);
         // PPO's is of a completion.
         let of_completion = || Some(value("objective/kl")? / value("completions/mean_length")?.max(1.0));
         if let Some(kl) = value("kl").or_else(of_completion).filter(|kl| *kl >= conditions::KL.threshold) {
             let evidence = format!("the divergence from the reference model is {kl:.3} nats per token");
             seen.push(Sighting::new(&conditions::KL, evidence));
+        }
+        // A reference that the policy began as is 0 nats away in the first step.
+        let kl = value("kl").or_else(of_completion).filter(|kl| kl.is_finite());
+        self.first_kl = self.first_kl.or_else(|| kl.filter(|_| step == 1).map(Bits64));
+        let far = |kl: &f64| *kl >= conditions::STALE_REFERENCE.threshold;
+        if let (Some(first), Some(kl)) = (self.first_kl.map(|kl| kl.0).filter(far), kl.filter(far)) {
+            let evidence = format!(
+                "the policy was {first:.3} nats per token from the reference model before it had learned anything, and \
+                 is {kl:.3} from it: the run is pulled to another model than it began with"
+            );
+            seen.push(Sighting::new(&conditions::STALE_REFERENCE, evidence));
         }
         if let Some(norm) = value("grad_norm").filter(|norm| norm.is_finite() && *norm > 0.0) {
             let mut norms: Vec<f64> = self.grad_norms.iter().map(|n| n.0).collect();

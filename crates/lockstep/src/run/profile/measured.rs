@@ -1,5 +1,6 @@
 //! Sums over some steps of a run: seconds by stage, what was counted, what the operating system says.
 
+use kernels::Context;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use telemetry::{Ceilings, StageTotal, StepTotals, system};
@@ -27,6 +28,9 @@ pub struct Measured {
     pub counts: BTreeMap<String, f64>,
     /// Seconds that each reward took, whether or not they were waited for.
     pub rewards: BTreeMap<String, f64>,
+    /// By reward that is a Python function of this process: seconds for the interpreter's lock and seconds with it, each
+    /// time that it was asked (means over the groups of a step).
+    pub interpreter: BTreeMap<String, (f64, f64)>,
     /// Sum and count of the share of groups whose rewards are all equal.
     pub zero_spread: (f64, u64),
     /// Completions, how many of them are among the longest of their generations, the decode steps of the generations,
@@ -42,6 +46,8 @@ pub struct Measured {
     pub cores: usize,
     /// Resident bytes at the end of each window, the last ones.
     pub resident: Vec<u64>,
+    /// Bytes that tensors hold at the end of the last window, by the parts that `lockstep plan` names.
+    pub memory: BTreeMap<String, u64>,
     /// What the machine can do, if it was measured.
     pub ceilings: Option<Ceilings>,
 }
@@ -136,9 +142,21 @@ impl Measured {
             self.add_stage(&Stage { path: path.clone(), seconds: *seconds, flops: *flops, bytes: *bytes });
         }
         add(&mut self.counts, &totals.counts);
+        for (name, waited_s) in values {
+            let Some(reward) = name.strip_prefix("rewards/").and_then(|name| name.strip_suffix("/gil_wait_s")) else {
+                continue;
+            };
+            let held_s = values.get(&format!("rewards/{reward}/gil_held_s")).copied().unwrap_or(0.0);
+            self.add_interpreter(reward, *waited_s, held_s);
+        }
         if let Some(share) = values.get("frac_reward_zero_std") {
             self.zero_spread = (self.zero_spread.0 + share, self.zero_spread.1 + 1);
         }
+    }
+
+    fn add_interpreter(&mut self, name: &str, waited_s: f64, held_s: f64) {
+        let known = self.interpreter.entry(name.to_owned()).or_default();
+        (known.0, known.1) = (known.0 + waited_s, known.1 + held_s);
     }
 
     /// Seconds of each reward in a generation.
@@ -147,13 +165,15 @@ impl Measured {
     }
 
     /// What the operating system has counted since `before`.
-    pub(super) fn os(&mut self, before: &OsCounters, threads: usize) {
+    pub(super) fn os(&mut self, before: &OsCounters, ctx: &Context) {
         let now = OsCounters::now();
         self.cpu_s += now.cpu_s - before.cpu_s;
         // Threads that have ended took their seconds with them.
         self.waited_s = now.waited_s.zip(before.waited_s).map(|(now, before)| (now - before).max(0.0));
-        self.threads = threads;
-        self.cores = std::thread::available_parallelism().map_or(threads, usize::from);
+        self.threads = ctx.threads();
+        self.cores = std::thread::available_parallelism().map_or(self.threads, usize::from);
+        let parts = ctx.memory().usage().into_iter();
+        self.memory = parts.map(|(part, usage)| (part.to_owned(), usage.bytes as u64)).collect();
         self.resident.extend(system::rss_bytes());
     }
 
@@ -181,11 +201,15 @@ impl Measured {
         later.stages.iter().for_each(|stage| self.add_stage(stage));
         add(&mut self.counts, &later.counts);
         add(&mut self.rewards, &later.rewards);
+        later.interpreter.iter().for_each(|(name, &(waited_s, held_s))| self.add_interpreter(name, waited_s, held_s));
         self.zero_spread = (self.zero_spread.0 + later.zero_spread.0, self.zero_spread.1 + later.zero_spread.1);
         self.tail.add(&later.tail);
         self.cpu_s += later.cpu_s;
         self.waited_s = later.waited_s.map(|waited| waited + self.waited_s.unwrap_or(0.0)).or(self.waited_s);
         (self.threads, self.cores) = (later.threads, later.cores);
+        if !later.memory.is_empty() {
+            self.memory.clone_from(&later.memory);
+        }
         self.resident.extend(&later.resident);
         let old = self.resident.len().saturating_sub(REMEMBERED);
         self.resident.drain(..old);

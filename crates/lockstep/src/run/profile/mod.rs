@@ -10,6 +10,7 @@ mod rules;
 
 pub use measured::Measured;
 
+use super::RunDir;
 use kernels::{Context, DType};
 use measured::OsCounters;
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use telemetry::{Ceilings, Finding, StepTotals};
+use telemetry::record::MeasuredCeilings;
+use telemetry::{Ceilings, Finding, RunRecord, StepTotals};
 
 /// The file's name in a run's directory.
 pub const FILE: &str = "profile.json";
@@ -56,6 +58,7 @@ impl ProfileRecord {
 /// Measures a run.
 pub struct Profile {
     record: ProfileRecord,
+    dir: RunDir,
     path: PathBuf,
     window: Measured,
     /// By rule: windows in a row in which it held.
@@ -70,11 +73,12 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Of the run in `root`, whose steps are counted from now on. `asked_for` runs are judged however short they are.
-    pub fn new(root: &Path, dtype: DType, asked_for: bool) -> Profile {
+    /// Of the run in `dir`, whose steps are counted from now on. `asked_for` runs are judged however short they are.
+    pub fn new(dir: &RunDir, dtype: DType, asked_for: bool) -> Profile {
         Profile {
             record: ProfileRecord { version: ProfileRecord::VERSION, ..ProfileRecord::default() },
-            path: root.join(FILE),
+            dir: dir.clone(),
+            path: dir.root().join(FILE),
             window: Measured::default(),
             held: BTreeMap::new(),
             os: OsCounters::now(),
@@ -122,10 +126,10 @@ impl Profile {
     }
 
     fn end_window(&mut self, ctx: &Context) -> Vec<Finding> {
-        self.window.os(&self.os, ctx.threads());
+        self.window.os(&self.os, ctx);
         let mut window = self.begin_window();
-        if self.record.measured.ceilings.is_none() && self.began.elapsed().as_secs_f64() > CEILINGS_AFTER_S {
-            self.measure_ceilings(ctx);
+        if self.record.measured.ceilings.is_none() {
+            self.look_up_ceilings(ctx, self.began.elapsed().as_secs_f64() > CEILINGS_AFTER_S);
         }
         self.record.measured.add(&window);
         window.ceilings = self.record.measured.ceilings;
@@ -145,7 +149,7 @@ impl Profile {
 
     /// The run has ended: what holds over all of it and was not said yet.
     pub fn finish(&mut self, ctx: &Context) -> Vec<Finding> {
-        self.window.os(&self.os, ctx.threads());
+        self.window.os(&self.os, ctx);
         let last = self.begin_window();
         self.record.measured.add(&last);
         let is_long = self.record.measured.seconds >= WORTH_JUDGING_S;
@@ -153,7 +157,7 @@ impl Profile {
             return Vec::new();
         }
         if self.record.measured.ceilings.is_none() {
-            self.measure_ceilings(ctx);
+            self.look_up_ceilings(ctx, true);
         }
         let whole = self.record.measured.clone();
         let found = rules::ALL.iter().filter_map(|rule| {
@@ -165,15 +169,35 @@ impl Profile {
         found
     }
 
-    /// A machine that cannot be measured has no ceilings.
-    fn measure_ceilings(&mut self, ctx: &Context) {
-        if let Ok(measured) = kernels::ceilings::measure(ctx, CEILINGS_TIME) {
+    /// The ceilings that the run's record has of this instruction set, dtype and threads; without any they are measured,
+    /// if `measures`, and recorded. A machine that cannot be measured has none.
+    fn look_up_ceilings(&mut self, ctx: &Context, measures: bool) {
+        let mut record = RunRecord::read(&self.dir.record()).ok();
+        let (isa, dtype, threads) = (ctx.describe(), format!("{:?}", self.dtype).to_lowercase(), ctx.threads());
+        let is_same = |c: &&MeasuredCeilings| (&*c.isa, &*c.dtype, c.threads) == (isa, &*dtype, threads);
+        let mut ceilings = record.as_ref().and_then(|record| record.ceilings.as_ref()).filter(is_same).cloned();
+        if ceilings.is_none()
+            && measures
+            && let Ok(measured) = kernels::ceilings::measure(ctx, CEILINGS_TIME)
+        {
             let measured = measured.of_dtype(self.dtype);
-            self.record.measured.ceilings = Some(Ceilings {
-                flops_per_s: Some(measured.flops_per_s),
-                bytes_per_s: Some(measured.read_bytes_per_s),
-            });
+            let measured = MeasuredCeilings {
+                time_s: telemetry::system::since_1970().as_secs(),
+                isa: isa.to_owned(),
+                dtype,
+                threads,
+                flops_per_s: measured.flops_per_s,
+                read_bytes_per_s: measured.read_bytes_per_s,
+            };
+            // No run ends because its record cannot be written once more.
+            if let Some(record) = &mut record {
+                record.ceilings = Some(measured.clone());
+                let _ = record.to_bytes().map(|bytes| self.dir.write(&self.dir.record(), &bytes));
+            }
+            ceilings = Some(measured);
         }
+        self.record.measured.ceilings =
+            ceilings.map(|c| Ceilings { flops_per_s: Some(c.flops_per_s), bytes_per_s: Some(c.read_bytes_per_s) });
     }
 
     /// No run ends because its profile cannot be written.
@@ -196,5 +220,6 @@ impl ProfileRecord {
         self.findings.last().cloned()
     }
 }
+
 #[cfg(test)]
 mod tests;

@@ -26,6 +26,9 @@ const FEW: f64 = 4.0;
 /// The share of decode steps that the longest sixteenth takes alone.
 const ALONE: f64 = 0.5;
 const REWARDS: f64 = 0.35;
+/// Of a reward's seconds so many are waited for the interpreter, and of the steps' seconds it takes so many.
+const LOCKED: f64 = 0.25;
+const ASKED: f64 = 0.1;
 const PREPARING: f64 = 0.3;
 const SAVING: f64 = 0.2;
 const EVALUATING: f64 = 0.5;
@@ -46,6 +49,14 @@ pub const ALL: &[Rule] = &[
         remedy: "by_group = true, so that a group is scored while others are generated; workers that score while the \
                  model trains (--distributed --workers N with max_staleness = N); a faster reward",
         holds: reward_bound,
+    },
+    Rule {
+        id: "interpreter_lock",
+        says: "Rewards in Python wait for the interpreter, which runs one thread at a time.",
+        remedy: "let what holds it give it back (input and output, numpy and regex do; loops do not); a reward as a \
+                 program of its own (`command:` or `python:FILE:FUNCTION`), which has an interpreter of its own; less \
+                 work in callbacks",
+        holds: interpreter_lock,
     },
     Rule {
         id: "worker_bound",
@@ -153,6 +164,16 @@ fn reward_bound(m: &Measured) -> Option<String> {
         "{waited:.1} of {:.1} s ({share}) were waited for rewards{of}; {workers} workers would hide it.",
         m.seconds
     ))
+}
+
+fn interpreter_lock(m: &Measured) -> Option<String> {
+    let waits = m.interpreter.iter().filter_map(|(name, &(waited_s, held_s))| {
+        let took = m.rewards.get(name).copied().unwrap_or(0.0);
+        let share = waited_s / (waited_s + held_s).max(f64::MIN_POSITIVE);
+        (share >= LOCKED && took >= ASKED * m.seconds).then_some((name, share, took))
+    });
+    let (name, share, took) = waits.max_by(|a, b| a.2.total_cmp(&b.2))?;
+    Some(format!("`{name}` took {took:.1} s, and waited {} of them for the interpreter's lock.", percent(share)))
 }
 
 fn worker_bound(m: &Measured) -> Option<String> {

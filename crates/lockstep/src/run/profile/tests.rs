@@ -26,6 +26,7 @@ fn healthy() -> Measured {
             .map(|(name, n)| (name.to_owned(), n))
             .into(),
         rewards: [("gsm8k".to_owned(), 3.0), ("format".to_owned(), 1.0)].into(),
+        interpreter: [("gsm8k".to_owned(), (0.1, 2.9))].into(),
         zero_spread: (3.0, 10),
         tail: Tail { completions: 640, longest: 40, steps: 1000, alone: 200 },
         cpu_s: 195.0,
@@ -33,6 +34,7 @@ fn healthy() -> Measured {
         threads: 2,
         cores: 2,
         resident: (0..20).map(|i| (1000 + i % 3) << 20).collect(),
+        memory: BTreeMap::new(),
         ceilings: Some(Ceilings { flops_per_s: Some(200e9), bytes_per_s: Some(30e9) }),
     }
 }
@@ -61,6 +63,10 @@ fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
     only("reward_bound", "40.0 of 100.0 s (40 %) were waited for rewards, most of it for `gsm8k`", |m| {
         stage(m, "rewards").seconds = 40.0;
         stage(m, "update").seconds = 5.0;
+    });
+    only("interpreter_lock", "`gsm8k` took 12.0 s, and waited 80 % of them", |m| {
+        m.rewards.insert("gsm8k".into(), 12.0);
+        m.interpreter.insert("gsm8k".into(), (0.8, 0.2));
     });
     only("worker_bound", "45.0 of 100.0 s (45 %)", |m| {
         m.counts.insert("waited_for_workers_s".into(), 45.0);
@@ -122,7 +128,9 @@ fn totals(rewards_s: f64) -> StepTotals {
 fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
     let dir = tempfile::tempdir().unwrap();
     let ctx = crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap();
-    let mut profile = Profile::new(dir.path(), DType::F32, false);
+    let run = RunDir::at(dir.path());
+    run.write(&run.record(), &RunRecord::default().to_bytes().unwrap()).unwrap();
+    let mut profile = Profile::new(&run, DType::F32, false);
     let no_values = BTreeMap::new();
     let mut step = 0;
     let mut take = |profile: &mut Profile, rewards_s: f64| -> Vec<(String, (u64, u64))> {
@@ -150,7 +158,24 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
     // At the end it was said already.
     let ids: Vec<String> = profile.finish(&ctx).into_iter().map(|finding| finding.id).collect();
     assert!(!ids.contains(&"reward_bound".to_owned()), "{ids:?}");
-    assert!(profile.record().measured.ceilings.is_some());
+    // They are in the run's record, and are not measured again by who goes on with the run.
+    let measured = RunRecord::read(&run.record()).unwrap().ceilings.unwrap();
+    assert_eq!(profile.record().measured.ceilings.unwrap().flops_per_s, Some(measured.flops_per_s));
+    assert_eq!((&*measured.dtype, measured.threads), ("f32", 1));
+    let known = MeasuredCeilings { flops_per_s: 7.0, ..measured };
+    let bytes = RunRecord { ceilings: Some(known), ..RunRecord::default() }.to_bytes().unwrap();
+    run.write(&run.record(), &bytes).unwrap();
+    let mut again = Profile::new(&run, DType::F32, true);
+    for _ in 0..5 {
+        take(&mut again, 1.0);
+    }
+    assert_eq!(again.record().measured.ceilings.unwrap().flops_per_s, Some(7.0));
+    // Of another dtype they say nothing.
+    let mut other = Profile::new(&run, DType::Bf16, true);
+    for _ in 0..5 {
+        take(&mut other, 1.0);
+    }
+    assert_eq!(other.record().measured.ceilings, None);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! From a configuration to a pipeline: every input is read and checked before the first file is written.
 
+use super::after::AfterStep;
 use super::audit::Auditor;
 use super::parts::{LargestWork, PartInputs, Parts};
 use super::workers::{Workers, refuse_what_workers_cannot};
@@ -160,6 +161,7 @@ impl Prepared {
             source,
             scorer,
             evaluation,
+            after: config.records_updates().then(AfterStep::new),
             state: RolloutState::default(),
         };
         Ok((Prepared { pipeline, parts }, own))

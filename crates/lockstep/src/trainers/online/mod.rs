@@ -2,12 +2,14 @@
 //!
 //! Its state is part of its task's: a run that was killed continues to the same bits.
 
+mod after;
 mod ahead;
 mod audit;
 mod build;
 mod drafts;
 mod parts;
 mod reference;
+mod spread;
 mod stages;
 mod waiting;
 mod workers;
@@ -154,6 +156,8 @@ pub struct RolloutPipeline {
     /// Scores completions of the caller's function, which shares it, and held-out ones where their loss needs more than
     /// the engine's record: entropies, another temperature.
     scorer: Option<SharedScorer>,
+    /// Where what a step did to tokens is recorded.
+    after: Option<after::AfterStep>,
     /// After the last step.
     pub(crate) state: RolloutState,
 }

@@ -97,13 +97,14 @@ impl<T> Parts<T> {
         let replay_scorer = replays.then(|| Box::new(builder.scorer("given rollouts", model, generation)));
         let of_evaluation = config.has_eval_data() && config.has_eval_loss() && needs_scores(config);
         let of_stale = scores_stale(config) || builder.sharing.is_some() && config.audit_stale > 0.0;
-        let scorer = (bounds.given || of_evaluation || of_stale).then(|| {
-            let name = match (bounds.given, of_stale) {
-                (true, _) => "given rollouts",
-                (_, true) => "stale rollouts",
-                _ => "evaluation",
+        let of_updates = config.records_updates();
+        let scorer = (bounds.given || of_evaluation || of_stale || of_updates).then(|| {
+            let (name, work) = match (bounds.given, of_stale, of_evaluation) {
+                (true, _, of_evaluation) => ("given rollouts", if of_evaluation { evaluated } else { generation }),
+                (_, true, of_evaluation) => ("stale rollouts", if of_evaluation { evaluated } else { generation }),
+                (_, _, true) => ("evaluation", evaluated),
+                _ => ("recorded updates", Work { completions: group, ..generation }),
             };
-            let work = if of_evaluation { evaluated } else { generation };
             Arc::new(Mutex::new(builder.scorer(name, model, work)))
         });
         // Workers generate; whoever does not believe them does it again.

@@ -3,6 +3,7 @@
 use super::ahead::log_lag;
 use super::parts::needs_scores;
 use super::reference::Reference;
+use super::spread::{distributions, quantiles};
 use super::waiting::Progress;
 use super::{GenerationBatch, OnlineBatch, Report, RolloutPipeline, Source, StageTimes};
 use crate::config::Config;
@@ -25,7 +26,7 @@ use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
 use model::net::Scores;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use telemetry::Stages;
-use train::{Advantage, Advantages, Sample};
+use train::{Advantages, Sample};
 
 impl RolloutPipeline {
     /// The next step of `run`: so far with the generation batch in use, which may be used up.
@@ -170,13 +171,12 @@ impl RolloutPipeline {
         };
         let batch = batch_hash(&self.settings, &samples);
         next.state.lineage = self.state.lineage.map(|lineage| lineage.advance(&batch));
+        let distributions = distributions(rollouts, advantages);
+        quantiles(&distributions).iter().for_each(|(name, value)| next.run.add(name, *value));
         next.report = Some(Report {
             recorded,
             completions: completion_log::rows(&run.config, &run.learner, &run.log, rollouts, advantages)?,
-            distributions: match run.config.tensorboard {
-                true => distributions(rollouts, advantages),
-                false => Vec::new(),
-            },
+            distributions: if run.config.tensorboard { distributions } else { Vec::new() },
         });
         next.state.batch = GenerationBatch { samples: samples.into(), used: 0 };
         Ok(())
@@ -229,6 +229,10 @@ impl RolloutPipeline {
 
     /// The step is taken: what its batch changes enters the run and the pipeline, and a new generation is reported.
     pub fn commit(&mut self, run: &mut TrainingRun, next: OnlineBatch) -> anyhow::Result<()> {
+        if let (Some(after), true) = (&mut self.after, next.report.is_some()) {
+            let first = &next.state.batch.samples[..self.sizes.optimizer.min(next.state.batch.samples.len())];
+            after.choose(first, telemetry::system::cpu_s());
+        }
         let OnlineBatch { run: changes, state, report, .. } = next;
         if let Some(Report { recorded, completions, distributions }) = report {
             run.log.reporter.distributions(run.learner.step, distributions)?;
@@ -281,9 +285,13 @@ impl RolloutPipeline {
         let observer = Observer { stages: &Stages::default(), on_wait: &|reward, time| progress.waits(reward, time) };
         let outcomes =
             evaluation.run(collector, &run.learner.policy, &self.eval_weights, run.learner.step, &observer)?;
-        let seconds = span.end();
+        let (seconds, sampling) = (span.end(), evaluation.sampling());
         let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
         for outcome in outcomes {
+            if run.config.record_rollouts {
+                let groups = wire::of_evaluation(&outcome.rollouts, &sampling, run.learner.step, &outcome.name);
+                groups.iter().try_for_each(|group| run.log.reporter.record_evaluation(group))?;
+            }
             self.state.health.check(&outcome.rollouts, &outcome.problems, &run.config)?;
             problems.extend(outcome.problems);
             unscored = unscored.or(outcome.unscored);
@@ -398,21 +406,6 @@ fn end_generation(
         }
     }
     rollouts
-}
-
-/// What histograms show of a generation.
-fn distributions(rollouts: &Rollouts, advantages: &Advantages) -> Vec<(String, Vec<f64>)> {
-    let completions = || rollouts.completions().map(|c| &c.completion);
-    let all: [(&str, Vec<f64>); 4] = [
-        ("reward", rollouts.completions().filter_map(|c| rollouts.total(c)).collect()),
-        ("length", completions().map(|c| c.ids.len() as f64).collect()),
-        ("advantage", advantages.advantages.iter().map(Advantage::mean).collect()),
-        ("logprob", completions().flat_map(|c| c.logps()).map(|&logp| f64::from(logp)).collect()),
-    ];
-    let finite = |(name, values): (&str, Vec<f64>)| {
-        (name.to_owned(), values.into_iter().filter(|x| x.is_finite()).collect::<Vec<_>>())
-    };
-    all.map(finite).into_iter().filter(|(_, values)| !values.is_empty()).collect()
 }
 
 /// TRL's `num_tokens`.

@@ -335,6 +335,7 @@ impl RolloutPipeline {
     /// After an optimizer step: moves the reference model, if that is due; after a batch's last step the weights are
     /// published.
     pub fn end_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        self.record_after_step(run)?;
         self.sync_reference(run)?;
         let Some(mut workers) = self.workers.take() else { return Ok(()) };
         let ended = self.end_step_of_workers(&mut workers, run);

@@ -112,7 +112,7 @@ impl Course {
 }
 
 /// Four digits at most, for people.
-fn number(x: f64) -> String {
+pub(super) fn number(x: f64) -> String {
     short_number(x, 1e5, 1)
 }
 

@@ -134,6 +134,20 @@ fn events_are_shown() {
     );
 }
 
+/// Once each, whatever the format.
+#[test]
+fn an_evaluation_is_said_once() {
+    for format in [LogFormat::Plain, LogFormat::Json] {
+        let (console, memory) = captured(format, Level::Info, false);
+        let mut sink = ConsoleSink::new(console);
+        let values = vec![("eval_reward".to_owned(), 0.25), ("eval_runtime".to_owned(), 2.0)];
+        sink.receive(&EventKind::Metrics { step: 4, values }.into()).unwrap();
+        let text = text(&memory);
+        assert_eq!((text.matches("evaluation after step 4").count(), text.matches("0.25").count()), (1, 1), "{text}");
+        assert_eq!(format == LogFormat::Json, text.lines().count() == 1, "{text}");
+    }
+}
+
 /// A reward's exception with a completion in it, as a terminal would obey it.
 #[test]
 fn escape_sequences_from_elsewhere_reach_neither_terminal_nor_log() {

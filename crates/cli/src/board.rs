@@ -1,0 +1,41 @@
+//! `lockstep board`: TensorBoard's event files of runs that are there.
+
+use crate::output;
+use lockstep::{RunDir, bad_input, write_board};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+/// Writes TensorBoard's event files of runs that were trained without: every metric, histograms and completions of what
+/// was recorded, and the hyperparameters.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The runs.
+    #[arg(value_name = "RUN", required = true)]
+    pub runs: Vec<PathBuf>,
+    /// A directory that gets one below it for each run, of the run's name; without it, each run's own `tensorboard`.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    let runs = args.runs.iter().map(|root| RunDir::open(root)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut taken = BTreeSet::new();
+    let mut into = Vec::new();
+    for run in &runs {
+        let directory = match &args.out {
+            Some(out) => out.join(run.root().file_name().unwrap_or_default()),
+            None => run.tensorboard(),
+        };
+        if !taken.insert(directory.clone()) {
+            bad_input!("{} would get two runs of that name: write them one at a time", directory.display());
+        }
+        into.push(directory);
+    }
+    for (run, directory) in runs.iter().zip(&into) {
+        let events = write_board(run, directory)?;
+        output::text(&format!("{}: {events} events\n", directory.display()))?;
+    }
+    let show = args.out.as_ref().or(into.first()).map(|path| path.display().to_string()).unwrap_or_default();
+    output::note(format_args!("tensorboard --logdir {show}"));
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! Failures that are planted, each said on the page's overview within twenty steps: by the alarm that is meant for it,
+//! with evidence and a remedy. What the overview shows is what `lockstep report` prints: the same lines of metrics.jsonl.
+
+use crate::alarms;
+use crate::support::runs::{self, good};
+use crate::support::{CONFIG, lockstep, model_of};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// The alarms of a run in the order in which they were raised, each with the step.
+fn said(root: &Path, run: &str) -> Vec<(u64, String)> {
+    let found = alarms::alarms(&root.join(run));
+    let open = found.iter().filter(|(_, alarm)| alarm["until"].is_null() && alarm["quiet"] != true);
+    open.map(|(step, alarm)| {
+        for part in ["evidence", "remedy"] {
+            assert!(alarm[part].as_str().is_some_and(|text| text.len() > 10), "{alarm}");
+        }
+        (*step, alarm["id"].as_str().unwrap().to_owned())
+    })
+    .collect()
+}
+
+/// One of `expected` was raised by step 20, and the report says so.
+#[track_caller]
+fn planted(root: &Path, run: &str, expected: &[&str]) {
+    let found = said(root, run);
+    let named = found.iter().find(|(step, id)| *step <= 20 && expected.contains(&id.as_str()));
+    let Some((_, id)) = named else { panic!("{run}: none of {expected:?} in {found:?}") };
+    let report = good(root, &["report", run, "--print"]).out;
+    assert!(report.contains(&id.replace('_', " ")) || report.contains(id.as_str()), "{run}: {report}");
+}
+
+#[test]
+fn of_a_policy() {
+    let dir = alarms::directory();
+    let root = dir.path();
+    let letter = "reward_funcs=[{kind = \"exact_match\", extract = \"^(.)\"}]";
+    // (run, keys, what must be said)
+    let sick: [(&str, &[&str], &[&str]); 4] = [
+        // Learning-rate explosion.
+        (
+            "explodes",
+            &[letter, "learning_rate=30", "max_grad_norm=0"],
+            &["grad_norm", "not_finite", "kl_blow_up", "entropy_collapse"],
+        ),
+        // A bonus for certainty.
+        ("collapses", &[letter, "entropy_coef=-2", "learning_rate=0.1"], &["entropy_collapse"]),
+        // A penalty too small to hold a policy that runs away.
+        ("runs-away", &[letter, "beta=0.0001", "learning_rate=0.1"], &["kl_blow_up"]),
+        // Paid for length.
+        (
+            "long",
+            &["reward_funcs=[\"length:40\"]", "learning_rate=0.03", "max_completion_length=40"],
+            &["length_explodes", "length_is_paid"],
+        ),
+    ];
+    for (run, set, expected) in sick {
+        lockstep(root, &alarms::arguments(run, set));
+        planted(root, run, expected);
+    }
+    // A reward that never gives a score.
+    fs::write(
+        root.join("none.sh"),
+        "while read -r line; do awk 'BEGIN { printf \"{\\\"rewards\\\": [\"; for (i = 0; i < 64; i++) printf \"%snull\", \
+         i ? \", \" : \"\"; print \"]}\" }'; done\n",
+    )
+    .unwrap();
+    lockstep(root, &alarms::arguments("none", &["reward_funcs=[\"command:sh none.sh\"]", "reward_errors=continue"]));
+    planted(root, "none", &["unscored"]);
+}
+
+/// The reference is of another stage: the policy is far from it before it learned anything.
+#[test]
+fn of_a_stale_reference() {
+    let dir = runs::directory_of(CONFIG);
+    let root = dir.path();
+    model_of(&root.join("other"), CONFIG);
+    let set = ["beta=0.05", "max_steps=6", "eval_strategy=no", "temperature=1", "learning_rate=0.0001"];
+    let reference = format!("ref_model={}", sharper(root, "other"));
+    good(root, &runs::arguments("train", "stale", &[&set[..], &[&reference]].concat()));
+    planted(root, "stale", &["stale_reference"]);
+    good(root, &runs::arguments("train", "own", &set));
+    assert!(said(root, "own").iter().all(|(_, id)| id != "stale_reference"), "{:?}", said(root, "own"));
+}
+
+/// Its head times 40, so that it is certain of other tokens than a random model is.
+fn sharper(root: &Path, model: &str) -> String {
+    let file = root.join(model).join("model.safetensors");
+    let mut bytes = crate::support::without_checksum(fs::read(&file).unwrap());
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    for (_, tensor) in header.as_object().unwrap().iter().filter(|(name, _)| name.as_str() == "lm_head.weight") {
+        let [start, end] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap() as usize + 8 + length);
+        for value in bytes[start..end].chunks_exact_mut(4) {
+            let x = f32::from_le_bytes([value[0], value[1], value[2], value[3]]) * 40.0;
+            value.copy_from_slice(&x.to_le_bytes());
+        }
+    }
+    fs::write(&file, bytes).unwrap();
+    model.to_owned()
+}
+
+#[test]
+fn of_supervised_training_and_pairs() {
+    let dir = runs::directory();
+    let root = dir.path();
+    let steps = ["max_steps=20", "logging_steps=1", "save_strategy=no", "eval_strategy=no"];
+    let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl", "learning_rate=10"];
+    lockstep(root, &runs::arguments("sft", "sft", &[&steps[..], &["learning_rate=1000"]].concat()));
+    planted(root, "sft", &["diverged"]);
+    lockstep(root, &runs::arguments("dpo", "dpo", &[&steps[..], &pairs].concat()));
+    planted(root, "dpo", &["margin", "diverged"]);
+}

@@ -1,0 +1,145 @@
+//! What an optimizer step did to each token of a group: its log-probabilities afterwards, of as many groups as take less
+//! than a hundredth of the run's processor seconds.
+//!
+//! Which groups these are depends on time. So they are in a file of their own, `updates.bin`, which no run is compared
+//! by, and nothing that is learned depends on them.
+
+use super::RolloutPipeline;
+use crate::rollouts::wire::{Completion, Group};
+use crate::run::training::TrainingRun;
+use model::columns::NEW_LOGPS;
+use telemetry::system::cpu_s;
+use train::{Advantage, Sample};
+
+/// Of the processor seconds that the run takes, so many at most.
+const SHARE: f64 = 0.01;
+
+/// Chooses groups, and counts what scoring them takes.
+pub struct AfterStep {
+    began_s: f64,
+    spent_s: f64,
+    /// When the last generation was learned from.
+    last_s: f64,
+    /// Processor seconds of a token's score, once one was scored.
+    per_token_s: Option<f64>,
+    /// Groups that were scored.
+    count: usize,
+    /// The group that is scored after this step.
+    chosen: Vec<Sample>,
+}
+
+impl AfterStep {
+    /// Counts from now on.
+    pub fn new() -> AfterStep {
+        let now = cpu_s();
+        AfterStep { began_s: now, spent_s: 0.0, last_s: now, per_token_s: None, count: 0, chosen: Vec::new() }
+    }
+
+    /// At the processor second `now`, a step is taken on `part`, the first one of its generation. Chooses a group of it,
+    /// if that can be afforded: one that has a gradient, and each time another one.
+    pub fn choose(&mut self, part: &[Sample], now: f64) {
+        let step_s = now - std::mem::replace(&mut self.last_s, now);
+        let groups: Vec<&[Sample]> = part.chunk_by(|a, b| a.group == b.group).filter(|group| teaches(group)).collect();
+        if groups.is_empty() {
+            return;
+        }
+        let group = groups[self.count % groups.len()];
+        // What a token takes in a whole step is more than its score will.
+        let per_token_s = self.per_token_s.unwrap_or(step_s / tokens(part).max(1) as f64);
+        let estimate = per_token_s * tokens(group) as f64;
+        if self.spent_s + estimate <= SHARE * (now - self.began_s) {
+            self.chosen = group.to_vec();
+        }
+    }
+
+    fn spent(&mut self, seconds: f64, tokens: usize) {
+        self.spent_s += seconds;
+        self.per_token_s = Some(seconds / tokens.max(1) as f64);
+        self.count += 1;
+    }
+}
+
+fn tokens(samples: &[Sample]) -> usize {
+    let prompt = samples.first().map_or(0, |sample| sample.prompt.ids.len());
+    prompt + samples.iter().map(|sample| sample.completion.len()).sum::<usize>()
+}
+
+fn teaches(group: &[Sample]) -> bool {
+    group.iter().any(|sample| match &sample.advantage {
+        Advantage::Sequence(one) => *one != 0.0,
+        Advantage::Tokens(each) => each.iter().any(|a| *a != 0.0),
+    })
+}
+
+impl RolloutPipeline {
+    /// Scores the chosen group with the weights that the step made, and records it.
+    pub(super) fn record_after_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        let (Some(after), Some(scorer)) = (&mut self.after, &self.scorer) else { return Ok(()) };
+        let samples = std::mem::take(&mut after.chosen);
+        let Some(first) = samples.first() else { return Ok(()) };
+        let (before, span) = (cpu_s(), run.log.stages.span("record"));
+        let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
+        let (ctx, weights) = (&run.learner.ctx, &run.learner.policy.weights);
+        let scores = match super::stages::lock(scorer).score(ctx, weights, &sequences, self.sampling.temperature) {
+            // The step is taken: a stop request does not undo it.
+            Err(_) if run.stop.is_requested() => return Ok(()),
+            scores => scores?,
+        };
+        let completion = |(place, (sample, scores)): (usize, (&Sample, model::net::Scores))| {
+            let mut completion = Completion::new(place, sample.completion.clone());
+            completion.mask.clone_from(&sample.mask);
+            completion.columns.set(NEW_LOGPS, scores.logps);
+            completion
+        };
+        let group = Group {
+            id: first.group,
+            step: Some(run.learner.step),
+            prompt_ids: first.prompt.ids.clone(),
+            completions: samples.iter().zip(scores).enumerate().map(completion).collect(),
+            ..Group::default()
+        };
+        run.log.reporter.record_update(&group)?;
+        span.end();
+        after.spent(cpu_s() - before, tokens(&samples));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::Prompt;
+
+    fn sample(group: u64, length: usize, advantage: f32) -> Sample {
+        let advantage = Advantage::Sequence(advantage);
+        Sample { group, advantage, ..Sample::supervised(Prompt::new([1]), vec![2; length]) }
+    }
+
+    #[test]
+    fn a_hundredth_of_the_time_is_spent_at_most_and_on_one_group_after_the_other() {
+        let mut after = AfterStep { began_s: 0.0, last_s: 0.0, ..AfterStep::new() };
+        let part: Vec<Sample> = [(1, 0.5), (1, -0.5), (2, 0.0), (2, 0.0), (3, 1.0), (3, -1.0)]
+            .map(|(group, advantage)| sample(group, 10, advantage))
+            .into();
+        let (mut scored, mut spent) = (Vec::new(), 0.0);
+        for step in 1..=400 {
+            let now = f64::from(step);
+            after.choose(&part, now);
+            let chosen = std::mem::take(&mut after.chosen);
+            if let Some(first) = chosen.first() {
+                assert_eq!(chosen.len(), 2);
+                scored.push((step, first.group));
+                // A score takes a twentieth of a step.
+                after.spent(0.05, tokens(&chosen));
+                spent += 0.05;
+            }
+            assert!(spent <= SHARE * now, "{spent} of {now}");
+        }
+        // The first one once a hundredth of the run pays for a third of a step; then each fifth step.
+        assert!((34..=36).contains(&scored[0].0), "{scored:?}");
+        assert!(scored.len() >= 70, "{}", scored.len());
+        assert!(scored.iter().take(4).map(|one| one.1).eq([1, 3, 1, 3]), "the one that teaches nothing is left out");
+        after.choose(&part[2..4], 1000.0);
+        assert!(after.chosen.is_empty());
+    }
+}

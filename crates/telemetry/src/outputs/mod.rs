@@ -1,0 +1,142 @@
+//! Everything that a run writes, in one place: its metrics, with what they mean, their unit, what is healthy and what
+//! helps where it is not; and the files of its directory. docs/outputs.md is made of it, and the page explains its
+//! charts by it.
+//!
+//! It computes nothing. A name that a run chooses stands as `<…>`: `rewards/<name>/mean` is every reward's mean.
+
+mod files;
+mod metrics;
+mod more;
+
+pub use files::{FILES, RunFile};
+pub use metrics::SECTIONS;
+
+/// A number that runs log.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Its key in metrics.jsonl; `<…>` stands for a name that the run chooses.
+    pub name: &'static str,
+    /// What it counts or is measured in; empty of a ratio or a share.
+    pub unit: &'static str,
+    /// What it means.
+    pub meaning: &'static str,
+    /// Values that are no reason to worry; empty where none are known.
+    pub healthy: &'static str,
+    /// What usually helps where it is not healthy.
+    pub remedy: &'static str,
+}
+
+const fn row(
+    name: &'static str,
+    unit: &'static str,
+    meaning: &'static str,
+    healthy: &'static str,
+    remedy: &'static str,
+) -> Metric {
+    Metric { name, unit, meaning, healthy, remedy }
+}
+
+/// Metrics that belong together.
+#[derive(Clone, Copy, Debug)]
+pub struct Section {
+    /// What they are about.
+    pub title: &'static str,
+    /// Which runs have them.
+    pub of: &'static str,
+    /// The metrics, in the order in which they are shown.
+    pub metrics: &'static [Metric],
+}
+
+impl Metric {
+    /// Whether `name` is this metric's, or one that its `<…>` stands for.
+    pub fn is(&self, name: &str) -> bool {
+        matches(self.name, name)
+    }
+}
+
+/// The metric that a run logs as `name`; of an evaluation set that of the same name in its section.
+pub fn metric(name: &str) -> Option<&'static Metric> {
+    listed(name).or_else(|| match evaluated(name) {
+        ("", _) => None,
+        (_, of_set) => listed(&format!("eval_{of_set}")),
+    })
+}
+
+fn listed(name: &str) -> Option<&'static Metric> {
+    SECTIONS.iter().flat_map(|section| section.metrics).find(|metric| metric.is(name))
+}
+
+/// The set that a metric of an evaluation is of, empty of the only one, and its name there: a program's own metric is of
+/// the only one.
+pub fn evaluated(name: &str) -> (&str, &str) {
+    let Some(own) = name.strip_prefix("eval_") else { return ("", name) };
+    if listed(name).is_some() {
+        return ("", own);
+    }
+    // `eval_<set>_reward`: a set's name may have `_` in it, too.
+    let mut ends = own.match_indices('_').filter(|&(at, _)| at > 0);
+    let found = ends.find(|&(at, _)| listed(&format!("eval_{}", &own[at + 1..])).is_some());
+    found.map_or(("", own), |(at, _)| (&own[..at], &own[at + 1..]))
+}
+
+/// The file, or the directory that has it, at `path` below a run's directory.
+pub fn file(path: &str) -> Option<&'static RunFile> {
+    let is = |file: &&RunFile| match file.path.strip_suffix('/') {
+        Some(directory) => matches(directory, path) || matches(&format!("{directory}/<…>"), path),
+        None => matches(file.path, path),
+    };
+    FILES.iter().find(is)
+}
+
+/// `<…>` stands for any text that is not empty.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((before, rest)) = pattern.split_once('<') else { return pattern == name };
+    let Some((_, after)) = rest.split_once('>') else { return false };
+    let Some(rest) = name.strip_prefix(before) else { return false };
+    let ends = rest.char_indices().map(|(at, c)| at + c.len_utf8());
+    ends.into_iter().any(|end| matches(after, &rest[end..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_of_runs_and_sets_are_found() {
+        let of = |name: &str| metric(name).map(|metric| metric.name);
+        assert_eq!(of("reward"), Some("reward"));
+        assert_eq!(of("rewards/math/mean"), Some("rewards/<name>/mean"));
+        assert_eq!(of("rewards/a/b/mean"), Some("rewards/<name>/mean"));
+        assert_eq!(of("rewards/margins"), Some("rewards/margins"));
+        assert_eq!(of("eval_reward"), Some("eval_reward"));
+        assert_eq!(of("eval_my_set_rewards/math/std"), Some("eval_rewards/<name>/std"));
+        assert_eq!(of("eval_hard_pass@8"), Some("eval_pass@<k>"));
+        assert_eq!(of("device/rollout/decode/time_s"), Some("device/<stage>/time_s"));
+        assert_eq!(of("rewards//mean"), None, "a name is not empty");
+        assert_eq!((of("rewrad"), of("eval_rewrad"), of("")), (None, None, None));
+    }
+
+    #[test]
+    fn files_are_found_below_their_directories() {
+        let of = |path: &str| file(path).map(|file| file.path);
+        assert_eq!(of("config.toml"), Some("config.toml"));
+        assert_eq!(of("checkpoints/step-000010/model.safetensors"), Some("checkpoints/step-<step>/"));
+        assert_eq!(of("lockstep-0.log"), Some("lockstep-<process>.log"));
+        assert_eq!(of("given-1b2c"), Some("given-<hash>/"));
+        assert_eq!((of("model2/x"), of("completions/x.txt"), of("other")), (None, None, None));
+    }
+
+    #[test]
+    fn every_metric_is_explained_once() {
+        let mut names = BTreeSet::new();
+        for metric in SECTIONS.iter().flat_map(|section| section.metrics) {
+            let Metric { name, meaning, healthy, remedy, .. } = metric;
+            assert!(names.insert(*name), "{name} is there twice");
+            assert!(!meaning.is_empty() && meaning.ends_with('.'), "{name}: {meaning:?}");
+            assert!(remedy.is_empty() || !healthy.is_empty(), "{name}: it helps against what?");
+        }
+        let files: BTreeSet<&str> = FILES.iter().map(|file| file.path).collect();
+        assert_eq!(files.len(), FILES.len());
+    }
+}

@@ -1,0 +1,228 @@
+//! The metrics of pairs, time, workers, devices and evaluations.
+
+use super::{Metric, row};
+
+pub(super) const PAIRS_DPO: &[Metric] = &[
+    row("rewards/chosen", "", "β × (log π − log π_ref) of the better answers.", "above `rewards/rejected`", ""),
+    row("rewards/rejected", "", "The same of the worse ones.", "below `rewards/chosen`", ""),
+    row(
+        "rewards/accuracies",
+        "share",
+        "Pairs whose better answer has the higher reward.",
+        "above 0.5, and rising",
+        "more data; a higher learning_rate; are the pairs consistent?",
+    ),
+    row(
+        "rewards/margins",
+        "",
+        "Mean difference of the two rewards.",
+        "rising; below 100",
+        "a lower learning_rate; a higher beta; fewer epochs",
+    ),
+    row(
+        "logps/chosen",
+        "nats",
+        "Log-probability of the better answers.",
+        "not falling much",
+        "a higher beta; another dpo_loss_type",
+    ),
+    row("logps/rejected", "nats", "Log-probability of the worse ones.", "", ""),
+    row("logits/chosen", "", "Mean logit of the better answers.", "", ""),
+    row("logits/rejected", "", "Mean logit of the worse ones.", "", ""),
+];
+
+pub(super) const PAIRS_REWARD_MODELS: &[Metric] = &[
+    row(
+        "accuracy",
+        "share",
+        "Pairs whose better answer scores higher.",
+        "above 0.5, and rising",
+        "more data; a higher learning_rate; are the pairs consistent?",
+    ),
+    row("margin", "", "Mean difference of the two scores.", "rising", ""),
+    row("mean_reward", "", "Mean score.", "near 0 with center_rewards_coefficient", ""),
+    row("min_reward", "", "The least score.", "", ""),
+    row("max_reward", "", "The greatest score.", "", ""),
+];
+
+pub(super) const PROGRESS_AND_TIME: &[Metric] = &[
+    row("epoch", "epochs", "How often the data was read.", "", ""),
+    row("num_tokens", "tokens", "Tokens of prompts and completions so far.", "", ""),
+    row("time_s", "s", "When the line was written, since 1970.", "", ""),
+    row(
+        "step_time",
+        "s",
+        "Wall seconds of the step, without evaluations.",
+        "steady",
+        "[profiling](profiling.md) says what takes it",
+    ),
+    row("rollout_time_s", "s", "Seconds of generation in it; 0 where the completions were there already.", "", ""),
+    row("prefill_time_s", "s", "Of these, in prompts.", "", ""),
+    row("decode_time_s", "s", "Of these, in the model while it writes.", "", ""),
+    row("sampling_time_s", "s", "Of these, in the head and in drawing tokens.", "", ""),
+    row("rollout_tokens_per_s", "tokens/s", "Completion tokens for each second of generation.", "", ""),
+    row(
+        "reward_time_s",
+        "s",
+        "Seconds that were waited for rewards.",
+        "below a third of step_time",
+        "`by_group = true`; workers; a faster reward",
+    ),
+    row("reward_hidden_time_s", "s", "Seconds of rewards behind generation.", "", ""),
+    row("update_time_s", "s", "Seconds of the update.", "", ""),
+    row("forward_time_s", "s", "Of these, in the forward pass.", "", ""),
+    row("backward_time_s", "s", "Of these, in the backward pass.", "", ""),
+    row("optimizer_time_s", "s", "Of these, in gradient norm and optimizer.", "", ""),
+    row(
+        "update_tokens_per_s",
+        "tokens/s",
+        "Rows of the model for each second of the update; a shared prompt counts once.",
+        "",
+        "",
+    ),
+    row(
+        "cpu_time_s",
+        "s",
+        "Processor seconds of all threads in the step.",
+        "near threads × step_time",
+        "something else computes on the same cores, or a stage waits",
+    ),
+    row(
+        "peak_bytes",
+        "bytes",
+        "The most memory that the process has held.",
+        "below what `lockstep plan` says",
+        "[profiling](profiling.md), `memory_growth`",
+    ),
+];
+
+pub(super) const WORKERS: &[Metric] = &[
+    row(
+        "async/lag_mean",
+        "versions",
+        "How many versions of the weights lie between the one that sampled a token and the one that learns from it; \
+         mean.",
+        "up to max_staleness",
+        "",
+    ),
+    row("async/lag_max", "versions", "The greatest lag.", "up to max_staleness", ""),
+    row(
+        "async/learner_wait_s",
+        "s",
+        "Seconds that the learner waited for workers.",
+        "near 0",
+        "more workers; a higher max_staleness",
+    ),
+    row("async/queue_complete", "groups", "Groups that are there before they are needed.", "above 0", "more workers"),
+    row(
+        "async/groups_remade",
+        "groups",
+        "Groups that were made again, because a worker was lost; of the whole run.",
+        "few",
+        "is a worker out of memory?",
+    ),
+    row("async/groups_twice", "groups", "Groups that two workers made.", "few", ""),
+    row(
+        "async/groups_differing",
+        "groups",
+        "Of these, those whose bits differ.",
+        "0, always",
+        "`lockstep verify` names the worker",
+    ),
+    row(
+        "async/weight_sync_bytes_copied",
+        "bytes",
+        "Bytes of weights that were copied to be published.",
+        "0 in one machine",
+        "",
+    ),
+    row("async/bytes_fetched", "bytes", "Bytes that workers fetched over the network.", "", ""),
+];
+
+pub(super) const DEVICES: &[Metric] = &[
+    row("device/<stage>/time_s", "s", "Seconds of a stage by the device's own clock.", "", ""),
+    row("device/<stage>/launches", "", "Kernels that it launched.", "", ""),
+    row("device/<stage>/copies_in", "", "Copies to the device.", "", ""),
+    row("device/<stage>/copies_out", "", "Copies to the host.", "", ""),
+    row("device/<stage>/waits", "", "Times that the host waited for the device.", "few", ""),
+    row(
+        "device/peak_bytes",
+        "bytes",
+        "The most device memory that was held.",
+        "below what `lockstep plan` says",
+        "a smaller micro-batch; bf16; LoRA",
+    ),
+];
+
+pub(super) const EVALUATION: &[Metric] = &[
+    row(
+        "eval_reward",
+        "",
+        "Mean weighted total on held-out prompts.",
+        "rising with `reward`",
+        "it has learned the training prompts: more data; fewer epochs",
+    ),
+    row("eval_reward_std", "", "Its standard deviation.", "", ""),
+    row("eval_rewards/<name>/mean", "", "Mean of one reward.", "rising", ""),
+    row("eval_rewards/<name>/std", "", "Its standard deviation.", "", ""),
+    row("eval_pass@<k>", "share", "Prompts of which one of k completions is right (unbiased estimate).", "rising", ""),
+    row("eval_completions/mean_length", "tokens", "Mean length.", "", ""),
+    row(
+        "eval_completions/clipped_ratio",
+        "share",
+        "Completions that were cut.",
+        "below 0.25",
+        "a higher max_completion_length",
+    ),
+    row(
+        "eval_loss",
+        "",
+        "The loss on held-out rows.",
+        "falling, near `loss`",
+        "it has learned the training rows: more data; fewer epochs",
+    ),
+    row("eval_entropy", "nats", "Entropy on held-out rows.", "", ""),
+    row("eval_mean_token_accuracy", "share", "How often the next token is the likeliest one.", "rising", ""),
+    row("eval_rewards/chosen", "", "As in training (DPO).", "", ""),
+    row("eval_rewards/rejected", "", "As in training (DPO).", "", ""),
+    row("eval_rewards/accuracies", "share", "As in training (DPO).", "above 0.5", "more data; fewer epochs"),
+    row("eval_rewards/margins", "", "As in training (DPO).", "rising", ""),
+    row("eval_logps/chosen", "nats", "As in training (DPO).", "", ""),
+    row("eval_logps/rejected", "nats", "As in training (DPO).", "", ""),
+    row("eval_logits/chosen", "", "As in training (DPO).", "", ""),
+    row("eval_logits/rejected", "", "As in training (DPO).", "", ""),
+    row(
+        "eval_accuracy",
+        "share",
+        "Held-out pairs whose better answer scores higher (reward models).",
+        "above 0.5",
+        "more data; fewer epochs",
+    ),
+    row("eval_margin", "", "Mean difference of the two scores.", "", ""),
+    row("eval_mean_reward", "", "Mean score.", "", ""),
+    row("eval_min_reward", "", "The least score.", "", ""),
+    row("eval_max_reward", "", "The greatest score.", "", ""),
+    row(
+        "eval_brier_score",
+        "",
+        "Mean square of 1 − the probability that the model gives the better answer.",
+        "below 0.25",
+        "more data",
+    ),
+    row(
+        "eval_calibration_error",
+        "",
+        "How far these probabilities are from how often they are right.",
+        "below 0.1",
+        "fewer epochs",
+    ),
+    row("eval_num_tokens", "tokens", "Tokens that were trained on until then.", "", ""),
+    row(
+        "eval_runtime",
+        "s",
+        "Seconds of the evaluation.",
+        "well below those of the steps between two",
+        "a higher eval_steps; fewer rows",
+    ),
+    row("eval_samples_per_second", "rows/s", "Held-out rows for each second.", "", ""),
+];

@@ -1,0 +1,77 @@
+//! An evaluation as a table: a row for each metric and a column for each set, beside what the evaluation before it gave.
+
+use super::course::number;
+use super::duration;
+use crate::outputs::evaluated;
+use crate::table::{Align, Table};
+
+/// The evaluation before this one.
+#[derive(Debug, Default)]
+pub(super) struct Evaluations {
+    before: Vec<(String, f64)>,
+}
+
+/// What is said in the headline or not at all.
+const ELSEWHERE: [&str; 3] = ["runtime", "num_tokens", "samples_per_second"];
+
+impl Evaluations {
+    /// The lines of an evaluation after `step`.
+    pub(super) fn table(&mut self, step: u64, values: &[(String, f64)], width: usize) -> String {
+        let before = std::mem::replace(&mut self.before, values.to_vec());
+        let value = |all: &[(String, f64)], name: &str| all.iter().find(|(own, _)| own == name).map(|(_, x)| *x);
+        let (mut sets, mut metrics): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
+        for (name, _) in values {
+            let (set, metric) = evaluated(name);
+            if ELSEWHERE.contains(&metric) {
+                continue;
+            }
+            if !sets.contains(&set) {
+                sets.push(set);
+            }
+            if !metrics.contains(&metric) {
+                metrics.push(metric);
+            }
+        }
+        let head = |set: &&str| [if set.is_empty() { "value" } else { set }.to_owned(), "before".to_owned()];
+        let columns = sets.iter().flat_map(head).map(|name| (name, Align::Right));
+        let mut table = Table::new([("metric".to_owned(), Align::Left)].into_iter().chain(columns));
+        for metric in metrics {
+            let cells = sets.iter().flat_map(|set| {
+                let name = if set.is_empty() { format!("eval_{metric}") } else { format!("eval_{set}_{metric}") };
+                [value(values, &name), value(&before, &name)].map(|x| x.map_or_else(String::new, number))
+            });
+            table.row([metric.to_owned()].into_iter().chain(cells));
+        }
+        let took = value(values, "eval_runtime").map(|s| format!(" ({})", duration(s))).unwrap_or_default();
+        format!("evaluation after step {step}{took}\n{}", table.render(width).trim_end())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_rows_and_sets_are_columns() {
+        let of = |reward: f64| {
+            let all = [("eval_reward", reward), ("eval_my_set_reward", 0.25), ("eval_my_set_pass@4", 1.0)];
+            let all = all.into_iter().chain([("eval_runtime", 1.5), ("eval_odd", 7.0)]);
+            all.map(|(name, x)| (name.to_owned(), x)).collect::<Vec<_>>()
+        };
+        let mut evaluations = Evaluations::default();
+        let first = evaluations.table(4, &of(0.5), 80);
+        assert_eq!(
+            first.lines().collect::<Vec<_>>(),
+            [
+                "evaluation after step 4 (1.50 s)",
+                "metric  value  before  my_set  before",
+                "──────  ─────  ──────  ──────  ──────",
+                "reward  0.500           0.250",
+                "pass@4                   1.00",
+                "odd      7.00",
+            ]
+        );
+        let second = evaluations.table(8, &of(0.75), 80);
+        assert!(second.contains("reward  0.750   0.500   0.250   0.250"), "{second}");
+    }
+}
