@@ -145,7 +145,11 @@ fn run_beside(isolation: &str, user: Option<u32>) {
     let lines = rollouts(&out);
     assert_eq!(lines.len(), 16);
     for line in lines {
-        assert_eq!(line["rewards"], json!({"code": 1.0}), "{isolation}, as {user:?}: something was not refused: {line:?}");
+        assert_eq!(
+            line["rewards"],
+            json!({"code": 1.0}),
+            "{isolation}, as {user:?}: something was not refused: {line:?}"
+        );
     }
 }
 
