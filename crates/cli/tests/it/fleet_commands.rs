@@ -24,6 +24,7 @@ fn state() -> LearnerState {
         slots: vec![SlotState { versions: Some((2, 2)) }, SlotState { versions: Some((3, 3)) }],
         ended: false,
         checkpoints: CheckpointStates { last: Some(2), waiting: vec![(3, 1, 2)] },
+        expelled: Vec::new(),
         workers: 2,
         counts: Counts { remade: 3, twice: 1, ..Counts::default() },
         shared: Value::Null,

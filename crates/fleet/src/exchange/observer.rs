@@ -40,6 +40,8 @@ pub(crate) struct Observer {
 impl Observer {
     pub(crate) fn offered(&mut self, job: JobName) {
         self.offered.insert(job, false);
+        // A result of it that was told of before was not used, or taken back: the next one is another.
+        self.results.retain(|(_, known)| *known != job);
     }
 
     pub(crate) fn withdrawn(&mut self, job: JobName) {

@@ -92,6 +92,8 @@ impl World {
         // An earlier learner may have learned from it.
         self.published.retain(|version, _| *version <= batch);
         let name = self.workers[i].name.clone();
+        // No exchange tells of a result that it has not got any more.
+        self.mail.retain(|event| !matches!(event, Event::Result { job, .. } if jobs.contains(job)));
         for job in &jobs {
             self.queue.complete.remove(&(name.clone(), *job));
         }
