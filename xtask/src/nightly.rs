@@ -75,7 +75,7 @@ fn fleet_simulations() -> Result<Done, String> {
     fleet("lib", "a_hundred_thousand_runs_with_lost_and_repeated_messages", "100000 runs")
 }
 
-/// A test of `fleet` that CI leaves out; its result are the lines in which it says `words`.
+/// Runs a test of `fleet` that CI leaves out. The result is those lines of its output that contain `words`.
 fn fleet(target: &str, test: &str, words: &str) -> Result<Done, String> {
     let targets: &[&str] = if target == "lib" { &["--lib"] } else { &["--test", target] };
     let mut command = crate::cargo::command();

@@ -1,7 +1,7 @@
 //! Generation: whole decode steps, sampler included, by batch size; each sequence has its own prompt.
 //!
-//! The least that a decode step must read is every weight once and every key and value that its sequences attend to.
-//! That, divided by the time, is set against the memory reads that this machine was measured to give.
+//! A decode step must read every weight once, and every key and value that its sequences attend to. These bytes divided
+//! by its time are compared with the memory bandwidth that was measured on this machine.
 
 use super::report::column;
 use super::workload::MAX_BATCHED_TOKENS;

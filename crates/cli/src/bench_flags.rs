@@ -102,7 +102,7 @@ pub struct AlgorithmsFlags {
     /// Steps of imitation before.
     #[arg(long, value_name = "N", default_value_t = SFT_STEPS, value_parser = clap::value_parser!(u64).range(1..))]
     pub sft_steps: u64,
-    /// These rows only.
+    /// Only these rows of the table.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub only: Vec<String>,
     /// The directory.

@@ -22,7 +22,7 @@ const ENDLESS: Duration = Duration::from_secs(900);
 const WORKERS: usize = 3;
 /// The quickest are asked first, then twice as many, and so on.
 const FIRST: usize = 8;
-/// Slower tests are not asked in a quick run.
+/// Slower tests are left out of a quick run.
 const QUICK: Duration = Duration::from_secs(6);
 
 /// Tests are asked in this order: those of the mutant's module (or of the nearest one above it that has some), unit

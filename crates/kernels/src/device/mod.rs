@@ -1,8 +1,9 @@
 //! Devices: where tensors lie and what computes on them. A new device is added here.
 //!
-//! A tensor holds a handle, never a slice. Only what computes on a device gets at the elements, and shows for it what
-//! it computes with ([`Cpu`], [`Cuda`]); everybody else copies, or, of index tensors, reads the host's mirror. An
-//! operation's `mod.rs` checks its arguments, which reads no device, and dispatches by [`Backend`].
+//! A tensor holds a handle, never a slice. Access to its elements takes the backend of its device as an argument
+//! ([`Cpu`], [`Cuda`]), which only code that computes on that device has; all other code copies, or reads the host's
+//! mirror of an index tensor. An operation's `mod.rs` checks its arguments, which reads no device memory, and
+//! dispatches by [`Backend`].
 
 mod cpu;
 pub(crate) mod cuda;

@@ -1,9 +1,9 @@
 //! Matmuls on tiles: the formula of TDPBF16PS, a piece of work in tiles, and that work done in plain Rust.
 //!
 //! A tile is 16 rows of 64 bytes. One instruction takes a tile A `[rows][32]` of bf16 and a tile B `[16][columns][2]`
-//! of bf16, which is 32 terms of each sum with the even and the odd ones side by side, and adds their matmul to a tile
-//! C
-//! `[rows][columns]` of f32 ("Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2, TDPBF16PS):
+//! of bf16, which is 32 terms of each sum with the even and the odd ones side by side, and adds their product to a
+//! tile C `[rows][columns]` of f32 ("Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2,
+//! TDPBF16PS):
 //!
 //! ```text
 //! even = fma(a[0], b[0], 0),  even = fma(a[2], b[2], even), …  to a[30]

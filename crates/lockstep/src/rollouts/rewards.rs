@@ -99,7 +99,7 @@ pub fn models(named: &[ConfiguredReward]) -> impl Iterator<Item = &RewardModelFi
     named.iter().filter_map(|reward| if let ConfiguredReward::Model(files) = reward { Some(files) } else { None })
 }
 
-/// The models that a configuration names as rewards: what of its rewards takes memory.
+/// The models that a configuration names as rewards: the rewards that the memory plan counts.
 pub fn named_models(config: &Config) -> anyhow::Result<Vec<RewardModelFiles>> {
     let names = rewards::names(&config.reward_funcs).or_bad_input()?;
     let open = |(spec, name): (&RewardSpec, String)| match spec.model().or_bad_input() {

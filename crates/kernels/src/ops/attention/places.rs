@@ -1,5 +1,5 @@
-//! Shared by the forward and backward passes on the CPU: the pages that rows look at, the causal mask as blocks, and the
-//! rule of rescaling. Knows no order of blocks.
+//! Shared by the forward and backward passes on the CPU: the pages that rows look at, the causal mask as blocks, and
+//! the rule of rescaling. Knows no order of blocks.
 
 use super::{BLOCK, Geometry};
 use crate::DType;

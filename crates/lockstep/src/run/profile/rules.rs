@@ -11,7 +11,7 @@ pub struct Rule {
     /// What it means.
     pub says: &'static str,
     pub remedy: &'static str,
-    /// What was seen, if it holds.
+    /// The evidence, if the rule applies.
     pub holds: fn(&Measured) -> Option<String>,
 }
 

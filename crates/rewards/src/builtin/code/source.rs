@@ -1,4 +1,4 @@
-//! What a row and a completion hold: tests in the forms that datasets have them, and a program. Runs nothing.
+//! Reads the tests of a row, in the forms that datasets have them, and the program of a completion. Runs nothing.
 
 use serde_json::Value;
 
