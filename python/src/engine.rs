@@ -7,7 +7,7 @@ use model::Prompt;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use rollout::{Engine, EngineConfig, Request, SamplingParams, Speculative};
+use rollout::{Engine, EngineConfig, Request, SamplingParams};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Generates with a model's weights as they are at each call.
@@ -29,8 +29,7 @@ impl Generator {
         let max_model_len = max_model_len.min(model.max_position_embeddings);
         let made = {
             let policy = model.policy();
-            let sizes = EngineConfig::new(max_num_seqs, max_model_len);
-            let config = EngineConfig { speculative: Speculative::Auto, ..sizes };
+            let config = EngineConfig::new(max_num_seqs, max_model_len);
             Engine::new(&model.ctx, policy.config(), config).map(|mut engine| {
                 engine.set_detokenizer(policy.tokenizer.clone());
                 engine

@@ -66,7 +66,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
     /// auto: guess tokens from the text so far and verify several in one pass. The text is the same either way.
-    #[arg(long, value_name = "auto|off", value_parser = ["auto", "off"], default_value = "auto")]
+    #[arg(long, value_name = "auto|off", value_parser = ["auto", "off"], default_value = "off")]
     pub speculative: String,
     /// The seed.
     #[arg(long, value_name = "S", default_value_t = 0)]

@@ -2,8 +2,8 @@
 //! words.
 //!
 //! Of each prompt the longest completion of its last group is kept, since the tail of a generation is long ones. Memory
-//! is bounded. What there is no room for is not kept: prompts come again in turns, an epoch after the other, and whoever
-//! forgot the oldest would forget each one just before it is of use. What is lost or wrong here costs time alone.
+//! is bounded. What there is no room for is not kept: prompts come again in turns, an epoch after the other, and
+//! whoever forgot the oldest would forget each one just before it is of use. What is lost or wrong costs time alone.
 
 use crate::drafts::BEFORE;
 use std::collections::BTreeMap;

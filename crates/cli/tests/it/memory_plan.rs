@@ -17,7 +17,7 @@ const TOLERANCE: (f64, f64) = (0.02, 8e6);
 
 /// Prompts of this many tokens each, and what is set.
 const RUNS: [(usize, &[&str]); 5] = [
-    (40, &["beta=0.04", "num_generations=4"]),
+    (40, &["beta=0.04", "num_generations=4", "speculative=auto"]),
     (30, &["algorithm=ppo", "kl_coef=0.05", "num_generations=1"]),
     (59, &["algorithm=ppo", "kl_coef=0.05", "num_generations=1"]),
     (40, &["use_peft=true", "num_generations=4"]),

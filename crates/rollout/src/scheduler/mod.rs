@@ -5,8 +5,8 @@
 //! from sequence to sequence. A sequence's bits do not depend on any of this. The scheduler knows no weights and no
 //! tensor: copies of pages that a fork needs are listed for the engine to make.
 //!
-//! `pages.rs` gives and takes pages, `speculate.rs` guesses tokens, `outcome.rs` appends what was drawn and ends, pauses
-//! and removes sequences.
+//! `pages.rs` gives and takes pages, `speculate.rs` guesses tokens, `outcome.rs` appends what was drawn and ends,
+//! pauses and removes sequences.
 
 mod outcome;
 mod pages;

@@ -156,7 +156,7 @@ fn guesses_live_with_everything_else() {
             }
         }
         groups.sort_by_key(|group| group.id);
-        assert!(changed && engine.counters().preemptions + engine.counters().draft_passes > 0);
+        assert!(changed && (way != Speculative::Always(3) || engine.counters().draft_passes > 0));
         groups
     });
     assert!(adapted.iter().all(|groups| *groups == adapted[0]));

@@ -29,7 +29,7 @@ macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// auto: while few completions are still written, guess their next tokens from text that is there (the prompt, the
     /// group, what an earlier epoch wrote) and verify several in one pass, as many as have been right. No bit depends
     /// on it.
-    speculative: Speculative = Speculative::Auto
+    speculative: Speculative = Speculative::Off
         => OURS.read_by(ONLINE).on_resume(Free);
     /// The longest prompt + completion; not set: the model's context, or less where no prompt needs it.
     max_model_len: Option<usize> = None => TRL.trl_name("vllm_max_model_length").range(at_least(1.0)).on_resume(Free);
