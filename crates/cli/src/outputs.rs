@@ -39,12 +39,12 @@ fn explain(name: &str) -> anyhow::Result<String> {
 const INTRODUCTION: &str = "\
 # What a run writes
 
-Made by `lockstep outputs > docs/outputs.md` from the tables in `crates/telemetry/src/outputs/`; a test keeps it current,
-and tests compare it with what runs of every kind write. `lockstep outputs METRIC` says the same of one metric, and so
-does the page where the pointer rests on a chart's name.
+Made by `lockstep outputs > docs/outputs.md` from the tables in `crates/telemetry/src/outputs/`; a test keeps it
+current, and tests compare it with what runs of every kind write. `lockstep outputs METRIC` says the same of one metric,
+and so does the page where the pointer rests on a chart's name.
 
-Names are TRL's where TRL has the metric. A line of `metrics.jsonl` has the mean over the steps since the last logged one;
-`epoch`, `num_tokens` and `peak_bytes` are those of its end. `<…>` stands for a name that the run chooses.
+Names are TRL's where TRL has the metric. A line of `metrics.jsonl` has the mean over the steps since the last logged
+one; `epoch`, `num_tokens` and `peak_bytes` are those of its end. `<…>` stands for a name that the run chooses.
 ";
 
 const FILES_HEAD: &str = "

@@ -235,7 +235,7 @@ function inside(profile) {
     ),
     h(
       "table",
-      {},
+      { class: "wide" },
       h(
         "thead",
         {},

@@ -208,8 +208,8 @@ impl Stages {
         Summary { wall_s: inner.start.elapsed().as_secs_f64(), stages, counts: inner.counts[0].clone() }
     }
 
-    /// Reports what this thread did for so long, with the spans that ended in it, as a span around them. It is part of no
-    /// total.
+    /// Reports what this thread did for so long, with the spans that ended in it, as a span around them. It is part of
+    /// no total.
     pub fn record_around(&self, name: &str, start: Instant, seconds: f64) {
         let thread = std::thread::current().id();
         let inner = lock(&self.inner);

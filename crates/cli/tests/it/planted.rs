@@ -1,5 +1,6 @@
 //! Failures that are planted, each said on the page's overview within twenty steps: by the alarm that is meant for it,
-//! with evidence and a remedy. What the overview shows is what `lockstep report` prints: the same lines of metrics.jsonl.
+//! with evidence and a remedy. What the overview shows is what `lockstep report` prints: the same lines of
+//! metrics.jsonl.
 
 use crate::alarms;
 use crate::support::runs::{self, good};
@@ -62,8 +63,8 @@ fn of_a_policy() {
     // A reward that never gives a score.
     fs::write(
         root.join("none.sh"),
-        "while read -r line; do awk 'BEGIN { printf \"{\\\"rewards\\\": [\"; for (i = 0; i < 64; i++) printf \"%snull\", \
-         i ? \", \" : \"\"; print \"]}\" }'; done\n",
+        "while read -r line; do awk 'BEGIN { printf \"{\\\"rewards\\\": [\"; for (i = 0; i < 64; i++) \
+         printf \"%snull\", i ? \", \" : \"\"; print \"]}\" }'; done\n",
     )
     .unwrap();
     lockstep(root, &alarms::arguments("none", &["reward_funcs=[\"command:sh none.sh\"]", "reward_errors=continue"]));

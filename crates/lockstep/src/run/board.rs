@@ -1,5 +1,5 @@
-//! TensorBoard's event file of a run that is there: what a run with `tensorboard = true` writes while it trains, from its
-//! other files.
+//! TensorBoard's event file of a run that is there: what a run with `tensorboard = true` writes while it trains, from
+//! its other files.
 //!
 //! Metrics come from metrics.jsonl, histograms from recorded rollouts, texts from the tables of completions or, without
 //! any, from recorded rollouts. The run's own files are read only.

@@ -43,7 +43,8 @@ pub const FILES: &[RunFile] = &[
     file(
         "trace.json",
         "",
-        "Every stage of each step, or of those of `trace_steps`, as a span, for <https://ui.perfetto.dev>; up to 32 MiB.",
+        "Every stage of each step, or of those of `trace_steps`, as a span, for <https://ui.perfetto.dev>; up to \
+         32 MiB.",
     ),
     file(
         "profile.json",

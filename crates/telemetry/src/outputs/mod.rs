@@ -66,8 +66,8 @@ fn listed(name: &str) -> Option<&'static Metric> {
     SECTIONS.iter().flat_map(|section| section.metrics).find(|metric| metric.is(name))
 }
 
-/// The set that a metric of an evaluation is of, empty of the only one, and its name there: a program's own metric is of
-/// the only one.
+/// The set that a metric of an evaluation is of, empty of the only one, and its name there: a program's own metric is
+/// of the only one.
 pub fn evaluated(name: &str) -> (&str, &str) {
     let Some(own) = name.strip_prefix("eval_") else { return ("", name) };
     if listed(name).is_some() {

@@ -16,8 +16,8 @@ macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// Write every group that is trained on to rollouts.bin in the run's directory, for `lockstep train --replay` and
     /// `lockstep rollouts`.
     record_rollouts: bool = false => OURS.read_by(ONLINE).on_resume(Free);
-    /// Bytes that rollouts.bin may have; with the group that would be beyond them recording ends, which the run says. Not
-    /// set: no limit but the disk's.
+    /// Bytes that rollouts.bin may have; with the group that would be beyond them recording ends, which the run says.
+    /// Not set: no limit but the disk's.
     max_rollouts_bytes: Option<usize> = None
         => OURS.range(at_least(1.0)).read_by(ONLINE).needs("record_rollouts", "true").on_resume(Free);
     /// Record the entropy of the distribution that each token was drawn from, too. It takes another pass of the sampled

@@ -47,8 +47,8 @@ conditions! {
     KL "kl_blow_up" 1.0 3 Step
         "a lower learning_rate; a higher beta (kl_coef); resume from a checkpoint before it began";
     STALE_REFERENCE "stale_reference" 0.3 3 Step
-        "ref_model = the model that the run begins from, or none, which means it; beta (kl_coef) = 0 if the reference is \
-         meant to be another model";
+        "ref_model = the model that the run begins from, or none, which means it; beta (kl_coef) = 0 if the reference \
+         is meant to be another model";
     GRAD_NORM "grad_norm" 10.0 3 Step
         "a lower learning_rate or max_grad_norm; longer warm-up; a look at the completions of the step where it began";
     NOT_FINITE "not_finite" 1.0 1 Step

@@ -28,8 +28,8 @@ pub struct Measured {
     pub counts: BTreeMap<String, f64>,
     /// Seconds that each reward took, whether or not they were waited for.
     pub rewards: BTreeMap<String, f64>,
-    /// By reward that is a Python function of this process: seconds for the interpreter's lock and seconds with it, each
-    /// time that it was asked (means over the groups of a step).
+    /// By reward that is a Python function of this process: seconds for the interpreter's lock and seconds with it,
+    /// each time that it was asked (means over the groups of a step).
     pub interpreter: BTreeMap<String, (f64, f64)>,
     /// Sum and count of the share of groups whose rewards are all equal.
     pub zero_spread: (f64, u64),

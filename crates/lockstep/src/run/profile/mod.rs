@@ -169,8 +169,8 @@ impl Profile {
         found
     }
 
-    /// The ceilings that the run's record has of this instruction set, dtype and threads; without any they are measured,
-    /// if `measures`, and recorded. A machine that cannot be measured has none.
+    /// The ceilings that the run's record has of this instruction set, dtype and threads; without any they are
+    /// measured, if `measures`, and recorded. A machine that cannot be measured has none.
     fn look_up_ceilings(&mut self, ctx: &Context, measures: bool) {
         let mut record = RunRecord::read(&self.dir.record()).ok();
         let (isa, dtype, threads) = (ctx.describe(), format!("{:?}", self.dtype).to_lowercase(), ctx.threads());

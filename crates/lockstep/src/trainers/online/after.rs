@@ -1,5 +1,5 @@
-//! What an optimizer step did to each token of a group: its log-probabilities afterwards, of as many groups as take less
-//! than a hundredth of the run's processor seconds.
+//! What an optimizer step did to each token of a group: its log-probabilities afterwards, of as many groups as take
+//! less than a hundredth of the run's processor seconds.
 //!
 //! Which groups these are depends on time. So they are in a file of their own, `updates.bin`, which no run is compared
 //! by, and nothing that is learned depends on them.
@@ -35,8 +35,8 @@ impl AfterStep {
         AfterStep { began_s: now, spent_s: 0.0, last_s: now, per_token_s: None, count: 0, chosen: Vec::new() }
     }
 
-    /// At the processor second `now`, a step is taken on `part`, the first one of its generation. Chooses a group of it,
-    /// if that can be afforded: one that has a gradient, and each time another one.
+    /// At the processor second `now`, a step is taken on `part`, the first one of its generation. Chooses a group of
+    /// it, if that can be afforded: one that has a gradient, and each time another one.
     pub fn choose(&mut self, part: &[Sample], now: f64) {
         let step_s = now - std::mem::replace(&mut self.last_s, now);
         let groups: Vec<&[Sample]> = part.chunk_by(|a, b| a.group == b.group).filter(|group| teaches(group)).collect();

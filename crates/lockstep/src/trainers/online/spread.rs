@@ -5,8 +5,8 @@ use crate::run::reporter::finite;
 use model::columns::{ENTROPIES, SAMPLER_LOGPS};
 use train::{Advantage, Advantages};
 
-/// What a generation's completions and tokens are, by name. Log-probabilities and entropies are the sampler's; entropies
-/// are there where they are recorded.
+/// What a generation's completions and tokens are, by name. Log-probabilities and entropies are the sampler's;
+/// entropies are there where they are recorded.
 pub fn distributions(rollouts: &Rollouts, advantages: &Advantages) -> Vec<(String, Vec<f64>)> {
     let completions = || rollouts.completions().map(|c| &c.completion);
     let tokens = |name: &'static str| {
@@ -21,8 +21,8 @@ pub fn distributions(rollouts: &Rollouts, advantages: &Advantages) -> Vec<(Strin
     ])
 }
 
-/// The 10th, 50th and 90th percentile of each of these but the advantages, whose spread is fixed by how they are scaled:
-/// the values themselves (nearest rank), so that each is one that was there.
+/// The 10th, 50th and 90th percentile of each of these but the advantages, whose spread is fixed by how they are
+/// scaled: the values themselves (nearest rank), so that each is one that was there.
 pub fn quantiles(distributions: &[(String, Vec<f64>)]) -> Vec<(String, f64)> {
     let mut metrics = Vec::new();
     for (name, values) in distributions.iter().filter(|(name, values)| name != "advantage" && !values.is_empty()) {

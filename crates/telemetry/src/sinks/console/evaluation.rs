@@ -1,4 +1,5 @@
-//! An evaluation as a table: a row for each metric and a column for each set, beside what the evaluation before it gave.
+//! An evaluation as a table: a row for each metric and a column for each set, beside what the evaluation before it
+//! gave.
 
 use super::course::number;
 use super::duration;
