@@ -86,7 +86,8 @@ fn kills_of_any_process_change_no_bit() {
         fs::write(root.join(name), script).unwrap();
     }
     let own = ["max_steps=400", "save_steps=5", "record_rollouts=true", "eval_steps=100", "max_staleness=2"];
-    let reward = |name: &str| format!(r#"reward_funcs=[{{ kind = "command", command = "sh {name}", by_group = true }}]"#);
+    let reward =
+        |name: &str| format!(r#"reward_funcs=[{{ kind = "command", command = "sh {name}", by_group = true }}]"#);
     let (sure, other) = (reward(REWARDS[0].0), reward(REWARDS[1].0));
     let set = |reward| [&own[..], &[reward]].concat();
     good(root, &arguments("train", "one", &set(&sure)));
@@ -111,7 +112,9 @@ fn kills_of_any_process_change_no_bit() {
         runs += 1;
     }
     let [supervisors, learners, workers] = kills.0;
-    println!("{learners} kills of learners, {workers} of workers, {supervisors} of supervisors in {runs} runs of 400 steps");
+    println!(
+        "{learners} kills of learners, {workers} of workers, {supervisors} of supervisors in {runs} runs of 400 steps"
+    );
 }
 
 /// A small file system at a directory, until this is dropped.
@@ -211,7 +214,9 @@ fn gsm8k_with_workers_is_the_run_of_one_process() {
     let result = |run: &str| fs::read(root.join(run).join("model/adapter_model.safetensors")).unwrap();
     assert!(result("one") == result("many"));
     let many = root.join("many");
-    assert!(many.join("checkpoints/step-000040").is_dir() && fs::read_dir(many.join("tensorboard")).unwrap().count() > 0);
+    assert!(
+        many.join("checkpoints/step-000040").is_dir() && fs::read_dir(many.join("tensorboard")).unwrap().count() > 0
+    );
     let rewards = of_lines(&many, "rewards/unique_chars/mean");
     let mismatches = fs::read_to_string(many.join("metrics.jsonl")).unwrap();
     assert!(mismatches.contains("\"async/logp_mismatch_tokens\":0.0") && rewards.len() == 40);

@@ -37,8 +37,12 @@ impl Coordinator {
                 self.jobs.remove(&JobName::Rollout { number, chunk });
             }
         }
-        let plan = &self.plan;
-        self.jobs.retain(|job, _| plan.version_of(*job) <= batch);
+        let later: Vec<JobName> = self.jobs.keys().copied().filter(|job| self.plan.version_of(*job) > batch).collect();
+        for job in later {
+            // Whoever has it waits for weights that will never be.
+            let state = self.jobs.remove(&job).unwrap_or_default();
+            out.extend((state.pending || !state.claims.is_empty()).then_some(Action::Withdraw(job)));
+        }
         self.synced.retain(|synced| *synced < batch);
         self.lineages.retain(|version, _| *version <= batch);
         if batch == self.step && self.phase == Phase::Training(None) {

@@ -210,7 +210,12 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     pub fn first() -> Checkpoint {
-        let saved = SavedFrontier { step: 0, lineages: BTreeMap::from([(0, origin())]), frontier: Vec::new(), expelled: Vec::new() };
+        let saved = SavedFrontier {
+            step: 0,
+            lineages: BTreeMap::from([(0, origin())]),
+            frontier: Vec::new(),
+            expelled: Vec::new(),
+        };
         Checkpoint { weights: 1, saved }
     }
 

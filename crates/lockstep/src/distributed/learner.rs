@@ -134,7 +134,8 @@ impl Distributed {
         let serve = |(network, model)| Serving::start(network, &out.join("config.toml"), model);
         let serving = network.map(serve).transpose()?;
         shared.network = serving.as_ref().map(Serving::place);
-        let Start { batch, at_beginning, lineage, frontier: Frontier { groups, mut lineages }, settings, audits } = start;
+        let Start { batch, at_beginning, lineage, frontier: Frontier { groups, mut lineages }, settings, audits } =
+            start;
         let lineage = *lineages.entry(batch).or_insert(lineage);
         forget_other_settings(out, settings)?;
         let files = BatchFiles::open(out).map_err(of_fleet)?;

@@ -135,7 +135,10 @@ fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
     drop(worker);
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     let events = learner.poll().unwrap();
-    assert_eq!(events[..2], [Event::Ended { worker: name("dev1"), how: HowEnded::Vanished }, Event::Joined(name("dev1"))]);
+    assert_eq!(
+        events[..2],
+        [Event::Ended { worker: name("dev1"), how: HowEnded::Vanished }, Event::Joined(name("dev1"))]
+    );
     assert!(worker.claim(&[]).unwrap().is_some(), "its job was given back");
     learner.poll().unwrap();
     // Who says that it ends did not die of its job.

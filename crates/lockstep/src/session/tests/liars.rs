@@ -99,8 +99,15 @@ fn options() -> RunOptions {
 /// Works for the run in `out` under this name, with this lie.
 fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
     let (server, stop) = (NatsServer::default(), StopSignal::new());
-    let options =
-        WorkerOptions { run: out, server, name, threads: Some(1), rewards: None, stop, say: &|text| println!("{text}") };
+    let options = WorkerOptions {
+        run: out,
+        server,
+        name,
+        threads: Some(1),
+        rewards: None,
+        stop,
+        say: &|text| println!("{text}"),
+    };
     match lie {
         Lie::Nothing => work(options),
         lie => work_as(options, |inner| Liar { inner, lie, jobs: BTreeMap::new() }),
@@ -163,7 +170,11 @@ fn a_changed_token_is_found() {
 
 #[test]
 fn a_changed_bit_of_a_log_probability_is_found() {
-    found(Lie::LogProbability, 1, &["group 0, completion 1, token 0, log-probability: it said -", "(0xc", "job gives -"]);
+    found(
+        Lie::LogProbability,
+        1,
+        &["group 0, completion 1, token 0, log-probability: it said -", "(0xc", "job gives -"],
+    );
 }
 
 #[test]
