@@ -196,12 +196,13 @@ impl<E: Exchange> Learner<E> {
         let from = from.max(self.coordinator.step());
         let first = JobName::Rollout { number: self.coordinator.plan().numbers(from).start, chunk: 0 };
         let of_worker = self.kept.range(first..).filter(|(_, result)| result.worker == *worker);
-        let jobs: Vec<JobName> = of_worker.map(|(job, _)| *job).collect();
+        let jobs = of_worker.map(|(job, _)| *job).filter(|job| self.coordinator.can_remake(*job));
+        let jobs: Vec<JobName> = jobs.collect();
         if let Some(JobName::Rollout { number, .. }) = jobs.first() {
             let batch = self.coordinator.plan().batch_of(*number);
             self.files.remove_from(batch)?;
             self.steps.retain(|step| !matches!(step, Step::Train(other, _) if *other >= batch));
-            self.kept.retain(|job, _| !jobs.contains(job) && self.coordinator.plan().version_of(*job) <= batch);
+            self.kept.retain(|job, _| !jobs.contains(job));
         }
         self.counts.remade += jobs.len() as u64;
         self.counts.expelled += 1;

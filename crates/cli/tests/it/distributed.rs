@@ -122,7 +122,9 @@ pub fn start(root: &Path, arguments: &[&str]) -> Child {
 /// As another user.
 pub fn start_as(root: &Path, arguments: &[&str], user: Option<u32>) -> Child {
     let mut command = command(root, arguments);
-    user.into_iter().for_each(|user| drop(command.uid(user).gid(user)));
+    if let Some(user) = user {
+        command.uid(user).gid(user);
+    }
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 

@@ -111,7 +111,10 @@ fn status_says_what_learner_batches_and_workers_do() {
     assert_eq!(lines[0], format!("learner  step 3/8  version 3  pid {pid}  checkpoint 2 (3: frontier 1/2)"));
     assert_eq!(lines[1], "slots    0: v2   1: v3");
     assert_eq!(lines[2], "batches  of 2 groups, max_staleness 1   3 training   4: 1 complete, 1 processing");
-    assert_eq!(lines[3], "counts   remade 3   twice 1   differing 0   refused 0   corrupt 0   died 0   killed 0");
+    assert_eq!(
+        lines[3],
+        "counts   remade 3   twice 1   differing 0   refused 0   corrupt 0   died 0   expelled 0   killed 0"
+    );
     assert_eq!(silent(lines[4]), format!("dev1  fast     sampling 000009.0   done 7  2310 tok/s  idle 4 %  pid {pid}"));
     assert_eq!(lines[5], "dev2  quality  DEAD, had 000011.0  done 0");
     assert_eq!(lines[6], "dev3  any      ended               done 5");

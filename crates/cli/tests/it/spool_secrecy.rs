@@ -36,14 +36,17 @@ for place in ["pending", "batches", "workers", "processing_by_dev1", "complete_f
     files += [f"{place}/00000{n}.{c}" for n in range(9) for c in range(1)] + [f"{place}/00000{n}" for n in range(4)]
     forged = f"{fleet}/{place}/.forged"
     attempt("create in " + place, lambda: (opened(forged, os.O_WRONLY | os.O_CREAT), os.unlink(forged)))
-    open("own", "w").close()
+    try:
+        open("own", "w").close()
+    except OSError:
+        pass
     attempt("rename into " + place, lambda: (os.rename("own", forged), os.unlink(forged)))
     attempt("link into " + place, lambda: (os.symlink("own", forged), os.unlink(forged)))
 for file in files:
     attempt("read " + file, lambda: opened(f"{fleet}/{file}", os.O_RDONLY))
     attempt("write " + file, lambda: opened(f"{fleet}/{file}", os.O_WRONLY))
 try:
-    processes = [p for p in os.listdir("/proc") if p.isdigit()]
+    processes = [p for p in os.listdir("/proc") if p.isdigit() and p != str(os.getpid())]
 except OSError:
     processes = []
 for process in processes:
@@ -61,8 +64,12 @@ for process in processes:
                 attempt("weights by descriptor", lambda: opened(path, os.O_RDONLY))
         except OSError:
             pass
-    attempt("run directory by a process", lambda: process != str(os.getpid()) and os.listdir(f"/proc/{process}/root{fleet}"))
-for file in os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []:
+    attempt("run directory by a process", lambda: os.listdir(f"/proc/{process}/root{fleet}"))
+try:
+    files = os.listdir("/dev/shm")
+except OSError:
+    files = []
+for file in files:
     attempt("shared memory " + file, lambda: opened("/dev/shm/" + file, os.O_RDONLY))
 print("; ".join(done) if done else "refused")
 "#;
@@ -93,7 +100,9 @@ fn is_private(path: &Path) {
 fn outside(run: &Path, user: Option<u32>) -> String {
     let mut python = Command::new("python3");
     python.args(["-c", ATTACK]).current_dir(run).stdin(Stdio::piped()).stdout(Stdio::piped());
-    user.into_iter().for_each(|user| drop(python.uid(user).gid(user)));
+    if let Some(user) = user {
+        python.uid(user).gid(user);
+    }
     let mut child = python.spawn().unwrap();
     writeln!(child.stdin.take().unwrap(), "{}", run.display()).unwrap();
     let output = child.wait_with_output().unwrap();
@@ -137,7 +146,8 @@ fn run_beside(isolation: &str, user: Option<u32>) {
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
     let code = child.wait().unwrap().code();
     if code == Some(2) && said.contains("cannot isolate") {
-        return drop(testing::skip::<()>(&format!("{isolation}: {said}")));
+        testing::skip::<()>(&format!("{isolation}: {said}"));
+        return;
     }
     assert_eq!(code, Some(0), "{said}");
     is_private(&out.join("fleet"));
@@ -145,11 +155,8 @@ fn run_beside(isolation: &str, user: Option<u32>) {
     let lines = rollouts(&out);
     assert_eq!(lines.len(), 16);
     for line in lines {
-        assert_eq!(
-            line["rewards"],
-            json!({"code": 1.0}),
-            "{isolation}, as {user:?}: something was not refused: {line:?}"
-        );
+        let what = format!("{isolation}, as {user:?}: something was not refused: {line:?}");
+        assert_eq!(line["rewards"], json!([1.0]), "{what}");
     }
 }
 

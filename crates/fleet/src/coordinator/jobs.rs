@@ -207,6 +207,8 @@ impl Coordinator {
         };
         if let Some(state) = self.jobs.get_mut(&job) {
             state.claims.remove(&from);
+            // It had taken the job, which may not be known: it is offered again.
+            state.pending &= why != Some(Dropped::Expelled);
         }
         match why {
             Some(why) => out.push(Action::Drop(from, job, why)),

@@ -28,6 +28,8 @@ pub struct Coordinator {
     lineages: BTreeMap<u64, Lineage>,
     /// Batch files that are on the disk, from `step` on.
     synced: BTreeSet<u64>,
+    /// The first batch that no earlier learner had synced.
+    replayed: u64,
     /// The versions that a slot holds, first and last: they are the same weights where steps were skipped.
     slots: Vec<Option<(u64, u64)>>,
     jobs: BTreeMap<JobName, JobState>,

@@ -38,6 +38,7 @@ impl Coordinator {
             phase: Phase::Starting,
             lineages: saved.lineages,
             synced: Default::default(),
+            replayed: step,
             slots,
             jobs: BTreeMap::new(),
             evaluations: BTreeMap::new(),
@@ -52,6 +53,7 @@ impl Coordinator {
             let lineage = coordinator.lineages[&batch].after(&file.digest);
             coordinator.lineages.insert(batch + 1, lineage);
             coordinator.synced.insert(batch);
+            coordinator.replayed = batch + 1;
             answers.extend(file.answers.iter().map(|(job, answer)| (*job, *answer)));
         }
         for (job, answer) in answers {

@@ -14,8 +14,17 @@ impl Coordinator {
         !matches!(self.phase, Phase::Training(Some(_)))
     }
 
-    /// The worker is out, and `jobs` are open again. What was sampled by weights that learned from them is, too: only
-    /// after a restart is there such a thing.
+    /// Whether a result may be taken back: its weights are there, and no earlier learner has learned from it, whose
+    /// weights others may have sampled with since. What an earlier one has believed stays believed.
+    pub fn can_remake(&self, job: JobName) -> bool {
+        if matches!(job, JobName::Rollout { number, .. } if self.plan.batch_of(number) < self.replayed) {
+            return false;
+        }
+        let version = self.plan.version_of(job);
+        self.slots.iter().flatten().any(|(first, last)| (*first..=*last).contains(&version))
+    }
+
+    /// The worker is out, and those of `jobs` that can be made again are open again.
     pub(super) fn expel(&mut self, worker: WorkerName, jobs: &[JobName], out: &mut Vec<Action>) {
         self.ended(&worker, HowEnded::Asked, out);
         out.push(Action::Kill(worker.clone()));
@@ -25,20 +34,19 @@ impl Coordinator {
         }
         let first = self.plan.numbers(self.step).start;
         let of_rollout = |job: &JobName| match job {
-            JobName::Rollout { number, chunk } if *number >= first => Some((*number, *chunk)),
+            JobName::Rollout { number, chunk } if *number >= first && self.can_remake(*job) => Some((*number, *chunk)),
             _ => None,
         };
         let Some(batch) = jobs.iter().filter_map(of_rollout).map(|(number, _)| self.plan.batch_of(number)).min() else {
             return;
         };
-        for (number, chunk) in jobs.iter().filter_map(of_rollout) {
+        let open: Vec<(u64, u32)> = jobs.iter().filter_map(of_rollout).collect();
+        for (number, chunk) in open {
             // Later chunks go on from this one.
             for chunk in chunk..=self.plan.last_chunk() {
                 self.jobs.remove(&JobName::Rollout { number, chunk });
             }
         }
-        let plan = &self.plan;
-        self.jobs.retain(|job, _| plan.version_of(*job) <= batch);
         self.synced.retain(|synced| *synced < batch);
         self.lineages.retain(|version, _| *version <= batch);
         if batch == self.step && self.phase == Phase::Training(None) {

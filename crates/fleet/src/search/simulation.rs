@@ -25,12 +25,13 @@ impl Random {
 /// One run; how many moves it took. Every eighth has no disturbance at all: the others must end with its weights.
 fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), String> {
     let mut random = Random(seed);
+    let workers = if disturbed { 1 + random.below(4) } else { 1 };
+    // Rot is left out: it may change what a judge says, and so the weights. Of several workers one may be expelled.
+    let lies = u32::from(workers > 1);
     let budget = match disturbed {
-        // Rot is left out: it may change what a judge says, and so the weights.
-        true => Budget { kills: 4, stops: 3, crashes: 2, power: 0, rots: 0, ends: 0, lies: 1 },
+        true => Budget { kills: 4, stops: 3, crashes: 2, lies, ..Budget::default() },
         false => Budget::default(),
     };
-    let workers = if disturbed { 1 + random.below(4) } else { 1 };
     let environment = Environment { lossy: true, judge: false, workers, ..Environment::SOUND };
     let mut world = World::new(plan.clone(), Rules::ALL, environment, budget);
     for moves in 0..20_000 {

@@ -318,6 +318,12 @@ impl Distributed {
         self.held.retain(|(version, _)| *version >= first);
     }
 
+    /// Whether groups of a batch may be taken back: nobody has learned from it, an earlier learner included.
+    pub fn can_remake(&self, batch: u64) -> bool {
+        let first = JobName::Rollout { number: self.plan.numbers(batch).start, chunk: 0 };
+        self.handle.with(|learner| learner.coordinator().can_remake(first))
+    }
+
     /// An answer of this worker is not what its job gives: it is out, and its groups of batches from `from` on are made
     /// again.
     pub fn expel(&mut self, worker: &WorkerName, from: u64, why: &str) -> anyhow::Result<()> {

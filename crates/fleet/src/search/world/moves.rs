@@ -83,15 +83,20 @@ impl World {
         self.budget.lies -= 1;
         self.workers[i].expelled = true;
         let Some(learner) = &mut self.learner else { return Ok(()) };
-        let Some(batch) = learner.trains.take() else { return Ok(()) };
+        let Some(batch) = learner.trains else { return Ok(()) };
         let numbers = self.plan.numbers(batch);
         let of_batch = |job: &JobName| matches!(job, JobName::Rollout { number, .. } if numbers.contains(number));
+        let of_batch = |job: &JobName| of_batch(job) && learner.coordinator.can_remake(*job);
         let jobs: Vec<JobName> = learner.kept.keys().copied().filter(of_batch).collect();
-        learner.kept.retain(|job, _| !of_batch(job) && self.plan.version_of(*job) <= batch);
+        let name = self.workers[i].name.clone();
+        if jobs.is_empty() {
+            return self.tell(Event::Expelled(name, jobs));
+        }
+        learner.trains = None;
+        learner.kept.retain(|job, _| !jobs.contains(job));
         self.files.retain(|file, _| *file < batch);
         // An earlier learner may have learned from it.
         self.published.retain(|version, _| *version <= batch);
-        let name = self.workers[i].name.clone();
         // No exchange tells of a result that it has not got any more.
         self.mail.retain(|event| !matches!(event, Event::Result { job, .. } if jobs.contains(job)));
         for job in &jobs {

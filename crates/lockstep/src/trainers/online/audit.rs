@@ -92,7 +92,8 @@ impl Workers {
         (pending, results): &Arrived,
     ) -> anyhow::Result<Option<(WorkerName, String)>> {
         let Workers { assembler, engine, fleet, auditor, .. } = self;
-        let weights = fleet.as_ref().and_then(|fleet| fleet.weights_of(batch));
+        let fleet = fleet.as_ref().filter(|fleet| fleet.can_remake(batch));
+        let weights = fleet.and_then(|fleet| fleet.weights_of(batch));
         let (Some(engine), Some(pending), Some(weights)) = (engine, pending, weights) else { return Ok(None) };
         if auditor.remade == 0.0 {
             return Ok(None);
