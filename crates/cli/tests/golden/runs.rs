@@ -286,7 +286,12 @@ impl Site {
         }
         if let Some(isa) = resumed {
             cut(&out);
-            good(self.program(isa, &directory, &[run.command, "--resume", "run", "--set", "threads=2"]));
+            let mut arguments = vec![run.command, "--resume", "run", "--set", "threads=2"];
+            if run.command == "train" {
+                // Where tokens are guessed, too.
+                arguments.extend(["--set", "speculative=auto"]);
+            }
+            good(self.program(isa, &directory, &arguments));
             let found = bits::of(&out, STEPS);
             let differing: Vec<_> = whole.iter().filter(|(name, hash)| found.get(*name) != Some(hash)).collect();
             assert!(whole.len() == found.len() && differing.is_empty(), "{} resumed on {isa}: {differing:?}", run.name);
