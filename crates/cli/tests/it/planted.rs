@@ -52,7 +52,7 @@ fn of_a_policy() {
         // Paid for length.
         (
             "long",
-            &["reward_funcs=[\"length:40\"]", "learning_rate=0.03", "max_completion_length=40"],
+            &["reward_funcs=[\"length:60\"]", "learning_rate=0.01", "max_completion_length=60"],
             &["length_explodes", "length_is_paid"],
         ),
     ];

@@ -93,8 +93,8 @@ fn matches(pattern: &str, name: &str) -> bool {
     let Some((before, rest)) = pattern.split_once('<') else { return pattern == name };
     let Some((_, after)) = rest.split_once('>') else { return false };
     let Some(rest) = name.strip_prefix(before) else { return false };
-    let ends = rest.char_indices().map(|(at, c)| at + c.len_utf8());
-    ends.into_iter().any(|end| matches(after, &rest[end..]))
+    let mut ends = rest.char_indices().map(|(at, c)| at + c.len_utf8());
+    ends.any(|end| matches(after, &rest[end..]))
 }
 
 #[cfg(test)]
