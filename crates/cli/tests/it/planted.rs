@@ -67,8 +67,11 @@ fn of_a_policy() {
          printf \"%snull\", i ? \", \" : \"\"; print \"]}\" }'; done\n",
     )
     .unwrap();
-    lockstep(root, &alarms::arguments("none", &["reward_funcs=[\"command:sh none.sh\"]", "reward_errors=continue"]));
-    planted(root, "none", &["unscored"]);
+    lockstep(
+        root,
+        &alarms::arguments("unscored", &["reward_funcs=[\"command:sh none.sh\"]", "reward_errors=continue"]),
+    );
+    planted(root, "unscored", &["unscored"]);
 }
 
 /// The reference is of another stage: the policy is far from it before it learned anything.
