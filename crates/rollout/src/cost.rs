@@ -1,7 +1,7 @@
 //! What a decode step takes by its rows, measured: a part that every step has (weights are read), and a part for each
 //! row. Whether guesses are worth their rows depends on it, and no bit does.
 
-use crate::drafts::ROWS;
+use crate::drafts::{ROWS, SEQUENCES};
 
 /// What one more row adds to a step of one row, until it is known. (7 M to 92 M parameters in f32 on two cores: 0.06 to
 /// 0.2.)
@@ -61,9 +61,71 @@ impl StepCost {
     }
 }
 
+/// Steps without guesses count for the last few of them.
+const LAST: f64 = 16.0;
+/// What guesses may cost of the time of decode steps; and what they have brought, in steps, from which on more of it
+/// allows no more loss.
+const ALLOWED: f64 = 0.015;
+const AT_ONCE: f64 = 0.5;
+
+/// What guesses have brought and cost, so that they cost a small share of the time at most, however they are chosen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Balance {
+    /// Seconds of a step without guesses, by its sequences; 0: none yet.
+    without: [f64; SEQUENCES + 1],
+    /// Seconds that guesses may still lose.
+    credit: f64,
+}
+
+impl Balance {
+    /// Whether this many sequences may guess. Before they do, a step of theirs without guesses must have been measured.
+    pub(crate) fn allows(&self, sequences: usize) -> bool {
+        self.credit >= 0.0 && self.without(sequences).is_some()
+    }
+
+    /// What a step of this many sequences takes without guesses, if that is known.
+    pub(crate) fn without(&self, sequences: usize) -> Option<f64> {
+        self.without.get(sequences).copied().filter(|&seconds| seconds > 0.0)
+    }
+
+    /// A decode step has taken `seconds`; with guesses, if there were any, it has drawn so many tokens.
+    pub(crate) fn observe(&mut self, sequences: usize, drawn_with_guesses: Option<usize>, seconds: f64) {
+        let Some(without) = self.without.get_mut(sequences) else { return };
+        let seconds = if *without > 0.0 { seconds.min(2.0 * INTERRUPTED * *without) } else { seconds };
+        match drawn_with_guesses {
+            None => {
+                let one = if *without > 0.0 { seconds.min(INTERRUPTED * *without) } else { seconds };
+                *without += (one - *without) / if *without > 0.0 { LAST } else { 1.0 };
+                self.credit += ALLOWED * seconds;
+            }
+            Some(tokens) => self.credit += *without * tokens as f64 / sequences as f64 - seconds,
+        }
+        self.credit = self.credit.min(AT_ONCE * *without);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Guesses that are never right cost their share, and those that are right are made again and again.
+    #[test]
+    fn guesses_lose_a_small_share_at_most() {
+        for (drawn, guessed) in [(4, 0..40), (8, 990..1000)] {
+            let (mut balance, mut time, mut with) = (Balance::default(), 0.0, 0);
+            assert!(!balance.allows(4), "no step has been measured");
+            for _ in 0..1000 {
+                let guesses = balance.allows(4);
+                let seconds = if guesses { 1.5 } else { 1.0 };
+                time += seconds - if guesses { drawn as f64 / 4.0 } else { 1.0 };
+                with += usize::from(guesses);
+                balance.observe(4, guesses.then_some(drawn), seconds);
+            }
+            assert!(guessed.contains(&with), "{with}");
+            assert!(time < 0.025 * 1000.0, "{time}");
+        }
+        assert!(!Balance::default().allows(SEQUENCES + 1));
+    }
 
     #[test]
     fn a_line_is_found_and_followed() {

@@ -35,7 +35,7 @@ fn files_that_are_deleted_meanwhile_are_written_again_and_that_is_said() {
     let (code, said) = ended(child);
     assert_eq!(code, Some(0), "{said}");
     for file in files.iter().filter(|file| **file != "metrics.jsonl") {
-        let words = format!("{file} was deleted while");
+        let words = format!("{file} was deleted ");
         assert!(said.contains(&words), "`{words}`: {said}");
     }
     assert!(said.contains("metrics.jsonl was replaced by another file"), "{said}");

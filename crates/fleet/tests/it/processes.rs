@@ -89,7 +89,8 @@ fn a_process() {
                 let (out, name) = (out.clone(), format!("dev{i}"));
                 Role { name: name.clone(), command: Box::new(move |_| process(&name, &out, &[])) }
             };
-            let limits = Limits { restarts: 1_000_000, grace: Duration::from_secs(5), ..Limits::default() };
+            let limits =
+                Limits { restarts: 1_000_000, kills: 1_000_000, grace: Duration::from_secs(5), ..Limits::default() };
             let workers = (1..=number("FLEET_WORKERS", 2)).map(worker).collect();
             let code = supervisor::run(learner, workers, limits, &mut || None, &mut |text| eprintln!("{text}"));
             std::process::exit(code.unwrap());

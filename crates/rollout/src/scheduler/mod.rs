@@ -16,7 +16,7 @@ mod tests;
 
 use crate::blocks::BlockPool;
 use crate::config::Speculative;
-use crate::cost::StepCost;
+use crate::cost::{Balance, StepCost};
 use crate::drafts::Drafts;
 use crate::earlier::Earlier;
 use crate::models::ModelVersion;
@@ -163,6 +163,7 @@ pub(crate) struct Scheduler {
     drafts: Option<Box<Drafts>>,
     /// What decode steps take; how much is guessed depends on it.
     cost: StepCost,
+    balance: Balance,
     /// To guess from.
     pub(crate) earlier: Earlier,
     /// What the last step drew.
@@ -188,6 +189,7 @@ impl Scheduler {
             speculative,
             drafts: (speculative != Speculative::Off).then(|| Box::new(Drafts::new())),
             cost: StepCost::default(),
+            balance: Balance::default(),
             earlier: Earlier::default(),
             drawn: Vec::new(),
         }

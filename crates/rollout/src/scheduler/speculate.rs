@@ -18,7 +18,8 @@ impl Scheduler {
     fn speculate_with(&mut self, drafts: &mut Drafts) {
         let free_seats = self.limits.max_num_seqs.saturating_sub(self.running.len());
         let live = self.running.len() + free_seats.min(self.extended.len() + self.waiting.len());
-        if self.running.is_empty() || (self.speculative == Speculative::Auto && live > SEQUENCES) {
+        let auto = self.speculative == Speculative::Auto;
+        if self.running.is_empty() || auto && (live > SEQUENCES || !self.balance.allows(self.running.len())) {
             return;
         }
         for at in 0..self.running.len() {
@@ -41,8 +42,9 @@ impl Scheduler {
             return;
         }
         self.cost.observe(rows, time.as_secs_f64());
+        self.balance.observe(sequences, drawn_with_guesses, time.as_secs_f64());
         if let Some(tokens) = drawn_with_guesses
-            && let Some(seconds) = self.cost.seconds(sequences)
+            && let Some(seconds) = self.balance.without(sequences).or_else(|| self.cost.seconds(sequences))
         {
             self.counters.draft_time += time;
             self.counters.undrafted_time += Duration::from_secs_f64(seconds * tokens as f64 / sequences as f64);
