@@ -35,7 +35,7 @@ fn look(directory: &Path, wrong: &mut Vec<String>) -> std::io::Result<()> {
     for path in entries {
         if path.is_dir() {
             let is_hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
-            if !path.ends_with("target") && !is_hidden {
+            if !path.ends_with("target") && !path.ends_with("node_modules") && !is_hidden {
                 look(&path, wrong)?;
             }
         } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "py") {

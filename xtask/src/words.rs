@@ -98,7 +98,7 @@ fn look(folder: &Path, wrong: &mut Vec<String>) -> std::io::Result<()> {
     for path in entries {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
-            if name != "target" && !name.starts_with('.') {
+            if name != "target" && name != "node_modules" && !name.starts_with('.') {
                 look(&path, wrong)?;
             }
         } else if path.extension().is_some_and(|end| EXTENSIONS.iter().any(|known| end == *known)) {

@@ -187,8 +187,8 @@ impl<E: Exchange> Learner<E> {
     }
 
     /// A result of this worker is not what its job gives. It gets no job any more, and its results of the batches from
-    /// `from` on, which nobody has learned from, are made again. If [`Step::Train`] has told of one of these, it is told
-    /// of once more.
+    /// `from` on, which nobody has learned from, are made again. If [`Step::Train`] has told of one of these, it is
+    /// told of once more.
     pub fn expel(&mut self, worker: &WorkerName, from: u64) -> Result<()> {
         if !self.coordinator.may_expel() {
             return Err(Error::Failed(format!("worker {worker} cannot be expelled while weights are written")));
@@ -333,7 +333,7 @@ impl<E: Exchange> Learner<E> {
                          why; max_failures_per_job is how often it is tried"
                     ),
                 };
-                return Err(Error::Failed(format!("{what}. --resume goes on from the last checkpoint")));
+                return Err(Error::Failed(format!("{what}. --resume continues from the last checkpoint")));
             }
             Action::End => {
                 self.announce()?;

@@ -129,8 +129,9 @@ impl Drop for Group<'_> {
 
 /// Runs a learner and its workers to the learner's end; its exit code. A learner that a signal killed is started again,
 /// and so is a worker that ended badly. A worker that ends with code 2 (another model, another program) ends the run
-/// with that code; one that was [`EXPELLED`] is not started again, and the last of them ends the run. `signal` gives each signal that arrived, once: the first is passed to the learner, which ends the
-/// workers; a second ends everything.
+/// with that code; one that was [`EXPELLED`] is not started again, and the last of them ends the run. `signal` gives
+/// each signal that arrived, once: the first is passed to the learner, which ends the workers; a second ends
+/// everything.
 pub fn run(
     learner: Role<'_>,
     workers: Vec<Role<'_>>,

@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(learned(&[], 1), 2);
         assert_eq!(learned(&[(2, 2), (3, 3), (8, 8), (15, 15)], 1), 15);
         assert_eq!(learned(&[(2, 2), (3, 3), (3, 3)], 4), 3);
-        assert_eq!(learned(&[(2, 0); 6], 1), 0, "wrong ones are given up");
+        assert_eq!(learned(&[(2, 0); 6], 1), 0, "wrong ones end it");
         assert!(learned(&[(2, 1); 6], 1) > learned(&[(2, 1); 6], 4));
         // A guess that nobody looked at teaches nothing.
         let mut pace = Pace::new();

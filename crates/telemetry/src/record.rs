@@ -78,7 +78,7 @@ pub struct MeasuredCeilings {
     pub time_s: u64,
     /// What computed.
     pub isa: String,
-    /// The dtype of its products.
+    /// The dtype of its matmuls.
     pub dtype: String,
     /// Threads that computed.
     pub threads: usize,

@@ -229,7 +229,8 @@ fn gsm8k_with_workers_is_the_run_of_one_process() {
     assert!(mismatches.contains("\"async/logp_mismatch_tokens\":0.0") && rewards.len() == 20);
     let tokens = of_lines(&many, "num_tokens").last().copied().unwrap_or_default();
     println!(
-        "GSM8K: 20 steps, {tokens} tokens, {many_s:.1} s with two workers, {one_s:.1} s in one process; reward {:.3} to {:.3}",
+        "GSM8K: 20 steps, {tokens} tokens, {many_s:.1} s with two workers, {one_s:.1} s in one process; reward {:.3} \
+         to {:.3}",
         rewards[0],
         rewards.last().unwrap()
     );

@@ -30,7 +30,8 @@ def opened(path, flags):
     os.close(os.open(path, flags, 0o600))
 
 attempt("list", lambda: os.listdir(fleet))
-files = ["learner.json", "learner.lock", "settings", "made_by.jsonl", "workers/dev1/status.json", "workers/dev1/alive.lock"]
+files = ["learner.json", "learner.lock", "settings", "made_by.jsonl"]
+files += ["workers/dev1/status.json", "workers/dev1/alive.lock"]
 for place in ["pending", "batches", "workers", "processing_by_dev1", "complete_from_dev1", "../checkpoints"]:
     attempt("list " + place, lambda: files.extend(f"{place}/{name}" for name in os.listdir(f"{fleet}/{place}")))
     files += [f"{place}/00000{n}.{c}" for n in range(9) for c in range(1)] + [f"{place}/00000{n}" for n in range(4)]
@@ -96,7 +97,7 @@ fn is_private(path: &Path) {
     }
 }
 
-/// What the same program can do outside, while the run goes on.
+/// What the same program can do outside, while the run continues.
 fn outside(run: &Path, user: Option<u32>) -> String {
     let mut python = Command::new("python3");
     python.args(["-c", ATTACK]).current_dir(run).stdin(Stdio::piped()).stdout(Stdio::piped());

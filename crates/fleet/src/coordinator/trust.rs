@@ -42,7 +42,7 @@ impl Coordinator {
         };
         let open: Vec<(u64, u32)> = jobs.iter().filter_map(of_rollout).collect();
         for (number, chunk) in open {
-            // Later chunks go on from this one.
+            // Later chunks continue from this one.
             for chunk in chunk..=self.plan.last_chunk() {
                 self.jobs.remove(&JobName::Rollout { number, chunk });
             }

@@ -90,7 +90,7 @@ pub trait Collect {
         observer: &Observer<'_>,
     ) -> anyhow::Result<Collected>;
 
-    /// What completions are guessed from, for whoever goes on with the run. It may be lost.
+    /// What completions are guessed from, for whoever resumes the run. It may be lost.
     fn drafts(&self) -> Vec<u8> {
         Vec::new()
     }

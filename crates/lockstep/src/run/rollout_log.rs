@@ -39,7 +39,7 @@ impl Recorded {
     }
 }
 
-/// Writes it, and the index beside it. A record is for who looks at the run later: the run goes on where it cannot be
+/// Writes it, and the index beside it. A record is for who looks at the run later: the run continues where it cannot be
 /// written.
 #[derive(Debug)]
 pub struct RolloutLog {
@@ -65,7 +65,7 @@ impl RolloutLog {
     fn end(&mut self, why: &str) {
         self.ended = true;
         let path = self.log.path().display();
-        self.note = Some(format!("{path}: {why}; from here on no rollouts are recorded, and the run goes on"));
+        self.note = Some(format!("{path}: {why}; from here on no rollouts are recorded, and the run continues"));
     }
 
     fn failed(&self, action: &'static str) -> impl FnOnce(io::Error) -> Error + use<> {
@@ -177,7 +177,7 @@ mod tests {
         let note = log.check().unwrap().unwrap();
         assert!(note.contains("rollouts.bin") && note.contains("max_rollouts_bytes"), "{note}");
         assert_eq!(log.check().unwrap(), None, "once");
-        // A resume from before goes on.
+        // A resume from before continues.
         log.resume(1, &BTreeMap::from([(NAME.to_owned(), one as u64)])).unwrap();
         receive(&mut log, 7);
         assert_eq!(ids(&path), [1, 7]);
@@ -185,7 +185,7 @@ mod tests {
         // What it is given is no record: as a disk that takes none.
         let mut log = RolloutLog::open(Recorded::Rollouts, &path, None).unwrap();
         log.receive(&EventKind::Rollout { record: vec![1; 40] }.into()).unwrap();
-        assert!(log.check().unwrap().unwrap().contains("the run goes on"));
+        assert!(log.check().unwrap().unwrap().contains("the run continues"));
         receive(&mut log, 8);
         assert_eq!(ids(&path), [1, 7]);
     }

@@ -16,8 +16,8 @@ impl Scheduler {
     }
 
     fn speculate_with(&mut self, drafts: &mut Drafts) {
-        let free_seats = self.limits.max_num_seqs.saturating_sub(self.running.len());
-        let live = self.running.len() + free_seats.min(self.extended.len() + self.waiting.len());
+        let free_slots = self.limits.max_num_seqs.saturating_sub(self.running.len());
+        let live = self.running.len() + free_slots.min(self.extended.len() + self.waiting.len());
         let auto = self.speculative == Speculative::Auto;
         if self.running.is_empty() || auto && (live > SEQUENCES || !self.balance.allows(self.running.len())) {
             return;
@@ -69,7 +69,7 @@ impl Scheduler {
         if let Some((of, from)) = place {
             let text = self.text(s.group, of).unwrap_or_default();
             for at in from..from + length {
-                // Of its own text a guess goes on in itself: what repeats goes on repeating.
+                // Of its own text a guess continues in itself: what repeats, keeps repeating.
                 let next = match text.get(at) {
                     Some(&next) => next,
                     None if of as usize == id => drafts.guess[at - text.len()],

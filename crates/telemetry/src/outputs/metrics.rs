@@ -340,7 +340,7 @@ const PPO: &[Metric] = &[
     row(
         "policy/early_stop",
         "",
-        "1 where the generation was given up because the policy moved beyond 1.5 × target_kl.",
+        "1 where the generation was discarded because the policy moved beyond 1.5 × target_kl.",
         "mostly 0",
         "a lower learning_rate",
     ),

@@ -44,8 +44,8 @@ macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// Of a distributed run: the share of the groups by older weights whose log-probabilities the learner computes
     /// again with these weights, before they are overwritten. async/logp_mismatch_tokens counts those that differ: 0.
     audit_stale: f64 = 0.0 => OURS.range(at_least(0.0).at_most(1.0)).read_by(ONLINE).on_resume(Free);
-    /// Of a distributed run: whether workers are believed ("workers"), or the learner makes a share of each one's groups
-    /// again, and expels who answered another bit ("audit").
+    /// Of a distributed run: whether workers are believed ("workers"), or the learner makes a share of each one's
+    /// groups again, and expels who answered another bit ("audit").
     trust: Trust = Trust::Workers => OURS.read_by(ONLINE).on_resume(Free);
     /// With trust = "audit": that share. Which groups it is nobody knows before.
     audit_share: f64 = 0.05

@@ -158,7 +158,7 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
     // At the end it was said already.
     let ids: Vec<String> = profile.finish(&ctx).into_iter().map(|finding| finding.id).collect();
     assert!(!ids.contains(&"reward_bound".to_owned()), "{ids:?}");
-    // They are in the run's record, and are not measured again by who goes on with the run.
+    // They are in the run's record, and are not measured again by a run that resumes.
     let measured = RunRecord::read(&run.record()).unwrap().ceilings.unwrap();
     assert_eq!(profile.record().measured.ceilings.unwrap().flops_per_s, Some(measured.flops_per_s));
     assert_eq!((&*measured.dtype, measured.threads), ("f32", 1));

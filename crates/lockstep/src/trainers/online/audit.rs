@@ -1,5 +1,6 @@
 //! What the learner of a distributed run checks of its workers' answers, while the weights that made them are there:
-//! whether a job gives them (`trust = "audit"`), and whether these weights give their log-probabilities (`audit_stale`).
+//! whether a job gives them (`trust = "audit"`), and whether these weights give their log-probabilities
+//! (`audit_stale`).
 
 use super::workers::{Arrived, Workers};
 use super::{RolloutPipeline, stages};

@@ -5,8 +5,8 @@
 //! the system calls of `seccomp` alone. Processor time, address space, processes, files and output are limited
 //! (util-linux's `prlimit`), and what its processes use together is watched (`memory`); when its wall time is over, or
 //! it has ended, or we have, every process that it has started is killed with its process namespace. We are not root in
-//! there: root's processes are not counted, so as root the whole is started as another user (`user`). What holds it without
-//! bubblewrap is in `confined`. Knows no language and no test.
+//! there: root's processes are not counted, so as root the whole is started as another user (`user`). What holds it
+//! without bubblewrap is in `confined`. Knows no language and no test.
 
 use super::confined;
 use super::group::Group;

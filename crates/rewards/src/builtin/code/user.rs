@@ -1,5 +1,5 @@
-//! As whom programs run. The kernel's limit on processes counts a user's threads together, root's never; so as root each
-//! program that runs has a user of its own, and what it starts is taken from no other.
+//! As whom programs run. The kernel's limit on processes counts a user's threads together, root's never; so as root
+//! each program that runs has a user of its own, and what it starts is taken from no other.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
