@@ -40,8 +40,10 @@ impl Server {
         let [key, certificate] = ["key.pem", "cert.pem"].map(|name| dir.join(name));
         let mut openssl = Command::new("openssl");
         openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]);
-        openssl.args(["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout"]);
-        let output = openssl.arg(&key).arg("-out").arg(&certificate).output().expect("openssl");
+        openssl.args(["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]);
+        // One that could sign others is refused as a server's.
+        openssl.args(["-addext", "basicConstraints=critical,CA:FALSE"]);
+        let output = openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate).output().expect("openssl");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let [key, file] = [&key, &certificate].map(|path| path.to_str().unwrap());
         (Server::with(&["-js", "--tls", "--tlscert", file, "--tlskey", key]), certificate)
@@ -129,7 +131,7 @@ fn an_encrypted_server_is_one_whose_certificate_is_trusted() {
     options.address = Address::parse(&format!("tls://127.0.0.1:{}/test", server.port)).unwrap();
     // No authority of the system has signed it.
     let stranger = NatsWorker::join(&options, name("dev1")).map(drop).unwrap_err().to_string();
-    assert!(stranger.contains("certificate"), "{stranger}");
+    assert!(stranger.contains("cannot be trusted") && stranger.contains("--nats-ca"), "{stranger}");
     options.certificates = Some(certificate);
     let out = tempfile::tempdir().unwrap();
     let plan = plan(4, 1, false);

@@ -119,7 +119,10 @@ fn refused(options: &NatsOptions, error: &async_nats::ConnectError) -> Error {
         (ConnectErrorKind::AuthorizationViolation, None) => {
             format!("the NATS server {server} asks for a token: give it by --nats-token-file or LOCKSTEP_NATS_TOKEN")
         }
-        (ConnectErrorKind::Tls, _) => format!("the NATS server {server} cannot be trusted: {why} (see --nats-ca)"),
+        // What was wrong with a certificate comes as an error of input and output, too.
+        _ if error.kind() == ConnectErrorKind::Tls || why.contains("certificate") => format!(
+            "the NATS server {server} cannot be trusted: {why} (--nats-ca FILE is for the certificate of whoever signed its own)"
+        ),
         _ => format!("no NATS server answers at {server}: {why}"),
     })
 }
