@@ -120,9 +120,9 @@ fn refused(options: &NatsOptions, error: &async_nats::ConnectError) -> Error {
             format!("the NATS server {server} asks for a token: give it by --nats-token-file or LOCKSTEP_NATS_TOKEN")
         }
         // What was wrong with a certificate comes as an error of input and output, too.
-        _ if error.kind() == ConnectErrorKind::Tls || why.contains("certificate") => format!(
-            "the NATS server {server} cannot be trusted: {why} (--nats-ca FILE is for the certificate of whoever signed its own)"
-        ),
+        _ if error.kind() == ConnectErrorKind::Tls || why.contains("certificate") => {
+            format!("the NATS server {server} cannot be trusted: {why} (--nats-ca names who signed it)")
+        }
         _ => format!("no NATS server answers at {server}: {why}"),
     })
 }
