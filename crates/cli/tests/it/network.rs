@@ -161,8 +161,8 @@ mod with_nats {
                 let mut first = workers.remove(0);
                 first.kill().unwrap();
                 first.wait().unwrap();
-                // Of the same name: its place is free when it was not heard for a while.
-                workers.push(worker_when(&mut server, root, "dev1"));
+                // Its name is free when it was not heard for a while: another takes its place.
+                workers.push(worker_when(&mut server, root, "dev3"));
                 continue;
             }
             std::thread::sleep(Duration::from_millis(800));
