@@ -1,6 +1,7 @@
 //! Links of the documents: each relative one names a file that is there, each `#anchor` a heading of it, and
 //! docs/SUMMARY.md lists every page of docs/.
 
+use crate::sources;
 use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Range;
@@ -13,8 +14,8 @@ const SUMMARY: &str = "docs/SUMMARY.md";
 const PAGES: [&str; 5] = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "python/README.md"];
 
 pub fn check() -> Result<(), String> {
-    let mut pages = Vec::new();
-    below(Path::new(DOCS), &mut pages).map_err(|e| format!("{DOCS}: {e}"))?;
+    let mut pages = sources::below(DOCS)?;
+    pages.retain(|page| sources::is_one_of(page, &["md"]));
     let mut wrong = unlisted(&pages, &read(Path::new(SUMMARY))?);
     pages.extend(PAGES.iter().map(PathBuf::from));
     for page in &pages {
@@ -28,21 +29,6 @@ pub fn check() -> Result<(), String> {
 
 fn read(page: &Path) -> Result<String, String> {
     fs::read_to_string(page).map_err(|e| format!("{}: {e}", page.display()))
-}
-
-/// The Markdown files below `directory`, in the order of names.
-fn below(directory: &Path, pages: &mut Vec<PathBuf>) -> std::io::Result<()> {
-    let mut entries: Vec<PathBuf> =
-        fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
-    entries.sort();
-    for path in entries {
-        if path.is_dir() {
-            below(&path, pages)?;
-        } else if path.extension().is_some_and(|extension| extension == "md") {
-            pages.push(path);
-        }
-    }
-    Ok(())
 }
 
 /// Pages that the summary lacks or lists twice.

@@ -56,6 +56,7 @@ mod read;
 mod release;
 mod sandbox;
 mod size;
+mod sources;
 mod trl_suite;
 mod vectors;
 mod words;

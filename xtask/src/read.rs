@@ -1,7 +1,8 @@
 //! Ten headers, ten doc comments and ten paragraphs of documents, drawn by a seed: to be read by somebody who knows
 //! PyTorch and Rust and not this project. What cannot be said in other words without opening another file is rewritten.
 
-use std::path::{Path, PathBuf};
+use crate::sources;
+use std::path::PathBuf;
 
 const EACH: usize = 10;
 /// Tables and lists made by programs, and diaries.
@@ -40,22 +41,15 @@ pub fn run(arguments: &[&str]) -> Result<(), String> {
 
 /// Sources but tests, and documents, in the order of names.
 fn files() -> Result<Vec<PathBuf>, String> {
-    let mut open: Vec<PathBuf> = ["crates", "docs", "xtask/src"].map(PathBuf::from).to_vec();
     let mut found: Vec<PathBuf> = ["README.md", "CONTRIBUTING.md"].map(PathBuf::from).to_vec();
-    while let Some(folder) = open.pop() {
-        for entry in std::fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?.flatten() {
-            let path = entry.path();
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let skipped = NOT_READ.iter().any(|one| path == Path::new(one))
-                || ["target", "tests", "tests.rs"].contains(&name.as_str())
-                || name.ends_with("_tests.rs");
-            if path.is_dir() && !skipped {
-                open.push(path);
-            } else if (name.ends_with(".rs") || name.ends_with(".md")) && !skipped {
-                found.push(path);
-            }
-        }
+    for folder in ["crates", "docs", "xtask/src"] {
+        found.extend(sources::below(folder)?);
     }
+    found.retain(|path| {
+        let is_test = path.iter().any(|part| ["tests", "tests.rs"].iter().any(|test| part == *test))
+            || path.to_string_lossy().ends_with("_tests.rs");
+        sources::is_one_of(path, &["rs", "md"]) && !is_test && !NOT_READ.iter().any(|one| path.starts_with(one))
+    });
     found.sort();
     Ok(found)
 }

@@ -1,7 +1,7 @@
 //! How long a file and a line of Rust and Python may be, and a line of prose in the documents. Formatting leaves
 //! strings and comments as they are; this does not.
 
-use std::path::{Path, PathBuf};
+use crate::sources;
 
 /// A file that does not fit on a dozen screens does two things.
 const MOST_LINES: usize = 520;
@@ -19,32 +19,19 @@ pub fn check() -> Result<(), String> {
         of_page(page, &std::fs::read_to_string(page).map_err(|e| format!("{page}: {e}"))?, &mut wrong);
     }
     for top in ["crates", "docs", "python", "xtask"] {
-        look(Path::new(top), &mut wrong).map_err(|e| format!("{top}: {e}"))?;
+        for path in sources::below(top)? {
+            let is_code = sources::is_one_of(&path, &["rs", "py"]);
+            if is_code || sources::is_one_of(&path, &["md"]) {
+                let of = if is_code { of_file } else { of_page };
+                let name = path.display().to_string();
+                of(&name, &std::fs::read_to_string(&path).map_err(|e| format!("{name}: {e}"))?, &mut wrong);
+            }
+        }
     }
     match wrong.is_empty() {
         true => Ok(()),
         false => Err(wrong.join("\n")),
     }
-}
-
-/// Everything below `directory` but build outputs, in the order of names.
-fn look(directory: &Path, wrong: &mut Vec<String>) -> std::io::Result<()> {
-    let mut entries: Vec<PathBuf> =
-        std::fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
-    entries.sort();
-    for path in entries {
-        if path.is_dir() {
-            let is_hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
-            if !path.ends_with("target") && !path.ends_with("node_modules") && !is_hidden {
-                look(&path, wrong)?;
-            }
-        } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "py") {
-            of_file(&path.display().to_string(), &std::fs::read_to_string(&path)?, wrong);
-        } else if path.extension().is_some_and(|extension| extension == "md") {
-            of_page(&path.display().to_string(), &std::fs::read_to_string(&path)?, wrong);
-        }
-    }
-    Ok(())
 }
 
 fn of_file(name: &str, text: &str, wrong: &mut Vec<String>) {

@@ -1,7 +1,7 @@
 //! Words that must not come back (docs/glossary.md), in code, comments, messages and documents. A word is looked for in
 //! prose and in identifiers, a phrase of several words in prose, over the ends of lines, too.
 
-use std::path::{Path, PathBuf};
+use crate::sources;
 
 /// What must not be written, and what is written instead.
 struct Word {
@@ -78,7 +78,13 @@ const EXTENSIONS: [&str; 10] = ["rs", "py", "pyi", "md", "toml", "sh", "cu", "cu
 pub fn check() -> Result<(), String> {
     let mut wrong = Vec::new();
     for folder in FOLDERS {
-        look(Path::new(folder), &mut wrong).map_err(|e| format!("{folder}: {e}"))?;
+        for path in sources::below(folder)?.iter().filter(|path| sources::is_one_of(path, &EXTENSIONS)) {
+            let name = path.display().to_string().replace('\\', "/");
+            if !NAMES_THEM.contains(&name.as_str()) {
+                let text = std::fs::read_to_string(path).map_err(|e| format!("{name}: {e}"))?;
+                wrong.extend(of_file(&name, &text));
+            }
+        }
     }
     for page in PAGES {
         let text = std::fs::read_to_string(page).map_err(|e| format!("{page}: {e}"))?;
@@ -88,27 +94,6 @@ pub fn check() -> Result<(), String> {
         true => Ok(()),
         false => Err(format!("{} words that docs/glossary.md replaces:\n{}", wrong.len(), wrong.join("\n"))),
     }
-}
-
-/// Everything below `folder` but build outputs and hidden files, in the order of names.
-fn look(folder: &Path, wrong: &mut Vec<String>) -> std::io::Result<()> {
-    let mut entries: Vec<PathBuf> =
-        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
-    entries.sort();
-    for path in entries {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if path.is_dir() {
-            if name != "target" && name != "node_modules" && !name.starts_with('.') {
-                look(&path, wrong)?;
-            }
-        } else if path.extension().is_some_and(|end| EXTENSIONS.iter().any(|known| end == *known)) {
-            let path = path.display().to_string().replace('\\', "/");
-            if !NAMES_THEM.contains(&path.as_str()) {
-                wrong.extend(of_file(&path, &std::fs::read_to_string(&path)?));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A word of a text, in lower case: what stands between other characters, and from hump to hump of an identifier.
@@ -185,6 +170,7 @@ fn tokens(text: &str) -> Vec<Token> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn a_planted_word_is_found() {
