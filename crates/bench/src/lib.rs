@@ -45,6 +45,11 @@ pub fn median(times: &[f64]) -> f64 {
     sorted[(sorted.len() - 1) / 2]
 }
 
+/// The least and the greatest of them.
+fn extremes(values: &[f64]) -> [f64; 2] {
+    [f64::min, f64::max].map(|one: fn(f64, f64) -> f64| values.iter().copied().fold(values[0], one))
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

@@ -6,7 +6,7 @@
 
 use super::report::column;
 use super::workload::timed;
-use super::{Machine, Report, Subject, Workload, median};
+use super::{Machine, Report, Subject, Workload, extremes, median};
 use crate::workload::Bench;
 use kernels::Context;
 use serde_json::json;
@@ -89,15 +89,15 @@ pub fn run(
         let bound = |full: &Update| full.cpu_s * (share * (1.0 - full.optimizer) + full.optimizer);
         let of = |f: &dyn Fn(&(Update, Update, f64)) -> f64| pairs.iter().map(f).collect::<Vec<f64>>();
         let ratios = of(&|(full, skipped, _)| skipped.cpu_s / bound(full));
-        let extreme = |f: fn(f64, f64) -> f64| ratios.iter().copied().fold(ratios[0], f);
+        let [least, most] = extremes(&ratios);
         report.row([
             json!(format!("{live} of {GROUPS}")),
             json!(median(&of(&|(full, ..)| full.cpu_s))),
             json!(median(&of(&|(_, skipped, _)| skipped.cpu_s))),
             json!(median(&of(&|(full, ..)| bound(full)))),
             json!(median(&ratios)),
-            json!(extreme(f64::min)),
-            json!(extreme(f64::max)),
+            json!(least),
+            json!(most),
             json!(median(&of(&|(full, skipped, _)| full.cpu_s / skipped.cpu_s))),
             json!(median(&of(&|(full, skipped, rollout)| (full.cpu_s + rollout) / (skipped.cpu_s + rollout)))),
         ]);

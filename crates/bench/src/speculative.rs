@@ -7,7 +7,7 @@
 
 use super::report::column;
 use super::workload::{MAX_BATCHED_TOKENS, PROMPT_TOKENS};
-use super::{Machine, Report, Subject, Workload, median};
+use super::{Machine, Report, Subject, Workload, extremes, median};
 use kernels::Context;
 use model::Weights;
 use rollout::{Counters, Engine, EngineConfig, Request, RolloutGroup, SamplingParams, Speculative};
@@ -84,7 +84,7 @@ pub fn run(ctx: &Context, shape: Subject, tokens: usize, repeats: usize) -> anyh
             }
             let of = |f: &dyn Fn(&(Tail, Tail)) -> f64| pairs.iter().map(f).collect::<Vec<f64>>();
             let factors = of(&|(off, auto)| off.cpu_s / auto.cpu_s);
-            let extreme = |f: fn(f64, f64) -> f64| factors.iter().copied().fold(factors[0], f);
+            let [least, most] = extremes(&factors);
             let sum = |f: fn(&Tail) -> f64| pairs.iter().map(|(_, auto)| f(auto)).sum::<f64>();
             let drafted = sum(|tail| tail.done.drafted_tokens as f64);
             let passes = sum(|tail| (tail.done.computed_tokens - tail.done.drafted_tokens) as f64);
@@ -94,8 +94,8 @@ pub fn run(ctx: &Context, shape: Subject, tokens: usize, repeats: usize) -> anyh
                 json!(median(&of(&|(off, _)| off.drawn as f64 / off.cpu_s))),
                 json!(median(&of(&|(_, auto)| auto.drawn as f64 / auto.cpu_s))),
                 json!(median(&factors)),
-                json!(extreme(f64::min)),
-                json!(extreme(f64::max)),
+                json!(least),
+                json!(most),
                 json!(100.0 * sum(|tail| tail.done.accepted_tokens as f64) / drafted.max(1.0)),
                 json!(sum(|tail| tail.drawn as f64) / passes),
             ]);

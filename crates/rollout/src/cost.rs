@@ -71,8 +71,8 @@ const AT_ONCE: f64 = 0.5;
 /// What guesses have brought and cost, so that they cost a small share of the time at most, however they are chosen.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Balance {
-    /// Seconds of a step without guesses, by its sequences; 0: none yet.
-    without: [f64; SEQUENCES + 1],
+    /// Seconds of a step without guesses, by its sequences, once there was one.
+    without: [Option<f64>; SEQUENCES + 1],
     /// Seconds that guesses may still lose.
     credit: f64,
 }
@@ -85,22 +85,27 @@ impl Balance {
 
     /// What a step of this many sequences takes without guesses, if that is known.
     pub(crate) fn without(&self, sequences: usize) -> Option<f64> {
-        self.without.get(sequences).copied().filter(|&seconds| seconds > 0.0)
+        self.without.get(sequences).copied().flatten()
     }
 
     /// A decode step has taken `seconds`; with guesses, if there were any, it has drawn so many tokens.
     pub(crate) fn observe(&mut self, sequences: usize, drawn_with_guesses: Option<usize>, seconds: f64) {
         let Some(without) = self.without.get_mut(sequences) else { return };
-        let seconds = if *without > 0.0 { seconds.min(2.0 * INTERRUPTED * *without) } else { seconds };
+        let expected = match (*without, drawn_with_guesses) {
+            (Some(expected), _) => expected,
+            (None, None) => *without.insert(seconds),
+            // What guesses bring is not known before there was a step without.
+            (None, Some(_)) => return,
+        };
+        let seconds = seconds.min(2.0 * INTERRUPTED * expected);
         match drawn_with_guesses {
             None => {
-                let one = if *without > 0.0 { seconds.min(INTERRUPTED * *without) } else { seconds };
-                *without += (one - *without) / if *without > 0.0 { LAST } else { 1.0 };
+                *without = Some(expected + (seconds.min(INTERRUPTED * expected) - expected) / LAST);
                 self.credit += ALLOWED * seconds;
             }
-            Some(tokens) => self.credit += *without * tokens as f64 / sequences as f64 - seconds,
+            Some(tokens) => self.credit += expected * tokens as f64 / sequences as f64 - seconds,
         }
-        self.credit = self.credit.min(AT_ONCE * *without);
+        self.credit = self.credit.min(AT_ONCE * without.unwrap_or(expected));
     }
 }
 

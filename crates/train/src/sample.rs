@@ -22,6 +22,14 @@ impl Advantage {
         }
     }
 
+    /// Whether it is 0 of every token.
+    pub fn is_zero(&self) -> bool {
+        match self {
+            Advantage::Sequence(a) => *a == 0.0,
+            Advantage::Tokens(a) => a.iter().all(|&a| a == 0.0),
+        }
+    }
+
     /// The advantage of completion token `t`.
     pub fn at(&self, t: usize) -> f32 {
         match self {

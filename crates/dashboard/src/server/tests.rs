@@ -141,7 +141,7 @@ fn news_are_streamed_and_the_65th_stream_is_refused() {
     }
 }
 
-/// Without --allow-run nothing is run; and whoever may not, be it a page of another site, is told so.
+/// Without --allow-run nothing is run, and a page of another site starts nothing: both are refused in words.
 #[test]
 fn jobs_are_begun_by_the_page_alone_and_only_with_leave() {
     let levels = vec![json!({ "id": "none" })];

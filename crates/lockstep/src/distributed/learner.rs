@@ -312,7 +312,7 @@ impl Distributed {
         self.held.iter().find(|(version, _)| *version == wanted).map(|(_, weights)| weights)
     }
 
-    /// Nobody asks for the weights that made a batch any more: the optimizer may overwrite them.
+    /// The weights that made a batch are not read again: the optimizer may overwrite them.
     pub fn release(&mut self, batch: u64) {
         let first = (batch + 1).saturating_sub(self.plan.max_staleness);
         self.held.retain(|(version, _)| *version >= first);

@@ -26,9 +26,8 @@ pub const FILES: &[RunFile] = &[
         "record.json",
         "",
         "What the run was made of: versions, instruction set, device, dtype, threads, seed, SHA-256 of model, data \
-         and \
-         rewards, each start with its command and what it changed, what it was forked from, and the machine's measured \
-         ceilings.",
+         and rewards, each start with its command and what it changed, what it was forked from, and the machine's \
+         measured ceilings.",
     ),
     file(
         "metrics.jsonl",
@@ -78,25 +77,18 @@ pub const FILES: &[RunFile] = &[
         "completions/completions_<step>.parquet",
         "`log_completions = true`",
         "The completions of a step as a table: prompt, completion, each reward, advantage. JSON lines where the \
-         program \
-         is built without `parquet`.",
+         program is built without `parquet`.",
     ),
     file(
         "checkpoints/step-<step>/",
         "`save_strategy` is not \"no\"",
         "A model directory that loads anywhere, and beside it the state of the run; `files.json` binds its files to \
-         each \
-         other.",
+         each other.",
     ),
     file("model/", "runs that have ended", "The result: weights or adapter, configuration, tokenizer."),
     file("run.lock", "", "Which process writes into it, on which machine, since when; empty when none does."),
     file("given-<hash>/", "runs from Python", "Models and tokenizers that were given in memory."),
-    file(
-        "abandoned/",
-        "after a resume from an older checkpoint",
-        "What came after that checkpoint: a run of its \
-     own.",
-    ),
+    file("abandoned/", "after a resume from an older checkpoint", "What came after that checkpoint: a run of its own."),
     file(
         "fleet/",
         "`--distributed`",

@@ -9,7 +9,7 @@ use crate::rollouts::wire::{Completion, Group};
 use crate::run::training::TrainingRun;
 use model::columns::NEW_LOGPS;
 use telemetry::system::cpu_s;
-use train::{Advantage, Sample};
+use train::Sample;
 
 /// Of the processor seconds that the run takes, so many at most.
 const SHARE: f64 = 0.01;
@@ -65,10 +65,7 @@ fn tokens(samples: &[Sample]) -> usize {
 }
 
 fn teaches(group: &[Sample]) -> bool {
-    group.iter().any(|sample| match &sample.advantage {
-        Advantage::Sequence(one) => *one != 0.0,
-        Advantage::Tokens(each) => each.iter().any(|a| *a != 0.0),
-    })
+    group.iter().any(|sample| !sample.advantage.is_zero())
 }
 
 impl RolloutPipeline {
@@ -109,6 +106,7 @@ impl RolloutPipeline {
 mod tests {
     use super::*;
     use model::Prompt;
+    use train::Advantage;
 
     fn sample(group: u64, length: usize, advantage: f32) -> Sample {
         let advantage = Advantage::Sequence(advantage);
