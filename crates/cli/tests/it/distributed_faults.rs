@@ -19,7 +19,7 @@ fn slow_directory() -> tempfile::TempDir {
     dir
 }
 
-fn signal(pid: u32, name: &str) {
+pub fn signal(pid: u32, name: &str) {
     let sent = std::process::Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap();
     assert!(sent.success(), "process {pid} is gone");
 }
@@ -37,7 +37,7 @@ fn wait<T>(child: &mut Child, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn learner_of(run: &Path) -> Option<u32> {
+pub fn learner_of(run: &Path) -> Option<u32> {
     let status = status::read(run).ok()?;
     status.learner.filter(|_| status.learner_alive).map(|learner| learner.pid)
 }

@@ -2,6 +2,7 @@
 //! even. They can neither read nor forge any of it, in each isolation.
 
 use super::distributed::{distributed, start_as};
+use super::distributed_faults::{learner_of, signal};
 use crate::support::runs::{directory, listing_names, rollouts};
 use serde_json::{Value, json};
 use std::fs;
@@ -97,7 +98,7 @@ fn is_private(path: &Path) {
     }
 }
 
-/// What the same program can do outside, while the run continues.
+/// What the same program can do outside.
 fn outside(run: &Path, user: Option<u32>) -> String {
     let mut python = Command::new("python3");
     python.args(["-c", ATTACK]).current_dir(run).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -128,7 +129,7 @@ fn run_beside(isolation: &str, user: Option<u32>) {
     rows("d.jsonl");
     rows("e.jsonl");
     user.into_iter().for_each(|user| give(root, user));
-    let (reward, steps) = (reward(isolation), ["max_steps=4", "record_rollouts=true", "eval_strategy=no"]);
+    let (reward, steps) = (reward(isolation), ["max_steps=8", "record_rollouts=true", "eval_strategy=no"]);
     let mut child = start_as(root, &distributed("out", "1", &[&[&reward[..]], &steps[..]].concat()), user);
     let begun = Instant::now();
     let saved = out.join("checkpoints/step-000002");
@@ -136,9 +137,13 @@ fn run_beside(isolation: &str, user: Option<u32>) {
         assert!(begun.elapsed() < Duration::from_secs(120));
         std::thread::sleep(Duration::from_millis(2));
     }
-    // The program bites: its user can do all of this elsewhere. As root, programs are another user's.
+    // The program bites: its user can do all of this elsewhere. As root, programs are another user's. The learner
+    // stands still meanwhile, so that the run does not end before the program has looked at each of its processes.
     if child.try_wait().unwrap().is_none() {
+        let learner = learner_of(&out).expect("the learner runs");
+        signal(learner, "STOP");
         let found = outside(&out, user);
+        signal(learner, "CONT");
         for what in ["read learner.json", "write learner.json", "create in pending", "map of the weights"] {
             assert!(found.contains(what), "{what}: {found}");
         }
@@ -154,7 +159,7 @@ fn run_beside(isolation: &str, user: Option<u32>) {
     is_private(&out.join("fleet"));
     assert_eq!(fs::metadata(out.join("fleet")).unwrap().uid(), user.unwrap_or(0));
     let lines = rollouts(&out);
-    assert_eq!(lines.len(), 16);
+    assert_eq!(lines.len(), 32);
     for line in lines {
         let what = format!("{isolation}, as {user:?}: something was not refused: {line:?}");
         assert_eq!(line["rewards"], json!([1.0]), "{what}");
