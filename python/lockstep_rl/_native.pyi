@@ -102,6 +102,7 @@ def work(
     stop: StopSignal,
     say: Callable[[str], Any],
     threads: int | None = None,
+    profiles: list[str] = ...,
 ) -> None: ...
 def masked_softmax(x: Any, scale: float, first: Any, end: Any) -> Any: ...
 def fused_sample(

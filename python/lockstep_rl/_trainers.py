@@ -134,6 +134,9 @@ class AsyncGRPOTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         if self.rollout_func is not None:
             raise ValueError("AsyncGRPOTrainer: `rollout_func` is this process's own, and workers do not have it")
+        if self.args.workers:
+            raise ValueError("AsyncGRPOTrainer: `workers` is of `lockstep train --distributed`; this trainer starts "
+                             "num_workers that are alike, and others join by hand with --profiles")
         of_workers(self._reward_set)
         check_sendable(self._functions())
 

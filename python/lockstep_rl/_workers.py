@@ -40,13 +40,16 @@ def of_workers(rewards: RewardSet) -> list[tuple[str, Any, bool]]:
     return [(function.name, function, True) for function in rewards.functions]
 
 
-def work(run: str, name: str, functions: list[Callable], threads: int | None = None, stop: Any = None) -> None:
+def work(
+    run: str, name: str, functions: list[Callable], threads: int | None = None, stop: Any = None,
+    profiles: list[str] | None = None,
+) -> None:
     """Generates and scores for the run in this process, until the run ends."""
     rewards = RewardSet(functions, required=False)
     rewards.state, rewards.counts_steps = TrainerState(), True
     say = lambda text: print(text, flush=True)  # noqa: E731
     stop = _native.StopSignal() if stop is None else stop
-    _native.work(run, name, rewards=of_workers(rewards), stop=stop, say=say, threads=threads)
+    _native.work(run, name, rewards=of_workers(rewards), stop=stop, say=say, threads=threads, profiles=profiles or [])
 
 
 def _process(run: str, name: str, functions: list[Callable], threads: int | None, log: str) -> None:

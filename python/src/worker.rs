@@ -13,9 +13,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Works for the run of this directory until it ends or `stop` is given. `rewards` are `(name, function, by_group)`.
-/// Lines for a person go to `say`.
+/// `profiles` are those
+/// whose groups it makes, none: all. Lines for a person go to `say`.
 #[pyfunction]
-#[pyo3(signature = (run, name, *, rewards, stop, say, threads=None))]
+#[pyo3(signature = (run, name, *, rewards, stop, say, threads=None, profiles=Vec::new()))]
 pub fn work(
     py: Python<'_>,
     run: PathBuf,
@@ -24,6 +25,7 @@ pub fn work(
     stop: &Bound<'_, StopSignal>,
     say: Py<PyAny>,
     threads: Option<usize>,
+    profiles: Vec<String>,
 ) -> PyResult<()> {
     use_engine()?;
     let (failure, stop) = (Failure::default(), stop.get().signal());
@@ -42,7 +44,8 @@ pub fn work(
     let token = std::env::var("LOCKSTEP_NATS_TOKEN").ok().filter(|token| !token.is_empty());
     let server = NatsServer { token, ..NatsServer::default() };
     let ended = py.detach(|| {
-        let options = WorkerOptions { run: &run, server, name, threads, rewards: Some(make), stop, say: &say };
+        let rewards = Some(make);
+        let options = WorkerOptions { run: &run, server, name, threads, profiles, rewards, stop, say: &say };
         catch_unwind(AssertUnwindSafe(|| lockstep::work(options)))
     });
     match (failure.take(), ended) {

@@ -7,7 +7,7 @@ use crate::signals::{Promise, stop_on_signals};
 use clap::ValueEnum;
 use fleet::exchange::spool::Layout;
 use fleet::supervisor::{self, Limits, Role};
-use lockstep::config::Purpose;
+use lockstep::config::{Config, Layers, Purpose, WorkerKind, worker_kinds};
 use lockstep::error::OrBadInput;
 use lockstep::{NatsServer, Network, RunDir, StopSignal, WorkerOptions, bad_input, find_run, is_server, work};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -103,6 +103,9 @@ pub struct WorkerArgs {
     /// Threads; without it the run's `threads`, or all cores.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
+    /// The sampling profiles whose groups it makes; without it, all of them.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub profiles: Vec<String>,
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
@@ -129,10 +132,10 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<()> {
     let stop = stop_on_signals(&console, Promise::Stops("the worker gives its job back and ends"))?;
     stop_without_supervisor(&stop);
     let say = |text: &str| console.info(text);
-    let WorkerArgs { join, name, threads, server, .. } = args;
+    let WorkerArgs { join, name, threads, profiles, server, .. } = args;
     let url = if is_server(&join) { join.display().to_string() } else { String::new() };
     let server = server.server(url)?;
-    work(WorkerOptions { run: &join, server, name: &name, threads, rewards: None, stop, say: &say })
+    work(WorkerOptions { run: &join, server, name: &name, threads, profiles, rewards: None, stop, say: &say })
 }
 
 fn stop_without_supervisor(stop: &StopSignal) {
@@ -155,12 +158,13 @@ fn this_program() -> Command {
 pub(crate) static PROGRAM: OnceLock<Vec<OsString>> = OnceLock::new();
 
 /// Starts a learner and its workers, and stays until they have ended.
-pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> anyhow::Result<()> {
-    if workers == 0 {
+pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingArgs) -> anyhow::Result<()> {
+    if workers == Some(0) {
         bad_input!("--workers 0: a distributed run needs a worker; without --distributed one process does everything");
     }
     let console = args.log.open()?;
-    let out = directory(args)?;
+    let (out, config) = run_of(args)?;
+    let workers = flags_of_workers(&config, workers)?;
     let is_new = RunDir::is_new(&out);
     let first = arguments(args, &out)?;
     let format = args.log.log_format.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
@@ -184,12 +188,12 @@ pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> 
     };
     let layout = Layout::of_run(&out);
     std::fs::create_dir_all(layout.root()).or_bad_input_in(out.display())?;
-    let role = |i: u32| {
+    let role = |(i, flags): (usize, Vec<String>)| {
         let (name, log) = (format!("dev{i}"), layout.root().join(format!("dev{i}.log")));
         let (out, own) = (out.clone(), name.clone());
         let command = move |_| {
             let mut command = this_program();
-            command.arg("worker").arg("--join").arg(&out).args(["--name", &own]);
+            command.arg("worker").arg("--join").arg(&out).args(["--name", &own]).args(&flags);
             let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&log);
             let (stdout, stderr) = match file.and_then(|file| Ok((file.try_clone()?, file))) {
                 Ok((stdout, stderr)) => (stdout.into(), stderr.into()),
@@ -203,7 +207,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> 
     let (logs, dir) = (layout.root().join("dev1.log"), out.display());
     console.info(&format!(
         "a learner and {} in {dir}; `lockstep status {dir}` shows them, their logs are {}, …",
-        telemetry::counted(workers as usize, "worker"),
+        telemetry::counted(workers.len(), "worker"),
         logs.display()
     ));
     if let Some(port) = args.dashboard {
@@ -211,7 +215,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> 
     }
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGHUP])?;
     let learner = Role { name: "the learner".to_owned(), command: Box::new(learner) };
-    let all = (1..=workers).map(role).collect();
+    let all = (1..).zip(workers).map(role).collect();
     let mut report = |text: &str| console.warn(text);
     let code = supervisor::run(learner, all, Limits::default(), &mut || signals.pending().next(), &mut report)?;
     if is_new && !out.join("config.toml").exists() {
@@ -225,16 +229,37 @@ pub(crate) fn supervise(args: &RunArgs, workers: u32, sharing: &SharingArgs) -> 
     }
 }
 
-/// The directory of the run that is started or resumed. What is wrong with its configuration is found here.
-fn directory(args: &RunArgs) -> anyhow::Result<PathBuf> {
+/// The flags of each worker: those that --workers counts, else the configuration's, else one.
+fn flags_of_workers(config: &Config, counted: Option<u32>) -> anyhow::Result<Vec<Vec<String>>> {
+    let kinds = worker_kinds(config)?;
+    if let Some(n) = counted {
+        return Ok(vec![Vec::new(); n as usize]);
+    }
+    let flags = |kind: &WorkerKind| {
+        let mut flags = Vec::new();
+        if let Some(threads) = kind.threads {
+            flags.extend(["--threads".to_owned(), threads.to_string()]);
+        }
+        if !kind.profiles.is_empty() {
+            flags.extend(["--profiles".to_owned(), kind.profiles.join(",")]);
+        }
+        vec![flags; kind.count as usize]
+    };
+    Ok(if kinds.is_empty() { vec![Vec::new()] } else { kinds.iter().flat_map(flags).collect() })
+}
+
+/// The directory of the run that is started or resumed, and its configuration. What is wrong with it is found here.
+fn run_of(args: &RunArgs) -> anyhow::Result<(PathBuf, Config)> {
     let ConfigArgs { out, .. } = &args.config;
     if let Some(resume) = &args.resume {
         let (run, _) = find_run(resume, out.as_deref())?;
-        return Ok(run.root().to_owned());
+        let file = Layers { purpose: Purpose::Grpo, file: Some(run.config()), ..Layers::default() };
+        return Ok((run.root().to_owned(), file.resolve()?.config));
     }
-    let out = resolve_distributed(&args.config)?.config.output_dir.unwrap_or_else(new_directory);
+    let config = resolve_distributed(&args.config)?.config;
+    let out = config.output_dir.clone().unwrap_or_else(new_directory);
     RunDir::fresh(&out)?;
-    Ok(std::path::absolute(&out)?)
+    Ok((std::path::absolute(&out)?, config))
 }
 
 /// What a learner is started with.

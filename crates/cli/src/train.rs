@@ -18,9 +18,9 @@ pub struct Args {
     /// bits with any number of workers. docs/distributed.md
     #[arg(long)]
     pub distributed: bool,
-    /// Workers of a distributed run.
-    #[arg(long, value_name = "N", requires = "distributed", default_value_t = 1)]
-    pub workers: u32,
+    /// Workers of a distributed run, all alike; without it the configuration's [[workers]], or one.
+    #[arg(long, value_name = "N", requires = "distributed")]
+    pub workers: Option<u32>,
     #[command(flatten)]
     pub sharing: SharingArgs,
 }

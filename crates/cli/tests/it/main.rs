@@ -56,6 +56,7 @@ mod reward_lora;
 mod reward_names;
 mod rewards_beside;
 mod same_bits;
+mod sampling_profiles;
 mod spool_secrecy;
 mod stopping;
 mod stopping_early;

@@ -4,6 +4,7 @@ use super::expelled::Expelled;
 use super::made_by::MadeBy;
 use super::network::{Network, Serving, learner_exchange};
 use super::{Shared, SlotPlace, of_fleet};
+use crate::config::SamplingPlan;
 use crate::rollouts::jobs::GroupJob;
 use crate::rollouts::scoring::Prompts;
 use crate::stop::StopSignal;
@@ -18,7 +19,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const LONELY: Duration = Duration::from_secs(10);
 /// So long a stop waits for a worker to come back.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The profile of every job.
+/// The profile of every job of a run without profiles.
 const PROFILE: &str = "any";
 
 /// A batch that was offered and is not learned from yet.
@@ -73,10 +74,13 @@ pub struct Start {
     pub settings: Lineage,
     /// The weights of a batch's version are held until [`Distributed::release`].
     pub audits: bool,
+    /// Which profile each group has.
+    pub sampling: SamplingPlan,
 }
 
 /// A run's workers, as its learner sees them.
 pub struct Distributed {
+    out: PathBuf,
     handle: LearnerHandle<Box<dyn Exchange + Send>>,
     /// Serves weights to other machines.
     serving: Option<Serving>,
@@ -98,12 +102,16 @@ pub struct Distributed {
     batch: u64,
 }
 
-#[derive(Clone, Default)]
-struct Payloads(Arc<Mutex<BTreeMap<u64, Vec<u8>>>>);
+#[derive(Clone)]
+struct Payloads {
+    bytes: Arc<Mutex<BTreeMap<u64, Vec<u8>>>>,
+    /// Says the profile of each.
+    sampling: SamplingPlan,
+}
 
 impl Payloads {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -114,7 +122,7 @@ impl Feed for Payloads {
         };
         let payload = self.lock().get(&number).cloned();
         let payload = payload.ok_or_else(|| fleet::Error::Failed(format!("job {job} was not prepared")))?;
-        Ok((PROFILE.to_owned(), payload))
+        Ok((self.sampling.profile(number).unwrap_or(PROFILE).to_owned(), payload))
     }
 }
 
@@ -134,8 +142,8 @@ impl Distributed {
         let serve = |(network, model)| Serving::start(network, &out.join("config.toml"), model);
         let serving = network.map(serve).transpose()?;
         shared.network = serving.as_ref().map(Serving::place);
-        let Start { batch, at_beginning, lineage, frontier: Frontier { groups, mut lineages }, settings, audits } =
-            start;
+        let Start { batch, at_beginning, lineage, frontier, settings, audits, sampling } = start;
+        let Frontier { groups, mut lineages } = frontier;
         let lineage = *lineages.entry(batch).or_insert(lineage);
         forget_other_settings(out, settings)?;
         let files = BatchFiles::open(out).map_err(of_fleet)?;
@@ -155,7 +163,7 @@ impl Distributed {
         let frontier = groups.into_iter().map(result).collect();
         let (expelled, names) = Expelled::open(out)?;
         let saved = SavedFrontier { step: batch, lineages, frontier, expelled: names };
-        let payloads = Payloads::default();
+        let payloads = Payloads { bytes: Arc::default(), sampling };
         offer(&payloads, &batches);
         if let Some(serving) = &serving {
             serving.publish(&shared.slots, shared.base.as_deref());
@@ -169,6 +177,7 @@ impl Distributed {
         let arrived = BTreeMap::new();
         let made_by = MadeBy::open(out)?;
         Ok(Distributed {
+            out: out.to_owned(),
             handle,
             serving,
             payloads,
@@ -205,9 +214,16 @@ impl Distributed {
             }
             self.take_step(warn)?;
             stop.check()?;
-            if !is_lonely && since.elapsed() > LONELY && self.has_no_worker() {
+            if !is_lonely && since.elapsed() > LONELY {
                 is_lonely = true;
-                warn("no worker has joined this run: start one with `lockstep worker --join DIR --name NAME`");
+                if self.has_no_worker() {
+                    warn("no worker has joined this run: start one with `lockstep worker --join DIR --name NAME`");
+                } else if let Some(profile) = self.profile_of_nobody(batch) {
+                    warn(&format!(
+                        "no worker makes groups of the profile \"{profile}\": start one with `lockstep worker --join \
+                         DIR --name NAME --profiles {profile}`"
+                    ));
+                }
             }
         }
     }
@@ -248,6 +264,17 @@ impl Distributed {
             Some(Step::CommitCheckpoint(_) | Step::Evaluated(..) | Step::End) | None => {}
         }
         Ok(())
+    }
+
+    /// A profile of the batch's groups that no worker takes.
+    fn profile_of_nobody(&self, batch: u64) -> Option<&str> {
+        let workers = fleet::status::read(&self.out).ok()?.workers;
+        let living =
+            || workers.iter().filter(|worker| worker.alive.is_some()).filter_map(|worker| worker.status.as_ref());
+        let takes =
+            |name: &str| living().any(|one| one.profiles.is_empty() || one.profiles.iter().any(|own| own == name));
+        let mut names = self.plan.numbers(batch).filter_map(|number| self.payloads.sampling.profile(number));
+        names.find(|name| !takes(name))
     }
 
     fn has_no_worker(&self) -> bool {

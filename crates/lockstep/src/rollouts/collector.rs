@@ -6,11 +6,12 @@
 
 use super::function::FunctionRollouts;
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};
+use crate::config::SamplingPlan;
 use crate::stop::StopSignal;
 use model::tokenizer::Tokenizer;
 use model::{AdaptedWeights, ModelView};
 use rewards::{Asked, Reward};
-use rollout::{Completion, Counters, Engine, RolloutGroup, SamplingParams};
+use rollout::{Completion, Counters, Engine, RolloutGroup};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -42,7 +43,7 @@ pub struct CollectRequest<'a> {
     /// Completions of a prompt.
     pub num_generations: usize,
     /// How tokens are drawn.
-    pub sampling: &'a Arc<SamplingParams>,
+    pub sampling: &'a SamplingPlan,
     /// The weight of each reward in a completion's total.
     pub reward_weights: &'a [f64],
     /// Optimizer steps done: rewards receive the number.
@@ -137,7 +138,7 @@ impl Collector {
         let (mut rollout_s, mut columns, mut given) = (0.0, GivenColumns::new(), None);
         if let Some(function) = function {
             let span = stages.span("rollout");
-            let made = function.rollouts(engine, model, &prompts, num_generations, sampling)?;
+            let made = function.rollouts(engine, model, &prompts, num_generations, sampling.common())?;
             rollout_s = span.end();
             (prompts, columns, next_number) = (made.prompts, made.columns, made.next);
             given = Some(made.groups);

@@ -1,7 +1,7 @@
 //! Evaluation: completions of held-out prompts, scored by the same rewards, and pass@k. What no reward scored is in no
 //! mean.
 
-use crate::config::{Config, WorkloadBounds, eval_sampling};
+use crate::config::{Config, SamplingPlan, WorkloadBounds, eval_sampling};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::PromptDataset;
 use crate::error::BadInput;
@@ -29,7 +29,7 @@ const CLIPPED_RATIO: &str = "completions/clipped_ratio";
 /// Held-out prompts, a set or several, and how they are sampled.
 pub struct Evaluation {
     sets: Vec<EvalSet>,
-    sampling: Arc<SamplingParams>,
+    sampling: SamplingPlan,
     generations: usize,
     pass_at_k: Vec<usize>,
     /// The place of the reward that says whether a completion is right.
@@ -148,7 +148,7 @@ impl Evaluation {
         };
         Ok(Evaluation {
             sets,
-            sampling: Arc::new(eval_sampling(config, training)),
+            sampling: SamplingPlan::alike(Arc::new(eval_sampling(config, training))),
             generations: config.generations_eval(),
             pass_at_k: config.eval_pass_at_k.clone(),
             right,
@@ -157,7 +157,7 @@ impl Evaluation {
 
     /// How completions are drawn.
     pub fn sampling(&self) -> Arc<SamplingParams> {
-        self.sampling.clone()
+        self.sampling.common().clone()
     }
 
     /// Completes all prompts of each set and scores the completions. The same noise each time and in each set:

@@ -240,7 +240,7 @@ fn jobs(request: &CollectRequest<'_>, version: u64, rewards: &[String]) -> Vec<G
             number,
             prompt,
             num_generations: request.num_generations,
-            sampling: SamplingParams::clone(request.sampling),
+            sampling: SamplingParams::clone(request.sampling.of(number)),
             version,
             step: request.step,
             rewards: rewards.to_vec(),

@@ -2,11 +2,12 @@
 //! [`rewards::RewardManager`] asks them.
 
 use super::groups::{Rollouts, ScoredCompletion, ScoredGroup, TokenScores};
+use crate::config::SamplingPlan;
 use crate::data::prompts::Prompt;
 use model::tokenizer::Tokenizer;
 use rewards::{Asked, GivenScores, RewardOutput, StepEnd, StepScore};
 use rewards::{CompletionScores, Content, MakeInputs, Problem, Reward, RewardInputs, RewardJob, RewardManager};
-use rollout::{Completion, Request, RolloutGroup, SamplingParams};
+use rollout::{Completion, Request, RolloutGroup};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -21,9 +22,9 @@ pub type Prompts = BTreeMap<u64, Arc<Prompt>>;
 pub type GivenColumns = BTreeMap<u64, Vec<Map<String, Value>>>;
 
 /// What the engine is asked for: so many completions of each prompt.
-pub fn requests(prompts: &Prompts, num_generations: usize, sampling: &Arc<SamplingParams>) -> Vec<Request> {
+pub fn requests(prompts: &Prompts, num_generations: usize, sampling: &SamplingPlan) -> Vec<Request> {
     let request = |(&id, prompt): (&u64, &Arc<Prompt>)| {
-        Request::new(id, prompt.tokens.clone(), num_generations, sampling.clone())
+        Request::new(id, prompt.tokens.clone(), num_generations, sampling.of(id).clone())
     };
     prompts.iter().map(request).collect()
 }

@@ -1,6 +1,6 @@
 //! A worker of a distributed run: a process that generates and scores groups for a learner.
 
-use crate::config::{Layers, Purpose, RewardErrors, WorkloadBounds, engine_config};
+use crate::config::{Config, Layers, Purpose, RewardErrors, WorkloadBounds, engine_config, listed};
 use crate::data::prompt_dataset::context;
 use crate::distributed::{
     Host, Identity, MakeRewards, NatsServer, Parts, Scorers, Shared, WorkerWork, is_server, join, of_fleet, share_cores,
@@ -38,6 +38,8 @@ pub struct WorkerOptions<'a> {
     pub name: &'a str,
     /// Threads; as many as the machine has cores, if none are given.
     pub threads: Option<usize>,
+    /// The sampling profiles whose groups it makes; none: all.
+    pub profiles: Vec<String>,
     /// The functions among the rewards of a program, made anew at each call; none if the program is not there.
     pub rewards: Option<Arc<MakeFunctions>>,
     /// Ends it.
@@ -64,7 +66,7 @@ pub(super) fn work_as<W: Work>(
     options: WorkerOptions<'_>,
     honesty: impl FnOnce(WorkerWork) -> W,
 ) -> anyhow::Result<()> {
-    let WorkerOptions { run, server, name, threads, rewards, stop, say } = options;
+    let WorkerOptions { run, server, name, threads, profiles, rewards, stop, say } = options;
     let name = WorkerName::new(name).map_err(BadInput::new)?;
     let (exchange, host): (Box<dyn WorkerExchange + Send>, _) = match is_server(run) {
         false => (Box::new(SpoolWorker::join(run, name.clone()).map_err(of_fleet)?), None),
@@ -74,7 +76,7 @@ pub(super) fn work_as<W: Work>(
             (exchange, Some(Host::open(&server, watch)?))
         }
     };
-    let mut worker = Worker::new(exchange, name.clone(), Vec::new());
+    let mut worker = Worker::new(exchange, name.clone(), profiles.clone());
     let (layout, mut has_waited) = (Layout::of_run(run), false);
     let state = loop {
         stop.check()?;
@@ -99,6 +101,7 @@ pub(super) fn work_as<W: Work>(
         Some(host) => Files { run: host.dir().to_owned(), model: Some(host.model()) },
         None => Files { run: run.to_owned(), model: None },
     };
+    refuse_unknown(&profiles, &files.config()?)?;
     let parts = parts(&files, threads, rewards, stop.clone(), &shared, batch)?;
     if let Some(what) = parts.identity.difference(&shared.identity) {
         return Err(BadInput::new(format!("{name} cannot work for this run: {what}")));
@@ -139,6 +142,25 @@ struct Files {
     model: Option<PathBuf>,
 }
 
+impl Files {
+    /// The run's configuration.
+    fn config(&self) -> anyhow::Result<Config> {
+        let file = RunDir::open(&self.run)?.config();
+        Ok(Layers { purpose: Purpose::Grpo, file: Some(file), ..Layers::default() }.resolve()?.config)
+    }
+}
+
+/// A worker of a profile that the run does not have would wait for ever.
+fn refuse_unknown(profiles: &[String], config: &Config) -> anyhow::Result<()> {
+    match profiles.iter().find(|name| !config.sampling_profiles.contains_key(*name)) {
+        None => Ok(()),
+        Some(unknown) => Err(BadInput::new(format!(
+            "--profiles {unknown}: the run has no `[sampling_profiles.{unknown}]`; it has: {}",
+            listed(config.sampling_profiles.keys().map(String::as_str))
+        ))),
+    }
+}
+
 /// What the worker computes with, from the configuration of the run.
 fn parts(
     files: &Files,
@@ -149,8 +171,7 @@ fn parts(
     (groups, staleness): (usize, usize),
 ) -> anyhow::Result<Parts> {
     let dir = RunDir::open(&files.run)?;
-    let resolved = Layers { purpose: Purpose::Grpo, file: Some(dir.config()), ..Layers::default() }.resolve()?;
-    let mut config = resolved.config;
+    let mut config = files.config()?;
     let ctx = run::context(config.device, threads.or(config.threads), config.dtype)?;
     let model = match &files.model {
         Some(model) => model.clone(),

@@ -73,6 +73,8 @@ const REWARD: &[Metric] = &[
         "a prompt that says where the answer stands; a warm-up (sft)",
     ),
     row("rewards/<name>/<metric>", "", "What a reward reports of itself.", "", ""),
+    row("sampling_profiles/<name>/reward", "", "Mean reward of the groups of a sampling profile.", "rising", ""),
+    row("sampling_profiles/<name>/mean_length", "tokens", "Mean length of its completions.", "", ""),
 ];
 
 const COMPLETIONS: &[Metric] = &[

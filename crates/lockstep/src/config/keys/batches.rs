@@ -36,6 +36,10 @@ macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     heartbeat_stale_after_s: f64 = 60.0
         => OURS.trl_has("AsyncGRPOConfig.heartbeat_stale_after_s: 120").range(at_least(0.1)).read_by(ONLINE)
             .on_resume(Free);
+    /// Of a distributed run: which workers `lockstep train --distributed` starts, in the place of --workers: entries
+    /// with `count` (1), `threads` (the run's) and `profiles`, the names of the sampling_profiles whose groups they
+    /// make (all). No bit depends on it.
+    workers: Vec<Map<String, Json>> = Vec::new() => OURS.read_by(ONLINE).on_resume(Free);
     /// Of a distributed run: so many workers that fail on a job, one after another, end the run.
     max_failures_per_job: usize = 3 => OURS.range(at_least(1.0).at_most(MANY)).read_by(ONLINE).on_resume(Free);
     /// The same of workers that vanish (kill -9, out of memory) while they do the job and nothing else: it may have

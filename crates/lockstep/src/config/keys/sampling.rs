@@ -1,8 +1,9 @@
 //! How completions are drawn.
 
 use crate::bad_input;
-use crate::config::{Config, Resolved};
+use crate::config::{Config, Resolved, SamplingPlan, profiles};
 use crate::error::BadInput;
+use rollout::SamplingParams;
 
 macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Sampling" {
     /// The most tokens of a completion.
@@ -31,6 +32,10 @@ macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($r
     /// transformers' generation arguments: temperature, top_p, top_k, min_p, repetition_penalty, stop_strings,
     /// eos_token_id; each wins over the key of its name.
     generation_kwargs: Map<String, Json> = Map::new() => TRL.read_by(ONLINE).on_resume(Warn);
+    /// Kinds of groups that are sampled in ways of their own, by name: each with its `share` of the groups (they sum to
+    /// 1) and any of max_completion_length, top_p, top_k, min_p and repetition_penalty. A group's number in the run
+    /// decides its profile. Evaluations have none.
+    sampling_profiles: Map<String, Json> = Map::new() => OURS.read_by(ONLINE).on_resume(Warn);
 } } } }
 pub(in crate::config) use sampling_keys;
 
@@ -90,11 +95,14 @@ pub(crate) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
         );
     }
     check_staleness(c)?;
+    profiles::check(c)?;
+    let plan = SamplingPlan::new(c, &[])?;
+    let any = |is_on: fn(&SamplingParams) -> bool| plan.ways().into_iter().any(is_on);
     let truncated = [
-        ("top_p", c.top_p < 1.0),
-        ("top_k", c.top_k > 0),
-        ("min_p", c.min_p.is_some_and(|p| p > 0.0)),
-        ("repetition_penalty", c.repetition_penalty != 1.0),
+        ("top_p", any(|way| way.top_p < 1.0)),
+        ("top_k", any(|way| way.top_k > 0)),
+        ("min_p", any(|way| way.min_p > 0.0)),
+        ("repetition_penalty", any(|way| way.repetition_penalty != 1.0)),
     ];
     let named: Vec<&str> = truncated.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
     if !named.is_empty() {

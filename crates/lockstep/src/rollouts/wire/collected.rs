@@ -193,6 +193,7 @@ fn floats(head: &RecordReader<'_>, name: &str) -> Result<Vec<f64>, WireError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::SamplingPlan;
     use crate::rollouts::generation::tests::round;
     use model::columns::SAMPLER_LOGPS;
     use proptest::prelude::*;
@@ -222,7 +223,7 @@ mod tests {
     }
 
     fn read(bytes: &[u8], change: impl FnOnce(&mut CollectRequest<'_>)) -> Result<Collected, String> {
-        let sampling = Arc::new(SamplingParams::default());
+        let sampling = SamplingPlan::alike(Arc::new(SamplingParams::default()));
         let rows = round(&[(7, [None; 2]), (9, [None; 2])]).groups;
         let mut request = CollectRequest {
             prompts: rows.into_iter().map(|group| (group.id, group.prompt)).collect(),

@@ -2,6 +2,7 @@
 
 use super::group::{Completion, Group};
 use super::record::WireError;
+use crate::config::SamplingPlan;
 use crate::data::prompts::Prompt;
 use crate::rollouts::lineage::Lineage;
 use crate::rollouts::replay::recorded_versions;
@@ -149,11 +150,11 @@ impl Group {
 pub(crate) fn of_rollouts(
     rollouts: &Rollouts,
     samples: &[Sample],
-    sampling: &SamplingParams,
+    sampling: &SamplingPlan,
     step: u64,
     lineage: Option<Lineage>,
 ) -> Vec<Group> {
-    let (sampling, mut first) = (sampling_settings(sampling), 0);
+    let mut first = 0;
     let of = |scored: &ScoredGroup| {
         let mut group = Group::of_scored(scored, false);
         let own = &samples[first..first + scored.completions.len()];
@@ -163,7 +164,7 @@ pub(crate) fn of_rollouts(
             c.versions = recorded_versions(&c.versions);
         }
         (group.step, group.lineage) = (Some(step), group.lineage.or(lineage));
-        group.sampling = sampling.clone();
+        group.sampling = sampling_settings(sampling.of(group.id));
         group.reward_names.clone_from(&rollouts.reward_names);
         group.reward_weights.clone_from(&rollouts.reward_weights);
         group

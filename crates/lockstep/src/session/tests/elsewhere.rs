@@ -4,14 +4,13 @@
 
 use super::stop::files;
 use super::{config, directory, one_thread, rows};
-use crate::config::{Algorithm, Config, Purpose, Strategy};
+use crate::config::{Algorithm, Config, Purpose, SamplingPlan, Strategy};
 use crate::rollouts::collector::{Collect, CollectRequest, Collected, Collector, Observer, PlaceCollector};
 use crate::rollouts::scoring::Prompts;
 use crate::{
     Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest, Run, RunOptions, StopReason, StopSignal,
 };
 use model::{AdaptedWeights, HeldWeights};
-use rollout::SamplingParams;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -23,7 +22,7 @@ struct Job {
     weights: HeldWeights,
     prompts: Prompts,
     num_generations: usize,
-    sampling: Arc<SamplingParams>,
+    sampling: SamplingPlan,
     reward_weights: Vec<f64>,
     step: u64,
     refuse_non_finite: bool,

@@ -104,6 +104,7 @@ fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
         server,
         name,
         threads: Some(1),
+        profiles: Vec::new(),
         rewards: None,
         stop,
         say: &|text| println!("{text}"),

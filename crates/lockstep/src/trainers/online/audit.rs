@@ -152,7 +152,7 @@ impl RolloutPipeline {
         }
         let _span = run.log.stages.span("audit");
         let sequences: Vec<_> = samples.iter().map(|sample| sample.sequence()).collect();
-        let temperature = self.sampling.temperature;
+        let temperature = self.sampling.common().temperature;
         let scores = stages::lock(scorer).score(&run.learner.ctx, weights.view(), &sequences, temperature)?;
         for (sample, scores) in samples.iter().zip(scores) {
             let recorded = sample.columns.sampler_logps().unwrap_or_default();

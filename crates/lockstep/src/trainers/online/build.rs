@@ -6,7 +6,7 @@ use super::parts::{LargestWork, PartInputs, Parts};
 use super::workers::{Workers, refuse_what_workers_cannot};
 use super::{BatchSizes, RolloutPipeline, RolloutState, Source};
 use crate::bad_input;
-use crate::config::{Config, Purpose, WorkloadBounds, sampling};
+use crate::config::{Config, Purpose, SamplingPlan, WorkloadBounds};
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::data::prompts::Prompt;
 use crate::error::BadInput;
@@ -49,6 +49,12 @@ impl Prepared {
         let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
         if inputs.injected.rollout_function.is_some() && config.replay.is_some() {
             bad_input!("`replay` names recorded rollouts, but there is a rollout function, too: remove one");
+        }
+        if inputs.injected.rollout_function.is_some() && !config.sampling_profiles.is_empty() {
+            bad_input!(
+                "`sampling_profiles` says how groups are sampled, and a rollout function (rollout_func) decides that \
+                 itself: remove one"
+            );
         }
         if inputs.injected.rollout_function.is_some() && config.max_staleness > 0 {
             bad_input!(
@@ -104,10 +110,10 @@ impl Prepared {
         };
         let of_workers = asked_by_workers(&rewards, inputs.injected.functions_of_workers);
         let rewards = ready_rewards(rewards, reward_models, &inputs.stop);
-        let sampling = Arc::new(sampling(&config, &assets.eos_ids));
+        let sampling = SamplingPlan::new(&config, &assets.eos_ids)?;
         let evaluation = match held_out.is_empty() {
             true => None,
-            false => Some(Evaluation::new(&config, held_out, &sampling, &rewards)?),
+            false => Some(Evaluation::new(&config, held_out, sampling.common(), &rewards)?),
         };
         let evaluation_metrics = evaluate::metric_names(&config, &rewards);
         let has_function = inputs.injected.rollout_function.is_some();

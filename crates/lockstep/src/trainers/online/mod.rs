@@ -18,6 +18,7 @@ pub use build::Prepared;
 pub use parts::{LargestWork, PartInputs, Parts};
 
 use crate::bad_input;
+use crate::config::SamplingPlan;
 use crate::data::prompts::Prompt;
 use crate::models::WriteFiles;
 use crate::rollouts::collector::Collect;
@@ -33,7 +34,6 @@ use ahead::Ahead;
 use anyhow::Context as _;
 use model::Scorer;
 use reference::Reference;
-use rollout::SamplingParams;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -147,7 +147,7 @@ pub struct RolloutPipeline {
     reward_weights: Vec<f64>,
     /// Of the rewards that are asked.
     eval_weights: Vec<f64>,
-    sampling: Arc<SamplingParams>,
+    sampling: SamplingPlan,
     /// The digest of what a step depends on beside its batch and the weights.
     settings: Lineage,
     pub(crate) sizes: BatchSizes,

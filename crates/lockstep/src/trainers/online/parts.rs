@@ -3,9 +3,7 @@
 use super::reference::Reference;
 use crate::algorithms;
 use crate::bad_input;
-use crate::config::{
-    Config, EvalSampling, Trust, WorkloadBounds, engine_config, eval_sampling, sampling as training_sampling,
-};
+use crate::config::{Config, EvalSampling, SamplingPlan, Trust, WorkloadBounds, engine_config, eval_sampling};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::models::{Builder, Longest, ModelSource, Work, locate_ref_model, teacher, trained_weights};
@@ -111,11 +109,12 @@ impl<T> Parts<T> {
         let generates = !replays && (builder.sharing.is_none() || config.trust == Trust::Audit);
         let engine = match generates || config.has_eval_data() {
             true => {
-                let training = training_sampling(config, &[]);
-                let evaluation = eval_sampling(config, &training);
-                let drawn = [generates.then_some(&training), config.has_eval_data().then_some(&evaluation)];
+                let training = SamplingPlan::new(config, &[])?;
+                let evaluation = eval_sampling(config, training.common());
+                let mut drawn = if generates { training.ways() } else { Vec::new() };
+                drawn.extend(config.has_eval_data().then_some(&evaluation));
                 let sizes = engine_config(config, context(config, assets), bounds);
-                Some(builder.engine(assets, sizes, &drawn.into_iter().flatten().collect::<Vec<_>>())?)
+                Some(builder.engine(assets, sizes, &drawn)?)
             }
             false => None,
         };

@@ -50,7 +50,25 @@ impl RolloutPipeline {
             let collected = self.collect(run, &mut next.state.health, prompts, first)?;
             generation.take(take_collected(run, next, collected, &mut times));
         }
-        Ok(end_generation(run, next, generation, &times))
+        let rollouts = end_generation(run, next, generation, &times);
+        self.log_profiles(next, &rollouts);
+        Ok(rollouts)
+    }
+
+    /// The mean reward and length of each sampling profile.
+    fn log_profiles(&self, next: &mut OnlineBatch, rollouts: &Rollouts) {
+        for name in self.sampling.names() {
+            let of = || rollouts.groups.iter().filter(|group| self.sampling.profile(group.id) == Some(name));
+            let rewards: Vec<f64> = of().flat_map(|group| rollouts.totals(group)).collect();
+            let lengths = of().flat_map(|group| &group.completions).map(|c| c.completion.ids.len() as f64);
+            let lengths: Vec<f64> = lengths.collect();
+            for (what, values) in [("reward", rewards), ("mean_length", lengths)] {
+                if !values.is_empty() {
+                    let mean = values.iter().sum::<f64>() / values.len() as f64;
+                    next.run.add(&format!("sampling_profiles/{name}/{what}"), mean);
+                }
+            }
+        }
     }
 
     /// The next groups of the file.
@@ -61,7 +79,7 @@ impl RolloutPipeline {
         let first_id = next.state.rollout_number;
         next.state.rollout_number += picked.len() as u64;
         let _span = run.log.stages.span("replay");
-        let temperature = self.sampling.temperature;
+        let temperature = self.sampling.common().temperature;
         let rollouts = replay.rollouts(
             &picked,
             first_id,
@@ -186,8 +204,12 @@ impl RolloutPipeline {
         let Some(reference) = &mut self.reference else { return Ok(()) };
         let _span = run.log.stages.span("reference");
         let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
-        let scores =
-            reference.score(&run.learner.ctx, &run.learner.policy.weights, &sequences, self.sampling.temperature)?;
+        let scores = reference.score(
+            &run.learner.ctx,
+            &run.learner.policy.weights,
+            &sequences,
+            self.sampling.common().temperature,
+        )?;
         for (sample, scores) in samples.iter_mut().zip(scores) {
             // What a file gave stays.
             if sample.columns.ref_logps().is_none() {
@@ -214,7 +236,7 @@ impl RolloutPipeline {
         let mut stale: Vec<&mut Sample> = samples.iter_mut().filter(stale).collect();
         let sequences: Vec<_> = stale.iter().map(|sample| sample.sequence()).collect();
         let _span = run.log.stages.span("stale");
-        let scores = scorer.score(&run.learner.ctx, weights, &sequences, self.sampling.temperature)?;
+        let scores = scorer.score(&run.learner.ctx, weights, &sequences, self.sampling.common().temperature)?;
         for (sample, scores) in stale.iter_mut().zip(scores) {
             sample.columns.set(OLD_LOGPS, scores.logps);
         }
@@ -327,7 +349,7 @@ impl RolloutPipeline {
                     &run.learner.ctx,
                     &run.learner.policy.weights,
                     &sequences,
-                    self.sampling.temperature,
+                    self.sampling.common().temperature,
                 )?;
                 for (sample, scores) in samples.iter_mut().zip(&scores) {
                     sample.columns.set(OLD_LOGPS, scores.logps.clone());

@@ -219,6 +219,7 @@ impl RolloutPipeline {
             frontier: Frontier { groups, lineages: std::mem::take(&mut workers.restored) },
             settings: fleet::Lineage(settings.0),
             audits: workers.auditor.is_on(),
+            sampling: self.sampling.clone(),
         };
         let network = workers.network.as_ref().map(|network| (network, policy.dir.as_path()));
         let opened = Distributed::open(dir.root(), network, plan, shared, start, &mut policy.weights, pending)?;

@@ -1,0 +1,90 @@
+//! Groups of several kinds: a group's number decides how it is sampled, and no bit depends on which worker makes it.
+
+use super::distributed::{distributed, end, start};
+use crate::support::runs::{arguments, directory, good, metrics, rollouts, same_but_workers};
+use crate::support::{lockstep, refused};
+use fleet::status;
+use std::path::Path;
+
+const PROFILES: &str = "sampling_profiles={ fast = { share = 0.75, max_completion_length = 2 }, \
+                        quality = { share = 0.25, top_k = 8 } }";
+const KINDS: &str = r#"workers=[{ profiles = ["fast"], count = 2, threads = 1 }, { profiles = ["quality"] }]"#;
+
+/// The most tokens of a completion and `top_k`, of each recorded group.
+fn kinds(run: &Path) -> Vec<(u64, u64)> {
+    let of = |line: &serde_json::Value| {
+        let sampling = &line["sampling"];
+        (sampling["max_completion_length"].as_u64().unwrap(), sampling["top_k"].as_u64().unwrap())
+    };
+    rollouts(run).iter().map(of).collect()
+}
+
+#[test]
+fn a_group_has_its_profile_whoever_makes_it() {
+    let dir = directory();
+    let root = dir.path();
+    let set = [PROFILES, "max_staleness=1", "record_rollouts=true"];
+    good(root, &arguments("train", "one", &set));
+    let one = root.join("one");
+    let found = kinds(&one);
+    let most = found.iter().map(|(most, _)| *most).max().unwrap();
+    assert!(most > 2);
+    assert!(found.contains(&(2, 0)) && found.contains(&(most, 8)), "{found:?}");
+    assert!(found.iter().all(|kind| [(2, 0), (most, 8)].contains(kind)), "{found:?}");
+    for (line, (most, _)) in rollouts(&one).iter().zip(&found) {
+        assert!(line["completion_ids"].as_array().unwrap().len() as u64 <= *most, "{line:?}");
+    }
+    let logged = metrics(&one);
+    assert!(logged.iter().any(|line| line.contains("sampling_profiles/quality/reward")), "{logged:?}");
+    // Alike workers, and kinds of their own.
+    good(root, &distributed("alike", "2", &set));
+    same_but_workers(&one, &root.join("alike"));
+    let kinds = [&set[..], &[KINDS]].concat();
+    good(root, &[&arguments("train", "kinds", &kinds)[..], &["--distributed"]].concat());
+    same_but_workers(&one, &root.join("kinds"));
+    let workers = status::read(&root.join("kinds")).unwrap().workers;
+    let profiles = workers.iter().map(|worker| worker.status.clone().unwrap());
+    let profiles: Vec<(Vec<String>, bool)> = profiles.map(|status| (status.profiles, status.done > 0)).collect();
+    let of = |name: &str| (vec![name.to_owned()], true);
+    assert_eq!(profiles.len(), 3);
+    assert!(profiles.contains(&of("quality")) && profiles.contains(&of("fast")), "{profiles:?}");
+    let said = lockstep(root, &["verify", "kinds", "--all"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+}
+
+#[test]
+fn groups_that_nobody_makes_are_named() {
+    let dir = directory();
+    let root = dir.path();
+    let set = [PROFILES, "max_steps=4"];
+    let mut learner = arguments("train", "out", &set);
+    learner[0] = "learner";
+    let learner = start(root, &learner);
+    let join = ["worker", "--join", "out", "--threads", "1"];
+    let fast = start(root, &[&join[..], &["--name", "dev1", "--profiles", "fast"]].concat());
+    let run = root.join("out");
+    while status::read(&run).map_or(true, |status| status.learner.is_none()) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let said = lockstep(root, &[&join[..], &["--name", "dev3", "--profiles", "fats"]].concat());
+    assert_eq!(said.code, Some(2), "{}", said.err);
+    assert!(said.err.contains("--profiles fats") && said.err.contains("it has: fast, quality"), "{}", said.err);
+    // The learner says after ten seconds who is missing.
+    std::thread::sleep(std::time::Duration::from_secs(11));
+    let quality = start(root, &[&join[..], &["--name", "dev2", "--profiles", "quality"]].concat());
+    let said = end(learner);
+    assert!(said.contains("no worker makes groups of the profile \"quality\""), "{said}");
+    end(fast);
+    end(quality);
+}
+
+#[test]
+fn what_no_run_can_have_is_refused() {
+    let dir = directory();
+    let root = dir.path();
+    let bad = ["sampling_profiles={ a = { share = 0.5 } }"];
+    refused(root, &arguments("train", "out", &bad), &["sum to 0.5", "must sum to 1"]);
+    let bad = [PROFILES, r#"workers=[{ profiles = ["fast"] }]"#];
+    refused(root, &arguments("train", "out", &bad), &["no entry of `workers`", "quality"]);
+    assert!(!root.join("out").exists());
+}

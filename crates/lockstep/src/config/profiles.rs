@@ -1,0 +1,265 @@
+//! `[sampling_profiles.NAME]` and `[[workers]]`: kinds of groups, and which workers make them. A group's number decides
+//! its profile, and a worker's kind only where it is made, so that no bit depends on workers.
+
+use super::Config;
+use super::engine::sampling;
+use crate::bad_input;
+use crate::error::{BadInput, OrBadInput};
+use rollout::SamplingParams;
+use serde::Deserialize;
+use serde_json::{Map, Value as Json};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Workers of one kind: an entry of `[[workers]]`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerKind {
+    /// How many.
+    #[serde(default = "one")]
+    pub count: u32,
+    /// The profiles whose groups they make; none: all.
+    #[serde(default)]
+    pub profiles: Vec<String>,
+    /// Threads of each; not set: the run's.
+    pub threads: Option<usize>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// A `[sampling_profiles.NAME]`: keys of the configuration that its groups have other values of.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Profile {
+    share: f64,
+    max_completion_length: Option<usize>,
+    top_p: Option<f64>,
+    top_k: Option<usize>,
+    min_p: Option<f64>,
+    repetition_penalty: Option<f64>,
+}
+
+/// How the tokens of each group are drawn, by nothing but the group's number in the run.
+#[derive(Clone, Debug)]
+pub struct SamplingPlan {
+    /// Where there are no profiles.
+    all: Arc<SamplingParams>,
+    /// Name, the sum of the shares up to and with it, and how its tokens are drawn.
+    profiles: Vec<(String, f64, Arc<SamplingParams>)>,
+}
+
+impl SamplingPlan {
+    /// All groups alike.
+    pub fn alike(sampling: Arc<SamplingParams>) -> SamplingPlan {
+        SamplingPlan { all: sampling, profiles: Vec::new() }
+    }
+
+    /// The profiles of a configuration.
+    pub fn new(config: &Config, eos_ids: &[u32]) -> anyhow::Result<SamplingPlan> {
+        let all = sampling(config, eos_ids);
+        let (mut profiles, mut sum) = (Vec::new(), 0.0);
+        for (name, own) in parsed(&config.sampling_profiles)? {
+            sum += own.share;
+            let params = SamplingParams {
+                max_new_tokens: own.max_completion_length.unwrap_or(all.max_new_tokens),
+                top_p: own.top_p.unwrap_or(all.top_p),
+                top_k: own.top_k.unwrap_or(all.top_k),
+                min_p: own.min_p.unwrap_or(all.min_p),
+                repetition_penalty: own.repetition_penalty.unwrap_or(all.repetition_penalty),
+                ..all.clone()
+            };
+            profiles.push((name, sum, Arc::new(params)));
+        }
+        Ok(SamplingPlan { all: Arc::new(all), profiles })
+    }
+
+    /// What all groups have in common: the temperature, and the length that none exceeds.
+    pub fn common(&self) -> &Arc<SamplingParams> {
+        &self.all
+    }
+
+    /// How the tokens of a group are drawn.
+    pub fn of(&self, number: u64) -> &Arc<SamplingParams> {
+        self.entry(number).map_or(&self.all, |(_, _, params)| params)
+    }
+
+    /// The name of a group's profile, where there are profiles.
+    pub fn profile(&self, number: u64) -> Option<&str> {
+        self.entry(number).map(|(name, _, _)| name.as_str())
+    }
+
+    /// Each way in which tokens are drawn.
+    pub fn ways(&self) -> Vec<&SamplingParams> {
+        match self.profiles.is_empty() {
+            true => vec![&self.all],
+            false => self.profiles.iter().map(|(_, _, params)| &**params).collect(),
+        }
+    }
+
+    /// The names of the profiles.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.profiles.iter().map(|(name, _, _)| name.as_str())
+    }
+
+    /// Multiples of the golden ratio, modulo 1, lie evenly in every stretch of numbers: each batch has each profile in
+    /// its share, to within a group or two, whatever the number of groups in a batch.
+    fn entry(&self, number: u64) -> Option<&(String, f64, Arc<SamplingParams>)> {
+        let place = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) as f64 / 2f64.powi(64);
+        // The last profile also has what rounding leaves of 1.
+        self.profiles.iter().find(|(_, sum, _)| place < *sum).or(self.profiles.last())
+    }
+}
+
+/// The profiles by name.
+fn parsed(profiles: &Map<String, Json>) -> anyhow::Result<Vec<(String, Profile)>> {
+    let parse = |(name, table): (&String, &Json)| {
+        let in_key = || format!("`sampling_profiles.{name}`");
+        let profile: Profile = serde_json::from_value(table.clone()).or_bad_input_in(in_key())?;
+        Ok((name.clone(), profile))
+    };
+    profiles.iter().map(parse).collect()
+}
+
+/// The kinds of workers that `[[workers]]` names.
+pub fn worker_kinds(config: &Config) -> anyhow::Result<Vec<WorkerKind>> {
+    let parse = |(n, table): (usize, &Map<String, Json>)| {
+        let kind = serde_json::from_value(Json::Object(table.clone()));
+        kind.or_bad_input_in(format!("`workers`, entry {}", n + 1))
+    };
+    config.workers.iter().enumerate().map(parse).collect()
+}
+
+/// Profiles that no run could have, and workers that leave groups to nobody.
+pub(super) fn check(config: &Config) -> anyhow::Result<()> {
+    let (profiles, kinds) = (parsed(&config.sampling_profiles)?, worker_kinds(config)?);
+    for (name, profile) in &profiles {
+        let refuse = |key: &str, is: String, fix: &str| {
+            Err(BadInput::new(format!("`sampling_profiles.{name}.{key}` is {is}: {fix}")))
+        };
+        if !(profile.share > 0.0 && profile.share <= 1.0) {
+            return refuse(
+                "share",
+                profile.share.to_string(),
+                "give the share of groups that have it, above 0 up to 1",
+            );
+        }
+        let (most, length) = (config.max_completion_length, profile.max_completion_length);
+        if let Some(length) = length.filter(|&length| length == 0 || length > most) {
+            return refuse("max_completion_length", length.to_string(), &format!("1 to max_completion_length, {most}"));
+        }
+        if let Some(p) = profile.top_p.filter(|p| !(*p > 0.0 && *p <= 1.0)) {
+            return refuse("top_p", p.to_string(), "above 0 and at most 1");
+        }
+        if let Some(p) = profile.min_p.filter(|p| !(0.0..=1.0).contains(p)) {
+            return refuse("min_p", p.to_string(), "0 to 1");
+        }
+        if let Some(penalty) = profile.repetition_penalty.filter(|p| !(*p > 0.0 && p.is_finite())) {
+            return refuse("repetition_penalty", penalty.to_string(), "above 0");
+        }
+    }
+    let sum: f64 = profiles.iter().map(|(_, profile)| profile.share).sum();
+    if !profiles.is_empty() && (sum - 1.0).abs() > 1e-9 {
+        bad_input!("the shares of `sampling_profiles` sum to {sum}: they must sum to 1, so that every group has one");
+    }
+    if !profiles.is_empty() && config.replay.is_some() {
+        bad_input!("`sampling_profiles` is of completions that are generated, and `replay` reads them: remove one");
+    }
+    let names: BTreeSet<&str> = profiles.iter().map(|(name, _)| name.as_str()).collect();
+    for (n, kind) in kinds.iter().enumerate() {
+        if kind.count == 0 || kind.threads == Some(0) {
+            bad_input!("`workers`, entry {}: count and threads must be at least 1", n + 1);
+        }
+        if let Some(unknown) = kind.profiles.iter().find(|name| !names.contains(name.as_str())) {
+            bad_input!(
+                "`workers`, entry {}: there is no `[sampling_profiles.{unknown}]`; there are: {}",
+                n + 1,
+                listed(names.iter().copied())
+            );
+        }
+    }
+    let is_made = |name: &&str| kinds.iter().any(|kind| takes(&kind.profiles, name));
+    if let Some(nobodys) = names.iter().find(|name| !kinds.is_empty() && !is_made(name)) {
+        bad_input!("no entry of `workers` has the profile \"{nobodys}\": nobody would make its groups");
+    }
+    Ok(())
+}
+
+/// Whether a worker of these profiles makes groups of one.
+fn takes(profiles: &[String], name: &str) -> bool {
+    profiles.is_empty() || profiles.iter().any(|own| own == name)
+}
+
+/// Names in a message.
+pub(crate) fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn config(profiles: Json, workers: Json) -> Config {
+        Config {
+            sampling_profiles: profiles.as_object().cloned().unwrap_or_default(),
+            workers: serde_json::from_value(workers).unwrap(),
+            max_completion_length: 64,
+            ..Config::default()
+        }
+    }
+
+    #[test]
+    fn shares_hold_in_every_stretch_of_numbers() {
+        let profiles = json!({"fast": {"share": 0.75, "max_completion_length": 16}, "quality": {"share": 0.25}});
+        let plan = SamplingPlan::new(&config(profiles, json!([])), &[0]).unwrap();
+        for first in [0u64, 1, 1000, u64::MAX / 2, 1 << 60] {
+            for length in [8u64, 16, 100] {
+                let fast = (first..first + length).filter(|&n| plan.profile(n) == Some("fast")).count() as f64;
+                assert!((fast - 0.75 * length as f64).abs() <= 2.0, "{fast} of {length} from {first}");
+            }
+        }
+        let is_fast = |n| plan.profile(n) == Some("fast");
+        assert!((0..50).all(|n| plan.of(n).max_new_tokens == if is_fast(n) { 16 } else { 64 }));
+        assert_eq!(plan.names().collect::<Vec<_>>(), ["fast", "quality"]);
+        assert_eq!(plan.ways().len(), 2);
+        assert!(plan.ways().iter().all(|way| way.temperature == plan.common().temperature));
+    }
+
+    #[test]
+    fn without_profiles_all_groups_are_alike() {
+        let plan = SamplingPlan::new(&config(json!({}), json!([])), &[0]).unwrap();
+        assert!((0..9).all(|n| plan.profile(n).is_none() && Arc::ptr_eq(plan.of(n), plan.common())));
+    }
+
+    #[test]
+    fn what_no_run_could_have_is_refused() {
+        let half = json!({"a": {"share": 0.5}, "b": {"share": 0.5}});
+        let refused = |profiles: Json, workers: Json| check(&config(profiles, workers)).unwrap_err().to_string();
+        for (profiles, words) in [
+            (json!({"a": {"share": 0.5}}), "sum to 0.5"),
+            (json!({"a": {"share": 0.0}}), "`sampling_profiles.a.share` is 0"),
+            (json!({"a": {}}), "share"),
+            (json!({"a": {"share": 1.0, "temperature": 2.0}}), "temperature"),
+            (json!({"a": {"share": 1.0, "max_completion_length": 65}}), "1 to max_completion_length, 64"),
+            (json!({"a": {"share": 1.0, "top_p": 0.0}}), "top_p"),
+            (json!({"a": {"share": 1.0, "min_p": 2.0}}), "min_p"),
+            (json!({"a": {"share": 1.0, "repetition_penalty": 0.0}}), "repetition_penalty"),
+        ] {
+            let said = refused(profiles, json!([]));
+            assert!(said.contains(words), "{said}");
+        }
+        for (workers, words) in [
+            (json!([{"profiles": ["c"]}]), "no `[sampling_profiles.c]`; there are: a, b"),
+            (json!([{"profiles": ["a"]}]), "no entry of `workers` has the profile \"b\""),
+            (json!([{"count": 0}]), "at least 1"),
+            (json!([{"speed": 2}]), "`workers`, entry 1"),
+        ] {
+            let said = refused(half.clone(), workers);
+            assert!(said.contains(words), "{said}");
+        }
+        check(&config(half, json!([{"profiles": ["a"], "threads": 1}, {"count": 2}]))).unwrap();
+    }
+}
