@@ -58,32 +58,6 @@ impl RewardBatch<'_> {
             }
         }
     }
-
-    /// The scores of completions beside the answers in a column. `judge` takes an answer and a completion's text, and
-    /// gives nothing where the column's answer cannot be read; `unread` says of the first such answer what is wrong,
-    /// and shows it where that says more.
-    pub(crate) fn score_by_answer(
-        &self,
-        reward: &str,
-        column: &str,
-        unread: impl FnOnce(&Value) -> (String, Option<String>),
-        mut judge: impl FnMut(&Value, &str) -> Option<Verdict>,
-    ) -> Scores {
-        let answers = match self.column(reward, column) {
-            Ok(answers) => answers,
-            Err(problem) => return Scores::failed(self.len(), problem),
-        };
-        let pairs = answers.iter().zip(self.completions);
-        let verdicts = pairs.map(|(answer, completion)| judge(answer, &completion.text())).collect();
-        let mut scores = Scores::of_verdicts(verdicts);
-        if let Some(first) = scores.values.iter().position(Option::is_none) {
-            let rows = scores.values.iter().filter(|value| value.is_none()).count();
-            let (message, example) = unread(&answers[first]);
-            let problem = Problem::new(reward, rows, message).of_kind(ProblemKind::BadData);
-            scores.problems.push(Problem { example, ..problem });
-        }
-        scores
-    }
 }
 
 /// What a grader says of a completion.

@@ -8,10 +8,10 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Builtin;
 use super::answer::{Mark, first_line, marked};
+use super::grader::Grader;
 use crate::batch::Verdict;
-use crate::{Error, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result};
 
 /// Options of [`ExactMatch`].
 #[derive(Clone, Debug, Deserialize)]
@@ -52,21 +52,37 @@ impl Default for Options {
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct ExactMatch {
-    name: String,
     options: Options,
     extract: Option<Regex>,
 }
 
-impl Builtin for ExactMatch {
+impl Grader<1> for ExactMatch {
     const KIND: &'static str = "exact_match";
-    const MAIN_OPTION: Option<&'static str> = Some("column");
     type Options = Options;
 
-    fn build(name: String, options: Options) -> Result<Self> {
+    fn build(options: Options) -> Result<Self> {
         let extract = options.extract.as_deref().map(Regex::new).transpose();
         let extract = extract
             .map_err(|e| Error::options("exact_match", format!("`extract` is not a regular expression: {e}")))?;
-        Ok(ExactMatch { name, options, extract })
+        Ok(ExactMatch { options, extract })
+    }
+
+    fn columns(&self) -> [&str; 1] {
+        [&self.options.column]
+    }
+
+    fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
+        let accepted = accepted(answer);
+        if accepted.is_empty() {
+            return None;
+        }
+        let given: Vec<String> = self.parts(completion).into_iter().map(|part| self.normalise(part)).collect();
+        let given = (!given.is_empty()).then_some(given);
+        Some(Verdict::of(given, |given| accepted.iter().any(|answer| given.contains(&self.normalise(answer)))))
+    }
+
+    fn unread(&self, _: [&Value; 1]) -> (String, Option<String>) {
+        (format!("column `{}` is empty there", self.options.column), None)
     }
 }
 
@@ -114,50 +130,14 @@ fn accepted(answer: &Value) -> Vec<String> {
     }
 }
 
-impl Reward for ExactMatch {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn required_columns(&self) -> Vec<String> {
-        vec![self.options.column.clone()]
-    }
-
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let column = &self.options.column;
-        let unread = |_: &Value| (format!("column `{column}` is empty there"), None);
-        batch.score_by_answer(&self.name, column, unread, |answer, text| {
-            let accepted = accepted(answer);
-            if accepted.is_empty() {
-                return None;
-            }
-            let given: Vec<String> = self.parts(text).into_iter().map(|part| self.normalise(part)).collect();
-            let given = (!given.is_empty()).then_some(given);
-            Some(Verdict::of(given, |given| accepted.iter().any(|answer| given.contains(&self.normalise(answer)))))
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::grader::scores;
     use super::*;
-    use crate::{Columns, Content};
+    use crate::Scores;
 
     fn score(options: Options, completion: &str, answer: Value) -> Scores {
-        let columns = Columns::from([("answer".to_owned(), vec![answer])]);
-        let batch = RewardBatch {
-            prompts: &["".into()],
-            completions: &[Content::from(completion)],
-            completion_ids: &[vec![]],
-            columns: &columns,
-            rows: &[],
-            step: 0,
-        };
-        ExactMatch::build("match".into(), options).unwrap().score(&batch)
+        scores(&ExactMatch::build(options).unwrap(), &[completion], [("answer", vec![answer])])
     }
 
     #[test]
@@ -177,7 +157,7 @@ mod tests {
         let extract = || Options { extract: Some("<a>(.*?)</a>".into()), ..plain() };
         assert_eq!(value(extract(), "<a>1</a> no, <a> 2 </a>", "2"), 1.0);
         assert_eq!(value(extract(), "2", "2"), 0.0);
-        assert!(ExactMatch::build("m".into(), Options { extract: Some("(".into()), ..plain() }).is_err());
+        assert!(ExactMatch::build(Options { extract: Some("(".into()), ..plain() }).is_err());
         for text in [
             "<think>hm</think><answer>Paris</answer>",
             "so \\boxed{Paris}.",

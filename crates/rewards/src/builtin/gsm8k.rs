@@ -14,11 +14,11 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Builtin;
 use super::answer::{closed, first_line, hashed, plain_digits, regex, said, taken_back_behind};
+use super::grader::Grader;
 use super::number::{Decimal, Group, NUMBER, Number, groups, is_meant, latex_fractions};
+use crate::Result;
 use crate::batch::Verdict;
-use crate::{Result, Reward, RewardBatch, Scores};
 
 /// Options of [`Gsm8k`].
 #[derive(Clone, Debug, Deserialize)]
@@ -39,40 +39,28 @@ impl Default for Options {
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Gsm8k {
-    name: String,
     options: Options,
 }
 
-impl Builtin for Gsm8k {
+impl Grader<1> for Gsm8k {
     const KIND: &'static str = "gsm8k";
-    const MAIN_OPTION: Option<&'static str> = Some("column");
     type Options = Options;
 
-    fn build(name: String, options: Options) -> Result<Self> {
-        Ok(Gsm8k { name, options })
-    }
-}
-
-impl Reward for Gsm8k {
-    fn name(&self) -> &str {
-        &self.name
+    fn build(options: Options) -> Result<Self> {
+        Ok(Gsm8k { options })
     }
 
-    fn required_columns(&self) -> Vec<String> {
-        vec![self.options.column.clone()]
+    fn columns(&self) -> [&str; 1] {
+        [&self.options.column]
     }
 
-    fn scores_by_group(&self) -> bool {
-        true
+    fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
+        let gold = gold(answer)?;
+        Some(Verdict::of(answer_of(completion, self.options.strict), |given| given == gold))
     }
 
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let Options { column, strict } = &self.options;
-        let unread = |answer: &Value| (format!("no number in column `{column}`"), Some(format!("in {answer}")));
-        batch.score_by_answer(&self.name, column, unread, |answer, text| {
-            let gold = gold(answer)?;
-            Some(Verdict::of(answer_of(text, *strict), |given| given == gold))
-        })
+    fn unread(&self, [answer]: [&Value; 1]) -> (String, Option<String>) {
+        (format!("no number in column `{}`", self.options.column), Some(format!("in {answer}")))
     }
 }
 
@@ -182,9 +170,10 @@ fn stands(text: &str, group: &Group) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::grader::scores;
     use super::super::rational::Rational;
     use super::*;
-    use crate::{Columns, Content};
+    use crate::Scores;
 
     fn answer(text: &str) -> Option<Number> {
         answer_of(text, false)
@@ -345,19 +334,7 @@ mod tests {
     }
 
     fn score(completions: &[&str], answers: Vec<Value>) -> Scores {
-        let completions: Vec<Content> = completions.iter().map(|&c| c.into()).collect();
-        let ids = vec![vec![]; completions.len()];
-        let columns = Columns::from([("answer".to_owned(), answers)]);
-        let prompts = vec![Content::from("q"); completions.len()];
-        let batch = RewardBatch {
-            prompts: &prompts,
-            completions: &completions,
-            completion_ids: &ids,
-            columns: &columns,
-            rows: &[],
-            step: 0,
-        };
-        Gsm8k::build("gsm8k".into(), Options::default()).unwrap().score(&batch)
+        scores(&Gsm8k::build(Options::default()).unwrap(), completions, [("answer", answers)])
     }
 
     #[test]
@@ -415,22 +392,11 @@ mod tests {
 
     #[test]
     fn a_missing_column_gives_none_and_names_what_there_is() {
-        let prompts = [Content::from("q")];
-        let columns = Columns::from([("solution".to_owned(), vec!["1".into()])]);
-        let completions = [Content::assistant("#### 1")];
-        let batch = RewardBatch {
-            prompts: &prompts,
-            completions: &completions,
-            completion_ids: &[vec![]],
-            columns: &columns,
-            rows: &[],
-            step: 0,
-        };
-        let mut reward = Gsm8k::build("gsm8k".into(), Options::default()).unwrap();
-        let scores = reward.score(&batch);
-        assert_eq!(scores.values, [None]);
-        assert!(scores.problems[0].message.contains("`answer`") && scores.problems[0].message.contains("`solution`"));
-        let options = Options { column: "solution".into(), strict: true };
-        assert_eq!(Gsm8k::build("gsm8k".into(), options).unwrap().score(&batch).values, [Some(1.0)]);
+        let of =
+            |options: Options| scores(&Gsm8k::build(options).unwrap(), &["#### 1"], [("solution", vec!["1".into()])]);
+        let missing = of(Options::default());
+        assert_eq!(missing.values, [None]);
+        assert!(missing.problems[0].message.contains("`answer`") && missing.problems[0].message.contains("`solution`"));
+        assert_eq!(of(Options { column: "solution".into(), strict: true }).values, [Some(1.0)]);
     }
 }

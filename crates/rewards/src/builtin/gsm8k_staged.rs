@@ -15,12 +15,12 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Builtin;
 use super::answer::{closed, first_line, hashed};
+use super::grader::{Grader, score_rows};
 use super::gsm8k::{gold, only_number};
 use super::number::Number;
 use crate::batch::Verdict;
-use crate::{Error, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result, RewardBatch, Scores};
 
 /// Where no number stands between the tags.
 const NO_NUMBER: f64 = -4.5;
@@ -56,17 +56,15 @@ impl Default for Options {
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Staged {
-    name: String,
     options: Options,
 }
 
-impl Builtin for Staged {
+impl Grader<1> for Staged {
     const KIND: &'static str = "gsm8k_staged";
-    const MAIN_OPTION: Option<&'static str> = Some("column");
     type Options = Options;
 
-    fn build(name: String, options: Options) -> Result<Self> {
-        let staged = Staged { name, options };
+    fn build(options: Options) -> Result<Self> {
+        let staged = Staged { options };
         let tags = staged.tags();
         if tags.iter().any(|tag| tag.is_empty()) || (0..4).any(|i| tags[..i].contains(&tags[i])) {
             return Err(Error::options(
@@ -75,6 +73,34 @@ impl Builtin for Staged {
             ));
         }
         Ok(staged)
+    }
+
+    fn columns(&self) -> [&str; 1] {
+        [&self.options.column]
+    }
+
+    fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
+        Some(verdict(self.points(completion, &gold(answer)?)))
+    }
+
+    fn unread(&self, _: [&Value; 1]) -> (String, Option<String>) {
+        (format!("no number in column `{}`", self.options.column), None)
+    }
+
+    /// With a column for each stage.
+    fn score(&self, name: &str, batch: &RewardBatch<'_>) -> Scores {
+        let mut stages: [Vec<Value>; 3] = Default::default();
+        let mut scores = score_rows(self, name, batch, |[answer], completion| {
+            let points = gold(answer).map(|gold| self.points(completion, &gold));
+            for (i, stage) in stages.iter_mut().enumerate() {
+                stage.push(points.map(|points| points[i]).into());
+            }
+            points.map(verdict)
+        });
+        if scores.values.len() == stages[0].len() {
+            scores.extra = ["form", "tags", "closeness"].map(str::to_owned).into_iter().zip(stages).collect();
+        }
+        scores
     }
 }
 
@@ -126,44 +152,17 @@ fn closeness(solution: &str, gold: &Number) -> f64 {
     }
 }
 
-impl Reward for Staged {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn required_columns(&self) -> Vec<String> {
-        vec![self.options.column.clone()]
-    }
-
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let column = &self.options.column;
-        let unread = |_: &Value| (format!("no number in column `{column}`"), None);
-        let mut stages: [Vec<Value>; 3] = Default::default();
-        let mut scores = batch.score_by_answer(&self.name, column, unread, |answer, text| {
-            let points = gold(answer).map(|gold| self.points(text, &gold));
-            for (i, stage) in stages.iter_mut().enumerate() {
-                stage.push(points.map(|points| points[i]).into());
-            }
-            points.map(|points| Verdict { score: points.iter().sum(), answered: points[2] != NO_NUMBER })
-        });
-        if scores.values.len() == stages[0].len() {
-            scores.extra = ["form", "tags", "closeness"].map(str::to_owned).into_iter().zip(stages).collect();
-        }
-        scores
-    }
+fn verdict(points: [f64; 3]) -> Verdict {
+    Verdict { score: points.iter().sum(), answered: points[2] != NO_NUMBER }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::grader::scores;
     use super::*;
-    use crate::{Columns, Content};
 
     fn staged() -> Staged {
-        Staged::build("s".into(), Options::default()).unwrap()
+        Staged::build(Options::default()).unwrap()
     }
 
     fn formed(solution: &str) -> String {
@@ -225,17 +224,8 @@ mod tests {
 
     #[test]
     fn scores_with_a_column_for_each_stage_and_says_what_it_cannot_judge() {
-        let completions: Vec<Content> = [formed("1,018"), formed("18")].into_iter().map(Content::Text).collect();
-        let columns = Columns::from([("answer".to_owned(), vec!["9 * 2\n#### 1,018".into(), "eighteen".into()])]);
-        let batch = RewardBatch {
-            prompts: &vec!["q".into(); 2],
-            completions: &completions,
-            completion_ids: &vec![vec![]; 2],
-            columns: &columns,
-            rows: &[],
-            step: 0,
-        };
-        let scores = staged().score(&batch);
+        let answers = vec!["9 * 2\n#### 1,018".into(), "eighteen".into()];
+        let scores = scores(&staged(), &[&formed("1,018"), &formed("18")], [("answer", answers)]);
         assert_eq!(scores.values, [Some(10.0), None]);
         assert_eq!(scores.problems[0].rows, 1);
         let of = |name: &str| scores.extra.iter().find(|(own, _)| own == name).unwrap().1.clone();
@@ -244,6 +234,6 @@ mod tests {
             (vec![3.0.into(), serde_json::Value::Null], vec![5.0.into(), serde_json::Value::Null])
         );
         let same = Options { reasoning_start: "<x>".into(), reasoning_end: "<x>".into(), ..Options::default() };
-        assert!(Staged::build("s".into(), same).unwrap_err().to_string().contains("must differ"));
+        assert!(Staged::build(same).unwrap_err().to_string().contains("must differ"));
     }
 }

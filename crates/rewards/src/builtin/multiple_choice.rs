@@ -13,10 +13,10 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Builtin;
 use super::answer::{bare_words, closed, first_line, hashed, regex, said, taken_back_before, taken_back_behind};
+use super::grader::Grader;
 use crate::batch::Verdict;
-use crate::{Error, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result};
 
 /// Options of [`MultipleChoice`].
 #[derive(Clone, Debug, Deserialize)]
@@ -39,7 +39,6 @@ impl Default for Options {
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct MultipleChoice {
-    name: String,
     options: Options,
     /// A text that begins with a choice, whatever stands around it: of a dataset's answer.
     alone: Regex,
@@ -66,12 +65,11 @@ const WORDS: &str = concat!(
     r"|(?:i|we)\s+(?:choose|pick|select|take|go\s+with))\b)*)"
 );
 
-impl Builtin for MultipleChoice {
+impl Grader<1> for MultipleChoice {
     const KIND: &'static str = "multiple_choice";
-    const MAIN_OPTION: Option<&'static str> = Some("column");
     type Options = Options;
 
-    fn build(name: String, options: Options) -> Result<Self> {
+    fn build(options: Options) -> Result<Self> {
         if !(2..=26).contains(&options.choices) {
             return Err(Error::options(
                 "multiple_choice",
@@ -89,7 +87,21 @@ impl Builtin for MultipleChoice {
             (?: [(\[](?P<marked>{any})[)\]] | (?P<closed>{upper})\) | (?P<bare>{upper}) ) {closing}"#
         ));
         let listed = regex(&format!(r"(?m)^[\s*]*[(\[]?{upper}[)\].:]"));
-        Ok(MultipleChoice { name, options, alone, choice, another, end, listed })
+        Ok(MultipleChoice { options, alone, choice, another, end, listed })
+    }
+
+    fn columns(&self) -> [&str; 1] {
+        [&self.options.column]
+    }
+
+    fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
+        let gold = self.gold(answer)?;
+        Some(Verdict::of(self.choice(completion), |choice| choice == gold))
+    }
+
+    fn unread(&self, [answer]: [&Value; 1]) -> (String, Option<String>) {
+        let Options { column, choices, .. } = &self.options;
+        (format!("no choice of {choices} in column `{column}`"), Some(format!("in {answer}")))
     }
 }
 
@@ -243,37 +255,13 @@ fn ends_with_and(before: &str) -> bool {
     words.to_lowercase().rsplit(|c: char| !c.is_alphabetic()).next() == Some("and")
 }
 
-impl Reward for MultipleChoice {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn required_columns(&self) -> Vec<String> {
-        vec![self.options.column.clone()]
-    }
-
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let Options { column, choices, .. } = &self.options;
-        let unread =
-            |answer: &Value| (format!("no choice of {choices} in column `{column}`"), Some(format!("in {answer}")));
-        batch.score_by_answer(&self.name, column, unread, |answer, text| {
-            let gold = self.gold(answer)?;
-            Some(Verdict::of(self.choice(text), |choice| choice == gold))
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::grader::scores;
     use super::*;
-    use crate::{Columns, Content};
 
     fn reward(choices: usize, strict: bool) -> MultipleChoice {
-        MultipleChoice::build("m".into(), Options { choices, strict, ..Options::default() }).unwrap()
+        MultipleChoice::build(Options { choices, strict, ..Options::default() }).unwrap()
     }
 
     #[test]
@@ -433,20 +421,11 @@ mod tests {
 
     #[test]
     fn scores_and_says_what_it_cannot_judge() {
-        let completions: Vec<Content> = ["B", "C", "B"].iter().map(|&c| c.into()).collect();
-        let columns = Columns::from([("answer".to_owned(), vec!["B".into(), 1.into(), "Paris".into()])]);
-        let batch = RewardBatch {
-            prompts: &vec!["q".into(); 3],
-            completions: &completions,
-            completion_ids: &vec![vec![]; 3],
-            columns: &columns,
-            rows: &[],
-            step: 0,
-        };
-        let scores = reward(4, false).score(&batch);
+        let answers = vec!["B".into(), 1.into(), "Paris".into()];
+        let scores = scores(&reward(4, false), &["B", "C", "B"], [("answer", answers)]);
         assert_eq!(scores.values, [Some(1.0), Some(0.0), None]);
         assert!(scores.problems[0].to_string().contains("\"Paris\""), "{}", scores.problems[0]);
-        let one = MultipleChoice::build("m".into(), Options { choices: 1, ..Options::default() });
+        let one = MultipleChoice::build(Options { choices: 1, ..Options::default() });
         assert!(one.unwrap_err().to_string().contains("2 to 26"));
     }
 }

@@ -1,7 +1,8 @@
+use super::super::grader::scores;
 use super::equal::equal;
 use super::extract::answer_of;
 use super::*;
-use crate::{Columns, Content};
+use crate::Scores;
 use proptest::prelude::*;
 
 /// The table of pairs: `=` or `!`, and two answers.
@@ -90,17 +91,8 @@ fn units_of_units_and_fractions_in_fractions_are_judged_at_once() {
 }
 
 fn score(completions: &[&str], answers: &[&str], options: Options) -> Scores {
-    let completions: Vec<Content> = completions.iter().map(|&c| c.into()).collect();
-    let columns = Columns::from([("answer".to_owned(), answers.iter().map(|&a| a.into()).collect())]);
-    let batch = RewardBatch {
-        prompts: &vec!["q".into(); completions.len()],
-        completions: &completions,
-        completion_ids: &vec![vec![]; completions.len()],
-        columns: &columns,
-        rows: &[],
-        step: 0,
-    };
-    Math::build("math".into(), options).unwrap().score(&batch)
+    let answers = answers.iter().map(|&answer| answer.into()).collect();
+    scores(&Math::build(options).unwrap(), completions, [("answer", answers)])
 }
 
 #[test]
