@@ -1,6 +1,7 @@
 //! The settings of the engine and of the trainer that follow from a configuration.
 
-use super::{Config, EvalSampling};
+use super::keys::Config;
+use super::values::EvalSampling;
 use rollout::{EngineConfig, SamplingParams};
 use train::{Objective, TrainerConfig};
 

@@ -1,6 +1,7 @@
 //! Task presets: they fill in what the user did not set.
 
-use super::{Origin, Resolved, Task};
+use super::resolved::{Origin, Resolved};
+use super::values::Task;
 use rewards::RewardSpec;
 
 /// What a task fills in.

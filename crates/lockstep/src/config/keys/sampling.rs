@@ -1,7 +1,7 @@
 //! How completions are drawn.
 
 use crate::bad_input;
-use crate::config::{Config, Resolved};
+use crate::config::keys::Config;
 use crate::error::BadInput;
 
 macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Sampling" {
@@ -81,8 +81,8 @@ fn check_staleness(c: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
-    let c = &resolved.config;
+/// Refuses what training cannot learn from; the notes are of what biases the gradient.
+pub(crate) fn check(c: &Config) -> anyhow::Result<Vec<String>> {
     if c.temperature == 0.0 {
         bad_input!(
             "`temperature` = 0 gives all completions of a group the same text, and then nothing can be learned: set it \
@@ -97,13 +97,14 @@ pub(crate) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
         ("repetition_penalty", c.repetition_penalty != 1.0),
     ];
     let named: Vec<&str> = truncated.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    let mut notes = Vec::new();
     if !named.is_empty() {
-        resolved.notes.push(format!(
+        notes.push(format!(
             "{} {} the distribution that is sampled, but log-probabilities are the model's own: the policy \
              gradient is biased",
             named.join(", "),
             if named.len() == 1 { "changes" } else { "change" }
         ));
     }
-    Ok(())
+    Ok(notes)
 }
