@@ -11,7 +11,7 @@ use crate::StepScore;
 /// The dataset's other columns: name → one value for each completion (a prompt's value repeated for its group).
 pub type Columns = BTreeMap<String, Vec<Value>>;
 
-/// The metric that says in what share of completions a reward found no answer that it could judge, right or wrong: the
+/// The metric that says in what share of completions a reward found no answer that it could score, right or wrong: the
 /// graders have it, and any reward may.
 pub const NO_ANSWER: &str = "no_answer";
 
@@ -110,7 +110,7 @@ pub struct Problem {
     pub message: String,
     /// The first of several cases, where one says more than the message.
     pub example: Option<String>,
-    /// The reward will judge no later batch either.
+    /// The reward will score no later batch either.
     pub fatal: bool,
     /// The completions that got `None` for this reason, by their places in the batch; empty where that is not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -178,13 +178,13 @@ impl Scores {
         Scores { values, ..Scores::default() }
     }
 
-    /// A grader's, and as a metric the share of the completions that it judged in which it found no answer.
+    /// A grader's, and as a metric the share of the completions that it graded in which it found no answer.
     pub(crate) fn of_verdicts(verdicts: Vec<Option<Verdict>>) -> Self {
-        let judged = verdicts.iter().flatten().count();
+        let graded = verdicts.iter().flatten().count();
         let unanswered = verdicts.iter().flatten().filter(|verdict| !verdict.answered).count();
         let mut scores = Scores::new(verdicts.iter().map(|verdict| verdict.map(|verdict| verdict.score)).collect());
-        if judged > 0 {
-            scores.metrics.push((NO_ANSWER.to_owned(), unanswered as f64 / judged as f64));
+        if graded > 0 {
+            scores.metrics.push((NO_ANSWER.to_owned(), unanswered as f64 / graded as f64));
         }
         scores
     }

@@ -27,10 +27,10 @@ const MAX_DEPTH: usize = 50;
 /// How deep fractions may be nested.
 const MAX_FRACTIONS: usize = 10;
 
-/// Options of [`Countdown`].
+/// The options of [`Countdown`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct CountdownOptions {
     /// The dataset column with the numbers: a list, or a text such as `3, 7, 25`.
     pub numbers: String,
     /// The dataset column with the target.
@@ -41,24 +41,24 @@ pub(crate) struct Options {
     pub format_score: f64,
 }
 
-impl Default for Options {
+impl Default for CountdownOptions {
     fn default() -> Self {
-        Options { numbers: "nums".into(), target: "target".into(), use_all: true, format_score: 0.0 }
+        CountdownOptions { numbers: "nums".into(), target: "target".into(), use_all: true, format_score: 0.0 }
     }
 }
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Countdown {
-    options: Options,
+    options: CountdownOptions,
 }
 
 impl Grader<2> for Countdown {
     const KIND: &'static str = "countdown";
     const MAIN_OPTION: Option<&'static str> = None;
-    type Options = Options;
+    type Options = CountdownOptions;
 
-    fn build(options: Options) -> Result<Self> {
+    fn build(options: CountdownOptions) -> Result<Self> {
         if !options.format_score.is_finite() {
             return Err(Error::options(
                 "countdown",
@@ -287,7 +287,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn score(text: &str, numbers: &[i128], target: i128) -> f64 {
-        let options = Options { format_score: 0.1, ..Options::default() };
+        let options = CountdownOptions { format_score: 0.1, ..CountdownOptions::default() };
         Countdown::build(options).unwrap().verdict(text, numbers, target).score
     }
 
@@ -371,18 +371,18 @@ mod tests {
         ] {
             assert_eq!(score(text, &[1, 2], 3), 1.0, "{text}");
         }
-        let some = Options { use_all: false, ..Options::default() };
+        let some = CountdownOptions { use_all: false, ..CountdownOptions::default() };
         assert_eq!(Countdown::build(some).unwrap().verdict("1 + 2", &[1, 2, 9], 3).score, 1.0);
         assert_eq!(score("1 + 2", &[1, 2, 9], 3), 0.0);
     }
 
     #[test]
-    fn numbers_are_lists_or_texts_and_what_is_neither_is_not_judged() {
+    fn numbers_are_lists_or_texts_and_what_is_neither_is_not_scored() {
         let columns = [
             ("nums", vec![serde_json::json!([1, 2]), "1,2".into(), "[2, 1]".into(), "one".into()]),
             ("target", vec![3.into(), "3".into(), 4.into(), 3.into()]),
         ];
-        let scores = scores(&Countdown::build(Options::default()).unwrap(), &["1 + 2"; 4], columns);
+        let scores = scores(&Countdown::build(CountdownOptions::default()).unwrap(), &["1 + 2"; 4], columns);
         assert_eq!(scores.values, [Some(1.0), Some(1.0), Some(0.0), None]);
         assert!(scores.problems[0].to_string().contains("\"one\" and 3"), "{}", scores.problems[0]);
     }
@@ -418,7 +418,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_judged(text in "[-+*/() 0-9x=]{0,40}") {
+        fn any_text_is_scored(text in "[-+*/() 0-9x=]{0,40}") {
             let value = score(&text, &[1, 2, 3], 6);
             prop_assert!([0.0, 0.1, 1.0].contains(&value));
         }

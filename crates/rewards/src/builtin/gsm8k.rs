@@ -20,33 +20,33 @@ use super::number::{Decimal, Group, NUMBER, Number, groups, is_meant, latex_frac
 use crate::Result;
 use crate::batch::Verdict;
 
-/// Options of [`Gsm8k`].
+/// The options of [`Gsm8k`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct Gsm8kOptions {
     /// The dataset column with the answer.
     pub column: String,
     /// Accept only a number after `####`, in `<answer>` or in `\boxed{}`, not just any last number.
     pub strict: bool,
 }
 
-impl Default for Options {
+impl Default for Gsm8kOptions {
     fn default() -> Self {
-        Options { column: "answer".into(), strict: false }
+        Gsm8kOptions { column: "answer".into(), strict: false }
     }
 }
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Gsm8k {
-    options: Options,
+    options: Gsm8kOptions,
 }
 
 impl Grader<1> for Gsm8k {
     const KIND: &'static str = "gsm8k";
-    type Options = Options;
+    type Options = Gsm8kOptions;
 
-    fn build(options: Options) -> Result<Self> {
+    fn build(options: Gsm8kOptions) -> Result<Self> {
         Ok(Gsm8k { options })
     }
 
@@ -334,11 +334,11 @@ mod tests {
     }
 
     fn score(completions: &[&str], answers: Vec<Value>) -> Scores {
-        scores(&Gsm8k::build(Options::default()).unwrap(), completions, [("answer", answers)])
+        scores(&Gsm8k::build(Gsm8kOptions::default()).unwrap(), completions, [("answer", answers)])
     }
 
     #[test]
-    fn scores_and_says_what_it_cannot_judge() {
+    fn scores_and_says_what_it_cannot_score() {
         let scores = score(
             &["#### 18", "#### 19", "18.0", "18", "18"],
             vec!["9 * 2 = 18\n#### 18".into(), "#### 18".into(), 18.into(), 18.0.into(), "eighteen".into()],
@@ -351,7 +351,7 @@ mod tests {
 
     /// The answers of the real dataset all have a number, and a solution is right by its own answer.
     #[test]
-    fn judges_the_real_data_set() {
+    fn scores_the_real_data_set() {
         let Some(file) = testing::shared("data/gsm8k/test.jsonl") else { return };
         let text = std::fs::read_to_string(file).unwrap();
         let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -383,20 +383,21 @@ mod tests {
             let labels: Vec<bool> = rows.iter().map(|row| row[model]["is_correct"].as_bool().unwrap()).collect();
             let scores = score(&solutions, golds.clone());
             assert!(scores.problems.is_empty());
-            let judged: Vec<bool> = scores.values.iter().map(|value| *value == Some(1.0)).collect();
-            let other = (0..1319).filter(|&i| judged[i] != labels[i]).map(|i| solutions[i]).collect::<Vec<_>>();
-            assert!(other.is_empty(), "{model}: judged otherwise: {other:#?}");
-            assert_eq!(judged.iter().filter(|right| **right).count(), right, "{model}");
+            let scored: Vec<bool> = scores.values.iter().map(|value| *value == Some(1.0)).collect();
+            let other = (0..1319).filter(|&i| scored[i] != labels[i]).map(|i| solutions[i]).collect::<Vec<_>>();
+            assert!(other.is_empty(), "{model}: scored otherwise: {other:#?}");
+            assert_eq!(scored.iter().filter(|right| **right).count(), right, "{model}");
         }
     }
 
     #[test]
     fn a_missing_column_gives_none_and_names_what_there_is() {
-        let of =
-            |options: Options| scores(&Gsm8k::build(options).unwrap(), &["#### 1"], [("solution", vec!["1".into()])]);
-        let missing = of(Options::default());
+        let of = |options: Gsm8kOptions| {
+            scores(&Gsm8k::build(options).unwrap(), &["#### 1"], [("solution", vec!["1".into()])])
+        };
+        let missing = of(Gsm8kOptions::default());
         assert_eq!(missing.values, [None]);
         assert!(missing.problems[0].message.contains("`answer`") && missing.problems[0].message.contains("`solution`"));
-        assert_eq!(of(Options { column: "solution".into(), strict: true }).values, [Some(1.0)]);
+        assert_eq!(of(Gsm8kOptions { column: "solution".into(), strict: true }).values, [Some(1.0)]);
     }
 }

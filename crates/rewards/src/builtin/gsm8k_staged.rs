@@ -25,10 +25,10 @@ use crate::{Error, Result, RewardBatch, Scores};
 /// Where no number stands between the tags.
 const NO_NUMBER: f64 = -4.5;
 
-/// Options of [`Staged`].
+/// The options of [`Staged`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct StagedOptions {
     /// The dataset column with the answer.
     pub column: String,
     /// What opens the reasoning.
@@ -41,9 +41,9 @@ pub(crate) struct Options {
     pub solution_end: String,
 }
 
-impl Default for Options {
+impl Default for StagedOptions {
     fn default() -> Self {
-        Options {
+        StagedOptions {
             column: "answer".into(),
             reasoning_start: "<start_working_out>".into(),
             reasoning_end: "<end_working_out>".into(),
@@ -56,14 +56,14 @@ impl Default for Options {
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Staged {
-    options: Options,
+    options: StagedOptions,
 }
 
 impl Grader<1> for Staged {
     const KIND: &'static str = "gsm8k_staged";
-    type Options = Options;
+    type Options = StagedOptions;
 
-    fn build(options: Options) -> Result<Self> {
+    fn build(options: StagedOptions) -> Result<Self> {
         let staged = Staged { options };
         let tags = staged.tags();
         if tags.iter().any(|tag| tag.is_empty()) || (0..4).any(|i| tags[..i].contains(&tags[i])) {
@@ -106,7 +106,7 @@ impl Grader<1> for Staged {
 
 impl Staged {
     fn tags(&self) -> [&str; 4] {
-        let Options { reasoning_start, reasoning_end, solution_start, solution_end, .. } = &self.options;
+        let StagedOptions { reasoning_start, reasoning_end, solution_start, solution_end, .. } = &self.options;
         [reasoning_start, reasoning_end, solution_start, solution_end]
     }
 
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     fn staged() -> Staged {
-        Staged::build(Options::default()).unwrap()
+        Staged::build(StagedOptions::default()).unwrap()
     }
 
     fn formed(solution: &str) -> String {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_with_a_column_for_each_stage_and_says_what_it_cannot_judge() {
+    fn scores_with_a_column_for_each_stage_and_says_what_it_cannot_score() {
         let answers = vec!["9 * 2\n#### 1,018".into(), "eighteen".into()];
         let scores = scores(&staged(), &[&formed("1,018"), &formed("18")], [("answer", answers)]);
         assert_eq!(scores.values, [Some(10.0), None]);
@@ -233,7 +233,8 @@ mod tests {
             (of("form"), of("closeness")),
             (vec![3.0.into(), serde_json::Value::Null], vec![5.0.into(), serde_json::Value::Null])
         );
-        let same = Options { reasoning_start: "<x>".into(), reasoning_end: "<x>".into(), ..Options::default() };
+        let same =
+            StagedOptions { reasoning_start: "<x>".into(), reasoning_end: "<x>".into(), ..StagedOptions::default() };
         assert!(Staged::build(same).unwrap_err().to_string().contains("must differ"));
     }
 }

@@ -25,6 +25,7 @@ mod rational;
 mod repetition;
 mod think_answer;
 mod unique_chars;
+mod units;
 
 /// Every built-in reward, in the order of the documentation.
 pub(crate) const BUILTIN: &[Kind] = &[

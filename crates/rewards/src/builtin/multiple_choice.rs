@@ -18,10 +18,10 @@ use super::grader::Grader;
 use crate::batch::Verdict;
 use crate::{Error, Result};
 
-/// Options of [`MultipleChoice`].
+/// The options of [`MultipleChoice`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct MultipleChoiceOptions {
     /// The dataset column with the answer.
     pub column: String,
     /// How many choices there are: letters from A on.
@@ -30,16 +30,16 @@ pub(crate) struct Options {
     pub strict: bool,
 }
 
-impl Default for Options {
+impl Default for MultipleChoiceOptions {
     fn default() -> Self {
-        Options { column: "answer".into(), choices: 4, strict: false }
+        MultipleChoiceOptions { column: "answer".into(), choices: 4, strict: false }
     }
 }
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct MultipleChoice {
-    options: Options,
+    options: MultipleChoiceOptions,
     /// A text that begins with a choice, whatever stands around it: of a dataset's answer.
     alone: Regex,
     /// What begins with a choice: the choice, and whether it is marked as one (`(B)`, `**B**`, `B)`).
@@ -67,9 +67,9 @@ const WORDS: &str = concat!(
 
 impl Grader<1> for MultipleChoice {
     const KIND: &'static str = "multiple_choice";
-    type Options = Options;
+    type Options = MultipleChoiceOptions;
 
-    fn build(options: Options) -> Result<Self> {
+    fn build(options: MultipleChoiceOptions) -> Result<Self> {
         if !(2..=26).contains(&options.choices) {
             return Err(Error::options(
                 "multiple_choice",
@@ -100,7 +100,7 @@ impl Grader<1> for MultipleChoice {
     }
 
     fn unread(&self, [answer]: [&Value; 1]) -> (String, Option<String>) {
-        let Options { column, choices, .. } = &self.options;
+        let MultipleChoiceOptions { column, choices, .. } = &self.options;
         (format!("no choice of {choices} in column `{column}`"), Some(format!("in {answer}")))
     }
 }
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     fn reward(choices: usize, strict: bool) -> MultipleChoice {
-        MultipleChoice::build(Options { choices, strict, ..Options::default() }).unwrap()
+        MultipleChoice::build(MultipleChoiceOptions { choices, strict, ..MultipleChoiceOptions::default() }).unwrap()
     }
 
     #[test]
@@ -420,12 +420,12 @@ mod tests {
     }
 
     #[test]
-    fn scores_and_says_what_it_cannot_judge() {
+    fn scores_and_says_what_it_cannot_score() {
         let answers = vec!["B".into(), 1.into(), "Paris".into()];
         let scores = scores(&reward(4, false), &["B", "C", "B"], [("answer", answers)]);
         assert_eq!(scores.values, [Some(1.0), Some(0.0), None]);
         assert!(scores.problems[0].to_string().contains("\"Paris\""), "{}", scores.problems[0]);
-        let one = MultipleChoice::build(Options { choices: 1, ..Options::default() });
+        let one = MultipleChoice::build(MultipleChoiceOptions { choices: 1, ..MultipleChoiceOptions::default() });
         assert!(one.unwrap_err().to_string().contains("2 to 26"));
     }
 }

@@ -15,44 +15,42 @@ mod eval;
 mod extract;
 mod lex;
 mod parse;
-mod units;
-
-pub(super) use units::{is_unit, never_unit};
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::grader::Grader;
+use super::units;
 use crate::Result;
 use crate::batch::Verdict;
 
-/// Options of [`Math`].
+/// The options of [`Math`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct MathOptions {
     /// The dataset column with the answer, or with a solution that boxes it.
     pub column: String,
     /// Accept only an answer in `\boxed{}` or `<answer>`.
     pub strict: bool,
 }
 
-impl Default for Options {
+impl Default for MathOptions {
     fn default() -> Self {
-        Options { column: "answer".into(), strict: false }
+        MathOptions { column: "answer".into(), strict: false }
     }
 }
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Math {
-    options: Options,
+    options: MathOptions,
 }
 
 impl Grader<1> for Math {
     const KIND: &'static str = "math";
-    type Options = Options;
+    type Options = MathOptions;
 
-    fn build(options: Options) -> Result<Self> {
+    fn build(options: MathOptions) -> Result<Self> {
         Ok(Math { options })
     }
 
