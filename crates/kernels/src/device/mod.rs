@@ -10,8 +10,8 @@ pub(crate) mod cuda;
 
 pub(crate) use cpu::Cpu;
 pub(crate) use cuda::Cuda;
-pub use cuda::measure::{DeviceMemory, Mark, Range};
-pub use cuda::probe::{CudaDevice, CudaDriver, CudaSurvey};
+pub use cuda::measure::{DeviceEvent, DeviceMemory, Range};
+pub use cuda::probe::{CudaDevice, CudaDriver, CudaProbe};
 
 use crate::{Error, Result};
 

@@ -76,7 +76,7 @@ pub fn encode_all(
             bad_input!("{}, row {}: the prompt is empty: it has no token", data.name, example.row + 1);
         }
         if ids.len() + room > context {
-            let mend = match (context.saturating_sub(room), context.saturating_sub(ids.len())) {
+            let fix = match (context.saturating_sub(room), context.saturating_sub(ids.len())) {
                 (0, 0) => format!(
                     "lower max_completion_length below {context}, and set max_prompt_length to what is left, or raise \
                      max_model_len as far as the model's context goes"
@@ -89,7 +89,7 @@ pub fn encode_all(
             };
             bad_input!(
                 "{}, row {}: the prompt has {} tokens, and with max_completion_length = {room} that is more than the \
-                 context of {context} tokens: {mend}",
+                 context of {context} tokens: {fix}",
                 data.name,
                 example.row + 1,
                 ids.len()

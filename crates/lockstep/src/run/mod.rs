@@ -23,7 +23,7 @@ pub mod profile;
 pub mod provenance;
 pub mod reporter;
 pub mod resume;
-pub mod reward_remarks;
+pub mod reward_notes;
 mod rollout_log;
 pub mod run_dir;
 pub mod task;

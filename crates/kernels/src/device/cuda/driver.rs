@@ -184,5 +184,5 @@ pub(crate) trait Driver: Send + Sync {
     /// Seconds from one event to another, which is waited for.
     fn seconds(&self, from: Event, to: Event) -> Outcome<f64>;
     /// Lets go of an event.
-    fn forget(&self, event: Event);
+    fn destroy_event(&self, event: Event);
 }

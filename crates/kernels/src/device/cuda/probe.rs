@@ -10,7 +10,7 @@ use std::ptr::null_mut;
 
 /// What was found.
 #[derive(Clone, Debug)]
-pub struct CudaSurvey {
+pub struct CudaProbe {
     /// Where NVIDIA's driver was looked for.
     pub driver_path: String,
     /// The driver, or why there is none.
@@ -45,10 +45,10 @@ pub struct CudaDevice {
     pub free_bytes: u64,
 }
 
-impl CudaSurvey {
+impl CudaProbe {
     /// Looks.
-    pub fn new() -> CudaSurvey {
-        CudaSurvey {
+    pub fn new() -> CudaProbe {
+        CudaProbe {
             driver_path: Functions::path(),
             driver: Functions::get().and_then(driver),
             nvrtc_paths: Nvrtc::paths(),
@@ -58,9 +58,9 @@ impl CudaSurvey {
     }
 }
 
-impl Default for CudaSurvey {
-    fn default() -> CudaSurvey {
-        CudaSurvey::new()
+impl Default for CudaProbe {
+    fn default() -> CudaProbe {
+        CudaProbe::new()
     }
 }
 

@@ -31,10 +31,12 @@ pub(crate) enum Factor {
     F16,
 }
 
-/// Bits after the point, and the least exponent.
+/// A binary floating-point format.
 #[derive(Clone, Copy)]
 struct Format {
+    /// Bits of the significand after its point.
     fraction: u32,
+    /// The exponent of the smallest normal number.
     least: i32,
 }
 
