@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use telemetry::{Align, Console, ConsoleOptions, Table};
 
-/// Of the first prompt, so many characters are shown.
+/// Characters of the first prompt that are shown.
 const SHOWN: usize = 600;
 
 /// Evaluates a model as its run does: on the evaluation data of a run's configuration, or on a file.

@@ -104,7 +104,7 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
 struct Summary<'a> {
     name: &'a str,
     of: usize,
-    /// Its scores.
+    /// The reward's scores, ascending.
     sorted: Vec<f64>,
     /// The rows, from the highest score to the lowest.
     with_score: Vec<&'a ScoredRow>,

@@ -78,7 +78,7 @@ impl Context {
         Context::on(device, isa, threads)
     }
 
-    /// The same device and arithmetic with so many threads, and a ledger of its own.
+    /// A context of the same device and arithmetic with so many threads, and a memory ledger of its own.
     pub fn with_threads(&self, threads: usize) -> Context {
         match &self.backend {
             Backend::Cpu(cpu) => Context::given(cpu.device(), cpu.isa(), threads),
@@ -114,7 +114,7 @@ impl Context {
         on_tiles && gate_up.rows().is_multiple_of(2 * PANEL)
     }
 
-    /// As of [`Memory::rows_at_once`].
+    /// What [`Memory::rows_at_once`] says of the context's memory.
     pub fn rows_at_once(&self) -> usize {
         self.memory.rows_at_once()
     }

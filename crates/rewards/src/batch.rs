@@ -80,13 +80,13 @@ impl Verdict {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProblemKind {
-    /// It answered later than it may.
+    /// No answer within the time limit.
     TimedOut,
-    /// Its program or its server ended or refused.
+    /// The reward's program or server ended or refused.
     Crashed,
-    /// What it answered cannot be read as scores.
+    /// The answer cannot be read as scores.
     BadAnswer,
-    /// It will not be asked again.
+    /// The reward failed too often and is not called again.
     GivenUp,
     /// The row of the dataset lacks what it compares with.
     BadData,
@@ -132,12 +132,12 @@ impl Problem {
         }
     }
 
-    /// The same, of the completions in these places.
+    /// The same problem, said of the completions in these places.
     pub fn at(self, completions: Vec<usize>) -> Self {
         Problem { completions, ..self }
     }
 
-    /// The same as another kind of failure.
+    /// The same problem as another kind of failure.
     pub fn of_kind(self, kind: ProblemKind) -> Self {
         Problem { kind, ..self }
     }

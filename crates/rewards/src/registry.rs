@@ -197,7 +197,7 @@ struct Label {
     kind: String,
     /// The name that it was given.
     given: Option<String>,
-    /// Its kind, its program or its function.
+    /// The reward's kind, program or function.
     base: String,
     /// What it was given beside, in letters that a name may have.
     tag: String,

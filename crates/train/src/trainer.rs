@@ -136,7 +136,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// What it was made with.
+    /// The configuration that it was made with.
     pub fn config(&self) -> &TrainerConfig {
         &self.config
     }

@@ -28,7 +28,7 @@ pub(super) enum Literal {
 pub(super) struct Call {
     /// The function's own name, without its module and whatever the script calls it.
     pub name: String,
-    /// It stands behind a dot.
+    /// Whether the name stands behind a dot.
     pub method: bool,
     /// From 1.
     pub line: usize,

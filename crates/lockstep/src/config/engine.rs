@@ -19,7 +19,7 @@ pub struct WorkloadBounds {
 }
 
 impl WorkloadBounds {
-    /// Of prompts to which `sequences` completions are written at once.
+    /// The bounds of a run whose prompts get `sequences` completions at once.
     pub fn of_prompts(longest_prompt: usize, sequences: usize) -> WorkloadBounds {
         WorkloadBounds { longest_prompt, sequences, ref_logps: false, given: false }
     }

@@ -7,7 +7,7 @@ use super::values::toml_on_one_line;
 use serde_json::Value as Json;
 
 impl Key {
-    /// Its value in `config` as TOML, `None` where it is not set.
+    /// The key's value in `config` as TOML, `None` where it is not set.
     pub fn value(&self, config: &Config) -> Option<toml::Value> {
         (self.write)(config)
     }
@@ -20,7 +20,7 @@ impl Key {
             && !["Evaluation", "Checkpoints", "Logging"].contains(&self.section)
     }
 
-    /// Its value in `config` as TOML's text, or `none`.
+    /// The key's value in `config` as TOML's text, or `none`.
     pub(super) fn value_text(&self, config: &Config) -> String {
         self.value(config).map_or_else(|| "none".to_owned(), |v| toml_on_one_line(&v))
     }
@@ -38,7 +38,7 @@ impl Key {
         self.value_text(&config)
     }
 
-    /// What it needs to act (`key = value`), where `config` has something else.
+    /// The condition under which the key acts (`key = value`), where `config` does not meet it.
     pub(super) fn unmet_need(&self, config: &Config) -> Option<String> {
         let (name, needed) = self.row.needs?;
         let value = Config::key(name)?.value(config)?;
@@ -62,7 +62,7 @@ impl Key {
         Some(format!("`{}` must be {range}, but is {number}{unset}", self.name))
     }
 
-    /// Its default, and those of methods that have another.
+    /// The default, and those of methods that have another.
     pub fn defaults_text(&self) -> String {
         let unset = |text: String| if text == "none" { "not set".to_owned() } else { text };
         let default = self.value_text(&Config::default());
@@ -103,12 +103,12 @@ impl Key {
         self.row.read_by.contain(Methods::of(purpose, algorithm))
     }
 
-    /// What it means, on one line.
+    /// What the key means, on one line.
     pub fn meaning(&self) -> String {
         self.doc.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// Its type and range in words.
+    /// The key's type and range in words.
     pub fn type_text(&self) -> String {
         let name = (self.type_name)();
         self.row.range.map_or(name.clone(), |range| format!("{name}, {range}"))

@@ -14,7 +14,7 @@ use toml::Value;
 /// The layers above the defaults.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
-    /// What it is for.
+    /// The command that the configuration is for.
     pub purpose: Purpose,
     /// A configuration made by a program: what differs from the default was set.
     pub config: Option<Config>,

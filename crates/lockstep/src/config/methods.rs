@@ -79,11 +79,11 @@ algorithms! {
 
 /// All: completions are generated (or replayed) and scored.
 pub(super) const ONLINE: Methods = Methods::all_of(Algorithm::METHODS);
-/// Those that minimise GRPO's family of losses (`loss_type`).
+/// The algorithms that minimise GRPO's family of losses (`loss_type`).
 pub(super) const POLICY_LOSS: Methods = GRPO.and(RPP).and(RPP_BASELINE).and(DISTILLATION);
-/// Those that can hold the policy near a reference model.
+/// The algorithms that can hold the policy near a reference model.
 pub(super) const REFERENCE: Methods = ONLINE.but(DISTILLATION);
-/// Those that compare completions of a group as GRPO does (`scale_rewards`).
+/// The algorithms that compare completions of a group as GRPO does (`scale_rewards`).
 pub(super) const GROUPS: Methods = GRPO.and(DISTILLATION);
 
 /// A set of methods: the algorithms of `train`, and the other commands.
@@ -95,7 +95,7 @@ pub(super) const DPO: Methods = Methods::of_bit(14);
 pub(super) const REWARD: Methods = Methods::of_bit(15);
 const _: () = assert!(Algorithm::METHODS.len() <= 13, "an algorithm has the bit of another command: widen Methods");
 
-/// Those that learn from pairs of answers.
+/// The commands that learn from pairs of answers.
 pub(super) const PAIRS: Methods = DPO.and(REWARD);
 pub(super) const ALL: Methods = Methods(u16::MAX);
 
@@ -110,7 +110,7 @@ impl Methods {
         Methods(1 << bit)
     }
 
-    /// Their union.
+    /// The union of these sets.
     pub(super) const fn all_of(methods: &[Methods]) -> Methods {
         let (mut all, mut i) = (Methods(0), 0);
         while i < methods.len() {

@@ -7,11 +7,11 @@ use std::fmt;
 /// Whether a resumed run may have another value than the run began with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnResume {
-    /// It may: no bit of the result depends on it.
+    /// A resumed run may have another value: no bit of the result depends on it.
     Free,
-    /// It may, with a warning: from there on the run differs from one that was never stopped.
+    /// It may have another value, with a warning: from there on it differs from a run that was never stopped.
     Warn,
-    /// It may not: the saved state would not fit, or would mean something else.
+    /// It may not have another value: the saved state would not fit, or would mean something else.
     Fixed,
 }
 
@@ -22,9 +22,9 @@ pub(crate) enum Trl {
     Nothing,
     /// A field of its configurations.
     Field {
-        /// Its name, where that is not the key's.
+        /// TRL's name, where that is not the key's.
         name: Option<&'static str>,
-        /// Its default as TOML, for the methods where that is not the key's.
+        /// TRL's default as TOML, for the methods where that is not the key's.
         defaults: &'static [(Methods, &'static str)],
     },
     /// Something that is no field of its present configurations, in words.
@@ -43,7 +43,7 @@ pub(crate) struct Range {
 /// More completions, sequences or repetitions than any run has: a typo, whose products and lists would not
 /// fit in memory before anything could say so.
 pub(super) const MANY: f64 = (1 << 20) as f64;
-/// The same of tokens.
+/// More tokens than any run has.
 pub(super) const LONG: f64 = (1u64 << 31) as f64;
 
 /// `low` and more.
@@ -155,12 +155,12 @@ impl Row {
         Row { on_resume, ..self }
     }
 
-    /// It acts only where another key has this value (as TOML); otherwise it is reported as unused.
+    /// The key acts only where another key has this value (as TOML); otherwise it is reported as unused.
     pub(super) const fn needs(self, key: &'static str, value: &'static str) -> Row {
         Row { needs: Some((key, value)), ..self }
     }
 
-    /// It names a path, or something else where there is no such path: a Hub id, or what a program has in memory.
+    /// The value names a path, or something else where there is no such path: a Hub id, or what a caller has in memory.
     pub(super) const fn name(self) -> Row {
         Row { is_name: true, ..self }
     }

@@ -18,7 +18,7 @@ struct Preset {
 }
 
 impl Task {
-    /// What it fills in.
+    /// The keys that the task fills in.
     fn preset(self) -> Preset {
         match self {
             Task::Gsm8k => Preset {

@@ -419,10 +419,10 @@ pub enum Strategy {
 /// Whose bits a distributed run learns from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// Its workers'.
+    /// The workers' results are believed.
     #[default]
     Workers,
-    /// Its workers', and a share of them is made again.
+    /// The workers' results are believed after a share of them was computed again.
     Audit,
 }
 
@@ -432,7 +432,7 @@ pub enum RewardErrors {
     /// The run ends, with a checkpoint.
     #[default]
     Stop,
-    /// It continues without that reward's scores.
+    /// The run continues without that reward's scores.
     Continue,
 }
 
@@ -441,7 +441,7 @@ pub enum RewardErrors {
 pub enum SftLoss {
     /// The negative log-likelihood.
     Nll,
-    /// The same, each token weighted by its probability.
+    /// Dynamic fine-tuning: each token's negative log-likelihood weighted by its probability.
     Dft,
 }
 

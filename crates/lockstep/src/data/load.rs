@@ -114,7 +114,7 @@ impl DatasetSpec {
         self.load_with(&mut |_| {})
     }
 
-    /// The same, each row changed before it is looked at.
+    /// Loads the dataset, each row changed by `change` before it is looked at.
     pub fn load_with(&self, change: &mut dyn FnMut(&mut Row)) -> anyhow::Result<Dataset> {
         let mut examples = Vec::new();
         let mut columns = BTreeSet::new();

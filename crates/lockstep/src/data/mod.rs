@@ -29,7 +29,7 @@ use serde_json::{Map, Value};
 /// One row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Example {
-    /// Its number in the dataset as read, from 0.
+    /// The row's number in the dataset as read, from 0.
     pub row: usize,
     /// The prompt, with the system prompt if there is one.
     pub prompt: Content,

@@ -47,7 +47,7 @@ impl Pair {
 /// The pairs of a dataset.
 #[derive(Clone, Debug)]
 pub struct Pairs {
-    /// Those that are used, in the dataset's order.
+    /// The pairs that are used, in the dataset's order.
     pub all: Vec<Pair>,
     /// SHA-256 of the data.
     pub hash: String,

@@ -15,9 +15,9 @@ use std::sync::Arc;
 pub struct Prompt {
     /// The row of the dataset, from 0.
     pub row: usize,
-    /// Its tokens; equal ones of a dataset are the same.
+    /// The prompt's tokens; equal prompts of a dataset share them.
     pub tokens: Arc<model::Prompt>,
-    /// What it says.
+    /// The prompt's text or messages.
     pub content: Content,
     /// The other columns, for the rewards.
     pub columns: Map<String, Value>,
@@ -26,7 +26,7 @@ pub struct Prompt {
 /// The prompts of a dataset as ids.
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
-    /// Those that are used, in the dataset's order.
+    /// The prompts that are used, in the dataset's order.
     pub prompts: Vec<Arc<Prompt>>,
     /// How many were left out because they are longer than `max_prompt_length`.
     pub left_out: usize,

@@ -22,7 +22,7 @@ pub struct RunMetadata<'a> {
     pub command: &'a str,
     /// The resolved configuration.
     pub config: &'a Config,
-    /// The same as its file says it.
+    /// The configuration as `config.toml` says it.
     pub config_toml: &'a str,
     /// What it computes with.
     pub ctx: &'a Context,

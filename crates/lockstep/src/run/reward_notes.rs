@@ -8,7 +8,7 @@ const SLOW_S: f64 = 1.0;
 /// What is to be said.
 #[derive(Clone, Debug, Default)]
 pub struct RewardNotes {
-    /// Of the last generation.
+    /// The slow reward of the last generation, and its seconds.
     slow: Option<(String, f64)>,
     /// Completions that ran out of time since the program was started, by reward: of a few among many nobody sees the
     /// one line that would have them.

@@ -55,9 +55,9 @@ impl<'a> Pass<'a> {
 pub(super) enum Input<'a> {
     /// `x` holds it: the first layer, or a layer that is recomputed.
     Ready,
-    /// It is `mid` of the layer before, plus `delta`.
+    /// The input is `mid` of the layer before, plus `delta`.
     After(&'a LayerActivations),
-    /// The same, where all layers share one [`LayerActivations`].
+    /// As `After`, where all layers share one [`LayerActivations`]: `mid` is still in it.
     AfterInPlace,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct LayerActivations {
     pub lse: Tensor,
     /// What attention gives before the norm after it `[T, H]`, and 1 / rms of it `[T]`; none without that norm.
     pub attention_out: Option<(Tensor, Tensor)>,
-    /// The same of the MLP.
+    /// What the MLP gives before the norm after it `[T, H]`, and 1 / rms of it `[T]`; none without that norm.
     pub mlp_out: Option<(Tensor, Tensor)>,
     /// m `[T, H]`
     pub mid: Tensor,

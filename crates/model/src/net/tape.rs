@@ -121,7 +121,7 @@ pub(super) struct TapeBackward {
     pub layer: BackwardBuffers,
     /// The gradient of the hidden rows `[T, H]`.
     pub d_hidden: Tensor,
-    /// The same for scored rows `[R, H]`.
+    /// The gradient of the hidden rows that predict scored tokens `[R, H]`.
     pub d_score_rows: Tensor,
 }
 
@@ -182,7 +182,7 @@ impl Tape {
         self.stop = stop;
         self
     }
-    /// What it has room for.
+    /// What the tape has room for.
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }

@@ -150,7 +150,7 @@ impl CommandReward {
         Self::start(name, options, Dialect::Command, Arc::default())
     }
 
-    /// The same with a program that speaks this dialect.
+    /// Starts a program that speaks this dialect.
     pub(crate) fn start(
         name: String,
         options: CommandOptions,

@@ -30,7 +30,7 @@ const MAX_ANSWER_BYTES: u64 = 256 << 20;
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// How often a wait looks whether it is still wanted.
 const POLL: Duration = Duration::from_millis(50);
-/// Of an answer that is no good, this much is shown.
+/// Bytes of a bad answer that an error shows.
 const SHOWN_BYTES: usize = 200;
 
 /// What a table may hold beside `kind` and `name`.

@@ -46,7 +46,7 @@ pub enum ScaleRewards {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MultiObjectiveAggregation {
-    /// Their weighted sum is compared within the group.
+    /// The weighted sum of the rewards is compared within the group.
     #[default]
     SumThenNormalize,
     /// Each is compared within the group, then summed, then compared within the batch ([`gdpo`]).

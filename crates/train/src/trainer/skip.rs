@@ -22,16 +22,16 @@ use std::borrow::Cow;
 /// The groups of an optimizer batch that are left out.
 #[derive(Default)]
 pub(crate) struct Skipped {
-    /// Their places among the groups, ascending.
+    /// The places of the skipped groups among all groups, ascending.
     groups: Vec<usize>,
-    /// Those whose forward pass is made, to compare it.
+    /// The skipped groups whose forward pass is made all the same, to compare log-probabilities.
     checked: Vec<usize>,
-    /// Their sequences with a completion, ascending.
+    /// The sequences with a completion in skipped groups, ascending.
     pub(crate) sequences: Vec<usize>,
 }
 
 impl Skipped {
-    /// Of `groups`, the runs of `sequences` that share a prompt.
+    /// Finds them among `groups`, the runs of `sequences` that share a prompt.
     pub(crate) fn of(groups: &[PromptGroup<'_>], sequences: &[Sequence<'_>]) -> Skipped {
         let (mut skipped, mut first) = (Skipped::default(), 0);
         for (place, group) in groups.iter().enumerate() {

@@ -120,7 +120,7 @@ pub(super) struct LibCuda {
     stream: Handle,
     pool: Handle,
     capability: (c_int, c_int),
-    /// The same as a compiler's option has it: "90".
+    /// The compute capability as a compiler's option has it: "90".
     arch: String,
     modules: Mutex<HashMap<&'static str, Handle>>,
     pinned: Mutex<Vec<*mut c_void>>,

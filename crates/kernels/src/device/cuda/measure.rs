@@ -9,7 +9,8 @@ use std::sync::Arc;
 /// Memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// What it has and what nobody holds; none where it has the host's.
+    /// The device's memory, and how much of it nobody has allocated; none for a device that computes in the host's
+    /// memory.
     pub total_and_free: Option<[u64; 2]>,
     /// The most that this process's allocations have held together.
     pub peak: u64,

@@ -17,7 +17,7 @@ pub struct CudaProbe {
     pub driver: Result<CudaDriver, String>,
     /// Where NVRTC, which compiles kernels, was looked for.
     pub nvrtc_paths: Vec<String>,
-    /// Its version, or why it cannot be used.
+    /// NVRTC's version, or why it cannot be used.
     pub nvrtc: Result<String, String>,
     /// Where compiled kernels are kept.
     pub kernel_cache: PathBuf,
@@ -28,7 +28,7 @@ pub struct CudaProbe {
 pub struct CudaDriver {
     /// The newest CUDA that it knows: "12.9".
     pub version: String,
-    /// Its devices in the order of their numbers, or what is wrong with one.
+    /// The devices in the order of their numbers, or what is wrong with one.
     pub devices: Vec<Result<CudaDevice, String>>,
 }
 
@@ -41,7 +41,7 @@ pub struct CudaDevice {
     pub capability: String,
     /// Bytes of memory.
     pub memory_bytes: u64,
-    /// Those that nobody held.
+    /// Bytes of the device that nobody has allocated.
     pub free_bytes: u64,
 }
 

@@ -40,7 +40,7 @@ struct PageScratch<'s> {
     p: &'s mut [f32],
     /// `[pairs, 64]`: gradients of the probabilities, then of the products q·k.
     d_s: &'s mut [f32],
-    /// Of all the part's pairs: Σ d_out · out.
+    /// Σ d_out · out of all the part's pairs.
     delta: &'s [f32],
 }
 

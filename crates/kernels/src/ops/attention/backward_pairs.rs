@@ -52,7 +52,7 @@ struct PageScratch<'s> {
     /// `[pairs/2][64]` words, and `[pairs/2][64][2]`.
     p_of_rows: &'s mut [f32],
     d_s_of_rows: &'s mut [bf16],
-    /// Of all the part's pairs: Σ d_out · out.
+    /// Σ d_out · out of all the part's pairs.
     delta: &'s [f32],
 }
 
@@ -229,7 +229,7 @@ fn pairs_of_rows<V: Simd>(rows: &[f32], width: usize, columns: usize, to: &mut [
     }
 }
 
-/// As many pairs as `to` has room for.
+/// Stores the pairs (even, odd), as many as `to` has room for.
 #[inline(always)]
 fn store_pairs<V: Simd>(even: V, odd: V, to: &mut [bf16]) {
     if to.len() >= 2 * LANES {

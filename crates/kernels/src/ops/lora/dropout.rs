@@ -45,7 +45,7 @@ const TASK_ROWS: usize = 4;
 const GROUP: usize = 4 * LANES;
 
 impl<'a> Dropout<'a> {
-    /// That of some of the rows.
+    /// The dropout of some of the rows.
     pub fn rows(self, rows: Range<usize>) -> Dropout<'a> {
         Dropout { samples: self.samples.rows(rows.clone()), positions: self.positions.rows(rows), ..self }
     }

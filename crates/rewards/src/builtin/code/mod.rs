@@ -89,9 +89,9 @@ enum Prepared {
 struct Verdict {
     passed: usize,
     of: usize,
-    /// Of the first test that failed, why; empty if none did.
+    /// Why the first test that failed did; empty if none failed.
     failure: String,
-    /// It ran out of time.
+    /// Whether the program ran out of time.
     timed_out: bool,
     /// The score by stages, if that is asked for.
     staged: Option<ocaml::Staged>,
