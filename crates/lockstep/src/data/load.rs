@@ -1,7 +1,8 @@
 //! From files to examples: columns chosen and renamed, the system prompt put before each prompt.
 
+use super::Row;
 use super::files::files;
-use super::rows::{self, Row, Rows};
+use super::rows::{self, Rows};
 use super::{Dataset, Example};
 use crate::Config;
 use crate::bad_input;

@@ -9,6 +9,7 @@ pub mod load;
 pub mod pairs;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod preference;
 pub mod prompt_dataset;
 pub mod prompts;
 pub mod rows;
@@ -25,6 +26,9 @@ pub use supervised::Learned;
 
 use rewards::Content;
 use serde_json::{Map, Value};
+
+/// A row of a file, as read.
+pub type Row = Map<String, Value>;
 
 /// One row.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,6 +4,7 @@
 mod abandoned;
 pub mod alarms;
 pub mod begin;
+pub(crate) mod bits64;
 pub mod board;
 pub mod checkpoint;
 pub mod completion_log;

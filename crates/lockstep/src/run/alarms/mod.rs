@@ -7,12 +7,13 @@
 
 mod conditions;
 mod noise;
+mod repetition;
 mod signs;
 #[cfg(test)]
 mod tests;
 mod values;
 
-use super::checkpoint::state::Bits64;
+use super::bits64::Bits64;
 use crate::rollouts::Rollouts;
 use conditions::{Condition, Every};
 use noise::Dependence;

@@ -2,7 +2,7 @@
 
 use super::conditions;
 use super::{COMPARED, Detection, History, REMEMBERED, mean, remember};
-use crate::run::checkpoint::state::Bits64;
+use crate::run::bits64::Bits64;
 use rewards::NO_ANSWER;
 use std::collections::BTreeMap;
 
