@@ -5,7 +5,7 @@ use super::repetition::repetition;
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use rewards::Content;
 use rollout::FinishReason;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// From this share of n-grams that came before, a completion is repetition.
 const REPETITIVE: f64 = 0.5;
