@@ -17,7 +17,7 @@ const fn word(not: &'static [&'static str], but: &'static str) -> Word {
     Word { not, but, right: &[], except: &[] }
 }
 
-const WORDS: [Word; 14] = [
+const WORDS: [Word; 16] = [
     Word {
         right: &["dot product", "dot products", "product over tokens", "whose products", "fused products"],
         except: &PRODUCTS,
@@ -30,7 +30,9 @@ const WORDS: [Word; 14] = [
         ..word(&["goes on", "go on", "going on", "gone on", "went on"], "continues, resumes")
     },
     word(&["given up"], "cancelled, discarded, rolled back"),
-    word(&["to mend", "mended by", "be mended", "is mended", "are mended", "and mended"], "fix"),
+    word(&["mend", "mends", "mended", "mending"], "fix"),
+    word(&["sighting", "sightings"], "detection"),
+    word(&["survey"], "probe"),
     word(&["slip of the pen"], "typo"),
     word(&["in the making"], "being built, in flight"),
     word(
@@ -59,7 +61,7 @@ const PRODUCTS: [&str; 20] = [
     "crates/kernels/src/ops/sample/truncate.rs",
     "crates/kernels/src/pool/tests.rs",
     "crates/kernels/src/simd",
-    "crates/lockstep/src/config/key.rs",
+    "crates/lockstep/src/config/row.rs",
     "crates/lockstep/src/run/alarms",
     "crates/model/src",
     "crates/rewards",
@@ -181,6 +183,8 @@ mod tests {
             ("crates/train/src/a.rs", "/// The run goes\n    /// on at once.", 1),
             ("python/a.py", "raise ValueError('the batch is given up')", 1),
             ("docs/a.md", "`Matrix products` are slow.", 1),
+            ("crates/cli/src/a.rs", "let mend = 1;", 1),
+            ("crates/lockstep/src/run/alarms/mod.rs", "struct Sighting;", 1),
         ];
         for (name, text, line) in planted {
             let found = of_file(name, text);

@@ -4,7 +4,7 @@
 use crate::options::{device, threads};
 use crate::output;
 use kernels::ceilings::{Ceilings, measure};
-use kernels::{Context, CudaDevice, CudaSurvey, DType, Device, Isa};
+use kernels::{Context, CudaDevice, CudaProbe, DType, Device, Isa};
 use lockstep::config::ComputeDType;
 use lockstep::context;
 use lockstep::error::paragraph;
@@ -39,7 +39,7 @@ struct Findings {
     ctx: Context,
     /// Why what was asked for cannot compute; the figures are the CPU's then.
     refused: Option<anyhow::Error>,
-    cuda: CudaSurvey,
+    cuda: CudaProbe,
     threads: usize,
     total_memory: Option<u64>,
     available_memory: Option<u64>,
@@ -63,7 +63,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         available_memory: memory.1,
         memory_limit: telemetry::system::memory_limit_bytes(),
         ceilings: measure(&ctx, Duration::from_secs(1))?,
-        cuda: CudaSurvey::new(),
+        cuda: CudaProbe::new(),
         refused,
         ctx,
     };

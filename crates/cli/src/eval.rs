@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use telemetry::{Align, Console, ConsoleOptions, Table};
 
-/// Of the first prompt, so many characters are shown.
+/// Characters of the first prompt that are shown.
 const SHOWN: usize = 600;
 
 /// Evaluates a model as its run does: on the evaluation data of a run's configuration, or on a file.
@@ -126,7 +126,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         }
         output::text(&format!("{}{}\n", table.render(100), rewards_table(&outcomes).render(100)))
     };
-    outcomes.iter().try_for_each(all_judged)?;
+    outcomes.iter().try_for_each(all_scored)?;
     printed?;
     let mut all = outcomes.iter().flat_map(|outcome| &outcome.metrics);
     match all.find(|(_, value)| !value.is_finite()) {
@@ -147,11 +147,11 @@ fn out_file(args: &Args, config: &Config, model: &Path, adapter: Option<&Path>) 
 }
 
 /// An error where a reward scored nothing, unless it left that to others: no figure above speaks of it.
-fn all_judged(outcome: &Outcome) -> anyhow::Result<()> {
-    let judged = outcome.rollouts.judged();
-    let nobody = judged.iter().all(|(_, n)| *n == 0);
+fn all_scored(outcome: &Outcome) -> anyhow::Result<()> {
+    let scored = outcome.rollouts.judged();
+    let nobody = scored.iter().all(|(_, n)| *n == 0);
     let failed = |name: &str| nobody || outcome.problems.iter().any(|problem| problem.reward == name);
-    match judged.iter().find(|(name, n)| *n == 0 && failed(name)) {
+    match scored.iter().find(|(name, n)| *n == 0 && failed(name)) {
         Some((name, _)) if outcome.name.is_empty() => anyhow::bail!("reward `{name}` scored no completion"),
         Some((name, _)) => anyhow::bail!("reward `{name}` scored no completion of {}", outcome.name),
         None => Ok(()),
@@ -303,27 +303,27 @@ struct Summary<'a> {
     /// None where it scored nothing, or too little.
     mean: Option<f64>,
     std: Option<f64>,
-    judged: usize,
+    scored: usize,
     of: usize,
 }
 
 fn summaries(outcome: &Outcome) -> impl Iterator<Item = Summary<'_>> {
     let rollouts = &outcome.rollouts;
-    rollouts.judged().into_iter().zip(&rollouts.reward_weights).map(|((reward, judged), &weight)| Summary {
+    rollouts.judged().into_iter().zip(&rollouts.reward_weights).map(|((reward, scored), &weight)| Summary {
         set: &outcome.name,
         mean: outcome.metric(&format!("rewards/{reward}/mean")),
         std: outcome.metric(&format!("rewards/{reward}/std")),
         reward,
         weight,
-        judged,
+        scored,
         of: rollouts.completions().count(),
     })
 }
 
 impl Summary<'_> {
     fn json(&self) -> Value {
-        let Summary { set, reward, weight, mean, std, judged, of } = self;
-        json!({"set": set, "reward": reward, "weight": weight, "mean": mean, "std": std, "judged": judged, "of": of})
+        let Summary { set, reward, weight, mean, std, scored, of } = self;
+        json!({"set": set, "reward": reward, "weight": weight, "mean": mean, "std": std, "judged": scored, "of": of})
     }
 }
 
@@ -338,9 +338,9 @@ fn rewards_table(outcomes: &[Outcome]) -> Table {
     ]);
     let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"));
     for s in outcomes.iter().flat_map(summaries) {
-        let judged = format!("{}/{}", s.judged, s.of);
+        let scored = format!("{}/{}", s.scored, s.of);
         let set = if s.set.is_empty() { "-" } else { s.set };
-        table.row([set.into(), s.reward, s.weight.to_string(), number(s.mean), number(s.std), judged]);
+        table.row([set.into(), s.reward, s.weight.to_string(), number(s.mean), number(s.std), scored]);
     }
     table
 }

@@ -1,6 +1,6 @@
 //! What stands below each command's `--help`: examples to copy.
 
-/// Of `lockstep train`.
+/// Examples of `lockstep train`, shown in its help.
 pub const TRAIN: &str = "\
 Examples:
   lockstep train --model DIR --dataset train.jsonl --task gsm8k --out runs/first
@@ -21,7 +21,7 @@ exits with 128 + the signal's number (Ctrl-C: 130); a second one ends it at once
 `lockstep plan` says what memory a run will take; `lockstep config show` lists
 every key.";
 
-/// Of `lockstep sft`.
+/// Examples of `lockstep sft`, shown in its help.
 pub const LEARNER: &str = "\
 Examples:
   lockstep learner my.toml --out runs/a
@@ -43,7 +43,7 @@ Examples:
 Data: a `prompt` and a `completion` column, both text or both chat messages. The
 loss is on the completion only.";
 
-/// Of `lockstep reward`.
+/// Examples of `lockstep reward`, shown in its help.
 pub const REWARD: &str = "\
 Examples:
   lockstep reward --model DIR --dataset pairs.jsonl --out runs/reward
@@ -62,7 +62,7 @@ it is an adapter and its head, of which `lockstep merge` makes such a model.
 With eval_dataset_name: eval_accuracy on held-out pairs, eval_brier_score and
 eval_calibration_error of the probability that the better answer wins.";
 
-/// Of `lockstep dpo`.
+/// Examples of `lockstep dpo`, shown in its help.
 pub const DPO: &str = "\
 Examples:
   lockstep dpo --model runs/warm-up/model --dataset pairs.jsonl --out runs/dpo
@@ -75,19 +75,19 @@ taught on answers like the chosen ones (`lockstep sft`).
 Watch rewards/margins and rewards/accuracies rise; if logps/chosen falls much,
 lower learning_rate or raise beta. A batch counts pairs.";
 
-/// Of `lockstep demo`.
+/// Examples of `lockstep demo`, shown in its help.
 pub const DEMO: &str = "\
 Examples:
   lockstep demo                       a few minutes on two cores
   lockstep demo --seed 7 --out /tmp/demo --steps 300";
 
-/// Of `lockstep generate`.
+/// Examples of `lockstep generate`, shown in its help.
 pub const GENERATE: &str = "\
 Examples:
   lockstep generate --model DIR --prompt \"Once upon a time\" --temperature 0
   lockstep generate --model DIR --prompt \"What is 12 + 30?\" --n 4 --seed 1 --json";
 
-/// Of `lockstep score`.
+/// Examples of `lockstep score`, shown in its help.
 pub const SCORE: &str = "\
 Examples:
   echo '{\"prompt_ids\": [1], \"completion_ids\": [403, 407]}' > ids.jsonl
@@ -95,7 +95,7 @@ Examples:
 
 Each input line gives one line {\"logprobs\": […], \"entropies\": […]}, in nats.";
 
-/// Of `lockstep score-rewards`.
+/// Examples of `lockstep score-rewards`, shown in its help.
 pub const SCORE_REWARDS: &str = "\
 Examples:
   lockstep score-rewards --input completions.jsonl --reward gsm8k
@@ -107,7 +107,7 @@ a `prompt` and the dataset's columns, and `completion_ids` for rewards of tokens
 (--tokenizer makes them). Lines with the same prompt that follow each other are a
 group. Exit code 1 if a reward scored nothing.";
 
-/// Of `lockstep rollouts`.
+/// Examples of `lockstep rollouts`, shown in its help.
 pub const ROLLOUTS: &str = "\
 Examples:
   lockstep rollouts runs/first | head -1 | jq .completion_ids
@@ -118,7 +118,7 @@ Examples:
 The keys are those of `--replay` (docs/algorithms.md), which takes such lines,
 too; what else was recorded stands beside them. docs/runs.md has the file's form.";
 
-/// Of `lockstep dashboard`.
+/// Examples of `lockstep dashboard`, shown in its help.
 pub const DASHBOARD: &str = "\
 Examples:
   lockstep dashboard                       all runs below ./runs
@@ -129,7 +129,7 @@ Examples:
 
 Prompts, completions and tokens are there for runs with record_rollouts = true.";
 
-/// Of `lockstep report`.
+/// Examples of `lockstep report`, shown in its help.
 pub const REPORT: &str = "\
 Examples:
   lockstep report runs/a                  runs/a/report.html and runs/a/report.md
@@ -138,13 +138,13 @@ Examples:
 
 Completions are in it for runs with record_rollouts = true. docs/profiling.md";
 
-/// Of `lockstep outputs`.
+/// Examples of `lockstep outputs`, shown in its help.
 pub const OUTPUTS: &str = "\
 Examples:
   lockstep outputs                        every metric and every file of a run
   lockstep outputs grad_norm eval_reward  what these mean, what is healthy, what helps";
 
-/// Of `lockstep board`.
+/// Examples of `lockstep board`, shown in its help.
 pub const BOARD: &str = "\
 Examples:
   lockstep board runs/a                   runs/a/tensorboard, of a run that was trained without
@@ -152,7 +152,7 @@ Examples:
 
 A run's own event file is never written over.";
 
-/// Of `lockstep profile`.
+/// Examples of `lockstep profile`, shown in its help.
 pub const PROFILE: &str = "\
 Examples:
   lockstep profile my.toml                ten steps
@@ -163,7 +163,7 @@ Examples:
 The first step is left out of all figures. docs/profiling.md lists what can be
 found, and what helps.";
 
-/// Of `lockstep status`.
+/// Examples of `lockstep status`, shown in its help.
 pub const STATUS: &str = "\
 Examples:
   lockstep status runs/a
@@ -182,7 +182,7 @@ Workers: profiles, what each is doing, jobs done, time spent waiting for jobs.
 `silent` is the time since the last report. What a DEAD worker had is done again by
 another, with the same bits.";
 
-/// Of `lockstep verify`.
+/// Examples of `lockstep verify`, shown in its help.
 pub const VERIFY: &str = "\
 Examples:
   lockstep train my.toml --set record_rollouts=true --out runs/a
@@ -196,7 +196,7 @@ with the run's arithmetic (record.json), gives the same bits.
 Exit codes: 0 proven, 1 the first bit that differs is named, 2 it cannot be
 verified, and what is missing is said.";
 
-/// Of `lockstep fork`.
+/// Examples of `lockstep fork`, shown in its help.
 pub const FORK: &str = "\
 Examples:
   lockstep fork runs/a --at 120 --without-group 487 --out runs/b
@@ -208,7 +208,7 @@ checkpoint at or before it. Without a change it has the old one's bits to its
 end, too. --set takes what a resumed run may change. record.json has run, step and
 lineage that it was forked from.";
 
-/// Of `lockstep queue`.
+/// Examples of `lockstep queue`, shown in its help.
 pub const QUEUE: &str = "\
 Examples:
   lockstep queue runs/a ls
@@ -220,7 +220,7 @@ is there); once the results of a batch are complete they are one file, synced to
 the disk before the step that trains on them. A checkpoint deletes that file.
 Results of one job have the same fingerprint, whoever made them.";
 
-/// Of `lockstep eval`.
+/// Examples of `lockstep eval`, shown in its help.
 pub const EVAL: &str = "\
 Examples:
   lockstep eval runs/first                   a run's model, as the run evaluated it
@@ -235,12 +235,12 @@ Nothing is assumed: columns, system prompt and rewards are those of the run, of
 eval_pass_at_k_reward, gives 1 or more; what no reward scored is left out.
 Exit code 1 if nothing was scored.";
 
-/// Of `lockstep init`.
+/// Examples of `lockstep init`, shown in its help.
 pub const INIT: &str = "\
 Examples:
   lockstep init --config config.json --tokenizer DIR --seed 1 --out models/random";
 
-/// Of `lockstep merge`.
+/// Examples of `lockstep merge`, shown in its help.
 pub const MERGE: &str = "\
 Examples:
   lockstep train my.toml --set use_peft=true --out runs/lora
@@ -248,7 +248,7 @@ Examples:
   lockstep train my.toml --model runs/lora/model --out runs/further     continue
   lockstep merge --model DIR --adapter runs/lora/model --out models/merged";
 
-/// Of `lockstep plan`.
+/// Examples of `lockstep plan`, shown in its help.
 pub const PLAN: &str = "\
 Examples:
   lockstep plan my.toml

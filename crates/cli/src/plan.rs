@@ -50,7 +50,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// What it reads the configuration for.
+    /// The purpose for which it reads the configuration.
     pub fn purpose(self) -> Purpose {
         match self {
             Command::Train => Purpose::Grpo,

@@ -104,21 +104,22 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
 struct Summary<'a> {
     name: &'a str,
     of: usize,
-    /// Its scores.
+    /// The reward's scores, ascending.
     sorted: Vec<f64>,
     /// The rows, from the highest score to the lowest.
-    judged: Vec<&'a ScoredRow>,
-    unjudged: Vec<&'a ScoredRow>,
+    with_score: Vec<&'a ScoredRow>,
+    without_score: Vec<&'a ScoredRow>,
     place: usize,
 }
 
 impl<'a> Summary<'a> {
     fn of(scored: &'a ScoredFile, place: usize) -> Summary<'a> {
-        let (mut judged, unjudged): (Vec<_>, Vec<_>) = scored.rows.iter().partition(|row| row.rewards[place].is_some());
+        let (mut with_score, without_score): (Vec<_>, Vec<_>) =
+            scored.rows.iter().partition(|row| row.rewards[place].is_some());
         let score = |row: &ScoredRow| row.rewards[place].unwrap_or_default();
-        judged.sort_by(|a, b| score(b).total_cmp(&score(a)));
-        let sorted = judged.iter().rev().map(|row| score(row)).collect();
-        Summary { name: &scored.names[place], of: scored.rows.len(), sorted, judged, unjudged, place }
+        with_score.sort_by(|a, b| score(b).total_cmp(&score(a)));
+        let sorted = with_score.iter().rev().map(|row| score(row)).collect();
+        Summary { name: &scored.names[place], of: scored.rows.len(), sorted, with_score, without_score, place }
     }
 
     fn mean(&self) -> Option<f64> {
@@ -164,13 +165,13 @@ impl<'a> Summary<'a> {
         (0..FEW).map(|i| (edge(i), edge(i + 1), count(i))).collect()
     }
 
-    /// The first and last of its rows, and of those that it did not judge, with what each is an example of.
+    /// The first and last of its rows, and of those that it did not score, with what each is an example of.
     fn examples(&self, most: usize) -> Vec<(&'static str, &'a ScoredRow)> {
-        let few = self.judged.len().min(most);
-        let rest = &self.judged[few..];
-        let highest = self.judged[..few].iter().map(|row| ("highest", *row));
+        let few = self.with_score.len().min(most);
+        let rest = &self.with_score[few..];
+        let highest = self.with_score[..few].iter().map(|row| ("highest", *row));
         let lowest = rest.iter().rev().take(most).map(|row| ("lowest", *row));
-        highest.chain(lowest).chain(self.unjudged.iter().take(most).map(|row| ("not judged", *row))).collect()
+        highest.chain(lowest).chain(self.without_score.iter().take(most).map(|row| ("not judged", *row))).collect()
     }
 
     fn json(&self, examples: usize) -> Value {
@@ -214,8 +215,8 @@ fn text(scored: &ScoredFile, summaries: &[Summary<'_>], examples: usize) -> Stri
     let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"));
     for s in summaries {
         let numbers = [s.mean(), s.std()].into_iter().chain([0.0, 0.25, 0.5, 0.75, 1.0].map(|part| s.quantile(part)));
-        let judged = format!("{}/{}", s.sorted.len(), s.of);
-        table.row([s.name.to_owned(), judged].into_iter().chain(numbers.map(number)));
+        let with_score = format!("{}/{}", s.sorted.len(), s.of);
+        table.row([s.name.to_owned(), with_score].into_iter().chain(numbers.map(number)));
     }
     let mut text =
         format!("{}, {:.2} s\n{}", counted(scored.rows.len(), "completion"), scored.seconds, table.render(100));

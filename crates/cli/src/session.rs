@@ -34,7 +34,7 @@ pub struct Distribution {
     pub network: Option<Network>,
 }
 
-/// The same, stopped by `stop`; of a distributed run as its learner.
+/// Runs a command that trains, until `stop` is set; with `distribution`, as the learner of a distributed run.
 pub fn run_on(
     purpose: Purpose,
     args: &RunArgs,

@@ -29,9 +29,9 @@ static PARTIAL: Mutex<Option<PathBuf>> = Mutex::new(None);
 /// What is said when the first signal comes.
 #[derive(Clone, Copy, Debug)]
 pub enum Promise {
-    /// Of work that stops by itself.
+    /// The command stops its work when it is asked to.
     Stops(&'static str),
-    /// Of work that keeps nothing, and ends within a second.
+    /// The command keeps nothing, and ends within a second.
     Ends(&'static str),
     /// Of a run: until [`run_begins`] it keeps nothing, afterwards it has a checkpoint once a step is done.
     Run,

@@ -25,8 +25,7 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// Those of work whose products are of `dtype`: where they run on tiles or in pairs, the arithmetic's is that of
-    /// tiles or pairs.
+    /// What matmuls of `dtype` reach: where they run on tiles or in pairs, the FLOP/s are those of tiles or pairs.
     pub fn of_dtype(self, dtype: DType) -> Ceilings {
         let own = self.tile_flops_per_s.or(self.pair_flops_per_s).filter(|_| dtype == DType::Bf16);
         Ceilings { flops_per_s: own.unwrap_or(self.flops_per_s), ..self }

@@ -1,7 +1,7 @@
 //! The first argument of every operation: the device, the backend that computes on it, and the memory to allocate from.
 
 use crate::cores::{CoreTokens, Lease};
-use crate::device::{Backend, Cpu, Cuda, DeviceMemory, Mark, Range};
+use crate::device::{Backend, Cpu, Cuda, DeviceEvent, DeviceMemory, Range};
 use crate::matrix::PANEL;
 use crate::{DType, Device, Error, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
@@ -78,7 +78,7 @@ impl Context {
         Context::on(device, isa, threads)
     }
 
-    /// The same device and arithmetic with so many threads, and a ledger of its own.
+    /// A context of the same device and arithmetic with so many threads, and a memory ledger of its own.
     pub fn with_threads(&self, threads: usize) -> Context {
         match &self.backend {
             Backend::Cpu(cpu) => Context::given(cpu.device(), cpu.isa(), threads),
@@ -114,7 +114,7 @@ impl Context {
         on_tiles && gate_up.rows().is_multiple_of(2 * PANEL)
     }
 
-    /// As of [`Memory::rows_at_once`].
+    /// What [`Memory::rows_at_once`] says of the context's memory.
     pub fn rows_at_once(&self) -> usize {
         self.memory.rows_at_once()
     }
@@ -149,10 +149,10 @@ impl Context {
     }
 
     /// A place in what the device does, to take its time between two; none of a CPU, whose time is the host's.
-    pub fn mark(&self) -> Result<Option<Mark>> {
+    pub fn record_event(&self) -> Result<Option<DeviceEvent>> {
         match &self.backend {
             Backend::Cpu(_) => Ok(None),
-            Backend::Cuda(cuda) => cuda.mark().map(Some),
+            Backend::Cuda(cuda) => cuda.record_event().map(Some),
         }
     }
 

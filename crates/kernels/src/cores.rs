@@ -92,7 +92,7 @@ impl CoreTokens {
         Ok(tokens)
     }
 
-    /// Those that another process made in `dir`.
+    /// Opens the tokens that another process made in `dir`.
     pub fn open(dir: &Path) -> Result<CoreTokens> {
         let mut tokens = CoreTokens { dir: dir.to_owned(), cores: 0 };
         while tokens.core(tokens.cores).exists() {

@@ -13,7 +13,7 @@ pub enum Error {
         op: &'static str,
         /// The argument.
         what: &'static str,
-        /// Its shape.
+        /// The shape that it has.
         got: Vec<usize>,
         /// The shape that the other arguments ask for.
         expected: Vec<usize>,
@@ -25,7 +25,7 @@ pub enum Error {
         op: &'static str,
         /// The argument.
         what: &'static str,
-        /// Its dtype.
+        /// The dtype that it has.
         got: crate::DType,
         /// The dtype asked for.
         expected: crate::DType,

@@ -40,7 +40,7 @@ enum Kind {
 const WORTH: f64 = 1.25;
 
 impl Kind {
-    /// Those that a machine may have, slowest first.
+    /// The instruction sets that a machine may have, slowest first.
     const HARDWARE: [Kind; 5] = [Kind::Portable, Kind::Avx2, Kind::Avx512, Kind::Avx512Bf16, Kind::Amx];
 
     /// As written in `LOCKSTEP_ISA` and in a run's record.
@@ -101,7 +101,7 @@ impl Isa {
         Isa(fastest_first.find(worth).expect("portable is always present"))
     }
 
-    /// Those that this machine has, slowest first.
+    /// The instruction sets that this machine has, slowest first.
     pub fn present() -> Vec<Isa> {
         Kind::HARDWARE.into_iter().filter_map(Kind::checked).collect()
     }
@@ -178,7 +178,7 @@ impl Isa {
         self.0.name()
     }
 
-    /// The one that `LOCKSTEP_ISA` names, or the best. Asking for one that the machine lacks is an error.
+    /// The instruction set that `LOCKSTEP_ISA` names, or the best one. Naming one that the machine lacks is an error.
     pub fn from_env() -> Result<Isa> {
         match std::env::var("LOCKSTEP_ISA") {
             Ok(name) if !name.is_empty() => Isa::from_name(&name),
@@ -186,7 +186,7 @@ impl Isa {
         }
     }
 
-    /// The one of this name, if the machine has it.
+    /// The instruction set of this name, if the machine has it.
     pub fn from_name(name: &str) -> Result<Isa> {
         let present = || Isa::present().iter().map(|i| i.name()).collect::<Vec<_>>().join(", ");
         let mut named = Kind::HARDWARE.into_iter().chain([Kind::AmxEmulated]);

@@ -28,7 +28,7 @@ pub(crate) mod simd;
 pub mod tensor;
 
 pub use context::Context;
-pub use device::{CudaDevice, CudaDriver, CudaSurvey, Device, DeviceMemory, Mark, Range};
+pub use device::{CudaDevice, CudaDriver, CudaProbe, Device, DeviceEvent, DeviceMemory, Range};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use isa::Isa;

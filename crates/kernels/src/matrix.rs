@@ -31,7 +31,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// That of matrices of f32 or bf16 that matmuls on `device` read.
+    /// The layout that matmuls on `device` read f32 or bf16 matrices in.
     pub fn of(device: Device, dtype: DType) -> Layout {
         match device {
             Device::Cpu | Device::CpuChecked | Device::Cuda(_) | Device::CudaEmulated | Device::Meta => match dtype {

@@ -173,7 +173,7 @@ pub struct View<'a> {
     shape: Shape,
     dtype: DType,
     buffer: &'a Buffer,
-    /// Its first element.
+    /// The index of the view's first element.
     start: usize,
 }
 
@@ -246,7 +246,7 @@ impl<'a> View<'a> {
         // SAFETY: the tensor is borrowed, so nobody writes it.
         unsafe { self.buffer.download(self.range(), read) }
     }
-    /// Of an index tensor, what the host last wrote: reads no device.
+    /// What the host last wrote to an index tensor. Reads no device memory.
     pub(crate) fn indices(&self) -> &'a [u32] {
         self.expect(DType::U32);
         // SAFETY: the tensor is borrowed, so nobody writes it.
@@ -312,7 +312,7 @@ impl<'a> ViewMut<'a> {
     pub fn dtype(&self) -> DType {
         self.dtype
     }
-    /// The same elements, to read, for as long as this borrow.
+    /// The same elements, read-only, while this view is borrowed.
     pub fn view(&self) -> View<'_> {
         View { shape: self.shape, dtype: self.dtype, buffer: self.buffer, start: self.start }
     }

@@ -29,7 +29,7 @@ macro_rules! bad_input {
 pub trait OrBadInput<T> {
     /// The value, or the error with its causes as a [`BadInput`].
     fn or_bad_input(self) -> anyhow::Result<T>;
-    /// The same, the message preceded by `what` and a colon.
+    /// The same error as bad input, its message preceded by `what` and a colon.
     fn or_bad_input_in(self, what: impl Display) -> anyhow::Result<T>;
 }
 

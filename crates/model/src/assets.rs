@@ -56,7 +56,7 @@ impl ModelAssets {
         Ok(ModelAssets { config, tokenizer: Arc::new(tokenizer), chat, eos_ids, copied, head_is_new })
     }
 
-    /// The same, for computing in `dtype`.
+    /// The same assets, for computing in `dtype`.
     pub fn computing_in(self, dtype: DType) -> Result<ModelAssets> {
         Ok(ModelAssets { config: Arc::new(self.config.computing_in(dtype)?), ..self })
     }

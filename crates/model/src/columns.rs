@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub const SAMPLER_LOGPS: &str = "sampler_logps";
 /// The k tokens that the sampler found likeliest, the likeliest first: k wide.
 pub const TOP_IDS: &str = "top_ids";
-/// Their log π, as [`SAMPLER_LOGPS`].
+/// log π of the tokens of `top_ids`, computed as [`SAMPLER_LOGPS`].
 pub const TOP_LOGPS: &str = "top_logps";
 /// Entropy of the sampler's distribution over all tokens, in nats: of all logits / T, as [`SAMPLER_LOGPS`].
 pub const ENTROPIES: &str = "entropies";

@@ -32,7 +32,7 @@ pub enum Error {
     Config {
         /// The field, with dots for nesting.
         field: String,
-        /// Its value as JSON; none if it is absent.
+        /// The field's value as JSON; none if it is absent.
         value: Option<String>,
         /// What is wrong with it.
         message: String,
@@ -56,7 +56,7 @@ pub enum Error {
     /// A sequence that the model has no place for.
     #[error("sequence {index}: {message}")]
     Sequence {
-        /// Its number, counted over all groups.
+        /// The sequence's number, counted over all groups.
         index: usize,
         /// What does not fit.
         message: String,

@@ -27,7 +27,7 @@ impl LayerPages {
     pub(crate) fn zeros(memory: &Memory, c: &ModelConfig, blocks: usize) -> LayerPages {
         LayerPages::of(memory, c, blocks, c.compute)
     }
-    /// Of this dtype: gradients are f32 whatever computing is.
+    /// Pages of this dtype: gradients are f32 whatever the model computes in.
     pub(crate) fn of(memory: &Memory, c: &ModelConfig, blocks: usize, dtype: DType) -> LayerPages {
         let zeros = |shape: &[usize]| Tensor::zeros(memory, shape, dtype);
         LayerPages {

@@ -38,13 +38,13 @@ impl<'a> PromptGroup<'a> {
         out
     }
 
-    /// What it takes in a micro-batch.
+    /// The room that the group takes in a micro-batch.
     pub fn capacity(&self, sharing: bool) -> Capacity {
         let lengths: Vec<usize> = self.branches().map(<[u32]>::len).collect();
         Capacity::of_group(self.prompt.len(), &lengths, sharing)
     }
 
-    /// The same in the place of a group that is left out: none of its sequences takes part, and all are counted.
+    /// A group that stands for this one where it is left out: none of its sequences takes part, and all are counted.
     pub fn left_out(&self) -> PromptGroup<'a> {
         PromptGroup { prompt: self.prompt, completions: vec![&[]; self.completions.len()] }
     }

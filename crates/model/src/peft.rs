@@ -84,7 +84,7 @@ pub struct AdapterConfig {
     pub lora: LoraConfig,
     /// The model that it is for: a path or a Hub id.
     pub base: Option<String>,
-    /// It has a head of scores beside it (a reward model's).
+    /// Whether it has a head of scores beside it (a reward model's).
     pub scores: bool,
 }
 

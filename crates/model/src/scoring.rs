@@ -215,7 +215,7 @@ impl Scorer {
 /// What a model says of the completion tokens of a sequence beside the others of the vocabulary.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Compared {
-    /// Of the tokens themselves.
+    /// The scores of the tokens themselves.
     pub scores: Scores,
     /// Whether no other token is likelier; of equals the first is.
     pub is_likeliest: Vec<bool>,

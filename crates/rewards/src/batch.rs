@@ -11,7 +11,7 @@ use crate::StepScore;
 /// The dataset's other columns: name → one value for each completion (a prompt's value repeated for its group).
 pub type Columns = BTreeMap<String, Vec<Value>>;
 
-/// The metric that says in what share of completions a reward found no answer that it could judge, right or wrong: the
+/// The metric that says in what share of completions a reward found no answer that it could score, right or wrong: the
 /// graders have it, and any reward may.
 pub const NO_ANSWER: &str = "no_answer";
 
@@ -58,32 +58,6 @@ impl RewardBatch<'_> {
             }
         }
     }
-
-    /// The scores of completions beside the answers in a column. `judge` takes an answer and a completion's text, and
-    /// gives nothing where the column's answer cannot be read; `unread` says of the first such answer what is wrong,
-    /// and shows it where that says more.
-    pub(crate) fn score_by_answer(
-        &self,
-        reward: &str,
-        column: &str,
-        unread: impl FnOnce(&Value) -> (String, Option<String>),
-        mut judge: impl FnMut(&Value, &str) -> Option<Verdict>,
-    ) -> Scores {
-        let answers = match self.column(reward, column) {
-            Ok(answers) => answers,
-            Err(problem) => return Scores::failed(self.len(), problem),
-        };
-        let pairs = answers.iter().zip(self.completions);
-        let verdicts = pairs.map(|(answer, completion)| judge(answer, &completion.text())).collect();
-        let mut scores = Scores::of_verdicts(verdicts);
-        if let Some(first) = scores.values.iter().position(Option::is_none) {
-            let rows = scores.values.iter().filter(|value| value.is_none()).count();
-            let (message, example) = unread(&answers[first]);
-            let problem = Problem::new(reward, rows, message).of_kind(ProblemKind::BadData);
-            scores.problems.push(Problem { example, ..problem });
-        }
-        scores
-    }
 }
 
 /// What a grader says of a completion.
@@ -106,13 +80,13 @@ impl Verdict {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProblemKind {
-    /// It answered later than it may.
+    /// No answer within the time limit.
     TimedOut,
-    /// Its program or its server ended or refused.
+    /// The reward's program or server ended or refused.
     Crashed,
-    /// What it answered cannot be read as scores.
+    /// The answer cannot be read as scores.
     BadAnswer,
-    /// It will not be asked again.
+    /// The reward failed too often and is not called again.
     GivenUp,
     /// The row of the dataset lacks what it compares with.
     BadData,
@@ -136,7 +110,7 @@ pub struct Problem {
     pub message: String,
     /// The first of several cases, where one says more than the message.
     pub example: Option<String>,
-    /// The reward will judge no later batch either.
+    /// The reward will score no later batch either.
     pub fatal: bool,
     /// The completions that got `None` for this reason, by their places in the batch; empty where that is not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -158,12 +132,12 @@ impl Problem {
         }
     }
 
-    /// The same, of the completions in these places.
+    /// The same problem, said of the completions in these places.
     pub fn at(self, completions: Vec<usize>) -> Self {
         Problem { completions, ..self }
     }
 
-    /// The same as another kind of failure.
+    /// The same problem as another kind of failure.
     pub fn of_kind(self, kind: ProblemKind) -> Self {
         Problem { kind, ..self }
     }
@@ -204,13 +178,13 @@ impl Scores {
         Scores { values, ..Scores::default() }
     }
 
-    /// A grader's, and as a metric the share of the completions that it judged in which it found no answer.
+    /// A grader's, and as a metric the share of the completions that it graded in which it found no answer.
     pub(crate) fn of_verdicts(verdicts: Vec<Option<Verdict>>) -> Self {
-        let judged = verdicts.iter().flatten().count();
+        let graded = verdicts.iter().flatten().count();
         let unanswered = verdicts.iter().flatten().filter(|verdict| !verdict.answered).count();
         let mut scores = Scores::new(verdicts.iter().map(|verdict| verdict.map(|verdict| verdict.score)).collect());
-        if judged > 0 {
-            scores.metrics.push((NO_ANSWER.to_owned(), unanswered as f64 / judged as f64));
+        if graded > 0 {
+            scores.metrics.push((NO_ANSWER.to_owned(), unanswered as f64 / graded as f64));
         }
         scores
     }

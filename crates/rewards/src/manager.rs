@@ -25,7 +25,7 @@ pub struct RewardInputs {
     pub prompts: Vec<Content>,
     /// The completions.
     pub completions: Vec<Content>,
-    /// Their token ids.
+    /// The completions' token ids.
     pub ids: Vec<Vec<u32>>,
     /// The other columns of the dataset.
     pub columns: Columns,
@@ -96,7 +96,7 @@ pub struct RewardOutput {
 pub struct GivenScores {
     /// The reward's place among all.
     pub reward: usize,
-    /// What it said, of the group alone.
+    /// What the reward said of the group.
     pub scores: Scores,
     /// Seconds that it took.
     pub seconds: f64,

@@ -77,7 +77,7 @@ impl RewardSpec {
         let Ok((kind, _, options)) = self.parts() else { return Ok(()) };
         let mapped: Vec<(&str, Value)> = match (kind.as_str(), options.get("model")) {
             ("model", Some(Value::String(model))) => vec![("model", absolute(model)?.into())],
-            ("command", _) => match parse::<command::Options>(&kind, options) {
+            ("command", _) => match parse::<command::CommandOptions>(&kind, options) {
                 Ok(options) => {
                     command::map_paths(options.command, absolute)?.map(|path| ("command", path)).into_iter().collect()
                 }
@@ -197,7 +197,7 @@ struct Label {
     kind: String,
     /// The name that it was given.
     given: Option<String>,
-    /// Its kind, its program or its function.
+    /// The reward's kind, program or function.
     base: String,
     /// What it was given beside, in letters that a name may have.
     tag: String,
@@ -207,7 +207,7 @@ impl RewardSpec {
     fn label(&self) -> Result<Label> {
         let (kind, mut given, options) = self.parts()?;
         let (base, tag) = match kind.as_str() {
-            "command" => command::label(parse::<command::Options>(&kind, options)?.command)?,
+            "command" => command::label(parse::<command::CommandOptions>(&kind, options)?.command)?,
             "python" => python::label(&parse(&kind, options)?)?,
             "function" => {
                 given = self.function()?;

@@ -17,13 +17,13 @@ use crate::{Problem, Reward, RewardBatch, Scores};
 pub struct RewardModel {
     /// Under which its scores are logged.
     pub name: String,
-    /// What it computes with.
+    /// The device and threads that it computes with.
     pub ctx: Context,
     /// A transformer with a head of one score.
     pub weights: Weights,
     /// What was trained in place of the weights, if it was.
     pub adapter: Option<Adapter>,
-    /// Its own tokenizer.
+    /// The reward model's own tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// How a conversation becomes text, if the model says so.
     pub template: Option<Arc<ChatTemplate>>,

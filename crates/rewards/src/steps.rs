@@ -7,7 +7,7 @@ use serde_json::Value;
 pub struct StepScore {
     /// Where the step ends.
     pub end: StepEnd,
-    /// Its score.
+    /// The step's score.
     pub score: f64,
 }
 

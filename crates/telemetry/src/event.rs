@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 /// Something that happened in a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// Of the serialised form: [`Event::VERSION`] in those made here.
+    /// The version of the serialised form: [`Event::VERSION`] in those made here.
     pub version: u32,
     /// Seconds since 1970.
     pub time_s: f64,
@@ -64,7 +64,7 @@ pub enum EventKind {
         start_us: f64,
         duration_us: f64,
         flops: f64,
-        /// Of memory traffic.
+        /// Bytes of memory traffic.
         bytes: f64,
     },
     /// `done` units of `total`; the first one with a new label says how many were done before.
@@ -80,7 +80,7 @@ pub enum EventKind {
     Checkpoint { step: u64, path: String },
     /// An alarm was raised after `step`, or is over.
     Alarm { step: u64, alarm: Alarm },
-    /// It was found after `step` where time or memory goes.
+    /// A finding after `step`: something that costs time or memory.
     Finding { step: u64, finding: Finding },
 }
 
@@ -89,7 +89,7 @@ pub enum EventKind {
 pub struct Finding {
     /// Which rule holds, as docs/profiling.md lists them.
     pub id: String,
-    /// What it means.
+    /// What the finding means.
     pub says: String,
     /// What was measured.
     pub evidence: String,
@@ -111,7 +111,7 @@ impl std::fmt::Display for Finding {
 pub struct Alarm {
     /// Which condition holds, as docs/alarms.md lists them.
     pub id: String,
-    /// Of which reward, where it is of one.
+    /// The reward that the alarm is about, where it is about one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub subject: String,
     /// The first step at which it held.
@@ -126,7 +126,7 @@ pub struct Alarm {
     pub examples: Vec<String>,
     /// What people usually do about it.
     pub remedy: String,
-    /// It is what the run is configured for, and said for completeness.
+    /// Whether the run is configured so: then the alarm is only for completeness.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub quiet: bool,
 }

@@ -6,6 +6,7 @@
 //!
 //! Read first: [`event`], then [`sinks`], then [`stages`].
 
+mod atomic_write;
 pub mod error;
 pub mod event;
 pub mod in_place;
@@ -17,7 +18,6 @@ pub mod stages;
 pub mod system;
 pub mod table;
 mod visible;
-mod whole;
 
 pub use error::{Error, Result};
 pub use event::{Alarm, CompletionRows, Event, EventKind, Finding, Level, Record};

@@ -62,7 +62,7 @@ pub struct RunRecord {
 /// Where a run parted from another.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkedFrom {
-    /// The other's directory.
+    /// The directory of the run that it was forked from.
     pub run: String,
     /// Optimizer steps that both share.
     pub step: u64,
@@ -113,7 +113,7 @@ pub struct Start {
 pub struct FileHash {
     /// The file's name, without its directory: a model that moved is the same model.
     pub name: String,
-    /// Its length; `None` where several files may have gone into one hash.
+    /// The file's length; `None` where several files may have gone into one hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     /// sha256 in hexadecimal.

@@ -146,7 +146,7 @@ impl Stages {
         }
     }
 
-    /// The same, which read a device.
+    /// Stages that measure a device, too.
     pub fn with_device(self, meter: impl DeviceMeter + 'static) -> Self {
         lock(&self.inner).device = Some(Box::new(meter));
         self
@@ -262,7 +262,7 @@ impl Span {
         }
     }
 
-    /// Of its seconds so many were spent on `name`, in pieces too short for spans of their own.
+    /// Books `seconds` of the span on `name`: pieces too short for spans of their own.
     pub fn part(&self, name: &str, seconds: f64) {
         let inner = &mut *lock(&self.inner);
         let Some(open) = inner.open.get(&self.id) else { return };

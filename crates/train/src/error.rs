@@ -18,7 +18,7 @@ pub enum Error {
     /// A sample whose parts do not fit together.
     #[error("sample {index}: {message}")]
     Sample {
-        /// Its place in the optimizer batch.
+        /// The sample's place in the optimizer batch.
         index: usize,
         /// What does not fit.
         message: String,

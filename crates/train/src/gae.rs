@@ -129,7 +129,7 @@ struct Moments {
 }
 
 impl Moments {
-    /// Of at least two numbers.
+    /// The moments of at least two numbers.
     fn of(numbers: impl Iterator<Item = f64> + Clone) -> Option<Moments> {
         let count = numbers.clone().count();
         if count < 2 {

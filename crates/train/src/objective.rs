@@ -32,7 +32,7 @@ pub enum Objective {
     Preference(DpoConfig),
     /// The mean negative log-likelihood of the completion tokens of the optimizer batch.
     Supervised,
-    /// The same with every token weighted by its probability (dynamic fine-tuning).
+    /// Dynamic fine-tuning: the negative log-likelihood with every token weighted by its probability.
     Dft,
 }
 

@@ -14,7 +14,7 @@ pub enum Advantage {
 }
 
 impl Advantage {
-    /// The same of a completion that is neither better nor worse.
+    /// The advantage, of the same form, of a completion that is neither better nor worse.
     pub fn zero(&self) -> Advantage {
         match self {
             Advantage::Sequence(_) => Advantage::Sequence(0.0),
@@ -128,7 +128,7 @@ pub struct PreferencePair {
     pub prompt: Arc<Prompt>,
     /// The preferred response.
     pub chosen: Response,
-    /// The other one.
+    /// The answer that was not preferred.
     pub rejected: Response,
     /// How much better the chosen one is, where the data says so (reward models).
     pub margin: f32,

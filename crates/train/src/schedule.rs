@@ -26,7 +26,7 @@ pub enum ScheduleKind {
 /// A learning rate for every optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// Its shape.
+    /// How the learning rate changes: constant, linear, cosine, …
     pub kind: ScheduleKind,
     /// The highest learning rate.
     pub learning_rate: f64,

@@ -11,7 +11,7 @@ mod held_out;
 mod passes;
 mod skip;
 
-use self::passes::{Forward, Measured, Work};
+use self::passes::{Forward, LossBatch, Measured};
 use self::skip::Skipped;
 use crate::loss::Normalizer;
 use crate::loss::entropy::{EntropyControl, quantile};
@@ -136,7 +136,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// What it was made with.
+    /// The configuration that it was made with.
     pub fn config(&self) -> &TrainerConfig {
         &self.config
     }
@@ -286,10 +286,10 @@ impl Trainer {
         self.reserve_for(model.config(), &micro, longest(&groups))?;
         let keeps = micro.len() == 1 || self.dropout() > 0.0;
         let skipped = Cell::default();
-        let work = Work { loss, normalizer: &normalizer, sequences: &sequences, before: 0, skipped };
+        let batch = LossBatch { loss, normalizer: &normalizer, sequences: &sequences, before: 0, skipped };
         let mut entropies = Vec::with_capacity(normalizer.tokens);
         for micro in &micro {
-            let forward = self.forward(ctx, model, &work, micro, &mut ahead.forward_time_s)?;
+            let forward = self.forward(ctx, model, &batch, micro, &mut ahead.forward_time_s)?;
             let mask = micro.scored().flat_map(|i| &sequences[i].mask);
             entropies.extend(forward.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
             ahead.forwards.extend(keeps.then_some(forward));
@@ -326,19 +326,19 @@ impl Trainer {
         };
         let of_skipped = Cell::new(&skipped.sequences[..]);
         let before = accumulated.sequences;
-        let work = Work { loss, normalizer, sequences: &sequences, before, skipped: of_skipped };
+        let batch = LossBatch { loss, normalizer, sequences: &sequences, before, skipped: of_skipped };
         let measured = &mut accumulated.measured;
         measured.forward_time_s += ahead.forward_time_s;
         let mut ahead = ahead.forwards.into_iter();
         for micro in &micro {
             let forward = match ahead.next() {
                 Some(forward) => forward,
-                None => self.forward(ctx, model, &work, micro, &mut measured.forward_time_s)?,
+                None => self.forward(ctx, model, &batch, micro, &mut measured.forward_time_s)?,
             };
-            self.backward(ctx, model, &work, micro, forward, measured)?;
+            self.backward(ctx, model, &batch, micro, forward, measured)?;
         }
-        work.count_skipped(sequences.len(), model.version().trained(), measured);
-        self.check_skipped(ctx, model, &work, &all, &skipped, measured)?;
+        batch.count_skipped(sequences.len(), model.version().trained(), measured);
+        self.check_skipped(ctx, model, &batch, &all, &skipped, measured)?;
         // Sequences without a token take no part in the model, but count in the metrics.
         for Sequence { source, mask, .. } in sequences.iter().filter(|s| s.completion.is_empty()) {
             let (d_logps, d_entropies): (&mut [f32], &mut [f32]) = (&mut [], &mut []);

@@ -1,5 +1,5 @@
 //! Who may import whom: the crates and the modules of `lockstep` as the tables below say, and no circle between the
-//! top-level modules of a crate.
+//! top-level modules of a crate, nor between the files of a folder.
 
 mod modules;
 mod tokens;
@@ -7,6 +7,7 @@ mod tokens;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -39,6 +40,18 @@ const OF_TESTS: &str = "testing";
 const LOCKSTEP: [&str; 9] =
     ["config", "algorithms", "models", "data", "rollouts", "distributed", "run", "trainers", "session"];
 
+/// Folders whose files still import each other in a circle. One that has none any more leaves the list.
+const CIRCLED: [&str; 8] = [
+    "dashboard::report",
+    "kernels::memory",
+    "kernels::ops::sample",
+    "lockstep::rollouts",
+    "lockstep::run",
+    "lockstep::trainers::online",
+    "model::net",
+    "model::weights",
+];
+
 /// A package of the workspace.
 struct Package {
     /// Without `lockstep-`.
@@ -52,16 +65,24 @@ struct Package {
 pub fn check() -> Result<(), String> {
     let packages = packages()?;
     let mut wrong = forbidden(&packages);
+    let mut circled = BTreeSet::new();
     for package in &packages {
         for root in &package.roots {
-            let arrows = modules::arrows(root)?;
+            let source = modules::Source::read(root)?;
+            let arrows = source.arrows();
             if package.name == "lockstep" {
                 wrong.extend(upward(&arrows));
             }
             let circles = describe(&arrows);
             wrong.extend(circles.iter().map(|circle| format!("circle of modules in {}: {circle}", package.name)));
+            let folders = of_folders(&package.name, &source);
+            let known = |(folder, _): &&(String, String)| CIRCLED.contains(&folder.as_str());
+            circled.extend(folders.iter().filter(known).map(|(folder, _)| folder.clone()));
+            wrong.extend(folders.into_iter().filter(|found| !known(&found)).map(|(_, words)| words));
         }
     }
+    let redrawn = CIRCLED.iter().filter(|folder| !circled.contains(**folder));
+    wrong.extend(redrawn.map(|folder| format!("{folder} has no circle any more: take it out of CIRCLED")));
     match wrong.is_empty() {
         true => Ok(()),
         false => Err(wrong.join("\n")),
@@ -94,6 +115,16 @@ fn upward(arrows: &modules::Arrows) -> Vec<String> {
         format!("module {from} of lockstep must not import {to}: {}:{}", at.file.display(), at.line)
     };
     above.map(line).collect()
+}
+
+/// The circles between the files of folders, each with its folder.
+fn of_folders(package: &str, source: &modules::Source) -> Vec<(String, String)> {
+    let of = |folder: Vec<String>| {
+        let name = format!("{package}::{}", folder.join("::"));
+        let circles = describe(&source.arrows_of_folder(&folder));
+        circles.into_iter().map(move |circle| (name.clone(), format!("circle of files in {name}: {circle}")))
+    };
+    source.folders().into_iter().flat_map(of).collect()
 }
 
 /// Each circle in words: its modules, and where each imports the next.

@@ -1,8 +1,11 @@
-//! The import arrows between the top-level modules of one crate, read from its source, and the circles among them.
+//! The import arrows between the modules of one crate, read from its source, and the circles among them: between its
+//! top-level modules, or between the files of one folder.
 //!
 //! An arrow `a → b` stands for a path `crate::b::…` (or one with `super::`) in a file of module `a`, tests left out.
 //! `crate::Name` counts as the module from which the root re-exports `Name`; what the root itself defines belongs to
 //! a module of its own, [`ROOT`]. Re-exports are no imports: they only say where a name may be found.
+//!
+//! In a folder, `mod.rs` is not counted: it defines what its files share (argument structs, a table) and calls them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -31,25 +34,32 @@ struct Named {
     place: Place,
 }
 
-/// The arrows of the crate whose root file is `root`.
-pub fn arrows(root: &Path) -> Result<Arrows, String> {
-    let mut reader =
-        Reader { named: Vec::new(), exported: BTreeMap::new(), top: BTreeSet::new(), root_words: Vec::new() };
-    let directory = root.parent().unwrap_or(Path::new("")).to_owned();
-    reader.file(root, &directory, &[])?;
-    Ok(reader.arrows())
-}
-
-struct Reader {
+/// The modules of a crate and what they name.
+#[derive(Default)]
+pub struct Source {
     named: Vec<Named>,
-    /// Names that the root re-exports, and the first segment of where they come from.
-    exported: BTreeMap<String, String>,
-    top: BTreeSet<String>,
+    /// Names that a module has from elsewhere, as full paths; of the root, only those that it re-exports.
+    imported: BTreeMap<Vec<String>, Vec<String>>,
+    modules: BTreeSet<Vec<String>>,
     /// The identifiers of the root outside re-exports.
     root_words: Vec<(String, Place)>,
 }
 
-impl Reader {
+impl Source {
+    /// That of the crate whose root file is `root`.
+    pub fn read(root: &Path) -> Result<Source, String> {
+        let mut source = Source::default();
+        let directory = root.parent().unwrap_or(Path::new("")).to_owned();
+        source.file(root, &directory, &[])?;
+        Ok(source)
+    }
+
+    /// The folders that have files beside `mod.rs`, as module paths.
+    pub fn folders(&self) -> BTreeSet<Vec<String>> {
+        let parents = self.modules.iter().map(|module| module[..module.len() - 1].to_vec());
+        parents.filter(|parent| !parent.is_empty()).collect()
+    }
+
     /// Reads the file of module `module`, whose submodules lie in `directory`.
     fn file(&mut self, file: &Path, directory: &Path, module: &[String]) -> Result<(), String> {
         let source = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -64,9 +74,7 @@ impl Reader {
             match token.word() {
                 Some("mod") if tokens.get(i + 2).is_some_and(|t| t.is(';') || t.is('{')) => {
                     let name = tokens[i + 1].word().unwrap_or_default().to_owned();
-                    if here().is_empty() {
-                        self.top.insert(name.clone());
-                    }
+                    self.modules.insert([here(), vec![name.clone()]].concat());
                     if tokens[i + 2].is('{') {
                         inline.push((name, depth));
                     } else {
@@ -85,10 +93,13 @@ impl Reader {
                     let end = use_tree(&tokens, i + 1, &[], &mut leaves);
                     let is_export = here().is_empty() && i > 0 && is_public(&tokens[..i]);
                     for (path, alias) in leaves {
-                        if is_export {
-                            let origin = path.into_iter().find(|segment| segment != "crate" && segment != "self");
-                            self.exported.insert(alias, origin.unwrap_or_default());
-                        } else if let Some(path) = resolve(&here(), &path) {
+                        let resolved = resolve(&here(), &path);
+                        if is_export || !here().is_empty() {
+                            // Without `crate`, `self` or `super` it is a module below, or another crate.
+                            let origin = resolved.clone().unwrap_or_else(|| [here(), path].concat());
+                            self.imported.insert([here(), vec![alias]].concat(), origin);
+                        }
+                        if let Some(path) = resolved.filter(|_| !is_export) {
                             self.named.push(Named { from: here(), path, place: place.clone() });
                         }
                     }
@@ -117,32 +128,54 @@ impl Reader {
         Ok(())
     }
 
-    fn arrows(self) -> Arrows {
-        let Reader { named, exported, top, root_words } = self;
-        let module = |name: &str| -> Option<String> {
-            if top.contains(name) {
-                return Some(name.to_owned());
-            }
-            match exported.get(name) {
-                Some(origin) => top.contains(origin).then(|| origin.clone()),
-                None => Some(ROOT.to_owned()),
-            }
-        };
-        let mut arrows = Arrows::new();
-        let mut add = |from: &str, to: Option<String>, place: Place| {
-            if let Some(to) = to.filter(|to| to != from) {
-                arrows.entry((from.to_owned(), to)).or_insert(place);
-            }
-        };
-        for Named { from, path, place } in named {
-            add(from.first().map_or(ROOT, String::as_str), module(&path[0]), place);
-        }
-        for (word, place) in root_words {
-            if exported.contains_key(&word) || top.contains(&word) {
-                add(ROOT, module(&word), place);
+    /// The arrows between the top-level modules.
+    pub fn arrows(&self) -> Arrows {
+        let mut arrows = self.arrows_within(&[]);
+        for (word, place) in &self.root_words {
+            let path = vec![word.clone()];
+            if self.imported.contains_key(&path) || self.modules.contains(&path) {
+                add(&mut arrows, ROOT, self.child(&[], &path), place);
             }
         }
         arrows
+    }
+
+    /// The arrows between the files of a folder, what each of its subfolders names counted as the subfolder's.
+    pub fn arrows_of_folder(&self, folder: &[String]) -> Arrows {
+        let mut arrows = self.arrows_within(folder);
+        arrows.retain(|(from, to), _| from != ROOT && to != ROOT);
+        arrows
+    }
+
+    fn arrows_within(&self, folder: &[String]) -> Arrows {
+        let mut arrows = Arrows::new();
+        for Named { from, path, place } in self.named.iter().filter(|named| named.from.starts_with(folder)) {
+            let from = from.get(folder.len()).map_or(ROOT, String::as_str);
+            add(&mut arrows, from, self.child(folder, path), place);
+        }
+        arrows
+    }
+
+    /// The module right below `folder` in which `path` leads; [`ROOT`] for what the folder itself defines.
+    fn child(&self, folder: &[String], path: &[String]) -> Option<String> {
+        let name = path.strip_prefix(folder)?.first()?;
+        let below = &path[..=folder.len()];
+        if self.modules.contains(below) {
+            return Some(name.clone());
+        }
+        match self.imported.get(below) {
+            Some(origin) => {
+                let is_below = origin.len() > folder.len() && self.modules.contains(&origin[..=folder.len()]);
+                (is_below && origin.starts_with(folder)).then(|| origin[folder.len()].clone())
+            }
+            None => Some(ROOT.to_owned()),
+        }
+    }
+}
+
+fn add(arrows: &mut Arrows, from: &str, to: Option<String>, place: &Place) {
+    if let Some(to) = to.filter(|to| to != from) {
+        arrows.entry((from.to_owned(), to)).or_insert_with(|| place.clone());
     }
 }
 

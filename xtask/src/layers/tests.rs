@@ -5,17 +5,44 @@ fn circles(files: &[(&str, &str)]) -> Vec<String> {
     of_tree(files, describe)
 }
 
-/// Writes a source tree and gives what `check` says of its arrows.
+/// Writes a source tree and gives what `check` says of its top-level arrows.
 fn of_tree(files: &[(&str, &str)], check: fn(&modules::Arrows) -> Vec<String>) -> Vec<String> {
+    of_source(files, |source| check(&source.arrows()))
+}
+
+fn of_source(files: &[(&str, &str)], check: impl Fn(&modules::Source) -> Vec<String>) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     for (name, text) in files {
         let path = directory.path().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     }
-    let arrows = modules::arrows(&directory.path().join("lib.rs")).unwrap();
+    let source = modules::Source::read(&directory.path().join("lib.rs")).unwrap();
     let prefix = format!("{}/", directory.path().display());
-    check(&arrows).into_iter().map(|found| found.replace(&prefix, "")).collect()
+    check(&source).into_iter().map(|found| found.replace(&prefix, "")).collect()
+}
+
+/// One by a full path and one through what `mod.rs` re-exports; what `mod.rs` itself defines is everybody's.
+#[test]
+fn a_circle_between_the_files_of_a_folder_is_found() {
+    let check = |source: &modules::Source| of_folders("p", source).into_iter().map(|(_, words)| words).collect();
+    let files = |key: &'static str| {
+        [
+            ("lib.rs", "mod config;"),
+            ("config/mod.rs", "mod key; mod table; mod values; pub use table::Table; use values::Value; struct Own;"),
+            ("config/key.rs", key),
+            ("config/table.rs", "use super::{key::Key, Own}; fn f() -> super::Value { 1 }"),
+            ("config/values.rs", "use super::Own; mod deep { use super::super::super::config::Own; }"),
+        ]
+    };
+    assert!(of_source(&files("use super::Own;"), check).is_empty());
+    let circle = "circle of files in p::config: key, table\n    key → table    config/key.rs:1\n    \
+                  table → key    config/table.rs:1";
+    for key in ["use super::Table;", "fn f(t: crate::config::table::Table) {}", "use super::{Own, Table as T};"] {
+        assert_eq!(of_source(&files(key), check), [circle], "{key}");
+    }
+    let three = of_source(&files("use super::values::Value; mod inner { use super::super::Table; }"), check);
+    assert_eq!(three.len(), 1, "{three:?}");
 }
 
 #[test]

@@ -41,14 +41,14 @@ struct Shard {
 }
 
 #[derive(Default)]
-struct Options {
+struct MutantsOptions {
     words: Vec<String>,
     values: BTreeMap<&'static str, String>,
 }
 
-impl Options {
-    fn parse(words: &[&str]) -> Result<Options, String> {
-        let mut options = Options::default();
+impl MutantsOptions {
+    fn parse(words: &[&str]) -> Result<MutantsOptions, String> {
+        let mut options = MutantsOptions::default();
         let mut words = words.iter();
         while let Some(word) = words.next() {
             match ["seed", "count", "crate", "target", "seconds", "list"]
@@ -87,7 +87,7 @@ impl Options {
 
 /// Runs the mutants that `words` name, by number or by list, or draws some; all of the lists without any.
 pub fn run(words: &[&str]) -> Result<(), String> {
-    let options = Options::parse(words)?;
+    let options = MutantsOptions::parse(words)?;
     if options.words.first().is_some_and(|word| word == "random") {
         return drawn(&options).map(|summary| println!("{summary}"));
     }
@@ -121,11 +121,19 @@ pub fn run(words: &[&str]) -> Result<(), String> {
 /// `count` mutants of a seed that nobody has seen: how many of them are noticed.
 pub fn fresh(count: usize) -> Result<String, String> {
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    drawn(&Options::parse(&["random", "--seed", &seed.to_string(), "--count", &count.to_string(), "--seconds", "300"])?)
+    drawn(&MutantsOptions::parse(&[
+        "random",
+        "--seed",
+        &seed.to_string(),
+        "--count",
+        &count.to_string(),
+        "--seconds",
+        "300",
+    ])?)
 }
 
 /// Draws mutants, tries them and says how many are noticed. A draw that is under `target/mutants` already continues.
-fn drawn(options: &Options) -> Result<String, String> {
+fn drawn(options: &MutantsOptions) -> Result<String, String> {
     let (Some(seed), Some(count), 1) = (options.number("seed")?, options.number("count")?, options.words.len()) else {
         return Err(USAGE.to_owned());
     };

@@ -1,7 +1,7 @@
 //! A TRL script's configuration as TOML: the literal arguments of `GRPOConfig(…)`, `GRPOTrainer(…)` (or their RLOO
 //! twins) and `load_dataset(…)`. What cannot be translated is listed in comments, never dropped in silence.
 
-use super::python::{Call, Literal, call, calls, positional_strings, without_aliases};
+use super::python::{Call, Literal};
 use lockstep::config::{Config, UnsupportedKey, keys, toml_on_one_line, unsupported_key};
 use std::fmt::Write;
 use toml::Value;
@@ -9,13 +9,13 @@ use toml::Value;
 /// Where keys stand: the arguments of the two calls that have other names here.
 const RENAMED: [(&str, &str); 2] = [("model", "model_name_or_path"), ("stop_strings", "stop")];
 
-/// The TOML of `script`.
-pub(super) fn translate(script: &str) -> anyhow::Result<String> {
-    let script = &without_aliases(script, is_listed);
-    let (rloo_config, rloo_trainer) = (call(script, "RLOOConfig"), call(script, "RLOOTrainer"));
+/// The TOML of a script that makes these calls.
+pub(super) fn translate(calls: &[Call]) -> anyhow::Result<String> {
+    let first = |name: &str| calls.iter().find(|call| call.name == name).map(|call| call.arguments.clone());
+    let (rloo_config, rloo_trainer) = (first("RLOOConfig"), first("RLOOTrainer"));
     let rloo = rloo_config.is_some() || rloo_trainer.is_some();
-    let config = rloo_config.or_else(|| call(script, "GRPOConfig"));
-    let trainer = rloo_trainer.or_else(|| call(script, "GRPOTrainer"));
+    let config = rloo_config.or_else(|| first("GRPOConfig"));
+    let trainer = rloo_trainer.or_else(|| first("GRPOTrainer"));
     if config.is_none() && trainer.is_none() {
         anyhow::bail!("there is no call of GRPOConfig, GRPOTrainer, RLOOConfig or RLOOTrainer in it");
     }
@@ -53,9 +53,9 @@ pub(super) fn translate(script: &str) -> anyhow::Result<String> {
             (other, value) => open.push(format!("{other} = {}: no such argument here", text_of(&value))),
         }
     }
-    dataset(script, &mut found, &mut open);
+    dataset(calls, &mut found, &mut open);
     let translated = [if rloo { "RLOO" } else { "GRPO" }].map(|of| [format!("{of}Config"), format!("{of}Trainer")]);
-    others(script, &translated[0], &mut open);
+    others(calls, &translated[0], &mut open);
 
     let mut text =
         String::from("# Translated from a TRL script. `lockstep config show FILE` completes and checks it.\n");
@@ -75,15 +75,15 @@ pub(super) fn translate(script: &str) -> anyhow::Result<String> {
 
 /// Methods of datasets that change them.
 const DATA: [&str; 9] = [
-    ".map",
-    ".filter",
-    ".select",
-    ".shuffle",
-    ".take",
-    ".train_test_split",
-    ".rename_column",
-    ".rename_columns",
-    ".remove_columns",
+    "map",
+    "filter",
+    "select",
+    "shuffle",
+    "take",
+    "train_test_split",
+    "rename_column",
+    "rename_columns",
+    "remove_columns",
 ];
 
 /// Whether a call of this name says something of a run.
@@ -93,12 +93,15 @@ fn is_listed(name: &str) -> bool {
 }
 
 /// Lists the calls that are none of the translated ones, which are the first of their names.
-fn others(script: &str, translated: &[String], open: &mut Vec<String>) {
-    let wanted = |name: &str| is_listed(name) || DATA.contains(&name);
-    let mut seen: Vec<String> = Vec::new();
-    for Call { name, line, arguments } in calls(script, wanted) {
-        let is_known = name == "load_dataset" || translated.contains(&name);
-        if is_known && !seen.contains(&name) {
+fn others(calls: &[Call], translated: &[String], open: &mut Vec<String>) {
+    let mut seen: Vec<&str> = Vec::new();
+    for Call { name, method, line, arguments } in calls {
+        let changes_data = *method && DATA.contains(&&**name);
+        if !changes_data && !is_listed(name) {
+            continue;
+        }
+        let is_known = name == "load_dataset" || translated.contains(name);
+        if is_known && !seen.contains(&&**name) {
             seen.push(name);
             continue;
         }
@@ -107,7 +110,7 @@ fn others(script: &str, translated: &[String], open: &mut Vec<String>) {
             false => format!("{name} = {}", text_of(value)),
         };
         let arguments = arguments.iter().map(argument).collect::<Vec<_>>().join(", ");
-        if DATA.contains(&&*format!(".{name}")) {
+        if changes_data {
             open.push(format!(
                 ".{name}({arguments}) in line {line}: where it changes the data, write the changed data into a file \
                  and give that (columns are renamed by `columns`)"
@@ -157,13 +160,17 @@ fn translate_one(name: &str, value: Literal, found: &mut Vec<(&'static str, Stri
 }
 
 /// `load_dataset("name", "configuration", split="train")`.
-fn dataset(script: &str, found: &mut Vec<(&'static str, String)>, open: &mut Vec<String>) {
-    let Some(arguments) = call(script, "load_dataset") else {
+fn dataset(calls: &[Call], found: &mut Vec<(&'static str, String)>, open: &mut Vec<String>) {
+    let Some(Call { arguments, .. }) = calls.iter().find(|call| call.name == "load_dataset") else {
         open.push("train_dataset: no load_dataset(…) was found; set dataset_name".to_owned());
         return;
     };
     let quoted = |text: &str| toml_on_one_line(&Value::String(text.to_owned()));
-    let positional = positional_strings(script, "load_dataset");
+    let text = |(name, value): &(String, Literal)| match value {
+        Literal::Value(Value::String(text)) if name.is_empty() => Some(text.clone()),
+        _ => None,
+    };
+    let positional: Vec<String> = arguments.iter().map_while(text).collect();
     for (key, value) in ["dataset_name", "dataset_config"].into_iter().zip(&positional) {
         found.push((key, quoted(value)));
     }
@@ -179,13 +186,13 @@ fn dataset(script: &str, found: &mut Vec<(&'static str, String)>, open: &mut Vec
         };
         match value {
             Literal::Value(Value::String(split)) if key == "dataset_split" && split.contains(['[', '+']) => {
-                open.push(format!("dataset_split = {}: slices cannot be translated; see max_samples", quoted(&split)));
+                open.push(format!("dataset_split = {}: slices cannot be translated; see max_samples", quoted(split)));
             }
-            Literal::Value(Value::String(text)) => found.push((key, quoted(&text))),
-            other => open.push(format!("{key} = {}: not a literal", text_of(&other))),
+            Literal::Value(Value::String(text)) => found.push((key, quoted(text))),
+            other => open.push(format!("{key} = {}: not a literal", text_of(other))),
         }
     }
-    if script.contains("dataset.map(") || script.contains(".map(") {
+    if calls.iter().any(|call| call.method && call.name == "map") {
         open.push(
             "dataset.map(…): Python that changes rows cannot be translated; prompt_column, columns, system_prompt and \
              task cover the usual cases"
@@ -197,9 +204,15 @@ fn dataset(script: &str, found: &mut Vec<(&'static str, String)>, open: &mut Vec
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::python::calls;
+
+    fn translated(script: &str) -> anyhow::Result<String> {
+        translate(&calls(script.as_bytes(), std::path::Path::new("python3")).unwrap())
+    }
 
     #[test]
     fn a_script_becomes_a_configuration_that_reads_back() {
+        let Some(()) = testing::program("python3") else { return };
         let script = r#"
 from trl import GRPOConfig, GRPOTrainer
 dataset = load_dataset("openai/gsm8k", "main", split="train")
@@ -212,7 +225,7 @@ args = GRPOConfig(
 )
 trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=args, train_dataset=dataset)
 "#;
-        let text = translate(script).unwrap();
+        let text = translated(script).unwrap();
         let table: toml::Table = text.parse().unwrap();
         let expect = [
             ("model_name_or_path", Value::String("Qwen/Qwen2-0.5B".into())),
@@ -237,10 +250,10 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         ] {
             assert!(text.contains(word), "{word} is not in\n{text}");
         }
-        assert!(translate("print(1)").is_err());
+        assert!(translated("print(1)").is_err());
 
         let script = "args = RLOOConfig(\"out\", reward_clip_range=[-1.0, 1.0])\ntrainer = RLOOTrainer(args=args)\n";
-        let table: toml::Table = translate(script).unwrap().parse().unwrap();
+        let table: toml::Table = translated(script).unwrap().parse().unwrap();
         assert_eq!(
             (&table["algorithm"], &table["output_dir"]),
             (&Value::String("rloo".into()), &Value::String("out".into()))
@@ -251,10 +264,11 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
     /// Two configurations in one script, another algorithm's, and what only Python knows.
     #[test]
     fn every_call_that_is_not_translated_is_listed() {
+        let Some(()) = testing::program("python3") else { return };
         let script = "first = GRPOConfig(lr, **cfg, beta=0.1)\nsecond = GRPOConfig(learning_rate=3e-6, seed=7)\n\
                       other = trl.DPOConfig(beta=0.5)\nclass MyConfig(GRPOConfig): pass\nd = load_dataset('a')\n\
                       e = load_dataset('b', split='test')\nt = GRPOTrainer(args=first, peft_config=LoraConfig(r=8))\n";
-        let text = translate(script).unwrap();
+        let text = translated(script).unwrap();
         for words in [
             "output_dir = lr: not a literal",
             "# - **cfg: what it holds is not known here",
@@ -273,12 +287,13 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
     /// Names that an import or an assignment gave them, strings that look like calls, and what changes the data.
     #[test]
     fn calls_by_other_names_are_calls_and_texts_are_none() {
+        let Some(()) = testing::program("python3") else { return };
         let script = "from trl import (GRPOConfig as Cfg, GRPOTrainer)\nimport trl\nset_seed(3)\nMine = trl.SFTConfig\n\
                       args = Cfg(num_generations=4, **base)\nwarm = Mine(max_steps=10)\nlast = Cfg(beta=0.5)\n\
                       s = \"GRPOConfig(seed=99)\"\nhelp = \'\'\'\nGRPOConfig(seed=98)\n\'\'\'\n\
                       d = load_dataset('a').map(as_chat, num_proc=2)\nx = list(map(str, d))\n\
                       t = GRPOTrainer(args=args, callbacks=[EarlyStoppingCallback(2)])\np = TrlParser((Cfg, Other))\n";
-        let text = translate(script).unwrap();
+        let text = translated(script).unwrap();
         for words in [
             "# - **base: what it holds",
             "set_seed(3) in line 3: such calls",

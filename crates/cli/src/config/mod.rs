@@ -48,11 +48,14 @@ enum Command {
     /// Prints docs/config.md: every key, and what becomes of TRL's other ones.
     Markdown,
     /// Translates the GRPOConfig and GRPOTrainer arguments of a TRL script to TOML, and lists what it could not
-    /// translate.
+    /// translate. Python parses the script; nothing of it is run.
     FromTrl {
         /// The script.
         #[arg(value_name = "FILE.py")]
         file: PathBuf,
+        /// The interpreter that parses it, 3.9 or newer.
+        #[arg(long, value_name = "PATH", default_value = "python3")]
+        python: PathBuf,
     },
 }
 
@@ -71,9 +74,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         }
         Command::Schema => serde_json::to_string_pretty(&explain::schema())? + "\n",
         Command::Markdown => markdown::page(),
-        Command::FromTrl { file } => {
-            let script = std::fs::read_to_string(&file).or_bad_input_in(format!("cannot read {}", file.display()))?;
-            from_trl::translate(&script).or_bad_input_in(file.display())?
+        Command::FromTrl { file, python } => {
+            let script = std::fs::read(&file).or_bad_input_in(format!("cannot read {}", file.display()))?;
+            let calls = python::calls(&script, &python).or_bad_input_in(file.display())?;
+            from_trl::translate(&calls).or_bad_input_in(file.display())?
         }
     };
     Ok(output::exact(&text)?)

@@ -222,14 +222,14 @@ fn a_device_that_runs_out_of_memory_says_which_part_and_what_to_lower() {
     let dir = directory();
     let root = dir.path();
     let has = 64 << 20;
-    for (part, mend, left) in [("weights", "the size of the model", 4_000), ("", "lower ", 100_000)] {
+    for (part, fix, left) in [("weights", "the size of the model", 4_000), ("", "lower ", 100_000)] {
         let limit = format!("{has}:{}", has - left);
         let (code, said) = with(root, &emulated("train", "out"), &[("LOCKSTEP_EMULATOR_MEMORY", &limit)]);
         if no_compiler(&said) {
             return;
         }
         assert!(matches!(code, Some(1 | 2)), "{said}");
-        for words in [&format!("out of memory: {part}"), "could not be had", mend, "`lockstep plan`"] {
+        for words in [&format!("out of memory: {part}"), "could not be had", fix, "`lockstep plan`"] {
             assert!(said.contains(words), "{words}: {said}");
         }
         assert!(!said.contains("panicked"), "{said}");

@@ -218,7 +218,7 @@ fn nothing_is_assumed_and_what_is_used_is_said() {
 fn right_is_what_the_deciding_reward_says_whatever_its_weight() {
     let dir = directory();
     let root = dir.path();
-    // Both rewards judge all completions: one finds all of them right, one none.
+    // Both rewards score all completions: one finds all of them right, one none.
     let rewards = "reward_funcs=[\"format:(?s).*\", { kind = \"format\", name = \"never\", pattern = \"Z\" }]";
     let base = ["--model", "model", "--dataset", "e.jsonl", "--pass-at-k", "1", "--set", rewards];
     let base = [&base[..], SHORT, &["--set", "reward_weights=[0.5, 3]"]].concat();
@@ -232,7 +232,7 @@ fn right_is_what_the_deciding_reward_says_whatever_its_weight() {
 
 /// A reward that gives no score is no zero: not in pass@k, and not where the best checkpoint is chosen.
 #[test]
-fn what_nobody_judged_counts_nowhere() {
+fn what_nobody_scored_counts_nowhere() {
     let dir = directory();
     let root = dir.path();
     let program = |rewards: &str| format!("while read -r line; do echo '{{\"rewards\": {rewards}}}'; done\n");

@@ -12,7 +12,7 @@ fn broken(directory: &Path) {
     fs::write(directory.join("serve.sh"), program).unwrap();
 }
 
-fn mended(directory: &Path) {
+fn fixed(directory: &Path) {
     fs::write(directory.join("serve.sh"), "while read -r line; do echo '{\"rewards\": [1, 2, 0, 1]}'; done\n").unwrap();
 }
 
@@ -28,7 +28,7 @@ fn failed(said: &Said, words: &[&str]) -> String {
 }
 
 #[test]
-fn a_reward_that_judges_nothing_ends_the_run_and_says_why_once() {
+fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
     let dir = directory();
     let root = dir.path();
     broken(root);
@@ -54,7 +54,7 @@ fn a_reward_that_judges_nothing_ends_the_run_and_says_why_once() {
         fs::read_dir(root.join(run)).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
     };
     assert_eq!(names("run/checkpoints"), ["step-000002"]);
-    mended(root);
+    fixed(root);
     assert!(good(root, &["train", "--resume", "run"]).err.contains("done: 12 steps"));
 
     // As it was before there was such a key: it continues, and no message grows.
@@ -102,12 +102,12 @@ fn restarts_that_are_used_up_end_the_run_at_once_and_as_json() {
     assert_eq!((said.code, &line["level"]), (Some(2), &"error".into()), "{}", said.err);
 }
 
-/// The batch that could not be judged is drawn again: the run is, bit for bit, one whose reward never failed.
+/// The batch that could not be scored is drawn again: the run is, bit for bit, one whose reward never failed.
 #[test]
-fn a_run_goes_on_from_where_its_reward_died() {
+fn a_run_resumes_from_where_its_reward_died() {
     let dir = directory();
     let root = dir.path();
-    let program = "while read -r line; do\ncase \"$line\" in *'\"global_step\":5}'*) [ -e mended ] || exit 3;; esac\n\
+    let program = "while read -r line; do\ncase \"$line\" in *'\"global_step\":5}'*) [ -e fixed ] || exit 3;; esac\n\
                    echo '{\"rewards\": [1, 2, 0, 1], \"metrics\": {\"length\": 3}}'\ndone\n";
     fs::write(root.join("serve.sh"), program).unwrap();
     let command = "reward_funcs=[{kind = \"command\", command = \"sh serve.sh\", max_restarts = 0}]";
@@ -116,14 +116,14 @@ fn a_run_goes_on_from_where_its_reward_died() {
     let set = [&set[..], &["num_generations_eval=2"]].concat();
     let said = lockstep(root, &arguments("train", "cut", &set));
     failed(&said, &["stopped after step 5", "exit status: 3"]);
-    fs::write(root.join("mended"), "").unwrap();
+    fs::write(root.join("fixed"), "").unwrap();
     good(root, &["train", "--resume", "cut"]);
     good(root, &arguments("train", "whole", &set));
     same(&root.join("whole"), &root.join("cut"));
 }
 
 #[test]
-fn an_evaluation_in_which_nothing_was_judged_is_no_success() {
+fn an_evaluation_in_which_nothing_was_scored_is_no_success() {
     let dir = directory();
     let root = dir.path();
     let all =

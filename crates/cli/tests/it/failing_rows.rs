@@ -1,4 +1,4 @@
-//! A reward program that crashes, hangs and answers nonsense for some prompts: the run continues, what it did not judge
+//! A reward program that crashes, hangs and answers nonsense for some prompts: the run continues, what it did not score
 //! has no score, alarms say so, and a resumed run has the same bits.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, rollouts, same};
@@ -17,7 +17,7 @@ esac; done
 "#;
 
 #[test]
-fn a_run_goes_on_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
+fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("serve.sh"), PROGRAM).unwrap();

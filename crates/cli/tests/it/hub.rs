@@ -88,7 +88,7 @@ fn lockstep(directory: &Path, endpoint: &str, arguments: &[&str]) -> Said {
 }
 
 #[test]
-fn a_model_and_a_data_set_are_fetched_once_and_a_broken_download_goes_on() {
+fn a_model_and_a_data_set_are_fetched_once_and_a_broken_download_continues() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("hub");
     model(&root.join("tiny/letters"));

@@ -11,7 +11,7 @@ const PAIRS: [&str; 2] = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
 const STILL: &str = "learning_rate=0";
 
 /// The arguments of a run that continues with the adapter in `from`.
-fn going_on<'a>(purpose: &'a str, from: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
+fn with_adapter<'a>(purpose: &'a str, from: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
     let mut all = arguments(purpose, out, set);
     let model = all.iter().position(|a| *a == "model").unwrap();
     all[model] = from;
@@ -24,7 +24,7 @@ fn adapter(root: &Path, run: &str) -> [Vec<u8>; 2] {
 }
 
 #[test]
-fn every_command_goes_on_with_an_adapter() {
+fn every_command_continues_with_an_adapter() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("sft", "first", &LORA));
@@ -35,7 +35,7 @@ fn every_command_goes_on_with_an_adapter() {
     for (i, (purpose, set)) in other.into_iter().enumerate() {
         // Nothing of it is lost: a step of length 0 leaves it as it was, and what it says of itself.
         let [still, moved, cut] = ["still", "moved", "cut"].map(|name| format!("{name}-{i}"));
-        good(root, &going_on(purpose, from, &still, &[set, &[STILL, "max_steps=1", "logging_steps=1"]].concat()));
+        good(root, &with_adapter(purpose, from, &still, &[set, &[STILL, "max_steps=1", "logging_steps=1"]].concat()));
         assert!(adapter(root, &still) == first, "{purpose}");
         let told = fs::read_to_string(root.join(&still).join("config.toml")).unwrap();
         for line in ["use_peft = true  # the adapter", "lora_r = 4  # the adapter", "use_rslora = true  # the adapter"]
@@ -48,7 +48,7 @@ fn every_command_goes_on_with_an_adapter() {
         assert!(of_lines(&root.join(&still), "sampling/logp_mismatch_tokens").iter().all(|&n| n == 0.0), "{purpose}");
 
         // It moves, and is resumed exactly.
-        good(root, &going_on(purpose, from, &moved, set));
+        good(root, &with_adapter(purpose, from, &moved, set));
         let now = adapter(root, &moved);
         assert!(now[0] != first[0] && now[1] == first[1], "{purpose}");
         let copied = std::process::Command::new("cp").args(["-r", &moved, &cut]).current_dir(root).status().unwrap();
@@ -64,7 +64,7 @@ fn every_command_goes_on_with_an_adapter() {
     assert_eq!(fs::read(root.join("model/model.safetensors")).unwrap(), model);
     assert!(adapter(root, "first") == first);
     // Its own keys, said again, and the same command to continue with.
-    let again = going_on("sft", from, "again", &[&LORA[..], &["max_steps=2"]].concat());
+    let again = with_adapter("sft", from, "again", &[&LORA[..], &["max_steps=2"]].concat());
     good(root, &again);
     good(root, &[&again[..], &["--resume", "latest"]].concat());
     let said = good(root, &["plan", "--for", "sft", "--model", from, "--dataset", "d.jsonl"]);
@@ -77,7 +77,7 @@ fn what_contradicts_the_adapter_is_refused() {
     let root = dir.path();
     good(root, &arguments("sft", "first", &[&LORA[..], &["max_steps=1"]].concat()));
     let refuse = |purpose: &str, set: &[&str], words: &[&str]| {
-        refused(root, &going_on(purpose, "first/model", "out", set), words);
+        refused(root, &with_adapter(purpose, "first/model", "out", set), words);
     };
     refuse("sft", &["lora_r=8"], &["`lora_r` = 8", "first/model is an adapter", "adapter_config.json says 4"]);
     refuse("dpo", &[&PAIRS[..], &["lora_alpha=32"]].concat(), &["`lora_alpha` = 32", "says 6"]);

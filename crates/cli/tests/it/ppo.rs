@@ -43,7 +43,7 @@ fn the_value_model_begins_as_the_policy_or_as_a_directory_says() {
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("own") != weights("other"));
 
-    // With a rate it learns, and what it has become can begin another run, or judge as a reward.
+    // With a rate it learns, and what it has become can begin another run, or score as a reward.
     good(root, &run("learns", &["value_model=rm/model", "max_steps=4"]));
     assert!(value_model(root, "learns", 4) != reward_model);
     let left = "value_model=learns/checkpoints/step-000004/value_model";

@@ -29,7 +29,7 @@ fn weights(run: &Path) -> Vec<(String, Vec<u8>)> {
     files(run).into_iter().filter(|(name, _)| name.ends_with(".safetensors")).collect()
 }
 
-/// Recorded with a batch used several times, a reference model and two rewards, one of which does not always judge.
+/// Recorded with a batch used several times, a reference model and two rewards, one of which does not always score.
 #[test]
 fn a_recorded_run_replayed_has_the_same_bits() {
     let dir = directory();

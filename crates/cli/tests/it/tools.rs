@@ -53,6 +53,10 @@ fn a_trl_script_becomes_a_configuration() {
     let script =
         "from trl import GRPOConfig\nargs = GRPOConfig(output_dir='o', num_generations=4, beta=f(), bf16=True)\n";
     std::fs::write(dir.path().join("t.py"), script).unwrap();
+    let said = lockstep(dir.path(), &["config", "from-trl", "t.py", "--python", "none/python3"]);
+    assert_eq!(said.code, Some(2), "{}", said.err);
+    assert!(said.err.contains("no program `none/python3`") && said.err.contains("--python PATH"), "{}", said.err);
+    let Some(()) = testing::program("python3") else { return };
     let said = lockstep(dir.path(), &["config", "from-trl", "t.py"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     std::fs::write(dir.path().join("t.toml"), &said.out).unwrap();

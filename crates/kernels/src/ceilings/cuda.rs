@@ -56,9 +56,9 @@ fn best(cuda: &Cuda, time: Duration, launch: impl Fn() -> Result<()>) -> Result<
     launch()?;
     let (begin, mut best) = (Instant::now(), f64::INFINITY);
     loop {
-        let start = cuda.mark()?;
+        let start = cuda.record_event()?;
         launch()?;
-        best = best.min(cuda.mark()?.seconds_since(&start)?);
+        best = best.min(cuda.record_event()?.seconds_since(&start)?);
         if begin.elapsed() >= time {
             return Ok(best.max(1e-9));
         }

@@ -10,8 +10,8 @@ pub(crate) mod cuda;
 
 pub(crate) use cpu::Cpu;
 pub(crate) use cuda::Cuda;
-pub use cuda::measure::{DeviceMemory, Mark, Range};
-pub use cuda::probe::{CudaDevice, CudaDriver, CudaSurvey};
+pub use cuda::measure::{DeviceEvent, DeviceMemory, Range};
+pub use cuda::probe::{CudaDevice, CudaDriver, CudaProbe};
 
 use crate::{Error, Result};
 
@@ -33,7 +33,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Those that compute; of the GPUs the first.
+    /// The devices that compute; of the GPUs the first.
     const ALL: [Device; 4] = [Device::Cpu, Device::CpuChecked, Device::Cuda(0), Device::CudaEmulated];
 
     /// As configurations, flags and `LOCKSTEP_DEVICE` name it.
@@ -52,7 +52,7 @@ impl Device {
         matches!(self, Device::Cuda(_) | Device::CudaEmulated)
     }
 
-    /// The one that `LOCKSTEP_DEVICE` names, or the CPU.
+    /// The device that `LOCKSTEP_DEVICE` names, or the CPU.
     pub fn from_env() -> Result<Device> {
         match std::env::var("LOCKSTEP_DEVICE") {
             Ok(name) if !name.is_empty() => {
@@ -62,7 +62,7 @@ impl Device {
         }
     }
 
-    /// The one of this name.
+    /// The device of this name.
     pub fn from_name(name: &str) -> Result<Device> {
         let gpu = if name == "cuda:0" { "cuda" } else { name };
         if let Some(number) = GPUS.iter().position(|&known| known == gpu) {

@@ -19,8 +19,8 @@
 
 mod block;
 mod pack;
+mod pack_pairs;
 mod pack_tiles;
-mod pack_words;
 mod plan;
 mod prefetch;
 mod prepack;

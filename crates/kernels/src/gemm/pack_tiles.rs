@@ -18,7 +18,7 @@ pub(crate) fn halves(memory: &mut [f32]) -> &mut [bf16] {
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
 
-/// Two tiles being built: 32 lines.
+/// Memory in which two tiles are packed: 32 rows of 64 bytes.
 #[repr(align(64))]
 pub(crate) struct Lines(pub(crate) [bf16; 2 * TILE]);
 

@@ -20,7 +20,7 @@ use super::steps::{FEW, Steps};
 use super::{Left, Matmul, Order, Right, aligned};
 use crate::matrix::PANEL;
 use crate::pool::Scratch;
-use crate::simd::tiles::{DEPTH, SIDE, TILE, Unit, Work, cuts};
+use crate::simd::tiles::{DEPTH, SIDE, TILE, TileMatmul, Unit, cuts};
 use crate::simd::{LANES, Simd};
 use crate::tensor::Elements;
 use half::bf16;
@@ -192,7 +192,7 @@ unsafe fn multiply<V: Simd>(
     let (start, stride) = if whole { (c, row) } else { (aside.as_mut_ptr(), PANEL) };
 
     for (first, blocks, of_tiles) in cuts(rows.len()) {
-        let work = Work {
+        let matmul = TileMatmul {
             a: a.data[first / SIDE * a.tile..].as_ptr(),
             b: b.as_ptr(),
             c: start.wrapping_add(first * stride),
@@ -210,7 +210,7 @@ unsafe fn multiply<V: Simd>(
         assert!(b.len() >= 2 * depth * TILE && a.data.len() >= a.end(rows.len(), depth));
         // SAFETY: A holds `depth` steps of every row, B two tiles for each, as just checked; C is either rows of 32
         // columns that exist or as many aside.
-        unsafe { unit(&[work]) };
+        unsafe { unit(&[matmul]) };
     }
 
     if !whole {

@@ -58,7 +58,7 @@ pub(crate) struct Buffer {
 
 /// Element types that any bit pattern is a value of, aligned to at most 64.
 pub(crate) trait Plain: Copy {
-    /// Its bits, the lowest ones of a word.
+    /// The value's bits, in the lowest ones of a word.
     fn word(self) -> u32;
 }
 impl Plain for f32 {

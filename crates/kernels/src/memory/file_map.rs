@@ -18,7 +18,7 @@ impl FileMap {
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
         Ok(FileMap(Some(map)))
     }
-    /// Its bytes.
+    /// The file's bytes.
     pub fn bytes(&self) -> &[u8] {
         self.0.as_deref().unwrap_or(&[])
     }

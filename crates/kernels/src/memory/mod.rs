@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 const POOLED: usize = 1 << 20;
 /// So many between each power of two and the next.
 const POOLED_EACH: usize = 16;
-/// Of a map.
+/// Bytes of a page of a memory map.
 const PAGE: usize = 1 << 12;
 
 /// A handle to allocate with: a device, the part of the run that the bytes are booked under, and the shared ledger.
@@ -105,11 +105,11 @@ struct Checked {
 pub struct Copies {
     /// From the host to the device.
     pub to_device: u64,
-    /// Their bytes.
+    /// Bytes that were copied to the device.
     pub to_device_bytes: u64,
     /// From the device to the host.
     pub to_host: u64,
-    /// Their bytes.
+    /// Bytes that were copied to the host.
     pub to_host_bytes: u64,
     /// Kernels launched.
     pub launches: u64,
@@ -165,7 +165,7 @@ impl Memory {
             slot: None,
         }
     }
-    /// The same ledger, with memory of a slot, which is the CPU's.
+    /// The same ledger, with the memory of a weight slot, which is the CPU's.
     #[cfg(target_os = "linux")]
     fn in_slot(&self, arena: Arc<slot::Arena>) -> Result<Memory> {
         if self.device != Device::Cpu {
@@ -178,7 +178,7 @@ impl Memory {
     pub fn part(&self, part: &'static str) -> Memory {
         Memory { part, ..self.clone() }
     }
-    /// What it is on.
+    /// The device that the memory is on.
     pub fn device(&self) -> Device {
         self.device
     }

@@ -116,7 +116,7 @@ pub(super) struct Watch {
     rest: Duration,
 }
 
-/// Of a window, or of the last ones, each counting for three quarters of the next.
+/// What workers gained and cost in a window of time, or in the last windows, each weighted three quarters of the next.
 #[derive(Clone, Copy, Default)]
 struct Balance {
     /// Threads that shared a core.

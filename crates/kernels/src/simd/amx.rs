@@ -1,10 +1,10 @@
-//! AMX: whether this process may use it, and [`Work`] done by its instructions.
+//! AMX: whether this process may use it, and [`TileMatmul`] by its instructions.
 //!
 //! Stable Rust has no intrinsics for tiles, so this is assembly. Tiles and their configuration live from `ldtilecfg` to
 //! `tilerelease`, both inside one block of it: the compiler, which knows nothing of that state, never runs in between,
 //! and a thread that does not compute has none for the system to save.
 
-use super::tiles::{self, Rows, SIDE, TILE, Work};
+use super::tiles::{self, Rows, SIDE, TILE, TileMatmul};
 use half::bf16;
 use std::arch::asm;
 use std::sync::OnceLock;
@@ -48,7 +48,7 @@ pub fn refusal() -> Option<&'static str> {
             return Some("the processor has AMX, but the system does not let this process use it");
         }
         // SAFETY: the processor has the instructions and the system has granted them.
-        let agrees = self_test(|works| unsafe { run(works) });
+        let agrees = self_test(|matmuls| unsafe { run(matmuls) });
         (!agrees).then_some(OTHER_BITS)
     })
 }
@@ -99,13 +99,13 @@ fn granted() -> bool {
     false
 }
 
-/// Does the works on tiles.
+/// Computes the matmuls on tiles.
 ///
 /// # Safety
 /// As for [`tiles::Unit`], and [`refusal`] is nothing (or is just finding out).
-pub unsafe fn run(works: &[Work]) {
-    tiles::check(works);
-    let Some(first) = works.first() else { return };
+pub unsafe fn run(matmuls: &[TileMatmul]) {
+    tiles::check(matmuls);
+    let Some(first) = matmuls.first() else { return };
     let config = Config::new(first.rows);
     // Two rows of tiles, or one: an instruction may not name a tile that is not configured.
     if first.rows.lower > 0 {
@@ -116,16 +116,16 @@ pub unsafe fn run(works: &[Work]) {
             asm!(
                 "ldtilecfg [{steps}]",
                 "6:",
-                "mov {a}, [{work} + {a_start}]",
-                "mov {c}, [{work} + {c_start}]",
-                "mov {c_stride}, [{work} + {c_row}]",
-                "mov {a_row}, [{work} + {a_line}]",
-                "mov {blocks}, [{work} + {of_blocks}]",
+                "mov {a}, [{matmul} + {a_start}]",
+                "mov {c}, [{matmul} + {c_start}]",
+                "mov {c_stride}, [{matmul} + {c_row}]",
+                "mov {a_row}, [{matmul} + {a_line}]",
+                "mov {blocks}, [{matmul} + {of_blocks}]",
                 "2:",
                 "mov {c_low}, {c_stride}",
                 "shl {c_low}, 4",
                 "add {c_low}, {c}",
-                "cmp qword ptr [{work} + {from_c}], 0",
+                "cmp qword ptr [{matmul} + {from_c}], 0",
                 "je 3f",
                 "tileloadd tmm0, [{c} + {c_stride}]",
                 "tileloadd tmm1, [{c} + {c_stride} + 64]",
@@ -140,9 +140,9 @@ pub unsafe fn run(works: &[Work]) {
                 "4:",
                 "mov {up}, {a}",
                 "mov {low}, {a}",
-                "add {low}, [{work} + {a_lower}]",
-                "mov {b}, [{work} + {b_start}]",
-                "mov {steps}, [{work} + {depth}]",
+                "add {low}, [{matmul} + {a_lower}]",
+                "mov {b}, [{matmul} + {b_start}]",
+                "mov {steps}, [{matmul} + {depth}]",
                 ".p2align 5",
                 "5:",
                 "tileloadd tmm4, [{up} + {a_row}]",
@@ -153,8 +153,8 @@ pub unsafe fn run(works: &[Work]) {
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {up}, [{work} + {a_step}]",
-                "add {low}, [{work} + {a_step}]",
+                "add {up}, [{matmul} + {a_step}]",
+                "add {low}, [{matmul} + {a_step}]",
                 "add {b}, 2048",
                 "dec {steps}",
                 "jnz 5b",
@@ -162,17 +162,17 @@ pub unsafe fn run(works: &[Work]) {
                 "tilestored [{c} + {c_stride} + 64], tmm1",
                 "tilestored [{c_low} + {c_stride}], tmm2",
                 "tilestored [{c_low} + {c_stride} + 64], tmm3",
-                "add {a}, [{work} + {a_block}]",
-                "add {c}, [{work} + {c_block}]",
+                "add {a}, [{matmul} + {a_block}]",
+                "add {c}, [{matmul} + {c_block}]",
                 "dec {blocks}",
                 "jnz 2b",
-                "add {work}, {size}",
-                "dec {works}",
+                "add {matmul}, {size}",
+                "dec {matmuls}",
                 "jnz 6b",
                 "tilerelease",
                 steps = inout(reg) &config => _,
-                work = inout(reg) works.as_ptr() => _,
-                works = inout(reg) works.len() => _,
+                matmul = inout(reg) matmuls.as_ptr() => _,
+                matmuls = inout(reg) matmuls.len() => _,
                 a = out(reg) _,
                 c = out(reg) _,
                 c_stride = out(reg) _,
@@ -182,19 +182,19 @@ pub unsafe fn run(works: &[Work]) {
                 up = out(reg) _,
                 low = out(reg) _,
                 b = out(reg) _,
-                a_lower = const std::mem::offset_of!(Work, a_lower),
-                size = const size_of::<Work>(),
-                a_start = const std::mem::offset_of!(Work, a),
-                c_start = const std::mem::offset_of!(Work, c),
-                c_row = const std::mem::offset_of!(Work, c_stride),
-                a_line = const std::mem::offset_of!(Work, a_row),
-                of_blocks = const std::mem::offset_of!(Work, blocks),
-                a_step = const std::mem::offset_of!(Work, a_step),
-                b_start = const std::mem::offset_of!(Work, b),
-                depth = const std::mem::offset_of!(Work, depth),
-                from_c = const std::mem::offset_of!(Work, from_c),
-                a_block = const std::mem::offset_of!(Work, a_block),
-                c_block = const std::mem::offset_of!(Work, c_block),
+                a_lower = const std::mem::offset_of!(TileMatmul, a_lower),
+                size = const size_of::<TileMatmul>(),
+                a_start = const std::mem::offset_of!(TileMatmul, a),
+                c_start = const std::mem::offset_of!(TileMatmul, c),
+                c_row = const std::mem::offset_of!(TileMatmul, c_stride),
+                a_line = const std::mem::offset_of!(TileMatmul, a_row),
+                of_blocks = const std::mem::offset_of!(TileMatmul, blocks),
+                a_step = const std::mem::offset_of!(TileMatmul, a_step),
+                b_start = const std::mem::offset_of!(TileMatmul, b),
+                depth = const std::mem::offset_of!(TileMatmul, depth),
+                from_c = const std::mem::offset_of!(TileMatmul, from_c),
+                a_block = const std::mem::offset_of!(TileMatmul, a_block),
+                c_block = const std::mem::offset_of!(TileMatmul, c_block),
                 c_low = out(reg) _,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -207,13 +207,13 @@ pub unsafe fn run(works: &[Work]) {
             asm!(
                 "ldtilecfg [{steps}]",
                 "6:",
-                "mov {a}, [{work} + {a_start}]",
-                "mov {c}, [{work} + {c_start}]",
-                "mov {c_stride}, [{work} + {c_row}]",
-                "mov {a_row}, [{work} + {a_line}]",
-                "mov {blocks}, [{work} + {of_blocks}]",
+                "mov {a}, [{matmul} + {a_start}]",
+                "mov {c}, [{matmul} + {c_start}]",
+                "mov {c_stride}, [{matmul} + {c_row}]",
+                "mov {a_row}, [{matmul} + {a_line}]",
+                "mov {blocks}, [{matmul} + {of_blocks}]",
                 "2:",
-                "cmp qword ptr [{work} + {from_c}], 0",
+                "cmp qword ptr [{matmul} + {from_c}], 0",
                 "je 3f",
                 "tileloadd tmm0, [{c} + {c_stride}]",
                 "tileloadd tmm1, [{c} + {c_stride} + 64]",
@@ -223,8 +223,8 @@ pub unsafe fn run(works: &[Work]) {
                 "tilezero tmm1",
                 "4:",
                 "mov {up}, {a}",
-                "mov {b}, [{work} + {b_start}]",
-                "mov {steps}, [{work} + {depth}]",
+                "mov {b}, [{matmul} + {b_start}]",
+                "mov {steps}, [{matmul} + {depth}]",
                 ".p2align 5",
                 "5:",
                 "tileloadd tmm4, [{up} + {a_row}]",
@@ -232,23 +232,23 @@ pub unsafe fn run(works: &[Work]) {
                 "tileloadd tmm7, [{b} + {b_row} + 64]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                "add {up}, [{work} + {a_step}]",
+                "add {up}, [{matmul} + {a_step}]",
                 "add {b}, 2048",
                 "dec {steps}",
                 "jnz 5b",
                 "tilestored [{c} + {c_stride}], tmm0",
                 "tilestored [{c} + {c_stride} + 64], tmm1",
-                "add {a}, [{work} + {a_block}]",
-                "add {c}, [{work} + {c_block}]",
+                "add {a}, [{matmul} + {a_block}]",
+                "add {c}, [{matmul} + {c_block}]",
                 "dec {blocks}",
                 "jnz 2b",
-                "add {work}, {size}",
-                "dec {works}",
+                "add {matmul}, {size}",
+                "dec {matmuls}",
                 "jnz 6b",
                 "tilerelease",
                 steps = inout(reg) &config => _,
-                work = inout(reg) works.as_ptr() => _,
-                works = inout(reg) works.len() => _,
+                matmul = inout(reg) matmuls.as_ptr() => _,
+                matmuls = inout(reg) matmuls.len() => _,
                 a = out(reg) _,
                 c = out(reg) _,
                 c_stride = out(reg) _,
@@ -257,18 +257,18 @@ pub unsafe fn run(works: &[Work]) {
                 b_row = in(reg) 128usize,
                 up = out(reg) _,
                 b = out(reg) _,
-                size = const size_of::<Work>(),
-                a_start = const std::mem::offset_of!(Work, a),
-                c_start = const std::mem::offset_of!(Work, c),
-                c_row = const std::mem::offset_of!(Work, c_stride),
-                a_line = const std::mem::offset_of!(Work, a_row),
-                of_blocks = const std::mem::offset_of!(Work, blocks),
-                a_step = const std::mem::offset_of!(Work, a_step),
-                b_start = const std::mem::offset_of!(Work, b),
-                depth = const std::mem::offset_of!(Work, depth),
-                from_c = const std::mem::offset_of!(Work, from_c),
-                a_block = const std::mem::offset_of!(Work, a_block),
-                c_block = const std::mem::offset_of!(Work, c_block),
+                size = const size_of::<TileMatmul>(),
+                a_start = const std::mem::offset_of!(TileMatmul, a),
+                c_start = const std::mem::offset_of!(TileMatmul, c),
+                c_row = const std::mem::offset_of!(TileMatmul, c_stride),
+                a_line = const std::mem::offset_of!(TileMatmul, a_row),
+                of_blocks = const std::mem::offset_of!(TileMatmul, blocks),
+                a_step = const std::mem::offset_of!(TileMatmul, a_step),
+                b_start = const std::mem::offset_of!(TileMatmul, b),
+                depth = const std::mem::offset_of!(TileMatmul, depth),
+                from_c = const std::mem::offset_of!(TileMatmul, from_c),
+                a_block = const std::mem::offset_of!(TileMatmul, a_block),
+                c_block = const std::mem::offset_of!(TileMatmul, c_block),
                 out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
             );
@@ -314,7 +314,7 @@ pub unsafe fn spin(rounds: usize) {
 
 /// Whether `unit` gives the bits of the formula: every kind of block, sums that continue, tails, numbers large and
 /// small.
-fn self_test(unit: impl Fn(&[Work])) -> bool {
+fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
     const DEPTH: usize = 3;
     let mut state = 1u32;
     let mut next = || {
@@ -333,10 +333,10 @@ fn self_test(unit: impl Fn(&[Work])) -> bool {
     let shapes = [(16, 16, 2), (16, 1, 1), (16, 0, 2), (5, 0, 1), (1, 0, 1)];
     shapes.into_iter().all(|(upper, lower, blocks)| {
         [(1, 0), (DEPTH, 0), (DEPTH, 1)].into_iter().all(|(depth, from_c)| {
-            let of = |unit: &dyn Fn(&[Work])| {
+            let of = |unit: &dyn Fn(&[TileMatmul])| {
                 let mut c = start.clone();
                 let rows = if lower > 0 { 2 * SIDE } else { SIDE };
-                let tall = Work {
+                let tall = TileMatmul {
                     a: a.as_ptr(),
                     b: b.as_ptr(),
                     c: c.as_mut_ptr(),
@@ -354,7 +354,7 @@ fn self_test(unit: impl Fn(&[Work])) -> bool {
                 // All rows of a step below each other, columns further to the right; then rows as those of a matrix.
                 let (side, lines) = (size_of_val(&a[..TILE]), size_of_val(&a[..rows / SIDE * blocks * TILE]));
                 let line = depth * tall.a_row;
-                let of_matrix = Work {
+                let of_matrix = TileMatmul {
                     c: c[4..].as_mut_ptr(),
                     a_row: line,
                     a_lower: SIDE * line,
@@ -362,7 +362,7 @@ fn self_test(unit: impl Fn(&[Work])) -> bool {
                     a_block: rows * line,
                     ..tall
                 };
-                let of_lines = Work {
+                let of_lines = TileMatmul {
                     c: c[8..].as_mut_ptr(),
                     a_lower: side,
                     a_step: lines,
@@ -374,7 +374,7 @@ fn self_test(unit: impl Fn(&[Work])) -> bool {
                 c.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
             };
             // SAFETY: at most four tiles of rows of A, DEPTH deep, B as deep, and 64 rows of 40 of C.
-            of(&unit) == of(&|works| unsafe { tiles::emulated(works) })
+            of(&unit) == of(&|matmuls| unsafe { tiles::emulated(matmuls) })
         })
     })
 }
@@ -386,16 +386,18 @@ mod tests {
     /// A unit that forgets a step, or what C held, fails the self-test; the emulation passes it.
     #[test]
     fn the_self_test_bites() {
-        // SAFETY: the works are the self-test's own, or less of them.
-        let emulated = |works: &[Work]| unsafe { tiles::emulated(works) };
-        let spoiled = |spoil: fn(&Work) -> Work| self_test(|works| works.iter().for_each(|w| emulated(&[spoil(w)])));
+        // SAFETY: the matmuls are the self-test's own, or less of them.
+        let emulated = |matmuls: &[TileMatmul]| unsafe { tiles::emulated(matmuls) };
+        let spoiled = |spoil: fn(&TileMatmul) -> TileMatmul| {
+            self_test(|matmuls| matmuls.iter().for_each(|w| emulated(&[spoil(w)])))
+        };
         assert!(self_test(emulated) && spoiled(|w| *w));
-        assert!(!spoiled(|w| Work { from_c: 0, ..*w }));
-        assert!(!spoiled(|w| Work { depth: 1, ..*w }));
-        assert!(!spoiled(|w| Work { blocks: 1, ..*w }));
-        assert!(!spoiled(|w| Work { a_step: size_of::<[bf16; TILE]>(), ..*w }));
-        assert!(!spoiled(|w| Work { a_row: size_of::<[bf16; tiles::DEPTH]>(), ..*w }));
-        assert!(!self_test(|works| emulated(&works[..1])));
+        assert!(!spoiled(|w| TileMatmul { from_c: 0, ..*w }));
+        assert!(!spoiled(|w| TileMatmul { depth: 1, ..*w }));
+        assert!(!spoiled(|w| TileMatmul { blocks: 1, ..*w }));
+        assert!(!spoiled(|w| TileMatmul { a_step: size_of::<[bf16; TILE]>(), ..*w }));
+        assert!(!spoiled(|w| TileMatmul { a_row: size_of::<[bf16; tiles::DEPTH]>(), ..*w }));
+        assert!(!self_test(|matmuls| emulated(&matmuls[..1])));
     }
 
     /// The self-test ran them all but those that measure, if they are here.

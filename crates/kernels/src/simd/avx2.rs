@@ -65,7 +65,7 @@ fn lower_widened(words: __m256i) -> __m256 {
     unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)) }
 }
 
-/// Those in the upper halves.
+/// The bf16 values in the upper halves, as f32.
 #[inline(always)]
 fn upper_widened(words: __m256i) -> __m256 {
     // SAFETY: register-only intrinsics inside `run`.

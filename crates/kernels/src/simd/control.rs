@@ -15,7 +15,7 @@ pub(crate) struct FloatEnvironment {
 
 /// All exceptions masked, round to nearest.
 const KEEPS_DENORMALS: u32 = 0x1f80;
-/// The same, with flush-to-zero and denormals-are-zero.
+/// The control word with flush-to-zero and denormals-are-zero.
 #[cfg(target_arch = "x86_64")]
 const FLUSHES_DENORMALS: u32 = KEEPS_DENORMALS | 1 << 15 | 1 << 6;
 

@@ -31,7 +31,7 @@ pub const SHIFT: f32 = 12_582_912.0;
 
 /// A computation that [`crate::Isa::run`] compiles for an instruction set.
 pub trait Kernel {
-    /// What it returns.
+    /// What the kernel returns.
     type Output;
     /// The body. Mark every implementation, and every function it calls with a `V`, `#[inline(always)]`: only code
     /// inlined into the instruction set's entry point is compiled with its instructions. A closure cannot be marked:

@@ -1,4 +1,5 @@
-//! Matmuls on tiles: the formula of TDPBF16PS, a piece of work in tiles, and that work done in plain Rust.
+//! Matmuls on tiles: the formula of TDPBF16PS, what one matmul reads and writes ([`TileMatmul`]), and the same in plain
+//! Rust.
 //!
 //! A tile is 16 rows of 64 bytes. One instruction takes a tile A `[rows][32]` of bf16 and a tile B `[16][columns][2]`
 //! of bf16, which is 32 terms of each sum with the even and the odd ones side by side, and adds their product to a
@@ -13,7 +14,8 @@
 //!
 //! each operation rounded to nearest even, with denormals taken and left as zeros, whatever the thread's control word
 //! says.
-//! `amx.rs` runs the work on the instructions. It knows neither layouts of operands nor how a matmul is cut into work.
+//!
+//! `amx.rs` computes it by the instructions. Neither knows layouts of operands or how a large matmul is cut.
 
 use half::bf16;
 
@@ -74,7 +76,7 @@ pub struct Rows {
 /// beside each other, `[16 pairs of terms][32 columns][2]`, one step after the other.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub struct TileMatmul {
     /// The first tile of A: the upper rows of the first block.
     pub a: *const bf16,
     /// The first tile of B.
@@ -103,28 +105,28 @@ pub struct Work {
     pub rows: Rows,
 }
 
-/// Something that does a list of [`Work`] in order, all with the same [`Work::rows`]: configuring tiles takes as long
-/// as several matmuls do, so it is done once for the list.
+/// A function that computes a list of [`TileMatmul`] in order, all with the same [`TileMatmul::rows`]: configuring
+/// tiles takes as long as several matmuls do, so it is done once for the list.
 ///
 /// # Safety
-/// The tiles of A and B that a work names lie inside one allocation each, as do the rows of C, 32 elements of each;
+/// The tiles of A and B that a matmul names lie inside one allocation each, as do the rows of C, 32 elements of each;
 /// nobody else touches those of C meanwhile.
-pub type Unit = unsafe fn(&[Work]);
+pub type Unit = unsafe fn(&[TileMatmul]);
 
 /// Has `unit` do all of these, a few in a call.
 ///
 /// # Safety
 /// As for [`Unit`].
-pub unsafe fn run_all(unit: Unit, mut works: impl Iterator<Item = Work>) {
-    let Some(first) = works.next() else { return };
+pub unsafe fn run_all(unit: Unit, mut matmuls: impl Iterator<Item = TileMatmul>) {
+    let Some(first) = matmuls.next() else { return };
     let (mut list, mut len) = ([first; 8], 1);
-    for work in works {
+    for matmul in matmuls {
         if len == list.len() {
             // SAFETY: the caller's promise.
             unsafe { unit(&list) };
             len = 0;
         }
-        list[len] = work;
+        list[len] = matmul;
         len += 1;
     }
     // SAFETY: the caller's promise.
@@ -141,11 +143,11 @@ pub fn cuts(rows: usize) -> impl Iterator<Item = (usize, usize, Rows)> {
 }
 
 /// What both kinds of [`Unit`] rely on.
-pub(super) fn check(works: &[Work]) {
-    for work in works {
-        let Rows { upper, lower } = work.rows;
-        assert!(work.depth > 0 && work.blocks > 0 && (1..=16).contains(&upper) && lower <= 16);
-        assert!(work.rows == works[0].rows, "one configuration");
+pub(super) fn check(matmuls: &[TileMatmul]) {
+    for matmul in matmuls {
+        let Rows { upper, lower } = matmul.rows;
+        assert!(matmul.depth > 0 && matmul.blocks > 0 && (1..=16).contains(&upper) && lower <= 16);
+        assert!(matmul.rows == matmuls[0].rows, "one configuration");
     }
 }
 
@@ -153,11 +155,11 @@ pub(super) fn check(works: &[Work]) {
 ///
 /// # Safety
 /// As for [`Unit`].
-pub unsafe fn emulated(works: &[Work]) {
-    check(works);
-    for work in works {
+pub unsafe fn emulated(matmuls: &[TileMatmul]) {
+    check(matmuls);
+    for matmul in matmuls {
         // SAFETY: the caller's promise.
-        unsafe { emulate(work) };
+        unsafe { emulate(matmul) };
     }
 }
 
@@ -165,22 +167,22 @@ pub unsafe fn emulated(works: &[Work]) {
 ///
 /// # Safety
 /// As for [`Unit`].
-unsafe fn emulate(work: &Work) {
-    let Work { depth, from_c, rows, .. } = *work;
-    for block in 0..work.blocks {
+unsafe fn emulate(matmul: &TileMatmul) {
+    let TileMatmul { depth, from_c, rows, .. } = *matmul;
+    for block in 0..matmul.blocks {
         for (lower, rows) in [rows.upper, rows.lower].into_iter().enumerate() {
-            let a = work.a.wrapping_byte_add(block * work.a_block + lower * work.a_lower);
+            let a = matmul.a.wrapping_byte_add(block * matmul.a_block + lower * matmul.a_lower);
             for row in 0..usize::from(rows) {
-                let c = work.c.wrapping_byte_add(block * work.c_block + (lower * SIDE + row) * work.c_stride);
+                let c = matmul.c.wrapping_byte_add(block * matmul.c_block + (lower * SIDE + row) * matmul.c_stride);
                 for column in 0..2 * SIDE {
                     // SAFETY: the caller's promise: 32 columns of every row of C.
                     let mut sum = if from_c != 0 { unsafe { c.add(column).read() } } else { 0.0 };
                     for tile in 0..depth {
-                        let a = a.wrapping_byte_add(tile * work.a_step + row * work.a_row);
+                        let a = a.wrapping_byte_add(tile * matmul.a_step + row * matmul.a_row);
                         // SAFETY: the caller's promise: `depth` tiles of A.
                         let a = unsafe { std::slice::from_raw_parts(a, DEPTH) };
                         // SAFETY: the caller's promise: `depth` pairs of tiles of B.
-                        let b = unsafe { std::slice::from_raw_parts(work.b.add(tile * 2 * TILE), 2 * TILE) };
+                        let b = unsafe { std::slice::from_raw_parts(matmul.b.add(tile * 2 * TILE), 2 * TILE) };
                         let of = |k: usize| b[k / 2 * 2 * DEPTH + column * 2 + k % 2].to_f32();
                         sum = step(sum, a.iter().enumerate().map(|(k, a)| (a.to_f32(), of(k))));
                     }

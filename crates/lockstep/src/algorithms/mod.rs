@@ -2,7 +2,7 @@
 //! batch, and what it asks of its keys.
 //!
 //! Everything else asks a [`PolicyGradient`] and not which one it is. To add one: its file here, its line in [`named`],
-//! and its row in `config/keys/algorithms.rs`. Knows configurations and what `train` computes, no model and no text.
+//! and its row in `config/methods.rs`. Knows configurations and what `train` computes, no model and no text.
 
 mod batches;
 mod distillation;
@@ -13,7 +13,7 @@ mod rloo;
 
 use crate::bad_input;
 use crate::config::keys::{loss, rewards, sampling};
-use crate::config::{Algorithm, ComputeDType, Config, Layers, Purpose, Resolved, Strategy};
+use crate::config::{Algorithm, ComputeDType, Config, Layers, Purpose, Resolved, Strategy, profiles};
 use train::advantages::reinforce_plus_plus::Baseline;
 use train::{Advantages, Objective, RewardMatrix, Sample, StepRewards};
 
@@ -189,8 +189,8 @@ impl Layers {
 
 /// What holds where completions are generated and scored.
 fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
-    loss::check(resolved)?;
     let c = &resolved.config;
+    let mut notes = loss::check(c)?;
     let algorithm = c.policy_gradient();
     // First: it says what the algorithm has instead of GRPO's keys, whose own rules come second.
     algorithm.check(c)?;
@@ -208,5 +208,9 @@ fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
         );
     }
     rewards::check(c, algorithm.learns_without_rewards())?;
-    sampling::check(resolved)
+    sampling::check(c)?;
+    profiles::check(c)?;
+    notes.extend(profiles::notes(c)?);
+    resolved.notes.extend(notes);
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! The settings of the engine and of the trainer that follow from a configuration.
 
-use super::{Config, EvalSampling};
+use super::keys::Config;
+use super::values::EvalSampling;
 use rollout::{EngineConfig, SamplingParams};
 use train::{Objective, TrainerConfig};
 
@@ -18,7 +19,7 @@ pub struct WorkloadBounds {
 }
 
 impl WorkloadBounds {
-    /// Of prompts to which `sequences` completions are written at once.
+    /// The bounds of a run whose prompts get `sequences` completions at once.
     pub fn of_prompts(longest_prompt: usize, sequences: usize) -> WorkloadBounds {
         WorkloadBounds { longest_prompt, sequences, ref_logps: false, given: false }
     }

@@ -1,90 +1,20 @@
 //! Puts a configuration together from its layers, the later winning, and remembers where each value came from.
 
-use super::Config;
-use super::key::Key;
-use super::keys::algorithms::ONLINE;
-use super::methods::Methods;
-use super::table::KEYS;
+use super::keys::{Config, KEYS, Key};
+use super::methods::{Methods, ONLINE, Purpose};
+use super::resolved::{Origin, Resolved};
 use super::unsupported_keys::{self, UnsupportedKey, unsupported_key};
 use crate::bad_input;
 use crate::error::BadInput;
 use model::did_you_mean;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use toml::Value;
-
-/// What the configuration is for; it decides defaults and checks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Purpose {
-    /// Reinforcement learning.
-    #[default]
-    Grpo,
-    /// Supervised fine-tuning.
-    Sft,
-    /// Training a reward model.
-    Reward,
-    /// Direct preference optimization.
-    Dpo,
-    /// Evaluating a model as a run of reinforcement learning evaluates its own.
-    Eval,
-    /// To be looked at only: nothing need be complete.
-    Show,
-}
-
-impl Purpose {
-    /// The subcommand that it is of.
-    pub fn command(self) -> &'static str {
-        match self {
-            Purpose::Grpo | Purpose::Show => "train",
-            Purpose::Eval => "eval",
-            Purpose::Sft => "sft",
-            Purpose::Reward => "reward",
-            Purpose::Dpo => "dpo",
-        }
-    }
-}
-
-/// Where a value came from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
-    /// Nobody set it.
-    Default,
-    /// The task's preset.
-    Task,
-    /// The algorithm's own default.
-    Algorithm,
-    /// The adapter that is the run's model.
-    Adapter,
-    /// A file.
-    File(PathBuf),
-    /// An environment variable.
-    Environment(String),
-    /// A flag or `--set`.
-    Flag,
-    /// The program that made the configuration.
-    Program,
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Origin::Default => f.write_str("default"),
-            Origin::Task => f.write_str("task"),
-            Origin::Algorithm => f.write_str("algorithm"),
-            Origin::Adapter => f.write_str("the adapter"),
-            Origin::File(path) => write!(f, "{}", path.display()),
-            Origin::Environment(name) => write!(f, "{name}"),
-            Origin::Flag => f.write_str("command line"),
-            Origin::Program => f.write_str("program"),
-        }
-    }
-}
 
 /// The layers above the defaults.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
-    /// What it is for.
+    /// The command that the configuration is for.
     pub purpose: Purpose,
     /// A configuration made by a program: what differs from the default was set.
     pub config: Option<Config>,
@@ -96,17 +26,6 @@ pub struct Layers {
     pub environment: Vec<(String, String)>,
     /// `key=value` pairs of flags, in order.
     pub set: Vec<(String, String)>,
-}
-
-/// A configuration and where it came from.
-#[derive(Clone, Debug)]
-pub struct Resolved {
-    /// The values.
-    pub config: Config,
-    /// Where each key's value came from; a key that is not in it has its default.
-    pub(super) origins: BTreeMap<&'static str, Origin>,
-    /// Lines to report at the start: keys without meaning here, doubtful values.
-    pub notes: Vec<String>,
 }
 
 /// That there is no key `name`, and the nearest that there is.
@@ -211,7 +130,7 @@ impl Layers {
         super::paths::make_absolute(&mut resolved)?;
         // An evaluation takes an adapter as it is.
         if self.purpose != Purpose::Eval {
-            super::keys::adapter::adopt(&mut resolved)?;
+            super::adopt::adopt(&mut resolved)?;
         }
         super::tasks::apply(&mut resolved);
         if resolved.config.replay.is_some() && !resolved.is_set("num_train_epochs") {
@@ -226,16 +145,6 @@ impl Layers {
 }
 
 impl Resolved {
-    /// Where the value of `key` came from.
-    pub(super) fn origin(&self, key: &str) -> &Origin {
-        self.origins.get(key).unwrap_or(&Origin::Default)
-    }
-
-    /// Whether anybody set `key`.
-    pub(super) fn is_set(&self, key: &str) -> bool {
-        self.origins.contains_key(key)
-    }
-
     /// Gives keys that nobody set the default that they have in `method`.
     fn apply_defaults(&mut self, method: Methods) {
         for key in KEYS {
@@ -259,8 +168,8 @@ impl Resolved {
     fn apply_file(&mut self, path: &Path) -> anyhow::Result<()> {
         if path.is_dir() {
             let of_run = path.join("config.toml");
-            let mend = if of_run.is_file() { format!(": give {}", of_run.display()) } else { String::new() };
-            bad_input!("the configuration {} is a directory, and no TOML file{mend}", path.display());
+            let fix = if of_run.is_file() { format!(": give {}", of_run.display()) } else { String::new() };
+            bad_input!("the configuration {} is a directory, and no TOML file{fix}", path.display());
         }
         let text = std::fs::read_to_string(path).map_err(|e| {
             BadInput::new(format!(

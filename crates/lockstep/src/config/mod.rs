@@ -5,16 +5,18 @@
 //! together (defaults, file, environment, flags) and remembers where each value came from. Knows no model and no data
 //! beyond their names, but for an adapter to continue with, which says what it is.
 
+mod adopt;
 mod engine;
 mod key;
 pub(crate) mod keys;
 mod layers;
 mod methods;
 mod paths;
-mod profiles;
+pub(crate) mod profiles;
+mod resolved;
 mod resume;
+mod row;
 mod show;
-mod table;
 mod tasks;
 mod unsupported_keys;
 mod unused_keys;
@@ -22,20 +24,22 @@ mod validate;
 mod values;
 
 pub use engine::{WorkloadBounds, engine_config, eval_sampling, sampling, trainer_config};
-pub use key::{Key, OnResume};
-pub use keys::algorithms::Algorithm;
-use layers::Origin;
-pub use layers::{Layers, Purpose, Resolved, refuse_environment, unknown_key};
+pub use keys::{Config, Key, keys};
+pub use layers::{Layers, refuse_environment, unknown_key};
+pub use methods::{Algorithm, Purpose};
 pub(crate) use profiles::listed;
 pub use profiles::{SamplingPlan, WorkerKind, worker_kinds};
+pub use resolved::Resolved;
 pub(crate) use resume::changes;
 pub(crate) use resume::changes_on_resume;
 pub(crate) use resume::settings_of_weights;
 pub(crate) use resume::undo;
-pub use show::{hyperparameters, toml_on_one_line};
-pub use table::{Config, keys};
+pub use row::OnResume;
+pub use show::hyperparameters;
 pub use unsupported_keys::{UnsupportedKey, unsupported_key, unsupported_keys};
-pub use values::{ComputeDType, EvalSampling, OptimizerName, RewardErrors, SftLoss, Strategy, Task, Trust};
+pub use values::{
+    ComputeDType, EvalSampling, OptimizerName, RewardErrors, SftLoss, Strategy, Task, Trust, toml_on_one_line,
+};
 
 #[cfg(test)]
 mod tests;

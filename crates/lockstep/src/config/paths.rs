@@ -1,8 +1,8 @@
 //! Paths in a configuration become absolute, so that a run can be resumed from anywhere: those in a file are relative
 //! to that file, those of the command line, the environment and a program to the working directory.
 
-use super::table::KEYS;
-use super::{Config, Origin, Resolved};
+use super::keys::{Config, KEYS};
+use super::resolved::{Origin, Resolved};
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
 use std::path::{Path, PathBuf, absolute};

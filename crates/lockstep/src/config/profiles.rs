@@ -1,8 +1,8 @@
 //! `[sampling_profiles.NAME]` and `[[workers]]`: kinds of groups, and which workers make them. A group's number decides
 //! its profile, and a worker's kind only where it is made, so that no bit depends on workers.
 
-use super::Config;
 use super::engine::sampling;
+use super::keys::Config;
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
 use rollout::SamplingParams;
@@ -131,8 +131,30 @@ pub fn worker_kinds(config: &Config) -> anyhow::Result<Vec<WorkerKind>> {
     config.workers.iter().enumerate().map(parse).collect()
 }
 
-/// Profiles that no run could have, and workers that leave groups to nobody.
-pub(super) fn check(config: &Config) -> anyhow::Result<()> {
+/// What biases the gradient, by the keys that all groups or those of a profile have.
+pub(crate) fn notes(config: &Config) -> anyhow::Result<Vec<String>> {
+    let plan = SamplingPlan::new(config, &[])?;
+    let any = |is_on: fn(&SamplingParams) -> bool| plan.ways().into_iter().any(is_on);
+    let truncated = [
+        ("top_p", any(|way| way.top_p < 1.0)),
+        ("top_k", any(|way| way.top_k > 0)),
+        ("min_p", any(|way| way.min_p > 0.0)),
+        ("repetition_penalty", any(|way| way.repetition_penalty != 1.0)),
+    ];
+    let named: Vec<&str> = truncated.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    if named.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(vec![format!(
+        "{} {} the distribution that is sampled, but log-probabilities are the model's own: the policy gradient is \
+         biased",
+        named.join(", "),
+        if named.len() == 1 { "changes" } else { "change" }
+    )])
+}
+
+/// Refuses profiles that no run could have, and workers that leave groups to nobody.
+pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
     let (profiles, kinds) = (parsed(&config.sampling_profiles)?, worker_kinds(config)?);
     for (name, profile) in &profiles {
         let refuse = |key: &str, is: String, fix: &str| {

@@ -1,8 +1,7 @@
 //! What a resumed run may change.
 
-use super::Config;
-use super::key::{Key, OnResume};
-use super::table::KEYS;
+use super::keys::{Config, KEYS, Key};
+use super::row::OnResume;
 use crate::error::BadInput;
 use std::convert::Infallible;
 use std::path::Path;

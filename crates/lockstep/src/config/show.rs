@@ -1,8 +1,8 @@
 //! A resolved configuration as text: TOML that reads back to the same values, or JSON.
 
-use super::key::Key;
-use super::table::KEYS;
-use super::{Config, Origin, Resolved};
+use super::keys::{Config, KEYS, Key};
+use super::resolved::{Origin, Resolved};
+use super::values::toml_on_one_line;
 use serde_json::Value as Json;
 use std::fmt::Write;
 
@@ -43,32 +43,4 @@ pub fn hyperparameters(config: &Config) -> Vec<(&'static str, toml::Value)> {
     let of = |key: &Key| Some((key.name, key.value(config)?));
     let single = |value: &toml::Value| !matches!(value, toml::Value::Table(_) | toml::Value::Array(_));
     KEYS.iter().filter_map(of).filter(|(name, value)| single(value) && !PLACES.contains(name)).collect()
-}
-
-/// A TOML value on one line.
-pub fn toml_on_one_line(value: &toml::Value) -> String {
-    match value {
-        // A table's Display may spread it over sections; inside an array it is inline.
-        toml::Value::Table(table) => {
-            let pairs: Vec<String> =
-                table.iter().map(|(k, v)| format!("{} = {}", quoted_key(k), toml_on_one_line(v))).collect();
-            if pairs.is_empty() { "{}".to_owned() } else { format!("{{ {} }}", pairs.join(", ")) }
-        }
-        toml::Value::Array(items) => format!("[{}]", items.iter().map(toml_on_one_line).collect::<Vec<_>>().join(", ")),
-        // One line even where the text has several.
-        toml::Value::String(text) => json_string(text),
-        // As people write a learning rate: 2e-5, not 0.00002. Both read back to the same bits.
-        toml::Value::Float(x) if *x != 0.0 && x.abs() < 1e-3 => format!("{x:e}"),
-        other => other.to_string(),
-    }
-}
-
-/// JSON's escapes are TOML's too, but for the delete character.
-fn json_string(text: &str) -> String {
-    Json::String(text.to_owned()).to_string().replace('\u{7f}', "\\u007f")
-}
-
-fn quoted_key(key: &str) -> String {
-    let bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
-    if bare { key.to_owned() } else { json_string(key) }
 }

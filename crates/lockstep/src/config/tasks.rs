@@ -1,6 +1,7 @@
 //! Task presets: they fill in what the user did not set.
 
-use super::{Origin, Resolved, Task};
+use super::resolved::{Origin, Resolved};
+use super::values::Task;
 use rewards::RewardSpec;
 
 /// What a task fills in.
@@ -17,7 +18,7 @@ struct Preset {
 }
 
 impl Task {
-    /// What it fills in.
+    /// The keys that the task fills in.
     fn preset(self) -> Preset {
         match self {
             Task::Gsm8k => Preset {

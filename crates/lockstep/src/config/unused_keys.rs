@@ -1,12 +1,10 @@
 //! Keys that were set but that nothing reads: reported or refused, since a run that ignores what it was told looks like
 //! one that obeys.
 
-use super::key::Key;
-use super::keys::algorithms::{GRPO, PPO, RLOO};
-use super::methods::Methods;
-use super::table::KEYS;
+use super::keys::{Config, KEYS, Key};
+use super::methods::{GRPO, Methods, PPO, Purpose, RLOO};
+use super::resolved::{Origin, Resolved};
 use super::values::KeyValue;
-use super::{Config, Origin, Purpose, Resolved};
 use crate::bad_input;
 
 /// Notes which keys that were set change nothing, and refuses those that would change what another algorithm minimises.

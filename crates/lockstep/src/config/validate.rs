@@ -2,9 +2,11 @@
 //! says how to fix it; what works, but hardly as meant, is a note. What an algorithm asks of them comes after it, in
 //! [`crate::algorithms`].
 
-use super::keys::{adapter, data, evaluation, optimizer, preferences, rewards, sampling};
-use super::table::KEYS;
-use super::{Config, Purpose, Resolved, Strategy, unused_keys};
+use super::keys::{Config, KEYS, adapter, data, evaluation, optimizer, preferences, rewards, sampling};
+use super::methods::Purpose;
+use super::resolved::Resolved;
+use super::unused_keys;
+use super::values::Strategy;
 use crate::bad_input;
 use crate::error::BadInput;
 
@@ -23,7 +25,7 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     sampling::check_stop(c)?;
     adapter::check(c)?;
     optimizer::check(c)?;
-    evaluation::check(resolved, purpose)?;
+    resolved.notes.extend(evaluation::check(&resolved.config, purpose)?);
     match purpose {
         Purpose::Show => {}
         Purpose::Eval => evaluated(&resolved.config)?,

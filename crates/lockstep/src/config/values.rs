@@ -1,6 +1,6 @@
 //! The types that a key's value may have: reading them from TOML or from a flag's text, writing them back, naming them.
 
-use super::keys::algorithms::Algorithm;
+use super::methods::Algorithm;
 use kernels::Device;
 use rewards::RewardSpec;
 use rollout::Speculative;
@@ -419,10 +419,10 @@ pub enum Strategy {
 /// Whose bits a distributed run learns from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// Its workers'.
+    /// The workers' results are believed.
     #[default]
     Workers,
-    /// Its workers', and a share of them is made again.
+    /// The workers' results are believed after a share of them was computed again.
     Audit,
 }
 
@@ -432,7 +432,7 @@ pub enum RewardErrors {
     /// The run ends, with a checkpoint.
     #[default]
     Stop,
-    /// It continues without that reward's scores.
+    /// The run continues without that reward's scores.
     Continue,
 }
 
@@ -441,7 +441,7 @@ pub enum RewardErrors {
 pub enum SftLoss {
     /// The negative log-likelihood.
     Nll,
-    /// The same, each token weighted by its probability.
+    /// Dynamic fine-tuning: each token's negative log-likelihood weighted by its probability.
     Dft,
 }
 
@@ -464,4 +464,32 @@ pub enum Task {
     PromptAnswer,
     /// Preference pairs of GSM8K's labelled solutions: a `question`, and solutions that are marked as correct or not.
     Gsm8kSolutions,
+}
+
+/// A TOML value on one line.
+pub fn toml_on_one_line(value: &toml::Value) -> String {
+    match value {
+        // A table's Display may spread it over sections; inside an array it is inline.
+        toml::Value::Table(table) => {
+            let pairs: Vec<String> =
+                table.iter().map(|(k, v)| format!("{} = {}", quoted_key(k), toml_on_one_line(v))).collect();
+            if pairs.is_empty() { "{}".to_owned() } else { format!("{{ {} }}", pairs.join(", ")) }
+        }
+        toml::Value::Array(items) => format!("[{}]", items.iter().map(toml_on_one_line).collect::<Vec<_>>().join(", ")),
+        // One line even where the text has several.
+        toml::Value::String(text) => json_string(text),
+        // As people write a learning rate: 2e-5, not 0.00002. Both read back to the same bits.
+        toml::Value::Float(x) if *x != 0.0 && x.abs() < 1e-3 => format!("{x:e}"),
+        other => other.to_string(),
+    }
+}
+
+/// JSON's escapes are TOML's too, but for the delete character.
+fn json_string(text: &str) -> String {
+    Json::String(text.to_owned()).to_string().replace('\u{7f}', "\\u007f")
+}
+
+fn quoted_key(key: &str) -> String {
+    let bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+    if bare { key.to_owned() } else { json_string(key) }
 }

@@ -1,7 +1,8 @@
 //! From files to examples: columns chosen and renamed, the system prompt put before each prompt.
 
+use super::Row;
 use super::files::files;
-use super::rows::{self, Row, Rows};
+use super::rows::{self, Rows};
 use super::{Dataset, Example};
 use crate::Config;
 use crate::bad_input;
@@ -114,7 +115,7 @@ impl DatasetSpec {
         self.load_with(&mut |_| {})
     }
 
-    /// The same, each row changed before it is looked at.
+    /// Loads the dataset, each row changed by `change` before it is looked at.
     pub fn load_with(&self, change: &mut dyn FnMut(&mut Row)) -> anyhow::Result<Dataset> {
         let mut examples = Vec::new();
         let mut columns = BTreeSet::new();

@@ -9,6 +9,7 @@ pub mod load;
 pub mod pairs;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod preference;
 pub mod prompt_dataset;
 pub mod prompts;
 pub mod rows;
@@ -26,10 +27,13 @@ pub use supervised::Learned;
 use rewards::Content;
 use serde_json::{Map, Value};
 
+/// A row of a file, as read.
+pub type Row = Map<String, Value>;
+
 /// One row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Example {
-    /// Its number in the dataset as read, from 0.
+    /// The row's number in the dataset as read, from 0.
     pub row: usize,
     /// The prompt, with the system prompt if there is one.
     pub prompt: Content,

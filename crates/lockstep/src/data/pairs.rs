@@ -5,7 +5,8 @@
 //! it has token ids, `chosen_ids` and `rejected_ids`, behind those of `prompt_ids` where it has such.
 //! It knows no model and nothing of what is learned from a pair.
 
-use super::rows::Row;
+use super::Row;
+use super::preference::Preference;
 use super::supervised::{OfTemplate, ids};
 use super::{DatasetSpec, solutions};
 use crate::bad_input;
@@ -47,25 +48,12 @@ impl Pair {
 /// The pairs of a dataset.
 #[derive(Clone, Debug)]
 pub struct Pairs {
-    /// Those that are used, in the dataset's order.
+    /// The pairs that are used, in the dataset's order.
     pub all: Vec<Pair>,
     /// SHA-256 of the data.
     pub hash: String,
     /// How many were left out because an answer is longer than allowed.
     pub left_out: usize,
-}
-
-/// A pair as the data says it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Preference {
-    /// The prompt.
-    pub prompt: Content,
-    /// The better answer.
-    pub chosen: Content,
-    /// The worse answer.
-    pub rejected: Content,
-    /// How much better it is.
-    pub margin: Option<f32>,
 }
 
 impl Pairs {

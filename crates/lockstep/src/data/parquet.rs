@@ -1,7 +1,7 @@
 //! Parquet files as rows. Snappy, gzip and LZ4 pages are unpacked by the crate `parquet`; Zstandard and Brotli here,
 //! since the crate's own way needs a C compiler, or a compressor that nothing uses.
 
-use super::rows::Row;
+use super::Row;
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
 use crate::stop::StopSignal;

@@ -15,9 +15,9 @@ use std::sync::Arc;
 pub struct Prompt {
     /// The row of the dataset, from 0.
     pub row: usize,
-    /// Its tokens; equal ones of a dataset are the same.
+    /// The prompt's tokens; equal prompts of a dataset share them.
     pub tokens: Arc<model::Prompt>,
-    /// What it says.
+    /// The prompt's text or messages.
     pub content: Content,
     /// The other columns, for the rewards.
     pub columns: Map<String, Value>,
@@ -26,7 +26,7 @@ pub struct Prompt {
 /// The prompts of a dataset as ids.
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
-    /// Those that are used, in the dataset's order.
+    /// The prompts that are used, in the dataset's order.
     pub prompts: Vec<Arc<Prompt>>,
     /// How many were left out because they are longer than `max_prompt_length`.
     pub left_out: usize,
@@ -76,7 +76,7 @@ pub fn encode_all(
             bad_input!("{}, row {}: the prompt is empty: it has no token", data.name, example.row + 1);
         }
         if ids.len() + room > context {
-            let mend = match (context.saturating_sub(room), context.saturating_sub(ids.len())) {
+            let fix = match (context.saturating_sub(room), context.saturating_sub(ids.len())) {
                 (0, 0) => format!(
                     "lower max_completion_length below {context}, and set max_prompt_length to what is left, or raise \
                      max_model_len as far as the model's context goes"
@@ -89,7 +89,7 @@ pub fn encode_all(
             };
             bad_input!(
                 "{}, row {}: the prompt has {} tokens, and with max_completion_length = {room} that is more than the \
-                 context of {context} tokens: {mend}",
+                 context of {context} tokens: {fix}",
                 data.name,
                 example.row + 1,
                 ids.len()

@@ -1,16 +1,14 @@
 //! Rows of files: JSONL and Parquet, each row a map from column to JSON value.
 
+use super::Row;
 use crate::bad_input;
 use crate::error::BadInput;
 use crate::stop::StopSignal;
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, SeqAccess, Visitor};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
-
-/// A row as read.
-pub type Row = Map<String, Value>;
 
 /// Rows that a program has in memory; a clone is another handle to the same ones.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,9 +5,8 @@
 //! file has no split of its own; here every fifth problem is held out (`test`), and the others are `train`, so that no
 //! problem is in both.
 
-use super::DatasetSpec;
-use super::pairs::Preference;
-use super::rows::Row;
+use super::preference::Preference;
+use super::{DatasetSpec, Row};
 use crate::bad_input;
 use rewards::Content;
 use serde_json::Value;

@@ -27,7 +27,7 @@ pub struct Policy {
     pub base_sha256: Option<String>,
     /// What is written beside the weights when it is saved.
     pub copied: Arc<CopiedFiles>,
-    /// Its parameters.
+    /// The weights, and the adapter on them.
     pub weights: AdaptedWeights,
     /// Text to ids and back.
     pub tokenizer: Arc<Tokenizer>,
@@ -51,8 +51,8 @@ impl Policy {
         Ok(Policy::of(dir.to_owned(), assets, AdaptedWeights::new(ctx.memory(), weights, None)))
     }
 
-    /// The same, with the adapter of a PEFT directory on it, which must have been trained on these weights. If it does
-    /// not say on which, `warn` is told.
+    /// Loads a policy with the adapter of a PEFT directory on it, which must have been trained on these weights. Where
+    /// the adapter does not name them, `warn` is told.
     pub fn load_with(
         ctx: &Context,
         dir: &Path,
@@ -64,7 +64,7 @@ impl Policy {
         Policy::load_with_other(ctx, dir, adapter, dtype)
     }
 
-    /// The same, whatever the adapter says of the weights that it was trained on.
+    /// Loads a policy with an adapter, whatever weights the adapter says it was trained on.
     pub fn load_with_other(
         ctx: &Context,
         dir: &Path,
@@ -107,7 +107,7 @@ impl Policy {
         self.writer()(dir)
     }
 
-    /// The same of the weights as they are now, whatever becomes of the policy's meanwhile.
+    /// Writes the weights as they are now, even if the policy changes meanwhile.
     pub(crate) fn writer(&self) -> WriteFiles {
         let snapshot = self.snapshot();
         Box::new(move |dir| snapshot.save(dir))
@@ -165,7 +165,7 @@ impl Policy {
         )
     }
 
-    /// Its shape.
+    /// The model's shape.
     pub fn config(&self) -> &Arc<ModelConfig> {
         self.weights.config()
     }

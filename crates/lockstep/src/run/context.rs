@@ -9,8 +9,8 @@ use kernels::{Context, DType, Device, Error};
 /// matmuls of `dtype`.
 pub fn context(device: Option<Device>, threads: Option<usize>, dtype: ComputeDType) -> anyhow::Result<Context> {
     let ctx = Context::from_env_with(device, threads).map_err(|error| {
-        let mend = if matches!(error, Error::Device(_)) { "; or compute on the CPU: --device cpu" } else { "" };
-        BadInput::new(format!("{error}{mend}"))
+        let fix = if matches!(error, Error::Device(_)) { "; or compute on the CPU: --device cpu" } else { "" };
+        BadInput::new(format!("{error}{fix}"))
     })?;
     check_dtype(&ctx, dtype)?;
     Ok(ctx)

@@ -2,7 +2,7 @@
 //! events, and ranges that profilers show.
 
 use super::reporter::Reporter;
-use kernels::{Context, Copies, Mark, Range};
+use kernels::{Context, Copies, DeviceEvent, Range};
 use std::collections::HashMap;
 use std::fmt;
 use telemetry::{DeviceMeter, DeviceWork, StageTotal, Stages};
@@ -39,12 +39,12 @@ pub fn report(reporter: &mut Reporter, stages: &[StageTotal], ctx: &Context) {
 struct ContextMeter {
     ctx: Context,
     open: HashMap<u64, Open>,
-    closed: Vec<(u64, Mark, Mark)>,
+    closed: Vec<(u64, DeviceEvent, DeviceEvent)>,
 }
 
 struct Open {
     copies: Copies,
-    begin: Option<Mark>,
+    begin: Option<DeviceEvent>,
     _range: Option<Range>,
 }
 
@@ -56,8 +56,8 @@ impl ContextMeter {
     }
 
     /// None of a device that has failed: whoever computes on it hears of that.
-    fn mark(&self) -> Option<Mark> {
-        self.ctx.mark().ok().flatten()
+    fn mark(&self) -> Option<DeviceEvent> {
+        self.ctx.record_event().ok().flatten()
     }
 }
 

@@ -25,7 +25,7 @@ pub struct RunInputs {
     pub dir: RunDir,
     /// Where it begins.
     pub resume_from: ResumeFrom,
-    /// What it computes with.
+    /// The device and threads that the run computes with.
     pub ctx: Context,
     /// Whose log file is in the run's directory.
     pub console: Console,
@@ -47,7 +47,7 @@ pub struct Injected {
     pub train_rows: Option<Rows>,
     /// Held-out rows in the place of those that `eval_dataset_name` names.
     pub eval_rows: Option<Rows>,
-    /// Those in the place of what `eval_datasets` names, by name.
+    /// Rows in the place of the evaluation sets that `eval_datasets` names, by name.
     pub eval_sets: Vec<(String, Rows)>,
     /// The rewards that `reward_funcs` names `function:NAME`.
     pub rewards: Vec<Box<dyn Reward>>,
@@ -65,7 +65,7 @@ pub struct Injected {
     pub profiled: bool,
     /// Workers make the completions, in processes that read the weights.
     pub sharing: Option<Sharing>,
-    /// They join from other machines.
+    /// Where workers join from other machines.
     pub network: Option<Network>,
     /// Workers have the functions among the rewards.
     pub functions_of_workers: bool,

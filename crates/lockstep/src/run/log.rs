@@ -7,7 +7,7 @@ use super::inputs::Callbacks;
 use super::learner::{Learner, Update, not_finite};
 use super::profile::Profile;
 use super::reporter::Reporter;
-use super::reward_remarks::RewardRemarks;
+use super::reward_notes::RewardNotes;
 use crate::rollouts::evaluate::find;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ pub struct RunLog {
     /// What a program asks to be told.
     pub callbacks: Callbacks,
     /// What lines of progress say beside metrics.
-    pub remarks: RewardRemarks,
+    pub notes: RewardNotes,
     /// What progress is called.
     label: &'static str,
     /// The metrics that were logged last.
@@ -76,7 +76,7 @@ impl RunLog {
             stages,
             profile,
             callbacks,
-            remarks: RewardRemarks::default(),
+            notes: RewardNotes::default(),
             label,
             last_logged: Vec::new(),
             step_started: Instant::now(),
@@ -153,8 +153,8 @@ impl RunLog {
         if let Some(means) = &logged {
             let value = |name: &str| find(means, name).filter(|v| v.is_finite());
             let part = |name: &&str| value(name).map(|v| format!("{name} {v:.4}"));
-            let remark = self.remarks.text();
-            if let Some(remark) = remark.as_ref().filter(|_| self.remarks.is_news()) {
+            let remark = self.notes.text();
+            if let Some(remark) = remark.as_ref().filter(|_| self.notes.is_news()) {
                 self.sinks().info(remark);
             }
             let parts = shown.iter().filter_map(part).chain(remark);

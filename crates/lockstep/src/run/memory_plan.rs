@@ -233,18 +233,18 @@ impl MemoryPlan {
                 mib(fixed)
             );
         }
-        let mut mend = vec![
+        let mut fix = vec![
             format!("max_tokens_per_micro_batch (now {})", config.max_tokens_per_micro_batch),
             format!("max_num_seqs (now {})", config.max_num_seqs),
             format!("kv_cache_blocks{}", config.kv_cache_blocks.map_or(String::new(), |n| format!(" (now {n})"))),
         ];
         if !config.gradient_checkpointing {
-            mend.push("or set gradient_checkpointing = true".to_owned());
+            fix.push("or set gradient_checkpointing = true".to_owned());
         }
         bad_input!(
             "the run needs {needed} MiB of {what} and {available_mib} MiB are available: lower {} (`lockstep plan` \
              shows the parts)",
-            mend.join(", ")
+            fix.join(", ")
         )
     }
 }

@@ -4,6 +4,7 @@
 mod abandoned;
 pub mod alarms;
 pub mod begin;
+pub(crate) mod bits64;
 pub mod board;
 pub mod checkpoint;
 pub mod completion_log;
@@ -23,7 +24,7 @@ pub mod profile;
 pub mod provenance;
 pub mod reporter;
 pub mod resume;
-pub mod reward_remarks;
+pub mod reward_notes;
 mod rollout_log;
 pub mod run_dir;
 pub mod task;

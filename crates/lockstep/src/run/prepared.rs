@@ -7,7 +7,7 @@
 use super::alarms::Observations;
 use super::data_position::DataPosition;
 use super::profile::Measured;
-use super::reward_remarks::RewardRemarks;
+use super::reward_notes::RewardNotes;
 use super::training::TrainingRun;
 
 /// What making a batch changes of its run once the step on it is taken.
@@ -17,7 +17,7 @@ pub struct PreparedStep {
     /// What alarms look at.
     pub observed: Observations,
     /// What lines of progress say of rewards from then on.
-    pub remarks: RewardRemarks,
+    pub notes: RewardNotes,
     /// What a profile has of it.
     pub measured: Measured,
     /// In the order in which they were measured: sums have the bits of that order.
@@ -27,9 +27,9 @@ pub struct PreparedStep {
 impl PreparedStep {
     /// The next step of `run`, so far without a batch.
     pub fn after(run: &TrainingRun) -> PreparedStep {
-        let (data, remarks) = (run.data.clone(), run.log.remarks.clone());
+        let (data, notes) = (run.data.clone(), run.log.notes.clone());
         let (observed, measured) = (Observations::default(), Measured::default());
-        PreparedStep { data, observed, remarks, measured, metrics: Vec::new() }
+        PreparedStep { data, observed, notes, measured, metrics: Vec::new() }
     }
 
     /// Adds a value to the mean that is logged next.
@@ -43,11 +43,11 @@ impl TrainingRun {
     /// written then.
     pub fn commit(&mut self, step: PreparedStep) -> anyhow::Result<()> {
         self.finish_checkpoint()?;
-        let PreparedStep { data, observed, remarks, measured, metrics } = step;
+        let PreparedStep { data, observed, notes, measured, metrics } = step;
         self.data = data;
         self.log.profile.take(&measured);
         self.log.alarms.take(observed);
-        self.log.remarks = remarks;
+        self.log.notes = notes;
         metrics.iter().for_each(|(name, value)| self.log.add(name, *value));
         Ok(())
     }

@@ -22,7 +22,7 @@ pub struct RunMetadata<'a> {
     pub command: &'a str,
     /// The resolved configuration.
     pub config: &'a Config,
-    /// The same as its file says it.
+    /// The configuration as `config.toml` says it.
     pub config_toml: &'a str,
     /// What it computes with.
     pub ctx: &'a Context,
@@ -108,33 +108,33 @@ impl Models {
         config: &Config,
         purpose: Purpose,
         dir: &Path,
-        goes_on: bool,
+        resumes: bool,
         stop: &StopSignal,
     ) -> anyhow::Result<Models> {
         let reference = match purpose {
             Purpose::Dpo => Some(Reference::Policy),
             _ => config.reference(),
         };
-        let reads_weights = !goes_on || config.use_peft || reference == Some(Reference::Policy);
+        let reads_weights = !resumes || config.use_peft || reference == Some(Reference::Policy);
         let model = hashes(dir, stop, |name| reads_weights || !name.ends_with(".safetensors"))?;
         let (what, other) = match reference {
             Some(Reference::Teacher { name, .. }) => ("teacher", Some(name)),
             // One that has moved is in the checkpoint.
-            Some(Reference::Policy) if goes_on && config.sync_ref_model => ("", None),
+            Some(Reference::Policy) if resumes && config.sync_ref_model => ("", None),
             Some(Reference::Policy) => ("reference model", config.ref_model.as_deref()),
             None => ("", None),
         };
         let other = other.map(|name| locate(name, HubKind::Model)).transpose()?;
         let reference = other.as_ref().map_or(Ok(Vec::new()), |dir| hashes(dir, stop, |_| true))?;
         let record = RunRecord::read(&run.record()).unwrap_or_default();
-        let unchecked = (goes_on && record.model.is_empty()).then(|| {
+        let unchecked = (resumes && record.model.is_empty()).then(|| {
             format!(
                 "{} is missing, or does not say with which model the run began: that {} is the same is not checked",
                 run.record().display(),
                 dir.display()
             )
         });
-        if goes_on {
+        if resumes {
             check_unchanged("model", dir, &record.model, &model)?;
             if let Some(dir) = &other {
                 check_unchanged(what, dir, &record.reference, &reference)?;

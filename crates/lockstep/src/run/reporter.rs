@@ -20,7 +20,7 @@ pub struct Reporter {
     logging_steps: u64,
     first_step: bool,
     sums: MetricSums,
-    /// Of this step alone.
+    /// Metrics of this step alone.
     step_values: BTreeMap<String, f64>,
     /// A table of completions could not be written, which was said.
     lacks_tables: bool,

@@ -57,7 +57,7 @@ pub struct RunResult {
     pub best: Option<(u64, f64)>,
     /// The weight of the entropy bonus at the end, where the loss has one.
     pub entropy_coef: Option<f64>,
-    /// Its directory.
+    /// The run's directory.
     pub dir: RunDir,
     /// The model.
     pub policy: Policy,
@@ -159,7 +159,7 @@ impl Run {
         self.training.data.steps_per_epoch
     }
 
-    /// Its directory.
+    /// The run's directory.
     pub fn dir(&self) -> &RunDir {
         &self.training.checkpoints.dir
     }

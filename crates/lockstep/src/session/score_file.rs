@@ -20,7 +20,7 @@ use telemetry::Sinks;
 pub struct ScoredRow {
     /// The row of the file, from 0.
     pub row: usize,
-    /// What it answers; empty if the file has none.
+    /// The prompt that the completion answers; empty if the file has none.
     pub prompt: Content,
     /// What was scored.
     pub completion: Content,

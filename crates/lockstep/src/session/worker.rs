@@ -34,7 +34,7 @@ pub struct WorkerOptions<'a> {
     pub run: &'a Path,
     /// The server's token and certificates; its address is that of `run`.
     pub server: NatsServer,
-    /// Its name, unique in the run.
+    /// The worker's name, unique in the run.
     pub name: &'a str,
     /// Threads; as many as the machine has cores, if none are given.
     pub threads: Option<usize>,

@@ -32,7 +32,7 @@ impl Dropout {
         Dropout { p, seed, step, samples }
     }
 
-    /// That of linear layer number `place` of the model.
+    /// The dropout of linear layer number `place` of the model.
     pub(crate) fn of<'a>(&'a self, place: u32, positions: View<'a>) -> lora::Dropout<'a> {
         let [high, low, ..] = philox(self.seed, [self.step as u32, (self.step >> 32) as u32, place, STREAM]);
         let key = u64::from(high) << 32 | u64::from(low);

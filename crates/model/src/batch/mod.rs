@@ -157,7 +157,7 @@ impl Batch {
         }
         batch.finish()
     }
-    /// What it takes.
+    /// The room that the batch takes.
     pub fn capacity(&self) -> Capacity {
         Capacity { tokens: self.ids.len(), blocks: self.blocks, score_rows: self.targets.len() }
     }
@@ -319,7 +319,7 @@ impl BatchTensors {
         let range = |from: u32, to: u32| from as usize..to as usize;
         self.group_starts.windows(2).map(move |g| (range(g[0].0, g[1].0), range(g[0].1, g[1].1)))
     }
-    /// What it takes.
+    /// The room that the batch takes.
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }

@@ -11,7 +11,7 @@ use std::ops::Range;
 pub struct InferRows {
     /// One list after the other, in the order of [`Lists`], with room for more.
     device: Tensor,
-    /// The same on the host: what is copied.
+    /// The host's copy, from which the device's is written.
     staging: Vec<u32>,
     /// Block tables as they were last set, `[tables][table_len]`.
     tables: Vec<u32>,
@@ -40,13 +40,13 @@ struct Lists {
 pub struct StepRows<'a> {
     /// Token of each row.
     pub ids: &'a [u32],
-    /// Its position in its sequence; rows of a sequence are in ascending order.
+    /// Each row's position in its sequence; rows of a sequence are in ascending order.
     pub positions: &'a [u32],
-    /// Its block table.
+    /// Each row's block table.
     pub tables_of_rows: &'a [u32],
     /// Row `write_rows[i]` goes to slot (page · 64 + place) `write_slots[i]`; every row is written at least once.
     pub write_rows: &'a [u32],
-    /// As many.
+    /// The slot of the KV cache that each row writes, as many as rows.
     pub write_slots: &'a [u32],
     /// Rows that a token is sampled from.
     pub sampled: &'a [u32],

@@ -89,7 +89,7 @@ impl ChatTemplate {
         self.render_as(self.choose(chat.tools.is_some())?, chat)
     }
 
-    /// The same by the template of that name.
+    /// Renders the chat by the template of that name.
     fn render_as(&self, name: &str, chat: &Chat<'_>) -> Result<String> {
         if chat.messages.is_empty() {
             return Err(Error::Chat("a conversation needs at least one message".into()));

@@ -126,7 +126,7 @@ fn float(x: f64) -> String {
 /// How `json.dumps` writes.
 pub(super) struct Json {
     pub(super) ensure_ascii: bool,
-    /// Of one level; none writes one line.
+    /// The text that indents one level; none: everything on one line.
     pub(super) indent: Option<String>,
     /// Between items.
     pub(super) item: String,

@@ -22,11 +22,11 @@ pub use kernels::ops::glu::Activation;
 /// A model family: what a `model_type` names.
 #[derive(Debug)]
 pub struct Family {
-    /// Its `model_type`.
+    /// `model_type` in `config.json`.
     pub model_type: &'static str,
-    /// Its `architectures` entry, of a language model.
+    /// The entry in `architectures` of a language model.
     pub architecture: &'static str,
-    /// The same of a model that gives scores.
+    /// The entry in `architectures` of a model that gives scores.
     pub score_architecture: &'static str,
     /// Reads its configuration.
     pub(crate) read: fn(&Fields<'_>, &'static Family) -> Result<ModelConfig>,
@@ -46,18 +46,18 @@ pub enum QkNorm {
 /// The norms of one half of a layer, by what files call them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HalfNorms {
-    /// Of what the half reads.
+    /// The norm of what the half reads.
     pub before: Option<&'static str>,
-    /// Of what it adds to the residual stream.
+    /// The norm of what the half adds to the residual stream.
     pub after: Option<&'static str>,
 }
 
 /// The norms of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerNorms {
-    /// Of the attention half.
+    /// Norms of the attention half.
     pub attention: HalfNorms,
-    /// Of the MLP half.
+    /// Norms of the MLP half.
     pub mlp: HalfNorms,
 }
 
@@ -84,7 +84,7 @@ pub enum FileDType {
 }
 
 impl FileDType {
-    /// Its name in `config.json`.
+    /// The dtype's name in `config.json`.
     pub fn config_name(self) -> &'static str {
         match self {
             FileDType::F32 => "float32",
@@ -147,7 +147,7 @@ pub struct ModelConfig {
     pub query_pre_attn_scalar: f64,
     /// Rotary positions.
     pub rope: Rope,
-    /// Those of layers with a window, where they have others.
+    /// The rope of layers with a sliding window, where it differs from the others'.
     pub local_rope: Option<Rope>,
     /// Which of them each layer has.
     pub layer_ropes: Vec<LayerRope>,
@@ -185,7 +185,7 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// The same trunk under a head of `labels` scores, in the words of transformers' `…ForSequenceClassification`.
+    /// The same trunk under a head of `labels` scores, as transformers' `…ForSequenceClassification` describes it.
     pub fn with_score_head(&self, labels: usize) -> ModelConfig {
         let mut config = ModelConfig { head: Head::Score(labels), ..self.clone() };
         let (mut names, mut numbers) = (serde_json::Map::new(), serde_json::Map::new());
@@ -198,7 +198,7 @@ impl ModelConfig {
         config.raw.insert("label2id".into(), numbers.into());
         config
     }
-    /// The same with another padding token, which transformers must know to score several texts at once.
+    /// The same configuration with another padding token, which transformers needs to score several texts at once.
     pub(crate) fn padded_with(&self, pad_token_id: Option<u32>) -> ModelConfig {
         let mut config = ModelConfig { pad_token_id, ..self.clone() };
         if let Some(id) = pad_token_id {
@@ -206,7 +206,7 @@ impl ModelConfig {
         }
         config
     }
-    /// The same, computing in `compute`: f32, or bf16, whose weights hold two inputs side by side.
+    /// The same configuration, computing in `compute`: f32 or bf16. bf16 needs an even number of inputs of each matrix.
     pub fn computing_in(&self, compute: kernels::DType) -> Result<ModelConfig> {
         let sizes = [("hidden_size", self.hidden_size), ("intermediate_size", self.intermediate_size)];
         let odd = sizes.into_iter().find(|(_, size)| compute == kernels::DType::Bf16 && size % 2 != 0);

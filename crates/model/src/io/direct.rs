@@ -81,7 +81,7 @@ impl Piece {
 /// A thread that writes a whole piece while the next one is filled, so that the disk need not wait for either.
 struct Writer {
     pieces: Sender<(Piece, u64)>,
-    /// Of each piece, when it is written, or could not be.
+    /// Receives each piece when it is written, or when writing it failed.
     written: Receiver<(Piece, Result<()>)>,
     thread: JoinHandle<Disk>,
 }

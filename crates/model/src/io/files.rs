@@ -9,7 +9,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Its name in the directory whose files it lists.
+/// The name of the file that lists the others of its directory.
 pub const FILE_LIST: &str = "files.json";
 
 /// The files of a directory that belong together.
@@ -24,7 +24,7 @@ pub struct FileList {
 /// A file of a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedFile {
-    /// Its length.
+    /// The file's length.
     pub bytes: u64,
     /// XXH3 (64 bits) of its bytes; of a file of tensors that has one, the checksum in its header, which is compared
     /// with the bytes when they are read.

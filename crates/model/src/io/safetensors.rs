@@ -21,7 +21,7 @@ pub(super) struct Entry {
     /// As the file names it: `F32`, `BF16`, `I8`, …
     pub(super) dtype: String,
     pub(super) shape: Vec<usize>,
-    /// Its bytes, from the start of the file.
+    /// The tensor's bytes, counted from the start of the file.
     pub(super) bytes: Range<usize>,
 }
 

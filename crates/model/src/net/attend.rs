@@ -11,7 +11,7 @@
 //! Because keys and values are read from pages here, too, a row's sums run in the same order whether the rows before it
 //! are in this pass or were computed long ago: training, prefill and decoding give the same bits.
 
-use super::layer::{BackwardBuffers, Buffers, Input, Linears, Pass, Saved};
+use super::layer::{BackwardBuffers, Buffers, Input, LayerActivations, Linears, Pass};
 use super::norms::{self, HalfInput, InputBackward};
 use crate::kv::LayerPages;
 use crate::weights::{Layer, SavedInput, trained};
@@ -27,7 +27,7 @@ pub(super) fn forward(
     buffers: &mut Buffers<'_>,
     delta: &mut Tensor,
 ) -> Result<()> {
-    let Buffers { x, saved: s, pages, work } = buffers;
+    let Buffers { x, saved: s, pages, scratch } = buffers;
     let Pass { ctx, config, rows, .. } = *pass;
     let (n, eps) = (rows.len(), config.rms_norm_eps);
 
@@ -36,7 +36,7 @@ pub(super) fn forward(
         Input::After(before) => Some(&before.mid),
         Input::AfterInPlace => Some(&s.mid),
     };
-    let (y, rstd) = (work.normed.rows_mut(0..n), s.attend_rstd.rows_mut(0..n));
+    let (y, rstd) = (scratch.normed.rows_mut(0..n), s.attend_rstd.rows_mut(0..n));
     let (x, delta_in, sum) = match before {
         None => (x.rows(0..n), None, None),
         Some(mid) => (mid.rows(0..n), Some(delta.rows(0..n)), Some(x.rows_mut(0..n))),
@@ -47,9 +47,9 @@ pub(super) fn forward(
     let rounds = config.compute != DType::F32;
     let mut qkv = match rounds {
         false => s.qkv.rows_mut(0..n),
-        true => work.wide.view_mut(n, config.qkv_width()),
+        true => scratch.wide.view_mut(n, config.qkv_width()),
     };
-    let h = work.normed.rows(0..n);
+    let h = scratch.normed.rows(0..n);
     match (&w.qk_norm, &mut s.raw_qkv) {
         (Some((q_weight, k_weight)), Some((raw, rstd))) => {
             w.qkv.forward(ctx, h, low_rank, raw.rows_mut(0..n))?;
@@ -74,8 +74,11 @@ pub(super) fn forward(
         true => {
             let (heads, head_dim, positions) =
                 (config.num_heads + config.num_kv_heads, config.head_dim, rows.positions);
-            let (x, y, table) =
-                (work.wide.view(n, config.qkv_width()), s.qkv.rows_mut(0..n), pass.rope.of(config.layer_ropes[layer]));
+            let (x, y, table) = (
+                scratch.wide.view(n, config.qkv_width()),
+                s.qkv.rows_mut(0..n),
+                pass.rope.of(config.layer_ropes[layer]),
+            );
             rope::forward_into(ctx, rope::RotateInto { x, y, heads, head_dim, positions, table })?;
         }
     }
@@ -109,7 +112,7 @@ pub(super) fn backward(
     groups: View<'_>,
     b: &mut BackwardBuffers,
 ) -> Result<()> {
-    let Buffers { x, saved: s, pages, work } = buffers;
+    let Buffers { x, saved: s, pages, scratch } = buffers;
     let Pass { ctx, config, rows, .. } = *pass;
     let (n, width, qkv_width) = (rows.len(), config.num_heads * config.head_dim, config.qkv_width());
 
@@ -166,8 +169,8 @@ pub(super) fn backward(
     }
     let (low_rank, rstd, norm) =
         (pass.low_rank(layer, Linears::Qkv), s.attend_rstd.rows(0..n), w.attention_norm.as_ref());
-    norms::recompute_input(pass, norm, x.rows(0..n), rstd, work.normed.rows_mut(0..n))?;
-    let (input, d_x) = (SavedInput { x: work.normed.rows(0..n), low_rank, groups }, b.d_normed.rows_mut(0..n));
+    norms::recompute_input(pass, norm, x.rows(0..n), rstd, scratch.normed.rows_mut(0..n))?;
+    let (input, d_x) = (SavedInput { x: scratch.normed.rows(0..n), low_rank, groups }, b.d_normed.rows_mut(0..n));
     w.qkv.backward(ctx, input, d_qkv, d_x, &mut g.qkv)?;
     let (d_y, d_x) = (b.d_normed.rows(0..n), b.d_x.rows_mut(0..n));
     let args = InputBackward { x: x.rows(0..n), rstd, d_y, d_x, groups };
@@ -192,7 +195,7 @@ fn rotate<'a>(pass: &Pass<'a>, layer: usize, x: ViewMut<'a>) -> rope::Rotate<'a>
     rope::Rotate { x, heads, head_dim: c.head_dim, positions: rows.positions, table: rope.of(c.layer_ropes[layer]) }
 }
 
-fn write_kv(pass: &Pass<'_>, layer: usize, s: &Saved, pages: &mut LayerPages) -> Result<()> {
+fn write_kv(pass: &Pass<'_>, layer: usize, s: &LayerActivations, pages: &mut LayerPages) -> Result<()> {
     let write = attention::WriteKv {
         qkv: s.qkv.rows(0..pass.rows.len()),
         geometry: geometry(pass, layer),

@@ -55,17 +55,17 @@ impl<'a> Pass<'a> {
 pub(super) enum Input<'a> {
     /// `x` holds it: the first layer, or a layer that is recomputed.
     Ready,
-    /// It is `mid` of the layer before, plus `delta`.
-    After(&'a Saved),
-    /// The same, where all layers share one [`Saved`].
+    /// The input is `mid` of the layer before, plus `delta`.
+    After(&'a LayerActivations),
+    /// As `After`, where all layers share one [`LayerActivations`]: `mid` is still in it.
     AfterInPlace,
 }
 
 /// What a layer computes in the forward pass, and reads in the backward pass. T rows of each are in use.
 ///
 /// What feeds a matmul or attention has the model's compute dtype; the residual stream and what norms remember are
-/// f32. What is cheap to recompute is not kept: see [`Work`].
-pub(super) struct Saved {
+/// f32. What is cheap to recompute is not kept: see [`LayerScratch`].
+pub(super) struct LayerActivations {
     /// 1 / rms of x `[T]`
     pub attend_rstd: Tensor,
     /// q, k, v before their norms `[T, (nh + 2 nkv)·hd]`, and 1 / rms of each norm `[T, nh + nkv]` or `[T, 2]`.
@@ -78,7 +78,7 @@ pub(super) struct Saved {
     pub lse: Tensor,
     /// What attention gives before the norm after it `[T, H]`, and 1 / rms of it `[T]`; none without that norm.
     pub attention_out: Option<(Tensor, Tensor)>,
-    /// The same of the MLP.
+    /// What the MLP gives before the norm after it `[T, H]`, and 1 / rms of it `[T]`; none without that norm.
     pub mlp_out: Option<(Tensor, Tensor)>,
     /// m `[T, H]`
     pub mid: Tensor,
@@ -88,13 +88,13 @@ pub(super) struct Saved {
     pub gate_up: Option<Tensor>,
 }
 
-impl Saved {
+impl LayerActivations {
     /// Room for `rows` rows, and for the gates, if they are `kept`.
-    pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, kept: bool) -> Saved {
+    pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, kept: bool) -> LayerActivations {
         let zeros = |width: usize| Tensor::zeros(memory, &[rows, width], DType::F32);
         let fed = |width: usize| Tensor::zeros(memory, &[rows, width], c.compute);
         let column = || Tensor::zeros(memory, &[rows], DType::F32);
-        Saved {
+        LayerActivations {
             attend_rstd: column(),
             raw_qkv: c.qk_norm_widths().map(|(_, _, norms)| (zeros(c.qkv_width()), zeros(norms))),
             attention_out: c.norms.attention.after.map(|_| (zeros(c.hidden_size), column())),
@@ -111,7 +111,7 @@ impl Saved {
 
 /// What a half of a layer hands from one operation to the next, the same memory for all layers. The backward pass
 /// recomputes `normed` and `gated`, to the same bits, from what was kept.
-pub(super) struct Work {
+pub(super) struct LayerScratch {
     /// h or g, the normed input of a half `[T, H]`.
     pub normed: Tensor,
     /// u, act(gate) · up `[T, F]`.
@@ -120,9 +120,9 @@ pub(super) struct Work {
     pub wide: Scratch,
 }
 
-impl Work {
+impl LayerScratch {
     /// Room for `rows` rows of a model whose gates are `kept`, or not.
-    pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, kept: bool) -> Work {
+    pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, kept: bool) -> LayerScratch {
         let fed = |width: usize| Tensor::zeros(memory, &[rows, width], c.compute);
         let gates = 2 * c.intermediate_size * rows.min(memory.rows_at_once());
         let wide = match c.compute {
@@ -130,7 +130,7 @@ impl Work {
             DType::F32 => gates,
             _ => gates.max(rows * c.qkv_width()),
         };
-        Work { normed: fed(c.hidden_size), gated: fed(c.intermediate_size), wide: Scratch::new(memory, wide) }
+        LayerScratch { normed: fed(c.hidden_size), gated: fed(c.intermediate_size), wide: Scratch::new(memory, wide) }
     }
 }
 
@@ -138,9 +138,9 @@ impl Work {
 pub(super) struct Buffers<'a> {
     /// `[T, H]`
     pub x: &'a mut Tensor,
-    pub saved: &'a mut Saved,
+    pub saved: &'a mut LayerActivations,
     pub pages: &'a mut LayerPages,
-    pub work: &'a mut Work,
+    pub scratch: &'a mut LayerScratch,
 }
 
 /// Buffers of the backward pass, for one layer at a time.

@@ -10,7 +10,7 @@
 //! On tiles gate and up go through u without being written as f32, but for adapters, which add to them in f32, and
 //! where F is no multiple of a panel. Otherwise they are written, some rows at a time unless f32 is kept.
 
-use super::layer::{BackwardBuffers, Buffers, Linears, Pass, Work};
+use super::layer::{BackwardBuffers, Buffers, LayerScratch, Linears, Pass};
 use super::norms::{self, HalfInput, InputBackward};
 use crate::weights::{Layer, SavedInput};
 use kernels::ops::glu;
@@ -25,7 +25,7 @@ pub(super) fn forward(
     buffers: &mut Buffers<'_>,
     delta: &mut Tensor,
 ) -> Result<()> {
-    let Buffers { x, saved: s, work: Work { normed, gated, wide }, .. } = buffers;
+    let Buffers { x, saved: s, scratch: LayerScratch { normed, gated, wide }, .. } = buffers;
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
     let activation = pass.config.activation;
     let input = HalfInput {
@@ -77,7 +77,7 @@ pub(super) fn backward(
     groups: View<'_>,
     b: &mut BackwardBuffers,
 ) -> Result<()> {
-    let Buffers { saved: s, work: Work { normed, gated, .. }, .. } = buffers;
+    let Buffers { saved: s, scratch: LayerScratch { normed, gated, .. }, .. } = buffers;
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
     let activation = pass.config.activation;
     let Some(gate_up) = &s.gate_up else {

@@ -90,7 +90,7 @@ fn layers_forward<E: From<Error>>(
             None => Input::AfterInPlace,
         };
         let mut buffers =
-            Buffers { x: &mut a.inputs[x], saved: &mut here[0], pages: kv.layer_mut(l), work: &mut a.work };
+            Buffers { x: &mut a.inputs[x], saved: &mut here[0], pages: kv.layer_mut(l), scratch: &mut a.scratch };
         layer::forward(pass, l, w, input, &mut buffers, &mut a.delta)?;
     }
     rmsnorm::forward(
@@ -147,8 +147,8 @@ pub fn backward<'a>(
     for (l, w) in weights.params.layers.iter().enumerate().rev() {
         tape.stop.check()?;
         let (shares, s) = (a.shares(), a.saved_of(l));
-        let (pages, work) = (tape.pages.layer_mut(l), &mut a.work);
-        let mut buffers = Buffers { x: &mut a.inputs[l], saved: &mut a.saved[s], pages, work };
+        let (pages, scratch) = (tape.pages.layer_mut(l), &mut a.scratch);
+        let mut buffers = Buffers { x: &mut a.inputs[l], saved: &mut a.saved[s], pages, scratch };
         if shares {
             // Checkpointing: only the input was kept. The same operations on the same numbers give the same bits.
             layer::forward(&pass, l, w, Input::Ready, &mut buffers, &mut a.delta)?;

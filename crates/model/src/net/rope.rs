@@ -25,7 +25,7 @@ impl Rope {
         Rope { tables }
     }
 
-    /// That of a kind of layer that the model has.
+    /// The table of a kind of layer that the model has.
     pub(super) fn of(&self, kind: LayerRope) -> &rope::Table {
         let (_, table) = self.tables.iter().find(|(other, _)| *other == kind).expect("a table for every kind of layer");
         table

@@ -1,7 +1,7 @@
 //! Buffers of fixed capacity, allocated once: the activations that a forward pass keeps for the backward pass, or
 //! scratch alone.
 
-use super::layer::{BackwardBuffers, Saved, Work};
+use super::layer::{BackwardBuffers, LayerActivations, LayerScratch};
 use crate::ModelConfig;
 use crate::StopCheck;
 use crate::batch::Capacity;
@@ -25,7 +25,7 @@ pub(super) struct Activations {
     /// The input of each layer `[T, H]`; of one, where nothing is kept.
     pub inputs: Vec<Tensor>,
     /// What each layer computes; or what one does, where only inputs or nothing is kept.
-    pub saved: Vec<Saved>,
+    pub saved: Vec<LayerActivations>,
     /// What a layer's two halves add to the residual stream `[T, H]`.
     pub delta: Tensor,
     /// The residual stream after the last layer `[T, H]`.
@@ -35,7 +35,7 @@ pub(super) struct Activations {
     /// `last` after the final norm `[T, H]`, of what matmuls read.
     pub hidden: Tensor,
     /// What a half of a layer hands on.
-    pub work: Work,
+    pub scratch: LayerScratch,
     /// T of the last pass.
     pub rows: usize,
     keep: Keep,
@@ -48,18 +48,18 @@ impl Activations {
         let gates = keep != Keep::Nothing;
         Activations {
             inputs: (0..kept(keep != Keep::Nothing)).map(|_| stream()).collect(),
-            saved: (0..kept(keep == Keep::All)).map(|_| Saved::new(memory, c, rows, gates)).collect(),
+            saved: (0..kept(keep == Keep::All)).map(|_| LayerActivations::new(memory, c, rows, gates)).collect(),
             delta: stream(),
             last: stream(),
             rstd: Tensor::zeros(memory, &[rows], DType::F32),
             hidden: Tensor::zeros(memory, &[rows, c.hidden_size], c.compute),
-            work: Work::new(&memory.part("workspace"), c, rows, gates),
+            scratch: LayerScratch::new(&memory.part("workspace"), c, rows, gates),
             rows: 0,
             keep,
         }
     }
 
-    /// Whether the layers share one [`Saved`], so that the backward pass has to recompute it.
+    /// Whether the layers share one [`LayerActivations`], so that the backward pass has to recompute it.
     pub fn shares(&self) -> bool {
         self.keep != Keep::All
     }
@@ -121,7 +121,7 @@ pub(super) struct TapeBackward {
     pub layer: BackwardBuffers,
     /// The gradient of the hidden rows `[T, H]`.
     pub d_hidden: Tensor,
-    /// The same for scored rows `[R, H]`.
+    /// The gradient of the hidden rows that predict scored tokens `[R, H]`.
     pub d_score_rows: Tensor,
 }
 
@@ -182,7 +182,7 @@ impl Tape {
         self.stop = stop;
         self
     }
-    /// What it has room for.
+    /// What the tape has room for.
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }

@@ -11,9 +11,10 @@ use std::sync::Arc;
 /// A low-rank adapter over [`Weights`]. A model of scores has its head in it, which is trained beside it.
 #[derive(Debug)]
 pub struct Adapter {
-    /// What it is.
+    /// Rank, scale and target modules.
     pub lora: LoraConfig,
-    /// Its matrices, and a head of scores; of the model's own parameters it has no elements.
+    /// The low-rank matrices and, of a reward model, the head of scores. The model's own parameters have no elements
+    /// here.
     pub params: Params,
     /// Counts the updates, as [`Weights::version`].
     pub version: u64,

@@ -92,7 +92,7 @@ impl TensorSink for Weights {
 /// `modules_to_save`).
 pub(crate) struct AdapterFiles<'a>(pub &'a Params);
 
-/// The same, to write.
+/// An adapter's tensors under their names in files, to write.
 pub(crate) struct AdapterFilesMut<'a>(pub &'a mut Params);
 
 /// The head of scores, if there is one, as PEFT's files call it, then the adapters.

@@ -126,12 +126,12 @@ impl Linear {
         })
     }
 
-    /// Of [`backward`](Self::backward) what the matrix gives: dX = dY W.
+    /// The half of [`backward`](Self::backward) that gives the input's gradient: dX = dY W.
     pub(crate) fn backward_input(&self, ctx: &Context, d_y: View<'_>, d_x: ViewMut<'_>) -> Result<()> {
         linear::backward_input(ctx, linear::BackwardInput { d_y, w: &self.matrix, d_x, accumulate: false })
     }
 
-    /// Of [`backward`](Self::backward) what the matrix gets: dW += dYᵀ X, db += Σₜ dY, unless it is frozen.
+    /// The half of [`backward`](Self::backward) for weight and bias: dW += dYᵀ X, db += Σₜ dY, unless they are frozen.
     pub(crate) fn backward_weight(
         &self,
         ctx: &Context,

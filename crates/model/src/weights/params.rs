@@ -54,11 +54,11 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Its matrices, in the order of their tensors.
+    /// The layer's four matrices, in the order of their tensors.
     pub fn linears(&self) -> [&Linear; 4] {
         [&self.qkv, &self.o, &self.gate_up, &self.down]
     }
-    /// The same, to write.
+    /// The layer's four matrices, to write.
     pub fn linears_mut(&mut self) -> [&mut Linear; 4] {
         [&mut self.qkv, &mut self.o, &mut self.gate_up, &mut self.down]
     }
@@ -159,7 +159,7 @@ impl Params {
         self
     }
 
-    /// The same tree without the elements of other parameters than these.
+    /// The same tree, in which only the parameters that `these` accepts keep their elements.
     pub fn keep(mut self, memory: &Memory, these: impl Fn(&ParamSpec) -> bool) -> Params {
         let dropped: Vec<bool> = self.specs.iter().map(|spec| !these(spec)).collect();
         for (slot, _) in self.slots_mut().into_iter().zip(dropped).filter(|(_, dropped)| *dropped) {
@@ -180,7 +180,7 @@ impl Params {
     pub fn tensors(&self) -> Vec<&Tensor> {
         self.slots().into_iter().map(Slot::tensor).collect()
     }
-    /// The same, to write.
+    /// All tensors, to write.
     pub fn tensors_mut(&mut self) -> Vec<&mut Tensor> {
         self.slots_mut().into_iter().map(SlotMut::tensor).collect()
     }

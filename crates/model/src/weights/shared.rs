@@ -20,7 +20,7 @@ pub struct Sharing {
 /// Where a version can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// Its number.
+    /// The version's number.
     pub number: u64,
     /// What readers open.
     pub path: PathBuf,

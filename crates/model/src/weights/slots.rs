@@ -12,11 +12,11 @@ use std::sync::Arc;
 pub trait Versioned {
     /// Another one of this shape, whose numbers do not matter.
     fn like(&self, memory: &Memory) -> Self;
-    /// Its numbers.
+    /// The parameters.
     fn params(&self) -> &Params;
-    /// Its numbers, to write.
+    /// The parameters, to write.
     fn params_mut(&mut self) -> &mut Params;
-    /// Its version.
+    /// How often they were updated.
     fn version(&self) -> u64;
     /// Makes it this version.
     fn set_version(&mut self, version: u64);
@@ -99,7 +99,7 @@ impl<T: Versioned> Slot<T> {
         Ok(Slot { numbers: Arc::new(numbers), shared: Some(Shared { writer, published: None }) })
     }
 
-    /// Its numbers, to write, if nobody holds them: neither here nor, by a pin, in another process.
+    /// The contents, to write, if nobody reads them: neither here nor, by a pin, in another process.
     fn writable(&mut self) -> kernels::Result<Option<&mut T>> {
         if Arc::get_mut(&mut self.numbers).is_none() {
             return Ok(None);
@@ -121,7 +121,8 @@ impl<T: Versioned> WeightSlots<T> {
         WeightSlots { memory: memory.clone(), current, earlier: Vec::new(), bytes_copied: 0, sharing: None }
     }
 
-    /// The same in slots that other processes read: `first` is copied into the first of them. Booked in `memory`.
+    /// Slots that other processes read, too. `first` is copied into the first of them; their bytes are booked in
+    /// `memory`.
     pub fn shared(memory: &Memory, first: T, sharing: Sharing) -> kernels::Result<WeightSlots<T>> {
         let mut current = Slot::like(&first, memory, Some(&sharing))?;
         if let Some(numbers) = current.writable()? {

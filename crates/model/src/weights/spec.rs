@@ -11,32 +11,32 @@ pub(super) const SCORES: &str = "score.weight";
 /// A tensor of a Hugging Face file, as rows of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its name in files, such as `model.layers.0.self_attn.q_proj.weight`.
+    /// The name in files, such as `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// Its rows in the parameter.
+    /// The part's rows in the parameter.
     pub rows: Range<usize>,
-    /// Its shape in files: `[rows, K]` of a matrix, `[rows]` of a vector.
+    /// The shape in files: `[rows, K]` of a matrix, `[rows]` of a vector.
     pub shape: Vec<usize>,
 }
 
 /// What a parameter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Of the model itself.
+    /// A parameter of the model itself.
     Base,
-    /// Of a low-rank adapter.
+    /// A parameter of a low-rank adapter.
     Adapter,
 }
 
 /// What a parameter is: the file tensors that it holds, one below the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamSpec {
-    /// Its parts, in the order of its rows.
+    /// The tensors in files that the parameter is made of, in the order of its rows.
     pub parts: Vec<Part>,
     /// A matrix (a matmul's weight, or the embedding), or else a vector (a norm's weight or a bias). Weight decay is
     /// for matrices alone.
     pub matrix: bool,
-    /// What it is for.
+    /// Whether it is the model's or an adapter's.
     pub role: Role,
 }
 

@@ -46,14 +46,14 @@ pub struct ModelView<'a> {
 /// The versions that cached keys and values belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Of the base weights.
+    /// The version of the base weights.
     pub base: u64,
-    /// Of the adapter, where all sequences have the same one.
+    /// The version of the adapter, where all sequences have the same one.
     pub adapter: Option<u64>,
 }
 
 impl Version {
-    /// That of what training changes: the adapter, or the weights where there is none.
+    /// The version of what training changes: the adapter, or the base weights where there is none.
     pub fn trained(self) -> u64 {
         self.adapter.unwrap_or(self.base)
     }
@@ -106,7 +106,7 @@ impl<'a> ModelView<'a> {
 
 /// The adapter of each row of a pass.
 pub(crate) enum RowAdapters<'a> {
-    /// The same for all.
+    /// The same adapter, or none, for all rows.
     All(Option<&'a Adapter>),
     /// Those of ascending ranges of rows, by a sequence that names it; rows between them have none.
     Ranges(&'a [(Range<usize>, usize)], &'a [Option<&'a Adapter>]),
@@ -153,7 +153,7 @@ impl<'a> RowAdapters<'a> {
         Ok(RowAdapters::Ranges(ranges, of_sequences))
     }
 
-    /// The one that is trained in a backward pass: all rows have it, or none.
+    /// The adapter that a backward pass trains: all rows have it, or none has one.
     pub fn trained(&self) -> Result<Option<&'a Adapter>> {
         match self {
             RowAdapters::All(adapter) => Ok(*adapter),
@@ -185,7 +185,7 @@ fn same(a: Option<&Adapter>, b: Option<&Adapter>) -> bool {
 pub(crate) struct LowRankRows<'a> {
     pub adapters: &'a RowAdapters<'a>,
     pub layer: usize,
-    /// Its place in [`Layer::linears`](super::Layer::linears).
+    /// The layer's place in [`Layer::linears`](super::Layer::linears).
     pub linear: usize,
     /// What they do not see.
     pub dropout: Option<lora::Dropout<'a>>,
@@ -194,7 +194,7 @@ pub(crate) struct LowRankRows<'a> {
 }
 
 impl<'a> LowRankRows<'a> {
-    /// Those of some of the rows.
+    /// The adapters of some of the rows.
     pub fn rows(self, rows: Range<usize>) -> LowRankRows<'a> {
         let first = self.first + rows.start;
         LowRankRows { dropout: self.dropout.map(|d| d.rows(rows)), first, ..self }

@@ -15,11 +15,11 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Builtin;
 use super::answer::{Mark, first_line, marked, plain_digits, regex, said};
+use super::grader::Grader;
 use super::rational::Rational;
 use crate::batch::Verdict;
-use crate::{Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result};
 
 /// Brackets in brackets, at most.
 const MAX_DEPTH: usize = 50;
@@ -27,10 +27,10 @@ const MAX_DEPTH: usize = 50;
 /// How deep fractions may be nested.
 const MAX_FRACTIONS: usize = 10;
 
-/// Options of [`Countdown`].
+/// The options of [`Countdown`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct CountdownOptions {
     /// The dataset column with the numbers: a list, or a text such as `3, 7, 25`.
     pub numbers: String,
     /// The dataset column with the target.
@@ -41,36 +41,50 @@ pub(crate) struct Options {
     pub format_score: f64,
 }
 
-impl Default for Options {
+impl Default for CountdownOptions {
     fn default() -> Self {
-        Options { numbers: "nums".into(), target: "target".into(), use_all: true, format_score: 0.0 }
+        CountdownOptions { numbers: "nums".into(), target: "target".into(), use_all: true, format_score: 0.0 }
     }
 }
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Countdown {
-    name: String,
-    options: Options,
+    options: CountdownOptions,
 }
 
-impl Builtin for Countdown {
+impl Grader<2> for Countdown {
     const KIND: &'static str = "countdown";
-    type Options = Options;
+    const MAIN_OPTION: Option<&'static str> = None;
+    type Options = CountdownOptions;
 
-    fn build(name: String, options: Options) -> Result<Self> {
+    fn build(options: CountdownOptions) -> Result<Self> {
         if !options.format_score.is_finite() {
             return Err(Error::options(
                 "countdown",
                 format!("`format_score` must be a number, not {}", options.format_score),
             ));
         }
-        Ok(Countdown { name, options })
+        Ok(Countdown { options })
+    }
+
+    fn columns(&self) -> [&str; 2] {
+        [&self.options.numbers, &self.options.target]
+    }
+
+    fn grade(&self, [numbers, target]: [&Value; 2], completion: &str) -> Option<Verdict> {
+        Some(self.verdict(completion, &whole_numbers(numbers)?, whole(target)?))
+    }
+
+    fn unread(&self, [numbers, target]: [&Value; 2]) -> (String, Option<String>) {
+        let [column, other] = self.columns();
+        let message = format!("columns `{column}` and `{other}` are not whole numbers and a whole number");
+        (message, Some(format!("{numbers} and {target}")))
     }
 }
 
 impl Countdown {
-    fn judge(&self, text: &str, numbers: &[i128], target: i128) -> Verdict {
+    fn verdict(&self, text: &str, numbers: &[i128], target: i128) -> Verdict {
         let Some(computed) = answer(text) else { return Verdict { score: 0.0, answered: false } };
         let mut left = numbers.to_vec();
         let given = computed
@@ -83,46 +97,6 @@ impl Countdown {
             true => self.options.format_score,
         };
         Verdict { score, answered: true }
-    }
-}
-
-impl Reward for Countdown {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn required_columns(&self) -> Vec<String> {
-        vec![self.options.numbers.clone(), self.options.target.clone()]
-    }
-
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let columns = batch.column(&self.name, &self.options.numbers);
-        let columns = columns.and_then(|numbers| Ok((numbers, batch.column(&self.name, &self.options.target)?)));
-        let (numbers, targets) = match columns {
-            Ok(columns) => columns,
-            Err(problem) => return Scores::failed(batch.len(), problem),
-        };
-        let puzzles =
-            numbers.iter().zip(targets).map(|(numbers, target)| Some((whole_numbers(numbers)?, whole(target)?)));
-        let values = puzzles.zip(batch.completions).map(|(puzzle, completion)| {
-            let (numbers, target) = puzzle?;
-            Some(self.judge(&completion.text(), &numbers, target))
-        });
-        let mut scores = Scores::of_verdicts(values.collect());
-        if let Some(first) = scores.values.iter().position(Option::is_none) {
-            let rows = scores.values.iter().filter(|value| value.is_none()).count();
-            let Options { numbers: column, target, .. } = &self.options;
-            let message = format!("columns `{column}` and `{target}` are not whole numbers and a whole number");
-            let example = Some(format!("{} and {}", numbers[first], targets[first]));
-            scores
-                .problems
-                .push(Problem { example, ..Problem::new(&self.name, rows, message).of_kind(ProblemKind::BadData) });
-        }
-        scores
     }
 }
 
@@ -308,13 +282,13 @@ impl Parser {
 
 #[cfg(test)]
 mod tests {
+    use super::super::grader::scores;
     use super::*;
-    use crate::{Columns, Content};
     use proptest::prelude::*;
 
     fn score(text: &str, numbers: &[i128], target: i128) -> f64 {
-        let options = Options { format_score: 0.1, ..Options::default() };
-        Countdown::build("c".into(), options).unwrap().judge(text, numbers, target).score
+        let options = CountdownOptions { format_score: 0.1, ..CountdownOptions::default() };
+        Countdown::build(options).unwrap().verdict(text, numbers, target).score
     }
 
     #[test]
@@ -397,27 +371,18 @@ mod tests {
         ] {
             assert_eq!(score(text, &[1, 2], 3), 1.0, "{text}");
         }
-        let some = Options { use_all: false, ..Options::default() };
-        assert_eq!(Countdown::build("c".into(), some).unwrap().judge("1 + 2", &[1, 2, 9], 3).score, 1.0);
+        let some = CountdownOptions { use_all: false, ..CountdownOptions::default() };
+        assert_eq!(Countdown::build(some).unwrap().verdict("1 + 2", &[1, 2, 9], 3).score, 1.0);
         assert_eq!(score("1 + 2", &[1, 2, 9], 3), 0.0);
     }
 
     #[test]
-    fn numbers_are_lists_or_texts_and_what_is_neither_is_not_judged() {
-        let completions: Vec<Content> = ["1 + 2"; 4].iter().map(|&c| c.into()).collect();
-        let columns = Columns::from([
-            ("nums".to_owned(), vec![serde_json::json!([1, 2]), "1,2".into(), "[2, 1]".into(), "one".into()]),
-            ("target".to_owned(), vec![3.into(), "3".into(), 4.into(), 3.into()]),
-        ]);
-        let batch = RewardBatch {
-            prompts: &vec!["q".into(); 4],
-            completions: &completions,
-            completion_ids: &vec![vec![]; 4],
-            columns: &columns,
-            rows: &[],
-            step: 0,
-        };
-        let scores = Countdown::build("c".into(), Options::default()).unwrap().score(&batch);
+    fn numbers_are_lists_or_texts_and_what_is_neither_is_not_scored() {
+        let columns = [
+            ("nums", vec![serde_json::json!([1, 2]), "1,2".into(), "[2, 1]".into(), "one".into()]),
+            ("target", vec![3.into(), "3".into(), 4.into(), 3.into()]),
+        ];
+        let scores = scores(&Countdown::build(CountdownOptions::default()).unwrap(), &["1 + 2"; 4], columns);
         assert_eq!(scores.values, [Some(1.0), Some(1.0), Some(0.0), None]);
         assert!(scores.problems[0].to_string().contains("\"one\" and 3"), "{}", scores.problems[0]);
     }
@@ -453,7 +418,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_judged(text in "[-+*/() 0-9x=]{0,40}") {
+        fn any_text_is_scored(text in "[-+*/() 0-9x=]{0,40}") {
             let value = score(&text, &[1, 2, 3], 6);
             prop_assert!([0.0, 0.1, 1.0].contains(&value));
         }

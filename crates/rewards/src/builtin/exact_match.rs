@@ -8,15 +8,15 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Builtin;
 use super::answer::{Mark, first_line, marked};
+use super::grader::Grader;
 use crate::batch::Verdict;
-use crate::{Error, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result};
 
-/// Options of [`ExactMatch`].
+/// The options of [`ExactMatch`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct ExactMatchOptions {
     /// The dataset column with the answer.
     pub column: String,
     /// Cut white space from both ends (after extraction).
@@ -35,9 +35,9 @@ pub(crate) struct Options {
     pub marked: bool,
 }
 
-impl Default for Options {
+impl Default for ExactMatchOptions {
     fn default() -> Self {
-        Options {
+        ExactMatchOptions {
             column: "answer".into(),
             strip: true,
             ignore_case: false,
@@ -52,21 +52,37 @@ impl Default for Options {
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct ExactMatch {
-    name: String,
-    options: Options,
+    options: ExactMatchOptions,
     extract: Option<Regex>,
 }
 
-impl Builtin for ExactMatch {
+impl Grader<1> for ExactMatch {
     const KIND: &'static str = "exact_match";
-    const MAIN_OPTION: Option<&'static str> = Some("column");
-    type Options = Options;
+    type Options = ExactMatchOptions;
 
-    fn build(name: String, options: Options) -> Result<Self> {
+    fn build(options: ExactMatchOptions) -> Result<Self> {
         let extract = options.extract.as_deref().map(Regex::new).transpose();
         let extract = extract
             .map_err(|e| Error::options("exact_match", format!("`extract` is not a regular expression: {e}")))?;
-        Ok(ExactMatch { name, options, extract })
+        Ok(ExactMatch { options, extract })
+    }
+
+    fn columns(&self) -> [&str; 1] {
+        [&self.options.column]
+    }
+
+    fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
+        let accepted = accepted(answer);
+        if accepted.is_empty() {
+            return None;
+        }
+        let given: Vec<String> = self.parts(completion).into_iter().map(|part| self.normalise(part)).collect();
+        let given = (!given.is_empty()).then_some(given);
+        Some(Verdict::of(given, |given| accepted.iter().any(|answer| given.contains(&self.normalise(answer)))))
+    }
+
+    fn unread(&self, _: [&Value; 1]) -> (String, Option<String>) {
+        (format!("column `{}` is empty there", self.options.column), None)
     }
 }
 
@@ -114,70 +130,34 @@ fn accepted(answer: &Value) -> Vec<String> {
     }
 }
 
-impl Reward for ExactMatch {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn required_columns(&self) -> Vec<String> {
-        vec![self.options.column.clone()]
-    }
-
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let column = &self.options.column;
-        let unread = |_: &Value| (format!("column `{column}` is empty there"), None);
-        batch.score_by_answer(&self.name, column, unread, |answer, text| {
-            let accepted = accepted(answer);
-            if accepted.is_empty() {
-                return None;
-            }
-            let given: Vec<String> = self.parts(text).into_iter().map(|part| self.normalise(part)).collect();
-            let given = (!given.is_empty()).then_some(given);
-            Some(Verdict::of(given, |given| accepted.iter().any(|answer| given.contains(&self.normalise(answer)))))
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::grader::scores;
     use super::*;
-    use crate::{Columns, Content};
+    use crate::Scores;
 
-    fn score(options: Options, completion: &str, answer: Value) -> Scores {
-        let columns = Columns::from([("answer".to_owned(), vec![answer])]);
-        let batch = RewardBatch {
-            prompts: &["".into()],
-            completions: &[Content::from(completion)],
-            completion_ids: &[vec![]],
-            columns: &columns,
-            rows: &[],
-            step: 0,
-        };
-        ExactMatch::build("match".into(), options).unwrap().score(&batch)
+    fn score(options: ExactMatchOptions, completion: &str, answer: Value) -> Scores {
+        scores(&ExactMatch::build(options).unwrap(), &[completion], [("answer", vec![answer])])
     }
 
     #[test]
     fn normalisations_act_only_when_chosen() {
         let value = |options, completion, answer: &str| score(options, completion, answer.into()).values[0].unwrap();
-        let plain = Options::default;
+        let plain = ExactMatchOptions::default;
         assert_eq!(value(plain(), " Paris\n", "Paris"), 1.0);
-        assert_eq!(value(Options { strip: false, ..plain() }, " Paris", "Paris"), 0.0);
+        assert_eq!(value(ExactMatchOptions { strip: false, ..plain() }, " Paris", "Paris"), 0.0);
         assert_eq!(value(plain(), "paris", "Paris"), 0.0);
-        assert_eq!(value(Options { ignore_case: true, ..plain() }, "PARIS", "Paris"), 1.0);
+        assert_eq!(value(ExactMatchOptions { ignore_case: true, ..plain() }, "PARIS", "Paris"), 1.0);
         assert_eq!(value(plain(), "Paris.", "Paris"), 0.0);
-        assert_eq!(value(Options { ignore_punctuation: true, ..plain() }, "\"Paris.\"", "Paris"), 1.0);
+        assert_eq!(value(ExactMatchOptions { ignore_punctuation: true, ..plain() }, "\"Paris.\"", "Paris"), 1.0);
         assert_eq!(value(plain(), "New  York", "New York"), 0.0);
-        assert_eq!(value(Options { collapse_whitespace: true, ..plain() }, "New\n York ", "New York"), 1.0);
-        let spaces = Options { collapse_whitespace: true, strip: false, ..plain() };
+        assert_eq!(value(ExactMatchOptions { collapse_whitespace: true, ..plain() }, "New\n York ", "New York"), 1.0);
+        let spaces = ExactMatchOptions { collapse_whitespace: true, strip: false, ..plain() };
         assert_eq!(value(spaces, "\n New York", "New York"), 0.0);
-        let extract = || Options { extract: Some("<a>(.*?)</a>".into()), ..plain() };
+        let extract = || ExactMatchOptions { extract: Some("<a>(.*?)</a>".into()), ..plain() };
         assert_eq!(value(extract(), "<a>1</a> no, <a> 2 </a>", "2"), 1.0);
         assert_eq!(value(extract(), "2", "2"), 0.0);
-        assert!(ExactMatch::build("m".into(), Options { extract: Some("(".into()), ..plain() }).is_err());
+        assert!(ExactMatch::build(ExactMatchOptions { extract: Some("(".into()), ..plain() }).is_err());
         for text in [
             "<think>hm</think><answer>Paris</answer>",
             "so \\boxed{Paris}.",
@@ -186,7 +166,7 @@ mod tests {
             "The answer is Paris",
         ] {
             assert_eq!(value(plain(), text, "Paris"), 1.0, "{text}");
-            assert_eq!(value(Options { marked: false, ..plain() }, text, "Paris"), 0.0, "{text}");
+            assert_eq!(value(ExactMatchOptions { marked: false, ..plain() }, text, "Paris"), 0.0, "{text}");
             assert_eq!(value(plain(), text, text), 1.0, "{text}");
         }
         for text in
@@ -199,9 +179,9 @@ mod tests {
     #[test]
     fn several_answers_numbers_and_none() {
         let list = serde_json::json!(["four", 4]);
-        assert_eq!(score(Options::default(), "4", list.clone()).values, [Some(1.0)]);
-        assert_eq!(score(Options::default(), "5", list).values, [Some(0.0)]);
-        let empty = score(Options::default(), "", Value::Null);
+        assert_eq!(score(ExactMatchOptions::default(), "4", list.clone()).values, [Some(1.0)]);
+        assert_eq!(score(ExactMatchOptions::default(), "5", list).values, [Some(0.0)]);
+        let empty = score(ExactMatchOptions::default(), "", Value::Null);
         assert_eq!(empty.values, [None]);
         assert_eq!(empty.problems.len(), 1);
     }

@@ -9,10 +9,10 @@ use serde::Deserialize;
 use super::Builtin;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 
-/// Options of [`Format`].
+/// The options of [`Format`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Options {
+pub(crate) struct FormatOptions {
     /// The regular expression.
     pub pattern: String,
     /// The whole completion must match, from its first character to its last; otherwise a match anywhere is enough.
@@ -30,9 +30,9 @@ pub(crate) struct Format {
 impl Builtin for Format {
     const KIND: &'static str = "format";
     const MAIN_OPTION: Option<&'static str> = Some("pattern");
-    type Options = Options;
+    type Options = FormatOptions;
 
-    fn build(name: String, options: Options) -> Result<Self> {
+    fn build(name: String, options: FormatOptions) -> Result<Self> {
         let compile = |pattern: &str| {
             Regex::new(pattern).map_err(|e| {
                 Error::options("format", format!("the pattern is not a regular expression (no look-around here): {e}"))
@@ -73,7 +73,7 @@ mod tests {
     use crate::{Columns, Content};
 
     fn score(pattern: &str, full: bool, completion: &str) -> f64 {
-        let mut reward = Format::build("tags".into(), Options { pattern: pattern.into(), full }).unwrap();
+        let mut reward = Format::build("tags".into(), FormatOptions { pattern: pattern.into(), full }).unwrap();
         let completions = [Content::from(completion)];
         let batch = RewardBatch {
             prompts: &["".into()],
@@ -101,8 +101,9 @@ mod tests {
     #[test]
     fn a_bad_pattern_is_an_error() {
         for pattern in ["(", "a(?=b)", "a)|(b"] {
-            let error =
-                Format::build("f".into(), Options { pattern: pattern.into(), full: true }).unwrap_err().to_string();
+            let error = Format::build("f".into(), FormatOptions { pattern: pattern.into(), full: true })
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("pattern"), "{error}");
         }
     }

@@ -14,65 +14,53 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Builtin;
 use super::answer::{closed, first_line, hashed, plain_digits, regex, said, taken_back_behind};
+use super::grader::Grader;
 use super::number::{Decimal, Group, NUMBER, Number, groups, is_meant, latex_fractions};
+use crate::Result;
 use crate::batch::Verdict;
-use crate::{Result, Reward, RewardBatch, Scores};
 
-/// Options of [`Gsm8k`].
+/// The options of [`Gsm8k`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct Gsm8kOptions {
     /// The dataset column with the answer.
     pub column: String,
     /// Accept only a number after `####`, in `<answer>` or in `\boxed{}`, not just any last number.
     pub strict: bool,
 }
 
-impl Default for Options {
+impl Default for Gsm8kOptions {
     fn default() -> Self {
-        Options { column: "answer".into(), strict: false }
+        Gsm8kOptions { column: "answer".into(), strict: false }
     }
 }
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Gsm8k {
-    name: String,
-    options: Options,
+    options: Gsm8kOptions,
 }
 
-impl Builtin for Gsm8k {
+impl Grader<1> for Gsm8k {
     const KIND: &'static str = "gsm8k";
-    const MAIN_OPTION: Option<&'static str> = Some("column");
-    type Options = Options;
+    type Options = Gsm8kOptions;
 
-    fn build(name: String, options: Options) -> Result<Self> {
-        Ok(Gsm8k { name, options })
-    }
-}
-
-impl Reward for Gsm8k {
-    fn name(&self) -> &str {
-        &self.name
+    fn build(options: Gsm8kOptions) -> Result<Self> {
+        Ok(Gsm8k { options })
     }
 
-    fn required_columns(&self) -> Vec<String> {
-        vec![self.options.column.clone()]
+    fn columns(&self) -> [&str; 1] {
+        [&self.options.column]
     }
 
-    fn scores_by_group(&self) -> bool {
-        true
+    fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
+        let gold = gold(answer)?;
+        Some(Verdict::of(answer_of(completion, self.options.strict), |given| given == gold))
     }
 
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let Options { column, strict } = &self.options;
-        let unread = |answer: &Value| (format!("no number in column `{column}`"), Some(format!("in {answer}")));
-        batch.score_by_answer(&self.name, column, unread, |answer, text| {
-            let gold = gold(answer)?;
-            Some(Verdict::of(answer_of(text, *strict), |given| given == gold))
-        })
+    fn unread(&self, [answer]: [&Value; 1]) -> (String, Option<String>) {
+        (format!("no number in column `{}`", self.options.column), Some(format!("in {answer}")))
     }
 }
 
@@ -182,9 +170,10 @@ fn stands(text: &str, group: &Group) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::grader::scores;
     use super::super::rational::Rational;
     use super::*;
-    use crate::{Columns, Content};
+    use crate::Scores;
 
     fn answer(text: &str) -> Option<Number> {
         answer_of(text, false)
@@ -345,23 +334,11 @@ mod tests {
     }
 
     fn score(completions: &[&str], answers: Vec<Value>) -> Scores {
-        let completions: Vec<Content> = completions.iter().map(|&c| c.into()).collect();
-        let ids = vec![vec![]; completions.len()];
-        let columns = Columns::from([("answer".to_owned(), answers)]);
-        let prompts = vec![Content::from("q"); completions.len()];
-        let batch = RewardBatch {
-            prompts: &prompts,
-            completions: &completions,
-            completion_ids: &ids,
-            columns: &columns,
-            rows: &[],
-            step: 0,
-        };
-        Gsm8k::build("gsm8k".into(), Options::default()).unwrap().score(&batch)
+        scores(&Gsm8k::build(Gsm8kOptions::default()).unwrap(), completions, [("answer", answers)])
     }
 
     #[test]
-    fn scores_and_says_what_it_cannot_judge() {
+    fn scores_and_says_what_it_cannot_score() {
         let scores = score(
             &["#### 18", "#### 19", "18.0", "18", "18"],
             vec!["9 * 2 = 18\n#### 18".into(), "#### 18".into(), 18.into(), 18.0.into(), "eighteen".into()],
@@ -374,7 +351,7 @@ mod tests {
 
     /// The answers of the real dataset all have a number, and a solution is right by its own answer.
     #[test]
-    fn judges_the_real_data_set() {
+    fn scores_the_real_data_set() {
         let Some(file) = testing::shared("data/gsm8k/test.jsonl") else { return };
         let text = std::fs::read_to_string(file).unwrap();
         let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -406,31 +383,21 @@ mod tests {
             let labels: Vec<bool> = rows.iter().map(|row| row[model]["is_correct"].as_bool().unwrap()).collect();
             let scores = score(&solutions, golds.clone());
             assert!(scores.problems.is_empty());
-            let judged: Vec<bool> = scores.values.iter().map(|value| *value == Some(1.0)).collect();
-            let other = (0..1319).filter(|&i| judged[i] != labels[i]).map(|i| solutions[i]).collect::<Vec<_>>();
-            assert!(other.is_empty(), "{model}: judged otherwise: {other:#?}");
-            assert_eq!(judged.iter().filter(|right| **right).count(), right, "{model}");
+            let scored: Vec<bool> = scores.values.iter().map(|value| *value == Some(1.0)).collect();
+            let other = (0..1319).filter(|&i| scored[i] != labels[i]).map(|i| solutions[i]).collect::<Vec<_>>();
+            assert!(other.is_empty(), "{model}: scored otherwise: {other:#?}");
+            assert_eq!(scored.iter().filter(|right| **right).count(), right, "{model}");
         }
     }
 
     #[test]
     fn a_missing_column_gives_none_and_names_what_there_is() {
-        let prompts = [Content::from("q")];
-        let columns = Columns::from([("solution".to_owned(), vec!["1".into()])]);
-        let completions = [Content::assistant("#### 1")];
-        let batch = RewardBatch {
-            prompts: &prompts,
-            completions: &completions,
-            completion_ids: &[vec![]],
-            columns: &columns,
-            rows: &[],
-            step: 0,
+        let of = |options: Gsm8kOptions| {
+            scores(&Gsm8k::build(options).unwrap(), &["#### 1"], [("solution", vec!["1".into()])])
         };
-        let mut reward = Gsm8k::build("gsm8k".into(), Options::default()).unwrap();
-        let scores = reward.score(&batch);
-        assert_eq!(scores.values, [None]);
-        assert!(scores.problems[0].message.contains("`answer`") && scores.problems[0].message.contains("`solution`"));
-        let options = Options { column: "solution".into(), strict: true };
-        assert_eq!(Gsm8k::build("gsm8k".into(), options).unwrap().score(&batch).values, [Some(1.0)]);
+        let missing = of(Gsm8kOptions::default());
+        assert_eq!(missing.values, [None]);
+        assert!(missing.problems[0].message.contains("`answer`") && missing.problems[0].message.contains("`solution`"));
+        assert_eq!(of(Gsm8kOptions { column: "solution".into(), strict: true }).values, [Some(1.0)]);
     }
 }

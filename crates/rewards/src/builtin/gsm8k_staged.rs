@@ -15,20 +15,20 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Builtin;
 use super::answer::{closed, first_line, hashed};
+use super::grader::{Grader, score_rows};
 use super::gsm8k::{gold, only_number};
 use super::number::Number;
 use crate::batch::Verdict;
-use crate::{Error, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result, RewardBatch, Scores};
 
 /// Where no number stands between the tags.
 const NO_NUMBER: f64 = -4.5;
 
-/// Options of [`Staged`].
+/// The options of [`Staged`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct StagedOptions {
     /// The dataset column with the answer.
     pub column: String,
     /// What opens the reasoning.
@@ -41,9 +41,9 @@ pub(crate) struct Options {
     pub solution_end: String,
 }
 
-impl Default for Options {
+impl Default for StagedOptions {
     fn default() -> Self {
-        Options {
+        StagedOptions {
             column: "answer".into(),
             reasoning_start: "<start_working_out>".into(),
             reasoning_end: "<end_working_out>".into(),
@@ -56,17 +56,15 @@ impl Default for Options {
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Staged {
-    name: String,
-    options: Options,
+    options: StagedOptions,
 }
 
-impl Builtin for Staged {
+impl Grader<1> for Staged {
     const KIND: &'static str = "gsm8k_staged";
-    const MAIN_OPTION: Option<&'static str> = Some("column");
-    type Options = Options;
+    type Options = StagedOptions;
 
-    fn build(name: String, options: Options) -> Result<Self> {
-        let staged = Staged { name, options };
+    fn build(options: StagedOptions) -> Result<Self> {
+        let staged = Staged { options };
         let tags = staged.tags();
         if tags.iter().any(|tag| tag.is_empty()) || (0..4).any(|i| tags[..i].contains(&tags[i])) {
             return Err(Error::options(
@@ -76,11 +74,39 @@ impl Builtin for Staged {
         }
         Ok(staged)
     }
+
+    fn columns(&self) -> [&str; 1] {
+        [&self.options.column]
+    }
+
+    fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
+        Some(verdict(self.points(completion, &gold(answer)?)))
+    }
+
+    fn unread(&self, _: [&Value; 1]) -> (String, Option<String>) {
+        (format!("no number in column `{}`", self.options.column), None)
+    }
+
+    /// With a column for each stage.
+    fn score(&self, name: &str, batch: &RewardBatch<'_>) -> Scores {
+        let mut stages: [Vec<Value>; 3] = Default::default();
+        let mut scores = score_rows(self, name, batch, |[answer], completion| {
+            let points = gold(answer).map(|gold| self.points(completion, &gold));
+            for (i, stage) in stages.iter_mut().enumerate() {
+                stage.push(points.map(|points| points[i]).into());
+            }
+            points.map(verdict)
+        });
+        if scores.values.len() == stages[0].len() {
+            scores.extra = ["form", "tags", "closeness"].map(str::to_owned).into_iter().zip(stages).collect();
+        }
+        scores
+    }
 }
 
 impl Staged {
     fn tags(&self) -> [&str; 4] {
-        let Options { reasoning_start, reasoning_end, solution_start, solution_end, .. } = &self.options;
+        let StagedOptions { reasoning_start, reasoning_end, solution_start, solution_end, .. } = &self.options;
         [reasoning_start, reasoning_end, solution_start, solution_end]
     }
 
@@ -126,44 +152,17 @@ fn closeness(solution: &str, gold: &Number) -> f64 {
     }
 }
 
-impl Reward for Staged {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn required_columns(&self) -> Vec<String> {
-        vec![self.options.column.clone()]
-    }
-
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let column = &self.options.column;
-        let unread = |_: &Value| (format!("no number in column `{column}`"), None);
-        let mut stages: [Vec<Value>; 3] = Default::default();
-        let mut scores = batch.score_by_answer(&self.name, column, unread, |answer, text| {
-            let points = gold(answer).map(|gold| self.points(text, &gold));
-            for (i, stage) in stages.iter_mut().enumerate() {
-                stage.push(points.map(|points| points[i]).into());
-            }
-            points.map(|points| Verdict { score: points.iter().sum(), answered: points[2] != NO_NUMBER })
-        });
-        if scores.values.len() == stages[0].len() {
-            scores.extra = ["form", "tags", "closeness"].map(str::to_owned).into_iter().zip(stages).collect();
-        }
-        scores
-    }
+fn verdict(points: [f64; 3]) -> Verdict {
+    Verdict { score: points.iter().sum(), answered: points[2] != NO_NUMBER }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::grader::scores;
     use super::*;
-    use crate::{Columns, Content};
 
     fn staged() -> Staged {
-        Staged::build("s".into(), Options::default()).unwrap()
+        Staged::build(StagedOptions::default()).unwrap()
     }
 
     fn formed(solution: &str) -> String {
@@ -224,18 +223,9 @@ mod tests {
     }
 
     #[test]
-    fn scores_with_a_column_for_each_stage_and_says_what_it_cannot_judge() {
-        let completions: Vec<Content> = [formed("1,018"), formed("18")].into_iter().map(Content::Text).collect();
-        let columns = Columns::from([("answer".to_owned(), vec!["9 * 2\n#### 1,018".into(), "eighteen".into()])]);
-        let batch = RewardBatch {
-            prompts: &vec!["q".into(); 2],
-            completions: &completions,
-            completion_ids: &vec![vec![]; 2],
-            columns: &columns,
-            rows: &[],
-            step: 0,
-        };
-        let scores = staged().score(&batch);
+    fn scores_with_a_column_for_each_stage_and_says_what_it_cannot_score() {
+        let answers = vec!["9 * 2\n#### 1,018".into(), "eighteen".into()];
+        let scores = scores(&staged(), &[&formed("1,018"), &formed("18")], [("answer", answers)]);
         assert_eq!(scores.values, [Some(10.0), None]);
         assert_eq!(scores.problems[0].rows, 1);
         let of = |name: &str| scores.extra.iter().find(|(own, _)| own == name).unwrap().1.clone();
@@ -243,7 +233,8 @@ mod tests {
             (of("form"), of("closeness")),
             (vec![3.0.into(), serde_json::Value::Null], vec![5.0.into(), serde_json::Value::Null])
         );
-        let same = Options { reasoning_start: "<x>".into(), reasoning_end: "<x>".into(), ..Options::default() };
-        assert!(Staged::build("s".into(), same).unwrap_err().to_string().contains("must differ"));
+        let same =
+            StagedOptions { reasoning_start: "<x>".into(), reasoning_end: "<x>".into(), ..StagedOptions::default() };
+        assert!(Staged::build(same).unwrap_err().to_string().contains("must differ"));
     }
 }

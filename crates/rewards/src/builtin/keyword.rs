@@ -24,10 +24,10 @@ pub(crate) enum Match {
     Share,
 }
 
-/// Options of [`Keyword`].
+/// The options of [`Keyword`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Options {
+pub(crate) struct KeywordOptions {
     /// A text, or a list of texts.
     pub words: Words,
     /// Any, all or the share of them.
@@ -50,15 +50,15 @@ fn yes() -> bool {
 pub(crate) struct Keyword {
     name: String,
     words: Vec<String>,
-    options: Options,
+    options: KeywordOptions,
 }
 
 impl Builtin for Keyword {
     const KIND: &'static str = "keyword";
     const MAIN_OPTION: Option<&'static str> = Some("words");
-    type Options = Options;
+    type Options = KeywordOptions;
 
-    fn build(name: String, options: Options) -> Result<Self> {
+    fn build(name: String, options: KeywordOptions) -> Result<Self> {
         let mut words = match &options.words {
             Words::One(word) => vec![word.clone()],
             Words::Several(words) => words.clone(),

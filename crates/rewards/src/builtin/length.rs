@@ -21,10 +21,10 @@ pub(crate) enum Unit {
     Chars,
 }
 
-/// Options of [`Length`].
+/// The options of [`Length`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct LengthOptions {
     /// The best length.
     pub target: Option<u32>,
     /// The length above which the score is −1.
@@ -52,13 +52,13 @@ enum Rule {
 impl Builtin for Length {
     const KIND: &'static str = "length";
     const MAIN_OPTION: Option<&'static str> = Some("target");
-    type Options = Options;
+    type Options = LengthOptions;
 
     fn main_value(text: &str) -> Value {
         text.trim().parse::<u64>().map_or_else(|_| text.into(), Value::from)
     }
 
-    fn build(name: String, options: Options) -> Result<Self> {
+    fn build(name: String, options: LengthOptions) -> Result<Self> {
         let rule = match (options.target, options.max) {
             (Some(target), None) if target > 0 && options.margin == 0 => Rule::Target(target.into()),
             (None, Some(max)) if options.margin <= max => Rule::Max { max: max.into(), margin: options.margin.into() },
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::{Columns, Content};
 
-    fn scores(options: Options) -> Vec<Option<f64>> {
+    fn scores(options: LengthOptions) -> Vec<Option<f64>> {
         let completions: Vec<Content> = ["", "éé", "abcd", "abcdefgh"].iter().map(|&t| t.into()).collect();
         let ids = [vec![], vec![1; 10], vec![1; 8], vec![1; 7]];
         let batch = RewardBatch {
@@ -130,23 +130,23 @@ mod tests {
 
     #[test]
     fn target_and_soft_maximum() {
-        let target = Options { target: Some(4), unit: Unit::Chars, ..Options::default() };
+        let target = LengthOptions { target: Some(4), unit: Unit::Chars, ..LengthOptions::default() };
         assert_eq!(scores(target), [Some(0.0), Some(0.5), Some(1.0), Some(0.0)]);
-        let short = Options { target: Some(2), unit: Unit::Chars, ..Options::default() };
+        let short = LengthOptions { target: Some(2), unit: Unit::Chars, ..LengthOptions::default() };
         assert_eq!(scores(short), [Some(0.0), Some(1.0), Some(0.0), Some(0.0)], "never below 0");
-        let max = Options { max: Some(9), margin: 2, ..Options::default() };
+        let max = LengthOptions { max: Some(9), margin: 2, ..LengthOptions::default() };
         assert_eq!(scores(max), [Some(0.0), Some(-1.0), Some(-0.5), Some(0.0)]);
-        let hard = Options { max: Some(8), ..Options::default() };
+        let hard = LengthOptions { max: Some(8), ..LengthOptions::default() };
         assert_eq!(scores(hard), [Some(0.0), Some(-1.0), Some(0.0), Some(0.0)]);
     }
 
     #[test]
     fn contradictory_options_are_errors() {
         let bad = [
-            Options::default(),
-            Options { target: Some(1), max: Some(1), ..Options::default() },
-            Options { target: Some(0), ..Options::default() },
-            Options { max: Some(1), margin: 2, ..Options::default() },
+            LengthOptions::default(),
+            LengthOptions { target: Some(1), max: Some(1), ..LengthOptions::default() },
+            LengthOptions { target: Some(0), ..LengthOptions::default() },
+            LengthOptions { max: Some(1), margin: 2, ..LengthOptions::default() },
         ];
         for options in bad {
             assert!(Length::build("length".into(), options).is_err());

@@ -4,6 +4,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::{Error, Result, Reward};
+use grader::Graded;
 
 mod answer;
 mod boxed;
@@ -12,6 +13,7 @@ pub(crate) mod code;
 mod countdown;
 mod exact_match;
 mod format;
+mod grader;
 mod gsm8k;
 mod gsm8k_staged;
 mod keyword;
@@ -23,14 +25,15 @@ mod rational;
 mod repetition;
 mod think_answer;
 mod unique_chars;
+mod units;
 
 /// Every built-in reward, in the order of the documentation.
 pub(crate) const BUILTIN: &[Kind] = &[
-    Kind::of::<gsm8k::Gsm8k>(),
-    Kind::of::<gsm8k_staged::Staged>(),
-    Kind::of::<math::Math>(),
-    Kind::of::<multiple_choice::MultipleChoice>(),
-    Kind::of::<countdown::Countdown>(),
+    Kind::of::<Graded<gsm8k::Gsm8k, 1>>(),
+    Kind::of::<Graded<gsm8k_staged::Staged, 1>>(),
+    Kind::of::<Graded<math::Math, 1>>(),
+    Kind::of::<Graded<multiple_choice::MultipleChoice, 1>>(),
+    Kind::of::<Graded<countdown::Countdown, 2>>(),
     #[cfg(target_os = "linux")]
     Kind::of::<code::Code>(),
     Kind::of::<think_answer::ThinkAnswer>(),
@@ -39,7 +42,7 @@ pub(crate) const BUILTIN: &[Kind] = &[
     Kind::of::<length::Length>(),
     Kind::of::<repetition::Repetition>(),
     Kind::of::<unique_chars::UniqueChars>(),
-    Kind::of::<exact_match::ExactMatch>(),
+    Kind::of::<Graded<exact_match::ExactMatch, 1>>(),
 ];
 
 /// A reward that is made of nothing but its options.

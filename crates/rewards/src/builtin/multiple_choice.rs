@@ -13,15 +13,15 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Builtin;
 use super::answer::{bare_words, closed, first_line, hashed, regex, said, taken_back_before, taken_back_behind};
+use super::grader::Grader;
 use crate::batch::Verdict;
-use crate::{Error, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result};
 
-/// Options of [`MultipleChoice`].
+/// The options of [`MultipleChoice`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct MultipleChoiceOptions {
     /// The dataset column with the answer.
     pub column: String,
     /// How many choices there are: letters from A on.
@@ -30,17 +30,16 @@ pub(crate) struct Options {
     pub strict: bool,
 }
 
-impl Default for Options {
+impl Default for MultipleChoiceOptions {
     fn default() -> Self {
-        Options { column: "answer".into(), choices: 4, strict: false }
+        MultipleChoiceOptions { column: "answer".into(), choices: 4, strict: false }
     }
 }
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct MultipleChoice {
-    name: String,
-    options: Options,
+    options: MultipleChoiceOptions,
     /// A text that begins with a choice, whatever stands around it: of a dataset's answer.
     alone: Regex,
     /// What begins with a choice: the choice, and whether it is marked as one (`(B)`, `**B**`, `B)`).
@@ -66,12 +65,11 @@ const WORDS: &str = concat!(
     r"|(?:i|we)\s+(?:choose|pick|select|take|go\s+with))\b)*)"
 );
 
-impl Builtin for MultipleChoice {
+impl Grader<1> for MultipleChoice {
     const KIND: &'static str = "multiple_choice";
-    const MAIN_OPTION: Option<&'static str> = Some("column");
-    type Options = Options;
+    type Options = MultipleChoiceOptions;
 
-    fn build(name: String, options: Options) -> Result<Self> {
+    fn build(options: MultipleChoiceOptions) -> Result<Self> {
         if !(2..=26).contains(&options.choices) {
             return Err(Error::options(
                 "multiple_choice",
@@ -89,7 +87,21 @@ impl Builtin for MultipleChoice {
             (?: [(\[](?P<marked>{any})[)\]] | (?P<closed>{upper})\) | (?P<bare>{upper}) ) {closing}"#
         ));
         let listed = regex(&format!(r"(?m)^[\s*]*[(\[]?{upper}[)\].:]"));
-        Ok(MultipleChoice { name, options, alone, choice, another, end, listed })
+        Ok(MultipleChoice { options, alone, choice, another, end, listed })
+    }
+
+    fn columns(&self) -> [&str; 1] {
+        [&self.options.column]
+    }
+
+    fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
+        let gold = self.gold(answer)?;
+        Some(Verdict::of(self.choice(completion), |choice| choice == gold))
+    }
+
+    fn unread(&self, [answer]: [&Value; 1]) -> (String, Option<String>) {
+        let MultipleChoiceOptions { column, choices, .. } = &self.options;
+        (format!("no choice of {choices} in column `{column}`"), Some(format!("in {answer}")))
     }
 }
 
@@ -243,37 +255,13 @@ fn ends_with_and(before: &str) -> bool {
     words.to_lowercase().rsplit(|c: char| !c.is_alphabetic()).next() == Some("and")
 }
 
-impl Reward for MultipleChoice {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn required_columns(&self) -> Vec<String> {
-        vec![self.options.column.clone()]
-    }
-
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let Options { column, choices, .. } = &self.options;
-        let unread =
-            |answer: &Value| (format!("no choice of {choices} in column `{column}`"), Some(format!("in {answer}")));
-        batch.score_by_answer(&self.name, column, unread, |answer, text| {
-            let gold = self.gold(answer)?;
-            Some(Verdict::of(self.choice(text), |choice| choice == gold))
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::grader::scores;
     use super::*;
-    use crate::{Columns, Content};
 
     fn reward(choices: usize, strict: bool) -> MultipleChoice {
-        MultipleChoice::build("m".into(), Options { choices, strict, ..Options::default() }).unwrap()
+        MultipleChoice::build(MultipleChoiceOptions { choices, strict, ..MultipleChoiceOptions::default() }).unwrap()
     }
 
     #[test]
@@ -432,21 +420,12 @@ mod tests {
     }
 
     #[test]
-    fn scores_and_says_what_it_cannot_judge() {
-        let completions: Vec<Content> = ["B", "C", "B"].iter().map(|&c| c.into()).collect();
-        let columns = Columns::from([("answer".to_owned(), vec!["B".into(), 1.into(), "Paris".into()])]);
-        let batch = RewardBatch {
-            prompts: &vec!["q".into(); 3],
-            completions: &completions,
-            completion_ids: &vec![vec![]; 3],
-            columns: &columns,
-            rows: &[],
-            step: 0,
-        };
-        let scores = reward(4, false).score(&batch);
+    fn scores_and_says_what_it_cannot_score() {
+        let answers = vec!["B".into(), 1.into(), "Paris".into()];
+        let scores = scores(&reward(4, false), &["B", "C", "B"], [("answer", answers)]);
         assert_eq!(scores.values, [Some(1.0), Some(0.0), None]);
         assert!(scores.problems[0].to_string().contains("\"Paris\""), "{}", scores.problems[0]);
-        let one = MultipleChoice::build("m".into(), Options { choices: 1, ..Options::default() });
+        let one = MultipleChoice::build(MultipleChoiceOptions { choices: 1, ..MultipleChoiceOptions::default() });
         assert!(one.unwrap_err().to_string().contains("2 to 26"));
     }
 }

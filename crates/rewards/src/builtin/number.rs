@@ -39,8 +39,8 @@ pub(super) fn is_meant(text: &str, start: usize, end: usize) -> bool {
 
 /// Whether letters may follow a number without a space: `5kg`, not `42nd`, `5k`, `3x`.
 fn is_unit(suffix: &str) -> bool {
-    let known = || super::math::is_unit(suffix) || ["am", "pm"].contains(&suffix.to_lowercase().as_str());
-    suffix.is_empty() || known() || suffix.chars().count() >= 3 && !super::math::never_unit(suffix)
+    let known = || super::units::is_unit(suffix) || ["am", "pm"].contains(&suffix.to_lowercase().as_str());
+    suffix.is_empty() || known() || suffix.chars().count() >= 3 && !super::units::never_unit(suffix)
 }
 
 /// `\frac{84}{2}` as `84/2`.

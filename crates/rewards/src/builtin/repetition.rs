@@ -23,10 +23,10 @@ pub(crate) enum Unit {
     Tokens,
 }
 
-/// Options of [`Repetition`].
+/// The options of [`Repetition`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct RepetitionOptions {
     /// Words or tokens that follow each other.
     pub ngram: usize,
     /// The punishment where all are the same.
@@ -35,9 +35,9 @@ pub(crate) struct Options {
     pub unit: Unit,
 }
 
-impl Default for Options {
+impl Default for RepetitionOptions {
     fn default() -> Self {
-        Options { ngram: 3, weight: 1.0, unit: Unit::default() }
+        RepetitionOptions { ngram: 3, weight: 1.0, unit: Unit::default() }
     }
 }
 
@@ -45,19 +45,19 @@ impl Default for Options {
 #[derive(Clone, Debug)]
 pub(crate) struct Repetition {
     name: String,
-    options: Options,
+    options: RepetitionOptions,
 }
 
 impl Builtin for Repetition {
     const KIND: &'static str = "repetition";
     const MAIN_OPTION: Option<&'static str> = Some("ngram");
-    type Options = Options;
+    type Options = RepetitionOptions;
 
     fn main_value(text: &str) -> Value {
         text.trim().parse::<u64>().map_or_else(|_| text.into(), Value::from)
     }
 
-    fn build(name: String, options: Options) -> Result<Self> {
+    fn build(name: String, options: RepetitionOptions) -> Result<Self> {
         if options.ngram == 0 {
             return Err(Error::options("repetition", "`ngram` must be at least 1"));
         }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use crate::{Columns, Content};
 
-    fn score(options: Options, text: &str, ids: &[u32]) -> f64 {
+    fn score(options: RepetitionOptions, text: &str, ids: &[u32]) -> f64 {
         let batch = RewardBatch {
             prompts: &["".into()],
             completions: &[Content::from(text)],
@@ -120,26 +120,26 @@ mod tests {
 
     #[test]
     fn the_share_of_ngrams_that_came_before_is_punished() {
-        let pairs = || Options { ngram: 2, ..Options::default() };
+        let pairs = || RepetitionOptions { ngram: 2, ..RepetitionOptions::default() };
         assert_eq!(score(pairs(), "a b c d", &[]), 0.0);
         // ab ba ab ba: two of four.
         assert_eq!(score(pairs(), "a b A\nb a", &[]), -0.5);
-        assert_eq!(score(Options { weight: 2.0, ..pairs() }, "a b a b a", &[]), -1.0);
+        assert_eq!(score(RepetitionOptions { weight: 2.0, ..pairs() }, "a b a b a", &[]), -1.0);
         // Three of four are the first again.
-        let tokens = Options { unit: Unit::Tokens, ..pairs() };
+        let tokens = RepetitionOptions { unit: Unit::Tokens, ..pairs() };
         assert_eq!(score(tokens, "nothing", &[7, 7, 7, 7, 7]), -0.75);
         // Three words are the default: of abc bca cab abc one of four came before.
-        assert_eq!(score(Options::default(), "a b c a b c", &[]), -0.25);
-        assert_eq!(score(Options::default(), "no no", &[]), 0.0);
-        assert_eq!(score(Options::default(), "", &[]), 0.0);
+        assert_eq!(score(RepetitionOptions::default(), "a b c a b c", &[]), -0.25);
+        assert_eq!(score(RepetitionOptions::default(), "no no", &[]), 0.0);
+        assert_eq!(score(RepetitionOptions::default(), "", &[]), 0.0);
     }
 
     #[test]
     fn wrong_options_are_errors() {
         for options in [
-            Options { ngram: 0, ..Options::default() },
-            Options { weight: -1.0, ..Options::default() },
-            Options { weight: f64::NAN, ..Options::default() },
+            RepetitionOptions { ngram: 0, ..RepetitionOptions::default() },
+            RepetitionOptions { weight: -1.0, ..RepetitionOptions::default() },
+            RepetitionOptions { weight: f64::NAN, ..RepetitionOptions::default() },
         ] {
             assert!(Repetition::build("r".into(), options).is_err());
         }

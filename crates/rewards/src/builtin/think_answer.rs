@@ -12,10 +12,10 @@ use serde::Deserialize;
 use super::Builtin;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 
-/// Options of [`ThinkAnswer`].
+/// The options of [`ThinkAnswer`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct ThinkAnswerOptions {
     /// The name of the first tag.
     pub think: String,
     /// The name of the second tag.
@@ -26,9 +26,9 @@ pub(crate) struct Options {
     pub think_in_prompt: bool,
 }
 
-impl Default for Options {
+impl Default for ThinkAnswerOptions {
     fn default() -> Self {
-        Options { think: "think".into(), answer: "answer".into(), partial: true, think_in_prompt: false }
+        ThinkAnswerOptions { think: "think".into(), answer: "answer".into(), partial: true, think_in_prompt: false }
     }
 }
 
@@ -38,15 +38,15 @@ pub(crate) struct ThinkAnswer {
     name: String,
     /// `<think>`, `</think>`, `<answer>`, `</answer>`.
     tags: [String; 4],
-    options: Options,
+    options: ThinkAnswerOptions,
 }
 
 impl Builtin for ThinkAnswer {
     const KIND: &'static str = "think_answer";
-    type Options = Options;
+    type Options = ThinkAnswerOptions;
 
-    fn build(name: String, options: Options) -> Result<Self> {
-        let Options { think, answer, .. } = &options;
+    fn build(name: String, options: ThinkAnswerOptions) -> Result<Self> {
+        let ThinkAnswerOptions { think, answer, .. } = &options;
         let usable = |tag: &str| !tag.is_empty() && tag.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-'));
         if !usable(think) || !usable(answer) || think == answer {
             let message = format!("`think` and `answer` must be two different names of tags: {think:?}, {answer:?}");
@@ -101,7 +101,7 @@ impl Reward for ThinkAnswer {
 mod tests {
     use super::*;
 
-    fn score(text: &str, options: Options) -> f64 {
+    fn score(text: &str, options: ThinkAnswerOptions) -> f64 {
         ThinkAnswer::build("t".into(), options).unwrap().score_of(text)
     }
 
@@ -122,21 +122,21 @@ mod tests {
             ("<Think>", 0.0),
             ("", 0.0),
         ] {
-            assert_eq!(score(text, Options::default()), expected, "{text}");
+            assert_eq!(score(text, ThinkAnswerOptions::default()), expected, "{text}");
         }
-        let whole = Options { partial: false, ..Options::default() };
+        let whole = ThinkAnswerOptions { partial: false, ..ThinkAnswerOptions::default() };
         assert_eq!(score("<think>a</think><answer>b", whole), 0.0);
     }
 
     #[test]
     fn tags_have_other_names_and_the_prompt_may_open_the_first() {
-        let own = Options { think: "reasoning".into(), ..Options::default() };
+        let own = ThinkAnswerOptions { think: "reasoning".into(), ..ThinkAnswerOptions::default() };
         assert_eq!(score("<reasoning>a</reasoning><answer>b</answer>", own), 1.0);
-        let open = || Options { think_in_prompt: true, ..Options::default() };
+        let open = || ThinkAnswerOptions { think_in_prompt: true, ..ThinkAnswerOptions::default() };
         assert_eq!(score("a</think><answer>b</answer>", open()), 1.0);
         assert_eq!(score("<think>a</think><answer>b</answer>", open()), 0.375);
         for bad in ["", "a>", "answer"] {
-            let options = Options { think: bad.into(), ..Options::default() };
+            let options = ThinkAnswerOptions { think: bad.into(), ..ThinkAnswerOptions::default() };
             assert!(ThinkAnswer::build("t".into(), options).unwrap_err().to_string().contains("tags"), "{bad}");
         }
     }

@@ -8,10 +8,10 @@ use serde::Deserialize;
 use super::Builtin;
 use crate::{Result, Reward, RewardBatch, Scores};
 
-/// Options of [`UniqueChars`].
+/// The options of [`UniqueChars`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct UniqueCharsOptions {
     /// Divide by the number of characters.
     pub fraction: bool,
 }
@@ -20,14 +20,14 @@ pub(crate) struct Options {
 #[derive(Clone, Debug)]
 pub(crate) struct UniqueChars {
     name: String,
-    options: Options,
+    options: UniqueCharsOptions,
 }
 
 impl Builtin for UniqueChars {
     const KIND: &'static str = "unique_chars";
-    type Options = Options;
+    type Options = UniqueCharsOptions;
 
-    fn build(name: String, options: Options) -> Result<Self> {
+    fn build(name: String, options: UniqueCharsOptions) -> Result<Self> {
         Ok(UniqueChars { name, options })
     }
 }
@@ -67,9 +67,9 @@ mod tests {
             rows: &[],
             step: 0,
         };
-        let mut counts = UniqueChars::build("u".into(), Options::default()).unwrap();
+        let mut counts = UniqueChars::build("u".into(), UniqueCharsOptions::default()).unwrap();
         assert_eq!(counts.score(&batch).values, [Some(0.0), Some(2.0), Some(3.0)]);
-        let mut fractions = UniqueChars::build("u".into(), Options { fraction: true }).unwrap();
+        let mut fractions = UniqueChars::build("u".into(), UniqueCharsOptions { fraction: true }).unwrap();
         assert_eq!(fractions.score(&batch).values, [Some(0.0), Some(0.5), Some(0.75)]);
     }
 }

@@ -35,10 +35,10 @@ use self::process::{Process, Silence};
 use crate::protocol::{self, Failure};
 use crate::{Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 
-/// Options of [`CommandReward`].
+/// The options of [`CommandReward`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Options {
+pub struct CommandOptions {
     /// The program and its arguments: a list, or a text that is cut at white space ('…' and "…" keep it together).
     pub command: Words,
     /// Seconds that one batch may take.
@@ -146,12 +146,17 @@ pub struct CommandReward {
 
 impl CommandReward {
     /// Starts the program; one that is missing, not executable, or that ends at once is an error here.
-    pub fn new(name: String, options: Options) -> Result<Self> {
+    pub fn new(name: String, options: CommandOptions) -> Result<Self> {
         Self::start(name, options, Dialect::Command, Arc::default())
     }
 
-    /// The same with a program that speaks this dialect.
-    pub(crate) fn start(name: String, options: Options, dialect: Dialect, stop: Arc<AtomicBool>) -> Result<Self> {
+    /// Starts a program that speaks this dialect.
+    pub(crate) fn start(
+        name: String,
+        options: CommandOptions,
+        dialect: Dialect,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Self> {
         if !(options.timeout_s.is_finite() && options.timeout_s > 0.0 && options.timeout_s < 1e9) {
             return Err(Error::options("command", "`timeout_s` must be a positive number of seconds"));
         }

@@ -18,7 +18,8 @@ fn script(dir: &Path, body: &str) -> PathBuf {
 /// Runs the script with /bin/sh: no exec bit is written, so no "text file busy" when tests run side by side.
 fn reward(path: &Path, timeout_s: f64, max_restarts: u32) -> CommandReward {
     let words = Words::List(vec!["/bin/sh".into(), path.to_str().unwrap().into()]);
-    CommandReward::new("reward".into(), Options { command: words, timeout_s, max_restarts, by_group: false }).unwrap()
+    CommandReward::new("reward".into(), CommandOptions { command: words, timeout_s, max_restarts, by_group: false })
+        .unwrap()
 }
 
 fn score_with(reward: &mut CommandReward, columns: &Columns, completions: &[Content]) -> Scores {
@@ -240,7 +241,7 @@ fn a_program_that_cannot_run_is_an_error_at_start() {
     let dir = tempfile::tempdir().unwrap();
     let path = script(dir.path(), GOOD);
     let start = |words: Words| {
-        let options = Options { command: words, timeout_s: 1.0, max_restarts: 0, by_group: false };
+        let options = CommandOptions { command: words, timeout_s: 1.0, max_restarts: 0, by_group: false };
         CommandReward::new("reward".into(), options).err().map(|error| error.to_string())
     };
     let message = start(Words::List(vec![path.to_str().unwrap().into()])).unwrap();
@@ -253,7 +254,7 @@ fn a_program_that_cannot_run_is_an_error_at_start() {
     });
     let message = message.unwrap();
     assert!(message.contains("it ended") && message.contains("/no/such/script.sh"), "{message}");
-    let bad_timeout = Options { command: "sh".into(), timeout_s: 0.0, max_restarts: 0, by_group: false };
+    let bad_timeout = CommandOptions { command: "sh".into(), timeout_s: 0.0, max_restarts: 0, by_group: false };
     assert!(CommandReward::new("reward".into(), bad_timeout).is_err());
 }
 
@@ -264,7 +265,7 @@ fn the_python_example_works() {
     let words = Words::List(vec!["python3".into(), example.to_str().unwrap().into()]);
     let mut reward = CommandReward::new(
         "reward".into(),
-        Options { command: words, timeout_s: 60.0, max_restarts: 0, by_group: false },
+        CommandOptions { command: words, timeout_s: 60.0, max_restarts: 0, by_group: false },
     )
     .unwrap();
     let columns = Columns::from([("answer".to_owned(), vec!["5".into(), "5".into(), serde_json::Value::Null])]);

@@ -30,13 +30,13 @@ const MAX_ANSWER_BYTES: u64 = 256 << 20;
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// How often a wait looks whether it is still wanted.
 const POLL: Duration = Duration::from_millis(50);
-/// Of an answer that is no good, this much is shown.
+/// Bytes of a bad answer that an error shows.
 const SHOWN_BYTES: usize = 200;
 
 /// What a table may hold beside `kind` and `name`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Options {
+pub(crate) struct HttpOptions {
     url: String,
     /// Seconds that one request may take.
     #[serde(default = "crate::command::default_timeout_s")]
@@ -95,8 +95,8 @@ pub(crate) struct HttpReward {
 
 impl HttpReward {
     /// Makes no request yet.
-    pub(crate) fn new(name: String, options: Options) -> Result<Self> {
-        let Options { url, timeout_s, retries, backoff_s, batch_size, concurrency, by_group, token_env } = options;
+    pub(crate) fn new(name: String, options: HttpOptions) -> Result<Self> {
+        let HttpOptions { url, timeout_s, retries, backoff_s, batch_size, concurrency, by_group, token_env } = options;
         let wrong = |message: String| Err(Error::options(KIND, message));
         let uri = url.parse::<ureq::http::Uri>().ok().filter(|uri| uri.host().is_some());
         let Some(uri) = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https"))) else {

@@ -23,7 +23,7 @@ const ADAPTER: &str = concat!("import sys\nif sys.path[:1] == ['']: del sys.path
 /// What a table may hold beside `kind` and `name`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Options {
+pub(crate) struct PythonOptions {
     /// `FILE:FUNCTION`.
     python: String,
     /// The interpreter, by name or path, and its arguments.
@@ -42,7 +42,7 @@ fn default_interpreter() -> Words {
     Words::Line("python3".to_owned())
 }
 
-impl Options {
+impl PythonOptions {
     fn place(&self) -> Result<(&str, &str)> {
         let place = self.python.rsplit_once(':').map(|(file, function)| (file.trim(), function.trim()));
         place.filter(|(file, function)| !file.is_empty() && !function.is_empty()).ok_or_else(|| {
@@ -53,7 +53,7 @@ impl Options {
 }
 
 /// Starts the interpreter, which imports the file: that may take as long as a batch, and no longer than until `stop`.
-pub(crate) fn build(name: String, options: Options, stop: &Arc<AtomicBool>) -> Result<CommandReward> {
+pub(crate) fn build(name: String, options: PythonOptions, stop: &Arc<AtomicBool>) -> Result<CommandReward> {
     let (file, function) = options.place()?;
     if !Path::new(file).is_file() {
         return Err(Error::options(KIND, format!("there is no file {file} (for `{}`)", options.python)));
@@ -61,8 +61,8 @@ pub(crate) fn build(name: String, options: Options, stop: &Arc<AtomicBool>) -> R
     let mut words = options.interpreter.clone().split()?;
     let interpreter = words[0].clone();
     words.extend(["-c", ADAPTER, file, function].map(str::to_owned));
-    let Options { timeout_s, max_restarts, by_group, .. } = options;
-    let command = command::Options { command: Words::List(words), timeout_s, max_restarts, by_group };
+    let PythonOptions { timeout_s, max_restarts, by_group, .. } = options;
+    let command = command::CommandOptions { command: Words::List(words), timeout_s, max_restarts, by_group };
     CommandReward::start(name, command, Dialect::Python, stop.clone()).map_err(|error| match error {
         Error::Program { message, .. } if message.starts_with("no such program") => Error::options(
             KIND,
@@ -79,7 +79,7 @@ pub(crate) fn build(name: String, options: Options, stop: &Arc<AtomicBool>) -> R
 
 /// The options that hold paths, as `absolute` has them.
 pub(crate) fn map_paths<E>(
-    options: Options,
+    options: PythonOptions,
     absolute: impl Fn(&str) -> std::result::Result<String, E>,
 ) -> std::result::Result<Vec<(&'static str, Value)>, E> {
     let Ok((file, function)) = options.place() else { return Ok(Vec::new()) };
@@ -94,7 +94,7 @@ pub(crate) fn map_paths<E>(
 }
 
 /// How it is called, as in TRL: by the function; and its file.
-pub(crate) fn label(options: &Options) -> Result<(String, String)> {
+pub(crate) fn label(options: &PythonOptions) -> Result<(String, String)> {
     let (file, function) = options.place()?;
     let stem = Path::new(file).file_stem().map(|stem| stem.to_string_lossy().into_owned());
     Ok((function.to_owned(), stem.unwrap_or_default()))

@@ -7,7 +7,7 @@ pub struct RunFile {
     pub path: &'static str,
     /// Which runs have it; empty where all have.
     pub when: &'static str,
-    /// What it has in it.
+    /// What the file holds.
     pub meaning: &'static str,
 }
 

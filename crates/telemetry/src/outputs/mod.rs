@@ -14,11 +14,11 @@ pub use metrics::SECTIONS;
 /// A number that runs log.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// Its key in metrics.jsonl; `<…>` stands for a name that the run chooses.
+    /// The key in metrics.jsonl; `<…>` stands for a name that the run chooses.
     pub name: &'static str,
-    /// What it counts or is measured in; empty of a ratio or a share.
+    /// The unit of the value; empty for a ratio or a share.
     pub unit: &'static str,
-    /// What it means.
+    /// What the metric means.
     pub meaning: &'static str,
     /// Values that are no reason to worry; empty where none are known.
     pub healthy: &'static str,

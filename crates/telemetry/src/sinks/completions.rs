@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::Sink;
-use crate::whole::write_whole;
+use crate::atomic_write::write_atomically;
 use crate::{CompletionRows, Error, Event, EventKind, Result};
 
 #[cfg(feature = "parquet")]
@@ -64,7 +64,7 @@ fn write(directory: &Path, rows: &CompletionRows) -> Result<PathBuf> {
     let bytes = columns(rows).and_then(|columns| encode(&columns, rows));
     let bytes = bytes.map_err(|message| Error::format(&path, message))?;
     std::fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
-    write_whole(&path, &bytes)?;
+    write_atomically(&path, &bytes)?;
     Ok(path)
 }
 

@@ -15,9 +15,9 @@ use std::time::Instant;
 use indicatif::{MultiProgress, ProgressDrawTarget};
 use serde_json::Value;
 
-mod course;
 mod evaluation;
 mod progress;
+mod step_table;
 
 pub use self::progress::{Progress, counted, duration};
 use super::Sink;
@@ -255,14 +255,14 @@ impl Console {
 pub struct ConsoleSink {
     console: Console,
     progress: Option<Progress>,
-    course: course::Course,
+    step_table: step_table::StepTable,
     evaluations: evaluation::Evaluations,
 }
 
 impl ConsoleSink {
     /// Shows events on `console`.
     pub fn new(console: Console) -> Self {
-        ConsoleSink { console, progress: None, course: Default::default(), evaluations: Default::default() }
+        ConsoleSink { console, progress: None, step_table: Default::default(), evaluations: Default::default() }
     }
 
     /// A logged step: a row for people, numbers for programs; an evaluation is a table of its own.
@@ -284,7 +284,7 @@ impl ConsoleSink {
         let left = self.progress.as_ref().and_then(|progress| progress.left_at(step));
         // The time stands before a line.
         let room = if self.console.inner.terminal { self.console.width().saturating_sub(12) } else { usize::MAX };
-        for line in self.course.lines(step, values, left, room) {
+        for line in self.step_table.lines(step, values, left, room) {
             self.console.info(&line);
         }
         self.progress.iter_mut().for_each(|progress| progress.said(step));

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_files_the_last_by_name_goes_on() {
+    fn of_several_files_the_last_by_name_is_continued() {
         let dir = tempfile::tempdir().unwrap();
         // Directories list their files in any order: of so many the last is hardly the first to be listed.
         let file = |n: u32| dir.path().join(format!("events.out.tfevents.{:010}.b.1.0", (n * 7) % 20));

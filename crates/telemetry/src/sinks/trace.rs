@@ -29,7 +29,7 @@ impl TraceSink {
         Ok(TraceSink { writer: Some(TraceWriter::open(path, max_bytes)?), steps: Vec::new(), failed: None })
     }
 
-    /// Of these steps alone, if there are any.
+    /// Traces only these steps, if there are any.
     pub fn of_steps(self, steps: Vec<RangeInclusive<u64>>) -> Self {
         TraceSink { steps, ..self }
     }

@@ -13,7 +13,7 @@ pub struct DeviceWork {
     pub copies_out: u64,
     /// How often the host waited for it.
     pub waits: u64,
-    /// Its seconds from the beginning of what was asked for to the end.
+    /// Seconds on the device, from the beginning to the end of what was launched.
     pub seconds: f64,
 }
 
@@ -36,7 +36,7 @@ impl DeviceWork {
 pub trait DeviceMeter: Debug + Send {
     /// The span of this number opens.
     fn open(&mut self, span: u64, name: &str);
-    /// It closes: what the device was asked for meanwhile. Its seconds are not known yet.
+    /// Ends the span: what was launched on the device during it. The seconds are not known yet.
     fn close(&mut self, span: u64) -> DeviceWork;
     /// The seconds of the spans that have closed since this was last asked. Waits for the device.
     fn seconds(&mut self) -> Vec<(u64, f64)>;

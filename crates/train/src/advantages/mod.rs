@@ -46,7 +46,7 @@ pub enum ScaleRewards {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MultiObjectiveAggregation {
-    /// Their weighted sum is compared within the group.
+    /// The weighted sum of the rewards is compared within the group.
     #[default]
     SumThenNormalize,
     /// Each is compared within the group, then summed, then compared within the batch ([`gdpo`]).
@@ -152,8 +152,8 @@ fn metrics(matrix: &RewardMatrix, rewards: &[Option<f64>], zero_std: usize) -> V
         metrics.push((format!("rewards/{name}/mean"), mean(&column)));
         metrics.push((format!("rewards/{name}/std"), deviation(&column)));
     }
-    let judged = rewards.iter().any(Option::is_some);
-    let fraction = judged.then(|| zero_std as f64 / rewards.len() as f64);
+    let scored = rewards.iter().any(Option::is_some);
+    let fraction = scored.then(|| zero_std as f64 / rewards.len() as f64);
     metrics.push(("reward".into(), mean(rewards)));
     metrics.push(("reward_std".into(), deviation(rewards)));
     metrics.push(("frac_reward_zero_std".into(), fraction));

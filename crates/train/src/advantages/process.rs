@@ -15,7 +15,7 @@ use crate::{Advantage, Sample, StepRewards};
 /// How rewards of steps become advantages of GRPO.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProcessRewards {
-    /// Their sum is the completion's reward.
+    /// The sum of the steps' scores is the completion's reward.
     #[default]
     Sum,
     /// Each step has its own.

@@ -32,7 +32,7 @@ pub struct LossConfig {
     pub delta: Option<f64>,
     /// `sapo`'s τ where the advantage is above 0.
     pub sapo_temperature_pos: f64,
-    /// `sapo`'s τ elsewhere.
+    /// `sapo`'s τ where the advantage is 0 or below.
     pub sapo_temperature_neg: f64,
     /// `vespo`'s k where the advantage is not negative.
     pub vespo_k_pos: f64,

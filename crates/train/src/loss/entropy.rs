@@ -22,9 +22,9 @@ pub struct EntropyConfig {
     pub entropy_coef: f64,
     /// Whether it adapts.
     pub use_adaptive_entropy: bool,
-    /// Its lower bound.
+    /// The lower bound of the adaptive coefficient.
     pub entropy_coef_min: f64,
-    /// Its upper bound.
+    /// The upper bound of the adaptive coefficient.
     pub entropy_coef_max: f64,
     /// How much it changes in a step.
     pub entropy_coef_delta: f64,

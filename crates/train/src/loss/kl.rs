@@ -10,9 +10,9 @@
 pub struct Kl {
     /// K, or r K.
     pub value: f64,
-    /// Its derivative by log π_θ of the token, the ratio held constant.
+    /// The estimate's derivative with respect to log π_θ of the token, the ratio held constant.
     pub d_logp: f64,
-    /// Its derivative by ρ.
+    /// The estimate's derivative with respect to the ratio ρ.
     pub d_log_ratio: f64,
 }
 

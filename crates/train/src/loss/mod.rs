@@ -66,7 +66,7 @@ pub struct Normalizer {
 }
 
 impl Normalizer {
-    /// Of these masks, one per sequence; all tokens' entropies count, and there is no entropy bonus.
+    /// The counts of these masks, one per sequence; all tokens' entropies count, and there is no entropy bonus.
     pub fn of<'a>(masks: impl IntoIterator<Item = &'a Vec<bool>>) -> Normalizer {
         let (mut sequences, mut tokens) = (0, 0);
         for mask in masks {

@@ -19,13 +19,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CorrectionMode {
-    /// Of the token, brought back to the bound.
+    /// A ratio for each token, clamped to the bounds.
     TokenTruncate,
-    /// Of the token, which is left out.
+    /// A ratio for each token; tokens beyond the bounds are left out.
     TokenMask,
-    /// Of the sequence, brought back to the bound.
+    /// One ratio for the sequence, clamped to the bounds.
     SequenceTruncate,
-    /// Of the sequence, which is left out.
+    /// One ratio for the sequence; a sequence beyond the bounds is left out.
     #[default]
     SequenceMask,
 }
@@ -59,7 +59,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Of a sequence. A token whose sampler's log-probability is not known (NaN) counts as equal.
+    /// The weights of a sequence's tokens. A token whose sampler's log-probability is not known (NaN) counts as equal.
     pub fn new<T: Float>(config: &Correction, old_logps: &[T], sampler_logps: &[T], mask: &[bool]) -> Weights {
         if !config.enabled {
             return Weights { raw: Vec::new(), bounded: Vec::new(), of_sequence: false };

@@ -174,7 +174,8 @@ pub(crate) struct StateTree {
 
 /// How one optimizer makes the next weights.
 pub(crate) trait Rule: Send {
-    /// What it remembers. Checkpoints write each tree to a file of its own, and the memory plan counts them.
+    /// The state that it keeps for each parameter. Checkpoints write each tree to a file of its own, and the memory
+    /// plan counts them.
     fn trees(&self) -> &'static [StateTree];
 
     /// Takes the memory that its steps need.
@@ -230,7 +231,7 @@ pub struct OptimizerState {
 pub struct SavedTree<'a> {
     /// torch's name of it, such as `exp_avg`.
     pub name: &'static str,
-    /// What it is kept in.
+    /// The dtype that it is stored in.
     pub dtype: FileDType,
     /// Under the names and in the row-major order of Hugging Face files.
     pub tensors: Named<'a>,
@@ -337,7 +338,7 @@ impl OptimizerState {
         self.masters.as_ref().map(|params| Named { params })
     }
 
-    /// The same, to overwrite when a run is resumed.
+    /// The master weights, to overwrite when a run is resumed.
     pub fn masters_mut(&mut self) -> Option<NamedMut<'_>> {
         self.masters.as_mut().map(|params| NamedMut { params })
     }
@@ -351,7 +352,7 @@ impl OptimizerState {
         })
     }
 
-    /// The same by its names, to overwrite when a run is resumed.
+    /// The state trees by their names, to overwrite when a run is resumed.
     pub fn trees_mut(&mut self) -> impl Iterator<Item = (&'static str, NamedMut<'_>)> {
         self.kinds.iter().map(|kind| kind.name).zip(self.trees.iter_mut().map(|params| NamedMut { params }))
     }

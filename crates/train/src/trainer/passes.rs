@@ -45,8 +45,8 @@ pub(crate) struct Measured {
     pub(crate) backward_time_s: f64,
 }
 
-/// The loss of a call of [`Trainer::accumulate`], and what it is of.
-pub(crate) struct Work<'a> {
+/// What a call of [`Trainer::accumulate`] computes the loss of, and the loss.
+pub(crate) struct LossBatch<'a> {
     pub(crate) loss: &'a Objective,
     pub(crate) normalizer: &'a Normalizer,
     pub(crate) sequences: &'a [Sequence<'a>],
@@ -66,25 +66,25 @@ impl Trainer {
         &mut self,
         ctx: &Context,
         model: ModelView<'_>,
-        work: &Work<'_>,
+        batch: &LossBatch<'_>,
         micro: &MicroBatch<'_>,
         forward_time_s: &mut f64,
     ) -> Result<Forward> {
         let start = Instant::now();
-        let batch = micro.batch(self.config.prefix_sharing);
-        let mut tensors = BatchTensors::new(&self.memory.part("workspace"), &batch);
+        let packed = micro.batch(self.config.prefix_sharing);
+        let mut tensors = BatchTensors::new(&self.memory.part("workspace"), &packed);
         let p = self.dropout();
         let mut dropout = (p > 0.0).then(|| {
-            let samples: Vec<u32> = micro.scored().map(|i| (work.before + i) as u32).collect();
+            let samples: Vec<u32> = micro.scored().map(|i| (batch.before + i) as u32).collect();
             // Skipped steps count, so that no two have the same noise.
             let step = self.optimizer.steps + self.skipped_total;
-            Dropout::new(&self.memory, p, self.config.optimizer.seed, step, &batch, &samples)
+            Dropout::new(&self.memory, p, self.config.optimizer.seed, step, &packed, &samples)
         });
-        if !work.loss.is_policy() {
+        if !batch.loss.is_policy() {
             tensors.set_dropout(dropout.take());
         }
         *forward_time_s += start.elapsed().as_secs_f64();
-        let (logps, entropies) = self.pass(ctx, model, work.loss, &tensors, forward_time_s)?;
+        let (logps, entropies) = self.pass(ctx, model, batch.loss, &tensors, forward_time_s)?;
         Ok(Forward { tensors, dropout, logps, entropies })
     }
 
@@ -118,27 +118,27 @@ impl Trainer {
         &mut self,
         ctx: &Context,
         model: ModelView<'_>,
-        work: &Work<'_>,
+        batch: &LossBatch<'_>,
         micro: &MicroBatch<'_>,
         mut forward: Forward,
         measured: &mut Measured,
     ) -> Result<()> {
         if let Some(dropout) = forward.dropout.take() {
             forward.tensors.set_dropout(Some(dropout));
-            self.pass(ctx, model, work.loss, &forward.tensors, &mut measured.forward_time_s)?;
+            self.pass(ctx, model, batch.loss, &forward.tensors, &mut measured.forward_time_s)?;
         }
         let start = Instant::now();
-        let (d_logps, d_entropies) = loss_and_gradient(work, model.version().trained(), micro, &forward, measured);
+        let (d_logps, d_entropies) = loss_and_gradient(batch, model.version().trained(), micro, &forward, measured);
         measured.forward_time_s += start.elapsed().as_secs_f64();
 
         let (start, tensors) = (Instant::now(), &forward.tensors);
         let workspace = self.memory.part("workspace");
         let d_logps = Tensor::from_f32(&workspace, &[d_logps.len()], &d_logps);
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
-        if work.loss.is_of_scores() {
+        if batch.loss.is_of_scores() {
             net::score_backward(ctx, model, tensors, d_logps.view(), tape, &mut self.grads)?;
         } else {
-            let d_entropies = work.loss.has_entropy_grad(work.normalizer).then_some(d_entropies);
+            let d_entropies = batch.loss.has_entropy_grad(batch.normalizer).then_some(d_entropies);
             let d_entropies = d_entropies.map(|d| Tensor::from_f32(&workspace, &[d.len()], &d));
             let d_entropies = d_entropies.as_ref().map(Tensor::view);
             net::head_backward(ctx, model, tensors, d_logps.view(), d_entropies, tape, &mut self.grads)?;
@@ -151,7 +151,7 @@ impl Trainer {
 
 /// Adds a micro-batch's part of J to the sums, and gives ∂J/∂log π_θ and ∂J/∂H of its tokens.
 fn loss_and_gradient(
-    work: &Work<'_>,
+    batch: &LossBatch<'_>,
     version: u64,
     micro: &MicroBatch<'_>,
     forward: &Forward,
@@ -163,13 +163,13 @@ fn loss_and_gradient(
     for group in micro.scored_groups() {
         let mut scored = Vec::new();
         for i in group {
-            work.count_skipped(i, version, measured);
-            let Sequence { source, completion, mask, .. } = &work.sequences[i];
+            batch.count_skipped(i, version, measured);
+            let Sequence { source, completion, mask, .. } = &batch.sequences[i];
             let tokens = first..first + completion.len();
             let (own, others) = rest.split_at_mut(tokens.len());
             let (own_entropies, other_entropies) = rest_entropies.split_at_mut(tokens.len());
             let (logps, entropies) = (&logps[tokens.clone()], &entropies[tokens.clone()]);
-            if !work.loss.is_of_scores() {
+            if !batch.loss.is_of_scores() {
                 let used = entropies.iter().zip(mask).filter(|(_, m)| **m);
                 measured.entropy += used.map(|(e, _)| f64::from(*e)).sum::<f64>();
                 source.sample().into_iter().for_each(|sample| measured.compare(sample, logps, version));
@@ -178,7 +178,7 @@ fn loss_and_gradient(
             scored.push(Scored { source, mask, logps, entropies, d_logps: own, d_entropies: own_entropies });
             (first, rest, rest_entropies) = (tokens.end, others, other_entropies);
         }
-        work.loss.evaluate(work.normalizer, &mut scored, &mut measured.sums);
+        batch.loss.evaluate(batch.normalizer, &mut scored, &mut measured.sums);
     }
     (d_logps, d_entropies)
 }

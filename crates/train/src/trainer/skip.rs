@@ -8,7 +8,7 @@
 //! What is not computed is not compared with the sampler's record. So that this does not go unseen for ever, one
 //! skipped group in 64, chosen by its number in the run, has its forward pass made, for the comparison alone.
 
-use super::passes::{Measured, Work};
+use super::passes::{LossBatch, Measured};
 use crate::loss::Normalizer;
 use crate::objective::Objective;
 use crate::optimizer_batch::Sequence;
@@ -22,16 +22,16 @@ use std::borrow::Cow;
 /// The groups of an optimizer batch that are left out.
 #[derive(Default)]
 pub(crate) struct Skipped {
-    /// Their places among the groups, ascending.
+    /// The places of the skipped groups among all groups, ascending.
     groups: Vec<usize>,
-    /// Those whose forward pass is made, to compare it.
+    /// The skipped groups whose forward pass is made all the same, to compare log-probabilities.
     checked: Vec<usize>,
-    /// Their sequences with a completion, ascending.
+    /// The sequences with a completion in skipped groups, ascending.
     pub(crate) sequences: Vec<usize>,
 }
 
 impl Skipped {
-    /// Of `groups`, the runs of `sequences` that share a prompt.
+    /// Finds them among `groups`, the runs of `sequences` that share a prompt.
     pub(crate) fn of(groups: &[PromptGroup<'_>], sequences: &[Sequence<'_>]) -> Skipped {
         let (mut skipped, mut first) = (Skipped::default(), 0);
         for (place, group) in groups.iter().enumerate() {
@@ -88,7 +88,7 @@ impl Trainer {
         &mut self,
         ctx: &Context,
         model: ModelView<'_>,
-        work: &Work<'_>,
+        batch: &LossBatch<'_>,
         groups: &[PromptGroup<'_>],
         skipped: &Skipped,
         measured: &mut Measured,
@@ -100,13 +100,13 @@ impl Trainer {
         let checked = only(groups, |place| skipped.checked.contains(&place));
         let micro = micro_batches(&checked, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
         // There is nothing to compare with where other weights sampled.
-        let of_sampler = |i: usize| work.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
+        let of_sampler = |i: usize| batch.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
         for micro in micro.iter().filter(|micro| micro.scored().any(of_sampler)) {
             self.reserve_for(model.config(), std::slice::from_ref(micro), longest(&checked))?;
-            let forward = self.forward(ctx, model, work, micro, &mut measured.forward_time_s)?;
+            let forward = self.forward(ctx, model, batch, micro, &mut measured.forward_time_s)?;
             let mut logps = &forward.logps[..];
             for i in micro.scored() {
-                let Sequence { source, completion, .. } = &work.sequences[i];
+                let Sequence { source, completion, .. } = &batch.sequences[i];
                 let (own, others) = logps.split_at(completion.len());
                 source.sample().into_iter().for_each(|sample| measured.compare(sample, own, version));
                 logps = others;
@@ -116,7 +116,7 @@ impl Trainer {
     }
 }
 
-impl Work<'_> {
+impl LossBatch<'_> {
     /// Counts the sequences before `end` that are skipped, in their place: sums of metrics keep their order.
     pub(crate) fn count_skipped(&self, end: usize, version: u64, measured: &mut Measured) {
         let (before, after) = self.skipped.get().split_at(self.skipped.get().partition_point(|&i| i < end));

@@ -104,8 +104,8 @@ fn bad_input_is_refused_by_name() {
     let absent = lockstep(dir.path(), &["score-rewards", "--input", "no.jsonl", "--reward", "gsm8k"], "").refused();
     assert!(absent.contains("no.jsonl"), "{absent}");
     // A reward that scores nothing is a failure, not an empty success.
-    let unjudged = directory(&[json!({"completion": "5", "answer": "because"})]);
-    let ran = score(unjudged.path(), &["--reward", "gsm8k"]);
+    let unscored = directory(&[json!({"completion": "5", "answer": "because"})]);
+    let ran = score(unscored.path(), &["--reward", "gsm8k"]);
     assert!(ran.code == Some(1) && ran.err.contains("scored no completion"), "{}", ran.err);
 }
 

@@ -43,7 +43,7 @@ impl Arg {
             Arg::F64(_) => b'd',
         }
     }
-    /// Its bytes, from the first on: both sides are little-endian.
+    /// The argument's bytes in a word, from the first on: host and device are little-endian.
     pub(super) fn bits(self) -> u64 {
         match self {
             Arg::Pointer(x) | Arg::U64(x) => x,
@@ -89,7 +89,7 @@ impl From<f64> for Arg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
     pub blocks: [u32; 3],
-    /// Of a block: whole warps.
+    /// Threads of a block: whole warps.
     pub threads: u32,
 }
 
@@ -184,5 +184,5 @@ pub(crate) trait Driver: Send + Sync {
     /// Seconds from one event to another, which is waited for.
     fn seconds(&self, from: Event, to: Event) -> Outcome<f64>;
     /// Lets go of an event.
-    fn forget(&self, event: Event);
+    fn destroy_event(&self, event: Event);
 }

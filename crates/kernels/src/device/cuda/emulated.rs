@@ -355,7 +355,7 @@ impl Driver for Emulated {
         Ok((*at(to)? - *at(from)?).as_secs_f64())
     }
 
-    fn forget(&self, event: Event) {
+    fn destroy_event(&self, event: Event) {
         lock(&self.held).events.remove(&event.0);
     }
 }

@@ -120,7 +120,7 @@ pub(super) struct LibCuda {
     stream: Handle,
     pool: Handle,
     capability: (c_int, c_int),
-    /// The same as a compiler's option has it: "90".
+    /// The compute capability as a compiler's option has it: "90".
     arch: String,
     modules: Mutex<HashMap<&'static str, Handle>>,
     pinned: Mutex<Vec<*mut c_void>>,
@@ -361,7 +361,7 @@ impl Driver for LibCuda {
         // SAFETY: the event that was made, and our stream.
         let recorded = self.cuda.check("cuEventRecord", unsafe { (self.cuda.record_event)(event, self.stream) });
         let event = Event(event as usize);
-        recorded.inspect_err(|_| self.forget(event)).map(|()| event)
+        recorded.inspect_err(|_| self.destroy_event(event)).map(|()| event)
     }
 
     fn seconds(&self, from: Event, to: Event) -> Outcome<f64> {
@@ -375,7 +375,7 @@ impl Driver for LibCuda {
         Ok(f64::from(milliseconds) / 1e3)
     }
 
-    fn forget(&self, event: Event) {
+    fn destroy_event(&self, event: Event) {
         if self.enter().is_ok() {
             // SAFETY: an event of ours, once; one that has not happened yet is let go of when it has.
             unsafe { (self.cuda.destroy_event)(event.0 as Handle) };

@@ -10,14 +10,14 @@ use std::ptr::null_mut;
 
 /// What was found.
 #[derive(Clone, Debug)]
-pub struct CudaSurvey {
+pub struct CudaProbe {
     /// Where NVIDIA's driver was looked for.
     pub driver_path: String,
     /// The driver, or why there is none.
     pub driver: Result<CudaDriver, String>,
     /// Where NVRTC, which compiles kernels, was looked for.
     pub nvrtc_paths: Vec<String>,
-    /// Its version, or why it cannot be used.
+    /// NVRTC's version, or why it cannot be used.
     pub nvrtc: Result<String, String>,
     /// Where compiled kernels are kept.
     pub kernel_cache: PathBuf,
@@ -28,7 +28,7 @@ pub struct CudaSurvey {
 pub struct CudaDriver {
     /// The newest CUDA that it knows: "12.9".
     pub version: String,
-    /// Its devices in the order of their numbers, or what is wrong with one.
+    /// The devices in the order of their numbers, or what is wrong with one.
     pub devices: Vec<Result<CudaDevice, String>>,
 }
 
@@ -41,14 +41,14 @@ pub struct CudaDevice {
     pub capability: String,
     /// Bytes of memory.
     pub memory_bytes: u64,
-    /// Those that nobody held.
+    /// Bytes of the device that nobody has allocated.
     pub free_bytes: u64,
 }
 
-impl CudaSurvey {
+impl CudaProbe {
     /// Looks.
-    pub fn new() -> CudaSurvey {
-        CudaSurvey {
+    pub fn new() -> CudaProbe {
+        CudaProbe {
             driver_path: Functions::path(),
             driver: Functions::get().and_then(driver),
             nvrtc_paths: Nvrtc::paths(),
@@ -58,9 +58,9 @@ impl CudaSurvey {
     }
 }
 
-impl Default for CudaSurvey {
-    fn default() -> CudaSurvey {
-        CudaSurvey::new()
+impl Default for CudaProbe {
+    fn default() -> CudaProbe {
+        CudaProbe::new()
     }
 }
 

@@ -67,7 +67,7 @@ fn pair(low: bf16, high: bf16) -> u32 {
     u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16
 }
 
-/// Of one instruction; b column by column.
+/// The operands of one instruction; b column by column.
 struct Operands {
     a: [bf16; ROWS * DEPTH],
     b: [bf16; COLUMNS * DEPTH],

@@ -10,7 +10,7 @@ const TENSOR_CORES: &str = include_str!("mma.cuh");
 
 /// The kernels of an operation.
 pub(crate) struct Source {
-    /// Of its file.
+    /// The file's name without its ending.
     pub name: &'static str,
     pub text: &'static str,
 }

@@ -163,8 +163,10 @@ impl CudaStream {
         result
     }
 
+    /// Writes `word`, of `width` bytes, `count` times from `at` on.
+    ///
     /// # Safety
-    /// As of [`Driver::fill`].
+    /// The bytes are device memory of this stream's, and nothing on the host reads or writes them meanwhile.
     pub(crate) unsafe fn fill(&self, at: Address, word: u32, width: usize, count: usize) {
         // SAFETY: the caller's promise.
         self.note(unsafe { self.driver.fill(at, word, width, count) });
@@ -173,7 +175,7 @@ impl CudaStream {
     /// Runs a kernel; an empty grid is no launch.
     ///
     /// # Safety
-    /// As of [`Driver::launch`].
+    /// The kernel takes `args`, and what it reads and writes by them is device memory of this stream's.
     pub(crate) unsafe fn launch(&self, source: &Source, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
         self.check()?;
         if grid.is_empty() {
@@ -232,8 +234,8 @@ impl CudaStream {
     pub(super) fn seconds(&self, from: Event, to: Event) -> Result<f64> {
         self.driver.seconds(from, to).map_err(|why| self.error(&why))
     }
-    pub(super) fn forget(&self, event: Event) {
-        self.driver.forget(event);
+    pub(super) fn destroy_event(&self, event: Event) {
+        self.driver.destroy_event(event);
     }
 
     /// Launches, waits, and copies to the device and to the host with their bytes.

@@ -20,7 +20,7 @@
 
 /// Terms of a sum that one `mma.sync` of the kernels takes.
 pub(crate) const DEPTH: usize = 16;
-/// The one NaN.
+/// The NaN that tensor cores write.
 const NAN: f32 = f32::from_bits(0x7fff_ffff);
 
 /// Numbers that are multiplied.
@@ -31,10 +31,12 @@ pub(crate) enum Factor {
     F16,
 }
 
-/// Bits after the point, and the least exponent.
+/// A binary floating-point format.
 #[derive(Clone, Copy)]
 struct Format {
+    /// Bits of the significand after its point.
     fraction: u32,
+    /// The exponent of the smallest normal number.
     least: i32,
 }
 
@@ -80,7 +82,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// Of a finite number that the format has.
+    /// The parts of a finite number that the format can represent.
     fn of(x: f32, format: Format) -> Parts {
         let bits = x.to_bits();
         let (field, low) = ((bits >> 23 & 0xff) as i32, u64::from(bits & 0x7f_ffff));
@@ -96,7 +98,7 @@ impl Parts {
 }
 
 impl Family {
-    /// Those of a device of this compute capability; none where there are no tensor cores.
+    /// The tensor cores of a device of this compute capability; none where it has none.
     pub(crate) fn of(major: i32, minor: i32) -> Option<Family> {
         match (major, minor) {
             (..=6, _) => None,
@@ -112,7 +114,7 @@ impl Family {
         self == AMPERE || self == HOPPER
     }
 
-    /// The one of this name.
+    /// The family of this name.
     pub(crate) fn named(name: &str) -> Option<Family> {
         [VOLTA, TURING, AMPERE, HOPPER].into_iter().find(|family| family.name == name)
     }

@@ -54,7 +54,7 @@ pub struct Hyper {
 /// Where the random bits of bf16 moments come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rounding {
-    /// Of the run.
+    /// The run's random key.
     pub key: u64,
     /// The first of this tensor's random blocks, one for 4 elements: those of two tensors must not overlap.
     pub first_block: u64,

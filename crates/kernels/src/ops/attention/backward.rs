@@ -27,7 +27,7 @@ struct BackwardTasks<'a, E> {
 }
 
 /// A page under one kv head, and room for its tiles.
-struct Work<'s> {
+struct PageScratch<'s> {
     /// `[64, hd]`
     keys: &'s mut [f32],
     /// `[hd, 64]`
@@ -40,7 +40,7 @@ struct Work<'s> {
     p: &'s mut [f32],
     /// `[pairs, 64]`: gradients of the probabilities, then of the products q·k.
     d_s: &'s mut [f32],
-    /// Of all the part's pairs: Σ d_out · out.
+    /// Σ d_out · out of all the part's pairs.
     delta: &'s [f32],
 }
 
@@ -63,7 +63,7 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
         let (p, d_s) = rest.split_at_mut(pairs * BLOCK);
 
         begin::<V, E>(g, part, head, (self.of.d_out, self.of.out), &self.of.d_qkv, delta);
-        let mut work = Work { keys, values, q, d_out, d_q, p, d_s, delta };
+        let mut page = PageScratch { keys, values, q, d_out, d_q, p, d_s, delta };
         for visit in visits {
             let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
             // SAFETY: the part's pages under this kv head are this task's alone.
@@ -72,17 +72,17 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
             clear(visit, hd, d_keys, d_values);
             // Both transposed: short sequences fill little of a page, so only slots in use.
             let (keys, values) = (&self.of.keys[at..at + BLOCK * hd], &self.of.values[at..at + BLOCK * hd]);
-            for (slot, to) in work.keys.chunks_exact_mut(hd).take(visit.end).enumerate() {
+            for (slot, to) in page.keys.chunks_exact_mut(hd).take(visit.end).enumerate() {
                 to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[i * BLOCK + slot].widen());
             }
-            for (i, to) in work.values.chunks_exact_mut(BLOCK).enumerate() {
+            for (i, to) in page.values.chunks_exact_mut(BLOCK).enumerate() {
                 let of_slot = |slot: usize| values[slot * hd + i].widen();
                 to[..visit.end].iter_mut().enumerate().for_each(|(slot, to)| *to = of_slot(slot));
             }
             for run in &visit.rows {
                 for start in run.clone().step_by(rows_of_tile) {
                     let tile = start..(start + rows_of_tile).min(run.end);
-                    self.tile::<V>(&mut work, tile, rows.start, head, visit, d_keys, d_values);
+                    self.tile::<V>(&mut page, tile, rows.start, head, visit, d_keys, d_values);
                 }
             }
         }
@@ -94,7 +94,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
     #[allow(clippy::too_many_arguments)]
     fn tile<V: Simd>(
         &self,
-        w: &mut Work<'_>,
+        w: &mut PageScratch<'_>,
         tile: Range<usize>,
         part_start: usize,
         head: usize,

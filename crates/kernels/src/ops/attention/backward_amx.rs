@@ -26,7 +26,7 @@ use crate::gemm::{Lines, halves, narrowed, pairs_to_lines, transpose_pairs, zip_
 use crate::math::exp_finite;
 use crate::ops::lanes::dot_rounded;
 use crate::pool::{Scratch, Tasks};
-use crate::simd::tiles::{DEPTH, Rows, SIDE, TILE, Unit, Work, run_all};
+use crate::simd::tiles::{DEPTH, Rows, SIDE, TILE, TileMatmul, Unit, run_all};
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
 use half::bf16;
@@ -351,7 +351,7 @@ impl BackwardTasks<'_> {
         assert!(steps.end <= STEPS && page.keys.len() == BLOCK * padded && b.d_q.len() == PAIRS * padded);
 
         // Sᵀ and dPᵀ: all keys by the pairs of a step.
-        let scores = |a: &[bf16], b: &[bf16], c: *mut f32, step: usize| Work {
+        let scores = |a: &[bf16], b: &[bf16], c: *mut f32, step: usize| TileMatmul {
             a: a.as_ptr(),
             b: b[step * DEPTH * padded..].as_ptr(),
             c: c.wrapping_add(step * DEPTH),
@@ -367,11 +367,11 @@ impl BackwardTasks<'_> {
             rows,
         };
         let (s, d_p) = (b.s.as_mut_ptr(), b.d_p.as_mut_ptr());
-        let works = steps.clone().map(|step| scores(page.keys, b.q.columns, s, step));
-        let works = works.chain(steps.clone().map(|step| scores(page.values, b.d_out.columns, d_p, step)));
+        let matmuls = steps.clone().map(|step| scores(page.keys, b.q.columns, s, step));
+        let matmuls = matmuls.chain(steps.clone().map(|step| scores(page.values, b.d_out.columns, d_p, step)));
         // SAFETY: lines of 64 keys for each step of hd, tiles of 32 pairs, and 64 rows of 32 columns for each; all this
         // task's.
-        unsafe { run_all(self.unit, works) };
+        unsafe { run_all(self.unit, matmuls) };
 
         for step in steps.clone() {
             self.gradients::<V>(b, step, looked[step] == Some(true));
@@ -385,7 +385,7 @@ impl BackwardTasks<'_> {
         }
 
         // Gradients of values and keys: all keys by 32 dimensions.
-        let of_page = |a: &[bf16], b: &[bf16], c: *mut f32, panel: usize| Work {
+        let of_page = |a: &[bf16], b: &[bf16], c: *mut f32, panel: usize| TileMatmul {
             a: a[steps.start * BLOCK * DEPTH..].as_ptr(),
             b: b[(panel * STEPS + steps.start) * 2 * TILE..].as_ptr(),
             c: c.wrapping_add(panel * DEPTH),
@@ -402,7 +402,7 @@ impl BackwardTasks<'_> {
         };
         let (d_keys, d_values) = (page.d_keys.as_mut_ptr(), page.d_values.as_mut_ptr());
         let d_q = b.d_q[steps.start * DEPTH * padded..].as_mut_ptr();
-        let of_queries = |panel: usize| Work {
+        let of_queries = |panel: usize| TileMatmul {
             a: b.d_s_rows[steps.start * DEPTH * DEPTH..].as_ptr(),
             b: page.key_pairs[panel * DEPTH * BLOCK..].as_ptr(),
             c: d_q.wrapping_add(panel * DEPTH),
@@ -418,11 +418,11 @@ impl BackwardTasks<'_> {
             rows,
         };
         let panels = 0..padded / DEPTH;
-        let works = panels.clone().map(|panel| of_page(b.p, b.d_out.pairs, d_values, panel));
-        let works = works.chain(panels.clone().map(|panel| of_page(b.d_s, b.q.pairs, d_keys, panel)));
+        let matmuls = panels.clone().map(|panel| of_page(b.p, b.d_out.pairs, d_values, panel));
+        let matmuls = matmuls.chain(panels.clone().map(|panel| of_page(b.d_s, b.q.pairs, d_keys, panel)));
         // SAFETY: lines of 64 keys, or of the steps' pairs, for each step; tiles of 32 dimensions for each; rows of 32
         // dimensions of the page's 64 slots and the steps' pairs; all this task's.
-        unsafe { run_all(self.unit, works.chain(panels.map(of_queries))) };
+        unsafe { run_all(self.unit, matmuls.chain(panels.map(of_queries))) };
     }
 
     /// Scores of a step become probabilities exp(z − lse), and d_out · v becomes p · (d_out · v − delta) · scale, both

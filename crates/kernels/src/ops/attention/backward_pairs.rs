@@ -33,7 +33,7 @@ pub(super) struct BackwardTasks<'a> {
 }
 
 /// A page under one kv head, and room for its tiles.
-struct Work<'s> {
+struct PageScratch<'s> {
     /// `[64/2][hd][2]`
     keys: &'s mut [bf16],
     /// `[hd/2][64][2]`
@@ -52,7 +52,7 @@ struct Work<'s> {
     /// `[pairs/2][64]` words, and `[pairs/2][64][2]`.
     p_of_rows: &'s mut [f32],
     d_s_of_rows: &'s mut [bf16],
-    /// Of all the part's pairs: Σ d_out · out.
+    /// Σ d_out · out of all the part's pairs.
     delta: &'s [f32],
 }
 
@@ -82,8 +82,20 @@ impl Tasks for BackwardTasks<'_> {
 
         begin::<V, bf16>(g, part, head, (self.of.d_out, self.of.out), &self.of.d_qkv, delta);
         let delta = &*delta;
-        let mut work =
-            Work { keys, values, q, d_out, d_q, q_of_rows, d_out_of_rows, p, d_s, p_of_rows, d_s_of_rows, delta };
+        let mut page = PageScratch {
+            keys,
+            values,
+            q,
+            d_out,
+            d_q,
+            q_of_rows,
+            d_out_of_rows,
+            p,
+            d_s,
+            p_of_rows,
+            d_s_of_rows,
+            delta,
+        };
         for visit in visits {
             let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
             // SAFETY: the part's pages under this kv head are this task's alone.
@@ -91,12 +103,12 @@ impl Tasks for BackwardTasks<'_> {
                 unsafe { (self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)) };
             clear(visit, hd, d_keys, d_values);
             let (keys, values) = (&self.of.keys[at..at + BLOCK * hd], &self.of.values[at..at + BLOCK * hd]);
-            turn_over::<V>(keys, BLOCK, visit.end, work.keys);
-            turn_over::<V>(values, hd, hd, work.values);
+            transpose::<V>(keys, BLOCK, visit.end, page.keys);
+            transpose::<V>(values, hd, hd, page.values);
             for run in &visit.rows {
                 for start in run.clone().step_by(rows_of_tile) {
                     let tile = start..(start + rows_of_tile).min(run.end);
-                    self.tile::<V>(&mut work, tile, rows.start, head, visit, keys, [d_keys, d_values]);
+                    self.tile::<V>(&mut page, tile, rows.start, head, visit, keys, [d_keys, d_values]);
                 }
             }
         }
@@ -108,7 +120,7 @@ impl BackwardTasks<'_> {
     #[allow(clippy::too_many_arguments)]
     fn tile<V: Simd>(
         &self,
-        w: &mut Work<'_>,
+        w: &mut PageScratch<'_>,
         tile: Range<usize>,
         part_start: usize,
         head: usize,
@@ -217,7 +229,7 @@ fn pairs_of_rows<V: Simd>(rows: &[f32], width: usize, columns: usize, to: &mut [
     }
 }
 
-/// As many pairs as `to` has room for.
+/// Stores the pairs (even, odd), as many as `to` has room for.
 #[inline(always)]
 fn store_pairs<V: Simd>(even: V, odd: V, to: &mut [bf16]) {
     if to.len() >= 2 * LANES {
@@ -231,7 +243,7 @@ fn store_pairs<V: Simd>(even: V, odd: V, to: &mut [bf16]) {
 
 /// `[a/2][b][2]` to `[b/2][a][2]`: the first `used` of the b columns, or some more.
 #[inline(always)]
-fn turn_over<V: Simd>(from: &[bf16], b: usize, used: usize, to: &mut [bf16]) {
+fn transpose<V: Simd>(from: &[bf16], b: usize, used: usize, to: &mut [bf16]) {
     let a = from.len() / b;
     for column in (0..used).step_by(LANES) {
         let n = LANES.min(b - column);

@@ -119,9 +119,9 @@ pub(super) fn write(cpu: &Cpu, args: WriteKv<'_>, parts: Parts<'_>) {
     cpu.run(parts.count() * geometry.kv_heads, &WriteTasks { geometry, parts, qkv, rows, slots, keys, values });
 }
 
-/// The tiles of a page's keys and values, as they lie or made in `room` (two times 64 · padded hd). Values of slots
-/// from
-/// `end` on are 0, because what no row sees is multiplied by 0 and may be NaN; keys there hold anything.
+/// A page's keys and values as tiles: the page's own memory, if it is stored so, or a copy in `room` (two times 64 ·
+/// padded hd). Values of slots from `end` on are 0: no row sees them, but they are multiplied by 0, which gives NaN for
+/// an infinite or NaN value. Keys of these slots may hold anything.
 #[inline(always)]
 pub(super) fn tiles<'a, V: Simd>(
     [keys, values]: [&'a [bf16]; 2],

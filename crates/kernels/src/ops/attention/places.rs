@@ -62,7 +62,8 @@ impl<'a> Places<'a> {
         let (_, seen) = span(rows.map(|row| g.seen(self.positions[row] as usize)));
         if seen.is_empty() { 0..0 } else { seen.start / BLOCK..seen.end.div_ceil(BLOCK) }
     }
-    /// Those of `rows` that see block `block`: neighbours that find it in the same page, and the page.
+    /// The rows of `rows` that see block `block`, as runs of neighbours that find it in the same page, each with its
+    /// page.
     #[inline(always)]
     pub fn runs(
         self,

@@ -22,7 +22,7 @@ use crate::gemm::{halves, narrowed};
 use crate::math::exp_finite;
 use crate::ops::lanes::rows;
 use crate::pool::{Disjoint, Scratch, Tasks};
-use crate::simd::tiles::{DEPTH, SIDE, Unit, Work, cuts, run_all};
+use crate::simd::tiles::{DEPTH, SIDE, TileMatmul, Unit, cuts, run_all};
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
 use half::bf16;
@@ -154,7 +154,7 @@ impl ForwardTasks<'_> {
         for (cut, blocks, rows) in cuts(count) {
             let pair = first + cut;
             let (a, b, c) = (&t.q[pair * DEPTH..], &keys, t.s[pair * BLOCK..].as_mut_ptr());
-            let work = |panel: usize| Work {
+            let matmul = |panel: usize| TileMatmul {
                 a: a.as_ptr(),
                 b: b[panel * DEPTH * padded..].as_ptr(),
                 c: c.wrapping_add(panel * DEPTH),
@@ -171,7 +171,7 @@ impl ForwardTasks<'_> {
             };
             // SAFETY: lines of `count` pairs from `first` in each of the steps of q, the panels' tiles of keys, and as
             // many rows of scores; all this task's.
-            unsafe { run_all(self.unit, (0..panels).map(work)) };
+            unsafe { run_all(self.unit, (0..panels).map(matmul)) };
         }
 
         for row in run.clone() {
@@ -189,7 +189,7 @@ impl ForwardTasks<'_> {
         for (cut, blocks, rows) in cuts(count) {
             let pair = first + cut;
             let (a, b, c) = (&t.p[pair * DEPTH..], &values, t.o[pair * padded..].as_mut_ptr());
-            let work = |panel: usize| Work {
+            let matmul = |panel: usize| TileMatmul {
                 a: a.as_ptr(),
                 b: b[panel * DEPTH * BLOCK..].as_ptr(),
                 c: c.wrapping_add(panel * DEPTH),
@@ -205,7 +205,7 @@ impl ForwardTasks<'_> {
                 rows,
             };
             // SAFETY: as above, of both halves of p, the tiles of values of 32 dimensions each, and rows of O.
-            unsafe { run_all(self.unit, (0..padded / DEPTH).map(work)) };
+            unsafe { run_all(self.unit, (0..padded / DEPTH).map(matmul)) };
         }
     }
 }

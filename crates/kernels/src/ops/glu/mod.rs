@@ -38,7 +38,7 @@ pub enum Activation {
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// Of the gate.
+    /// The activation of the gate.
     pub activation: Activation,
     /// `[T, 2F]`: gate, then up. Where `y` is bf16 they are rounded to bf16 first, or were: what was kept gives the
     /// same `y`.
@@ -51,7 +51,7 @@ pub struct Forward<'a> {
 
 /// Arguments of [`backward`].
 pub struct Backward<'a> {
-    /// Of the gate.
+    /// The activation of the gate.
     pub activation: Activation,
     /// `[T, 2F]`, f32 or bf16.
     pub gate_up: View<'a>,
@@ -66,7 +66,7 @@ pub struct Backward<'a> {
 
 /// Arguments of [`fused`].
 pub struct Fused<'a> {
-    /// Of the gate.
+    /// The activation of the gate.
     pub activation: Activation,
     /// `[T, K]`, f32 or bf16.
     pub x: View<'a>,

@@ -1,4 +1,5 @@
-//! The three matmuls of a linear layer, a chain per element, and its bias's gradient.
+//! The three matmuls of a linear layer, and its bias's gradient. Each output element is one sum in ascending order, by
+//! one thread.
 
 use super::{BackwardInput, BackwardWeight, Forward};
 use crate::device::Cuda;

@@ -117,7 +117,7 @@ pub(crate) fn blocks(range: Range<usize>, len: usize) -> impl Iterator<Item = Ra
 #[derive(Clone, Copy)]
 pub(crate) enum Beta<'a> {
     All(f32),
-    /// Of a row, counted from the first of all.
+    /// A function from a row, counted from the first of all, to its β.
     Each(&'a (dyn Fn(usize) -> f32 + Sync)),
 }
 

@@ -27,13 +27,13 @@ use std::ops::Range;
 /// Which inputs are dropped.
 #[derive(Clone, Copy)]
 pub struct Dropout<'a> {
-    /// The chance that one is, in [0, 1).
+    /// The probability that an input is dropped, in [0, 1).
     pub p: f64,
-    /// Of this matmul in this pass; no other has it.
+    /// The random generator's key, which only this matmul of this pass has.
     pub key: u64,
-    /// `[M]` u32: the sequence that each row is of, and
+    /// `[M]` u32: the sequence of each row.
     pub samples: View<'a>,
-    /// `[M]` u32: its place in it. Rows that have both in common are dropped alike.
+    /// `[M]` u32: the position of each row in its sequence. Rows of one sequence and position drop the same inputs.
     pub positions: View<'a>,
 }
 
@@ -45,7 +45,7 @@ const TASK_ROWS: usize = 4;
 const GROUP: usize = 4 * LANES;
 
 impl<'a> Dropout<'a> {
-    /// That of some of the rows.
+    /// The dropout of some of the rows.
     pub fn rows(self, rows: Range<usize>) -> Dropout<'a> {
         Dropout { samples: self.samples.rows(rows.clone()), positions: self.positions.rows(rows), ..self }
     }

@@ -69,7 +69,7 @@ pub struct Backward<'a> {
     pub x: View<'a>,
     /// The adapter.
     pub adapter: Adapter<'a>,
-    /// That of [`forward`].
+    /// The dropout that [`forward`] had.
     pub dropout: Option<Dropout<'a>>,
     /// `[M, N]`
     pub d_y: View<'a>,

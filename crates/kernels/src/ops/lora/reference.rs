@@ -11,7 +11,7 @@ pub struct Block<F> {
     pub a: Vec<F>,
     /// `[N_i, r]`
     pub b: Vec<F>,
-    /// Its first column of `y`.
+    /// The block's first column in `y`.
     pub first: usize,
     /// `r`
     pub rank: usize,

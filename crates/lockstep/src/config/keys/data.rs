@@ -1,6 +1,6 @@
 //! What is learned from: rows of a dataset, or recorded rollouts.
 
-use crate::config::Config;
+use crate::config::keys::Config;
 use serde_json::{Map, Value};
 
 macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Data" {

@@ -1,7 +1,9 @@
 //! Evaluation during a run.
 
 use crate::bad_input;
-use crate::config::{Config, EvalSampling, Purpose, Resolved, Strategy};
+use crate::config::keys::Config;
+use crate::config::methods::Purpose;
+use crate::config::values::{EvalSampling, Strategy};
 use telemetry::counted;
 
 macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Evaluation" {
@@ -34,7 +36,7 @@ macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $(
     /// The k of pass@k (a prompt counts if one of k completions is right); each at most num_generations_eval.
     eval_pass_at_k: Vec<usize> = Vec::new() => OURS.read_by(ONLINE).on_resume(Warn);
     /// The name of the reward that says what is right in pass@k: a completion to which it gives 1 or more, whatever
-    /// reward_weights say. Not set: the first. What it did not judge is left out.
+    /// reward_weights say. Not set: the first. What it did not score is left out.
     eval_pass_at_k_reward: Option<String> = None => OURS.read_by(ONLINE).on_resume(Warn);
     /// Report eval_loss, as TRL does: the loss of the evaluation's completions, as one batch and without a step. With
     /// beta, the reference model scores them for it. PPO has none.
@@ -62,9 +64,8 @@ impl Config {
     }
 }
 
-/// Evaluation, checkpoints and early stopping agree with each other.
-pub(in crate::config) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result<()> {
-    let c = &resolved.config;
+/// Evaluation, checkpoints and early stopping agree with each other; the notes are of what is set without effect.
+pub(in crate::config) fn check(c: &Config, purpose: Purpose) -> anyhow::Result<Vec<String>> {
     let needs_eval = if c.load_best_model_at_end { Some("load_best_model_at_end") } else { None }
         .or(c.early_stopping_patience.map(|_| "early_stopping_patience"));
     if let Some(key) = needs_eval
@@ -112,10 +113,11 @@ pub(in crate::config) fn check(resolved: &mut Resolved, purpose: Purpose) -> any
              file or a Hub id in quotes"
         );
     }
+    let mut notes = Vec::new();
     if c.has_eval_data() && c.eval_strategy == Strategy::No && purpose != Purpose::Eval {
-        resolved.notes.push(
+        notes.push(
             "evaluation data is set, but eval_strategy is \"no\": nothing is evaluated during the run".to_owned(),
         );
     }
-    Ok(())
+    Ok(notes)
 }

@@ -1,9 +1,9 @@
 //! What the policy's trainer minimises, for GRPO and its relatives.
 
 use crate::bad_input;
-use crate::config::key::{OnResume::Warn, Row, TRL, above, at_least};
-use crate::config::keys::algorithms::POLICY_LOSS;
-use crate::config::{Config, Resolved};
+use crate::config::keys::Config;
+use crate::config::methods::POLICY_LOSS;
+use crate::config::row::{OnResume::Warn, Row, TRL, above, at_least};
 use train::loss::sampling::CorrectionMode;
 use train::{ImportanceSamplingLevel, LossType};
 
@@ -145,9 +145,8 @@ impl Config {
     }
 }
 
-/// Refuses keys of the policy loss that contradict each other; notes what works, but hardly as meant.
-pub(crate) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
-    let c = &resolved.config;
+/// Refuses keys of the policy loss that contradict each other; the notes are of what works, but hardly as meant.
+pub(crate) fn check(c: &Config) -> anyhow::Result<Vec<String>> {
     if let Some(delta) = c.delta
         && delta <= 1.0 + c.epsilon_high()
     {
@@ -205,6 +204,5 @@ pub(crate) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
                 .to_owned(),
         );
     }
-    resolved.notes.extend(notes);
-    Ok(())
+    Ok(notes)
 }

@@ -1,6 +1,6 @@
 //! How the machine is used: threads, memory, and what is computed together.
 
-use crate::config::Config;
+use crate::config::keys::Config;
 
 macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Machine" {
     /// What computes: cpu, cuda (an NVIDIA GPU, cuda:1 the second), or for tests cpu-checked and cuda-emulated; not

@@ -1,18 +1,135 @@
-//! The keys, one row each, by topic; beside them what keys of a topic must satisfy together, and what is built from
-//! them.
+//! The table of keys. The rows stand by topic in the files beside this one, together with what the keys of a topic must
+//! satisfy together and what is built from them. Here the rows become the typed [`Config`], its defaults, and [`KEYS`],
+//! which everything else reads.
+//!
+//! A row is
+//! ```text
+//! /// What the key means.
+//! name: Type = default, METHOD = its own default => row;
+//! ```
+//! where `row` is a [`Row`], begun with `TRL` or `OURS`.
 
 pub(super) mod adapter;
-pub(super) mod algorithms;
+mod algorithms;
 pub(super) mod batches;
-pub(super) mod checkpoints;
+mod checkpoints;
 pub(super) mod data;
 pub(super) mod evaluation;
-pub(super) mod logging;
+mod logging;
 pub(crate) mod loss;
-pub(super) mod machine;
-pub(super) mod model;
+mod machine;
+mod model;
 pub(super) mod optimizer;
-pub(super) mod ppo;
+mod ppo;
 pub(super) mod preferences;
 pub(crate) mod rewards;
 pub(crate) mod sampling;
+
+use self::{adapter::*, algorithms::*, batches::*, checkpoints::*, data::*, evaluation::*, logging::*, loss::*};
+use self::{machine::*, model::*, optimizer::*, ppo::*, preferences::*, rewards::*, sampling::*};
+use super::methods::*;
+use super::row::OnResume::{Fixed, Free, Warn};
+use super::row::{LONG, MANY, OURS, Row, TRL, Trl, above, at_least};
+use super::values::{
+    ComputeDType, EvalSampling, KeyValue, OptimizerName, RewardErrors, SftLoss, Strategy, Task, Trust,
+};
+use ::rewards::RewardSpec;
+use kernels::Device;
+use rollout::Speculative;
+use serde_json::{Map, Value as Json};
+use std::path::PathBuf;
+use train::advantages::process::ProcessRewards;
+use train::loss::dpo::DpoLoss;
+use train::loss::sampling::CorrectionMode;
+use train::{
+    ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, MultiObjectiveAggregation, ScaleRewards, ScheduleKind,
+};
+
+/// Gives a key of a configuration a default.
+pub(in crate::config) type SetDefault = fn(&mut Config);
+
+/// A key of the table.
+pub struct Key {
+    /// As configurations spell it.
+    pub name: &'static str,
+    /// The heading that it is shown under.
+    pub section: &'static str,
+    pub(in crate::config) doc: &'static str,
+    pub(in crate::config) row: Row,
+    pub(in crate::config) type_name: fn() -> String,
+    pub(in crate::config) type_schema: fn() -> Json,
+    pub(in crate::config) read: fn(&mut Config, &toml::Value) -> Result<(), String>,
+    pub(in crate::config) read_text: fn(&mut Config, &str) -> Result<(), String>,
+    pub(in crate::config) write: fn(&Config) -> Option<toml::Value>,
+    /// Methods whose default is another than that of [`Config::default`], and what gives it to a configuration.
+    pub(in crate::config) defaults: &'static [(Methods, SetDefault)],
+}
+
+/// Asks one topic after the other for its rows; they go to `table!`, in this order.
+macro_rules! collect {
+    ([$topic:ident $($topics:ident)*] $($rows:tt)*) => { $topic! { collect [$($topics)*] $($rows)* } };
+    ([] $($rows:tt)*) => { table! { $($rows)* } };
+}
+
+macro_rules! table {
+    ($($section:literal { $(
+        $(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr $(, $method:ident = $other:expr)* => $row:expr;
+    )* })*) => {
+        /// A whole configuration. Names and meanings are TRL's where TRL has the key.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Config {
+            $($($(#[doc = $doc])+ pub $name: $type,)*)*
+        }
+
+        impl Default for Config {
+            fn default() -> Self {
+                Config { $($($name: $default,)*)* }
+            }
+        }
+
+        /// Every key, in the order in which it is shown.
+        pub(in crate::config) static KEYS: &[Key] = &[$($(Key {
+            name: stringify!($name),
+            section: $section,
+            doc: concat!($($doc, "\n"),+),
+            row: $row,
+            type_name: <$type as KeyValue>::type_name,
+            type_schema: <$type as KeyValue>::schema,
+            read: |config, value| { config.$name = KeyValue::read(value)?; Ok(()) },
+            read_text: |config, text| { config.$name = KeyValue::read_text(text)?; Ok(()) },
+            write: |config| KeyValue::write(&config.$name),
+            defaults: &[$(($method, |config| config.$name = $other)),*],
+        },)*)*];
+    };
+}
+
+collect! { [
+    model_keys data_keys rewards_keys batches_keys sampling_keys algorithms_keys loss_keys ppo_keys preferences_keys
+    optimizer_keys adapter_keys evaluation_keys checkpoints_keys logging_keys machine_keys
+] }
+
+/// Every key, in the order in which it is shown.
+pub fn keys() -> &'static [Key] {
+    KEYS
+}
+
+impl Config {
+    /// The defaults of a command, of `train` those of an algorithm.
+    pub fn defaults(purpose: Purpose, algorithm: Algorithm) -> Config {
+        let mut config = Config { algorithm, ..Config::default() };
+        for key in KEYS {
+            key.set_default(&mut config, Methods::of(purpose, algorithm));
+        }
+        config
+    }
+
+    /// The key of this name.
+    pub fn key(name: &str) -> Option<&'static Key> {
+        KEYS.iter().find(|key| key.name == name)
+    }
+
+    /// The key that has another name in TRL.
+    pub fn key_of_trl(name: &str) -> Option<&'static Key> {
+        KEYS.iter().find(|key| matches!(key.row.trl, Trl::Field { name: Some(theirs), .. } if theirs == name))
+    }
+}

@@ -1,6 +1,7 @@
 //! The optimizer and the learning rate's schedule.
 
-use crate::config::{Config, OptimizerName};
+use crate::config::keys::Config;
+use crate::config::values::OptimizerName;
 use crate::error::BadInput;
 
 macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Optimizer" {

@@ -1,8 +1,8 @@
 //! PPO: its value model, its rewards per token, its passes.
 
-use crate::config::Config;
-use crate::config::key::{OURS, OnResume::Warn, Row};
-use crate::config::keys::algorithms::PPO;
+use crate::config::keys::Config;
+use crate::config::methods::PPO;
+use crate::config::row::{OURS, OnResume::Warn, Row};
 use train::loss::ppo::{PpoConfig, ValueConfig};
 
 /// TRL has no PPO trainer any more; names and defaults are those of its last PPOConfig.

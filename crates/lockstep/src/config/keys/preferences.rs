@@ -1,7 +1,7 @@
 //! Learning from pairs of answers: direct preference optimization and reward models.
 
 use crate::bad_input;
-use crate::config::Config;
+use crate::config::keys::Config;
 use train::RankingConfig;
 use train::loss::dpo::{DpoConfig, DpoLoss};
 

@@ -1,7 +1,7 @@
 //! What scores completions, and how scores become advantages.
 
 use crate::bad_input;
-use crate::config::Config;
+use crate::config::keys::Config;
 use train::MultiObjectiveAggregation;
 use train::advantages::process::ProcessRewards;
 

@@ -1,9 +1,8 @@
 //! How completions are drawn.
 
 use crate::bad_input;
-use crate::config::{Config, Resolved, SamplingPlan, profiles};
+use crate::config::keys::Config;
 use crate::error::BadInput;
-use rollout::SamplingParams;
 
 macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Sampling" {
     /// The most tokens of a completion.
@@ -86,32 +85,13 @@ fn check_staleness(c: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
-    let c = &resolved.config;
+/// Refuses what training cannot learn from.
+pub(crate) fn check(c: &Config) -> anyhow::Result<()> {
     if c.temperature == 0.0 {
         bad_input!(
             "`temperature` = 0 gives all completions of a group the same text, and then nothing can be learned: set it \
              above 0 (1.0 is usual)"
         );
     }
-    check_staleness(c)?;
-    profiles::check(c)?;
-    let plan = SamplingPlan::new(c, &[])?;
-    let any = |is_on: fn(&SamplingParams) -> bool| plan.ways().into_iter().any(is_on);
-    let truncated = [
-        ("top_p", any(|way| way.top_p < 1.0)),
-        ("top_k", any(|way| way.top_k > 0)),
-        ("min_p", any(|way| way.min_p > 0.0)),
-        ("repetition_penalty", any(|way| way.repetition_penalty != 1.0)),
-    ];
-    let named: Vec<&str> = truncated.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
-    if !named.is_empty() {
-        resolved.notes.push(format!(
-            "{} {} the distribution that is sampled, but log-probabilities are the model's own: the policy \
-             gradient is biased",
-            named.join(", "),
-            if named.len() == 1 { "changes" } else { "change" }
-        ));
-    }
-    Ok(())
+    check_staleness(c)
 }

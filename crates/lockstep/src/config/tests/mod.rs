@@ -2,7 +2,8 @@
 
 mod table;
 
-use super::table::KEYS;
+use super::keys::KEYS;
+use super::resolved::Origin;
 use super::values::KeyValue;
 use super::*;
 use crate::error::is_bad_input;

@@ -1,9 +1,8 @@
 //! The rows of the table agree with each other and with TRL's configurations.
 
-use crate::config::key::{Key, Trl};
-use crate::config::keys::algorithms::{GRPO, RLOO};
-use crate::config::methods::{DPO, Methods, REWARD, SFT, each};
-use crate::config::table::KEYS;
+use crate::config::keys::{KEYS, Key};
+use crate::config::methods::{DPO, GRPO, Methods, REWARD, RLOO, SFT, each};
+use crate::config::row::Trl;
 use crate::config::unsupported_keys;
 use crate::config::{Algorithm, Config, Layers, Purpose};
 use serde_json::Value as Json;

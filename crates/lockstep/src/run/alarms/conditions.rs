@@ -17,7 +17,7 @@ pub struct Condition {
     pub id: &'static str,
     /// From where on it holds.
     pub threshold: f64,
-    /// How many times in a row it must hold.
+    /// How many times in a row it must hold before the alarm is raised.
     pub patience: u32,
     pub every: Every,
     pub remedy: &'static str,

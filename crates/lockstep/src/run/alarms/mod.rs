@@ -7,12 +7,13 @@
 
 mod conditions;
 mod noise;
+mod repetition;
 mod signs;
 #[cfg(test)]
 mod tests;
 mod values;
 
-use super::checkpoint::state::Bits64;
+use super::bits64::Bits64;
 use crate::rollouts::Rollouts;
 use conditions::{Condition, Every};
 use noise::Dependence;
@@ -117,7 +118,7 @@ struct History {
 }
 
 /// A condition that holds.
-struct Sighting {
+struct Detection {
     condition: &'static Condition,
     subject: String,
     evidence: String,
@@ -125,22 +126,22 @@ struct Sighting {
     quiet: bool,
 }
 
-impl Sighting {
-    fn new(condition: &'static Condition, evidence: String) -> Sighting {
-        Sighting { condition, subject: String::new(), evidence, examples: Vec::new(), quiet: false }
+impl Detection {
+    fn new(condition: &'static Condition, evidence: String) -> Detection {
+        Detection { condition, subject: String::new(), evidence, examples: Vec::new(), quiet: false }
     }
 
-    fn of(self, subject: impl Into<String>) -> Sighting {
-        Sighting { subject: subject.into(), ..self }
+    fn of(self, subject: impl Into<String>) -> Detection {
+        Detection { subject: subject.into(), ..self }
     }
 
-    fn showing<'a>(self, rows: impl IntoIterator<Item = &'a Row>) -> Sighting {
-        Sighting { examples: rows.into_iter().take(EXAMPLES).map(Row::example).collect(), ..self }
+    fn showing<'a>(self, rows: impl IntoIterator<Item = &'a Row>) -> Detection {
+        Detection { examples: rows.into_iter().take(EXAMPLES).map(Row::example).collect(), ..self }
     }
 
-    fn of_problem(problem: &Problem) -> Sighting {
+    fn of_problem(problem: &Problem) -> Detection {
         let condition = conditions::of_problem(problem.kind);
-        Sighting::new(condition, problem.to_string()).of(problem.reward.clone())
+        Detection::new(condition, problem.to_string()).of(problem.reward.clone())
     }
 }
 
@@ -172,10 +173,10 @@ impl Alarms {
 
     /// What kept rewards from judging an evaluation after `step`, and how many of its completions have no score.
     pub fn evaluation(&mut self, step: u64, problems: &[Problem], unscored: Option<String>) -> Vec<Alarm> {
-        let mut seen: Vec<Sighting> = problems.iter().map(Sighting::of_problem).collect();
-        seen.extend(unscored.map(|evidence| Sighting::new(&conditions::UNSCORED, evidence)));
-        for sighting in &mut seen {
-            sighting.subject = format!("{} {IN_EVALUATION}", sighting.subject).trim_start().to_owned();
+        let mut seen: Vec<Detection> = problems.iter().map(Detection::of_problem).collect();
+        seen.extend(unscored.map(|evidence| Detection::new(&conditions::UNSCORED, evidence)));
+        for detection in &mut seen {
+            detection.subject = format!("{} {IN_EVALUATION}", detection.subject).trim_start().to_owned();
         }
         self.state.take(step, seen, |_, key| key.ends_with(IN_EVALUATION))
     }
@@ -184,8 +185,8 @@ impl Alarms {
     pub fn end_step(&mut self, step: u64, values: &BTreeMap<String, f64>) -> Vec<Alarm> {
         let Observations { generation, problems } = std::mem::take(&mut self.observed);
         let not_finite = std::mem::take(&mut self.not_finite);
-        let skipped = |(model, numbers)| Sighting::new(&conditions::NOT_FINITE, numbers).of(model);
-        let mut seen: Vec<Sighting> = not_finite.into_iter().map(skipped).collect();
+        let skipped = |(model, numbers)| Detection::new(&conditions::NOT_FINITE, numbers).of(model);
+        let mut seen: Vec<Detection> = not_finite.into_iter().map(skipped).collect();
         let history = &mut self.state.history;
         history.look_at_values(step, values, &mut seen);
         let generated = generation.is_some();
@@ -193,11 +194,11 @@ impl Alarms {
             history.look_at_generation(&signs, problems.is_empty(), &mut seen);
         }
         for problem in &problems {
-            let same = |s: &&Sighting| {
+            let same = |s: &&Detection| {
                 s.subject == problem.reward && s.condition.id == conditions::of_problem(problem.kind).id
             };
             if !seen.iter().any(|s| same(&s)) {
-                seen.push(Sighting::of_problem(problem));
+                seen.push(Detection::of_problem(problem));
             }
         }
         let looked = |condition: &Condition| condition.every == Every::Step || generated;
@@ -207,10 +208,10 @@ impl Alarms {
 
 impl AlarmState {
     /// Counts what holds; of the others, those that `looked` says were looked at do not.
-    fn take(&mut self, step: u64, seen: Vec<Sighting>, looked: impl Fn(&Condition, &str) -> bool) -> Vec<Alarm> {
+    fn take(&mut self, step: u64, seen: Vec<Detection>, looked: impl Fn(&Condition, &str) -> bool) -> Vec<Alarm> {
         let mut out = Vec::new();
         let mut held = BTreeSet::new();
-        for Sighting { condition, subject, evidence, examples, quiet } in seen {
+        for Detection { condition, subject, evidence, examples, quiet } in seen {
             let key = format!("{} {subject}", condition.id);
             let new = Streak { since: step, held: 0, quiet: 0, raised: false };
             let streak = self.streaks.entry(key.clone()).or_insert(new);
@@ -257,7 +258,7 @@ impl AlarmState {
 
 impl History {
     /// What new completions and their scores say.
-    fn look_at_generation(&mut self, signs: &GenerationSigns, no_problems: bool, seen: &mut Vec<Sighting>) {
+    fn look_at_generation(&mut self, signs: &GenerationSigns, no_problems: bool, seen: &mut Vec<Detection>) {
         let all = signs.rows().count();
         // Without rewards nothing could be.
         let unscored = signs.rows().filter(|row| row.total.is_none() && !signs.rewards.is_empty());
@@ -265,14 +266,14 @@ impl History {
         // Where a reward failed, that is what is said.
         if no_problems && count as f64 >= conditions::UNSCORED.threshold * all as f64 && count > 0 {
             let evidence = format!("no reward gave a score for {count} of {all} completions");
-            seen.push(Sighting::new(&conditions::UNSCORED, evidence).showing(unscored));
+            seen.push(Detection::new(&conditions::UNSCORED, evidence).showing(unscored));
         }
         for reward in &signs.rewards {
             let name = &reward.name;
             if reward.overflows {
                 let (low, high) = reward.range.unwrap_or_default();
                 let evidence = format!("scores from {low:e} to {high:e} have no finite deviation");
-                seen.push(Sighting::new(&conditions::OVERFLOW, evidence).of(name));
+                seen.push(Detection::new(&conditions::OVERFLOW, evidence).of(name));
             }
             let dependence = self.dependences.entry(name.clone()).or_default();
             dependence.take(&reward.portion);
@@ -289,11 +290,11 @@ impl History {
                      length, repetition, log-probability nor any token (at most {strongest:.1} standard deviations of \
                      chance), and it does not rise"
                 );
-                seen.push(Sighting::new(&conditions::NOISE, evidence).of(name).showing(signs.rows()));
+                seen.push(Detection::new(&conditions::NOISE, evidence).of(name).showing(signs.rows()));
             }
             if let Some(example) = &reward.contradiction {
-                let sighting = Sighting::new(&conditions::CONTRADICTION, "two scores for the same text".to_owned());
-                seen.push(Sighting { examples: vec![example.clone()], ..sighting.of(name) });
+                let detection = Detection::new(&conditions::CONTRADICTION, "two scores for the same text".to_owned());
+                seen.push(Detection { examples: vec![example.clone()], ..detection.of(name) });
             }
             let value = reward.range.filter(|(low, high)| high - low <= conditions::CONSTANT.threshold).map(|r| r.0);
             let before = match value {
@@ -302,7 +303,7 @@ impl History {
             };
             if let Some(value) = value.filter(|value| before.is_none_or(|before| before == Bits64(*value))) {
                 let evidence = format!("it gives {value} for every completion");
-                seen.push(Sighting::new(&conditions::CONSTANT, evidence).of(name).showing(signs.rows()));
+                seen.push(Detection::new(&conditions::CONSTANT, evidence).of(name).showing(signs.rows()));
             }
         }
         self.look_at_characters(signs, seen);
@@ -311,7 +312,7 @@ impl History {
     }
 
     /// Where nearly all completions are cut, their lengths in tokens are equal: those in characters are compared.
-    fn look_at_characters(&self, signs: &GenerationSigns, seen: &mut Vec<Sighting>) {
+    fn look_at_characters(&self, signs: &GenerationSigns, seen: &mut Vec<Detection>) {
         if signs.cut_share() < conditions::TRUNCATED.threshold {
             return;
         }
@@ -321,12 +322,12 @@ impl History {
                 "nearly all completions are cut, so tokens do not show it, but the reward goes with the length in \
                  characters (correlation {correlation:.2} within groups)"
             );
-            seen.push(Sighting::new(&conditions::LENGTH_PAID, evidence).showing(signs.rows()));
+            seen.push(Detection::new(&conditions::LENGTH_PAID, evidence).showing(signs.rows()));
         }
     }
 
     /// Whether rewards rise with what they should not be for.
-    fn look_at_course(&mut self, signs: &GenerationSigns, seen: &mut Vec<Sighting>) {
+    fn look_at_course(&mut self, signs: &GenerationSigns, seen: &mut Vec<Detection>) {
         let Some(total) = signs.mean_total else { return };
         remember(&mut self.generations, [total, signs.mean_length, signs.repetition].map(Bits64));
         let course = |k: usize| self.generations.iter().map(move |g: &[Bits64; 3]| g[k].0);
@@ -351,19 +352,19 @@ impl History {
         if now >= conditions::LENGTH.threshold * before {
             let evidence =
                 format!("{rises} in {steps} generations while the length went from {before:.1} to {now:.1} tokens");
-            seen.push(Sighting::new(&conditions::LENGTH, evidence).showing(best()));
+            seen.push(Detection::new(&conditions::LENGTH, evidence).showing(best()));
         }
         let [before, now] = compared(2).map(|share| share * 100.0);
         if now - before >= conditions::REPETITION.threshold * 100.0 {
             let evidence =
                 format!("{rises} in {steps} generations while repetition went from {before:.0} to {now:.0} %");
-            seen.push(Sighting::new(&conditions::REPETITION, evidence).showing(best()));
+            seen.push(Detection::new(&conditions::REPETITION, evidence).showing(best()));
         }
     }
 
     /// What is paid for. A completion wins if its total is nearer to the generation's highest than to the lowest of the
     /// run: where all have learned the same trick, all win.
-    fn look_at_winners(&mut self, signs: &GenerationSigns, seen: &mut Vec<Sighting>) {
+    fn look_at_winners(&mut self, signs: &GenerationSigns, seen: &mut Vec<Detection>) {
         let totals = || signs.rows().filter_map(|row| row.total);
         let (lowest, highest) = (totals().fold(f64::INFINITY, f64::min), totals().fold(f64::NEG_INFINITY, f64::max));
         if lowest > highest {
@@ -399,13 +400,13 @@ impl History {
                 let (share, elsewhere) = (share * 100.0, elsewhere * 100.0);
                 let evidence =
                     format!("of the completions that earn most {share:.0} % {words}, of the others {elsewhere:.0} %");
-                seen.push(Sighting::new(condition, evidence).showing(such));
+                seen.push(Detection::new(condition, evidence).showing(such));
             }
         }
         self.look_at_one_text(&winners, seen);
     }
 
-    fn look_at_one_text(&self, winners: &[&Row], seen: &mut Vec<Sighting>) {
+    fn look_at_one_text(&self, winners: &[&Row], seen: &mut Vec<Detection>) {
         let mut texts: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
         winners.iter().for_each(|row| texts.entry(&row.text).or_default().push(row));
         let Some(rows) = texts.into_values().max_by_key(Vec::len) else { return };
@@ -417,7 +418,7 @@ impl History {
                 share * 100.0,
                 prompts(&rows)
             );
-            seen.push(Sighting::new(&conditions::ONE_TEXT_WINS, evidence).showing(rows));
+            seen.push(Detection::new(&conditions::ONE_TEXT_WINS, evidence).showing(rows));
         }
     }
 
@@ -427,7 +428,7 @@ impl History {
         signs: &GenerationSigns,
         lowest: f64,
         wins: impl Fn(&&Row) -> bool,
-        seen: &mut Vec<Sighting>,
+        seen: &mut Vec<Detection>,
     ) {
         let mut short: Vec<&Row> = Vec::new();
         for group in &signs.groups {
@@ -443,7 +444,7 @@ impl History {
                  earned much",
                 share * 100.0
             );
-            seen.push(Sighting::new(&conditions::CUT_SHORT, evidence).showing(short));
+            seen.push(Detection::new(&conditions::CUT_SHORT, evidence).showing(short));
         }
     }
 }

@@ -6,9 +6,9 @@
 //! dealt out at random within groups, is a standard normal number. A reward that depends on the text soon has one
 //! feature of which it is many times that. Knows no threshold.
 
-use super::signs::repetition;
+use super::repetition::repetition;
 use crate::rollouts::{Rollouts, ScoredCompletion};
-use crate::run::checkpoint::state::Bits64;
+use crate::run::bits64::Bits64;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -1,15 +1,12 @@
 //! What a generation shows of its rewards and of what they pay for, as far as alarms need it. Knows no threshold.
 
 use super::noise::Portion;
+use super::repetition::repetition;
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use rewards::Content;
 use rollout::FinishReason;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-/// Tokens that are compared to find repetition.
-const NGRAM: usize = 4;
-/// A completion with fewer n-grams repeats nothing.
-const FEWEST_NGRAMS: usize = 8;
 /// From this share of n-grams that came before, a completion is repetition.
 const REPETITIVE: f64 = 0.5;
 /// Characters of a text in an example.
@@ -172,16 +169,6 @@ fn reward(rollouts: &Rollouts, k: usize) -> RewardSigns {
     }
 }
 
-/// The share of n-grams that came before.
-pub fn repetition(ids: &[u32]) -> f64 {
-    let ngrams = ids.windows(NGRAM);
-    let count = ngrams.len();
-    if count < FEWEST_NGRAMS {
-        return 0.0;
-    }
-    (count - ngrams.collect::<BTreeSet<_>>().len()) as f64 / count as f64
-}
-
 /// Whether there is nothing, or an answer's frame (tags, a box, `####`, a fence of code, "Answer:") without an answer.
 fn has_no_answer(text: &str) -> bool {
     let text = text.trim().to_lowercase();
@@ -298,14 +285,5 @@ mod tests {
         assert!(["\"", "he said \"yes", "$5", "`x", "**a", "“a", "<answer>5", "5</answer>"].into_iter().all(odd));
         let pairs = ["", "\"a\"", "$x$", "`x`", "**a**", "“a”", "<answer>5</answer>", "it's 3 < 4 > 2", "<br>x</br>"];
         assert!(!pairs.into_iter().any(odd));
-    }
-
-    #[test]
-    fn repetition_needs_some_length() {
-        assert_eq!(repetition(&[1; 10]), 0.0);
-        assert_eq!(repetition(&[1; 11]), 7.0 / 8.0);
-        // 9 n-grams, 8 of them the first again.
-        assert_eq!(repetition(&[1; 12]), 8.0 / 9.0);
-        assert_eq!(repetition(&(0..40).collect::<Vec<_>>()), 0.0);
     }
 }

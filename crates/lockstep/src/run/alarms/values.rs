@@ -1,8 +1,8 @@
 //! What the metrics of a step say. Knows no completion.
 
 use super::conditions;
-use super::{COMPARED, History, REMEMBERED, Sighting, mean, remember};
-use crate::run::checkpoint::state::Bits64;
+use super::{COMPARED, Detection, History, REMEMBERED, mean, remember};
+use crate::run::bits64::Bits64;
 use rewards::NO_ANSWER;
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ const SHORT: f64 = 128.0;
 
 impl History {
     /// What the metrics of step `step` say.
-    pub(super) fn look_at_values(&mut self, step: u64, values: &BTreeMap<String, f64>, seen: &mut Vec<Sighting>) {
+    pub(super) fn look_at_values(&mut self, step: u64, values: &BTreeMap<String, f64>, seen: &mut Vec<Detection>) {
         let value = |name: &str| values.get(name).copied();
         let percent = |share: f64| share * 100.0;
         if let Some(share) = value("completions/clipped_ratio").filter(|s| *s >= conditions::TRUNCATED.threshold) {
@@ -23,13 +23,13 @@ impl History {
             self.cut_from_the_first = self.cut_from_the_first.or(Some(true));
             let short = value("completions/max_length").is_some_and(|length| length <= SHORT);
             let quiet = short && self.cut_from_the_first == Some(true);
-            seen.push(Sighting { quiet, ..Sighting::new(&conditions::TRUNCATED, evidence) });
+            seen.push(Detection { quiet, ..Detection::new(&conditions::TRUNCATED, evidence) });
         } else if value("completions/clipped_ratio").is_some() {
             self.cut_from_the_first = Some(false);
         }
         if let Some(share) = value("frac_reward_zero_std").filter(|s| *s >= conditions::ZERO_VARIANCE.threshold) {
             let evidence = format!("in {:.0} % of the groups all rewards are equal: no advantage", percent(share));
-            seen.push(Sighting::new(&conditions::ZERO_VARIANCE, evidence));
+            seen.push(Detection::new(&conditions::ZERO_VARIANCE, evidence));
         }
         let rewards = values.iter().filter_map(|(name, share)| Some((name.strip_prefix("rewards/")?, *share)));
         let unanswered = rewards.filter_map(|(name, share)| {
@@ -38,7 +38,7 @@ impl History {
         });
         for (reward, share) in unanswered {
             let evidence = format!("it finds no answer in {:.0} % of the completions, right or wrong", percent(share));
-            seen.push(Sighting::new(&conditions::NO_ANSWER, evidence).of(reward));
+            seen.push(Detection::new(&conditions::NO_ANSWER, evidence).of(reward));
         }
         // Only where completions are sampled: in supervised training certainty is what is asked for.
         if let Some(entropy) = value("entropy").filter(|e| e.is_finite() && self.lowest.is_some()) {
@@ -49,10 +49,10 @@ impl History {
             let first = mean(self.entropies.iter().map(|e| e.0));
             if known && entropy < conditions::ENTROPY.threshold * first {
                 let evidence = format!("the entropy of a token is {entropy:.3} nats; it began with {first:.3}");
-                seen.push(Sighting::new(&conditions::ENTROPY, evidence));
+                seen.push(Detection::new(&conditions::ENTROPY, evidence));
             } else if entropy < CERTAIN {
                 let evidence = format!("the entropy of a token is {entropy:.5} nats: nothing but one text is sampled");
-                seen.push(Sighting::new(&conditions::ENTROPY, evidence));
+                seen.push(Detection::new(&conditions::ENTROPY, evidence));
             }
         }
         // Where no group has a gradient there is no entropy: what was sampled says it, too.
@@ -61,14 +61,14 @@ impl History {
                 "no group teaches anything, and nine of ten tokens were drawn with a log-probability above {logp:.5}: \
                  nothing but one text is sampled"
             );
-            seen.push(Sighting::new(&conditions::ENTROPY, evidence));
+            seen.push(Detection::new(&conditions::ENTROPY, evidence));
         }
         self.look_at_supervised(values, seen);
         // PPO's is of a completion.
         let of_completion = || Some(value("objective/kl")? / value("completions/mean_length")?.max(1.0));
         if let Some(kl) = value("kl").or_else(of_completion).filter(|kl| *kl >= conditions::KL.threshold) {
             let evidence = format!("the divergence from the reference model is {kl:.3} nats per token");
-            seen.push(Sighting::new(&conditions::KL, evidence));
+            seen.push(Detection::new(&conditions::KL, evidence));
         }
         // A reference that the policy began as is 0 nats away in the first step.
         let kl = value("kl").or_else(of_completion).filter(|kl| kl.is_finite());
@@ -79,7 +79,7 @@ impl History {
                 "the policy was {first:.3} nats per token from the reference model before it had learned anything, and \
                  is {kl:.3} from it: the run is pulled to another model than it began with"
             );
-            seen.push(Sighting::new(&conditions::STALE_REFERENCE, evidence));
+            seen.push(Detection::new(&conditions::STALE_REFERENCE, evidence));
         }
         if let Some(norm) = value("grad_norm").filter(|norm| norm.is_finite() && *norm > 0.0) {
             let mut norms: Vec<f64> = self.grad_norms.iter().map(|n| n.0).collect();
@@ -88,14 +88,14 @@ impl History {
             if let Some(median) = median.filter(|median| norm > conditions::GRAD_NORM.threshold * median) {
                 let evidence =
                     format!("the gradient's norm is {norm:.3}; the median of the steps before is {median:.3}");
-                seen.push(Sighting::new(&conditions::GRAD_NORM, evidence));
+                seen.push(Detection::new(&conditions::GRAD_NORM, evidence));
             }
             remember(&mut self.grad_norms, Bits64(norm));
         }
     }
 
     /// What says that supervised training or preferences have diverged: nothing is sampled there.
-    fn look_at_supervised(&mut self, values: &BTreeMap<String, f64>, seen: &mut Vec<Sighting>) {
+    fn look_at_supervised(&mut self, values: &BTreeMap<String, f64>, seen: &mut Vec<Detection>) {
         let value = |name: &str| values.get(name).copied();
         if self.lowest.is_some() || value("objective/kl").is_some() || value("reward").is_some() {
             return;
@@ -109,16 +109,16 @@ impl History {
             if value("grad_norm") == Some(0.0) && loss > LEARNED {
                 let evidence =
                     format!("the gradient is exactly 0, and the loss {loss:.4}: nothing is learned any more");
-                seen.push(Sighting::new(&conditions::DIVERGED, evidence));
+                seen.push(Detection::new(&conditions::DIVERGED, evidence));
             } else if known && first > 0.0 && loss > conditions::DIVERGED.threshold * first {
                 let evidence = format!("the loss is {loss:.4}; it began with {first:.4}");
-                seen.push(Sighting::new(&conditions::DIVERGED, evidence));
+                seen.push(Detection::new(&conditions::DIVERGED, evidence));
             }
         }
         if let Some(margin) = value("rewards/margins").filter(|margin| margin.abs() >= conditions::MARGIN.threshold) {
             let evidence =
                 format!("the margin between chosen and rejected answers is {margin:.0}; of a few the loss is 0");
-            seen.push(Sighting::new(&conditions::MARGIN, evidence));
+            seen.push(Detection::new(&conditions::MARGIN, evidence));
         }
     }
 }

@@ -30,7 +30,8 @@ impl Checkpoints {
         self.saved_at == Some(step)
     }
 
-    /// Begins to write that of `step`; [`finish`](Self::finish) ends it, and has ended the one before.
+    /// Begins to write the checkpoint of `step`, beside the steps that follow. [`finish`](Self::finish) waits for it;
+    /// the caller has called that for the checkpoint before.
     pub fn start(&mut self, step: u64, writes: Vec<WriteFiles>, kept: Kept) -> anyhow::Result<()> {
         self.writing = Some(CheckpointWriter::start(&self.dir, step, writes, kept, self.hold)?);
         self.saved_at = Some(step);
@@ -56,8 +57,9 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Writes the run's result: the model of the last step's checkpoint, or of the one of the step `best`, which
-    /// `learner` takes up; its weights where nothing is saved.
+    /// Writes the run's result: a copy of the model in the last step's checkpoint or, where `best` names another step,
+    /// in that step's, whose weights `learner` then loads. Where no such checkpoint exists, it writes `learner`'s
+    /// weights.
     pub fn write_result(&self, best: Option<u64>, learner: &mut Learner, log: &RunLog) -> anyhow::Result<()> {
         let _span = log.stages.span("result");
         let mut saved = self.dir.checkpoint(learner.step);

@@ -5,6 +5,7 @@
 use crate::data::SamplerState;
 use crate::error::BadInput;
 use crate::run::alarms::AlarmState;
+use crate::run::bits64::{self, Bits64};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -82,10 +83,6 @@ pub struct Best {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MetricSums(BTreeMap<String, (Bits64, u64)>);
 
-/// A number that is kept as its bits.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Bits64(#[serde(with = "bits64")] pub(crate) f64);
-
 impl MetricSums {
     /// Adds a value.
     pub fn add(&mut self, name: &str, value: f64) {
@@ -100,18 +97,6 @@ impl MetricSums {
     /// The means, by name; the sums start again from nothing.
     pub fn take_means(&mut self) -> BTreeMap<String, f64> {
         std::mem::take(&mut self.0).into_iter().map(|(name, (sum, count))| (name, sum.0 / count as f64)).collect()
-    }
-}
-
-/// An f64 as its 64 bits.
-pub(crate) mod bits64 {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub fn serialize<S: Serializer>(x: &f64, s: S) -> Result<S::Ok, S::Error> {
-        x.to_bits().serialize(s)
-    }
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
-        u64::deserialize(d).map(f64::from_bits)
     }
 }
 

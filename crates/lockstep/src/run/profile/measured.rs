@@ -70,11 +70,11 @@ pub struct Stage {
 pub struct Tail {
     /// Completions.
     pub completions: u64,
-    /// Of these, the longest ones.
+    /// Of these completions, those of the greatest length.
     pub longest: u64,
     /// Tokens of the longest completion of each generation: so many steps it took to decode.
     pub steps: u64,
-    /// Of these, the steps in which only the longest ones were left.
+    /// Of these steps, those in which only the longest completions were left.
     pub alone: u64,
 }
 

@@ -37,7 +37,7 @@ const CEILINGS_AFTER_S: f64 = 60.0;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProfileRecord {
-    /// Of the form of this file.
+    /// The version of this file's form.
     pub version: u32,
     /// All steps but the first, which warms up.
     pub measured: Measured,
@@ -73,7 +73,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Of the run in `dir`, whose steps are counted from now on. `asked_for` runs are judged however short they are.
+    /// Profiles the run in `dir`, from the next step on. A run that `asked_for` it gets findings however short it is.
     pub fn new(dir: &RunDir, dtype: DType, asked_for: bool) -> Profile {
         Profile {
             record: ProfileRecord { version: ProfileRecord::VERSION, ..ProfileRecord::default() },

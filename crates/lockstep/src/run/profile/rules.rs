@@ -8,7 +8,7 @@ use super::Measured;
 /// A rule.
 pub struct Rule {
     pub id: &'static str,
-    /// What it means.
+    /// What the finding means.
     pub says: &'static str,
     pub remedy: &'static str,
     /// The evidence, if the rule applies.

@@ -389,7 +389,7 @@ fn take_collected(run: &TrainingRun, next: &mut OnlineBatch, collected: Collecte
     let names = output.rollouts.reward_names.iter().zip(&output.seconds);
     names.for_each(|(name, seconds)| *times.of_rewards.entry(name.clone()).or_default() += seconds);
     let late = output.rollouts.reward_names.iter().zip(&output.timed_out);
-    late.for_each(|(name, &completions)| next.run.remarks.timed_out(name, completions));
+    late.for_each(|(name, &completions)| next.run.notes.timed_out(name, completions));
     next.run.observed.problems(&output.problems);
     times.rollout_tokens += output.rollouts.completions().map(|c| c.completion.ids.len()).sum::<usize>();
     count_tokens(next, &output.rollouts);
@@ -410,7 +410,7 @@ fn end_generation(
     StageTimes { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s, of_rewards }: &StageTimes,
 ) -> Rollouts {
     let step = &mut next.run;
-    step.remarks.waited(*rollout_time_s, *reward_time_s, of_rewards);
+    step.notes.waited(*rollout_time_s, *reward_time_s, of_rewards);
     step.measured.rewards(of_rewards);
     step.add("rollout_time_s", *rollout_time_s);
     // A step whose completions were there already waited for none.

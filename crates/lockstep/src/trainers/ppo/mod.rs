@@ -10,7 +10,7 @@ mod stages;
 
 use super::online::{OnlineBatch, Parts, PipelineState, Prepared, RolloutPipeline};
 use crate::models::{Builder, ModelSource, WriteFiles};
-use crate::run::checkpoint::state::bits64;
+use crate::run::bits64;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
 use crate::run::memory_plan::MemoryPlan;

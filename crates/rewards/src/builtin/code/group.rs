@@ -27,7 +27,7 @@ impl Group {
         self.0.id().cast_signed()
     }
 
-    /// Its leader may have been killed to free memory.
+    /// Whether the process group still exists. Its leader may have been killed to free memory.
     pub fn is_there(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(None))
     }

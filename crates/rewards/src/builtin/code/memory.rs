@@ -32,7 +32,7 @@ const FILE_BYTES: u64 = 1024;
 /// Which processes are a program's.
 #[derive(Clone, Copy)]
 pub enum Members {
-    /// Those of this process group, which none can leave.
+    /// The processes of this process group, which none can leave.
     Group(u32),
     /// This one, and all that descend from it: in a namespace orphans do, too.
     Tree(u32),
@@ -57,7 +57,7 @@ pub struct Watch {
     tmp: Option<u64>,
     next: Instant,
     suspicion: u32,
-    /// Of sockets and shared memory.
+    /// Bytes of sockets and shared memory.
     shared: u64,
     shared_at: Option<Instant>,
 }
@@ -70,7 +70,7 @@ impl Watch {
         Watch { members, most, most_threads, crowded, tmp, next, suspicion, shared, shared_at }
     }
 
-    /// What it uses more of than it may; looks only if it is time to.
+    /// The limit that the program exceeds, if it does. Looks only when it is time to.
     pub fn exceeds(&mut self) -> Option<Excess> {
         let start = Instant::now();
         if start < self.next {
@@ -155,7 +155,7 @@ impl Watch {
 #[derive(Default)]
 struct Stopped {
     groups: HashSet<u32>,
-    /// Those of the groups that have the signal.
+    /// Processes of the groups that were sent the signal.
     done: HashSet<u32>,
 }
 
@@ -184,7 +184,7 @@ fn signal(group: u32, signal: Signal) {
 /// The processes of this machine, as of a moment ago: one table for all programs that run at once.
 struct Table {
     rows: Vec<Row>,
-    /// Those that started before we did, so that they are no program's.
+    /// Processes that started before this one, which therefore belong to no program.
     older: HashSet<u32>,
     taken: Option<(Instant, Duration)>,
 }
@@ -269,7 +269,7 @@ impl Table {
     }
 }
 
-/// Of a process, and when it started.
+/// A process's row of the table, and when it started.
 fn stat(process: u32) -> Option<(Row, u64)> {
     let text = fs::read(format!("/proc/{process}/stat")).ok()?;
     // Its name may hold anything.

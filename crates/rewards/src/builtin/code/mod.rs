@@ -34,7 +34,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::language::{Language, LanguageOption, NAMES, named};
-pub(crate) use self::options::Options;
+pub(crate) use self::options::CodeOptions;
 use self::place::directory;
 use self::sandbox::{End, JOB, Limits, Outcome, Sandbox};
 use self::source::{StreamTest, Tests, UnitTests, code_of, tests_of};
@@ -57,7 +57,7 @@ pub(crate) struct Code {
     language: Language,
     /// What its functions are tested by.
     units: Option<Units>,
-    options: Options,
+    options: CodeOptions,
     run_limits: Limits,
     compile_limits: Limits,
     /// By source, what is ready to run, or why it cannot be.
@@ -89,9 +89,9 @@ enum Prepared {
 struct Verdict {
     passed: usize,
     of: usize,
-    /// Of the first test that failed, why; empty if none did.
+    /// Why the first test that failed did; empty if none failed.
     failure: String,
-    /// It ran out of time.
+    /// Whether the program ran out of time.
     timed_out: bool,
     /// The score by stages, if that is asked for.
     staged: Option<ocaml::Staged>,
@@ -100,9 +100,9 @@ struct Verdict {
 impl Builtin for Code {
     const KIND: &'static str = "code";
     const MAIN_OPTION: Option<&'static str> = Some("language");
-    type Options = Options;
+    type Options = CodeOptions;
 
-    fn build(name: String, options: Options) -> Result<Self> {
+    fn build(name: String, options: CodeOptions) -> Result<Self> {
         let refuse = |message: String| Error::options("code", message);
         let language = match &options.language {
             LanguageOption::Own(language) => language.clone(),
@@ -168,7 +168,7 @@ impl Builtin for Code {
 }
 
 /// How a reward with these options keeps programs apart from the machine; none if it cannot.
-pub(crate) fn isolation(options: Options) -> Option<&'static str> {
+pub(crate) fn isolation(options: CodeOptions) -> Option<&'static str> {
     Some(options.sandbox(&[]).ok()?.isolation.name())
 }
 

@@ -4,10 +4,10 @@ use super::language::LanguageOption;
 use super::sandbox::{Isolation, Sandbox};
 use serde::Deserialize;
 
-/// Options of [`super::Code`].
+/// The options of [`super::Code`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Options {
+pub(crate) struct CodeOptions {
     /// A name, or a table `{ file = "main.lua", run = ["lua", "{source}"] }`.
     pub(super) language: LanguageOption,
     /// The dataset column with the tests.
@@ -74,7 +74,7 @@ fn a_mib() -> usize {
     1 << 20
 }
 
-impl Options {
+impl CodeOptions {
     pub(super) fn sandbox(&self, programs: &[&str]) -> std::result::Result<Sandbox, String> {
         Sandbox::find(&self.bwrap, self.isolation, self.unsafe_no_sandbox, programs)
     }

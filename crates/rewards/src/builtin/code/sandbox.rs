@@ -28,7 +28,7 @@ use tempfile::TempDir;
 pub(super) const JOB: &str = "/job";
 /// Where programs are looked for.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
-/// Of standard error, so much is kept.
+/// Bytes of standard error that are kept.
 const STDERR_BYTES: usize = 4_000;
 /// A judge's verdicts are shorter.
 const JUDGE_BYTES: usize = 1 << 20;
@@ -49,7 +49,7 @@ pub(super) struct Limits {
     pub output: usize,
     /// What fits into `/tmp`, and the most that one file holds, in MiB.
     pub disk_mb: u64,
-    /// It is a compiler's run, which must write files even where their whole size cannot be bounded.
+    /// Whether a compiler runs, which must write files even where their whole size cannot be bounded.
     pub compiles: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) enum End {
 pub(super) struct Outcome {
     pub end: End,
     pub stdout: Vec<u8>,
-    /// Its beginning.
+    /// The beginning of standard error.
     pub stderr: String,
 }
 

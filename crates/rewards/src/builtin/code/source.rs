@@ -7,9 +7,9 @@ use crate::RewardBatch;
 /// The tests of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Tests {
-    /// Of a whole program.
+    /// Tests of a whole program: its input and output.
     Streams(Vec<StreamTest>),
-    /// Of a program's functions.
+    /// Tests that call a program's functions.
     Unit(UnitTests),
 }
 
@@ -22,7 +22,7 @@ pub(super) struct UnitTests {
     pub setup: String,
     /// The function that is asked for.
     pub entry_point: Option<String>,
-    /// The one test is `check(entry_point)`.
+    /// Whether the only test is `check(entry_point)`.
     pub check: bool,
 }
 

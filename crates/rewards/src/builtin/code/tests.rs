@@ -293,7 +293,7 @@ fn a_source_is_compiled_once() {
 }
 
 #[test]
-fn what_cannot_be_judged_is_no_zero() {
+fn what_cannot_be_scored_is_no_zero() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }

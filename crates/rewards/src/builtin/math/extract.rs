@@ -13,7 +13,7 @@ use super::super::number::{is_meant, numbers};
 use super::equal::MAX_BYTES;
 use super::units::unit;
 
-/// The answer of a dataset's row; none where there is a solution without a mark or an answer too long to be judged.
+/// The answer of a dataset's row; none where there is a solution without a mark or an answer too long to be compared.
 pub(super) fn gold(answer: &Value) -> Option<String> {
     let text = match answer {
         Value::Number(number) => number.to_string(),

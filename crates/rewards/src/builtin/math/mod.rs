@@ -15,70 +15,56 @@ mod eval;
 mod extract;
 mod lex;
 mod parse;
-mod units;
-
-pub(super) use units::{is_unit, never_unit};
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Builtin;
+use super::grader::Grader;
+use super::units;
+use crate::Result;
 use crate::batch::Verdict;
-use crate::{Result, Reward, RewardBatch, Scores};
 
-/// Options of [`Math`].
+/// The options of [`Math`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Options {
+pub(crate) struct MathOptions {
     /// The dataset column with the answer, or with a solution that boxes it.
     pub column: String,
     /// Accept only an answer in `\boxed{}` or `<answer>`.
     pub strict: bool,
 }
 
-impl Default for Options {
+impl Default for MathOptions {
     fn default() -> Self {
-        Options { column: "answer".into(), strict: false }
+        MathOptions { column: "answer".into(), strict: false }
     }
 }
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Math {
-    name: String,
-    options: Options,
+    options: MathOptions,
 }
 
-impl Builtin for Math {
+impl Grader<1> for Math {
     const KIND: &'static str = "math";
-    const MAIN_OPTION: Option<&'static str> = Some("column");
-    type Options = Options;
+    type Options = MathOptions;
 
-    fn build(name: String, options: Options) -> Result<Self> {
-        Ok(Math { name, options })
-    }
-}
-
-impl Reward for Math {
-    fn name(&self) -> &str {
-        &self.name
+    fn build(options: MathOptions) -> Result<Self> {
+        Ok(Math { options })
     }
 
-    fn required_columns(&self) -> Vec<String> {
-        vec![self.options.column.clone()]
+    fn columns(&self) -> [&str; 1] {
+        [&self.options.column]
     }
 
-    fn scores_by_group(&self) -> bool {
-        true
+    fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
+        let gold = extract::gold(answer)?;
+        Some(Verdict::of(extract::answer_of(completion, self.options.strict), |given| equal::equal(&gold, given)))
     }
 
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let Options { column, strict } = &self.options;
-        let unread = |_: &Value| (format!("no answer in column `{column}`"), None);
-        batch.score_by_answer(&self.name, column, unread, |answer, text| {
-            let gold = extract::gold(answer)?;
-            Some(Verdict::of(extract::answer_of(text, *strict), |given| equal::equal(&gold, given)))
-        })
+    fn unread(&self, _: [&Value; 1]) -> (String, Option<String>) {
+        (format!("no answer in column `{}`", self.options.column), None)
     }
 }
 

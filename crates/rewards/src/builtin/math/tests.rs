@@ -1,7 +1,8 @@
+use super::super::grader::scores;
 use super::equal::equal;
 use super::extract::answer_of;
 use super::*;
-use crate::{Columns, Content};
+use crate::Scores;
 use proptest::prelude::*;
 
 /// The table of pairs: `=` or `!`, and two answers.
@@ -14,11 +15,11 @@ fn pairs() -> impl Iterator<Item = (bool, &'static str, &'static str)> {
 }
 
 #[test]
-fn the_table_of_pairs_is_judged_as_it_says_in_both_directions() {
+fn the_table_of_pairs_is_compared_as_it_says_in_both_directions() {
     assert!(pairs().filter(|pair| pair.0).count() >= 150 && pairs().filter(|pair| !pair.0).count() >= 80);
     let wrong: Vec<_> =
         pairs().filter(|&(expected, a, b)| equal(a, b) != expected || equal(b, a) != expected).collect();
-    assert!(wrong.is_empty(), "{} judged otherwise:\n{wrong:#?}", wrong.len());
+    assert!(wrong.is_empty(), "{} scored otherwise:\n{wrong:#?}", wrong.len());
 }
 
 /// Answers of which the second says what the first asks for, but not the other way round.
@@ -81,7 +82,7 @@ fn a_fraction_behind_a_number_is_read_once() {
 
 /// Work that doubles with each level would not end.
 #[test]
-fn units_of_units_and_fractions_in_fractions_are_judged_at_once() {
+fn units_of_units_and_fractions_in_fractions_are_compared_at_once() {
     let percent = "7".to_owned() + &" percent^1".repeat(150);
     assert!(!equal("5", &percent) && !equal(&percent, "5"));
     assert!(equal("7", &percent) && equal("0.07", "7 percent") && !equal("0.08", "7 percent"));
@@ -89,18 +90,9 @@ fn units_of_units_and_fractions_in_fractions_are_judged_at_once() {
     assert!(!equal("5", &fractions));
 }
 
-fn score(completions: &[&str], answers: &[&str], options: Options) -> Scores {
-    let completions: Vec<Content> = completions.iter().map(|&c| c.into()).collect();
-    let columns = Columns::from([("answer".to_owned(), answers.iter().map(|&a| a.into()).collect())]);
-    let batch = RewardBatch {
-        prompts: &vec!["q".into(); completions.len()],
-        completions: &completions,
-        completion_ids: &vec![vec![]; completions.len()],
-        columns: &columns,
-        rows: &[],
-        step: 0,
-    };
-    Math::build("math".into(), options).unwrap().score(&batch)
+fn score(completions: &[&str], answers: &[&str], options: MathOptions) -> Scores {
+    let answers = answers.iter().map(|&answer| answer.into()).collect();
+    scores(&Math::build(options).unwrap(), completions, [("answer", answers)])
 }
 
 #[test]
@@ -125,17 +117,17 @@ fn the_final_answer_is_found() {
 }
 
 #[test]
-fn scores_and_says_what_it_cannot_judge() {
+fn scores_and_says_what_it_cannot_score() {
     let completions = ["\\boxed{0.5}", "\\boxed{0.6}", "I do not know", "$\\frac12$", "5"];
-    let scores = score(&completions, &["\\frac{1}{2}", "1/2", "1/2", "so \\boxed{0.5}", " "], Options::default());
+    let scores = score(&completions, &["\\frac{1}{2}", "1/2", "1/2", "so \\boxed{0.5}", " "], MathOptions::default());
     assert_eq!(scores.values, [Some(1.0), Some(0.0), Some(0.0), Some(1.0), None]);
     assert_eq!((scores.problems.len(), scores.problems[0].rows), (1, 1));
     // A solution that marks no answer, and an answer that is too long: nobody could be right.
     let golds = ["We add 3 and 4. So it is 7.", &"1+".repeat(1001), "so \\fbox{7}", "seven"];
-    let scores = score(&["\\boxed{7}"; 4], &golds, Options::default());
+    let scores = score(&["\\boxed{7}"; 4], &golds, MathOptions::default());
     assert_eq!(scores.values, [None, None, Some(1.0), Some(0.0)]);
     assert_eq!((scores.problems.len(), scores.problems[0].rows), (1, 2));
-    let strict = Options { strict: true, ..Options::default() };
+    let strict = MathOptions { strict: true, ..MathOptions::default() };
     assert_eq!(score(&["the answer is 5"], &["5"], strict).values, [Some(0.0)]);
 }
 
@@ -167,7 +159,7 @@ fn rewritings(answer: &str) -> Vec<String> {
 /// Every answer of MATH-500 equals itself and its rewritings, and not the answer of the next problem, but for the
 /// neighbours that have the same one.
 #[test]
-fn judges_the_answers_of_math_500() {
+fn compares_the_answers_of_math_500() {
     let Some(file) = testing::shared("data/math/math500.jsonl") else { return };
     let text = std::fs::read_to_string(file).unwrap();
     let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -188,27 +180,27 @@ fn judges_the_answers_of_math_500() {
     assert_eq!(neighbours, NEIGHBOURS);
     // The solutions box these answers.
     let solutions: Vec<&str> = rows.iter().map(|row| row["solution"].as_str().unwrap()).collect();
-    let scores = score(&solutions, &answers, Options { strict: true, ..Options::default() });
+    let scores = score(&solutions, &answers, MathOptions { strict: true, ..MathOptions::default() });
     let missed: Vec<_> = (0..500).filter(|&i| scores.values[i] != Some(1.0)).map(|i| answers[i]).collect();
     assert!(missed.is_empty(), "{missed:?}");
 }
 
-/// Neighbouring problems of MATH-500 with equal answers, judged by hand.
+/// Neighbouring problems of MATH-500 with equal answers, compared by hand.
 const NEIGHBOURS: [(&str, &str); 3] = [("5", "x=5"), ("7", "7"), ("3", "3")];
 
 proptest! {
     #![proptest_config(testing::foreign::few())]
 
-    /// Whatever a model writes is judged, in time and without a panic, and equals itself.
+    /// Whatever a model writes is compared, in time and without a panic, and equals itself.
     #[test]
-    fn any_text_is_judged(text in "[-+*/^_=<>(){}\\[\\]|,.;!%$&\\\\0-9a-zπ√ ]{0,60}", other in "\\PC{0,40}") {
+    fn any_text_is_scored(text in "[-+*/^_=<>(){}\\[\\]|,.;!%$&\\\\0-9a-zπ√ ]{0,60}", other in "\\PC{0,40}") {
         let _ = (equal(&text, &other), equal("\\frac{1}{2}", &text), equal(&text, "x^2+1"));
         // But for equations: 5 may be given as 2 + 3 = 5, not the other way round.
         let equation = text.contains('=') || text.contains("approx") || text.contains("equiv");
         prop_assert!(text.trim().is_empty() || equation || equal("5", &text) == equal(&text, "5"));
     }
     #[test]
-    fn commands_in_any_order_are_judged(words in proptest::collection::vec(0usize..WORDS.len(), 0..25)) {
+    fn commands_in_any_order_are_compared(words in proptest::collection::vec(0usize..WORDS.len(), 0..25)) {
         let text: String = words.iter().map(|&i| WORDS[i]).collect();
         let _ = (equal("3", &text), equal(&text, "x+1"), equal(&text, "(1,2)"));
     }

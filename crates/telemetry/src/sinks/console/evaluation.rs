@@ -1,8 +1,8 @@
 //! An evaluation as a table: a row for each metric and a column for each set, beside what the evaluation before it
 //! gave.
 
-use super::course::number;
 use super::duration;
+use super::step_table::number;
 use crate::outputs::evaluated;
 use crate::table::{Align, Table};
 

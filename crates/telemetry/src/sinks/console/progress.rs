@@ -70,7 +70,7 @@ impl Progress {
         self.left_at(self.done)
     }
 
-    /// The same once `done` are.
+    /// Seconds until the end once `done` are done, at the speed so far.
     pub(super) fn left_at(&self, done: u64) -> Option<f64> {
         let left = self.total.saturating_sub(done);
         let done = done.saturating_sub(self.start);

@@ -110,7 +110,7 @@ pub struct PairLoss {
     pub rewards: [f64; 2],
 }
 
-/// Of a pair, what a loss reads.
+/// What a loss reads of a pair.
 #[derive(Clone, Copy, Debug)]
 struct Ratios {
     /// ρ_c
@@ -132,7 +132,7 @@ struct Phi {
 }
 
 impl Phi {
-    /// Of a function of ρ_c − ρ_r: its value and its slope.
+    /// A function of ρ_c − ρ_r, by its value and its slope.
     fn of_difference(value: f64, slope: f64) -> Phi {
         Phi { value, d_chosen: slope, d_rejected: -slope }
     }

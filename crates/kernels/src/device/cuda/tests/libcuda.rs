@@ -61,7 +61,7 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
         let grid = Grid { blocks: [3, 4, 5], threads: 64 };
         cuda.launch(&source, "there", grid, &args(0.5)).unwrap();
         assert_eq!(x.to_vec_f32(), [3.0, 4.0, 5.0, 64.0, 1.0, 0.5, 9.0]);
-        let (first, second) = (ctx.mark().unwrap().unwrap(), ctx.mark().unwrap().unwrap());
+        let (first, second) = (ctx.record_event().unwrap().unwrap(), ctx.record_event().unwrap().unwrap());
         assert_eq!(second.seconds_since(&first).unwrap(), 0.5);
         let expected = DeviceMemory { total_and_free: Some([4 << 30, 3 << 30]), peak: 12345 };
         assert_eq!(ctx.device_memory().unwrap(), Some(expected));

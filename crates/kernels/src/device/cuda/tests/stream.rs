@@ -98,12 +98,12 @@ fn the_most_that_was_held_is_counted_and_a_limit_is_kept() {
 fn marks_follow_each_other_and_are_let_go_of() {
     let Some(cuda) = emulated(0) else { return };
     let ctx = Context::cuda(cuda.clone());
-    let mark = || ctx.mark().unwrap().unwrap();
+    let mark = || ctx.record_event().unwrap().unwrap();
     let first = mark();
     std::thread::sleep(std::time::Duration::from_millis(5));
     let second = mark();
     assert!(second.seconds_since(&first).unwrap() >= 0.005);
-    assert!(Context::cpu(crate::Isa::best(), 1).mark().unwrap().is_none());
+    assert!(Context::cpu(crate::Isa::best(), 1).record_event().unwrap().is_none());
 }
 
 #[test]

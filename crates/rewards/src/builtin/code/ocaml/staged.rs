@@ -19,7 +19,7 @@ pub(in super::super) struct Staged {
 }
 
 impl Staged {
-    /// Of a solution that was not built.
+    /// The stages of a solution that was not built.
     pub fn not_built(why: NotBuilt) -> Staged {
         let types = match why {
             NotBuilt::Syntax | NotBuilt::TooMuch => 0.0,
@@ -29,7 +29,7 @@ impl Staged {
         Staged { types, ..Staged::default() }
     }
 
-    /// Of a solution that was tested.
+    /// The stages of a solution that was tested.
     pub fn tested(passed: usize, of: usize, warnings: usize, solution: &str) -> Staged {
         let tests = 0.65 * passed as f64 / of as f64;
         let untidy = |line: &&str| line.chars().count() > 100 || line.ends_with([' ', '\t']);

@@ -27,7 +27,7 @@ pub(super) enum Op {
     Ceil,
     /// The remainder of a division.
     Mod,
-    /// Of several.
+    /// The maximum of several values.
     Max,
     Min,
     Gcd,

@@ -49,7 +49,7 @@ pub(super) fn power(name: &str) -> i128 {
 }
 
 /// Whether `name` is a known unit.
-pub(in super::super) fn is_unit(name: &str) -> bool {
+pub(super) fn is_unit(name: &str) -> bool {
     unit(name).is_some()
 }
 
@@ -100,7 +100,7 @@ const NEVER_UNITS: [&str; 42] = [
 ];
 
 /// Whether `name` has a word that no unit has: 5 million are not 5.
-pub(in super::super) fn never_unit(name: &str) -> bool {
+pub(super) fn never_unit(name: &str) -> bool {
     words(name).any(|word| NEVER_UNITS.contains(&word.as_str()))
 }
 

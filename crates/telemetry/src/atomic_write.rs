@@ -1,4 +1,4 @@
-//! Files that are wholly there or not at all.
+//! Writes a file so that a reader sees the old contents or the new ones, never a part.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::{Error, Result};
 
 /// Writes a temporary file beside `path`, syncs it, then renames it.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
     name.push(format!(".{}.tmp", std::process::id()));

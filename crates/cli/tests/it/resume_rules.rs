@@ -340,7 +340,7 @@ fn a_flipped_bit_is_found() {
 /// Paths of a file are relative to it, those of the command line to the working directory, and a run knows all of them
 /// wherever it is resumed from, and where it is moved to.
 #[test]
-fn a_run_goes_on_from_anywhere() {
+fn a_run_resumes_from_anywhere() {
     let dir = directory();
     let root = dir.path();
     let whole = arguments("sft", "whole", &[]);
@@ -389,7 +389,7 @@ fn a_run_goes_on_from_anywhere() {
 
 /// In bf16 the instruction sets without tiles share a formula, and tiles have their own; in f32 all share one.
 #[test]
-fn a_run_goes_on_where_its_matmuls_have_the_same_formula() {
+fn a_run_resumes_where_its_matmuls_have_the_same_formula() {
     let dir = directory();
     let root = dir.path();
     let on = |isa: &str, arguments: &[&str]| {
@@ -415,7 +415,7 @@ fn a_run_goes_on_where_its_matmuls_have_the_same_formula() {
     }
 }
 
-/// The reward of a script whose sign was turned meanwhile fell from step to step, and nothing said why.
+/// The reward of a script whose sign was changed meanwhile fell from step to step, and nothing said why.
 #[test]
 fn a_reward_that_changed_meanwhile_is_named() {
     let dir = directory();

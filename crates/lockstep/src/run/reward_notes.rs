@@ -7,8 +7,8 @@ const SLOW_S: f64 = 1.0;
 
 /// What is to be said.
 #[derive(Clone, Debug, Default)]
-pub struct RewardRemarks {
-    /// Of the last generation.
+pub struct RewardNotes {
+    /// The slow reward of the last generation, and its seconds.
     slow: Option<(String, f64)>,
     /// Completions that ran out of time since the program was started, by reward: of a few among many nobody sees the
     /// one line that would have them.
@@ -17,7 +17,7 @@ pub struct RewardRemarks {
     said: (Option<String>, BTreeMap<String, usize>),
 }
 
-impl RewardRemarks {
+impl RewardNotes {
     /// A generation took so many seconds, and the run waited so many for its rewards, each of which took its own.
     pub fn waited(&mut self, rollout_s: f64, waited_s: f64, of_rewards: &BTreeMap<String, f64>) {
         let longest = of_rewards.iter().max_by(|a, b| a.1.total_cmp(b.1));
@@ -56,9 +56,9 @@ mod tests {
     fn the_slowest_is_named_where_it_is_waited_for() {
         let times = BTreeMap::from([("a".to_owned(), 3.0), ("b".to_owned(), 9.25)]);
         let said = |rollout_s, waited_s, times: &BTreeMap<String, f64>| {
-            let mut remarks = RewardRemarks::default();
-            remarks.waited(rollout_s, waited_s, times);
-            remarks.text()
+            let mut notes = RewardNotes::default();
+            notes.waited(rollout_s, waited_s, times);
+            notes.text()
         };
         assert_eq!(said(1.0, 12.0, &times).unwrap(), "slow reward b 9.2 s");
         assert_eq!(said(13.0, 12.0, &times), None);
@@ -68,18 +68,18 @@ mod tests {
 
     #[test]
     fn what_timed_out_is_counted_over_the_run() {
-        let mut remarks = RewardRemarks::default();
-        remarks.timed_out("code", 0);
-        assert_eq!(remarks.text(), None);
-        remarks.timed_out("code", 2);
-        remarks.timed_out("r", 1);
-        remarks.timed_out("code", 3);
-        assert_eq!(remarks.text().unwrap(), "timed out so far: code 5, r 1");
-        assert!(remarks.is_news() && !remarks.is_news());
-        remarks.waited(0.0, 2.0, &BTreeMap::from([("r".to_owned(), 2.0)]));
-        assert_eq!(remarks.text().unwrap(), "slow reward r 2.0 s · timed out so far: code 5, r 1");
-        assert!(remarks.is_news());
-        remarks.waited(0.0, 3.0, &BTreeMap::from([("r".to_owned(), 3.0)]));
-        assert!(!remarks.is_news(), "it is as slow as before");
+        let mut notes = RewardNotes::default();
+        notes.timed_out("code", 0);
+        assert_eq!(notes.text(), None);
+        notes.timed_out("code", 2);
+        notes.timed_out("r", 1);
+        notes.timed_out("code", 3);
+        assert_eq!(notes.text().unwrap(), "timed out so far: code 5, r 1");
+        assert!(notes.is_news() && !notes.is_news());
+        notes.waited(0.0, 2.0, &BTreeMap::from([("r".to_owned(), 2.0)]));
+        assert_eq!(notes.text().unwrap(), "slow reward r 2.0 s · timed out so far: code 5, r 1");
+        assert!(notes.is_news());
+        notes.waited(0.0, 3.0, &BTreeMap::from([("r".to_owned(), 3.0)]));
+        assert!(!notes.is_news(), "it is as slow as before");
     }
 }

@@ -44,13 +44,13 @@ const COLUMNS: [(&str, Shown); 18] = [
 
 /// The table so far.
 #[derive(Debug, Default)]
-pub(super) struct Course {
+pub(super) struct StepTable {
     names: Vec<String>,
     widths: Vec<usize>,
     rows: usize,
 }
 
-impl Course {
+impl StepTable {
     /// The lines for a step: its row, below the names of the columns where those are due. `left_s` are the seconds
     /// until the end, `room` the characters of a line.
     pub(super) fn lines(
@@ -126,26 +126,26 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_and_only_of_what_a_run_has() {
-        let mut course = Course::default();
+        let mut table = StepTable::default();
         let of = |reward: f64| values(&[("reward", reward), ("reward_std", 0.25), ("kl", 1e-5), ("step_time", 1.5)]);
-        let first = course.lines(10, &of(0.5), None, 200);
+        let first = table.lines(10, &of(0.5), None, 200);
         assert_eq!(first, ["step        reward      kl  step s  left", "  10  0.500 ±0.250  1.0e-5    1.50     –"]);
-        let second = course.lines(1000, &of(-12.25), Some(61.0), 200);
+        let second = table.lines(1000, &of(-12.25), Some(61.0), 200);
         assert_eq!(second, ["1000  -12.2 ±0.250  1.0e-5    1.50  1 min 01 s"]);
         // The names again after a while, and where the columns are others.
-        let lines: Vec<usize> = (0..30).map(|step| course.lines(step, &of(0.5), None, 200).len()).collect();
+        let lines: Vec<usize> = (0..30).map(|step| table.lines(step, &of(0.5), None, 200).len()).collect();
         assert_eq!((lines.iter().sum::<usize>(), lines[ROWS - 2]), (31, 2));
-        assert_eq!(course.lines(3, &values(&[("loss", 2.0)]), None, 200).len(), 2);
-        assert_eq!(course.lines(3, &values(&[("loss", 2.0)]), None, 7), ["   3  2"]);
+        assert_eq!(table.lines(3, &values(&[("loss", 2.0)]), None, 200).len(), 2);
+        assert_eq!(table.lines(3, &values(&[("loss", 2.0)]), None, 7), ["   3  2"]);
     }
 
     #[test]
     fn each_of_several_rewards_has_a_column() {
-        let mut course = Course::default();
+        let mut table = StepTable::default();
         let one = values(&[("reward", 1.0), ("rewards/gsm8k/mean", 1.0)]);
-        assert_eq!(course.lines(1, &one, None, 200)[0], "step  reward  left");
+        assert_eq!(table.lines(1, &one, None, 200)[0], "step  reward  left");
         let two = values(&[("reward", 1.5), ("rewards/gsm8k/mean", 1.0), ("rewards/format/mean", f64::NAN)]);
-        let lines = course.lines(1, &two, None, 200);
+        let lines = table.lines(1, &two, None, 200);
         assert_eq!(lines, ["step  reward  gsm8k  format  left", "   1    1.50   1.00     NaN     –"]);
     }
 }

@@ -83,9 +83,9 @@ fn completions_are_printed_and_the_log_has_it_all() {
     refused(root, &["sft", "--resume", "run"], &["run of `lockstep train`"]);
 }
 
-/// Every reward may say that it cannot judge: that is no zero, and is said.
+/// Every reward may say that it cannot score: that is no zero, and is said.
 #[test]
-fn completions_that_nobody_judges_are_said() {
+fn completions_that_nobody_scores_are_said() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("null.sh"), "while read -r line; do echo '{\"rewards\": [null, null, null, null]}'; done\n")

@@ -1,0 +1,32 @@
+//! How much of a completion repeats itself.
+
+use std::collections::BTreeSet;
+
+/// Tokens that are compared to find repetition.
+const NGRAM: usize = 4;
+/// A completion with fewer n-grams repeats nothing.
+const FEWEST_NGRAMS: usize = 8;
+
+/// The share of n-grams that came before.
+pub fn repetition(ids: &[u32]) -> f64 {
+    let ngrams = ids.windows(NGRAM);
+    let count = ngrams.len();
+    if count < FEWEST_NGRAMS {
+        return 0.0;
+    }
+    (count - ngrams.collect::<BTreeSet<_>>().len()) as f64 / count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repetition_needs_some_length() {
+        assert_eq!(repetition(&[1; 10]), 0.0);
+        assert_eq!(repetition(&[1; 11]), 7.0 / 8.0);
+        // 9 n-grams, 8 of them the first again.
+        assert_eq!(repetition(&[1; 12]), 8.0 / 9.0);
+        assert_eq!(repetition(&(0..40).collect::<Vec<_>>()), 0.0);
+    }
+}

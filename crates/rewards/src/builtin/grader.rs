@@ -1,0 +1,116 @@
+//! What graders have in common: they compare a completion with `N` columns of its row in the dataset, usually with one,
+//! the answer. Knows no form of an answer.
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::Builtin;
+use crate::batch::Verdict;
+use crate::{Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
+
+/// How a reward compares a completion with its row.
+pub(crate) trait Grader<const N: usize>: Sized + Send + 'static {
+    /// What a configuration calls it.
+    const KIND: &'static str;
+    /// The option that stands after the colon of the short form; `None` if there is none.
+    const MAIN_OPTION: Option<&'static str> = Some("column");
+    /// What its table may hold beside `kind` and `name`.
+    type Options: DeserializeOwned;
+
+    fn build(options: Self::Options) -> Result<Self>;
+
+    /// The names of the columns.
+    fn columns(&self) -> [&str; N];
+
+    /// What a completion is worth, given the cells of its row; `None` where they cannot be read.
+    fn grade(&self, cells: [&Value; N], completion: &str) -> Option<Verdict>;
+
+    /// What is wrong with cells that cannot be read, and the cells, where showing them says more.
+    fn unread(&self, cells: [&Value; N]) -> (String, Option<String>);
+
+    /// The scores of a batch, for the reward that is called `name`.
+    fn score(&self, name: &str, batch: &RewardBatch<'_>) -> Scores {
+        score_rows(self, name, batch, |cells, completion| self.grade(cells, completion))
+    }
+}
+
+/// The scores that `grade` gives, and of the rows that cannot be read a problem, with the first of them as example.
+pub(super) fn score_rows<G: Grader<N>, const N: usize>(
+    grader: &G,
+    name: &str,
+    batch: &RewardBatch<'_>,
+    mut grade: impl FnMut([&Value; N], &str) -> Option<Verdict>,
+) -> Scores {
+    let mut columns: [&[Value]; N] = [&[]; N];
+    for (values, column) in columns.iter_mut().zip(grader.columns()) {
+        match batch.column(name, column) {
+            Ok(found) => *values = found,
+            Err(problem) => return Scores::failed(batch.len(), problem),
+        }
+    }
+    let cells = |row: usize| columns.map(|values| &values[row]);
+    let completions = batch.completions.iter().enumerate();
+    let verdicts = completions.map(|(row, completion)| grade(cells(row), &completion.text())).collect();
+    let mut scores = Scores::of_verdicts(verdicts);
+    if let Some(first) = scores.values.iter().position(Option::is_none) {
+        let rows = scores.values.iter().filter(|value| value.is_none()).count();
+        let (message, example) = grader.unread(cells(first));
+        let problem = Problem::new(name, rows, message).of_kind(ProblemKind::BadData);
+        scores.problems.push(Problem { example, ..problem });
+    }
+    scores
+}
+
+/// A grader as a reward with a name.
+#[derive(Debug)]
+pub(crate) struct Graded<G, const N: usize> {
+    name: String,
+    grader: G,
+}
+
+impl<G: Grader<N>, const N: usize> Builtin for Graded<G, N> {
+    const KIND: &'static str = G::KIND;
+    const MAIN_OPTION: Option<&'static str> = G::MAIN_OPTION;
+    type Options = G::Options;
+
+    fn build(name: String, options: G::Options) -> Result<Self> {
+        Ok(Graded { name, grader: G::build(options)? })
+    }
+}
+
+impl<G: Grader<N>, const N: usize> Reward for Graded<G, N> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn required_columns(&self) -> Vec<String> {
+        self.grader.columns().map(str::to_owned).to_vec()
+    }
+
+    fn scores_by_group(&self) -> bool {
+        true
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        self.grader.score(&self.name, batch)
+    }
+}
+
+/// The scores of completions beside columns.
+#[cfg(test)]
+pub(super) fn scores<G: Grader<N>, const N: usize>(
+    grader: &G,
+    completions: &[&str],
+    columns: [(&str, Vec<Value>); N],
+) -> Scores {
+    let texts: Vec<crate::Content> = completions.iter().map(|&text| text.into()).collect();
+    let batch = RewardBatch {
+        prompts: &texts,
+        completions: &texts,
+        completion_ids: &vec![vec![]; texts.len()],
+        columns: &crate::Columns::from(columns.map(|(name, values)| (name.to_owned(), values))),
+        rows: &[],
+        step: 0,
+    };
+    grader.score(G::KIND, &batch)
+}
