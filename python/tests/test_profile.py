@@ -1,0 +1,52 @@
+"""What a run of the package says about its own time."""
+
+import json
+import sys
+import threading
+import time
+
+from conftest import grpo, vowels
+
+from lockstep_rl import TrainerCallback
+
+
+class StopAfter(TrainerCallback):
+    """Ends training after so many seconds: what takes less is not judged."""
+
+    def __init__(self, seconds):
+        self.end = time.monotonic() + seconds
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = time.monotonic() > self.end
+
+
+def profile(out):
+    with open(f"{out}/profile.json") as file:
+        return json.load(file)
+
+
+def test_rewards_that_wait_for_the_interpreter_are_found(model, rows, capfd):
+    """A thread of the user's that computes in Python holds the interpreter, and the reward waits for it."""
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: [None for _ in iter(done.is_set, True)])
+    before = sys.getswitchinterval()
+    # Whoever asks for the interpreter while the thread counts has to wait for so long.
+    sys.setswitchinterval(0.05)
+    thread.start()
+    try:
+        grpo(model, rows, vowels, [StopAfter(13)], max_steps=100_000, save_strategy="no", output_dir="out").train()
+    finally:
+        done.set()
+        sys.setswitchinterval(before)
+        thread.join()
+    found = {finding["id"]: finding for finding in profile("out")["findings"]}
+    assert "interpreter_lock" in found, found
+    assert found["interpreter_lock"]["evidence"].startswith("`vowels` took ")
+    waited_s, held_s = profile("out")["measured"]["interpreter"]["vowels"]
+    assert waited_s > 1 and waited_s > held_s
+    assert "Rewards in Python wait for the interpreter" in capfd.readouterr().err
+
+    # Alone, it hardly waits.
+    grpo(model, rows, vowels, max_steps=20, output_dir="alone").train()
+    waited_s, _ = profile("alone")["measured"]["interpreter"]["vowels"]
+    assert waited_s < 0.1, waited_s
