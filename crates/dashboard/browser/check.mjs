@@ -177,6 +177,28 @@ await test("a chart's name says what the metric means", async () => {
   await page.close();
 });
 
+await test("what is measured once in many steps has a line, too", async () => {
+  const page = await open("#/c/overview");
+  const canvas = page.locator("figure.chart", { has: page.locator("h3", { hasText: /^eval_reward$/ }) }).locator("canvas");
+  await canvas.waitFor();
+  await page.waitForTimeout(300);
+  // Columns of the canvas in which something of the line's colour is drawn: both evaluations, and what is between them.
+  const columns = await canvas.evaluate((canvas) => {
+    const { width, height } = canvas;
+    const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+    const probe = document.createElement("canvas").getContext("2d");
+    probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--run-a").trim();
+    probe.fillRect(0, 0, 1, 1);
+    const line = probe.getImageData(0, 0, 1, 1).data;
+    const found = new Set();
+    for (let i = 0; i < width * height; i++)
+      if (data[4 * i + 3] > 0 && [0, 1, 2].every((c) => Math.abs(data[4 * i + c] - line[c]) < 24)) found.add(i % width);
+    return found.size / width;
+  });
+  assert.ok(columns > 0.3, `${columns} of the chart's width`);
+  await page.close();
+});
+
 await test("filters and search find what the files have", async () => {
   const page = await open("#/a/rollouts?all=1&only=no-spread");
   await page.waitForSelector(".count");
