@@ -92,12 +92,7 @@ impl Workload {
     }
 
     /// A trainer of another objective.
-    pub fn trainer_of(
-        &self,
-        ctx: &Context,
-        model: &Arc<ModelConfig>,
-        objective: Objective,
-    ) -> anyhow::Result<Trainer> {
+    pub fn trainer_of(&self, ctx: &Context, model: &Arc<ModelConfig>, objective: Objective) -> anyhow::Result<Trainer> {
         let config = TrainerConfig {
             objective,
             optimizer: OptimizerConfig::default(),

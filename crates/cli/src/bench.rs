@@ -124,7 +124,7 @@ pub enum What {
     Memory(Common),
     /// Sampler against trainer, bit by bit, over batches, threads, sharing, chunks.
     Parity(Common),
-    /// The same steps of GRPO or PPO at levels, each one idea more, from nothing to everything on; are the bits the same?
+    /// Steps of GRPO or PPO at levels, each one idea more, from nothing to everything on; are their bits the same?
     Levels(LevelsFlags),
     /// Each optimization beside the same work without it: fused sampling and softmax, transfers, cache, packing, KL.
     Ablation(Common),

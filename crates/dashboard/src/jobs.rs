@@ -174,7 +174,10 @@ fn named<'a>(what: &str, all: &'a [Value], asked: &Value) -> Result<Option<&'a V
     }
     match all.iter().find(|known| known["id"].is_string() && known["id"] == *asked) {
         Some(known) => Ok(Some(known)),
-        None => Err(format!("{what}: there is no {asked}; there are {}", all.iter().map(id).collect::<Vec<_>>().join(", "))),
+        None => {
+            let ids: Vec<&str> = all.iter().map(id).collect();
+            Err(format!("{what}: there is no {asked}; there are {}", ids.join(", ")))
+        }
     }
 }
 

@@ -152,14 +152,14 @@ const PPO_BATCHING: Level = Level {
 };
 
 const PPO_FUSED: Level = Level {
-    idea: "Log-probabilities, entropies and their gradients come from one pass over the policy's head; logits are never \
-           in memory. The value model's head has one score: there is nothing to fuse.",
+    idea: "Log-probabilities, entropies and their gradients come from one pass over the policy's head; logits are \
+           never in memory. The value model's head has one score: there is nothing to fuse.",
     ..FUSED
 };
 
 const PPO_BF16: Level = Level {
-    idea: "Matmuls of both models take numbers of 16 bits: half the memory reads. Another arithmetic, so other bits. (No \
-           level shares prompts: each has one completion in PPO.)",
+    idea: "Matmuls of both models take numbers of 16 bits: half the memory reads. Another arithmetic, so other bits. \
+           (No level shares prompts: each has one completion in PPO.)",
     generation: PPO_FUSED.generation,
     update: PPO_FUSED.update,
     ..BF16

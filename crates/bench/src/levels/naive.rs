@@ -78,12 +78,7 @@ impl Naive {
     }
 
     /// The value of the state in which each token was chosen, by a model with a head of one score.
-    pub(super) fn values(
-        &self,
-        ctx: &Context,
-        weights: &Weights,
-        samples: &[Sample],
-    ) -> anyhow::Result<Vec<Vec<f32>>> {
+    pub(super) fn values(&self, ctx: &Context, weights: &Weights, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
         let mut pass = self.pass(ctx, weights, samples)?;
         net::score_forward(ctx, weights, &pass.tensors, &mut pass.tape)?;
         let (all, mut first) = (pass.tape.scores().to_vec_f32(), 0);

@@ -44,9 +44,10 @@ fn levels_differ_in_speed_alone() {
         // Vectors and threads change no bit of whole runs.
         for level in ["vectors", "threads"] {
             assert!(
-                steps.iter().filter(|step| step["level"] == level).all(|s| {
-                    s["same_weights"] == true && sames.iter().all(|key| s[key] == true)
-                }),
+                steps
+                    .iter()
+                    .filter(|step| step["level"] == level)
+                    .all(|s| { s["same_weights"] == true && sames.iter().all(|key| s[key] == true) }),
                 "{level}"
             );
         }
@@ -125,11 +126,17 @@ fn the_preset_is_the_examples() {
     ] {
         assert_eq!(number(key), ours, "{key}");
     }
-    let model: Value = serde_json::from_str(&std::fs::read_to_string(format!("{example}_model.json")).unwrap()).unwrap();
+    let model: Value =
+        serde_json::from_str(&std::fs::read_to_string(format!("{example}_model.json")).unwrap()).unwrap();
     let shape: Value = serde_json::from_str(&shape.config_json()).unwrap();
     for key in [
-        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-        "vocab_size", "tie_word_embeddings",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "tie_word_embeddings",
     ] {
         assert_eq!(model[key], shape[key], "{key}");
     }

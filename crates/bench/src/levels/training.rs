@@ -14,9 +14,7 @@ use rollout::{Engine, ModelVersion, Request, RolloutGroup, SamplingParams};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use train::gae::{self, KlEstimator};
-use train::{
-    Advantage, LossConfig, Objective, RewardMatrix, RewardRow, Sample, ScaleRewards, Trainer, advantages,
-};
+use train::{Advantage, LossConfig, Objective, RewardMatrix, RewardRow, Sample, ScaleRewards, Trainer, advantages};
 
 /// The draws of completion lengths.
 const STREAM: u64 = 0x6c65_7665_6c73;
@@ -139,8 +137,7 @@ impl Run {
         let (level, ctx, workload) = (*level, level.context(threads)?, settings.workload());
         let weights = Subject { shape, dtype: level.dtype() }.weights(&ctx)?;
         let is_shared = level.generation == Generation::SharedPrompt;
-        let engine =
-            Workload { prefix_sharing: is_shared, ..workload.clone() }.engine(&ctx, &weights.config)?;
+        let engine = Workload { prefix_sharing: is_shared, ..workload.clone() }.engine(&ctx, &weights.config)?;
         let grpo = LossConfig { max_completion_length: workload.new_tokens, ..LossConfig::default() };
         let objective = settings.ppo.map_or(Objective::Policy(grpo), |ppo| Objective::Ppo(ppo.policy));
         let critic = match settings.ppo {
@@ -202,8 +199,7 @@ impl Run {
         (step.values, step.values_s) = (values.iter().map(|row| bits(row)).collect(), values_s);
         for pass in 0..ppo.epochs {
             let (policy, update_s, _) = timed(|| self.update_policy(samples))?;
-            let (value, value_update_s, _) =
-                timed(|| critic.update(&self.ctx, samples, self.settings.learning_rate))?;
+            let (value, value_update_s, _) = timed(|| critic.update(&self.ctx, samples, self.settings.learning_rate))?;
             (step.update_s, step.value_update_s) = (step.update_s + update_s, step.value_update_s + value_update_s);
             if pass == 0 {
                 (step.policy, step.value) = (policy, Some(value));
