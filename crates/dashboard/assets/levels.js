@@ -222,15 +222,18 @@ const machine = (of) =>
   `${of.isa}, ${of.threads} threads, ${number(of.ceiling_flops_per_s / 1e9)} GFLOP/s, ` +
   `${number(of.ceiling_read_bytes_per_s / 1e9)} GB/s, measured before.`;
 
+/** Of the bar of the slowest level, in pixels. */
+const WIDTH = 180;
+
 /** Bars of one scale, on which the slowest level that was chosen is the whole width. */
 function result(stages, rows) {
   const slowest = Math.max(...rows.map((row) => row.step));
   const bar = (row) => {
-    const wide = (s) => (240 * s) / slowest;
+    const wide = (s) => (WIDTH * s) / slowest;
     const from = (i) => wide(row.stages.slice(0, i).reduce((sum, s) => sum + s, 0));
     return h(
       "svg",
-      { viewBox: "0 0 240 14", width: 240, height: 14, role: "img", "aria-label": `${seconds(row.step)} a step` },
+      { viewBox: `0 0 ${WIDTH} 14`, width: WIDTH, height: 14, role: "img", "aria-label": `${seconds(row.step)} a step` },
       row.stages.map((s, i) => h("rect", { class: `stage s${i}`, x: from(i), y: 1, width: wide(s), height: 12 })),
     );
   };
@@ -258,7 +261,8 @@ function result(stages, rows) {
       { class: "legend" },
       stages.map(({ name }, i) => h("span", {}, h("i", { class: `stage s${i}` }), name)),
     ),
-    h("div", { class: "wide" }, [
+    // Beyond a narrow screen it scrolls, by keys, too.
+    h("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Measured levels" }, [
       h(
         "table",
         { class: "ladder" },
