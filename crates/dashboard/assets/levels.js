@@ -207,7 +207,16 @@ export async function levels(main) {
     fill(table, rows.length ? result(start.stages, rows) : null);
   }
 
+  // A page that is opened again shows what is running, or ran.
+  const asked = state.job?.asked;
+  if (asked) [algorithm.value, preset.value] = [asked.algorithm ?? algorithm.value, asked.preset ?? ""];
   settings();
+  if (asked) {
+    [shape.value, steps.value] = [asked.shape, asked.steps];
+    chosen.clear();
+    asked.levels.forEach((id) => chosen.add(id));
+    choose();
+  }
   await follow();
   return {
     update: async () => {},
@@ -223,7 +232,7 @@ const machine = (of) =>
   `${number(of.ceiling_read_bytes_per_s / 1e9)} GB/s, measured before.`;
 
 /** Of the bar of the slowest level, in pixels. */
-const WIDTH = 180;
+const WIDTH = 150;
 
 /** Bars of one scale, on which the slowest level that was chosen is the whole width. */
 function result(stages, rows) {

@@ -382,6 +382,9 @@ await test("PPO's levels have a value model, and its document's hyperparameters 
   const threads = rows.find(({ level }) => level === "threads");
   assert.deepEqual([threads["same values"], threads["same weights"]], ["yes", "yes"]);
   assert.equal(start.algorithm, "ppo");
+  await page.reload();
+  await page.waitForSelector(".ladder");
+  assert.deepEqual([await page.inputValue("#algorithm"), await page.inputValue("#steps")], ["ppo", "2"]);
 
   await page.selectOption("#preset", "ppo-document");
   assert.equal(await page.inputValue("#shape"), "4m");
