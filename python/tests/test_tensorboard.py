@@ -86,6 +86,8 @@ def test_tensorboard_shows_what_a_run_and_lockstep_board_wrote(model, rows):
         assert texts
         for (step, _), table in texts.items():
             (text,) = table
+            # Two lines of head.
+            assert len(text.splitlines()) == 2 + len(completions[step])
             for line in completions[step]:
                 assert f"| {line['prompt'].strip()}" in text.decode() and f" {line['rewards'][0]:g} |" in text.decode()
 
