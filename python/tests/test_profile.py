@@ -34,7 +34,9 @@ def test_rewards_that_wait_for_the_interpreter_are_found(model, rows):
     sys.setswitchinterval(0.05)
     thread.start()
     try:
-        trainer = grpo(model, rows, vowels, [StopAfter(13)], max_steps=100_000, save_strategy="no")
+        # Completions long enough for the thread to begin while they are written.
+        size = dict(max_completion_length=48, per_device_train_batch_size=64, max_steps=100_000, save_strategy="no")
+        trainer = grpo(model, rows * 8, vowels, [StopAfter(15)], **size)
         trainer.train()
     finally:
         done.set()
@@ -53,4 +55,4 @@ def test_rewards_that_wait_for_the_interpreter_are_found(model, rows):
     # Without the thread it hardly waits.
     alone = grpo(model, rows, vowels, max_steps=20, output_dir="alone")
     alone.train()
-    assert waits(alone) < 0.01 < 0.025 < waits(trainer)
+    assert waits(alone) < 0.01 < waits(trainer)
