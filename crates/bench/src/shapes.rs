@@ -11,6 +11,8 @@ use std::sync::Arc;
 pub enum Shape {
     /// For tests and the emulator: hidden 32, 2 layers, vocabulary 64.
     Tiny,
+    /// 4 million parameters: hidden 256, 4 layers with 8 heads, vocabulary 512; that of `examples/ppo_preset.toml`.
+    M4,
     /// 7 million parameters: hidden 256, 6 layers, vocabulary 4,096.
     M7,
     /// 92 million: hidden 640, 12 layers, vocabulary 32,768.
@@ -21,12 +23,13 @@ pub enum Shape {
 
 impl Shape {
     /// All of them.
-    pub const ALL: [Shape; 4] = [Shape::Tiny, Shape::M7, Shape::M92, Shape::B05];
+    pub const ALL: [Shape; 5] = [Shape::Tiny, Shape::M4, Shape::M7, Shape::M92, Shape::B05];
 
     /// As on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Shape::Tiny => "tiny",
+            Shape::M4 => "4m",
             Shape::M7 => "7m",
             Shape::M92 => "92m",
             Shape::B05 => "0.5b",
@@ -37,6 +40,7 @@ impl Shape {
     fn sizes(self) -> [usize; 6] {
         match self {
             Shape::Tiny => [32, 64, 2, 4, 2, 64],
+            Shape::M4 => [256, 1024, 4, 8, 8, 512],
             Shape::M7 => [256, 1024, 6, 8, 2, 4096],
             Shape::M92 => [640, 2560, 12, 10, 2, 32768],
             Shape::B05 => [896, 4864, 24, 14, 2, 151_936],
@@ -47,6 +51,7 @@ impl Shape {
     pub fn step(self) -> (usize, usize) {
         match self {
             Shape::Tiny => (4, 8),
+            Shape::M4 => (8, 128),
             Shape::M7 => (64, 128),
             Shape::M92 => (32, 128),
             Shape::B05 => (16, 64),

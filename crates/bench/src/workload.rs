@@ -88,8 +88,13 @@ impl Workload {
     /// A trainer for it.
     pub fn trainer(&self, ctx: &Context, model: &Arc<ModelConfig>) -> anyhow::Result<Trainer> {
         let loss = LossConfig { max_completion_length: self.new_tokens, ..LossConfig::default() };
+        self.trainer_of(ctx, model, Objective::Policy(loss))
+    }
+
+    /// A trainer of another objective.
+    pub fn trainer_of(&self, ctx: &Context, model: &Arc<ModelConfig>, objective: Objective) -> anyhow::Result<Trainer> {
         let config = TrainerConfig {
-            objective: Objective::Policy(loss),
+            objective,
             optimizer: OptimizerConfig::default(),
             temperature: self.temperature,
             max_tokens_per_micro_batch: self.micro_batch_tokens,

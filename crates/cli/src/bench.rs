@@ -15,6 +15,7 @@ Examples:
   lockstep bench step --shape 7m          a whole GRPO step, its stages, its roofline
   lockstep bench rollout --completions 8  a group of eight completions of a shared prompt
   lockstep bench levels --shape 7m        the same step, from nothing to everything on
+  lockstep bench levels --algorithm ppo --shape tiny --steps 10
 Quote ratios from one run: machines differ, and so do their days.")]
 pub struct Args {
     /// What is measured.
@@ -123,7 +124,7 @@ pub enum What {
     Memory(Common),
     /// Sampler against trainer, bit by bit, over batches, threads, sharing, chunks.
     Parity(Common),
-    /// The same GRPO steps at eight levels, each one idea more, from nothing to everything on; are their bits the same?
+    /// Steps of GRPO or PPO at levels, each one idea more, from nothing to everything on; are their bits the same?
     Levels(LevelsFlags),
     /// Each optimization beside the same work without it: fused sampling and softmax, transfers, cache, packing, KL.
     Ablation(Common),
@@ -173,7 +174,7 @@ fn levels(flags: &LevelsFlags) -> anyhow::Result<()> {
         true => Ok(output::exact(&format!("{event}\n"))?),
         false => Ok(()),
     };
-    let report = bench::levels::run(&flags.options(), &mut hear)?;
+    let report = bench::levels::run(&flags.options()?, &mut hear)?;
     match (flags.events, flags.json) {
         (true, _) => Ok(()),
         (false, true) => Ok(output::json(&report.json())?),

@@ -2,22 +2,30 @@
 
 use crate::options::{LogArgs, threads};
 use crate::signals::{Promise, stop_on_signals};
+use lockstep::bad_input;
 use lockstep_bench::addition::workspace::SFT_STEPS;
-use lockstep_bench::levels::{self, Level};
+use lockstep_bench::levels::{self, Algorithm, Preset};
 use lockstep_bench::{Shape, algorithms, group};
 use std::path::PathBuf;
 
 /// Levels of optimization.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LevelsFlags {
-    /// The size of the model (random weights).
-    #[arg(long, value_enum, default_value = "7m")]
-    pub shape: ShapeFlag,
+    /// What is trained with; grpo if not given.
+    #[arg(long, value_parser = ["grpo", "ppo"], conflicts_with = "preset")]
+    pub algorithm: Option<String>,
+    /// A named set of an algorithm, a size and hyperparameters. ppo-document: examples/ppo_preset.toml's PPO (8
+    /// completions of 128 tokens, learning rate 3e-4, γ 0.99, λ 0.95, ε 0.2), at the levels from vectors on.
+    #[arg(long, value_name = "NAME", value_parser = levels::PRESETS.map(|preset| preset.id))]
+    pub preset: Option<String>,
+    /// The size of the model (random weights); 7m, or the preset's, if not given.
+    #[arg(long, value_enum)]
+    pub shape: Option<ShapeFlag>,
     /// Which levels, in this order; all of them if not given. Each adds one idea to the one before it: none, cache
-    /// (key-value cache), vectors, threads, batching, fused (head), shared (prompt), bf16.
-    #[arg(long, value_name = "LEVEL,…", value_delimiter = ',', value_parser = level)]
-    pub levels: Vec<Level>,
-    /// GRPO steps of each level.
+    /// (key-value cache), vectors, threads, batching, fused (head), shared (prompt; GRPO's alone), bf16.
+    #[arg(long, value_name = "LEVEL,…", value_delimiter = ',')]
+    pub levels: Vec<String>,
+    /// Training steps of each level.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
     /// Threads of the levels that have several; LOCKSTEP_THREADS or all cores if not given.
@@ -31,16 +39,29 @@ pub struct LevelsFlags {
     pub events: bool,
 }
 
-fn level(id: &str) -> Result<Level, String> {
-    let names = || levels::LEVELS.map(|level| level.id).join(", ");
-    Level::find(id).ok_or_else(|| format!("there is no such level; there are {}", names()))
-}
-
 impl LevelsFlags {
     /// The benchmark's options.
-    pub fn options(&self) -> levels::Options {
-        let all = if self.levels.is_empty() { levels::LEVELS.to_vec() } else { self.levels.clone() };
-        levels::Options { shape: self.shape.into(), levels: all, steps: self.steps as usize, threads: self.threads }
+    pub fn options(&self) -> anyhow::Result<levels::Options> {
+        let preset = self.preset.as_deref().and_then(Preset::find);
+        let algorithm = match (&preset, self.algorithm.as_deref()) {
+            (Some(preset), _) => preset.algorithm,
+            (None, Some("ppo")) => Algorithm::Ppo,
+            (None, _) => Algorithm::Grpo,
+        };
+        let mut all = Vec::new();
+        for id in &self.levels {
+            let Some(level) = algorithm.level(id) else {
+                let ids: Vec<&str> = algorithm.levels().iter().map(|level| level.id).collect();
+                bad_input!("--levels: {} has no level `{id}`; there are {}", algorithm.name(), ids.join(", "));
+            };
+            all.push(level);
+        }
+        if all.is_empty() {
+            all = preset.map_or(algorithm.levels().to_vec(), |preset| preset.levels());
+        }
+        let shape = self.shape.map(Shape::from).or(preset.map(|preset| preset.shape)).unwrap_or(Shape::M7);
+        let settings = preset.map_or(algorithm.settings(), |preset| preset.settings);
+        Ok(levels::Options { shape, settings, levels: all, steps: self.steps as usize, threads: self.threads })
     }
 }
 
@@ -154,6 +175,9 @@ impl From<WhichFlag> for algorithms::Which {
 pub enum ShapeFlag {
     /// For tests and the emulator: hidden 32, 2 layers, vocabulary 64.
     Tiny,
+    /// 4 million parameters: hidden 256, 4 layers with 8 heads, vocabulary 512.
+    #[value(name = "4m")]
+    M4,
     /// 7 million parameters: hidden 256, 6 layers, vocabulary 4,096.
     #[value(name = "7m")]
     M7,
@@ -169,6 +193,7 @@ impl From<ShapeFlag> for Shape {
     fn from(shape: ShapeFlag) -> Self {
         match shape {
             ShapeFlag::Tiny => Shape::Tiny,
+            ShapeFlag::M4 => Shape::M4,
             ShapeFlag::M7 => Shape::M7,
             ShapeFlag::M92 => Shape::M92,
             ShapeFlag::B05 => Shape::B05,

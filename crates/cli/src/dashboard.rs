@@ -4,7 +4,7 @@ use crate::output;
 use dashboard::{Jobs, Runnable, Runs, Server, serve_in_thread};
 use lockstep::bad_input;
 use lockstep_bench::Shape;
-use lockstep_bench::levels::{LEVELS, Level};
+use lockstep_bench::levels::{Algorithm, PRESETS};
 use std::path::{Path, PathBuf};
 use telemetry::Console;
 
@@ -49,7 +49,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     };
     let server = server.with_jobs(Jobs::new(Runnable {
         program: std::env::current_exe()?,
-        levels: LEVELS.iter().map(Level::json).collect(),
+        algorithms: Algorithm::ALL.map(Algorithm::json).to_vec(),
+        presets: PRESETS.map(|preset| preset.json()).to_vec(),
         shapes: Shape::ALL.map(|shape| shape.name().to_owned()).to_vec(),
         allowed: args.allow_run,
     }));

@@ -21,13 +21,17 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning } =
   const bands = [];
   runs.forEach(({ name, series }, i) => {
     const own = series.keys[key];
-    data.push(aligned(own?.mean, series));
+    const line = aligned(own?.mean, series);
+    // What comes once in many steps (an evaluation) is joined; a gap of what comes in each stays one.
+    const known = line.filter((x) => x !== null).length;
+    data.push(line);
     lines.push({
       label: name,
       stroke: colors[i],
       width: 1.6,
       dash: i ? [5, 3] : undefined,
-      points: { show: steps.length < 40, size: 4 },
+      points: { show: known < 40, size: 4 },
+      spanGaps: known < steps.length / 2,
     });
     if (i === 0 && own?.min) {
       data.push(aligned(own.max, series), aligned(own.min, series));

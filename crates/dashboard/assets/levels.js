@@ -11,6 +11,13 @@ async function ask(method, body) {
 
 const median = (list) => [...list].sort((a, b) => a - b)[Math.floor((list.length - 1) / 2)];
 
+/** What is compared with the level before, bit for bit. */
+const SAME = [
+  ["same tokens", "same_completions"],
+  ["same values", "same_values"],
+  ["same weights", "same_weights"],
+];
+
 /** Everything that is shown, from the lines of a job. */
 export function measured(events) {
   const start = events.find((event) => event.event === "start");
@@ -19,14 +26,14 @@ export function measured(events) {
     steps: events.filter((event) => event.event === "step" && event.level === level.id),
   }));
   const rows = all.filter((level) => level.steps.length);
+  const stages = start?.stages ?? [];
   rows.forEach((row, i) => {
-    row.rollout = median(row.steps.map((step) => step.rollout_s));
-    row.update = median(row.steps.map((step) => step.update_s));
-    row.step = median(row.steps.map((step) => step.rollout_s + step.update_s));
+    row.stages = stages.map(({ key }) => median(row.steps.map((step) => step[key])));
+    row.step = median(row.steps.map((step) => stages.reduce((sum, { key }) => sum + step[key], 0)));
     row.speedup = rows[0].step / row.step;
     row.gain = i ? rows[i - 1].step / row.step : null;
     const same = (key) => (i ? row.steps.every((step) => step[key]) : null);
-    [row.completions, row.weights] = [same("same_completions"), same("same_weights")];
+    row.same = SAME.filter(([, key]) => key in row.steps[0]).map(([name, key]) => [name, same(key)]);
   });
   const running = events.findLast((event) => event.event === "level")?.level;
   return { start, rows, running, report: events.find((event) => event.event === "end")?.report };
@@ -41,14 +48,25 @@ export async function levels(main) {
     h(
       "p",
       {},
-      "The same GRPO steps, from the same weights and with the same noise. Each level adds one idea to the one before it.",
+      "The same steps, from the same weights and with the same noise. Each level adds one idea to the one before it.",
     ),
     form,
     says,
     table,
   );
 
-  const chosen = new Set(state.levels.map((level) => level.id).filter((id) => id !== "bf16"));
+  const chosen = new Set();
+  const algorithm = h(
+    "select",
+    { id: "algorithm", onchange: settings },
+    state.algorithms.map(({ id, name }) => h("option", { value: id }, name)),
+  );
+  const preset = h(
+    "select",
+    { id: "preset", onchange: settings },
+    h("option", { value: "" }, "small, for a first look"),
+    state.presets.map(({ id, name }) => h("option", { value: id }, name)),
+  );
   const shape = h(
     "select",
     { id: "shape" },
@@ -56,7 +74,22 @@ export async function levels(main) {
   );
   const steps = h("input", { id: "steps", type: "number", min: 1, max: state.most_steps ?? 1, value: 10 });
 
+  const named = () => state.presets.find(({ id }) => id === preset.value);
+  const training = () => state.algorithms.find(({ id }) => id === algorithm.value);
+
+  /** Another algorithm, or another set of hyperparameters, which has an algorithm, a model and levels of its own. */
+  function settings(event) {
+    if (event?.target === algorithm && named()?.algorithm !== algorithm.value) preset.value = "";
+    if (named()) [algorithm.value, shape.value] = [named().algorithm, named().shape];
+    const first = named()?.levels ?? training()?.levels.map((level) => level.id).filter((id) => id !== "bf16");
+    chosen.clear();
+    first?.forEach((id) => chosen.add(id));
+    choose();
+  }
+
   function choose() {
+    const list = training()?.levels ?? [];
+    [algorithm, preset, shape, steps].forEach((control) => (control.disabled = state.job?.state === "running"));
     const busy = state.job?.state === "running";
     const one = (level) =>
       h(
@@ -76,17 +109,22 @@ export async function levels(main) {
         h("span", {}, ` ${level.idea} `),
         h("code", {}, level.code),
       );
-    const groups = [...new Set(state.levels.map((level) => level.stage))];
+    const groups = [...new Set(list.map((level) => level.stage))];
     fill(
       form,
       groups.map((stage) => [
         h("h2", {}, stage),
-        h("ul", { class: "levels" }, state.levels.filter((level) => level.stage === stage).map(one)),
+        h("ul", { class: "levels" }, list.filter((level) => level.stage === stage).map(one)),
       ]),
+      list.length ? h("p", { class: "settings" }, `${training().name}: ${(named() ?? training()).says}.`) : null,
       h(
         "p",
         { class: "tools" },
-        h("label", { for: "shape" }, "model "),
+        h("label", { for: "algorithm" }, "algorithm "),
+        algorithm,
+        h("label", { for: "preset" }, " hyperparameters "),
+        preset,
+        h("label", { for: "shape" }, " model "),
         shape,
         h("label", { for: "steps" }, " steps "),
         steps,
@@ -110,8 +148,11 @@ export async function levels(main) {
 
   async function start() {
     try {
-      const wanted = state.levels.map((level) => level.id).filter((id) => chosen.has(id));
-      state = await ask("POST", { shape: shape.value, steps: Number(steps.value), levels: wanted });
+      const wanted = training()
+        .levels.map((level) => level.id)
+        .filter((id) => chosen.has(id));
+      const what = { algorithm: algorithm.value, preset: preset.value || null, shape: shape.value };
+      state = await ask("POST", { ...what, steps: Number(steps.value), levels: wanted });
       events = [];
       draw();
       follow();
@@ -163,10 +204,19 @@ export async function levels(main) {
       start ? h("p", {}, start.what, ".") : null,
       start ? h("p", {}, machine(start.machine), report ? ` ${report.notes.at(-1)}.` : "") : null,
     );
-    fill(table, rows.length ? result(rows) : null);
+    fill(table, rows.length ? result(start.stages, rows) : null);
   }
 
-  choose();
+  // A page that is opened again shows what is running, or ran.
+  const asked = state.job?.asked;
+  if (asked) [algorithm.value, preset.value] = [asked.algorithm ?? algorithm.value, asked.preset ?? ""];
+  settings();
+  if (asked) {
+    [shape.value, steps.value] = [asked.shape, asked.steps];
+    chosen.clear();
+    asked.levels.forEach((id) => chosen.add(id));
+    choose();
+  }
   await follow();
   return {
     update: async () => {},
@@ -181,16 +231,19 @@ const machine = (of) =>
   `${of.isa}, ${of.threads} threads, ${number(of.ceiling_flops_per_s / 1e9)} GFLOP/s, ` +
   `${number(of.ceiling_read_bytes_per_s / 1e9)} GB/s, measured before.`;
 
+/** Of the bar of the slowest level, in pixels. */
+const WIDTH = 150;
+
 /** Bars of one scale, on which the slowest level that was chosen is the whole width. */
-function result(rows) {
+function result(stages, rows) {
   const slowest = Math.max(...rows.map((row) => row.step));
   const bar = (row) => {
-    const wide = (s) => (240 * s) / slowest;
+    const wide = (s) => (WIDTH * s) / slowest;
+    const from = (i) => wide(row.stages.slice(0, i).reduce((sum, s) => sum + s, 0));
     return h(
       "svg",
-      { viewBox: "0 0 240 14", width: 240, height: 14, role: "img", "aria-label": `${seconds(row.step)} a step` },
-      h("rect", { class: "stage s0", x: 0, y: 1, width: wide(row.rollout), height: 12 }),
-      h("rect", { class: "stage s1", x: wide(row.rollout), y: 1, width: wide(row.update), height: 12 }),
+      { viewBox: `0 0 ${WIDTH} 14`, width: WIDTH, height: 14, role: "img", "aria-label": `${seconds(row.step)} a step` },
+      row.stages.map((s, i) => h("rect", { class: `stage s${i}`, x: from(i), y: 1, width: wide(s), height: 12 })),
     );
   };
   const [low, high] = [0, 1].map((i) => {
@@ -209,13 +262,16 @@ function result(rows) {
     );
   };
   const same = (is) => (is === null ? "–" : is ? "yes" : "no");
-  const head = ["level", "rollout", "update", "step", "× first", "× before", "same tokens", "same weights", "reward"];
+  const sames = rows[0].same.map(([name]) => name);
+  const head = ["level", "", ...stages.map(({ name }) => name), "step", "× first", "× before", ...sames, "reward"];
   return [
-    h("p", { class: "legend" }, [
-      h("span", {}, h("i", { class: "stage s0" }), "rollout"),
-      h("span", {}, h("i", { class: "stage s1" }), "update"),
-    ]),
-    h("div", { class: "wide" }, [
+    h(
+      "p",
+      { class: "legend" },
+      stages.map(({ name }, i) => h("span", {}, h("i", { class: `stage s${i}` }), name)),
+    ),
+    // Beyond a narrow screen it scrolls, by keys, too.
+    h("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Measured levels" }, [
       h(
         "table",
         { class: "ladder" },
@@ -225,7 +281,7 @@ function result(rows) {
           h(
             "tr",
             {},
-            [...head.slice(0, 1), "", ...head.slice(1)].map((name) => h("th", { scope: "col" }, name)),
+            head.map((name) => (name ? h("th", { scope: "col" }, name) : h("td", {}))),
           ),
         ),
         h(
@@ -235,13 +291,11 @@ function result(rows) {
             h("tr", { "data-level": row.id }, [
               h("th", { scope: "row", title: row.idea }, row.name),
               h("td", {}, bar(row)),
-              h("td", {}, seconds(row.rollout)),
-              h("td", {}, seconds(row.update)),
+              row.stages.map((s) => h("td", {}, seconds(s))),
               h("td", {}, seconds(row.step)),
               h("td", {}, number(row.speedup)),
               h("td", {}, number(row.gain)),
-              h("td", {}, same(row.completions)),
-              h("td", {}, same(row.weights)),
+              row.same.map(([, is]) => h("td", {}, same(is))),
               h("td", {}, curve(row), ` ${number(row.steps.at(-1).reward)}`),
             ]),
           ),
@@ -251,7 +305,7 @@ function result(rows) {
     h(
       "p",
       { class: "legend" },
-      "Same tokens and same weights: compared with the level before, bit for bit, over all steps. Medians of the steps; × is a ratio of this run.",
+      `${sames.join(", ")}: compared with the level before, bit for bit, over all steps. Medians of the steps; × is a ratio of this run.`,
     ),
   ];
 }

@@ -22,8 +22,9 @@ const browser = await chromium.launch({
 });
 const noise = [];
 
-async function open(address, { width = 1280, height = 900, scheme = "light" } = {}) {
+async function open(address, { width = 1280, height = 900, scheme = "light", script } = {}) {
   const page = await browser.newPage({ viewport: { width, height }, colorScheme: scheme });
+  if (script) await page.addInitScript({ path: script });
   page.setDefaultTimeout(15000);
   page.on("console", (message) => noise.push(`${address}: ${message.text()}`));
   page.on("pageerror", (error) => noise.push(`${address}: ${error.message}`));
@@ -176,6 +177,28 @@ await test("a chart's name says what the metric means", async () => {
   await page.close();
 });
 
+await test("what is measured once in many steps has a line, too", async () => {
+  const page = await open("#/c/overview");
+  const canvas = page.locator("figure.chart", { has: page.locator("h3", { hasText: /^eval_reward$/ }) }).locator("canvas");
+  await canvas.waitFor();
+  await page.waitForTimeout(300);
+  // Columns of the canvas in which something of the line's colour is drawn: both evaluations, and what is between them.
+  const columns = await canvas.evaluate((canvas) => {
+    const { width, height } = canvas;
+    const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+    const probe = document.createElement("canvas").getContext("2d");
+    probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--run-a").trim();
+    probe.fillRect(0, 0, 1, 1);
+    const line = probe.getImageData(0, 0, 1, 1).data;
+    const found = new Set();
+    for (let i = 0; i < width * height; i++)
+      if (data[4 * i + 3] > 0 && [0, 1, 2].every((c) => Math.abs(data[4 * i + c] - line[c]) < 24)) found.add(i % width);
+    return found.size / width;
+  });
+  assert.ok(columns > 0.3, `${columns} of the chart's width`);
+  await page.close();
+});
+
 await test("filters and search find what the files have", async () => {
   const page = await open("#/a/rollouts?all=1&only=no-spread");
   await page.waitForSelector(".count");
@@ -266,6 +289,49 @@ await test("a run in progress moves the page without a reload, and what is read 
   }
 });
 
+/** The rows of the table of levels: level, seconds of its stages and of the step, what is the same, the last reward. */
+const ladder = (page) =>
+  page.$$eval(".ladder", ([table]) => {
+    const heads = [...table.querySelectorAll("thead tr > *")].map((head) => head.textContent);
+    return [...table.querySelectorAll("tbody tr")].map((row) => {
+      const cells = [...row.children].map((cell, i) => [heads[i], cell.textContent]);
+      return { level: row.dataset.level, ...Object.fromEntries(cells.slice(2)) };
+    });
+  });
+
+/** Runs what is chosen, and holds the table against the lines of the job. */
+async function measures(page, steps, stages, sames) {
+  await page.fill("#steps", `${steps}`);
+  await page.click("button.run");
+  await page.waitForSelector("button.stop");
+  const busy = await page.evaluate(async () => {
+    const body = JSON.stringify({ algorithm: "grpo", shape: "tiny", levels: ["none"], steps: 1 });
+    return (await fetch("/api/jobs", { method: "POST", headers: { "x-lockstep": "1" }, body })).status;
+  });
+  assert.equal(busy, 409);
+  await page.waitForSelector("text=A step takes", { timeout: 60000 });
+  const { job } = await (await fetch(`${base}/api/jobs`)).json();
+  const { events } = await (await fetch(`${base}/api/jobs/${job.number}`)).json();
+  const rows = await ladder(page);
+  const milliseconds = (text) => Number(text.split(" ")[0]) * (text.endsWith(" ms") ? 1 : 1000);
+  for (const row of rows) {
+    const of = events.filter((event) => event.event === "step" && event.level === row.level);
+    assert.equal(of.length, steps);
+    for (const [name, key] of stages) {
+      const shown = milliseconds(row[name]) / 1000;
+      const all = of.map((event) => event[key]);
+      assert.ok(shown >= 0.99 * Math.min(...all) && shown <= 1.01 * Math.max(...all), `${name} ${shown} of ${all}`);
+    }
+    for (const [name, key] of sames) {
+      const word = row.level === "none" ? "–" : of.every((event) => event[key]) ? "yes" : "no";
+      assert.equal(row[name], word, `${row.level}: ${name}`);
+    }
+    assert.equal(Number(row.reward.split(" ").at(-1)), Number(of.at(-1).reward.toPrecision(3)));
+    assert.ok(row["× before"] === "–" || Number(row["× before"]) > 0, row["× before"]);
+  }
+  return { rows, start: events.find((event) => event.event === "start") };
+}
+
 await test("levels are run from the page, one job at a time, and what it shows is what was measured", async () => {
   const page = await open("#/a/levels");
   await page.waitForSelector(".levels input");
@@ -274,38 +340,74 @@ await test("levels are run from the page, one job at a time, and what it shows i
   await page.click("button.run");
   await page.click("button.stop");
   await page.waitForSelector("text=Stopped.");
-  await page.fill("#steps", "3");
-  await page.click("button.run");
-  await page.waitForSelector("button.stop");
-  const busy = await page.evaluate(async () => {
-    const body = JSON.stringify({ shape: "tiny", levels: ["none"], steps: 1 });
-    return (await fetch("/api/jobs", { method: "POST", headers: { "x-lockstep": "1" }, body })).status;
-  });
-  assert.equal(busy, 409);
-  await page.waitForSelector("text=A step takes", { timeout: 60000 });
-  const { job } = await (await fetch(`${base}/api/jobs`)).json();
-  const { events } = await (await fetch(`${base}/api/jobs/${job.number}`)).json();
-  const of = (id) => events.filter((event) => event.event === "step" && event.level === id);
-  const rows = await page.$$eval(".ladder tbody tr", (all) =>
-    all.map((row) => [row.dataset.level, ...[...row.querySelectorAll("td")].slice(5).map((td) => td.textContent)]),
-  );
+  const both = [
+    ["rollout", "rollout_s"],
+    ["update", "update_s"],
+  ];
+  const bits = [
+    ["same tokens", "same_completions"],
+    ["same weights", "same_weights"],
+  ];
+  const grpo = await measures(page, 3, both, bits);
   assert.deepEqual(
-    rows.map(([id]) => id),
+    grpo.rows.map(({ level }) => level),
     ["none", "cache", "vectors", "threads", "batching", "fused", "shared"],
   );
-  for (const [id, gain, tokens, weights, reward] of rows) {
-    const steps = of(id);
-    assert.equal(steps.length, 3);
-    const word = (key) => (id === "none" ? "–" : steps.every((step) => step[key]) ? "yes" : "no");
-    assert.deepEqual([tokens, weights], [word("same_completions"), word("same_weights")], id);
-    assert.equal(Number(reward.split(" ").at(-1)), Number(steps.at(-1).reward.toPrecision(3)));
-    assert.ok(gain === "–" || Number(gain) > 0, gain);
-  }
-  assert.equal(rows.find(([id]) => id === "threads")[3], "yes");
+  assert.equal(grpo.rows.find(({ level }) => level === "threads")["same weights"], "yes");
   await page.close();
 });
 
-await test("every view, light and dark, wide and narrow: nothing runs, nothing is beyond the edge, contrast is enough", async () => {
+await test("PPO's levels have a value model, and its document's hyperparameters are a preset", async () => {
+  const page = await open("#/a/levels");
+  await page.waitForSelector(".levels input");
+  await page.selectOption("#algorithm", "ppo");
+  const offered = await page.$$eval(".levels b", (all) => all.map((one) => one.textContent.trim()));
+  assert.ok(offered.includes("fused head") && !offered.includes("shared prompt"), String(offered));
+  const all = [
+    ["rollout", "rollout_s"],
+    ["values", "values_s"],
+    ["update", "update_s"],
+    ["value update", "value_update_s"],
+  ];
+  const bits = [
+    ["same tokens", "same_completions"],
+    ["same values", "same_values"],
+    ["same weights", "same_weights"],
+  ];
+  const { rows, start } = await measures(page, 2, all, bits);
+  assert.deepEqual(
+    rows.map(({ level }) => level),
+    ["none", "cache", "vectors", "threads", "batching", "fused"],
+  );
+  const threads = rows.find(({ level }) => level === "threads");
+  assert.deepEqual([threads["same values"], threads["same weights"]], ["yes", "yes"]);
+  assert.equal(start.algorithm, "ppo");
+  await page.reload();
+  await page.waitForSelector(".ladder");
+  assert.deepEqual([await page.inputValue("#algorithm"), await page.inputValue("#steps")], ["ppo", "2"]);
+
+  await page.selectOption("#preset", "ppo-document");
+  assert.equal(await page.inputValue("#shape"), "4m");
+  const says = await page.textContent(".settings");
+  for (const part of ["learning rate 0.0003", "γ 0.99", "λ 0.95", "± 0.2", "entropy bonus 0.01", "of up to 128"])
+    assert.ok(says.includes(part), says);
+  assert.equal(await page.getByLabel("vector instructions").isChecked(), true);
+  assert.equal(await page.getByLabel("key-value cache").isChecked(), false);
+  // Another algorithm has no hyperparameters of PPO's.
+  await page.selectOption("#algorithm", "grpo");
+  assert.equal(await page.inputValue("#preset"), "");
+  await page.close();
+});
+
+/** What axe-core finds that keeps people from using the page: rule and elements. */
+async function barriers(page) {
+  const { violations } = await page.evaluate(() => axe.run(document, { preload: false, resultTypes: ["violations"] }));
+  return violations
+    .filter(({ impact }) => impact === "serious" || impact === "critical")
+    .map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html.slice(0, 120)).join(" | ")}`);
+}
+
+await test("every view, light and dark, wide and narrow: nothing runs, nothing is beyond the edge, all can read it", async () => {
   const shots = process.env.SHOTS;
   if (shots) mkdirSync(shots, { recursive: true });
   for (const [width, height] of [
@@ -313,7 +415,8 @@ await test("every view, light and dark, wide and narrow: nothing runs, nothing i
     [390, 800],
   ]) {
     for (const scheme of ["light", "dark"]) {
-      const page = await open("#/a/overview", { width, height, scheme });
+      const script = "node_modules/axe-core/axe.min.js";
+      const page = await open("#/a/overview", { width, height, scheme, script });
       for (const view of ["overview", "rollouts?step=3&all=1&q=script", "time", "levels", "run"]) {
         await page.goto(`${base}/#/a/${view}`);
         await page.waitForTimeout(450);
@@ -321,8 +424,12 @@ await test("every view, light and dark, wide and narrow: nothing runs, nothing i
         assert.ok(beyond <= 0, `${view} at ${width}: ${beyond} pixels beyond the edge`);
         const low = await page.evaluate(contrast);
         assert.deepEqual(low, [], `${view} ${scheme}`);
+        assert.deepEqual(await barriers(page), [], `${view} ${scheme} at ${width}`);
         if (shots) await page.screenshot({ path: `${shots}/${view.split("?")[0]}-${width}-${scheme}.png` });
       }
+      await page.keyboard.press("?");
+      await page.waitForSelector("dialog[open]");
+      assert.deepEqual(await barriers(page), [], `keys ${scheme} at ${width}`);
       await page.close();
     }
   }

@@ -18,8 +18,11 @@ const SAID: u64 = 4000;
 pub struct Runnable {
     /// This program.
     pub program: PathBuf,
-    /// The levels that there are: objects with `id`, `name`, `stage`, `idea`, `code`.
-    pub levels: Vec<Value>,
+    /// What can be trained with: objects with `id`, `name`, `says` and `levels`, which are objects with `id`, `name`,
+    /// `stage`, `idea`, `code`.
+    pub algorithms: Vec<Value>,
+    /// Named sets of hyperparameters: objects with `id`, `name`, `algorithm`, `shape`, `levels`, `says`.
+    pub presets: Vec<Value>,
     /// The models' sizes.
     pub shapes: Vec<String>,
     /// Whether anything may be run; else the page only says what it would be.
@@ -77,10 +80,11 @@ impl Jobs {
             json!({ "number": job.number, "asked": job.asked, "state": state, "why": why, "events": events })
         });
         match &self.runnable {
-            None => json!({ "allowed": false, "levels": [], "shapes": [], "job": job }),
-            Some(Runnable { levels, shapes, allowed, .. }) => {
-                json!({ "allowed": allowed, "levels": levels, "shapes": shapes, "job": job, "most_steps": MOST_STEPS })
-            }
+            None => json!({ "allowed": false, "algorithms": [], "presets": [], "shapes": [], "job": job }),
+            Some(Runnable { algorithms, presets, shapes, allowed, .. }) => json!({
+                "allowed": allowed, "algorithms": algorithms, "presets": presets, "shapes": shapes, "job": job,
+                "most_steps": MOST_STEPS,
+            }),
         }
     }
 
@@ -93,7 +97,8 @@ impl Jobs {
         Some((output.events.get(from..).unwrap_or_default().to_vec(), state))
     }
 
-    /// Begins what is asked for: `{"shape": …, "levels": [ids], "steps": n}`.
+    /// Begins what is asked for: `{"algorithm": …, "shape": …, "levels": [ids], "steps": n}`, or with a `preset` in
+    /// place of the algorithm.
     pub fn start(&self, asked: &Value) -> Result<Value, Refusal> {
         let runnable = self.runnable.as_ref().filter(|runnable| runnable.allowed).ok_or(Refusal::NotAllowed)?;
         let arguments = arguments(runnable, asked).map_err(Refusal::Bad)?;
@@ -138,17 +143,42 @@ fn arguments(runnable: &Runnable, asked: &Value) -> Result<Vec<String>, String> 
     };
     let steps = asked["steps"].as_u64().filter(|steps| (1..=MOST_STEPS).contains(steps));
     let Some(steps) = steps else { return Err(format!("steps: a number from 1 to {MOST_STEPS}")) };
-    let wanted: Vec<&str> = asked["levels"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let known = |id: &&str| runnable.levels.iter().any(|level| level["id"] == **id);
-    if let Some(unknown) = wanted.iter().find(|id| !known(id)) {
-        return Err(format!("levels: there is no `{unknown}`"));
-    }
-    if wanted.is_empty() {
+    let preset = named("preset", &runnable.presets, &asked["preset"])?;
+    let algorithm = preset.map_or(&asked["algorithm"], |preset| &preset["algorithm"]);
+    let Some(algorithm) = named("algorithm", &runnable.algorithms, algorithm)? else {
+        return Err("algorithm: choose one".into());
+    };
+    let Some(levels) = asked["levels"].as_array().filter(|levels| !levels.is_empty()) else {
         return Err("levels: choose at least one".into());
-    }
-    let (levels, steps) = (wanted.join(","), steps.to_string());
+    };
+    let known = algorithm["levels"].as_array().map_or(&[][..], Vec::as_slice);
+    let levels = levels.iter().map(|level| Ok(named("levels", known, level)?.map(id)));
+    let levels: Vec<&str> = levels.collect::<Result<Option<_>, String>>()?.ok_or("levels: one has no name")?;
+    let what = match preset {
+        Some(preset) => ["--preset", id(preset)],
+        None => ["--algorithm", id(algorithm)],
+    };
+    let (levels, steps) = (levels.join(","), steps.to_string());
     let words = ["bench", "levels", "--events", "--shape", shape, "--steps", &steps, "--levels", &levels];
-    Ok(words.map(str::to_owned).to_vec())
+    Ok(words.iter().chain(&what).map(|word| (*word).to_owned()).collect())
+}
+
+fn id(known: &Value) -> &str {
+    known["id"].as_str().unwrap_or_default()
+}
+
+/// The one of these that is asked for by its name; none if nothing is.
+fn named<'a>(what: &str, all: &'a [Value], asked: &Value) -> Result<Option<&'a Value>, String> {
+    if asked.is_null() {
+        return Ok(None);
+    }
+    match all.iter().find(|known| known["id"].is_string() && known["id"] == *asked) {
+        Some(known) => Ok(Some(known)),
+        None => {
+            let ids: Vec<&str> = all.iter().map(id).collect();
+            Err(format!("{what}: there is no {asked}; there are {}", ids.join(", ")))
+        }
+    }
 }
 
 /// Reads what the program says until it ends.
@@ -188,8 +218,12 @@ mod tests {
         let program = dir.path().join("program");
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let levels = vec![json!({ "id": "none" }), json!({ "id": "cache" })];
-        let runnable = Runnable { program, levels, shapes: vec!["tiny".into()], allowed };
+        let algorithms = vec![
+            json!({ "id": "grpo", "levels": [{ "id": "none" }, { "id": "cache" }, { "id": "shared" }] }),
+            json!({ "id": "ppo", "levels": [{ "id": "none" }, { "id": "cache" }] }),
+        ];
+        let presets = vec![json!({ "id": "document", "algorithm": "ppo" })];
+        let runnable = Runnable { program, algorithms, presets, shapes: vec!["tiny".into()], allowed };
         (dir, Jobs::new(runnable))
     }
 
@@ -206,7 +240,7 @@ mod tests {
     }
 
     fn asked() -> Value {
-        json!({ "shape": "tiny", "levels": ["none", "cache"], "steps": 2 })
+        json!({ "algorithm": "grpo", "shape": "tiny", "levels": ["none", "cache"], "steps": 2 })
     }
 
     #[test]
@@ -217,20 +251,44 @@ mod tests {
         assert_eq!(ended(&jobs)["state"], "done");
         let (events, state) = jobs.events(1, 0).unwrap();
         assert_eq!((events.len(), state), (2, "done"));
-        assert_eq!(events[0]["words"], "bench levels --events --shape tiny --steps 2 --levels none,cache");
+        let words = "bench levels --events --shape tiny --steps 2 --levels none,cache --algorithm grpo";
+        assert_eq!(events[0]["words"], words);
         assert_eq!(jobs.events(1, 1).unwrap().0.len(), 1);
         assert!(jobs.events(2, 0).is_none());
-        for (wrong, says) in [
-            (json!({ "shape": "../x", "levels": ["none"], "steps": 1 }), "shape"),
-            (json!({ "shape": "tiny", "levels": ["none", "--help"], "steps": 1 }), "--help"),
-            (json!({ "shape": "tiny", "levels": [], "steps": 1 }), "at least one"),
-            (json!({ "shape": "tiny", "levels": ["none"], "steps": 0 }), "steps"),
-            (json!({ "shape": "tiny", "levels": ["none"], "steps": 201 }), "steps"),
-            (json!(null), "shape"),
+        for (key, wrong, says) in [
+            ("shape", json!("../x"), "shape"),
+            ("shape", json!(null), "shape"),
+            ("levels", json!(["none", "--help"]), "--help"),
+            ("levels", json!(["none", null]), "levels"),
+            ("levels", json!([]), "at least one"),
+            ("steps", json!(0), "steps"),
+            ("steps", json!(201), "steps"),
+            ("algorithm", json!("--help"), "--help"),
+            ("algorithm", json!(null), "choose one"),
+            ("preset", json!("--out"), "--out"),
         ] {
-            let Err(Refusal::Bad(why)) = jobs.start(&wrong) else { panic!("{wrong}") };
+            let mut asked = asked();
+            asked[key] = wrong;
+            let Err(Refusal::Bad(why)) = jobs.start(&asked) else { panic!("{asked}") };
             assert!(why.contains(says), "{why}");
         }
+        let Err(Refusal::Bad(why)) = jobs.start(&json!(null)) else { panic!() };
+        assert!(why.contains("shape"), "{why}");
+    }
+
+    /// A preset says the algorithm, and with it which levels there are.
+    #[test]
+    fn a_preset_has_its_algorithms_levels() {
+        let (_dir, jobs) = jobs(r#"echo "{\"event\":\"end\",\"words\":\"$*\"}""#, true);
+        let mut asked = asked();
+        asked["preset"] = json!("document");
+        jobs.start(&asked).unwrap();
+        assert_eq!(ended(&jobs)["state"], "done");
+        let words = "bench levels --events --shape tiny --steps 2 --levels none,cache --preset document";
+        assert_eq!(jobs.events(1, 0).unwrap().0[0]["words"], words);
+        asked["levels"] = json!(["shared"]);
+        let Err(Refusal::Bad(why)) = jobs.start(&asked) else { panic!() };
+        assert!(why.contains("shared") && why.contains("none, cache"), "{why}");
     }
 
     #[test]

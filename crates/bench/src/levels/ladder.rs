@@ -1,11 +1,15 @@
 //! The levels themselves: each is one idea more than the one before it.
 
+use kernels::{Context, Isa};
+use lockstep::config::ComputeDType;
+use serde_json::{Value, json};
+
 /// How completions are generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Generation {
     /// Every token computes its whole sequence again.
     WithoutCache,
-    /// One prompt's completions at a time, all of them to the length of the longest completion.
+    /// A batch at a time, all of it to the length of the longest completion.
     Static,
     /// A completion that ends makes room for the next one.
     Continuous,
@@ -135,5 +139,52 @@ const BF16: Level = Level {
     ..SHARED
 };
 
-/// All of them, from the slowest to everything on.
-pub const LEVELS: [Level; 8] = [NOTHING, CACHE, VECTORS, THREADS, BATCHING, FUSED, SHARED, BF16];
+const PPO_NOTHING: Level = Level {
+    idea: "Every token computes its whole sequence again, and the value model is computed as the policy is: padded, on \
+           one thread, with plain instructions.",
+    ..NOTHING
+};
+
+const PPO_BATCHING: Level = Level {
+    idea: "A completion that ends makes room for the next one, and no padding is computed: not in generation, nor for \
+           values, nor in the two updates.",
+    ..BATCHING
+};
+
+const PPO_FUSED: Level = Level {
+    idea: "Log-probabilities, entropies and their gradients come from one pass over the policy's head; logits are \
+           never in memory. The value model's head has one score: there is nothing to fuse.",
+    ..FUSED
+};
+
+const PPO_BF16: Level = Level {
+    idea: "Matmuls of both models take numbers of 16 bits: half the memory reads. Another arithmetic, so other bits. \
+           (No level shares prompts: each has one completion in PPO.)",
+    generation: PPO_FUSED.generation,
+    update: PPO_FUSED.update,
+    ..BF16
+};
+
+/// Those of GRPO, from the slowest to everything on.
+pub const GRPO_LEVELS: [Level; 8] = [NOTHING, CACHE, VECTORS, THREADS, BATCHING, FUSED, SHARED, BF16];
+/// Those of PPO, from the slowest to everything on. A prompt has one completion, so that there is none to share.
+pub const PPO_LEVELS: [Level; 7] = [PPO_NOTHING, CACHE, VECTORS, THREADS, PPO_BATCHING, PPO_FUSED, PPO_BF16];
+
+impl Level {
+    /// What people read of it.
+    pub fn json(&self) -> Value {
+        json!({ "id": self.id, "name": self.name, "stage": self.stage, "idea": self.idea, "code": self.code })
+    }
+
+    pub(super) fn context(&self, threads: Option<usize>) -> anyhow::Result<Context> {
+        let threads = if self.threads { threads } else { Some(1) };
+        Ok(match self.vectors {
+            true => lockstep::context(None, threads, self.dtype())?,
+            false => Context::cpu(Isa::PORTABLE, threads.unwrap_or(1)),
+        })
+    }
+
+    pub(super) fn dtype(&self) -> ComputeDType {
+        if self.bf16 { ComputeDType::Bf16 } else { ComputeDType::F32 }
+    }
+}

@@ -1,5 +1,5 @@
-//! The update as a first implementation writes it: whole logits and their softmax in memory, every sequence with a
-//! prompt of its own.
+//! Updates and values as a first implementation writes them: whole logits and their softmax in memory, every sequence
+//! with a prompt of its own, and padding.
 
 use anyhow::Context as _;
 use kernels::ops::{linear, rows, softmax};
@@ -16,7 +16,8 @@ struct Logits {
 }
 
 impl Logits {
-    fn of(ctx: &Context, memory: &Memory, weights: &Weights, tape: &Tape, chosen: &Tensor) -> anyhow::Result<Logits> {
+    fn of(ctx: &Context, memory: &Memory, weights: &Weights, pass: &Pass) -> anyhow::Result<Logits> {
+        let (tape, chosen) = (&pass.tape, &pass.chosen);
         let (r, h, v) = (chosen.shape()[0], weights.config.hidden_size, weights.config.vocab_size);
         let zeros = |shape: &[usize]| Tensor::zeros(memory, shape, DType::F32);
         let (mut hidden, mut logits, mut softmax) = (zeros(&[r, h]), zeros(&[r, v]), zeros(&[r, v]));
@@ -43,35 +44,76 @@ pub(crate) fn whole_softmax(
     Ok(softmax::forward(ctx, args)?)
 }
 
-/// Computes it.
+/// Computes them.
 pub(super) struct Naive {
     memory: Memory,
     grads: Grads,
     optimizer: Optimizer,
     objective: Objective,
+    /// Tokens that every completion is padded to.
+    width: Option<usize>,
+}
+
+/// A forward pass of samples through the layers, kept for the backward pass.
+struct Pass {
+    batch: Batch,
+    tensors: BatchTensors,
+    rope: Rope,
+    tape: Tape,
+    /// The row that predicts each token.
+    chosen: Tensor,
+    /// Tokens of each completion, padding included.
+    widths: Vec<usize>,
 }
 
 impl Naive {
-    pub(super) fn new(ctx: &Context, weights: &Weights) -> Naive {
+    pub(super) fn new(ctx: &Context, weights: &Weights, objective: Objective, width: Option<usize>) -> Naive {
         Naive {
             memory: ctx.memory().clone(),
             grads: Grads::zeros(ctx.memory(), &weights.config),
             optimizer: Optimizer::new(ctx.memory(), &weights.config, None, OptimizerConfig::default()),
-            objective: Objective::Policy(train::LossConfig::default()),
+            objective,
+            width,
         }
     }
 
-    /// Loss and gradient norm. With `width` every completion is padded to so many tokens.
+    /// The value of the state in which each token was chosen, by a model with a head of one score.
+    pub(super) fn values(&self, ctx: &Context, weights: &Weights, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
+        let mut pass = self.pass(ctx, weights, samples)?;
+        net::score_forward(ctx, weights, &pass.tensors, &mut pass.tape)?;
+        let (all, mut first) = (pass.tape.scores().to_vec_f32(), 0);
+        let own = |(sample, width): (&Sample, &usize)| {
+            let values = all[first..first + sample.completion.len()].to_vec();
+            first += width;
+            values
+        };
+        Ok(samples.iter().zip(&pass.widths).map(own).collect())
+    }
+
+    /// Loss and gradient norm of an optimizer step.
     pub(super) fn update(
         &mut self,
         ctx: &Context,
         weights: &mut Weights,
         samples: &[Sample],
-        width: Option<usize>,
         learning_rate: f64,
     ) -> anyhow::Result<(f64, f64)> {
+        let mut pass = self.pass(ctx, weights, samples)?;
+        let loss = match self.objective.is_of_scores() {
+            true => self.score_gradient(ctx, weights, samples, &mut pass)?,
+            false => self.head_gradient(ctx, weights, samples, &mut pass)?,
+        };
+        net::backward(ctx, &*weights, &pass.rope, &pass.tensors, &mut pass.tape, &mut self.grads)?;
+        self.grads.finish(ctx)?;
+        let norm = self.optimizer.measure(ctx, &self.grads)?;
+        self.optimizer.step(ctx, &mut model::NextParams::in_place(&mut weights.params), &self.grads, learning_rate)?;
+        weights.publish();
+        Ok((loss, norm.norm))
+    }
+
+    fn pass(&self, ctx: &Context, weights: &Weights, samples: &[Sample]) -> anyhow::Result<Pass> {
         let padded = |s: &Sample| {
-            let width = width.unwrap_or(s.completion.len());
+            let width = self.width.unwrap_or(s.completion.len());
             s.completion.iter().copied().chain(std::iter::repeat(0)).take(width).collect()
         };
         let padded: Vec<Vec<u32>> = samples.iter().map(padded).collect();
@@ -88,14 +130,51 @@ impl Naive {
         let rope = Rope::new(&self.memory, &weights.config, positions);
         let capacity: Capacity = batch.capacity();
         let mut tape = Tape::new(&self.memory, &weights.config, capacity, false);
-        net::forward(ctx, &*weights, &rope, &tensors, &mut tape)?;
+        net::forward(ctx, weights, &rope, &tensors, &mut tape)?;
         let chosen = Tensor::from_u32(&self.memory, &[batch.score_rows.len()], &batch.score_rows);
-        let logits = Logits::of(ctx, &self.memory, weights, &tape, &chosen)?;
+        Ok(Pass { batch, tensors, rope, tape, chosen, widths: padded.iter().map(Vec::len).collect() })
+    }
 
+    /// The loss of a model of scores, and its gradient down to the last layer.
+    fn score_gradient(
+        &mut self,
+        ctx: &Context,
+        weights: &Weights,
+        samples: &[Sample],
+        pass: &mut Pass,
+    ) -> anyhow::Result<f64> {
+        net::score_forward(ctx, weights, &pass.tensors, &mut pass.tape)?;
+        let scores = pass.tape.scores().to_vec_f32();
+        let (mut d_scores, mut first) = (vec![0.0; scores.len()], 0);
+        let masks: Vec<Vec<bool>> = samples.iter().map(|s| vec![true; s.completion.len()]).collect();
+        let (normalizer, mut sums) = (Normalizer::of(&masks), LossSums::default());
+        for ((sample, mask), width) in samples.iter().zip(&masks).zip(&pass.widths) {
+            let tokens = first..first + sample.completion.len();
+            let (logps, d_logps) = (&scores[tokens.clone()], &mut d_scores[tokens]);
+            let (entropies, d_entropies) = (vec![0.0; mask.len()], &mut [] as &mut [f32]);
+            let source = Source::Sample(sample);
+            let scored = Scored { source, mask, logps, entropies: &entropies, d_logps, d_entropies };
+            self.objective.evaluate(&normalizer, &mut [scored], &mut sums);
+            first += width;
+        }
+        let d_scores = Tensor::from_f32(&self.memory, &[d_scores.len()], &d_scores);
+        net::score_backward(ctx, weights, &pass.tensors, d_scores.view(), &mut pass.tape, &mut self.grads)?;
+        Ok(sums.loss)
+    }
+
+    /// The loss of a language model, and its gradient down to the last layer.
+    fn head_gradient(
+        &mut self,
+        ctx: &Context,
+        weights: &Weights,
+        samples: &[Sample],
+        pass: &mut Pass,
+    ) -> anyhow::Result<f64> {
+        let logits = Logits::of(ctx, &self.memory, weights, pass)?;
         let vocabulary = weights.config.vocab_size;
         let mut d_logits = logits.softmax.to_vec_f32();
-        let loss = self.loss(samples, &batch, &mut d_logits, &padded, vocabulary);
-        let (r, h, n) = (chosen.shape()[0], weights.config.hidden_size, batch.ids.len());
+        let loss = self.loss(samples, pass, &mut d_logits, vocabulary);
+        let (r, h, n) = (pass.chosen.shape()[0], weights.config.hidden_size, pass.batch.ids.len());
         let d_logits = Tensor::from_f32(&self.memory, &[r, vocabulary], &d_logits);
         let mut d_hidden = Tensor::zeros(&self.memory, &[r, h], DType::F32);
         let back = linear::BackwardInput {
@@ -113,52 +192,67 @@ impl Naive {
             segments: None,
         };
         linear::backward_weight(ctx, d_w)?;
-        let mut d_x = tape.d_hidden_mut();
+        let mut d_x = pass.tape.d_hidden_mut();
         d_x.fill(0.0);
         rows::scatter_add(
             ctx,
-            rows::ScatterAdd { d_out: d_hidden.view(), rows: chosen.view(), d_x: d_x.reshape(&[n, h]) },
+            rows::ScatterAdd { d_out: d_hidden.view(), rows: pass.chosen.view(), d_x: d_x.reshape(&[n, h]) },
         )?;
-        net::backward(ctx, &*weights, &rope, &tensors, &mut tape, &mut self.grads)?;
-        self.grads.finish(ctx)?;
-        let norm = self.optimizer.measure(ctx, &self.grads)?;
-        self.optimizer.step(ctx, &mut model::NextParams::in_place(&mut weights.params), &self.grads, learning_rate)?;
-        weights.publish();
-        Ok((loss, norm.norm))
+        Ok(loss)
     }
 
-    /// The loss; the softmax in `d_logits` becomes its gradient: (1[v = token] − p) ∂J/∂log p, with padding at 0.
+    /// The loss; the softmax p in `d_logits` becomes its gradient, with padding at 0:
+    ///
+    /// (1[v = token] − p_v) ∂J/∂log p − p_v (log p_v + H) ∂J/∂H
     #[allow(clippy::disallowed_methods)] // of a yardstick, whose bits nothing depends on
-    fn loss(
-        &self,
-        samples: &[Sample],
-        batch: &Batch,
-        d_logits: &mut [f32],
-        padded: &[Vec<u32>],
-        vocabulary: usize,
-    ) -> f64 {
+    fn loss(&self, samples: &[Sample], pass: &Pass, d_logits: &mut [f32], vocabulary: usize) -> f64 {
         let masks: Vec<Vec<bool>> = samples.iter().map(|s| vec![true; s.completion.len()]).collect();
         let normalizer = Normalizer::of(&masks);
+        let with_entropy = self.objective.has_entropy_grad(&normalizer);
         let mut sums = LossSums::default();
         let mut first = 0;
-        for (s, sample) in samples.iter().enumerate() {
-            let (width, tokens) = (padded[s].len(), sample.completion.len());
+        for ((sample, mask), &width) in samples.iter().zip(&masks).zip(&pass.widths) {
             let row = |t: usize| (first + t) * vocabulary;
-            let logp = |t: usize| d_logits[row(t) + batch.targets[first + t] as usize].ln();
-            let logps: Vec<f32> = (0..tokens).map(logp).collect();
-            let (entropies, mut d_logps) = (vec![0.0; tokens], vec![0.0; tokens]);
-            let (source, mask, d_entropies) = (Source::Sample(sample), masks[s].as_slice(), &mut [] as &mut [f32]);
-            let scored =
-                Scored { source, mask, logps: &logps, entropies: &entropies, d_logps: &mut d_logps, d_entropies };
+            let target = |t: usize| pass.batch.targets[first + t] as usize;
+            let logps: Vec<f32> = (0..mask.len()).map(|t| d_logits[row(t) + target(t)].ln()).collect();
+            let entropy = |t: usize| match with_entropy {
+                true => d_logits[row(t)..row(t) + vocabulary].iter().map(|&p| surprise(p)).sum(),
+                false => 0.0,
+            };
+            let entropies: Vec<f32> = (0..mask.len()).map(entropy).collect();
+            let (mut d_logps, mut d_entropies) = (vec![0.0; mask.len()], vec![0.0; mask.len()]);
+            let scored = Scored {
+                source: Source::Sample(sample),
+                mask,
+                logps: &logps,
+                entropies: &entropies,
+                d_logps: &mut d_logps,
+                d_entropies: &mut d_entropies,
+            };
             self.objective.evaluate(&normalizer, &mut [scored], &mut sums);
             for t in 0..width {
-                let d = d_logps.get(t).copied().unwrap_or(0.0);
                 let cells = &mut d_logits[row(t)..row(t) + vocabulary];
-                cells.iter_mut().for_each(|p| *p *= -d);
-                cells[batch.targets[first + t] as usize] += d;
+                let Some(&d) = d_logps.get(t) else {
+                    cells.fill(0.0);
+                    continue;
+                };
+                match with_entropy {
+                    true => {
+                        let (h, d_h) = (entropies[t], d_entropies[t]);
+                        cells.iter_mut().for_each(|p| *p = *p * -d + d_h * (surprise(*p) - *p * h));
+                    }
+                    false => cells.iter_mut().for_each(|p| *p *= -d),
+                }
+                cells[target(t)] += d;
             }
             first += width;
         }
         sums.loss
     }
+}
+
+/// −p log p, 0 of what never comes.
+#[allow(clippy::disallowed_methods)] // as above
+fn surprise(p: f32) -> f32 {
+    if p > 0.0 { -p * p.ln() } else { 0.0 }
 }

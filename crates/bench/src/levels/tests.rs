@@ -1,7 +1,8 @@
 use super::*;
 
-fn run_all(levels: Vec<Level>) -> (Vec<Value>, Value) {
-    let options = Options { shape: Shape::Tiny, levels, steps: 3, threads: Some(2) };
+fn run_all(algorithm: Algorithm) -> (Vec<Value>, Value) {
+    let (levels, settings) = (algorithm.levels().to_vec(), algorithm.settings());
+    let options = Options { shape: Shape::Tiny, settings, levels, steps: 3, threads: Some(2) };
     let mut events = Vec::new();
     let mut hear = |event: &Value| {
         events.push(event.clone());
@@ -11,54 +12,132 @@ fn run_all(levels: Vec<Level>) -> (Vec<Value>, Value) {
     (events, report)
 }
 
-/// Every f32 level draws the same tokens with the same log-probabilities in the first step, whatever computes them.
-/// Later ones do where the update has the same bits, as it has whatever the instructions and threads. (A prompt that is
-/// computed for each completion gives other sums of gradients than a shared one.)
+/// Every f32 level draws the same tokens with the same log-probabilities in the first step, and gives them the same
+/// values, whatever computes them. Later ones do where the update has the same bits, as it has whatever the
+/// instructions and threads. (A prompt that is computed for each completion gives other sums of gradients than a shared
+/// one.)
 #[test]
 fn levels_differ_in_speed_alone() {
-    let (events, report) = run_all(LEVELS.to_vec());
-    let steps: Vec<&Value> = events.iter().filter(|event| event["event"] == "step").collect();
-    assert_eq!(steps.len(), 3 * LEVELS.len());
-    for step in &steps {
-        let (level, is_first) = (step["level"].as_str().unwrap(), step["step"] == 1);
-        let same = &step["same_completions"];
-        match level {
-            "none" => assert!(same.is_null() && step["same_weights"].is_null()),
-            "bf16" => assert_eq!(*same, false, "another arithmetic draws with other log-probabilities"),
-            _ => assert!(*same == true || !is_first, "{step}"),
+    for algorithm in Algorithm::ALL {
+        let (events, report) = run_all(algorithm);
+        let steps: Vec<&Value> = events.iter().filter(|event| event["event"] == "step").collect();
+        assert_eq!(steps.len(), 3 * algorithm.levels().len());
+        let stages: Vec<&str> = match algorithm {
+            Algorithm::Grpo => vec!["rollout_s", "update_s"],
+            Algorithm::Ppo => vec!["rollout_s", "values_s", "update_s", "value_update_s"],
+        };
+        let sames: &[&str] = match algorithm {
+            Algorithm::Grpo => &["same_completions"],
+            Algorithm::Ppo => &["same_completions", "same_values"],
+        };
+        for step in &steps {
+            let (level, is_first) = (step["level"].as_str().unwrap(), step["step"] == 1);
+            for same in sames.iter().map(|key| &step[key]) {
+                match level {
+                    "none" => assert!(same.is_null() && step["same_weights"].is_null()),
+                    "bf16" => assert_eq!(*same, false, "another arithmetic has other log-probabilities and values"),
+                    _ => assert!(*same == true || !is_first, "{step}"),
+                }
+            }
+            assert!(stages.iter().all(|stage| step[stage].as_f64().unwrap() > 0.0), "{step}");
         }
-        assert!(step["rollout_s"].as_f64().unwrap() > 0.0 && step["update_s"].as_f64().unwrap() > 0.0);
+        // Vectors and threads change no bit of whole runs.
+        for level in ["vectors", "threads"] {
+            assert!(
+                steps
+                    .iter()
+                    .filter(|step| step["level"] == level)
+                    .all(|s| { s["same_weights"] == true && sames.iter().all(|key| s[key] == true) }),
+                "{level}"
+            );
+        }
+        assert_eq!(report["rows"].as_array().unwrap().len(), algorithm.levels().len());
+        let start = events.first().unwrap();
+        let said: Vec<&str> = start["stages"].as_array().unwrap().iter().map(|s| s["key"].as_str().unwrap()).collect();
+        assert_eq!((&start["event"], said), (&json!("start"), stages));
+        assert_eq!(events.last().unwrap()["event"], "end");
     }
-    // Vectors and threads change no bit of whole runs.
-    for level in ["vectors", "threads"] {
-        assert!(
-            steps
-                .iter()
-                .filter(|step| step["level"] == level)
-                .all(|s| s["same_completions"] == true && s["same_weights"] == true),
-            "{level}"
-        );
-    }
-    assert_eq!(report["rows"].as_array().unwrap().len(), LEVELS.len());
-    assert_eq!(events.first().unwrap()["event"], "start");
-    assert_eq!(events.last().unwrap()["event"], "end");
+}
+
+/// The value model of PPO's levels says something before it has learned, else equal values would say nothing.
+#[test]
+fn values_are_not_zero() {
+    let settings = Algorithm::Ppo.settings();
+    let mut run = Run::new(&Algorithm::Ppo.level("fused").unwrap(), Shape::Tiny, &settings, Some(1)).unwrap();
+    let step = run.step(0).unwrap();
+    let distinct: std::collections::BTreeSet<u32> = step.values.concat().into_iter().collect();
+    assert!(distinct.len() > step.values.concat().len() / 2, "{distinct:?}");
+    let value = step.value.unwrap();
+    assert!(value.loss > 0.0 && value.grad_norm > 0.0 && step.policy.grad_norm > 0.0);
 }
 
 /// A level that computed another update from the same tokens would be told.
 #[test]
 fn an_update_that_is_another_is_refused() {
-    let step =
-        |loss| Step { rollout_s: 1.0, update_s: 1.0, reward: 0.5, loss, grad_norm: 2.0, drawn: Vec::new(), weights: 0 };
-    agree((&LEVELS[0], &step(1.0)), (&LEVELS[1], &step(1.0 + 1e-6))).unwrap();
-    let error = agree((&LEVELS[0], &step(1.0)), (&LEVELS[1], &step(1.01))).unwrap_err();
+    let step = |loss, value_loss: Option<f64>| Step {
+        policy: Updated { loss, grad_norm: 2.0 },
+        value: value_loss.map(|loss| Updated { loss, grad_norm: 2.0 }),
+        ..Step::default()
+    };
+    let [none, cache] = ["none", "cache"].map(|id| Algorithm::Ppo.level(id).unwrap());
+    let agree = |a: Step, b: Step| agree((&none, &a), (&cache, &b));
+    agree(step(1.0, None), step(1.0 + 1e-6, None)).unwrap();
+    let error = agree(step(1.0, None), step(1.01, None)).unwrap_err();
     assert!(error.to_string().starts_with("cache: loss 1.01"), "{error}");
+    agree(step(1.0, Some(1.0)), step(1.0, Some(1.0 + 1e-6))).unwrap();
+    let error = agree(step(1.0, Some(1.0)), step(1.0, Some(1.01))).unwrap_err();
+    assert!(error.to_string().starts_with("cache: value loss 1.01"), "{error}");
+    // Other values are another update's beginning.
+    let others = Step { values: vec![vec![1]], ..step(1.0, Some(1.01)) };
+    agree(step(1.0, Some(1.0)), others).unwrap();
 }
 
 #[test]
 fn the_code_of_every_level_is_there() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for level in LEVELS {
-        assert!(root.join(level.code).is_file(), "{}", level.code);
-        assert_eq!(Level::find(level.id).map(|found| found.name), Some(level.name));
+    for algorithm in Algorithm::ALL {
+        for level in algorithm.levels() {
+            assert!(root.join(level.code).is_file(), "{}", level.code);
+            assert_eq!(algorithm.level(level.id).map(|found| found.idea), Some(level.idea));
+        }
+    }
+    assert!(Algorithm::Ppo.level("shared").is_none());
+}
+
+/// The preset is the example's: one set of hyperparameters, in two places that a test holds together.
+#[test]
+fn the_preset_is_the_examples() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/ppo_preset");
+    let of: toml::Table = std::fs::read_to_string(format!("{example}.toml")).unwrap().parse().unwrap();
+    let number = |key: &str| of[key].as_float().unwrap_or_else(|| of[key].as_integer().unwrap() as f64);
+    let Preset { settings, shape, algorithm, .. } = Preset::find("ppo-document").unwrap();
+    let ppo = settings.ppo.unwrap();
+    assert_eq!(of["algorithm"].as_str(), Some(algorithm.id()));
+    for (key, ours) in [
+        ("per_device_train_batch_size", (settings.prompts * settings.generations) as f64),
+        ("max_completion_length", settings.new_tokens as f64),
+        ("num_ppo_epochs", ppo.epochs as f64),
+        ("learning_rate", settings.learning_rate),
+        ("gamma", ppo.gamma),
+        ("lam", ppo.lam),
+        ("cliprange", ppo.policy.cliprange),
+        ("vf_coef", ppo.value.vf_coef),
+        ("entropy_coef", ppo.policy.entropy_coef),
+    ] {
+        assert_eq!(number(key), ours, "{key}");
+    }
+    let model: Value =
+        serde_json::from_str(&std::fs::read_to_string(format!("{example}_model.json")).unwrap()).unwrap();
+    let shape: Value = serde_json::from_str(&shape.config_json()).unwrap();
+    for key in [
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "tie_word_embeddings",
+    ] {
+        assert_eq!(model[key], shape[key], "{key}");
     }
 }

@@ -144,10 +144,11 @@ fn news_are_streamed_and_the_65th_stream_is_refused() {
 /// Without --allow-run nothing is run, and a page of another site starts nothing: both are refused in words.
 #[test]
 fn jobs_are_begun_by_the_page_alone_and_only_with_leave() {
-    let levels = vec![json!({ "id": "none" })];
+    let algorithms = vec![json!({ "id": "grpo", "levels": [{ "id": "none" }] })];
     let runnable = |allowed| crate::Runnable {
         program: "/bin/true".into(),
-        levels: levels.clone(),
+        algorithms: algorithms.clone(),
+        presets: Vec::new(),
         shapes: vec!["tiny".into()],
         allowed,
     };
@@ -166,7 +167,7 @@ fn jobs_are_begun_by_the_page_alone_and_only_with_leave() {
             let (head, body) = text.split_once("\r\n\r\n").unwrap();
             (head.split_whitespace().nth(1).unwrap().parse::<u16>().unwrap(), body.to_owned())
         };
-        let job = r#"{"shape":"tiny","levels":["none"],"steps":1}"#;
+        let job = r#"{"algorithm":"grpo","shape":"tiny","levels":["none"],"steps":1}"#;
         let (ours, origin) = ("x-lockstep: 1\r\n", format!("Origin: http://localhost:{port}\r\n"));
         let state: Value = serde_json::from_str(&ask("GET", "/api/jobs", "", "").1).unwrap();
         assert_eq!((&state["allowed"], &state["job"]), (&json!(allowed), &Value::Null));

@@ -1,0 +1,58 @@
+"""What a run of the package says about its own time."""
+
+import json
+import statistics
+import sys
+import threading
+import time
+
+from conftest import grpo, vowels
+
+from lockstep_rl import TrainerCallback
+
+
+class StopAfter(TrainerCallback):
+    """Ends training after so many seconds: what takes less is not judged."""
+
+    def __init__(self, seconds):
+        self.end = time.monotonic() + seconds
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = time.monotonic() > self.end
+
+
+def waits(trainer):
+    return statistics.median(entry["rewards/vowels/gil_wait_s"] for entry in trainer.state.log_history[:-1])
+
+
+def test_rewards_that_wait_for_the_interpreter_are_found(model, rows):
+    """A thread of the user's that computes in Python holds the interpreter, and the reward waits for it."""
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: [None for _ in iter(done.is_set, True)])
+    before = sys.getswitchinterval()
+    # Whoever asks for the interpreter while the thread counts has to wait for so long.
+    sys.setswitchinterval(0.05)
+    thread.start()
+    try:
+        # Completions long enough for the thread to begin while they are written.
+        size = dict(max_completion_length=48, per_device_train_batch_size=64, max_steps=100_000, save_strategy="no")
+        trainer = grpo(model, rows * 8, vowels, [StopAfter(15)], **size)
+        trainer.train()
+    finally:
+        done.set()
+        sys.setswitchinterval(before)
+        thread.join()
+    with open("out/profile.json") as file:
+        profile = json.load(file)
+    found = {finding["id"]: finding for finding in profile["findings"]}
+    assert "interpreter_lock" in found, found
+    assert found["interpreter_lock"]["evidence"].startswith("`vowels` took ")
+    waited_s, held_s = profile["measured"]["interpreter"]["vowels"]
+    assert waited_s > 1 and waited_s > held_s
+    with open("out/lockstep-0.log") as file:
+        assert "Rewards in Python wait for the interpreter" in file.read()
+
+    # Without the thread it hardly waits.
+    alone = grpo(model, rows, vowels, max_steps=20, output_dir="alone")
+    alone.train()
+    assert waits(alone) < 0.01 < waits(trainer)
