@@ -28,6 +28,18 @@ pub enum JobName {
     },
 }
 
+impl JobName {
+    /// Whether it is `other` or a later chunk of the same group.
+    pub(crate) fn is_or_continues(self, other: JobName) -> bool {
+        match (self, other) {
+            (JobName::Rollout { number, chunk }, JobName::Rollout { number: same, chunk: from }) => {
+                number == same && chunk >= from
+            }
+            _ => self == other,
+        }
+    }
+}
+
 impl fmt::Display for JobName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -237,7 +237,10 @@ impl Completion {
         };
         let top = match (self.columns.get(TOP_IDS), self.columns.get(TOP_LOGPS)) {
             (None, None) => sampling.top_logprobs == 0 || tokens == 0,
-            (Some(Column { width, values: Values::U32(ids) }), Some(Column { width: same, values: Values::F32(logps) })) => {
+            (
+                Some(Column { width, values: Values::U32(ids) }),
+                Some(Column { width: same, values: Values::F32(logps) }),
+            ) => {
                 let all = width * tokens;
                 width == same && *width <= sampling.top_logprobs && [ids.len(), logps.len()] == [all; 2]
             }

@@ -74,7 +74,10 @@ impl Coordinator {
         // Results that wait for later batches. Those of this one are never held back: it must become complete.
         let later = self.plan.numbers(self.step + 1).start;
         let waits = |job: &JobName| matches!(job, JobName::Rollout { number, .. } if *number >= later);
-        let waiting = self.jobs.iter().filter(|(job, state)| waits(job) && state.answer.is_some()).count() as u64;
+        // Of a group in chunks one counts: that of its first chunk.
+        let is_first = |job: &JobName| matches!(job, JobName::Rollout { chunk: 0, .. });
+        let answered = self.jobs.iter().filter(|(job, state)| waits(job) && state.answer.is_some());
+        let waiting = answered.filter(|(job, _)| is_first(job)).count() as u64;
         for job in self.open_jobs() {
             let state = self.jobs.entry(job).or_default();
             if in_flight(state) {

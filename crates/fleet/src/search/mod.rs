@@ -109,6 +109,8 @@ fn small() -> Vec<Case> {
         ("k = 0, a lie", plan(2, 1, 0, false), Budget { lies: 1, kills: 1, ..none }),
         ("k = 1, a lie and a crash", plan(3, 1, 1, false), Budget { lies: 1, crashes: 1, ..none }),
         ("k = 1, a lie, chunks", plan(2, 1, 1, true), Budget { lies: 1, ..none }),
+        ("k = 2, chunks", plan(3, 1, 2, true), Budget { kills: 1, ..none }),
+        ("k = 2, chunks, a crash", plan(2, 1, 2, true), Budget { crashes: 1, ..none }),
     ]
 }
 

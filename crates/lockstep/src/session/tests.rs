@@ -1,5 +1,6 @@
 //! Runs from user code, as the library is used.
 
+mod chunks;
 mod drafts;
 mod elsewhere;
 mod liars;

@@ -108,7 +108,8 @@ fn each_token_is_of_the_weights_of_its_place() {
         other.version = 9;
         other
     };
-    let (weights, other): (&'static Weights, &'static Weights) = (Box::leak(Box::new(weights)), Box::leak(Box::new(other)));
+    let (weights, other): (&'static Weights, &'static Weights) =
+        (Box::leak(Box::new(weights)), Box::leak(Box::new(other)));
     let mut engine = poisoned(&ctx, weights, roomy(200));
     let mut of = |number: usize| Models::from(if number == 0 { weights } else { other });
     let groups = in_chunks(&mut engine, &mut of, load(&sampling(20)), 6, 1);

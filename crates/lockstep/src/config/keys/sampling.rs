@@ -69,6 +69,12 @@ pub(in crate::config) fn generation_kwargs(c: &mut Config) -> anyhow::Result<()>
 /// Refuses what cannot be generated ahead of the weights that are trained on it.
 fn check_staleness(c: &Config) -> anyhow::Result<()> {
     let k = c.max_staleness;
+    if let (0, Some(tokens)) = (k, c.partial_rollout_tokens) {
+        bad_input!(
+            "`partial_rollout_tokens` = {tokens} continues completions by newer weights, and with `max_staleness` = 0 \
+             every token is of the newest: set max_staleness to 1 or more, or leave partial_rollout_tokens unset"
+        );
+    }
     if k > 0 && c.dynamic_sampling {
         bad_input!(
             "`max_staleness` = {k} generates batches ahead, and `dynamic_sampling` draws prompts by what the rewards \
@@ -90,6 +96,12 @@ pub(crate) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
         );
     }
     check_staleness(c)?;
+    if let Some(tokens) = c.partial_rollout_tokens.filter(|&tokens| tokens >= c.max_completion_length) {
+        resolved.notes.push(format!(
+            "partial_rollout_tokens = {tokens} changes nothing: completions have at most {} tokens",
+            c.max_completion_length
+        ));
+    }
     let truncated = [
         ("top_p", c.top_p < 1.0),
         ("top_k", c.top_k > 0),

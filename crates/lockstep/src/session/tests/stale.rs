@@ -18,12 +18,12 @@ use std::sync::{Arc, Mutex};
 use train::ScaleRewards;
 use train::loss::sampling::CorrectionMode;
 
-fn context(config: &Config) -> Context {
+pub(super) fn context(config: &Config) -> Context {
     crate::context(None, Some(1), config.dtype).unwrap()
 }
 
 /// Rewards vowels; what answers row 4 is worth more than f32 can hold, if that is planted.
-fn options(config: &Config, planted: bool) -> RunOptions {
+pub(super) fn options(config: &Config, planted: bool) -> RunOptions {
     let options = RunOptions::new().context(context(config)).train_rows(rows()).eval_rows(rows());
     options.reward("vowels", move |sample| {
         let vowels = sample.completion_text().chars().filter(|c| "aeiou".contains(*c)).count() as f64;
@@ -32,7 +32,7 @@ fn options(config: &Config, planted: bool) -> RunOptions {
     })
 }
 
-fn stale(dir: &Path, out: &str, k: usize) -> Config {
+pub(super) fn stale(dir: &Path, out: &str, k: usize) -> Config {
     Config {
         max_staleness: k,
         max_steps: 7,
@@ -46,30 +46,30 @@ fn stale(dir: &Path, out: &str, k: usize) -> Config {
     }
 }
 
-fn lora(config: &mut Config) {
+pub(super) fn lora(config: &mut Config) {
     (config.use_peft, config.lora_r, config.learning_rate) = (true, 2, 0.1);
 }
 
-fn ppo(config: &mut Config) {
+pub(super) fn ppo(config: &mut Config) {
     (config.algorithm, config.num_generations) = (Algorithm::Ppo, 1);
     (config.per_device_train_batch_size, config.num_mini_batches, config.num_ppo_epochs) = (2, 2, 1);
     (config.adap_kl_ctrl, config.kl_coef) = (true, 0.3);
 }
 
-fn corrected(config: &mut Config) {
+pub(super) fn corrected(config: &mut Config) {
     config.vllm_importance_sampling_correction = true;
     config.vllm_importance_sampling_mode = CorrectionMode::TokenTruncate;
 }
 
 /// What a run left, and the weights after each of its steps.
-struct Kept {
+pub(super) struct Kept {
     /// Removed when this is dropped.
     _dir: Option<tempfile::TempDir>,
-    root: PathBuf,
-    weights: Vec<HeldWeights>,
+    pub(super) root: PathBuf,
+    pub(super) weights: Vec<HeldWeights>,
 }
 
-fn kept(config: Config, planted: bool) -> Kept {
+pub(super) fn kept(config: Config, planted: bool) -> Kept {
     let options = options(&config, planted);
     let weights: Arc<Mutex<Vec<HeldWeights>>> = Arc::default();
     let held = weights.clone();
@@ -88,19 +88,19 @@ fn kept(config: Config, planted: bool) -> Kept {
 }
 
 /// The groups of a run, by the step that first learned from them.
-fn groups(root: &Path) -> Vec<Group> {
+pub(super) fn groups(root: &Path) -> Vec<Group> {
     GroupFile::open(&root.join("rollouts.bin")).unwrap().groups().collect::<Result<_, _>>().unwrap()
 }
 
 /// The log-probabilities of a completion under these weights.
-fn scored(config: &Config, weights: &HeldWeights, group: &Group, completion: &Completion) -> Vec<f32> {
+pub(super) fn scored(config: &Config, weights: &HeldWeights, group: &Group, completion: &Completion) -> Vec<f32> {
     let ctx = context(config);
     let mut scorer = Scorer::new(ctx.memory(), 1024, true);
     let one = PromptCompletion { prompt: &group.prompt_ids, completion: &completion.ids };
     scorer.score(&ctx, weights.view(), &[one], config.temperature).unwrap().remove(0).logps
 }
 
-fn metric(root: &Path, name: &str) -> Vec<f64> {
+pub(super) fn metric(root: &Path, name: &str) -> Vec<f64> {
     let text = std::fs::read_to_string(root.join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter_map(|line| line[name].as_f64()).collect()
@@ -261,7 +261,7 @@ fn without_training_it_is_the_synchronous_run() {
 
 /// Stopped after each step, with a checkpoint that has the batches ahead, and resumed: the same bits.
 #[track_caller]
-fn resumed(k: usize, change: impl Fn(&mut Config)) {
+pub(super) fn resumed(k: usize, frontier: &str, change: impl Fn(&mut Config)) {
     let dir = directory();
     let run = |out: &str, stop_after: u64| {
         let mut config = stale(dir.path(), out, k);
@@ -283,7 +283,7 @@ fn resumed(k: usize, change: impl Fn(&mut Config)) {
         let stopped = run(&format!("stopped-{step}"), step);
         assert_eq!(stopped.step, step);
         let root = stopped.dir.root();
-        with_frontier += usize::from(root.join(format!("checkpoints/step-{step:06}/frontier.bin")).exists());
+        with_frontier += usize::from(root.join(format!("checkpoints/step-{step:06}/{frontier}")).exists());
         let mut config = stale(dir.path(), "", k);
         change(&mut config);
         Run::resume(Purpose::Grpo, root, options(&config, false)).unwrap().run().unwrap();
@@ -292,18 +292,20 @@ fn resumed(k: usize, change: impl Fn(&mut Config)) {
         assert!(other.is_empty() && expected.len() == found.len(), "stopped after step {step}: {other:?}");
     }
     assert!(with_frontier > 2, "{with_frontier}");
-    assert!(!whole.dir.model().join("frontier.bin").exists());
+    assert!(!whole.dir.model().join(frontier).exists());
 }
+
+const FRONTIER: &str = "frontier.bin";
 
 #[test]
 fn a_stopped_run_resumes_to_the_same_bits() {
-    resumed(1, |_| {});
-    resumed(2, |config| {
+    resumed(1, FRONTIER, |_| {});
+    resumed(2, FRONTIER, |config| {
         corrected(config);
         lora(config);
         config.num_iterations = 2;
     });
-    resumed(2, ppo);
+    resumed(2, FRONTIER, ppo);
 }
 
 /// Interrupted at every look of its passes, also while it generates ahead or scores what older weights wrote.
