@@ -150,6 +150,23 @@ impl Lineage {
     }
 }
 
+impl Lineage {
+    /// Of the result of a chunk that these weights continue, from the answer with this fingerprint to the chunk before.
+    fn continued(self, before: u64) -> Lineage {
+        let mut hash = Sha256::new();
+        hash.update(self.0);
+        hash.update(b"continued");
+        hash.update(before.to_le_bytes());
+        first_half(hash)
+    }
+
+    /// Of the result of a job of these weights. One that continues another answer than that which was accepted since
+    /// has another lineage.
+    pub fn of_result(self, continues: Option<u64>) -> Lineage {
+        continues.map_or(self, |before| self.continued(before))
+    }
+}
+
 fn first_half(hash: Sha256) -> Lineage {
     let bytes = hash.finalize();
     let mut half = [0; 16];
@@ -222,6 +239,8 @@ pub struct Job {
     pub version: u64,
     /// The weights that sample it, by where they come from.
     pub lineage: Lineage,
+    /// Of a later chunk: the fingerprint of the answer to the chunk before, which the payload has.
+    pub continues: Option<u64>,
     /// Workers ended while they worked on it beside others: the next one does it alone, to find which one ends workers.
     pub alone: bool,
     /// Which kind of worker takes it.
@@ -251,7 +270,7 @@ impl Answer {
 pub struct JobResult {
     /// Which job.
     pub job: JobName,
-    /// That of the weights that sampled it.
+    /// That of the weights that sampled it, and of what it continues: [`Lineage::of_result`].
     pub lineage: Lineage,
     /// Who made it.
     pub worker: WorkerName,

@@ -279,9 +279,9 @@ impl<E: Exchange> Learner<E> {
 
     fn carry_out(&mut self, action: Action) -> Result<Option<Event>> {
         match action {
-            Action::Offer { job, version, lineage, alone } => {
+            Action::Offer { job, version, lineage, continues, alone } => {
                 let (profile, payload) = self.feed.job(job, &self.chunks_before(job))?;
-                self.exchange.offer(&Job { name: job, version, lineage, alone, profile, payload })?;
+                self.exchange.offer(&Job { name: job, version, lineage, continues, alone, profile, payload })?;
             }
             Action::Release(worker, job) => {
                 self.counts.remade += 1;
@@ -309,9 +309,8 @@ impl<E: Exchange> Learner<E> {
             Action::Acknowledge(jobs) => self.exchange.acknowledge(&jobs)?,
             Action::Train(batch) => {
                 let numbers = self.coordinator.plan().numbers(batch);
-                let (first, last) = (numbers.start, numbers.end);
-                let name = |number| JobName::Rollout { number, chunk: 0 };
-                let results = self.kept.range(name(first)..name(last)).map(|(_, result)| result.clone()).collect();
+                let jobs: Vec<JobName> = numbers.flat_map(|number| self.coordinator.chain(number)).collect();
+                let results = self.results(&jobs)?;
                 self.steps.push_back(Step::Train(batch, results));
             }
             Action::Publish { .. } => {
