@@ -32,7 +32,8 @@ pub(super) struct Auditor {
 
 #[derive(Default)]
 struct Counts {
-    groups: usize,
+    /// Some are checked in parts: for a checkpoint, and when their batch has arrived.
+    groups: BTreeSet<u64>,
     tokens: usize,
     mismatches: usize,
     expelled: usize,
@@ -64,12 +65,12 @@ impl Auditor {
 
     /// What is logged.
     pub fn metrics(&self) -> Vec<(&'static str, f64)> {
-        let Counts { groups, tokens, mismatches, expelled } = self.counts;
+        let Counts { groups, tokens, mismatches, expelled } = &self.counts;
         let all = [
-            (self.remade, "groups_audited", groups),
-            (self.remade, "workers_expelled", expelled),
-            (self.rescored, "logp_audited_tokens", tokens),
-            (self.rescored, "logp_mismatch_tokens", mismatches),
+            (self.remade, "groups_audited", groups.len()),
+            (self.remade, "workers_expelled", *expelled),
+            (self.rescored, "logp_audited_tokens", *tokens),
+            (self.rescored, "logp_mismatch_tokens", *mismatches),
         ];
         all.into_iter().filter(|(share, ..)| *share > 0.0).map(|(_, name, count)| (name, count as f64)).collect()
     }
@@ -106,8 +107,9 @@ impl Workers {
             let can_remake = |result: &JobResult| {
                 fleet.can_remake(result.job) && fleet.weights_of(fleet.plan().version_of(result.job)).is_some()
             };
-            auditor.counts.groups +=
-                usize::from(auditor.picks(auditor.remade, number) && results.iter().any(|result| can_remake(result)));
+            if auditor.picks(auditor.remade, number) && results.iter().any(|result| can_remake(result)) {
+                auditor.counts.groups.insert(number);
+            }
             for (place, result) in results.iter().enumerate() {
                 match fleet.chain(whole, &results[..=place]) {
                     Ok(mut chain) => {
