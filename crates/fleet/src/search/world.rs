@@ -40,7 +40,7 @@ pub struct Environment {
     pub judge: bool,
     /// Events come one by one, late, repeated or not at all.
     pub lossy: bool,
-    /// The first worker answers something else about the first chunk of a group, and is expelled once its batch is whole.
+    /// The first worker lies about the first chunk of each group, and is expelled once one of its batches is whole.
     pub liar: bool,
     /// Of the run.
     pub workers: usize,
@@ -388,13 +388,6 @@ impl World {
         let lineage = job.lineage.of_result(job.continues);
         let result = JobResult { job: job.name, lineage, worker, answer, bytes };
         self.workers[i].doing = Doing::Made(result, slot);
-    }
-
-    /// Whether a result is not what its job gives.
-    fn is_lie(&self, result: &JobResult) -> bool {
-        let weights = self.published.get(&self.plan.version_of(result.job)).copied();
-        let expected = weights.map(|weights| tokens(result.job, weights, &self.payload(result.job)).0);
-        expected != Some(result.answer.fingerprint)
     }
 
     fn payload(&self, job: JobName) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! Jobs of groups that are made in chunks: what a chunk asks for, and what the results of a group's chunks are together.
+//! Jobs of groups that are made in chunks: what a chunk asks for, and what the results of a group's chunks are.
 
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
 use anyhow::{Context as _, bail};

@@ -232,8 +232,8 @@ impl Distributed {
         }
     }
 
-    /// Waits for what a checkpoint must have of a batch, because its weights will be gone: those before `version`. After
-    /// a stop request it does not wait for workers that are not there.
+    /// Waits for what a checkpoint must have of a batch, because its weights will be gone: those before `version`.
+    /// After a stop request it does not wait for workers that are not there.
     pub fn wait_for_frontier(
         &mut self,
         (batch, version): (u64, u64),

@@ -11,7 +11,6 @@
 use super::collector::{Collect, Collector};
 use super::collector::{CollectRequest, Collected, Observer, finite_logps, watched};
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, inputs_of_group};
-use super::wire::{self, WireError};
 use crate::data::prompts::Prompt;
 use crate::stop::StopSignal;
 use anyhow::{Context as _, bail};
@@ -121,11 +120,6 @@ impl Collector {
 }
 
 impl GroupAnswer {
-    /// Of what `bytes` answer about the group that `whole` asks for, whichever of its jobs that was. It is believed.
-    pub fn believed(bytes: &[u8], whole: &GroupJob) -> Result<GroupAnswer, WireError> {
-        wire::answer_to_any_chunk(bytes, whole)
-    }
-
     /// A hash of what is the same whoever answers: tokens and log-probabilities, and no scores.
     pub fn fingerprint(group: &RolloutGroup) -> u64 {
         GroupAnswer::fingerprint_of(group.completions.iter().map(|c| (&c.ids[..], c.logps())))

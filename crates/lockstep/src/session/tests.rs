@@ -1,6 +1,5 @@
 //! Runs from user code, as the library is used.
 
-mod chunks;
 mod drafts;
 mod elsewhere;
 mod liars;

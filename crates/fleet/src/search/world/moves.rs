@@ -1,8 +1,8 @@
 //! The moves that a world can make next.
 
-use super::{Doing, Move, World};
+use super::{Doing, Move, World, tokens};
 use crate::coordinator::Event;
-use crate::job::JobName;
+use crate::job::{JobName, JobResult};
 
 impl World {
     /// Each with whether it is a fault, which no end may depend on.
@@ -82,6 +82,13 @@ impl World {
             }
         }
         moves
+    }
+
+    /// Whether a result is not what its job gives.
+    pub(super) fn is_lie(&self, result: &JobResult) -> bool {
+        let weights = self.published.get(&self.plan.version_of(result.job)).copied();
+        let expected = weights.map(|weights| tokens(result.job, weights, &self.payload(result.job)).0);
+        expected != Some(result.answer.fingerprint)
     }
 
     /// Whether the liar has answered the first chunk of a group of this batch, and nobody has made it again.

@@ -163,6 +163,14 @@ impl GroupAnswer {
             _ => Err(WireError::new("it answers another job")),
         }
     }
+
+    /// Of what `bytes` answer about the group that `whole` asks for, whichever of its jobs that was. It is believed.
+    pub fn believed(bytes: &[u8], whole: &GroupJob) -> Result<GroupAnswer, WireError> {
+        match answered(bytes, whole, false)? {
+            (answer, []) => Ok(answer),
+            _ => Err(WireError::new("it answers another job")),
+        }
+    }
 }
 
 /// The answer to `job` that `bytes` begin with, and the bytes behind it. `by_job`: its tokens must be those that the
@@ -205,14 +213,6 @@ pub(super) fn answered<'a>(
         return Err(WireError::new("column `rollout_s` does not have one number"));
     };
     Ok((GroupAnswer { group, scores, rollout_s }, rest))
-}
-
-/// The answer in `bytes` about the group that `whole` asks for, whichever chunk it is.
-pub(in crate::rollouts) fn answer_to_any_chunk(bytes: &[u8], whole: &GroupJob) -> Result<GroupAnswer, WireError> {
-    match answered(bytes, whole, false)? {
-        (answer, []) => Ok(answer),
-        _ => Err(WireError::new("it answers another job")),
-    }
 }
 
 fn written(c: &rollout::Completion) -> Completion {

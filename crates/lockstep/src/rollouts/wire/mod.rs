@@ -105,6 +105,5 @@ pub(crate) use begun::groups_of_begun;
 pub(crate) use collected::groups_of_answers;
 pub(crate) use convert::{of_evaluation, of_rollouts};
 pub use group::{Completion, Fork, Group};
-pub(super) use job::answer_to_any_chunk;
 pub use model::columns::NEW_LOGPS;
 pub use record::{Kind, RecordReader, RecordWriter, VERSION, WireError};

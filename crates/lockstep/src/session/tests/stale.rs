@@ -1,6 +1,8 @@
 //! Runs whose batches are generated ahead of the weights that learn from them: which weights wrote a token is proven by
 //! scoring it again with the weights of every step, which are kept.
 
+mod chunks;
+
 use super::stop::{files, stopped_anywhere};
 use super::{config, directory, rows};
 use crate::config::{Algorithm, ComputeDType, Config, Purpose, Strategy};
@@ -18,12 +20,12 @@ use std::sync::{Arc, Mutex};
 use train::ScaleRewards;
 use train::loss::sampling::CorrectionMode;
 
-pub(super) fn context(config: &Config) -> Context {
+fn context(config: &Config) -> Context {
     crate::context(None, Some(1), config.dtype).unwrap()
 }
 
 /// Rewards vowels; what answers row 4 is worth more than f32 can hold, if that is planted.
-pub(super) fn options(config: &Config, planted: bool) -> RunOptions {
+fn options(config: &Config, planted: bool) -> RunOptions {
     let options = RunOptions::new().context(context(config)).train_rows(rows()).eval_rows(rows());
     options.reward("vowels", move |sample| {
         let vowels = sample.completion_text().chars().filter(|c| "aeiou".contains(*c)).count() as f64;
@@ -32,7 +34,7 @@ pub(super) fn options(config: &Config, planted: bool) -> RunOptions {
     })
 }
 
-pub(super) fn stale(dir: &Path, out: &str, k: usize) -> Config {
+fn stale(dir: &Path, out: &str, k: usize) -> Config {
     Config {
         max_staleness: k,
         max_steps: 7,
@@ -46,30 +48,30 @@ pub(super) fn stale(dir: &Path, out: &str, k: usize) -> Config {
     }
 }
 
-pub(super) fn lora(config: &mut Config) {
+fn lora(config: &mut Config) {
     (config.use_peft, config.lora_r, config.learning_rate) = (true, 2, 0.1);
 }
 
-pub(super) fn ppo(config: &mut Config) {
+fn ppo(config: &mut Config) {
     (config.algorithm, config.num_generations) = (Algorithm::Ppo, 1);
     (config.per_device_train_batch_size, config.num_mini_batches, config.num_ppo_epochs) = (2, 2, 1);
     (config.adap_kl_ctrl, config.kl_coef) = (true, 0.3);
 }
 
-pub(super) fn corrected(config: &mut Config) {
+fn corrected(config: &mut Config) {
     config.vllm_importance_sampling_correction = true;
     config.vllm_importance_sampling_mode = CorrectionMode::TokenTruncate;
 }
 
 /// What a run left, and the weights after each of its steps.
-pub(super) struct Kept {
+struct Kept {
     /// Removed when this is dropped.
     _dir: Option<tempfile::TempDir>,
-    pub(super) root: PathBuf,
-    pub(super) weights: Vec<HeldWeights>,
+    root: PathBuf,
+    weights: Vec<HeldWeights>,
 }
 
-pub(super) fn kept(config: Config, planted: bool) -> Kept {
+fn kept(config: Config, planted: bool) -> Kept {
     let options = options(&config, planted);
     let weights: Arc<Mutex<Vec<HeldWeights>>> = Arc::default();
     let held = weights.clone();
@@ -88,19 +90,19 @@ pub(super) fn kept(config: Config, planted: bool) -> Kept {
 }
 
 /// The groups of a run, by the step that first learned from them.
-pub(super) fn groups(root: &Path) -> Vec<Group> {
+fn groups(root: &Path) -> Vec<Group> {
     GroupFile::open(&root.join("rollouts.bin")).unwrap().groups().collect::<Result<_, _>>().unwrap()
 }
 
 /// The log-probabilities of a completion under these weights.
-pub(super) fn scored(config: &Config, weights: &HeldWeights, group: &Group, completion: &Completion) -> Vec<f32> {
+fn scored(config: &Config, weights: &HeldWeights, group: &Group, completion: &Completion) -> Vec<f32> {
     let ctx = context(config);
     let mut scorer = Scorer::new(ctx.memory(), 1024, true);
     let one = PromptCompletion { prompt: &group.prompt_ids, completion: &completion.ids };
     scorer.score(&ctx, weights.view(), &[one], config.temperature).unwrap().remove(0).logps
 }
 
-pub(super) fn metric(root: &Path, name: &str) -> Vec<f64> {
+fn metric(root: &Path, name: &str) -> Vec<f64> {
     let text = std::fs::read_to_string(root.join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter_map(|line| line[name].as_f64()).collect()
@@ -261,7 +263,7 @@ fn without_training_it_is_the_synchronous_run() {
 
 /// Stopped after each step, with a checkpoint that has the batches ahead, and resumed: the same bits.
 #[track_caller]
-pub(super) fn resumed(k: usize, frontier: &str, change: impl Fn(&mut Config)) {
+fn resumed(k: usize, frontier: &str, change: impl Fn(&mut Config)) {
     let dir = directory();
     let run = |out: &str, stop_after: u64| {
         let mut config = stale(dir.path(), out, k);

@@ -1,5 +1,5 @@
-//! Batches that are made in chunks, with `partial_rollout_tokens` = C: token t of batch b is sampled by the weights that
-//! batch clamp(b − k + ⌊t / C⌋, 0, b) begins with.
+//! Batches that are made in chunks, with `partial_rollout_tokens` = C: token t of batch b is sampled by the weights
+//! that batch clamp(b − k + ⌊t / C⌋, 0, b) begins with.
 //!
 //! The weights that batch b begins with make what is left of batch b, tokens up to (k − j + 1) · C of the j-th batch
 //! after it, and so the first C of the k-th. A completion that has stopped continues as if it had not; its keys and

@@ -1,9 +1,9 @@
 //! Runs whose completions are continued by newer weights (`partial_rollout_tokens`): which weights wrote a token is
 //! proven by scoring it again with the weights of every step, which are kept.
 
-use super::stale::{corrected, groups, kept, lora, metric, options, ppo, resumed, scored, stale};
-use super::stop::stopped_anywhere;
-use super::{config, directory};
+use super::super::stop::stopped_anywhere;
+use super::super::{config, directory};
+use super::{corrected, groups, kept, lora, metric, options, ppo, resumed, scored, stale};
 use crate::Run;
 use crate::config::{ComputeDType, Config, Purpose, Strategy};
 use model::columns::OLD_LOGPS;
@@ -16,8 +16,8 @@ fn chunked(dir: &Path, out: &str, k: usize, tokens: usize) -> Config {
     Config { partial_rollout_tokens: Some(tokens), max_completion_length: 10, ..stale(dir, out, k) }
 }
 
-/// A run with this staleness whose token t of batch b was written by the weights that batch clamp(b − k + ⌊t / C⌋, 0, b)
-/// begins with. With the correction, π_old is that of the weights that batch b begins with.
+/// A run with this staleness whose token t of batch b was written by the weights that batch clamp(b − k + ⌊t / C⌋, 0,
+/// b) begins with. With the correction, π_old is that of the weights that batch b begins with.
 #[track_caller]
 fn proven(k: usize, tokens: usize, planted: bool, change: impl Fn(&mut Config)) {
     let dir = directory();
