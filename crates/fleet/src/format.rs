@@ -98,7 +98,8 @@ impl Job {
         push(&mut content, self.name.to_string().as_bytes());
         content.extend_from_slice(&self.version.to_le_bytes());
         content.extend_from_slice(&self.lineage.0);
-        content.push(u8::from(self.alone));
+        content.push(u8::from(self.alone) | u8::from(self.continues.is_some()) << 1);
+        content.extend(self.continues.iter().flat_map(|before| before.to_le_bytes()));
         push(&mut content, self.profile.as_bytes());
         push(&mut content, &self.payload);
         sealed(JOB, &content)
@@ -107,11 +108,14 @@ impl Job {
     /// From a file; anything else is an error in words.
     pub fn from_bytes(file: &[u8]) -> Result<Job, String> {
         let mut content = Reader(unsealed(JOB, file)?);
+        let (name, version, lineage) = (content.job()?, content.u64()?, Lineage(content.array()?));
+        let flags = content.u8()?;
         let job = Job {
-            name: content.job()?,
-            version: content.u64()?,
-            lineage: Lineage(content.array()?),
-            alone: content.u8()? != 0,
+            name,
+            version,
+            lineage,
+            alone: flags & 1 != 0,
+            continues: if flags & 2 != 0 { Some(content.u64()?) } else { None },
             profile: content.text()?.to_owned(),
             payload: content.bytes()?.to_vec(),
         };
@@ -171,7 +175,8 @@ mod tests {
 
     fn job(payload: Vec<u8>) -> Job {
         let name = JobName::Rollout { number: 7, chunk: 2 };
-        Job { name, version: 3, lineage: Lineage([9; 16]), alone: true, profile: "fast".to_owned(), payload }
+        let (lineage, profile) = (Lineage([9; 16]), "fast".to_owned());
+        Job { name, version: 3, lineage, continues: Some(5), alone: true, profile, payload }
     }
 
     fn result(bytes: Vec<u8>, more: bool) -> JobResult {

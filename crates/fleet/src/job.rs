@@ -28,6 +28,18 @@ pub enum JobName {
     },
 }
 
+impl JobName {
+    /// Whether it is `other` or a later chunk of the same group.
+    pub(crate) fn is_or_continues(self, other: JobName) -> bool {
+        match (self, other) {
+            (JobName::Rollout { number, chunk }, JobName::Rollout { number: same, chunk: from }) => {
+                number == same && chunk >= from
+            }
+            _ => self == other,
+        }
+    }
+}
+
 impl fmt::Display for JobName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -138,6 +150,23 @@ impl Lineage {
     }
 }
 
+impl Lineage {
+    /// Of the result of a chunk that these weights continue, from the answer with this fingerprint to the chunk before.
+    fn continued(self, before: u64) -> Lineage {
+        let mut hash = Sha256::new();
+        hash.update(self.0);
+        hash.update(b"continued");
+        hash.update(before.to_le_bytes());
+        first_half(hash)
+    }
+
+    /// Of the result of a job of these weights. One that continues another answer than that which was accepted since
+    /// has another lineage.
+    pub fn of_result(self, continues: Option<u64>) -> Lineage {
+        continues.map_or(self, |before| self.continued(before))
+    }
+}
+
 fn first_half(hash: Sha256) -> Lineage {
     let bytes = hash.finalize();
     let mut half = [0; 16];
@@ -210,6 +239,8 @@ pub struct Job {
     pub version: u64,
     /// The weights that sample it, by where they come from.
     pub lineage: Lineage,
+    /// Of a later chunk: the fingerprint of the answer to the chunk before, which the payload has.
+    pub continues: Option<u64>,
     /// Workers ended while they worked on it beside others: the next one does it alone, to find which one ends workers.
     pub alone: bool,
     /// Which kind of worker takes it.
@@ -239,7 +270,7 @@ impl Answer {
 pub struct JobResult {
     /// Which job.
     pub job: JobName,
-    /// That of the weights that sampled it.
+    /// That of the weights that sampled it, and of what it continues: [`Lineage::of_result`].
     pub lineage: Lineage,
     /// Who made it.
     pub worker: WorkerName,

@@ -167,14 +167,21 @@ impl<E: Exchange> Learner<E> {
         self.announce()
     }
 
-    /// The results of a batch that is complete, in the order of their names: for the frontier of a checkpoint.
-    pub fn results_of(&self, batch: u64) -> Option<Batch> {
+    /// What the versions before `version` make of a batch, in the order of its jobs' names, once all of it is there:
+    /// for the frontier of a checkpoint.
+    pub fn made_before(&self, version: u64, batch: u64) -> Option<Batch> {
         let plan = self.coordinator.plan();
-        let is_complete = self.coordinator.complete_groups(batch) == plan.groups;
-        let numbers = plan.numbers(batch);
-        let name = |number| JobName::Rollout { number, chunk: 0 };
-        let results = self.kept.range(name(numbers.start)..name(numbers.end));
-        is_complete.then(|| results.map(|(_, result)| result.clone()).collect())
+        let mut results = Vec::new();
+        for number in plan.numbers(batch) {
+            for chunk in (0..=plan.last_chunk()).take_while(|chunk| plan.version(batch, *chunk) < version) {
+                let result = self.kept.get(&JobName::Rollout { number, chunk })?;
+                results.push(result.clone());
+                if !result.answer.more {
+                    break;
+                }
+            }
+        }
+        Some(results)
     }
 
     /// Deletes every result from `batch` on, because its scores are no good: a learner that resumes has them made
@@ -202,7 +209,8 @@ impl<E: Exchange> Learner<E> {
             let batch = self.coordinator.plan().batch_of(*number);
             self.files.remove_from(batch)?;
             self.steps.retain(|step| !matches!(step, Step::Train(other, _) if *other >= batch));
-            self.kept.retain(|job, _| !jobs.contains(job));
+            // Later chunks continue from what is taken back, whoever made them.
+            self.kept.retain(|job, _| !jobs.iter().any(|taken| job.is_or_continues(*taken)));
         }
         self.counts.remade += jobs.len() as u64;
         self.counts.expelled += 1;
@@ -271,9 +279,9 @@ impl<E: Exchange> Learner<E> {
 
     fn carry_out(&mut self, action: Action) -> Result<Option<Event>> {
         match action {
-            Action::Offer { job, version, lineage, alone } => {
+            Action::Offer { job, version, lineage, continues, alone } => {
                 let (profile, payload) = self.feed.job(job, &self.chunks_before(job))?;
-                self.exchange.offer(&Job { name: job, version, lineage, alone, profile, payload })?;
+                self.exchange.offer(&Job { name: job, version, lineage, continues, alone, profile, payload })?;
             }
             Action::Release(worker, job) => {
                 self.counts.remade += 1;
@@ -301,9 +309,8 @@ impl<E: Exchange> Learner<E> {
             Action::Acknowledge(jobs) => self.exchange.acknowledge(&jobs)?,
             Action::Train(batch) => {
                 let numbers = self.coordinator.plan().numbers(batch);
-                let (first, last) = (numbers.start, numbers.end);
-                let name = |number| JobName::Rollout { number, chunk: 0 };
-                let results = self.kept.range(name(first)..name(last)).map(|(_, result)| result.clone()).collect();
+                let jobs: Vec<JobName> = numbers.flat_map(|number| self.coordinator.chain(number)).collect();
+                let results = self.results(&jobs)?;
                 self.steps.push_back(Step::Train(batch, results));
             }
             Action::Publish { .. } => {

@@ -140,6 +140,7 @@ impl Engine {
         if prompt >= max_model_len {
             return Err(Error::PromptTooLong { prompt, max_model_len });
         }
+        request.check_so_far(max_model_len)?;
         self.wants_logits |= {
             let SamplingParams { prompt_logprobs, top_logprobs, entropies, .. } = *request.sampling;
             prompt_logprobs || top_logprobs > 0 || entropies

@@ -57,6 +57,14 @@ pub enum Error {
         /// Its version.
         version: u64,
     },
+    /// What completions have so far is none of the request's.
+    #[error("the completions of request {id} cannot be continued: {what}")]
+    CannotContinue {
+        /// The request.
+        id: u64,
+        /// What is wrong.
+        what: String,
+    },
     /// The flag of [`Engine::stop_with`](crate::Engine::stop_with) was set.
     #[error("stopped as asked")]
     Stopped,

@@ -1,6 +1,8 @@
 //! Requests and what becomes of them: the types that go in and out of the engine.
 
 use crate::models::ModelVersion;
+use crate::{Error, Result};
+use model::columns::{Column, ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use model::{Columns, Prompt};
 use std::sync::Arc;
 
@@ -70,12 +72,44 @@ pub struct Request {
     /// The weights that it is computed with, which every step must then be given; none: those of each step, whose new
     /// versions are used at once.
     pub model: Option<ModelVersion>,
+    /// What completions have so far, one each; nothing if they begin here. Those that are
+    /// [`Unfinished`](FinishReason::Unfinished) continue as if they had never stopped: their keys and values are
+    /// computed again, and what was recorded of their tokens stays. The others stay as they are.
+    pub so_far: Vec<Completion>,
+    /// A completion that has so many tokens and has not ended is given away [`Unfinished`](FinishReason::Unfinished).
+    pub until: Option<usize>,
 }
 
 impl Request {
     /// A request for `num_generations` completions that end by themselves, with the weights of each step.
     pub fn new(id: u64, prompt: Arc<Prompt>, num_generations: usize, sampling: Arc<SamplingParams>) -> Request {
-        Request { id, prompt, num_generations, sampling, pause_on_stop: false, model: None }
+        let (so_far, until) = (Vec::new(), None);
+        Request { id, prompt, num_generations, sampling, pause_on_stop: false, model: None, so_far, until }
+    }
+
+    /// What of [`so_far`](Self::so_far) is none of this request's.
+    pub(crate) fn check_so_far(&self, max_model_len: usize) -> Result<()> {
+        if self.so_far.is_empty() {
+            return Ok(());
+        }
+        let (wanted, found) = (self.num_generations, self.so_far.len());
+        let most = self.sampling.max_new_tokens.min(max_model_len - self.prompt.ids.len());
+        let most = self.until.map_or(most, |until| until.min(most));
+        let wrong = |c: &Completion| match c.is_unfinished() {
+            _ if !c.is_whole(&self.sampling) => Some("lacks what is recorded of each token"),
+            true if c.ids.is_empty() => Some("has no token, and is not finished"),
+            true if c.ids.len() >= most => Some("is as long as it may become, and is not finished"),
+            _ => None,
+        };
+        let mut all = self.so_far.iter().enumerate();
+        let what = match all.find_map(|(place, c)| Some((place, wrong(c)?))) {
+            _ if wanted != found => format!("there are {found} of {wanted}"),
+            _ if self.so_far.iter().enumerate().any(|(place, c)| c.generation != place) => "their order".to_owned(),
+            Some((place, what)) => format!("number {place} {what}"),
+            None if !self.so_far.iter().any(Completion::is_unfinished) => "all of them have ended".to_owned(),
+            None => return Ok(()),
+        };
+        Err(Error::CannotContinue { id: self.id, what })
     }
 }
 
@@ -121,6 +155,8 @@ pub enum FinishReason {
     Stop,
     /// `max_new_tokens`, or the end of the context.
     Length,
+    /// It has not ended: [`Request::until`].
+    Unfinished,
 }
 
 impl FinishReason {
@@ -129,6 +165,7 @@ impl FinishReason {
         match self {
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",
+            FinishReason::Unfinished => "unfinished",
         }
     }
 }
@@ -150,6 +187,11 @@ impl RolloutGroup {
     /// A group of these completions.
     pub fn new(id: u64, prompt: Arc<Prompt>, completions: Vec<Completion>) -> RolloutGroup {
         RolloutGroup { id, prompt, completions, prompt_columns: Columns::default() }
+    }
+
+    /// Whether a completion is to be continued.
+    pub fn is_unfinished(&self) -> bool {
+        self.completions.iter().any(Completion::is_unfinished)
     }
 }
 
@@ -179,6 +221,35 @@ impl Completion {
     /// [`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS); empty if they are not known.
     pub fn logps(&self) -> &[f32] {
         self.columns.sampler_logps().unwrap_or_default()
+    }
+
+    /// Whether it is to be continued.
+    pub fn is_unfinished(&self) -> bool {
+        self.finish_reason == FinishReason::Unfinished
+    }
+
+    /// Whether it has what an engine records with this sampling of each of its tokens.
+    fn is_whole(&self, sampling: &SamplingParams) -> bool {
+        let tokens = self.ids.len();
+        let number = |name: &str, wanted: bool| match self.columns.f32(name) {
+            Some(values) => wanted && values.len() == tokens,
+            None => !wanted,
+        };
+        let top = match (self.columns.get(TOP_IDS), self.columns.get(TOP_LOGPS)) {
+            (None, None) => sampling.top_logprobs == 0 || tokens == 0,
+            (
+                Some(Column { width, values: Values::U32(ids) }),
+                Some(Column { width: same, values: Values::F32(logps) }),
+            ) => {
+                let all = width * tokens;
+                width == same && *width <= sampling.top_logprobs && [ids.len(), logps.len()] == [all; 2]
+            }
+            _ => false,
+        };
+        [self.mask.len(), self.versions.len()] == [tokens; 2]
+            && number(SAMPLER_LOGPS, true)
+            && number(ENTROPIES, sampling.entropies && tokens > 0)
+            && top
     }
 }
 

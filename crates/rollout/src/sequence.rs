@@ -125,6 +125,23 @@ impl Sequence {
             top: Alternatives::default(),
         }
     }
+    /// Takes up what a completion has so far.
+    pub(crate) fn continue_from(&mut self, so_far: &Completion) {
+        let Completion { ids, mask, versions, columns, finish_reason, .. } = so_far;
+        self.tokens.extend_from_slice(ids);
+        self.logps.extend_from_slice(so_far.logps());
+        self.mask.extend_from_slice(mask);
+        self.versions.extend_from_slice(versions);
+        self.entropies.extend_from_slice(columns.f32(ENTROPIES).unwrap_or_default());
+        if let (Some(ids), Some(logps)) = (columns.get(TOP_IDS), columns.get(TOP_LOGPS))
+            && let (Values::U32(top_ids), Values::F32(top_logps)) = (&ids.values, &logps.values)
+        {
+            self.top = Alternatives { width: ids.width, ids: top_ids.clone(), logps: top_logps.clone() };
+        }
+        if !so_far.is_unfinished() {
+            self.state = State::Finished(*finish_reason);
+        }
+    }
     /// Its tokens without guesses.
     pub(crate) fn known(&self) -> &[u32] {
         &self.tokens[..self.tokens.len() - self.drafted]

@@ -61,6 +61,16 @@ fn stale_batches_have_the_bits_of_one_process() {
     assert_eq!(of_lines(&root.join("out"), "async/lag_max").last(), Some(&1.0), "a batch ahead is the default");
 }
 
+/// Completions that newer weights continue, after one, three or sixteen tokens.
+#[test]
+fn completions_in_chunks_have_the_bits_of_one_process() {
+    let set = ["max_staleness=2", "partial_rollout_tokens=3", "record_rollouts=true", "num_iterations=2"];
+    same(&[&set[..], &["steps_per_generation=2"]].concat(), &["1", "5"]);
+    same(&["max_staleness=2", "partial_rollout_tokens=16", "max_completion_length=40"], &["1", "2", "5"]);
+    same(&["max_staleness=1", "partial_rollout_tokens=1", "use_peft=true", "lora_r=2", "dtype=bf16"], &["2"]);
+    same(&["max_staleness=2", "partial_rollout_tokens=2", "algorithm=ppo", "num_generations=1"], &["2"]);
+}
+
 /// The learner evaluates before it takes the next step, so that the best model and the end are those of one process.
 #[test]
 fn evaluations_choose_the_same_model_and_the_same_end() {
@@ -84,7 +94,8 @@ fn evaluations_choose_the_same_model_and_the_same_end() {
 /// A checkpoint of one is resumed by the other.
 #[test]
 fn one_process_and_workers_resume_each_other() {
-    for set in [&["max_staleness=2"][..], &["max_staleness=1", "num_iterations=3"], &[ON_POLICY]] {
+    let in_chunks = ["max_staleness=2", "partial_rollout_tokens=2", "num_iterations=3"];
+    for set in [&["max_staleness=2"][..], &["max_staleness=1", "num_iterations=3"], &[ON_POLICY], &in_chunks] {
         let dir = directory();
         let root = dir.path();
         good(root, &arguments("train", "whole", set));
@@ -140,7 +151,8 @@ pub fn end(child: Child) -> String {
 fn kills_change_no_bit() {
     let dir = directory();
     let root = dir.path();
-    for (set, kills) in [(&["max_staleness=2", "max_steps=60"][..], 12), (&[ON_POLICY, "max_steps=60"], 6)] {
+    let in_chunks = ["max_staleness=2", "max_steps=60", "partial_rollout_tokens=2"];
+    for (set, kills) in [(&in_chunks[..2], 12), (&[ON_POLICY, "max_steps=60"], 6), (&in_chunks, 11)] {
         let out = format!("out-{kills}");
         let expected = format!("one-{kills}");
         good(root, &arguments("train", &expected, set));

@@ -33,7 +33,8 @@ fn state() -> LearnerState {
 
 fn job(number: u64) -> Job {
     let name = JobName::Rollout { number, chunk: 0 };
-    Job { name, version: 3, lineage: LINEAGE, profile: "fast".to_owned(), alone: false, payload: b"prompt".to_vec() }
+    let (profile, payload) = ("fast".to_owned(), b"prompt".to_vec());
+    Job { name, version: 3, lineage: LINEAGE, continues: None, profile, alone: false, payload }
 }
 
 fn result(number: u64, worker: &str) -> JobResult {

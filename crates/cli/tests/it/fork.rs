@@ -24,7 +24,8 @@ fn record(run: &Path) -> Value {
 fn unchanged_it_is_the_original() {
     let dir = directory();
     let root = dir.path();
-    for (out, set) in [("run", &["beta=0.1"][..]), ("stale", &["max_staleness=2", "num_iterations=2"])] {
+    let stale = ["max_staleness=2", "num_iterations=2", "partial_rollout_tokens=2"];
+    for (out, set) in [("run", &["beta=0.1"][..]), ("stale", &stale[..2]), ("chunks", &stale)] {
         good(root, &arguments("train", out, &[RECORDED, set].concat()));
         for at in ["0", "3", "4", "6"] {
             let fork = format!("{out}-{at}");

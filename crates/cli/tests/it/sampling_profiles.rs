@@ -23,7 +23,7 @@ fn kinds(run: &Path) -> Vec<(u64, u64)> {
 fn a_group_has_its_profile_whoever_makes_it() {
     let dir = directory();
     let root = dir.path();
-    let set = [PROFILES, "max_staleness=1", "record_rollouts=true"];
+    let set = [PROFILES, "max_staleness=2", "partial_rollout_tokens=2", "record_rollouts=true"];
     good(root, &arguments("train", "one", &set));
     let one = root.join("one");
     let found = kinds(&one);

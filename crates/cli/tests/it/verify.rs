@@ -83,9 +83,10 @@ fn a_run_is_proven_with_other_threads_and_another_instruction_set() {
 fn so_are_runs_of_every_kind() {
     let dir = directory();
     let root = dir.path();
-    let kinds: [&[&str]; 3] = [
+    let kinds: [&[&str]; 4] = [
         &["dtype=bf16", "use_peft=true", "lora_r=2", "max_staleness=1"],
         &["algorithm=ppo", "num_generations=1", "max_steps=8", "save_steps=4"],
+        &["max_staleness=2", "partial_rollout_tokens=2", "num_iterations=2"],
         &["max_staleness=2", "save_total_limit=1", "vllm_importance_sampling_correction=true"],
     ];
     for (i, set) in kinds.into_iter().enumerate() {
@@ -105,6 +106,12 @@ fn workers_made_it() {
     assert_eq!(report["groups_of_checkpoints"], 0, "all was sampled again: {report}");
     let some = proven(root, "run", &["--steps", "1", "--seed", "1"], "");
     assert!(some["groups"].as_u64() >= some["groups_of_checkpoints"].as_u64(), "{some}");
+
+    // In chunks, which newer weights continue.
+    let chunks = [&set[..], &["partial_rollout_tokens=2"]].concat();
+    good(root, &[&arguments("train", "chunks", &chunks)[..], &["--distributed", "--workers", "2"]].concat());
+    assert_eq!(proven(root, "chunks", &["--all"], "portable")["groups_of_checkpoints"], 0);
+    proven(root, "chunks", &["--steps", "1", "--seed", "1"], "");
 
     // Who lies is named.
     let made_by = fs::read_to_string(root.join("run/fleet/made_by.jsonl")).unwrap();

@@ -87,6 +87,8 @@ pub enum Action {
         version: u64,
         /// Where they come from.
         lineage: Lineage,
+        /// Of a later chunk: the fingerprint of the answer to the chunk before.
+        continues: Option<u64>,
         /// Its worker does no other job beside it.
         alone: bool,
     },

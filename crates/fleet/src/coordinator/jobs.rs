@@ -22,7 +22,7 @@ impl Coordinator {
     }
 
     /// The chunks of a group that are done.
-    pub(super) fn chain(&self, number: u64) -> Vec<JobName> {
+    pub(crate) fn chain(&self, number: u64) -> Vec<JobName> {
         let jobs = (0..=self.plan.last_chunk()).map(|chunk| JobName::Rollout { number, chunk });
         jobs.take_while(|job| self.jobs.get(job).is_some_and(|state| state.answer.is_some())).collect()
     }
@@ -74,7 +74,10 @@ impl Coordinator {
         // Results that wait for later batches. Those of this one are never held back: it must become complete.
         let later = self.plan.numbers(self.step + 1).start;
         let waits = |job: &JobName| matches!(job, JobName::Rollout { number, .. } if *number >= later);
-        let waiting = self.jobs.iter().filter(|(job, state)| waits(job) && state.answer.is_some()).count() as u64;
+        // Of a group in chunks one counts: that of its first chunk.
+        let is_first = |job: &JobName| matches!(job, JobName::Rollout { chunk: 0, .. });
+        let answered = self.jobs.iter().filter(|(job, state)| waits(job) && state.answer.is_some());
+        let waiting = answered.filter(|(job, _)| is_first(job)).count() as u64;
         for job in self.open_jobs() {
             let state = self.jobs.entry(job).or_default();
             if in_flight(state) {
@@ -98,7 +101,14 @@ impl Coordinator {
         // A version that is not published yet has no lineage; without that rule there is none to name.
         let lineage = self.lineages.get(&version).copied().unwrap_or(Lineage([0; 16]));
         let alone = self.jobs.get(&job).is_some_and(|state| state.shared_deaths >= SUSPECT);
-        out.push(Action::Offer { job, version, lineage, alone });
+        out.push(Action::Offer { job, version, lineage, continues: self.answer_before(job), alone });
+    }
+
+    /// The fingerprint of the answer that a job continues, if it is a later chunk and that is there.
+    fn answer_before(&self, job: JobName) -> Option<u64> {
+        let JobName::Rollout { number, chunk } = job else { return None };
+        let before = JobName::Rollout { number, chunk: chunk.checked_sub(1)? };
+        self.jobs.get(&before)?.answer.map(|answer| answer.fingerprint)
     }
 
     pub(super) fn claimed(&mut self, worker: WorkerName, job: JobName, out: &mut Vec<Action>) {
@@ -191,7 +201,7 @@ impl Coordinator {
         out: &mut Vec<Action>,
     ) {
         let known = self.lineages.get(&self.plan.version_of(job));
-        let is_ours = known == Some(&of) || !self.rules.lineage;
+        let is_ours = known.is_some_and(|known| self.may_be_of(job, of, *known)) || !self.rules.lineage;
         let first = self.plan.numbers(self.step.saturating_sub(1)).start;
         let is_asked = match job {
             JobName::Rollout { number, .. } => number >= first && self.jobs.contains_key(&job) || self.is_open(job),
@@ -215,6 +225,7 @@ impl Coordinator {
             None => {
                 let state = self.jobs.entry(job).or_default();
                 state.answer = Some(answer);
+                state.of = Some(of);
                 out.push(Action::Accept(from, job));
                 if state.pending || !state.claims.is_empty() {
                     // A second worker finds that its job is not wanted, and lets go of its weights.
@@ -222,6 +233,30 @@ impl Coordinator {
                 }
                 state.pending = false;
                 state.claims.clear();
+                self.drop_what_continues_another(job);
+            }
+        }
+    }
+
+    /// Whether a result of lineage `of` can be that of a job of weights of lineage `known`. Of a chunk that came before
+    /// the one that it continues this is known later.
+    fn may_be_of(&self, job: JobName, of: Lineage, known: Lineage) -> bool {
+        match (job, self.answer_before(job)) {
+            (JobName::Rollout { chunk: 1.., .. }, _) if !self.rules.continues => true,
+            (JobName::Rollout { chunk: 1.., .. }, None) => true,
+            (_, before) => known.of_result(before) == of,
+        }
+    }
+
+    /// The answer to a job is there: later chunks that came before it, and continue another one, are made again.
+    fn drop_what_continues_another(&mut self, job: JobName) {
+        let JobName::Rollout { number, chunk } = job else { return };
+        let next = JobName::Rollout { number, chunk: chunk + 1 };
+        let known = self.lineages.get(&self.plan.version_of(next));
+        let of = self.jobs.get(&next).and_then(|state| state.of);
+        if of.is_some_and(|of| known.is_none_or(|known| !self.may_be_of(next, of, *known))) {
+            for chunk in chunk + 1..=self.plan.last_chunk() {
+                self.jobs.remove(&JobName::Rollout { number, chunk });
             }
         }
     }

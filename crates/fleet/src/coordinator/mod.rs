@@ -54,6 +54,8 @@ pub(crate) struct Rules {
     pub kill: bool,
     /// A result of other weights is refused.
     pub lineage: bool,
+    /// A result that continues another answer than the one which counts is refused.
+    pub continues: bool,
     /// A job is offered once its weights are published.
     pub published: bool,
     /// The jobs of a dead worker are offered again.
@@ -63,8 +65,16 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    pub(crate) const ALL: Rules =
-        Rules { frontier: true, needed: true, kill: true, lineage: true, published: true, reclaim: true, replay: true };
+    pub(crate) const ALL: Rules = Rules {
+        frontier: true,
+        needed: true,
+        kill: true,
+        lineage: true,
+        continues: true,
+        published: true,
+        reclaim: true,
+        replay: true,
+    };
 }
 
 /// What the learner does.
@@ -85,6 +95,8 @@ enum Phase {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct JobState {
     answer: Option<Answer>,
+    /// The lineage that its result had; none if it is believed, as a checkpoint's.
+    of: Option<Lineage>,
     /// It lies where a worker finds it.
     pending: bool,
     claims: BTreeSet<WorkerName>,

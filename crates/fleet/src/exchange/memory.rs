@@ -152,6 +152,7 @@ impl Exchange for MemoryLearner {
     }
 
     fn discard(&mut self, worker: &WorkerName, job: JobName) -> Result<()> {
+        self.observer.discarded(worker, job);
         self.change(|shared| drop(shared.queue.complete.remove(&(worker.clone(), job))))
     }
 

@@ -48,6 +48,11 @@ impl Observer {
         self.offered.remove(&job);
     }
 
+    /// A result is deleted: another one of the same worker and job is told of again.
+    pub(crate) fn discarded(&mut self, worker: &WorkerName, job: JobName) {
+        self.results.remove(&(worker.clone(), job));
+    }
+
     /// A result that was told of before.
     pub(crate) fn knows(&self, worker: &WorkerName, job: JobName) -> bool {
         self.results.contains(&(worker.clone(), job))

@@ -109,6 +109,8 @@ fn small() -> Vec<Case> {
         ("k = 0, a lie", plan(2, 1, 0, false), Budget { lies: 1, kills: 1, ..none }),
         ("k = 1, a lie and a crash", plan(3, 1, 1, false), Budget { lies: 1, crashes: 1, ..none }),
         ("k = 1, a lie, chunks", plan(2, 1, 1, true), Budget { lies: 1, ..none }),
+        ("k = 2, a lie, chunks", plan(3, 1, 2, true), Budget { lies: 1, ..none }),
+        ("k = 2, chunks, a crash", plan(2, 1, 2, true), Budget { crashes: 1, ..none }),
     ]
 }
 
@@ -152,11 +154,24 @@ fn every_state_of_small_runs_is_safe_and_reaches_the_end() {
     run(small());
 }
 
+/// What others have continued from a lie is made again, too.
+fn no_chunk_continues_a_lie(budget: Budget) {
+    let liar = Environment { liar: true, judge: false, ..Environment::SOUND };
+    let found = search(&plan(3, 1, 2, true), Rules::ALL, liar, budget);
+    assert!(matches!(found, Found::Fine(states) if states > 100), "{found:?}");
+}
+
+#[test]
+fn what_continues_a_lie_is_made_again() {
+    no_chunk_continues_a_lie(Budget::default());
+}
+
 /// `cargo xtask nightly fleet_search`.
 #[test]
 #[ignore = "minutes: every state of larger runs, which the nightly check visits"]
 fn every_state_of_larger_runs_is_safe_and_reaches_the_end() {
     run(whole());
+    no_chunk_continues_a_lie(Budget { kills: 1, ..Budget::default() });
 }
 
 /// A plan and faults under which one rule, switched off, must be missed, and how.
@@ -166,11 +181,13 @@ fn a_run_without_one_of_the_rules_fails() {
     let sound = Environment::SOUND;
     let none = Budget::default();
     let one = plan(3, 1, 1, false);
+    let liar = Environment { liar: true, judge: false, ..sound };
     let cases = [
         ("frontier", Rules { frontier: false, ..all }, sound, one.clone(), Budget { power: 1, ..none }, "stuck"),
         ("needed", Rules { needed: false, ..all }, sound, plan(4, 1, 2, false), none, "stuck"),
         ("kill", Rules { kill: false, ..all }, sound, one.clone(), Budget { stops: 1, ..none }, "stuck"),
         ("lineage", Rules { lineage: false, ..all }, sound, one.clone(), Budget { rots: 1, ..none }, "other weights"),
+        ("continues", Rules { continues: false, ..all }, liar, plan(3, 1, 2, true), none, "other weights"),
         ("published", Rules { published: false, ..all }, sound, plan(2, 2, 0, false), none, "stuck"),
         ("reclaim", Rules { reclaim: false, ..all }, sound, one.clone(), Budget { kills: 1, ..none }, "stuck"),
         ("replay", Rules { replay: false, ..all }, sound, one.clone(), Budget { crashes: 1, ..none }, "two contents"),

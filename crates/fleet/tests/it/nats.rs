@@ -253,7 +253,8 @@ fn large_results_are_cut_into_messages() {
     let lineage = crate::fake::origin();
     let job = JobName::Rollout { number: 3, chunk: 0 };
     let payload = b"prompt".to_vec();
-    learner.offer(&Job { name: job, version: 0, lineage, alone: false, profile: "any".to_owned(), payload }).unwrap();
+    let (profile, continues) = ("any".to_owned(), None);
+    learner.offer(&Job { name: job, version: 0, lineage, continues, alone: false, profile, payload }).unwrap();
     let since = Instant::now();
     let claimed = loop {
         if let (Some(_), Some(job)) = (worker.learner().unwrap(), worker.claim(&[]).unwrap()) {

@@ -208,7 +208,7 @@ fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
         );
     }
     rewards::check(c, algorithm.learns_without_rewards())?;
-    sampling::check(c)?;
+    notes.extend(sampling::check(c)?);
     profiles::check(c)?;
     notes.extend(profiles::notes(c)?);
     resolved.notes.extend(notes);

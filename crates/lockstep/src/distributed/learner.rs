@@ -1,5 +1,6 @@
 //! The learner's side: publishes weights, offers the jobs that they are to do, and waits for batches.
 
+use super::chunks::{Chunks, Link};
 use super::expelled::Expelled;
 use super::made_by::MadeBy;
 use super::network::{Network, Serving, learner_exchange};
@@ -43,12 +44,14 @@ pub struct Pending {
     pub step: u64,
 }
 
-/// A group of a batch that the checkpoint has, which nobody needs to make again.
+/// What a checkpoint has of a group, which nobody needs to make again.
 pub struct FrontierGroup {
     /// Its number in the run.
     pub number: u64,
-    /// Of its tokens.
-    pub fingerprint: u64,
+    /// What its jobs gave, the chunks that are made.
+    pub answers: Vec<Answer>,
+    /// Of the last of them, if it is learned from or continued; else the checkpoint has what it made.
+    pub bytes: Vec<u8>,
 }
 
 /// What a checkpoint has of batches that older weights made.
@@ -76,6 +79,8 @@ pub struct Start {
     pub audits: bool,
     /// Which profile each group has.
     pub sampling: SamplingPlan,
+    /// How groups are cut into jobs.
+    pub chunks: Chunks,
 }
 
 /// A run's workers, as its learner sees them.
@@ -102,27 +107,36 @@ pub struct Distributed {
     batch: u64,
 }
 
+/// What jobs ask for, read by the thread that offers them.
 #[derive(Clone)]
-struct Payloads {
-    bytes: Arc<Mutex<BTreeMap<u64, Vec<u8>>>>,
+struct Payloads(Arc<Mutex<Offered>>);
+
+struct Offered {
+    /// Each group's whole job.
+    jobs: BTreeMap<u64, GroupJob>,
+    chunks: Chunks,
     /// Says the profile of each.
     sampling: SamplingPlan,
 }
 
 impl Payloads {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<u8>>> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Offered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Feed for Payloads {
-    fn job(&mut self, job: JobName, _before: &[JobResult]) -> fleet::Result<(String, Vec<u8>)> {
-        let JobName::Rollout { number, .. } = job else {
-            return Err(fleet::Error::Failed(format!("job {job} is none of this run's")));
-        };
-        let payload = self.lock().get(&number).cloned();
-        let payload = payload.ok_or_else(|| fleet::Error::Failed(format!("job {job} was not prepared")))?;
-        Ok((self.sampling.profile(number).unwrap_or(PROFILE).to_owned(), payload))
+    fn job(&mut self, job: JobName, before: &[JobResult]) -> fleet::Result<(String, Vec<u8>)> {
+        let failed = |what: &str| fleet::Error::Failed(format!("job {job} {what}"));
+        let JobName::Rollout { number, .. } = job else { return Err(failed("is none of this run's")) };
+        let offered = self.lock();
+        let whole = offered.jobs.get(&number).ok_or_else(|| failed("was not prepared"))?;
+        let before: Vec<&JobResult> = before.iter().collect();
+        // What cannot be read is found when the batch is whole, with who said it; until then it begins again.
+        let chain = offered.chunks.chain(whole, &before).unwrap_or_default();
+        let so_far = chain.last().map_or_else(Vec::new, |link| link.answer.group.completions.clone());
+        let asked = offered.chunks.job(job, whole, so_far).ok_or_else(|| failed("needs weights that are gone"))?;
+        Ok((offered.sampling.profile(number).unwrap_or(PROFILE).to_owned(), asked.to_bytes()))
     }
 }
 
@@ -142,28 +156,32 @@ impl Distributed {
         let serve = |(network, model)| Serving::start(network, &out.join("config.toml"), model);
         let serving = network.map(serve).transpose()?;
         shared.network = serving.as_ref().map(Serving::place);
-        let Start { batch, at_beginning, lineage, frontier, settings, audits, sampling } = start;
+        let Start { batch, at_beginning, lineage, frontier, settings, audits, sampling, mut chunks } = start;
         let Frontier { groups, mut lineages } = frontier;
         let lineage = *lineages.entry(batch).or_insert(lineage);
         forget_other_settings(out, settings)?;
         let files = BatchFiles::open(out).map_err(of_fleet)?;
         if at_beginning {
             let published = weights.publish(batch, lineage.0)?;
+            chunks.published(batch, weights.version());
             shared.slots.insert(batch, SlotPlace::of(published, lineage));
         }
         let worker = WorkerName::new("checkpoint").map_err(fleet::Error::Failed)?;
-        let result = |group: FrontierGroup| JobResult {
-            job: JobName::Rollout { number: group.number, chunk: 0 },
-            lineage,
-            worker: worker.clone(),
-            answer: Answer { fingerprint: group.fingerprint, more: false },
-            // The checkpoint has what it made.
-            bytes: Vec::new(),
+        let results = |FrontierGroup { number, answers, mut bytes }: FrontierGroup| {
+            let last = answers.len().saturating_sub(1);
+            let result = |(chunk, answer)| JobResult {
+                job: JobName::Rollout { number, chunk: chunk as u32 },
+                lineage,
+                worker: worker.clone(),
+                answer,
+                bytes: if chunk == last { std::mem::take(&mut bytes) } else { Vec::new() },
+            };
+            answers.into_iter().enumerate().map(result).collect::<Vec<_>>()
         };
-        let frontier = groups.into_iter().map(result).collect();
+        let frontier = groups.into_iter().flat_map(results).collect();
         let (expelled, names) = Expelled::open(out)?;
         let saved = SavedFrontier { step: batch, lineages, frontier, expelled: names };
-        let payloads = Payloads { bytes: Arc::default(), sampling };
+        let payloads = Payloads(Arc::new(Mutex::new(Offered { jobs: BTreeMap::new(), chunks, sampling })));
         offer(&payloads, &batches);
         if let Some(serving) = &serving {
             serving.publish(&shared.slots, shared.base.as_deref());
@@ -228,17 +246,17 @@ impl Distributed {
         }
     }
 
-    /// Waits for a batch that a checkpoint must have, because its weights will be gone. After a stop request it does
-    /// not wait for workers that are not there.
+    /// Waits for what a checkpoint must have of a batch, because its weights will be gone: those before `version`.
+    /// After a stop request it does not wait for workers that are not there.
     pub fn wait_for_frontier(
         &mut self,
-        batch: u64,
+        (batch, version): (u64, u64),
         stop: &StopSignal,
         warn: &dyn Fn(&str),
     ) -> anyhow::Result<(Option<Pending>, Vec<JobResult>)> {
         let mut lonely_since = Instant::now();
         loop {
-            if let Some(results) = self.handle.with(|learner| learner.results_of(batch)) {
+            if let Some(results) = self.handle.with(|learner| learner.made_before(version, batch)) {
                 return Ok((self.pending.get(&batch).cloned(), results));
             }
             self.take_step(warn)?;
@@ -267,14 +285,15 @@ impl Distributed {
     }
 
     /// A profile of the batch's groups that no worker takes.
-    fn profile_of_nobody(&self, batch: u64) -> Option<&str> {
+    fn profile_of_nobody(&self, batch: u64) -> Option<String> {
         let workers = fleet::status::read(&self.out).ok()?.workers;
         let living =
             || workers.iter().filter(|worker| worker.alive.is_some()).filter_map(|worker| worker.status.as_ref());
         let takes =
             |name: &str| living().any(|one| one.profiles.is_empty() || one.profiles.iter().any(|own| own == name));
-        let mut names = self.plan.numbers(batch).filter_map(|number| self.payloads.sampling.profile(number));
-        names.find(|name| !takes(name))
+        let offered = self.payloads.lock();
+        let mut names = self.plan.numbers(batch).filter_map(|number| offered.sampling.profile(number));
+        names.find(|name| !takes(name)).map(str::to_owned)
     }
 
     fn has_no_worker(&self) -> bool {
@@ -314,7 +333,10 @@ impl Distributed {
         self.arrived.remove(&self.batch);
         self.pending.remove(&self.batch);
         let first = self.plan.numbers(next).start;
-        self.payloads.lock().retain(|number, _| *number >= first);
+        let mut offered = self.payloads.lock();
+        offered.jobs.retain(|number, _| *number >= first);
+        offered.chunks.published(next, weights.version());
+        drop(offered);
         offer(&self.payloads, &batches);
         self.pending.extend(batches);
         self.shared.slots.retain(|version, _| *version >= oldest);
@@ -333,10 +355,9 @@ impl Distributed {
         trained.map_err(of_fleet)
     }
 
-    /// The weights that make a batch, as long as they are held.
-    pub fn weights_of(&self, batch: u64) -> Option<&HeldWeights> {
-        let wanted = self.plan.version(batch, 0);
-        self.held.iter().find(|(version, _)| *version == wanted).map(|(_, weights)| weights)
+    /// The weights of a version, as long as they are held.
+    pub fn weights_of(&self, version: u64) -> Option<&HeldWeights> {
+        self.held.iter().find(|(held, _)| *held == version).map(|(_, weights)| weights)
     }
 
     /// The weights that made a batch are not read again: the optimizer may overwrite them.
@@ -345,10 +366,14 @@ impl Distributed {
         self.held.retain(|(version, _)| *version >= first);
     }
 
-    /// Whether groups of a batch may be taken back: nobody has learned from it, an earlier learner included.
-    pub fn can_remake(&self, batch: u64) -> bool {
-        let first = JobName::Rollout { number: self.plan.numbers(batch).start, chunk: 0 };
-        self.handle.with(|learner| learner.coordinator().can_remake(first))
+    /// Whether a result may be taken back: nobody has learned from it, an earlier learner included.
+    pub fn can_remake(&self, job: JobName) -> bool {
+        self.handle.with(|learner| learner.coordinator().can_remake(job))
+    }
+
+    /// The jobs of a group and their answers, by the results of its chunks.
+    pub fn chain(&self, whole: &GroupJob, results: &[&JobResult]) -> anyhow::Result<Vec<Link>> {
+        self.payloads.lock().chunks.chain(whole, results)
     }
 
     /// An answer of this worker is not what its job gives: it is out, and its groups of batches from `from` on are made
@@ -396,10 +421,8 @@ impl Distributed {
 }
 
 fn offer(payloads: &Payloads, batches: &BTreeMap<u64, Pending>) {
-    let mut payloads = payloads.lock();
-    for job in batches.values().flat_map(|batch| &batch.jobs) {
-        payloads.insert(job.number, job.to_bytes());
-    }
+    let jobs = batches.values().flat_map(|batch| &batch.jobs);
+    payloads.lock().jobs.extend(jobs.map(|job| (job.number, job.clone())));
 }
 
 /// Results of other settings are none of this run's: what follows from them has other weights.

@@ -38,7 +38,11 @@ impl MadeBy {
         let mut groups: BTreeMap<String, Vec<u64>> = BTreeMap::new();
         for result in results {
             if let JobName::Rollout { number, .. } = result.job {
-                groups.entry(result.worker.as_str().to_owned()).or_default().push(number);
+                let own = groups.entry(result.worker.as_str().to_owned()).or_default();
+                // It may have made several chunks of it.
+                if own.last() != Some(&number) {
+                    own.push(number);
+                }
             }
         }
         let mut line = serde_json::to_vec(&Line { batch, groups })?;
@@ -47,10 +51,13 @@ impl MadeBy {
     }
 }
 
-/// Who made a group of the run in `out`, if it has workers.
+/// Who made a group of the run in `out`, if it has workers; of one that was made in chunks, all of them.
 pub fn made_by(out: &Path, group: u64) -> Option<String> {
     let text = fs::read_to_string(path(out)).ok()?;
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
-    let of = |line: Line| line.groups.into_iter().find(|(_, groups)| groups.contains(&group)).map(|(name, _)| name);
+    let of = |line: Line| {
+        let makers = line.groups.into_iter().filter(|(_, groups)| groups.contains(&group)).map(|(name, _)| name);
+        Some(makers.collect::<Vec<_>>().join(", ")).filter(|names| !names.is_empty())
+    };
     lines.filter_map(of).next_back()
 }

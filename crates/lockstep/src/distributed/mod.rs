@@ -4,6 +4,7 @@
 //! meaning: the completions of one prompt ([`GroupJob`](crate::rollouts::jobs::GroupJob)) by the weights that a batch
 //! begins with. It knows neither steps nor the run's files.
 
+mod chunks;
 mod expelled;
 mod learner;
 mod made_by;
@@ -11,6 +12,7 @@ mod network;
 mod scorers;
 mod worker;
 
+pub use chunks::{Chunks, Link, by_group};
 pub use learner::{Distributed, Frontier, FrontierGroup, Pending, Start};
 pub use made_by::made_by;
 pub use network::{Host, NatsServer, Network, NetworkPlace, is_server, join};

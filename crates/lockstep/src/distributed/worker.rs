@@ -35,6 +35,8 @@ pub struct WorkerWork {
     begun: BTreeMap<JobName, Begun>,
     /// What cannot be done, with the reason.
     failed: Vec<(JobName, String)>,
+    /// Groups that are continued by another job.
+    unscored: Vec<GroupAnswer>,
     /// The weights that groups are sampled with, by the updates that they have had, until the last one has ended.
     pinned: BTreeMap<u64, Pinned>,
     looked: Option<Instant>,
@@ -77,6 +79,12 @@ enum Stage {
     Scoring,
 }
 
+impl Begun {
+    fn waits_for_weights(&self) -> bool {
+        matches!(self.stage, Stage::WaitsForWeights)
+    }
+}
+
 /// The weights of a job, pinned.
 struct Pinned {
     weights: PinnedWeights,
@@ -100,6 +108,7 @@ impl WorkerWork {
             base: None,
             begun: BTreeMap::new(),
             failed: Vec::new(),
+            unscored: Vec::new(),
             pinned: BTreeMap::new(),
             looked: None,
             tokens: 0,
@@ -136,6 +145,13 @@ impl WorkerWork {
         self.slots.retain(|path, slot| slot.run() == shared.run && is_there(path));
         for name in waiting {
             let Some(mut begun) = self.begun.remove(&name) else { continue };
+            // Groups of the engine are known by their numbers: another chunk of this one, which nobody needs any more,
+            // ends first.
+            let number = begun.group.number;
+            if self.begun.values().any(|other| other.group.number == number && !other.waits_for_weights()) {
+                self.begun.insert(name, begun);
+                continue;
+            }
             if let Some(model) = self.pin(&begun, &shared)? {
                 let request = self.parts.engine.submit(begun.group.request(Some(model)))?;
                 begun.stage = Stage::Sampling { request, since: Instant::now() };
@@ -235,11 +251,20 @@ impl WorkerWork {
     /// Groups that have ended are scored.
     fn score(&mut self, groups: Vec<RolloutGroup>) -> anyhow::Result<()> {
         for group in groups {
-            let name = JobName::Rollout { number: group.id, chunk: 0 };
-            let Some(begun) = self.begun.get_mut(&name) else { continue };
-            let Stage::Sampling { since, .. } = begun.stage else { continue };
+            let of_group = |begun: &&mut Begun| begun.group.number == group.id;
+            let mut all = self.begun.values_mut().filter(of_group);
+            let Some((begun, rollout_s)) = all.find_map(|begun| match begun.stage {
+                Stage::Sampling { since, .. } => Some((begun, since.elapsed().as_secs_f64())),
+                _ => None,
+            }) else {
+                continue;
+            };
             begun.stage = Stage::Scoring;
-            self.parts.scorers.submit(begun.group.clone(), group, since.elapsed().as_secs_f64())?;
+            match group.is_unfinished() {
+                // The next chunk has it scored, or the one after.
+                true => self.unscored.push(GroupAnswer { group, scores: Vec::new(), rollout_s }),
+                false => self.parts.scorers.submit(begun.group.clone(), group, rollout_s)?,
+            }
         }
         self.unpin();
         Ok(())
@@ -256,9 +281,10 @@ impl WorkerWork {
     }
 
     fn scored(&mut self, number: u64, answer: anyhow::Result<GroupAnswer>) -> Option<(JobName, Result<Done, String>)> {
-        let name = JobName::Rollout { number, chunk: 0 };
         // It may have been withdrawn, and claimed again since: then the same tokens come once more.
-        self.begun.get(&name).filter(|begun| matches!(begun.stage, Stage::Scoring))?;
+        let mut scoring = self.in_stage(|stage| matches!(stage, Stage::Scoring));
+        let name = scoring.find(|(_, begun)| begun.group.number == number).map(|(name, _)| *name)?;
+        drop(scoring);
         self.begun.remove(&name);
         let done = answer.and_then(|answer| {
             let mut problems = answer.scores.iter().flat_map(|given| &given.scores.problems);
@@ -266,7 +292,8 @@ impl WorkerWork {
                 bail!("reward `{}` fails: {}", problem.reward, problem.message);
             }
             let fingerprint = GroupAnswer::fingerprint(&answer.group);
-            Ok(Done { bytes: answer.to_bytes(), answer: Answer { fingerprint, more: false } })
+            let more = answer.group.is_unfinished();
+            Ok(Done { bytes: answer.to_bytes(), answer: Answer { fingerprint, more } })
         });
         Some((name, done.map_err(|error| paragraph(&error))))
     }
@@ -316,6 +343,9 @@ impl Work for WorkerWork {
                 true
             }
         };
+        for answer in std::mem::take(&mut self.unscored) {
+            ended.extend(self.scored(answer.group.id, Ok(answer)));
+        }
         while let Some((number, answer)) = self.parts.scorers.next_answer() {
             ended.extend(self.scored(number, answer));
         }

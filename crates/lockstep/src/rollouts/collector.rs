@@ -8,10 +8,11 @@ use super::function::FunctionRollouts;
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};
 use crate::config::SamplingPlan;
 use crate::stop::StopSignal;
+use anyhow::Context as _;
 use model::tokenizer::Tokenizer;
 use model::{AdaptedWeights, ModelView};
 use rewards::{Asked, Reward};
-use rollout::{Completion, Counters, Engine, RolloutGroup};
+use rollout::{Completion, Counters, Engine, Request, RolloutGroup};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -53,6 +54,15 @@ pub struct CollectRequest<'a> {
     pub refuse_non_finite: bool,
 }
 
+/// What is there before a collection, and what is to be made beside it.
+#[derive(Default)]
+pub struct Begun {
+    /// What groups of the request have so far; the others begin.
+    pub so_far: Vec<RolloutGroup>,
+    /// Of later batches, which no reward is asked about yet.
+    pub beside: Vec<Request>,
+}
+
 /// Who looks on.
 pub struct Observer<'a> {
     /// Gets a span "rollout" and a span "rewards": what a device did is counted between those.
@@ -91,6 +101,17 @@ pub trait Collect {
         observer: &Observer<'_>,
     ) -> anyhow::Result<Collected>;
 
+    /// The same of groups that have begun, and what the requests beside them give, in the order of their numbers.
+    fn continue_with(
+        &mut self,
+        _weights: &AdaptedWeights,
+        _request: CollectRequest<'_>,
+        _begun: Begun,
+        _observer: &Observer<'_>,
+    ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
+        anyhow::bail!("completions that have begun cannot be continued where this run collects")
+    }
+
     /// What completions are guessed from, for whoever resumes the run. It may be lost.
     fn drafts(&self) -> Vec<u8> {
         Vec::new()
@@ -113,6 +134,16 @@ impl Collect for Collector {
         self.collect_with(weights.into(), request, observer)
     }
 
+    fn continue_with(
+        &mut self,
+        weights: &AdaptedWeights,
+        request: CollectRequest<'_>,
+        begun: Begun,
+        observer: &Observer<'_>,
+    ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
+        self.collect_begun(weights.into(), request, begun, observer)
+    }
+
     fn drafts(&self) -> Vec<u8> {
         self.engine.drafts()
     }
@@ -129,8 +160,18 @@ impl Collector {
         &mut self,
         model: ModelView<'_>,
         request: CollectRequest<'_>,
-        Observer { stages, on_wait }: &Observer<'_>,
+        observer: &Observer<'_>,
     ) -> anyhow::Result<Collected> {
+        Ok(self.collect_begun(model, request, Begun::default(), observer)?.0)
+    }
+
+    fn collect_begun(
+        &mut self,
+        model: ModelView<'_>,
+        request: CollectRequest<'_>,
+        Begun { so_far, beside }: Begun,
+        Observer { stages, on_wait }: &Observer<'_>,
+    ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
         let CollectRequest { mut prompts, num_generations, sampling, reward_weights, step, refuse_non_finite } =
             request;
         let Collector { engine, function, rewards, tokenizer, stop } = self;
@@ -144,6 +185,7 @@ impl Collector {
             given = Some(made.groups);
         }
         let scorer = RolloutScorer { rewards, weights: reward_weights, tokenizer, step, columns };
+        let mut others = Vec::new();
         let (scored, reward_s) = std::thread::scope(|scope| -> anyhow::Result<_> {
             let mut job = scorer.start(scope, &prompts, &[])?;
             let groups = match given {
@@ -152,13 +194,31 @@ impl Collector {
                     groups
                 }
                 None => {
-                    let requests = requests(&prompts, num_generations, sampling);
+                    let (ended, open) = so_far.into_iter().partition::<Vec<_>, _>(|group| !group.is_unfinished());
+                    ended.iter().for_each(|group| job.group_ended(group));
+                    let mut requests = requests(&prompts, num_generations, sampling);
+                    requests.retain(|request| !ended.iter().any(|group| group.id == request.id));
+                    for group in open {
+                        let found = requests.iter_mut().find(|request| request.id == group.id);
+                        found.context("a group of another batch has begun")?.so_far = group.completions;
+                    }
+                    requests.extend(beside);
                     let span = stages.span("rollout");
                     let (before, counters) = (kernels::context::counted(), engine.counters());
-                    let groups = engine.generate_with(model, requests, |group| job.group_ended(group))?;
+                    let is_own = |group: &RolloutGroup| prompts.contains_key(&group.id);
+                    let made = engine.generate_with(model, requests, |group| {
+                        if is_own(group) {
+                            job.group_ended(group);
+                        }
+                    })?;
                     record_ops(&span, before);
                     record_counters(stages, &span, engine.counters() - counters);
                     rollout_s = span.end();
+                    let mut groups = ended;
+                    for group in made {
+                        if is_own(&group) { groups.push(group) } else { others.push(group) }
+                    }
+                    groups.sort_unstable_by_key(|group| group.id);
                     if refuse_non_finite {
                         finite_logps(&groups)?;
                     }
@@ -173,7 +233,8 @@ impl Collector {
         // After a stop request rewards may have returned early, with anything.
         stop.check()?;
         let overlapped_s = scored.overlapped.iter().map(|(_, seconds)| seconds).sum();
-        Ok(Collected { scored, next_number, rollout_s, reward_s, overlapped_s })
+        others.sort_unstable_by_key(|group: &RolloutGroup| group.id);
+        Ok((Collected { scored, next_number, rollout_s, reward_s, overlapped_s }, others))
     }
 }
 

@@ -18,7 +18,7 @@ use anyhow::{Context as _, bail};
 use model::AdaptedWeights;
 use model::tokenizer::Tokenizer;
 use rewards::{GivenScores, Reward, score_group};
-use rollout::{ModelVersion, Request, RolloutGroup, SamplingParams};
+use rollout::{Completion, ModelVersion, Request, RolloutGroup, SamplingParams};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hasher;
@@ -43,6 +43,23 @@ pub struct GroupJob {
     pub step: u64,
     /// The names of the rewards that the worker asks.
     pub rewards: Vec<String>,
+    /// What its completions have so far, if they have begun.
+    pub so_far: Vec<Completion>,
+    /// Tokens after which a completion is given back unfinished.
+    pub until: Option<usize>,
+}
+
+/// A batch that is made in chunks, as far as it is made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BegunBatch {
+    /// Optimizer steps done when it was begun.
+    pub step: u64,
+    /// The row of each group, by the group's number.
+    pub prompts: Prompts,
+    /// What each group has so far, with the scores of workers where it has ended and these were asked.
+    pub answers: Vec<GroupAnswer>,
+    /// The names of the rewards that workers ask.
+    pub rewards: Vec<String>,
 }
 
 /// What a worker answers.
@@ -60,7 +77,8 @@ impl GroupJob {
     /// What an engine is asked for.
     pub fn request(&self, model: Option<ModelVersion>) -> Request {
         let (prompt, sampling) = (self.prompt.tokens.clone(), Arc::new(self.sampling.clone()));
-        Request { model, ..Request::new(self.number, prompt, self.num_generations, sampling) }
+        let (so_far, until) = (self.so_far.clone(), self.until);
+        Request { model, so_far, until, ..Request::new(self.number, prompt, self.num_generations, sampling) }
     }
 }
 
@@ -141,7 +159,7 @@ pub struct Assembler {
 
 impl Assembler {
     /// The rewards that workers ask: their places among all, and their names.
-    fn asked_elsewhere(&self) -> (Vec<usize>, Vec<String>) {
+    pub fn asked_elsewhere(&self) -> (Vec<usize>, Vec<String>) {
         let by_workers = |reward: &dyn Reward| self.of_workers.contains(reward.name()) && reward.scores_by_group();
         let rewards = self.rewards.iter().enumerate().filter(|(_, reward)| by_workers(&***reward));
         rewards.map(|(place, reward)| (place, reward.name().to_owned())).unzip()
@@ -244,6 +262,8 @@ fn jobs(request: &CollectRequest<'_>, version: u64, rewards: &[String]) -> Vec<G
             version,
             step: request.step,
             rewards: rewards.to_vec(),
+            so_far: Vec::new(),
+            until: None,
         }
     };
     request.prompts.iter().map(job).collect()

@@ -2,7 +2,7 @@
 
 use super::groups;
 use super::report::{Difference, f32_bits};
-use crate::rollouts::wire::{Group, groups_of_answers};
+use crate::rollouts::wire::{Group, groups_of_answers, groups_of_begun};
 use anyhow::Context as _;
 use model::io::FILE_LIST;
 use serde_json::{Map, Value};
@@ -84,6 +84,7 @@ fn file(name: &str, a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
     Ok(match name {
         "run_state.json" => state(&json(a)?, &json(b)?),
         "frontier.bin" => of_groups(&groups_of_answers(&fs::read(a)?)?, &groups_of_answers(&fs::read(b)?)?),
+        "frontier.begun.bin" => of_groups(&groups_of_begun(&fs::read(a)?)?, &groups_of_begun(&fs::read(b)?)?),
         "generation_batch.bin" => of_groups(&Group::read_all(&fs::read(a)?)?, &Group::read_all(&fs::read(b)?)?),
         "adapter_config.json" => {
             // The base may lie elsewhere by now; its hash is in the adapter's file.

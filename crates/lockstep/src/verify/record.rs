@@ -4,10 +4,11 @@
 use super::groups;
 use super::report::{Difference, NotVerifiable};
 use crate::rollouts::ScoredGroup;
-use crate::rollouts::collector::{Collect, CollectRequest, Collected, Collector, Observer, PlaceCollector};
+use crate::rollouts::collector::{Begun, Collect, CollectRequest, Collected, Collector, Observer, PlaceCollector};
 use crate::rollouts::wire::file::GroupFile;
 use crate::rollouts::wire::{Group, groups_of_answers};
 use model::AdaptedWeights;
+use rollout::RolloutGroup;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +23,7 @@ pub struct Record {
     ahead: BTreeMap<u64, Group>,
     /// The rewards that are not asked again.
     pub not_asked: Vec<String>,
-    /// Groups that the replay has sampled.
+    /// Groups that the replay has sampled, from their first token on.
     sampled: BTreeSet<u64>,
     /// The groups that were compared, of the interval.
     pub compared: BTreeSet<u64>,
@@ -80,7 +81,6 @@ impl Record {
 
     /// Gives `group` the scores that are not asked again.
     fn fill(&mut self, group: &mut ScoredGroup, names: &[String]) -> anyhow::Result<()> {
-        self.sampled.insert(group.id);
         if self.not_asked.is_empty() {
             return Ok(());
         }
@@ -181,10 +181,27 @@ impl Collect for WithRecord {
         request: CollectRequest<'_>,
         observer: &Observer<'_>,
     ) -> anyhow::Result<Collected> {
-        let mut collected = self.collector.collect(weights, request, observer)?;
+        Ok(self.continue_with(weights, request, Begun::default(), observer)?.0)
+    }
+
+    fn continue_with(
+        &mut self,
+        weights: &AdaptedWeights,
+        request: CollectRequest<'_>,
+        begun: Begun,
+        observer: &Observer<'_>,
+    ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
+        {
+            // What has begun was drawn before, or came with a checkpoint.
+            let mut record = self.record.lock();
+            let has_begun: BTreeSet<u64> = begun.so_far.iter().map(|group| group.id).collect();
+            record.sampled.extend(request.prompts.keys().filter(|number| !has_begun.contains(number)));
+            record.sampled.extend(begun.beside.iter().filter(|other| other.so_far.is_empty()).map(|other| other.id));
+        }
+        let (mut collected, others) = self.collector.continue_with(weights, request, begun, observer)?;
         let rollouts = &mut collected.scored.rollouts;
         let mut record = self.record.lock();
         rollouts.groups.iter_mut().try_for_each(|group| record.fill(group, &rollouts.reward_names))?;
-        Ok(collected)
+        Ok((collected, others))
     }
 }

@@ -206,12 +206,17 @@ impl Scheduler {
             self.sequences.insert(Sequence::new(self.serial, group, role, model, prompt, room))
         };
         let members: Vec<usize> = (0..request.num_generations).map(|g| add(Role::Completion(g as u32), room)).collect();
-        let prompt = (sharing && members.len() > 1).then(|| add(Role::Prompt, 0));
+        let ended = request.so_far.iter().filter(|so_far| !so_far.is_unfinished()).count();
+        let unfinished = members.len() - ended;
+        let prompt = (sharing && unfinished > 1).then(|| add(Role::Prompt, 0));
+        for (&member, so_far) in members.iter().zip(&request.so_far) {
+            self.sequences[member].continue_from(so_far);
+        }
+        let waits = |member: &&usize| self.sequences[**member].state == State::Waiting;
         match prompt {
             Some(prompt) => self.waiting.push_back(prompt),
-            None => self.waiting.extend(&members),
+            None => self.waiting.extend(members.iter().filter(waits)),
         }
-        let unfinished = members.len();
         self.serial += 1;
         let id = RequestId { index: group, serial: self.serial };
         let serial = self.serial;

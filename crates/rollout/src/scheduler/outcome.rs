@@ -71,6 +71,8 @@ impl Scheduler {
                 }
             } else if self.is_full(id) {
                 self.finish(id, FinishReason::Length);
+            } else if self.tokens_wanted(id) == 0 {
+                self.finish(id, FinishReason::Unfinished);
             }
             if let State::Finished(reason) = self.sequences[id].state {
                 drawn.finish_reason = Some(reason);
@@ -83,6 +85,13 @@ impl Scheduler {
         let s = &self.sequences[id];
         let most = self.groups[s.group].request.sampling.max_new_tokens;
         s.completion().len() >= most || s.known().len() >= self.limits.max_model_len
+    }
+
+    /// Tokens until its request gives it away unfinished.
+    fn tokens_wanted(&self, id: usize) -> usize {
+        let s = &self.sequences[id];
+        let until = self.groups[s.group].request.until;
+        until.map_or(usize::MAX, |until| until.saturating_sub(s.completion().len()))
     }
 
     pub(super) fn pause(&mut self, id: usize) {
@@ -148,6 +157,7 @@ impl Scheduler {
     /// Guesses of the next tokens of a completion that runs or waits, for the next step to verify; as many of them as
     /// there is room for.
     pub(crate) fn draft(&mut self, id: usize, tokens: &[u32]) {
+        let wanted = self.tokens_wanted(id);
         let s = &mut self.sequences[id];
         if !matches!(s.state, State::Running | State::Waiting) || s.completion().is_empty() {
             return;
@@ -155,8 +165,9 @@ impl Scheduler {
         s.reject_drafts();
         let sampling = &self.groups[s.group].request.sampling;
         let room = (sampling.max_new_tokens - s.completion().len()).min(self.limits.max_model_len - s.known().len());
+        let room = room.min(wanted);
         // The last token is drawn, never guessed.
-        let tokens = &tokens[..tokens.len().min(room - 1)];
+        let tokens = &tokens[..tokens.len().min(room.saturating_sub(1))];
         s.tokens.extend_from_slice(tokens);
         s.drafted = tokens.len();
     }

@@ -1,6 +1,7 @@
 //! The engine as a whole: what it gives may depend on nothing but weights, prompts, sampling and seed, and its
 //! log-probabilities are the trainer's, bit for bit.
 
+mod chunks;
 mod copies;
 mod engine;
 mod faults;

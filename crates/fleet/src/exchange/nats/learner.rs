@@ -190,6 +190,7 @@ impl Exchange for NatsLearner {
     }
 
     fn discard(&mut self, worker: &WorkerName, job: JobName) -> Result<()> {
+        self.observer.discarded(worker, job);
         let messages = self.shared.inbox().discard(worker, job);
         self.acknowledge_all(messages);
         Ok(())

@@ -117,6 +117,7 @@ impl Exchange for SpoolLearner {
 
     fn discard(&mut self, worker: &WorkerName, job: JobName) -> Result<()> {
         self.results.remove(&(worker.clone(), job));
+        self.observer.discarded(worker, job);
         remove(&self.layout.complete(worker).join(job.to_string()))
     }
 

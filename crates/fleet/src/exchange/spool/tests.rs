@@ -16,6 +16,7 @@ fn name(name: &str) -> WorkerName {
 fn job(number: u64, profile: &str) -> Job {
     let name = JobName::Rollout { number, chunk: 0 };
     Job {
+        continues: None,
         name,
         version: 0,
         lineage: Lineage([1; 16]),

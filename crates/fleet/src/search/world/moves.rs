@@ -1,8 +1,8 @@
 //! The moves that a world can make next.
 
-use super::{Doing, Move, World};
+use super::{Doing, Move, World, tokens};
 use crate::coordinator::Event;
-use crate::job::JobName;
+use crate::job::{JobName, JobResult};
 
 impl World {
     /// Each with whether it is a fault, which no end may depend on.
@@ -22,8 +22,14 @@ impl World {
                 }
                 let pinned =
                     |slot: &usize| self.environment.pins && self.workers.iter().any(|w| w.pins() == Some(*slot));
+                if self.environment.liar && learner.trains.is_some_and(|batch| self.has_lie(batch)) {
+                    // It is found before anything else happens.
+                    return vec![(Move::Expel(0), false)];
+                }
                 if learner.trains.is_some() && learner.writes.is_none() {
-                    let free = learner.coordinator.writable().into_iter().filter(|slot| !pinned(slot));
+                    // Whoever audits writes over what is of no use first: older weights make later batches again.
+                    let most = if self.environment.liar { 1 } else { usize::MAX };
+                    let free = learner.coordinator.writable().into_iter().take(most).filter(|slot| !pinned(slot));
                     moves.extend(free.map(|slot| (Move::Write(slot), false)));
                 }
                 if learner.writes.is_some() {
@@ -78,8 +84,42 @@ impl World {
         moves
     }
 
+    /// Whether a result is not what its job gives.
+    pub(super) fn is_lie(&self, result: &JobResult) -> bool {
+        let weights = self.published.get(&self.plan.version_of(result.job)).copied();
+        let expected = weights.map(|weights| tokens(result.job, weights, &self.payload(result.job)).0);
+        expected != Some(result.answer.fingerprint)
+    }
+
+    /// Whether the liar has answered the first chunk of a group of this batch, and nobody has made it again.
+    fn has_lie(&self, batch: u64) -> bool {
+        let Some(learner) = &self.learner else { return false };
+        let jobs = self.plan.numbers(batch).map(|number| JobName::Rollout { number, chunk: 0 });
+        let mut results = jobs.filter_map(|job| learner.kept.get(&job));
+        results.any(|result| self.is_lie(result))
+    }
+
+    /// The liar's results of this batch and of later ones are made again, with what others have continued from them.
+    fn expel_liar(&mut self) -> Result<(), String> {
+        let Some(batch) = self.learner.as_ref().and_then(|learner| learner.trains) else { return Ok(()) };
+        let all = (batch..self.plan.batches).filter(|batch| self.has_lie(*batch));
+        let numbers: Vec<u64> = all.flat_map(|batch| self.plan.numbers(batch)).collect();
+        let jobs: Vec<JobName> = numbers.into_iter().map(|number| JobName::Rollout { number, chunk: 0 }).collect();
+        let Some(learner) = &mut self.learner else { return Ok(()) };
+        learner.trains = None;
+        learner.kept.retain(|job, _| !jobs.iter().any(|taken| job.is_or_continues(*taken)));
+        self.files.retain(|file, _| *file < batch);
+        self.workers[0].expelled = true;
+        let name = self.workers[0].name.clone();
+        self.queue.complete.retain(|(worker, job), _| *worker != name || !jobs.contains(job));
+        self.tell(Event::Expelled(name, jobs))
+    }
+
     /// All of the batch is taken for this worker's.
     pub(super) fn expel(&mut self, i: usize) -> Result<(), String> {
+        if self.environment.liar {
+            return self.expel_liar();
+        }
         self.budget.lies -= 1;
         self.workers[i].expelled = true;
         let Some(learner) = &mut self.learner else { return Ok(()) };

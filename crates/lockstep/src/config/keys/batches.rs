@@ -24,6 +24,11 @@ macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     max_staleness: usize = 0
         => OURS.trl_has("AsyncGRPOConfig.max_staleness: there in weight updates, 4, and older samples are discarded")
             .range(at_least(0.0).at_most(64.0)).read_by(ONLINE);
+    /// With max_staleness: a completion is continued by newer weights after each so many tokens. Token t of batch b is
+    /// sampled by the weights that batch clamp(b − max_staleness + ⌊t / partial_rollout_tokens⌋, 0, b) begins with.
+    /// Not set: whole completions by one version.
+    partial_rollout_tokens: Option<usize> = None
+        => OURS.range(at_least(1.0).at_most(LONG)).read_by(ONLINE);
     /// Of a distributed run: jobs that are offered and not done, for each worker.
     max_inflight_tasks: usize = 1024
         => OURS.trl_has("AsyncGRPOConfig.max_inflight_tasks: of all workers").range(at_least(1.0).at_most(MANY))

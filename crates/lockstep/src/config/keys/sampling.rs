@@ -73,6 +73,12 @@ pub(in crate::config) fn generation_kwargs(c: &mut Config) -> anyhow::Result<()>
 /// Refuses what cannot be generated ahead of the weights that are trained on it.
 fn check_staleness(c: &Config) -> anyhow::Result<()> {
     let k = c.max_staleness;
+    if let (0, Some(tokens)) = (k, c.partial_rollout_tokens) {
+        bad_input!(
+            "`partial_rollout_tokens` = {tokens} continues completions by newer weights, and with `max_staleness` = 0 \
+             every token is of the newest: set max_staleness to 1 or more, or leave partial_rollout_tokens unset"
+        );
+    }
     if k > 0 && c.dynamic_sampling {
         bad_input!(
             "`max_staleness` = {k} generates batches ahead, and `dynamic_sampling` draws prompts by what the rewards \
@@ -85,13 +91,21 @@ fn check_staleness(c: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses what training cannot learn from.
-pub(crate) fn check(c: &Config) -> anyhow::Result<()> {
+/// Refuses what training cannot learn from. The note is of a key that changes nothing.
+pub(crate) fn check(c: &Config) -> anyhow::Result<Option<String>> {
     if c.temperature == 0.0 {
         bad_input!(
             "`temperature` = 0 gives all completions of a group the same text, and then nothing can be learned: set it \
              above 0 (1.0 is usual)"
         );
     }
-    check_staleness(c)
+    check_staleness(c)?;
+    let tokens = c.partial_rollout_tokens.filter(|&tokens| tokens >= c.max_completion_length);
+    let note = |tokens| {
+        format!(
+            "partial_rollout_tokens = {tokens} changes nothing: completions have at most {} tokens",
+            c.max_completion_length
+        )
+    };
+    Ok(tokens.map(note))
 }

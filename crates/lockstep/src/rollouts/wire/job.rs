@@ -9,6 +9,9 @@
 //! | `sampling_counts` (must be known) | varint | 6: top_k, tokens of a completion, seed, top_logprobs, prompt_logprobs, entropies |
 //! | `stop_ids`, `stop` (must be known) | varint, text | what ends a completion |
 //! | `rewards` (must be known) | text | those that the worker asks |
+//! | `until` (must be known) | varint | 1: tokens after which a completion is given back unfinished; absent: none |
+//!
+//! Behind the record of a job that continues completions stands the record of the group as it is so far.
 //!
 //! An answer is a record, and the record of the group behind it:
 //!
@@ -41,7 +44,7 @@ const MANY: u64 = 1 << 20;
 impl GroupJob {
     /// As bytes; equal jobs are equal bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let GroupJob { number, prompt, num_generations, sampling, version, step, rewards } = self;
+        let GroupJob { number, prompt, num_generations, sampling, version, step, rewards, so_far, until } = self;
         let mut record = RecordWriter::new();
         let numbers = [*number, *version, *step, *num_generations as u64, prompt.row as u64];
         record.must_be_known().uints("job", 1, numbers);
@@ -56,19 +59,23 @@ impl GroupJob {
         record.must_be_known().uints("stop_ids", 1, sampling.stop_ids.iter().map(|&id| u64::from(id)));
         record.must_be_known().texts("stop", &sampling.stop_strings);
         record.must_be_known().texts("rewards", rewards);
+        if let Some(until) = until {
+            record.must_be_known().uints("until", 1, [*until as u64]);
+        }
         let mut bytes = Vec::new();
         record.finish(&mut bytes);
+        if !so_far.is_empty() {
+            let completions = so_far.iter().map(written).collect();
+            Group { id: *number, completions, ..Group::default() }.write(&mut bytes);
+        }
         bytes
     }
 
     /// The job that [`to_bytes`](Self::to_bytes) wrote. An error says what is wrong with the bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<GroupJob, WireError> {
         let (record, rest) = RecordReader::take(bytes)?;
-        let known = ["job", "prompt_ids", "sampling", "sampling_counts", "stop_ids", "stop", "rewards"];
+        let known = ["job", "prompt_ids", "sampling", "sampling_counts", "stop_ids", "stop", "rewards", "until"];
         record.refuse_unknown(|name| known.contains(&name))?;
-        if !rest.is_empty() {
-            return Err(WireError::new("bytes follow the job"));
-        }
         let [number, version, step, generations, row] = numbers(&record, "job")?;
         let [top_k, max_new_tokens, seed, top_logprobs, prompt_logprobs, entropies] =
             numbers(&record, "sampling_counts")?;
@@ -82,9 +89,6 @@ impl GroupJob {
         if prompt_ids.is_empty() || !(1..=MANY).contains(&generations) || max_new_tokens == 0 {
             return Err(WireError::new("it asks for nothing: no prompt, no completion or no token"));
         }
-        let texts = |name: &str| -> Result<Vec<String>, WireError> {
-            Ok(record.texts(name)?.unwrap_or_default().into_iter().map(str::to_owned).collect())
-        };
         let prompt = Prompt {
             row: size("job", row)?,
             tokens: model::Prompt::new(prompt_ids),
@@ -99,14 +103,29 @@ impl GroupJob {
             repetition_penalty,
             max_new_tokens: size("sampling_counts", max_new_tokens)?,
             stop_ids: ids(&record, "stop_ids")?,
-            stop_strings: texts("stop")?,
+            stop_strings: texts(&record, "stop")?,
             seed,
             prompt_logprobs: flag("sampling_counts", prompt_logprobs)?,
             top_logprobs: size("sampling_counts", top_logprobs)?,
             entropies: flag("sampling_counts", entropies)?,
         };
         let num_generations = size("job", generations)?;
-        Ok(GroupJob { number, prompt, num_generations, sampling, version, step, rewards: texts("rewards")? })
+        let until = match record.uints("until")?.as_deref() {
+            None => None,
+            Some([until]) if *until > 0 => Some(size("until", *until)?),
+            Some(_) => return Err(WireError::new("column `until` does not have one number above 0")),
+        };
+        let mut so_far = Vec::new();
+        if !rest.is_empty() {
+            let (group, rest) = Group::read(rest)?;
+            if !rest.is_empty() || group.id != number || group.completions.len() != num_generations {
+                return Err(WireError::new("what follows the job is not what its completions have so far"));
+            }
+            let all = group.completions.into_iter().enumerate();
+            so_far = all.map(|(place, c)| read(place, c)).collect::<Result<_, _>>()?;
+        }
+        let rewards = texts(&record, "rewards")?;
+        Ok(GroupJob { number, prompt, num_generations, sampling, version, step, rewards, so_far, until })
     }
 }
 
@@ -120,22 +139,14 @@ impl GroupAnswer {
         scores.iter().enumerate().for_each(|(k, given)| put_scores(&mut record, k, given));
         let mut bytes = Vec::new();
         record.finish(&mut bytes);
-        let completion = |c: &rollout::Completion| Completion {
-            sampled: c.mask.clone(),
-            mask: c.mask.clone(),
-            versions: c.versions.clone(),
-            columns: c.columns.clone(),
-            finish_reason: Some(c.finish_reason),
-            ..Completion::new(c.generation, c.ids.clone())
-        };
-        let written = Group {
+        let record = Group {
             id: group.id,
             prompt_ids: group.prompt.ids.clone(),
             prompt_columns: group.prompt_columns.clone(),
-            completions: group.completions.iter().map(completion).collect(),
+            completions: group.completions.iter().map(written).collect(),
             ..Group::default()
         };
-        written.write(&mut bytes);
+        record.write(&mut bytes);
         bytes
     }
 
@@ -147,46 +158,81 @@ impl GroupAnswer {
 
     /// The answer to `job` that [`to_bytes`](Self::to_bytes) wrote. An error says what does not fit it.
     pub fn from_bytes(bytes: &[u8], job: &GroupJob) -> Result<GroupAnswer, WireError> {
-        let (record, rest) = RecordReader::take(bytes)?;
-        record.refuse_unknown(|name| name == "answer")?;
-        let (group, rest) = Group::read(rest)?;
-        let [number, asked] = numbers(&record, "answer")?;
-        if !rest.is_empty() || [number, group.id] != [job.number; 2] || group.prompt_ids != job.prompt.tokens.ids {
-            return Err(WireError::new("it answers another job"));
+        match answered(bytes, job, true)? {
+            (answer, []) => Ok(answer),
+            _ => Err(WireError::new("it answers another job")),
         }
-        if asked != job.rewards.len() as u64 || group.completions.len() != job.num_generations {
-            return Err(WireError::new(format!(
-                "it does not have {} completions with the scores of {} rewards",
-                job.num_generations,
-                job.rewards.len()
-            )));
+    }
+
+    /// Of what `bytes` answer about the group that `whole` asks for, whichever of its jobs that was. It is believed.
+    pub fn believed(bytes: &[u8], whole: &GroupJob) -> Result<GroupAnswer, WireError> {
+        match answered(bytes, whole, false)? {
+            (answer, []) => Ok(answer),
+            _ => Err(WireError::new("it answers another job")),
         }
-        let completions = group.completions.into_iter().enumerate().map(|(place, c)| completion(place, c, job));
-        let group = RolloutGroup {
-            id: group.id,
-            prompt: job.prompt.tokens.clone(),
-            completions: completions.collect::<Result<_, _>>()?,
-            prompt_columns: group.prompt_columns,
-        };
-        let scores =
-            (0..job.rewards.len()).map(|k| scores(&record, k, job.num_generations)).collect::<Result<_, _>>()?;
-        let Some([rollout_s]) = floats(&record, "rollout_s")? else {
-            return Err(WireError::new("column `rollout_s` does not have one number"));
-        };
-        Ok(GroupAnswer { group, scores, rollout_s })
     }
 }
 
-fn completion(place: usize, c: Completion, job: &GroupJob) -> Result<rollout::Completion, WireError> {
+/// The answer to `job` that `bytes` begin with, and the bytes behind it. `by_job`: its tokens must be those that the
+/// job asks for, and not of chunks before it or after it.
+pub(super) fn answered<'a>(
+    bytes: &'a [u8],
+    job: &GroupJob,
+    by_job: bool,
+) -> Result<(GroupAnswer, &'a [u8]), WireError> {
+    let (record, rest) = RecordReader::take(bytes)?;
+    record.refuse_unknown(|name| name == "answer")?;
+    let (group, rest) = Group::read(rest)?;
+    let [number, asked] = numbers(&record, "answer")?;
+    if [number, group.id] != [job.number; 2] || group.prompt_ids != job.prompt.tokens.ids {
+        return Err(WireError::new("it answers another job"));
+    }
+    let completions = group.completions.into_iter().enumerate().map(|(place, c)| {
+        let c = read(place, c)?;
+        match wrong_for(job, place, &c).filter(|_| by_job) {
+            Some(what) => Err(WireError::new(format!("completion {place} {what}"))),
+            None => Ok(c),
+        }
+    });
+    let group = RolloutGroup {
+        id: group.id,
+        prompt: job.prompt.tokens.clone(),
+        completions: completions.collect::<Result<_, _>>()?,
+        prompt_columns: group.prompt_columns,
+    };
+    // No reward is asked about a group that is not whole; in a checkpoint perhaps about none.
+    let wanted = if group.is_unfinished() || !by_job && asked == 0 { 0 } else { job.rewards.len() };
+    if asked != wanted as u64 || group.completions.len() != job.num_generations {
+        return Err(WireError::new(format!(
+            "it does not have {} completions with the scores of {wanted} rewards",
+            job.num_generations
+        )));
+    }
+    let scores = (0..wanted).map(|k| scores(&record, k, job.num_generations)).collect::<Result<_, _>>()?;
+    let Some([rollout_s]) = floats(&record, "rollout_s")? else {
+        return Err(WireError::new("column `rollout_s` does not have one number"));
+    };
+    Ok((GroupAnswer { group, scores, rollout_s }, rest))
+}
+
+fn written(c: &rollout::Completion) -> Completion {
+    Completion {
+        sampled: c.mask.clone(),
+        mask: c.mask.clone(),
+        versions: c.versions.clone(),
+        columns: c.columns.clone(),
+        finish_reason: Some(c.finish_reason),
+        ..Completion::new(c.generation, c.ids.clone())
+    }
+}
+
+fn read(place: usize, c: Completion) -> Result<rollout::Completion, WireError> {
     let wrong = |what: &str| WireError::new(format!("completion {place} {what}"));
-    if c.generation != place || c.ids.len() > job.sampling.max_new_tokens || c.mask != c.sampled {
+    if c.generation != place || c.mask != c.sampled {
         return Err(wrong("is none that the job asks for"));
     }
     if c.versions.len() != c.ids.len() || c.columns.f32(SAMPLER_LOGPS).is_none() {
         return Err(wrong("lacks `versions` or `token.sampler_logps`"));
-    }
-    if let Some(other) = c.versions.iter().find(|&&version| version != job.version) {
-        return Err(wrong(&format!("was sampled by weights of version {other}, not {}", job.version)));
     }
     Ok(rollout::Completion {
         generation: c.generation,
@@ -196,6 +242,31 @@ fn completion(place: usize, c: Completion, job: &GroupJob) -> Result<rollout::Co
         columns: c.columns,
         finish_reason: c.finish_reason.ok_or_else(|| wrong("does not say why it ended"))?,
     })
+}
+
+/// Why a completion is none that `job` gives.
+fn wrong_for(job: &GroupJob, place: usize, c: &rollout::Completion) -> Option<String> {
+    let tokens = c.ids.len();
+    let so_far = job.so_far.get(place);
+    let begun = so_far.map_or(0, |so_far| so_far.ids.len());
+    let is_over = so_far.is_some_and(|so_far| !so_far.is_unfinished());
+    let most = job.until.map_or(job.sampling.max_new_tokens, |until| until.min(job.sampling.max_new_tokens));
+    if tokens > most && tokens > begun || c.is_unfinished() && job.until != Some(tokens) {
+        return Some("is none that the job asks for".to_owned());
+    }
+    let first = |c: &rollout::Completion| {
+        let bits: Vec<u32> = c.logps().iter().take(begun).map(|logp| logp.to_bits()).collect();
+        (c.ids[..begun].to_vec(), c.versions[..begun].to_vec(), bits)
+    };
+    let continues = |so_far: &rollout::Completion| match is_over {
+        true => (tokens, c.finish_reason) == (begun, so_far.finish_reason) && first(so_far) == first(c),
+        false => tokens > begun && first(so_far) == first(c),
+    };
+    if so_far.is_some_and(|so_far| !continues(so_far)) {
+        return Some("does not continue what it was given".to_owned());
+    }
+    let other = c.versions[begun..].iter().find(|&&version| version != job.version);
+    other.map(|other| format!("was sampled by weights of version {other}, not {}", job.version))
 }
 
 fn put_scores(record: &mut RecordWriter, k: usize, GivenScores { scores, seconds, .. }: &GivenScores) {
@@ -273,7 +344,7 @@ fn scores(record: &RecordReader<'_>, k: usize, completions: usize) -> Result<Giv
     Ok(GivenScores { reward: k, scores, seconds })
 }
 
-fn numbers<const N: usize>(record: &RecordReader<'_>, name: &str) -> Result<[u64; N], WireError> {
+pub(super) fn numbers<const N: usize>(record: &RecordReader<'_>, name: &str) -> Result<[u64; N], WireError> {
     let found = record.uints(name)?.unwrap_or_default();
     found.try_into().map_err(|_| WireError::new(format!("column `{name}` does not have {N} numbers")))
 }
@@ -287,8 +358,12 @@ fn ids(record: &RecordReader<'_>, name: &str) -> Result<Vec<u32>, WireError> {
     record.uints(name)?.unwrap_or_default().into_iter().map(id).collect()
 }
 
-fn size(name: &str, value: u64) -> Result<usize, WireError> {
+pub(super) fn size(name: &str, value: u64) -> Result<usize, WireError> {
     usize::try_from(value).map_err(|_| WireError::new(format!("column `{name}` has too large a number")))
+}
+
+pub(super) fn texts(record: &RecordReader<'_>, name: &str) -> Result<Vec<String>, WireError> {
+    Ok(record.texts(name)?.unwrap_or_default().into_iter().map(str::to_owned).collect())
 }
 
 fn flag(name: &str, value: u64) -> Result<bool, WireError> {
@@ -313,126 +388,4 @@ fn all_json<T: DeserializeOwned>(record: &RecordReader<'_>, name: &str) -> Resul
 
 fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("plain data")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use model::Columns;
-    use proptest::prelude::*;
-    use rewards::{Content, ProblemKind};
-    use rollout::FinishReason;
-    use serde_json::{Map, json};
-    use testing::foreign;
-
-    fn job() -> GroupJob {
-        let mut columns = Map::new();
-        columns.insert("answer".into(), json!([0.1, null]));
-        GroupJob {
-            number: 9,
-            prompt: Prompt { row: 3, tokens: model::Prompt::new([7, 300]), content: Content::from("é?"), columns },
-            num_generations: 2,
-            sampling: SamplingParams {
-                temperature: 0.7,
-                top_k: 5,
-                top_p: 0.1 + 0.2,
-                min_p: 0.01,
-                repetition_penalty: 1.1,
-                max_new_tokens: 4,
-                stop_ids: vec![0, 2],
-                stop_strings: vec!["\n".into()],
-                seed: u64::MAX,
-                prompt_logprobs: false,
-                top_logprobs: 1,
-                entropies: true,
-            },
-            version: 6,
-            step: 8,
-            rewards: vec!["a".into(), "b".into()],
-        }
-    }
-
-    fn answer() -> GroupAnswer {
-        let completion = |generation: usize, ids: Vec<u32>| rollout::Completion {
-            generation,
-            mask: vec![true; ids.len()],
-            versions: vec![6; ids.len()],
-            columns: Columns::of([(SAMPLER_LOGPS, vec![-0.3; ids.len()])]),
-            finish_reason: FinishReason::Stop,
-            ids,
-        };
-        let problem = Problem { example: Some("x".into()), ..Problem::new("a", 1, "no\nnumber") };
-        let first = Scores {
-            values: vec![Some(0.1 + 0.2), None],
-            steps: vec![Some(vec![StepScore { end: StepEnd::Char(2), score: -0.0 }]), None],
-            problems: vec![problem.of_kind(ProblemKind::TimedOut).at(vec![1])],
-            extra: vec![("note".into(), vec![json!(0.1), Value::Null])],
-            metrics: vec![("m".into(), 1e300), ("l".into(), 5e-324)],
-            timed_out: 1,
-        };
-        let second = Scores::new(vec![Some(f64::INFINITY), Some(f64::MIN_POSITIVE)]);
-        let given = |reward, scores| GivenScores { reward, scores, seconds: 0.25 };
-        let completions = vec![completion(0, vec![4, 0]), completion(1, Vec::new())];
-        let group = RolloutGroup::new(9, model::Prompt::new([7, 300]), completions);
-        GroupAnswer { group, scores: vec![given(0, first), given(1, second)], rollout_s: 1.5 }
-    }
-
-    #[test]
-    fn a_job_and_its_answer_come_back_as_they_were() {
-        let bytes = job().to_bytes();
-        assert_eq!(GroupJob::from_bytes(&bytes).unwrap(), job());
-        let bytes = answer().to_bytes();
-        assert_eq!(GroupAnswer::number(&bytes).unwrap(), 9);
-        let found = GroupAnswer::from_bytes(&bytes, &job()).unwrap();
-        assert_eq!((&found, found.to_bytes()), (&answer(), bytes));
-    }
-
-    #[test]
-    fn what_does_not_answer_the_job_is_refused() {
-        let refused = |change: fn(&mut GroupJob), spoil: fn(&mut GroupAnswer), word: &str| {
-            let (mut job, mut answer) = (job(), answer());
-            change(&mut job);
-            spoil(&mut answer);
-            let said = GroupAnswer::from_bytes(&answer.to_bytes(), &job).unwrap_err().to_string();
-            assert!(said.contains(word), "{said}");
-        };
-        refused(|job| job.number = 8, |_| {}, "another job");
-        refused(|job| job.prompt.tokens = model::Prompt::new([7]), |_| {}, "another job");
-        refused(|job| job.num_generations = 3, |_| {}, "3 completions");
-        refused(|job| job.rewards.truncate(1), |_| {}, "1 rewards");
-        refused(|job| job.version = 5, |_| {}, "version 6, not 5");
-        refused(|job| job.sampling.max_new_tokens = 1, |_| {}, "completion 0");
-        refused(|_| {}, |answer| answer.group.completions[0].columns = Columns::default(), "sampler_logps");
-        refused(|_| {}, |answer| answer.scores[1].scores.values = vec![None], "1.scored");
-        refused(|_| {}, |answer| answer.scores[0].scores.problems[0].completions = vec![2], "0.problems");
-        refused(|_| {}, |answer| answer.scores[0].scores.extra[0].1.truncate(1), "0.extra");
-        refused(|_| {}, |answer| answer.scores[0].scores.timed_out = 3, "0.timed_out");
-    }
-
-    #[test]
-    fn a_job_that_nobody_can_do_is_refused() {
-        let refused = |change: fn(&mut GroupJob)| {
-            let mut job = job();
-            change(&mut job);
-            assert!(GroupJob::from_bytes(&job.to_bytes()).is_err());
-        };
-        refused(|job| job.num_generations = 0);
-        refused(|job| job.num_generations = 1 << 30);
-        refused(|job| job.prompt.tokens = model::Prompt::new([]));
-        refused(|job| job.sampling.temperature = f64::NAN);
-        refused(|job| job.sampling.max_new_tokens = 0);
-    }
-
-    proptest! {
-        #![proptest_config(foreign::few())]
-
-        #[test]
-        fn any_bytes_give_a_job_or_an_error(bytes in foreign::bytes(job().to_bytes())) {
-            let _ = GroupJob::from_bytes(&bytes);
-        }
-        #[test]
-        fn any_bytes_give_an_answer_or_an_error(bytes in foreign::bytes(answer().to_bytes())) {
-            let _ = GroupAnswer::from_bytes(&bytes, &job());
-        }
-    }
 }

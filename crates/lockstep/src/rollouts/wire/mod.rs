@@ -62,7 +62,7 @@
 //! | `problems` | text | why completions have no score, JSON objects as [`Group::problems`] says | none |
 //! | `prompt.NAME` | f32 or varint | width × tokens of the prompt but the first; reserved: nothing fills it yet | |
 //! | `generations` | varint | C: which episode of the group | 0, 1, 2, … |
-//! | `finish_reasons` | runs | C: 0 `stop`, 1 `length` | |
+//! | `finish_reasons` | runs | C: 0 `stop`, 1 `length`; 2 `unfinished`, of a part of a completion in a checkpoint or a message | |
 //! | `scored` | runs | C × R, the first completion's R first: 1 where there is a score | R = 0 |
 //! | `scores` | f64 | the scores where `scored` is 1 | R = 0 |
 //! | `step_scores` | text | C: per reward null or a list of [token, score], JSON | none |
@@ -77,6 +77,7 @@
 //! | `token.NAME` | f32 or varint | width × T: `sampler_logps`, `entropies`, `ref_logps`, … | |
 //! | `has.NAME` | runs | C: 1 where the column `NAME` has the completion; what the others would have is left out of it | 1 |
 
+mod begun;
 mod collected;
 mod convert;
 pub mod file;
@@ -90,6 +91,8 @@ mod write;
 #[cfg(test)]
 mod file_tests;
 #[cfg(test)]
+mod job_tests;
+#[cfg(test)]
 mod tests;
 
 /// Whether bytes are records, and no text.
@@ -98,6 +101,7 @@ pub fn is_records(bytes: &[u8]) -> bool {
 }
 
 pub use crate::rollouts::lineage::Lineage;
+pub(crate) use begun::groups_of_begun;
 pub(crate) use collected::groups_of_answers;
 pub(crate) use convert::{of_evaluation, of_rollouts};
 pub use group::{Completion, Fork, Group};

@@ -17,7 +17,7 @@ pub(super) const PROMPT: &str = "prompt.";
 /// Which completions a column has.
 pub(super) const HAS: &str = "has.";
 /// How a reason to end is written, by its place.
-pub(super) const REASONS: [FinishReason; 2] = [FinishReason::Stop, FinishReason::Length];
+pub(super) const REASONS: [FinishReason; 3] = [FinishReason::Stop, FinishReason::Length, FinishReason::Unfinished];
 
 impl Group {
     /// Appends the group to `to` as one record. Equal groups give equal bytes.

@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 enum Lie {
     Nothing,
     Token,
+    /// Of a chunk that is not the first.
+    LaterToken,
     LogProbability,
     Score,
     Greedy,
@@ -42,17 +44,24 @@ impl Liar {
         match self.lie {
             Lie::Nothing | Lie::Greedy => return Done { bytes, answer },
             Lie::Rubbish => return Done { bytes: bytes[..bytes.len() / 2].to_vec(), answer },
+            // Later chunks continue what it has said.
+            Lie::Token | Lie::LogProbability if !job.so_far.is_empty() => {}
+            Lie::LaterToken => {
+                let so_far = job.so_far.get(1).map_or(usize::MAX, |so_far| so_far.ids.len());
+                completion.ids.iter_mut().skip(so_far).for_each(|id| *id ^= 1);
+            }
             Lie::Token => completion.ids[0] ^= 1,
             Lie::LogProbability => {
                 let mut logps = completion.logps().to_vec();
                 logps[0] = f32::from_bits(logps[0].to_bits() ^ 1);
                 completion.columns.set(SAMPLER_LOGPS, logps);
             }
-            Lie::Score => scores[0].scores.values[1] = Some(1.5),
+            // What is continued has none yet.
+            Lie::Score => scores.iter_mut().for_each(|given| given.scores.values[1] = Some(1.5)),
         }
-        let fingerprint = GroupAnswer::fingerprint(&group);
+        let (fingerprint, more) = (GroupAnswer::fingerprint(&group), group.is_unfinished());
         let bytes = GroupAnswer { group, scores, rollout_s }.to_bytes();
-        Done { bytes, answer: Answer { fingerprint, more: false } }
+        Done { bytes, answer: Answer { fingerprint, more } }
     }
 }
 
@@ -137,12 +146,22 @@ fn result(out: &Path) -> Vec<u8> {
 /// The first worker lies; one that does not joins when it is found.
 #[track_caller]
 fn found(lie: Lie, max_staleness: usize, words: &[&str]) {
+    found_in(lie, words, |config| config.max_staleness = max_staleness);
+}
+
+#[track_caller]
+fn found_in(lie: Lie, words: &[&str], change: impl Fn(&mut Config)) {
     let dir = directory();
     let here = dir.path().join("here");
-    Run::new(Purpose::Grpo, small(dir.path(), "here", max_staleness), options()).unwrap().run().unwrap();
+    let small = |out: &str| {
+        let mut config = small(dir.path(), out, 0);
+        change(&mut config);
+        config
+    };
+    Run::new(Purpose::Grpo, small("here"), options()).unwrap().run().unwrap();
     let out = dir.path().join("out");
     let expelled = out.join("fleet/expelled.jsonl");
-    let config = Config { trust: Trust::Audit, audit_share: 1.0, ..small(dir.path(), "out", max_staleness) };
+    let config = Config { trust: Trust::Audit, audit_share: 1.0, ..small("out") };
     let run = Run::new(Purpose::Grpo, config, options().distributed(None)).unwrap();
     std::thread::scope(|scope| {
         let liar = scope.spawn(|| join(&out, "liar", lie));
@@ -193,13 +212,26 @@ fn an_answer_that_cannot_be_read_is_a_lie() {
     found(Lie::Rubbish, 0, &["its answer to the job of group ", "cannot be read"]);
 }
 
+/// Each chunk is made again, by the weights that its place names.
+#[test]
+fn lies_about_chunks_are_found() {
+    let chunks = |config: &mut Config| (config.max_staleness, config.partial_rollout_tokens) = (2, Some(2));
+    found_in(Lie::Token, &["group 0, completion 1, token 0, token: it said"], chunks);
+    found_in(Lie::LaterToken, &["completion 1, token ", ", token: it said"], chunks);
+    found_in(Lie::LogProbability, &["group 0, completion 1, token 0, log-probability: it said"], chunks);
+    found_in(Lie::Score, &["completion 1, score of `unique_chars`: it said 1.5"], chunks);
+    found_in(Lie::Greedy, &["group ", "token", "the job gives"], chunks);
+    found_in(Lie::Rubbish, &["its answer to the job of group ", "cannot be read"], chunks);
+}
+
 /// Older weights give the log-probabilities that were recorded with them, and no others.
 #[test]
 fn stale_log_probabilities_are_computed_again() {
-    for (lie, differs) in [(Lie::Nothing, false), (Lie::LogProbability, true)] {
+    let whole = [(Lie::Nothing, false, None), (Lie::LogProbability, true, None)];
+    for (lie, differs, tokens) in whole.into_iter().chain([(Lie::Nothing, false, Some(2))]) {
         let dir = directory();
         let out = dir.path().join("out");
-        let config = Config { audit_stale: 1.0, ..small(dir.path(), "out", 2) };
+        let config = Config { audit_stale: 1.0, partial_rollout_tokens: tokens, ..small(dir.path(), "out", 2) };
         let run = Run::new(Purpose::Grpo, config, options().distributed(None)).unwrap();
         std::thread::scope(|scope| {
             let worker = scope.spawn(|| join(&out, "dev1", lie));

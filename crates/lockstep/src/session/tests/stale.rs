@@ -1,6 +1,8 @@
 //! Runs whose batches are generated ahead of the weights that learn from them: which weights wrote a token is proven by
 //! scoring it again with the weights of every step, which are kept.
 
+mod chunks;
+
 use super::stop::{files, stopped_anywhere};
 use super::{config, directory, rows};
 use crate::config::{Algorithm, ComputeDType, Config, Purpose, Strategy};
@@ -261,7 +263,7 @@ fn without_training_it_is_the_synchronous_run() {
 
 /// Stopped after each step, with a checkpoint that has the batches ahead, and resumed: the same bits.
 #[track_caller]
-fn resumed(k: usize, change: impl Fn(&mut Config)) {
+fn resumed(k: usize, frontier: &str, change: impl Fn(&mut Config)) {
     let dir = directory();
     let run = |out: &str, stop_after: u64| {
         let mut config = stale(dir.path(), out, k);
@@ -283,7 +285,7 @@ fn resumed(k: usize, change: impl Fn(&mut Config)) {
         let stopped = run(&format!("stopped-{step}"), step);
         assert_eq!(stopped.step, step);
         let root = stopped.dir.root();
-        with_frontier += usize::from(root.join(format!("checkpoints/step-{step:06}/frontier.bin")).exists());
+        with_frontier += usize::from(root.join(format!("checkpoints/step-{step:06}/{frontier}")).exists());
         let mut config = stale(dir.path(), "", k);
         change(&mut config);
         Run::resume(Purpose::Grpo, root, options(&config, false)).unwrap().run().unwrap();
@@ -292,18 +294,20 @@ fn resumed(k: usize, change: impl Fn(&mut Config)) {
         assert!(other.is_empty() && expected.len() == found.len(), "stopped after step {step}: {other:?}");
     }
     assert!(with_frontier > 2, "{with_frontier}");
-    assert!(!whole.dir.model().join("frontier.bin").exists());
+    assert!(!whole.dir.model().join(frontier).exists());
 }
+
+const FRONTIER: &str = "frontier.bin";
 
 #[test]
 fn a_stopped_run_resumes_to_the_same_bits() {
-    resumed(1, |_| {});
-    resumed(2, |config| {
+    resumed(1, FRONTIER, |_| {});
+    resumed(2, FRONTIER, |config| {
         corrected(config);
         lora(config);
         config.num_iterations = 2;
     });
-    resumed(2, ppo);
+    resumed(2, FRONTIER, ppo);
 }
 
 /// Interrupted at every look of its passes, also while it generates ahead or scores what older weights wrote.

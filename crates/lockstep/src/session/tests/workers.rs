@@ -266,7 +266,8 @@ fn a_worker_refuses_what_it_cannot_do() {
     };
     let sampling = rollout::SamplingParams { max_new_tokens: 4, ..Default::default() };
     let rewards = Vec::new();
-    let job = GroupJob { number: 0, prompt, num_generations: 2, sampling, version: 0, step: 0, rewards };
+    let (so_far, until) = (Vec::new(), None);
+    let job = GroupJob { number: 0, prompt, num_generations: 2, sampling, version: 0, step: 0, rewards, so_far, until };
     let mut refused = |job: &GroupJob| collector.work(weights.view(), job).unwrap_err().to_string();
     assert!(refused(&GroupJob { version: 3, ..job.clone() }).contains("version 3, not 0"));
     assert!(refused(&GroupJob { rewards: vec!["rank".into()], ..job.clone() }).contains("no reward `rank`"));

@@ -16,6 +16,7 @@ use crate::rollouts::jobs::GroupAnswer;
 use crate::rollouts::lineage::Lineage;
 use crate::run::training::TrainingRun;
 use anyhow::Context as _;
+use fleet::Answer;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +36,8 @@ impl Ahead {
     pub(super) fn groups(&self) -> impl Iterator<Item = FrontierGroup> {
         self.collected.scored.rollouts.groups.iter().map(|group| {
             let tokens = group.completions.iter().map(|c| (&c.completion.ids[..], c.completion.logps()));
-            FrontierGroup { number: group.id, fingerprint: GroupAnswer::fingerprint_of(tokens) }
+            let answers = vec![Answer { fingerprint: GroupAnswer::fingerprint_of(tokens), more: false }];
+            FrontierGroup { number: group.id, answers, bytes: Vec::new() }
         })
     }
 }
@@ -46,6 +48,9 @@ impl RolloutPipeline {
         next.note_published(run);
         if self.has_workers() {
             return self.next_from_workers(run, next);
+        }
+        if let Some(tokens) = run.config.partial_rollout_tokens {
+            return self.next_in_chunks(run, next, tokens);
         }
         let steps_left = run.learner.schedule.total_steps.saturating_sub(run.learner.step);
         let batches_left = steps_left.div_ceil(self.sizes.steps()).max(1);

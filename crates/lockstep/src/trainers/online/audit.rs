@@ -5,14 +5,17 @@
 use super::workers::{Arrived, Workers};
 use super::{RolloutPipeline, stages};
 use crate::config::{Config, Trust};
+use crate::distributed::{Link, by_group};
 use crate::error::OrBadInput;
 use crate::rollouts::audit::{Remaker, difference};
 use crate::rollouts::collector::Collected;
-use crate::rollouts::jobs::GroupAnswer;
+use crate::rollouts::jobs::GroupJob;
 use crate::rollouts::samples;
 use crate::run::training::TrainingRun;
-use fleet::{JobName, WorkerName};
-use std::collections::BTreeSet;
+use fleet::{JobResult, WorkerName};
+use model::HeldWeights;
+use model::net::Scores;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 
 /// Which answers are checked, and what came of it since the start.
@@ -29,7 +32,8 @@ pub(super) struct Auditor {
 
 #[derive(Default)]
 struct Counts {
-    groups: usize,
+    /// Some are checked in parts: for a checkpoint, and when their batch has arrived.
+    groups: BTreeSet<u64>,
     tokens: usize,
     mismatches: usize,
     expelled: usize,
@@ -61,12 +65,12 @@ impl Auditor {
 
     /// What is logged.
     pub fn metrics(&self) -> Vec<(&'static str, f64)> {
-        let Counts { groups, tokens, mismatches, expelled } = self.counts;
+        let Counts { groups, tokens, mismatches, expelled } = &self.counts;
         let all = [
-            (self.remade, "groups_audited", groups),
-            (self.remade, "workers_expelled", expelled),
-            (self.rescored, "logp_audited_tokens", tokens),
-            (self.rescored, "logp_mismatch_tokens", mismatches),
+            (self.remade, "groups_audited", groups.len()),
+            (self.remade, "workers_expelled", *expelled),
+            (self.rescored, "logp_audited_tokens", *tokens),
+            (self.rescored, "logp_mismatch_tokens", *mismatches),
         ];
         all.into_iter().filter(|(share, ..)| *share > 0.0).map(|(_, name, count)| (name, count as f64)).collect()
     }
@@ -76,7 +80,7 @@ impl Workers {
     /// Does a share of a batch's jobs again. The first worker whose answer is another is expelled, and its groups from
     /// this batch on are made again; whether there was one.
     pub(super) fn expels_a_liar(&mut self, run: &TrainingRun, batch: u64, arrived: &Arrived) -> anyhow::Result<bool> {
-        let Some((worker, what)) = self.find_liar(run, batch, arrived)? else { return Ok(false) };
+        let Some((worker, what)) = self.find_liar(run, arrived)? else { return Ok(false) };
         let why = format!("worker {worker} is expelled: {what}");
         run.log.warn(&format!("{why}; what nobody has learned from of its groups is made again"));
         self.auditor.counts.expelled += 1;
@@ -89,44 +93,53 @@ impl Workers {
     fn find_liar(
         &mut self,
         run: &TrainingRun,
-        batch: u64,
         (pending, results): &Arrived,
     ) -> anyhow::Result<Option<(WorkerName, String)>> {
         let Workers { assembler, engine, fleet, auditor, .. } = self;
-        let fleet = fleet.as_ref().filter(|fleet| fleet.can_remake(batch));
-        let weights = fleet.and_then(|fleet| fleet.weights_of(batch));
-        let (Some(engine), Some(pending), Some(weights)) = (engine, pending, weights) else { return Ok(None) };
+        let (Some(engine), Some(pending), Some(fleet)) = (engine, pending, fleet.as_ref()) else { return Ok(None) };
         if auditor.remade == 0.0 {
             return Ok(None);
         }
-        let (mut jobs, mut given) = (Vec::new(), Vec::new());
-        for result in results {
-            let JobName::Rollout { number, .. } = result.job else { continue };
-            let Some(job) = pending.jobs.iter().find(|job| job.number == number) else { continue };
-            match GroupAnswer::from_bytes(&result.bytes, job) {
-                Ok(answer) if auditor.picks(auditor.remade, number) => {
-                    jobs.push(job.clone());
-                    given.push((&result.worker, answer, job));
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    let what = format!("its answer to the job of group {number} cannot be read: {error}");
-                    return Ok(Some((result.worker.clone(), what)));
+        // By the version of their weights and the chunk: of a group one at once.
+        let mut wanted: BTreeMap<(u64, usize), Vec<(&WorkerName, Link)>> = BTreeMap::new();
+        for (number, results) in by_group(results) {
+            let Some(whole) = pending.jobs.iter().find(|job| job.number == number) else { continue };
+            let can_remake = |result: &JobResult| {
+                fleet.can_remake(result.job) && fleet.weights_of(fleet.plan().version_of(result.job)).is_some()
+            };
+            if auditor.picks(auditor.remade, number) && results.iter().any(|result| can_remake(result)) {
+                auditor.counts.groups.insert(number);
+            }
+            for (place, result) in results.iter().enumerate() {
+                match fleet.chain(whole, &results[..=place]) {
+                    Ok(mut chain) => {
+                        let link = chain.pop().filter(|_| auditor.picks(auditor.remade, number) && can_remake(result));
+                        let version = fleet.plan().version_of(result.job);
+                        wanted.entry((version, place)).or_default().extend(link.map(|link| (&result.worker, link)));
+                    }
+                    Err(error) if can_remake(result) => {
+                        let what = format!("its answer to the job of group {number} cannot be read: {error:#}");
+                        return Ok(Some((result.worker.clone(), what)));
+                    }
+                    Err(_) => break,
                 }
             }
         }
-        if jobs.is_empty() {
-            return Ok(None);
-        }
         let _span = run.log.stages.span("audit");
         let (rewards, tokenizer, stop) = (&mut assembler.rewards[..], &*assembler.tokenizer, &assembler.stop);
-        let asked = |name: &str| auditor.asked_again.contains(name);
-        let remade = Remaker { engine, rewards, tokenizer, stop }.remake(weights.view(), &jobs, asked)?;
-        auditor.counts.groups += jobs.len();
-        Ok(given.into_iter().find_map(|(worker, answer, job)| {
-            let found = difference(&answer, &job.rewards, remade.get(&job.number)?)?;
-            Some((worker.clone(), format!("group {}, {found}", job.number)))
-        }))
+        let mut remaker = Remaker { engine, rewards, tokenizer, stop };
+        for ((version, _), given) in wanted {
+            let Some(weights) = fleet.weights_of(version) else { continue };
+            let jobs: Vec<GroupJob> = given.iter().map(|(_, link)| link.job.clone()).collect();
+            let remade = remaker.remake(weights.view(), &jobs, |name: &str| auditor.asked_again.contains(name))?;
+            for (worker, Link { job, answer, .. }) in given {
+                let found = remade.get(&job.number).and_then(|remade| difference(&answer, &job.rewards, remade));
+                if let Some(found) = found {
+                    return Ok(Some((worker.clone(), format!("group {}, {found}", job.number))));
+                }
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -141,10 +154,13 @@ impl RolloutPipeline {
         makers: &[(u64, WorkerName)],
     ) -> anyhow::Result<()> {
         let Workers { fleet: Some(fleet), auditor, .. } = workers else { return Ok(()) };
-        let is_stale = fleet.plan().version(batch, 0) != batch;
-        let (Some(weights), Some(scorer)) = (fleet.weights_of(batch).filter(|_| is_stale), &self.scorer) else {
-            return Ok(());
-        };
+        let plan = fleet.plan();
+        let versions = (0..=plan.last_chunk()).map(|chunk| plan.version(batch, chunk)).filter(|&v| v != batch);
+        let weights = versions.filter_map(|version| fleet.weights_of(version));
+        // By the updates that they have had, as tokens name them.
+        let weights: BTreeMap<u64, &HeldWeights> =
+            weights.map(|held| (held.view().version().trained(), held)).collect();
+        let Some(scorer) = self.scorer.as_ref().filter(|_| !weights.is_empty()) else { return Ok(()) };
         let mut samples = samples::of_rollouts(&collected.scored.rollouts);
         samples.retain(|sample| auditor.picks(auditor.rescored, sample.group));
         if samples.is_empty() {
@@ -153,13 +169,17 @@ impl RolloutPipeline {
         let _span = run.log.stages.span("audit");
         let sequences: Vec<_> = samples.iter().map(|sample| sample.sequence()).collect();
         let temperature = self.sampling.common().temperature;
-        let scores = stages::lock(scorer).score(&run.learner.ctx, weights.view(), &sequences, temperature)?;
-        for (sample, scores) in samples.iter().zip(scores) {
+        let score = |(&version, held): (&u64, &&HeldWeights)| -> anyhow::Result<(u64, Vec<Scores>)> {
+            let mut scorer = stages::lock(scorer);
+            Ok((version, scorer.score(&run.learner.ctx, held.view(), &sequences, temperature)?))
+        };
+        let scores: BTreeMap<u64, Vec<Scores>> = weights.iter().map(score).collect::<anyhow::Result<_>>()?;
+        for (place, sample) in samples.iter().enumerate() {
             let recorded = sample.columns.sampler_logps().unwrap_or_default();
-            let pairs = recorded.iter().zip(&scores.logps).zip(&sample.mask).enumerate();
-            let sampled = pairs.filter(|(_, (_, sampled))| **sampled).map(|(token, (pair, _))| (token, pair));
             let (mut tokens, mut first) = (0, None);
-            for (token, (given, computed)) in sampled {
+            for (token, given) in recorded.iter().enumerate().filter(|(token, _)| sample.mask[*token]) {
+                let Some(scores) = scores.get(&sample.versions[token]) else { continue };
+                let computed = &scores[place].logps[token];
                 tokens += 1;
                 if given.to_bits() != computed.to_bits() {
                     auditor.counts.mismatches += 1;
@@ -168,7 +188,9 @@ impl RolloutPipeline {
             }
             auditor.counts.tokens += tokens;
             if let Some((token, given, computed)) = first {
-                let maker = makers.iter().find(|(number, _)| *number == sample.group);
+                let chunk = run.config.partial_rollout_tokens.map_or(0, |tokens| token / tokens);
+                let mut of_group = makers.iter().filter(|(number, _)| *number == sample.group);
+                let maker = of_group.clone().nth(chunk).or_else(|| of_group.next_back());
                 let maker = maker.map_or("somebody".to_owned(), |(_, worker)| format!("worker {worker}"));
                 run.log.warn(&format!(
                     "group {}, token {token}: {maker} recorded the log-probability {given} ({:#010x}), and the weights \

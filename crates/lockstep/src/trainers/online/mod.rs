@@ -6,6 +6,7 @@ mod after;
 mod ahead;
 mod audit;
 mod build;
+mod chunks;
 mod drafts;
 mod parts;
 mod reference;
@@ -25,6 +26,7 @@ use crate::rollouts::collector::Collect;
 use crate::rollouts::evaluate::Evaluation;
 use crate::rollouts::function::SharedScorer;
 use crate::rollouts::health::RewardHealth;
+use crate::rollouts::jobs::BegunBatch;
 use crate::rollouts::lineage::Lineage;
 use crate::rollouts::older::SavedBatch;
 use crate::rollouts::replay::Replay;
@@ -94,6 +96,8 @@ pub(crate) struct RolloutState {
     pub(crate) lineage: Option<Lineage>,
     /// The batches after it that were generated ahead, the next one first.
     ahead: VecDeque<Arc<Ahead>>,
+    /// The same of batches that are made in chunks, as far as they are made; with `partial_rollout_tokens`.
+    begun: VecDeque<Arc<BegunBatch>>,
     /// The version of the weights that each of the last batches began with, the newest last; with `max_staleness`.
     published: VecDeque<u64>,
 }
@@ -182,6 +186,9 @@ pub struct PipelineState {
     /// The batches that were generated ahead, by weights that are gone: of which lineage. They lie beside in a file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     ahead: Vec<Option<Lineage>>,
+    /// How many batches were begun, by weights that are gone. They lie beside in a file.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    begun: usize,
     /// The version of the weights that each of the last batches began with.
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     published: VecDeque<u64>,
@@ -208,7 +215,13 @@ impl RolloutPipeline {
     /// What a checkpoint keeps of it; the batch in use, and the reference model if it moves, are files of their own.
     pub fn state(&self) -> PipelineState {
         let RolloutState {
-            rollout_number, batch: GenerationBatch { used, samples }, lineage, ahead, published, ..
+            rollout_number,
+            batch: GenerationBatch { used, samples },
+            lineage,
+            ahead,
+            begun,
+            published,
+            ..
         } = &self.state;
         let batch = (!self.batch_is_used_up()).then_some(BatchPlace { used: *used, samples: samples.len() });
         PipelineState {
@@ -218,6 +231,7 @@ impl RolloutPipeline {
             has_program: self.has_function,
             lineage: *lineage,
             ahead: ahead.iter().map(|batch| batch.lineage).collect(),
+            begun: begun.len(),
             published: published.clone(),
         }
     }
@@ -257,6 +271,11 @@ impl RolloutPipeline {
         }
         self.state.published = state.published;
         self.restore_workers(checkpoint)?;
+        self.restore_begun(state.begun, checkpoint)?;
         self.restore_ahead(&state.ahead, checkpoint)
     }
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }

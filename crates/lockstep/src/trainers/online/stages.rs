@@ -286,7 +286,8 @@ impl RolloutPipeline {
     /// Writes what moves beside the policy into a checkpoint.
     pub fn write_tensors(&self) -> Vec<WriteFiles> {
         let moved = self.reference.iter().filter_map(Reference::write);
-        moved.chain(self.write_batch()).chain(self.write_ahead()).chain(self.write_workers()).collect()
+        let made = self.write_batch().into_iter().chain(self.write_ahead()).chain(self.write_begun());
+        moved.chain(made).chain(self.write_workers()).collect()
     }
 
     /// The metrics of an evaluation on held-out prompts; `advantages` are those of the loss.

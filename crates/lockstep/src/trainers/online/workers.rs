@@ -11,12 +11,13 @@ use super::{OnlineBatch, RolloutPipeline};
 use crate::bad_input;
 use crate::config::Config;
 use crate::distributed::{
-    Distributed, Frontier, FrontierGroup, Identity, Network, Pending, Shared, Start, share_cores,
+    Chunks, Distributed, Frontier, FrontierGroup, Identity, Network, Pending, Shared, Start, by_group, share_cores,
 };
 use crate::models::WriteFiles;
 use crate::rollouts::collector::{Collect, CollectRequest, Collected, Collector, Observer};
-use crate::rollouts::jobs::{Assembler, GroupAnswer};
+use crate::rollouts::jobs::{Assembler, BegunBatch, GroupJob};
 use crate::rollouts::lineage::Lineage;
+use crate::rollouts::scoring::Prompts;
 use crate::run::training::TrainingRun;
 use fleet::{JobName, JobResult, Plan, WorkerName};
 use model::AdaptedWeights;
@@ -77,6 +78,26 @@ impl Workers {
         self.lineages.get(&batch).copied().flatten()
     }
 
+    /// The last job of each group, and its answer.
+    fn last_of_each(
+        &self,
+        jobs: Vec<GroupJob>,
+        results: Vec<JobResult>,
+    ) -> anyhow::Result<(Vec<GroupJob>, Vec<Vec<u8>>)> {
+        let Some(fleet) = self.fleet.as_ref().filter(|fleet| fleet.plan().chunks) else {
+            return Ok((jobs, results.into_iter().map(|result| result.bytes).collect()));
+        };
+        let of_groups = by_group(&results);
+        let (mut last_jobs, mut answers) = (Vec::new(), Vec::new());
+        for whole in jobs {
+            let Some(results) = of_groups.get(&whole.number) else { continue };
+            let (Some(last), Some(result)) = (fleet.chain(&whole, results)?.pop(), results.last()) else { continue };
+            last_jobs.push(last.job);
+            answers.push(result.bytes.clone());
+        }
+        Ok((last_jobs, answers))
+    }
+
     fn assemble(
         &mut self,
         run: &TrainingRun,
@@ -87,11 +108,17 @@ impl Workers {
         let Some(Pending { prompts, jobs, step }) = pending else {
             anyhow::bail!("a batch that nobody offered has arrived");
         };
-        let answers: Vec<Vec<u8>> = results.into_iter().map(|result| result.bytes).collect();
+        let (jobs, answers) = self.last_of_each(jobs, results)?;
         let progress = Progress::of(&run.log, &run.learner);
         let observer = Observer { stages: &run.log.stages, on_wait: &|reward, time| progress.waits(reward, time) };
         self.assembler.assemble(CollectRequest { prompts, step, ..like }, &jobs, &answers, waited_s, &observer)
     }
+}
+
+/// What a checkpoint has of later batches.
+enum Made {
+    Whole(VecDeque<Arc<Ahead>>),
+    Begun(VecDeque<Arc<BegunBatch>>),
 }
 
 /// Completions of an evaluation.
@@ -155,18 +182,23 @@ impl RolloutPipeline {
         }
     }
 
-    /// The batches `first` to `last` of `run`, made by the weights as they are.
+    /// The batches `first` to `last` of `run`, made or begun by the weights as they are.
     fn offered(&self, run: &TrainingRun, workers: &Workers, first: u64, last: u64) -> BTreeMap<u64, Pending> {
         let (mut sampler, groups) = (run.data.sampler.clone(), self.groups());
         (self.next_number()..first).for_each(|_| drop(sampler.next_batch()));
-        let step = run.learner.step;
+        let (step, updates) = (run.learner.step, run.learner.policy.weights.version());
         let pending = |batch: u64| {
             let prompts = (batch * groups..).zip(self.prompts(&sampler.next_batch())).collect();
-            let request = CollectRequest { prompts, step, ..self.like() };
-            let jobs = workers.assembler.jobs(&request, run.learner.policy.weights.version());
-            (batch, Pending { prompts: request.prompts, jobs, step })
+            (batch, self.pending(workers, step, prompts, updates))
         };
         (first..=last).map(pending).collect()
+    }
+
+    /// A batch of these rows that is offered after so many optimizer steps, by weights that have had so many updates.
+    fn pending(&self, workers: &Workers, step: u64, prompts: Prompts, updates: u64) -> Pending {
+        let request = CollectRequest { prompts, step, ..self.like() };
+        let jobs = workers.assembler.jobs(&request, updates);
+        Pending { prompts: request.prompts, jobs, step }
     }
 
     /// Opens the spool of the run, and offers what the weights must make.
@@ -180,21 +212,30 @@ impl RolloutPipeline {
             stale_after_ms: (config.heartbeat_stale_after_s * 1000.0) as u64,
             failures_per_job: config.max_failures_per_job as u32,
             kills_per_job: config.max_kills_per_job as u32,
+            chunks: config.partial_rollout_tokens.is_some(),
             ..Plan::new(batches, self.groups(), config.max_staleness as u64)
         };
         let at_beginning = self.batch_is_used_up();
         let batch = self.next_number() - u64::from(!at_beginning);
+        let chunks = Chunks::new(&plan, config.partial_rollout_tokens);
         let mut groups: Vec<FrontierGroup> = self.state.ahead.iter().flat_map(|ahead| ahead.groups()).collect();
         if !at_beginning {
-            groups.extend(in_use(&self.state.batch.samples, plan.numbers(batch)));
+            groups.extend(in_use(&self.state.batch.samples, plan.numbers(batch), &chunks));
+        }
+        let mut begun = BTreeMap::new();
+        for (batch, answers) in (self.next_number()..).zip(std::mem::take(&mut self.state.begun)) {
+            let answers = Arc::unwrap_or_clone(answers);
+            begun.insert(batch, self.pending(&workers, answers.step, answers.prompts.clone(), 0));
+            groups.extend(workers.frontier_of(answers, &chunks)?);
         }
         let last = (batch + plan.max_staleness).min(batches.saturating_sub(1));
-        let first = self.next_number() + self.state.ahead.len() as u64;
-        let pending = match at_beginning && batch < batches {
+        let first = self.next_number() + (self.state.ahead.len() + begun.len()) as u64;
+        let mut pending = match at_beginning && batch < batches {
             true => self.offered(run, &workers, first, last),
             false => BTreeMap::new(),
         };
         workers.remember(&pending, self.state.lineage);
+        pending.append(&mut begun);
         let dir = &run.checkpoints.dir;
         let (learner, stop) = (&mut run.learner, &run.stop);
         let policy = &mut learner.policy;
@@ -220,6 +261,7 @@ impl RolloutPipeline {
             settings: fleet::Lineage(settings.0),
             audits: workers.auditor.is_on(),
             sampling: self.sampling.clone(),
+            chunks,
         };
         let network = workers.network.as_ref().map(|network| (network, policy.dir.as_path()));
         let opened = Distributed::open(dir.root(), network, plan, shared, start, &mut policy.weights, pending)?;
@@ -278,7 +320,9 @@ impl RolloutPipeline {
                 Arc::try_unwrap(ahead).map_or_else(|ahead| ahead.collected.clone(), |ahead| ahead.collected)
             }
             None => {
-                next.sampled_by = workers.lineage(batch);
+                let in_chunks = run.config.partial_rollout_tokens.is_some();
+                next.sampled_by = if in_chunks { self.state.lineage } else { workers.lineage(batch) };
+                next.state.begun.clear();
                 let collected = workers.assemble(run, self.like(), arrived, waited_s)?;
                 self.score_again(run, workers, batch, &collected, &makers)?;
                 collected
@@ -305,32 +349,40 @@ impl RolloutPipeline {
     /// Waits for the batches that a checkpoint of now must have.
     pub fn complete_ahead(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
         let Some(mut workers) = self.workers.take() else { return Ok(()) };
-        let ahead = self.ahead_of_workers(&mut workers, run);
+        let made = self.made_by_workers(&mut workers, run);
         self.workers = Some(workers);
-        self.state.ahead.extend(ahead?);
+        match made? {
+            Made::Whole(ahead) => self.state.ahead.extend(ahead),
+            Made::Begun(begun) => self.state.begun = begun,
+        }
         Ok(())
     }
 
-    fn ahead_of_workers(&self, workers: &mut Workers, run: &TrainingRun) -> anyhow::Result<VecDeque<Arc<Ahead>>> {
+    fn made_by_workers(&self, workers: &mut Workers, run: &TrainingRun) -> anyhow::Result<Made> {
         workers.saving = true;
-        let mut ahead = VecDeque::new();
-        let Some(fleet) = &workers.fleet else { return Ok(ahead) };
+        let (mut ahead, mut begun) = (VecDeque::new(), VecDeque::new());
+        let in_chunks = run.config.partial_rollout_tokens.is_some();
+        let Some(fleet) = &workers.fleet else { return Ok(Made::Whole(ahead)) };
         let next = self.next_number();
         let end = (next + fleet.plan().max_staleness).min(fleet.plan().batches);
         for batch in next + self.state.ahead.len() as u64..end {
             let Some(fleet) = &mut workers.fleet else { break };
             run.learner.ctx.release_cores();
-            let mut arrived = fleet.wait_for_frontier(batch, &run.stop, &|text| run.log.warn(text))?;
+            let mut arrived = fleet.wait_for_frontier((batch, next), &run.stop, &|text| run.log.warn(text))?;
             while workers.expels_a_liar(run, batch, &arrived)? {
                 let Some(fleet) = &mut workers.fleet else { break };
-                arrived = fleet.wait_for_frontier(batch, &run.stop, &|text| run.log.warn(text))?;
+                arrived = fleet.wait_for_frontier((batch, next), &run.stop, &|text| run.log.warn(text))?;
+            }
+            if in_chunks {
+                begun.push_back(Arc::new(workers.begun_batch(arrived)?));
+                continue;
             }
             let (lineage, makers) = (workers.lineage(batch), makers(&arrived.1));
             let collected = workers.assemble(run, self.like(), arrived, 0.0)?;
             self.score_again(run, workers, batch, &collected, &makers)?;
             ahead.push_back(Arc::new(Ahead { collected, lineage }));
         }
-        Ok(ahead)
+        Ok(if in_chunks { Made::Begun(begun) } else { Made::Whole(ahead) })
     }
 
     /// After an optimizer step: moves the reference model, if that is due; after a batch's last step the weights are
@@ -394,11 +446,11 @@ fn makers(results: &[JobResult]) -> Vec<(u64, WorkerName)> {
 }
 
 /// The groups of the batch in use.
-fn in_use(samples: &[train::Sample], numbers: std::ops::Range<u64>) -> Vec<FrontierGroup> {
+fn in_use(samples: &[train::Sample], numbers: std::ops::Range<u64>, chunks: &Chunks) -> Vec<FrontierGroup> {
     let of = |number: u64| {
         let own = samples.iter().filter(|sample| sample.group == number);
-        let tokens = own.map(|sample| (&sample.completion[..], sample.columns.sampler_logps().unwrap_or_default()));
-        FrontierGroup { number, fingerprint: GroupAnswer::fingerprint_of(tokens) }
+        let tokens = own.map(|s| (&s.completion[..], s.columns.sampler_logps().unwrap_or_default(), false));
+        FrontierGroup { number, answers: chunks.answers(&tokens.collect::<Vec<_>>()), bytes: Vec::new() }
     };
     numbers.map(of).collect()
 }

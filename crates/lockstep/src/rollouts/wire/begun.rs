@@ -1,0 +1,91 @@
+//! Batches that are made in chunks, as far as they are: a record of what concerns a batch, then for each of its groups
+//! the answer to its last job ([`GroupAnswer`]).
+//!
+//! | column of the first record | kind | values |
+//! |---|---|---|
+//! | `begun` (must be known) | varint | 3: optimizer steps done when the batch was begun, its first group, its groups |
+//! | `rows` (must be known) | varint | the dataset's row of each group |
+//! | `rewards` | text | those that workers have asked about the groups which have ended |
+
+use super::group::Group;
+use super::job::{answered, numbers, size, texts};
+use super::record::{RecordReader, RecordWriter, WireError};
+use crate::data::prompts::Prompt;
+use crate::rollouts::collector::CollectRequest;
+use crate::rollouts::jobs::{BegunBatch, GroupJob};
+use rollout::SamplingParams;
+use std::sync::Arc;
+
+impl BegunBatch {
+    /// As bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let BegunBatch { step, prompts, answers, rewards } = self;
+        let first = prompts.first_key_value().map_or(0, |(first, _)| *first);
+        let mut head = RecordWriter::new();
+        head.must_be_known().uints("begun", 1, [*step, first, answers.len() as u64]);
+        head.must_be_known().uints("rows", 1, prompts.values().map(|prompt| prompt.row as u64));
+        head.texts("rewards", rewards);
+        let mut bytes = Vec::new();
+        head.finish(&mut bytes);
+        answers.iter().for_each(|answer| bytes.extend(answer.to_bytes()));
+        bytes
+    }
+
+    /// The first batch in `bytes`, of a request like `like`, and the bytes behind it. `row` finds the dataset's rows.
+    pub fn take<'a>(
+        bytes: &'a [u8],
+        like: &CollectRequest<'_>,
+        row: impl Fn(u64) -> Option<Arc<Prompt>>,
+    ) -> Result<(BegunBatch, &'a [u8]), WireError> {
+        let (head, mut rest) = head(bytes)?;
+        let ([step, first, groups], rewards) = (numbers(&head, "begun")?, texts(&head, "rewards")?);
+        let rows = head.uints("rows")?.unwrap_or_default();
+        if rows.len() as u64 != groups || first.checked_add(groups).is_none() {
+            return Err(WireError::new("column `rows` does not have a row for each group"));
+        }
+        let (mut prompts, mut answers) = (std::collections::BTreeMap::new(), Vec::new());
+        for (number, wanted) in (first..).zip(rows) {
+            let prompt = row(wanted)
+                .ok_or_else(|| WireError::new(format!("group {number}: column `rows` names no row of the data")))?;
+            let job = GroupJob {
+                number,
+                prompt: Prompt::clone(&prompt),
+                num_generations: like.num_generations,
+                sampling: SamplingParams::clone(like.sampling.of(number)),
+                version: 0,
+                step,
+                rewards: rewards.clone(),
+                so_far: Vec::new(),
+                until: None,
+            };
+            let (answer, behind) = answered(rest, &job, false)?;
+            answers.push(answer);
+            rest = behind;
+            prompts.insert(number, prompt);
+        }
+        Ok((BegunBatch { step, prompts, answers, rewards }, rest))
+    }
+}
+
+fn head(bytes: &[u8]) -> Result<(RecordReader<'_>, &[u8]), WireError> {
+    let (head, rest) = RecordReader::take(bytes)?;
+    head.refuse_unknown(|name| ["begun", "rows"].contains(&name))?;
+    Ok((head, rest))
+}
+
+/// The groups of batches one behind the other.
+pub(crate) fn groups_of_begun(mut bytes: &[u8]) -> Result<Vec<Group>, WireError> {
+    let mut groups = Vec::new();
+    while !bytes.is_empty() {
+        let (of_batch, rest) = head(bytes)?;
+        let [_, _, count] = numbers(&of_batch, "begun")?;
+        bytes = rest;
+        for _ in 0..size("begun", count)? {
+            let (_, rest) = RecordReader::take(bytes)?;
+            let (group, rest) = Group::read(rest)?;
+            groups.push(group);
+            bytes = rest;
+        }
+    }
+    Ok(groups)
+}

@@ -1,0 +1,172 @@
+//! Jobs and answers as bytes: they come back as they were, and what does not fit is refused.
+
+use crate::data::prompts::Prompt;
+use crate::rollouts::jobs::{GroupAnswer, GroupJob};
+use model::Columns;
+use model::columns::SAMPLER_LOGPS;
+use proptest::prelude::*;
+use rewards::{Content, GivenScores, Problem, ProblemKind, Scores, StepEnd, StepScore};
+use rollout::{FinishReason, RolloutGroup, SamplingParams};
+use serde_json::{Map, Value, json};
+use testing::foreign;
+
+fn job() -> GroupJob {
+    let mut columns = Map::new();
+    columns.insert("answer".into(), json!([0.1, null]));
+    GroupJob {
+        number: 9,
+        prompt: Prompt { row: 3, tokens: model::Prompt::new([7, 300]), content: Content::from("é?"), columns },
+        num_generations: 2,
+        sampling: SamplingParams {
+            temperature: 0.7,
+            top_k: 5,
+            top_p: 0.1 + 0.2,
+            min_p: 0.01,
+            repetition_penalty: 1.1,
+            max_new_tokens: 4,
+            stop_ids: vec![0, 2],
+            stop_strings: vec!["\n".into()],
+            seed: u64::MAX,
+            prompt_logprobs: false,
+            top_logprobs: 1,
+            entropies: true,
+        },
+        version: 6,
+        step: 8,
+        rewards: vec!["a".into(), "b".into()],
+        so_far: Vec::new(),
+        until: None,
+    }
+}
+
+/// One that continues the answer's completions, the first of which is not whole.
+fn later() -> GroupJob {
+    let mut so_far = answer().group.completions;
+    so_far[0].finish_reason = FinishReason::Unfinished;
+    GroupJob { so_far, until: Some(3), version: 7, ..job() }
+}
+
+fn answer_to_later() -> GroupAnswer {
+    let GroupJob { number, prompt, mut so_far, .. } = later();
+    so_far[0].ids.push(9);
+    (so_far[0].mask.push(true), so_far[0].versions.push(7));
+    so_far[0].columns = Columns::of([(SAMPLER_LOGPS, vec![-0.3, -0.3, -1.5])]);
+    GroupAnswer { group: RolloutGroup::new(number, prompt.tokens, so_far), scores: Vec::new(), rollout_s: 0.5 }
+}
+
+fn answer() -> GroupAnswer {
+    let completion = |generation: usize, ids: Vec<u32>| rollout::Completion {
+        generation,
+        mask: vec![true; ids.len()],
+        versions: vec![6; ids.len()],
+        columns: Columns::of([(SAMPLER_LOGPS, vec![-0.3; ids.len()])]),
+        finish_reason: FinishReason::Stop,
+        ids,
+    };
+    let problem = Problem { example: Some("x".into()), ..Problem::new("a", 1, "no\nnumber") };
+    let first = Scores {
+        values: vec![Some(0.1 + 0.2), None],
+        steps: vec![Some(vec![StepScore { end: StepEnd::Char(2), score: -0.0 }]), None],
+        problems: vec![problem.of_kind(ProblemKind::TimedOut).at(vec![1])],
+        extra: vec![("note".into(), vec![json!(0.1), Value::Null])],
+        metrics: vec![("m".into(), 1e300), ("l".into(), 5e-324)],
+        timed_out: 1,
+    };
+    let second = Scores::new(vec![Some(f64::INFINITY), Some(f64::MIN_POSITIVE)]);
+    let given = |reward, scores| GivenScores { reward, scores, seconds: 0.25 };
+    let completions = vec![completion(0, vec![4, 0]), completion(1, Vec::new())];
+    let group = RolloutGroup::new(9, model::Prompt::new([7, 300]), completions);
+    GroupAnswer { group, scores: vec![given(0, first), given(1, second)], rollout_s: 1.5 }
+}
+
+#[test]
+fn a_job_and_its_answer_come_back_as_they_were() {
+    let bytes = job().to_bytes();
+    assert_eq!(GroupJob::from_bytes(&bytes).unwrap(), job());
+    let bytes = answer().to_bytes();
+    assert_eq!(GroupAnswer::number(&bytes).unwrap(), 9);
+    let found = GroupAnswer::from_bytes(&bytes, &job()).unwrap();
+    assert_eq!((&found, found.to_bytes()), (&answer(), bytes));
+    let bytes = later().to_bytes();
+    assert_eq!(GroupJob::from_bytes(&bytes).unwrap(), later());
+    let bytes = answer_to_later().to_bytes();
+    assert_eq!(GroupAnswer::from_bytes(&bytes, &later()).unwrap(), answer_to_later());
+}
+
+#[test]
+fn what_does_not_continue_is_refused() {
+    let refused = |spoil: fn(&mut GroupAnswer), word: &str| {
+        let mut answer = answer_to_later();
+        spoil(&mut answer);
+        let said = GroupAnswer::from_bytes(&answer.to_bytes(), &later()).unwrap_err().to_string();
+        assert!(said.contains(word), "{said}");
+    };
+    refused(|answer| answer.group.completions[0].ids[0] = 5, "does not continue");
+    refused(|answer| answer.group.completions[0].versions[1] = 7, "does not continue");
+    refused(|answer| answer.group.completions[1].finish_reason = FinishReason::Length, "does not continue");
+    refused(|answer| answer.group.completions[0].versions[2] = 6, "version 6, not 7");
+    refused(|given| given.scores = answer().scores, "0 rewards");
+    refused(|given| *given = answer(), "does not continue");
+    // It ended one token early, and says that it has not ended.
+    refused(
+        |answer| {
+            let c = &mut answer.group.completions[0];
+            (c.ids.truncate(2), c.mask.truncate(2), c.versions.truncate(2));
+            c.columns = Columns::of([(SAMPLER_LOGPS, vec![-0.3; 2])]);
+        },
+        "none that the job asks for",
+    );
+}
+
+#[test]
+fn what_does_not_answer_the_job_is_refused() {
+    let refused = |change: fn(&mut GroupJob), spoil: fn(&mut GroupAnswer), word: &str| {
+        let (mut job, mut answer) = (job(), answer());
+        change(&mut job);
+        spoil(&mut answer);
+        let said = GroupAnswer::from_bytes(&answer.to_bytes(), &job).unwrap_err().to_string();
+        assert!(said.contains(word), "{said}");
+    };
+    refused(|job| job.number = 8, |_| {}, "another job");
+    refused(|job| job.prompt.tokens = model::Prompt::new([7]), |_| {}, "another job");
+    refused(|job| job.num_generations = 3, |_| {}, "3 completions");
+    refused(|job| job.rewards.truncate(1), |_| {}, "1 rewards");
+    refused(|job| job.version = 5, |_| {}, "version 6, not 5");
+    refused(|job| job.sampling.max_new_tokens = 1, |_| {}, "completion 0");
+    refused(|_| {}, |answer| answer.group.completions[0].columns = Columns::default(), "sampler_logps");
+    refused(|_| {}, |answer| answer.scores[1].scores.values = vec![None], "1.scored");
+    refused(|_| {}, |answer| answer.scores[0].scores.problems[0].completions = vec![2], "0.problems");
+    refused(|_| {}, |answer| answer.scores[0].scores.extra[0].1.truncate(1), "0.extra");
+    refused(|_| {}, |answer| answer.scores[0].scores.timed_out = 3, "0.timed_out");
+}
+
+#[test]
+fn a_job_that_nobody_can_do_is_refused() {
+    let refused = |change: fn(&mut GroupJob)| {
+        let mut job = job();
+        change(&mut job);
+        assert!(GroupJob::from_bytes(&job.to_bytes()).is_err());
+    };
+    refused(|job| job.num_generations = 0);
+    refused(|job| job.num_generations = 1 << 30);
+    refused(|job| job.prompt.tokens = model::Prompt::new([]));
+    refused(|job| job.sampling.temperature = f64::NAN);
+    refused(|job| job.sampling.max_new_tokens = 0);
+}
+
+proptest! {
+    #![proptest_config(foreign::few())]
+
+    #[test]
+    fn any_bytes_give_a_job_or_an_error(bytes in foreign::bytes(job().to_bytes())) {
+        let _ = GroupJob::from_bytes(&bytes);
+    }
+    #[test]
+    fn any_bytes_give_a_later_job_or_an_error(bytes in foreign::bytes(later().to_bytes())) {
+        let _ = GroupJob::from_bytes(&bytes);
+    }
+    #[test]
+    fn any_bytes_give_an_answer_or_an_error(bytes in foreign::bytes(answer().to_bytes())) {
+        let _ = GroupAnswer::from_bytes(&bytes, &job());
+    }
+}

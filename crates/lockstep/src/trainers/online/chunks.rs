@@ -1,0 +1,201 @@
+//! Batches that are made in chunks, with `partial_rollout_tokens` = C: token t of batch b is sampled by the weights
+//! that batch clamp(b − k + ⌊t / C⌋, 0, b) begins with.
+//!
+//! The weights that batch b begins with make what is left of batch b, tokens up to (k − j + 1) · C of the j-th batch
+//! after it, and so the first C of the k-th. A completion that has stopped continues as if it had not; its keys and
+//! values are computed again by the newer weights. What is begun belongs to a prepared step and to the frontier of a
+//! checkpoint, as in [`ahead`](super::ahead). Rewards are asked when a batch is whole.
+
+use super::waiting::Progress;
+use super::workers::{Arrived, Workers};
+use super::{OnlineBatch, RolloutPipeline, Source};
+use crate::bad_input;
+use crate::data::prompts::Prompt;
+use crate::distributed::{Chunks, FrontierGroup, Pending, by_group};
+use crate::models::WriteFiles;
+use crate::rollouts::collector::{Begun, CollectRequest, Collected, Observer};
+use crate::rollouts::jobs::{Assembler, BegunBatch, GroupAnswer, GroupJob, score};
+use crate::run::training::TrainingRun;
+use anyhow::{Context as _, bail};
+use rollout::{Request, RolloutGroup, SamplingParams};
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The file of a checkpoint that has the batches that are begun.
+const FILE: &str = "frontier.begun.bin";
+
+impl RolloutPipeline {
+    /// The batch of the next step, whose completions are made to their end by the weights as they are; those of later
+    /// batches are made as far as these weights make them.
+    pub(super) fn next_in_chunks(
+        &mut self,
+        run: &TrainingRun,
+        next: &mut OnlineBatch,
+        tokens: usize,
+    ) -> anyhow::Result<Collected> {
+        let k = run.config.max_staleness;
+        let steps_left = run.learner.schedule.total_steps.saturating_sub(run.learner.step);
+        let batches_left = steps_left.div_ceil(self.sizes.steps()).max(1);
+        let wanted = batches_left.min(k as u64 + 1) as usize;
+        let mut begun: VecDeque<BegunBatch> = next.state.begun.drain(..).map(Arc::unwrap_or_clone).collect();
+        let (mut sampler, mut first) = (next.run.data.sampler.clone(), next.state.rollout_number);
+        for batch in 0..wanted {
+            let rows = sampler.next_batch();
+            if batch == begun.len() {
+                let prompts = (first..).zip(self.prompts(&rows)).collect();
+                let (answers, rewards) = (Vec::new(), Vec::new());
+                begun.push_back(BegunBatch { step: run.learner.step, prompts, answers, rewards });
+            }
+            first += (self.sizes.generation / self.sizes.group) as u64;
+        }
+        let Some(batch) = begun.pop_front() else { unreachable!("one at least") };
+        let mut beside = Vec::new();
+        for (distance, later) in (1..).zip(&begun) {
+            let open = |number: &u64| later.answer(*number).is_none_or(|answer| answer.group.is_unfinished());
+            let request = |(&number, prompt): (&u64, &Arc<Prompt>)| Request {
+                so_far: later.answer(number).map_or_else(Vec::new, |answer| answer.group.completions.clone()),
+                until: Some((k + 1 - distance).saturating_mul(tokens)),
+                ..Request::new(number, prompt.tokens.clone(), self.sizes.group, self.sampling.of(number).clone())
+            };
+            beside.extend(later.prompts.iter().filter(|(number, _)| open(number)).map(request));
+        }
+        let so_far = batch.answers.into_iter().map(|answer| answer.group).collect();
+        let (collected, made) = self.continue_batch(run, batch.prompts, batch.step, Begun { so_far, beside })?;
+        next.state.health.check(&collected.scored.rollouts, &collected.scored.problems, &run.config)?;
+        for &(start, seconds) in &collected.scored.overlapped {
+            run.log.stages.record_overlapped("rewards", start, seconds);
+        }
+        let mut made: BTreeMap<u64, RolloutGroup> = made.into_iter().map(|group| (group.id, group)).collect();
+        begun.iter_mut().for_each(|later| later.take_up(&mut made));
+        next.state.begun = begun.into_iter().map(Arc::new).collect();
+        next.sampled_by = self.state.lineage;
+        next.run.data.sampler.next_batch();
+        Ok(collected)
+    }
+
+    fn continue_batch(
+        &mut self,
+        run: &TrainingRun,
+        prompts: BTreeMap<u64, Arc<Prompt>>,
+        step: u64,
+        begun: Begun,
+    ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
+        let Some(collector) = &mut self.collector else { unreachable!("the source is no file") };
+        let request = CollectRequest {
+            prompts,
+            num_generations: self.sizes.group,
+            sampling: &self.sampling,
+            reward_weights: &self.reward_weights,
+            step,
+            refuse_non_finite: false,
+        };
+        let progress = Progress::of(&run.log, &run.learner);
+        let observer = Observer { stages: &run.log.stages, on_wait: &|reward, time| progress.waits(reward, time) };
+        collector.continue_with(&run.learner.policy.weights, request, begun, &observer)
+    }
+
+    /// Writes the batches that are begun into a checkpoint.
+    pub(super) fn write_begun(&self) -> Option<WriteFiles> {
+        let begun = self.state.begun.clone();
+        let write = move |dir: &Path| {
+            let bytes: Vec<u8> = begun.iter().flat_map(|batch| batch.to_bytes()).collect();
+            Ok(std::fs::write(dir.join(FILE), bytes)?)
+        };
+        (!self.state.begun.is_empty()).then(|| -> WriteFiles { Box::new(write) })
+    }
+
+    /// Takes up so many batches that a checkpoint has begun.
+    pub(super) fn restore_begun(&mut self, batches: usize, checkpoint: &Path) -> anyhow::Result<()> {
+        let Source::Prompts(all) = &self.source else { return Ok(()) };
+        if batches == 0 {
+            return Ok(());
+        }
+        let file = checkpoint.join(FILE);
+        let place = || file.display().to_string();
+        let bytes = std::fs::read(&file).with_context(place)?;
+        let rows: BTreeMap<u64, &Arc<Prompt>> = all.iter().map(|prompt| (prompt.row as u64, prompt)).collect();
+        let (mut begun, mut rest) = (VecDeque::new(), &bytes[..]);
+        while !rest.is_empty() {
+            let taken = BegunBatch::take(rest, &self.like(), |row| rows.get(&row).map(|&prompt| prompt.clone()));
+            let (batch, behind) = taken.with_context(place)?;
+            begun.push_back(Arc::new(batch));
+            rest = behind;
+        }
+        let numbers = begun.iter().flat_map(|batch| batch.prompts.keys().copied());
+        let groups = batches * self.sizes.generation / self.sizes.group;
+        if begun.len() != batches || !numbers.eq((self.state.rollout_number..).take(groups)) {
+            bad_input!(
+                "{} does not have the {batches} batches with the groups from number {} on, which come next",
+                file.display(),
+                self.state.rollout_number
+            );
+        }
+        self.state.begun = begun;
+        Ok(())
+    }
+}
+
+impl Workers {
+    /// What a checkpoint has begun of a batch, as results of its jobs. What nobody has scored yet is scored here.
+    pub(super) fn frontier_of(
+        &mut self,
+        BegunBatch { step, prompts, answers, rewards }: BegunBatch,
+        chunks: &Chunks,
+    ) -> anyhow::Result<Vec<FrontierGroup>> {
+        let (_, names) = self.assembler.asked_elsewhere();
+        let Assembler { rewards: asked, tokenizer, stop, .. } = &mut self.assembler;
+        let (mut groups, sampling) = (Vec::new(), SamplingParams::default());
+        for mut answer in answers {
+            let (number, group) = (answer.group.id, &answer.group);
+            if !group.is_unfinished() && (answer.scores.is_empty() || rewards != names) {
+                let job = GroupJob {
+                    number,
+                    prompt: Prompt::clone(&prompts[&number]),
+                    num_generations: group.completions.len(),
+                    sampling: sampling.clone(),
+                    version: 0,
+                    step,
+                    rewards: names.clone(),
+                    so_far: Vec::new(),
+                    until: None,
+                };
+                answer.scores = score(asked, tokenizer, stop, group, &job)?;
+            }
+            let tokens = answer.group.completions.iter().map(|c| (&c.ids[..], c.logps(), c.is_unfinished()));
+            let answers = chunks.answers(&tokens.collect::<Vec<_>>());
+            groups.push(FrontierGroup { number, answers, bytes: answer.to_bytes() });
+        }
+        Ok(groups)
+    }
+
+    /// What workers have begun of a batch, for a checkpoint.
+    pub(super) fn begun_batch(&self, (pending, results): Arrived) -> anyhow::Result<BegunBatch> {
+        let Some(Pending { prompts, jobs, step }) = pending else { bail!("a batch that nobody offered has begun") };
+        let of_groups = by_group(&results);
+        let answer = |whole: &GroupJob| {
+            let last = of_groups.get(&whole.number).and_then(|results| results.last());
+            let last = last.with_context(|| format!("nothing of group {} has arrived", whole.number))?;
+            Ok(GroupAnswer::believed(&last.bytes, whole)?)
+        };
+        let answers = jobs.iter().map(answer).collect::<anyhow::Result<_>>()?;
+        Ok(BegunBatch { step, prompts, answers, rewards: self.assembler.asked_elsewhere().1 })
+    }
+}
+
+impl BegunBatch {
+    /// What a group has so far.
+    pub(super) fn answer(&self, number: u64) -> Option<&GroupAnswer> {
+        let first = *self.prompts.first_key_value()?.0;
+        self.answers.get(usize::try_from(number.checked_sub(first)?).ok()?)
+    }
+
+    /// Takes what was made of its groups out of `made`; the others stay as they are.
+    fn take_up(&mut self, made: &mut BTreeMap<u64, RolloutGroup>) {
+        let group = |number: &u64| match made.remove(number) {
+            Some(group) => Some(GroupAnswer { group, scores: Vec::new(), rollout_s: 0.0 }),
+            None => self.answer(*number).cloned(),
+        };
+        self.answers = self.prompts.keys().filter_map(group).collect();
+    }
+}
