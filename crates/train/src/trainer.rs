@@ -211,8 +211,8 @@ impl Trainer {
         self.accumulate_after(ctx, model, samples, loss, normalizer, Ahead::default())
     }
 
-    /// Makes the gradient of the optimizer batch of what was accumulated. The seam for several ranks: theirs are added
-    /// here, and `Accumulated`'s sums with them, in the order of the ranks.
+    /// Finishes the gradient of the optimizer batch from what was accumulated. With several ranks, this is where their
+    /// gradients, and the sums in `Accumulated`, would be added in the order of the ranks.
     pub fn reduce(&mut self, ctx: &Context) -> Result<()> {
         let Some(accumulated) = &mut self.accumulated else { return Err(nothing_accumulated()) };
         let start = Instant::now();

@@ -28,7 +28,7 @@ are not asked";
 const LISTS: &str = "xtask/mutants";
 /// Planted trees, and what is known of their tests.
 const WORK: &str = "target/mutants";
-/// What does not compile is drawn again: so many more than asked for, in percent.
+/// How many more changes are drawn than were asked for, in percent, because some do not compile.
 const SPARE: usize = 40;
 
 /// A list of mutants, and the file that says what came of them.

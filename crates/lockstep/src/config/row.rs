@@ -20,7 +20,7 @@ pub enum OnResume {
 pub(crate) enum Trl {
     /// Nothing.
     Nothing,
-    /// A field of its configurations.
+    /// A field of TRL's configurations.
     Field {
         /// TRL's name, where that is not the key's.
         name: Option<&'static str>,

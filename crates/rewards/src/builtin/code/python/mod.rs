@@ -1,10 +1,10 @@
 //! Unit tests of Python: assertions about calls of a program's functions.
 //!
 //! Two sandboxes, one for the program (`program.py`) and one for its tests (`judge.py`). They share two pipes
-//! (`port.py`) and nothing else: the tests call the program's functions, values travel (`values.py`), and of what is no
-//! value the other side has a mirror that asks for whatever it is asked (`mirrors.py`). Where an assertion is decided
-//! there is no code, file, process or memory of the program; what is expected is never where the program is. Each call
-//! has a fresh number, each verdict the run's nonce. Knows no score.
+//! (`port.py`) and nothing else: the tests call the program's functions. Plain values are copied (`values.py`); for any
+//! other object the tests get a mirror, which passes each use of it on to the program (`mirrors.py`). Where an
+//! assertion is decided there is no code, file, process or memory of the program; what is expected is never where the
+//! program is. Each call has a fresh number, each verdict the run's nonce. Knows no score.
 
 use super::sandbox::{End, JOB, Limits, Outcome, Sandbox};
 use super::source::UnitTests;
