@@ -75,8 +75,12 @@ struct Begun {
 
 enum Stage {
     WaitsForWeights,
-    Sampling { request: RequestId, since: Instant },
-    Scoring,
+    Sampling {
+        request: RequestId,
+        since: Instant,
+    },
+    /// The fingerprint of what is scored.
+    Scoring(u64),
 }
 
 impl Begun {
@@ -259,7 +263,7 @@ impl WorkerWork {
             }) else {
                 continue;
             };
-            begun.stage = Stage::Scoring;
+            begun.stage = Stage::Scoring(GroupAnswer::fingerprint(&group));
             match group.is_unfinished() {
                 // The next chunk has it scored, or the one after.
                 true => self.unscored.push(GroupAnswer { group, scores: Vec::new(), rollout_s }),
@@ -281,10 +285,14 @@ impl WorkerWork {
     }
 
     fn scored(&mut self, number: u64, answer: anyhow::Result<GroupAnswer>) -> Option<(JobName, Result<Done, String>)> {
-        // It may have been withdrawn, and claimed again since: then the same tokens come once more.
-        let mut scoring = self.in_stage(|stage| matches!(stage, Stage::Scoring));
-        let name = scoring.find(|(_, begun)| begun.group.number == number).map(|(name, _)| *name)?;
-        drop(scoring);
+        // It may have been withdrawn, and claimed again since: then the same tokens come once more, or others, if it
+        // continues another answer.
+        let name = {
+            let scored = answer.as_ref().ok().map(|answer| GroupAnswer::fingerprint(&answer.group));
+            let is_it = |stage: &Stage| matches!(stage, Stage::Scoring(own) if scored.is_none_or(|it| it == *own));
+            let mut scoring = self.in_stage(is_it);
+            scoring.find(|(_, begun)| begun.group.number == number).map(|(name, _)| *name)?
+        };
         self.begun.remove(&name);
         let done = answer.and_then(|answer| {
             let mut problems = answer.scores.iter().flat_map(|given| &given.scores.problems);
@@ -314,10 +322,12 @@ impl WorkerWork {
 
 impl Work for WorkerWork {
     fn has_room(&self) -> bool {
-        self.in_stage(|stage| !matches!(stage, Stage::Scoring)).count() < self.parts.groups
+        self.in_stage(|stage| !matches!(stage, Stage::Scoring(_))).count() < self.parts.groups
     }
 
     fn begin(&mut self, job: Job) {
+        // It may be offered again, with another payload, while this worker has it: what was begun ends.
+        self.forget(job.name);
         match job_of(&job) {
             Ok(group) => drop(self.begun.insert(job.name, Begun { job, group, stage: Stage::WaitsForWeights })),
             Err(error) => self.failed.push((job.name, paragraph(&error))),
@@ -356,7 +366,7 @@ impl Work for WorkerWork {
         let stage = |begun: &Begun| match begun.stage {
             Stage::WaitsForWeights => "waiting for weights",
             Stage::Sampling { .. } => "sampling",
-            Stage::Scoring => "scoring",
+            Stage::Scoring(_) => "scoring",
         };
         self.begun.iter().map(|(job, begun)| (*job, stage(begun).to_owned())).collect()
     }
