@@ -49,7 +49,8 @@ fn later() -> GroupJob {
 fn answer_to_later() -> GroupAnswer {
     let GroupJob { number, prompt, mut so_far, .. } = later();
     so_far[0].ids.push(9);
-    (so_far[0].mask.push(true), so_far[0].versions.push(7));
+    so_far[0].mask.push(true);
+    so_far[0].versions.push(7);
     so_far[0].columns = Columns::of([(SAMPLER_LOGPS, vec![-0.3, -0.3, -1.5])]);
     GroupAnswer { group: RolloutGroup::new(number, prompt.tokens, so_far), scores: Vec::new(), rollout_s: 0.5 }
 }
@@ -111,7 +112,9 @@ fn what_does_not_continue_is_refused() {
     refused(
         |answer| {
             let c = &mut answer.group.completions[0];
-            (c.ids.truncate(2), c.mask.truncate(2), c.versions.truncate(2));
+            c.ids.truncate(2);
+            c.mask.truncate(2);
+            c.versions.truncate(2);
             c.columns = Columns::of([(SAMPLER_LOGPS, vec![-0.3; 2])]);
         },
         "none that the job asks for",
