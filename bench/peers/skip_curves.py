@@ -12,6 +12,7 @@ curves.json, curves.svg and table.md into the directory. Needs requirements-trl.
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import random
@@ -131,20 +132,24 @@ def picture(found, width):
     ]
     for n, name in enumerate(tasks):
         runs = {key: run for key, run in found.items() if key[0] == name}
-        most = max(run["seconds"][-1] for (_, arm, _), run in runs.items() if arm != "TRL") * 1.5
+        seconds = [second for run in runs.values() for second in run["seconds"]]
+        least, most = math.floor(math.log10(min(seconds))), math.log10(max(seconds))
+        place = lambda second, least=least, most=most: (math.log10(second) - least) / (most - least) * wide
         best = max(max(smoothed(run["rewards"], width)) for run in runs.values()) * 1.05
         base = left + n * (wide + gap)
         out.append(f'<text x="{base}" y="{top - 8}">{TASKS[name]["label"]}</text>')
+        for power in range(least, math.floor(most) + 1):
+            x = base + place(10.0**power)
+            out.append(f'<line x1="{x}" x2="{x}" y1="{top}" y2="{top + high}" stroke="#ddd"/>')
+            out.append(f'<text x="{x}" y="{top + high + 16}" text-anchor="middle">{10.0**power:g}</text>')
         for share in (0, 0.25, 0.5, 0.75, 1):
-            y, x = top + high - share * high, base + share * wide
+            y = top + high - share * high
             out.append(f'<line x1="{base}" x2="{base + wide}" y1="{y}" y2="{y}" stroke="#ddd"/>')
             out.append(f'<text x="{base - 6}" y="{y + 4}" text-anchor="end">{best * share:.2f}</text>')
-            out.append(f'<text x="{x}" y="{top + high + 16}" text-anchor="middle">{most * share:.0f}</text>')
         for (_, arm, _), run in runs.items():
             points = [
-                f"{base + second / most * wide:.1f},{top + high - reward / best * high:.1f}"
+                f"{base + place(second):.1f},{top + high - reward / best * high:.1f}"
                 for second, reward in zip(run["seconds"], smoothed(run["rewards"], width), strict=True)
-                if second <= most
             ]
             line = f'<polyline points="{" ".join(points)}" fill="none" stroke="{COLOURS[arm]}" stroke-width="1.4"/>'
             out.append(line)
