@@ -237,6 +237,7 @@ fn what_workers_cannot_do_is_refused_before_anything_starts() {
         refused(root, &learner, words);
     };
     refuse(&[ON_POLICY, "dynamic_sampling=true"], &["distributed", "dynamic_sampling = false"]);
+    refuse(&["max_staleness=2", "queue_maxsize=3"], &["`queue_maxsize` is 3", "set it to 4 or more"]);
     refuse(&["algorithm=ppo", "num_generations=1", "target_kl=0.1"], &["target_kl", "leave it unset"]);
     refused(root, &["worker", "--join", "x", "--name", "a b"], &["letters, digits"]);
     let none = [&arguments("train", "out", &[])[..], &["--distributed", "--workers", "0"]].concat();

@@ -150,9 +150,23 @@ pub(super) fn refuse_what_workers_cannot(config: &Config, has_function: bool) ->
         }
         () if config.replay.is_some() => "`replay` reads completions from a file, and workers generate them",
         () if has_function => "a rollout function (rollout_func) is this program's own, and workers do not have it",
-        () => return Ok(()),
+        () => return refuse_short_queue(config),
     };
     bad_input!("a distributed run: {why}");
+}
+
+/// A checkpoint waits for all groups of the batches ahead, also where one worker is left.
+fn refuse_short_queue(config: &Config) -> anyhow::Result<()> {
+    let (k, groups) = (config.max_staleness, config.prompts_per_generation());
+    if config.queue_maxsize < k * groups {
+        bad_input!(
+            "a distributed run: `queue_maxsize` is {}, and a checkpoint has the groups of the batches ahead, max_staleness \
+             × {groups}: set it to {} or more",
+            config.queue_maxsize,
+            k * groups
+        );
+    }
+    Ok(())
 }
 
 impl RolloutPipeline {
