@@ -160,8 +160,8 @@ fn refuse_short_queue(config: &Config) -> anyhow::Result<()> {
     let (k, groups) = (config.max_staleness, config.prompts_per_generation());
     if config.queue_maxsize < k * groups {
         bad_input!(
-            "a distributed run: `queue_maxsize` is {}, and a checkpoint has the groups of the batches ahead, max_staleness \
-             × {groups}: set it to {} or more",
+            "a distributed run: `queue_maxsize` is {}, and a checkpoint has the groups of the batches ahead, \
+             max_staleness × {groups}: set it to {} or more",
             config.queue_maxsize,
             k * groups
         );
