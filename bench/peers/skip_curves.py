@@ -17,6 +17,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -241,7 +242,7 @@ def main():
                 raise SystemExit(done.stderr)
             run = json.loads(done.stdout.splitlines()[-1])
         else:
-            subprocess.run(["rm", "-rf", place], check=True)
+            shutil.rmtree(place, ignore_errors=True)
             run = lockstep(program, task, model, data, seed, args.steps, place, ARMS[arm])
         found[name, arm, seed] = run
         cache.write_text(json.dumps([[list(key), run] for key, run in found.items()]))

@@ -231,10 +231,10 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
 
 /// The flags of each worker: those that --workers counts, else the configuration's, else one.
 fn flags_of_workers(config: &Config, counted: Option<u32>) -> anyhow::Result<Vec<Vec<String>>> {
-    let kinds = worker_kinds(config)?;
     if let Some(n) = counted {
         return Ok(vec![Vec::new(); n as usize]);
     }
+    let kinds = worker_kinds(config)?;
     let flags = |kind: &WorkerKind| {
         let mut flags = Vec::new();
         if let Some(threads) = kind.threads {

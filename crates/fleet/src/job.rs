@@ -124,6 +124,11 @@ impl From<WorkerName> for String {
     }
 }
 
+/// Whether a worker of these profiles does jobs of one; a worker without profiles does all.
+pub fn takes(profiles: &[String], profile: &str) -> bool {
+    profiles.is_empty() || profiles.iter().any(|own| own == profile)
+}
+
 /// Where weights come from: that of version 0 is a hash of the model, the configuration and the arithmetic; each batch
 /// that was trained on makes the next one. Equal lineages are equal weights, without a pass over them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

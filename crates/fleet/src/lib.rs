@@ -50,5 +50,5 @@ mod search;
 
 pub use error::{Error, Result};
 pub use format::{batch_from_bytes, batch_to_bytes};
-pub use job::{Answer, BatchDigest, Job, JobName, JobResult, Lineage, WorkerName};
+pub use job::{Answer, BatchDigest, Job, JobName, JobResult, Lineage, WorkerName, takes};
 pub use plan::Plan;

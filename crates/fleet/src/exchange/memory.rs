@@ -3,7 +3,7 @@
 use super::{Exchange, LearnerState, Observer, Scan, Seen, Waiter, WorkerExchange, WorkerStatus};
 use crate::coordinator::Event;
 use crate::error::Result;
-use crate::job::{Job, JobName, JobResult, WorkerName};
+use crate::job::{Job, JobName, JobResult, WorkerName, takes};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -198,7 +198,7 @@ impl WorkerExchange for MemoryWorker {
     fn claim(&mut self, profiles: &[String]) -> Result<Option<Job>> {
         let name = self.name.clone();
         Ok(self.change(|queue| {
-            let fits = |job: &Job| profiles.is_empty() || profiles.contains(&job.profile);
+            let fits = |job: &Job| takes(profiles, &job.profile);
             let job = queue.pending.values().find(|job| fits(job))?.name;
             queue.claim(&name, job)
         }))

@@ -48,7 +48,7 @@ impl Observer {
         self.offered.remove(&job);
     }
 
-    /// A result is deleted: another one of the same worker and job is told of again.
+    /// A result is deleted: another one of the same worker and job is reported again.
     pub(crate) fn discarded(&mut self, worker: &WorkerName, job: JobName) {
         self.results.remove(&(worker.clone(), job));
     }

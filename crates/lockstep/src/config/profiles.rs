@@ -5,6 +5,7 @@ use super::engine::sampling;
 use super::keys::Config;
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
+use fleet::takes;
 use rollout::SamplingParams;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
@@ -206,11 +207,6 @@ pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
         bad_input!("no entry of `workers` has the profile \"{nobodys}\": nobody would make its groups");
     }
     Ok(())
-}
-
-/// Whether a worker of these profiles makes groups of one.
-fn takes(profiles: &[String], name: &str) -> bool {
-    profiles.is_empty() || profiles.iter().any(|own| own == name)
 }
 
 /// Names in a message.

@@ -14,7 +14,7 @@ use fleet::batches::BatchFiles;
 use fleet::coordinator::Coordinator;
 use fleet::exchange::{Counts, Exchange};
 use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
-use fleet::{Answer, Job, JobName, JobResult, Lineage, Plan, WorkerName};
+use fleet::{Answer, Job, JobName, JobResult, Lineage, Plan, WorkerName, takes};
 use model::{AdaptedWeights, HeldWeights};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -289,8 +289,7 @@ impl Distributed {
         let workers = fleet::status::read(&self.out).ok()?.workers;
         let living =
             || workers.iter().filter(|worker| worker.alive.is_some()).filter_map(|worker| worker.status.as_ref());
-        let takes =
-            |name: &str| living().any(|one| one.profiles.is_empty() || one.profiles.iter().any(|own| own == name));
+        let takes = |name: &str| living().any(|one| takes(&one.profiles, name));
         let offered = self.payloads.lock();
         let mut names = self.plan.numbers(batch).filter_map(|number| offered.sampling.profile(number));
         names.find(|name| !takes(name)).map(str::to_owned)

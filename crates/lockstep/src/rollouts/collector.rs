@@ -86,6 +86,15 @@ pub struct Collected {
     pub overlapped_s: f64,
 }
 
+impl Collected {
+    /// Reports the scoring that overlapped generation.
+    pub fn record_overlapped(&self, stages: &Stages) {
+        for &(start, seconds) in &self.scored.overlapped {
+            stages.record_overlapped("rewards", start, seconds);
+        }
+    }
+}
+
 /// The logits of a model are not finite.
 #[derive(Debug, thiserror::Error)]
 #[error("a token's log-probability is {0}")]

@@ -101,8 +101,9 @@ pub(super) fn work_as<W: Work>(
         Some(host) => Files { run: host.dir().to_owned(), model: Some(host.model()) },
         None => Files { run: run.to_owned(), model: None },
     };
-    refuse_unknown(&profiles, &files.config()?)?;
-    let parts = parts(&files, threads, rewards, stop.clone(), &shared, batch)?;
+    let config = files.config()?;
+    refuse_unknown(&profiles, &config)?;
+    let parts = parts(&files, config, threads, rewards, stop.clone(), &shared, batch)?;
     if let Some(what) = parts.identity.difference(&shared.identity) {
         return Err(BadInput::new(format!("{name} cannot work for this run: {what}")));
     }
@@ -164,14 +165,13 @@ fn refuse_unknown(profiles: &[String], config: &Config) -> anyhow::Result<()> {
 /// What the worker computes with, from the configuration of the run.
 fn parts(
     files: &Files,
+    mut config: Config,
     threads: Option<usize>,
     functions: Option<Arc<MakeFunctions>>,
     stop: StopSignal,
     shared: &Shared,
     (groups, staleness): (usize, usize),
 ) -> anyhow::Result<Parts> {
-    let dir = RunDir::open(&files.run)?;
-    let mut config = files.config()?;
     let ctx = run::context(config.device, threads.or(config.threads), config.dtype)?;
     let model = match &files.model {
         Some(model) => model.clone(),
@@ -217,7 +217,7 @@ fn parts(
     engine.set_detokenizer(assets.tokenizer.clone());
     let groups = engine.config().max_num_seqs.div_ceil(config.num_generations);
     Ok(Parts {
-        out: dir.root().to_owned(),
+        out: std::path::absolute(&files.run)?,
         lora: config.adapter(),
         ctx,
         model: assets.config.clone(),

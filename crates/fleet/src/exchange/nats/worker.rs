@@ -8,7 +8,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::exchange::{LearnerState, WorkerExchange, WorkerStatus};
-use crate::job::{Job, JobName, JobResult, WorkerName};
+use crate::job::{Job, JobName, JobResult, WorkerName, takes};
 use async_nats::HeaderMap;
 use async_nats::client::Client;
 use async_nats::jetstream::consumer::{AckPolicy, pull};
@@ -162,7 +162,7 @@ impl WorkerExchange for NatsWorker {
             self.answer(message, AckKind::Term);
             return Ok(None);
         }
-        if !profiles.is_empty() && !profiles.contains(&job.profile) {
+        if !takes(profiles, &job.profile) {
             drop(desk);
             self.answer(message, AckKind::Nak(Some(OFFERED)));
             return Ok(None);

@@ -77,12 +77,12 @@ impl RolloutPipeline {
         let (before, span) = (cpu_s(), run.log.stages.span("record"));
         let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
         let (ctx, weights) = (&run.learner.ctx, &run.learner.policy.weights);
-        let scores =
-            match super::stages::lock(scorer).score(ctx, weights, &sequences, self.sampling.common().temperature) {
-                // The step is taken: a stop request does not undo it.
-                Err(_) if run.stop.is_requested() => return Ok(()),
-                scores => scores?,
-            };
+        let temperature = self.sampling.common().temperature;
+        let scores = match super::stages::lock(scorer).score(ctx, weights, &sequences, temperature) {
+            // The step is taken: a stop request does not undo it.
+            Err(_) if run.stop.is_requested() => return Ok(()),
+            scores => scores?,
+        };
         let completion = |(place, (sample, scores)): (usize, (&Sample, model::net::Scores))| {
             let mut completion = Completion::new(place, sample.completion.clone());
             completion.mask.clone_from(&sample.mask);

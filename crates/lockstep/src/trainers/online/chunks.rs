@@ -63,9 +63,7 @@ impl RolloutPipeline {
         let so_far = batch.answers.into_iter().map(|answer| answer.group).collect();
         let (collected, made) = self.continue_batch(run, batch.prompts, batch.step, Begun { so_far, beside })?;
         next.state.health.check(&collected.scored.rollouts, &collected.scored.problems, &run.config)?;
-        for &(start, seconds) in &collected.scored.overlapped {
-            run.log.stages.record_overlapped("rewards", start, seconds);
-        }
+        collected.record_overlapped(&run.log.stages);
         let mut made: BTreeMap<u64, RolloutGroup> = made.into_iter().map(|group| (group.id, group)).collect();
         begun.iter_mut().for_each(|later| later.take_up(&mut made));
         next.state.begun = begun.into_iter().map(Arc::new).collect();

@@ -128,9 +128,7 @@ impl RolloutPipeline {
         let observer = Observer { stages: &run.log.stages, on_wait: &|reward, time| progress.waits(reward, time) };
         let collected = collector.collect(&run.learner.policy.weights, request, &observer)?;
         health.check(&collected.scored.rollouts, &collected.scored.problems, &run.config)?;
-        for &(start, seconds) in &collected.scored.overlapped {
-            run.log.stages.record_overlapped("rewards", start, seconds);
-        }
+        collected.record_overlapped(&run.log.stages);
         Ok(collected)
     }
 

@@ -353,9 +353,7 @@ impl RolloutPipeline {
             fleet.forget_from(batch)?;
         }
         checked?;
-        for &(start, seconds) in &collected.scored.overlapped {
-            run.log.stages.record_overlapped("rewards", start, seconds);
-        }
+        collected.record_overlapped(&run.log.stages);
         next.run.data.sampler.next_batch();
         Ok(collected)
     }
