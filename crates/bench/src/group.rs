@@ -17,7 +17,7 @@ use std::time::Instant;
 
 /// What is generated.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct GroupOptions {
     /// Completions of one shared prompt, in place of decode steps of prompts of their own; several sizes: 1,8,64.
     pub completions: Vec<usize>,
     /// The weights of a Hugging Face directory, in place of the shape's random ones.
@@ -35,7 +35,7 @@ pub struct Options {
 }
 
 /// Times rollouts of each size.
-pub fn run(ctx: &Context, shape: Subject, args: &Options) -> anyhow::Result<Report> {
+pub fn run(ctx: &Context, shape: Subject, args: &GroupOptions) -> anyhow::Result<Report> {
     check(args)?;
     let weights = match &args.model {
         Some(dir) => load_weights(ctx, dir, &Arc::new(load_config(dir, shape.dtype.dtype())?))?,
@@ -94,7 +94,7 @@ pub fn run(ctx: &Context, shape: Subject, args: &Options) -> anyhow::Result<Repo
     Ok(report)
 }
 
-fn check(args: &Options) -> anyhow::Result<()> {
+fn check(args: &GroupOptions) -> anyhow::Result<()> {
     let counts =
         [("--prompt-length", args.prompt_length), ("--new-tokens", args.new_tokens), ("--repeats", args.repeats)];
     let sizes = args.completions.iter().map(|&n| ("--completions", n));
@@ -107,7 +107,7 @@ fn check(args: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn prompt(args: &Options, config: &ModelConfig) -> anyhow::Result<Arc<Prompt>> {
+fn prompt(args: &GroupOptions, config: &ModelConfig) -> anyhow::Result<Arc<Prompt>> {
     let prompt = match &args.prompt_ids {
         Some(file) => read(file)?,
         None => {

@@ -41,7 +41,7 @@ pub struct LevelsFlags {
 
 impl LevelsFlags {
     /// The benchmark's options.
-    pub fn options(&self) -> anyhow::Result<levels::Options> {
+    pub fn options(&self) -> anyhow::Result<levels::LevelsOptions> {
         let preset = self.preset.as_deref().and_then(Preset::find);
         let algorithm = match (&preset, self.algorithm.as_deref()) {
             (Some(preset), _) => preset.algorithm,
@@ -61,7 +61,7 @@ impl LevelsFlags {
         }
         let shape = self.shape.map(Shape::from).or(preset.map(|preset| preset.shape)).unwrap_or(Shape::M7);
         let settings = preset.map_or(algorithm.settings(), |preset| preset.settings);
-        Ok(levels::Options { shape, settings, levels: all, steps: self.steps as usize, threads: self.threads })
+        Ok(levels::LevelsOptions { shape, settings, levels: all, steps: self.steps as usize, threads: self.threads })
     }
 }
 
@@ -91,7 +91,7 @@ pub struct GroupFlags {
     pub repeats: usize,
 }
 
-impl From<&GroupFlags> for group::Options {
+impl From<&GroupFlags> for group::GroupOptions {
     fn from(args: &GroupFlags) -> Self {
         let GroupFlags { completions, model, prompt_length, prompt_ids, new_tokens, temperature, repeats } =
             args.clone();
@@ -141,11 +141,11 @@ pub struct AlgorithmsFlags {
 
 impl AlgorithmsFlags {
     /// The benchmark's options.
-    pub fn options(&self) -> anyhow::Result<algorithms::Options> {
+    pub fn options(&self) -> anyhow::Result<algorithms::AlgorithmsOptions> {
         let AlgorithmsFlags { table, seeds, steps, sft_steps, only, out, threads, json, log } = self.clone();
         let (table, console) = (table.into(), log.open()?);
         let stop = stop_on_signals(&console, Promise::Stops("the run stops, and the benchmark with it"))?;
-        Ok(algorithms::Options { table, seeds, steps, sft_steps, only, out, threads, json, console, stop })
+        Ok(algorithms::AlgorithmsOptions { table, seeds, steps, sft_steps, only, out, threads, json, console, stop })
     }
 }
 

@@ -148,7 +148,7 @@ fn out_file(args: &Args, config: &Config, model: &Path, adapter: Option<&Path>) 
 
 /// An error where a reward scored nothing, unless it left that to others: no figure above speaks of it.
 fn all_scored(outcome: &Outcome) -> anyhow::Result<()> {
-    let scored = outcome.rollouts.judged();
+    let scored = outcome.rollouts.scored();
     let nobody = scored.iter().all(|(_, n)| *n == 0);
     let failed = |name: &str| nobody || outcome.problems.iter().any(|problem| problem.reward == name);
     match scored.iter().find(|(name, n)| *n == 0 && failed(name)) {
@@ -309,7 +309,7 @@ struct Summary<'a> {
 
 fn summaries(outcome: &Outcome) -> impl Iterator<Item = Summary<'_>> {
     let rollouts = &outcome.rollouts;
-    rollouts.judged().into_iter().zip(&rollouts.reward_weights).map(|((reward, scored), &weight)| Summary {
+    rollouts.scored().into_iter().zip(&rollouts.reward_weights).map(|((reward, scored), &weight)| Summary {
         set: &outcome.name,
         mean: outcome.metric(&format!("rewards/{reward}/mean")),
         std: outcome.metric(&format!("rewards/{reward}/std")),
@@ -334,7 +334,7 @@ fn rewards_table(outcomes: &[Outcome]) -> Table {
         ("weight", Align::Right),
         ("mean", Align::Right),
         ("std", Align::Right),
-        ("judged", Align::Right),
+        ("scored", Align::Right),
     ]);
     let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"));
     for s in outcomes.iter().flat_map(summaries) {

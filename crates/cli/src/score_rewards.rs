@@ -15,7 +15,7 @@ const SHOWN: usize = 300;
 /// With no more different scores than this each is counted, else ten bins are.
 const FEW: usize = 10;
 
-/// Tries rewards on a file of completions, without a model: how scores are spread, what was not judged, examples.
+/// Tries rewards on a file of completions, without a model: how scores are spread, what was not scored, examples.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A TOML file of keys: its reward_funcs, columns, prompt_column, completion_column, max_samples.
@@ -32,7 +32,7 @@ pub struct Args {
     /// Makes token ids of completions, for rewards that count them: a model's directory.
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
-    /// Examples of the highest and of the lowest score of each reward, and of those not judged.
+    /// Examples of the highest and of the lowest score of each reward, and of those not scored.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub examples: usize,
     /// Sets a key; may be repeated, and the last one wins. For a key that has a flag of its own, give one of the two.
@@ -171,7 +171,7 @@ impl<'a> Summary<'a> {
         let rest = &self.with_score[few..];
         let highest = self.with_score[..few].iter().map(|row| ("highest", *row));
         let lowest = rest.iter().rev().take(most).map(|row| ("lowest", *row));
-        highest.chain(lowest).chain(self.without_score.iter().take(most).map(|row| ("not judged", *row))).collect()
+        highest.chain(lowest).chain(self.without_score.iter().take(most).map(|row| ("not scored", *row))).collect()
     }
 
     fn json(&self, examples: usize) -> Value {
@@ -210,7 +210,7 @@ fn report(scored: &ScoredFile, summaries: &[Summary<'_>], examples: usize) -> Va
 }
 
 fn text(scored: &ScoredFile, summaries: &[Summary<'_>], examples: usize) -> String {
-    let right = ["judged", "mean", "std", "min", "p25", "median", "p75", "max"].map(|name| (name, Align::Right));
+    let right = ["scored", "mean", "std", "min", "p25", "median", "p75", "max"].map(|name| (name, Align::Right));
     let mut table = Table::new([("reward", Align::Left)].into_iter().chain(right));
     let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"));
     for s in summaries {
@@ -228,7 +228,7 @@ fn text(scored: &ScoredFile, summaries: &[Summary<'_>], examples: usize) -> Stri
             text.push_str(&format!("  {range:>20}  {count:>7}  {bar}\n"));
         }
         for problem in scored.problems.iter().filter(|problem| problem.reward == summary.name) {
-            text.push_str(&format!("  not judged: {problem}\n"));
+            text.push_str(&format!("  not scored: {problem}\n"));
         }
         for (what, row) in summary.examples(examples) {
             let score = row.rewards[summary.place].map_or_else(|| "no score".to_owned(), |score| score.to_string());

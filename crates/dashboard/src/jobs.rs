@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn one_goes_on_at_a_time_and_can_be_stopped() {
+    fn one_runs_at_a_time_and_can_be_stopped() {
         let (_dir, jobs) = jobs(r#"echo '{"event":"start"}'; exec sleep 60"#, true);
         jobs.start(&asked()).unwrap();
         assert_eq!(jobs.start(&asked()), Err(Refusal::Busy));

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_goes_on_from_the_prompt() {
+    fn the_text_continues_from_the_prompt() {
         // The prompt is "Once upon a", the completion begins with " time".
         assert!(stops(" time", &[0, 1, 2, 3]) && stops("time", &[0, 1, 2, 3]));
         assert!(stops("a time", &[0, 1, 2, 3]), "a string may begin in the prompt");

@@ -43,7 +43,7 @@ pub enum Which {
 
 /// Learns the demo's task by every algorithm: held-out accuracy against tokens and seconds, mean ± std over seeds.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct AlgorithmsOptions {
     /// What is compared.
     pub table: Which,
     /// The seeds: each has its own data, model and SFT run.
@@ -77,14 +77,14 @@ struct Row {
 
 /// Trains every chosen arm over the seeds; gives the results, and prints the curves side by side unless they are wanted
 /// as JSON.
-pub fn run(args: &Options) -> anyhow::Result<Value> {
+pub fn run(args: &AlgorithmsOptions) -> anyhow::Result<Value> {
     let arms = chosen(args)?;
     if args.seeds.is_empty() {
         bad_input!("--seeds: give at least one");
     }
     check_directory(&args.out)?;
     let ctx = context(None, args.threads, ComputeDType::F32)?;
-    let Options { console, stop, .. } = args;
+    let AlgorithmsOptions { console, stop, .. } = args;
     let mut rows = first_rows(args.table);
     let before = rows.len();
     rows.extend(arms.iter().map(|arm| Row { label: arm.label.into(), outcomes: Vec::new(), trained: true }));
@@ -113,7 +113,7 @@ pub fn run(args: &Options) -> anyhow::Result<Value> {
 }
 
 /// The arms that `--table` and `--only` ask for.
-fn chosen(args: &Options) -> anyhow::Result<Vec<Arm>> {
+fn chosen(args: &AlgorithmsOptions) -> anyhow::Result<Vec<Arm>> {
     let all = match args.table {
         Which::Algorithms => ALGORITHMS,
         Which::Kl => KL,
@@ -154,7 +154,7 @@ fn check_directory(out: &Path) -> anyhow::Result<()> {
 
 /// Every row's outcome of one seed; `None` if somebody asked to stop.
 fn one_seed(
-    args: &Options,
+    args: &AlgorithmsOptions,
     workspace: &Workspace<'_>,
     arms: &[Arm],
     before: usize,
@@ -335,7 +335,7 @@ fn csv(rows: &[Row]) -> String {
     text
 }
 
-fn report(args: &Options, rows: &[Row]) -> serde_json::Value {
+fn report(args: &AlgorithmsOptions, rows: &[Row]) -> serde_json::Value {
     let row = |row: &Row| {
         let of = |f: &dyn Fn(&Outcome) -> f64| {
             let (mean, std) = mean_std(&row.outcomes.iter().map(f).collect::<Vec<_>>());

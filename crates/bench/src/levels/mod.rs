@@ -28,7 +28,7 @@ const TOLERANCE: (f64, f64) = (1e-3, 1e-6);
 
 /// What is run.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct LevelsOptions {
     /// The size of the model.
     pub shape: Shape,
     /// What is trained with, and how.
@@ -69,8 +69,8 @@ impl Settings {
 }
 
 /// Runs the levels one after another.
-pub fn run(options: &Options, hear: Listener<'_>) -> anyhow::Result<Report> {
-    let Options { shape, settings, .. } = options;
+pub fn run(options: &LevelsOptions, hear: Listener<'_>) -> anyhow::Result<Report> {
+    let LevelsOptions { shape, settings, .. } = options;
     let ctx = lockstep::context(None, options.threads, ComputeDType::F32)?;
     let machine = Machine::measure(&ctx)?;
     let what = format!(

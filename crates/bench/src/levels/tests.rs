@@ -2,7 +2,7 @@ use super::*;
 
 fn run_all(algorithm: Algorithm) -> (Vec<Value>, Value) {
     let (levels, settings) = (algorithm.levels().to_vec(), algorithm.settings());
-    let options = Options { shape: Shape::Tiny, settings, levels, steps: 3, threads: Some(2) };
+    let options = LevelsOptions { shape: Shape::Tiny, settings, levels, steps: 3, threads: Some(2) };
     let mut events = Vec::new();
     let mut hear = |event: &Value| {
         events.push(event.clone());

@@ -120,7 +120,7 @@ fn the_table_of_scores_has_their_quantiles() {
     let said = good(root, &["score-rewards", "--input", "c.jsonl", "--reward", "unique_chars"]).out;
     let row = said.lines().find(|line| line.starts_with("unique_chars")).unwrap_or_else(|| panic!("{said}"));
     let columns: Vec<&str> = row.split_whitespace().collect();
-    // judged, mean, std, min, p25, median, p75, max
+    // scored, mean, std, min, p25, median, p75, max
     assert_eq!(columns[1], "5/5");
     assert_eq!(columns[4..], ["1.0000", "2.0000", "3.0000", "4.0000", "6.0000"], "{said}");
 }

@@ -67,10 +67,10 @@ impl Rollouts {
         RewardMatrix { rows, names: self.reward_names.clone(), weights: self.reward_weights.clone() }
     }
 
-    /// How many completions each reward judged.
-    pub fn judged(&self) -> Vec<(String, usize)> {
-        let judged = |k: usize| self.completions().filter(|c| c.rewards[k].is_some()).count();
-        self.reward_names.iter().enumerate().map(|(k, name)| (name.clone(), judged(k))).collect()
+    /// How many completions each reward scored.
+    pub fn scored(&self) -> Vec<(String, usize)> {
+        let scored = |k: usize| self.completions().filter(|c| c.rewards[k].is_some()).count();
+        self.reward_names.iter().enumerate().map(|(k, name)| (name.clone(), scored(k))).collect()
     }
 
     /// The weighted rewards of a group's completions, of those that have one.

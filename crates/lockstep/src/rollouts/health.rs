@@ -18,19 +18,19 @@ pub struct RewardHealth {
 }
 
 impl RewardHealth {
-    /// Takes a batch and what kept rewards from judging it. An error says why the run cannot continue.
+    /// Takes a batch and what kept rewards from scoring it. An error says why the run cannot continue.
     ///
-    /// A reward that scored nothing counts as silent if it said that something failed, or if no other judged either.
-    /// One of several may leave a batch to the others (TRL's `None`).
+    /// A reward that scored nothing counts as silent if it said that something failed, or if no other reward scored
+    /// either. One of several may leave a batch to the others (TRL's `None`).
     pub fn check(&mut self, rollouts: &Rollouts, problems: &[Problem], config: &Config) -> Result<(), RewardFailed> {
-        let judged = rollouts.judged();
+        let scored = rollouts.scored();
         let all = rollouts.completions().count();
-        let nobody = judged.iter().all(|(_, n)| *n == 0);
-        self.silent.resize(judged.len(), 0);
-        for ((name, judged), silent) in judged.into_iter().zip(&mut self.silent) {
+        let nobody = scored.iter().all(|(_, n)| *n == 0);
+        self.silent.resize(scored.len(), 0);
+        for ((name, of_it), silent) in scored.into_iter().zip(&mut self.silent) {
             let own = || problems.iter().filter(|problem| problem.reward == name);
             let failed = own().map(|problem| problem.rows).sum::<usize>() >= all;
-            *silent = if judged == 0 && all > 0 && (failed || nobody) { *silent + 1 } else { 0 };
+            *silent = if of_it == 0 && all > 0 && (failed || nobody) { *silent + 1 } else { 0 };
             let fatal = own().find(|problem| problem.fatal);
             if config.reward_errors == RewardErrors::Continue || fatal.is_none() && *silent < config.reward_patience {
                 continue;
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
     use crate::rollouts::generation::tests::round;
 
-    /// A batch of two groups, judged by one reward.
+    /// A batch of two groups, scored by one reward.
     fn batch(scores: [Option<f64>; 2]) -> Rollouts {
         round(&[(1, scores), (2, scores)])
     }
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_with_batches_in_a_row_in_which_nothing_was_judged() {
+    fn patience_is_with_batches_in_a_row_in_which_nothing_was_scored() {
         let config = Config { reward_patience: 2, ..Config::default() };
         let mut health = RewardHealth::default();
         let mut check = |scores, problems: &[Problem]| {

@@ -66,7 +66,7 @@ fn the_youngest_is_preempted_and_computed_again() {
 }
 
 #[test]
-fn the_preempted_goes_on_before_others_begin() {
+fn the_preempted_resumes_before_others_begin() {
     let mut s = scheduler(3, &[63, 63, 10], 1, false);
     s.limits.max_num_seqs = 2;
     step(&mut s);

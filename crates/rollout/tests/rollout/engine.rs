@@ -216,7 +216,7 @@ fn keys_and_values_of_older_weights_are_computed_again() {
 
 /// A flag set from outside ends a generation before its next step; what was begun is forgotten, with its pages.
 #[test]
-fn a_stop_leaves_an_engine_that_can_go_on() {
+fn a_stop_leaves_an_engine_that_can_continue() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
     let mut engine = poisoned(&ctx, &weights, roomy(128));

@@ -38,7 +38,7 @@ fn scores_are_summed_up_with_failures_and_examples() {
     let examples: Vec<_> = gsm8k["examples"].as_array().unwrap().iter().map(|e| (&e["of"], &e["row"])).collect();
     assert_eq!(
         examples,
-        [(&json!("highest"), &json!(0)), (&json!("lowest"), &json!(2)), (&json!("not judged"), &json!(3))]
+        [(&json!("highest"), &json!(0)), (&json!("lowest"), &json!(2)), (&json!("not scored"), &json!(3))]
     );
     assert_eq!((&keyword["judged"], &keyword["mean"]), (&json!(4), &json!(0.25)));
     let problem = &report["problems"][0];
@@ -49,7 +49,7 @@ fn scores_are_summed_up_with_failures_and_examples() {
     assert_eq!(rows[3]["rewards"], json!({"gsm8k": null, "keyword": 0.0}));
 
     let text = score(dir.path(), &["--reward", "gsm8k"]).ok();
-    for words in ["4 completions", "3/4", "not judged: reward `gsm8k` gave no score", "highest, row 1: 1: \"#### 18\""]
+    for words in ["4 completions", "3/4", "not scored: reward `gsm8k` gave no score", "highest, row 1: 1: \"#### 18\""]
     {
         assert!(text.contains(words), "`{words}`: {text}");
     }

@@ -1,4 +1,4 @@
-// Products on tensor cores: bf16 with sums in f32 (device/cuda/tensor_core.rs has the formula of the instruction).
+// Matmuls on tensor cores: bf16 with sums in f32 (device/cuda/tensor_core.rs has the formula of the instruction).
 
 // c += a b of a warp: 16 rows, 8 columns, 16 terms. Lane l, with g = l / 4 and t = l % 4, has (PTX ISA, mma.m16n8k16)
 //   a[0]: row g, terms 2t and 2t + 1    a[1]: row g + 8    a[2], a[3]: the same of terms 2t + 8 and 2t + 9
@@ -20,7 +20,7 @@ DEVICE void mma_bf16(float* c, const u32* a, const u32* b) {
 
 DEVICE u32 two_bf16(u16 low, u16 high) { return (u32)low | (u32)high << 16; }
 
-// Operands of a product by index (row of the left one, column of the right one): terms `at` and `at + 1`, of which the
+// Operands of a matmul by index (row of the left one, column of the right one): terms `at` and `at + 1`, of which the
 // second is 0 if it is the end.
 
 // Rows of an even width.
@@ -85,8 +85,8 @@ struct PairsTransposed {
 // a multiple of 16, from what `start` gives; `finish` takes it. A block computes 64 x 64 of them, a warp 32 x 32.
 // `segments` has `count` + 1 offsets; null: all of the depth is one.
 template <class Left, class Right, class Start, class Finish>
-DEVICE void product_bf16(Left left, Right right, u64 rows, u64 cols, u64 depth, const u32* segments, u64 count, Start start,
-                         Finish finish) {
+DEVICE void matmul_bf16(Left left, Right right, u64 rows, u64 cols, u64 depth, const u32* segments, u64 count, Start start,
+                        Finish finish) {
     SHARED(u32, lefts, MMA_TILE * MMA_LEFT_ROW);
     SHARED(u32, rights, MMA_PAIRS * MMA_RIGHT_ROW);
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;

@@ -1,5 +1,5 @@
-//! A device's tensor cores against the formula of their family: the few thousand products that each run begins with,
-//! and as many as a test asks for.
+//! A device's tensor cores against the formula of their family: the few thousand dot products that each run begins
+//! with, and as many as a test asks for.
 
 use super::driver::{Grid, Outcome};
 use super::sources::Source;
@@ -22,7 +22,7 @@ const AT_ONCE: usize = 4096;
 /// What a comparison found.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    /// Elements of products, of 16 terms each.
+    /// Dot products of 16 terms each.
     pub compared: usize,
     pub differ: usize,
     /// The operands of the first that differ, and what came of them.
@@ -35,8 +35,8 @@ pub(super) fn run(cuda: &Cuda, family: Family) -> Outcome<()> {
     match report.first.first() {
         None => Ok(()),
         Some(first) => Err(format!(
-            "{} of {} products in bf16 are not those of the formula of {:?} (docs/arithmetic.md), so bits could not be \
-             promised; dtype = \"f32\" does without tensor cores. The first: {first}",
+            "{} of {} dot products in bf16 are not those of the formula of {:?} (docs/arithmetic.md), so bits could not \
+             be promised; dtype = \"f32\" does without tensor cores. The first: {first}",
             report.differ, report.compared, family.name
         )),
     }
@@ -54,7 +54,7 @@ pub(super) fn compare(cuda: &Cuda, family: Family, seed: u64, instructions: usiz
         let (a, b) = (stream.scratch_of(&pairs(|x| &x.a))?, stream.scratch_of(&pairs(|x| &x.b))?);
         let (sums, count) = (stream.scratch_of(&c)?, all.len());
         let arguments = [a.at(0), b.at(0), sums.at(0), count.into()];
-        cuda.launch(&SOURCE, "tensor_core_products", Grid::each(count.div_ceil(4), 128), &arguments)?;
+        cuda.launch(&SOURCE, "tensor_core_dot_products", Grid::each(count.div_ceil(4), 128), &arguments)?;
         let sums: Vec<f32> = sums.words(c.len()).into_iter().map(f32::from_bits).collect();
         for (operands, got) in all.iter().zip(sums.chunks(ROWS * COLUMNS)) {
             operands.judge(family, got, &mut report);

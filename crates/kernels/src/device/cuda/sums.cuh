@@ -1,6 +1,6 @@
-// Products and sums that several operations share.
+// Matmuls and sums that several operations share.
 
-// Elements of an operand of a product by index (row of the left one, column of the right one) and depth.
+// Elements of an operand of a matmul by index (row of the left one, column of the right one) and depth.
 struct Rows {
     const float* at;
     u64 width;
@@ -36,7 +36,7 @@ struct PanelsTransposed {
 // c[row, col] = fma chain over ascending depth of left[row, depth] * right[col, depth], from what `start` gives; `finish`
 // takes it. A block computes 64 x 64 of them, a thread 4 x 4. What an element depends on is its row and column alone.
 template <class Left, class Right, class Start, class Finish>
-DEVICE void product(Left left, Right right, u64 rows, u64 cols, u64 depth, Start start, Finish finish) {
+DEVICE void matmul(Left left, Right right, u64 rows, u64 cols, u64 depth, Start start, Finish finish) {
     SHARED(float, lefts, TILE_DEPTH * (TILE + 1));
     SHARED(float, rights, TILE_DEPTH * (TILE + 1));
     u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;

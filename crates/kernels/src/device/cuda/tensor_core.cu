@@ -1,11 +1,11 @@
 // c += a b, 16 x 8 of them with 16 terms, one after the other in memory: a [16][16], b [8][16], c [16][8]. A warp each.
-KERNEL(tensor_core_products, 128, const u32* a, const u32* b, float* c, u64 count) {
-    u64 product = thread_of_grid() / 32;
+KERNEL(tensor_core_dot_products, 128, const u32* a, const u32* b, float* c, u64 count) {
+    u64 one = thread_of_grid() / 32;
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    if (product >= count) return;
-    a += product * 128;
-    b += product * 64;
-    c += product * 128;
+    if (one >= count) return;
+    a += one * 128;
+    b += one * 64;
+    c += one * 128;
     u32 left[4] = {a[g * 8 + t], a[(g + 8) * 8 + t], a[g * 8 + t + 4], a[(g + 8) * 8 + t + 4]};
     u32 right[2] = {b[g * 8 + t], b[g * 8 + t + 4]};
     u32 upper = g * 8 + 2 * t, lower = upper + 64;

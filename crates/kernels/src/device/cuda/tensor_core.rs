@@ -14,7 +14,7 @@
 //!
 //! so the order within a step does not matter. Denormals are taken and left. What is infinite or NaN follows
 //! IEEE 754, with one NaN, 0x7fffffff; from 2^128 on a sum is infinite; a sum of 0 is +0, and what is cut off to 0
-//! keeps its sign. A product is one chain of steps over ascending k, filled up with zeros to a multiple of [`DEPTH`].
+//! keeps its sign. A dot product is one chain of steps over ascending k, filled up with zeros to a multiple of [`DEPTH`].
 //!
 //! A device is compared with it before it multiplies ([`super::self_test`]); `mma.cuh` has the emulator's, in C++.
 
@@ -68,7 +68,7 @@ pub(crate) struct Family {
 pub(crate) const VOLTA: Family = Family { name: "volta", fraction: 23, depth: 4, zero: -131 };
 /// 7.5; f16 alone.
 pub(crate) const TURING: Family = Family { name: "turing", fraction: 24, depth: 8, zero: -132 };
-/// 8.0 to 8.9, Ada among them: an instruction of 16 products is two steps.
+/// 8.0 to 8.9, Ada among them: an instruction of 16 terms is two steps.
 pub(crate) const AMPERE: Family = Family { name: "ampere", fraction: 24, depth: 8, zero: -132 };
 /// From 9.0 on, Blackwell among them.
 pub(crate) const HOPPER: Family = Family { name: "hopper", fraction: 25, depth: 16, zero: -133 };

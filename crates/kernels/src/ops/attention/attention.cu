@@ -113,7 +113,7 @@ KERNEL(attention_delta, 128, const float* d_out, const float* out, float* delta,
     if (pair < pairs && lane == 0) delta[pair] = sum;
 }
 
-// P and the gradient of the product q . k, of a slot that is seen.
+// P and the gradient of the dot product q . k, of a slot that is seen.
 struct Slopes {
     float p, d_s;
 };

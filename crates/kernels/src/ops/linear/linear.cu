@@ -3,7 +3,7 @@
 // y = x W^T + b, from 0 or from y
 KERNEL(linear_forward, TILE_THREADS, const float* x, u64 x_width, const float* w, const float* bias, float* y, u64 y_width,
        u64 m, u64 n, u64 k, u32 accumulate) {
-    product(
+    matmul(
         Rows{x, x_width}, Panels{w, k}, m, n, k,
         [=](u64 row, u64 col) { return accumulate ? y[row * y_width + col] : 0.0f; },
         [=](u64 row, u64 col, float c) { y[row * y_width + col] = bias ? c + bias[col] : c; });
@@ -12,16 +12,16 @@ KERNEL(linear_forward, TILE_THREADS, const float* x, u64 x_width, const float* w
 // d_x = d_y W, from 0 or from d_x
 KERNEL(linear_backward_input, TILE_THREADS, const float* d_y, u64 d_y_width, const float* w, float* d_x, u64 d_x_width, u64 m,
        u64 n, u64 k, u32 accumulate) {
-    product(
+    matmul(
         Rows{d_y, d_y_width}, PanelsTransposed{w, k}, m, k, n,
         [=](u64 row, u64 col) { return accumulate ? d_x[row * d_x_width + col] : 0.0f; },
         [=](u64 row, u64 col, float c) { d_x[row * d_x_width + col] = c; });
 }
 
-// d_W += d_y^T x, a column of the product a row of the matrix, whose panels then take neighbours
+// d_W += d_y^T x, a column of the result is a row of the matrix, whose panels then take neighbours
 KERNEL(linear_backward_weight, TILE_THREADS, const float* x, u64 x_width, const float* d_y, u64 d_y_width, float* d_w, u64 m,
        u64 n, u64 k) {
-    product(
+    matmul(
         Columns{x, x_width}, Columns{d_y, d_y_width}, k, n, m,
         [=](u64 row, u64 col) { return d_w[panel_at(k, col, row)]; },
         [=](u64 row, u64 col, float c) { d_w[panel_at(k, col, row)] = c; });

@@ -1,9 +1,9 @@
-// The products of linear.cu where both operands are bf16, or rounded to it: on tensor cores.
+// The matmuls of linear.cu where both operands are bf16, or rounded to it: on tensor cores.
 
 // y = x W^T + b, from 0 or from y
 KERNEL(linear_bf16_forward, MMA_THREADS, const u16* x, const u16* w, const float* bias, float* y, u64 m, u64 n, u64 k,
        u32 accumulate) {
-    product_bf16(
+    matmul_bf16(
         EvenRows{x, k}, Pairs{w, k}, m, n, k, nullptr, 0,
         [=](u64 row, u64 col) { return accumulate ? y[row * n + col] : 0.0f; },
         [=](u64 row, u64 col, float c) { y[row * n + col] = bias ? c + bias[col] : c; });
@@ -12,7 +12,7 @@ KERNEL(linear_bf16_forward, MMA_THREADS, const u16* x, const u16* w, const float
 // d_x = d_y W, from 0 or from d_x
 template <class T>
 DEVICE void backward_input(const T* d_y, const u16* w, float* d_x, u64 m, u64 n, u64 k, u32 accumulate) {
-    product_bf16(
+    matmul_bf16(
         HalfRows<T>{d_y, n}, PairsTransposed{w, k}, m, k, n, nullptr, 0,
         [=](u64 row, u64 col) { return accumulate ? d_x[row * k + col] : 0.0f; },
         [=](u64 row, u64 col, float c) { d_x[row * k + col] = c; });
@@ -29,7 +29,7 @@ KERNEL(linear_bf16_backward_input_of_f32, MMA_THREADS, const float* d_y, const u
 // d_W += d_y^T x, segment by segment
 template <class T>
 DEVICE void backward_weight(const u16* x, const T* d_y, float* d_w, const u32* segments, u64 count, u64 m, u64 n, u64 k) {
-    product_bf16(
+    matmul_bf16(
         HalfColumns<u16>{x, k}, HalfColumns<T>{d_y, n}, k, n, m, segments, count,
         [=](u64 row, u64 col) { return d_w[panel_at(k, col, row)]; },
         [=](u64 row, u64 col, float c) { d_w[panel_at(k, col, row)] = c; });

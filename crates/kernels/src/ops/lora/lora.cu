@@ -39,10 +39,10 @@ struct PanelsFromTransposed {
     DEVICE_METHOD float get(u64 index, u64 depth) const { return at[panel_at(cols, first + depth, index)]; }
 };
 
-// The products of one block of an adapter, which has the n columns of xa and d_xa, and rows of A, from `first` on; xa and
+// The matmuls of one block of an adapter, which has the n columns of xa and d_xa, and rows of A, from `first` on; xa and
 // d_xa have `rank` columns. xa = dropped A^T
 KERNEL(lora_lower, TILE_THREADS, const float* dropped, const float* a, float* xa, u64 rank, u64 first, u64 m, u64 n, u64 k) {
-    product(
+    matmul(
         Rows{dropped, k}, PanelsFrom{a, k, first}, m, n, k, [=](u64, u64) { return 0.0f; },
         [=](u64 row, u64 col, float c) { xa[row * rank + first + col] = c; });
 }
@@ -50,7 +50,7 @@ KERNEL(lora_lower, TILE_THREADS, const float* dropped, const float* a, float* xa
 // d_dropped = d_xa A
 KERNEL(lora_lower_backward, TILE_THREADS, const float* d_xa, const float* a, float* d_dropped, u64 rank, u64 first, u64 m,
        u64 n, u64 k) {
-    product(
+    matmul(
         Rows{d_xa + first, rank}, PanelsFromTransposed{a, k, first}, m, k, n, [=](u64, u64) { return 0.0f; },
         [=](u64 row, u64 col, float c) { d_dropped[row * k + col] = c; });
 }
@@ -58,7 +58,7 @@ KERNEL(lora_lower_backward, TILE_THREADS, const float* d_xa, const float* a, flo
 // d_A += d_xa^T dropped
 KERNEL(lora_lower_weight, TILE_THREADS, const float* dropped, const float* d_xa, float* d_a, u64 rank, u64 first, u64 m, u64 n,
        u64 k) {
-    product(
+    matmul(
         Columns{dropped, k}, Columns{d_xa + first, rank}, k, n, m,
         [=](u64 row, u64 col) { return d_a[panel_at(k, first + col, row)]; },
         [=](u64 row, u64 col, float c) { d_a[panel_at(k, first + col, row)] = c; });
