@@ -205,16 +205,24 @@ impl<E: Exchange> Learner<E> {
         let of_worker = self.kept.range(first..).filter(|(_, result)| result.worker == *worker);
         let jobs = of_worker.map(|(job, _)| *job).filter(|job| self.coordinator.can_remake(*job));
         let jobs: Vec<JobName> = jobs.collect();
+        // Later chunks continue from what is taken back, whoever made them: left in the exchange, such a result would
+        // keep its job from being done again.
+        let is_taken = |job: &JobName| jobs.iter().any(|taken| job.is_or_continues(*taken));
+        let taken: Vec<(WorkerName, JobName)> = self
+            .kept
+            .iter()
+            .filter(|(job, _)| is_taken(job))
+            .map(|(job, result)| (result.worker.clone(), *job))
+            .collect();
         if let Some(JobName::Rollout { number, .. }) = jobs.first() {
             let batch = self.coordinator.plan().batch_of(*number);
             self.files.remove_from(batch)?;
             self.steps.retain(|step| !matches!(step, Step::Train(other, _) if *other >= batch));
-            // Later chunks continue from what is taken back, whoever made them.
-            self.kept.retain(|job, _| !jobs.iter().any(|taken| job.is_or_continues(*taken)));
+            self.kept.retain(|job, _| !is_taken(job));
         }
-        self.counts.remade += jobs.len() as u64;
+        self.counts.remade += taken.len() as u64;
         self.counts.expelled += 1;
-        jobs.iter().try_for_each(|job| self.exchange.discard(worker, *job))?;
+        taken.iter().try_for_each(|(worker, job)| self.exchange.discard(worker, *job))?;
         self.tell(Event::Expelled(worker.clone(), jobs))?;
         self.announce()
     }

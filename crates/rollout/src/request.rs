@@ -229,7 +229,7 @@ impl Completion {
     }
 
     /// Whether it has what an engine records with this sampling of each of its tokens.
-    fn is_whole(&self, sampling: &SamplingParams) -> bool {
+    pub fn is_whole(&self, sampling: &SamplingParams) -> bool {
         let tokens = self.ids.len();
         let number = |name: &str, wanted: bool| match self.columns.f32(name) {
             Some(values) => wanted && values.len() == tokens,

@@ -158,8 +158,10 @@ fn every_state_of_small_runs_is_safe_and_reaches_the_end() {
 #[test]
 fn what_continues_a_lie_is_made_again() {
     let liar = Environment { liar: true, judge: false, ..Environment::SOUND };
-    let found = search(&plan(3, 1, 2, true), Rules::ALL, liar, Budget::default());
-    assert!(matches!(found, Found::Fine(states) if states > 100), "{found:?}");
+    for kills in [0, 1] {
+        let found = search(&plan(3, 1, 2, true), Rules::ALL, liar, Budget { kills, ..Budget::default() });
+        assert!(matches!(found, Found::Fine(states) if states > 100), "{kills} kills: {found:?}");
+    }
 }
 
 /// `cargo xtask nightly fleet_search`.

@@ -107,11 +107,18 @@ impl World {
         let jobs: Vec<JobName> = numbers.into_iter().map(|number| JobName::Rollout { number, chunk: 0 }).collect();
         let Some(learner) = &mut self.learner else { return Ok(()) };
         learner.trains = None;
-        learner.kept.retain(|job, _| !jobs.iter().any(|taken| job.is_or_continues(*taken)));
+        let is_taken = |job: &JobName| jobs.iter().any(|taken| job.is_or_continues(*taken));
+        let taken: Vec<JobResult> =
+            learner.kept.extract_if(.., |job, _| is_taken(job)).map(|(_, result)| result).collect();
         self.files.retain(|file, _| *file < batch);
         self.workers[0].expelled = true;
         let name = self.workers[0].name.clone();
-        self.queue.complete.retain(|(worker, job), _| *worker != name || !jobs.contains(job));
+        let same =
+            |result: &JobResult| taken.iter().any(|taken| taken.job == result.job && taken.answer == result.answer);
+        for (worker, job) in self.queue.complete.iter().filter(|(_, result)| same(result)).map(|(key, _)| key) {
+            learner.observer.discarded(worker, *job);
+        }
+        self.queue.complete.retain(|_, result| !same(result));
         self.tell(Event::Expelled(name, jobs))
     }
 

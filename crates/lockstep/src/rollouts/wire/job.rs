@@ -247,6 +247,9 @@ fn read(place: usize, c: Completion) -> Result<rollout::Completion, WireError> {
 /// Why a completion is none that `job` gives.
 fn wrong_for(job: &GroupJob, place: usize, c: &rollout::Completion) -> Option<String> {
     let tokens = c.ids.len();
+    if !c.is_whole(&job.sampling) {
+        return Some("lacks what its sampling records of each token".to_owned());
+    }
     let so_far = job.so_far.get(place);
     let begun = so_far.map_or(0, |so_far| so_far.ids.len());
     let is_over = so_far.is_some_and(|so_far| !so_far.is_unfinished());

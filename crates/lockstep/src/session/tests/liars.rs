@@ -10,7 +10,7 @@ use crate::session::Expelled;
 use crate::{Run, RunOptions, StopSignal};
 use fleet::worker::{Done, Proceeded, Work};
 use fleet::{Answer, Job, JobName};
-use model::columns::SAMPLER_LOGPS;
+use model::columns::{ENTROPIES, SAMPLER_LOGPS};
 use rollout::SamplingParams;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -28,6 +28,8 @@ enum Lie {
     Score,
     Greedy,
     Rubbish,
+    /// What is recorded of each token beside its log-probability is missing.
+    Columns,
 }
 
 struct Liar {
@@ -56,6 +58,7 @@ impl Liar {
                 logps[0] = f32::from_bits(logps[0].to_bits() ^ 1);
                 completion.columns.set(SAMPLER_LOGPS, logps);
             }
+            Lie::Columns => drop(completion.columns.remove(ENTROPIES).expect("it is recorded")),
             // What is continued has none yet.
             Lie::Score => scores.iter_mut().for_each(|given| given.scores.values[1] = Some(1.5)),
         }
@@ -96,6 +99,7 @@ fn small(dir: &Path, out: &str, max_staleness: usize) -> Config {
         max_staleness,
         reward_funcs: vec!["unique_chars".into()],
         record_rollouts: true,
+        record_entropies: true,
         logging_steps: 1,
         ..config(dir, out)
     }
@@ -210,6 +214,7 @@ fn a_worker_that_samples_greedily_is_found() {
 #[test]
 fn an_answer_that_cannot_be_read_is_a_lie() {
     found(Lie::Rubbish, 0, &["its answer to the job of group ", "cannot be read"]);
+    found(Lie::Columns, 1, &["its answer to the job of group ", "lacks what its sampling records"]);
 }
 
 /// Each chunk is made again, by the weights that its place names.
@@ -222,6 +227,7 @@ fn lies_about_chunks_are_found() {
     found_in(Lie::Score, &["completion 1, score of `unique_chars`: it said 1.5"], chunks);
     found_in(Lie::Greedy, &["group ", "token", "the job gives"], chunks);
     found_in(Lie::Rubbish, &["its answer to the job of group ", "cannot be read"], chunks);
+    found_in(Lie::Columns, &["its answer to the job of group ", "lacks what its sampling records"], chunks);
 }
 
 /// Older weights give the log-probabilities that were recorded with them, and no others.
