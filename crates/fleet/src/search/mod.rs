@@ -164,7 +164,7 @@ fn with_a_liar(plan: &Plan, kills: u32) {
 #[test]
 fn what_continues_a_lie_is_made_again() {
     with_a_liar(&plan(3, 1, 2, true), 0);
-    with_a_liar(&plan(2, 1, 1, true), 1);
+    with_a_liar(&plan(2, 1, 2, true), 1);
 }
 
 /// `cargo xtask nightly fleet_search`.

@@ -35,8 +35,8 @@ pub(super) fn run(cuda: &Cuda, family: Family) -> Outcome<()> {
     match report.first.first() {
         None => Ok(()),
         Some(first) => Err(format!(
-            "{} of {} dot products in bf16 are not those of the formula of {:?} (docs/arithmetic.md), so bits could not \
-             be promised; dtype = \"f32\" does without tensor cores. The first: {first}",
+            "{} of {} dot products in bf16 are not those of the formula of {:?} (docs/arithmetic.md), so bits could \
+             not be promised; dtype = \"f32\" does without tensor cores. The first: {first}",
             report.differ, report.compared, family.name
         )),
     }

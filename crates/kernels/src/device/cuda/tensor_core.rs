@@ -14,7 +14,8 @@
 //!
 //! so the order within a step does not matter. Denormals are taken and left. What is infinite or NaN follows
 //! IEEE 754, with one NaN, 0x7fffffff; from 2^128 on a sum is infinite; a sum of 0 is +0, and what is cut off to 0
-//! keeps its sign. A dot product is one chain of steps over ascending k, filled up with zeros to a multiple of [`DEPTH`].
+//! keeps its sign. A dot product is one chain of steps over ascending k, filled up with zeros to a multiple of
+//! [`DEPTH`].
 //!
 //! A device is compared with it before it multiplies ([`super::self_test`]); `mma.cuh` has the emulator's, in C++.
 
