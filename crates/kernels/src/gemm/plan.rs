@@ -203,8 +203,8 @@ mod tests {
         f(&Plan::new(&Matmul::new(Isa::PORTABLE, outputs), threads))
     }
 
-    /// A block of rows for each thread where there are rows enough and the weight is small, and the tasks of a thread
-    /// side by side: its share of the region.
+    /// With enough rows and a small weight, each thread has one block of rows, and the tasks of a thread have
+    /// consecutive indices.
     #[test]
     fn threads_have_rows_of_their_own_where_the_weight_is_small() {
         let plan = |shape: [usize; 3], threads: usize| {

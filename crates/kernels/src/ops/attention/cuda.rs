@@ -146,8 +146,8 @@ mod tests {
     use crate::Tensor;
     use crate::device::cuda::tests::{bits, random, same};
 
-    /// Sequences of these lengths whose pages are scattered, the rest of the pages NaN; a page is copied over another.
-    /// All but the first begin after so many blocks of the first.
+    /// Runs write, copy, forward and backward on sequences of these lengths, whose pages are scattered among pages of
+    /// NaN. All sequences but the first share the first `shared` pages of the first.
     fn attend([heads, kv_heads, head_dim]: [usize; 3], window: Option<usize>, shared: usize, lengths: &[usize]) {
         same(|ctx| {
             let geometry = Geometry { heads, kv_heads, head_dim, scale: 0.3, window };

@@ -66,15 +66,15 @@ mod tests {
     #[test]
     fn parts_share_no_page() {
         let whole = |len| std::iter::once(0..len).collect::<Vec<_>>();
-        // Four sequences that decode.
+        // Four sequences in a decode step.
         let slots = [3 * 64 + 5, 64 + 5, 7 * 64 + 9, 5];
         assert_eq!(parts(&slots, 2), [0..2, 2..4]);
         assert_eq!(parts(&slots, 8), [0..1, 1..2, 2..3, 3..4]);
         assert_eq!(parts(&slots, 1), whole(4));
-        // Three pages of a prompt, the last begun.
+        // Three pages of a prompt, the last of them partly filled.
         let slots: Vec<u32> = (64..64 + 140).collect();
         assert_eq!(parts(&slots, 4), [0..64, 64..128, 128..140]);
-        // A page twice, and two pages of one bit.
+        // One page twice, and two pages that share a bit.
         assert_eq!(parts(&[5, 70, 6], 2), whole(3));
         assert_eq!(parts(&[5, (1 << 16) * 64], 2), whole(2));
         assert_eq!(parts(&[], 4), []);

@@ -138,7 +138,8 @@ mod tests {
 
     const WIDE: Geometry = Geometry { heads: 1, kv_heads: 1, head_dim: 16, scale: 1.0, window: None };
 
-    /// The parts of such rows (the table and the positions of each run): rows, whether it begins, and its pages.
+    /// The parts of a group of such rows (block table and positions of each run): rows, `begins`, and the pages
+    /// visited.
     fn parts(g: &Geometry, rows: &[(u32, Range<u32>)], tables: &[[u32; 3]]) -> Vec<(Range<usize>, bool, Vec<usize>)> {
         let positions: Vec<u32> = rows.iter().flat_map(|(_, p)| p.clone()).collect();
         let of_rows: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();
@@ -152,7 +153,7 @@ mod tests {
 
     #[test]
     fn sequences_part_where_their_prompt_ends() {
-        // A prompt of 70 tokens, whose last page two completions have copies of.
+        // A prompt of 70 tokens. Two completions have copies of its last page.
         let rows = [(0, 0..70), (1, 70..140), (2, 70..80)];
         let tables = [[1, 2, 0], [1, 3, 4], [1, 5, 0]];
         let expected = [
@@ -162,7 +163,7 @@ mod tests {
             (140..150, false, vec![5]),
         ];
         assert_eq!(parts(&WIDE, &rows, &tables), expected);
-        // A window that no longer reaches the prompt's first page.
+        // A window that no longer reaches the prompt's first page from the completions.
         let narrow = Geometry { window: Some(4), ..WIDE };
         let expected = [(0..70, true, vec![1, 2]), (70..140, true, vec![3, 4]), (140..150, true, vec![5])];
         assert_eq!(parts(&narrow, &rows, &tables), expected);
@@ -175,7 +176,7 @@ mod tests {
 
     #[test]
     fn what_cannot_wait_for_one_another_in_parts_stays_whole() {
-        // One page as two blocks; and a page that is shared after one that is not.
+        // One page that serves as two blocks; and a shared page after one that is not shared.
         for tables in [[[1, 2, 0], [2, 3, 0]], [[1, 3, 0], [2, 3, 0]]] {
             let parts = parts(&WIDE, &[(0, 0..100), (1, 0..100)], &tables);
             assert_eq!(parts.len(), 1, "{parts:?}");

@@ -95,8 +95,8 @@ pub struct Logits<'a> {
     pub lse: ViewMut<'a>,
 }
 
-/// Computes whole rows of scaled logits z, for the few rows for which the log-probabilities of other tokens are wanted. z − lse are
-/// the log-probabilities of [`forward`], bit for bit.
+/// Computes whole rows of scaled logits z, for the few rows for which the log-probabilities of other tokens are wanted.
+/// z − lse are the log-probabilities of [`forward`], bit for bit.
 pub fn logits(ctx: &Context, args: Logits<'_>) -> Result<()> {
     const OP: &str = "lm_head::logits";
     let rows = check(OP, args.hidden, args.weight)?;

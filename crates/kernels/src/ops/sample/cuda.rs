@@ -130,7 +130,7 @@ mod tests {
     use crate::check::normal;
     use crate::device::cuda::tests::{bits, random, same};
 
-    /// Ids, log-probabilities and truncated ones; any NaN is the same.
+    /// Bits of ids, log-probabilities and truncated log-probabilities; all NaNs count as equal.
     fn draw(ctx: &Context, rows: &[RowParams<'_>], h: usize, v: usize, hidden: &[f32]) -> Result<Vec<u32>> {
         let r = rows.len();
         let hidden = Tensor::from_f32(ctx.memory(), &[r, h], hidden);
@@ -158,7 +158,7 @@ mod tests {
         Ok(all.into_iter().map(|x| if f32::from_bits(x).is_nan() { f32::NAN.to_bits() } else { x }).collect())
     }
 
-    /// Rows of logits that are peaked, but not certain.
+    /// Hidden rows that give peaked distributions of tokens, but not certain ones.
     fn peaked(r: usize, h: usize) -> Vec<f32> {
         let scale = 3.0 / (h as f32).sqrt();
         normal::<f32>(1, r * h).into_iter().map(|x| x * scale).collect()

@@ -14,7 +14,8 @@
 //!
 //! A row without penalty and truncation needs no whole row of logits. The statistics of the vocabulary's chunks are
 //! computed first ([`super::lm_head`]); the random number chooses a chunk; then the token is drawn from that chunk's
-//! logits, which are computed again if they were not kept. Other rows are computed in groups of up to 16 whole rows of logits.
+//! logits, which are computed again if they were not kept. Other rows are computed in groups of up to 16 whole rows of
+//! logits.
 
 mod cpu;
 pub(super) mod cuda;

@@ -148,7 +148,8 @@ mod tests {
     use super::*;
     use crate::check::normal;
 
-    /// What a nucleus was before it was selected: the first few sorted, and more only if they do not reach.
+    /// The definition of top-p that `nucleus` must reproduce: sorts the first few tokens, and more only if these do not
+    /// reach `top_p`.
     fn oracle(top_p: f64, z: &[f32], weights: &[f32], ids: &mut Vec<u32>) {
         let goal = top_p * ids.iter().map(|&id| f64::from(weights[id as usize])).sum::<f64>();
         let order = |a: &u32, b: &u32| z[*b as usize].total_cmp(&z[*a as usize]).then(a.cmp(b));
@@ -173,7 +174,7 @@ mod tests {
         }
     }
 
-    /// Whether the selection decided; either way it must keep what the oracle keeps.
+    /// Returns whether the selection without sorting decided; either way it must keep what the oracle keeps.
     #[track_caller]
     fn same(top_p: f64, z: &[f32], ids: &[u32]) -> bool {
         let max = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
