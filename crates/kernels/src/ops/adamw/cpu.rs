@@ -39,18 +39,18 @@ pub(super) fn step(cpu: &Cpu, args: Step<'_>) {
 /// Factors of a step, each computed in f64 and rounded to f32 once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Factors {
-    /// `1 − lr · weight_decay`
+    /// `1 − lr · weight_decay`, the factor of the parameter.
     pub(super) decay: f32,
-    /// `1 − β1`
+    /// `1 − β1`, the weight of the gradient in the first moment.
     pub(super) blend: f32,
-    /// `β2`
+    /// `β2`, the weight of the old second moment.
     pub(super) beta2: f32,
-    /// `1 − β2`
+    /// `1 − β2`, the weight of the squared gradient in the second moment.
     pub(super) rest2: f32,
-    /// `√(1 − β2^t)`
+    /// `√(1 − β2^t)`, the bias correction of √v.
     pub(super) root: f32,
     pub(super) eps: f32,
-    /// `lr / (1 − β1^t)`
+    /// `lr / (1 − β1^t)`, the learning rate with the bias correction of m.
     pub(super) step: f32,
 }
 

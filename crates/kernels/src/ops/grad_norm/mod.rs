@@ -1,7 +1,7 @@
 //! The global L2 norm of all gradients, and whether all of them are finite.
 //!
 //! ```text
-//! out[0] = √ Σ_tensors Σ_i g_i²        summed in f64
+//! out[0] = √ Σ_tensors Σ_i g_i²        the norm, summed in f64
 //! out[1] = 1 if every g_i, and the norm as f32, is finite, else 0
 //! ```
 //!

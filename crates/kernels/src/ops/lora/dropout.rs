@@ -4,7 +4,7 @@
 //! modules of PEFT have. The factor f of the input in row m and column k is:
 //!
 //! ```text
-//! c = 16 ⌊k/64⌋ + k mod 16                               four words of a counter serve columns 16 apart
+//! c = 16 ⌊k/64⌋ + k mod 16                               counter; its four words serve columns 16 apart
 //! u = philox(key, [c, position[m], sample[m], i])[⌊k/16⌋ mod 4]
 //! f = u < p · 2³² ? 0 : 1/(1 − p)                        rounded to f32
 //! ```
