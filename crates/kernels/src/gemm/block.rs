@@ -1,4 +1,5 @@
-//! One task of a matmul in chains: strips of packed rows times groups of panels.
+//! One task of a matmul on the CPU's vector registers: blocks of packed rows (strips) times groups of panels of 32
+//! columns.
 
 use super::plan::Strips;
 use super::prefetch::Prefetch;
@@ -11,12 +12,12 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// bf16 panels that no more strips read than this are widened, or packed into words, on the way to the registers, each
-/// time; others once, in memory.
+/// With at most this many strips of rows, bf16 panels are widened or packed into words on the way to the registers,
+/// once for each strip. With more strips, they are widened or packed once, in memory.
 const FEW_STRIPS: usize = 3;
 
 impl Matmul<'_> {
-    /// [`block`](Self::block) with these vectors.
+    /// [`block`](Self::block), compiled for the vectors `V` of one instruction set.
     ///
     /// # Safety
     /// As for [`block`](Self::block).
@@ -44,10 +45,10 @@ impl Matmul<'_> {
             };
             let mut panel = panels.start;
             while panel < panels.end {
-                // Several panels at once only while all of the tile's vectors have one.
+                // Several panels at once only while every vector of the tile has columns.
                 let of_group = panel..panel + if panel + most <= panels.end { most } else { 1 };
                 panel = of_group.end;
-                // Tiles of few rows and several panels read as fast as memory gives: what they prefetched would evict
+                // Tiles of few rows and several panels read as fast as memory delivers. Prefetching more would evict
                 // what they read.
                 let next = if most > 1 {
                     Prefetch::NOTHING
@@ -83,7 +84,7 @@ impl Matmul<'_> {
         }
     }
 
-    /// The tiles of all strips and one group of panels.
+    /// Computes the tiles of all strips of rows for one group of panels.
     #[inline(always)]
     fn group<V: Simd, E: Packed>(&self, strips: &Strips, a: &[f32], group: &Group<E>) {
         for strip in 0..strips.count {
@@ -91,7 +92,7 @@ impl Matmul<'_> {
         }
     }
 
-    /// The tiles of one strip of rows and one group of panels.
+    /// Computes the tiles of one strip of rows for one group of panels.
     #[inline(always)]
     fn tiles<V: Simd, E: Packed>(&self, strips: &Strips, strip: usize, a: *const f32, group: &Group<E>) {
         let Group { panels, depth, right: (b, b_panel), next } = group;
@@ -136,12 +137,12 @@ impl Matmul<'_> {
     }
 }
 
-/// Panels of the right operand that tiles read together, and steps of them.
+/// A group of panels of the right operand that tiles read together, for one block of the depth.
 struct Group<E> {
     panels: Range<usize>,
     depth: Range<usize>,
-    /// `[depth][32]` as `E` lies, and the elements from one panel to the next.
+    /// The first panel, `[depth][32]` in elements `E`, and the distance in elements from one panel to the next.
     right: (*const E, usize),
-    /// What is read after them.
+    /// Memory that is read after this group, to be prefetched.
     next: Prefetch,
 }

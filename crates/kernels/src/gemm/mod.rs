@@ -1,21 +1,24 @@
-//! Matmuls on the CPU: operands are packed block by block into the thread's scratch, and tiles run over them.
-//! Knows no operation: `linear`, `lora`, `glu`, `lm_head` and `attention` build theirs from it.
+//! Matmuls (GEMM) on the CPU. A task packs blocks of the operands into the thread's scratch memory and computes tiles
+//! of outputs from them. The operations `linear`, `lora`, `glu`, `lm_head` and `attention` are built on this module.
 //!
-//! One driver serves the three matmuls; they differ in how operands are packed and where the outputs lie:
+//! One driver computes the three matmuls of a linear layer `y = x Wᵀ`. They differ in how operands are packed and where
+//! the outputs lie. A panel is 32 columns; `M` are rows (tokens), `K` inputs, `N` outputs; the depth is the number of
+//! terms of each sum:
 //!
-//! | matmul         | left (rows)   | right (columns)               | depth | output            |
-//! |-----------------|---------------|-------------------------------|-------|-------------------|
-//! | forward         | `x`           | panels of W, as they lie      | K     | `y`, row-major    |
-//! | backward_input  | `d_y`         | panels of Wᵀ, made on the fly | N     | `d_x`, row-major  |
-//! | backward_weight | columns of `x`| panels of `d_y`               | M     | panels of `d_W`   |
+//! | matmul          | left (rows)    | right (columns)               | depth | output            |
+//! |-----------------|----------------|-------------------------------|-------|-------------------|
+//! | forward         | `x`            | panels of W, as stored        | K     | `y`, row-major    |
+//! | backward_input  | `d_y`          | panels of Wᵀ, made on the fly | N     | `d_x`, row-major  |
+//! | backward_weight | columns of `x` | panels of `d_y`               | M     | panels of `d_W`   |
 //!
-//! Numbers in bf16 ([`MatmulDType::Bf16`]) are multiplied on tiles where the instruction set has them (`tiles.rs`);
-//! what follows is about chains. Where two of their terms are multiplied by one instruction ([`Isa::has_dots`]), they
-//! are packed as words of two; the bits are the same. What is packed ahead of the tasks, by all threads: `prepack.rs`.
-//! Few rows in f32 with a transposed weight: `transposed.rs`.
+//! Matmuls in bf16 ([`MatmulDType::Bf16`]) run on AMX tiles where the CPU has them (`tiles.rs`). Otherwise each output
+//! is a chain: one accumulator to which fused multiply-adds are applied in ascending order of the terms. CPUs that
+//! multiply two bf16 terms with one instruction ([`Isa::has_dots`]) read operands packed as words of two terms, and
+//! give the same bits. `prepack.rs` packs operands ahead of the tasks, with all threads. `transposed.rs` has f32
+//! matmuls of few rows with a transposed weight.
 //!
-//! Cutting the depth into blocks stores chains to f32 memory and loads them again, which is exact. Operands in bf16 are
-//! widened where they are packed, which is exact too: their chains are those of the widened values.
+//! Long sums are cut into blocks of the depth: the partial sums are stored to f32 memory and loaded again, which is
+//! exact. Operands in bf16 are widened to f32 when they are packed, which is exact too.
 
 mod block;
 mod pack;
@@ -45,60 +48,61 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use steps::Steps;
 
-/// The left operand.
+/// The left operand of a matmul, `[m, depth]`.
 #[derive(Clone, Copy)]
 pub(crate) enum Left<'a> {
-    /// `left[i, k] = data[i · stride + k]`
+    /// Row-major data and its stride: `left[i, k] = data[i · stride + k]`.
     Rows(Elements<'a>, usize),
-    /// `left[i, k] = data[k · stride + i]`
+    /// The transpose of row-major data, and its stride: `left[i, k] = data[k · stride + i]`.
     Columns(Elements<'a>, usize),
-    /// `[⌈m/16⌉][depth/32][16][32]`: packed tiles.
+    /// Tiles packed by `prepack.rs`: `[⌈m/16⌉][depth/32][16][32]`.
     Tiles(&'a [bf16]),
-    /// [`Strips`] of each block of rows, packed, for one block of depth after the other.
+    /// Rows packed by `prepack.rs`: the [`Strips`] of each block of rows, one block of the depth after the other.
     Strips(&'a [f32]),
 }
 
-/// The right operand, columns in panels of 32.
+/// The right operand of a matmul, `[depth, n]`, read in panels of 32 columns.
 #[derive(Clone, Copy)]
 pub(crate) enum Right<'a> {
-    /// `[⌈n/32⌉][depth][32]` of f32, `[⌈n/32⌉][depth/2][32][2]` of bf16: a packed weight as it lies.
+    /// A packed weight as stored: `[⌈n/32⌉][depth][32]` in f32, `[⌈n/32⌉][depth/2][32][2]` in bf16.
     Panels(Elements<'a>),
-    /// A packed weight `[⌈depth/32⌉][n][32]`, or `[⌈depth/32⌉][n/2][32][2]`, transposed.
+    /// The transpose of a packed weight `[⌈depth/32⌉][n][32]` (f32) or `[⌈depth/32⌉][n/2][32][2]` (bf16).
     Transposed(Elements<'a>),
-    /// `right[k, j] = data[k · stride + j]`
+    /// Row-major data and its stride: `right[k, j] = data[k · stride + j]`.
     Rows(Elements<'a>, usize),
-    /// `[⌈n/32⌉][depth/32][16][32][2]`: packed tiles.
+    /// Tiles packed by `prepack.rs`: `[⌈n/32⌉][depth/32][16][32][2]`.
     Tiles(&'a [bf16]),
-    /// `[⌈n/32⌉][⌈depth/2⌉][32]`: packed words.
+    /// Words of two bf16 terms, packed by `prepack.rs`: `[⌈n/32⌉][⌈depth/2⌉][32]`.
     Words(&'a [f32]),
 }
 
-/// What the factors of a matmul are.
+/// The dtype in which a matmul multiplies its operands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MatmulDType {
-    /// As the operands hold them.
+    /// Each operand in the dtype that it is stored in.
     Stored,
-    /// The operands as bf16: one of them is, and the other, if it is f32, is rounded to it as it is packed.
+    /// Both operands in bf16: an operand stored in f32 is rounded when it is packed.
     Bf16,
 }
 
 impl MatmulDType {
-    /// bf16 if all of these are.
+    /// [`MatmulDType::Bf16`] if all of these operands are bf16, otherwise [`MatmulDType::Stored`].
     pub(crate) fn of(operands: &[Elements<'_>]) -> MatmulDType {
         if operands.iter().all(|o| matches!(o, Elements::Bf16(_))) { MatmulDType::Bf16 } else { MatmulDType::Stored }
     }
 }
 
-/// Where outputs lie.
+/// Memory layout of the output of a matmul.
 #[derive(Clone, Copy)]
 pub(crate) enum Order {
-    /// `c[i, j]` at `i · stride + j`: columns of a wider matrix, or all of it.
+    /// Row-major with this stride: `c[i, j]` is at `i · stride + j`. The output may be some columns of a wider matrix.
     Rows(usize),
-    /// `[⌈n/32⌉][m][32]`
+    /// Panels of 32 columns, as weights are stored: `[⌈n/32⌉][m][32]`.
     Panels,
 }
 
-/// `c = (accumulate ? c : 0) + left · right (+ bias)`, with `left: [m, depth]`, `right: [depth, n]`.
+/// A matmul `c = (accumulate ? c : 0) + left · right (+ bias)` on the CPU, with `left: [m, depth]`, `right: [depth,
+/// n]`.
 pub(crate) struct Matmul<'a> {
     m: usize,
     n: usize,
@@ -110,7 +114,7 @@ pub(crate) struct Matmul<'a> {
     accumulate: bool,
     bias: Option<&'a [f32]>,
     dtype: MatmulDType,
-    /// What multiplies tiles, and the terms of each; none: chains.
+    /// The kernel for AMX tiles and the steps of terms that it multiplies; `None`: chains in vector registers.
     tiles: Option<(Unit, Steps)>,
     isa: Isa,
     output: PhantomData<&'a mut [f32]>,
@@ -121,33 +125,34 @@ unsafe impl Sync for Matmul<'_> {}
 
 /// The arguments of [`Matmul::new`].
 pub(crate) struct Operands<'a> {
-    /// Rows.
+    /// Number of rows of the output.
     pub m: usize,
-    /// Columns.
+    /// Number of columns of the output.
     pub n: usize,
-    /// Terms of each sum.
+    /// Number of terms of each sum.
     pub depth: usize,
-    /// `[m, depth]`
+    /// Left operand `[m, depth]`.
     pub left: Left<'a>,
-    /// `[depth, n]`
+    /// Right operand `[depth, n]`.
     pub right: Right<'a>,
-    /// `[m, n]`
+    /// Output `[m, n]`.
     pub c: &'a mut [f32],
-    /// Where its elements lie.
+    /// Memory layout of `c`.
     pub order: Order,
-    /// Whether sums continue what `c` holds.
+    /// Whether sums start from the contents of `c` instead of 0.
     pub accumulate: bool,
-    /// `[n]`, added last.
+    /// Bias `[n]`, added to each finished sum.
     pub bias: Option<&'a [f32]>,
-    /// What the factors of a matmul are.
+    /// The dtype in which the operands are multiplied.
     pub dtype: MatmulDType,
-    /// The first term of each segment of the depth, and its length at last: tiles begin anew there. None: one segment.
+    /// First term of each segment of the depth, then the depth: on AMX tiles, steps of 32 terms start anew at each
+    /// segment. `None`: one segment.
     pub segments: Option<&'a [u32]>,
 }
 
 impl<'a> Operands<'a> {
-    /// `c = x[rows] wᵀ + bias`: `[rows][outputs]`, where outputs begin a panel of the packed weight and `bias` is of
-    /// them alone.
+    /// The operands of `c = x[rows] wᵀ + bias`, `[rows][outputs]`, for some outputs of a packed weight. `outputs` must
+    /// start at a panel; `bias` has only these outputs.
     pub(crate) fn of_outputs(
         (x, w): (Elements<'a>, Elements<'a>),
         depth: usize,
@@ -174,7 +179,7 @@ impl<'a> Operands<'a> {
 }
 
 impl<'a> Matmul<'a> {
-    /// Checks that every operand is long enough, which all unchecked access below relies on.
+    /// Checks that every operand is long enough: the unchecked memory accesses of the kernels rely on this.
     pub(crate) fn new(isa: Isa, o: Operands<'a>) -> Matmul<'a> {
         let (m, n, depth) = (o.m, o.n, o.depth);
         let panels = n.div_ceil(PANEL);
@@ -220,7 +225,7 @@ impl<'a> Matmul<'a> {
         }
     }
 
-    /// Computes it on all threads.
+    /// Computes the matmul on all threads.
     pub(crate) fn run(&self, cpu: &Cpu) {
         if self.m == 0 || self.n == 0 {
             return;
@@ -236,7 +241,8 @@ impl<'a> Matmul<'a> {
         }
     }
 
-    /// Computes it with operands that the tasks pack themselves, but for rows that several of them read.
+    /// Computes the matmul in tasks that pack their operands themselves, except for rows that several tasks read: these
+    /// are packed once before.
     fn multiply(&self, cpu: &Cpu) {
         let plan = Plan::new(self, cpu.threads());
         let tasks = plan.row_blocks * plan.groups;
@@ -247,12 +253,13 @@ impl<'a> Matmul<'a> {
         }
     }
 
-    /// Computes rows `rows` of panels `panels` on this thread.
+    /// Computes the rows `rows` of the panels `panels` of the output, on the calling thread.
     ///
     /// # Safety
-    /// No other thread computes an output in common.
+    /// No other thread computes any of these outputs.
     pub(crate) unsafe fn block(&self, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
-        /// Compiled once for an instruction set, whatever the tasks that call it.
+        /// The block as a kernel of its own, so that it is compiled once for each instruction set, and not in every
+        /// caller.
         struct Block<'a, 'b>(&'a Matmul<'b>, Range<usize>, Range<usize>, &'a mut Scratch);
         impl Kernel for Block<'_, '_> {
             type Output = ();
@@ -266,12 +273,12 @@ impl<'a> Matmul<'a> {
     }
 }
 
-/// `len` elements aligned to a cache line.
+/// Returns `len` elements of scratch memory, aligned to a cache line.
 pub(crate) fn aligned(scratch: &mut Scratch, len: usize) -> &mut [f32] {
     at_line(scratch.f32(len + LANES), len)
 }
 
-/// [`aligned`] of memory that grows as needed.
+/// As [`aligned`], from a vector that grows as needed.
 fn lines(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if memory.len() < len + LANES {
         memory.resize(len + LANES, 0.0);
@@ -279,7 +286,7 @@ fn lines(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
     at_line(memory, len)
 }
 
-/// `len` of these elements, from a cache line's start.
+/// Returns `len` elements of `all`, from the first that is aligned to a cache line.
 fn at_line(all: &mut [f32], len: usize) -> &mut [f32] {
     let skip = all.as_ptr().align_offset(LANES * size_of::<f32>()).min(LANES);
     &mut all[skip..skip + len]

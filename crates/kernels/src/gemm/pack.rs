@@ -1,4 +1,6 @@
-//! Operands of a matmul into the layouts that register tiles read: strips of the left one, panels of the right one.
+//! Packs the operands of a matmul into the layouts that register tiles read: strips of rows of the left operand, panels
+//! of 32 columns of the right one. (`pack_pairs.rs` does so for words of two bf16 terms, `pack_tiles.rs` for AMX
+//! tiles.)
 
 use super::plan::Strips;
 use super::{Left, Matmul, MatmulDType, Right};
@@ -9,11 +11,11 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// Rows of memory that are read together where columns of them are packed.
+/// Rows of memory that are read together when columns are packed.
 const ROWS_TOGETHER: usize = 8;
 
 impl Matmul<'_> {
-    /// Packs strips `which` of rows: `[depth][strips.most]` each.
+    /// Packs the strips `which` of the left operand for the terms `depth`: `[depth][strips.most]` each.
     #[inline(always)]
     pub(super) fn pack_left<V: Simd>(&self, strips: &Strips, which: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
         if self.together() == 2 {
@@ -30,7 +32,7 @@ impl Matmul<'_> {
         }
     }
 
-    /// Numbers that are f32 in memory, as they are multiplied.
+    /// Copies f32 numbers, rounded to bf16 if the matmul multiplies in bf16.
     #[inline(always)]
     fn copy<V: Simd>(&self, from: &[f32], to: &mut [f32]) {
         if self.dtype == MatmulDType::Stored {
@@ -42,7 +44,8 @@ impl Matmul<'_> {
         }
     }
 
-    /// Panels `panels` of the transpose of a packed weight.
+    /// Packs panels `panels` of the transpose of a packed weight. Returns the first panel, and the elements from one
+    /// panel to the next.
     #[inline(always)]
     fn transposed<V: Simd, E: OfWeight>(
         &self,
@@ -54,7 +57,7 @@ impl Matmul<'_> {
         let panel = depth.len().next_multiple_of(PANEL) * PANEL;
         for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
             let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
-            // `depth` starts at a panel of the weight.
+            // `depth` starts at a multiple of 32, which is a panel of the weight.
             for (source, to) in (depth.start / PANEL..).zip(to.chunks_exact_mut(PANEL * PANEL)) {
                 let from = &data[(source * self.n + columns.start) * PANEL..(source * self.n + columns.end) * PANEL];
                 transpose::<V, E>(from, to);
@@ -63,7 +66,8 @@ impl Matmul<'_> {
         (to.as_ptr(), panel)
     }
 
-    /// Panels `panels` of the right operand, `[depth][32]` each, and the elements between two of them.
+    /// Returns panels `panels` of the right operand, `[depth][32]` each, and the elements from one panel to the next.
+    /// Panels stored in this layout are not copied; others are packed into `to`.
     #[inline(always)]
     pub(super) fn right<V: Simd>(
         &self,
@@ -110,8 +114,8 @@ impl Matmul<'_> {
     }
 }
 
-/// Rows of row-major data. Whole vectors are stored: what is past a strip's rows belongs to its next step, which is
-/// stored later, or is room at the end.
+/// Packs rows of row-major data into strips. Whole vectors are stored: lanes past the strip's rows fall into its next
+/// step, which is stored later and overwrites them, or into spare room at the end.
 #[inline(always)]
 fn pack_rows<V: Simd, E: Element>(
     data: &[E],
@@ -123,7 +127,7 @@ fn pack_rows<V: Simd, E: Element>(
 ) {
     for (strip, to) in which.zip(to.chunks_mut(strips.pitch())) {
         if strips.most == 1 && !rounds {
-            // A row alone lies as its strip does.
+            // A single row has the layout of its strip already.
             let from = &data[strips.rows(strip).start * stride..][depth.clone()];
             widen_into::<V, E>(from, &mut to[..depth.len()]);
             continue;
@@ -140,7 +144,7 @@ fn pack_rows<V: Simd, E: Element>(
             let lines = V::transpose(lines);
             let to = &mut to[k * strips.most..];
             if n == LANES {
-                // The number of steps is known: lines stay in registers.
+                // The number of lines is a constant here, so that they stay in registers.
                 for (i, line) in lines.into_iter().enumerate() {
                     line.store(&mut to[i * strips.most..]);
                 }
@@ -153,8 +157,8 @@ fn pack_rows<V: Simd, E: Element>(
     }
 }
 
-/// Columns of row-major data, stored likewise; a few rows at a time, all of whose columns are read while the first
-/// cache holds them.
+/// Packs columns of row-major data into strips, storing whole vectors as [`pack_rows`] does. It reads a few rows at a
+/// time and packs all their columns while the rows are in the first-level cache.
 #[inline(always)]
 fn pack_columns<V: Simd, E: Element>(
     data: &[E],
@@ -168,7 +172,7 @@ fn pack_columns<V: Simd, E: Element>(
             let columns = strips.rows(strip);
             for k in k..depth.len().min(k + ROWS_TOGETHER) {
                 let from = &data[(depth.start + k) * stride + columns.start..];
-                // What lies beside the columns is not used, but faster read than masked.
+                // Reading past the columns is faster than masking; the extra lanes are never used.
                 let n = if from.len() >= LANES { LANES } else { columns.len() };
                 first::<V, E>(from, n).store(&mut to[k * strips.most..]);
             }
@@ -176,13 +180,13 @@ fn pack_columns<V: Simd, E: Element>(
     }
 }
 
-/// The first `n` ≤ 16 elements of `from`, the rest 0.
+/// Loads the first `n` ≤ 16 elements of `from`; the other lanes are 0.
 #[inline(always)]
 fn first<V: Simd, E: Element>(from: &[E], n: usize) -> V {
     if n == LANES { E::load::<V>(from) } else { E::load_partial::<V>(from, n) }
 }
 
-/// `[depth/2][32][2]` to `[depth][32]`, widened.
+/// Widens a bf16 panel, `[depth/2][32][2]`, to an f32 panel, `[depth][32]`.
 #[inline(always)]
 fn unzip<V: Simd>(from: &[bf16], to: &mut [f32]) {
     for (from, to) in from.chunks_exact(2 * PANEL).zip(to.chunks_exact_mut(2 * PANEL)) {
@@ -194,9 +198,9 @@ fn unzip<V: Simd>(from: &[bf16], to: &mut [f32]) {
     }
 }
 
-/// A weight's elements, in panels of 32 outputs.
+/// Element type of a packed weight, which is stored in panels of 32 outputs.
 pub(super) trait OfWeight: Element {
-    /// 16 columns of steps `row` and `row + 1` of a panel, `row` being even; where there is no such step, 0.
+    /// Loads 16 columns of the terms `row` (even) and `row + 1` of a panel; 0 past the panel's end.
     fn rows<V: Simd>(panel: &[Self], row: usize, column: usize) -> [V; 2];
 }
 
@@ -221,7 +225,8 @@ impl OfWeight for bf16 {
     }
 }
 
-/// `[c ≤ 32][32]`, as `E` lies, to `[32][32]`; columns past `c` become 0.
+/// Transposes a part of a weight panel, `[c ≤ 32][32]` in the layout of `E`, to f32 `[32][32]`. Columns past `c` become
+/// 0.
 #[inline(always)]
 fn transpose<V: Simd, E: OfWeight>(from: &[E], to: &mut [f32]) {
     for c in [0, LANES] {

@@ -1,6 +1,7 @@
-//! Operands of a matmul into words: two terms of a sum in a lane, the first in its upper half.
+//! Packs the operands of a matmul into words. A word has two consecutive bf16 terms of a sum in one 32-bit lane, the
+//! first term in the upper half.
 //!
-//! A sum of an odd number of terms ends with −0 · 0, which changes nothing: x + −0 is x, for x = −0 too.
+//! A sum with an odd number of terms ends with the term −0 · 0, which changes no bit: x + −0 is x, also for x = −0.
 
 use super::pack::OfWeight;
 use super::plan::Strips;
@@ -11,13 +12,13 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// Rows of words that are read together where columns of them are packed.
+/// Rows of words that are packed together when columns are packed.
 const ROWS_TOGETHER: usize = 4;
-/// Elements of a vector of words.
+/// Number of bf16 elements in a vector of 16 words.
 const WIDTH: usize = 2 * LANES;
 
 impl Matmul<'_> {
-    /// [`pack_left`](Self::pack_left) of words: `[⌈depth/2⌉][strips.most]` each.
+    /// As [`pack_left`](Self::pack_left), into words of two terms: strips of `[⌈depth/2⌉][strips.most]`.
     #[inline(always)]
     pub(super) fn pack_left_words<V: Simd>(
         &self,
@@ -36,7 +37,8 @@ impl Matmul<'_> {
         }
     }
 
-    /// Panels `panels` of the right operand, `[⌈depth/2⌉][32]` words each, and the words between two of them.
+    /// Returns panels `panels` of the right operand as `[⌈depth/2⌉][32]` words each, and the words from one panel to
+    /// the next.
     #[inline(always)]
     pub(super) fn words<V: Simd>(
         &self,
@@ -59,7 +61,7 @@ impl Matmul<'_> {
                     }
                 }
                 Right::Transposed(Elements::Bf16(data)) => {
-                    // `depth` starts at a panel of the weight.
+                    // `depth` starts at a multiple of 32, which is a panel of the weight.
                     for (source, to) in (depth.start / PANEL..).zip(to.chunks_exact_mut(PANEL / 2 * PANEL)) {
                         let of = |column: usize| (source * self.n + column) * PANEL;
                         transpose::<V>(&data[of(columns.start)..of(columns.end)], to);
@@ -75,7 +77,8 @@ impl Matmul<'_> {
         (to.as_ptr(), pitch)
     }
 
-    /// Rows `depth` of the right operand, from an even one on, in panels from `first` on: `[⌈rows/2⌉][32]` words each.
+    /// Packs the rows `depth` (the first is even) of a row-major right operand into words. `to` are the panels from
+    /// `first` on, `[⌈rows/2⌉][32]` words each.
     #[inline(always)]
     pub(super) fn zip<V: Simd>(&self, depth: Range<usize>, first: usize, to: &mut [&mut [f32]]) {
         let columns = first * PANEL..self.n.min((first + to.len()) * PANEL);
@@ -87,9 +90,9 @@ impl Matmul<'_> {
     }
 }
 
-/// What words are made of.
+/// Element type that is packed into words: f32 or bf16.
 trait Factor: Element {
-    /// The first 32 elements of `from` as words, rounded if they are f32.
+    /// Packs the first 32 elements of `from` into 16 words; f32 is rounded to bf16.
     fn words<V: Simd>(from: &[Self]) -> V;
 }
 
@@ -110,7 +113,7 @@ impl Factor for f32 {
     }
 }
 
-/// Up to 32 neighbours as words, the last of them with −0 if they are odd; zeros after them.
+/// Packs up to 32 consecutive elements into 16 words. The partner of an odd last element is −0; further words are 0.
 #[inline(always)]
 fn neighbours<V: Simd, E: Factor>(from: &[E]) -> V {
     if from.len() == WIDTH {
@@ -124,8 +127,8 @@ fn neighbours<V: Simd, E: Factor>(from: &[E]) -> V {
     V::load_words(&all)
 }
 
-/// Rows of row-major data. Whole vectors are stored: what is past a strip's rows belongs to its next step, which is
-/// stored later, or is room at the end.
+/// Packs rows of row-major data into strips of words. Whole vectors are stored: lanes past the strip's rows fall into
+/// its next step, which is stored later and overwrites them, or into spare room at the end.
 #[inline(always)]
 fn rows<V: Simd, E: Factor>(
     data: &[E],
@@ -148,7 +151,7 @@ fn rows<V: Simd, E: Factor>(
             }
             let lines = V::transpose(lines);
             if n == WIDTH {
-                // The number of steps is known: lines stay in registers.
+                // The number of lines is a constant here, so that they stay in registers.
                 for (i, line) in lines.into_iter().enumerate() {
                     line.store(&mut to[i * strips.most..]);
                 }
@@ -161,8 +164,8 @@ fn rows<V: Simd, E: Factor>(
     }
 }
 
-/// Columns of row-major data, stored likewise; a few rows at a time, all of whose columns are read while the first
-/// cache holds them.
+/// Packs columns of row-major data into strips of words, storing whole vectors as [`rows`] does. It reads a few rows at
+/// a time and packs all their columns while the rows are in the first-level cache.
 #[inline(always)]
 fn columns<V: Simd, E: Element>(
     data: &[E],
@@ -187,20 +190,22 @@ fn columns<V: Simd, E: Element>(
     }
 }
 
-/// The first `n` ≤ 16 elements of `from` as bf16. What lies beside them is not used, but faster read than masked.
+/// Loads the first `n` ≤ 16 elements of `from` as bf16. It may load up to 16, because that is faster than masking; the
+/// extra lanes are never used.
 #[inline(always)]
 fn beside<V: Simd, E: Element>(from: &[E], n: usize) -> V {
     bf16_of::<V, E>(from, if from.len() >= LANES { LANES } else { n })
 }
 
-/// The first `n` ≤ 16 elements of `from`, rounded if they are f32, the rest 0.
+/// Loads the first `n` ≤ 16 elements of `from`, rounded to bf16 if they are f32; the other lanes are 0.
 #[inline(always)]
 fn bf16_of<V: Simd, E: Element>(from: &[E], n: usize) -> V {
     let lanes: V = if n == LANES { E::load(from) } else { E::load_partial(from, n) };
     if E::FLUSHES { lanes } else { lanes.rounded_to_bf16() }
 }
 
-/// Rows `depth` of row-major data, two by two, 32 columns to each of `to`: `[⌈depth/2⌉][32]`; what does not exist is 0.
+/// Packs the rows `depth` of row-major data into words of two rows each, 32 columns into each panel of `to`,
+/// `[⌈depth/2⌉][32]`. Missing rows and columns are 0.
 #[inline(always)]
 fn zip<V: Simd, E: Element>(
     data: &[E],
@@ -232,7 +237,8 @@ fn zip<V: Simd, E: Element>(
     }
 }
 
-/// 32 outputs of `c` ≤ 32 inputs, `[c/2][32][2]`, to words of two outputs each, `[16][32]`; inputs past `c` become 0.
+/// Transposes a part of a bf16 weight: 32 outputs of `c` ≤ 32 inputs, `[c/2][32][2]`, become words of two outputs each,
+/// `[16][32]`. Inputs past `c` become 0.
 #[inline(always)]
 fn transpose<V: Simd>(from: &[bf16], to: &mut [f32]) {
     for input in [0, LANES] {

@@ -1,6 +1,7 @@
-//! Operands of a matmul into tiles: rows, columns and panels, rounded to bf16 if they are f32.
+//! Packs the operands of a matmul into AMX tiles. A tile of A has 16 rows of 32 terms; a tile of B has 16 pairs of
+//! terms for 16 columns. Operands in f32 are rounded to bf16.
 //!
-//! Attention and the head pack their own operands with the same functions.
+//! Attention and the lm head pack their own operands with the same functions.
 
 use super::steps::{FEW, Steps};
 use super::{Left, Matmul, Right};
@@ -11,18 +12,19 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// This memory as values of half the width.
+/// Reinterprets f32 memory as twice as many bf16 elements.
 pub(crate) fn halves(memory: &mut [f32]) -> &mut [bf16] {
     let (start, len) = (memory.as_mut_ptr().cast(), 2 * memory.len());
     // SAFETY: the same bytes; any bits are a number, and two bytes need no more alignment than four.
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
 
-/// Memory in which two tiles are packed: 32 rows of 64 bytes.
+/// A buffer of two tiles, aligned to a cache line: 32 rows of 64 bytes.
 #[repr(align(64))]
 pub(crate) struct Lines(pub(crate) [bf16; 2 * TILE]);
 
-/// Tiles of A: `[rows / 16][depth][16][32]`. Rows that do not exist are not written.
+/// Packs rows of the left operand into tiles of A: `[rows / 16][depth][16][32]`, where depth counts steps of 32 terms.
+/// Missing rows of the last tile are not written.
 #[inline(always)]
 pub(super) fn pack_left<V: Simd>(
     matmul: &Matmul<'_>,
@@ -59,8 +61,8 @@ pub(super) fn pack_left<V: Simd>(
     }
 }
 
-/// One step of two tiles of A from up to 32 columns of row-major data: terms side by side, columns one below the other.
-/// The second is not touched if there are no more than 16.
+/// Packs one step (up to 32 terms) of up to 32 columns of row-major data into two tiles of A: each column becomes a row
+/// of a tile. The second tile is not touched if there are at most 16 columns.
 #[inline(always)]
 pub(super) fn pack_columns<V: Simd>(
     data: Elements<'_>,
@@ -69,10 +71,10 @@ pub(super) fn pack_columns<V: Simd>(
     columns: Range<usize>,
     to: [&mut [bf16]; 2],
 ) {
-    // Pairs of terms, column by column, in the way B wants them.
+    // Pairs of terms, column by column, in the layout of B.
     let mut zipped = Lines([bf16::ZERO; 2 * TILE]);
     if let Elements::Bf16(data) = data {
-        // The columns to the right come next.
+        // Prefetches the columns to the right, which are packed next.
         for k in terms.clone() {
             V::prefetch(data.as_ptr().wrapping_add(k * stride + columns.end));
         }
@@ -83,7 +85,7 @@ pub(super) fn pack_columns<V: Simd>(
     }
 }
 
-/// One step of the tiles of B for one panel: `[16 pairs][32 columns][2]`.
+/// Packs one step (up to 32 terms) of one panel of the right operand into tiles of B: `[16 pairs][32 columns][2]`.
 #[inline(always)]
 pub(super) fn pack_right<V: Simd>(matmul: &Matmul<'_>, steps: &Steps, panel: usize, step: usize, to: &mut [bf16]) {
     let columns = panel * PANEL..matmul.n.min((panel + 1) * PANEL);
@@ -96,7 +98,8 @@ pub(super) fn pack_right<V: Simd>(matmul: &Matmul<'_>, steps: &Steps, panel: usi
         }
         Right::Rows(data, stride) => zip_columns::<V>(data, stride, steps.terms(step), columns, to),
         Right::Transposed(Elements::Bf16(data)) => {
-            // A step is a panel of the weight, whose padding is 0: to rows of outputs, two of them side by side.
+            // A step is a panel of the weight, with zeros as padding. Its outputs become rows, two of them side by
+            // side.
             let from = &data[(step * matmul.n + columns.start) * PANEL..(step * matmul.n + columns.end) * PANEL];
             let mut outputs = Lines([bf16::ZERO; 2 * TILE]);
             pairs_to_lines::<V>(from, columns.len() / 2, &mut outputs.0);
@@ -109,13 +112,13 @@ pub(super) fn pack_right<V: Simd>(matmul: &Matmul<'_>, steps: &Steps, panel: usi
     }
 }
 
-/// Up to 32 elements as bf16, zeros after them.
+/// Copies up to 32 elements as bf16 and fills the rest of `to` with zeros.
 #[inline(always)]
 pub(crate) fn narrowed<V: Simd>(from: Elements<'_>, to: &mut [bf16]) {
     let len = from.len();
     match from {
         Elements::Bf16(from) => match (<&[bf16; DEPTH]>::try_from(from), <&mut [bf16; DEPTH]>::try_from(&mut *to)) {
-            // A length that the compiler knows: no call.
+            // The length is a constant here, so that the copy needs no function call.
             (Ok(from), Ok(to)) => *to = *from,
             _ => to[..len].copy_from_slice(from),
         },
@@ -132,8 +135,8 @@ pub(crate) fn narrowed<V: Simd>(from: Elements<'_>, to: &mut [bf16]) {
     to[len..].fill(bf16::ZERO);
 }
 
-/// Rows of at most 32 columns, of the terms of a step, two and two side by side: `[16 pairs][32 columns][2]`; zeros
-/// where there is no term or no column.
+/// Packs the rows of a step of terms, of at most 32 columns each, as pairs of two rows: `[16 pairs][32 columns][2]`.
+/// Missing rows and columns are 0.
 #[inline(always)]
 pub(crate) fn zip<'a, V: Simd>(terms: Range<usize>, row: impl Fn(usize) -> Elements<'a>, to: &mut [bf16]) {
     let zeros = [bf16::ZERO; DEPTH];
@@ -146,7 +149,8 @@ pub(crate) fn zip<'a, V: Simd>(terms: Range<usize>, row: impl Fn(usize) -> Eleme
     }
 }
 
-/// 32 elements in bf16: as they lie, or rounded and padded in `room`.
+/// Returns 32 elements in bf16: the slice itself if it is so, otherwise a copy in `room`, rounded and padded with
+/// zeros.
 #[inline(always)]
 fn whole<'a, V: Simd>(from: Elements<'a>, room: &'a mut [bf16; DEPTH]) -> &'a [bf16] {
     match from {
@@ -158,7 +162,7 @@ fn whole<'a, V: Simd>(from: Elements<'a>, room: &'a mut [bf16; DEPTH]) -> &'a [b
     }
 }
 
-/// [`zip`] of columns of row-major data.
+/// [`zip`] for the rows `terms` and the columns `columns` of row-major data.
 #[inline(always)]
 pub(crate) fn zip_columns<V: Simd>(
     data: Elements<'_>,
@@ -179,7 +183,7 @@ pub(crate) fn zip_columns<V: Simd>(
     }
 }
 
-/// [`zip_columns`] of f32, rounded, and of a few panels at once: as many as there are `to`.
+/// [`zip_columns`] for f32 data, rounded to bf16, and for several panels of 32 columns at once: one for each of `to`.
 #[inline(always)]
 pub(super) fn zip_f32<V: Simd>(
     data: &[f32],
@@ -195,7 +199,7 @@ pub(super) fn zip_f32<V: Simd>(
                 let n = columns.end.saturating_sub(at).min(LANES);
                 let to = &mut to[(2 * i + half) * DEPTH..][..DEPTH];
                 let (even, odd) = (k * stride + at, (k + 1) * stride + at);
-                // The panels to the right come next.
+                // Prefetches the panels to the right, which are packed next.
                 V::prefetch(data.as_ptr().wrapping_add(even + columns.len()));
                 V::prefetch(data.as_ptr().wrapping_add(odd + columns.len()));
                 if n == LANES && k + 1 < terms.end {
@@ -211,13 +215,13 @@ pub(super) fn zip_f32<V: Simd>(
     }
 }
 
-/// 32 lines, two and two side by side: `[16 pairs][32][2]`.
+/// Packs 32 rows of 32 elements as pairs of two rows: `[16 pairs][32][2]`.
 #[inline(always)]
 pub(crate) fn zip_lines<V: Simd>(lines: &[bf16], to: &mut [bf16]) {
     zip_columns::<V>(Elements::Bf16(lines), DEPTH, 0..DEPTH, 0..DEPTH, to);
 }
 
-/// `[rows ≤ 16][32][2]` to 32 lines `[32][16][2]`, with zeros where there is no row.
+/// Transposes `[rows ≤ 16][32][2]` to `[32][16][2]`: 32 lines of 16 pairs. Missing rows become 0.
 #[inline(always)]
 pub(crate) fn pairs_to_lines<V: Simd>(pairs: &[bf16], rows: usize, lines: &mut [bf16]) {
     for (half, lines) in lines.chunks_exact_mut(TILE).enumerate() {
@@ -225,8 +229,8 @@ pub(crate) fn pairs_to_lines<V: Simd>(pairs: &[bf16], rows: usize, lines: &mut [
     }
 }
 
-/// `[rows ≤ 16][16 pairs]` to `[16 pairs][16 rows]`, a pair being moved as one; rows that do not exist become 0. Lines
-/// are so many elements apart.
+/// Transposes `[rows ≤ 16][16 pairs]` to `[16 pairs][16 rows]`, moving each pair as one unit. Missing rows become 0.
+/// `from_line` and `to_line` are the elements from one line to the next.
 #[inline(always)]
 pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], from_line: usize, rows: usize, to: &mut [bf16], to_line: usize) {
     debug_assert!(from.as_ptr().cast::<f32>().is_aligned() && to.as_ptr().cast::<f32>().is_aligned());

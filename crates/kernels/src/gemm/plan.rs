@@ -1,4 +1,5 @@
-//! How a matmul is cut: its depth into blocks, its rows into strips, and all of it into tasks.
+//! Decides how a matmul on the CPU is cut: the depth (terms of a sum) into blocks, rows into strips, and all of it into
+//! tasks for the threads.
 
 use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, vectors};
 use super::{Left, Matmul, MatmulDType, Right};
@@ -8,42 +9,45 @@ use crate::pool::{Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 use std::ops::Range;
 
-/// The most rows of a task: their packed block, 1 MiB of it, stays in the second cache, or nearly. The more there are,
-/// the seldomer panels are packed and read.
+/// The most rows of a task. Their packed block of 1 MiB about fits into the second-level cache. With more rows, the
+/// right operand is packed and read less often.
 const ROWS: usize = 480;
-/// Tasks for each thread, so that a thread that is interrupted delays the region little.
+/// Tasks for each thread: several, so that a thread that is interrupted delays the others little.
 const TASKS_PER_THREAD: usize = 4;
-/// The most elements of a right operand, 2 MiB of f32, that every thread reads for rows of its own.
+/// The most elements of a right operand that counts as small (2 MiB in f32): every thread may read all of it.
 const SMALL: usize = 1 << 19;
-/// How many rows those are where they are few, and the right operand a weight as it lies: fewer would wait for panels
-/// more than they multiply.
+/// Rows for each thread with which all threads read all of a small weight, each for its own rows. With fewer rows a
+/// thread would wait for the weight more than it multiplies.
 const OWN_ROWS: Range<usize> = 8..65;
-/// Blocks of rows for each thread where a task has all panels, so that nobody else reads the rows that it packs: what
-/// another core packed comes slower than it is packed. And the rows of a block, which are worth packing panels for.
+/// Where each task computes all panels for a block of rows: blocks for each thread, and the fewest rows of a block that
+/// are worth packing the panels for. No other task then reads the rows that a task packs. That is faster, because
+/// fetching data that another core packed takes longer than packing it.
 const BLOCKS_OF_THREAD: usize = 3;
 const ROWS_OF_BLOCK: usize = 64;
-/// A task of less work than this many multiply-adds is not worth handing to another thread.
+/// The fewest multiply-adds of a task that is worth handing to another thread.
 const TASK_WORK: usize = 1 << 17;
 
 impl Matmul<'_> {
-    /// Terms of a sum that a step of a chain takes: two where words are multiplied.
+    /// Terms of a sum that one instruction multiplies: two where operands are packed as words of two bf16 terms,
+    /// otherwise one.
     #[inline(always)]
     pub(super) fn together(&self) -> usize {
         if self.isa.has_dots() && self.dtype == MatmulDType::Bf16 { 2 } else { 1 }
     }
 
-    /// Whether it multiplies a small weight in chains as it lies, which several threads may read.
+    /// Whether the right operand is a small weight, read as stored and without AMX tiles, so that every thread may read
+    /// all of it.
     fn reads_weight(&self) -> bool {
         let as_it_lies = matches!((self.left, self.right), (Left::Rows(..), Right::Panels(_)));
         as_it_lies && self.tiles.is_none() && self.n * self.depth <= SMALL
     }
 
-    /// Whether it packs rows for tasks that read a small right operand.
+    /// Whether rows are packed for tasks that each read all of a small right operand.
     fn packs_small_blocks(&self) -> bool {
         self.shares_rows() && !self.zips() && self.n * self.depth <= SMALL
     }
 
-    /// The depth in blocks of nearly equal length, panels of a weight's outputs but for the last one.
+    /// Cuts the depth into blocks of nearly equal length; all but the last are multiples of 32 terms.
     #[inline(always)]
     pub(super) fn blocks(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
         let depth = self.depth;
@@ -53,14 +57,14 @@ impl Matmul<'_> {
     }
 }
 
-/// Rows cut into strips of nearly equal height, at most the tile's.
+/// Rows cut into strips of nearly equal height, at most the height of a register tile.
 pub(super) struct Strips {
     start: usize,
     len: usize,
     pub count: usize,
-    /// Rows of the highest strip.
+    /// Rows of the tallest strip.
     pub most: usize,
-    /// Vectors of a tile of that many rows.
+    /// Vectors of 16 columns in a tile of `most` rows.
     pub vectors: usize,
 }
 
@@ -71,18 +75,18 @@ impl Strips {
         let most = rows.len().div_ceil(count.max(1));
         Strips { start: rows.start, len: rows.len(), count, most, vectors: vectors::<V>(most.max(1)) }
     }
-    /// Elements from one packed strip to the next: all steps, and room for the last vector.
+    /// Elements from one packed strip to the next: all its terms, and room for the last vector.
     #[inline(always)]
     pub fn pitch(&self) -> usize {
         self.most * MAX_DEPTH + LANES
     }
-    /// Elements of all packed strips of a block of depth.
+    /// Elements of all packed strips, for one block of the depth.
     #[inline(always)]
     pub fn packed(&self) -> usize {
         self.count * self.pitch()
     }
-    /// Where those of block `block` of the `blocks` of a matmul's depth are among all that are packed: after the
-    /// blocks of rows before, which are whole strips.
+    /// Index of these strips among all packed rows of a matmul, for block `block` of its `blocks` blocks of the depth.
+    /// Earlier rows come first; they consist of whole strips.
     #[inline(always)]
     pub fn place<V: Simd>(&self, blocks: usize, block: usize) -> usize {
         blocks * Strips::new::<V>(0..self.start).packed() + block * self.packed()
@@ -94,19 +98,19 @@ impl Strips {
     }
 }
 
-/// Part `i` of `0..len` in so many parts.
+/// Part `i` of the range `0..len` cut into `parts` nearly equal parts.
 #[inline(always)]
 pub(super) fn cut(i: usize, len: usize, parts: usize) -> Range<usize> {
     i * len / parts..(i + 1) * len / parts
 }
 
-/// A matmul cut into tasks: blocks of rows times groups of panels.
+/// A matmul cut into tasks: each is one block of rows times one group of panels (32 columns each).
 pub(super) struct Plan<'a> {
     pub matmul: &'a Matmul<'a>,
     pub panels: usize,
     pub row_blocks: usize,
     pub groups: usize,
-    /// Whether each thread has a block of rows.
+    /// Whether each thread computes one block of rows, with all panels.
     pub own_rows: bool,
 }
 
@@ -121,7 +125,7 @@ impl<'a> Plan<'a> {
         }
         let work = m * n * matmul.depth.max(1) / TASK_WORK;
         let own_rows = threads > 1 && work >= threads && matmul.reads_weight() && OWN_ROWS.contains(&(m / threads));
-        // Rows that each task packs for itself are packed as often as there are tasks.
+        // Rows that each task packs for itself are packed once for each task.
         let of_thread = if own_rows || matmul.packs_few_rows() { TASKS_PER_THREAD / 2 } else { TASKS_PER_THREAD };
         let tasks = match (threads * of_thread).min(work + 1) {
             _ if threads == 1 => 1,
@@ -135,12 +139,13 @@ impl<'a> Plan<'a> {
         } else if matmul.shares_rows() {
             m.div_ceil(ROWS)
         } else {
-            // Each task packs its rows and its panels for itself: of many tasks, square ones pack least.
+            // Each task packs its own rows and panels; nearly square tasks pack least in total.
             let square = (tasks * m / n).isqrt().min(m.div_ceil(MAX_ROWS));
             m.div_ceil(ROWS).max(square)
         };
         let groups = |row_blocks: usize| tasks.div_ceil(row_blocks).clamp(1, panels);
-        // The fewest blocks with as many tasks for each thread: of nine tasks, two threads would wait for the fifth.
+        // The fewest blocks of rows that give each thread the same number of tasks: with nine tasks, one of two threads
+        // would be idle during the last.
         let even = |row_blocks: &usize| (row_blocks * groups(*row_blocks)).is_multiple_of(threads);
         let most = (2 * row_blocks).min(m.div_ceil(MAX_ROWS) + 1);
         let row_blocks = (row_blocks..most).find(even).unwrap_or(row_blocks);
@@ -148,7 +153,8 @@ impl<'a> Plan<'a> {
         Plan { matmul, panels, row_blocks, groups, own_rows }
     }
 
-    /// The rows of block `block` of them: whole tiles, but for the last, and where each thread has a block.
+    /// Rows of block `block`: a multiple of the tile's height, except in the last block or where each thread has one
+    /// block.
     #[inline(always)]
     pub fn rows<V: Simd>(&self, block: usize) -> Range<usize> {
         let whole = if self.matmul.tiles.is_some() { steps::FEW } else { V::GEMM_ROWS };
@@ -161,14 +167,16 @@ impl<'a> Plan<'a> {
 impl Tasks for Plan<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
-        // Groups of panels change slowest, so that threads read the same panels at the same time; but blocks of rows
-        // that are each a thread's, so that it reads the rows that it wrote as the operation before.
+        // Usually the group of panels changes slowest, so that threads read the same panels at the same time. Where
+        // each thread has one block of rows, its tasks come together, so that it reads the rows that it wrote in the
+        // operation before.
         let (block, group) = match self.own_rows {
             true => (index / self.groups, index % self.groups),
             false => (index % self.row_blocks, index / self.row_blocks),
         };
         let rows = self.rows::<V>(block);
-        // Groups start at even multiples of four panels where there are many, so that few-row tiles stay whole.
+        // Where there are many panels, groups start at multiples of four, so that the wide tiles of few rows stay
+        // whole.
         let quads = self.panels.div_ceil(MAX_VECTORS / 2);
         let panels = if quads >= 4 * self.groups {
             let q = cut(group, quads, self.groups);
@@ -195,8 +203,8 @@ mod tests {
         f(&Plan::new(&Matmul::new(Isa::PORTABLE, outputs), threads))
     }
 
-    /// A block of rows for each thread where there are rows enough and the weight is small, and the tasks of a thread
-    /// side by side: its share of the region.
+    /// With enough rows and a small weight, each thread has one block of rows, and the tasks of a thread have
+    /// consecutive indices.
     #[test]
     fn threads_have_rows_of_their_own_where_the_weight_is_small() {
         let plan = |shape: [usize; 3], threads: usize| {

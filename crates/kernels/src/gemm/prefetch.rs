@@ -1,5 +1,6 @@
-//! Prefetching operands. A line at each step of a tile costs nothing between multiply-adds; a loop that is left now and
-//! then to prefetch does, and so do many lines at once, which wait for each other.
+//! Prefetching of matmul operands into the cache. Prefetching one cache line at each step of a register tile is free,
+//! because it overlaps the multiply-adds. Interrupting the loop to prefetch is not free, and many prefetches at once
+//! wait for each other.
 
 use super::{Matmul, Right};
 use crate::matrix::PANEL;
@@ -7,11 +8,11 @@ use crate::simd::Simd;
 use crate::tensor::Elements;
 use std::ops::Range;
 
-/// Some rows of a panel as they lie in memory: row `r` at `from + r / 32 · jump + r % 32 · pitch`, in bytes.
+/// Rows of a panel that should be prefetched. Row `r` is at byte `from + r / 32 · jump + r % 32 · pitch`.
 #[derive(Clone)]
 pub(super) struct Prefetch {
     from: *const u8,
-    /// Bytes of a row.
+    /// Number of bytes in a row.
     width: usize,
     pitch: usize,
     jump: usize,
@@ -19,11 +20,11 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    /// For nothing.
+    /// Nothing to prefetch.
     pub(super) const NOTHING: Prefetch = Prefetch { from: std::ptr::null(), width: 0, pitch: 0, jump: 0, rows: 0..0 };
 
-    /// For a tile of `steps` steps: where it prefetches a line at the first of them, and the bytes from step to step.
-    /// Rows that do not lie beside the first are prefetched at once.
+    /// Starts prefetching during a tile of `steps` steps. Returns the address that the tile prefetches at its first
+    /// step, and the bytes from step to step. Rows that are not contiguous with the first are prefetched at once.
     #[inline(always)]
     pub(super) fn begin<V: Simd>(&self, steps: usize) -> (*const u8, usize) {
         let Range { start, end } = self.rows;
@@ -33,20 +34,20 @@ impl Prefetch {
             (false, _) => start,
         };
         for row in beside..end {
-            // The first line and the last one: there are no others.
+            // A row has at most two cache lines: the first and the last.
             V::prefetch(self.row(row));
             V::prefetch(self.row(row).wrapping_add(self.width - 1));
         }
         (self.row(start), (beside - start) * self.width / steps.max(1))
     }
 
-    /// Where row `row` lies, which need not exist.
+    /// Address of row `row`, which may be past the end.
     #[inline(always)]
     fn row(&self, row: usize) -> *const u8 {
         self.from.wrapping_add(row / PANEL * self.jump + row % PANEL * self.pitch)
     }
 
-    /// Part `part` of `parts` of it.
+    /// Part `part` of these rows cut into `parts` parts.
     #[inline(always)]
     pub(super) fn part(&self, part: usize, parts: usize) -> Prefetch {
         let len = self.rows.len();
@@ -55,18 +56,17 @@ impl Prefetch {
 }
 
 impl Matmul<'_> {
-    /// Steps `depth` of panel `panel` of the right operand, as memory holds them; of a panel that does not exist,
-    /// nothing.
+    /// The memory of the terms `depth` of panel `panel` of the right operand. Nothing if there is no such panel.
     #[inline(always)]
     pub(super) fn prefetch(&self, panel: usize, depth: Range<usize>) -> Prefetch {
         if panel >= self.n.div_ceil(PANEL) {
             return Prefetch::NOTHING;
         }
-        // The panel's first element, and the elements from a row to the next and from 32 rows to the next.
+        // Index of the panel's first element; elements from one row to the next, and from 32 rows to the next 32.
         let (data, at, pitch, jump) = match self.right {
             Right::Panels(data) => (data, (panel * self.depth + depth.start) * PANEL, PANEL, PANEL * PANEL),
             Right::Transposed(data) => {
-                // `depth` starts at a panel of the weight.
+                // `depth` starts at a multiple of 32, which is a panel of the weight.
                 (data, (depth.start * self.n) + panel * PANEL * PANEL, PANEL, self.n * PANEL)
             }
             Right::Rows(data, stride) => (data, depth.start * stride + panel * PANEL, stride, stride * PANEL),

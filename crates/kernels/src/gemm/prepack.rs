@@ -1,20 +1,21 @@
-//! Operands that memory does not hold as tiles read them, packed once for all tasks of a matmul.
+//! Packs matmul operands ahead, once for all tasks, where their layout in memory is not the one that tiles read.
 //!
-//! A task that packs for itself packs what others pack too; and of rows of a wide matrix it reads a line or two each,
-//! in as many pages as there are rows, which neither cache sets nor prefetchers bear. Here all threads pack first, a
-//! few rows of the depth at a time and all of their columns, and then multiply what is packed:
+//! A task that packs operands for itself packs what other tasks pack too. And from each row of a wide matrix it reads
+//! only a cache line or two, each in another memory page, which is slow for caches and hardware prefetchers. Here all
+//! threads first pack a few rows of the depth with all of their columns, and then multiply the packed operands. On AMX
+//! tiles this is done in:
 //!
-//! | matmul         | packed ahead                                   |
-//! |-----------------|------------------------------------------------|
-//! | backward_weight | `d_y` and `x`                                  |
-//! | backward_input  | Wᵀ, where there are rows for several tasks     |
+//! | matmul          | packed ahead                                     |
+//! |-----------------|--------------------------------------------------|
+//! | backward_weight | `d_y` and `x`                                    |
+//! | backward_input  | Wᵀ, if there are enough rows for several tasks   |
 //!
-//! The depth is cut into spans, whose packed operands are of a fixed size; sums continue from one to the next in the
-//! outputs, which is exact.
+//! The depth (the terms of the sums) is cut into spans whose packed operands fit a buffer of fixed size. Sums continue
+//! from one span to the next in the f32 outputs, which is exact.
 //!
-//! Of chains, rows are packed ahead that all tasks read: there are few rows then, so that each multiplies little with
-//! what it would pack for itself. Panels are not in f32, where they take twice the memory and that was no faster; but
-//! `d_y` is, where words of two rows are multiplied.
+//! Without AMX tiles, rows that all tasks read are packed ahead if there are few: each task would otherwise pack much
+//! for little multiplication. Panels in f32 are not packed ahead, because they need twice the memory and measured no
+//! faster. But where two bf16 terms are multiplied at once, `d_y` is packed ahead, as words of two rows.
 
 use super::plan::{Plan, Strips, cut};
 use super::steps::Steps;
@@ -31,47 +32,47 @@ use half::bf16;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Elements of f32 in whose memory a packed span fits, unless 32 terms need more: 8 MiB. (Small in tests, for several
-/// spans.)
+/// Size in f32 elements of the buffer for a packed span (8 MiB), unless a single step of 32 terms needs more. (Small in
+/// tests, for several spans.)
 const SPAN: usize = if cfg!(test) { 1 << 13 } else { 1 << 21 };
-/// Less than this many multiply-adds are not worth a parallel region of packing.
+/// The fewest multiply-adds for which packing ahead is worth a parallel region.
 const LEAST: usize = if cfg!(test) { 1 << 15 } else { 1 << 20 };
 
-/// Elements of rows that are worth a parallel region of packing them for chains (less is packed sooner by each thread
-/// than fetched from the core that packed it), and the most that are packed at once.
+/// Elements of packed rows, without AMX tiles. Below `LEAST_SHARED` each thread packs faster for itself than it fetches
+/// what another core packed. At most `MOST_SHARED` are packed at once.
 const LEAST_SHARED: usize = if cfg!(test) { 1 << 6 } else { 1 << 16 };
 const MOST_SHARED: usize = 1 << 22;
 
-/// The most elements of both operands that are zipped at once: 16 MiB, in words.
+/// The most elements of both operands that are packed into words at once (16 MiB).
 const ZIPPED: usize = if cfg!(test) { 1 << 11 } else { 1 << 23 };
-/// Fewer outputs than this are not worth a parallel region of zipping.
+/// The fewest outputs for which packing into words is worth a parallel region.
 const LEAST_ZIPPED: usize = if cfg!(test) { 1 << 8 } else { 1 << 14 };
-/// Words of a column that a task zips: what is read of a page is read in one go, and what is written of a panel, too.
+/// Words of each column that a task packs: enough to read and write longer stretches of memory.
 const WORDS: usize = 8;
 
-/// Panels of rows that are packed together: what is read of a row in one go.
+/// Panels of 32 columns that are packed together, so that long stretches of a row are read at once.
 const TOGETHER: usize = 4;
 
 impl Matmul<'_> {
-    /// Whether packing ahead is worth it.
+    /// Whether packing operands into AMX tiles ahead of the tasks is worth it.
     pub(super) fn prepacks(&self) -> bool {
         let several = match self.right {
             Right::Rows(..) => true,
-            // Whole panels of the weight, so that none has padding inside the depth.
+            // The depth must consist of whole panels of the weight, so that no padding lies inside it.
             Right::Transposed(_) => self.m > tiles::ROWS && self.depth.is_multiple_of(PANEL),
             Right::Panels(_) | Right::Tiles(_) | Right::Words(_) => false,
         };
         several && self.tiles.is_some() && self.m * self.n * self.depth >= LEAST
     }
 
-    /// Packs and multiplies, span by span.
+    /// Packs operands into tiles and multiplies them, one span of the depth after the other.
     pub(super) fn run_prepacked(&self, cpu: &Cpu) {
         let Some((unit, steps)) = &self.tiles else { unreachable!("tiles alone are packed ahead") };
         PACKED.with_borrow_mut(|memory| self.spans(cpu, *unit, steps, memory));
     }
 
     fn spans(&self, cpu: &Cpu, unit: Unit, steps: &Steps, memory: &mut Vec<f32>) {
-        // Elements of a step: those of A are packed here if they are columns.
+        // Elements of one step of 32 terms. A is packed here only if it is columns of row-major data.
         let a = if let Left::Columns(..) = self.left { self.m.div_ceil(SIDE) * TILE } else { 0 };
         let b = self.n.div_ceil(PANEL) * 2 * TILE;
         for taken in spans(steps.len(), 2 * SPAN / (a + b)) {
@@ -82,13 +83,13 @@ impl Matmul<'_> {
             cpu.run(taken.len(), &tasks);
             let depth = steps.terms(taken.start).start..steps.terms(taken.end - 1).end;
             let left = if a > 0 { Left::Tiles(to_a) } else { self.left_from(depth.start) };
-            // The steps of columns are packed whole, with zeros where terms are missing.
+            // Packed columns have whole steps, with zeros for missing terms.
             let terms = if a > 0 { DEPTH * taken.len() } else { depth.len() };
             self.span(&depth, left, Right::Tiles(to_b), (unit, Steps::One(terms))).multiply(cpu);
         }
     }
 
-    /// The left operand from term `start` on.
+    /// The left operand without its first `start` terms.
     fn left_from(&self, start: usize) -> Left<'_> {
         match self.left {
             Left::Rows(data, stride) => Left::Rows(data.range(start..data.len()), stride),
@@ -97,7 +98,7 @@ impl Matmul<'_> {
         }
     }
 
-    /// This matmul's terms `depth` alone, continuing those before.
+    /// The matmul of the terms `depth` alone, which continues the sums of the terms before.
     fn span<'a>(&'a self, depth: &Range<usize>, left: Left<'a>, right: Right<'a>, tiles: (Unit, Steps)) -> Matmul<'a> {
         Matmul {
             depth: depth.len(),
@@ -112,7 +113,7 @@ impl Matmul<'_> {
 }
 
 impl Matmul<'_> {
-    /// Whether both operands are packed ahead, as words.
+    /// Whether both operands are packed ahead, as words of two bf16 terms.
     pub(super) fn zips(&self) -> bool {
         let words = self.together() == 2 && self.tiles.is_none();
         words
@@ -122,7 +123,7 @@ impl Matmul<'_> {
             && self.m * self.n >= LEAST_ZIPPED
     }
 
-    /// Zips and multiplies, a block of the depth at a time.
+    /// Packs both operands into words and multiplies them, one block of the depth after the other.
     pub(super) fn run_zipped(&self, cpu: &Cpu) {
         let Right::Rows(data, stride) = self.right else { unreachable!("only rows are zipped") };
         for words in spans(self.depth.div_ceil(2), (ZIPPED / 2 / (self.m + self.n)).min(MAX_DEPTH)) {
@@ -157,9 +158,10 @@ impl Matmul<'_> {
 }
 
 impl Plan<'_> {
-    /// Calls `f` with the matmul, whose rows are packed, and whose columns are where it [zips](Matmul::zips).
+    /// Packs the rows of the matmul, and its columns too if it [zips](Matmul::zips), and calls `f` with the packed
+    /// matmul.
     pub(super) fn with_packed(&self, cpu: &Cpu, f: impl FnOnce(&Matmul<'_>)) {
-        /// Elements of all strips.
+        /// Computes the number of elements of all packed strips.
         struct Room<'a>(&'a Plan<'a>);
         impl Kernel for Room<'_> {
             type Output = usize;
@@ -184,12 +186,12 @@ impl Plan<'_> {
     }
 }
 
-/// Packs rows, then zips columns, [`WORDS`] of all of them in a task.
+/// Tasks that pack rows into strips, followed by tasks that pack [`WORDS`] words of all columns into panels.
 struct Packing<'a> {
     rows: Rows<'a>,
-    /// Of each column; none: only rows are packed.
+    /// Words in each column; 0 if only rows are packed.
     words: usize,
-    /// `[⌈n/32⌉][words][32]`
+    /// Packed panels: `[⌈n/32⌉][words][32]`.
     to: Disjoint<'a, f32>,
 }
 
@@ -211,7 +213,7 @@ impl Tasks for Packing<'_> {
     }
 }
 
-/// Packs some of the strips of a block of rows, for a block of depth.
+/// Packs rows into strips: each task some strips of one block of rows, for one block of the depth.
 struct Rows<'a> {
     plan: &'a Plan<'a>,
     blocks: usize,
@@ -239,20 +241,21 @@ impl Rows<'_> {
     }
 }
 
-/// `0..len` in nearly equal pieces of at most `most`, but at least 1.
+/// Cuts `0..len` into nearly equal ranges of at most `most` (but at least 1) elements.
 fn spans(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let span = len.div_ceil(len.div_ceil(most.max(1)).max(1)).max(1);
     (0..len).step_by(span).map(move |start| start..len.min(start + span))
 }
 
-/// Packs one step of all rows, if they are columns of memory, and of all panels.
+/// Packs AMX tiles: each task one step of 32 terms, for all panels, and for all rows if these are columns of row-major
+/// data.
 struct Tiles<'a> {
     matmul: &'a Matmul<'a>,
     steps: &'a Steps,
     taken: Range<usize>,
-    /// `[⌈m/16⌉][taken][16][32]`, or nothing.
+    /// Packed rows: `[⌈m/16⌉][taken][16][32]`; empty if rows are not packed.
     a: Disjoint<'a, bf16>,
-    /// `[⌈n/32⌉][taken][16][32][2]`
+    /// Packed panels: `[⌈n/32⌉][taken][16][32][2]`.
     b: Disjoint<'a, bf16>,
 }
 
@@ -282,7 +285,7 @@ impl Tasks for Tiles<'_> {
             for tile in (0..matmul.m.div_ceil(SIDE)).step_by(2) {
                 let columns = tile * SIDE..matmul.m.min((tile + 2) * SIDE);
                 let to = [0, 1].map(|i| {
-                    // A last lower tile without columns does not exist.
+                    // The last lower tile may have no columns; then it does not exist.
                     let len = if i * SIDE < columns.len() { TILE } else { 0 };
                     let at = ((tile + i) * self.taken.len() + index) * TILE * len.min(1);
                     // SAFETY: as above.
@@ -295,7 +298,7 @@ impl Tasks for Tiles<'_> {
 }
 
 thread_local! {
-    /// The packed span, which the calling thread keeps for the next matmul.
+    /// Buffer of packed operands, which the calling thread keeps for the next matmul.
     static PACKED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 

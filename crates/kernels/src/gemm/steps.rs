@@ -1,21 +1,21 @@
-//! The depth of a matmul on tiles, walked in steps of at most 32 terms.
+//! Cuts the depth of a matmul on AMX tiles (the terms of each sum) into steps of at most 32 terms.
 
 use crate::simd::tiles::{DEPTH, SIDE};
 use std::ops::Range;
 
-/// Rows of one or two tiles.
+/// Rows of two tiles, 32: with at most so many, a matmul has few rows.
 pub(super) const FEW: usize = 2 * SIDE;
 
-/// Terms of a sum, in steps of at most 32 that no segment's end lies inside.
+/// The terms of a sum in steps of at most 32. No step crosses the end of a segment.
 pub(super) enum Steps {
-    /// One segment.
+    /// One segment with this number of terms.
     One(usize),
-    /// The terms of each step.
+    /// Several segments: the range of terms of each step.
     Segments(Vec<Range<usize>>),
 }
 
 impl Steps {
-    /// `segments` are the first term of each, and the number of terms at last.
+    /// Cuts `depth` terms into steps. `segments` has the first term of each segment, then the number of terms.
     pub(super) fn new(depth: usize, segments: Option<&[u32]>) -> Steps {
         match segments {
             Some(offsets) if offsets.len() > 2 => Steps::Segments(steps(offsets).collect()),
@@ -28,7 +28,7 @@ impl Steps {
             Steps::Segments(steps) => steps.len(),
         }
     }
-    /// Terms of step `step`.
+    /// Range of the terms of step `step`.
     pub(super) fn terms(&self, step: usize) -> Range<usize> {
         match self {
             Steps::One(depth) => step * DEPTH..(*depth).min((step + 1) * DEPTH),
@@ -37,7 +37,7 @@ impl Steps {
     }
 }
 
-/// The terms of each step, for segments from these offsets.
+/// Iterates over the ranges of terms of the steps, for segments with these offsets.
 pub(crate) fn steps(offsets: &[u32]) -> impl Iterator<Item = Range<usize>> + use<'_> {
     offsets.windows(2).flat_map(|ends| {
         let (start, end) = (ends[0] as usize, ends[1] as usize);

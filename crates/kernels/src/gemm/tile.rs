@@ -1,22 +1,23 @@
-//! The register tile: a few rows times a few vectors of outputs, each one chain of fused multiply-adds.
+//! The register tile of a matmul: outputs of a few rows times a few vectors of columns, all in registers. Each output
+//! is one chain of fused multiply-adds (one accumulator, terms in ascending order).
 
 use super::prefetch::Prefetch;
 use crate::matrix::PANEL;
 use crate::simd::{Kernel, LANES, Simd};
 use half::bf16;
 
-/// The most depth steps of a block: outputs are loaded and stored seldom. The panel, 64 KiB of it, streams from the
-/// second cache.
+/// The most terms in a block of the depth, so that outputs are loaded and stored seldom. A panel of 64 KiB streams from
+/// the second-level cache.
 pub(super) const MAX_DEPTH: usize = 512;
-/// Steps of depth between what is multiplied and what is prefetched into the first cache.
+/// Distance in terms between what is multiplied and what is prefetched into the first-level cache.
 const AHEAD: usize = 8;
-/// Most rows of a tile on any instruction set.
+/// The most rows of a tile on any instruction set.
 pub(super) const MAX_ROWS: usize = 12;
-/// Most vectors of a tile on any instruction set.
+/// The most vectors of a tile on any instruction set.
 pub(super) const MAX_VECTORS: usize = 8;
 
-/// How many vectors of outputs a tile of `rows` rows takes, so that the accumulators fill the register file: few rows
-/// take many vectors, because a chain alone would wait for its own latency.
+/// Number of vectors of columns in a tile of `rows` rows, so that the accumulators fill the registers. Tiles of few
+/// rows take many vectors, because a single chain would wait for the latency of each multiply-add.
 #[inline(always)]
 pub(super) const fn vectors<V: Simd>(rows: usize) -> usize {
     let free = V::GEMM_ROWS * V::GEMM_VECTORS / rows;
@@ -27,50 +28,50 @@ pub(super) const fn vectors<V: Simd>(rows: usize) -> usize {
     vectors
 }
 
-/// One tile: `c[r, v] = (from_c ? c : 0) + Σ_k a[r, k] b[k, v] (+ bias[v])`.
+/// One register tile: `c[r, v] = (from_c ? c : 0) + Σ_k a[r, k] b[k, v] (+ bias[v])`.
 pub(super) struct Tile<E> {
-    /// 1 ..= `V::GEMM_ROWS`.
+    /// Rows of the tile: 1 to `V::GEMM_ROWS`.
     pub rows: usize,
-    /// `V::GEMM_VECTORS`, or what [`vectors`] says.
+    /// Vectors of columns: `V::GEMM_VECTORS`, or the result of [`vectors`].
     pub vectors: usize,
-    /// Steps of the chains.
+    /// Multiply-adds of each chain: terms, or words of two terms.
     pub depth: usize,
-    /// Packed left strip: `[depth][a_pitch]`, of words if `E` is.
+    /// Packed rows of the left operand: `[depth][a_pitch]`, in words of two terms if `E` has them.
     pub a: *const f32,
-    /// At least the rows.
+    /// Elements from one term of `a` to the next: at least `rows`.
     pub a_pitch: usize,
-    /// The first of the tile's columns, as `E` lies; bf16 is widened as it is loaded.
+    /// The tile's first column of the right operand, in elements `E`. Bf16 is widened when loaded.
     pub b: *const E,
     /// Elements from one panel of the right operand to the next.
     pub b_panel: usize,
-    /// The first output.
+    /// The tile's first output.
     pub c: *mut f32,
     /// Elements from one row of outputs to the next.
     pub c_row: usize,
     /// Elements from one panel of outputs to the next.
     pub c_panel: usize,
-    /// Columns that exist, from `c` on: vectors past them are computed and not stored.
+    /// Number of columns that exist, from `c` on. Vectors past them are computed but not stored.
     pub columns: usize,
-    /// Whether chains continue what `c` holds.
+    /// Whether chains start from the contents of `c` instead of 0.
     pub from_c: bool,
-    /// Added after the chain (null: none); `columns` elements.
+    /// Added after the chain: `columns` elements, or null for no bias.
     pub bias: *const f32,
-    /// What is read soon.
+    /// Memory to prefetch, which is read soon.
     pub prefetch: Prefetch,
 }
 
-/// What tiles read of the right operand, in panels.
+/// Element type of the panels of the right operand as register tiles read them.
 pub(super) trait Packed: Copy + 'static {
-    /// Whether a step multiplies words, so two terms of each sum.
+    /// Whether an element is a word of two terms, both multiplied by one instruction.
     const DOTS: bool;
-    /// Steps of depth that lie side by side: `[depth / TOGETHER][32][TOGETHER]`.
+    /// Terms that are interleaved in memory: `[depth / TOGETHER][32][TOGETHER]`.
     const TOGETHER: usize;
-    /// [`AHEAD`] of tiles that read several panels, which wait for memory more than they multiply.
+    /// [`AHEAD`] for tiles that read several panels: these wait for memory more than they multiply.
     const FAR_AHEAD: usize;
-    /// 16 columns of [`Self::TOGETHER`] steps, from the first of them on; the rest repeats the first step.
+    /// Loads 16 columns of [`Self::TOGETHER`] consecutive terms. If `TOGETHER` is 1, both vectors are the same.
     ///
     /// # Safety
-    /// They are readable.
+    /// 16 · `TOGETHER` elements from `from` are readable.
     unsafe fn steps<V: Simd>(from: *const Self) -> [V; 2];
 }
 
@@ -97,7 +98,7 @@ impl Packed for bf16 {
     }
 }
 
-/// Two terms, packed for [`Simd::dot`].
+/// A word of two bf16 terms, packed for [`Simd::dot`].
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(super) struct Word(#[allow(dead_code)] f32);
@@ -113,7 +114,7 @@ impl Packed for Word {
     }
 }
 
-/// Two terms as a weight of bf16 holds them.
+/// Two bf16 terms side by side, as a packed weight stores them.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(super) struct Pair(#[allow(dead_code)] [bf16; 2]);
@@ -129,7 +130,7 @@ impl Packed for Pair {
     }
 }
 
-/// By reference: its fields would be copied at each call, by a function that does nothing else.
+/// Implemented for a reference, so that the struct's fields are not copied at each call.
 impl<E: Packed> Kernel for &Tile<E> {
     type Output = ();
     #[inline(always)]
@@ -162,7 +163,7 @@ impl<E: Packed> Kernel for &Tile<E> {
 impl<E: Packed> Tile<E> {
     #[inline(always)]
     fn layout<V: Simd, const ROWS: usize, const VECTORS: usize>(&self) {
-        // Larger tiles than the register file are never asked for; not compiling them saves their code.
+        // Tiles larger than the register file never occur. Not compiling them saves code size.
         if ROWS * VECTORS > V::GEMM_ROWS * V::GEMM_VECTORS {
             unreachable!("a tile of {ROWS} × {VECTORS}")
         } else {
@@ -184,13 +185,14 @@ impl<E: Packed> Tile<E> {
                 }
             }
         }
-        // The outputs of the strip below are on their way while this one's chains are computed.
+        // Prefetches the outputs of the strip below while this tile's chains are computed.
         for r in 0..ROWS {
             for v in 0..VECTORS {
                 V::prefetch(self.c.wrapping_add((ROWS + r) * self.c_row + offset(v, self.c_panel)));
             }
         }
-        // An address that exists, also where nothing is prefetched: others would be looked up in vain at each step.
+        // A valid address even if nothing is prefetched: an invalid one would cost a failed address translation at each
+        // step.
         let nothing = (self.b.cast(), 0);
         let (soon, pace) = if self.prefetch.rows.is_empty() { nothing } else { self.prefetch.begin::<V>(self.depth) };
         let ahead = if VECTORS > V::GEMM_VECTORS { E::FAR_AHEAD } else { AHEAD };

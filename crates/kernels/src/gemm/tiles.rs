@@ -1,19 +1,20 @@
-//! Matmuls on tiles: both operands are packed into tiles block by block, and a [`Unit`] multiplies them.
+//! Matmuls in bf16 on AMX tiles. Both operands are packed into tiles block by block, and a [`Unit`] (the tile kernel of
+//! an instruction set) multiplies them.
 //!
-//! The depth is walked in steps of 32 from its start, or from the start of every segment of it, padded with zeros at
-//! the end: that, with the formula of [`crate::simd::tiles`], is what decides the bits. Everything else here does not:
-//! outputs are stored as f32 between blocks of depth, which is exact, and a row's tile is multiplied alike wherever it
-//! lies.
+//! The terms of a sum are multiplied in steps of 32, counted from the first term, or from the first term of each
+//! segment. The last step is padded with zeros. These steps and the formula of [`crate::simd::tiles`] decide the bits.
+//! Nothing else does: between blocks of the depth outputs are stored as f32, which is exact, and a tile gives the same
+//! result wherever its rows are in the matrix.
 //!
-//! | matmul         | tiles of A `[16 rows][32 steps]`         | tiles of B `[16 pairs of steps][32 columns][2]`     |
-//! |-----------------|-----------------------------------------|-----------------------------------------------------|
+//! | matmul          | tiles of A `[16 rows][32 terms]`         | tiles of B `[16 pairs of terms][32 columns][2]`     |
+//! |-----------------|------------------------------------------|-----------------------------------------------------|
 //! | forward         | rows of `x`                              | a panel of W                                        |
 //! | backward_input  | rows of `d_y`, rounded                   | 32 columns of Wᵀ, two outputs side by side          |
 //! | backward_weight | two rows of `x` side by side, transposed | two rows of `d_y`, rounded, side by side            |
 //!
-//! Where the depth is a multiple of 32, rows of bf16 and panels of W are tiles as they lie, and nothing is packed.
+//! If the depth is a multiple of 32, rows in bf16 and panels of W have the layout of tiles already and are not packed.
 //!
-//! Knows neither threads nor instruction sets: a test can run all of it with the unit in plain Rust.
+//! This file does not depend on threads or instruction sets: a test can run all of it with the unit in plain Rust.
 
 use super::pack_tiles::{halves, pack_left, pack_right};
 use super::steps::{FEW, Steps};
@@ -27,21 +28,22 @@ use half::bf16;
 use std::ops::Range;
 
 // Small in tests, so that small shapes reach every branch.
-/// Steps of a block of depth: 320 terms, whose tiles of A and B for 32 rows and 32 columns are 20 KiB each.
+/// Steps in a block of the depth: 320 terms, for which the tiles of A and B of 32 rows and 32 columns take 20 KiB each.
 const STEPS: usize = if cfg!(test) { 3 } else { 10 };
-/// [`STEPS`] where rows are few and B is passed over once.
+/// [`STEPS`] for matmuls of at most 32 rows, which read B only once.
 const STEPS_OF_FEW: usize = if cfg!(test) { 5 } else { 32 };
-/// Rows of a task.
+/// The most rows of a task.
 pub(super) const ROWS: usize = if cfg!(test) { 96 } else { 512 };
-/// The most elements of A that are packed once for all panels: 1 MiB.
+/// The most elements of A (1 MiB) that a task packs once for all panels.
 const RESIDENT: usize = if cfg!(test) { 1 << 13 } else { 1 << 19 };
-/// Otherwise, panels between which the depth is walked: 1 MiB of outputs of [`ROWS`] rows.
+/// If A is larger: panels that are computed for each packed block of A. Their outputs for [`ROWS`] rows take 1 MiB.
 const CHUNK: usize = if cfg!(test) { 2 } else { 16 };
 
-/// Computes rows `rows` of panels `panels` on this thread, with terms `steps`.
+/// Computes the rows `rows` of the panels `panels` of the output, on the calling thread. `steps` are the steps of
+/// terms.
 ///
 /// # Safety
-/// No other thread computes an output in common.
+/// No other thread computes any of these outputs.
 #[inline(always)]
 pub(super) unsafe fn block<V: Simd>(
     matmul: &Matmul<'_>,
@@ -61,19 +63,19 @@ pub(super) unsafe fn block<V: Simd>(
     let limit = if few { STEPS_OF_FEW } else { STEPS };
     let blocks = steps.len().div_ceil(limit);
     let most = steps.len().div_ceil(blocks.max(1));
-    // A, if it is tiles as it lies.
+    // A, if it has the layout of tiles in memory.
     let lies = match matmul.left {
         Left::Tiles(all) => Some(A::packed(&all[rows.start / SIDE * steps.len() * TILE..], steps.len())),
         Left::Rows(Elements::Bf16(data), stride) if whole => Some(A::rows(&data[rows.start * stride..], stride)),
         _ => None,
     };
-    // What this task packs of it otherwise: all of it once, or a block of depth at a time.
+    // Elements of A that this task packs otherwise: all of it once, or one block of the depth at a time.
     let of_a = match lies {
         Some(_) => 0,
         None => tiles * TILE * if resident { steps.len() } else { most },
     };
     let of_b = if let Right::Tiles(_) = right { 0 } else { 2 * most * TILE };
-    // A ragged last panel goes through rows of its own; so does the memory of a panel's padding, which is left alone.
+    // Outputs of an incomplete last panel are computed in a buffer, so that memory past the last column is not touched.
     let aside = rows.len() * PANEL;
     let memory = aligned(scratch, (of_a + of_b) / 2 + aside);
     let (packed, aside) = memory.split_at_mut((of_a + of_b) / 2);
@@ -122,47 +124,47 @@ pub(super) unsafe fn block<V: Simd>(
     }
 }
 
-/// Tiles of A, with strides in elements.
+/// Tiles of the left operand A in memory. Strides are in elements.
 #[derive(Clone, Copy)]
 struct A<'a> {
     data: &'a [bf16],
-    /// From a row to the next of its tile.
+    /// Stride from a row of a tile to its next row.
     row: usize,
-    /// From a tile to that of the next 16 rows.
+    /// Stride from a tile to the tile of the next 16 rows.
     tile: usize,
-    /// From a tile to that of the next step.
+    /// Stride from a tile to the tile of the next 32 terms.
     step: usize,
 }
 
 impl<'a> A<'a> {
-    /// `[tiles of rows][steps][16][32]`
+    /// Packed tiles: `[tiles of rows][steps][16][32]`.
     fn packed(data: &'a [bf16], steps: usize) -> A<'a> {
         A { data, row: DEPTH, tile: steps * TILE, step: TILE }
     }
-    /// Rows as they lie in a matrix.
+    /// Rows of a row-major matrix, used as tiles without packing.
     fn rows(data: &'a [bf16], stride: usize) -> A<'a> {
         A { data, row: stride, tile: SIDE * stride, step: DEPTH }
     }
-    /// Without the first `steps` steps.
+    /// The tiles without their first `steps` steps.
     fn from(self, steps: usize) -> A<'a> {
         A { data: &self.data[steps * self.step..], ..self }
     }
-    /// What a matmul of `rows` rows and `steps` steps reads of it at most.
+    /// Number of elements that a matmul of `rows` rows and `steps` steps reads at most.
     fn end(&self, rows: usize, steps: usize) -> usize {
         (rows - 1) / SIDE * self.tile + (rows - 1) % SIDE * self.row + (steps - 1) * self.step + DEPTH
     }
 }
 
-/// Which outputs a call of [`multiply`] forms.
+/// Which outputs a call of [`multiply`] computes.
 struct Outputs {
     rows: Range<usize>,
     panel: usize,
     from_c: bool,
-    /// Whether sums end with it, so that the bias comes next.
+    /// Whether these are the last terms of the sums, so that the bias is added.
     last: bool,
 }
 
-/// One panel's outputs from packed tiles, and the bias after the last of them.
+/// Computes one panel of outputs from packed tiles, and adds the bias if the sums end here.
 ///
 /// # Safety
 /// No other thread touches these outputs.

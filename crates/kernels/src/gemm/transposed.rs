@@ -1,11 +1,12 @@
-//! Matmuls of few rows with a transposed weight of f32 (`d_x = d_y W`), without transposing the weight first.
+//! Matmuls of few rows with the transpose of an f32 weight (`d_x = d_y W`), without transposing the weight first.
 //!
-//! Other matmuls read panels of the right operand, and a transposed weight has to be transposed into such panels: of
-//! few rows, that takes longer than multiplying. Here the two change places. Columns of the matmul are the rows of a
-//! tile, and its rows are the lanes: each element of the weight, as it lies, is spread over a vector and multiplied
-//! with one step of 16 rows. What is packed is the left operand, `[depth][rows]`, which is small.
+//! Other matmuls read the right operand in panels, so a transposed weight must first be transposed into panels. For few
+//! rows that takes longer than the multiplication. Here rows and columns change roles: a register tile has a few
+//! columns of the output, and its vector lanes are 16 rows. Each element of the weight, read as stored, is broadcast to
+//! a vector and multiplied with one term of 16 rows. Only the left operand is packed, as `[depth][rows]`, which is
+//! small.
 //!
-//! Each output is the same chain as ever: its terms in ascending order, one fused multiply-add each.
+//! Each output is the same chain as in other matmuls: its terms in ascending order, one fused multiply-add each.
 
 use super::plan::cut;
 use super::{Left, Matmul, MatmulDType, Order, Right, lines};
@@ -17,31 +18,31 @@ use crate::tensor::Elements;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// The most rows: of more, transposing the weight is little of the work.
+/// The most rows of a matmul that is computed here. With more, transposing the weight is a small part of the work.
 const MOST_ROWS: usize = 64;
-/// Elements of packed rows, 256 KiB of them, that tiles read from the second cache. (Few in tests, for several spans.)
+/// Elements of packed rows (256 KiB), which tiles read from the second-level cache. (Few in tests, for several spans.)
 const SPAN: usize = if cfg!(test) { 1 << 10 } else { 1 << 16 };
-/// Steps of a task of packing.
+/// Terms that a packing task packs.
 const STEPS: usize = 8 * LANES;
-/// Panels between what is multiplied and what is prefetched.
+/// Distance in panels of the weight between what is multiplied and what is prefetched.
 const PANELS_AHEAD: usize = 2;
-/// Tasks for each thread.
+/// Tasks for each thread: several, so that threads finish together.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Tiles of a transposed weight's matmul.
+/// Tasks that compute the outputs of one span of the depth, each a group of columns.
 struct Transposed<'a> {
     matmul: &'a Matmul<'a>,
     weight: &'a [f32],
-    /// `[span][pitch]`: the left operand's steps from `span.start` on, rows that do not exist 0.
+    /// The packed left operand `[span][pitch]`: terms from `span.start` on; missing rows are 0.
     rows: &'a [f32],
     pitch: usize,
-    /// Whole panels of the weight's outputs, but for the last.
+    /// Range of the depth: whole panels of the weight's outputs, except for the last.
     span: Range<usize>,
     groups: usize,
 }
 
 impl Matmul<'_> {
-    /// Whether it is computed here.
+    /// Whether this matmul is computed by this file: few rows, f32, a transposed weight, no bias.
     pub(super) fn reads_transposed(&self) -> bool {
         let of_f32 =
             matches!((self.left, self.right), (Left::Rows(Elements::F32(_), _), Right::Transposed(Elements::F32(_))));
@@ -49,7 +50,7 @@ impl Matmul<'_> {
         of_f32 && plain && self.m <= MOST_ROWS && self.depth > 0
     }
 
-    /// Packs and multiplies, span by span.
+    /// Packs rows and multiplies, one span of the depth after the other.
     pub(super) fn run_transposed(&self, cpu: &Cpu) {
         let (Left::Rows(Elements::F32(left), stride), Right::Transposed(Elements::F32(weight))) =
             (self.left, self.right)
@@ -72,7 +73,7 @@ impl Matmul<'_> {
     }
 }
 
-/// Packs [`STEPS`] steps of all rows.
+/// Packing tasks: each packs [`STEPS`] terms of all rows.
 struct Packing<'a> {
     left: &'a [f32],
     stride: usize,
@@ -116,7 +117,7 @@ impl Tasks for Transposed<'_> {
 }
 
 impl Transposed<'_> {
-    /// The tiles of group `group` of columns, `COLUMNS` wide.
+    /// Computes group `group` of columns, in tiles of `COLUMNS` columns.
     #[inline(always)]
     fn columns<V: Simd, const COLUMNS: usize>(&self, group: usize) {
         if COLUMNS > V::GEMM_ROWS {
@@ -138,7 +139,7 @@ impl Transposed<'_> {
         }
     }
 
-    /// Columns `columns` of `VECTORS` vectors of rows.
+    /// Computes one tile: columns `columns` of `VECTORS` vectors of 16 rows, from row `row` on.
     #[inline(always)]
     fn tile<V: Simd, const COLUMNS: usize, const VECTORS: usize>(&self, columns: Range<usize>, row: usize) {
         let mut chains = [[V::splat(0.0); VECTORS]; COLUMNS];
@@ -170,7 +171,7 @@ impl Transposed<'_> {
         }
     }
 
-    /// These outputs of a row that exists.
+    /// The outputs of row `row` in the columns `columns`, for a row that exists.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     fn outputs(&self, row: usize, columns: &Range<usize>) -> &mut [f32] {
@@ -181,8 +182,8 @@ impl Transposed<'_> {
         unsafe { std::slice::from_raw_parts_mut(self.matmul.c.add(row * stride + columns.start), columns.len()) }
     }
 
-    /// Continues the chains with the terms of the span. `ALL`: there are as many columns as chains; where there are
-    /// fewer, the rest repeat the last one.
+    /// Continues the chains with the terms of the span. `ALL`: every chain has a column of its own. Otherwise there are
+    /// fewer columns, and the remaining chains repeat the last one.
     #[inline(always)]
     fn chains<V: Simd, const COLUMNS: usize, const VECTORS: usize, const ALL: bool>(
         &self,
@@ -198,8 +199,8 @@ impl Transposed<'_> {
             let panel = &self.weight[(first / PANEL * n + columns.start) * PANEL..];
             let rows = &self.rows[(first - self.span.start) * pitch + row..];
             for k in 0..PANEL.min(self.span.end - first) {
-                // The same columns of a panel below, which lie in another page: a line at each step, into the first
-                // cache, and so early that memory has time.
+                // Prefetches the same columns of a later panel, which are in another memory page: one cache line at
+                // each step, into the first-level cache, early enough for memory to deliver it.
                 V::prefetch_near(panel.as_ptr().wrapping_add(PANELS_AHEAD * n * PANEL + k * LANES));
                 let mut x = [V::splat(0.0); VECTORS];
                 for (v, x) in x.iter_mut().enumerate() {
@@ -221,6 +222,6 @@ impl Transposed<'_> {
 }
 
 thread_local! {
-    /// The packed span, which the calling thread keeps for the next matmul.
+    /// Buffer of packed rows, which the calling thread keeps for the next matmul.
     static PACKED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }

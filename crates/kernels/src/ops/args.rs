@@ -1,10 +1,11 @@
-//! Checks that the operations share: a wrong argument is an error that names the operation and both shapes.
+//! Argument checks that all operations share. A wrong argument is an error that names the operation, the argument, and
+//! the actual and expected shape or dtype.
 
 use crate::device::Cuda;
 use crate::device::cuda::Arg;
 use crate::{DType, Error, Result, View};
 
-/// That `view` is of this dtype and shape.
+/// Checks that `view` has this dtype and shape.
 pub(crate) fn expect(
     op: &'static str,
     what: &'static str,
@@ -18,13 +19,13 @@ pub(crate) fn expect(
     expect_shape(op, what, view.shape(), shape)
 }
 
-/// That `view` is of this shape, and f32 or bf16.
+/// Checks that `view` has this shape and is f32 or bf16.
 pub(crate) fn expect_floats(op: &'static str, what: &'static str, view: View<'_>, shape: &[usize]) -> Result<()> {
     let dtype = if view.dtype() == DType::Bf16 { DType::Bf16 } else { DType::F32 };
     expect(op, what, view, dtype, shape)
 }
 
-/// That a shape is what the other arguments ask for.
+/// Checks that the shape `got` is `expected`.
 pub(crate) fn expect_shape(op: &'static str, what: &'static str, got: &[usize], expected: &[usize]) -> Result<()> {
     if got != expected {
         return Err(Error::Shape { op, what, got: got.to_vec(), expected: expected.to_vec() });
@@ -32,7 +33,7 @@ pub(crate) fn expect_shape(op: &'static str, what: &'static str, got: &[usize], 
     Ok(())
 }
 
-/// That every index lies below `end`.
+/// Checks that every index is below `end`.
 pub(crate) fn expect_below(op: &'static str, what: &'static str, indices: &[u32], end: usize) -> Result<()> {
     match indices.iter().position(|&i| i as usize >= end) {
         None => Ok(()),
@@ -43,7 +44,8 @@ pub(crate) fn expect_below(op: &'static str, what: &'static str, indices: &[u32]
     }
 }
 
-/// That u32 `[S + 1]` are offsets of `S` segments of `len` elements: ascending from 0 to `len`.
+/// Checks that a u32 tensor `[S + 1]` is a list of offsets of `S` segments that cover `len` elements: ascending from 0
+/// to `len`.
 pub(crate) fn expect_offsets(op: &'static str, what: &'static str, view: View<'_>, len: usize) -> Result<()> {
     expect(op, what, view, DType::U32, &[view.shape().iter().product()])?;
     let offsets = view.indices();
@@ -54,7 +56,7 @@ pub(crate) fn expect_offsets(op: &'static str, what: &'static str, view: View<'_
     }
 }
 
-/// The shape of a `[rows, columns]` tensor.
+/// Returns the shape `[rows, columns]` of a tensor, or an error if it does not have two dimensions.
 pub(crate) fn two_dims(op: &'static str, what: &'static str, view: View<'_>) -> Result<[usize; 2]> {
     match *view.shape() {
         [rows, columns] => Ok([rows, columns]),
@@ -62,7 +64,8 @@ pub(crate) fn two_dims(op: &'static str, what: &'static str, view: View<'_>) -> 
     }
 }
 
-/// Where checked offsets of segments lie, and how many segments there are: without offsets, one.
+/// CUDA kernel arguments for segment offsets that were checked already: their address and the number of segments.
+/// Without offsets: a null pointer and 1.
 pub(crate) fn segments_at(cuda: &Cuda, segments: Option<View<'_>>) -> (Arg, Arg) {
     segments.map_or((Arg::NULL, 1usize.into()), |s| (s.u32_at(cuda), (s.shape()[0] - 1).into()))
 }

@@ -1,29 +1,30 @@
-//! Walking a row in vectors of 16, and cutting rows into tasks.
+//! Helpers of CPU kernels: loads and stores of rows in vectors of 16 lanes, dot products, and cutting rows into tasks.
 
 use crate::simd::{Element, LANES, Simd};
 use std::ops::Range;
 
-/// 16 elements of `from` at `at`, or as many as there are, the rest 0.
+/// Loads 16 elements of `from`, beginning at index `at`. If fewer are left, the other lanes are 0.
 #[inline(always)]
 pub(crate) fn load<V: Simd>(from: &[impl Element], at: usize) -> V {
     let n = from.len() - at;
     if n >= LANES { Element::load(&from[at..]) } else { Element::load_partial(&from[at..], n) }
 }
 
-/// Writes them back.
+/// Stores 16 lanes into `to`, beginning at index `at`, or as many as fit.
 #[inline(always)]
 pub(crate) fn store<V: Simd>(v: V, to: &mut [impl Element], at: usize) {
     let n = to.len() - at;
     if n >= LANES { Element::store(v, &mut to[at..]) } else { Element::store_partial(v, &mut to[at..], n) }
 }
 
-/// [`store`] of lanes that [`Element::rounded`] gave.
+/// As [`store`], for lanes that [`Element::rounded`] has already rounded to `E`.
 #[inline(always)]
 pub(crate) fn store_rounded<V: Simd, E: Element>(v: V, to: &mut [E], at: usize) {
     if to.len() - at >= LANES { E::store_rounded(v, &mut to[at..]) } else { store(v, to, at) }
 }
 
-/// Σ a·b: lane i sums the elements i, i + 16, … ascending, then the fixed tree.
+/// Dot product Σ a·b in a fixed order: lane i of 16 sums the elements i, i + 16, … ascending, then the lanes are added
+/// in a fixed tree.
 #[inline(always)]
 pub(crate) fn dot<V: Simd>(a: &[impl Element], b: &[impl Element]) -> f32 {
     let mut sum = V::splat(0.0);
@@ -33,7 +34,7 @@ pub(crate) fn dot<V: Simd>(a: &[impl Element], b: &[impl Element]) -> f32 {
     sum.sum()
 }
 
-/// [`dot`] of a rounded to what b is stored in.
+/// As [`dot`], with the elements of `a` rounded to the dtype of `b` first.
 #[inline(always)]
 pub(crate) fn dot_rounded<V: Simd, E: Element>(a: &[f32], b: &[E]) -> f32 {
     let mut sum = V::splat(0.0);
@@ -44,23 +45,24 @@ pub(crate) fn dot_rounded<V: Simd, E: Element>(a: &[f32], b: &[E]) -> f32 {
     sum.sum()
 }
 
-/// Rows of a task so that a task is some 4 thousand elements, a microsecond or two: tiny inputs make one task, which
-/// runs on the caller's thread.
+/// Number of rows in a task, so that a task has about 4096 elements and takes a microsecond or two. Small inputs become
+/// one task, which runs on the calling thread.
 pub(crate) fn rows_of_task(width: usize) -> usize {
     (4096 / width.max(1)).max(1)
 }
 
-/// The rows of task `index`.
+/// Range of the rows of task `index`, out of `all` rows.
 #[inline(always)]
 pub(crate) fn rows(index: usize, rows_of_task: usize, all: usize) -> Range<usize> {
     index * rows_of_task..((index + 1) * rows_of_task).min(all)
 }
 
-/// Tokens of a partial sum of a vector's gradient (norm weights, biases).
+/// Tokens in each partial sum of the gradient of a vector (norm weights, biases).
 pub(crate) const CHUNK: usize = 64;
 
-/// The chunks of rows whose terms of a vector's gradient are summed from 0 before they are added to it, ascending: at
-/// most [`CHUNK`] rows, from the first row of each segment. None: all `rows` are one segment.
+/// Cuts rows into chunks for the gradient of a vector. The terms of each chunk are summed from 0, then added to the
+/// gradient, in ascending order. A chunk has at most [`CHUNK`] rows, counted from the first row of each segment.
+/// Without `segments`, all rows are one segment.
 pub(crate) fn chunks(segments: Option<&[u32]>, rows: usize) -> impl Iterator<Item = Range<usize>> {
     let whole = [0, rows as u32];
     let ends = move |s: usize| segments.unwrap_or(&whole)[s] as usize;
@@ -71,7 +73,7 @@ pub(crate) fn chunks(segments: Option<&[u32]>, rows: usize) -> impl Iterator<Ite
     })
 }
 
-/// The segments of some rows of a batch, for a test that cuts it between two of them.
+/// The segment offsets of a range of rows of a batch, for a test that cuts the batch between two segments.
 #[cfg(test)]
 pub(crate) fn segments_of(segments: &[u32], rows: Range<usize>) -> Vec<u32> {
     let inside = segments.iter().filter(|&&s| (rows.start..=rows.end).contains(&(s as usize)));

@@ -1,6 +1,6 @@
-//! The operations. One folder each: `mod.rs` (equation, shapes, source, checks, dispatch by device), `cpu.rs` (fast),
-//! `reference.rs` (slow, obvious, generic over f32 and f64: the oracle, kept forever). Forward and backward stand
-//! together.
+//! The tensor operations. Each has a folder: `mod.rs` (formula, shapes, references, argument checks, dispatch by
+//! device), `cpu.rs` and `cuda.rs` (fast kernels), `reference.rs` (slow and simple, generic over f32 and f64; tests
+//! compare the kernels to it). The forward and backward pass of an operation are in the same files.
 
 pub mod adamw;
 pub(crate) mod args;

@@ -1,4 +1,5 @@
-//! An upper bound on the scratch memory that operations take on a CUDA device: the memory plan adds it to the tensors.
+//! An upper bound of the scratch memory that operations allocate on a CUDA device. The memory plan adds it to the
+//! memory of the tensors.
 
 use super::lm_head::cpu::KEPT;
 use super::lm_head::cuda::WINDOW;
@@ -8,37 +9,38 @@ use crate::device::cuda::stream::STAGING;
 
 const WORD: usize = 4;
 
-/// The sizes of the largest passes of a run.
+/// Largest sizes of the forward and backward passes in a training run, from which the scratch memory follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passes {
-    /// Tokens that go through the model together.
+    /// Largest number of tokens in one forward pass.
     pub tokens: usize,
-    /// Sequences that are sampled together.
+    /// Largest number of sequences for which tokens are sampled in one step.
     pub sequences: usize,
-    /// Whether they are drawn from whole rows: truncated, or with a penalty.
+    /// Whether sampling reads whole rows of logits: for top-k, top-p or min-p, or for a penalty.
     pub whole: bool,
-    /// Positions of the longest sequence.
+    /// Length of the longest sequence, in tokens.
     pub positions: usize,
-    /// Pages of keys and values that a training pass holds.
+    /// KV-cache pages that a training pass uses.
     pub pages: usize,
-    /// Entries of the vocabulary.
+    /// Vocabulary size.
     pub vocab: usize,
-    /// Attention's heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// The adapter's rank; 0: none.
+    /// Rank of the LoRA adapter; 0 without one.
     pub rank: usize,
-    /// Inputs of the widest matrix with an adapter whose inputs are dropped; 0: none are.
+    /// Inputs of the widest matrix that has a LoRA adapter with dropout; 0 without dropout.
     pub dropped: usize,
 }
 
 impl Passes {
-    /// Bytes that one operation holds beside its tensors, the largest of all: they go back when it has been launched.
+    /// Bytes of scratch memory, beside its tensors, of the operation that needs most. An operation releases its scratch
+    /// memory when it has been launched.
     pub fn scratch_bytes(&self) -> u64 {
         let chunks = self.vocab.div_ceil(CHUNK);
         let rows = self.tokens.min(BLOCK_ROWS);
         let scored = rows * self.vocab.min(WINDOW) + rows * chunks * KEPT;
         let (_, drawn) = cuda::block(self.sequences, self.vocab, self.whole);
-        // Per row its parameters, and the tokens so far where repetitions are made less likely.
+        // For each row: its sampling parameters, and its tokens so far for the repetition penalty.
         let sampled = drawn + self.sequences * (COLUMNS + self.positions);
         let looks = self.tokens * self.positions.div_ceil(64);
         let attended = self.tokens * (self.heads + 2) + 2 * looks + 2 * (self.pages + 1);
@@ -46,7 +48,7 @@ impl Passes {
         (WORD * scored.max(sampled).max(attended).max(adapted)) as u64
     }
 
-    /// Pinned memory of the host.
+    /// Bytes of pinned host memory for copies to and from the device.
     pub fn staging_bytes() -> u64 {
         STAGING as u64
     }

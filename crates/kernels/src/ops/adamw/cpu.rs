@@ -1,4 +1,4 @@
-//! AdamW on the CPU: one pass over parameter, gradient and both moments.
+//! AdamW on the CPU: one pass over the parameter, its gradient and both moments.
 
 use super::{Hyper, Rounding, Step};
 use crate::DType;
@@ -9,7 +9,7 @@ use crate::rng::philox;
 use crate::simd::{Element, LANES, Simd};
 use half::bf16;
 
-/// Elements of a task; a multiple of the elements that share a random block, and of those of two inputs of a panel.
+/// Elements of a task: a multiple of the 4 elements that share a Philox block, and of [`TWO_INPUTS`].
 pub(super) const ELEMENTS: usize = 1 << 14;
 
 pub(super) fn step(cpu: &Cpu, args: Step<'_>) {
@@ -36,27 +36,27 @@ pub(super) fn step(cpu: &Cpu, args: Step<'_>) {
     }
 }
 
-/// The factors of a step, each formed in f64 and rounded once.
+/// Factors of a step, each computed in f64 and rounded to f32 once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Factors {
-    /// `1 − lr · weight_decay`
+    /// `1 − lr · weight_decay`, the factor of the parameter.
     pub(super) decay: f32,
-    /// `1 − β1`
+    /// `1 − β1`, the weight of the gradient in the first moment.
     pub(super) blend: f32,
-    /// `β2`
+    /// `β2`, the weight of the old second moment.
     pub(super) beta2: f32,
-    /// `1 − β2`
+    /// `1 − β2`, the weight of the squared gradient in the second moment.
     pub(super) rest2: f32,
-    /// `√(1 − β2^t)`
+    /// `√(1 − β2^t)`, the bias correction of √v.
     pub(super) root: f32,
     pub(super) eps: f32,
-    /// `lr / (1 − β1^t)`
+    /// `lr / (1 − β1^t)`, the learning rate with the bias correction of m.
     pub(super) step: f32,
 }
 
 impl Factors {
     pub(super) fn new(h: &Hyper) -> Factors {
-        // The power of the step as f64: what Python's `beta ** step` computes.
+        // The step as f64: this is what Python's `beta ** step` computes.
         let t = h.step as f64;
         Factors {
             decay: (1.0 - h.lr * h.weight_decay) as f32,
@@ -70,19 +70,19 @@ impl Factors {
     }
 }
 
-/// Where the parameter goes as matmuls read it, rounded to bf16.
+/// The bf16-rounded copy of the parameter that matmuls read.
 enum Rounded<'a> {
-    /// A matrix: panels become pairs (`matrix.rs`).
+    /// A matrix in bf16, whose panels become pairs (`matrix.rs`).
     Bf16(Disjoint<'a, bf16>),
-    /// Vectors, which operations read as f32.
+    /// A vector rounded to bf16 but stored in f32, because operations read vectors as f32.
     F32(Disjoint<'a, f32>),
 }
 
-/// Elements of two inputs of a panel, which are those of a line of pairs.
+/// Elements of two inputs (rows) of a panel; in bf16 they become one line of pairs.
 pub(super) const TWO_INPUTS: usize = 2 * PANEL;
 
 impl Rounded<'_> {
-    /// A task's parameters, from element `at` on.
+    /// Writes the rounded parameters of a task, beginning at element `at`.
     ///
     /// # Safety
     /// No other task writes these elements.
@@ -122,7 +122,7 @@ struct StepF32<'a> {
     factors: Factors,
 }
 
-/// The next parameter and moments, in f32.
+/// Computes the next parameter, first moment and second moment of 16 elements, in f32.
 #[inline(always)]
 fn advance<V: Simd>(f: &Factors, clip: f32, grad: V, param: V, m: V, v: V) -> (V, V, V) {
     let g = grad.mul(V::splat(clip));
@@ -166,7 +166,7 @@ impl Tasks for StepF32<'_> {
 }
 
 impl StepF32<'_> {
-    /// Updates `n` elements of the moments from `at` on; gives the parameter, which was `param`.
+    /// Updates the moments of `n` elements from `at` on. `param` are their parameters; returns the new ones.
     #[inline(always)]
     fn advance<V: Simd>(&self, at: usize, n: usize, grad: &[f32], param: V, m: &mut [f32], v: &mut [f32]) -> V {
         let load = |from: &[f32]| V::load_partial(&from[at..], n);
@@ -177,7 +177,7 @@ impl StepF32<'_> {
     }
 }
 
-/// A step with moments in bf16, rounded stochastically.
+/// AdamW tasks with moments in bf16, rounded stochastically.
 struct StepBf16<'a> {
     len: usize,
     grad: &'a [f32],
@@ -224,7 +224,8 @@ impl Tasks for StepBf16<'_> {
 }
 
 impl StepBf16<'_> {
-    /// A random word for each of 16 elements from `element`, a multiple of 16: half for each moment.
+    /// A random 32-bit word for each of 16 elements, from `element` (a multiple of 16) on: 16 bits for each of the two
+    /// moments.
     #[inline(always)]
     fn words(&self, element: usize) -> [u32; LANES] {
         let mut words = [0; LANES];
@@ -237,7 +238,8 @@ impl StepBf16<'_> {
     }
 }
 
-/// `x` as bf16, upwards with the probability of what lies below: adding 16 random bits carries just so often.
+/// Rounds `x` to bf16 stochastically. Adding 16 random bits to the 16 bits that are cut off carries, which rounds up,
+/// with the right probability.
 #[inline(always)]
 pub(super) fn rounded(x: f32, random: u32) -> bf16 {
     let bits = x.to_bits();

@@ -1,4 +1,4 @@
-//! AdamW on CUDA: one thread for each element.
+//! AdamW on CUDA: one thread for each element of a tensor.
 
 use super::cpu::Factors;
 use super::{Rounding, Step};

@@ -10,13 +10,14 @@
 //! p ← p − lr / (1 − β1^t) · m / (√v / √(1 − β2^t) + eps)
 //! ```
 //!
-//! The factors that depend on the step alone are formed in f64 and rounded once. Where the gradients are not all
-//! finite, nothing changes.
+//! The factors that depend only on the step are computed in f64 and rounded to f32 once. If any gradient is infinite or
+//! NaN, the step changes nothing.
 //!
-//! Moments are f32, or bf16 by stochastic rounding: the step is that of f32 on the widened moments, the parameter sees
-//! the new moments unrounded, and each is then rounded up with the probability of its distance from the bf16 below, so
-//! that a change of less than half a bf16 step (1 − β2 of v is one) is kept on average. The 16 random bits of a moment
-//! come from Philox of (key, step, element): they depend on neither threads nor instruction set.
+//! The moments m and v are f32, or bf16 with stochastic rounding. In bf16 they are widened, the step is computed in
+//! f32, and the parameter is updated with the new moments before these are rounded. Then each moment is rounded up to
+//! the next bf16 with a probability equal to its distance from the bf16 below. So a change of less than half a bf16
+//! step is kept on average; the change of v by 1 − β2 is such a change. The 16 random bits of each moment are Philox of
+//! (key, step, element), and depend on neither threads nor instruction set.
 //!
 //! ```text
 //! word = philox(key, counter = [block, step])[element mod 4], block = first_block + element / 4
@@ -34,66 +35,68 @@ use crate::context::count;
 use crate::device::Backend;
 use crate::{Context, DType, Error, Result, View, ViewMut};
 
-/// What the step depends on besides the tensors.
+/// Hyperparameters of an AdamW step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyper {
     /// Learning rate.
     pub lr: f64,
-    /// Decay of the first moment.
+    /// β1, the decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// β2, the decay rate of the second moment.
     pub beta2: f64,
-    /// Added to the denominator.
+    /// Added to the denominator √v.
     pub eps: f64,
-    /// Decoupled weight decay.
+    /// Decoupled weight decay, multiplied by the learning rate.
     pub weight_decay: f64,
-    /// t, the number of this step, from 1.
+    /// t, the index of this step, counted from 1.
     pub step: u64,
 }
 
-/// Where the random bits of bf16 moments come from.
+/// Source of the random bits with which bf16 moments are rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rounding {
-    /// The run's random key.
+    /// Random key of the training run.
     pub key: u64,
-    /// The first of this tensor's random blocks, one for 4 elements: those of two tensors must not overlap.
+    /// Index of this tensor's first Philox block. Each block serves 4 elements; the blocks of two tensors must not
+    /// overlap.
     pub first_block: u64,
 }
 
 impl Rounding {
-    /// Random blocks of a tensor of `len` elements.
+    /// Number of Philox blocks that a tensor of `len` elements uses.
     pub fn blocks(len: usize) -> u64 {
         len.div_ceil(4) as u64
     }
 }
 
-/// Arguments of [`step`]. The tensors have the same number of elements in the same order; shapes are not looked at.
+/// Arguments of [`step`]. All tensors have the same number of elements in the same order; their shapes do not matter.
 pub struct Step<'a> {
-    /// *Updated*; where there is `from`, *overwrites*. If the gradients are not finite, nothing is written.
+    /// The parameter: *updated*, or *overwritten* if `from` is set. Nothing is written if the gradients are not finite.
     pub param: ViewMut<'a>,
-    /// The parameter before the step, where that stays as it is: from slot to slot. The bits of `param` are those of a
-    /// step in place.
+    /// The parameter before the step, if it must stay unchanged: the step then goes from one slot of the weights to
+    /// another. The result has the same bits as a step in place.
     pub from: Option<View<'a>>,
-    /// Where `param` is the f32 master of what matmuls read: *overwrites* with it rounded to bf16. The tensor itself
-    /// is bf16, a matrix whose panels become pairs ([`crate::Layout`]), or f32 where operations read f32 (vectors).
+    /// The copy that matmuls read, if `param` is an f32 master weight: *overwrites* with `param` rounded to bf16. A
+    /// matrix is stored in bf16 and its panels become pairs ([`crate::Layout`]); a vector is stored in f32, because
+    /// operations read it so.
     pub rounded: Option<ViewMut<'a>>,
-    /// Read.
+    /// Gradient of the parameter.
     pub grad: View<'a>,
-    /// First moment, f32 or bf16; *updated*.
+    /// First moment m, f32 or bf16: *updated*.
     pub m: ViewMut<'a>,
-    /// Second moment, of the same dtype; *updated*.
+    /// Second moment v, of the dtype of `m`: *updated*.
     pub v: ViewMut<'a>,
-    /// What the step depends on besides the tensors.
+    /// Learning rate and other hyperparameters.
     pub hyper: Hyper,
-    /// `[2]` as [`crate::ops::grad_norm::global`] writes it: the norm of all gradients, and 1 if they are finite.
+    /// `[2]`, as [`crate::ops::grad_norm::global`] writes it: norm of all gradients, and 1 if all of them are finite.
     pub norm: View<'a>,
-    /// The norm above which gradients are scaled down; 0: never.
+    /// Gradient clipping: the largest norm that is not scaled down; 0 for no clipping.
     pub max_norm: f32,
-    /// Read if the moments are bf16.
+    /// Source of random bits, used only if the moments are bf16.
     pub rounding: Rounding,
 }
 
-/// One step of one tensor.
+/// Takes one AdamW step for one tensor.
 pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
     const OP: &str = "adamw::step";
     let Step { ref param, from, ref rounded, grad, ref m, ref v, hyper, norm, max_norm, .. } = args;

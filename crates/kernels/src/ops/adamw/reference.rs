@@ -1,11 +1,11 @@
-//! AdamW, slow and obvious.
+//! Reference AdamW for tests, slow and simple.
 
 #![allow(clippy::disallowed_methods)]
 
 use super::Hyper;
 use crate::check::Float;
 
-/// One step of every element; `clip` scales the gradient.
+/// Takes one AdamW step for every element. `clip` is the factor by which the gradient is scaled.
 pub fn step<F: Float>(param: &mut [F], grad: &[F], m: &mut [F], v: &mut [F], h: &Hyper, clip: f64) {
     let t = h.step as f64;
     let (correct1, correct2) = (1.0 - h.beta1.powf(t), 1.0 - h.beta2.powf(t));

@@ -1,9 +1,10 @@
-//! The backward pass of attention on the CPU.
+//! The backward pass of attention on the CPU, in f32 or widened bf16.
 //!
-//! A task is a part of an independent group of rows (`visits.rs`) under one kv head. It takes the part's pages in the
-//! order of their place in the sequences, and for each page the rows that see it, ascending, in tiles: so a query's
-//! gradient sums its keys in ascending order, and a key's sums its rows in ascending order, however the tiles are cut.
-//! Gradients of pages are then gathered into rows through the list of writes.
+//! A task is one part of a group of rows (`visits.rs`: a part shares no work with parts that run at the same time)
+//! under one kv head. The task visits the part's KV-cache pages in the order of their positions. For each page it takes
+//! the rows that attend to it, ascending, in tiles of a few rows. So the gradient of a query is a sum over its keys in
+//! ascending order, and the gradient of a key a sum over its rows in ascending order, however the tiles are cut.
+//! Afterwards the gradients of the pages are added to the rows that wrote them (`writes.rs`).
 
 use super::backward_amx::BackwardTasks as OnTiles;
 use super::backward_pairs::BackwardTasks as InPairs;
@@ -26,21 +27,22 @@ struct BackwardTasks<'a, E> {
     of: Operands<'a, E>,
 }
 
-/// A page under one kv head, and room for its tiles.
+/// Buffers of a task: one KV-cache page under one kv head, and a tile of rows that attend to it. `pairs` in a shape
+/// counts the tile's queries (row, query head).
 struct PageScratch<'s> {
-    /// `[64, hd]`
+    /// The page's keys: `[64, hd]`.
     keys: &'s mut [f32],
-    /// `[hd, 64]`
+    /// The page's values: `[hd, 64]`.
     values: &'s mut [f32],
-    /// `[pairs, hd]` each. Pairs are (row, query head), row by row.
+    /// Queries, and gradients of outputs and queries: `[pairs, hd]` each, row by row.
     q: &'s mut [f32],
     d_out: &'s mut [f32],
     d_q: &'s mut [f32],
-    /// `[pairs, 64]`: scores, then probabilities.
+    /// Scores, later probabilities: `[pairs, 64]`.
     p: &'s mut [f32],
-    /// `[pairs, 64]`: gradients of the probabilities, then of the products q·k.
+    /// Gradients of the probabilities, later of the scores: `[pairs, 64]`.
     d_s: &'s mut [f32],
-    /// Σ d_out · out of all the part's pairs.
+    /// Σ d_out · out for each query (row, query head) of the task.
     delta: &'s [f32],
 }
 
@@ -70,7 +72,7 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
             let (d_keys, d_values) =
                 unsafe { (self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)) };
             clear(visit, hd, d_keys, d_values);
-            // Both transposed: short sequences fill little of a page, so only slots in use.
+            // Both are transposed, but only slots in use: short sequences fill little of a page.
             let (keys, values) = (&self.of.keys[at..at + BLOCK * hd], &self.of.values[at..at + BLOCK * hd]);
             for (slot, to) in page.keys.chunks_exact_mut(hd).take(visit.end).enumerate() {
                 to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[i * BLOCK + slot].widen());
@@ -122,7 +124,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
             w.d_q[here].copy_from_slice(unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) });
         }
 
-        // Scores, as forward forms them, and d_out · v.
+        // Scores, computed as in the forward pass, and d_out · v.
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
         let (a, out, of_hd) = (&*w.q, &mut *w.p, k.clone());
         let b = &self.of.keys[at..at + BLOCK * hd];
@@ -140,8 +142,8 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
             }
         }
 
-        // d_k [hd, 64] += qᵗ · d_s and d_v [64, hd] += pᵗ · d_out: chains over the tile's pairs. What a row does not
-        // see has p = d_s = 0.
+        // d_k [hd, 64] += qᵗ · d_s and d_v [64, hd] += pᵗ · d_out: sums over the tile's queries. For masked keys p =
+        // d_s = 0.
         Matmul {
             a: w.q,
             a_row: 1,
@@ -171,7 +173,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
         }
         .compute::<E>(self.isa);
 
-        // d_q += d_s · k, over no key that the row does not see: it may be NaN.
+        // d_q += d_s · k, over the keys that the row attends to. Masked keys are skipped, because they may be NaN.
         let of = |row: usize, width: usize| (row - tile.start) * per * width;
         mask_blocks(tile.clone(), per, slots, |rows, k| {
             Matmul {
@@ -206,12 +208,12 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     }
     let offsets = args.groups.u32(cpu);
     let (unit, isa) = (on_tiles(cpu, args.qkv.dtype()), cpu.isa());
-    // What has to be done before the rest.
+    // Parts that are computed first (shared pages), and parts that need them done.
     let (mut first, mut then) = (Vec::new(), Vec::new());
     for offsets in offsets.windows(2) {
         let group = Group::new(&g, &places, offsets[0] as usize..offsets[1] as usize, &mut pages);
         if unit.is_some() {
-            // Its steps of pairs count from the group's first row.
+            // On tiles, the steps of queries are counted from the group's first row, so the group stays whole.
             first.push(group.whole());
             continue;
         }

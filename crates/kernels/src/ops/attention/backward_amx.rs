@@ -1,20 +1,21 @@
-//! Attention on tiles: the backward pass of bf16 where the instruction set has them.
+//! The backward pass of attention in bf16 on AMX tiles, for CPUs that have them.
 //!
-//! A task is that of `backward.rs`: a group of rows under one kv head. Its pairs (row, query head), row by row from the
-//! group's first, are cut into steps of 32, which no page moves: so a page's gradients are sums over these steps, and
-//! rows of other groups are none of their business. Scores and their gradients are formed with keys as rows and pairs
-//! as columns, because that is how the sums over pairs want them:
+//! A task is a group of rows (a prompt with its completions) under one kv head, as in `backward.rs`. Its queries (row,
+//! query head), row by row, are cut into steps of 32 from the group's first query, the same steps for every KV-cache
+//! page. So the gradient of a page is a sum over these steps, and does not depend on the rows of other groups. Scores
+//! and their gradients are computed transposed, with keys as rows and queries as columns, because the matmuls that sum
+//! over queries read them so:
 //!
-//! | matmul              | A                | B                     | steps of 32                              |
-//! |----------------------|------------------|-----------------------|------------------------------------------|
-//! | Sᵀ = K · Qᵀ          | the page's keys  | queries, transposed   | dimensions                               |
-//! | dPᵀ = V · d_outᵀ     | the page's values | d_out, transposed    | dimensions                               |
-//! | d_V += Pᵀ · d_out    | Pᵀ, rounded      | d_out                 | those of pairs where a row looks at the page |
-//! | d_K += dSᵀ · Q       | dSᵀ, rounded     | queries               | the same                                 |
-//! | d_Q += dS · K        | dS               | the page's keys       | the halves of each block, ascending      |
+//! | matmul              | left operand A    | right operand B     | summed in steps of 32                           |
+//! |---------------------|-------------------|---------------------|-------------------------------------------------|
+//! | Sᵀ = K · Qᵀ         | the page's keys   | queries, transposed | dimensions                                      |
+//! | dPᵀ = V · d_outᵀ    | the page's values | d_out, transposed   | dimensions                                      |
+//! | d_V += Pᵀ · d_out   | Pᵀ, rounded       | d_out               | queries: steps in which a row attends to the page |
+//! | d_K += dSᵀ · Q      | dSᵀ, rounded      | queries             | the same steps                                  |
+//! | d_Q += dS · K       | dS, rounded       | the page's keys     | keys: the two halves of each block, ascending   |
 //!
-//! d_out is rounded as it is read. What a row does not see has P = dS = 0. Neither how many pages are in work at once
-//! nor how many steps changes a bit: sums are stored as f32 in between.
+//! d_out is rounded to bf16 as it is read. For masked keys P = dS = 0. Neither the number of pages nor the number of
+//! steps that are processed together changes a bit of the result, because sums are stored in f32 in between.
 
 use super::BLOCK;
 use super::gradients::Operands;
@@ -32,11 +33,11 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// Steps of pairs in work at once.
+/// Steps of 32 queries that are processed together.
 const STEPS: usize = if cfg!(test) { 2 } else { 4 };
 const PAIRS: usize = STEPS * DEPTH;
-/// Elements of keys in work at once, per slot: pages' tiles and gradients stay in the second cache, and queries are
-/// packed once for all of them.
+/// Limits the pages that are processed together: pages times padded hd. Their tiles and gradients stay in the
+/// second-level cache, and queries are packed once for all of them.
 const WIDTH: usize = if cfg!(test) { 64 } else { 512 };
 
 pub(super) struct BackwardTasks<'a> {
@@ -44,20 +45,20 @@ pub(super) struct BackwardTasks<'a> {
     pub of: Operands<'a, bf16>,
 }
 
-/// A page in work.
+/// Buffers of a KV-cache page that is being processed.
 struct Page<'s> {
-    /// `[steps of hd][64][32]`
+    /// The page's keys and values as rows of tiles: `[steps of 32 dimensions][64][32]` each.
     keys: &'s mut [bf16],
     values: &'s mut [bf16],
-    /// Tiles, as values lie in a page.
+    /// The page's keys as tiles of a right operand, in the layout of a value page (`pages.rs`).
     key_pairs: &'s mut [bf16],
-    /// `[64, padded hd]`
+    /// Gradients of the page's keys and values: `[64, padded hd]` each.
     d_keys: &'s mut [f32],
     d_values: &'s mut [f32],
 }
 
 impl<'s> Page<'s> {
-    /// Memory of one, in f32.
+    /// Memory of one page's buffers, in f32 elements.
     fn len(padded: usize) -> usize {
         (3 * BLOCK / 2 + 2 * BLOCK) * padded
     }
@@ -70,29 +71,29 @@ impl<'s> Page<'s> {
     }
 }
 
-/// Pairs as right operands.
+/// The queries (or their d_out) of a batch, packed into tiles of right operands in two ways.
 struct Sides<'s> {
-    /// `[STEPS][steps of hd][2]` tiles: 32 pairs are columns.
+    /// `[STEPS][steps of 32 dimensions][2]` tiles whose columns are 32 queries.
     columns: &'s mut [bf16],
-    /// `[steps of hd][STEPS][2]` tiles: 32 dimensions are columns.
+    /// `[steps of 32 dimensions][STEPS][2]` tiles whose columns are 32 dimensions.
     pairs: &'s mut [bf16],
 }
 
-/// Pairs in work.
+/// Buffers of the queries that are processed together: [`PAIRS`] pairs (row, query head).
 struct Batch<'s> {
     q: Sides<'s>,
     d_out: Sides<'s>,
-    /// `[PAIRS, padded hd]`
+    /// Gradients of the queries: `[PAIRS, padded hd]`.
     d_q: &'s mut [f32],
-    /// `[64, PAIRS]`: scores, and d_out · v.
+    /// Scores, and d_out · v: `[64, PAIRS]` each.
     s: &'s mut [f32],
     d_p: &'s mut [f32],
-    /// `[STEPS][64][32]`: probabilities, and gradients of scores.
+    /// Probabilities, and gradients of the scores: `[STEPS][64][32]` each.
     p: &'s mut [bf16],
     d_s: &'s mut [bf16],
-    /// `[2][PAIRS][32]`: the latter transposed.
+    /// Gradients of the scores, transposed: `[2][PAIRS][32]`.
     d_s_rows: &'s mut [bf16],
-    /// Of each pair: its log-sum-exp, Σ d_out · out, and the first slot it sees and the end, as numbers.
+    /// For each query: log-sum-exp, Σ d_out · out, and the first and the end of the slots that it attends to, as f32.
     lse: &'s mut [f32],
     delta: &'s mut [f32],
     start: &'s mut [f32],
@@ -155,7 +156,7 @@ impl Tasks for BackwardTasks<'_> {
 
         let mut visits = &visits[..];
         while !visits.is_empty() {
-            // A page that is looked at twice, at two places, is not in work twice.
+            // A page that is visited twice, as two blocks, is not processed twice at the same time.
             let twice = |i: &usize| visits[..*i].iter().any(|v| v.page == visits[*i].page);
             let count = (1..visits.len().min(at_once)).find(twice).unwrap_or(visits.len().min(at_once));
             let (now, later) = visits.split_at(count);
@@ -205,17 +206,17 @@ impl Tasks for BackwardTasks<'_> {
 }
 
 impl BackwardTasks<'_> {
-    /// The query of a pair of the group in a fused row.
+    /// Range in `qkv` of one query of the group. `pair` counts the group's queries (row, query head).
     fn query(&self, group_start: usize, head: usize, pair: usize) -> Range<usize> {
         let (g, hd, per) = (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group());
         let at = (group_start + pair / per) * g.width() + (head * per + pair % per) * hd;
         at..at + hd
     }
 
-    /// Gradients of the visit's page under this head.
+    /// Gradients of the keys and values of the visited page under kv head `head`.
     ///
     /// # Safety
-    /// Only the task of this group and head calls it, and not while it holds those of the same page.
+    /// Only the task of this group and head calls it, and not while it has another slice of the same page.
     #[allow(clippy::mut_from_ref)]
     unsafe fn gradients_of(&self, visit: &Visit, head: usize) -> [&mut [f32]; 2] {
         let (g, hd) = (&self.of.geometry, self.of.geometry.head_dim);
@@ -224,7 +225,8 @@ impl BackwardTasks<'_> {
         unsafe { [self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)] }
     }
 
-    /// Keys and values as the matmuls want them, zeros in slots that nobody sees or wrote.
+    /// Loads a KV-cache page: keys and values in the tile layouts of the matmuls, with zeros in unused slots, and their
+    /// gradients so far.
     #[inline(always)]
     fn load_page<V: Simd>(&self, visit: &Visit, head: usize, page: Page<'_>, room: &mut [bf16]) {
         let (hd, padded) = (self.of.geometry.head_dim, padded(self.of.geometry.head_dim));
@@ -239,7 +241,7 @@ impl BackwardTasks<'_> {
         page.keys.chunks_exact_mut(BLOCK * DEPTH).for_each(|keys| keys[visit.end * DEPTH..].fill(bf16::ZERO));
         let of_steps = page.keys.chunks_exact(2 * TILE).zip(page.key_pairs.chunks_exact_mut(2 * TILE));
         of_steps.for_each(|(lines, to)| zip_lines::<V>(lines, to));
-        // Two keys of 32 dimensions, side by side.
+        // The values of two keys lie side by side: 32 dimensions each.
         for (from, to) in values.chunks_exact(2 * DEPTH).zip(page.values.chunks_exact_mut(2 * DEPTH)) {
             let (even, odd) = to.split_at_mut(DEPTH);
             from.chunks_exact(2)
@@ -259,8 +261,8 @@ impl BackwardTasks<'_> {
         }
     }
 
-    /// What pairs `pairs` of the group see of a page. For each of their steps: whether any pair looks at it, and if so,
-    /// whether all of them see all of it.
+    /// Finds which slots of a page the queries `pairs` of the group attend to. Returns for each step of 32 queries:
+    /// `None` if no query attends to the page, otherwise whether all 32 attend to all 64 slots.
     fn look(
         &self,
         visit: &Visit,
@@ -289,7 +291,7 @@ impl BackwardTasks<'_> {
         looked
     }
 
-    /// Pairs `pairs` of the group: their operands, and their gradient so far.
+    /// Loads the queries `pairs` of the group: packed operands, log-sum-exp, delta, and the query gradients so far.
     #[inline(always)]
     fn load_batch<V: Simd>(
         &self,
@@ -336,7 +338,8 @@ impl BackwardTasks<'_> {
         }
     }
 
-    /// Steps `steps` of the batch, all of which look at the page, and the page.
+    /// Computes all five matmuls of the backward pass for one page and the steps `steps` of the batch, each of which
+    /// attends to the page.
     #[inline(always)]
     fn matmuls<V: Simd>(
         &self,
@@ -350,7 +353,7 @@ impl BackwardTasks<'_> {
         let (f32s, lines) = (size_of::<f32>(), 2 * SIDE);
         assert!(steps.end <= STEPS && page.keys.len() == BLOCK * padded && b.d_q.len() == PAIRS * padded);
 
-        // Sᵀ and dPᵀ: all keys by the pairs of a step.
+        // Sᵀ and dPᵀ: the page's 64 keys by the 32 queries of a step.
         let scores = |a: &[bf16], b: &[bf16], c: *mut f32, step: usize| TileMatmul {
             a: a.as_ptr(),
             b: b[step * DEPTH * padded..].as_ptr(),
@@ -375,7 +378,7 @@ impl BackwardTasks<'_> {
 
         for step in steps.clone() {
             self.gradients::<V>(b, step, looked[step] == Some(true));
-            // 32 keys of the step's pairs, transposed: two tiles of keys side by side, then pairs below each other.
+            // 32 keys of the step's queries, transposed: first the rows of two keys side by side, then queries as rows.
             for (half, from) in b.d_s[step * 2 * 2 * TILE..][..2 * 2 * TILE].chunks_exact(2 * TILE).enumerate() {
                 let mut zipped = Lines([bf16::ZERO; 2 * TILE]);
                 zip_lines::<V>(from, &mut zipped.0);
@@ -384,7 +387,7 @@ impl BackwardTasks<'_> {
             }
         }
 
-        // Gradients of values and keys: all keys by 32 dimensions.
+        // Gradients of values and keys: 64 keys by 32 dimensions.
         let of_page = |a: &[bf16], b: &[bf16], c: *mut f32, panel: usize| TileMatmul {
             a: a[steps.start * BLOCK * DEPTH..].as_ptr(),
             b: b[(panel * STEPS + steps.start) * 2 * TILE..].as_ptr(),
@@ -425,8 +428,9 @@ impl BackwardTasks<'_> {
         unsafe { run_all(self.unit, matmuls.chain(panels.map(of_queries))) };
     }
 
-    /// Scores of a step become probabilities exp(z − lse), and d_out · v becomes p · (d_out · v − delta) · scale, both
-    /// rounded, and 0 for what a pair does not see. `whole`: all see all.
+    /// Backward pass of the softmax for one step of 32 queries. Scores become probabilities p = exp(z − lse), and d_out
+    /// · v becomes p · (d_out · v − delta) · scale. Both are rounded to bf16, and 0 at masked keys. `whole`: no key is
+    /// masked.
     #[inline(always)]
     fn gradients<V: Simd>(&self, b: &mut Batch<'_>, step: usize, whole: bool) {
         let (scale, zero) = (V::splat(self.of.geometry.scale), V::splat(0.0));

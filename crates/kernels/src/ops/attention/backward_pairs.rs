@@ -1,7 +1,8 @@
-//! Attention in pairs: the backward pass of bf16 where two terms of a sum are multiplied at once.
+//! The backward pass of attention in bf16, on CPUs that multiply two bf16 terms of a sum with one instruction.
 //!
-//! Tasks, tiles and sums are those of `backward.rs`, and so are the bits. What the five matmuls read lies in twos
-//! along their sums (words of the left operand, pairs of the right one):
+//! Tasks, tiles and the order of sums are those of `backward.rs`, and so are the bits of the result. The operands of
+//! the five matmuls store two consecutive terms side by side: as words in the left operand, as pairs in the right one.
+//! `pairs` in a shape counts the tile's queries (row, query head):
 //!
 //! | matmul         | sum over   | left                            | right                                        |
 //! |-----------------|------------|---------------------------------|----------------------------------------------|
@@ -11,7 +12,7 @@
 //! | d_V += Pᵀ · d_out | rows     | P `[pairs/2][64]`               | d_out `[pairs/2][hd][2]`                     |
 //! | d_Q += dS · K   | slots      | dS `[pairs][64/2]`              | keys `[64/2][hd][2]`, transposed            |
 //!
-//! A sum over an odd number of rows ends with −0 · 0, which changes nothing.
+//! If the number of terms is odd, the sum ends with the term −0 · 0, which changes no bit.
 
 use super::BLOCK;
 use super::gradients::{Operands, begin, clear, gradients, rows_of_tile};
@@ -32,27 +33,30 @@ pub(super) struct BackwardTasks<'a> {
     pub of: Operands<'a, bf16>,
 }
 
-/// A page under one kv head, and room for its tiles.
+/// Buffers of a task: one KV-cache page under one kv head, and a tile of rows that attend to it. `pairs` in a shape
+/// counts the tile's queries (row, query head).
 struct PageScratch<'s> {
-    /// `[64/2][hd][2]`
+    /// The page's keys: `[64/2][hd][2]`.
     keys: &'s mut [bf16],
-    /// `[hd/2][64][2]`
+    /// The page's values: `[hd/2][64][2]`.
     values: &'s mut [bf16],
-    /// `[pairs, hd]` each; q and d_out as words in the first half of their rows. Pairs are (row, query head).
+    /// Queries, and gradients of outputs and queries: `[pairs, hd]` each. `q` and `d_out` are later packed into words,
+    /// in the first half of each row.
     q: &'s mut [f32],
     d_out: &'s mut [f32],
     d_q: &'s mut [f32],
-    /// `[pairs/2][hd]` words, and `[pairs/2][hd][2]`.
+    /// `q` as words of two rows, `[pairs/2][hd]`, and `d_out` as pairs of two rows, `[pairs/2][hd][2]`.
     q_of_rows: &'s mut [f32],
     d_out_of_rows: &'s mut [bf16],
-    /// `[pairs, 64]`: scores, then probabilities.
+    /// Scores, later probabilities: `[pairs, 64]`.
     p: &'s mut [f32],
-    /// `[pairs, 64]`: gradients of the probabilities, then of the products q·k, at last as words in the first half.
+    /// Gradients of the probabilities, then of the scores: `[pairs, 64]`; at the end packed into words, in the first
+    /// half of each row.
     d_s: &'s mut [f32],
-    /// `[pairs/2][64]` words, and `[pairs/2][64][2]`.
+    /// `p` as words of two rows, `[pairs/2][64]`, and `d_s` as pairs of two rows, `[pairs/2][64][2]`.
     p_of_rows: &'s mut [f32],
     d_s_of_rows: &'s mut [bf16],
-    /// Σ d_out · out of all the part's pairs.
+    /// Σ d_out · out for each query (row, query head) of the task.
     delta: &'s [f32],
 }
 
@@ -63,7 +67,7 @@ impl Tasks for BackwardTasks<'_> {
         let (part, head) = (&self.of.parts[index / g.kv_heads], index % g.kv_heads);
         let Part { rows, visits, .. } = part;
         let rows_of_tile = rows_of_tile(g);
-        // An even number, so that all are zipped.
+        // An even number, so that every row has a partner.
         let pairs = (rows_of_tile * per).next_multiple_of(2);
 
         let scratch = scratch.f32(rows.len() * per + BLOCK * hd + pairs * (4 * hd + 3 * BLOCK));
@@ -154,7 +158,7 @@ impl BackwardTasks<'_> {
             }
         }
 
-        // Scores, as forward forms them, and d_out · v.
+        // Scores, computed as in the forward pass, and d_out · v.
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
         let (a, b, out, of_hd) = (&*w.q, page.as_chunks::<2>().0, &mut *w.p, k.clone());
         Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }.compute::<bf16>(self.isa);
@@ -176,8 +180,8 @@ impl BackwardTasks<'_> {
             words_of::<V>(&mut d_s[..columns]);
         }
 
-        // d_k [hd, 64] += qᵗ · d_s and d_v [64, hd] += pᵗ · d_out: chains over the tile's pairs. What a row does not
-        // see has p = d_s = 0.
+        // d_k [hd, 64] += qᵗ · d_s and d_v [64, hd] += pᵗ · d_out: sums over the tile's queries. For masked keys p =
+        // d_s = 0.
         let k = 0..pairs.next_multiple_of(2);
         let (a, b, out) = (&*w.q_of_rows, w.d_s_of_rows.as_chunks::<2>().0, &mut *d_keys);
         let (a_row, a_k, b_row, out_row, rows, accumulate) = (1, hd, BLOCK, BLOCK, hd, true);
@@ -187,7 +191,7 @@ impl BackwardTasks<'_> {
         let (a_row, a_k, b_row, out_row, rows, columns) = (1, BLOCK, hd, hd, any_sees.end, hd);
         Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<bf16>(self.isa);
 
-        // d_q += d_s · k, over no key that the row does not see: it may be NaN.
+        // d_q += d_s · k, over the keys that the row attends to. Masked keys are skipped, because they may be NaN.
         let of = |row: usize, width: usize| (row - tile.start) * per * width;
         let (d_s, d_q, b) = (&*w.d_s, &mut *w.d_q, w.keys.as_chunks::<2>().0);
         mask_blocks(tile.clone(), per, slots, |rows, k| {
@@ -205,7 +209,8 @@ impl BackwardTasks<'_> {
     }
 }
 
-/// The first `columns` of rows of `width` numbers that bf16 has, two rows to a row of words; beside an odd one −0.
+/// Packs two rows of f32 numbers, all exact in bf16, into one row of words, for the first `columns` of rows of `width`
+/// numbers. The partner of an odd last row is −0.
 #[inline(always)]
 fn words_of_rows<V: Simd>(rows: &[f32], width: usize, columns: usize, to: &mut [f32]) {
     for (two, to) in rows.chunks(2 * width).zip(to.chunks_exact_mut(width)) {
@@ -217,7 +222,7 @@ fn words_of_rows<V: Simd>(rows: &[f32], width: usize, columns: usize, to: &mut [
     }
 }
 
-/// [`words_of_rows`] as pairs; beside an odd row 0.
+/// As [`words_of_rows`], but stores the two numbers as a pair of bf16. The partner of an odd last row is 0.
 #[inline(always)]
 fn pairs_of_rows<V: Simd>(rows: &[f32], width: usize, columns: usize, to: &mut [bf16]) {
     for (two, to) in rows.chunks(2 * width).zip(to.chunks_exact_mut(2 * width)) {
@@ -229,7 +234,7 @@ fn pairs_of_rows<V: Simd>(rows: &[f32], width: usize, columns: usize, to: &mut [
     }
 }
 
-/// Stores the pairs (even, odd), as many as `to` has room for.
+/// Stores the lanes of `even` and `odd` as pairs of bf16, as many pairs as `to` has room for.
 #[inline(always)]
 fn store_pairs<V: Simd>(even: V, odd: V, to: &mut [bf16]) {
     if to.len() >= 2 * LANES {
@@ -241,7 +246,8 @@ fn store_pairs<V: Simd>(even: V, odd: V, to: &mut [bf16]) {
     to.copy_from_slice(&all[..n]);
 }
 
-/// `[a/2][b][2]` to `[b/2][a][2]`: the first `used` of the b columns, or some more.
+/// Transposes a matrix of bf16 stored in pairs of rows: `[a/2][b][2]` to `[b/2][a][2]`. At least the first `used` of
+/// its `b` columns are transposed.
 #[inline(always)]
 fn transpose<V: Simd>(from: &[bf16], b: usize, used: usize, to: &mut [bf16]) {
     let a = from.len() / b;

@@ -1,12 +1,14 @@
-//! Attention on the CPU: writing pages, and the forward pass. (`backward.rs` has the backward pass.)
+//! The forward pass of attention on the CPU, and copying a KV-cache page. (`backward.rs` has the backward pass,
+//! `writes.rs` writes the pages.)
 //!
-//! A task is a tile of consecutive rows under one kv head. Block by block, rows of the tile that look at the same page
-//! are one matmul. A row's state is (m, l, O): m the largest score so far, l 16 lane sums of exp(z − m) (lane = slot
-//! mod 16, block after block), O the weighted sum of values. The one rule of rescaling: where a block's largest score
-//! is greater than m, l and O are multiplied by α = exp(m − new m); where it is not, they are left alone.
+//! A task is a tile of consecutive rows under one kv head. It goes through the blocks of 64 keys in ascending order.
+//! The rows of the tile that attend to the same KV-cache page are computed as one matmul. Each query has an
+//! online-softmax state (m, l, O): m is the largest score so far; l is 16 partial sums of exp(z − m), one for each
+//! vector lane (lane = slot mod 16); O is the unnormalised weighted sum of values. Rescaling has one rule: if a block's
+//! largest score is greater than m, l and O are multiplied by α = exp(m − new m). Otherwise they are left alone.
 //!
-//! So a row's bits depend on its query, and the keys and values of its own positions: not on the tile, the rows beside
-//! it, the pages' numbers, or the threads.
+//! So the bits of a row depend only on its query and on the keys and values of its own positions, and not on the tile,
+//! the other rows of the batch, the indices of the pages or the number of threads.
 
 use super::matmul::{Matmul, Right};
 use super::places::{Outputs, Places, mask_blocks, on_tiles, rescaled, span, words_of};
@@ -21,7 +23,8 @@ use crate::{DType, Isa};
 use half::bf16;
 use std::ops::Range;
 
-/// Query heads in a tile, about: enough to make a page's trip from the second-level cache worth it.
+/// Approximate number of queries (row, query head) in a tile: enough to make loading a page from the second-level cache
+/// worth it.
 const TILE: usize = 36;
 
 struct ForwardTasks<'a, E> {
@@ -33,21 +36,22 @@ struct ForwardTasks<'a, E> {
     values: &'a [E],
     outputs: Outputs<'a, E>,
     rows_of_tile: usize,
-    /// Keys and values, if they are kept in pairs.
+    /// All key pages and value pages, if they are stored as pairs of bf16 terms.
     pairs: Option<[&'a [[bf16; 2]]; 2]>,
 }
 
-/// A tile's state. Pairs are (row, query head), row by row.
+/// Buffers of a tile: its queries and their online-softmax state. `pairs` in a shape counts the queries (row, query
+/// head), row by row.
 struct Tile<'s> {
-    /// `[pairs, hd]`, or `[pairs, hd/2]` words with room for as many.
+    /// Queries: `[pairs, hd]`, or packed into words of two bf16 numbers in the first half of each row.
     q: &'s mut [f32],
-    /// `[pairs, 64]`: scores, then probabilities, or words of them.
+    /// Scores, later unnormalised probabilities (f32, or words of two bf16 numbers): `[pairs, 64]`.
     s: &'s mut [f32],
-    /// `[pairs, hd]`
+    /// Unnormalised outputs: `[pairs, hd]`.
     o: &'s mut [f32],
-    /// `[pairs]`
+    /// Largest score so far: `[pairs]`.
     m: &'s mut [f32],
-    /// `[pairs, 16]`
+    /// Partial sums of exp(z − m): `[pairs, 16]`.
     l: &'s mut [f32],
 }
 
@@ -93,8 +97,9 @@ impl<E: Element + Right> Tasks for ForwardTasks<'_, E> {
 }
 
 impl<E: Element + Right> ForwardTasks<'_, E> {
-    /// Rows `run` of the tile that begins with row `start` look at block `block` of their sequences, which lies in
-    /// `page`.
+    /// Adds one KV-cache page to the attention of rows `run`: computes scores, the online softmax, and the weighted sum
+    /// of values. `page` is the page where these rows have block `block` of their sequence; `start` is the tile's first
+    /// row.
     #[inline(always)]
     fn block<V: Simd>(
         &self,
@@ -112,7 +117,7 @@ impl<E: Element + Right> ForwardTasks<'_, E> {
         let page = at..at + BLOCK * hd;
         let pairs = (run.start - start) * group..(run.end - start) * group;
 
-        // Whole vectors: lanes past the last key hold anything, and are masked.
+        // Whole vectors are computed: lanes past the last key are garbage, and masked later.
         let (a, columns) = (&t.q[pairs.start * hd..pairs.end * hd], any_sees.end.next_multiple_of(LANES));
         let (out, rows) = (&mut t.s[pairs.start * BLOCK..pairs.end * BLOCK], pairs.len());
         let (a_row, a_k, b_row, out_row, k, accumulate) = (hd, 1, BLOCK, BLOCK, 0..hd, false);
@@ -162,8 +167,9 @@ impl<E: Element + Right> ForwardTasks<'_, E> {
     }
 }
 
-/// Scores `s` of a block become exp(z − m) (0 outside `slots`), rounded to what values are stored in, and the row's m,
-/// l (of exp(z − m) unrounded) and O follow.
+/// One online-softmax step of a query. The scores `s` of a block become exp(z − m), rounded to the dtype in which the
+/// values are stored, and 0 outside `slots`. The query's maximum `m`, sum `l` (of exp(z − m) before rounding) and
+/// output `o` are updated.
 #[inline(always)]
 fn online_softmax<V: Simd, E: Element>(
     s: &mut [f32],
@@ -174,7 +180,7 @@ fn online_softmax<V: Simd, E: Element>(
     o: &mut [f32],
 ) {
     let (scale, minus_infinity) = (V::splat(scale), V::splat(f32::NEG_INFINITY));
-    // Vectors that hold a slot seen. The others are never read.
+    // Vectors that contain a slot that the query attends to. The others are never read.
     let vectors = slots.start / LANES..slots.end.div_ceil(LANES);
     let mut z = [minus_infinity; BLOCK / LANES];
     let mut largest = minus_infinity;
@@ -201,7 +207,7 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     }
     let (g, places) = (args.geometry, Places::new(cpu, args.rows));
     let rows = places.positions.len();
-    // Fewer rows in a tile where threads would otherwise wait: tiles decide speed only.
+    // Fewer rows in a tile where threads would otherwise be idle. The tile size decides speed only, and no bit.
     let for_threads = (rows * g.kv_heads).div_ceil(4 * cpu.threads()).max(1);
     let rows_of_tile = (TILE / g.group()).max(1).min(for_threads);
     let (count, lse) = (rows.div_ceil(rows_of_tile) * g.kv_heads, args.lse.map(|lse| Disjoint::new(lse.f32(cpu))));
@@ -218,7 +224,7 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     if args.qkv.dtype() == DType::Bf16 { run!(bf16) } else { run!(f32) }
 }
 
-/// Rows of a copy are whole pages; small enough for the caller's thread.
+/// Copies KV-cache page `from` over page `to`. One page is small, so the calling thread copies it alone.
 pub(super) fn copy_block(cpu: &Cpu, from: usize, to: usize, pages: super::PagesMut<'_>) {
     for part in [pages.keys, pages.values] {
         let page: usize = part.shape()[1..].iter().product();

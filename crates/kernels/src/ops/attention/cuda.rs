@@ -1,5 +1,6 @@
-//! Writing pages, and both passes: a block of threads for each row and query head, and backward one for each page and
-//! kv head.
+//! Attention on CUDA: launches the kernels of `attention.cu` that write KV-cache pages and compute the forward and
+//! backward pass. The forward pass has a block of threads for each row and query head, and so has the gradient of
+//! queries. The gradient of keys and values has a block of threads for each page and kv head.
 
 use super::{BLOCK, Backward, Forward, Geometry, PagesMut, Rows, WriteKv};
 use crate::Result;
@@ -7,16 +8,17 @@ use crate::device::Cuda;
 use crate::device::cuda::{Arg, Grid, Source, source};
 
 const SOURCE: Source = source!("attention");
-/// The longest head that a thread's share of the output is in registers for.
+/// Largest head_dim for which each thread can have its share of the output in registers.
 const MOST_DIM: usize = 256;
-/// Threads that share a dimension when gradients of pages are gathered: each looks at all writes.
+/// Threads that share one dimension when the gradients of pages are gathered into rows. Each of them reads the whole
+/// list of writes.
 const RESIDUES: u32 = 16;
 
 impl Geometry {
     fn arguments(&self) -> [Arg; 3] {
         [self.heads, self.kv_heads, self.head_dim].map(|n| Arg::U32(n as u32))
     }
-    /// 0 is none, and so is one longer than any sequence.
+    /// The sliding window as a kernel argument. 0 means no window, also for a window that exceeds u32.
     fn window_argument(&self) -> Arg {
         Arg::U32(self.window.map_or(0, |window| u32::try_from(window).unwrap_or(0)))
     }
@@ -59,14 +61,15 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     cuda.launch(&SOURCE, "attention_forward", grid, &arguments)
 }
 
-/// Which rows see each page, from the host's mirrors.
+/// The rows that attend to each KV-cache page, computed on the host from its copies of the index tensors.
 #[derive(Default)]
 struct Looks {
-    /// Pages that a row sees.
+    /// The pages that at least one row attends to, ascending.
     pages: Vec<u32>,
-    /// Where each page's looks begin, and where the last one's end.
+    /// For each page: index of its first entry in `looks`; at the end, the number of entries.
     first: Vec<u32>,
-    /// A row, and the place of the page in its sequence: by place, then rows ascending.
+    /// Entries (row, block index of the page in the row's sequence), two numbers each; for each page ordered by block,
+    /// then by row.
     looks: Vec<u32>,
 }
 
@@ -98,13 +101,13 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
     let (g, rows, at) = (args.geometry, args.qkv.shape()[0], args.rows);
     g.fits(cuda)?;
     let looks = Looks::new(&g, at);
-    // Writes of pages that no row sees have no gradient.
+    // Writes to pages that no row attends to have no gradient.
     let seen = |slot: u32| looks.pages.binary_search(&(slot / BLOCK as u32)).is_ok();
     let writes = args.write_rows.indices().iter().zip(args.write_slots.indices());
     let (written, slots): (Vec<u32>, Vec<u32>) = writes.filter(|(_, slot)| seen(**slot)).unzip();
     let (stream, pairs) = (cuda.stream(), rows * g.heads);
     let delta = stream.scratch(pairs * size_of::<f32>())?;
-    // One list after the other, in one copy.
+    // The lists are concatenated, so that one copy brings all of them to the device.
     let lists = [&looks.pages, &looks.first, &looks.looks, &written, &slots];
     let joined = stream.scratch_of(&lists.map(Vec::as_slice).concat())?;
     let mut end = 0;
@@ -143,8 +146,8 @@ mod tests {
     use crate::Tensor;
     use crate::device::cuda::tests::{bits, random, same};
 
-    /// Sequences of these lengths whose pages are scattered, the rest of the pages NaN; a page is copied over another.
-    /// All but the first begin after so many blocks of the first.
+    /// Runs write, copy, forward and backward on sequences of these lengths, whose pages are scattered among pages of
+    /// NaN. All sequences but the first share the first `shared` pages of the first.
     fn attend([heads, kv_heads, head_dim]: [usize; 3], window: Option<usize>, shared: usize, lengths: &[usize]) {
         same(|ctx| {
             let geometry = Geometry { heads, kv_heads, head_dim, scale: 0.3, window };

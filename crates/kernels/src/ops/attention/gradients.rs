@@ -1,5 +1,5 @@
-//! Shared by the three backward passes on the CPU (in f32 and widened bf16, in pairs, on tiles): their operands, the
-//! gradient of the softmax, and what is set to 0 before a sum begins.
+//! Helpers that the three backward passes of attention on the CPU share (f32 or widened bf16, bf16 pairs, AMX tiles):
+//! their operands, the gradient of the softmax, and the zeroing of gradients before sums begin.
 
 use super::places::Places;
 use super::visits::{Part, Visit};
@@ -10,15 +10,16 @@ use crate::pool::Disjoint;
 use crate::simd::{Element, LANES, Simd};
 use std::ops::Range;
 
-/// Query heads in a tile, about.
+/// Approximate number of queries (row, query head) in a tile.
 const TILE: usize = 36;
 
-/// Rows in a tile.
+/// Number of token rows in a tile, so that rows times query heads per kv head is about [`TILE`].
 pub(super) fn rows_of_tile(g: &Geometry) -> usize {
     (TILE / g.group()).max(1)
 }
 
-/// Sets Σ d_out · out of all pairs of a part under one kv head, and their queries' gradients to 0 where they begin.
+/// Prepares a part of the work under kv head `head`. Sets `delta` to Σ d_out · out for each query (row, query head). If
+/// this part is the first for these rows, sets the gradients of their queries to 0.
 #[inline(always)]
 pub(super) fn begin<V: Simd, E: Element>(
     g: &Geometry,
@@ -42,7 +43,8 @@ pub(super) fn begin<V: Simd, E: Element>(
     }
 }
 
-/// Sets the gradients of a page's slots to 0 before the group's first rows look at it.
+/// Sets a KV-cache page's gradients of keys and values to 0, up to its last used slot, if this is the group's first
+/// visit of the page.
 #[inline(always)]
 pub(super) fn clear(visit: &Visit, hd: usize, d_keys: &mut [f32], d_values: &mut [f32]) {
     if visit.first {
@@ -52,7 +54,7 @@ pub(super) fn clear(visit: &Visit, hd: usize, d_keys: &mut [f32], d_values: &mut
     }
 }
 
-/// The inputs and outputs of the three backward passes.
+/// The inputs and outputs that the three backward passes of attention on the CPU have in common.
 pub(super) struct Operands<'a, E> {
     pub geometry: Geometry,
     pub places: Places<'a>,
@@ -64,13 +66,15 @@ pub(super) struct Operands<'a, E> {
     pub lse: &'a [f32],
     pub d_out: &'a [f32],
     pub d_qkv: Disjoint<'a, f32>,
-    /// As pages lie; on tiles `[blocks, nkv, 64, hd]`, as the values' do.
+    /// Gradient of the keys, in the layout of the key pages; on tiles `[blocks, nkv, 64, hd]`, the layout of the value
+    /// pages.
     pub d_keys: Disjoint<'a, f32>,
     pub d_values: Disjoint<'a, f32>,
 }
 
-/// Scores `p` become probabilities exp(z − lse), and `d_s`, which holds d_out · v, becomes p · (d_s − delta) · scale;
-/// both 0 outside `slots`, and rounded to what values are stored in.
+/// Backward pass of the softmax for one query. On entry `p` are the scores and `d_s` is d_out · v for each key. On
+/// return `p` are the probabilities exp(z − lse), and `d_s` the gradients of the scores, p · (d_s − delta) · scale.
+/// Both are 0 outside `slots`, and rounded to the dtype in which the values are stored.
 #[inline(always)]
 pub(super) fn gradients<V: Simd, E: Element>(
     p: &mut [f32],

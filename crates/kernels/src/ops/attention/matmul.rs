@@ -1,18 +1,19 @@
-//! The small matmul that attention is made of, register-tiled: out (+)= a · b, one ascending FMA chain per element.
-//! What is bf16 in memory is widened as it is loaded, or multiplied in pairs, with the same bits.
+//! The small matmul of which attention on the CPU consists, computed in register tiles: out (+)= a · b. Each output
+//! element is one chain of fused multiply-adds in ascending order of terms. Operands in bf16 are widened to f32 as they
+//! are loaded, or multiplied two terms at a time; both give the same bits.
 
 use crate::Isa;
 use crate::simd::{Element, Kernel, LANES, Simd};
 use half::bf16;
 use std::ops::Range;
 
-/// What a right operand holds.
+/// Element type of the right operand of a matmul: f32, bf16, or two bf16 terms side by side.
 pub(super) trait Right: Copy {
-    /// Terms of each sum that an element has: two are multiplied at once ([`Simd::dot`]).
+    /// Number of terms of a sum that one element contains: 1, or 2 that [`Simd::dot`] multiplies at once.
     const TERMS: usize;
-    /// The first 16 elements of `from`.
+    /// Loads the first 16 elements of `from`.
     fn load<V: Simd>(from: &[Self]) -> V;
-    /// The first `n` < 16 elements of `from`, the rest 0.
+    /// Loads the first `n` < 16 elements of `from`; the other lanes are 0.
     fn load_partial<V: Simd>(from: &[Self], n: usize) -> V;
 }
 
@@ -34,7 +35,7 @@ macro_rules! single {
 single!(f32);
 single!(bf16);
 
-/// Two terms, the first first.
+/// Two consecutive terms of a sum in one element; the one with the lower index comes first.
 impl Right for [bf16; 2] {
     const TERMS: usize = 2;
     #[inline(always)]
@@ -49,7 +50,7 @@ impl Right for [bf16; 2] {
     }
 }
 
-/// Which terms of an element are multiplied.
+/// Which of an element's terms belong to the sum: all, or one of two at an odd start or end.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     All,
@@ -57,8 +58,8 @@ enum Part {
     Second,
 }
 
-/// Runs `$body` for the elements of `b` that hold the terms `$terms`, ascending, with which of theirs. (A closure would
-/// not be compiled with the instruction set's features.)
+/// Runs `$body` for each element of `b` that contains terms of the range `$terms`, in ascending order, with the
+/// element's index and which of its terms count. (A closure would not be compiled with the instruction set's features.)
 macro_rules! elements {
     ($terms:expr, $of:ty, |$k:ident, $part:ident| $body:block) => {{
         let Range { mut start, mut end } = $terms;
@@ -87,8 +88,9 @@ macro_rules! elements {
     }};
 }
 
-/// `out[m, n] (+)= Σ_{k in range} a[m·a_row + k·a_k] · b[k·b_row + n]` for m < `rows`, n < `columns`, k ascending.
-/// Where elements of `b` hold two terms, those of `a` are words of two, too: at `k/2` in place of `k`.
+/// The matmul `out[m, n] (+)= Σ_{k in range} a[m·a_row + k·a_k] · b[k·b_row + n]` for m < `rows` and n < `columns`,
+/// with k ascending. Where each element of `b` contains two terms, so does each of `a` (a word of two bf16 numbers),
+/// and the index is k/2 instead of k.
 pub(super) struct Matmul<'a, B> {
     pub a: &'a [f32],
     pub a_row: usize,
@@ -100,17 +102,17 @@ pub(super) struct Matmul<'a, B> {
     pub rows: usize,
     pub columns: usize,
     pub k: Range<usize>,
-    /// Continue from what `out` holds; otherwise overwrite it.
+    /// Whether to add to what `out` contains; otherwise `out` is overwritten.
     pub accumulate: bool,
 }
 
 impl<B: Right> Matmul<'_, B> {
-    /// Computes it. `F` is what the numbers were stored in, whatever they were widened to: their chains flush denormals
-    /// or keep them.
+    /// Computes the matmul. `F` is the dtype of the tensors in memory, even if the operands were widened since: it
+    /// decides whether the sums flush denormal numbers to 0.
     #[inline(always)]
     pub fn compute<F: Element>(&mut self, isa: Isa) {
         if B::TERMS == 2 {
-            // Half an element is multiplied by itself.
+            // At an odd start or end, one term of an element is multiplied alone.
             let halves = !self.k.start.is_multiple_of(2) || !self.k.end.is_multiple_of(2);
             isa.run_dots(self, halves);
         } else if F::FLUSHES {
@@ -120,7 +122,7 @@ impl<B: Right> Matmul<'_, B> {
         }
     }
 
-    /// `sum` plus the matmul of these terms of `left` and `right`.
+    /// Returns `sum` plus the terms `part` of `left` times `right`, in each lane.
     #[inline(always)]
     fn add<V: Simd>(part: Part, left: V, right: V, sum: V) -> V {
         match part {
@@ -132,7 +134,7 @@ impl<B: Right> Matmul<'_, B> {
     }
 }
 
-/// By reference, so that its fields are not copied at each call.
+/// Implemented for a reference, so that the struct's fields are not copied at each call.
 impl<B: Right> Kernel for &mut Matmul<'_, B> {
     type Output = ();
     #[inline(always)]
@@ -140,7 +142,7 @@ impl<B: Right> Kernel for &mut Matmul<'_, B> {
         if self.rows == 0 || self.columns == 0 || (self.k.is_empty() && self.accumulate) {
             return;
         }
-        // Every access below lies under these last ones.
+        // The checks of the largest indices cover every unchecked access below.
         if let Some(k) = self.k.clone().last() {
             let k = k / B::TERMS;
             assert!((self.rows - 1) * self.a_row + k * self.a_k < self.a.len());
@@ -159,7 +161,7 @@ impl<B: Right> Kernel for &mut Matmul<'_, B> {
             };
             let mut m = 0;
             while m < self.rows {
-                // Six rows a tile, the rest shared out evenly: 8 rows are two tiles of 4.
+                // At most six rows a tile, of equal height where possible: 8 rows are two tiles of 4.
                 let rest = self.rows - m;
                 let rows = rest.div_ceil(rest.div_ceil(6));
                 // SAFETY: rows m..m + rows and the columns chosen lie below `rows` and `columns`: see the assertions.
@@ -184,10 +186,10 @@ impl<B: Right> Kernel for &mut Matmul<'_, B> {
     }
 }
 
-/// A tile of `R` rows and `N` whole vectors.
+/// Computes a tile of `R` rows and `N` whole vectors of 16 columns.
 ///
 /// # Safety
-/// The tile lies inside the matmul, whose accesses are in bounds.
+/// The tile lies inside the matmul, whose operands are long enough for it.
 #[inline(always)]
 unsafe fn micro<V: Simd, B: Right, const R: usize, const N: usize>(
     p: &Matmul<'_, B>,
@@ -228,10 +230,10 @@ unsafe fn micro<V: Simd, B: Right, const R: usize, const N: usize>(
     }
 }
 
-/// A tile of `R` rows and the last `left` < 16 columns.
+/// Computes a tile of `R` rows and the last `left` < 16 columns.
 ///
 /// # Safety
-/// As [`micro`].
+/// As for [`micro`].
 #[inline(always)]
 unsafe fn edge<V: Simd, B: Right, const R: usize>(p: &Matmul<'_, B>, out: *mut f32, m: usize, n: usize, left: usize) {
     // SAFETY: the caller's promise, for every slice below. `out` is borrowed exclusively by the matmul.

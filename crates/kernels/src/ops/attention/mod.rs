@@ -1,29 +1,31 @@
-//! Attention over pages of keys and values: causal, sliding window, grouped query heads. One kernel for decode, prefill
-//! and training, so that the sampler and the trainer see the same bits.
+//! Paged attention: causal, with an optional sliding window, and with grouped query heads. Decode, prefill and training
+//! use the same kernel, so that the sampler and the trainer compute the same bits.
 //!
-//! Shapes: `T` rows (tokens), `nh` query heads, `nkv` kv heads, `hd` head_dim, `A = nh + 2·nkv` heads of a fused row
-//! `[q][k][v]`, `S` block tables, `W` writes. Query head h reads kv head `h / (nh / nkv)`.
+//! Letters in shapes: `T` rows (tokens), `nh` query heads, `nkv` kv heads, `hd` head_dim, `A = nh + 2·nkv` heads in a
+//! fused row `[q][k][v]`, `S` block tables, `W` writes into the KV cache. Query head h reads kv head `h / (nh / nkv)`.
 //!
-//! A page holds [`BLOCK`] positions: keys `[nkv, hd, 64]`, values `[nkv, 64, hd]` (of bf16 where there are tiles in an
-//! order of its own: `pages.rs`; [`write_kv`] and what reads its pages must run on one instruction set). Position j of
-//! a sequence lies in page
-//! `tables[s][j / 64]`, slot `j % 64`, so key blocks are aligned to the sequence's own positions. The row at position p
-//! attends `max(0, p + 1 − window) ..= p`, and nothing beyond p is let into a result: later slots may hold anything (on
-//! tiles they must be finite once they are written: `tiles.rs`).
+//! A KV-cache page stores [`BLOCK`] = 64 positions: keys `[nkv, hd, 64]`, values `[nkv, 64, hd]`. (In bf16 some
+//! instruction sets use another order inside a page, see `pages.rs`. So one instruction set must run both [`write_kv`]
+//! and what reads the pages.) Position j of a sequence is in page `tables[s][j / 64]`, slot `j % 64`: blocks of keys
+//! are aligned to the sequence's own positions. The row at position p attends to positions `max(0, p + 1 − window) ..=
+//! p`. Slots of later positions may have any content, because they never enter a result. (On AMX tiles, written slots
+//! must be finite: `tiles.rs`.)
 //!
 //! ```text
 //! z[j]   = (Σ_i q[i] · k[j,i]) · scale                     one ascending FMA chain over i
 //! out    = Σ_j exp(z[j] − lse) · v[j],   lse = ln Σ_j exp(z[j])
 //! ```
-//! computed block by block, ascending, in one pass (Milakov and Gimelshein, "Online normalizer calculation for
-//! softmax", 2018; Dao et al., "FlashAttention", 2022). Backward recomputes P from `lse`:
+//! The forward pass computes this block by block in ascending order, with an online softmax (Milakov and Gimelshein,
+//! "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022). The backward pass recomputes
+//! the probabilities P from `lse`:
 //! ```text
 //! P[j]   = exp(z[j] − lse)          D = Σ_i d_out[i] · out[i]
 //! dP[j]  = Σ_i d_out[i] · v[j,i]    dS[j] = P[j] · (dP[j] − D) · scale
 //! d_q    = Σ_j dS[j] · k[j]         d_k[j] = Σ dS[j] · q        d_v[j] = Σ P[j] · d_out     over rows and query heads
 //! ```
-//! In bf16 exp(z − m), and in backward P, dS and d_out, are rounded where they are multiplied, on every instruction
-//! set; with AMX the matmuls are those of tiles. `docs/arithmetic.md` has both.
+//! In bf16, the factors of the matmuls are rounded to bf16 on every instruction set: exp(z − m) in the forward pass,
+//! and P, dS and d_out in the backward pass. On AMX, sums follow the order of tiles. `docs/arithmetic.md` describes
+//! both.
 
 mod backward;
 mod backward_amx;
@@ -45,114 +47,117 @@ use crate::device::Backend;
 use crate::ops::args::{expect, expect_below, expect_floats, two_dims};
 use crate::{Context, DType, Error, Result, View, ViewMut};
 
-/// Positions of a page, and keys of a step of the online softmax.
+/// Positions of a KV-cache page, and keys of one step of the online softmax.
 pub const BLOCK: usize = 64;
 
-/// One layer's pages, to read. Keys, values, fused rows and outputs are f32, or all bf16 (widened when read, rounded
-/// when written; so are the exp(z − m) that multiply values, but not their sum).
+/// KV-cache pages of one layer, read-only. Keys, values, fused rows and outputs are all f32 or all bf16. With bf16,
+/// inputs are widened to f32 when read and outputs rounded when written. The exp(z − m) that multiply values are
+/// rounded too, but their sum is not.
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
-    /// `[blocks, nkv, hd, 64]`: transposed, so that a matmul is vectorised over keys.
+    /// Keys `[blocks, nkv, hd, 64]`: transposed, so that a matmul is vectorised over keys.
     pub keys: View<'a>,
-    /// `[blocks, nkv, 64, hd]`
+    /// Values `[blocks, nkv, 64, hd]`.
     pub values: View<'a>,
 }
 
-/// One layer's pages, to write.
+/// KV-cache pages of one layer, writable.
 pub struct PagesMut<'a> {
-    /// `[blocks, nkv, hd, 64]`
+    /// Keys `[blocks, nkv, hd, 64]`.
     pub keys: ViewMut<'a>,
-    /// `[blocks, nkv, 64, hd]`
+    /// Values `[blocks, nkv, 64, hd]`.
     pub values: ViewMut<'a>,
 }
 
-/// What the heads are.
+/// Shape of an attention layer: number and size of heads, scale of the scores, sliding window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Geometry {
-    /// Query heads, nh: a multiple of nkv.
+    /// Number of query heads (nh), a multiple of the number of kv heads.
     pub heads: usize,
-    /// nkv
+    /// Number of key/value heads (nkv).
     pub kv_heads: usize,
-    /// hd
+    /// Size of a head (hd).
     pub head_dim: usize,
-    /// Multiplies the scores.
+    /// Factor of the scores q · k, usually 1/√hd.
     pub scale: f32,
-    /// Window w ≥ 1: key j is visible to the query at p if p − w < j ≤ p. None: all j ≤ p.
+    /// Sliding window w ≥ 1: the query at position p attends to the positions j with p − w < j ≤ p. `None`: to all j ≤
+    /// p.
     pub window: Option<usize>,
 }
 
-/// Which row stands where, and in which pages its sequence lies.
+/// Position of each row in its sequence, and the block table of the sequence.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
-    /// u32 `[T]`
+    /// Position of each row in its sequence: u32 `[T]`.
     pub positions: View<'a>,
-    /// u32 `[T]`: the block table of each row, below S.
+    /// Index of each row's block table: u32 `[T]`, less than S.
     pub tables_of_rows: View<'a>,
-    /// u32 `[S, max_blocks]`
+    /// Block tables, one for each sequence: u32 `[S, max_blocks]`, indices of KV-cache pages.
     pub tables: View<'a>,
 }
 
 /// Arguments of [`write_kv`].
 pub struct WriteKv<'a> {
-    /// `[T, A·hd]`
+    /// Fused rows of queries, keys and values: `[T, A·hd]`. Only keys and values are read.
     pub qkv: View<'a>,
-    /// What the heads are.
+    /// Shape of the layer's heads.
     pub geometry: Geometry,
-    /// u32 `[W]`: rows of `qkv`; a row may be written to several slots.
+    /// The rows of `qkv` to write: u32 `[W]`. A row may be written to several slots.
     pub rows: View<'a>,
-    /// u32 `[W]`: page · 64 + slot, no slot twice.
+    /// Where each row is written: u32 `[W]`, page · 64 + slot in the page. No slot occurs twice.
     pub slots: View<'a>,
-    /// *Overwrites* the slots, and touches no other.
+    /// The KV cache. *Overwrites* the listed slots, and touches no other.
     pub pages: PagesMut<'a>,
 }
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// `[T, A·hd]`: only the query heads are read.
+    /// Fused rows of queries, keys and values: `[T, A·hd]`. Only the queries are read.
     pub qkv: View<'a>,
-    /// What the heads are.
+    /// Shape of the layer's heads.
     pub geometry: Geometry,
-    /// Where the rows stand.
+    /// Positions and block tables of the rows.
     pub rows: Rows<'a>,
-    /// Keys and values, those of the rows themselves included.
+    /// The KV cache. The rows' own keys and values must have been written to it.
     pub pages: Pages<'a>,
-    /// `[T, nh·hd]`: *overwrites*.
+    /// Attention output `[T, nh·hd]`: *overwrites*.
     pub out: ViewMut<'a>,
-    /// `[T, nh]`: *overwrites* with the log-sum-exp of the scaled scores, which [`backward`] needs.
+    /// Log-sum-exp of the scaled scores, which [`backward`] needs. `[T, nh]`: *overwrites*.
     pub lse: Option<ViewMut<'a>>,
 }
 
 /// Arguments of [`backward`].
 pub struct Backward<'a> {
-    /// `[T, A·hd]`
+    /// Fused rows of queries, keys and values: `[T, A·hd]`. Only the queries are read.
     pub qkv: View<'a>,
-    /// What the heads are.
+    /// Shape of the layer's heads.
     pub geometry: Geometry,
-    /// Where the rows stand.
+    /// Positions and block tables of the rows.
     pub rows: Rows<'a>,
-    /// Keys and values as forward saw them.
+    /// The KV cache as the forward pass read it.
     pub pages: Pages<'a>,
-    /// u32 `[W]`, as in [`WriteKv`].
+    /// The rows that were written into the KV cache: u32 `[W]`, as in [`WriteKv`].
     pub write_rows: View<'a>,
-    /// u32 `[W]`, as in [`WriteKv`].
+    /// The slots that they were written to: u32 `[W]`, as in [`WriteKv`].
     pub write_slots: View<'a>,
-    /// `[T, nh·hd]`, from forward.
+    /// Output of the forward pass: `[T, nh·hd]`.
     pub out: View<'a>,
-    /// `[T, nh]`, from forward.
+    /// Log-sum-exp from the forward pass: `[T, nh]`.
     pub lse: View<'a>,
-    /// `[T, nh·hd]`
+    /// Gradient of the output: `[T, nh·hd]`.
     pub d_out: View<'a>,
-    /// `[T, A·hd]`: *overwrites*. A row that was written to several slots gets the sum of their gradients in list
-    /// order.
+    /// Gradient of `qkv`: `[T, A·hd]`, *overwrites*. A row that was written to several slots gets the sum of their
+    /// gradients, in the order of the list of writes.
     pub d_qkv: ViewMut<'a>,
-    /// Workspace of the pages' shape; zeroed inside, afterwards the gradient of each slot that a row sees (of keys
-    /// `[blocks, nkv, 64, hd]` where matmuls run on tiles). Others are left as they were.
+    /// Workspace of the shape of the KV cache, zeroed inside. Afterwards it contains the gradient of each slot that a
+    /// row attends to; other slots are undefined. On AMX tiles the gradient of keys is `[blocks, nkv, 64, hd]`.
     pub d_pages: PagesMut<'a>,
-    /// u32 `[G + 1]`: the first row of each independent group, and T at last. No page is shared across groups.
+    /// Offsets of the groups of rows that share no KV-cache page with each other: u32 `[G + 1]`, the first row of each
+    /// of the G groups, then T.
     pub groups: View<'a>,
 }
 
-/// Writes key and value heads of rows into slots.
+/// Writes the keys and values of the listed rows into slots of the KV cache.
 pub fn write_kv(ctx: &Context, args: WriteKv<'_>) -> Result<()> {
     const OP: &str = "attention::write_kv";
     let rows = check_geometry(OP, &args.geometry, args.qkv)?;
@@ -167,7 +172,7 @@ pub fn write_kv(ctx: &Context, args: WriteKv<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Copies page `from` over page `to`.
+/// Copies KV-cache page `from` over page `to`, both keys and values.
 pub fn copy_block(ctx: &Context, from: u32, to: u32, pages: PagesMut<'_>) -> Result<()> {
     const OP: &str = "attention::copy_block";
     let blocks = pages.keys.shape()[0].min(pages.values.shape()[0]);
@@ -180,7 +185,7 @@ pub fn copy_block(ctx: &Context, from: u32, to: u32, pages: PagesMut<'_>) -> Res
     Ok(())
 }
 
-/// Attention of every row to its sequence's keys.
+/// Forward pass: the attention of every row to the keys and values of its sequence.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "attention::forward";
     let (g, rows) = (args.geometry, check_geometry(OP, &args.geometry, args.qkv)?);
@@ -198,7 +203,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Gradients of queries, keys and values.
+/// Backward pass: the gradients of queries, keys and values.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "attention::backward";
     let (g, rows) = (args.geometry, check_geometry(OP, &args.geometry, args.qkv)?);
@@ -221,7 +226,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Rows of `qkv`.
+/// Checks the geometry and the shape of `qkv`. Returns the number of rows T.
 fn check_geometry(op: &'static str, g: &Geometry, qkv: View<'_>) -> Result<usize> {
     let fail = |message| Err(Error::Value { op, message });
     if g.kv_heads == 0 || g.heads == 0 || g.head_dim == 0 || !g.heads.is_multiple_of(g.kv_heads) {
@@ -235,7 +240,7 @@ fn check_geometry(op: &'static str, g: &Geometry, qkv: View<'_>) -> Result<usize
     Ok(rows)
 }
 
-/// The number of pages.
+/// Checks the shapes of the KV-cache pages. Returns the number of pages.
 fn check_pages(op: &'static str, g: &Geometry, dtype: DType, keys: View<'_>, values: View<'_>) -> Result<usize> {
     let pages = keys.shape().first().copied().unwrap_or(0);
     expect(op, "keys", keys, dtype, &[pages, g.kv_heads, g.head_dim, BLOCK])?;
@@ -243,7 +248,7 @@ fn check_pages(op: &'static str, g: &Geometry, dtype: DType, keys: View<'_>, val
     Ok(pages)
 }
 
-/// Pairs of a query row and a key that it sees.
+/// Checks positions and block tables. Returns the total number of (query row, key) pairs that are attended to.
 fn check_rows(op: &'static str, g: &Geometry, at: Rows<'_>, rows: usize, pages: usize) -> Result<usize> {
     expect(op, "positions", at.positions, U32, &[rows])?;
     expect(op, "tables_of_rows", at.tables_of_rows, U32, &[rows])?;
@@ -252,7 +257,7 @@ fn check_rows(op: &'static str, g: &Geometry, at: Rows<'_>, rows: usize, pages: 
     expect_below(op, "tables_of_rows", at.tables_of_rows.indices(), tables)?;
     expect_below(op, "positions", at.positions.indices(), table_len * BLOCK)?;
     let mut seen = 0;
-    // The row before, and the blocks of its table that are known to be pages.
+    // Block table of the row before, and its range of blocks that are known to be valid pages.
     let mut known = (u32::MAX, 0..0);
     for (&p, &table) in at.positions.indices().iter().zip(at.tables_of_rows.indices()) {
         let keys = g.seen(p as usize);
@@ -275,7 +280,8 @@ fn check_writes(op: &'static str, rows: View<'_>, slots: View<'_>, of_rows: usiz
     expect_below(op, "slots", slots.indices(), pages * BLOCK)
 }
 
-/// Groups cover the rows, and share no page: threads write gradients of different groups at once.
+/// Checks that the groups cover all rows and share no KV-cache page: threads write gradients of different groups at the
+/// same time.
 fn check_groups(op: &'static str, g: &Geometry, groups: View<'_>, at: Rows<'_>, pages: usize) -> Result<()> {
     let fail = |message| Err(Error::Value { op, message });
     let offsets = groups.indices();
@@ -287,7 +293,7 @@ fn check_groups(op: &'static str, g: &Geometry, groups: View<'_>, at: Rows<'_>, 
     let mut owner = vec![u32::MAX; pages];
     let (positions, of_rows, tables) = (at.positions.indices(), at.tables_of_rows.indices(), at.tables.indices());
     for (group, o) in offsets.windows(2).enumerate() {
-        // The row before's table, and the blocks of it that are known to be this group's.
+        // Block table of the row before, and its range of blocks that are known to belong to this group.
         let mut known = (u32::MAX, 0..0);
         for row in o[0] as usize..o[1] as usize {
             let keys = g.seen(positions[row] as usize);

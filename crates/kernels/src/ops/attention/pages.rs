@@ -1,24 +1,25 @@
-//! Layouts of pages in bf16: as AMX tiles, or as pairs.
+//! Memory layouts of KV-cache pages in bf16: as AMX tiles, or as pairs of terms.
 //!
-//! Where matmuls run on tiles and hd is a multiple of 32, a page is kept as the instruction takes its right operand,
-//! so that nothing lies between the cache and the matmul:
+//! Where matmuls run on AMX tiles and hd (the head dimension) is a multiple of 32, a page (64 positions under one kv
+//! head) is stored in the layout that the instruction takes for its right operand. So no repacking is needed between
+//! the KV cache and the matmul:
 //!
 //! ```text
 //! keys    [64/32][hd/32][16 pairs of dimensions][32 keys][2]      q · Kᵀ: sums over dimensions
 //! values  [hd/32][64/32][16 pairs of keys][32 dimensions][2]      P · V: sums over keys
 //! ```
 //!
-//! Pages of other head_dims are kept as everywhere else, and made into such tiles, padded with zeros, by the task that
-//! reads them.
+//! Pages of any other hd have the usual layout, keys `[hd, 64]` and values `[64, hd]`. The task that reads such a page
+//! copies it into tiles padded with zeros.
 //!
-//! Where two terms of a matmul are multiplied at once and hd is even, two dimensions of a key and two values lie side
-//! by side:
+//! Where the CPU multiplies two bf16 terms at once (without tiles) and hd is even, the two terms lie side by side: two
+//! dimensions of a key, or the values of two positions:
 //!
 //! ```text
 //! keys    [hd/2][64][2]       values  [64/2][hd][2]
 //! ```
 //!
-//! Knows no row but those it writes.
+//! Except for writing new keys and values, this file does not depend on the rows of the batch.
 
 use super::parts::Parts;
 use super::{BLOCK, Geometry, WriteKv};
@@ -31,44 +32,44 @@ use crate::tensor::Elements;
 use crate::{DType, Isa};
 use half::bf16;
 
-/// hd, filled up to whole steps of depth.
+/// `hd` rounded up to a multiple of 32, the terms of a tile step.
 pub(super) fn padded(hd: usize) -> usize {
     hd.next_multiple_of(DEPTH)
 }
 
-/// Whether pages are kept as tiles.
+/// Whether KV-cache pages of this `hd` are stored as AMX tiles.
 pub(super) fn kept(hd: usize) -> bool {
     hd.is_multiple_of(DEPTH)
 }
 
-/// Whether pages are kept in pairs, for these matmuls.
+/// Whether KV-cache pages are stored as pairs of terms, on this instruction set, in this dtype and for this `hd`.
 pub(super) fn in_pairs(isa: Isa, dtype: DType, hd: usize) -> bool {
     isa.has_dots() && dtype == DType::Bf16 && hd.is_multiple_of(2)
 }
 
-/// Where dimension `i` of key `slot` lies in a page.
+/// Index in a page of dimension `i` of the key in slot `slot`.
 #[inline(always)]
 pub(super) fn key(pairs: bool, slot: usize, i: usize) -> usize {
     if pairs { (i / 2 * BLOCK + slot) * 2 + i % 2 } else { i * BLOCK + slot }
 }
 
-/// Where dimension `i` of value `slot` lies in a page.
+/// Index in a page of dimension `i` of the value in slot `slot`.
 #[inline(always)]
 pub(super) fn value(pairs: bool, hd: usize, slot: usize, i: usize) -> usize {
     if pairs { (slot / 2 * hd + i) * 2 + slot % 2 } else { slot * hd + i }
 }
 
-/// Elements of a line: 32 pairs.
+/// Elements of one line of a tile pair: 32 pairs of bf16.
 const PAIRS: usize = 2 * DEPTH;
 
-/// Where in the tiles of keys the first two dimensions of key `slot` lie; the next two one line further, and the next
-/// 32 two tiles further.
+/// Index in a page stored as tiles of the first two dimensions of the key in slot `slot`. The next two dimensions
+/// follow one line (64 elements) later, and the next 32 dimensions two tiles later.
 fn key_at(hd: usize, slot: usize) -> usize {
     slot / DEPTH * DEPTH * hd + slot % DEPTH * 2
 }
 
-/// Where in the tiles of values the first dimension of value `slot` lies; the next one two elements further, and from
-/// the 32nd on in the tiles of the next 32 dimensions.
+/// Index in a page stored as tiles of dimension 0 of the value in slot `slot`. The next dimension follows two elements
+/// later; each group of 32 dimensions has tiles of its own.
 fn value_at(slot: usize) -> usize {
     slot / 2 * PAIRS + slot % 2
 }
@@ -84,7 +85,7 @@ struct WriteTasks<'a> {
 }
 
 impl Tasks for WriteTasks<'_> {
-    /// One kv head of a part, as on other instruction sets.
+    /// Writes one kv head of one part of the list of writes, as in `writes.rs`.
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;
@@ -111,7 +112,7 @@ impl Tasks for WriteTasks<'_> {
     }
 }
 
-/// [`super::write_kv`] of pages that are kept as tiles.
+/// [`super::write_kv`] for pages that are stored as AMX tiles.
 pub(super) fn write(cpu: &Cpu, args: WriteKv<'_>, parts: Parts<'_>) {
     let WriteKv { qkv, geometry, rows, slots, pages } = args;
     let (keys, values) = (Disjoint::new(pages.keys.bf16(cpu)), Disjoint::new(pages.values.bf16(cpu)));
@@ -119,9 +120,10 @@ pub(super) fn write(cpu: &Cpu, args: WriteKv<'_>, parts: Parts<'_>) {
     cpu.run(parts.count() * geometry.kv_heads, &WriteTasks { geometry, parts, qkv, rows, slots, keys, values });
 }
 
-/// A page's keys and values as tiles: the page's own memory, if it is stored so, or a copy in `room` (two times 64 ·
-/// padded hd). Values of slots from `end` on are 0: no row sees them, but they are multiplied by 0, which gives NaN for
-/// an infinite or NaN value. Keys of these slots may hold anything.
+/// Returns a page's keys and values as AMX tiles: the page's own memory if it is stored so, otherwise a copy in `room`
+/// (2 · 64 · padded hd elements). Values of slots from `end` on are set to 0: no row attends to them, but the matmul
+/// multiplies them by 0, and 0 times infinity or NaN is NaN. Keys of these slots are left as they are, because their
+/// scores are masked.
 #[inline(always)]
 pub(super) fn tiles<'a, V: Simd>(
     [keys, values]: [&'a [bf16]; 2],

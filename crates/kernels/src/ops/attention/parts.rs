@@ -1,10 +1,12 @@
-//! The list of writes to pages, cut into parts for threads.
+//! Cuts the list of KV-cache writes (one slot of a KV-cache page for each token) into parts, one for each task of the
+//! thread pool.
 
 use super::BLOCK;
 use std::ops::Range;
 
-/// The list of writes in parts that touch no page in common, neighbours in the list together: so a thread writes the
-/// pages of the rows that it computed. A few numbers and no list, because every layer of a decode step asks for them.
+/// The list of KV-cache writes, cut into consecutive parts that have no KV-cache page in common. Consecutive tokens
+/// stay in one part, so that a thread mostly writes the keys and values of rows that it has just computed. The cuts are
+/// computed when needed and not stored in a list, because every layer of a decode step makes a new `Parts`.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<'a> {
     slots: &'a [u32],
@@ -12,13 +14,14 @@ pub(super) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// About `count` parts, or one if the writes to a page do not lie together.
+    /// Cuts the writes into about `count` parts. There is one part only if the writes to some page are not consecutive
+    /// in the list.
     pub fn new(slots: &'a [u32], count: usize) -> Parts<'a> {
         let whole = Parts { slots, count: 1 };
         if count < 2 {
             return whole;
         }
-        // Two pages of one bit are taken for one, which costs time and nothing else.
+        // Two pages with the same bit count as one page: then there is one part only, which is slower but correct.
         const BITS: usize = 1 << 16;
         let mut seen = [0u64; BITS / 64];
         for i in (0..slots.len()).filter(|&i| whole.begins_page(i)) {
@@ -35,13 +38,13 @@ impl<'a> Parts<'a> {
         i == 0 || self.slots[i] as usize / BLOCK != self.slots[i - 1] as usize / BLOCK
     }
 
-    /// The first write to a page at or after an even cut.
+    /// Index in the list where part `part` begins: the first write to a new page at or after the even cut.
     fn cut(&self, part: usize) -> usize {
         let end = self.slots.len();
         (part * end / self.count..end).find(|&i| self.begins_page(i)).unwrap_or(end)
     }
 
-    /// How many parts there are, some of them perhaps empty.
+    /// Number of parts. Some of them may be empty.
     pub fn count(&self) -> usize {
         self.count
     }
@@ -63,15 +66,15 @@ mod tests {
     #[test]
     fn parts_share_no_page() {
         let whole = |len| std::iter::once(0..len).collect::<Vec<_>>();
-        // Four sequences that decode.
+        // Four sequences in a decode step.
         let slots = [3 * 64 + 5, 64 + 5, 7 * 64 + 9, 5];
         assert_eq!(parts(&slots, 2), [0..2, 2..4]);
         assert_eq!(parts(&slots, 8), [0..1, 1..2, 2..3, 3..4]);
         assert_eq!(parts(&slots, 1), whole(4));
-        // Three pages of a prompt, the last begun.
+        // Three pages of a prompt, the last of them partly filled.
         let slots: Vec<u32> = (64..64 + 140).collect();
         assert_eq!(parts(&slots, 4), [0..64, 64..128, 128..140]);
-        // A page twice, and two pages of one bit.
+        // One page twice, and two pages that share a bit.
         assert_eq!(parts(&[5, 70, 6], 2), whole(3));
         assert_eq!(parts(&[5, (1 << 16) * 64], 2), whole(2));
         assert_eq!(parts(&[], 4), []);

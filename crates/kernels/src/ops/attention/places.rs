@@ -1,5 +1,6 @@
-//! Shared by the forward and backward passes on the CPU: the pages that rows look at, the causal mask as blocks, and
-//! the rule of rescaling. Knows no order of blocks.
+//! Helpers that the forward and backward passes of attention on the CPU share: which KV-cache pages the rows attend to,
+//! the causal mask cut into rectangular blocks, and the rescaling rule of the online softmax. Nothing here depends on
+//! the order in which pages are visited.
 
 use super::{BLOCK, Geometry};
 use crate::DType;
@@ -19,13 +20,14 @@ impl Geometry {
     pub(super) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
-    /// Keys that the row at position `p` sees.
+    /// Range of the key positions that the query at position `p` attends to: up to `p`, and inside the sliding window.
     #[inline(always)]
     pub(super) fn seen(&self, p: usize) -> Range<usize> {
         let first = self.window.map_or(0, |w| (p + 1).saturating_sub(w));
         first..p + 1
     }
-    /// Keys of block `block` that it sees, as slots.
+    /// The part of block `block` (64 positions) that the query at position `p` attends to, as a range of slots from 0
+    /// to 64.
     #[inline(always)]
     pub(super) fn slots(&self, p: usize, block: usize) -> Range<usize> {
         let (seen, start) = (self.seen(p), block * BLOCK);
@@ -34,7 +36,7 @@ impl Geometry {
     }
 }
 
-/// Rows and their tables, as slices.
+/// The positions and block tables of all rows, as slices of CPU memory.
 #[derive(Clone, Copy)]
 pub(super) struct Places<'a> {
     pub positions: &'a [u32],
@@ -56,14 +58,14 @@ impl<'a> Places<'a> {
     pub fn page(&self, row: usize, block: usize) -> usize {
         self.tables[self.tables_of_rows[row] as usize * self.table_len + block] as usize
     }
-    /// The blocks that any of `rows` sees, and those between.
+    /// Range of the blocks from the first to the last that any of `rows` attends to.
     #[inline(always)]
     pub fn blocks(&self, g: &Geometry, rows: Range<usize>) -> Range<usize> {
         let (_, seen) = span(rows.map(|row| g.seen(self.positions[row] as usize)));
         if seen.is_empty() { 0..0 } else { seen.start / BLOCK..seen.end.div_ceil(BLOCK) }
     }
-    /// The rows of `rows` that see block `block`, as runs of neighbours that find it in the same page, each with its
-    /// page.
+    /// Iterates over the rows of `rows` that attend to block `block`. Consecutive rows whose block tables name the same
+    /// KV-cache page come together, as (page, range of rows).
     #[inline(always)]
     pub fn runs(
         self,
@@ -90,17 +92,18 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Where results of the forward pass go.
+/// The output tensors of the forward pass.
 pub(super) struct Outputs<'a, E> {
     pub out: Disjoint<'a, E>,
     pub lse: Option<Disjoint<'a, f32>>,
 }
 
 impl<E: Element> Outputs<'_, E> {
-    /// The result of the pair `pair` (row · nh + head) from its state.
+    /// Writes the attention output and the log-sum-exp of one query from its online-softmax state: maximum `m`, 16
+    /// partial sums `l`, unnormalised output `o`. `pair` is the index row · nh + query head.
     ///
     /// # Safety
-    /// No other task writes it.
+    /// No other task writes this row under this head.
     #[inline(always)]
     pub unsafe fn write<V: Simd>(&self, pair: usize, o: &[f32], m: f32, l: &[f32]) {
         let (hd, l) = (o.len(), V::load(l).sum());
@@ -117,12 +120,14 @@ impl<E: Element> Outputs<'_, E> {
     }
 }
 
-/// What multiplies these numbers on tiles, if anything does.
+/// The kernel that multiplies operands of this dtype on AMX tiles; `None` if the CPU has no tiles or the dtype is not
+/// bf16.
 pub(super) fn on_tiles(cpu: &Cpu, dtype: DType) -> Option<Unit> {
     cpu.isa().tiles().filter(|_| dtype == DType::Bf16)
 }
 
-/// Packs an even number of values that bf16 represents exactly into words of two, in the first half of their memory.
+/// Packs an even count of f32 numbers, all exact in bf16, into words of two bf16 numbers each. The words overwrite the
+/// first half of `numbers`.
 #[inline(always)]
 pub(super) fn words_of<V: Simd>(numbers: &mut [f32]) {
     for at in (0..numbers.len()).step_by(2 * LANES) {
@@ -139,11 +144,13 @@ pub(super) fn words_of<V: Simd>(numbers: &mut [f32]) {
     }
 }
 
-/// Cuts what `rows` see of a block into matmuls of rows and slots that all of these rows see, ascending for each row.
+/// Cuts the attention of `rows` to one block of keys into rectangular matmuls, each of rows and slots such that all of
+/// these rows attend to all of these slots. Calls `matmul` with the ranges of rows and slots. For each row, slots
+/// ascend.
 ///
-/// What a row does not see may be NaN, so it is not even multiplied by 0. Rows that differ are taken a few at a time
-/// (`per` query heads each, some six in all): what all of them see at once, and what only some see, row by row, before
-/// and after it.
+/// A masked key may be NaN, so it must not even be multiplied by 0. Where rows differ in what they attend to, a few
+/// rows are taken at a time (about six queries: `per` is the count of query heads that share a kv head). The slots that
+/// all of them see are one matmul; slots before and after these are computed row by row.
 #[inline(always)]
 pub(super) fn mask_blocks(
     rows: Range<usize>,
@@ -172,8 +179,8 @@ pub(super) fn mask_blocks(
     }
 }
 
-/// What all of these ranges hold and what any holds, as one range each (the first may be empty, then it starts where
-/// the last range does).
+/// Returns the intersection of the ranges and the smallest range that covers all of them. An empty intersection begins
+/// at the largest start.
 #[inline(always)]
 pub(super) fn span(ranges: impl Iterator<Item = Range<usize>>) -> (Range<usize>, Range<usize>) {
     let mut all = Range { start: 0, end: usize::MAX };
@@ -186,8 +193,9 @@ pub(super) fn span(ranges: impl Iterator<Item = Range<usize>>) -> (Range<usize>,
     (all, any)
 }
 
-/// The rule of rescaling: if a block's largest score is above the row's m, m is raised to it and O is multiplied
-/// by α. Returns the row's l (`sum`, 16 lanes), multiplied by α too.
+/// The rescaling rule of the online softmax: if a block's largest score is above the row's running maximum `m`, then
+/// `m` is raised to it and the row's unnormalised output `o` is multiplied by α = exp(old m − new m). Returns the row's
+/// 16 partial sums of exponentials (`sum`), multiplied by α too.
 #[inline(always)]
 pub(super) fn rescaled<V: Simd>(largest: f32, m: &mut f32, sum: V, o: &mut [f32]) -> V {
     if largest > *m {

@@ -1,20 +1,21 @@
-//! Unfused attention, slow and obvious, from the masked softmax: scores of a row against every key, softmax, weighted
-//! sum of values. Keys and values are looked up in the rows that wrote them, so it knows no page but through the
-//! writes.
+//! Reference attention for tests: unfused and slow, from the masked softmax. It computes the scores of a row against
+//! every key, the softmax, and the weighted sum of values. It has no KV-cache pages: it reads the keys and values from
+//! the rows of the batch that computed them.
 
 use super::Geometry;
 use crate::check::Float;
 use crate::ops::softmax::reference as softmax;
 
-/// Which row of the batch holds the key and value of each position that each row sees: `[T]` lists, position by
-/// position from 0 to the row's own.
+/// For each of the `T` rows: the list of the rows of the batch that have the key and value of positions 0, 1, … up to
+/// the row's own position.
 pub type Keys = [Vec<usize>];
 
 fn part(g: &Geometry, row: usize, head: usize) -> usize {
     (row * (g.heads + 2 * g.kv_heads) + head) * g.head_dim
 }
 
-/// Probabilities of row `row` under query head `head` over its positions (0 outside the window), and their log-sum-exp.
+/// Attention probabilities of row `row` under query head `head` over positions 0 to its own (0 outside the sliding
+/// window), and the log-sum-exp of the scores.
 fn probabilities<F: Float>(g: &Geometry, qkv: &[F], keys: &Keys, row: usize, head: usize) -> (Vec<F>, F) {
     let (hd, kv) = (g.head_dim, g.heads + head / (g.heads / g.kv_heads));
     let q = &qkv[part(g, row, head)..][..hd];
@@ -26,13 +27,13 @@ fn probabilities<F: Float>(g: &Geometry, qkv: &[F], keys: &Keys, row: usize, hea
     let first = g.window.map_or(0, |w| x.len().saturating_sub(w));
     let scale = F::of(f64::from(g.scale));
     let p = softmax::forward(&x, x.len(), scale, &[first as u32], &[x.len() as u32]);
-    // p = exp(z − lse), at the largest.
+    // From p = exp(z − lse) at the largest score: lse = z − ln p.
     let best = (first..x.len()).fold(first, |best, j| if x[j] > x[best] { j } else { best });
     let lse = x[best] * scale - p[best].ln();
     (p, lse)
 }
 
-/// out `[T, nh·hd]` and lse `[T, nh]`.
+/// Forward pass: returns the output `[T, nh·hd]` and the log-sum-exp of the scores `[T, nh]`.
 pub fn forward<F: Float>(g: &Geometry, qkv: &[F], keys: &Keys) -> (Vec<F>, Vec<F>) {
     let (hd, group) = (g.head_dim, g.heads / g.kv_heads);
     let (mut out, mut lses) = (Vec::new(), Vec::new());
@@ -47,7 +48,7 @@ pub fn forward<F: Float>(g: &Geometry, qkv: &[F], keys: &Keys) -> (Vec<F>, Vec<F
     (out, lses)
 }
 
-/// d_qkv `[T, A·hd]`.
+/// Backward pass: returns the gradient of `qkv`, `[T, (nh + 2·nkv)·hd]`.
 pub fn backward<F: Float>(g: &Geometry, qkv: &[F], keys: &Keys, d_out: &[F]) -> Vec<F> {
     let (hd, group) = (g.head_dim, g.heads / g.kv_heads);
     let mut d_qkv = vec![F::default(); qkv.len()];

@@ -1,17 +1,19 @@
-//! Attention on tiles: the forward pass of bf16 where the instruction set has them. (`backward_amx.rs` has the backward
+//! The forward pass of attention in bf16 on AMX tiles, for CPUs that have them. (`backward_amx.rs` has the backward
 //! pass.)
 //!
-//! A task, the order of blocks, a row's state and the rule of rescaling are those of `cpu.rs`. The two matmuls of a
-//! block are sums on tiles ([`crate::simd::tiles`]), in steps of 32:
+//! Tasks, the order of blocks, the online-softmax state of a row and its rescaling rule are those of `cpu.rs`. Each
+//! block of 64 keys needs two matmuls, computed on tiles ([`crate::simd::tiles`]) in steps of 32 terms. A query is one
+//! (row, query head):
 //!
-//! | matmul | A                             | B                 | steps                                              |
-//! |---------|-------------------------------|-------------------|----------------------------------------------------|
-//! | q · Kᵀ  | queries of the task's pairs   | the page's keys   | dimensions from the first, zeros after the last    |
-//! | P · V   | exp(z − m) of them, rounded   | the page's values | the block's halves, 0 for unseen keys             |
+//! | matmul  | left operand A                      | right operand B   | steps of 32 terms                                 |
+//! |---------|-------------------------------------|-------------------|---------------------------------------------------|
+//! | q · Kᵀ  | the task's queries                  | the page's keys   | along head_dim, zeros after its end               |
+//! | P · V   | P = exp(z − m) of them, in bf16     | the page's values | the two halves of the block; P = 0 at masked keys |
 //!
-//! Both halves of a block are added to every row that sees any key of it. So a row's bits depend on what they depend on
-//! in `cpu.rs`, but for one thing: a key that the row does not see and another row of its task does is multiplied by 0.
-//! If its value is infinite or NaN, which only a diverged model has, the row is NaN too.
+//! Both halves of a block are added to every row that attends to any key of the block. So a row's bits depend on the
+//! same inputs as in `cpu.rs`, with one exception: a key that this row must not see, but another row of the same task
+//! does, is multiplied by 0. If that key's value is infinite or NaN, which happens only in a diverged model, this row
+//! becomes NaN too.
 
 use super::pages::{self, padded};
 use super::places::{Outputs, Places, rescaled, span};
@@ -28,13 +30,13 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// Pairs (row, query head) of a task, about: a page's tiles are loaded once for 32 of them, and what the task holds
-/// (queries, scores, O) stays in the second cache.
+/// Approximate number of queries (row, query head) of a task. The tiles of a KV-cache page are loaded once for each 32
+/// of them, and the task's queries, scores and outputs stay in the second-level cache.
 const PAIRS: usize = if cfg!(test) { 40 } else { 128 };
-/// With fewer, tiles are half empty.
+/// The fewest queries of a task; with fewer, tiles are half empty.
 const FEWEST: usize = 2 * SIDE;
 
-/// Bytes of a row of a tile of A, and of the 16 of a tile.
+/// Bytes of one row of a tile of A (`LINE`), and of its 16 rows (`LINES`).
 pub(super) const LINE: usize = size_of::<[bf16; DEPTH]>();
 pub(super) const LINES: usize = SIDE * LINE;
 
@@ -49,22 +51,22 @@ struct ForwardTasks<'a> {
     rows_of_tile: usize,
 }
 
-/// A task's rows and their state. Pairs are (row, query head), row by row.
+/// Buffers of a task: its queries and their online-softmax state. A pair is one query, (row, query head), row by row.
 struct Tile<'s> {
     pairs: usize,
-    /// `[steps of hd][pairs][32]`
+    /// Queries: `[steps of 32 dimensions][pairs][32]`.
     q: &'s mut [bf16],
-    /// `[pairs, 64]`: scores.
+    /// Scores of one block of keys: `[pairs, 64]`.
     s: &'s mut [f32],
-    /// `[2][pairs][32]`: probabilities.
+    /// Unnormalised probabilities, in two halves of 32 keys: `[2][pairs][32]`.
     p: &'s mut [bf16],
-    /// `[pairs, padded hd]`; the padding holds anything.
+    /// Unnormalised outputs: `[pairs, padded hd]`. The padding is never read.
     o: &'s mut [f32],
-    /// `[pairs, 16]`
+    /// Partial sums of exp(z − m): `[pairs, 16]`.
     l: &'s mut [f32],
-    /// `[pairs]`
+    /// Largest score so far: `[pairs]`.
     m: &'s mut [f32],
-    /// Room for the tiles of a page.
+    /// Buffer for a KV-cache page that must be copied into tiles.
     room: &'s mut [bf16],
 }
 
@@ -73,12 +75,12 @@ impl Tasks for ForwardTasks<'_> {
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let (g, group, padded) = (&self.geometry, self.geometry.group(), padded(self.geometry.head_dim));
         let tiles = self.places.positions.len().div_ceil(self.rows_of_tile);
-        // The last rows see most keys: first, so that threads finish together.
+        // The last rows attend to the most keys. They come first, so that threads finish together.
         let (tile, head) = (tiles - 1 - index / g.kv_heads, index % g.kv_heads);
         let rows = rows(tile, self.rows_of_tile, self.places.positions.len());
         let pairs = rows.len() * group;
 
-        // Whole cache lines each, but for the last.
+        // Each length but the last is a multiple of a cache line.
         let lens = [pairs * padded / 2, BLOCK * pairs / 2, BLOCK * padded, pairs * BLOCK, pairs * padded];
         let memory = aligned(scratch, lens.iter().sum::<usize>() + pairs * (LANES + 1));
         let (q, rest) = memory.split_at_mut(lens[0]);
@@ -112,7 +114,7 @@ impl Tasks for ForwardTasks<'_> {
 }
 
 impl ForwardTasks<'_> {
-    /// The queries of the task's pairs, as rows of tiles.
+    /// Copies the task's queries into rows of tiles.
     #[inline(always)]
     fn queries<V: Simd>(&self, t: &mut Tile<'_>, rows: Range<usize>, head: usize) {
         let (g, hd, group) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
@@ -127,8 +129,9 @@ impl ForwardTasks<'_> {
         }
     }
 
-    /// Rows `run` of the tile that begins with row `start` look at block `block` of their sequences, which lies in
-    /// `page`.
+    /// Adds one KV-cache page to the attention of rows `run`: computes scores, the online softmax, and the weighted sum
+    /// of values. `page` is the page where these rows have block `block` of their sequence; `start` is the task's first
+    /// row.
     #[inline(always)]
     fn block<V: Simd>(
         &self,
@@ -149,7 +152,8 @@ impl ForwardTasks<'_> {
         let (first, count) = ((run.start - start) * group, run.len() * group);
         assert!(first + count <= t.pairs && keys.len() == BLOCK * padded && values.len() == keys.len());
 
-        // Scores: 32 keys are a panel. Those past the last that any row sees are left as they are, and masked.
+        // Scores, 32 keys at a time. Columns past the last key that any row attends to are not computed, and masked
+        // later.
         let panels = any_sees.end.div_ceil(DEPTH);
         for (cut, blocks, rows) in cuts(count) {
             let pair = first + cut;
@@ -210,8 +214,9 @@ impl ForwardTasks<'_> {
     }
 }
 
-/// From the scores `s` of a block to `p` = exp(z − m), rounded, 0 outside `slots`; the row's m, l (of exp(z − m)
-/// unrounded) and O follow. The arithmetic of the function of this name in `cpu.rs`.
+/// One online-softmax step of a query. Computes `p` = exp(z − m) from the scores `s` of a block, rounded to bf16, and 0
+/// outside `slots`. Updates the query's maximum `m`, sum `l` (of exp(z − m) before rounding) and output `o`. The
+/// arithmetic is that of `online_softmax` in `cpu.rs`.
 #[inline(always)]
 fn online_softmax<V: Simd>(
     s: &[f32],
@@ -246,11 +251,11 @@ fn online_softmax<V: Simd>(
     sum.store(l);
 }
 
-/// [`super::forward`] of bf16, with the unit that the instruction set has.
+/// [`super::forward`] in bf16 on the CPU's tile unit.
 pub(super) fn forward(cpu: &Cpu, args: Forward<'_>, unit: Unit) {
     let (g, places) = (args.geometry, Places::new(cpu, args.rows));
     let rows = places.positions.len();
-    // Fewer rows in a tile where threads would otherwise wait, but not so few that tiles are empty.
+    // Fewer rows in a task where threads would otherwise be idle, but enough that tiles are full.
     let for_threads = (rows * g.kv_heads).div_ceil(2 * cpu.threads()).max(FEWEST / g.group());
     let rows_of_tile = (PAIRS / g.group()).min(for_threads).max(1);
     let tasks = ForwardTasks {

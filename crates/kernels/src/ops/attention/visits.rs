@@ -1,48 +1,52 @@
-//! The order of the backward pass: which pages the rows look at, and which parts of the work are independent.
+//! Order of the work in attention's backward pass on the CPU: which rows attend to which KV-cache page, and which parts
+//! of the work can run at the same time.
 //!
-//! A page's gradients are sums over the rows that look at it, ascending, and a query's over the pages that it looks at,
-//! ascending. So one task takes all rows of a page, and a row's pages wait for one another. Sequences that share a
-//! prompt share the pages at their beginning only: these are one part, a group's; when it is done, what each sequence
-//! alone looks at is a part for itself.
+//! The gradient of a page (its keys and values) is a sum over the rows that attend to it, in ascending order of rows.
+//! The gradient of a query is a sum over the pages that its row attends to, in ascending order of positions. So one
+//! task takes all rows of a page, and the pages of one row are computed one after the other. Sequences that share a
+//! prompt share only the pages at their beginning. These shared pages are one part, computed first. Then the pages of
+//! each single sequence are a part of their own, and these parts run in parallel.
 
 use super::places::Places;
 use super::{BLOCK, Geometry};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// A page at a place in its sequences, and the rows that look at it.
+/// A KV-cache page, its place in the sequences (index of the block), and the rows that attend to it.
 pub(super) struct Visit {
     pub block: usize,
     pub page: usize,
-    /// Whether no earlier visit of the group touched the page.
+    /// Whether this is the group's first visit of the page, so that its gradient starts at 0.
     pub first: bool,
-    /// Slots from here on are seen by nobody, and nobody wrote them.
+    /// End of the page's used slots: no row attends to a slot from here on, and none was written.
     pub end: usize,
-    /// Ascending.
+    /// The rows that attend to the page, as ascending ranges.
     pub rows: Vec<Range<usize>>,
 }
 
-/// What is known of a page: whether a row looks at it, and the end of its slots that are seen or written.
+/// What is known of a KV-cache page: whether any row attends to it, and the end of its slots that are attended to or
+/// written.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Page {
     pub seen: bool,
     pub end: usize,
 }
 
-/// Rows and what they look at, in order: under one kv head, a task.
+/// Rows and the KV-cache pages that they attend to, in order. One part under one kv head is one task of the thread
+/// pool.
 pub(super) struct Part {
     pub rows: Range<usize>,
     pub visits: Vec<Visit>,
-    /// Whether the gradients of the rows' queries begin with it.
+    /// Whether no earlier part has added to these rows' query gradients, so that this part sets them to 0 first.
     pub begins: bool,
 }
 
-/// An independent group of rows.
+/// A group of rows (a prompt with its completions) that shares no KV-cache page with any other group.
 pub(super) struct Group {
     rows: Range<usize>,
-    /// Neighbours with one table, positions ascending by one.
+    /// Ranges of consecutive rows of one sequence: the same block table, positions ascending by one.
     runs: Vec<Range<usize>>,
-    /// In order.
+    /// The pages that the group's rows attend to, in ascending order of blocks.
     visits: Vec<Visit>,
 }
 
@@ -61,7 +65,8 @@ impl Group {
             }
             let (p0, p1) = (places.positions[start] as usize, places.positions[end - 1] as usize);
             for block in g.seen(p0).start / BLOCK..p1 / BLOCK + 1 {
-                // Of the run, those from the first that reaches the block to the last whose window does.
+                // Rows of the run that attend to the block: from the first at or after it to the last whose window
+                // reaches it.
                 let from = (block * BLOCK).max(p0);
                 let to = g.window.map_or(p1, |w| p1.min(block * BLOCK + BLOCK - 1 + w - 1));
                 if from > to {
@@ -87,12 +92,13 @@ impl Group {
         Group { rows, runs, visits }
     }
 
-    /// All of it.
+    /// The whole group as one part.
     pub fn whole(self) -> Part {
         Part { rows: self.rows, visits: self.visits, begins: true }
     }
 
-    /// What several runs look at, and, when that is done, what each looks at alone.
+    /// Splits the group into a part of the pages that several sequences share, to be computed first, and one part for
+    /// the pages of each single sequence.
     pub fn split(self) -> (Option<Part>, Vec<Part>) {
         if !self.splits() {
             return (Some(self.whole()), Vec::new());
@@ -108,7 +114,8 @@ impl Group {
         ((!begins).then_some(Part { rows: self.rows, visits: shared, begins: true }), parts)
     }
 
-    /// Whether no page is looked at as two blocks, and what a run shares lies before what it has alone.
+    /// Whether the group can be split: no page serves as two blocks, and in every sequence the shared pages come before
+    /// its own ones.
     fn splits(&self) -> bool {
         let run_of = |rows: &Range<usize>| self.runs.partition_point(|run| run.end <= rows.start);
         let (mut pages, mut alone) = (HashSet::new(), HashSet::new());
@@ -131,7 +138,8 @@ mod tests {
 
     const WIDE: Geometry = Geometry { heads: 1, kv_heads: 1, head_dim: 16, scale: 1.0, window: None };
 
-    /// The parts of such rows (the table and the positions of each run): rows, whether it begins, and its pages.
+    /// The parts of a group of such rows (block table and positions of each run): rows, `begins`, and the pages
+    /// visited.
     fn parts(g: &Geometry, rows: &[(u32, Range<u32>)], tables: &[[u32; 3]]) -> Vec<(Range<usize>, bool, Vec<usize>)> {
         let positions: Vec<u32> = rows.iter().flat_map(|(_, p)| p.clone()).collect();
         let of_rows: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();
@@ -145,7 +153,7 @@ mod tests {
 
     #[test]
     fn sequences_part_where_their_prompt_ends() {
-        // A prompt of 70 tokens, whose last page two completions have copies of.
+        // A prompt of 70 tokens. Two completions have copies of its last page.
         let rows = [(0, 0..70), (1, 70..140), (2, 70..80)];
         let tables = [[1, 2, 0], [1, 3, 4], [1, 5, 0]];
         let expected = [
@@ -155,7 +163,7 @@ mod tests {
             (140..150, false, vec![5]),
         ];
         assert_eq!(parts(&WIDE, &rows, &tables), expected);
-        // A window that no longer reaches the prompt's first page.
+        // A window that no longer reaches the prompt's first page from the completions.
         let narrow = Geometry { window: Some(4), ..WIDE };
         let expected = [(0..70, true, vec![1, 2]), (70..140, true, vec![3, 4]), (140..150, true, vec![5])];
         assert_eq!(parts(&narrow, &rows, &tables), expected);
@@ -168,7 +176,7 @@ mod tests {
 
     #[test]
     fn what_cannot_wait_for_one_another_in_parts_stays_whole() {
-        // One page as two blocks; and a page that is shared after one that is not.
+        // One page that serves as two blocks; and a shared page after one that is not shared.
         for tables in [[[1, 2, 0], [2, 3, 0]], [[1, 3, 0], [2, 3, 0]]] {
             let parts = parts(&WIDE, &[(0, 0..100), (1, 0..100)], &tables);
             assert_eq!(parts.len(), 1, "{parts:?}");

@@ -1,4 +1,5 @@
-//! Writes the rows' keys and values into pages on the CPU, and gathers the gradients of pages back into rows.
+//! Copies the keys and values of the batch's rows into KV-cache pages on the CPU. After the backward pass, adds the
+//! gradients of the pages to the rows that wrote them.
 
 use super::parts::Parts;
 use super::places::on_tiles;
@@ -22,7 +23,7 @@ struct WriteTasks<'a, E> {
 }
 
 impl<E: Element> Tasks for WriteTasks<'_, E> {
-    /// One kv head of a part.
+    /// Writes one kv head of one part of the list of writes.
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;
@@ -46,7 +47,7 @@ impl<E: Element> Tasks for WriteTasks<'_, E> {
     }
 }
 
-/// Parts for each thread: small ones, so that a thread that comes late finds some of its own.
+/// Parts of the list of writes for each thread: more than one, so that a thread that starts late still has work.
 const PARTS: usize = 2;
 
 pub(super) fn write_kv(cpu: &Cpu, args: WriteKv<'_>) {
@@ -68,21 +69,21 @@ pub(super) fn write_kv(cpu: &Cpu, args: WriteKv<'_>) {
     }
 }
 
-/// Gradients of the keys and values of all rows.
+/// Gathers the gradients of the keys and values of all rows from the gradients of the KV-cache pages.
 pub(super) struct GatherTasks<'a> {
     pub geometry: Geometry,
     pub write_rows: &'a [u32],
     pub write_slots: &'a [u32],
     pub pages: &'a [Page],
     pub d_keys: &'a [f32],
-    /// From a key's gradient to that of the next slot, and from a dimension to the next.
+    /// Distances in elements inside a page of `d_keys`: from one slot to the next, and from one dimension to the next.
     pub key_strides: [usize; 2],
     pub d_values: &'a [f32],
     pub d_qkv: Disjoint<'a, f32>,
     pub rows: usize,
 }
 
-/// Rows of a task that gathers.
+/// Number of rows for which a gather task collects the gradients.
 const ROWS: usize = 256;
 
 impl GatherTasks<'_> {
@@ -92,7 +93,7 @@ impl GatherTasks<'_> {
 }
 
 impl Tasks for GatherTasks<'_> {
-    /// One head of some rows: keys of the kv heads, then values.
+    /// Gathers one head of some rows. The first nkv indices are heads of keys, the next nkv heads of values.
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;

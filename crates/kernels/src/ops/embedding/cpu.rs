@@ -1,4 +1,5 @@
-//! Gather from, and ordered scatter-add into, the packed layouts of [`crate::matrix`].
+//! Token embedding on the CPU: gathers rows from the packed layouts of [`crate::matrix`]; the backward pass adds
+//! gradients to them in a fixed order.
 
 use super::{Backward, Forward};
 use crate::device::Cpu;
@@ -7,9 +8,9 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
 use crate::tensor::Elements;
 
-/// Tokens of a forward task: each element of a token's row lies on a cache line of its own.
+/// Tokens of a forward task. Few, because each element of a table row is on a cache line of its own.
 const TOKENS: usize = 8;
-/// Columns of a backward task.
+/// Hidden columns of a backward task.
 const COLUMNS: usize = 64;
 
 pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
@@ -61,7 +62,8 @@ struct BackwardTasks<'a> {
 }
 
 impl Tasks for BackwardTasks<'_> {
-    /// All tokens in order for some columns, so that tasks write disjoint columns and each sum has one order.
+    /// Adds the gradients of all tokens, in order, for some columns. So tasks write disjoint columns, and each sum has
+    /// one fixed order.
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let hidden = self.hidden;

@@ -1,5 +1,5 @@
-//! A gather by element, and its transpose by column and residue of the id, so that each sum runs over the tokens in
-//! order.
+//! Token embedding on CUDA. The forward pass has a thread for each element. The backward pass has a thread for each
+//! column and each residue of the token id mod 16, so that each sum runs over the tokens in order.
 
 use super::{Backward, Forward};
 use crate::Result;
@@ -7,7 +7,7 @@ use crate::device::Cuda;
 use crate::device::cuda::{Grid, Source, source};
 
 const SOURCE: Source = source!("embedding");
-/// Threads that share a column: each looks at all tokens, and adds those whose ids are its own.
+/// Threads that share a column of the gradient. Each reads all tokens, and adds those whose id has its residue.
 const RESIDUES: u32 = 16;
 
 pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {

@@ -1,6 +1,6 @@
-//! Embedding: rows of a packed matrix, by id.
+//! Token embedding: looks up rows of a packed matrix by token id, and the backward pass.
 //!
-//! Shapes: `T` tokens, `V` vocabulary, `H` hidden.
+//! Letters in shapes: `T` tokens, `V` vocabulary size, `H` hidden size.
 //!
 //! ```text
 //! out[t,:]       = scale · table[ids[t],:]
@@ -20,29 +20,29 @@ use crate::{Context, DType, Matrix, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// u32 `[T]`, each below V.
+    /// Token ids: u32 `[T]`, each below V.
     pub ids: View<'a>,
-    /// `[V, H]`, f32 or bf16 (widened).
+    /// Embedding table `[V, H]`, f32 or bf16 (widened to f32).
     pub table: &'a Matrix,
-    /// 1, or what the family multiplies embeddings with.
+    /// Factor of the embeddings: 1 in most models, √H in Gemma.
     pub scale: f32,
-    /// `[T, H]`: *overwrites*.
+    /// Embeddings `[T, H]`: *overwrites*.
     pub out: ViewMut<'a>,
 }
 
 /// Arguments of [`backward`].
 pub struct Backward<'a> {
-    /// u32 `[T]`, each below V.
+    /// Token ids: u32 `[T]`, each below V.
     pub ids: View<'a>,
-    /// `[T, H]`
+    /// Gradient of the embeddings: `[T, H]`.
     pub d_out: View<'a>,
-    /// As in [`Forward`].
+    /// Factor of the embeddings, as in [`Forward`].
     pub scale: f32,
-    /// `[V, H]`: *accumulates into*.
+    /// Gradient of the table `[V, H]`: *accumulates into*.
     pub d_table: &'a mut Matrix,
 }
 
-/// Looks rows up by id.
+/// Looks up the embedding of each token id.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "embedding::forward";
     let Forward { ids, table, ref out, .. } = args;
@@ -58,7 +58,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Adds each token's gradient to its id's row.
+/// Adds the gradient of each token to the row of its id.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "embedding::backward";
     let Backward { ids, d_out, ref d_table, .. } = args;

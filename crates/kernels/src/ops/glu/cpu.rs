@@ -10,11 +10,11 @@ use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
 use std::marker::PhantomData;
 
-/// What a gate g is passed through: g · σ(z(g)).
+/// Activation function of a gate g, of the form g · σ(z(g)).
 pub(super) trait Gate: Send + Sync {
-    /// σ(z)
+    /// Computes σ(z(g)) for 16 gates.
     fn sigmoid<V: Simd>(g: V) -> V;
-    /// The activation's derivative, s = σ(z).
+    /// Computes the derivative of the activation at g, where `s` is σ(z(g)).
     fn slope<V: Simd>(g: V, s: V) -> V;
 }
 
@@ -35,11 +35,11 @@ impl Gate for Silu {
 pub(super) struct GeluTanh;
 
 impl GeluTanh {
-    /// 2 √(2/π)
+    /// 2 √(2/π), the slope of z at 0.
     const STEEPNESS: f32 = 1.595_769_2;
     const CUBIC: f32 = 0.044715;
 
-    /// Beyond these bounds σ is 0 or 1, and squares could overflow.
+    /// Clamps g to ±16: beyond these bounds σ is 0 or 1, and squares could overflow.
     #[inline(always)]
     fn bounded<V: Simd>(g: V) -> V {
         g.max(V::splat(-16.0)).min(V::splat(16.0))
@@ -88,7 +88,7 @@ impl<A: Gate, G: Element, E: Element> Tasks for ForwardTasks<'_, A, G, E> {
     }
 }
 
-/// Some columns of a row: `y`, and gate and up as they were rounded.
+/// Computes the gated output `y` of some columns of a row, and stores the rounded gate and up in `kept`.
 #[inline(always)]
 pub(super) fn gated<V: Simd, A: Gate, G: Element, E: Element>(
     [gate, up]: [&[G]; 2],

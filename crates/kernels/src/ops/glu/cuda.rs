@@ -1,4 +1,4 @@
-//! The gates on CUDA: one thread for each element.
+//! Gated linear units on CUDA: one thread for each element.
 
 use super::{Activation, Backward, Forward};
 use crate::Result;

@@ -1,5 +1,5 @@
-//! The gates as the epilogue of a matmul: a task multiplies some rows by some columns of gate and of up, and gates the
-//! outputs in place.
+//! Gated linear units fused into the matmul of the gate and up projections, on the CPU. A task computes some rows by
+//! some columns of gate and of up, and applies the gate to them while they are in the cache.
 
 use super::cpu::{Gate, GeluTanh, Silu, gated};
 use super::{Activation, Fused};
@@ -12,7 +12,7 @@ use crate::{DType, Isa};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Rows of a task, and its columns of gate and of up: what stays in the second cache.
+/// Rows of a task, and its columns of gate and of up, so that both outputs stay in the second-level cache.
 const BLOCK: [usize; 2] = [256, 128];
 
 struct FusedTasks<'a, A, E> {
@@ -23,14 +23,14 @@ struct FusedTasks<'a, A, E> {
     bias: Option<&'a [f32]>,
     kept: Option<Disjoint<'a, E>>,
     y: Disjoint<'a, E>,
-    /// T, K, F
+    /// `[T, K, F]`: tokens, inputs, and outputs of the layer.
     shape: [usize; 3],
     row_blocks: usize,
     columns: usize,
 }
 
 impl<A, E> FusedTasks<'_, A, E> {
-    /// `to = x[rows] wᵀ + bias` of outputs `columns`, which begin a panel.
+    /// Computes `to = x[rows] wᵀ + bias` for the outputs `columns`, which start at a panel of the weight.
     fn matmul(&self, rows: &Range<usize>, columns: Range<usize>, to: &mut [f32], scratch: &mut Scratch) {
         let [_, k, _] = self.shape;
         let bias = self.bias.map(|bias| &bias[columns.clone()]);

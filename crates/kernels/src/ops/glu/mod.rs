@@ -1,9 +1,10 @@
-//! Gated linear units (Shazeer, "GLU Variants Improve Transformer", 2020), gate and up projections in one row: SwiGLU,
-//! and GeGLU with the GELU that is formed with tanh (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016).
+//! Gated linear units of the feed-forward layer (Shazeer, "GLU Variants Improve Transformer", 2020), with the gate and
+//! up projections in one row: SwiGLU, and GeGLU with the tanh form of GELU (Hendrycks and Gimpel, "Gaussian Error
+//! Linear Units", 2016).
 //!
-//! Shapes: `T` tokens, `F` ffn.
+//! Letters in shapes: `T` tokens, `F` the intermediate size of the feed-forward layer.
 //!
-//! With g = gate_up[t, f], u = gate_up[t, F + f], σ the logistic function, and z(g) of the [`Activation`]:
+//! g = gate_up[t, f], u = gate_up[t, F + f], σ is the logistic function, and z(g) depends on the [`Activation`]:
 //! ```text
 //! y[t,f]               = (g · σ(z)) · u
 //!
@@ -14,7 +15,7 @@
 //! GELU                 z = 2 √(2/π) · g · (1 + 0.044715 g²)     z′ = 2 √(2/π) · (1 + 3 · 0.044715 g²)
 //! ```
 //!
-//! GELU is this because ½ (1 + tanh x) = σ(2x).
+//! GELU has this form because ½ (1 + tanh x) = σ(2x).
 
 mod cpu;
 mod cuda;
@@ -27,12 +28,12 @@ use crate::matrix::PANEL;
 use crate::ops::args::{expect, expect_floats, two_dims};
 use crate::{Context, DType::F32, Error, Matrix, Result, View, ViewMut};
 
-/// What a gate is passed through.
+/// Activation function of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
-    /// `silu`: SwiGLU.
+    /// `silu`, for SwiGLU.
     Silu,
-    /// `gelu_pytorch_tanh`: GeGLU.
+    /// `gelu_pytorch_tanh`, for GeGLU.
     GeluTanh,
 }
 
@@ -40,12 +41,12 @@ pub enum Activation {
 pub struct Forward<'a> {
     /// The activation of the gate.
     pub activation: Activation,
-    /// `[T, 2F]`: gate, then up. Where `y` is bf16 they are rounded to bf16 first, or were: what was kept gives the
-    /// same `y`.
+    /// Gate and up projections: `[T, 2F]`, gate first. If `y` is bf16, they are rounded to bf16 first. Inputs that were
+    /// rounded already (`kept`) give the same `y`.
     pub gate_up: View<'a>,
-    /// `[T, 2F]`, of y's dtype: *overwrites* with gate and up as they were rounded, for the backward pass.
+    /// Gate and up as they were rounded, for the backward pass: `[T, 2F]` of the dtype of `y`, *overwrites*.
     pub kept: Option<ViewMut<'a>>,
-    /// `[T, F]`, f32 or bf16: *overwrites*.
+    /// Output `[T, F]`, f32 or bf16: *overwrites*.
     pub y: ViewMut<'a>,
 }
 
@@ -53,14 +54,15 @@ pub struct Forward<'a> {
 pub struct Backward<'a> {
     /// The activation of the gate.
     pub activation: Activation,
-    /// `[T, 2F]`, f32 or bf16.
+    /// Gate and up projections: `[T, 2F]`, f32 or bf16.
     pub gate_up: View<'a>,
-    /// `[T, F]`
+    /// Gradient of the output: `[T, F]`.
     pub d_y: View<'a>,
-    /// `[T, 2F]`: *overwrites*; f32, or bf16 if `gate_up` is, rounded for the matmuls that read it.
+    /// Gradients of gate and up: `[T, 2F]`, *overwrites*. f32, or bf16 if `gate_up` is bf16 (rounded for the matmuls
+    /// that read it).
     pub d_gate_up: ViewMut<'a>,
-    /// `[T, F]`, of gate_up's dtype: *overwrites* with what [`forward`] gave, to the same bits, for a caller that did
-    /// not keep it.
+    /// The output of [`forward`], computed again to the same bits for a caller that did not keep it: `[T, F]` of the
+    /// dtype of `gate_up`, *overwrites*.
     pub y: Option<ViewMut<'a>>,
 }
 
@@ -68,19 +70,19 @@ pub struct Backward<'a> {
 pub struct Fused<'a> {
     /// The activation of the gate.
     pub activation: Activation,
-    /// `[T, K]`, f32 or bf16.
+    /// Input of the layer: `[T, K]`, f32 or bf16.
     pub x: View<'a>,
-    /// `[2F, K]`: gate, then up. F is a multiple of [`PANEL`].
+    /// Weights of the gate and up projections: `[2F, K]`, gate first. F is a multiple of [`PANEL`].
     pub w: &'a Matrix,
-    /// `[2F]`
+    /// Bias of the projections: `[2F]`.
     pub bias: Option<View<'a>>,
-    /// As in [`Forward`].
+    /// Gate and up as they were rounded, as in [`Forward`].
     pub kept: Option<ViewMut<'a>>,
-    /// `[T, F]`, of x's dtype: *overwrites*.
+    /// Output `[T, F]` of the dtype of `x`: *overwrites*.
     pub y: ViewMut<'a>,
 }
 
-/// Gates.
+/// Computes the gated output from the gate and up projections.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "glu::forward";
     let [t, f] = two_dims(OP, "y", args.y.view())?;
@@ -99,8 +101,8 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// [`super::linear::forward`] and [`forward`] in one pass, to the same bits: gate and up go from the matmul's tiles to
-/// `y` without a way through memory.
+/// Computes [`super::linear::forward`] and [`forward`] in one pass, to the same bits. Gate and up projections go from
+/// the matmul's tiles to `y` without being written to memory (except to `kept`).
 pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
     const OP: &str = "glu::fused";
     let [t, f] = two_dims(OP, "y", args.y.view())?;
@@ -126,7 +128,7 @@ pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Gradients of gate and up.
+/// Computes the gradients of the gate and up projections.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "glu::backward";
     let [t, f] = two_dims(OP, "d_y", args.d_y)?;

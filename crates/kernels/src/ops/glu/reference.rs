@@ -1,9 +1,9 @@
-//! Gated linear units, slow and obvious. GELU is written as its paper and PyTorch do, with tanh.
+//! Reference gated linear units for tests, slow and simple. GELU uses tanh, as in its paper and in PyTorch.
 
 use super::Activation;
 use crate::check::Float;
 
-/// The activation of x, and its derivative.
+/// Returns the activation of x and its derivative.
 fn activation<F: Float>(activation: Activation, x: F) -> (F, F) {
     let one = F::of(1.0);
     match activation {
@@ -21,13 +21,13 @@ fn activation<F: Float>(activation: Activation, x: F) -> (F, F) {
     }
 }
 
-/// y `[T, F]` of `gate_up: [T, 2F]`.
+/// Forward pass: returns the output `[T, F]` for `gate_up: [T, 2F]`.
 pub fn forward<F: Float>(of: Activation, gate_up: &[F], f: usize) -> Vec<F> {
     let rows = gate_up.chunks_exact(2 * f);
     rows.flat_map(|row| (0..f).map(move |i| activation(of, row[i]).0 * row[f + i])).collect()
 }
 
-/// d_gate_up `[T, 2F]`.
+/// Backward pass: returns the gradient of `gate_up`, `[T, 2F]`.
 pub fn backward<F: Float>(of: Activation, gate_up: &[F], f: usize, d_y: &[F]) -> Vec<F> {
     let mut d = Vec::new();
     for (row, d_y) in gate_up.chunks_exact(2 * f).zip(d_y.chunks_exact(f)) {

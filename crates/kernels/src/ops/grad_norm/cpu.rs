@@ -1,11 +1,12 @@
-//! The sum of squares of each chunk: 16 partial sums (element index mod 16), ascending, folded 8, 4, 2, 1.
+//! The gradient norm on the CPU. Each chunk has 16 partial sums of squares (by element index mod 16), in ascending
+//! order, which are then added pairwise: 16 to 8, 4, 2, 1.
 
 use crate::device::Cpu;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 use crate::{View, ViewMut};
 
-/// Elements of a chunk; it decides bits.
+/// Elements of a chunk. Changing it changes the bits of the norm.
 pub(super) const CHUNK: usize = 1 << 16;
 
 pub(super) fn global(cpu: &Cpu, grads: &[View<'_>], out: ViewMut<'_>) {
@@ -13,8 +14,8 @@ pub(super) fn global(cpu: &Cpu, grads: &[View<'_>], out: ViewMut<'_>) {
     let mut sums = vec![0.0f64; chunks.len()];
     cpu.run(chunks.len(), &Squares { chunks: &chunks, sums: Disjoint::new(&mut sums) });
     let norm = sums.iter().sum::<f64>().sqrt() as f32;
-    // The square of an f32 does not overflow an f64, so one element that is not finite shows in the norm and nothing
-    // else does, but a norm beyond f32.
+    // The square of an f32 cannot overflow an f64. So the norm is finite exactly if all elements are, unless the norm
+    // itself exceeds f32.
     out.f32(cpu).copy_from_slice(&[norm, f32::from(u8::from(norm.is_finite()))]);
 }
 

@@ -1,4 +1,5 @@
-//! The gradient norm on CUDA: a block for each chunk, then one thread that adds the chunks' sums.
+//! The gradient norm on CUDA: a block of threads sums the squares of each chunk, then one thread adds the sums of all
+//! chunks.
 
 use super::cpu::CHUNK;
 use crate::device::Cuda;

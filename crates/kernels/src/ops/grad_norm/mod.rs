@@ -1,12 +1,13 @@
-//! The global L2 norm of the gradients, and whether all of them are finite.
+//! The global L2 norm of all gradients, and whether all of them are finite.
 //!
 //! ```text
-//! out[0] = √ Σ_tensors Σ_i g_i²        summed in f64
+//! out[0] = √ Σ_tensors Σ_i g_i²        the norm, summed in f64
 //! out[1] = 1 if every g_i, and the norm as f32, is finite, else 0
 //! ```
 //!
-//! The sum of a fixed-length chunk is formed in one order and chunks are added in ascending order, so the bits do not
-//! depend on the threads. Both results stay in a tensor: no host waits for them.
+//! The squares of each chunk of fixed length are summed in one order, and the sums of the chunks are added in ascending
+//! order. So the bits do not depend on the number of threads. Both results stay in a tensor on the device, so that the
+//! host need not wait for them.
 
 mod cpu;
 mod cuda;
@@ -19,7 +20,7 @@ use crate::context::count;
 use crate::device::Backend;
 use crate::{Context, DType, Result, View, ViewMut};
 
-/// The norm over all `grads` (f32, any shapes); `out: [2]` *overwrites*.
+/// Computes the norm of all `grads` (f32 tensors of any shape) into `out: [2]`, *overwriting* it.
 pub fn global(ctx: &Context, grads: &[View<'_>], out: ViewMut<'_>) -> Result<()> {
     const OP: &str = "grad_norm::global";
     expect(OP, "out", out.view(), DType::F32, &[2])?;

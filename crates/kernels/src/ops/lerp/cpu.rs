@@ -1,11 +1,11 @@
-//! Interpolation on the CPU: one pass over both tensors.
+//! Linear interpolation on the CPU: one pass over both tensors.
 
 use super::Lerp;
 use crate::device::Cpu;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 
-/// Elements of a task.
+/// Elements that one task interpolates.
 pub(super) const ELEMENTS: usize = 1 << 15;
 
 pub(super) fn lerp(cpu: &Cpu, args: Lerp<'_>) {

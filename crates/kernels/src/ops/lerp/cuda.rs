@@ -1,4 +1,4 @@
-//! Interpolation on CUDA: one thread for each element.
+//! Linear interpolation on CUDA: one thread for each element.
 
 use super::Lerp;
 use crate::Result;

@@ -1,10 +1,11 @@
-//! Linear interpolation in place: `y ← (1 − α) y + α x`, element by element (reference models that follow the policy).
+//! Linear interpolation in place, `y ← (1 − α) y + α x`, element by element. It moves a reference model towards the
+//! policy.
 //!
 //! ```text
 //! y[i] = fma(α, x[i], (1 − α) · y[i])
 //! ```
 //!
-//! Both factors are formed in f64 and rounded once. No gradient passes through.
+//! Both factors are computed in f64 and rounded to f32 once. There is no backward pass.
 
 mod cpu;
 mod cuda;
@@ -17,17 +18,17 @@ use crate::context::count;
 use crate::device::Backend;
 use crate::{Context, DType, Error, Result, View, ViewMut};
 
-/// Arguments of [`lerp`]. Both tensors have the same number of elements in the same order; shapes are not looked at.
+/// Arguments of [`lerp`]. Both tensors have the same number of elements in the same order; their shapes do not matter.
 pub struct Lerp<'a> {
-    /// *Updated.*
+    /// Tensor that is moved: *updated*.
     pub y: ViewMut<'a>,
-    /// Read.
+    /// Tensor towards which `y` is moved.
     pub x: View<'a>,
-    /// How far: 0 leaves y, 1 makes it x.
+    /// α: 0 leaves `y` as it is, 1 makes it equal to `x`.
     pub alpha: f64,
 }
 
-/// Moves `y` towards `x`.
+/// Moves `y` towards `x`, in place.
 pub fn lerp(ctx: &Context, args: Lerp<'_>) -> Result<()> {
     const OP: &str = "lerp";
     let Lerp { ref y, x, alpha } = args;

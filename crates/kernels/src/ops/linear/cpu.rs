@@ -1,4 +1,4 @@
-//! The three matmuls of a linear layer, and the sum over rows that is its bias's gradient.
+//! Linear layer on the CPU: its three matmuls, and the gradient of the bias, which is a sum over rows.
 
 use super::{BackwardInput, BackwardWeight, Forward};
 use crate::device::Cpu;
@@ -73,7 +73,8 @@ pub(super) fn backward_weight(cpu: &Cpu, args: BackwardWeight<'_>) {
     }
 }
 
-/// `d_bias[n] += Σ_m d_y[m, n]`: each of the [`chunks`] from 0, ascending m, then onto `d_bias`.
+/// Tasks that compute `d_bias[n] += Σ_m d_y[m, n]`. Each of the [`chunks`] of rows is summed from 0 in ascending order,
+/// then added to `d_bias`.
 struct Bias<'a, E> {
     d_y: &'a [E],
     n: usize,
@@ -81,7 +82,7 @@ struct Bias<'a, E> {
     d_bias: Disjoint<'a, f32>,
 }
 
-/// Columns of a task of [`Bias`].
+/// Columns of a [`Bias`] task.
 const BIAS_COLUMNS: usize = 64;
 
 impl<E: Element> Tasks for Bias<'_, E> {

@@ -1,5 +1,5 @@
-//! The three matmuls of a linear layer, and its bias's gradient. Each output element is one sum in ascending order, by
-//! one thread.
+//! Linear layer on CUDA: launches its three matmuls and the gradient of the bias. In f32, one thread computes each
+//! output element as one sum in ascending order; in bf16, matmuls run on tensor cores.
 
 use super::{BackwardInput, BackwardWeight, Forward};
 use crate::device::Cuda;
@@ -10,14 +10,14 @@ use crate::{DType, Result, View};
 const SOURCE: Source = source!("linear");
 const BF16: Source = source!("linear_bf16");
 
-/// Rows of numbers on the device, from one to the next so many.
+/// A row-major f32 matrix on the device: its address, and the elements from one row to the next.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
     pub at: Arg,
     pub width: usize,
 }
 
-/// A matmul's rows, outputs and inputs: M, N, K.
+/// Sizes of a matmul: rows M, outputs N, inputs K.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     pub m: usize,
@@ -31,14 +31,14 @@ impl Sizes {
     }
 }
 
-/// `y = x Wᵀ + b`, from 0 or (`accumulate`) from `y`.
+/// Launches `y = x Wᵀ + b`. Sums start from 0, or from `y` if `accumulate`.
 pub(crate) fn matmul(cuda: &Cuda, sizes: Sizes, x: Rows, [w, bias]: [Arg; 2], y: Rows, accumulate: bool) -> Result<()> {
     let [m, n, k] = sizes.arguments();
     let arguments = [x.at, x.width.into(), w, bias, y.at, y.width.into(), m, n, k, u32::from(accumulate).into()];
     cuda.launch(&SOURCE, "linear_forward", Grid::matmul(sizes.m, sizes.n), &arguments)
 }
 
-/// `d_x = d_y W`, from 0 or (`accumulate`) from `d_x`.
+/// Launches `d_x = d_y W`. Sums start from 0, or from `d_x` if `accumulate`.
 pub(crate) fn matmul_of_inputs(
     cuda: &Cuda,
     sizes: Sizes,
@@ -52,15 +52,16 @@ pub(crate) fn matmul_of_inputs(
     cuda.launch(&SOURCE, "linear_backward_input", Grid::matmul(sizes.m, sizes.k), &arguments)
 }
 
-/// `d_W += d_yᵀ x`
+/// Launches `d_W += d_yᵀ x`.
 pub(crate) fn matmul_of_weight(cuda: &Cuda, sizes: Sizes, x: Rows, d_y: Rows, d_w: Arg) -> Result<()> {
     let [m, n, k] = sizes.arguments();
     let arguments = [x.at, x.width.into(), d_y.at, d_y.width.into(), d_w, m, n, k];
     cuda.launch(&SOURCE, "linear_backward_weight", Grid::matmul(sizes.k, sizes.n), &arguments)
 }
 
-/// Whether both operands of a matmul are bf16, and it runs on tensor cores: these are compared with their formula
-/// before the first. A second operand in f32 is rounded, if `rounds`.
+/// Whether a matmul runs on tensor cores: both operands are bf16, or the first is bf16 and the second may be rounded
+/// (`rounds`). Other mixes of f32 and bf16 are an error. Before the first such matmul, the tensor cores are compared
+/// with the formula that the CPU emulates.
 fn on_tensor_cores(cuda: &Cuda, first: View<'_>, second: View<'_>, rounds: bool) -> Result<bool> {
     match (first.dtype(), second.dtype()) {
         (DType::Bf16, DType::Bf16) => {}
@@ -71,7 +72,7 @@ fn on_tensor_cores(cuda: &Cuda, first: View<'_>, second: View<'_>, rounds: bool)
     cuda.tensor_cores().map(|_| true)
 }
 
-/// Where a gradient lies, and the kernel for its dtype.
+/// Address of the gradient `d_y`, and the kernel for its dtype out of two.
 fn gradient_at(cuda: &Cuda, d_y: View<'_>, kernels: [&'static str; 2]) -> Result<(Arg, &'static str)> {
     match d_y.dtype() {
         DType::Bf16 => Ok((d_y.bf16_at(cuda), kernels[0])),

@@ -1,6 +1,6 @@
-//! Linear layer: `y = x Wᵀ + b`.
+//! Linear layer `y = x Wᵀ + b`: forward pass, and gradients of input, weight and bias.
 //!
-//! Shapes: `M` rows (tokens), `K` inputs, `N` outputs; `x: [M, K]`, `W: [N, K]`, `b: [N]`, `y: [M, N]`.
+//! Letters in shapes: `M` rows (tokens), `K` inputs, `N` outputs; `x: [M, K]`, `W: [N, K]`, `b: [N]`, `y: [M, N]`.
 //!
 //! ```text
 //! y[m,n]   = Σ_k x[m,k] W[n,k] + b[n]
@@ -9,17 +9,18 @@
 //! db[n]   += Σ_m dy[m,n]
 //! ```
 //!
-//! Every sum is one ascending chain of fused multiply-adds per element, from 0 or from what the output held, on every
-//! instruction set: an element depends on its own row and the weights, never on the number of rows or threads. The
-//! chains of `dW` continue the stored accumulator, so a batch may be cut between calls anywhere. `db` adds plainly, in
-//! chunks of 64 rows of a segment, from its first: each from 0, then onto the stored accumulator, so that a batch may
-//! be cut between segments.
+//! Each element of `y`, `dx` and `dW` is one chain: a single accumulator with fused multiply-adds in ascending order,
+//! starting from 0 or from the previous contents of the output. This holds on every instruction set, so an element
+//! depends only on its own row and the weights, and not on the number of rows or threads. The chains of `dW` continue
+//! from the stored gradient, so a batch may be cut anywhere into several calls. `db` is summed by plain additions, in
+//! chunks of 64 rows counted from the first row of each segment. Each chunk is summed from 0 and then added to the
+//! stored gradient, so a batch may be cut between segments.
 //!
-//! Numbers in bf16 are `x` and `W` in the forward pass, `W` and `d_y` for `d_x`, `x` and `d_y` for `d_W`: `d_y`, if it
-//! is f32, is rounded for these matmuls (not for `d_b`) on every instruction set, and their chains take and leave
-//! denormals as zeros. With AMX their formula is that of
-//! `simd::tiles`, over terms in steps of 32 from the first; for `d_W` from the first row of each segment, so
-//! that a batch may be cut between segments. On CUDA it is that of `device::cuda::tensor_core`, in steps of 16.
+//! These matmuls multiply in bf16 if both operands are bf16: `x` and `W` in the forward pass, `d_y` and `W` for `d_x`,
+//! `d_y` and `x` for `d_W`. A `d_y` stored in f32 is rounded to bf16 for these matmuls (not for `d_b`), on every
+//! instruction set, and their chains flush denormal numbers to 0. On AMX, sums follow `simd::tiles`: steps of 32 terms,
+//! counted from the first term, for `d_W` from the first row of each segment. So a batch may be cut between segments.
+//! On CUDA, sums follow `device::cuda::tensor_core`, in steps of 16 terms.
 
 #[cfg(test)]
 mod chain_tests;
@@ -40,45 +41,46 @@ use crate::{Context, DType, Matrix, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// `[M, K]`
+    /// Input `[M, K]`, f32 or bf16.
     pub x: View<'a>,
-    /// `[N, K]`
+    /// Weight `[N, K]`.
     pub w: &'a Matrix,
-    /// `[N]`, added last.
+    /// Bias `[N]`, added to each finished sum.
     pub bias: Option<View<'a>>,
-    /// `[M, N]`: *overwrites*, or continues it if `accumulate`.
+    /// Output `[M, N]`: *overwrites*, or adds to it if `accumulate`.
     pub y: ViewMut<'a>,
-    /// Whether each chain starts from what `y` holds instead of 0.
+    /// Whether each sum starts from the contents of `y` instead of 0.
     pub accumulate: bool,
 }
 
 /// Arguments of [`backward_input`].
 pub struct BackwardInput<'a> {
-    /// `[M, N]`, f32, or bf16 if `w` is.
+    /// Gradient of the output: `[M, N]`, f32, or bf16 if `w` is bf16.
     pub d_y: View<'a>,
-    /// `[N, K]`
+    /// Weight `[N, K]`.
     pub w: &'a Matrix,
-    /// `[M, K]`: *overwrites*, or continues it if `accumulate`.
+    /// Gradient of the input: `[M, K]`, *overwrites*, or adds to it if `accumulate`.
     pub d_x: ViewMut<'a>,
-    /// Whether each chain starts from what `d_x` holds instead of 0.
+    /// Whether each sum starts from the contents of `d_x` instead of 0.
     pub accumulate: bool,
 }
 
 /// Arguments of [`backward_weight`].
 pub struct BackwardWeight<'a> {
-    /// `[M, K]`
+    /// Input of the forward pass: `[M, K]`.
     pub x: View<'a>,
-    /// `[M, N]`, f32, or bf16 if `x` is.
+    /// Gradient of the output: `[M, N]`, f32, or bf16 if `x` is bf16.
     pub d_y: View<'a>,
-    /// `[N, K]`: *accumulates into*; the padding of the last panel is left alone.
+    /// Gradient of the weight: `[N, K]`, *accumulates into*. The padding of the last panel is left alone.
     pub d_w: &'a mut Matrix,
-    /// `[N]`: *accumulates into*.
+    /// Gradient of the bias: `[N]`, *accumulates into*.
     pub d_bias: Option<ViewMut<'a>>,
-    /// u32 `[S + 1]`: the first row of each segment, and M at last; between segments a batch may be cut. None: one.
+    /// First row of each of the S segments, then M: u32 `[S + 1]`. Cutting a batch into several calls between segments
+    /// changes no bit. `None`: one segment.
     pub segments: Option<View<'a>>,
 }
 
-/// `y = x Wᵀ + b`, or `y += …`.
+/// Forward pass: `y = x Wᵀ + b`, or `y += x Wᵀ + b`.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "linear::forward";
     let Forward { x, w, bias, ref y, .. } = args;
@@ -97,7 +99,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `d_x = d_y W`, or `d_x += …`.
+/// Gradient of the input: `d_x = d_y W`, or `d_x += d_y W`.
 pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
     const OP: &str = "linear::backward_input";
     let BackwardInput { d_y, w, ref d_x, .. } = args;
@@ -113,7 +115,7 @@ pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `d_W += d_yᵀ x`, `d_b += Σ_m d_y`.
+/// Gradients of weight and bias: `d_W += d_yᵀ x`, `d_b += Σ_m d_y`.
 pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
     const OP: &str = "linear::backward_weight";
     let BackwardWeight { x, d_y, ref d_w, ref d_bias, segments } = args;
@@ -135,7 +137,7 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
     Ok(())
 }
 
-/// That `d_y` is f32, or bf16 where the other operand is.
+/// Checks that `d_y` has this shape, and is f32, or bf16 if the other operand of its matmul is bf16.
 fn expect_gradient(op: &'static str, d_y: View<'_>, other: DType, shape: &[usize]) -> Result<()> {
     let dtype = if d_y.dtype() == DType::Bf16 && other == DType::Bf16 { DType::Bf16 } else { DType::F32 };
     expect(op, "d_y", d_y, dtype, shape)

@@ -1,11 +1,12 @@
-//! The linear layer, slow and obvious. In f32 these are the bits that every instruction set must give.
+//! Reference linear layer for tests, slow and simple. In f32 it defines the bits that every instruction set must give.
 
 use crate::check::Float;
 use crate::ops::lanes::CHUNK;
 use crate::simd::tiles::{DEPTH, step};
 use half::bf16;
 
-/// `y = (start or 0) + Σ_k x W`, ascending fused multiply-adds, then `+ b`. `x: [M, K]`, `w: [N, K]` row-major.
+/// Forward pass: `y = (start or 0) + Σ_k x W` by fused multiply-adds in ascending order, then `+ b`. `x: [M, K]` and
+/// `w: [N, K]` are row-major.
 pub fn forward<F: Float>(k: usize, x: &[F], w: &[F], bias: Option<&[F]>, start: Option<&[F]>) -> Vec<F> {
     let n = w.len() / k;
     let mut y = Vec::with_capacity(x.len() / k * n);
@@ -19,7 +20,7 @@ pub fn forward<F: Float>(k: usize, x: &[F], w: &[F], bias: Option<&[F]>, start: 
     y
 }
 
-/// `d_x = (start or 0) + Σ_n d_y W`. `d_y: [M, N]`, `w: [N, K]`.
+/// Gradient of the input: `d_x = (start or 0) + Σ_n d_y W`, with `d_y: [M, N]`, `w: [N, K]`.
 pub fn backward_input<F: Float>(k: usize, d_y: &[F], w: &[F], start: Option<&[F]>) -> Vec<F> {
     let n = w.len() / k;
     let mut d_x = Vec::with_capacity(d_y.len() / n * k);
@@ -32,7 +33,7 @@ pub fn backward_input<F: Float>(k: usize, d_y: &[F], w: &[F], start: Option<&[F]
     d_x
 }
 
-/// `d_w += d_yᵀ x`, ascending m. `d_w: [N, K]`.
+/// Gradient of the weight: `d_w += d_yᵀ x` in ascending order of m, with `d_w: [N, K]`.
 pub fn backward_weight<F: Float>(k: usize, x: &[F], d_y: &[F], d_w: &mut [F]) {
     let n = d_w.len() / k;
     for (x, d_y) in x.chunks_exact(k).zip(d_y.chunks_exact(n)) {
@@ -44,7 +45,7 @@ pub fn backward_weight<F: Float>(k: usize, x: &[F], d_y: &[F], d_w: &mut [F]) {
     }
 }
 
-/// `d_bias += Σ_m d_y`, chunk after chunk of each of `segments`. `d_bias: [N]`.
+/// Gradient of the bias: `d_bias += Σ_m d_y`, chunk by chunk of each of `segments`, with `d_bias: [N]`.
 pub fn backward_bias<F: Float>(d_y: &[F], d_bias: &mut [F], segments: &[u32]) {
     let n = d_bias.len();
     for segment in segments.windows(2) {
@@ -56,7 +57,7 @@ pub fn backward_bias<F: Float>(d_y: &[F], d_bias: &mut [F], segments: &[u32]) {
     }
 }
 
-/// [`forward`] as tiles give it, of numbers that bf16 has.
+/// [`forward`] in the order of AMX tiles, for operands that are exact in bf16.
 pub fn forward_on_tiles(k: usize, x: &[f32], w: &[f32], bias: Option<&[f32]>, start: Option<&[f32]>) -> Vec<f32> {
     let n = w.len() / k;
     let mut y = Vec::with_capacity(x.len() / k * n);
@@ -70,7 +71,7 @@ pub fn forward_on_tiles(k: usize, x: &[f32], w: &[f32], bias: Option<&[f32]>, st
     y
 }
 
-/// [`backward_input`] as tiles give it, of weights that bf16 has and any `d_y`, which is rounded.
+/// [`backward_input`] in the order of AMX tiles. `w` is exact in bf16; `d_y` is rounded to bf16.
 pub fn backward_input_on_tiles(k: usize, d_y: &[f32], w: &[f32], start: Option<&[f32]>) -> Vec<f32> {
     let n = w.len() / k;
     let mut d_x = Vec::with_capacity(d_y.len() / n * k);
@@ -83,8 +84,8 @@ pub fn backward_input_on_tiles(k: usize, d_y: &[f32], w: &[f32], start: Option<&
     d_x
 }
 
-/// `d_w` of [`backward_weight`] as tiles give it, of `x` that bf16 has and any `d_y`, which is rounded. `segments` are
-/// the first row of each, and M at last.
+/// `d_w` of [`backward_weight`] in the order of AMX tiles. `x` is exact in bf16; `d_y` is rounded to bf16. `segments`
+/// has the first row of each segment, then M.
 pub fn backward_weight_on_tiles(k: usize, x: &[f32], d_y: &[f32], d_w: &mut [f32], segments: &[u32]) {
     let n = d_w.len() / k;
     for ends in segments.windows(2) {
@@ -98,7 +99,8 @@ pub fn backward_weight_on_tiles(k: usize, x: &[f32], d_y: &[f32], d_w: &mut [f32
     }
 }
 
-/// `start` plus the products of these pairs, in steps of 32 from the first.
+/// Returns `start` plus the sum of a·b over the pairs `terms`, in the order of AMX tiles: steps of 32 from the first
+/// term.
 pub fn on_tiles(start: f32, terms: Vec<(f32, f32)>) -> f32 {
     terms.chunks(DEPTH).fold(start, |sum, terms| step(sum, terms.iter().copied()))
 }

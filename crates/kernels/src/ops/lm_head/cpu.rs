@@ -1,4 +1,5 @@
-//! Logits on the CPU, computed chunk by chunk: the running log-sum-exp of the forward pass, and the gradients.
+//! The lm head on the CPU. Logits are computed chunk by chunk of the vocabulary, for the running log-sum-exp of the
+//! forward pass and for the gradients.
 
 use super::{BLOCK_ROWS, Backward, CHUNK, Forward, Logits};
 use crate::device::Cpu;
@@ -13,27 +14,27 @@ use crate::{Isa, Matrix, View, math};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Rows of a task: whole tiles, and logits of a chunk that stay in the second cache.
+/// Rows of a task: whole tiles, so few that the logits of a chunk stay in the second-level cache.
 const TASK_ROWS: usize = 120;
-/// [`TASK_ROWS`] on tiles, for which the weight is packed for each task.
+/// [`TASK_ROWS`] on AMX tiles. More rows, because each task packs the weight for itself.
 const TASK_ROWS_ON_TILES: usize = 256;
-/// Logits of a row whose gradients are held at once, in the backward pass.
+/// Vocabulary entries whose gradients are in memory at once, in the backward pass.
 const WINDOW: usize = 8 * CHUNK;
-/// What is kept of a chunk of a row: m, Σ exp(z−m), Σ exp(z−m)(z−m).
+/// Statistics that are kept for each chunk of a row: m = max z, Σ exp(z−m), Σ exp(z−m)(z−m).
 pub(crate) const KEPT: usize = 3;
-/// Stands for −∞ where exp(z−m), which is 0 there, multiplies it.
+/// Replaces −∞ where it is multiplied by its exponential, which is 0.
 const FAR: f32 = -1e4;
 
-/// Hidden rows and the weight that makes logits of them.
+/// The operands of the lm head: hidden rows, and the weight that maps them to logits.
 pub(crate) struct Head<'a> {
     isa: Isa,
     hidden: Elements<'a>,
     weight: Elements<'a>,
     rows: usize,
     task_rows: usize,
-    /// H
+    /// Hidden size, H.
     pub(crate) width: usize,
-    /// V
+    /// Vocabulary size, V.
     pub(crate) vocab: usize,
 }
 
@@ -48,20 +49,20 @@ impl<'a> Head<'a> {
     pub(crate) fn chunks(&self) -> usize {
         self.vocab.div_ceil(CHUNK)
     }
-    /// The ids of chunk `chunk`.
+    /// Range of the token ids of chunk `chunk`.
     pub(crate) fn ids(&self, chunk: usize) -> Range<usize> {
         chunk * CHUNK..self.vocab.min((chunk + 1) * CHUNK)
     }
-    /// The rows in blocks.
+    /// Cuts all rows into blocks of [`BLOCK_ROWS`].
     pub(crate) fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         blocks(0..self.rows, BLOCK_ROWS)
     }
-    /// Runs `f` with room for the statistics of `rows` rows, `[rows][chunks][KEPT]`.
+    /// Runs `f` with a buffer for the statistics of `rows` rows: `[rows][chunks][KEPT]`.
     pub(crate) fn with_partials<T>(&self, rows: usize, f: impl FnOnce(&mut [f32]) -> T) -> T {
         with_workspace(rows * self.chunks() * KEPT, f)
     }
 
-    /// `to = hidden[rows] Wᵀ` of vocabulary `ids`, which starts at a panel: `[rows][ids]`.
+    /// The matmul `to = hidden[rows] Wᵀ` for the token ids `ids`, which start at a panel: `[rows][ids]`.
     pub(crate) fn matmul<'b>(&self, rows: Range<usize>, ids: Range<usize>, to: &'b mut [f32]) -> Matmul<'b>
     where
         'a: 'b,
@@ -70,7 +71,7 @@ impl<'a> Head<'a> {
         Matmul::new(self.isa, operands)
     }
 
-    /// Logits of chunk `chunk`, on this thread. Returns the ids of the chunk.
+    /// Computes the unscaled logits of chunk `chunk` on this thread. Returns the chunk's token ids.
     pub(crate) fn logits(
         &self,
         rows: Range<usize>,
@@ -87,8 +88,8 @@ impl<'a> Head<'a> {
     }
 }
 
-/// The rows in blocks that are cut between segments or at multiples of 32 rows of one, and the segments of each block,
-/// counted from its first row.
+/// Cuts the rows into blocks. A cut is at a segment's start, or a multiple of 32 rows after it. Returns each block with
+/// the offsets of its segments, counted from the block's first row.
 fn cut(rows: usize, segments: Option<&[u32]>) -> Vec<(Range<usize>, Vec<u32>)> {
     let one = [0, rows as u32];
     let offsets = segments.unwrap_or(&one);
@@ -108,16 +109,16 @@ fn cut(rows: usize, segments: Option<&[u32]>) -> Vec<(Range<usize>, Vec<u32>)> {
     out
 }
 
-/// `range` in pieces of at most `len`.
+/// Cuts `range` into pieces of at most `len`.
 pub(crate) fn blocks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     range.clone().step_by(len).map(move |start| start..range.end.min(start + len))
 }
 
-/// 1/T of each row.
+/// The factor β = 1/T of the logits, for all rows or for each.
 #[derive(Clone, Copy)]
 pub(crate) enum Beta<'a> {
     All(f32),
-    /// A function from a row, counted from the first of all, to its β.
+    /// A function from the index of a row in the whole batch to its β.
     Each(&'a (dyn Fn(usize) -> f32 + Sync)),
 }
 
@@ -131,7 +132,7 @@ impl Beta<'_> {
     }
 }
 
-/// Scales a chunk of a row's logits by `beta` in place, and gives what is kept of it.
+/// Scales the logits of one chunk of a row by `beta` in place, and returns the chunk's statistics.
 #[inline(always)]
 pub(crate) fn statistics<V: Simd>(logits: &mut [f32], beta: f32) -> [f32; KEPT] {
     let none = V::splat(f32::NEG_INFINITY);
@@ -154,17 +155,17 @@ pub(crate) fn statistics<V: Simd>(logits: &mut [f32], beta: f32) -> [f32; KEPT] 
     [m, sum.sum(), slope.sum()]
 }
 
-/// What the chunks of a row come to.
+/// Results of a row, combined from its chunks.
 pub(crate) struct Row {
-    /// The largest z.
+    /// The largest scaled logit z.
     pub max: f32,
-    /// ln Σ exp z
+    /// Log-sum-exp of the scaled logits.
     pub lse: f32,
-    /// −Σ p ln p
+    /// Entropy −Σ p ln p, in nats.
     pub entropy: f32,
 }
 
-/// Combines the chunks of a row, `[chunks][KEPT]`, in ascending order.
+/// Combines the statistics of a row's chunks, `[chunks][KEPT]`, in ascending order.
 #[inline(always)]
 pub(crate) fn combine<V: Simd>(chunks: &[f32]) -> Row {
     let mut max = f32::NEG_INFINITY;
@@ -178,7 +179,7 @@ pub(crate) fn combine<V: Simd>(chunks: &[f32]) -> Row {
         sum = chunk[1].mul_add(factor, sum);
         slope = chunk[1].mul_add(below.max(FAR), chunk[2]).mul_add(factor, slope);
     }
-    // `ln` takes positive normal numbers: anything else is a row that is not finite, and says so.
+    // `ln` needs a positive normal number. Anything else means that the row is not finite: the result is NaN.
     let ln = if sum >= 1.0 && sum.is_finite() { math::ln1::<V>(sum) } else { f32::NAN };
     Row { max, lse: max + ln, entropy: ln - slope / sum }
 }
@@ -191,13 +192,13 @@ pub(super) fn logits(cpu: &Cpu, args: Logits<'_>) {
     cpu.run(head.rows, &scaled);
 }
 
-/// Scales whole rows of logits in place.
+/// Tasks that scale whole rows of logits in place and compute their log-sum-exp.
 struct Scaled<'a> {
     vocab: usize,
     beta: f32,
-    /// `[R, V]`
+    /// Logits `[R, V]`.
     logits: Disjoint<'a, f32>,
-    /// `[R]`
+    /// Log-sum-exp of each row: `[R]`.
     lse: Disjoint<'a, f32>,
 }
 
@@ -215,16 +216,16 @@ impl Tasks for Scaled<'_> {
     }
 }
 
-/// Statistics of every chunk of a block of rows.
+/// Tasks that compute the statistics of every chunk of a block of rows.
 pub(crate) struct Chunks<'a> {
     pub head: &'a Head<'a>,
     pub rows: Range<usize>,
     pub beta: Beta<'a>,
-    /// `[rows of the block][chunks][KEPT]`
+    /// Statistics: `[rows of the block][chunks][KEPT]`.
     pub partials: &'a Disjoint<'a, f32>,
-    /// Ids whose z is wanted, and where to: counted from the first row of all.
+    /// For each row of the batch: a token id, and where to store its scaled logit.
     pub picked: Option<(&'a [u32], &'a Disjoint<'a, f32>)>,
-    /// `[chunks][rows of the block][ids of the chunk]`: every z, to keep.
+    /// Where all scaled logits are kept, if they are: `[chunks][rows of the block][ids of the chunk]`.
     pub logits: Option<&'a Disjoint<'a, f32>>,
 }
 
@@ -238,7 +239,7 @@ impl Chunks<'_> {
 }
 
 impl Head<'_> {
-    /// The rows of task `task` of a block.
+    /// Rows of task `task` of a block.
     fn rows_of_task(&self, block: &Range<usize>, task: usize) -> Range<usize> {
         let start = block.start + task * self.task_rows;
         start..block.end.min(start + self.task_rows)
@@ -248,7 +249,7 @@ impl Head<'_> {
 impl Tasks for Chunks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
-        // Tiles of a chunk come one after the other, so that they find its panels in the cache.
+        // The row tiles of a chunk are consecutive tasks, so that they find the chunk's weight in the cache.
         let (chunk, rows) = (index / self.tiles(), self.head.rows_of_task(&self.rows, index % self.tiles()));
         let (own, scratch) = scratch.split(if self.logits.is_some() { 0 } else { rows.len() * CHUNK });
         let logits = match self.logits {
@@ -278,7 +279,8 @@ impl Tasks for Chunks<'_> {
     }
 }
 
-/// From the statistics of a block, and each target's z in `logps`, to the outputs.
+/// Tasks that combine the statistics of a block of rows into log-sum-exps, entropies and log-probabilities. On entry
+/// `logps` has each target's scaled logit.
 pub(crate) struct Combine<'a> {
     pub head: &'a Head<'a>,
     pub rows: Range<usize>,
@@ -288,7 +290,7 @@ pub(crate) struct Combine<'a> {
     pub entropies: Option<&'a Disjoint<'a, f32>>,
 }
 
-/// Rows of a task of [`Combine`].
+/// Rows of a [`Combine`] task.
 const COMBINE_ROWS: usize = 16;
 
 impl Combine<'_> {
@@ -317,18 +319,18 @@ impl Tasks for Combine<'_> {
     }
 }
 
-/// What the gradient of a row's logits is made of; each `[R]`.
+/// Inputs of the gradient of the logits; each slice is `[R]`.
 pub(super) struct Slopes<'a> {
     pub targets: &'a [u32],
     pub beta: f32,
     pub lse: &'a [f32],
     pub d_logps: &'a [f32],
-    /// Gradients of entropies, and entropies.
+    /// Gradients of the entropies, and the entropies.
     pub entropies: Option<(&'a [f32], &'a [f32])>,
 }
 
 impl Slopes<'_> {
-    /// `to = β dz` of a row's logits `ids`, from the unscaled logits.
+    /// Computes `to = β dz` for the token ids `ids` of a row, from their unscaled logits.
     #[inline(always)]
     fn row<V: Simd, D: Element>(&self, row: usize, ids: Range<usize>, logits: &[f32], to: &mut [D]) {
         for at in (0..logits.len()).step_by(LANES) {
@@ -342,7 +344,7 @@ impl Slopes<'_> {
         }
     }
 
-    /// β dz of ids that are not the target, from their unscaled logits.
+    /// Computes β dz from unscaled logits, for tokens that are not the row's target.
     #[inline(always)]
     fn slope<V: Simd>(&self, row: usize, logits: V) -> V {
         let (d_entropy, entropy) = self.entropies.map_or((0.0, 0.0), |(d, e)| (d[row], e[row]));
@@ -352,13 +354,13 @@ impl Slopes<'_> {
     }
 }
 
-/// Gradients of a window of the logits of a block of rows.
+/// Tasks that compute the gradients of the logits in one window of the vocabulary, for a block of rows.
 struct Window<'a, D> {
     head: &'a Head<'a>,
     slopes: &'a Slopes<'a>,
     rows: &'a Range<usize>,
     ids: &'a Range<usize>,
-    /// `[rows][ids]`
+    /// Gradients of the unscaled logits: `[rows][ids]`.
     d_logits: Disjoint<'a, D>,
 }
 
@@ -388,7 +390,7 @@ impl<D: Element> Tasks for Window<'_, D> {
     }
 }
 
-/// Block by block: the statistics of its chunks, then what they give together.
+/// Forward pass. For each block of rows: the statistics of its chunks, then the outputs combined from them.
 pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     let (head, inv_temperature) = (Head::new(cpu, args.hidden, args.weight), args.inv_temperature);
     let targets = args.targets.u32(cpu);
@@ -414,7 +416,8 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     }
 }
 
-/// Window by window: the gradient of its logits, then what it adds to hidden rows and weight.
+/// Backward pass. For each window of the vocabulary: the gradient of its logits, then its share of the gradients of
+/// hidden rows and weight.
 pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let head = &Head::new(cpu, args.hidden, args.weight);
     let slopes = &Slopes {
@@ -427,7 +430,7 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let (d_hidden, segments) = (args.d_hidden.f32(cpu), args.segments.map(|s| s.u32(cpu)));
     let mut d_weight = args.d_weight.map(|w| w.data_mut().view_mut().f32(cpu));
     let h = head.width;
-    // As its matmuls read them, and in half the memory.
+    // In bf16 the gradients are stored rounded, as the matmuls read them: half the memory.
     let rounds = MatmulDType::of(&[head.hidden, head.weight]) == MatmulDType::Bf16;
     for (rows, segments) in cut(head.rows, segments) {
         let hidden = head.hidden.range(rows.start * h..rows.end * h);
@@ -482,7 +485,8 @@ thread_local! {
     static WORKSPACE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `f` with `len` elements of unspecified contents, which the calling thread keeps for the next call.
+/// Runs `f` with a buffer of `len` elements of unspecified contents. The calling thread keeps the buffer for the next
+/// call.
 pub(crate) fn with_workspace<T>(len: usize, f: impl FnOnce(&mut [f32]) -> T) -> T {
     WORKSPACE.with_borrow_mut(|workspace| {
         if workspace.len() < len {

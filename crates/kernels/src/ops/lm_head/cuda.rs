@@ -1,4 +1,5 @@
-//! Windows of logits of a block of rows: a matmul, then what is kept of it or made of it.
+//! The lm head on CUDA. For each block of rows and window of the vocabulary, a matmul computes the logits. Another
+//! kernel then computes their statistics (forward) or gradients (backward).
 
 use super::cpu::{KEPT, blocks};
 use super::{BLOCK_ROWS, Backward, CHUNK, Forward, Logits};
@@ -10,10 +11,10 @@ use std::ops::Range;
 
 const SOURCE: Source = source!("lm_head");
 
-/// Logits of a row that are in memory at once.
+/// Vocabulary entries whose logits are in memory at once.
 pub(crate) const WINDOW: usize = 8 * CHUNK;
 
-/// Hidden rows and the weight.
+/// The operands of the lm head on the device: hidden rows and weight.
 pub(crate) struct Head {
     hidden: Arg,
     weight: Arg,
@@ -21,7 +22,7 @@ pub(crate) struct Head {
     pub(crate) vocab: usize,
 }
 
-/// 1/T, of all rows or of each.
+/// The factor 1/T of the logits, for all rows or for each.
 pub(crate) enum Beta {
     All(f32),
     Each(Arg),
@@ -38,11 +39,11 @@ impl Head {
     fn sizes(&self, rows: &Range<usize>, ids: &Range<usize>) -> Sizes {
         Sizes { m: rows.len(), n: ids.len(), k: self.width }
     }
-    /// Rows of the weight, which start at a panel.
+    /// Address of the weight rows of `ids`, which start at a panel.
     fn of_ids(&self, weight: Arg, ids: &Range<usize>) -> Arg {
         weight.after::<f32>(ids.start * self.width)
     }
-    /// `[rows][ids]`
+    /// Computes unscaled logits into `to`: `[rows][ids]`.
     pub(crate) fn logits(&self, cuda: &Cuda, rows: &Range<usize>, ids: &Range<usize>, to: Arg) -> Result<()> {
         let (weight, to) = (self.of_ids(self.weight, ids), Rows { at: to, width: ids.len() });
         matmul(cuda, self.sizes(rows, ids), self.rows(rows), [weight, Arg::NULL], to, false)
@@ -50,7 +51,8 @@ impl Head {
     pub(crate) fn chunks(&self) -> usize {
         self.vocab.div_ceil(CHUNK)
     }
-    /// Scales `[rows][ids]` logits and keeps of their chunks what the log-sum-exp needs, and of `picked` ids their z.
+    /// Scales logits `[rows][ids]` in place, stores the statistics of each chunk in `partials`, and each target's
+    /// scaled logit in `picked`.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn statistics(
         &self,
@@ -99,7 +101,7 @@ pub(super) fn logits(cuda: &Cuda, mut args: Logits<'_>) -> Result<()> {
     let (head, rows) = (Head::new(cuda, args.hidden, args.weight)?, args.hidden.shape()[0]);
     let (logits, lse, chunks) = (args.logits.f32_at(cuda)?, args.lse.f32_at(cuda)?, head.chunks());
     let partials = cuda.stream().scratch(rows * chunks * KEPT * size_of::<f32>())?;
-    // The combining kernel subtracts the log-sum-exp from a log-probability that nobody wants here.
+    // The combining kernel subtracts the log-sum-exp from a log-probability, which is not needed here.
     let unused = cuda.stream().scratch(rows * size_of::<f32>())?;
     head.logits(cuda, &(0..rows), &(0..head.vocab), logits)?;
     let beta = Beta::All(args.inv_temperature);

@@ -1,6 +1,7 @@
-//! The head: log-probability of a given token and entropy, from hidden rows, without the logits ever being in memory.
+//! The lm head: log-probability of a given token and entropy of each hidden row, without ever storing all logits in
+//! memory.
 //!
-//! Shapes: `R` rows, `H` hidden, `V` vocabulary; `β` = 1/T, T the temperature.
+//! Letters in shapes: `R` rows, `H` hidden size, `V` vocabulary size; `β` = 1/T, where T is the sampling temperature.
 //!
 //! ```text
 //! z[r,v]    = β · Σ_h hidden[r,h] W[v,h]
@@ -13,12 +14,12 @@
 //! dW[v,:]     += Σ_r β dz[r,v] hidden[r,:]      ascending r
 //! ```
 //!
-//! The vocabulary is cut into chunks of [`CHUNK`] whatever the threads. A chunk's logits live in a thread's scratch;
-//! what is kept of them is (m, Σ exp(z−m), Σ exp(z−m)(z−m)), m their maximum, and the chunks of a row are combined in
-//! ascending order. The bits of a row depend on that row and the weights alone. The sampler ([`super::sample`]) calls
-//! the same functions, which is why its log-probabilities are the trainer's. Where weight or hidden rows are bf16, β dz
-//! is rounded to it for the matmul with them, and where both are, as it is written. The backward pass recomputes the
-//! logits window by window.
+//! The vocabulary is cut into chunks of [`CHUNK`] entries, whatever the number of threads. The logits of a chunk are
+//! only in a thread's scratch memory. Three numbers are kept for each chunk of a row: m = max z, Σ exp(z−m) and Σ
+//! exp(z−m)(z−m). The chunks of a row are combined in ascending order. So the bits of a row depend only on that row and
+//! the weights. The sampler ([`super::sample`]) calls the same functions, therefore its log-probabilities are those of
+//! the trainer. In the backward pass the logits are computed again, one window of the vocabulary at a time. There β dz
+//! is rounded to bf16 for a matmul with bf16 hidden rows or weights; if both are bf16, it is rounded when it is stored.
 
 pub(crate) mod cpu;
 pub(crate) mod cuda;
@@ -30,71 +31,72 @@ use super::args::{expect, expect_below, expect_floats, expect_offsets, expect_sh
 use crate::device::Backend;
 use crate::{Context, DType, Error, Matrix, Result, View, ViewMut};
 
-/// Vocabulary entries of a chunk: 16 panels of the weight.
+/// Vocabulary entries of a chunk, over which the log-sum-exp is computed: 16 panels of the weight.
 pub const CHUNK: usize = 512;
-/// Rows of a block: the weight is read once for each, and its gradient read and written.
+/// Rows of a block. The weight is read once for each block, and its gradient read and written once.
 pub(super) const BLOCK_ROWS: usize = 512;
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// `[R, H]`
+    /// Hidden rows `[R, H]`.
     pub hidden: View<'a>,
-    /// `[V, H]`
+    /// Weight of the lm head: `[V, H]`.
     pub weight: &'a Matrix,
-    /// u32 `[R]`, each below V.
+    /// Token ids whose log-probabilities are computed: u32 `[R]`, each below V.
     pub targets: View<'a>,
-    /// β = 1/T.
+    /// β = 1/T, the inverse of the sampling temperature.
     pub inv_temperature: f32,
-    /// `[R]`: *overwrites*.
+    /// Log-probability of each target: `[R]`, *overwrites*.
     pub logps: ViewMut<'a>,
-    /// `[R]`: *overwrites*.
+    /// Log-sum-exp of each row's scaled logits: `[R]`, *overwrites*.
     pub lse: ViewMut<'a>,
-    /// `[R]`, in nats: *overwrites*.
+    /// Entropy of each row's distribution, in nats: `[R]`, *overwrites*.
     pub entropies: Option<ViewMut<'a>>,
 }
 
 /// Arguments of [`backward`].
 pub struct Backward<'a> {
-    /// `[R, H]`
+    /// Hidden rows `[R, H]`.
     pub hidden: View<'a>,
-    /// `[V, H]`
+    /// Weight of the lm head: `[V, H]`.
     pub weight: &'a Matrix,
-    /// u32 `[R]`, each below V.
+    /// Token ids of the forward pass: u32 `[R]`, each below V.
     pub targets: View<'a>,
-    /// β = 1/T, as in the forward.
+    /// β = 1/T, as in the forward pass.
     pub inv_temperature: f32,
-    /// `[R]`, as the forward wrote it.
+    /// Log-sum-exp of each row, from the forward pass: `[R]`.
     pub lse: View<'a>,
-    /// `[R]`
+    /// Gradients of the log-probabilities: `[R]`.
     pub d_logps: View<'a>,
-    /// `[R]`; needs `entropies`.
+    /// Gradients of the entropies: `[R]`. Requires `entropies`.
     pub d_entropies: Option<View<'a>>,
-    /// `[R]`, as the forward wrote it.
+    /// Entropies from the forward pass: `[R]`.
     pub entropies: Option<View<'a>>,
-    /// `[R, H]`: *overwrites*.
+    /// Gradient of the hidden rows: `[R, H]`, *overwrites*.
     pub d_hidden: ViewMut<'a>,
-    /// `[V, H]`: *accumulates into*; the padding of the last panel is left alone.
+    /// Gradient of the weight: `[V, H]`, *accumulates into*. The padding of the last panel is left alone.
     pub d_weight: Option<&'a mut Matrix>,
-    /// u32 `[S + 1]`: the first row of each segment, and R at last; between segments a batch may be cut. None: one.
+    /// First row of each of the S segments, then R: u32 `[S + 1]`. Cutting a batch into several calls between segments
+    /// changes no bit. `None`: one segment.
     pub segments: Option<View<'a>>,
 }
 
 /// Arguments of [`logits`].
 pub struct Logits<'a> {
-    /// `[R, H]`
+    /// Hidden rows `[R, H]`.
     pub hidden: View<'a>,
-    /// `[V, H]`
+    /// Weight of the lm head: `[V, H]`.
     pub weight: &'a Matrix,
-    /// β = 1/T.
+    /// β = 1/T, the inverse of the sampling temperature.
     pub inv_temperature: f32,
-    /// `[R, V]`, z: *overwrites*.
+    /// Scaled logits z: `[R, V]`, *overwrites*.
     pub logits: ViewMut<'a>,
-    /// `[R]`: *overwrites*.
+    /// Log-sum-exp of each row's scaled logits: `[R]`, *overwrites*.
     pub lse: ViewMut<'a>,
 }
 
-/// Whole rows of scaled logits, for the few rows whose alternatives somebody wants to see: z − lse are the
-/// log-probabilities of [`forward`], bit for bit.
+/// Computes whole rows of scaled logits z, for the few rows for which the log-probabilities of other tokens are wanted.
+/// z − lse are the log-probabilities of [`forward`], bit for bit.
 pub fn logits(ctx: &Context, args: Logits<'_>) -> Result<()> {
     const OP: &str = "lm_head::logits";
     let rows = check(OP, args.hidden, args.weight)?;
@@ -108,8 +110,8 @@ pub fn logits(ctx: &Context, args: Logits<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Log-probabilities, log-sum-exps and entropies. Beside its outputs it holds statistics of up to 512 rows, 12 bytes
-/// for each and every chunk, and 240 KiB of logits per thread (512 KiB on tiles).
+/// Computes log-probabilities, log-sum-exps and entropies. Memory beside the outputs: 12 bytes for each chunk of each
+/// of up to 512 rows, and 240 KiB of logits per thread (512 KiB on AMX tiles).
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "lm_head::forward";
     let Forward { hidden, weight, targets, ref logps, ref lse, ref entropies, .. } = args;
@@ -129,8 +131,8 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Gradients of hidden rows and weight. Beside its outputs it holds gradients of at most 512 rows × 4096 logits (8 MiB,
-/// in bf16 half of it) and 240 KiB of logits per thread (512 KiB on tiles).
+/// Computes the gradients of hidden rows and weight. Memory beside the outputs: gradients of at most 512 rows × 4096
+/// logits (8 MiB, in bf16 4 MiB), and 240 KiB of logits per thread (512 KiB on AMX tiles).
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "lm_head::backward";
     let Backward { hidden, weight, targets, lse, d_logps, d_entropies, entropies, ref d_hidden, ref d_weight, .. } =
@@ -166,14 +168,15 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Rows of `hidden`, if they are of the weight's width.
+/// Checks that `hidden` has the width of the weight. Returns the number of rows.
 pub(crate) fn check(op: &'static str, hidden: View<'_>, weight: &Matrix) -> Result<usize> {
     let [rows, _] = two_dims(op, "hidden", hidden)?;
     expect_floats(op, "hidden", hidden, &[rows, weight.cols()])?;
     Ok(rows)
 }
 
-/// Books `matmuls` matmuls of all rows, and the weight `passes` times for each block of them.
+/// Counts the work for the profile: `matmuls` matmuls over all rows, and for each block of rows `passes` reads or
+/// writes of the weight.
 pub(crate) fn count_matmuls(hidden: View<'_>, weight: &Matrix, matmuls: usize, passes: usize) {
     let (rows, len) = (hidden.shape()[0], hidden.shape().iter().product::<usize>());
     let bytes = weight.data().bytes() * passes * rows.div_ceil(BLOCK_ROWS) + len * hidden.dtype().bytes();

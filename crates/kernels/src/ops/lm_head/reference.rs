@@ -1,32 +1,33 @@
-//! The head, slow and obvious; and the formula of the fast forward in scalars, whose bits every instruction set gives.
+//! Reference lm head for tests: a slow and simple version, and the fast forward pass written with scalars, whose bits
+//! every instruction set must give.
 
 use crate::check::Float;
 use crate::math;
 use crate::ops::linear::reference as linear;
 use crate::simd::{LANES, portable::F32x16};
 
-/// Outputs of the forward, `[R]` each.
+/// Outputs of the forward pass, `[R]` each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outputs<F> {
-    /// `z[target] − lse`
+    /// Log-probability of each target, `z[target] − lse`.
     pub logps: Vec<F>,
-    /// ln Σ exp z
+    /// Log-sum-exp of the scaled logits, ln Σ exp z.
     pub lse: Vec<F>,
-    /// −Σ p ln p
+    /// Entropy −Σ p ln p, in nats.
     pub entropies: Vec<F>,
 }
 
-/// z `[V]` of one hidden row: ascending fused multiply-adds, times β.
+/// Scaled logits `[V]` of one hidden row: dot products by fused multiply-adds in ascending order, times β.
 fn scaled_logits<F: Float>(hidden: &[F], weight: &[F], beta: F) -> Vec<F> {
     weight.chunks_exact(hidden.len()).map(|w| chain(hidden, w) * beta).collect()
 }
 
-/// Ascending fused multiply-adds from 0.
+/// Dot product by fused multiply-adds in ascending order, from 0.
 pub fn chain<F: Float>(x: &[F], w: &[F]) -> F {
     x.iter().zip(w).fold(F::default(), |sum, (&x, &w)| x.mul_add(w, sum))
 }
 
-/// That sum as tiles give it, of numbers that bf16 has.
+/// Dot product in the order of AMX tiles, for inputs that are exact in bf16.
 pub fn dot_on_tiles(x: &[f32], w: &[f32]) -> f32 {
     linear::on_tiles(0.0, x.iter().copied().zip(w.iter().copied()).collect())
 }
@@ -36,7 +37,7 @@ fn log_sum_exp<F: Float>(z: &[F]) -> F {
     max + z.iter().map(|&z| (z - max).exp()).sum::<F>().ln()
 }
 
-/// `hidden: [R, H]`, `weight: [V, H]` row-major, `targets: [R]`.
+/// Forward pass. `hidden: [R, H]` and `weight: [V, H]` are row-major; `targets: [R]`; `beta` is 1/T.
 pub fn forward<F: Float>(h: usize, hidden: &[F], weight: &[F], targets: &[u32], beta: F) -> Outputs<F> {
     let mut out = Outputs { logps: vec![], lse: vec![], entropies: vec![] };
     for (hidden, &target) in hidden.chunks_exact(h).zip(targets) {
@@ -49,7 +50,7 @@ pub fn forward<F: Float>(h: usize, hidden: &[F], weight: &[F], targets: &[u32], 
     out
 }
 
-/// Gradients of `hidden` and `weight`, given those of `logps` and `entropies`.
+/// Backward pass: returns the gradients of `hidden` and `weight`, from those of `logps` and `entropies`.
 pub fn backward<F: Float>(
     h: usize,
     hidden: &[F],
@@ -76,8 +77,8 @@ pub fn backward<F: Float>(
     (d_hidden, d_weight)
 }
 
-/// The formula of the fast forward in f32 scalars, chunk by chunk and lane by lane. With `chunk` = [`super::CHUNK`] and
-/// `dot` = [`chain`], or [`dot_on_tiles`] where matmuls are, these are its bits.
+/// The fast forward pass in f32 scalars, chunk by chunk and lane by lane. With `chunk` = [`super::CHUNK`] it gives the
+/// same bits, if `dot` is [`chain`], or [`dot_on_tiles`] where the matmuls run on AMX tiles.
 pub fn emulated(
     h: usize,
     hidden: &[f32],
@@ -114,7 +115,7 @@ pub fn emulated(
     out
 }
 
-/// The sum of 16 lanes that all instruction sets share.
+/// Sum of 16 lanes, added in the tree order that all instruction sets share.
 fn tree(mut lanes: [f32; LANES]) -> f32 {
     for half in [8, 4, 2, 1] {
         for i in 0..half {

@@ -1,4 +1,4 @@
-//! The matmuls of an adapter, and its scale.
+//! LoRA adapters on the CPU: the matmuls with A and B, and the multiplication by the scale.
 
 use super::{Adapter, Backward, Dropout, Forward, dropout};
 use crate::Matrix;
@@ -10,11 +10,11 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 use crate::tensor::Elements;
 
-/// Elements of a task of [`Scale`].
+/// Elements of a [`Scale`] task.
 const ELEMENTS: usize = 1 << 14;
 
 impl Adapter<'_> {
-    /// Each block: B, its columns' start in `y`, its columns' start in `xa`.
+    /// Iterates over the adapter's blocks: B, the block's first column in `y`, and its first column in `xa`.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (&Matrix, usize, usize)> {
         let ranks = self.b.iter().scan(0, |at, b| {
             *at += b.cols();
@@ -23,12 +23,12 @@ impl Adapter<'_> {
         self.b.iter().zip(self.first).zip(ranks).map(|((b, &first), rank)| (b, first, rank))
     }
 
-    /// Elements of workspace beside xa and dxa.
+    /// Elements of workspace that are needed beside `xa` and `dxa`: 0 without dropout.
     fn spare(&self, m: usize, dropout: Option<&Dropout<'_>>) -> usize {
         dropout.map_or(0, |_| self.dropped_len(m))
     }
 
-    /// `xa = s · x Aᵀ`: `[M, R]` overwrites.
+    /// Computes `xa = s · x Aᵀ`, *overwriting* `xa: [M, R]`.
     fn lower(&self, cpu: &Cpu, m: usize, x: Elements<'_>, xa: &mut [f32]) {
         let (rank, k) = (self.a.rows(), self.a.cols());
         count_matmul(m, rank, k, self.a.data().bytes());
@@ -141,7 +141,7 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     });
 }
 
-/// The gradients of A and `x`, of all blocks at once: *accumulates into* both.
+/// *Accumulates into* the gradients of A and `x`, for all blocks of the adapter at once, without dropout.
 fn lower_backward(
     cpu: &Cpu,
     m: usize,
@@ -183,7 +183,7 @@ fn lower_backward(
     Matmul::new(cpu.isa(), operands).run(cpu);
 }
 
-/// `x ← s · x`
+/// Multiplies every element of `x` by the scale, in place.
 pub(super) fn scale(cpu: &Cpu, x: &mut [f32], scale: f32) {
     let len = x.len();
     count(len as u64, (2 * size_of::<f32>() * len) as u64);

@@ -1,5 +1,5 @@
-//! The matmuls of an adapter, those of `linear`, and its scale; with dropout, matmuls of its own for each block, of
-//! some rows at a time.
+//! LoRA adapters on CUDA: launches the matmuls of `linear`, and the multiplication by the scale. With dropout, each
+//! block of the adapter has its own kernels, launched for some rows at a time.
 
 use super::{Adapter, Backward, Dropout, Forward};
 use crate::Result;
@@ -10,7 +10,8 @@ use crate::ops::lm_head::cpu::blocks;
 
 const SOURCE: Source = source!("lora");
 
-/// Elements of x that are in memory with some dropped, and their factors: 64 MiB each. (Few in tests: several pieces.)
+/// Most elements of the dropped-out input that are in memory at once, and as many dropout factors: 64 MiB each. (Few in
+/// tests, for several pieces.)
 const DROPPED: usize = if cfg!(test) { 1 << 9 } else { 1 << 24 };
 
 fn scale(cuda: &Cuda, x: Arg, scale: f32, count: usize) -> Result<()> {
@@ -18,18 +19,18 @@ fn scale(cuda: &Cuda, x: Arg, scale: f32, count: usize) -> Result<()> {
 }
 
 impl Adapter<'_> {
-    /// The sizes of its first matmul.
+    /// Sizes of the matmul with A.
     fn sizes(&self, m: usize) -> Sizes {
         Sizes { m, n: self.a.rows(), k: self.a.cols() }
     }
-    /// `xa = s · x Aᵀ`
+    /// Computes `xa = s · x Aᵀ`, without dropout.
     fn lowered(&self, cuda: &Cuda, m: usize, x: Rows, xa: Rows) -> Result<()> {
         let a = self.a.data().view().f32_at(cuda)?;
         matmul(cuda, self.sizes(m), x, [a, Arg::NULL], xa, false)?;
         scale(cuda, xa.at, self.scale, m * self.a.rows())
     }
-    /// The same of `x` with some dropped; and in the backward pass the gradients of A and `x`, of `d_xa` with the scale
-    /// in it.
+    /// Computes `xa = s · x Aᵀ` with dropout of `x`. In the backward pass (`back`: d_xa, d_a, d_x) also adds the
+    /// gradients of A and `x`; `d_xa` includes the scale.
     fn lowered_dropped(
         &self,
         cuda: &Cuda,
@@ -68,7 +69,7 @@ impl Adapter<'_> {
     }
 }
 
-/// Columns of rows, from `first` on.
+/// The same rows, starting at column `first`.
 fn columns(rows: Rows, first: usize) -> Rows {
     Rows { at: rows.at.after::<f32>(first), ..rows }
 }

@@ -1,15 +1,17 @@
-//! Dropout of an adapter's input: inverted (Srivastava et al. 2014, JMLR 15), as PEFT does it.
+//! Dropout of a LoRA adapter's input: inverted dropout (Srivastava et al. 2014, JMLR 15), as PEFT does it.
 //!
-//! Shapes: `M` rows, `K` inputs. Block `i` of a fused adapter has a mask of its own, as PEFT's modules have:
+//! `M` rows, `K` inputs, `p` the dropout probability. Each block `i` of a fused adapter has a mask of its own, as the
+//! modules of PEFT have. The factor f of the input in row m and column k is:
 //!
 //! ```text
-//! c = 16 ⌊k/64⌋ + k mod 16                               four words of a counter serve columns 16 apart
+//! c = 16 ⌊k/64⌋ + k mod 16                               counter; its four words serve columns 16 apart
 //! u = philox(key, [c, position[m], sample[m], i])[⌊k/16⌋ mod 4]
 //! f = u < p · 2³² ? 0 : 1/(1 − p)                        rounded to f32
 //! ```
 //!
-//! A factor depends on the key and on *which* row it is, not on where the row lies: however a batch is cut, and in
-//! whatever order it is computed, now or once more in the backward pass, the factors are the same.
+//! So a factor depends on the key and on the identity of its row (sequence and position), and not on where the row is
+//! in the batch. However a batch is cut, in whatever order it is computed, and again in the backward pass, the factors
+//! are the same.
 
 use super::Adapter;
 use crate::context::count_matmul;
@@ -24,35 +26,35 @@ use crate::tensor::Elements;
 use crate::{DType, Error, Result, View};
 use std::ops::Range;
 
-/// Which inputs are dropped.
+/// Dropout of the adapter's input in one pass: its probability, and the random numbers.
 #[derive(Clone, Copy)]
 pub struct Dropout<'a> {
     /// The probability that an input is dropped, in [0, 1).
     pub p: f64,
-    /// The random generator's key, which only this matmul of this pass has.
+    /// Key of the random generator, unique to this matmul in this pass.
     pub key: u64,
-    /// `[M]` u32: the sequence of each row.
+    /// Index of each row's sequence: `[M]` u32.
     pub samples: View<'a>,
-    /// `[M]` u32: the position of each row in its sequence. Rows of one sequence and position drop the same inputs.
+    /// Position of each row in its sequence: `[M]` u32. Rows of the same sequence and position drop the same inputs.
     pub positions: View<'a>,
 }
 
-/// Rows whose factors are in memory at once.
+/// Rows whose dropout factors are in memory at once.
 const ROWS: usize = 128;
-/// Rows of a task.
+/// Rows of a task that computes dropout factors.
 const TASK_ROWS: usize = 4;
-/// Columns that 16 counters serve.
+/// Columns for which 16 counters of the random generator suffice.
 const GROUP: usize = 4 * LANES;
 
 impl<'a> Dropout<'a> {
-    /// The dropout of some of the rows.
+    /// The same dropout, for a range of the rows.
     pub fn rows(self, rows: Range<usize>) -> Dropout<'a> {
         Dropout { samples: self.samples.rows(rows.clone()), positions: self.positions.rows(rows), ..self }
     }
 }
 
 impl Dropout<'_> {
-    /// Refuses a chance that is none, and rows that are not these.
+    /// Checks that the probability is in [0, 1) and that samples and positions have `m` rows.
     pub(super) fn check(&self, op: &'static str, m: usize) -> Result<()> {
         if !(0.0..1.0).contains(&self.p) {
             return Err(Error::Value { op, message: format!("dropout p = {} is not in [0, 1)", self.p) });
@@ -60,15 +62,15 @@ impl Dropout<'_> {
         expect(op, "dropout.samples", self.samples, DType::U32, &[m])?;
         expect(op, "dropout.positions", self.positions, DType::U32, &[m])
     }
-    /// Words below it drop.
+    /// Inputs whose random word is below this threshold are dropped.
     pub(super) fn threshold(&self) -> u32 {
         (self.p * (u64::from(u32::MAX) + 1) as f64).round() as u32
     }
-    /// What is kept is multiplied with it.
+    /// The factor 1/(1 − p) of inputs that are not dropped.
     pub(super) fn kept(&self) -> f32 {
         (1.0 / (1.0 - self.p)) as f32
     }
-    /// The factors of rows `first ..` under block `block`: `[rows, k]` overwrites.
+    /// Computes the dropout factors of the rows from `first` on for block `block`: `[rows, k]`, *overwrites*.
     pub(super) fn factors(&self, cpu: &Cpu, first: usize, block: usize, k: usize, factors: &mut [f32]) {
         let rows = factors.len() / k.max(1);
         let tasks = Factors {
@@ -85,24 +87,24 @@ impl Dropout<'_> {
     }
 }
 
-/// What is computed of A in the backward pass, beside xa.
+/// Gradients that the backward pass computes from the adapter's matrix A.
 pub(super) struct Back<'a> {
-    /// `[M, R]`, the scale in it.
+    /// Gradient of `xa`, `[M, R]`, including the scale.
     pub d_xa: &'a [f32],
-    /// A's panels: *accumulates into*.
+    /// Gradient of A, in panels: *accumulates into*.
     pub d_a: &'a mut [f32],
-    /// `[M, K]`: *accumulates into*.
+    /// Gradient of the input, `[M, K]`: *accumulates into*.
     pub d_x: &'a mut [f32],
 }
 
 impl Adapter<'_> {
-    /// Elements that [`lower_dropped`](Self::lower_dropped) works in.
+    /// Elements of workspace that [`lower_dropped`](Self::lower_dropped) needs for `m` rows.
     pub(super) fn dropped_len(&self, m: usize) -> usize {
         m.min(ROWS) * (2 * self.a.cols() + self.a.rows())
     }
 
-    /// `xa = Σ_k f x A`: `[M, R]` overwrites, the scale not yet in it; and in the backward pass the gradients of A and
-    /// `x`.
+    /// Computes `xa = Σ_k f x A` (`[M, R]`, *overwrites*), not yet multiplied by the scale. In the backward pass
+    /// (`back`) also adds the gradients of A and `x`.
     pub(super) fn lower_dropped(
         &self,
         cpu: &Cpu,
@@ -121,7 +123,7 @@ impl Adapter<'_> {
             let (f, rest) = spare.split_at_mut(rows * k);
             let (dropped, wide) = rest.split_at_mut(rows * k);
             for (i, (b, _, at)) in self.blocks().enumerate() {
-                // A matmul begins with a panel of A: `skip` rows of it are other blocks'.
+                // A matmul starts at a panel of A: its first `skip` rows belong to other blocks.
                 let (r, skip) = (b.cols(), at % PANEL);
                 let (width, panels) = (skip + r, a.range((at - skip) * k..a.len()));
                 let wide = &mut wide[..rows * width];
@@ -150,7 +152,7 @@ impl Adapter<'_> {
                 }
                 let Some(Back { d_xa, d_a, d_x }) = &mut back else { continue };
                 for (wide, d_xa) in wide.chunks_exact_mut(width).zip(d_xa[first * rank..].chunks_exact(rank)) {
-                    // 0 in the other blocks' rows adds nothing to them.
+                    // Zeros add nothing to the rows of other blocks.
                     wide[..skip].fill(0.0);
                     wide[skip..].copy_from_slice(&d_xa[at..at + r]);
                 }
@@ -224,12 +226,12 @@ impl Tasks for Factors<'_> {
     }
 }
 
-/// `y ← f x`, element by element.
+/// Computes `y ← f x`, element by element.
 pub(super) fn multiply(cpu: &Cpu, f: &[f32], x: &[impl Element], y: &mut [f32]) {
     each(cpu, f, x, y, false);
 }
 
-/// `y ← y + f x`, element by element, one rounding.
+/// Computes `y ← y + f x`, element by element, with one rounding.
 pub(super) fn multiply_add(cpu: &Cpu, f: &[f32], x: &[f32], y: &mut [f32]) {
     each(cpu, f, x, y, true);
 }
@@ -240,7 +242,7 @@ fn each(cpu: &Cpu, f: &[f32], x: &[impl Element], y: &mut [f32], add: bool) {
     cpu.run(len.div_ceil(ELEMENTS), &Each { f, x, len, y: Disjoint::new(y), add });
 }
 
-/// Elements of a task of [`Each`].
+/// Elements of an [`Each`] task.
 const ELEMENTS: usize = 1 << 13;
 
 struct Each<'a, E> {

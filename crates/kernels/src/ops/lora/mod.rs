@@ -1,10 +1,9 @@
-//! Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) of a matmul: `y += s · (x Aᵀ) Bᵀ`.
+//! Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685): `y += s · (x Aᵀ) Bᵀ` beside the matmul of the base weight.
 //!
-//! Shapes: `M` rows (tokens), `K` inputs, `N` outputs; `s` the scale (`alpha / r`). Matmuls with the same input are
-//! fused (q, k and v), and each has an adapter of its own: block `i` is `A_i: [r_i, K]`, `B_i: [N_i, r_i]`, and adds to
-//! the columns `first_i .. first_i + N_i` of `y`. The `A_i` lie one below the other in `A: [R, K]`, `R = Σ r_i`, so
-//! that
-//! `x` is read once; columns of `y` that no block reaches stay as they are.
+//! Letters in shapes: `M` rows (tokens), `K` inputs, `N` outputs; `s` is the scale (`alpha / r`). Matmuls with the same
+//! input are fused (q, k and v), and each of them has an adapter of its own, called a block. Block `i` is `A_i: [r_i,
+//! K]` and `B_i: [N_i, r_i]`, and adds to the columns `first_i .. first_i + N_i` of `y`. Columns of `y` outside all
+//! blocks stay as they are. The `A_i` are stacked into `A: [R, K]`, `R = Σ r_i`, so that `x` is read once.
 //!
 //! ```text
 //! xa[m,j]          = s · Σ_k x[m,k] A[j,k]              the chain rounded to f32, then multiplied by s
@@ -15,11 +14,11 @@
 //! dx[m,k]         += Σ_j dxa[m,j] A[j,k]                all j, ascending
 //! ```
 //!
-//! `xa` carries the scale, so `dB` needs no other factor. The backward computes it again, to the same bits: it costs
-//! less than keeping it for every layer.
+//! `xa` includes the scale, so `dB` needs no other factor. The backward pass computes `xa` again, to the same bits:
+//! that costs less than keeping it for every layer.
 //!
-//! With [`Dropout`], block `i` reads `f_i[m,k] x[m,k]` in the place of `x`, where `f_i` is 0 or `1/(1−p)`: in `xa` and
-//! `dA`; and
+//! With [`Dropout`], `xa` and `dA` of block `i` use `f_i[m,k] x[m,k]` in place of `x[m,k]`, where `f_i` is 0 or
+//! `1/(1−p)`. The gradient of `x` becomes
 //!
 //! ```text
 //! dx[m,k]         += f_i[m,k] · Σ_j dxa[m,j] A[j,k]     j over block i, from 0; then the next block
@@ -38,51 +37,52 @@ use super::args::{expect, expect_floats, expect_shape, two_dims};
 use crate::device::Backend;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
 
-/// An adapter, to read.
+/// A LoRA adapter, read-only.
 #[derive(Clone, Copy)]
 pub struct Adapter<'a> {
-    /// `[R, K]`
+    /// The stacked `A_i`: `[R, K]`.
     pub a: &'a Matrix,
-    /// The `[N_i, r_i]`.
+    /// `B_i` of each block: `[N_i, r_i]`.
     pub b: &'a [Matrix],
-    /// The `first_i`.
+    /// First column of each block in `y`: `first_i`.
     pub first: &'a [usize],
-    /// `s`
+    /// The scale `s = alpha / r`.
     pub scale: f32,
 }
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// `[M, K]`
+    /// Input of the layer: `[M, K]`.
     pub x: View<'a>,
-    /// The adapter.
+    /// The adapter that is applied.
     pub adapter: Adapter<'a>,
-    /// Which elements of `x` the adapter does not see.
+    /// Dropout of the adapter's input; `None` for no dropout.
     pub dropout: Option<Dropout<'a>>,
-    /// `[M, N]`: *accumulates into*.
+    /// Output of the base matmul: `[M, N]`, *accumulates into*.
     pub y: ViewMut<'a>,
 }
 
 /// Arguments of [`backward`].
 pub struct Backward<'a> {
-    /// `[M, K]`
+    /// Input of the forward pass: `[M, K]`.
     pub x: View<'a>,
-    /// The adapter.
+    /// The adapter of the forward pass.
     pub adapter: Adapter<'a>,
-    /// The dropout that [`forward`] had.
+    /// The same dropout as in [`forward`].
     pub dropout: Option<Dropout<'a>>,
-    /// `[M, N]`
+    /// Gradient of the output: `[M, N]`.
     pub d_y: View<'a>,
-    /// `[M, K]`: *accumulates into*.
+    /// Gradient of the input: `[M, K]`, *accumulates into*.
     pub d_x: ViewMut<'a>,
-    /// `[R, K]`: *accumulates into*.
+    /// Gradient of the stacked `A_i`: `[R, K]`, *accumulates into*.
     pub d_a: &'a mut Matrix,
-    /// The `[N_i, r_i]`: *accumulates into*.
+    /// Gradient of each `B_i`: `[N_i, r_i]`, *accumulates into*.
     pub d_b: &'a mut [Matrix],
 }
 
 impl Adapter<'_> {
-    /// R, if the parts fit each other and rows of `k` inputs and `n` outputs.
+    /// Checks that the shapes of the adapter fit each other, `k` inputs and `n` outputs. Returns R, the sum of the
+    /// ranks.
     fn check(&self, op: &'static str, k: usize, n: usize) -> Result<usize> {
         let rank = self.b.iter().map(Matrix::cols).sum();
         expect_shape(op, "a", &[self.a.rows(), self.a.cols()], &[rank, k])?;
@@ -94,7 +94,7 @@ impl Adapter<'_> {
     }
 }
 
-/// `y += s · (x Aᵀ) Bᵀ`. Beside its outputs it holds `xa`.
+/// Forward pass: `y += s · (x Aᵀ) Bᵀ`. Memory beside the outputs: `xa`.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "lora::forward";
     let Forward { x, adapter, dropout, ref y } = args;
@@ -113,7 +113,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The gradients of `x`, `A` and the `B_i`. Beside its outputs it holds `xa` and `dxa`.
+/// Backward pass: adds the gradients of `x`, `A` and the `B_i`. Memory beside the outputs: `xa` and `dxa`.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "lora::backward";
     let Backward { x, adapter, dropout, d_y, ref d_x, ref d_a, ref d_b } = args;

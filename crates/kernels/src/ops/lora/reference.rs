@@ -1,25 +1,25 @@
-//! The low-rank adapter, slow and obvious: one block at a time.
+//! Reference LoRA adapter for tests, slow and simple: one block after the other.
 
 use crate::check::Float;
 use crate::ops::linear::reference as linear;
 use crate::rng::philox;
 
-/// One block: `a: [r, K]`, `b: [N_i, r]`, added to columns `first ..` of `y`.
+/// One block of an adapter, the LoRA of one of several fused matmuls: adds to the columns `first ..` of `y`.
 #[derive(Clone)]
 pub struct Block<F> {
-    /// `[r, K]`
+    /// Matrix A, `[r, K]`.
     pub a: Vec<F>,
-    /// `[N_i, r]`
+    /// Matrix B, `[N_i, r]`.
     pub b: Vec<F>,
     /// The block's first column in `y`.
     pub first: usize,
-    /// `r`
+    /// The rank r.
     pub rank: usize,
-    /// What each input is multiplied with before A sees it: `[M, K]`, or empty for 1.
+    /// Dropout factors of the inputs, `[M, K]`; empty for no dropout.
     pub factors: Vec<F>,
 }
 
-/// The factors of block `block` for rows of these samples and positions: `[M, k]`.
+/// Returns the dropout factors of block `block`, `[M, k]`, for rows of these samples and positions.
 pub fn factors<F: Float>(p: f64, key: u64, samples: &[u32], positions: &[u32], block: u32, k: usize) -> Vec<F> {
     let mut all = Vec::new();
     for (&sample, &position) in samples.iter().zip(positions) {
@@ -41,7 +41,7 @@ impl<F: Float> Block<F> {
     }
 }
 
-/// Columns `first .. first + width` of rows of `n`.
+/// Copies the columns `first .. first + width` of rows that have `n` columns.
 fn columns<F: Float>(rows: &[F], n: usize, first: usize, width: usize) -> Vec<F> {
     rows.chunks_exact(n).flat_map(|row| row[first..first + width].to_vec()).collect()
 }
@@ -50,7 +50,7 @@ fn xa<F: Float>(k: usize, x: &[F], block: &Block<F>, scale: F) -> Vec<F> {
     linear::forward(k, &block.dropped(x), &block.a, None, None).into_iter().map(|x| x * scale).collect()
 }
 
-/// `y = y0 + s · (x Aᵀ) Bᵀ`, block by block; `y0: [M, n]`.
+/// Forward pass: returns `y = y0 + s · (x Aᵀ) Bᵀ`, block by block, with `y0: [M, n]`.
 pub fn forward<F: Float>(k: usize, n: usize, x: &[F], blocks: &[Block<F>], scale: F, y0: &[F]) -> Vec<F> {
     let mut y = y0.to_vec();
     for block in blocks {
@@ -64,7 +64,8 @@ pub fn forward<F: Float>(k: usize, n: usize, x: &[F], blocks: &[Block<F>], scale
     y
 }
 
-/// Adds the gradients of `x`, and of each block's `A` and `B` (in `g`, of the blocks' shapes).
+/// Backward pass: adds the gradients of `x`, and of the `A` and `B` of each block (in `g`, which has the shapes of the
+/// blocks).
 #[allow(clippy::too_many_arguments)]
 pub fn backward<F: Float>(
     k: usize,

@@ -1,4 +1,4 @@
-//! Per-head RMS norm on the CPU: `rmsnorm`'s row formulas on rows of head_dim.
+//! QK norm on the CPU: each head is normalised with the functions of `rmsnorm`.
 
 use super::{Backward, Forward, Parts};
 use crate::device::Cpu;
@@ -88,7 +88,8 @@ impl Tasks for BackwardTasks<'_> {
     }
 }
 
-/// Task i: vector i/2 of the query's (i even) or the key's weight.
+/// Tasks for the gradients of the weights. Task i computes vector i/2 (16 elements) of the query weight if i is even,
+/// of the key weight if i is odd.
 struct WeightTasks<'a> {
     parts: Parts,
     x: &'a [f32],

@@ -1,4 +1,5 @@
-//! Per-head RMS norm on CUDA: 16 lanes for each part of a row, the values among them; the weights' gradients by column.
+//! QK norm on CUDA: 16 threads for each head of a row, value heads included. The gradients of the weights have threads
+//! for each column.
 
 use super::{Backward, Forward, Parts};
 use crate::Result;

@@ -1,9 +1,10 @@
-//! RMS norm of each query head and each key head (Qwen 3, Gemma 3), or of all query heads together and all key heads
-//! together (OLMo 2), on the fused qkv rows. Value heads are copied.
+//! QK norm: RMS norm of each query head and each key head (Qwen 3, Gemma 3), or of all query heads together and all key
+//! heads together (OLMo 2). The input is fused rows of queries, keys and values; values are copied.
 //!
-//! Shapes: `T` tokens, `nh` query heads, `nkv` kv heads, `hd` head_dim, `A = nh + 2·nkv` heads of a row `[q][k][v]`.
+//! Letters in shapes: `T` tokens, `nh` query heads, `nkv` kv heads, `hd` head_dim, `A = nh + 2·nkv` heads of a row
+//! `[q][k][v]`.
 //!
-//! For head `a < nh + nkv`, with w = q_weight (a < nh) or k_weight, or that + offset:
+//! For each head `a < nh + nkv`, w is q_weight (if a < nh) or k_weight, plus `offset`:
 //! ```text
 //! rstd[t,a]   = 1 / √(Σ_i x[t,a,i]² / hd + eps)
 //! y[t,a,i]    = w[i] · (x[t,a,i] · rstd[t,a])
@@ -12,8 +13,8 @@
 //! d_w[i]     += Σ_{t, a} d_y[t,a,i] · (x[t,a,i] · rstd[t,a])    in `rmsnorm`'s chunks of tokens; ascending t, then a
 //! ```
 //!
-//! Weights of nh·hd and nkv·hd elements ask for one norm over all heads: then there are 1 and 1 parts of these widths
-//! in the place of nh and nkv parts of width hd.
+//! If the weights have nh·hd and nkv·hd elements, one norm spans all heads: nh is then 1 with a width of nh·hd, and nkv
+//! is 1 with a width of nkv·hd.
 
 mod cpu;
 mod cuda;
@@ -25,57 +26,61 @@ use crate::{Context, DType::F32, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// `[T, A·hd]`
+    /// Fused rows of queries, keys and values: `[T, A·hd]`.
     pub x: View<'a>,
-    /// Query heads, nh.
+    /// Number of query heads (nh).
     pub heads: usize,
-    /// Key (and value) heads, nkv.
+    /// Number of key heads and of value heads (nkv).
     pub kv_heads: usize,
-    /// hd
+    /// Size of a head (hd).
     pub head_dim: usize,
-    /// `[hd]`, or `[nh·hd]`
+    /// Weight of the queries' norm: `[hd]`, or `[nh·hd]` for one norm over all heads.
     pub q_weight: View<'a>,
-    /// `[hd]`, or `[nkv·hd]`
+    /// Weight of the keys' norm: `[hd]`, or `[nkv·hd]` for one norm over all heads.
     pub k_weight: View<'a>,
-    /// Added to every weight: 0, or 1 where a weight of 0 changes nothing (Gemma).
+    /// Added to every weight: 0, or 1 in models that store weight − 1 (Gemma).
     pub offset: f32,
-    /// Added to the mean square.
+    /// Added to the mean square before the square root.
     pub eps: f32,
-    /// `[T, A·hd]`: *overwrites*.
+    /// Output `[T, A·hd]`: *overwrites*.
     pub y: ViewMut<'a>,
-    /// `[T, nh + nkv]`, or `[T, 2]`: *overwrites* with the reciprocal root mean squares.
+    /// Reciprocal root mean square of each norm: `[T, nh + nkv]`, or `[T, 2]` for one norm over all heads.
+    /// *Overwrites*.
     pub rstd: ViewMut<'a>,
 }
 
 /// Arguments of [`backward`].
 pub struct Backward<'a> {
-    /// `[T, A·hd]`: forward's input.
+    /// Input of the forward pass: `[T, A·hd]`.
     pub x: View<'a>,
-    /// Query heads, nh.
+    /// Number of query heads (nh).
     pub heads: usize,
-    /// Key (and value) heads, nkv.
+    /// Number of key heads and of value heads (nkv).
     pub kv_heads: usize,
-    /// hd
+    /// Size of a head (hd).
     pub head_dim: usize,
-    /// `[hd]`, or `[nh·hd]`
+    /// Weight of the queries' norm: `[hd]`, or `[nh·hd]` for one norm over all heads.
     pub q_weight: View<'a>,
-    /// `[hd]`, or `[nkv·hd]`
+    /// Weight of the keys' norm: `[hd]`, or `[nkv·hd]` for one norm over all heads.
     pub k_weight: View<'a>,
-    /// As in [`Forward`].
+    /// Added to every weight, as in [`Forward`].
     pub offset: f32,
-    /// `[T, nh + nkv]`, or `[T, 2]`, from forward.
+    /// Reciprocal root mean squares from the forward pass: `[T, nh + nkv]`, or `[T, 2]`.
     pub rstd: View<'a>,
-    /// `[T, A·hd]`
+    /// Gradient of the output: `[T, A·hd]`.
     pub d_y: View<'a>,
-    /// `[T, A·hd]`: *overwrites*.
+    /// Gradient of the input: `[T, A·hd]`, *overwrites*.
     pub d_x: ViewMut<'a>,
-    /// Of the query's and of the key's weight, as long as these: *accumulates into*; none where they are frozen.
+    /// Gradients of the query weight and the key weight, of their shapes: *accumulates into*. `None` if the weights are
+    /// frozen.
     pub d_weights: Option<(ViewMut<'a>, ViewMut<'a>)>,
-    /// u32 `[S + 1]`: the first row of each segment, and T at last; between segments a batch may be cut. None: one.
+    /// First row of each of the S segments, then T: u32 `[S + 1]`. Cutting a batch into several calls between segments
+    /// changes no bit. `None`: one segment.
     pub segments: Option<View<'a>>,
 }
 
-/// What is normed of a row: `q` parts of `q_dim`, then `k` parts of `k_dim`; the rest is copied.
+/// The parts of a fused row that are normalised: `q` parts of `q_dim` elements, then `k` parts of `k_dim`. The rest
+/// (values) is copied.
 #[derive(Clone, Copy)]
 struct Parts {
     q: usize,
@@ -96,11 +101,11 @@ impl Parts {
     fn normed(self) -> usize {
         self.q + self.k
     }
-    /// Where the values begin.
+    /// Index in a row of the first value element.
     fn values(self) -> usize {
         self.q * self.q_dim + self.k * self.k_dim
     }
-    /// The elements of part `a` in a row.
+    /// Range in a row of normalised part `a`.
     fn part(self, a: usize) -> std::ops::Range<usize> {
         let (start, dim) = match a.checked_sub(self.q) {
             None => (a * self.q_dim, self.q_dim),
@@ -110,7 +115,7 @@ impl Parts {
     }
 }
 
-/// Normalises query and key heads, copies value heads.
+/// Normalises query and key heads, and copies value heads.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "qk_norm::forward";
     let t = two_dims(OP, "x", args.x)?[0];
@@ -129,7 +134,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Gradients of the heads and of both weights.
+/// Computes the gradients of the heads and of both weights.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "qk_norm::backward";
     let t = two_dims(OP, "x", args.x)?[0];

@@ -1,10 +1,10 @@
-//! Per-head RMS norm, slow and obvious: `rmsnorm`'s oracle on each head.
+//! Reference QK norm for tests, slow and simple: the reference of `rmsnorm` applied to each head.
 
 use crate::check::Float;
 use crate::ops::lanes::CHUNK;
 use crate::ops::rmsnorm::reference as rmsnorm;
 
-/// y `[T, A·hd]` and rstd `[T, nh + nkv]` of `x: [T, A·hd]` with `heads` query and `kv_heads` kv heads.
+/// Returns y `[T, A·hd]` and rstd `[T, nh + nkv]` for `x: [T, A·hd]`, with `heads` query and `kv_heads` kv heads.
 pub fn forward<F: Float>(x: &[F], heads: usize, kv_heads: usize, q_w: &[F], k_w: &[F], eps: f64) -> (Vec<F>, Vec<F>) {
     let hd = q_w.len();
     let (mut y, mut rstd) = (Vec::new(), Vec::new());
@@ -21,7 +21,7 @@ pub fn forward<F: Float>(x: &[F], heads: usize, kv_heads: usize, q_w: &[F], k_w:
     (y, rstd)
 }
 
-/// d_x, d_q_weight and d_k_weight, from 0, of one segment.
+/// Returns the gradients of x, q_weight and k_weight, for one segment.
 #[allow(clippy::too_many_arguments)]
 pub fn backward<F: Float>(
     x: &[F],
@@ -49,7 +49,7 @@ pub fn backward<F: Float>(
     (d_x, d_q, d_k)
 }
 
-/// Adds the gradients of both weights to `d_w`. In f32 these are the bits that every instruction set must give.
+/// Adds the gradients of both weights to `d_w`. In f32 this defines the bits that every instruction set must give.
 pub fn weight_gradients<F: Float>(
     x: &[F],
     heads: usize,

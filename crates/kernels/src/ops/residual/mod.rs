@@ -1,7 +1,7 @@
-//! The residual stream where no norm stands before the next matmul: the sum, and a copy of it in what the matmul
+//! Residual addition without a norm after it: computes the sum, and a copy of the sum in the dtype that the next matmul
 //! reads.
 //!
-//! Shapes: `T` tokens, `H` hidden.
+//! Letters in shapes: `T` tokens, `H` hidden size.
 //!
 //! ```text
 //! s[t,h]    = x[t,h] + delta[t,h]         (s = x without a delta)
@@ -22,25 +22,25 @@ use crate::{Context, DType::F32, Error, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// `[T, H]`
+    /// Residual stream: `[T, H]`.
     pub x: View<'a>,
-    /// `[T, H]`, added to `x`.
+    /// Output of a layer that is added to `x`: `[T, H]`.
     pub delta: Option<View<'a>>,
-    /// `[T, H]`: *overwrites* with x + delta; given exactly if `delta` is.
+    /// The sum x + delta: `[T, H]`, *overwrites*. Must be set exactly if `delta` is.
     pub sum: Option<ViewMut<'a>>,
-    /// `[T, H]`, f32 or bf16 (rounded): *overwrites*.
+    /// Copy of the sum for the next matmul: `[T, H]`, f32 or rounded to bf16, *overwrites*.
     pub y: ViewMut<'a>,
 }
 
 /// Arguments of [`backward`].
 pub struct Backward<'a> {
-    /// `[T, H]`
+    /// Gradient of `y`: `[T, H]`.
     pub d_y: View<'a>,
-    /// `[T, H]`: *accumulates into*.
+    /// Gradient of the residual stream: `[T, H]`, *accumulates into*.
     pub d_x: ViewMut<'a>,
 }
 
-/// Adds and copies.
+/// Adds `delta` to the residual stream and copies the sum to `y`.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "residual::forward";
     let [t, h] = two_dims(OP, "x", args.x)?;
@@ -62,7 +62,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The gradient of the stream.
+/// Adds the gradient of `y` to the gradient of the residual stream.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "residual::backward";
     let [t, h] = two_dims(OP, "d_y", args.d_y)?;

@@ -1,4 +1,5 @@
-//! RMS norm on the CPU. A row's statistics are 16 lane sums, then the fixed tree.
+//! RMS norm on the CPU. The sum of squares of a row has 16 partial sums, one for each vector lane, added in a fixed
+//! tree.
 
 use super::{Backward, Forward, Recompute};
 use crate::DType;
@@ -7,13 +8,13 @@ use crate::ops::lanes::{chunks, dot, load, rows, rows_of_task, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
 
-/// 1 / √(mean square + eps)
+/// Reciprocal root mean square of a row, 1 / √(mean square + eps).
 #[inline(always)]
 pub(crate) fn rstd_of<V: Simd>(x: &[f32], eps: f32) -> f32 {
     1.0 / (dot::<V>(x, x) / x.len() as f32 + eps).sqrt()
 }
 
-/// What a norm multiplies with: a weight, and what is added to it.
+/// Weight of a norm, and the offset that is added to it.
 #[derive(Clone, Copy)]
 pub(crate) struct Weight<'a> {
     pub weight: &'a [f32],
@@ -21,7 +22,7 @@ pub(crate) struct Weight<'a> {
 }
 
 impl Weight<'_> {
-    /// 16 of its sums. Without an offset they are the weight's own bits: −0 + 0 would not be −0.
+    /// Loads 16 elements of weight + offset. An offset of 0 is not added, because −0 + 0 would not be −0.
     #[inline(always)]
     fn load<V: Simd>(self, at: usize) -> V {
         let weight = load::<V>(self.weight, at);
@@ -29,7 +30,7 @@ impl Weight<'_> {
     }
 }
 
-/// y = w · (x · rstd)
+/// Normalises a row: y = w · (x · rstd).
 #[inline(always)]
 pub(crate) fn scale_row<V: Simd>(x: &[f32], w: Weight<'_>, rstd: f32, y: &mut [impl Element]) {
     let rstd = V::splat(rstd);
@@ -38,7 +39,7 @@ pub(crate) fn scale_row<V: Simd>(x: &[f32], w: Weight<'_>, rstd: f32, y: &mut [i
     }
 }
 
-/// d_x += g · rstd − c · x, from d_x or (not `ACCUMULATE`) from 0.
+/// Gradient of a row's input: d_x = g · rstd − c · x with g = d_y · w, added to `d_x` if `ACCUMULATE`.
 #[inline(always)]
 pub(crate) fn backward_row<V: Simd, const ACCUMULATE: bool>(
     x: &[f32],
@@ -164,7 +165,7 @@ impl Tasks for BackwardTasks<'_> {
     }
 }
 
-/// Columns of a task of the weight's gradient.
+/// Columns of a task that computes the gradient of the weight.
 const COLUMNS: usize = 4 * LANES;
 
 struct WeightTasks<'a> {

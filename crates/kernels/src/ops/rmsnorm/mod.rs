@@ -1,7 +1,7 @@
-//! RMS norm, with the residual addition before it fused in (Zhang and Sennrich, "Root Mean Square Layer Normalization",
-//! 2019).
+//! RMS norm (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019), fused with the residual addition before
+//! it.
 //!
-//! Shapes: `T` tokens, `H` hidden.
+//! Letters in shapes: `T` tokens, `H` hidden size.
 //!
 //! ```text
 //! s[t,:]       = x[t,:] + delta[t,:]                       (s = x without a delta)
@@ -14,9 +14,9 @@
 //! d_weight[h] += Σ_t d_y[t,h] · (s[t,h] · rstd[t])         one chunk of tokens after the other
 //! ```
 //!
-//! A chunk is 64 tokens of a segment, from the segment's first; the last has fewer. Its terms are one chain of fused
-//! multiply-adds, ascending t, from 0, and what it gives is added to d_weight: ascending chunks, so that a batch may be
-//! cut between segments.
+//! The gradient of the weight is summed in chunks of 64 tokens, counted from the first token of each segment; a
+//! segment's last chunk may be shorter. The terms of a chunk are summed from 0 by fused multiply-adds in ascending
+//! order of t, then added to d_weight, chunk by chunk. So a batch may be cut between segments.
 
 pub(crate) mod cpu;
 mod cuda;
@@ -28,59 +28,60 @@ use crate::{Context, DType::F32, Error, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// `[T, H]`
+    /// Input `[T, H]`.
     pub x: View<'a>,
-    /// `[T, H]`, added to `x` first.
+    /// Output of a layer that is added to `x` before the norm: `[T, H]`.
     pub delta: Option<View<'a>>,
-    /// `[T, H]`: *overwrites* with x + delta; given exactly if `delta` is.
+    /// The sum x + delta: `[T, H]`, *overwrites*. Must be set exactly if `delta` is.
     pub sum: Option<ViewMut<'a>>,
-    /// `[H]`
+    /// Weight of the norm: `[H]`.
     pub weight: View<'a>,
-    /// Added to every weight: 0, or 1 where a weight of 0 changes nothing (Gemma).
+    /// Added to every weight: 0, or 1 in models that store weight − 1 (Gemma).
     pub offset: f32,
-    /// Added to the mean square.
+    /// Added to the mean square before the square root.
     pub eps: f32,
-    /// `[T, H]`, f32 or bf16 (rounded): *overwrites*.
+    /// Normalised output `[T, H]`, f32 or rounded to bf16: *overwrites*.
     pub y: ViewMut<'a>,
-    /// `[T]`: *overwrites* with the reciprocal root mean square.
+    /// Reciprocal root mean square of each row: `[T]`, *overwrites*.
     pub rstd: ViewMut<'a>,
 }
 
 /// Arguments of [`recompute`].
 pub struct Recompute<'a> {
-    /// `[T, H]`: what was normalised (the sum, if there was a delta).
+    /// The rows that were normalised (the sum, if there was a delta): `[T, H]`.
     pub x: View<'a>,
-    /// `[H]`
+    /// Weight of the norm: `[H]`.
     pub weight: View<'a>,
-    /// As in [`Forward`].
+    /// Added to every weight, as in [`Forward`].
     pub offset: f32,
-    /// `[T]`, from forward.
+    /// Reciprocal root mean squares from the forward pass: `[T]`.
     pub rstd: View<'a>,
-    /// `[T, H]`, f32 or bf16 (rounded): *overwrites*.
+    /// Normalised output `[T, H]`, f32 or rounded to bf16: *overwrites*.
     pub y: ViewMut<'a>,
 }
 
 /// Arguments of [`backward`].
 pub struct Backward<'a> {
-    /// `[T, H]`: what was normalised (the sum, if there was a delta).
+    /// The rows that were normalised (the sum, if there was a delta): `[T, H]`.
     pub x: View<'a>,
-    /// `[H]`
+    /// Weight of the norm: `[H]`.
     pub weight: View<'a>,
-    /// As in [`Forward`].
+    /// Added to every weight, as in [`Forward`].
     pub offset: f32,
-    /// `[T]`, from forward.
+    /// Reciprocal root mean squares from the forward pass: `[T]`.
     pub rstd: View<'a>,
-    /// `[T, H]`
+    /// Gradient of the output: `[T, H]`.
     pub d_y: View<'a>,
-    /// `[T, H]`: *accumulates into*.
+    /// Gradient of the input: `[T, H]`, *accumulates into*.
     pub d_x: ViewMut<'a>,
-    /// `[H]`: *accumulates into*; none where the weight is frozen.
+    /// Gradient of the weight: `[H]`, *accumulates into*. `None` if the weight is frozen.
     pub d_weight: Option<ViewMut<'a>>,
-    /// u32 `[S + 1]`: the first row of each segment, and T at last; between segments a batch may be cut. None: one.
+    /// First row of each of the S segments, then T: u32 `[S + 1]`. Cutting a batch into several calls between segments
+    /// changes no bit. `None`: one segment.
     pub segments: Option<View<'a>>,
 }
 
-/// Adds and normalises.
+/// Adds `delta` to `x` and normalises the sum.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "rmsnorm::forward";
     let [t, h] = two_dims(OP, "x", args.x)?;
@@ -104,7 +105,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What [`forward`] wrote to `y`, to the same bits: for a backward pass that did not keep it.
+/// Computes again what [`forward`] wrote to `y`, to the same bits, for a backward pass that did not keep it.
 pub fn recompute(ctx: &Context, args: Recompute<'_>) -> Result<()> {
     const OP: &str = "rmsnorm::recompute";
     let [t, h] = two_dims(OP, "x", args.x)?;
@@ -120,7 +121,7 @@ pub fn recompute(ctx: &Context, args: Recompute<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Gradients of the norm's input and weight.
+/// Computes the gradients of the norm's input and weight.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "rmsnorm::backward";
     let [t, h] = two_dims(OP, "x", args.x)?;

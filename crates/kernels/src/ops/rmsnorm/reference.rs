@@ -1,9 +1,9 @@
-//! RMS norm, slow and obvious.
+//! Reference RMS norm for tests, slow and simple.
 
 use crate::check::Float;
 use crate::ops::lanes::CHUNK;
 
-/// y and rstd of `x: [T, H]` (already summed).
+/// Returns the output y and the reciprocal root mean squares for `x: [T, H]`, to which delta was already added.
 pub fn forward<F: Float>(x: &[F], weight: &[F], eps: f64) -> (Vec<F>, Vec<F>) {
     let h = weight.len();
     let (mut y, mut rstds) = (Vec::new(), Vec::new());
@@ -16,7 +16,7 @@ pub fn forward<F: Float>(x: &[F], weight: &[F], eps: f64) -> (Vec<F>, Vec<F>) {
     (y, rstds)
 }
 
-/// d_x and d_weight, from 0, of one segment.
+/// Returns the gradients of x and weight, for one segment.
 pub fn backward<F: Float>(x: &[F], weight: &[F], rstd: &[F], d_y: &[F]) -> (Vec<F>, Vec<F>) {
     let h = weight.len();
     let mut d_x = Vec::new();
@@ -31,7 +31,7 @@ pub fn backward<F: Float>(x: &[F], weight: &[F], rstd: &[F], d_y: &[F]) -> (Vec<
     (d_x, d_weight)
 }
 
-/// Adds the weight's gradient to `d_weight`. In f32 these are the bits that every instruction set must give.
+/// Adds the weight's gradient to `d_weight`. In f32 this defines the bits that every instruction set must give.
 pub fn weight_gradient<F: Float>(x: &[F], rstd: &[F], d_y: &[F], segments: &[u32], d_weight: &mut [F]) {
     let h = d_weight.len();
     for segment in segments.windows(2) {

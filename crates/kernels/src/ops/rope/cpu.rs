@@ -1,4 +1,4 @@
-//! Rotation on the CPU, a row at a time.
+//! Rotary position embedding on the CPU, row by row.
 
 use super::{Rotate, RotateInto};
 use crate::DType;
@@ -15,7 +15,7 @@ struct RotateTasks<'a> {
     positions: &'a [u32],
     cos: &'a [f32],
     sin: &'a [f32],
-    /// 1, or −1 to rotate back.
+    /// Sign of the angles: 1, or −1 for the backward pass.
     sign: f32,
 }
 

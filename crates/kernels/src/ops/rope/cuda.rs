@@ -1,4 +1,4 @@
-//! Rotation on CUDA: one thread for each pair of elements.
+//! Rotary position embedding on CUDA: one thread for each rotated pair of elements.
 
 use super::{Rotate, RotateInto};
 use crate::device::Cuda;

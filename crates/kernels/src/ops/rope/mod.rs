@@ -1,14 +1,16 @@
-//! Rotary position embedding (Su et al., "RoFormer", 2021), with the halves paired as Hugging Face pairs them.
+//! Rotary position embedding (Su et al., "RoFormer", 2021). Element i of a head is paired with element i + hd/2, as in
+//! Hugging Face transformers.
 //!
-//! Shapes: `T` tokens, `A` heads of a row, `hd` head_dim, `P` positions of the table.
+//! Letters in shapes: `T` tokens, `A` heads in a row, `hd` head_dim, `P` positions in the table.
 //!
-//! For head a of the first `heads`, i < hd/2, `p = positions[t]`, `θ = f32(p) · inv_freq[i]` rounded to f32:
+//! For each of the first `heads` heads a and each i < hd/2, `p = positions[t]`, `θ = f32(p) · inv_freq[i]` rounded to
+//! f32:
 //! ```text
 //! c, s            = cos θ · attention_scaling, sin θ · attention_scaling
 //! x'[t,a,i]       = x[t,a,i]        · c − x[t,a,i+hd/2] · s
 //! x'[t,a,i+hd/2]  = x[t,a,i+hd/2]   · c + x[t,a,i]      · s
 //! ```
-//! The backward pass is the transpose: s with the other sign.
+//! The backward pass is the transpose: the same rotation with −s.
 
 mod cpu;
 mod cuda;
@@ -19,20 +21,22 @@ use crate::device::Backend;
 use crate::ops::args::{expect, expect_below, expect_floats, two_dims};
 use crate::{Context, DType, Device, Error, Memory, Result, Tensor, View, ViewMut};
 
-/// Cosines and sines of every position up to a limit.
+/// Cosines and sines of the rotation angles, for every position below a limit.
 #[derive(Debug)]
 pub struct Table {
-    /// `[P, hd/2]`
+    /// Cosines `[P, hd/2]`.
     cos: Tensor,
-    /// `[P, hd/2]`
+    /// Sines `[P, hd/2]`.
     sin: Tensor,
 }
 
 impl Table {
-    /// The table of frequencies `inv_freq: [hd/2]` for positions `0..max_positions`, both times `attention_scaling`.
+    /// Computes the table for the frequencies `inv_freq: [hd/2]` and the positions `0..max_positions`. Cosines and
+    /// sines are multiplied by `attention_scaling`.
     ///
-    /// Angles are f32 products, as transformers forms them; their cosine and sine are computed in f64 by our own series
-    /// (error below 1e-14 for angles up to 1.6e6), so that no C library decides a bit, and rounded to f32.
+    /// Angles are position · frequency in f32, as in transformers. Their cosine and sine are computed in f64 by a
+    /// series of our own (error below 1e-14 for angles up to 1.6e6), so that the bits do not depend on a C library, and
+    /// then rounded to f32.
     pub fn new(memory: &Memory, inv_freq: &[f32], attention_scaling: f32, max_positions: usize) -> Table {
         let zeros = || Tensor::zeros(memory, &[max_positions, inv_freq.len()], DType::F32);
         let mut table = Table { cos: zeros(), sin: zeros() };
@@ -46,11 +50,11 @@ impl Table {
         }
         table
     }
-    /// `[P, hd/2]`
+    /// Cosines of the angles: `[P, hd/2]`.
     pub fn cos(&self) -> View<'_> {
         self.cos.view()
     }
-    /// `[P, hd/2]`
+    /// Sines of the angles: `[P, hd/2]`.
     pub fn sin(&self) -> View<'_> {
         self.sin.view()
     }
@@ -58,35 +62,36 @@ impl Table {
 
 /// Arguments of [`forward`] and [`backward`].
 pub struct Rotate<'a> {
-    /// `[T, A·hd]`: rotated in place.
+    /// Rows of heads `[T, A·hd]`: rotated in place.
     pub x: ViewMut<'a>,
-    /// Heads to rotate, the first ones of a row: queries and keys.
+    /// Number of heads to rotate, the first ones of a row: queries and keys.
     pub heads: usize,
-    /// hd
+    /// Size of a head (hd).
     pub head_dim: usize,
-    /// u32 `[T]`, each below P.
+    /// Position of each row in its sequence: u32 `[T]`, each below P.
     pub positions: View<'a>,
-    /// The angles.
+    /// Cosines and sines of the rotation angles.
     pub table: &'a Table,
 }
 
 /// Arguments of [`forward_into`].
 pub struct RotateInto<'a> {
-    /// `[T, A·hd]`
+    /// Rows of heads: `[T, A·hd]`.
     pub x: View<'a>,
-    /// `[T, A·hd]`, f32 or bf16 (rounded once, after the rotation): *overwrites*, heads that are not rotated too.
+    /// Output `[T, A·hd]`, f32 or bf16 (rounded once, after the rotation): *overwrites*. Heads that are not rotated are
+    /// copied.
     pub y: ViewMut<'a>,
-    /// Heads to rotate, the first ones of a row: queries and keys.
+    /// Number of heads to rotate, the first ones of a row: queries and keys.
     pub heads: usize,
-    /// hd
+    /// Size of a head (hd).
     pub head_dim: usize,
-    /// u32 `[T]`, each below P.
+    /// Position of each row in its sequence: u32 `[T]`, each below P.
     pub positions: View<'a>,
-    /// The angles.
+    /// Cosines and sines of the rotation angles.
     pub table: &'a Table,
 }
 
-/// Rotates.
+/// Rotates queries and keys in place.
 pub fn forward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
     check("rope::forward", args.x.view(), args.heads, args.head_dim, args.positions, args.table)?;
     match ctx.backend() {
@@ -96,7 +101,7 @@ pub fn forward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Rotates into another tensor.
+/// Rotates queries and keys into another tensor.
 pub fn forward_into(ctx: &Context, args: RotateInto<'_>) -> Result<()> {
     const OP: &str = "rope::forward_into";
     check(OP, args.x, args.heads, args.head_dim, args.positions, args.table)?;
@@ -108,7 +113,7 @@ pub fn forward_into(ctx: &Context, args: RotateInto<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Rotates a gradient back.
+/// Backward pass: rotates a gradient in place, by the opposite angles.
 pub fn backward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
     check("rope::backward", args.x.view(), args.heads, args.head_dim, args.positions, args.table)?;
     match ctx.backend() {
@@ -132,7 +137,7 @@ fn check(op: &'static str, x: View<'_>, heads: usize, hd: usize, positions: View
     Ok(())
 }
 
-/// Cosine and sine of an angle ≥ 0 by reduction to |r| ≤ π/4 and Taylor's series.
+/// Cosine and sine of an angle ≥ 0, by reduction to |r| ≤ π/4 and Taylor series.
 fn cos_sin(angle: f64) -> (f64, f64) {
     // π/2 in two parts, the first of 33 bits: its product with fewer than 2^20 quarter turns is exact.
     const HALF_PI_HI: f64 = f64::from_bits(0x3ff9_21fb_5440_0000);

@@ -1,11 +1,11 @@
-//! Rotary embedding, slow and obvious.
+//! Reference rotary position embedding for tests, slow and simple.
 
 #![allow(clippy::disallowed_methods)]
 
 use crate::check::Float;
 
-/// Rotates the first `heads` heads of each row of `x: [T, width]` in place, by angles f32(position) · inv_freq;
-/// backwards with `sign` −1. The angle is the f32 product, whatever `F`.
+/// Rotates the first `heads` heads of each row of `x: [T, width]` in place, by the angles f32(position) · inv_freq, or
+/// by the opposite angles if `sign` is −1. The angle is computed in f32, also if `F` is f64.
 pub fn rotate<F: Float>(
     x: &mut [F],
     width: usize,

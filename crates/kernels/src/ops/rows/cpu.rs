@@ -1,4 +1,5 @@
-//! A gather split over rows, and its transpose split over columns, so that each sum runs over the chosen rows in order.
+//! Gathering rows on the CPU. The gather is split over rows; the backward pass is split over columns, so that each sum
+//! runs over the chosen rows in order.
 
 use super::{Gather, ScatterAdd};
 use crate::device::Cpu;
@@ -6,9 +7,9 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
 
-/// Rows of a gathering task.
+/// Rows of a gather task.
 const ROWS: usize = 32;
-/// Columns of a scattering task.
+/// Columns of a scatter-add task.
 const COLUMNS: usize = 128;
 
 pub(super) fn gather(cpu: &Cpu, args: Gather<'_>) {

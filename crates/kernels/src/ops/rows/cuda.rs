@@ -1,5 +1,5 @@
-//! A gather by element, and its transpose by column and residue of the row's number, so that each sum runs over the
-//! chosen rows in order.
+//! Gathering rows on CUDA. The gather has a thread for each element. The backward pass has a thread for each column and
+//! each residue of the row index mod 16, so that each sum runs over the chosen rows in order.
 
 use super::{Gather, ScatterAdd};
 use crate::Result;
@@ -7,7 +7,7 @@ use crate::device::Cuda;
 use crate::device::cuda::{Grid, Source, source};
 
 const SOURCE: Source = source!("rows");
-/// Threads that share a column: each looks at all chosen rows, and adds those that are its own.
+/// Threads that share a column of the gradient. Each reads all chosen rows, and adds those whose index has its residue.
 const RESIDUES: u32 = 16;
 
 pub(super) fn gather(cuda: &Cuda, mut args: Gather<'_>) -> Result<()> {

@@ -1,6 +1,6 @@
-//! Rows by index: a gather and its transpose.
+//! Gathers rows of a matrix by index; the backward pass adds gradients to these rows.
 //!
-//! Shapes: `T` source rows, `R` chosen rows, `H` elements of a row.
+//! Letters in shapes: `T` rows of the source, `R` chosen rows, `H` elements of a row.
 //!
 //! ```text
 //! out[r,:]        = x[rows[r],:]
@@ -20,25 +20,25 @@ use crate::{Context, DType, Result, View, ViewMut};
 
 /// Arguments of [`gather`].
 pub struct Gather<'a> {
-    /// `[T, H]`, f32 or bf16.
+    /// Source matrix `[T, H]`, f32 or bf16.
     pub x: View<'a>,
-    /// u32 `[R]`, each below T; a row may be chosen several times.
+    /// Indices of the chosen rows: u32 `[R]`, each below T. A row may be chosen several times.
     pub rows: View<'a>,
-    /// `[R, H]`, of the same dtype: *overwrites*.
+    /// Output `[R, H]` of the dtype of `x`: *overwrites*.
     pub out: ViewMut<'a>,
 }
 
 /// Arguments of [`scatter_add`].
 pub struct ScatterAdd<'a> {
-    /// `[R, H]`
+    /// Gradient of the chosen rows: `[R, H]`.
     pub d_out: View<'a>,
-    /// u32 `[R]`, each below T.
+    /// Indices of the chosen rows: u32 `[R]`, each below T.
     pub rows: View<'a>,
-    /// `[T, H]`: *accumulates into*.
+    /// Gradient of the source matrix: `[T, H]`, *accumulates into*.
     pub d_x: ViewMut<'a>,
 }
 
-/// Copies the chosen rows.
+/// Copies the chosen rows of `x` to `out`.
 pub fn gather(ctx: &Context, args: Gather<'_>) -> Result<()> {
     const OP: &str = "rows::gather";
     let Gather { x, rows, ref out } = args;
@@ -56,7 +56,7 @@ pub fn gather(ctx: &Context, args: Gather<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Adds each chosen row's gradient to its source.
+/// Adds the gradient of each chosen row to the gradient of its source row.
 pub fn scatter_add(ctx: &Context, args: ScatterAdd<'_>) -> Result<()> {
     const OP: &str = "rows::scatter_add";
     let ScatterAdd { d_out, rows, ref d_x } = args;

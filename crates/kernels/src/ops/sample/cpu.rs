@@ -1,4 +1,4 @@
-//! Draws on the CPU. A row's draw is one task.
+//! Sampling tokens on the CPU. Each row is drawn by one task.
 
 use super::truncate::{self, Drawn};
 use super::{Forward, RowParams};
@@ -11,13 +11,13 @@ use crate::rng::{philox, unit_f64};
 use crate::simd::{LANES, Simd};
 use std::ops::Range;
 
-/// Rows whose logits are held at once when they are truncated or penalised.
+/// Rows with truncation or penalty whose logits are in memory at once.
 const TRUNCATED_ROWS: usize = 16;
-/// Rows whose logits are not more than this many (16 MiB) keep them until a chunk is drawn from; otherwise that chunk's
-/// are computed again, to the same bits. (Few in tests, for both ways.)
+/// The most logits (16 MiB) of all rows that are kept until tokens are drawn. If there are more, the logits of the
+/// chosen chunk are computed again, to the same bits. (Few in tests, so that both cases occur.)
 const KEPT_LOGITS: usize = if cfg!(test) { 1 << 12 } else { 1 << 22 };
 
-/// Where draws go; each `[R]`.
+/// Outputs of the draws; each is `[R]`.
 struct Outputs<'a> {
     ids: Disjoint<'a, u32>,
     logps: Disjoint<'a, f32>,
@@ -49,7 +49,7 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     Draws { head: Head::new(cpu, args.hidden, args.weight), rows: args.rows, outputs }.run(cpu);
 }
 
-/// The draws of a call.
+/// All draws of one call of the operation.
 struct Draws<'a> {
     head: Head<'a>,
     rows: &'a [RowParams<'a>],
@@ -57,7 +57,7 @@ struct Draws<'a> {
 }
 
 impl Draws<'_> {
-    /// Rows that need their logits and rows that don't, in runs of one kind.
+    /// Draws all rows. Consecutive rows that need whole rows of logits, or that do not, are drawn together.
     fn run(&self, cpu: &Cpu) {
         let mut start = 0;
         for run in self.rows.chunk_by(|a, b| a.needs_logits() == b.needs_logits()) {
@@ -94,14 +94,14 @@ impl Draws<'_> {
     }
 }
 
-/// The uniform of a row.
+/// The uniform random number of a row, in [0, 1).
 pub(super) fn uniform(row: &RowParams<'_>) -> f64 {
     let words = philox(row.key, row.counter);
     unit_f64(words[0], words[1])
 }
 
-/// The first index whose cumulated weight exceeds the fraction `u` of all, and the fraction of its own weight that was
-/// left. Where nothing has weight (numbers that are not finite), the first.
+/// Inverse CDF: returns the first index at which the cumulated weight exceeds the fraction `u` of the total, and where
+/// inside that weight the fraction falls (0 to 1). If no weight is positive (logits that are not finite), index 0.
 #[inline(always)]
 pub(super) fn inverse_cdf(weights: impl Iterator<Item = f32> + Clone, u: f64) -> (usize, f64) {
     let goal = u * weights.clone().map(f64::from).sum::<f64>();
@@ -116,16 +116,16 @@ pub(super) fn inverse_cdf(weights: impl Iterator<Item = f32> + Clone, u: f64) ->
         }
         below += weight;
     }
-    // Rounding left `u` at the very end.
+    // Because of rounding, `u` fell past the end.
     (last, 1.0 - f64::EPSILON)
 }
 
-/// Draws from chunk statistics and one chunk's logits.
+/// Tasks that draw a token from the statistics of all chunks and the logits of one chunk.
 struct Plain<'a> {
     draws: &'a Draws<'a>,
     rows: Range<usize>,
     partials: &'a Disjoint<'a, f32>,
-    /// What [`Chunks`] kept.
+    /// Scaled logits that [`Chunks`] kept, or `None` to compute those of the chosen chunk again.
     logits: Option<&'a Disjoint<'a, f32>>,
 }
 
@@ -145,7 +145,7 @@ impl Tasks for Plain<'_> {
         let (chunk, left) = if greedy {
             (partials.chunks_exact(KEPT).position(|chunk| chunk[0] == whole.max).unwrap_or(0), 0.0)
         } else {
-            // Nothing reads the third statistic after `combine`: it becomes the chunk's weight.
+            // The third statistic is not needed after `combine`: its place takes the chunk's weight.
             for chunk in partials.chunks_exact_mut(KEPT) {
                 chunk[2] = chunk[1] * math::exp1::<V>(chunk[0] - whole.max);
             }
@@ -177,7 +177,7 @@ impl Tasks for Plain<'_> {
     }
 }
 
-/// `to = exp(z − max)`
+/// Computes `to = exp(z − max)` for every element.
 #[inline(always)]
 pub(super) fn exp_below<V: Simd>(z: &[f32], max: f32, to: &mut [f32]) {
     for (z, to) in z.chunks(LANES).zip(to.chunks_mut(LANES)) {
@@ -185,11 +185,11 @@ pub(super) fn exp_below<V: Simd>(z: &[f32], max: f32, to: &mut [f32]) {
     }
 }
 
-/// Draws from whole rows of logits.
+/// Tasks that draw a token from a whole row of logits, with truncation or penalty.
 struct Truncated<'a> {
     draws: &'a Draws<'a>,
     first: usize,
-    /// `[rows][V]`
+    /// Unscaled logits `[rows][V]`.
     logits: &'a Disjoint<'a, f32>,
 }
 

@@ -1,5 +1,5 @@
-//! Draws from whole rows of logits, a block of rows at a time: a thread for each row, or, where it is truncated or has
-//! a penalty, a block of threads.
+//! Sampling tokens on CUDA, from whole rows of logits, a block of rows at a time. One thread draws each row; rows with
+//! truncation or a penalty have a block of threads each.
 
 use super::{Forward, RowParams};
 use crate::Result;
@@ -11,26 +11,27 @@ use crate::ops::lm_head::cuda::{Beta, Head};
 use crate::rng::philox;
 
 const SOURCE: Source = source!("sample");
-/// Words that are in memory at once: 64 MiB. (Few in tests, for several blocks.)
+/// Limit of the 32-bit words of logits that are in memory at once: 64 MiB. (Few in tests, for several blocks of rows.)
 const WORDS: usize = if cfg!(test) { 1 << 12 } else { 1 << 24 };
-/// The same where rows are drawn from whole, which takes several words for each logit.
+/// As [`WORDS`], if a row has truncation or a penalty, which needs several words for each logit.
 const WORDS_WHOLE: usize = if cfg!(test) { 1 << 14 } else { 1 << 26 };
 
-/// What each row is drawn with: so many words, column by column (`sample.cu` has their names), then its history.
+/// Words of packed sampling parameters for each row, stored column by column (`sample.cu` names them), without the
+/// history.
 pub(crate) const COLUMNS: usize = 12;
 const BETA: usize = 2;
 const GREEDY: u32 = 1;
 const WHOLE: u32 = 2;
 
-/// How many of `all` rows are drawn together, and the words that they take beside their parameters: logits and partial
-/// sums; where a row is drawn from whole also penalised logits, weights, ids that stay, and pairs that are sorted.
+/// Returns how many of `all` rows are drawn together, and the scratch words for them: logits and partial sums. With
+/// truncation or a penalty (`whole`) also penalised logits, weights, kept ids, and (logit, id) pairs to sort.
 pub(crate) fn block(all: usize, vocab: usize, whole: bool) -> (usize, usize) {
     let each = if whole { 4 * vocab + 2 * vocab.next_power_of_two() } else { vocab };
     let rows = (if whole { WORDS_WHOLE } else { WORDS } / each.max(1)).clamp(1, all.max(1));
     (rows, rows * (each + vocab.div_ceil(CHUNK) * KEPT))
 }
 
-/// The words of all rows.
+/// Appends the packed sampling parameters of all rows, and their histories, to `words`.
 pub(super) fn pack<'a>(rows: impl ExactSizeIterator<Item = RowParams<'a>>, words: &mut Vec<u32>) {
     let halves = |x: f64| [x.to_bits() as u32, (x.to_bits() >> 32) as u32];
     let (first, count) = (words.len(), rows.len());
@@ -70,7 +71,7 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let (most, _) = block(all, vocab, whole);
     let logits = stream.scratch(most * vocab * size_of::<f32>())?;
     let partials = stream.scratch(most * chunks * KEPT * size_of::<f32>())?;
-    // Penalised logits, weights, ids that stay; and what is sorted.
+    // Buffers for penalised logits, weights and kept ids; then the buffer to sort.
     let of_whole = if whole { most * vocab * size_of::<f32>() } else { 0 };
     let [warped, weights, kept] = [stream.scratch(of_whole), stream.scratch(of_whole), stream.scratch(of_whole)];
     let (warped, weights, kept) = (warped?, weights?, kept?);
@@ -129,7 +130,7 @@ mod tests {
     use crate::check::normal;
     use crate::device::cuda::tests::{bits, random, same};
 
-    /// Ids, log-probabilities and truncated ones; any NaN is the same.
+    /// Bits of ids, log-probabilities and truncated log-probabilities; all NaNs count as equal.
     fn draw(ctx: &Context, rows: &[RowParams<'_>], h: usize, v: usize, hidden: &[f32]) -> Result<Vec<u32>> {
         let r = rows.len();
         let hidden = Tensor::from_f32(ctx.memory(), &[r, h], hidden);
@@ -157,7 +158,7 @@ mod tests {
         Ok(all.into_iter().map(|x| if f32::from_bits(x).is_nan() { f32::NAN.to_bits() } else { x }).collect())
     }
 
-    /// Rows of logits that are peaked, but not certain.
+    /// Hidden rows that give peaked distributions of tokens, but not certain ones.
     fn peaked(r: usize, h: usize) -> Vec<f32> {
         let scale = 3.0 / (h as f32).sqrt();
         normal::<f32>(1, r * h).into_iter().map(|x| x * scale).collect()

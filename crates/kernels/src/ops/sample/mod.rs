@@ -1,6 +1,6 @@
-//! Sampling: the next token of each row, drawn from its hidden row, and the log-probability that is recorded for it.
+//! Sampling: draws the next token of each sequence from its last hidden row, and records the token's log-probability.
 //!
-//! Shapes: `R` rows, `H` hidden, `V` vocabulary.
+//! Letters in shapes: `R` rows (sequences), `H` hidden size, `V` vocabulary size; T is the temperature.
 //!
 //! ```text
 //! l[v]      = Σ_h hidden[h] W[v,h]
@@ -8,11 +8,13 @@
 //! drawn     : l → repetition penalty → 1/T → top-k → top-p → min-p → softmax, inverse CDF of one uniform
 //! ```
 //!
-//! The order is that of transformers' warpers. The uniform is Philox4x32-10 of the row's key and counter, so a draw
-//! depends on the row's own identity, never on the batch. Greedy (T = 0) takes the largest, on ties the lowest id.
+//! Penalty and truncation are applied in the order of transformers' logits warpers. The uniform random number is
+//! Philox4x32-10 of the row's key and counter, so a draw depends on the row's own identity and never on the batch.
+//! Greedy sampling (T = 0) takes the token with the largest logit; of equal ones, the lowest id.
 //!
-//! A row with neither penalty nor truncation keeps no logits: chunk statistics first ([`super::lm_head`]), the chunk by
-//! the uniform, then the logits of that chunk again and the token in it. Other rows take a tile of up to 16 rows of
+//! A row without penalty and truncation needs no whole row of logits. The statistics of the vocabulary's chunks are
+//! computed first ([`super::lm_head`]); the random number chooses a chunk; then the token is drawn from that chunk's
+//! logits, which are computed again if they were not kept. Other rows are computed in groups of up to 16 whole rows of
 //! logits.
 
 mod cpu;
@@ -27,29 +29,30 @@ use super::lm_head;
 use crate::device::Backend;
 use crate::{Context, DType, Device, Error, Matrix, Result, View, ViewMut};
 
-/// How one row is drawn.
+/// Sampling parameters of one row.
 #[derive(Clone, Copy, Debug)]
 pub struct RowParams<'a> {
-    /// T; 0 is greedy.
+    /// Temperature T; 0 means greedy.
     pub temperature: f64,
-    /// Keep the k most likely (and what ties with the k-th); 0 keeps all.
+    /// top-k: keep the k most likely tokens, and those that tie with the k-th; 0 keeps all.
     pub top_k: usize,
-    /// Keep the most likely that together have this probability; 1 keeps all.
+    /// top-p: keep the most likely tokens that together have this probability; 1 keeps all.
     pub top_p: f64,
-    /// Keep what is at least this times as likely as the most likely; 0 keeps all.
+    /// min-p: keep tokens that are at least this times as likely as the most likely one; 0 keeps all.
     pub min_p: f64,
-    /// Logits of tokens in `history` are divided by it if positive, else multiplied; 1 changes nothing.
+    /// Repetition penalty: positive logits of tokens in `history` are divided by it, others multiplied; 1 changes
+    /// nothing.
     pub repetition_penalty: f64,
-    /// Tokens so far, prompt included, for the penalty; each below V.
+    /// The sequence's tokens so far, prompt included, for the repetition penalty; each below V.
     pub history: &'a [u32],
-    /// The run's seed.
+    /// Random key: the seed of the training run.
     pub key: u64,
-    /// Names the draw: unique in the run.
+    /// Counter of the random generator, different for every draw of the training run.
     pub counter: [u32; 4],
 }
 
 impl RowParams<'static> {
-    /// The most likely token: nothing is drawn.
+    /// Parameters that take the most likely token, without a random number.
     pub const GREEDY: RowParams<'static> = RowParams {
         temperature: 0.0,
         top_k: 0,
@@ -64,24 +67,25 @@ impl RowParams<'static> {
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// `[R, H]`
+    /// Hidden rows `[R, H]`.
     pub hidden: View<'a>,
-    /// `[V, H]`
+    /// Weight of the lm head: `[V, H]`.
     pub weight: &'a Matrix,
-    /// R of them.
+    /// Sampling parameters of each of the R rows.
     pub rows: &'a [RowParams<'a>],
-    /// What [`pack`] made of `rows`, where it went to the device with what else a step copies; None: it is copied now.
+    /// The output of [`pack`] for `rows`, if it was already copied to the device with other inputs of a decode step.
+    /// `None`: it is copied now.
     pub packed: Option<View<'a>>,
-    /// u32 `[R]`: *overwrites*.
+    /// The drawn token ids: u32 `[R]`, *overwrites*.
     pub ids: ViewMut<'a>,
-    /// `[R]`, before penalty and truncation: *overwrites*.
+    /// Log-probability of each drawn token before penalty and truncation: `[R]`, *overwrites*.
     pub logps: ViewMut<'a>,
-    /// `[R]`, in the distribution drawn from (0 when greedy): *overwrites*.
+    /// Log-probability of each drawn token after penalty and truncation (0 when greedy): `[R]`, *overwrites*.
     pub truncated_logps: Option<ViewMut<'a>>,
 }
 
-/// Draws a token for each row. Beside its outputs it holds what [`super::lm_head::forward`] does, and for rows with a
-/// penalty or a truncation 16 rows of logits, and 16 bytes per vocabulary entry and thread.
+/// Draws a token for each row. Memory beside the outputs: as [`super::lm_head::forward`], and for rows with a penalty
+/// or truncation 16 rows of logits, and 16 bytes per vocabulary entry and thread.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "sample::forward";
     let Forward { hidden, weight, rows, ref ids, ref logps, ref truncated_logps, .. } = args;
@@ -105,15 +109,15 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What a device must be told of rows to draw, as words that a step copies with its others: nothing where the host
-/// computes. Appends to `words`.
+/// Appends the sampling parameters of `rows` to `words`, in the form that a CUDA device needs. A decode step copies
+/// these words to the device with its other inputs. On the CPU nothing is appended.
 pub fn pack<'a>(device: Device, rows: impl ExactSizeIterator<Item = RowParams<'a>>, words: &mut Vec<u32>) {
     if packs(device) {
         cuda::pack(rows, words);
     }
 }
 
-/// The most words that [`pack`] makes of so many rows, each with a history of at most so many tokens.
+/// The most words that [`pack`] appends for this number of rows, each with a history of at most `history` tokens.
 pub fn packed_len(device: Device, rows: usize, history: usize) -> usize {
     if packs(device) { rows * (cuda::COLUMNS + history) } else { 0 }
 }
@@ -129,19 +133,19 @@ fn expect_packed(op: &'static str, device: Device, args: &Forward<'_>) -> Result
 }
 
 impl RowParams<'_> {
-    /// Words that [`pack`] makes of it.
+    /// Number of words that [`pack`] appends for this row.
     fn words(&self) -> usize {
         cuda::COLUMNS + self.penalised().len()
     }
-    /// Tokens that are penalised.
+    /// Tokens that the repetition penalty applies to; none if the penalty is 1.
     fn penalised(&self) -> &[u32] {
         if self.repetition_penalty == 1.0 { &[] } else { self.history }
     }
-    /// 1/T rounded to f32, as the trainer multiplies logits with; 1 when greedy.
+    /// 1/T rounded to f32, the factor by which the trainer multiplies logits too; 1 when greedy.
     fn inv_temperature(&self) -> f32 {
         if self.temperature == 0.0 { 1.0 } else { (1.0 / self.temperature) as f32 }
     }
-    /// Whether the whole row of logits is needed at once.
+    /// Whether drawing needs the whole row of logits at once: with a penalty or truncation.
     pub fn needs_logits(&self) -> bool {
         let truncated = self.temperature > 0.0 && (self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0);
         truncated || self.repetition_penalty != 1.0

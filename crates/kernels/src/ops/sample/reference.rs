@@ -1,11 +1,11 @@
-//! The distribution that a row is drawn from, slow and obvious.
+//! Reference of sampling for tests, slow and simple: the distribution from which a row is drawn.
 
 #![allow(clippy::disallowed_methods)]
 
 use super::RowParams;
 
-/// Probabilities `[V]` after penalty, temperature, top-k, top-p and min-p. Greedy is all on the largest, of equals the
-/// lowest id.
+/// Returns the probabilities `[V]` after penalty, temperature, top-k, top-p and min-p. Greedy gives all probability to
+/// the largest logit; of equal ones, to the lowest id.
 pub fn distribution(logits: &[f64], params: &RowParams<'_>) -> Vec<f64> {
     let mut z = logits.to_vec();
     let mut seen: Vec<u32> = params.history.to_vec();
@@ -15,7 +15,7 @@ pub fn distribution(logits: &[f64], params: &RowParams<'_>) -> Vec<f64> {
         let z = &mut z[id as usize];
         *z = if *z < 0.0 { *z * params.repetition_penalty } else { *z / params.repetition_penalty };
     }
-    // Most likely first; the sort is stable, so of equals the lowest id comes first.
+    // Most likely token first. The sort is stable, so of equal logits the lowest id comes first.
     let descending = |z: &[f64]| {
         let mut ids: Vec<usize> = (0..z.len()).collect();
         ids.sort_by(|&a, &b| z[b].total_cmp(&z[a]));

@@ -1,24 +1,25 @@
-//! Penalty and truncation of one row, in the order of transformers' warpers.
+//! Repetition penalty and truncation (top-k, top-p, min-p) of one row of logits, in the order of transformers' logits
+//! warpers.
 
 use super::RowParams;
 use super::cpu::{exp_below, inverse_cdf};
 use crate::math;
 use crate::simd::Simd;
 
-/// A draw, and its log-probability in the distribution drawn from.
+/// A drawn token, and its log-probability in the truncated distribution.
 pub(super) struct Drawn {
     pub id: usize,
     pub logp: f32,
 }
 
-/// `warped = β · penalised logits`.
+/// Computes `warped = β · logits`, with the repetition penalty applied to the logits.
 pub(super) fn penalise(logits: &[f32], beta: f32, params: &RowParams<'_>, warped: &mut [f32]) {
     for (z, warped) in logits.iter().zip(warped.iter_mut()) {
         *warped = z * beta;
     }
     if params.repetition_penalty != 1.0 {
         let penalty = params.repetition_penalty as f32;
-        // From the logit itself, so that a token seen twice is penalised once.
+        // Computed from the original logit, so that a token that occurs twice is penalised once.
         for &id in params.history {
             let z = logits[id as usize];
             warped[id as usize] = if z < 0.0 { z * penalty } else { z / penalty } * beta;
@@ -26,8 +27,8 @@ pub(super) fn penalise(logits: &[f32], beta: f32, params: &RowParams<'_>, warped
     }
 }
 
-/// Truncates `z`, draws, and leaves exp(z − max z) in `weights`. `sorted` is as long as `z`; it and `ids` hold
-/// anything.
+/// Truncates the scaled logits `z` and draws a token. On return `weights` are exp(z − max z). `sorted` (as long as `z`)
+/// and `ids` are buffers.
 #[inline(always)]
 pub(super) fn draw<V: Simd>(
     params: &RowParams<'_>,
@@ -50,7 +51,7 @@ pub(super) fn draw<V: Simd>(
     Drawn { id, logp: (z[id] - max) - math::ln1::<V>(total as f32) }
 }
 
-/// Makes `ids` those that stay, ascending; `weights` are exp(z − max).
+/// Sets `ids` to the tokens that top-k, top-p and min-p keep, ascending. `weights` are exp(z − max z).
 fn keep(params: &RowParams<'_>, z: &[f32], weights: &[f32], sorted: &mut [f32], ids: &mut Vec<u32>) {
     ids.clear();
     ids.extend(0..z.len() as u32);
@@ -67,8 +68,8 @@ fn keep(params: &RowParams<'_>, z: &[f32], weights: &[f32], sorted: &mut [f32], 
     }
 }
 
-/// Keeps, from the most likely on, every id before which less than `top_p` is gathered, summed in that order. Of
-/// equals, the lowest ids first. `ids` ascend, before and after.
+/// top-p: goes through `ids` from the most likely on and keeps each id before which the probabilities sum to less than
+/// `top_p`. Of equal logits, the lowest id comes first. `ids` are ascending, before and after.
 fn nucleus(top_p: f64, z: &[f32], weights: &[f32], ids: &mut Vec<u32>) {
     let total = ids.iter().map(|&id| f64::from(weights[id as usize])).sum::<f64>();
     match last_kept(top_p * total, total, z, weights, ids) {
@@ -80,24 +81,26 @@ fn nucleus(top_p: f64, z: &[f32], weights: &[f32], ids: &mut Vec<u32>) {
     }
 }
 
-/// The order of `total_cmp`, the largest first.
+/// Maps a logit to a u32 key whose ascending order is the descending order of `total_cmp`.
 #[inline(always)]
 fn descending(z: f32) -> u32 {
     let bits = z.to_bits();
     if bits >> 31 == 0 { !(bits | 1 << 31) } else { bits }
 }
 
-/// How many bits of an id's key each pass over the ids decides.
+/// Bits of a key that each pass of the radix select decides.
 const DIGITS: [u32; 3] = [12, 10, 10];
 
-/// Key and id of the last that [`sorted_nucleus`] keeps, without sorting; `None` if rounding could decide.
+/// Finds, without sorting, the key and id of the last token that [`sorted_nucleus`] keeps. Returns `None` if the
+/// rounding of sums could decide which it is.
 ///
-/// A radix select by weight: each pass adds up the weights of keys that agree in the digits so far, by the next digit,
-/// and continues with the digit in which `goal` is reached. Sums of `n` numbers that are not negative, whatever their
-/// order, are within n u Σ of their true value (u = 2⁻⁵³), so two of them within twice that of one another: where the
-/// sums before and behind the last id are farther than that from `goal`, sums in sorted order end at the same id.
+/// This is a radix select by weight. Each pass takes the keys that agree in the digits found so far, sums their weights
+/// by the next digit, and chooses the digit in which the cumulated sum reaches `goal`. The sum of `n` non-negative
+/// numbers, in any order, differs from its true value by at most n u Σ (u = 2⁻⁵³), so two such sums differ by at most
+/// twice that. If the sums before and after the found id are farther than that from `goal`, the sorted order ends at
+/// the same id.
 fn last_kept(goal: f64, total: f64, z: &[f32], weights: &[f32], ids: &[u32]) -> Option<(u32, u32)> {
-    // Twice what is needed, for the products above and the sum here.
+    // Twice the bound, to cover the rounding of `goal` and of the sums here.
     let slack = 2.0 * f64::EPSILON * ids.len() as f64 * total;
     let (mut before, mut prefix, mut shift) = (0.0, 0, u32::BITS);
     for bits in DIGITS {
@@ -127,7 +130,7 @@ fn last_kept(goal: f64, total: f64, z: &[f32], weights: &[f32], ids: &[u32]) -> 
     None
 }
 
-/// [`nucleus`] by its definition.
+/// [`nucleus`] by its definition, with sorting.
 fn sorted_nucleus(goal: f64, z: &[f32], weights: &[f32], ids: &mut Vec<u32>) {
     ids.sort_unstable_by_key(|&id| (descending(z[id as usize]), id));
     let mut before = 0.0;
@@ -145,7 +148,8 @@ mod tests {
     use super::*;
     use crate::check::normal;
 
-    /// What a nucleus was before it was selected: the first few sorted, and more only if they do not reach.
+    /// The definition of top-p that `nucleus` must reproduce: sorts the first few tokens, and more only if these do not
+    /// reach `top_p`.
     fn oracle(top_p: f64, z: &[f32], weights: &[f32], ids: &mut Vec<u32>) {
         let goal = top_p * ids.iter().map(|&id| f64::from(weights[id as usize])).sum::<f64>();
         let order = |a: &u32, b: &u32| z[*b as usize].total_cmp(&z[*a as usize]).then(a.cmp(b));
@@ -170,7 +174,7 @@ mod tests {
         }
     }
 
-    /// Whether the selection decided; either way it must keep what the oracle keeps.
+    /// Returns whether the selection without sorting decided; either way it must keep what the oracle keeps.
     #[track_caller]
     fn same(top_p: f64, z: &[f32], ids: &[u32]) -> bool {
         let max = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);

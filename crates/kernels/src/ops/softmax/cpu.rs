@@ -1,4 +1,5 @@
-//! Masked softmax on the CPU. Lane i of a row's sums takes the seen columns first + i, first + i + 16, … ascending.
+//! Masked softmax on the CPU. The sums of a row have 16 lanes: lane i adds the columns first + i, first + i + 16, …
+//! ascending.
 
 use super::{Backward, Forward};
 use crate::device::Cpu;

@@ -1,4 +1,4 @@
-//! Masked softmax on CUDA: 16 lanes for each row.
+//! Masked softmax on CUDA: 16 threads for each row.
 
 use super::{Backward, Forward};
 use crate::Result;

@@ -1,7 +1,8 @@
-//! Masked softmax in one pass over a row: scale, mask, softmax. The unfused attention, which is the oracle of the fused
-//! one, is built from it.
+//! Masked softmax in one pass over a row: scale, mask, softmax. The reference of attention, against which fused
+//! attention is tested, uses it.
 //!
-//! Shapes: `R` rows, `C` columns. Row r sees columns `first[r]..end[r]` (a causal, sliding-window or length mask).
+//! Letters in shapes: `R` rows, `C` columns. Row r sees the columns `first[r]..end[r]` (a causal, sliding-window or
+//! length mask).
 //!
 //! ```text
 //! z[r,c]   = x[r,c] · scale
@@ -10,7 +11,7 @@
 //!
 //! d_x[r,c] = scale · y[r,c] · (d_y[r,c] − Σ_k d_y[r,k] · y[r,k])
 //! ```
-//! Unseen columns are not read: they may hold anything.
+//! Masked columns are never read, and may have any content.
 
 mod cpu;
 mod cuda;
@@ -23,35 +24,35 @@ use crate::{Context, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// `[R, C]`
+    /// Scores `[R, C]`.
     pub x: View<'a>,
-    /// Multiplies the scores.
+    /// Factor of the scores.
     pub scale: f32,
-    /// u32 `[R]`: the first column that the row sees.
+    /// First column that each row sees: u32 `[R]`.
     pub first: View<'a>,
-    /// u32 `[R]`: the column after the last that it sees, at most C.
+    /// End of the columns that each row sees: u32 `[R]`, at most C.
     pub end: View<'a>,
-    /// `[R, C]`: *overwrites*.
+    /// Probabilities `[R, C]`: *overwrites*.
     pub y: ViewMut<'a>,
 }
 
 /// Arguments of [`backward`].
 pub struct Backward<'a> {
-    /// `[R, C]`: forward's output.
+    /// Probabilities from the forward pass: `[R, C]`.
     pub y: View<'a>,
-    /// Forward's scale.
+    /// Factor of the scores, as in the forward pass.
     pub scale: f32,
-    /// u32 `[R]`
+    /// First column that each row sees: u32 `[R]`.
     pub first: View<'a>,
-    /// u32 `[R]`
+    /// End of the columns that each row sees: u32 `[R]`, at most C.
     pub end: View<'a>,
-    /// `[R, C]`
+    /// Gradient of the probabilities: `[R, C]`.
     pub d_y: View<'a>,
-    /// `[R, C]`: *overwrites*.
+    /// Gradient of the scores: `[R, C]`, *overwrites*.
     pub d_x: ViewMut<'a>,
 }
 
-/// Probabilities.
+/// Computes the probabilities of each row.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "softmax::forward";
     let [r, c] = two_dims(OP, "x", args.x)?;
@@ -66,7 +67,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Gradient of the scores.
+/// Computes the gradient of the scores.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "softmax::backward";
     let [r, c] = two_dims(OP, "y", args.y)?;

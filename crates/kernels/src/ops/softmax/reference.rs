@@ -1,8 +1,8 @@
-//! Masked softmax, slow and obvious.
+//! Reference masked softmax for tests, slow and simple.
 
 use crate::check::Float;
 
-/// Probabilities of `x: [R, C]`; row r sees columns `first[r]..end[r]`.
+/// Returns the probabilities for the scores `x: [R, C]`; row r sees the columns `first[r]..end[r]`.
 pub fn forward<F: Float>(x: &[F], columns: usize, scale: F, first: &[u32], end: &[u32]) -> Vec<F> {
     let mut y = vec![F::default(); x.len()];
     for r in 0..first.len() {
@@ -16,7 +16,7 @@ pub fn forward<F: Float>(x: &[F], columns: usize, scale: F, first: &[u32], end: 
     y
 }
 
-/// d_x of forward's output `y`.
+/// Returns the gradient of the scores, from the probabilities `y` of the forward pass.
 pub fn backward<F: Float>(y: &[F], columns: usize, scale: F, first: &[u32], end: &[u32], d_y: &[F]) -> Vec<F> {
     let mut d_x = vec![F::default(); y.len()];
     for r in 0..first.len() {

@@ -1,11 +1,11 @@
-//! Zeros on the CPU: one pass, shared among threads.
+//! Fills a tensor with zeros on the CPU, with all threads.
 
 use crate::ViewMut;
 use crate::device::Cpu;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::Simd;
 
-/// Elements of a task.
+/// Elements that one task fills.
 pub(super) const ELEMENTS: usize = 1 << 18;
 
 pub(super) fn zero(cpu: &Cpu, x: ViewMut<'_>) {

@@ -1,4 +1,4 @@
-//! Zeros, written by all threads: the gradients of a large model are gigabytes.
+//! Fills a tensor with zeros, on all threads: the gradients of a large model take gigabytes.
 
 mod cpu;
 
@@ -6,7 +6,7 @@ use crate::context::count;
 use crate::device::Backend;
 use crate::{Context, ViewMut};
 
-/// f32, of any shape: *overwrites* with 0.
+/// *Overwrites* `x`, an f32 tensor of any shape, with 0.
 pub fn zero(ctx: &Context, mut x: ViewMut<'_>) {
     count(0, (x.dtype().bytes() * x.shape().iter().product::<usize>()) as u64);
     match ctx.backend() {
