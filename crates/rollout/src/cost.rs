@@ -4,8 +4,8 @@
 
 use crate::drafts::{ROWS, SEQUENCES};
 
-/// What one more row adds to a step of one row, until it is known. (7 M to 92 M parameters in f32 on two cores: 0.06 to
-/// 0.2.)
+/// The share by which one more row lengthens a step of one row, until it is measured. (For 7 M to 92 M parameters in
+/// f32 on two cores: 0.06 to 0.2.)
 const ROW: f64 = 0.125;
 /// Older steps weigh less in the fit: about this many are remembered.
 const REMEMBERED: f64 = 64.0;
@@ -23,7 +23,7 @@ pub(crate) struct StepCost {
     y: f64,
     xx: f64,
     xy: f64,
-    /// Seconds of a step, and of each of its rows, once they are known.
+    /// The constant seconds of a step, and the seconds of each of its rows, once they are known.
     line: Option<(f64, f64)>,
 }
 
@@ -47,12 +47,12 @@ impl StepCost {
         }
     }
 
-    /// What a step of `rows` rows takes, if that is known.
+    /// Expected seconds of a decode step of `rows` rows, if known.
     pub(crate) fn seconds(&self, rows: usize) -> Option<f64> {
         self.line.map(|(step, row)| step + rows as f64 * row)
     }
 
-    /// What one more row adds to a step of `rows` rows, in proportion.
+    /// The share by which one more row lengthens a step of `rows` rows.
     pub(crate) fn of_row(&self, rows: usize) -> f32 {
         let one = match self.line {
             Some((step, row)) if step + row > 0.0 => row / (step + row),

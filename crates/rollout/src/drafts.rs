@@ -47,7 +47,7 @@ pub(crate) struct Drafts {
     heads: Vec<u32>,
     places: Vec<Place>,
     next: u32,
-    /// Of the guess that is made; its memory is kept.
+    /// The draft tokens that are being guessed; the buffer is reused.
     pub(crate) guess: Vec<u32>,
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn agreement(a: &[u32], b: &[u32]) -> usize {
     a.iter().rev().zip(b.iter().rev()).take(BEFORE).take_while(|(a, b)| a == b).count()
 }
 
-/// The success rate of the first draft token, of the second one if the first was right, and so on.
+/// How often a draft token was right, among those before which all draft tokens of the step were right.
 #[derive(Clone, Copy, Debug)]
 struct Odds {
     right: f32,
@@ -117,7 +117,7 @@ struct Odds {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     odds: [Odds; 2],
-    /// Of the guess that is being verified.
+    /// Number of draft tokens that are being verified.
     asked: usize,
     right: usize,
     long: bool,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// Number of tokens without text (a few special ones) that may be inside a stop string.
 const EMPTY_TOKENS: usize = 8;
 
-/// The detokenizer for stop strings, and its buffers.
+/// Checks completions for stop ids and stop strings. The latter need a detokenizer.
 #[derive(Default)]
 pub(crate) struct StopCheck {
     pub(crate) detokenizer: Option<Arc<dyn Detokenize>>,

@@ -10,8 +10,8 @@ use crate::sequence::{Role, State};
 use model::kv::BLOCK;
 
 impl Scheduler {
-    /// Gives `id`, which runs, pages for `tokens` tokens, taking them from others until there are enough. False if it
-    /// was preempted itself.
+    /// Gives the running sequence `id` pages for `tokens` tokens, and takes pages from others until there are enough.
+    /// Returns false if `id` itself was preempted.
     pub(super) fn make_room(&mut self, id: usize, tokens: usize) -> bool {
         loop {
             if self.grow(id, tokens) {
@@ -40,7 +40,7 @@ impl Scheduler {
         true
     }
 
-    /// Takes the pages of `id` back.
+    /// Frees the pages of sequence `id`.
     pub(super) fn drop_pages(&mut self, id: usize) {
         let s = &mut self.sequences[id];
         self.blocks.release(&mut s.blocks);

@@ -113,7 +113,7 @@ impl Scheduler {
         }
     }
 
-    /// The text that [`Place::sequence`](crate::drafts::Place::sequence) names in a group.
+    /// The text in a group that `of`, a place's `sequence`, names.
     fn text(&self, group: usize, of: u32) -> Option<&[u32]> {
         match of {
             EARLIER => self.groups[group].earlier.as_deref(),
