@@ -206,7 +206,7 @@ pub(crate) fn count(flops: u64, bytes: u64) {
     BYTES.set(BYTES.get() + bytes);
 }
 
-/// [`count`] for a matmul of [m, k] by [k, n]: its multiply-adds, and the bytes of each operand once.
+/// [`count`] for a matmul of `[m, k]` by `[k, n]`: its multiply-adds, and the bytes of each operand once.
 pub(crate) fn count_matmul(m: usize, n: usize, k: usize, weight_bytes: usize) {
     count(2 * (m * n * k) as u64, (weight_bytes + size_of::<f32>() * m * (n + k)) as u64);
 }

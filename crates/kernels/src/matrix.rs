@@ -201,7 +201,7 @@ impl<T: Element, const SIDE: usize> Kernel for Gather<'_, T, SIDE> {
     }
 }
 
-/// Transposes 32 inputs of a full panel, `from`: [input, row], into rows of `k` elements, `to`: [row, input].
+/// Transposes 32 inputs of a full panel, `from`: `[input, row]`, into rows of `k` elements, `to`: `[row, input]`.
 #[inline(always)]
 fn transpose<V: Simd, T: Element>(from: &[T], to: &mut [f32], k: usize) {
     for row in (0..PANEL).step_by(LANES) {

@@ -164,7 +164,7 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// The reason's name in OpenAI-style responses and logs.
+    /// The reason's name in JSON output: `stop` and `length` are those of OpenAI's API.
     pub fn name(self) -> &'static str {
         match self {
             FinishReason::Stop => "stop",

@@ -41,8 +41,8 @@ impl SamplerBuffers {
         }
     }
 
-    /// Samples a token for each draw, with its log-probability. `hidden`: [rows, hidden size] is the model's output for
-    /// the step's rows, and `step` has the indices of the rows to sample from.
+    /// Samples a token for each draw, with its log-probability. `hidden`: `[rows, hidden size]` is the model's output
+    /// for the step's rows, and `step` has the indices of the rows to sample from.
     pub(crate) fn sample(
         &mut self,
         ctx: &Context,

@@ -157,17 +157,17 @@ pub trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn prefetch_near<T>(_at: *const T) {}
 
-    /// `self + b`
+    /// `self + b`, lane by lane.
     fn add(self, b: Self) -> Self;
-    /// `self − b`
+    /// `self − b`, lane by lane.
     fn sub(self, b: Self) -> Self;
-    /// `self · b`
+    /// `self · b`, lane by lane.
     fn mul(self, b: Self) -> Self;
-    /// `self / b`, correctly rounded.
+    /// `self / b`, lane by lane, correctly rounded.
     fn div(self, b: Self) -> Self;
-    /// `self · b + c`, rounded once.
+    /// `self · b + c`, lane by lane, rounded once.
     fn fma(self, b: Self, c: Self) -> Self;
-    /// Square root, correctly rounded.
+    /// Square root of each lane, correctly rounded.
     fn sqrt(self) -> Self;
     /// `b > self ? b : self`, which is `self` if either is NaN.
     fn max(self, b: Self) -> Self;
