@@ -26,7 +26,7 @@ pub trait Float:
     fn of(x: f64) -> Self;
     /// The number as f64.
     fn f64(self) -> f64;
-    /// `self · b + c`, rounded once.
+    /// The fused multiply-add `self · b + c`, rounded once.
     fn mul_add(self, b: Self, c: Self) -> Self;
     /// e^`self`.
     fn exp(self) -> Self;

@@ -35,7 +35,7 @@ pub enum Error {
     Value {
         /// Name of the operation that was called.
         op: &'static str,
-        /// What is wrong, with the value.
+        /// The reason, with the wrong value.
         message: String,
     },
     /// The machine does not have the requested instruction set.

@@ -92,12 +92,13 @@ impl Pool {
         self.shared.governor.set_most(threads);
     }
 
-    /// From now on it computes with the cores that it gets of these. They are shared once.
+    /// From now on the pool computes with the cores that it can reserve through `lease`. Only the first call has an
+    /// effect.
     pub fn share(&self, lease: Lease) {
         let _ = self.lease.set(Mutex::new(lease));
     }
 
-    /// Lets others have its cores, until it computes again.
+    /// Releases the reserved cores until the pool computes again.
     pub fn release_cores(&self) {
         if let Some(lease) = self.lease.get() {
             lease.lock().unwrap_or_else(|e| e.into_inner()).release();

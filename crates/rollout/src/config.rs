@@ -29,7 +29,7 @@ pub struct EngineConfig {
 /// When draft tokens are guessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speculative {
-    /// Never.
+    /// Draft tokens are never guessed.
     Off,
     /// While few sequences are running, as many draft tokens as are likely to be right.
     Auto,

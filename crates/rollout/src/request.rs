@@ -24,7 +24,7 @@ pub struct SamplingParams {
     pub max_new_tokens: usize,
     /// Ids of tokens that end a completion; the token is part of it.
     pub stop_ids: Vec<u32>,
-    /// Texts that end a completion.
+    /// Strings that end a completion once its text contains one of them.
     pub stop_strings: Vec<String>,
     /// The training run's seed: the key of all random numbers.
     pub seed: u64,

@@ -148,7 +148,7 @@ impl Sequence {
     pub(crate) fn known(&self) -> &[u32] {
         &self.tokens[..self.tokens.len() - self.drafted]
     }
-    /// The tokens after the prompt.
+    /// The tokens after the prompt, without draft tokens.
     pub(crate) fn completion(&self) -> &[u32] {
         &self.known()[self.prompt_len..]
     }

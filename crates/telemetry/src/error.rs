@@ -20,7 +20,7 @@ pub enum Error {
     Format {
         /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// What is wrong with the contents.
         message: String,
     },
 }

@@ -30,7 +30,7 @@ pub enum EventKind {
         #[serde(with = "numbers")]
         values: Vec<(String, f64)>,
     },
-    /// The completions that a step trains on.
+    /// The table of the completions that a step trains on.
     Completions {
         rows: CompletionRows,
         /// Number of the completions that a console shows.

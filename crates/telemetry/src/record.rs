@@ -84,7 +84,7 @@ pub struct MeasuredCeilings {
     pub threads: usize,
     /// Floating-point operations per second, a multiply-add counted as two.
     pub flops_per_s: f64,
-    /// Bytes read from memory per second.
+    /// Bytes per second read from memory.
     pub read_bytes_per_s: f64,
 }
 

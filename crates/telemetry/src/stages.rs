@@ -77,15 +77,15 @@ pub struct Ceilings {
 /// The totals of all spans of one stage.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageTotal {
-    /// Names from the outermost span to this one, joined by `/`.
+    /// The stage's path: the names of spans from the outermost one to this one, joined by `/`.
     pub path: String,
     /// Number of spans.
     pub count: u64,
-    /// Wall seconds, nested spans included.
+    /// Wall seconds of the stage's spans, nested spans included.
     pub seconds: f64,
-    /// Floating-point operations, nested spans included.
+    /// Floating-point operations in the stage's spans, nested spans included.
     pub flops: f64,
-    /// Bytes of memory traffic, nested spans included.
+    /// Bytes of memory traffic in the stage's spans, nested spans included.
     pub bytes: f64,
     /// Work of a separate device such as a GPU, nested spans included.
     pub device: DeviceWork,

@@ -34,7 +34,7 @@ impl Table {
         Table { headers, aligns, rows: Vec::new() }
     }
 
-    /// Adds a row; missing cells are empty, surplus ones are dropped.
+    /// Adds a row of cells to the table; missing cells are empty, surplus ones are dropped.
     pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) -> &mut Self {
         let mut row: Vec<String> = cells.into_iter().map(Into::into).collect();
         row.resize(self.headers.len(), String::new());

@@ -2,7 +2,7 @@ use super::*;
 use crate::simd::LANES;
 use std::sync::atomic::AtomicU32;
 
-/// Counts how often each task runs.
+/// Tasks that count how often each of them runs.
 struct Count<'a>(&'a [AtomicU32]);
 
 impl Tasks for Count<'_> {
@@ -284,7 +284,7 @@ fn flush_to_zero_of_the_caller_changes_no_bits_and_is_given_back() {
         unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &mut word, options(nostack)) };
         word
     }
-    /// Flush to zero, denormals are zero, round towards zero: what other libraries may leave behind.
+    /// A control word that other libraries may leave behind: flush to zero, denormals are zero, round towards zero.
     const FOREIGN: u32 = 0x1f80 | 0x8000 | 0x0040 | 0x6000;
     for threads in [1, 3] {
         let pool = Pool::new(threads).unwrap();

@@ -30,8 +30,8 @@ pub unsafe fn run_dots<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16<true>>()
 }
 
-/// A value of the vector type exists only while [`run`] does, whose caller checked CPUID: this is the reason behind
-/// every `unsafe` of register-only intrinsics below.
+/// Runs register-only intrinsics, which `unsafe` allows for this reason: a value of the vector type exists only while
+/// [`run`] runs, and its caller has checked with CPUID that the processor has the instructions.
 macro_rules! lanes {
     ($e:expr) => {{
         // SAFETY: register-only intrinsic inside `run` (see the macro's comment).

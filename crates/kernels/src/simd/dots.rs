@@ -66,7 +66,7 @@ const CHAINS: usize = 20;
 /// A kernel that measures a peak: independent chains of dot products of pairs (with `DOTS`) or of multiply-adds, which
 /// touch no memory.
 pub struct Spin<const DOTS: bool> {
-    /// Steps of each chain.
+    /// Number of multiply-adds or dot products in each chain.
     pub rounds: usize,
 }
 

@@ -45,7 +45,7 @@ pub trait Kernel {
 /// Comparisons return a [`Simd::Mask`]. For the end of a slice there are [`Simd::load_partial`] and
 /// [`Simd::store_partial`], which touch only the first `n` elements.
 pub trait Simd: Copy + Send + Sync + 'static {
-    /// One truth value per lane.
+    /// A mask: one boolean per lane, from a comparison.
     type Mask: Copy;
     /// Rows of the register tile of a matmul: `GEMM_ROWS × GEMM_VECTORS` accumulators fit the register file.
     const GEMM_ROWS: usize;

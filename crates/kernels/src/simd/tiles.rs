@@ -103,7 +103,7 @@ pub struct TileMatmul {
     pub blocks: usize,
     /// Whether sums start from the contents of C (1) or from 0 (0).
     pub from_c: usize,
-    /// Rows of every block.
+    /// The rows of each block.
     pub rows: Rows,
 }
 

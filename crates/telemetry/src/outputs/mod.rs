@@ -19,7 +19,7 @@ pub struct Metric {
     pub name: &'static str,
     /// The unit of the value; empty for a ratio or a share.
     pub unit: &'static str,
-    /// What the metric means.
+    /// The meaning of the metric.
     pub meaning: &'static str,
     /// Values that are no reason to worry; empty if none are known.
     pub healthy: &'static str,

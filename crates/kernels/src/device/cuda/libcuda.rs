@@ -120,7 +120,7 @@ pub(super) struct LibCuda {
     stream: Handle,
     pool: Handle,
     capability: (c_int, c_int),
-    /// The compute capability as a compiler's option has it: "90".
+    /// The GPU's compute capability in the form of a compiler option, such as "90".
     arch: String,
     modules: Mutex<HashMap<&'static str, Handle>>,
     pinned: Mutex<Vec<*mut c_void>>,
@@ -199,7 +199,7 @@ pub(super) fn open_with(
 }
 
 impl LibCuda {
-    /// Makes the device's context the calling thread's.
+    /// Makes the GPU's context current on the calling thread.
     fn enter(&self) -> Outcome<()> {
         // SAFETY: a context that was retained.
         self.cuda.check("cuCtxSetCurrent", unsafe { (self.cuda.set_context)(self.context) })

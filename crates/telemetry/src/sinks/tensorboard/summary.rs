@@ -16,11 +16,11 @@ const BUCKETS: usize = 30;
 /// The value of a hyperparameter, for TensorBoard.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HParam {
-    /// A number.
+    /// A hyperparameter that is a number.
     Number(f64),
-    /// A text.
+    /// A hyperparameter that is a text.
     Text(String),
-    /// A boolean.
+    /// A hyperparameter that is a boolean.
     Bool(bool),
 }
 
