@@ -1,5 +1,5 @@
-//! This machine's measured peaks: multiply-adds that touch no memory, and reading memory that no cache holds. Other
-//! figures are given as shares of these.
+//! This machine's measured peaks: FLOP/s of multiply-adds that touch no memory, and bytes per second read from memory
+//! beyond the caches. Benchmarks give their figures as shares of these.
 
 mod cuda;
 
@@ -11,21 +11,22 @@ use crate::{Context, DType, Isa, Result};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// The measured ceilings of a context's instruction set and threads.
+/// The measured peaks of a context's instruction set and threads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ceilings {
     /// f32 operations per second, a fused multiply-add counted as two.
     pub flops_per_s: f64,
-    /// bf16 operations per second on tiles, where the instruction set has them.
+    /// bf16 operations per second on AMX tiles, where the instruction set has them.
     pub tile_flops_per_s: Option<f64>,
-    /// bf16 operations per second in dot products of pairs, where the instruction set has them.
+    /// bf16 operations per second in dot products of pairs (AVX-512 BF16), where the instruction set has them.
     pub pair_flops_per_s: Option<f64>,
-    /// Bytes per second read from memory; on a GPU those that a copy reads and writes.
+    /// Bytes per second read from memory; on a GPU, bytes that a copy reads and writes.
     pub read_bytes_per_s: f64,
 }
 
 impl Ceilings {
-    /// What matmuls of `dtype` reach: where they run on tiles or in pairs, the FLOP/s are those of tiles or pairs.
+    /// The peaks for matmuls of `dtype`: for bf16, `flops_per_s` is that of tiles or of dot products of pairs where
+    /// matmuls run on them.
     pub fn of_dtype(self, dtype: DType) -> Ceilings {
         let own = self.tile_flops_per_s.or(self.pair_flops_per_s).filter(|_| dtype == DType::Bf16);
         Ceilings { flops_per_s: own.unwrap_or(self.flops_per_s), ..self }
@@ -34,11 +35,11 @@ impl Ceilings {
 
 /// Elements read to measure the memory: 256 MiB, more than most caches hold.
 const ELEMENTS: usize = 64 << 20;
-/// Elements of one task: 1 MiB.
+/// Elements that one task reads: 1 MiB.
 const PIECE: usize = 1 << 18;
 
-/// Measures for about `time`, half of it the arithmetic (and takes 256 MiB of memory meanwhile). The best of several
-/// passes counts: a busy machine only makes passes slower.
+/// Measures the peaks for about `time`, half of it for arithmetic, and takes 256 MiB of memory meanwhile. The fastest
+/// of several passes counts: a busy machine only makes passes slower.
 pub fn measure(ctx: &Context, time: Duration) -> Result<Ceilings> {
     let cpu = match ctx.backend() {
         Backend::Cpu(cpu) => cpu,
@@ -61,7 +62,7 @@ pub fn measure(ctx: &Context, time: Duration) -> Result<Ceilings> {
     Ok(Ceilings { flops_per_s: flops / per_pass, tile_flops_per_s, pair_flops_per_s, read_bytes_per_s })
 }
 
-/// What the threads' tile units do together.
+/// bf16 operations per second of the AMX tiles of all threads together.
 #[cfg(target_arch = "x86_64")]
 fn tile_flops(cpu: &Cpu, time: Duration) -> Option<f64> {
     use crate::simd::amx;
@@ -81,13 +82,13 @@ fn tile_flops(cpu: &Cpu, time: Duration) -> Option<f64> {
     Some(amx::spin_flops(rounds) * tasks as f64 / per_pass)
 }
 
-/// No other architecture has them.
+/// None: only x86-64 has AMX tiles.
 #[cfg(not(target_arch = "x86_64"))]
 fn tile_flops(_cpu: &Cpu, _time: Duration) -> Option<f64> {
     None
 }
 
-/// Seconds of the fastest call within `time`; at least two are made.
+/// Seconds of the fastest of the calls made within `time`, of which there are at least two.
 fn best(time: Duration, mut call: impl FnMut()) -> f64 {
     call();
     let begin = Instant::now();
@@ -102,7 +103,7 @@ fn best(time: Duration, mut call: impl FnMut()) -> f64 {
     }
 }
 
-/// Independent chains of multiply-adds: enough to hide the latency, few enough to stay in registers.
+/// Number of independent chains of multiply-adds: enough to hide the latency, few enough to stay in registers.
 const fn chains<V: Simd>() -> usize {
     if V::GEMM_ROWS * V::GEMM_VECTORS >= 16 { 12 } else { 5 }
 }
@@ -149,7 +150,7 @@ fn chain<V: Simd, const N: usize>(rounds: usize, index: usize) {
     black_box(sum.sum());
 }
 
-/// Chains of dot products of pairs.
+/// Tasks that run chains of dot products of pairs of bf16.
 struct Pairs {
     isa: Isa,
     rounds: usize,

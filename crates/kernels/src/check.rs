@@ -1,4 +1,4 @@
-//! Tools of tests: the number type that oracles are generic over, and the gradient check.
+//! Tools for tests: the floating-point trait that reference implementations are generic over, and the gradient check.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -8,7 +8,7 @@ use half::bf16;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
-/// What an oracle computes with: f32 or f64.
+/// The number type of a reference implementation: f32, f64 or [`Flushed`].
 pub trait Float:
     Copy
     + PartialOrd
@@ -22,17 +22,17 @@ pub trait Float:
     + AddAssign
     + Sum
 {
-    /// Rounded from f64.
+    /// The number nearest to `x`.
     fn of(x: f64) -> Self;
-    /// Widened.
+    /// The number as f64.
     fn f64(self) -> f64;
-    /// `self · b + c`, rounded once.
+    /// The fused multiply-add `self · b + c`, rounded once.
     fn mul_add(self, b: Self, c: Self) -> Self;
-    /// e^self
+    /// e^`self`.
     fn exp(self) -> Self;
-    /// ln self
+    /// The natural logarithm of `self`.
     fn ln(self) -> Self;
-    /// √self
+    /// The square root of `self`.
     fn sqrt(self) -> Self;
 }
 
@@ -63,17 +63,17 @@ macro_rules! float {
 float!(f32);
 float!(f64);
 
-/// f32 whose additions, multiplications and multiply-adds take and leave denormals as zeros: an oracle over it is that
-/// of matmuls of bf16 in chains.
+/// An f32 whose additions, multiplications and multiply-adds treat denormal inputs and results as zeros. A reference
+/// matmul of this type has the arithmetic of bf16 matmuls in chains of multiply-adds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Flushed(pub f32);
 
 impl Flushed {
-    /// A slice of them.
+    /// Wraps every number of `x`.
     pub fn all(x: &[f32]) -> Vec<Flushed> {
         x.iter().map(|&x| Flushed(x)).collect()
     }
-    /// What they hold.
+    /// The plain numbers of `x`.
     pub fn values(x: &[Flushed]) -> Vec<f32> {
         x.iter().map(|x| x.0).collect()
     }
@@ -140,8 +140,9 @@ impl Sum for Flushed {
     }
 }
 
-/// `[rows, columns]` of numbers that bf16 has, most of whose products lie where denormals begin: rows of ordinary ones,
-/// rows whose products with their like are some 2⁻¹²⁶, rows of all kinds with denormals among them, rows of −0.
+/// A test matrix `[rows, columns]` of numbers that bf16 can represent, most of whose products are near the largest
+/// denormal. By row: ordinary numbers, numbers whose products with each other are about 2⁻¹²⁶, a mixture with
+/// denormals, and −0.
 pub fn planted(seed: u64, rows: usize, columns: usize) -> Vec<f32> {
     let mut stream = Stream::new(0x6c6f_636b, seed);
     let mut numbers = Vec::with_capacity(rows * columns);
@@ -162,13 +163,13 @@ pub fn planted(seed: u64, rows: usize, columns: usize) -> Vec<f32> {
     numbers
 }
 
-/// `n` standard normal numbers of stream `seed`.
+/// `n` standard normal random numbers of seed `seed`.
 pub fn normal<T: Float>(seed: u64, n: usize) -> Vec<T> {
     let mut stream = Stream::new(0x6c6f_636b, seed);
     (0..n).map(|_| T::of(stream.next_normal())).collect()
 }
 
-/// ‖a − b‖ / ‖b‖ (‖a‖ where b is 0); NaN anywhere gives NaN.
+/// The relative error ‖a − b‖ / ‖b‖, or ‖a‖ where b is 0; NaN if an element is NaN.
 pub fn relative_error<A: Float, B: Float>(a: &[A], b: &[B]) -> f64 {
     assert_eq!(a.len(), b.len());
     let norm = |x: f64| x.sqrt();
@@ -177,8 +178,8 @@ pub fn relative_error<A: Float, B: Float>(a: &[A], b: &[B]) -> f64 {
     if size == 0.0 { difference } else { difference / size }
 }
 
-/// The largest |⟨g, v⟩ − (f(x + hv) − f(x − hv)) / 2h| / (‖g‖ ‖v‖) over eight random directions v, with `g` the claimed
-/// gradient of `f` at `x`, by a fourth-order central difference.
+/// The gradient check: how far `g`, the claimed gradient of `f` at `x`, is from a fourth-order central difference.
+/// Returns the largest |⟨g, v⟩ − (slope of `f` along v)| / (‖g‖ ‖v‖) over eight random directions v.
 pub fn directional_error(x: &[f64], g: &[f64], f: impl Fn(&[f64]) -> f64) -> f64 {
     assert_eq!(x.len(), g.len());
     let norm = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
@@ -198,7 +199,8 @@ pub fn directional_error(x: &[f64], g: &[f64], f: impl Fn(&[f64]) -> f64) -> f64
     worst
 }
 
-/// Runs `f` on a thread that flushes denormals to zero, as some callers' libraries leave it: kernels may not notice.
+/// Runs `f` on a thread that flushes denormals to zero, as other libraries may leave the caller's thread: results of
+/// kernels must not change.
 pub fn with_flush_to_zero<T>(f: impl FnOnce() -> T) -> T {
     #[cfg(target_arch = "x86_64")]
     let _restored = {

@@ -1,4 +1,5 @@
-//! The first argument of every operation: the device, the backend that computes on it, and the memory to allocate from.
+//! [`Context`], the first argument of every operation: the device, the backend that computes on it, and the memory to
+//! allocate from.
 
 use crate::cores::{CoreTokens, Lease};
 use crate::device::{Backend, Cpu, Cuda, DeviceEvent, DeviceMemory, Range};
@@ -6,10 +7,12 @@ use crate::matrix::PANEL;
 use crate::{DType, Device, Error, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
 
-/// More threads than any machine has cores for: a typo, which would take stacks and seconds to find out.
+/// The largest number of threads that is accepted. A larger one is a typo, which would cost stacks and seconds before
+/// it failed.
 const MAX_THREADS: usize = 4096;
 
-/// The device that operations run on. One per process is enough; clones share threads and ledger.
+/// The device that operations run on, its threads and its memory. One per process is enough; clones share threads and
+/// memory accounting.
 #[derive(Clone)]
 pub struct Context {
     backend: Backend,
@@ -17,22 +20,22 @@ pub struct Context {
 }
 
 impl Context {
-    /// The CPU with `threads` threads (the caller's is one of them) and the instruction set `isa`.
+    /// A context of the CPU with the instruction set `isa` and `threads` threads, of which the caller's is one.
     pub fn cpu(isa: Isa, threads: usize) -> Context {
         Context::given(Device::Cpu, isa, threads)
     }
 
-    /// The CPU, with memory of [`Device::CpuChecked`].
+    /// As [`cpu`](Self::cpu), with memory of [`Device::CpuChecked`], which tests use.
     pub fn cpu_checked(isa: Isa, threads: usize) -> Context {
         Context::given(Device::CpuChecked, isa, threads)
     }
 
-    /// [`Device::CudaEmulated`]: an error where no C++ compiler is.
+    /// A context of [`Device::CudaEmulated`], which tests use. Fails where there is no C++ compiler.
     pub fn cuda_emulated() -> Result<Context> {
         Context::on(Device::CudaEmulated, Isa::best(), 1)
     }
 
-    /// Shapes and byte counts only ([`Device::Meta`]): nothing that computes is run with it.
+    /// A context that only knows shapes and byte counts ([`Device::Meta`]): no operation may compute with it.
     pub fn meta() -> Context {
         Context::given(Device::Meta, Isa::PORTABLE, 1)
     }
@@ -50,24 +53,25 @@ impl Context {
         Context { memory: Memory::of_stream(cuda.stream().clone()), backend: Backend::Cuda(cuda) }
     }
 
-    /// A device that computes with kernels in CUDA.
+    /// A context of a device that runs CUDA kernels.
     #[cfg(test)]
     pub(crate) fn cuda(cuda: Cuda) -> Context {
         Context::of(cuda)
     }
 
-    /// Threads that a program asks for, not its user, are there.
+    /// Opens the device for code that chose the number of threads itself. Panics if that fails.
     fn given(device: Device, isa: Isa, threads: usize) -> Context {
         Context::on(device, isa, threads).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// As the environment asks for it: `LOCKSTEP_DEVICE`, `LOCKSTEP_ISA`, `LOCKSTEP_THREADS`, otherwise the CPU, its
-    /// best instruction set and all cores.
+    /// The context that the environment variables `LOCKSTEP_DEVICE`, `LOCKSTEP_ISA` and `LOCKSTEP_THREADS` name; by
+    /// default the CPU, its best instruction set and all cores.
     pub fn from_env() -> Result<Context> {
         Context::from_env_with(None, None)
     }
 
-    /// [`from_env`](Self::from_env) with this device and so many threads, where they are given.
+    /// [`from_env`](Self::from_env), where `device` and `threads` take precedence over the environment if they are
+    /// given.
     pub fn from_env_with(device: Option<Device>, threads: Option<usize>) -> Result<Context> {
         let (device, isa) = (device.map_or_else(Device::from_env, Ok)?, Isa::from_env()?);
         let threads = threads.map_or_else(threads_from_env, Ok)?;
@@ -78,7 +82,7 @@ impl Context {
         Context::on(device, isa, threads)
     }
 
-    /// A context of the same device and arithmetic with so many threads, and a memory ledger of its own.
+    /// A context of the same device and instruction set with `threads` threads, and memory accounting of its own.
     pub fn with_threads(&self, threads: usize) -> Context {
         match &self.backend {
             Backend::Cpu(cpu) => Context::given(cpu.device(), cpu.isa(), threads),
@@ -86,7 +90,8 @@ impl Context {
         }
     }
 
-    /// What computes, as a run's record names it: on a CPU the instruction set. Bits are promised between equal names.
+    /// The name of what computes, as a training run records it: on a CPU the instruction set. Two runs have the same
+    /// bits only if they have the same name.
     pub fn describe(&self) -> &'static str {
         match &self.backend {
             Backend::Cpu(cpu) => cpu.isa().name(),
@@ -94,8 +99,8 @@ impl Context {
         }
     }
 
-    /// The name of the formula that matmuls in `dtype` are computed with (docs/arithmetic.md): contexts
-    /// with the same one give the same bits.
+    /// The name of the formula by which matmuls of `dtype` are computed (docs/arithmetic.md). Contexts with the same
+    /// name give the same bits.
     pub fn arithmetic(&self, dtype: DType) -> &'static str {
         match (dtype, &self.backend) {
             (DType::F32 | DType::U32, _) => "f32",
@@ -105,34 +110,36 @@ impl Context {
         }
     }
 
-    /// Whether gate and up of this weight, one below the other, are multiplied faster by [`crate::ops::glu::fused`]
-    /// than by a matmul and an activation: where tiles multiply, the way through memory costs more than packing rows
-    /// and reading the weight for each block of outputs.
+    /// Whether [`crate::ops::glu::fused`] computes this weight (the gate's rows above the up projection's) faster than
+    /// a matmul followed by an activation. It does where matmuls run on tiles: writing and reading the matmul's output
+    /// costs more there than packing the rows and reading the weight for each block of outputs.
     pub fn fuses_gates(&self, gate_up: &Matrix) -> bool {
         let Backend::Cpu(cpu) = &self.backend else { return false };
         let on_tiles = cpu.isa().has_tiles() && gate_up.data().dtype() == DType::Bf16;
         on_tiles && gate_up.rows().is_multiple_of(2 * PANEL)
     }
 
-    /// What [`Memory::rows_at_once`] says of the context's memory.
+    /// Rows of wide activations to compute at a time; see [`Memory::rows_at_once`].
     pub fn rows_at_once(&self) -> usize {
         self.memory.rows_at_once()
     }
 
-    /// From now on it computes with as many of its [`threads`](Self::threads) as it gets of these cores, which it lets
-    /// other processes have every few milliseconds. Results do not depend on it. On other devices nothing changes.
+    /// From now on the context computes with the cores that it can reserve of `tokens`, at most one for each of its
+    /// [`threads`](Self::threads), and lets other processes have them every few milliseconds. Results do not depend on
+    /// that. On other devices than the CPU this does nothing.
     pub fn share_cores(&self, tokens: CoreTokens) {
         if let Backend::Cpu(cpu) = &self.backend {
             cpu.share_cores(Lease::new(tokens));
         }
     }
-    /// Lets others have its shared cores, until it computes again: before it waits for something else.
+    /// Releases the reserved cores until the context computes again. Called before the process waits for something
+    /// else.
     pub fn release_cores(&self) {
         if let Backend::Cpu(cpu) = &self.backend {
             cpu.release_cores();
         }
     }
-    /// Threads of the host that compute, the caller's included.
+    /// CPU threads that compute, the caller's included.
     pub fn threads(&self) -> usize {
         match &self.backend {
             Backend::Cpu(cpu) => cpu.threads(),
@@ -140,7 +147,7 @@ impl Context {
         }
     }
 
-    /// What a device with memory of its own has of it; none of a CPU.
+    /// Memory of a GPU, total, free and at peak; none for the CPU.
     pub fn device_memory(&self) -> Result<Option<DeviceMemory>> {
         match &self.backend {
             Backend::Cpu(_) => Ok(None),
@@ -148,7 +155,8 @@ impl Context {
         }
     }
 
-    /// A place in what the device does, to take its time between two; none of a CPU, whose time is the host's.
+    /// Records an event on the device; two events give the time between them. None for the CPU, where the host's clock
+    /// serves.
     pub fn record_event(&self) -> Result<Option<DeviceEvent>> {
         match &self.backend {
             Backend::Cpu(_) => Ok(None),
@@ -156,7 +164,7 @@ impl Context {
         }
     }
 
-    /// Names a range of time for profilers, until it is dropped; none where nobody shows it.
+    /// Begins a named range for profilers, which ends when the value is dropped. None where no profiler can show it.
     pub fn range(&self, name: &str) -> Option<Range> {
         match &self.backend {
             Backend::Cpu(_) => None,
@@ -164,18 +172,18 @@ impl Context {
         }
     }
 
-    /// The memory to allocate from.
+    /// The memory that tensors are allocated from.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// What operations dispatch by.
+    /// The backend by which an operation chooses its implementation.
     pub(crate) fn backend(&self) -> &Backend {
         &self.backend
     }
 }
 
-/// `LOCKSTEP_THREADS`, or the cores that this process may use.
+/// Number of threads to compute with: `LOCKSTEP_THREADS`, or the cores that this process may use.
 pub fn threads_from_env() -> Result<usize> {
     match std::env::var("LOCKSTEP_THREADS") {
         Ok(n) if !n.is_empty() => n.parse().ok().filter(|&n| n > 0).ok_or_else(|| Error::Value {
@@ -191,19 +199,20 @@ thread_local! {
     static BYTES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Books the floating-point operations and the bytes of memory traffic that an operation needs at least (called by
-/// operations, on the caller's thread).
+/// Adds the floating-point operations and the bytes of memory traffic that an operation needs at least to the counts of
+/// the calling thread ([`counted`]).
 pub(crate) fn count(flops: u64, bytes: u64) {
     FLOPS.set(FLOPS.get() + flops);
     BYTES.set(BYTES.get() + bytes);
 }
 
-/// Books a matmul's multiply-adds, and each operand once.
+/// [`count`] for a matmul of `[m, k]` by `[k, n]`: its multiply-adds, and the bytes of each operand once.
 pub(crate) fn count_matmul(m: usize, n: usize, k: usize, weight_bytes: usize) {
     count(2 * (m * n * k) as u64, (weight_bytes + size_of::<f32>() * m * (n + k)) as u64);
 }
 
-/// FLOPs and bytes that operations called from this thread have booked so far.
+/// Floating-point operations and bytes of memory traffic that the operations called from this thread have counted so
+/// far.
 pub fn counted() -> (u64, u64) {
     (FLOPS.get(), BYTES.get())
 }

@@ -1,9 +1,10 @@
-//! Cores that processes share: a process computes with as many threads as it holds cores, so that processes on one
-//! machine do not stop each other in the middle of parallel regions.
+//! CPU cores shared by the processes of one machine: each process computes with as many threads as it has reserved
+//! cores, so that they do not interrupt each other in the middle of parallel regions.
 //!
-//! Each core is a file, and to hold it is to hold the kernel's lock on that file, which is released when its
-//! process ends in any way. A process that waits for cores queues at one more lock, the gate, and gets its first core
-//! before any other gets a second one. So no process starves, and with as many processes as cores each has one thread.
+//! Each core is a file. A process reserves the core by taking the kernel's lock on that file, which the kernel releases
+//! when the process ends in any way. A process that waits for cores queues at one more lock, the gate, and gets its
+//! first core before any other process gets a second one. So no process starves, and with as many processes as cores
+//! each has one thread.
 
 use crate::{Error, Result};
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
@@ -11,25 +12,25 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How often the one who is first in the line looks for a free core.
+/// How often the first process of the queue looks for a free core.
 const LOOK: Duration = Duration::from_micros(300);
-/// How long cores are held before others are let in.
+/// How long a process keeps its cores before it lets other processes have them.
 const TURN: Duration = Duration::from_millis(3);
 
-/// The cores of a machine, as those who share them see them.
+/// The directory of lock files by which processes share the cores of a machine.
 #[derive(Clone, Debug)]
 pub struct CoreTokens {
     dir: PathBuf,
     cores: usize,
 }
 
-/// Cores that are held until this is dropped, or the process ends.
+/// Cores that this process has reserved until this value is dropped, or the process ends.
 #[derive(Debug)]
 pub struct HeldCores {
     locks: Vec<Locked>,
 }
 
-/// A file whose lock is held.
+/// A file whose lock this process has taken.
 #[derive(Debug)]
 struct Locked(File);
 
@@ -41,13 +42,14 @@ impl Drop for Locked {
 }
 
 impl HeldCores {
-    /// How many: at least 1.
+    /// Number of reserved cores: at least 1.
     pub fn count(&self) -> usize {
         self.locks.len()
     }
 }
 
-/// A process's place in the line: while it computes it holds cores, and lets others in every few milliseconds.
+/// A process's share of the cores: while it computes it keeps reserved cores, and every few milliseconds it lets other
+/// processes have them.
 #[derive(Debug)]
 pub(crate) struct Lease {
     tokens: CoreTokens,
@@ -59,8 +61,8 @@ impl Lease {
         Lease { tokens, held: None }
     }
 
-    /// Between two regions: the threads that may compute, if that may have changed. Without the files (somebody deleted
-    /// the directory) all may.
+    /// Called between two parallel regions. Returns the number of threads that may compute, or none if that cannot have
+    /// changed. All `threads` may if the lock files are missing (somebody deleted their directory).
     pub(crate) fn renew(&mut self, threads: usize) -> Option<usize> {
         if self.held.as_ref().is_some_and(|(_, since)| since.elapsed() < TURN) {
             return None;
@@ -72,14 +74,15 @@ impl Lease {
         Some(count)
     }
 
-    /// The process waits for something else than cores.
+    /// Releases the cores, because the process now waits for something else.
     pub(crate) fn release(&mut self) {
         self.held = None;
     }
 }
 
 impl CoreTokens {
-    /// `cores` ≥ 1 of them, as files in `dir`, which is made if it is missing. What is there is kept.
+    /// Makes the lock files of `cores` ≥ 1 cores in the directory `dir`, and the directory if it is missing. Existing
+    /// files are kept.
     pub fn create(dir: &Path, cores: usize) -> Result<CoreTokens> {
         let fail = |path: &Path, e: std::io::Error| error(path, format!("cannot be made: {e}"));
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| fail(dir, e))?;
@@ -92,7 +95,7 @@ impl CoreTokens {
         Ok(tokens)
     }
 
-    /// Opens the tokens that another process made in `dir`.
+    /// Opens the lock files that another process made in `dir`.
     pub fn open(dir: &Path) -> Result<CoreTokens> {
         let mut tokens = CoreTokens { dir: dir.to_owned(), cores: 0 };
         while tokens.core(tokens.cores).exists() {
@@ -104,12 +107,12 @@ impl CoreTokens {
         Ok(tokens)
     }
 
-    /// All of them, held or not.
+    /// Number of cores, reserved or not.
     pub fn cores(&self) -> usize {
         self.cores
     }
 
-    /// Waits for a core, and takes up to `at_most` if more are free and nobody waits.
+    /// Waits for a core and reserves it, and up to `at_most` in all if more are free and no process waits.
     pub fn acquire(&self, at_most: usize) -> Result<HeldCores> {
         let gate = self.lock_file(&self.gate())?;
         gate.lock().map_err(|e| error(&self.gate(), format!("cannot be locked: {e}")))?;
@@ -133,7 +136,7 @@ impl CoreTokens {
         Ok(HeldCores { locks })
     }
 
-    /// Up to `count` cores that nobody holds.
+    /// Reserves up to `count` cores that are free.
     fn free(&self, count: usize) -> Result<Vec<Locked>> {
         let mut taken = Vec::new();
         for path in (0..self.cores).map(|core| self.core(core)) {

@@ -1,4 +1,4 @@
-//! Errors below the model: a shape or dtype that does not fit, a device that cannot do what is asked.
+//! Errors of kernels: a shape or dtype that does not fit, or a device that cannot do what was requested.
 
 /// Result of a kernel call.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -6,74 +6,74 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// An error of this crate; every message names the operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Two shapes that had to agree do not.
+    /// The shapes of two arguments do not fit each other.
     #[error("{op}: {what} has shape {got:?}, expected {expected:?}")]
     Shape {
-        /// The operation that was called.
+        /// Name of the operation that was called.
         op: &'static str,
-        /// The argument.
+        /// Name of the argument that does not fit.
         what: &'static str,
-        /// The shape that it has.
+        /// The argument's shape.
         got: Vec<usize>,
-        /// The shape that the other arguments ask for.
+        /// The shape that the other arguments require.
         expected: Vec<usize>,
     },
-    /// A tensor of a dtype that the operation does not take.
+    /// An argument has a dtype that the operation does not take.
     #[error("{op}: {what} is {got:?}, expected {expected:?}")]
     DType {
-        /// The operation that was called.
+        /// Name of the operation that was called.
         op: &'static str,
-        /// The argument.
+        /// Name of the argument that does not fit.
         what: &'static str,
-        /// The dtype that it has.
+        /// The argument's dtype.
         got: crate::DType,
-        /// The dtype asked for.
+        /// The dtype that the operation takes.
         expected: crate::DType,
     },
-    /// A value outside its domain (an index past the end, a window of 0, …).
+    /// An argument's value is outside its domain (an index past the end, a window of 0, …).
     #[error("{op}: {message}")]
     Value {
-        /// The operation that was called.
+        /// Name of the operation that was called.
         op: &'static str,
-        /// What is wrong, with the value.
+        /// The reason, with the wrong value.
         message: String,
     },
-    /// The instruction set asked for is not there.
+    /// The machine does not have the requested instruction set.
     #[error("{0}")]
     Isa(String),
-    /// The device asked for is not there.
+    /// The machine does not have the requested device.
     #[error("{0}")]
     Device(String),
-    /// Memory could not be had.
+    /// An allocation failed.
     #[error("out of memory: {part}: {bytes} bytes could not be had")]
     OutOfMemory {
-        /// The part of the run that asked for it.
+        /// The part of the training run that requested the memory.
         part: &'static str,
-        /// How much it asked for.
+        /// Bytes that were requested.
         bytes: usize,
     },
-    /// Cores that processes share cannot be had.
+    /// The cores that processes share could not be opened or reserved ([`crate::cores`]).
     #[error("cores in {path}: {message}")]
     Cores {
-        /// Where they are.
+        /// The directory of their lock files.
         path: std::path::PathBuf,
-        /// What is wrong.
+        /// The reason.
         message: String,
     },
-    /// A slot of shared memory cannot be made, read or written.
+    /// A slot of shared memory with weights cannot be made, read or written.
     #[error("weights in {path}: {message}")]
     Slot {
-        /// Where it is.
+        /// Path of the slot.
         path: std::path::PathBuf,
-        /// What is wrong, and the fix.
+        /// The reason, and what to do about it.
         message: String,
     },
-    /// A file could not be mapped.
+    /// A file could not be mapped into memory.
     #[error("cannot map {path}: {source}")]
     Map {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
 }

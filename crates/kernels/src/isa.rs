@@ -1,9 +1,9 @@
-//! Which instruction set the kernels use, chosen once at run time.
+//! The instruction set that the kernels use, chosen once at run time.
 //!
-//! Every `Simd` implementation computes the same 16-lane formula with fused multiply-adds, so in f32 the
-//! bits agree on all of them; what differs is speed. AMX, whose bf16 matmuls have a formula of their own, is an
-//! instruction set above AVX-512: those matmuls run on tiles, and everything else as on AVX-512. Another above it
-//! takes two terms of such matmuls at once, with the bits of all others.
+//! Every `Simd` implementation computes the same 16-lane formula with fused multiply-adds, so in f32 the bits agree on
+//! all instruction sets; only the speed differs. AMX is the exception: it runs bf16 matmuls on tiles, with a formula of
+//! their own, and everything else as AVX-512 does. AVX-512 BF16 takes two terms of a bf16 matmul at once, with the bits
+//! of all the others.
 
 use crate::simd::{Kernel, portable, tiles};
 #[cfg(target_arch = "x86_64")]
@@ -12,38 +12,38 @@ use crate::{Error, Result};
 
 /// An instruction set that this process may use, slowest first.
 ///
-/// Code that holds one may run its instructions: a value is made only where the processor was asked first, or where
-/// none is needed ([`Isa::PORTABLE`], [`Isa::AMX_EMULATED`]).
+/// Having a value of this type is proof that its instructions may be run: a value is made only after the processor was
+/// queried, or for an instruction set that needs nothing ([`Isa::PORTABLE`], [`Isa::AMX_EMULATED`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Isa(Kind);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Kind {
-    /// Plain Rust, any architecture.
+    /// Plain Rust, for any architecture.
     Portable,
     /// x86-64 with AVX2 and FMA.
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// AVX-512, and its dot products of pairs of bf16.
+    /// AVX-512 with AVX-512 BF16: dot products of pairs of bf16.
     Avx512Bf16,
-    /// AVX-512, and AMX with bf16 for the matmuls in bf16.
+    /// AVX-512, with AMX for matmuls in bf16.
     Amx,
-    /// The bits of `Amx` on any machine, with its tiles in plain Rust: slow, for checks.
+    /// The bits of `Amx` on any machine, with tiles in plain Rust: slow, for tests.
     AmxEmulated,
-    /// The ways of `Avx512Bf16` on any machine.
+    /// The code paths of `Avx512Bf16` on any machine, for tests.
     #[cfg(test)]
     DotsEmulated,
 }
 
-/// The least [`Isa::dots_gain`] for which dot products of pairs are chosen.
+/// The smallest [`Isa::dots_gain`] for which AVX-512 BF16 is preferred to AVX-512.
 const WORTH: f64 = 1.25;
 
 impl Kind {
     /// The instruction sets that a machine may have, slowest first.
     const HARDWARE: [Kind; 5] = [Kind::Portable, Kind::Avx2, Kind::Avx512, Kind::Avx512Bf16, Kind::Amx];
 
-    /// As written in `LOCKSTEP_ISA` and in a run's record.
+    /// The instruction set's name in `LOCKSTEP_ISA` and in a training run's record.
     fn name(self) -> &'static str {
         match self {
             Kind::Portable => "portable",
@@ -79,22 +79,23 @@ impl Kind {
         }
     }
 
-    /// The only way to an instruction set that a machine may lack.
+    /// This instruction set, if the machine has it. Every [`Isa`] that a machine may lack is made here.
     fn checked(self) -> Option<Isa> {
         self.is_present().then_some(Isa(self))
     }
 }
 
 impl Isa {
-    /// Plain Rust, any architecture.
+    /// The instruction set of plain Rust, which any architecture has.
     pub const PORTABLE: Isa = Isa(Kind::Portable);
-    /// The bits of AMX on any machine, its tiles in plain Rust: slow, for checks.
+    /// The bits of AMX on any machine, with tiles in plain Rust: slow, for tests.
     pub const AMX_EMULATED: Isa = Isa(Kind::AmxEmulated);
-    /// Dot products of pairs without their instruction.
+    /// AVX-512 BF16 without its instruction, for tests.
     #[cfg(test)]
     pub(crate) const DOTS_EMULATED: Isa = Isa(Kind::DotsEmulated);
 
-    /// The fastest that this machine has: dot products of pairs only where they were measured to be.
+    /// The fastest instruction set of this machine. AVX-512 BF16 counts only if it was measured to be faster
+    /// ([`Isa::dots_gain`]).
     pub fn best() -> Isa {
         let worth = |kind: &Kind| *kind != Kind::Avx512Bf16 || Isa::dots_gain().is_some_and(|gain| gain >= WORTH);
         let mut fastest_first = Kind::HARDWARE.into_iter().rev().filter(|kind| kind.is_present());
@@ -106,18 +107,18 @@ impl Isa {
         Kind::HARDWARE.into_iter().filter_map(Kind::checked).collect()
     }
 
-    /// Whether matmuls run on the tiles of the processor itself.
+    /// Whether bf16 matmuls run on the processor's own AMX tiles.
     pub(crate) fn is_amx(self) -> bool {
         self.0 == Kind::Amx
     }
 
-    /// Whether matmuls in bf16 run on tiles, with the formula of [`crate::simd::tiles`] in place of the
-    /// chains that all others share.
+    /// Whether bf16 matmuls run on tiles (AMX, real or emulated), with the formula of [`crate::simd::tiles`] instead of
+    /// the chains of multiply-adds of all other instruction sets.
     pub(crate) fn has_tiles(self) -> bool {
         self.tiles().is_some()
     }
 
-    /// Whether matmuls in bf16 take two terms at once: the chains' bits, sooner.
+    /// Whether bf16 matmuls take two terms at once (AVX-512 BF16), with the bits of one multiply-add after the other.
     #[inline(always)]
     pub(crate) fn has_dots(self) -> bool {
         #[cfg(test)]
@@ -127,7 +128,7 @@ impl Isa {
         self.0 == Kind::Avx512Bf16
     }
 
-    /// What runs matmuls on tiles, if they do.
+    /// The function that runs bf16 matmuls on tiles, for instruction sets that have them.
     pub(crate) fn tiles(self) -> Option<tiles::Unit> {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -137,7 +138,7 @@ impl Isa {
         }
     }
 
-    /// Why this process may not use AMX; nothing if it may.
+    /// Why this process may not use AMX; none if it may.
     pub fn amx_refusal() -> Option<&'static str> {
         if !Kind::Avx512.is_present() {
             return Some("this processor has no AVX-512");
@@ -149,8 +150,8 @@ impl Isa {
         refusal
     }
 
-    /// Why this process may not use the dot products of pairs of AVX-512; nothing if it may. That it may does not make
-    /// it the best: see [`Isa::best`].
+    /// Why this process may not use AVX-512 BF16; none if it may. It need not be the fastest even then: see
+    /// [`Isa::best`].
     pub fn dots_refusal() -> Option<&'static str> {
         if !Kind::Avx512.is_present() {
             return Some("this processor has no AVX-512");
@@ -162,9 +163,9 @@ impl Isa {
         refusal
     }
 
-    /// How many times the multiply-adds of FMA the dot products of pairs do, measured once; nothing where they may not
-    /// be used. On processors on which it is about 1 [`Isa::best`] does without: what is rounded or zipped for them
-    /// would be lost.
+    /// Speed of AVX-512 BF16's dot products of pairs as a multiple of FMA's, measured once; none where they may not be
+    /// used. Where it is about 1, [`Isa::best`] does without them, since rounding and interleaving their operands would
+    /// be lost time.
     pub fn dots_gain() -> Option<f64> {
         #[cfg(target_arch = "x86_64")]
         let gain = if Kind::Avx512.is_present() { crate::simd::dots::gain() } else { None };
@@ -173,12 +174,12 @@ impl Isa {
         gain
     }
 
-    /// As written in `LOCKSTEP_ISA` and in a run's record.
+    /// The instruction set's name in `LOCKSTEP_ISA` and in a training run's record.
     pub fn name(self) -> &'static str {
         self.0.name()
     }
 
-    /// The instruction set that `LOCKSTEP_ISA` names, or the best one. Naming one that the machine lacks is an error.
+    /// The instruction set that `LOCKSTEP_ISA` names, or the best one if it is not set. Fails if the machine lacks it.
     pub fn from_env() -> Result<Isa> {
         match std::env::var("LOCKSTEP_ISA") {
             Ok(name) if !name.is_empty() => Isa::from_name(&name),
@@ -186,7 +187,7 @@ impl Isa {
         }
     }
 
-    /// The instruction set of this name, if the machine has it.
+    /// The instruction set with this name. Fails if the machine lacks it.
     pub fn from_name(name: &str) -> Result<Isa> {
         let present = || Isa::present().iter().map(|i| i.name()).collect::<Vec<_>>().join(", ");
         let mut named = Kind::HARDWARE.into_iter().chain([Kind::AmxEmulated]);
@@ -204,8 +205,8 @@ impl Isa {
         })
     }
 
-    /// Runs `kernel` compiled for this instruction set: AMX is for matmuls alone, all else runs on the vectors below
-    /// it.
+    /// Runs `kernel` compiled for this instruction set's vectors. AMX has none of its own, so its kernels run as on
+    /// AVX-512.
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.vectors() {
             Kind::Portable => portable::run(kernel),
@@ -219,9 +220,8 @@ impl Isa {
         }
     }
 
-    /// [`run`](Self::run) with denormals taken and left as zeros of their sign by additions, multiplications and
-    /// multiply-adds: the arithmetic of matmuls of bf16, which `kernel` is. What else it computes with vectors is not
-    /// promised.
+    /// [`run`](Self::run) for bf16 matmuls, whose additions, multiplications and multiply-adds treat denormal inputs
+    /// and results as zeros of their sign. Other vector operations in `kernel` may or may not do so.
     pub(crate) fn run_flushing<K: Kernel>(self, kernel: K) -> K::Output {
         match self.vectors() {
             Kind::Portable => portable::run_flushing(kernel),
@@ -235,9 +235,10 @@ impl Isa {
         }
     }
 
-    /// [`run_flushing`](Self::run_flushing) of a kernel that multiplies words ([`Simd::dot`](crate::simd::Simd::dot)),
-    /// for an instruction set that [has them](Self::has_dots). What it computes beside them flushes only if it says so:
-    /// the instruction heeds no control word, which takes time to set.
+    /// [`run_flushing`](Self::run_flushing) of a kernel that takes two terms at once
+    /// ([`Simd::dot`](crate::simd::Simd::dot)), on an instruction set that [can](Self::has_dots). The dot product
+    /// flushes denormals by itself. Set `adds` if the kernel's other operations must do so too: that takes a control
+    /// word, which takes time to set.
     pub(crate) fn run_dots<K: Kernel>(self, kernel: K, adds: bool) -> K::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -252,8 +253,8 @@ impl Isa {
         }
     }
 
-    /// The vectors that it computes with. An `Isa` of a kind that a machine may lack, or of one above it, is only made
-    /// by `Kind::checked`, which asked the processor; for the emulated tiles it is asked here.
+    /// The instruction set whose vectors this one computes with. A real one was found on the processor by
+    /// `Kind::checked`; for the emulated ones the processor is queried here.
     fn vectors(self) -> Kind {
         match self.0 {
             Kind::Avx512Bf16 | Kind::Amx => Kind::Avx512,
@@ -299,7 +300,7 @@ mod tests {
         assert_eq!(Isa::best().is_amx(), Isa::amx_refusal().is_none());
     }
 
-    /// Whichever is chosen, it is there; pairs only if they are worth it.
+    /// The chosen instruction set is present on this machine, and AVX-512 BF16 is chosen only if it is fast enough.
     #[test]
     fn the_best_is_the_last_that_is_worth_it() {
         let (present, best) = (Isa::present(), Isa::best());

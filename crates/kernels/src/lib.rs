@@ -1,11 +1,11 @@
-//! Numbers only: tensors, threads, and the operations of one family of language models, forward and backward.
+//! Tensors, threads, and the forward and backward operations of one family of language models.
 //!
-//! Knows no model, no prompt, no reward. Everything above this crate holds [`Tensor`]s and calls [`ops`]; it never
-//! touches the memory behind them except by an explicit copy.
+//! This crate knows no model, no prompt and no reward. Code above it has [`Tensor`]s and calls [`ops`]; it reaches the
+//! memory behind a tensor only by an explicit copy.
 //!
-//! Read first: [`tensor`] (what is computed on), [`context`] (with what), `simd` (how one formula serves every
-//! instruction set), then any folder of [`ops`]: equation and shapes in `mod.rs`, the fast code in `cpu.rs`, the slow
-//! and obvious one in `reference.rs`.
+//! Read first: [`tensor`] (the data), [`context`] (the device and its threads), `simd` (how one formula serves every
+//! instruction set), then any folder of [`ops`]: `mod.rs` has the equation and the shapes, `cpu.rs` the fast code, and
+//! `reference.rs` the slow and obvious version.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 

@@ -1,19 +1,19 @@
-//! exp, ln, sigmoid: ours, the same bits on every instruction set, no libm.
+//! Vectorised exp, ln and sigmoid, without libm: every instruction set gives the same bits.
 
 use crate::simd::{SHIFT, Simd};
 
-/// Below it, exp is 0: 2^−126 is the smallest power that is a normal number.
+/// exp is 0 below this: 2^−126 is the smallest power of 2 that is a normal number.
 const UNDERFLOW: f32 = -87.33;
-/// Above it, exp is +∞.
+/// exp is +∞ above this.
 const OVERFLOW: f32 = 88.72;
 
-/// e^x. Error ≤ 2 ulp; 0 below −87.33 (and at −∞), +∞ above 88.72, NaN kept.
+/// e^x with an error of at most 2 ulp: 0 below −87.33 (and at −∞), +∞ above 88.72, NaN for NaN.
 #[inline(always)]
 pub fn exp<V: Simd>(x: V) -> V {
     V::select(x.lt(V::splat(UNDERFLOW)), V::splat(0.0), exp_or_tiny(x))
 }
 
-/// [`exp`], but for e^−87.33 in place of 0.
+/// [`exp`], except that e^−87.33 takes the place of 0 below −87.33.
 #[inline(always)]
 fn exp_or_tiny<V: Simd>(x: V) -> V {
     let e = power(x.max(V::splat(UNDERFLOW)).min(V::splat(OVERFLOW)));
@@ -21,7 +21,7 @@ fn exp_or_tiny<V: Simd>(x: V) -> V {
     V::select(x.lt(V::splat(OVERFLOW.next_up())), e, x.add(V::splat(f32::INFINITY)))
 }
 
-/// [`exp`] where it is finite, in fewer instructions; the same bits. (Above 88.72 it is any number.)
+/// [`exp`] in fewer instructions, with the same bits, for x of at most 88.72. (Above that the result is unspecified.)
 #[inline(always)]
 pub fn exp_finite<V: Simd>(x: V) -> V {
     let e = power(x.max(V::splat(UNDERFLOW)));
@@ -29,7 +29,7 @@ pub fn exp_finite<V: Simd>(x: V) -> V {
     V::select(V::splat(UNDERFLOW.next_down()).lt(x), e, x.max(V::splat(0.0)))
 }
 
-/// e^x where it and its inverse are normal numbers.
+/// e^x for x of which e^x and e^−x are normal numbers.
 #[inline(always)]
 fn power<V: Simd>(x: V) -> V {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
@@ -50,7 +50,7 @@ fn power<V: Simd>(x: V) -> V {
     p.fma(r.mul(r), r).add(V::splat(1.0)).mul_pow2(shifted)
 }
 
-/// ln x for positive normal x. Relative error ≤ 2 ulp.
+/// ln x for positive normal x, with a relative error of at most 2 ulp.
 #[inline(always)]
 pub fn ln<V: Simd>(x: V) -> V {
     let (e, m) = x.split_exponent();
@@ -77,7 +77,7 @@ pub fn ln<V: Simd>(x: V) -> V {
     e.fma(V::splat(0.693_359_4), y)
 }
 
-/// 1 / (1 + e^−x)
+/// The logistic function, 1 / (1 + e^−x).
 #[inline(always)]
 pub fn sigmoid<V: Simd>(x: V) -> V {
     let one = V::splat(1.0);
@@ -85,13 +85,13 @@ pub fn sigmoid<V: Simd>(x: V) -> V {
     one.div(one.add(exp_or_tiny(V::splat(0.0).sub(x))))
 }
 
-/// [`exp`] of one number.
+/// [`exp`] of one number instead of a vector.
 #[inline(always)]
 pub fn exp1<V: Simd>(x: f32) -> f32 {
     exp(V::splat(x)).to_array()[0]
 }
 
-/// [`ln`] of one number.
+/// [`ln`] of one number instead of a vector.
 #[inline(always)]
 pub fn ln1<V: Simd>(x: f32) -> f32 {
     ln(V::splat(x)).to_array()[0]

@@ -1,15 +1,16 @@
 //! A weight matrix in the layout that matmuls read.
 //!
-//! The rows (outputs) come in panels of 32, the last one padded with zeros, and a matmul streams them from start to
-//! end:
+//! A weight of N outputs (rows) and K inputs (columns) is stored in panels of 32 rows, the last panel padded with
+//! zeros. A matmul reads the panels from start to end:
 //!
 //! | layout            | of   | elements             |                                                            |
 //! |-------------------|------|----------------------|------------------------------------------------------------|
 //! | [`Layout::Panels`] | f32  | `[⌈N/32⌉][K][32]`    | input by input                                             |
 //! | [`Layout::Pairs`]  | bf16 | `[⌈N/32⌉][K/2][32][2]` | two inputs side by side, as tiles take them: K is even     |
 //!
-//! Master weights, moments and gradients are panels, so that the optimizer streams; an element of a panel of the one
-//! lies among the same 64 elements of the other. Padding has gradient 0 and stays 0.
+//! Master weights, optimizer moments and gradients are f32 in [`Layout::Panels`], so that the optimizer reads all of
+//! them in memory order beside the bf16 weights: an element lies among the same 64 elements in both layouts. Padding
+//! has gradient 0 and stays 0.
 
 use crate::device::Cpu;
 use crate::simd::{Element, Kernel, LANES, Simd};
@@ -18,20 +19,20 @@ use crate::{DType, Device, Isa, Memory, Tensor};
 use half::bf16;
 use std::ops::Range;
 
-/// Rows of a panel.
+/// Rows (outputs) of one panel.
 pub const PANEL: usize = 32;
 
 /// How the elements of a [`Matrix`] lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// `[⌈N/32⌉][K][32]`
+    /// `[⌈N/32⌉][K][32]`: panels of 32 rows, one input after the other.
     Panels,
-    /// `[⌈N/32⌉][K/2][32][2]`
+    /// `[⌈N/32⌉][K/2][32][2]`: panels of 32 rows, two inputs side by side.
     Pairs,
 }
 
 impl Layout {
-    /// The layout that matmuls on `device` read f32 or bf16 matrices in.
+    /// The layout of a weight matrix of `dtype` that matmuls on `device` read.
     pub fn of(device: Device, dtype: DType) -> Layout {
         match device {
             Device::Cpu | Device::CpuChecked | Device::Cuda(_) | Device::CudaEmulated | Device::Meta => match dtype {
@@ -41,7 +42,7 @@ impl Layout {
         }
     }
 
-    /// Where element `(row, col)` of a matrix with `cols` inputs lies.
+    /// Index in memory of element `(row, col)` of a matrix with `cols` inputs.
     #[inline(always)]
     pub(crate) fn at(self, cols: usize, row: usize, col: usize) -> usize {
         let (panel, row) = (row / PANEL * cols * PANEL, row % PANEL);
@@ -53,7 +54,7 @@ impl Layout {
     }
 }
 
-/// A matrix `[N, K]`: N outputs, K inputs.
+/// A weight matrix `[N, K]` with N outputs and K inputs, in the [`Layout`] that matmuls read.
 pub struct Matrix {
     rows: usize,
     cols: usize,
@@ -62,11 +63,11 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Zeros of f32.
+    /// An f32 matrix of zeros, with `rows` outputs and `cols` inputs.
     pub fn zeros(memory: &Memory, rows: usize, cols: usize) -> Matrix {
         Matrix::zeros_of(memory, rows, cols, DType::F32)
     }
-    /// Zeros of f32, or of bf16, which takes an even number of `cols`.
+    /// A matrix of zeros of `dtype`, f32 or bf16. For bf16 `cols` must be even.
     pub fn zeros_of(memory: &Memory, rows: usize, cols: usize, dtype: DType) -> Matrix {
         let (panels, layout) = (rows.div_ceil(PANEL), Layout::of(memory.device(), dtype));
         let data = match layout {
@@ -78,33 +79,33 @@ impl Matrix {
         };
         Matrix { rows, cols, layout, data }
     }
-    /// A matrix of these elements, row-major.
+    /// An f32 matrix with the elements of `data`, which is row-major.
     pub fn from_f32(memory: &Memory, rows: usize, cols: usize, data: &[f32]) -> Matrix {
         let mut m = Matrix::zeros(memory, rows, cols);
         m.pack_rows(0, data);
         m
     }
-    /// N, the outputs.
+    /// N, the number of outputs.
     pub fn rows(&self) -> usize {
         self.rows
     }
-    /// K, the inputs.
+    /// K, the number of inputs.
     pub fn cols(&self) -> usize {
         self.cols
     }
-    /// How the elements lie.
+    /// How the matrix's elements lie in memory.
     pub fn layout(&self) -> Layout {
         self.layout
     }
-    /// The elements in their layout, padding included: what the optimizer streams over.
+    /// The elements in their layout, padding included: the optimizer steps through this tensor.
     pub fn data(&self) -> &Tensor {
         &self.data
     }
-    /// The elements in their layout, to write.
+    /// The elements in their layout, to write, padding included.
     pub fn data_mut(&mut self) -> &mut Tensor {
         &mut self.data
     }
-    /// Overwrites rows from `first` with row-major elements (rounded if the data is bf16).
+    /// Overwrites the matrix's rows from `first` on with the row-major elements `from` (rounded if the matrix is bf16).
     pub fn pack_rows(&mut self, first: usize, from: &[f32]) {
         let (n, k) = (self.rows, self.cols);
         assert!(
@@ -118,13 +119,13 @@ impl Matrix {
             _ => data.update(|to: &mut [f32]| scatter(to, k, from, at, |x| x)),
         }
     }
-    /// A row-major copy of rows `range` (bf16 widened).
+    /// A row-major copy of the matrix's rows `range` in f32.
     pub fn unpack_rows(&self, range: Range<usize>) -> Vec<f32> {
         let mut to = vec![0.0; range.len() * self.cols];
         self.unpack_rows_into(range, &mut to);
         to
     }
-    /// Overwrites `to` with rows `range`, row-major (bf16 widened).
+    /// Copies the matrix's rows `range` to `to`, row-major in f32.
     pub fn unpack_rows_into(&self, range: Range<usize>, to: &mut [f32]) {
         let (n, k) = (self.rows, self.cols);
         assert!(range.end <= n && to.len() == range.len() * k, "rows {range:?} of [{n}, {k}] into {}", to.len());
@@ -141,7 +142,7 @@ impl Matrix {
             _ => data.download(|data: &[f32]| Isa::best().run(Gather::<_, 1> { data, range, k, to })),
         }
     }
-    /// The elements as a matmul reads them: f32 in panels, or bf16 in pairs.
+    /// The elements for a matmul on the CPU: f32 in [`Layout::Panels`], or bf16 in [`Layout::Pairs`].
     pub(crate) fn elements(&self, cpu: &Cpu) -> Elements<'_> {
         let layout = Layout::of(self.data.device(), self.data.dtype());
         assert_eq!(self.layout, layout, "no matmul reads these elements");
@@ -149,18 +150,19 @@ impl Matrix {
     }
 }
 
-/// Row-major elements with `k` inputs to where they lie.
+/// Writes row-major elements with `k` inputs to their places in a matrix's layout: element `(row, col)` goes to
+/// `at(row, col)`.
 fn scatter<T>(data: &mut [T], k: usize, from: &[f32], at: impl Fn(usize, usize) -> usize, narrow: impl Fn(f32) -> T) {
     for (row, from) in from.chunks_exact(k.max(1)).enumerate() {
         from.iter().enumerate().for_each(|(k, &x)| data[at(row, k)] = narrow(x));
     }
 }
 
-/// Inputs of a panel that are taken together, while the first cache holds them.
+/// Inputs of a panel that are unpacked together, so that they stay in the first-level cache.
 const TOGETHER: usize = 32;
 
-/// Rows `range` with `k` inputs, row-major, from panels of `[k / SIDE][32][SIDE]`, of which the first has row
-/// `range.start`.
+/// Unpacks a matrix's rows `range` with `k` inputs into row-major `to`. `data` are panels of `[k / SIDE][32][SIDE]`, of
+/// which the first contains row `range.start`.
 struct Gather<'a, T, const SIDE: usize> {
     data: &'a [T],
     range: Range<usize>,
@@ -199,7 +201,7 @@ impl<T: Element, const SIDE: usize> Kernel for Gather<'_, T, SIDE> {
     }
 }
 
-/// Transposes 32 inputs of a whole panel into rows of `k` elements.
+/// Transposes 32 inputs of a full panel, `from`: `[input, row]`, into rows of `k` elements, `to`: `[row, input]`.
 #[inline(always)]
 fn transpose<V: Simd, T: Element>(from: &[T], to: &mut [f32], k: usize) {
     for row in (0..PANEL).step_by(LANES) {

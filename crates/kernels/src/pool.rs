@@ -1,6 +1,6 @@
-//! A small thread pool for kernels. A parallel region costs a microsecond or two, because idle threads spin briefly
-//! before they sleep. It never waits for a thread that has not begun a task, whose core another program may have just
-//! then (a reward's, another run's): any thread takes tasks, the caller included.
+//! The thread pool of the CPU kernels. A parallel region costs a microsecond or two, because idle threads spin briefly
+//! before they sleep. Any thread takes tasks, the caller included, and a region never waits for a thread that has not
+//! begun one: another process (a reward, another training run) may have that thread's core just then.
 
 mod governor;
 mod region;
@@ -25,47 +25,48 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Work cut into tasks that may run in any order on any thread.
+/// Work split into tasks that may run in any order on any thread.
 pub trait Tasks: Sync {
-    /// Runs task `index`. `scratch` is the thread's own, its contents unspecified. Mark it `#[inline(always)]`.
+    /// Runs task `index`. `scratch` belongs to the thread, and its contents are unspecified. Mark implementations
+    /// `#[inline(always)]`.
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch);
 }
 
-/// How long a thread that waits looks again and again before it sleeps: longer than what lies between most regions of a
-/// decode step; waking up costs about as much.
+/// How long a waiting thread spins before it sleeps: longer than the gaps between most regions of a decode step. Waking
+/// it up would cost about as much.
 const SPIN: Duration = Duration::from_micros(if cfg!(miri) { 0 } else { 50 });
-/// Looks between two readings of the clock.
+/// Checks of the awaited condition between two readings of the clock.
 const LOOKS: usize = if cfg!(miri) { 2 } else { 64 };
 
 struct Shared {
     region: Region,
     stop: AtomicBool,
-    /// Whether a worker's task of the region panicked.
+    /// Whether a task of the region panicked on a worker thread.
     panicked: AtomicBool,
-    /// Workers that wait for a region.
+    /// Worker threads that sleep until a region is opened.
     workers: Sleepers,
-    /// The caller, while it waits for tasks that workers have begun.
+    /// The calling thread, while it sleeps until workers finish the tasks that they have begun.
     caller: Sleepers,
     governor: Governor,
 }
 
-/// Threads that run [`Tasks`].
+/// A pool of threads that run [`Tasks`].
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<std::thread::JoinHandle<()>>,
-    /// One region at a time: a second caller waits here.
+    /// Locked while a region runs: a second calling thread waits here.
     turn: Mutex<Watch>,
-    /// Cores that are shared with other processes.
+    /// The share of the machine's cores, where processes share them.
     lease: OnceLock<Mutex<Lease>>,
 }
 
 thread_local! {
-    /// Borrowed while the thread runs a task.
+    /// The thread's scratch memory, borrowed while the thread runs a task.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 impl Pool {
-    /// A pool of `threads` ≥ 1, of which the caller's is one. Fails where the system gives no more threads.
+    /// A pool of `threads` ≥ 1 threads, of which the caller's is one. Fails if the system does not start them all.
     pub fn new(threads: usize) -> std::io::Result<Pool> {
         let threads = threads.max(1);
         let (shared, turn) = (Arc::new(Shared::new(threads)), Mutex::new(Watch::new(threads)));
@@ -79,31 +80,33 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Threads, the caller's included.
+    /// Number of threads, the caller's included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// At most so many of its threads take tasks from now on.
+    /// From now on at most `threads` of the pool's threads take tasks.
     pub fn limit(&self, threads: usize) {
         // Between regions: those who take part in one were chosen when it was opened.
         let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
         self.shared.governor.set_most(threads);
     }
 
-    /// From now on it computes with the cores that it gets of these. They are shared once.
+    /// From now on the pool computes with the cores that it can reserve through `lease`. Only the first call has an
+    /// effect.
     pub fn share(&self, lease: Lease) {
         let _ = self.lease.set(Mutex::new(lease));
     }
 
-    /// Lets others have its cores, until it computes again.
+    /// Releases the reserved cores until the pool computes again.
     pub fn release_cores(&self) {
         if let Some(lease) = self.lease.get() {
             lease.lock().unwrap_or_else(|e| e.into_inner()).release();
         }
     }
 
-    /// Runs tasks `0..count`; returns when all are done. Panics if called from inside a task: regions do not nest.
+    /// Runs tasks `0..count` and returns when all are done. Panics if called from inside a task: parallel regions do
+    /// not nest.
     pub fn run<T: Tasks>(&self, isa: Isa, count: usize, tasks: &T) {
         struct One<'a, T>(&'a T, usize, &'a mut Scratch);
         impl<T: Tasks> Kernel for One<'_, T> {
@@ -152,10 +155,11 @@ impl Shared {
         }
     }
 
-    /// Runs one region as its caller, one at a time. Returns the time that it waited for workers.
+    /// Runs one parallel region on the calling thread and the workers. Returns the time that the caller waited for
+    /// workers at its end. Only one call may be active at a time.
     ///
     /// # Safety
-    /// The job's closure is [`Sync`] and lives until this returns.
+    /// The job's closure is [`Sync`] and outlives this call.
     unsafe fn region(&self, count: usize, job: &Job) -> Duration {
         let threads = self.governor.limit();
         // SAFETY: the caller's promise; the region before was closed below, and what was claimed of it was done.
@@ -181,8 +185,8 @@ impl Shared {
         waited
     }
 
-    /// Waits for the `theirs` tasks that workers have claimed: spins for that long, then sleeps. Returns the time it
-    /// took.
+    /// Waits until workers have finished the `theirs` tasks that they claimed: spins for the time `spin`, then sleeps.
+    /// Returns the time that it waited.
     fn wait_for(&self, theirs: usize, spin: Duration) -> Duration {
         let done = || self.region.done() >= theirs;
         if done() {
@@ -201,7 +205,7 @@ impl Shared {
         start.elapsed()
     }
 
-    /// The life of worker `i` ≥ 1.
+    /// The main loop of worker thread `i` ≥ 1.
     fn work(&self, i: usize) {
         let _environment = FloatEnvironment::set();
         self.governor.enter(i);
@@ -230,7 +234,7 @@ impl Shared {
         }
     }
 
-    /// A worker's wait for a region after the first `seen`, or for the end.
+    /// Waits until a region after the first `seen` ones is opened, or the pool stops.
     fn wait(&self, seen: u64) {
         let come = || self.region.opened() != seen || self.stops();
         let start = Instant::now();
@@ -247,7 +251,7 @@ impl Shared {
     }
 }
 
-/// Looks [`LOOKS`] times whether `come` is true.
+/// Checks up to [`LOOKS`] times whether `come` is true, and returns whether it was.
 fn looks(come: impl Fn() -> bool) -> bool {
     (0..LOOKS).any(|_| {
         std::hint::spin_loop();

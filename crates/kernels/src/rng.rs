@@ -1,13 +1,13 @@
 //! Counter-based randomness: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //!
-//! A number depends on its key and counter alone, so a sample's noise comes from its identity, whatever the order or
-//! the thread in which it is drawn.
+//! A random number depends on its key and its counter alone. So the noise of a sampled token is named by what it is
+//! (seed, prompt, completion, token), whatever the order or the thread in which it is drawn.
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: (u32, u32) = (0xD251_1F53, 0xCD9E_8D57);
 const WEYL: (u32, u32) = (0x9E37_79B9, 0xBB67_AE85);
 
-/// The ten-round Philox of a 128-bit counter under a 64-bit key: four random words.
+/// Philox with ten rounds: four random 32-bit words from a 64-bit key and a 128-bit counter.
 #[inline(always)]
 pub fn philox(key: u64, counter: [u32; 4]) -> [u32; 4] {
     let (mut k0, mut k1) = (key as u32, (key >> 32) as u32);
@@ -22,7 +22,8 @@ pub fn philox(key: u64, counter: [u32; 4]) -> [u32; 4] {
     c
 }
 
-/// [`philox`] of N counters at once, lane by lane: integers alone, so every instruction set gives the same bits.
+/// [`philox`] of N counters at once: lane j of the result is that of counter j. It uses integers alone, so every
+/// instruction set gives the same bits.
 #[inline(always)]
 pub fn philox_lanes<const N: usize>(key: u64, counters: [[u32; N]; 4]) -> [[u32; N]; 4] {
     let (mut k0, mut k1) = (key as u32, (key >> 32) as u32);
@@ -44,19 +45,19 @@ pub fn philox_lanes<const N: usize>(key: u64, counters: [[u32; N]; 4]) -> [[u32;
     c
 }
 
-/// A word as a number in [0, 1), 24 bits.
+/// A random 32-bit word as a number in [0, 1), of which 24 bits are random.
 #[inline(always)]
 pub fn unit_f32(word: u32) -> f32 {
     (word >> 8) as f32 * (1.0 / (1u32 << 24) as f32)
 }
 
-/// Two words as a number in [0, 1), 53 bits.
+/// Two random 32-bit words as a number in [0, 1), of which 53 bits are random.
 #[inline(always)]
 pub fn unit_f64(hi: u32, lo: u32) -> f64 {
     (((u64::from(hi) << 32) | u64::from(lo)) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
-/// A stream of numbers from one key and stream id: for shuffles, initial weights and other sequential uses.
+/// A sequence of random numbers from a key and a stream id: for shuffles, initial weights and other sequential uses.
 #[derive(Clone, Debug)]
 pub struct Stream {
     key: u64,
@@ -65,11 +66,11 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The stream `stream` of `key`, from its start.
+    /// The sequence of stream id `stream` under `key`, from its start.
     pub fn new(key: u64, stream: u64) -> Stream {
         Stream { key, stream, position: 0 }
     }
-    /// The next 64 bits.
+    /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let (p, s) = (self.position, self.stream);
         self.position += 1;
@@ -81,7 +82,7 @@ impl Stream {
         let bits = self.next_u64();
         unit_f64((bits >> 32) as u32, bits as u32)
     }
-    /// The next integer in 0..n, unbiased enough (bias < n / 2^64).
+    /// The next integer in 0..n. It is not quite uniform: the bias is below n / 2^64.
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
@@ -91,7 +92,7 @@ impl Stream {
         let v = self.next_f64();
         (-2.0 * libm::log(u)).sqrt() * libm::cos(std::f64::consts::TAU * v)
     }
-    /// Shuffles in place (Fisher–Yates).
+    /// Shuffles `items` in place (Fisher–Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i as u64 + 1) as usize);
@@ -103,7 +104,7 @@ impl Stream {
 mod tests {
     use super::*;
 
-    /// Known answers of the Random123 distribution.
+    /// The known-answer vectors that the Random123 library publishes for Philox.
     #[test]
     fn philox_known_answers() {
         assert_eq!(philox(0, [0; 4]), [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);

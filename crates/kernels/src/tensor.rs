@@ -1,8 +1,8 @@
-//! Tensors: a shape, a dtype, and memory on a device; views borrow rows of them.
+//! Tensors (a shape, a dtype, and memory on a device), and views, which borrow rows of them.
 //!
-//! Owners hold [`Tensor`]s; operations take [`View`]s and [`ViewMut`]s. None of them is a slice: what computes on a
-//! device shows itself to get at elements, and everybody else moves data by the explicit copies here. Of index tensors
-//! (u32) checks read what the host last wrote (`View::indices`), so that they never wait for a device.
+//! [`Tensor`] owns its memory; operations take [`View`]s and [`ViewMut`]s. None of them is a slice: only a device's own
+//! code reaches elements, by passing its backend, and all other code copies explicitly. The checks of index tensors
+//! (u32) read what the host last wrote (`View::indices`), so that they never wait for a device.
 
 use crate::device::cuda::Arg;
 use crate::device::{Cpu, Cuda};
@@ -14,12 +14,12 @@ use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// These numbers, each rounded to the nearest bf16.
+/// The numbers of `data`, each rounded to the nearest bf16.
 pub fn rounded_to_bf16(data: &[f32]) -> Vec<f32> {
     data.iter().map(|&x| bf16::from_f32(x).to_f32()).collect()
 }
 
-/// Up to five dimensions, by value.
+/// A tensor's dimensions, at most five, stored by value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     dims: [usize; 5],
@@ -27,26 +27,26 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The shape of these dimensions.
+    /// The shape with dimensions `dims`.
     pub fn new(dims: &[usize]) -> Shape {
         assert!(dims.len() <= 5, "at most five dimensions, not {dims:?}");
         let mut d = [1; 5];
         d[..dims.len()].copy_from_slice(dims);
         Shape { dims: d, rank: dims.len() }
     }
-    /// Its dimensions.
+    /// The dimensions, outermost first.
     pub fn dims(&self) -> &[usize] {
         &self.dims[..self.rank]
     }
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.dims().iter().product()
     }
-    /// Whether it has no element.
+    /// Whether a tensor of this shape has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Elements of one row: all dimensions but the first.
+    /// Elements of one row: the sizes of all dimensions but the first, multiplied.
     pub fn row_len(&self) -> usize {
         self.dims()[1..].iter().product()
     }
@@ -70,27 +70,27 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Zeros.
+    /// A tensor of zeros.
     pub fn zeros(memory: &Memory, shape: &[usize], dtype: DType) -> Tensor {
         let shape = Shape::new(shape);
         Tensor { shape, dtype, buffer: memory.allocate(shape.len() * dtype.bytes(), dtype) }
     }
 
-    /// An f32 tensor with these elements, row-major.
+    /// An f32 tensor with the elements of `data`, row-major.
     pub fn from_f32(memory: &Memory, shape: &[usize], data: &[f32]) -> Tensor {
         let mut t = Tensor::zeros(memory, shape, DType::F32);
         t.view_mut().copy_from_f32(data);
         t
     }
 
-    /// A u32 tensor with these elements, row-major.
+    /// A u32 tensor with the elements of `data`, row-major.
     pub fn from_u32(memory: &Memory, shape: &[usize], data: &[u32]) -> Tensor {
         let mut t = Tensor::zeros(memory, shape, DType::U32);
         t.view_mut().copy_from_u32(data);
         t
     }
 
-    /// Its dimensions.
+    /// The tensor's dimensions.
     pub fn shape(&self) -> &[usize] {
         self.shape.dims()
     }
@@ -98,35 +98,35 @@ impl Tensor {
     pub(crate) fn buffer(&self) -> &Buffer {
         &self.buffer
     }
-    /// What an element is.
+    /// The type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
-    /// Where it lies.
+    /// The device whose memory the tensor is in.
     pub fn device(&self) -> Device {
         self.buffer.device()
     }
-    /// Bytes it takes.
+    /// Bytes of all elements.
     pub fn bytes(&self) -> usize {
         self.shape.len() * self.dtype.bytes()
     }
-    /// All of it, to read.
+    /// A view of the whole tensor, to read.
     pub fn view(&self) -> View<'_> {
         View { shape: self.shape, dtype: self.dtype, buffer: &self.buffer, start: 0 }
     }
-    /// All of it, to write.
+    /// A view of the whole tensor, to write.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
         ViewMut { shape: self.shape, dtype: self.dtype, buffer: &self.buffer, start: 0, borrow: PhantomData }
     }
-    /// Rows `range` (of the first dimension), to read.
+    /// A view of rows `range` of the first dimension, to read.
     pub fn rows(&self, range: Range<usize>) -> View<'_> {
         self.view().rows(range)
     }
-    /// Rows `range` (of the first dimension), to write.
+    /// A view of rows `range` of the first dimension, to write.
     pub fn rows_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
         self.view_mut().rows(range)
     }
-    /// A copy of its elements (f32, or bf16 widened).
+    /// A copy of the tensor's elements as f32. The tensor is f32 or bf16.
     pub fn to_vec_f32(&self) -> Vec<f32> {
         self.view().to_vec_f32()
     }
@@ -138,7 +138,7 @@ impl std::fmt::Debug for Tensor {
     }
 }
 
-/// Elements of the two kinds that computing reads.
+/// A slice of floating-point elements, f32 or bf16.
 #[derive(Clone, Copy)]
 pub(crate) enum Elements<'a> {
     F32(&'a [f32]),
@@ -167,18 +167,18 @@ impl<'a> From<&'a [f32]> for Elements<'a> {
     }
 }
 
-/// A borrowed tensor, to read.
+/// A borrowed tensor, or rows of one, to read.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     shape: Shape,
     dtype: DType,
     buffer: &'a Buffer,
-    /// The index of the view's first element.
+    /// Index in the buffer of the view's first element.
     start: usize,
 }
 
-/// A borrowed tensor, to write. Its elements are its own for as long as it lives: it is made of a tensor that is
-/// borrowed exclusively, and parts only into disjoint ones.
+/// A borrowed tensor, or rows of one, to write. No other view sees these elements while it lives: it is made from a
+/// tensor that is borrowed exclusively, and can only be split into disjoint parts.
 pub struct ViewMut<'a> {
     shape: Shape,
     dtype: DType,
@@ -187,7 +187,7 @@ pub struct ViewMut<'a> {
     borrow: PhantomData<&'a mut Tensor>,
 }
 
-/// Where rows `range` of a tensor of this shape lie, as elements from its first.
+/// Index of the first element of rows `range` in a tensor of this shape.
 fn elements_of_rows(shape: &Shape, range: &Range<usize>) -> usize {
     let rows = shape.dims()[0];
     assert!(range.start <= range.end && range.end <= rows, "rows {range:?} of {shape:?}");
@@ -195,26 +195,26 @@ fn elements_of_rows(shape: &Shape, range: &Range<usize>) -> usize {
 }
 
 impl<'a> View<'a> {
-    /// Its dimensions.
+    /// The view's dimensions.
     pub fn shape(&self) -> &[usize] {
         self.shape.dims()
     }
-    /// What an element is.
+    /// The type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
-    /// Rows `range` of the first dimension.
+    /// The part of this view with rows `range` of the first dimension.
     pub fn rows(self, range: Range<usize>) -> View<'a> {
         let start = self.start + elements_of_rows(&self.shape, &range);
         View { shape: self.shape.with_rows(range.len()), start, ..self }
     }
-    /// The same elements in another shape.
+    /// A view of the same elements in another shape.
     pub fn reshape(self, shape: &[usize]) -> View<'a> {
         let shape = Shape::new(shape);
         assert_eq!(shape.len(), self.shape.len(), "reshape {:?} to {:?}", self.shape, shape);
         View { shape, ..self }
     }
-    /// A copy of its elements (f32, or bf16 widened).
+    /// A copy of the view's elements as f32. The tensor is f32 or bf16.
     pub fn to_vec_f32(&self) -> Vec<f32> {
         match self.dtype {
             DType::F32 => self.download(<[f32]>::to_vec),
@@ -222,12 +222,12 @@ impl<'a> View<'a> {
             DType::U32 => panic!("to_vec_f32 of a u32 tensor"),
         }
     }
-    /// A copy of its elements.
+    /// A copy of the view's elements, which are u32.
     pub fn to_vec_u32(&self) -> Vec<u32> {
         self.expect(DType::U32);
         self.download(<[u32]>::to_vec)
     }
-    /// Copies its elements (f32, or bf16 widened) to `to`, which has as many.
+    /// Copies the view's elements (f32 or bf16) as f32 to `to`, which must have the same length.
     pub fn copy_to_f32(&self, to: &mut [f32]) {
         assert_eq!(to.len(), self.shape.len(), "copy {:?}", self.shape);
         match self.dtype {
@@ -236,23 +236,23 @@ impl<'a> View<'a> {
             DType::U32 => panic!("copy_to_f32 of a u32 tensor"),
         }
     }
-    /// Copies its elements to `to`, which has as many.
+    /// Copies the view's elements (u32) to `to`, which must have the same length.
     pub fn copy_to_u32(&self, to: &mut [u32]) {
         self.expect(DType::U32);
         self.download(|d| to.copy_from_slice(d));
     }
-    /// Copies its elements to the host, where `read` sees them.
+    /// Copies the view's elements to the host and passes them to `read`.
     pub(crate) fn download<T: Plain, R>(&self, read: impl FnOnce(&[T]) -> R) -> R {
         // SAFETY: the tensor is borrowed, so nobody writes it.
         unsafe { self.buffer.download(self.range(), read) }
     }
-    /// What the host last wrote to an index tensor. Reads no device memory.
+    /// The elements that the host last wrote to this index tensor (u32). Reads no device memory.
     pub(crate) fn indices(&self) -> &'a [u32] {
         self.expect(DType::U32);
         // SAFETY: the tensor is borrowed, so nobody writes it.
         unsafe { self.buffer.mirror(self.range()) }
     }
-    /// The elements, for an operation on the CPU.
+    /// The elements, f32 or bf16, for an operation on the CPU.
     pub(crate) fn elements(&self, cpu: &Cpu) -> Elements<'a> {
         match self.dtype {
             DType::F32 => Elements::F32(self.slice(cpu)),
@@ -260,32 +260,32 @@ impl<'a> View<'a> {
             DType::U32 => panic!("expected f32 or bf16, got u32"),
         }
     }
-    /// The elements, for an operation on the CPU.
+    /// The f32 elements, for an operation on the CPU.
     pub(crate) fn f32(&self, cpu: &Cpu) -> &'a [f32] {
         self.expect(DType::F32);
         self.slice(cpu)
     }
-    /// The elements, for an operation on the CPU.
+    /// The bf16 elements, for an operation on the CPU.
     pub(crate) fn bf16(&self, cpu: &Cpu) -> &'a [bf16] {
         self.expect(DType::Bf16);
         self.slice(cpu)
     }
-    /// The elements, for an operation on the CPU.
+    /// The u32 elements, for an operation on the CPU.
     pub(crate) fn u32(&self, cpu: &Cpu) -> &'a [u32] {
         self.expect(DType::U32);
         self.slice(cpu)
     }
 
-    /// Where the elements lie, f32, for a kernel on a CUDA device that reads them.
+    /// Device address of the f32 elements, for a CUDA kernel that reads them.
     pub(crate) fn f32_at(&self, cuda: &Cuda) -> Result<Arg> {
         at(self, cuda, false)
     }
-    /// Where the elements lie, bf16, for a kernel on a CUDA device that reads them.
+    /// Device address of the bf16 elements, for a CUDA kernel that reads them.
     pub(crate) fn bf16_at(&self, cuda: &Cuda) -> Arg {
         self.expect(DType::Bf16);
         Arg::Pointer(self.buffer.address::<bf16>(cuda, self.start, false).0)
     }
-    /// Where the elements lie, u32, for a kernel on a CUDA device that reads them.
+    /// Device address of the u32 elements, for a CUDA kernel that reads them.
     pub(crate) fn u32_at(&self, cuda: &Cuda) -> Arg {
         self.expect(DType::U32);
         Arg::Pointer(self.buffer.address::<u32>(cuda, self.start, false).0)
@@ -304,47 +304,47 @@ impl<'a> View<'a> {
 }
 
 impl<'a> ViewMut<'a> {
-    /// Its dimensions.
+    /// The view's dimensions.
     pub fn shape(&self) -> &[usize] {
         self.shape.dims()
     }
-    /// What an element is.
+    /// The type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
-    /// The same elements, read-only, while this view is borrowed.
+    /// A read-only view of the same elements, while this one is borrowed.
     pub fn view(&self) -> View<'_> {
         View { shape: self.shape, dtype: self.dtype, buffer: self.buffer, start: self.start }
     }
-    /// The same elements, for a shorter time.
+    /// A view of the same elements, to write, for a shorter lifetime.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
         ViewMut { shape: self.shape, dtype: self.dtype, buffer: self.buffer, start: self.start, borrow: PhantomData }
     }
-    /// Rows `range` of the first dimension.
+    /// The part of this view with rows `range` of the first dimension.
     pub fn rows(self, range: Range<usize>) -> ViewMut<'a> {
         let start = self.start + elements_of_rows(&self.shape, &range);
         ViewMut { shape: self.shape.with_rows(range.len()), start, ..self }
     }
-    /// Rows before `row`, and those from it on.
+    /// Two views: the rows before `row`, and the rows from `row` on.
     pub fn split_rows(self, row: usize) -> (ViewMut<'a>, ViewMut<'a>) {
         let (shape, rows) = (self.shape, self.shape.dims()[0]);
         let start = self.start + elements_of_rows(&shape, &(row..rows));
         let rest = ViewMut { shape: shape.with_rows(rows - row), start, ..self };
         (ViewMut { shape: shape.with_rows(row), start: self.start, ..rest }, rest)
     }
-    /// The same elements in another shape.
+    /// A view of the same elements in another shape.
     pub fn reshape(self, shape: &[usize]) -> ViewMut<'a> {
         let shape = Shape::new(shape);
         assert_eq!(shape.len(), self.shape.len(), "reshape {:?} to {:?}", self.shape, shape);
         ViewMut { shape, ..self }
     }
-    /// The same bits as elements of another dtype, as wide: log-probabilities that leave a device beside ids, in one
-    /// copy.
+    /// The same bits as elements of another dtype of the same size: so that log-probabilities leave a device beside
+    /// token ids in one copy.
     pub fn reinterpret(self, dtype: DType) -> ViewMut<'a> {
         assert_eq!(self.dtype.bytes(), dtype.bytes(), "{:?} as {dtype:?}", self.dtype);
         ViewMut { dtype, ..self }
     }
-    /// Overwrites it with these elements (rounded if it is bf16).
+    /// Overwrites the elements with `from`, rounded if the tensor is bf16.
     pub fn copy_from_f32(&mut self, from: &[f32]) {
         match self.dtype {
             DType::F32 => self.upload(from.len(), |d: &mut [f32]| d.copy_from_slice(from)),
@@ -354,7 +354,7 @@ impl<'a> ViewMut<'a> {
             DType::U32 => panic!("copy_from_f32 into a u32 tensor"),
         }
     }
-    /// Overwrites it with the elements of a tensor of this dtype and shape, bit for bit.
+    /// Overwrites the elements with those of `from`, which has the same dtype and shape, bit for bit.
     pub fn copy_from(&mut self, from: View<'_>) {
         assert!(self.dtype == from.dtype && self.shape == from.shape, "copy {:?} to {:?}", from.shape, self.shape);
         match self.dtype {
@@ -375,7 +375,7 @@ impl<'a> ViewMut<'a> {
             }
         }
     }
-    /// Overwrites it with these elements.
+    /// Overwrites the elements, which are u32, with `from`.
     pub fn copy_from_u32(&mut self, from: &[u32]) {
         self.view().expect(DType::U32);
         self.upload(from.len(), |d: &mut [u32]| d.copy_from_slice(from));
@@ -392,43 +392,44 @@ impl<'a> ViewMut<'a> {
             }
         }
     }
-    /// Copies `len` elements from the host, all of them: they become what `write` makes of them.
+    /// Overwrites all `len` elements of the view with what `write` puts into a slice of the host, which begins with
+    /// unspecified contents.
     pub(crate) fn upload<T: Plain>(&mut self, len: usize, write: impl FnOnce(&mut [T])) {
         assert_eq!(len, self.shape.len(), "copy to {:?}", self.shape);
         // SAFETY: the elements are this view's own.
         unsafe { self.buffer.upload(self.view().range(), write) }
     }
-    /// [`upload`](Self::upload) of elements that `write` changes some of.
+    /// Lets `write` change some of the view's elements: its slice of the host begins with their present values.
     pub(crate) fn update<T: Plain>(&mut self, write: impl FnOnce(&mut [T])) {
         // SAFETY: the elements are this view's own.
         unsafe { self.buffer.update(self.view().range(), write) }
     }
-    /// The elements, for an operation on the CPU.
+    /// The bf16 elements, to write, for an operation on the CPU.
     pub(crate) fn bf16(self, cpu: &Cpu) -> &'a mut [bf16] {
         self.view().expect(DType::Bf16);
         self.slice(cpu)
     }
-    /// The elements, for an operation on the CPU.
+    /// The f32 elements, to write, for an operation on the CPU.
     pub(crate) fn f32(self, cpu: &Cpu) -> &'a mut [f32] {
         self.view().expect(DType::F32);
         self.slice(cpu)
     }
-    /// The elements, for an operation on the CPU.
+    /// The u32 elements, to write, for an operation on the CPU.
     pub(crate) fn u32(self, cpu: &Cpu) -> &'a mut [u32] {
         self.view().expect(DType::U32);
         self.slice(cpu)
     }
 
-    /// Where the elements lie, f32, for a kernel on a CUDA device that writes them.
+    /// Device address of the f32 elements, for a CUDA kernel that writes them.
     pub(crate) fn f32_at(&mut self, cuda: &Cuda) -> Result<Arg> {
         at(&self.view(), cuda, true)
     }
-    /// Where the elements lie, bf16, for a kernel on a CUDA device that writes them.
+    /// Device address of the bf16 elements, for a CUDA kernel that writes them.
     pub(crate) fn bf16_at(&mut self, cuda: &Cuda) -> Arg {
         self.view().expect(DType::Bf16);
         Arg::Pointer(self.buffer.address::<bf16>(cuda, self.start, true).0)
     }
-    /// Where the elements lie, u32, for a kernel on a CUDA device that writes them.
+    /// Device address of the u32 elements, for a CUDA kernel that writes them.
     pub(crate) fn u32_at(&mut self, cuda: &Cuda) -> Arg {
         self.view().expect(DType::U32);
         Arg::Pointer(self.buffer.address::<u32>(cuda, self.start, true).0)
@@ -449,9 +450,10 @@ fn at(view: &View<'_>, cuda: &Cuda, writes: bool) -> Result<Arg> {
 
 #[cfg(target_os = "linux")]
 impl SlotWriter {
-    /// Says what the slot holds and gives the lock away: readers can pin it, and it cannot be written until
-    /// [`try_lock`](Self::try_lock). `tensors` are all that live in the slot. With `checksum`
-    /// [`Pin::audit`](crate::memory::slot::Pin::audit) finds a flipped bit; it takes a pass over the slot.
+    /// Ends writing to the slot: records `contents` in its header and releases the exclusive lock. From then on readers
+    /// can pin the slot, and it cannot be written until [`try_lock`](Self::try_lock). `tensors` are all tensors that
+    /// live in the slot. With `checksum`, which costs a pass over the slot,
+    /// [`Pin::audit`](crate::memory::slot::Pin::audit) can find a flipped bit.
     pub fn publish(&self, tensors: &mut [&mut Tensor], contents: Contents, checksum: bool) -> crate::Result<()> {
         let buffers: Vec<&Buffer> = tensors.iter().map(|tensor| tensor.buffer()).collect();
         self.publish_buffers(&buffers, contents, checksum)

@@ -1,18 +1,18 @@
-//! Pages of the pool: who holds them, which are free, and which free ones still have a content that can be used again.
-//! Knows no tensor.
+//! The pages of the KV cache: how many sequences use each, which are free, and which free ones still have contents that
+//! can be reused. This file knows no tensors.
 
 use crate::prefix::PrefixCache;
 
-/// The pages of a pool, by number.
+/// The allocator of KV-cache pages, which are named by their index in the pool.
 #[derive(Debug)]
 pub(crate) struct BlockPool {
     blocks: usize,
-    /// Pages without a holder and without a cached content, the next one last; behind them come those that never had a
-    /// holder.
+    /// Free pages without cached contents; the last one is used next. The pages that were never used follow it.
     free: Vec<u32>,
-    /// Holders of each page that ever had one.
+    /// For each page that was ever used, the number of sequences that use it.
     holders: Vec<u32>,
-    /// What pages contain. A page that is in it and has no holder is free, too, but taken only after all others.
+    /// The cached contents of pages. A page in this cache that no sequence uses is free too, but is taken only after
+    /// all others.
     pub(crate) prefix: PrefixCache,
 }
 
@@ -24,11 +24,11 @@ impl BlockPool {
         let _ = pool.free.try_reserve_exact(blocks).and_then(|()| pool.holders.try_reserve_exact(blocks));
         pool
     }
-    /// Pages that nobody holds.
+    /// Number of pages that no sequence uses.
     pub(crate) fn available(&self) -> usize {
         self.free.len() + self.prefix.unheld() + self.blocks - self.holders.len()
     }
-    /// A page with one holder and no content.
+    /// Takes a free page for one sequence, and drops its cached contents. None if all pages are used.
     pub(crate) fn take(&mut self) -> Option<u32> {
         if let Some(block) = self.free.pop() {
             self.holders[block as usize] = 1;
@@ -42,7 +42,8 @@ impl BlockPool {
         self.holders[block as usize] = 1;
         Some(block)
     }
-    /// One more holder of `block`, which has holders or a cached content.
+    /// Counts one more sequence that uses the page `block`, which is used already or has cached contents. Returns
+    /// `block`.
     pub(crate) fn share(&mut self, block: u32) -> u32 {
         let holders = &mut self.holders[block as usize];
         if *holders == 0 {
@@ -51,8 +52,8 @@ impl BlockPool {
         *holders += 1;
         block
     }
-    /// One holder less of each. The last pages of a sequence are used again first: what follows a prefix is of less use
-    /// than the prefix.
+    /// Removes a sequence's use of each of these pages, and empties the list. The last pages of a sequence are reused
+    /// first, since the text after a prefix is less likely to be needed again than the prefix.
     pub(crate) fn release(&mut self, blocks: &mut Vec<u32>) {
         for block in blocks.drain(..).rev() {
             let holders = &mut self.holders[block as usize];
@@ -63,7 +64,7 @@ impl BlockPool {
             }
         }
     }
-    /// Forgets what pages contain.
+    /// Drops the cached contents of all pages.
     pub(crate) fn forget(&mut self) {
         let BlockPool { prefix, free, .. } = self;
         while let Some(block) = prefix.evict() {

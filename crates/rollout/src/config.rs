@@ -1,48 +1,48 @@
-//! The sizes of an engine, and its switches.
+//! The configuration of the rollout engine: sizes and switches.
 
 use crate::drafts::{self, Drafts};
 use crate::earlier::Earlier;
 use model::kv::BLOCK;
 
-/// Sizes and switches of an engine. None of them changes a bit of what it gives.
+/// Sizes and switches of a rollout engine. None of them changes a bit of the completions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
-    /// Sequences of a step.
+    /// Largest number of sequences in one step.
     pub max_num_seqs: usize,
-    /// Pages of keys and values, of 64 tokens each.
+    /// Pages of the KV cache, of 64 tokens each.
     pub kv_blocks: usize,
-    /// Tokens of the longest sequence, prompt included.
+    /// Largest number of tokens of a sequence, prompt included.
     pub max_model_len: usize,
-    /// Rows of a step: prompts are computed in chunks that fit.
+    /// Largest number of rows (tokens) computed in one step. Longer prompts are computed in chunks.
     pub max_batched_tokens: usize,
     /// Whether a prompt may be computed in several steps.
     pub chunked_prefill: bool,
-    /// Whether a group's prompt is computed once and its pages shared.
+    /// Whether the prompt of a group is computed once, and its KV-cache pages shared by the group's completions.
     pub prefix_sharing: bool,
-    /// Whether full pages are found again by what they contain, across requests and turns. Of use where requests repeat
-    /// what others began with; a training run computes everything anew with each version of the weights.
+    /// Whether full KV-cache pages are found again by their tokens, across requests and turns. Of use where requests
+    /// begin with the same text as others; a training run computes everything again with each version of the weights.
     pub prefix_caching: bool,
-    /// Whether the next tokens of sequences are guessed and verified together.
+    /// Whether draft tokens are guessed and verified (speculative decoding).
     pub speculative: Speculative,
 }
 
-/// When tokens are guessed.
+/// When draft tokens are guessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speculative {
-    /// Never.
+    /// Draft tokens are never guessed.
     Off,
-    /// While few sequences live, as many as are likely to be right.
+    /// While few sequences are running, as many draft tokens as are likely to be right.
     Auto,
-    /// This many in every step of every sequence, likely or not: for tests.
+    /// This many draft tokens for every sequence in every step, however unlikely: for tests.
     Always(usize),
 }
 
-/// Prompts are computed in chunks of this many rows, unless somebody says otherwise.
+/// The default of the rows of a step: prompts are computed in chunks of this many tokens.
 const PREFILL_ROWS: usize = 1024;
 
 impl EngineConfig {
-    /// `max_num_seqs` sequences at once of up to `max_model_len` tokens each, prompt included, none of which is ever
-    /// preempted; prompts are shared, and computed in chunks.
+    /// The configuration for `max_num_seqs` sequences at once of up to `max_model_len` tokens each, prompt included.
+    /// Prompts are shared and computed in chunks, and no sequence is ever preempted.
     pub fn new(max_num_seqs: usize, max_model_len: usize) -> EngineConfig {
         EngineConfig {
             max_num_seqs,
@@ -56,13 +56,13 @@ impl EngineConfig {
         }
     }
 
-    /// Pages that hold `max_num_seqs` sequences of `max_model_len` tokens and their prompts, so that none is ever
-    /// preempted.
+    /// Number of KV-cache pages for `max_num_seqs` sequences of `max_model_len` tokens and their prompts, so that none
+    /// is ever preempted.
     pub fn blocks_for(max_num_seqs: usize, max_model_len: usize) -> usize {
         (max_num_seqs + 1) * max_model_len.div_ceil(BLOCK)
     }
 
-    /// Rows of a step.
+    /// Rows (tokens) that one step can compute.
     pub fn rows(&self) -> usize {
         match self.chunked_prefill {
             true => self.max_batched_tokens.max(self.max_num_seqs),
@@ -70,12 +70,12 @@ impl EngineConfig {
         }
     }
 
-    /// Bytes of the host that guesses are made from, at most.
+    /// Largest number of bytes of host memory for the text that draft tokens are guessed from.
     pub fn draft_bytes(&self) -> usize {
         if self.speculative == Speculative::Off { 0 } else { Drafts::BYTES + Earlier::BYTES }
     }
 
-    /// Tokens that are drawn together.
+    /// Largest number of tokens that one step samples.
     pub fn draws(&self) -> usize {
         match self.speculative {
             Speculative::Off => self.max_num_seqs,

@@ -1,20 +1,21 @@
-//! What a decode step takes by its rows, measured: a part that every step has (weights are read), and a part for each
-//! row. Whether guesses are worth their rows depends on it, and no bit does.
+//! The measured time of a decode step as a linear function of its rows: a constant part (reading the weights), and a
+//! part for each row. It decides whether draft tokens are worth the rows that verify them, and changes no bit of the
+//! result.
 
 use crate::drafts::{ROWS, SEQUENCES};
 
-/// What one more row adds to a step of one row, until it is known. (7 M to 92 M parameters in f32 on two cores: 0.06 to
-/// 0.2.)
+/// The share by which one more row lengthens a step of one row, until it is measured. (For 7 M to 92 M parameters in
+/// f32 on two cores: 0.06 to 0.2.)
 const ROW: f64 = 0.125;
-/// Earlier steps count for less: about this many are remembered.
+/// Older steps weigh less in the fit: about this many are remembered.
 const REMEMBERED: f64 = 64.0;
-/// The variance of the number of rows from which on a line through the steps says something, and their number.
+/// The variance of the number of rows, and the number of steps, from which on a line can be fitted through the steps.
 const VARIANCE: f64 = 0.25;
 const STEPS: f64 = 8.0;
-/// A step that takes so many times what was expected was interrupted: it counts as this much.
+/// A step that takes more than this many times the expected time was interrupted: it counts as this much.
 const INTERRUPTED: f64 = 2.0;
 
-/// A line through the last steps: weighted sums of rows and seconds.
+/// A line fitted through the last decode steps: weighted sums of rows and seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StepCost {
     n: f64,
@@ -22,12 +23,12 @@ pub(crate) struct StepCost {
     y: f64,
     xx: f64,
     xy: f64,
-    /// Seconds of a step, and of each of its rows, once they are known.
+    /// The constant seconds of a step, and the seconds of each of its rows, once they are known.
     line: Option<(f64, f64)>,
 }
 
 impl StepCost {
-    /// A decode step of `rows` rows has taken `seconds`.
+    /// Adds a decode step of `rows` rows that took `seconds` to the fit.
     pub(crate) fn observe(&mut self, rows: usize, seconds: f64) {
         if rows == 0 || rows > ROWS {
             return;
@@ -46,12 +47,12 @@ impl StepCost {
         }
     }
 
-    /// What a step of `rows` rows takes, if that is known.
+    /// Expected seconds of a decode step of `rows` rows, if known.
     pub(crate) fn seconds(&self, rows: usize) -> Option<f64> {
         self.line.map(|(step, row)| step + rows as f64 * row)
     }
 
-    /// What one more row adds to a step of `rows` rows, in proportion.
+    /// The share by which one more row lengthens a step of `rows` rows.
     pub(crate) fn of_row(&self, rows: usize) -> f32 {
         let one = match self.line {
             Some((step, row)) if step + row > 0.0 => row / (step + row),
@@ -61,34 +62,37 @@ impl StepCost {
     }
 }
 
-/// Steps without guesses count for the last few of them.
+/// The time of steps without draft tokens is averaged over about this many steps.
 const LAST: f64 = 16.0;
-/// What guesses may cost of the time of decode steps; and what they have brought, in steps, from which on more of it
-/// allows no more loss.
+/// `ALLOWED`: the share of the time of decode steps that draft tokens may lose. `AT_ONCE`: the largest credit for later
+/// losses, in steps.
 const ALLOWED: f64 = 0.015;
 const AT_ONCE: f64 = 0.5;
 
-/// What guesses have brought and cost, so that they cost a small share of the time at most, however they are chosen.
+/// The time that draft tokens have gained and lost, so that they lose at most a small share of the time, however they
+/// are chosen.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Balance {
-    /// Seconds of a step without guesses, by its sequences, once there was one.
+    /// For each number of sequences, the seconds of a step without draft tokens, once one was measured.
     without: [Option<f64>; SEQUENCES + 1],
-    /// Seconds that guesses may still lose.
+    /// Seconds that draft tokens may still lose.
     credit: f64,
 }
 
 impl Balance {
-    /// Whether this many sequences may guess. Before they do, a step of theirs without guesses must have been measured.
+    /// Whether draft tokens may be guessed for this many sequences. A step of as many sequences without draft tokens
+    /// must have been measured before.
     pub(crate) fn allows(&self, sequences: usize) -> bool {
         self.credit >= 0.0 && self.without(sequences).is_some()
     }
 
-    /// What a step of this many sequences takes without guesses, if that is known.
+    /// Expected seconds of a step of this many sequences without draft tokens, if known.
     pub(crate) fn without(&self, sequences: usize) -> Option<f64> {
         self.without.get(sequences).copied().flatten()
     }
 
-    /// A decode step has taken `seconds`; with guesses, if there were any, it has drawn so many tokens.
+    /// Records a decode step that took `seconds`. `drawn_with_guesses` is the number of tokens that it drew if it
+    /// verified draft tokens, and none if it did not.
     pub(crate) fn observe(&mut self, sequences: usize, drawn_with_guesses: Option<usize>, seconds: f64) {
         let Some(without) = self.without.get_mut(sequences) else { return };
         let expected = match (*without, drawn_with_guesses) {
@@ -113,7 +117,8 @@ impl Balance {
 mod tests {
     use super::*;
 
-    /// Guesses that are never right cost their share, and those that are right are made again and again.
+    /// Draft tokens that are never right lose only the allowed share of the time, and draft tokens that are right are
+    /// used again and again.
     #[test]
     fn guesses_lose_a_small_share_at_most() {
         for (drawn, guessed) in [(4, 0..40), (8, 990..1000)] {

@@ -1,56 +1,58 @@
-//! Guesses of a sequence's next tokens, from text that is there: its prompt, its own tokens, its siblings'.
+//! Draft tokens for speculative decoding: a sequence's next tokens are guessed from existing text: its prompt, its own
+//! tokens, and those of its group's other completions.
 //!
-//! An index of the places at which three tokens follow one another (as LZ77 finds repetitions), of a fixed size, the
-//! oldest places forgotten first; and how many tokens are worth guessing.
+//! An index of fixed size maps three consecutive tokens to the places at which they occur (as LZ77 finds repetitions);
+//! the oldest places are dropped first. This file also decides how many tokens are worth guessing.
 
-/// Tokens that must agree before a guess.
+/// Number of consecutive tokens that must agree before a guess.
 pub(crate) const GRAM: usize = 3;
-/// Rows of a step in which tokens are guessed, and sequences of such a step: more rows than these take longer in
-/// proportion, on every processor that was measured.
+/// Largest number of rows of a step with draft tokens, and of sequences in it. With more rows the time per row rises on
+/// every processor that was measured.
 pub(crate) const ROWS: usize = 16;
 pub(crate) const SEQUENCES: usize = 8;
-/// Places that are remembered.
+/// Number of places in the index.
 const PLACES: usize = 1 << 16;
-/// Places that are looked at for one guess.
+/// Largest number of places that are compared for one guess.
 const LOOKED_AT: usize = 16;
-/// Tokens before a place that are compared.
+/// Number of tokens before a place that are compared.
 pub(crate) const BEFORE: usize = 32;
-/// From here on an agreement is long, and guesses after it are counted for themselves.
+/// From this many agreeing tokens on an agreement is long. The success of guesses after long agreements is counted
+/// separately.
 const LONG: usize = 8;
-/// What a guess must be expected to save, at least, in proportion to the step.
+/// The gain in tokens per second that a guess must promise.
 const WORTHWHILE: f32 = 1.05;
-/// So many times a guess is not worth while until one token is guessed again to see.
+/// After this many guesses that did not seem worthwhile, one token is guessed as a trial.
 const UNTIL_NEXT_TRIAL: u32 = 32;
-/// Earlier guesses count for less: the odds are of about this many.
+/// Older guesses weigh less in the success rate: about this many are remembered.
 const REMEMBERED: f32 = 32.0;
 
-/// The place is in what an earlier request of the same prompt said.
+/// The value of [`Place::sequence`] for the completion of an earlier request with the same prompt.
 pub(crate) const EARLIER: u32 = u32::MAX;
 
-/// Where a token stands: the tokens before it are compared with those that a guess is wanted for.
+/// The place of a token in a text. The tokens before it are compared with the end of the sequence that needs a guess.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Of the slab of sequences, and the low half of its serial number; or [`EARLIER`].
+    /// The index of the sequence in the scheduler's slab (beside the low half of its serial number), or [`EARLIER`].
     pub(crate) sequence: u32,
     pub(crate) serial: u32,
     pub(crate) at: u32,
-    /// The number of the place before it that has the same hash.
+    /// The number of the previous place whose tokens have the same hash.
     older: u32,
 }
 
-/// The places of all groups that have guessed.
+/// The index of places of all groups that use draft tokens.
 #[derive(Debug)]
 pub(crate) struct Drafts {
-    /// The number of the newest place of each hash.
+    /// For each hash, the number of the newest place with it.
     heads: Vec<u32>,
     places: Vec<Place>,
     next: u32,
-    /// Of the guess that is made; its memory is kept.
+    /// The draft tokens that are being guessed; the buffer is reused.
     pub(crate) guess: Vec<u32>,
 }
 
 impl Drafts {
-    /// Bytes that it takes.
+    /// Bytes of memory of the index.
     pub(crate) const BYTES: usize = PLACES * (size_of::<Place>() + size_of::<u32>());
 
     pub(crate) fn new() -> Drafts {
@@ -59,7 +61,7 @@ impl Drafts {
         Drafts { heads: vec![0; PLACES], places, next: PLACES as u32 + 1, guess: Vec::with_capacity(ROWS) }
     }
 
-    /// Remembers the places `from..` of a sequence of this group, at which `tokens` has a token.
+    /// Adds the places `from..` of `tokens`, the text of a sequence of this group, to the index.
     pub(crate) fn add(&mut self, group: u64, (sequence, serial): (usize, u64), tokens: &[u32], from: usize) {
         for at in from.max(GRAM)..tokens.len() {
             let head = &mut self.heads[hash(group, &tokens[at - GRAM..at])];
@@ -70,8 +72,8 @@ impl Drafts {
         }
     }
 
-    /// The newest places of this group after what `tokens` ends with. Hashes collide: that the tokens are the same is
-    /// for the caller to see.
+    /// The places in this group's texts that follow the same last three tokens as `tokens` has, newest first. Hashes
+    /// collide, so the caller must compare the tokens.
     pub(crate) fn places(&self, group: u64, tokens: &[u32]) -> impl Iterator<Item = Place> {
         let gram = tokens.len().checked_sub(GRAM).map(|from| hash(group, &tokens[from..]));
         let (mut number, mut age) = (gram.map_or(self.next, |hash| self.heads[hash]), 0);
@@ -96,25 +98,26 @@ fn hash(group: u64, gram: &[u32]) -> usize {
     (mix.wrapping_mul(ODD) >> 48) as usize % PLACES
 }
 
-/// How many of the last tokens of both agree, as far as they are compared.
+/// Number of last tokens that `a` and `b` have in common, up to the number that is compared.
 pub(crate) fn agreement(a: &[u32], b: &[u32]) -> usize {
     a.iter().rev().zip(b.iter().rev()).take(BEFORE).take_while(|(a, b)| a == b).count()
 }
 
-/// How often one guess after another has been right.
+/// How often a draft token was right, among those before which all draft tokens of the step were right.
 #[derive(Clone, Copy, Debug)]
 struct Odds {
     right: f32,
     of: f32,
-    /// Times in a row that nothing was guessed since it is not worth while.
+    /// Number of times in a row that nothing was guessed because it did not seem worthwhile.
     silent: u32,
 }
 
-/// What a sequence has learned about its guesses: after short agreements, and after long ones.
+/// The success of a sequence's draft tokens so far, after short agreements and after long ones. It decides how many
+/// tokens to guess.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     odds: [Odds; 2],
-    /// Of the guess that is being verified.
+    /// Number of draft tokens that are being verified.
     asked: usize,
     right: usize,
     long: bool,
@@ -125,15 +128,15 @@ impl Pace {
         let odds = |right| Odds { right, of: 2.0, silent: 0 };
         Pace { odds: [odds(1.0), odds(1.5)], asked: 0, right: 0, long: false }
     }
-    /// A guess was right.
+    /// Counts a draft token that was right.
     pub(crate) fn right(&mut self) {
         self.right += 1;
     }
-    /// The guess was taken back before anybody saw whether it is right.
+    /// Drops the draft tokens that are being verified without learning from them.
     pub(crate) fn forget(&mut self) {
         (self.asked, self.right) = (0, 0);
     }
-    /// Learns from what was verified.
+    /// Updates the success rates with the draft tokens that were verified.
     pub(crate) fn learn(&mut self) {
         if self.asked > 0 {
             let odds = &mut self.odds[usize::from(self.long)];
@@ -145,8 +148,8 @@ impl Pace {
         }
         self.forget();
     }
-    /// Tokens to guess after an agreement of this many, at most `most`: as many as a step is expected to draw most with
-    /// for its time, if one more for every sequence makes it longer by the share `row`.
+    /// Number of tokens, at most `most`, to guess after `agreement` agreeing tokens: the number that promises the most
+    /// tokens per second, if one more draft token for every sequence lengthens the step by the share `row`.
     pub(crate) fn length(&mut self, agreement: usize, row: f32, most: usize) -> usize {
         let odds = &mut self.odds[usize::from(agreement >= LONG)];
         let p = odds.right / odds.of;
@@ -167,7 +170,7 @@ impl Pace {
         }
         length
     }
-    /// So many tokens are guessed now.
+    /// Records that `tokens` draft tokens are verified now, guessed after `agreement` agreeing tokens.
     pub(crate) fn ask(&mut self, agreement: usize, tokens: usize) {
         (self.asked, self.right, self.long) = (tokens, 0, agreement >= LONG);
     }
@@ -214,7 +217,7 @@ mod tests {
         assert_eq!(found(&drafts, 0, &[5; 3]).len(), LOOKED_AT, "and only a few are looked at");
     }
 
-    /// Of a step of as many sequences.
+    /// The share by which one more row for each sequence lengthens a step of `live` sequences.
     fn row(live: usize) -> f32 {
         live as f32 * StepCost::default().of_row(live)
     }

@@ -1,39 +1,40 @@
-//! What completions of earlier requests said, by their prompts: a prompt that comes again is often answered in the same
-//! words.
+//! Completions of earlier requests by their prompts, for guessing draft tokens: when a prompt comes again, its
+//! completion is often similar.
 //!
-//! Of each prompt the longest completion of its last group is kept, since the tail of a generation is long ones. Memory
-//! is bounded. What there is no room for is not kept: prompts come again in turns, an epoch after the other, and
-//! whoever forgot the oldest would forget each one just before it is of use. What is lost or wrong costs time alone.
+//! For each prompt the longest completion of its last group is kept, since long completions are the tail of a
+//! generation. Memory is bounded, and when it is full, new prompts are not added. Dropping the oldest instead would be
+//! wrong: prompts come again in turns, epoch after epoch, so each would be dropped just before it is needed. A missing
+//! or wrong text costs only time.
 
 use crate::drafts::BEFORE;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Tokens that are kept at most: 4 MiB.
+/// Largest number of tokens that are kept: 4 MiB.
 const TOKENS: usize = 1 << 20;
-/// What a text takes beside its tokens, in tokens.
+/// Memory of a text besides its tokens, in units of tokens.
 const BESIDE: usize = 24;
-/// Begins what [`Earlier::to_bytes`] gives; the version is in it.
+/// The first word of the output of [`Earlier::to_bytes`]; it includes the format's version.
 const MAGIC: u32 = 0x3154_444c;
 
-/// The texts: the last tokens of a prompt, and a completion.
+/// The texts by prompt: the last tokens of the prompt, and a completion.
 #[derive(Debug, Default)]
 pub(crate) struct Earlier {
     texts: BTreeMap<u64, Arc<[u32]>>,
-    /// What they take.
+    /// The memory of all texts, in units of tokens.
     tokens: usize,
 }
 
 impl Earlier {
-    /// Bytes that it takes at most.
+    /// Largest number of bytes of all texts.
     pub(crate) const BYTES: usize = TOKENS * size_of::<u32>();
 
-    /// What was said after this prompt.
+    /// The text kept for this prompt, if there is one.
     pub(crate) fn get(&self, prompt: &[u32]) -> Option<&Arc<[u32]>> {
         self.texts.get(&key(prompt))
     }
 
-    /// The longest of these completions is what is said after this prompt, if there is room for it.
+    /// Keeps the longest of these completions for this prompt, in place of the text before, if there is room.
     pub(crate) fn remember<'a>(&mut self, prompt: &[u32], completions: impl Iterator<Item = &'a [u32]>) {
         let Some(longest) = completions.max_by_key(|ids| ids.len()) else { return };
         let last = &prompt[prompt.len().saturating_sub(BEFORE)..];
@@ -49,7 +50,7 @@ impl Earlier {
         }
     }
 
-    /// All of it, for a later process; nothing if there is nothing.
+    /// All texts as bytes, for a later process; empty if there are none.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         if self.texts.is_empty() {
             return Vec::new();
@@ -62,7 +63,7 @@ impl Earlier {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// What [`to_bytes`](Self::to_bytes) gave, as far as it can be read: of texts with ids of `vocab`.
+    /// Reads the output of [`to_bytes`](Self::to_bytes), up to the first damaged text. Token ids must be below `vocab`.
     pub(crate) fn of_bytes(bytes: &[u8], vocab: usize) -> Earlier {
         let words: Vec<u32> = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         let mut earlier = Earlier::default();
@@ -79,7 +80,8 @@ impl Earlier {
     }
 }
 
-/// FNV-1a of its ids: the same in every process. A prompt with another's key has guesses that are wrong.
+/// The key of a prompt: FNV-1a of its token ids, the same in every process. If two prompts have the same key, only the
+/// guesses are wrong.
 fn key(prompt: &[u32]) -> u64 {
     prompt.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &id| (hash ^ u64::from(id)).wrapping_mul(0x0100_0000_01b3))
 }

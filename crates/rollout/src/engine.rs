@@ -1,4 +1,4 @@
-//! The engine: schedule, run the model, sample, postprocess.
+//! The rollout engine. One step schedules rows, runs the model, samples tokens, and appends them to their sequences.
 
 use crate::blocks::BlockPool;
 use crate::config::{EngineConfig, Speculative};
@@ -21,7 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Owns pages and sequences, never weights.
+/// The rollout engine, which generates completions. It owns the KV-cache pages and the sequences, never weights: each
+/// step gets those as an argument.
 pub struct Engine {
     ctx: Context,
     config: EngineConfig,
@@ -33,21 +34,23 @@ pub struct Engine {
     workspace: Workspace,
     sampler: SamplerBuffers,
     stop: StopCheck,
-    /// Set from outside: no further step is wanted.
+    /// A flag that the caller sets to stop before the next step.
     stopped: Arc<AtomicBool>,
-    /// Whether any request has wanted more than the sampled tokens' log-probabilities; and what gives them.
+    /// Whether any request so far needed more than the log-probabilities of its sampled tokens, and the buffers for
+    /// that.
     wants_logits: bool,
     logits: Option<LogitRows>,
-    /// Empty between steps.
+    /// The adapter of each sequence in the step; empty between steps.
     adapters: Vec<Option<&'static Adapter>>,
-    /// Of the step: rows, pages to copy before it, tokens to draw after it.
+    /// The rows of the current step, the KV-cache pages to copy before it, and the tokens to draw after it.
     chunks: Vec<Chunk>,
     copies: Vec<(u32, u32)>,
     draws: Vec<Draw>,
 }
 
 impl Engine {
-    /// An engine for models of this shape. Its pages are booked under "kv cache", its buffers under "workspace".
+    /// An engine for models of this configuration. The memory ledger counts its pages under "kv cache", its buffers
+    /// under "workspace".
     pub fn new(ctx: &Context, model: &ModelConfig, config: EngineConfig) -> Result<Engine> {
         let memory = ctx.memory();
         let needed = config.max_model_len.div_ceil(BLOCK) + 1;
@@ -82,56 +85,59 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Gives it a way to see text, which stop strings need.
+    /// Sets the detokenizer, which stop strings need.
     pub fn set_detokenizer(&mut self, detokenizer: Arc<dyn Detokenize>) {
         self.stop.detokenizer = Some(detokenizer);
     }
 
-    /// Shares a flag that, once set, ends a generation before its next step, with [`Error::Stopped`].
+    /// Shares a flag that stops a generation before its next step once it is set; the call then returns
+    /// [`Error::Stopped`].
     pub fn stop_with(&mut self, stopped: Arc<AtomicBool>) {
         self.stopped = stopped;
     }
 
-    /// Overwrites every page with `x`: tests poison the pool with NaN to show that nothing unwritten is read.
+    /// Overwrites every KV-cache page with `x`: tests fill the pool with NaN to show that no unwritten memory is read.
     pub fn fill_pages(&mut self, x: f32) {
         self.kv.fill(x);
         self.scheduler.invalidate();
         self.scheduler.blocks.forget();
     }
 
-    /// What it was made with.
+    /// The configuration of the engine.
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
 
-    /// Pages that nobody holds, those of the prefix cache included.
+    /// Number of KV-cache pages that no sequence uses, including those that the prefix cache could find again.
     pub fn free_blocks(&self) -> usize {
         self.scheduler.blocks.available()
     }
 
-    /// What it has done so far.
+    /// Counts and times of the engine's work so far.
     pub fn counters(&self) -> Counters {
         self.scheduler.counters
     }
 
-    /// What it can guess the completions of known prompts from, for a later process. Nothing if it guesses nothing.
+    /// The earlier completions that draft tokens are guessed from, as bytes for a later process. Empty if speculative
+    /// decoding is off.
     pub fn drafts(&self) -> Vec<u8> {
         self.scheduler.earlier.to_bytes()
     }
 
-    /// Takes up what [`drafts`](Self::drafts) gave. What cannot be read of it is left out: no bit depends on it.
+    /// Restores the bytes of [`drafts`](Self::drafts). Damaged parts are left out: no bit of the completions depends on
+    /// them.
     pub fn restore_drafts(&mut self, bytes: &[u8]) {
         if self.config.speculative != Speculative::Off {
             self.scheduler.earlier = Earlier::of_bytes(bytes, self.vocab);
         }
     }
 
-    /// Sequences preempted so far because pages ran out.
+    /// Number of times so far that a sequence was preempted because the KV cache was full.
     pub fn preemptions(&self) -> u64 {
         self.scheduler.counters.preemptions
     }
 
-    /// Accepts a request. What it will have drawn is in [`drawn`](Self::drawn) after each step.
+    /// Accepts a request. After each step, [`drawn`](Self::drawn) has the tokens that were drawn for it.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         let (prompt, max_model_len) = (request.prompt.ids.len(), self.config.max_model_len);
         if prompt == 0 {
@@ -148,17 +154,18 @@ impl Engine {
         Ok(self.scheduler.submit(Arc::new(request), self.config.prefix_sharing))
     }
 
-    /// Removes a request, wherever it is; its pages and its slots are free at once. False if it has ended already.
+    /// Removes a request in any state, and frees its KV-cache pages and batch slots at once. Returns false if it has
+    /// ended already.
     pub fn cancel(&mut self, request: RequestId) -> bool {
         self.scheduler.cancel(request)
     }
 
-    /// Whether everything submitted has ended or is paused.
+    /// Whether every submitted request has ended or is paused.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
     }
 
-    /// The group of each request, in their order.
+    /// Generates the completions of all these requests. Returns a group for each, in the order of the requests.
     pub fn generate<'a>(
         &mut self,
         model: impl Into<ModelView<'a>>,
@@ -167,8 +174,8 @@ impl Engine {
         self.generate_with(model, requests, |_| {})
     }
 
-    /// [`generate`](Self::generate), showing each group as soon as its last completion has ended. Of a call that fails
-    /// nothing stays, neither sequences nor their pages.
+    /// [`generate`](Self::generate), which passes each group to a callback as soon as its last completion has ended. If
+    /// the call fails, all its sequences are removed and their pages freed.
     pub fn generate_with<'a>(
         &mut self,
         model: impl Into<ModelView<'a>>,
@@ -207,14 +214,14 @@ impl Engine {
         Ok(groups.into_iter().map(|(_, group)| group).collect())
     }
 
-    /// One step with one base, and for each sequence the adapter that it names. Returns the groups that it ended. If it
-    /// fails, no token was drawn, and a request that names weights which are not there can be cancelled.
+    /// Runs one step with one base model, and for each sequence the adapter that its request names. Returns the groups
+    /// that ended in it. If it fails, no token was drawn, and a request that names missing weights can be cancelled.
     pub fn step<'a>(&mut self, models: impl Into<Models<'a>>) -> Result<Vec<RolloutGroup>> {
         self.compute(models.into())?;
         Ok(self.scheduler.take_finished().into_iter().map(|(_, group)| group).collect())
     }
 
-    /// What the last step drew, in the order of the sequences.
+    /// The tokens that the last step drew, in the order of the sequences.
     pub fn drawn(&self) -> &[Drawn] {
         &self.scheduler.drawn
     }
@@ -293,7 +300,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The completions that have not ended: group, generation, and the tokens so far.
+    /// The completions that have not ended: group id, index of the completion in the group, and its tokens so far.
     pub fn live(&self) -> impl Iterator<Item = (u64, usize, &[u32])> {
         self.scheduler.sequences.iter().filter_map(|(_, s)| match (s.role, s.state) {
             (Role::Prompt, _) | (_, State::Finished(_)) => None,
@@ -301,7 +308,8 @@ impl Engine {
         })
     }
 
-    /// The paused completions, the one that waits longest first: id, group, generation, and the tokens so far.
+    /// The paused completions, the one that was paused first in front: sequence id, group id, index of the completion
+    /// in the group, and its tokens so far.
     pub fn paused(&self) -> Vec<(SequenceId, u64, usize, &[u32])> {
         let of = |&index: &usize| {
             let s = &self.scheduler.sequences[index];
@@ -311,14 +319,15 @@ impl Engine {
         self.scheduler.paused().iter().map(of).collect()
     }
 
-    /// Resumes a paused completion after `tokens` that the model did not sample (their mask is false), computing those
-    /// alone. It ends at once if they fill it. False if it is not paused, or not there any more.
+    /// Resumes a paused completion after `tokens` that the model did not sample (their mask is false); only these are
+    /// computed. The completion ends at once if they fill it. Returns false if it is not paused or no longer exists.
     pub fn extend(&mut self, id: SequenceId, tokens: &[u32]) -> bool {
         let found = self.find_paused(id);
         found.inspect(|&index| self.scheduler.extend(index, tokens)).is_some()
     }
 
-    /// Ends a paused completion; the next step returns its group, if it was the last. False if it is not paused.
+    /// Ends a paused completion. If it was the last of its group, the next step returns the group. Returns false if the
+    /// completion is not paused.
     pub fn finish(&mut self, id: SequenceId) -> bool {
         let found = self.find_paused(id);
         found.inspect(|&index| self.scheduler.finish_paused(index)).is_some()
@@ -328,16 +337,16 @@ impl Engine {
         self.scheduler.find(id).filter(|&index| self.scheduler.sequences[index].state == State::Paused)
     }
 
-    /// From its next token on, computes a completion with other weights: what it has is computed again with them. False
-    /// if it has ended.
+    /// Computes a completion with other weights from its next token on; the keys and values of its tokens so far are
+    /// computed again with them. Returns false if it has ended.
     pub fn set_model(&mut self, id: SequenceId, model: ModelVersion) -> bool {
         let found = self.scheduler.find(id);
         found.inspect(|&index| self.scheduler.set_model(index, model)).is_some()
     }
 
-    /// Guesses the next tokens of a completion. The next step computes them together and draws after each; what is
-    /// drawn is what it would have been without, and a wrong guess costs its rows. Guesses for a completion that has no
-    /// token yet, is paused or has ended are ignored.
+    /// Sets draft tokens for a completion. The next step computes them together and draws a token after each of them.
+    /// The tokens that are drawn are the same as without draft tokens; a wrong draft only costs its rows. Ignored for a
+    /// completion that has no token yet, is paused or has ended.
     pub fn draft(&mut self, id: SequenceId, tokens: &[u32]) {
         if let Some(index) = self.scheduler.find(id) {
             self.scheduler.draft(index, tokens);

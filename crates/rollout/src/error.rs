@@ -1,74 +1,74 @@
-//! What can go wrong in a rollout.
+//! Errors of a rollout.
 
-/// Result of this crate.
+/// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A request that cannot be served, or a kernel that refused.
+/// An error of the rollout engine: a request that cannot be served, or a kernel that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The prompt leaves no room for a token.
+    /// The prompt leaves no room in the context for a sampled token.
     #[error(
         "a prompt of {prompt} tokens leaves no room in a context of {max_model_len}: raise max_model_len or shorten \
          the prompt"
     )]
     PromptTooLong {
-        /// Its tokens.
+        /// Tokens of the prompt.
         prompt: usize,
-        /// The context.
+        /// Largest number of tokens of a sequence.
         max_model_len: usize,
     },
-    /// There is nothing to continue.
+    /// The prompt has no tokens.
     #[error("an empty prompt cannot be continued: give at least one token (a BOS, say)")]
     EmptyPrompt,
-    /// The pool cannot hold one sequence.
+    /// The KV cache has too few pages for one sequence of the largest length.
     #[error(
         "{blocks} pages of keys and values cannot hold one sequence of {max_model_len} tokens: give at least {needed}"
     )]
     PoolTooSmall {
-        /// Pages of the pool.
+        /// Pages of the KV cache.
         blocks: usize,
-        /// The context.
+        /// Largest number of tokens of a sequence.
         max_model_len: usize,
-        /// Pages that it needs.
+        /// Pages that one sequence needs.
         needed: usize,
     },
-    /// The pool has more tokens than are numbered.
+    /// The KV cache has more tokens than 32-bit indices can number.
     #[error("{blocks} pages of keys and values are too many: give at most {most} (max_num_seqs, kv_cache_blocks)")]
     PoolTooLarge {
-        /// Pages of the pool.
+        /// Pages of the KV cache.
         blocks: usize,
-        /// As many as can be.
+        /// The largest number of pages.
         most: usize,
     },
-    /// A request follows the current weights, and the step was given none.
+    /// A request uses the current weights, and the step was given none.
     #[error("a request names no version of the weights, and the step was given no current ones")]
     NoCurrentWeights,
-    /// A request names a base that the step was not given.
+    /// A request names a version of the base weights that the step was not given.
     #[error("the step was not given version {version} of the weights, which a request names")]
     NoSuchBase {
-        /// Its version.
+        /// The missing version of the base weights.
         version: u64,
     },
-    /// A request names an adapter that the step was not given.
+    /// A request names a version of an adapter that the step was not given.
     #[error("the step was not given version {version} of adapter {id}, which a request names")]
     NoSuchAdapter {
-        /// The adapter.
+        /// Id of the missing adapter.
         id: u64,
-        /// Its version.
+        /// The missing version of the adapter.
         version: u64,
     },
-    /// What completions have so far is none of the request's.
+    /// The completions that a request should continue do not fit the request.
     #[error("the completions of request {id} cannot be continued: {what}")]
     CannotContinue {
-        /// The request.
+        /// Id of the request.
         id: u64,
-        /// What is wrong.
+        /// The reason.
         what: String,
     },
-    /// The flag of [`Engine::stop_with`](crate::Engine::stop_with) was set.
+    /// The generation was stopped by the flag of [`Engine::stop_with`](crate::Engine::stop_with).
     #[error("stopped as asked")]
     Stopped,
-    /// A kernel refused.
+    /// A kernel failed.
     #[error(transparent)]
     Kernel(#[from] kernels::Error),
 }

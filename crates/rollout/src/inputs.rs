@@ -1,5 +1,5 @@
-//! What the model is given in a step: a row per token, with its position, its page table and where its key and value
-//! go.
+//! The model's inputs in one step: a row per token, with its position, its page table, and the place in the KV cache
+//! for its key and value.
 
 use crate::config::EngineConfig;
 use crate::sampler;
@@ -10,7 +10,7 @@ use kernels::{Device, Memory};
 use model::batch::{InferRows, StepRows};
 use model::kv::BLOCK;
 
-/// Buffers of a fixed size, filled anew in every step.
+/// Input buffers of a fixed size, filled again in every step.
 pub(crate) struct StepInputs {
     pub(crate) rows: InferRows,
     ids: Vec<u32>,
@@ -19,7 +19,7 @@ pub(crate) struct StepInputs {
     write_rows: Vec<u32>,
     write_slots: Vec<u32>,
     sampled: Vec<u32>,
-    /// How they are sampled, packed by `sample::pack`.
+    /// The sampling parameters of the rows, packed by `sample::pack`.
     packed: Vec<u32>,
     device: Device,
 }
@@ -44,7 +44,7 @@ impl StepInputs {
         }
     }
 
-    /// The rows of `chunks`; and into `draws` the tokens that are drawn after them.
+    /// Fills the inputs for the rows of `chunks`, and lists in `draws` the tokens to draw after them.
     pub(crate) fn prepare(&mut self, scheduler: &Scheduler, chunks: &[Chunk], draws: &mut Vec<Draw>) {
         for list in
             [&mut self.ids, &mut self.positions, &mut self.tables_of_rows, &mut self.write_rows, &mut self.write_slots]
@@ -86,7 +86,8 @@ impl StepInputs {
         });
     }
 
-    /// Makes the rows to sample from those of `draws`: the first ones are, from [`prepare`](Self::prepare).
+    /// Sets the rows to sample from to those of `draws`. After [`prepare`](Self::prepare) they are those of the step's
+    /// first draws.
     pub(crate) fn sample_from(&mut self, scheduler: &Scheduler, draws: &[Draw]) {
         self.draw(scheduler, draws);
         self.rows.set_sampled(&self.sampled, &self.packed);

@@ -1,9 +1,9 @@
-//! What is reported of the completions of a generation: their lengths, and how many were cut.
+//! Metrics of the completions of a generation: their lengths, and how many were truncated.
 
 use crate::{Completion, FinishReason};
 
-/// TRL's numbers, under its names: mean, least and largest length of all completions and of those that ended by
-/// themselves, and the share of the others.
+/// TRL's length metrics, under TRL's names: mean, minimum and maximum length of all completions and of those that ended
+/// by themselves, and the share of truncated ones.
 pub fn length_metrics<'a>(completions: impl Iterator<Item = &'a Completion> + Clone) -> Vec<(String, f64)> {
     let length = |c: &Completion| c.ids.len() as f64;
     let lengths: Vec<f64> = completions.clone().map(length).collect();

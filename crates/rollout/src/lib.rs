@@ -1,12 +1,13 @@
-//! Prompts in, completions with their log-probabilities out.
+//! The rollout engine: generates completions of prompts, with their log-probabilities.
 //!
-//! Keys and values lie in pages of one preallocated pool. A group's prompt is computed once and its full pages are
-//! shared; sequences join and leave the batch at every step; when pages run out the youngest one is preempted and
-//! computed again later, to the same bits. It knows no text (but for stop strings, through [`Detokenize`]) and no
-//! reward.
+//! Keys and values are in pages of one preallocated pool (the KV cache). The prompt of a group is computed once and its
+//! full pages are shared by the group's completions. Sequences join and leave the batch at every step. When the pages
+//! run out, the youngest sequence is preempted and computed again later, to the same bits. The engine knows no text
+//! (except for stop strings, through [`Detokenize`]) and no rewards.
 //!
-//! Read in this order: `request.rs` (what goes in and out), `sequence.rs`, `blocks.rs`, `scheduler.rs` (schedule,
-//! preempt, guess, postprocess), `engine.rs` (the step), `inputs.rs` (its rows), `sampler.rs` (its tokens).
+//! Read in this order: `request.rs` (the types that go in and out), `sequence.rs`, `blocks.rs`, `scheduler/` (schedule,
+//! preempt, guess draft tokens, postprocess), `engine.rs` (the step), `inputs.rs` (the step's rows), `sampler.rs` (its
+//! tokens).
 
 mod blocks;
 mod config;

@@ -1,6 +1,6 @@
-//! What is wanted beside the log-probabilities of the sampled tokens: those of a prompt's tokens and of the likeliest
-//! alternatives, and entropies. They come from whole rows of logits, a few rows at a time, for the requests that want
-//! them alone.
+//! Optional outputs besides the log-probabilities of the sampled tokens: the log-probabilities of a prompt's tokens and
+//! of the most likely alternatives, and entropies. They are computed from whole rows of logits, a few rows at a time,
+//! only for requests that want them.
 
 use crate::Result;
 use crate::scheduler::{Chunk, Scheduler};
@@ -10,13 +10,14 @@ use kernels::{Context, DType, Tensor, View};
 use model::ModelView;
 use model::net::inv_temperature;
 
-/// Rows of logits in memory at once.
+/// Largest number of rows of logits in memory at once.
 const ROWS: usize = 16;
 
-/// The k likeliest of a row, the likeliest first and of equals the lowest id, and their log-probabilities.
+/// The k most likely tokens of a row, the most likely first (of equals the lowest id first), and their
+/// log-probabilities.
 pub(crate) type Top = (Vec<u32>, Vec<f32>);
 
-/// Rows of logits on the device and on the host.
+/// Buffers for rows of logits, on the device and on the host.
 pub(crate) struct LogitRows {
     index: Tensor,
     hidden: Tensor,
@@ -27,7 +28,7 @@ pub(crate) struct LogitRows {
     vocab: usize,
 }
 
-/// One row's log-probabilities.
+/// The log-probabilities of one row of logits.
 struct Row<'a> {
     z: &'a [f32],
     lse: f32,
@@ -63,7 +64,7 @@ impl LogitRows {
         })
     }
 
-    /// Copies these rows of `hidden`, at most [`ROWS`], to the front of its own.
+    /// Copies these rows of `hidden`, at most [`ROWS`] of them, to the front of the buffer.
     fn gather(&mut self, ctx: &Context, hidden: View<'_>, rows: &[u32]) -> Result<()> {
         let n = rows.len();
         self.index.rows_mut(0..n).copy_from_u32(rows);
@@ -71,7 +72,7 @@ impl LogitRows {
         Ok(rows::gather(ctx, rows::Gather { x: hidden, rows: index, out })?)
     }
 
-    /// Shows `see` the logits of each of `wanted` rows of `hidden`.
+    /// Passes the logits of each of the `wanted` rows of `hidden` to `see`.
     fn each(
         &mut self,
         ctx: &Context,
@@ -102,7 +103,7 @@ impl LogitRows {
         Ok(())
     }
 
-    /// The alternatives of each draw; none of those that want none.
+    /// The most likely tokens beside each drawn token; empty for requests that do not want them.
     pub(crate) fn of_draws(
         &mut self,
         ctx: &Context,
@@ -123,7 +124,7 @@ impl LogitRows {
         Ok(all)
     }
 
-    /// The entropy of each draw that wants it, by the function that the trainer's comes from; nothing if none does.
+    /// The entropy of each draw that wants it, by the function that the trainer uses; an empty list if none does.
     pub(crate) fn entropies(
         &mut self,
         ctx: &Context,
@@ -166,7 +167,8 @@ impl LogitRows {
         Ok(all)
     }
 
-    /// Records what is wanted of the prompts' tokens whose rows are in `chunks`.
+    /// Records the log-probabilities and alternatives of the prompt tokens whose rows are in `chunks`, where requests
+    /// want them.
     pub(crate) fn of_prompts(
         &mut self,
         ctx: &Context,

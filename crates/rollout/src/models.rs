@@ -1,33 +1,33 @@
-//! Which weights compute a sequence. The engine owns none: a step is given those that its sequences name.
+//! The weights that compute each sequence. The engine owns none: a step is given the weights that its sequences name.
 
 use crate::{Error, Result};
 use model::weights::{Adapter, Adapters, ModelView, Weights};
 
-/// A version of a low-rank adapter.
+/// One version of one low-rank adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdapterVersion {
-    /// Which adapter: the caller's number. [`AdapterVersion::OF_VIEW`] is the adapter of a [`ModelView`].
+    /// Id of the adapter, chosen by the caller. [`AdapterVersion::OF_VIEW`] is the adapter of a [`ModelView`].
     pub id: u64,
-    /// [`Adapter::version`]
+    /// Version of the adapter, [`Adapter::version`].
     pub version: u64,
 }
 
 impl AdapterVersion {
-    /// The id of an adapter that came in a [`ModelView`], which has no number of its own.
+    /// The id of an adapter that came in a [`ModelView`], which has no id of its own.
     pub const OF_VIEW: u64 = u64::MAX;
 }
 
-/// The weights that computed a sequence's keys and values: pages are keyed by it.
+/// The version of the weights that computed a sequence's keys and values. It is part of the prefix cache's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelVersion {
-    /// [`Weights::version`] of the base.
+    /// Version of the base weights, [`Weights::version`].
     pub base: u64,
-    /// The adapter, if there is one.
+    /// The version of the adapter, if there is one.
     pub adapter: Option<AdapterVersion>,
 }
 
 impl ModelVersion {
-    /// The version of what training changes: the adapter's, or the base's where there is none.
+    /// The version of the weights that are trained: the adapter's, or the base's if there is no adapter.
     pub fn trained(self) -> u64 {
         self.adapter.map_or(self.base, |adapter| adapter.version)
     }
@@ -38,14 +38,14 @@ impl ModelVersion {
     }
 }
 
-/// The weights of a step.
+/// The weights that a step of the engine may use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Models<'a> {
-    /// What requests that name no version are computed with.
+    /// The weights for requests that name no version.
     pub current: Option<ModelView<'a>>,
-    /// Base weights of other versions.
+    /// Base weights of other versions, for requests that name them.
     pub bases: &'a [&'a Weights],
-    /// Adapters that requests name, each with its [`AdapterVersion::id`].
+    /// The adapters that requests name, each with its [`AdapterVersion::id`].
     pub adapters: &'a [(u64, &'a Adapter)],
 }
 
@@ -56,19 +56,19 @@ impl<'a, V: Into<ModelView<'a>>> From<V> for Models<'a> {
 }
 
 impl<'a> Models<'a> {
-    /// The version of [`current`](Self::current).
+    /// The version of the [`current`](Self::current) weights.
     pub(crate) fn current_version(&self) -> Option<ModelVersion> {
         self.current.as_ref().map(ModelVersion::of)
     }
 
-    /// The base weights of this version.
+    /// The base weights with this version.
     pub(crate) fn base(&self, version: u64) -> Result<&'a Weights> {
         let current = self.current.map(|view| view.weights);
         let mut all = current.into_iter().chain(self.bases.iter().copied());
         all.find(|weights| weights.version == version).ok_or(Error::NoSuchBase { version })
     }
 
-    /// The adapter of this version.
+    /// The adapter with this id and version.
     pub(crate) fn adapter(&self, wanted: AdapterVersion) -> Result<&'a Adapter> {
         let current = self.current.and_then(|view| view.adapter()).map(|adapter| (AdapterVersion::OF_VIEW, adapter));
         let mut all = current.into_iter().chain(self.adapters.iter().copied());
@@ -77,7 +77,7 @@ impl<'a> Models<'a> {
             .ok_or(Error::NoSuchAdapter { id: wanted.id, version: wanted.version })
     }
 
-    /// A view of `base` with these adapters, one or none for each sequence.
+    /// A view of `weights` with these adapters, one or none for each sequence.
     pub(crate) fn view(weights: &'a Weights, adapters: &'a [Option<&'a Adapter>]) -> ModelView<'a> {
         ModelView { weights, adapters: Adapters::of_sequences(adapters) }
     }

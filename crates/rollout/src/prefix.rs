@@ -1,17 +1,17 @@
-//! The prefix cache: full pages by what they contain, so that a request finds the keys and values of a prompt that
-//! another one computed.
+//! The prefix cache: finds full KV-cache pages by their contents, so that a request reuses the keys and values of a
+//! prompt that another request computed.
 //!
-//! A page's content follows from the weights that computed it and from all tokens up to its end. So a page is found by
-//! the page before it (its *node*: a number that no other content ever has), the version of the weights, and its own 64
-//! tokens, which are compared, not only hashed. Pages without a holder wait in the order in which they were released;
-//! the one that waits longest is given away first.
+//! The contents of a page depend on the weights that computed it and on all tokens up to its end. So a page is found by
+//! three things: the node of the page before it (a number that stands for all tokens so far, and is never used again
+//! for others), the version of the weights, and its own 64 tokens, which are compared and not only hashed. Pages that
+//! no sequence uses are queued in the order of their release; the one that waits longest is reused first.
 
 use crate::models::ModelVersion;
 use model::kv::BLOCK;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
-/// A content: that of a page and of all pages before it. [`ROOT`] is the empty one.
+/// A number that stands for the contents of a page and of all pages before it. [`ROOT`] stands for no pages.
 pub(crate) type Node = u64;
 pub(crate) const ROOT: Node = 0;
 const NONE: u32 = u32::MAX;
@@ -30,21 +30,21 @@ struct Entry {
     node: Node,
 }
 
-/// What is cached of a page, and its neighbours in the queue of those that nobody holds.
+/// The cached contents of a page, and its neighbours in the queue of pages that no sequence uses.
 #[derive(Debug)]
 struct Slot {
     entry: Option<Entry>,
-    /// Released before and after it, if it waits.
+    /// The pages released before and after this one, if it is in the queue.
     older: u32,
     newer: u32,
     waits: bool,
 }
 
-/// Pages by content; with room for 0 pages it caches nothing.
+/// Pages by their contents. A cache with room for 0 pages caches nothing.
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
     slots: Vec<Slot>,
-    /// Pages by the hash of their key. Of two keys of one hash the first stays.
+    /// Pages by the hash of their key. If two keys have the same hash, the first one stays.
     pages: HashMap<u64, u32>,
     hasher: RandomState,
     last_node: Node,
@@ -70,12 +70,12 @@ impl PrefixCache {
     pub(crate) fn is_on(&self) -> bool {
         !self.slots.is_empty()
     }
-    /// Cached pages without a holder.
+    /// Number of cached pages that no sequence uses.
     pub(crate) fn unheld(&self) -> usize {
         self.unheld
     }
 
-    /// The page with these tokens after `parent`, and its node.
+    /// Finds the page with these tokens after the node `parent`, computed with `model`; also returns its own node.
     pub(crate) fn find(&self, parent: Node, model: ModelVersion, tokens: &[u32]) -> Option<(u32, Node)> {
         let key = self.key(parent, model, tokens)?;
         let &page = self.pages.get(&self.hasher.hash_one(&key))?;
@@ -83,8 +83,8 @@ impl PrefixCache {
         (entry.key == key).then_some((page, entry.node))
     }
 
-    /// Caches what `page` contains: these tokens after `parent`. Returns the content's node, which is that of another
-    /// page if one with this content is cached already.
+    /// Caches the contents of `page`: these tokens after the node `parent`, computed with `model`. Returns the node of
+    /// the contents, which is another page's if that one has the same contents.
     pub(crate) fn insert(&mut self, page: u32, parent: Node, model: ModelVersion, tokens: &[u32]) -> Node {
         let Some(key) = self.key(parent, model, tokens) else { return ROOT };
         let hash = self.hasher.hash_one(&key);
@@ -104,7 +104,7 @@ impl PrefixCache {
         node
     }
 
-    /// `page` has lost its last holder. Whether it waits here, its content being cached.
+    /// Called when no sequence uses `page` any more. Returns whether the page is cached, and so waits in the queue.
     pub(crate) fn release(&mut self, page: u32) -> bool {
         let newest = self.newest;
         let Some(slot) = self.slots.get_mut(page as usize).filter(|slot| slot.entry.is_some()) else { return false };
@@ -118,7 +118,7 @@ impl PrefixCache {
         true
     }
 
-    /// `page`, which waits, has a holder again.
+    /// Takes `page` out of the queue, because a sequence uses it again.
     pub(crate) fn hold(&mut self, page: u32) {
         let Slot { older, newer, waits, .. } = &mut self.slots[page as usize];
         assert!(std::mem::take(waits), "page {page} is held");
@@ -134,7 +134,7 @@ impl PrefixCache {
         self.unheld -= 1;
     }
 
-    /// The page that waits longest, whose content is forgotten.
+    /// Takes the page that has waited longest and drops its cached contents.
     pub(crate) fn evict(&mut self) -> Option<u32> {
         let page = Some(self.oldest).filter(|&page| page != NONE)?;
         self.hold(page);
@@ -142,7 +142,7 @@ impl PrefixCache {
         Some(page)
     }
 
-    /// Forgets all contents, those of pages with holders, too.
+    /// Drops all cached contents, including those of pages in use.
     pub(crate) fn clear(&mut self) {
         for page in 0..self.slots.len() as u32 {
             self.forget(page);

@@ -1,4 +1,4 @@
-//! Requests and what becomes of them: the types that go in and out of the engine.
+//! The types that go in and out of the engine: requests, sampling parameters, completions and groups.
 
 use crate::models::ModelVersion;
 use crate::{Error, Result};
@@ -6,32 +6,34 @@ use model::columns::{Column, ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Value
 use model::{Columns, Prompt};
 use std::sync::Arc;
 
-/// How tokens are drawn. The names are transformers'.
+/// The sampling parameters of a request, with transformers' names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Logits are divided by it; 0 is greedy.
+    /// Logits are divided by this; 0 samples greedily.
     pub temperature: f64,
-    /// Only the `top_k` most likely tokens; 0 for all.
+    /// Samples only from the `top_k` most likely tokens; 0 for all.
     pub top_k: usize,
-    /// Only the most likely tokens that hold this much probability together; 1 for all.
+    /// Samples only from the smallest set of most likely tokens with at least this total probability; 1 for all.
     pub top_p: f64,
-    /// Only tokens at least this times as likely as the most likely; 0 for all.
+    /// Samples only tokens with at least this fraction of the most likely token's probability; 0 for all.
     pub min_p: f64,
-    /// Logits of tokens seen before are divided by it where positive, multiplied where negative; 1 for no penalty.
+    /// Logits of tokens seen before are divided by this where positive and multiplied by it where negative; 1 for no
+    /// penalty.
     pub repetition_penalty: f64,
-    /// A completion has at most this many tokens.
+    /// Largest number of tokens of a completion.
     pub max_new_tokens: usize,
-    /// Tokens that end a completion; they are part of it.
+    /// Ids of tokens that end a completion; the token is part of it.
     pub stop_ids: Vec<u32>,
-    /// Texts that end a completion.
+    /// Strings that end a completion once its text contains one of them.
     pub stop_strings: Vec<String>,
-    /// The run's seed: the key of all noise.
+    /// The training run's seed: the key of all random numbers.
     pub seed: u64,
-    /// Whether the log-probabilities of the prompt's tokens are wanted, too.
+    /// Whether to return the log-probabilities of the prompt's tokens, too.
     pub prompt_logprobs: bool,
-    /// How many of the likeliest tokens are reported beside each one, of the prompt's only with `prompt_logprobs`.
+    /// Number of most likely tokens to return beside each sampled token, and beside each prompt token with
+    /// `prompt_logprobs`.
     pub top_logprobs: usize,
-    /// Whether the entropy at each sampled token is wanted, too. Its row goes through the head once more.
+    /// Whether to return the entropy at each sampled token. That computes the lm head once more for its row.
     pub entropies: bool,
 }
 
@@ -54,40 +56,42 @@ impl Default for SamplingParams {
     }
 }
 
-/// A prompt and how many completions it wants.
+/// A request for completions of one prompt.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The group's number, unique in the run: with the generation and the token index it names every draw, so that
-    /// noise does not depend on scheduling and a prompt drawn again gets new noise.
+    /// Id of the group, unique in the training run. Together with the index of the completion and of the token it names
+    /// the random numbers of every draw, so that they do not depend on scheduling, and a prompt that comes again gets
+    /// new ones.
     pub id: u64,
-    /// The prompt.
+    /// The prompt, shared by all completions.
     pub prompt: Arc<Prompt>,
-    /// Completions.
+    /// Number of completions of the prompt.
     pub num_generations: usize,
-    /// How tokens are drawn.
+    /// The sampling parameters of all completions.
     pub sampling: Arc<SamplingParams>,
-    /// A completion that reaches a stop id or a stop string waits for [`crate::Engine::extend`] or
-    /// [`crate::Engine::finish`] instead of ending (tools, several turns).
+    /// Whether a completion that reaches a stop id or a stop string is paused instead of ended: it waits for
+    /// [`crate::Engine::extend`] or [`crate::Engine::finish`] (tools, several turns).
     pub pause_on_stop: bool,
-    /// The weights that it is computed with, which every step must then be given; none: those of each step, whose new
-    /// versions are used at once.
+    /// The version of the weights to compute with, which every step must then be given. None: the current weights of
+    /// each step.
     pub model: Option<ModelVersion>,
-    /// What completions have so far, one each; nothing if they begin here. Those that are
+    /// What each completion has so far; empty if all begin here. Completions that are
     /// [`Unfinished`](FinishReason::Unfinished) continue as if they had never stopped: their keys and values are
-    /// computed again, and what was recorded of their tokens stays. The others stay as they are.
+    /// computed again, and the records of their tokens stay. The others stay as they are.
     pub so_far: Vec<Completion>,
-    /// A completion that has so many tokens and has not ended is given away [`Unfinished`](FinishReason::Unfinished).
+    /// A completion that has this many tokens and has not ended is returned as
+    /// [`Unfinished`](FinishReason::Unfinished).
     pub until: Option<usize>,
 }
 
 impl Request {
-    /// A request for `num_generations` completions that end by themselves, with the weights of each step.
+    /// A request for `num_generations` completions with the current weights of each step, which end by themselves.
     pub fn new(id: u64, prompt: Arc<Prompt>, num_generations: usize, sampling: Arc<SamplingParams>) -> Request {
         let (so_far, until) = (Vec::new(), None);
         Request { id, prompt, num_generations, sampling, pause_on_stop: false, model: None, so_far, until }
     }
 
-    /// What of [`so_far`](Self::so_far) is none of this request's.
+    /// Fails if [`so_far`](Self::so_far) does not fit this request.
     pub(crate) fn check_so_far(&self, max_model_len: usize) -> Result<()> {
         if self.so_far.is_empty() {
             return Ok(());
@@ -113,54 +117,54 @@ impl Request {
     }
 }
 
-/// A request that the engine has accepted. It means nothing to another engine, and nothing once the request has ended.
+/// Id of a request that an engine has accepted. It is valid only for that engine and until the request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId {
     pub(crate) index: usize,
     pub(crate) serial: u64,
 }
 
-/// A sequence of the engine.
+/// Id of a sequence of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId {
     pub(crate) index: usize,
     pub(crate) serial: u64,
 }
 
-/// A token as it was drawn, for streams.
+/// A token that was drawn in a step, for streaming.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drawn {
-    /// What [`Engine::submit`](crate::Engine::submit) gave for its request.
+    /// The id that [`Engine::submit`](crate::Engine::submit) returned for the token's request.
     pub request: RequestId,
-    /// Its sequence.
+    /// The sequence that got the token.
     pub sequence: SequenceId,
-    /// [`Request::id`]
+    /// Id of the group, [`Request::id`].
     pub group: u64,
-    /// Which completion of the group.
+    /// Index of the completion in the group.
     pub generation: usize,
-    /// Its place in the completion.
+    /// Index of the token in the completion.
     pub index: usize,
-    /// The token.
+    /// Id of the token.
     pub id: u32,
-    /// Its log-probability, as [`Completion::logps`] has it.
+    /// Log-probability of the token, as in [`Completion::logps`].
     pub logp: f32,
-    /// Why the completion ended with it, if it did.
+    /// Why the completion ended with this token, if it did.
     pub finish_reason: Option<FinishReason>,
 }
 
 /// Why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop id or a stop string.
+    /// It reached a stop id or a stop string.
     Stop,
-    /// `max_new_tokens`, or the end of the context.
+    /// It reached `max_new_tokens`, or the end of the context.
     Length,
-    /// It has not ended: [`Request::until`].
+    /// It has not ended, but reached [`Request::until`].
     Unfinished,
 }
 
 impl FinishReason {
-    /// As servers write it.
+    /// The reason's name in JSON output: `stop` and `length` are those of OpenAI's API.
     pub fn name(self) -> &'static str {
         match self {
             FinishReason::Stop => "stop",
@@ -170,65 +174,67 @@ impl FinishReason {
     }
 }
 
-/// What a request became: a prompt and its completions.
+/// The result of a request: a prompt and its completions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RolloutGroup {
-    /// [`Request::id`]
+    /// Id of the request, [`Request::id`].
     pub id: u64,
-    /// The prompt of the request, the same by identity.
+    /// The request's prompt, the same shared object.
     pub prompt: Arc<Prompt>,
-    /// All of them, by their generation.
+    /// All completions, ordered by [`Completion::generation`].
     pub completions: Vec<Completion>,
-    /// With [`SamplingParams::prompt_logprobs`], what is known of each token of the prompt but the first; else nothing.
+    /// With [`SamplingParams::prompt_logprobs`], columns with one element for each prompt token but the first; else
+    /// empty.
     pub prompt_columns: Columns,
 }
 
 impl RolloutGroup {
-    /// A group of these completions.
+    /// A group with these completions.
     pub fn new(id: u64, prompt: Arc<Prompt>, completions: Vec<Completion>) -> RolloutGroup {
         RolloutGroup { id, prompt, completions, prompt_columns: Columns::default() }
     }
 
-    /// Whether a completion is to be continued.
+    /// Whether a completion of the group is unfinished, and can be continued.
     pub fn is_unfinished(&self) -> bool {
         self.completions.iter().any(Completion::is_unfinished)
     }
 }
 
-/// One sequence after a prompt. Lists have one element per token.
+/// A completion: the tokens after a prompt. Lists have one element per token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// Which of the group's episodes it is of. An episode is one sequence, whatever turns it has; one of several
-    /// (agents that talk, a context that is rewritten) is several completions of one number.
+    /// Index of the episode in the group. Usually an episode is one sequence, whatever turns it has. An episode of
+    /// several sequences (agents that talk, a context that is rewritten) is several completions with the same index.
     pub generation: usize,
-    /// Token ids, the stop id included.
+    /// Token ids, including the stop id.
     pub ids: Vec<u32>,
-    /// Whether the model sampled the token.
+    /// Whether the model sampled the token, instead of it being inserted.
     pub mask: Vec<bool>,
-    /// Version of the weights that the token was sampled with.
+    /// Version of the weights with which the token was sampled.
     pub versions: Vec<u64>,
-    /// What is known of each token. The engine records [`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS): log-softmax of
-    /// all logits / T, before penalty and truncation (T = 1 when greedy); 0 where the model did not sample. With
-    /// [`SamplingParams::top_logprobs`] = k also [`TOP_IDS`](model::columns::TOP_IDS) and
-    /// [`TOP_LOGPS`](model::columns::TOP_LOGPS), k wide; with [`SamplingParams::entropies`]
+    /// Further columns with a value per token. The engine records [`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS):
+    /// log-softmax of all logits / T, before penalty and truncation (T = 1 when greedy); 0 where the model did not
+    /// sample. With [`SamplingParams::top_logprobs`] = k there are also [`TOP_IDS`](model::columns::TOP_IDS) and
+    /// [`TOP_LOGPS`](model::columns::TOP_LOGPS), with k values per token; with [`SamplingParams::entropies`] also
     /// [`ENTROPIES`](model::columns::ENTROPIES), 0 where the model did not sample.
     pub columns: Columns,
-    /// Why it ended.
+    /// Why the completion ended.
     pub finish_reason: FinishReason,
 }
 
 impl Completion {
-    /// [`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS); empty if they are not known.
+    /// The sampler's log-probability of each token ([`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS)); empty if
+    /// unknown.
     pub fn logps(&self) -> &[f32] {
         self.columns.sampler_logps().unwrap_or_default()
     }
 
-    /// Whether it is to be continued.
+    /// Whether the completion is unfinished, and can be continued.
     pub fn is_unfinished(&self) -> bool {
         self.finish_reason == FinishReason::Unfinished
     }
 
-    /// Whether it has what an engine records with this sampling of each of its tokens.
+    /// Whether it has, for each of its tokens, all columns that an engine records with these sampling parameters.
     pub fn is_whole(&self, sampling: &SamplingParams) -> bool {
         let tokens = self.ids.len();
         let number = |name: &str, wanted: bool| match self.columns.f32(name) {
@@ -253,13 +259,13 @@ impl Completion {
     }
 }
 
-/// Ids to text, for stop strings.
+/// Converts token ids to text, for stop strings.
 pub trait Detokenize: Send + Sync {
     /// The text of `ids`.
     fn decode(&self, ids: &[u32]) -> String;
 }
 
-/// Special tokens are kept, so that one may be a stop string.
+/// Special tokens appear in the text, so that one may be a stop string.
 impl Detokenize for model::Tokenizer {
     fn decode(&self, ids: &[u32]) -> String {
         // Decoding fails for no ids of a vocabulary; text that cannot be made holds no stop string.

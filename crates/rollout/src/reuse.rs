@@ -1,7 +1,7 @@
-//! Lists of borrowed values that keep their memory from step to step.
+//! Reuses the memory of lists of borrowed values from step to step.
 
-/// An empty list in the memory of `list`, for values of the same size that live for another time. (Collecting a list's
-/// own iterator keeps its memory; `tests/allocation.rs` fails if it does not.)
+/// Returns an empty list in the memory of `list`, whose elements have the same size and may have another lifetime.
+/// (Collecting a list's own iterator keeps its memory; `tests/allocation.rs` fails if it does not.)
 pub(crate) fn reused<T, U>(mut list: Vec<T>) -> Vec<U> {
     const { assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>()) };
     list.clear();

@@ -1,6 +1,7 @@
-//! Draws the next token of every sequence whose last row was computed.
+//! The sampler: draws the next token of every sequence whose last row was computed.
 //!
-//! Noise is named by seed, group, generation and token index, so a token does not depend on what is drawn beside it.
+//! Random numbers are determined by the seed, the group, the completion's index and the token's index, so a token does
+//! not depend on what else is drawn in the step.
 
 use crate::Result;
 use crate::request::SamplingParams;
@@ -12,16 +13,17 @@ use kernels::{Context, DType, Memory, Tensor, View};
 use model::batch::InferRows;
 use model::{ModelConfig, ModelView};
 
-/// Buffers of a fixed size, of which every call uses the first rows.
+/// Buffers of a fixed size for sampling. Every call uses their first rows.
 pub(crate) struct SamplerBuffers {
-    /// Rows of one call.
+    /// Largest number of rows in one call.
     pub(crate) capacity: usize,
     hidden: Tensor,
-    /// Ids, then the bits of their log-probabilities: one tensor, so that one copy brings them to the host.
+    /// The sampled ids, then the bits of their log-probabilities: in one tensor, so that one copy brings both to the
+    /// host.
     sampled: Tensor,
-    /// Empty between calls.
+    /// The parameters of each row; empty between calls.
     params: Vec<sample::RowParams<'static>>,
-    /// The same on the host.
+    /// The contents of `sampled`, on the host.
     words: Vec<u32>,
     logps: Vec<f32>,
 }
@@ -39,8 +41,8 @@ impl SamplerBuffers {
         }
     }
 
-    /// The token of each draw, and its log-probability. `hidden: [rows, C]` is what the model made of the step's rows,
-    /// and `step` has those of the draws.
+    /// Samples a token for each draw, with its log-probability. `hidden`: `[rows, hidden size]` is the model's output
+    /// for the step's rows, and `step` has the indices of the rows to sample from.
     pub(crate) fn sample(
         &mut self,
         ctx: &Context,
@@ -76,13 +78,14 @@ impl SamplerBuffers {
 }
 
 impl SamplingParams {
-    /// Whether tokens are drawn from whole rows of logits, truncated or penalised: a device holds more for that.
+    /// Whether sampling needs whole rows of logits, because of truncation or a penalty. A device needs more memory for
+    /// that.
     pub fn needs_logits(&self) -> bool {
         row_params(self, 0, 0, &[], 0).needs_logits()
     }
 }
 
-/// How each token is drawn.
+/// The sampling parameters of each draw's row.
 pub(crate) fn params<'a>(
     scheduler: &'a Scheduler,
     draws: &'a [Draw],
@@ -119,7 +122,7 @@ fn row_params<'a>(
 mod tests {
     use super::*;
 
-    /// Runs of an older version draw the same only as long as this stays.
+    /// Old training runs can be repeated only as long as this numbering of random numbers stays.
     #[test]
     fn noise_is_named_by_seed_token_generation_and_group() {
         let sampling = SamplingParams { seed: 9, ..SamplingParams::default() };

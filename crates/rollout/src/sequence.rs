@@ -1,4 +1,4 @@
-//! A sequence in the engine: tokens, the pages that hold their keys and values, and what was recorded of each.
+//! A sequence in the engine: its tokens, the KV-cache pages with their keys and values, and the records of each token.
 
 use crate::drafts::Pace;
 use crate::models::ModelVersion;
@@ -8,63 +8,65 @@ use model::Columns;
 use model::columns::{Column, ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use model::kv::BLOCK;
 
-/// What a sequence is for.
+/// The role of a sequence in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The prompt of a group, computed once for all its completions; its pages stay until the last of them ends.
+    /// The prompt of a group, computed once for all its completions. Its KV-cache pages stay until the last completion
+    /// ends.
     Prompt,
-    /// This completion of the group.
+    /// The completion of the group with this index.
     Completion(u32),
 }
 
-/// Where a sequence is.
+/// The state of a sequence in the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Not in the batch. It holds no pages, unless it was paused and is extended.
+    /// Waits for a slot in the batch. It has no KV-cache pages, unless it was paused and then extended.
     Waiting,
-    /// In the batch.
+    /// Has a slot in the batch.
     Running,
-    /// A computed prompt that completions share.
+    /// A prompt that is computed and whose pages completions share.
     Held,
-    /// Stopped, and waiting to be extended or finished; it keeps its pages.
+    /// Paused until it is extended or finished; it keeps its KV-cache pages.
     Paused,
-    /// Done; it holds no pages.
+    /// Ended; it has no KV-cache pages.
     Finished(FinishReason),
 }
 
 #[derive(Debug)]
 pub(crate) struct Sequence {
-    /// Its number, which no other sequence ever has.
+    /// The sequence's serial number, which is never used again.
     pub(crate) serial: u64,
     pub(crate) group: usize,
     pub(crate) role: Role,
     pub(crate) state: State,
-    /// The weights that it is computed with; none: those that each step is given.
+    /// The version of the weights to compute with; none: the current weights of each step.
     pub(crate) model: Option<ModelVersion>,
-    /// The prompt, then what was sampled or inserted, then `drafted` guesses.
+    /// The tokens of the prompt, then those that were sampled or inserted, then `drafted` draft tokens.
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt_len: usize,
-    /// How many of the last tokens are guesses that the next step verifies.
+    /// Number of draft tokens at the end, which the next step verifies.
     pub(crate) drafted: usize,
     pub(crate) pace: Pace,
-    /// How many tokens guesses can be made from.
+    /// Number of tokens that are in the index that draft tokens are guessed from.
     pub(crate) indexed: usize,
-    /// How many tokens have their keys and values in `blocks`.
+    /// Number of tokens whose keys and values are in `blocks`.
     pub(crate) computed: usize,
     pub(crate) blocks: Vec<u32>,
-    /// How many of `blocks` the prefix cache knows, and the node of the last of them.
+    /// Number of pages of `blocks` that the prefix cache knows, and the node of the last of them.
     pub(crate) cached: usize,
     pub(crate) node: Node,
-    /// One per token after the prompt.
+    /// The log-probability of each token after the prompt.
     pub(crate) logps: Vec<f32>,
     pub(crate) mask: Vec<bool>,
     pub(crate) versions: Vec<u64>,
-    /// One per token up to the last that was sampled; none unless they are wanted.
+    /// The entropy at each token up to the last sampled one; empty unless wanted.
     pub(crate) entropies: Vec<f32>,
     pub(crate) top: Alternatives,
 }
 
-/// The likeliest tokens beside each one, the likeliest first: as many for each, none unless they are wanted.
+/// The most likely tokens beside each token, the most likely first: the same number for each token, or empty unless
+/// wanted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Alternatives {
     pub(crate) width: usize,
@@ -73,13 +75,13 @@ pub(crate) struct Alternatives {
 }
 
 impl Alternatives {
-    /// Those of one token.
+    /// Adds the most likely tokens beside one token, and their log-probabilities.
     pub(crate) fn push(&mut self, ids: &[u32], logps: &[f32]) {
         self.width = ids.len();
         self.ids.extend_from_slice(ids);
         self.logps.extend_from_slice(logps);
     }
-    /// Of a token that was not sampled: zeros.
+    /// Adds zeros for a token that was not sampled.
     fn pad(&mut self) {
         self.ids.resize(self.ids.len() + self.width, 0);
         self.logps.resize(self.logps.len() + self.width, 0.0);
@@ -125,7 +127,7 @@ impl Sequence {
             top: Alternatives::default(),
         }
     }
-    /// Takes up what a completion has so far.
+    /// Continues from the tokens and records of an unfinished completion.
     pub(crate) fn continue_from(&mut self, so_far: &Completion) {
         let Completion { ids, mask, versions, columns, finish_reason, .. } = so_far;
         self.tokens.extend_from_slice(ids);
@@ -142,38 +144,38 @@ impl Sequence {
             self.state = State::Finished(*finish_reason);
         }
     }
-    /// Its tokens without guesses.
+    /// The tokens without draft tokens.
     pub(crate) fn known(&self) -> &[u32] {
         &self.tokens[..self.tokens.len() - self.drafted]
     }
-    /// The tokens after the prompt.
+    /// The tokens after the prompt, without draft tokens.
     pub(crate) fn completion(&self) -> &[u32] {
         &self.known()[self.prompt_len..]
     }
-    /// Tokens still to be computed, guesses included.
+    /// Number of tokens still to be computed, draft tokens included.
     pub(crate) fn uncomputed(&self) -> usize {
         self.tokens.len() - self.computed
     }
-    /// It has no pages any more.
+    /// Called when the sequence has lost its KV-cache pages: none of its tokens is computed any more.
     pub(crate) fn forget_pages(&mut self) {
         (self.computed, self.cached, self.node) = (0, 0, ROOT);
         self.reject_drafts();
         self.pace.forget();
     }
-    /// Takes the guesses back, and what was computed of them.
+    /// Removes the draft tokens, and what was computed of them.
     pub(crate) fn reject_drafts(&mut self) {
         self.tokens.truncate(self.tokens.len() - self.drafted);
         self.drafted = 0;
         self.computed = self.computed.min(self.tokens.len());
     }
-    /// Which completion of its group it is.
+    /// Index of the completion in its group.
     pub(crate) fn generation(&self) -> usize {
         match self.role {
             Role::Completion(generation) => generation as usize,
             Role::Prompt => unreachable!("prompts are not sampled for"),
         }
     }
-    /// Its tokens and their record, once it has ended.
+    /// The completion with its records, once it has ended.
     pub(crate) fn into_completion(mut self) -> Completion {
         let State::Finished(finish_reason) = self.state else { unreachable!("only ended completions are given away") };
         let generation = self.generation();
@@ -193,7 +195,8 @@ impl Sequence {
             finish_reason,
         }
     }
-    /// Records a token after the prompt. Whether it is the one that was guessed, so that what was computed of it holds.
+    /// Appends a token after the prompt. Returns whether it equals the draft token at its place, so that the computed
+    /// keys and values stay valid.
     pub(crate) fn push(&mut self, id: u32, logp: f32, sampled: bool, version: u64) -> bool {
         let guessed = self.drafted > 0 && self.tokens[self.tokens.len() - self.drafted] == id;
         if guessed {
@@ -213,24 +216,25 @@ impl Sequence {
     }
 }
 
-/// A token to draw. A sequence with guesses has several in a step: one for each guess, which it verifies, and one more.
+/// A token to draw. A sequence with draft tokens has several draws in a step: one to verify each draft token, and one
+/// more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Draw {
-    /// The row of the step that it is drawn from.
+    /// The row of the step that the token is drawn from.
     pub(crate) row: u32,
-    /// The sequence that gets it.
+    /// The sequence that gets the token.
     pub(crate) sequence: usize,
-    /// Its place in the sequence: how many tokens are before it.
+    /// Index of the token in the sequence: the number of tokens before it.
     pub(crate) at: usize,
 }
 
-/// What was drawn: a token, its log-probability and, if they are wanted, the likeliest tokens with theirs.
+/// The results of sampling: the tokens, their log-probabilities and, if wanted, the most likely tokens with theirs.
 #[derive(Clone, Copy)]
 pub(crate) struct Sampled<'a> {
     pub(crate) ids: &'a [u32],
     pub(crate) logps: &'a [f32],
-    /// One for each draw, or none at all.
+    /// The most likely tokens of each draw and their log-probabilities; or empty.
     pub(crate) alternatives: &'a [(Vec<u32>, Vec<f32>)],
-    /// One for each draw, of those that want it, or none at all.
+    /// The entropy of each draw that wants it; or empty.
     pub(crate) entropies: &'a [Option<f32>],
 }

@@ -1,25 +1,26 @@
-//! Whether a completion has come to its end.
+//! Checks whether a completion has reached a stop id or a stop string.
 
 use crate::request::{Detokenize, SamplingParams};
 use std::sync::Arc;
 
-/// Tokens without a text (a few special ones) that may stand within a stop string.
+/// Number of tokens without text (a few special ones) that may be inside a stop string.
 const EMPTY_TOKENS: usize = 8;
 
-/// How texts are seen, which stop strings need.
+/// Checks completions for stop ids and stop strings. The latter need a detokenizer.
 #[derive(Default)]
 pub(crate) struct StopCheck {
     pub(crate) detokenizer: Option<Arc<dyn Detokenize>>,
 }
 
 impl StopCheck {
-    /// Whether the last of `tokens`, prompt and completion, is a stop id or completes a stop string.
+    /// Whether the last of `tokens` (prompt and completion) is a stop id, or completes a stop string.
     pub(crate) fn stops(&self, sampling: &SamplingParams, tokens: &[u32]) -> bool {
         tokens.last().is_some_and(|last| sampling.stop_ids.contains(last)) || self.reached_stop_string(sampling, tokens)
     }
 
-    /// As transformers, the text that is looked at continues from the prompt: a completion's first word has the space
-    /// before it, which decoding the completion alone would take away, and a string may begin in the prompt.
+    /// Whether the last token completes a stop string. As in transformers, the decoded text begins in the prompt:
+    /// decoding the completion alone would remove the space before its first word, and a stop string may begin in the
+    /// prompt.
     fn reached_stop_string(&self, sampling: &SamplingParams, tokens: &[u32]) -> bool {
         let Some(longest) = sampling.stop_strings.iter().map(String::len).max() else { return false };
         let Some(detokenizer) = &self.detokenizer else { return false };
@@ -40,7 +41,7 @@ impl StopCheck {
 mod tests {
     use super::*;
 
-    /// What each id stands for; decoding takes the space before the first word away, as SentencePiece's does.
+    /// A test vocabulary: the text of each id. Decoding removes the space before the first word, as SentencePiece does.
     struct Words(&'static [&'static str]);
 
     impl Detokenize for Words {

@@ -1,4 +1,4 @@
-//! Writes a file so that a reader sees the old contents or the new ones, never a part.
+//! Atomic file writes: a reader sees the old contents or the new ones, never a part.
 
 use std::fs::File;
 use std::io::Write;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Writes a temporary file beside `path`, syncs it, then renames it.
+/// Writes `bytes` to a temporary file beside `path`, syncs it, then renames it to `path`.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());

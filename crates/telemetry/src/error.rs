@@ -1,26 +1,26 @@
-//! What can go wrong while writing a run's files.
+//! Errors of reading and writing the files of a training run.
 
 use std::path::{Path, PathBuf};
 
-/// A file of the run could not be written or read.
+/// An error of a training run's file, which could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was attempted ("write", "open", …).
+        /// The attempted operation ("write", "open", …).
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The file is not what it should be.
+    /// The contents of the file are invalid.
     #[error("{}: {message}", path.display())]
     Format {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the contents.
         message: String,
     },
 }
@@ -29,12 +29,12 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// A closure that wraps an I/O error with what was done to which file.
+    /// A closure that adds the attempted operation and the path to an I/O error.
     pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> Error + 'a {
         move |source| Error::Io { action, path: path.to_owned(), source }
     }
 
-    /// An [`Error::Format`].
+    /// An [`Error::Format`] for the file `path`.
     pub(crate) fn format(path: &Path, message: impl Into<String>) -> Self {
         Error::Format { path: path.to_owned(), message: message.into() }
     }

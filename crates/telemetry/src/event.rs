@@ -1,101 +1,103 @@
-//! What a run reports while it runs, as one value: metrics, completions, stages, progress, messages, checkpoints.
+//! The events that a training run reports while it runs: metrics, completions, stages, progress, messages, checkpoints.
 //!
-//! An [`Event`] is plain data that can be serialised and read back by another process, without loss: numbers keep
-//! their bits, and NaN and infinities their names. Knows no sink.
+//! An [`Event`] is plain data that can be serialised and read back by another process without loss: numbers keep their
+//! bits, and NaN and infinities are kept too. This file knows no sinks.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Something that happened in a run.
+/// Something that happened in a training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// The version of the serialised form: [`Event::VERSION`] in those made here.
+    /// Version of the serialised form; [`Event::VERSION`] in events made here.
     pub version: u32,
-    /// Seconds since 1970.
+    /// Time of the event, in seconds since 1970.
     pub time_s: f64,
-    /// What happened.
+    /// The kind of event, with its data.
     #[serde(flatten)]
     pub kind: EventKind,
 }
 
-/// The kinds of events; steps are optimizer steps, from 1.
+/// The kinds of events. Steps are optimizer steps, counted from 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[expect(missing_docs, reason = "what is not said at a kind, its fields' names say")]
 pub enum EventKind {
-    /// A logged step (means since the last one), or an evaluation.
+    /// The metrics of a logged step (means since the last logged one), or of an evaluation.
     Metrics {
         step: u64,
-        /// In the order in which they are written.
+        /// Names and values of the metrics, in the order in which they are written.
         #[serde(with = "numbers")]
         values: Vec<(String, f64)>,
     },
-    /// The completions that a step trains on.
+    /// The table of the completions that a step trains on.
     Completions {
         rows: CompletionRows,
-        /// How many of them a console shows.
+        /// Number of the completions that a console shows.
         shown: usize,
     },
-    /// How values of a step are distributed; all of them are finite.
+    /// The distributions of some values of a step, such as rewards: all the values, which are finite, by name.
     Distributions { step: u64, values: Vec<(String, Vec<f64>)> },
-    /// A recorded group, as the record that `rollouts.bin` gets.
+    /// A recorded group of completions, as the bytes that are appended to `rollouts.bin`.
     Rollout {
         #[serde(with = "base64_text")]
         record: Vec<u8>,
     },
-    /// What an optimizer step did to the tokens of a group, as the record that `updates.bin` gets.
+    /// A record of what an optimizer step did to the tokens of a group, as the bytes that are appended to
+    /// `updates.bin`.
     Update {
         #[serde(with = "base64_text")]
         record: Vec<u8>,
     },
-    /// A recorded group of an evaluation, as the record that `evaluations.bin` gets.
+    /// A recorded group of completions of an evaluation, as the bytes that are appended to `evaluations.bin`.
     Evaluated {
         #[serde(with = "base64_text")]
         record: Vec<u8>,
     },
-    /// A stage ended. Times count from the start of the run.
+    /// A stage of the run (such as `rollout`) has ended. Times are measured from the start of the run.
     Span {
         name: String,
-        /// The optimizer step that it is part of.
+        /// The optimizer step that the stage is part of.
         #[serde(default)]
         step: u64,
-        /// The row of the trace: one for each thread, and one for each name of overlapped work.
+        /// Index of the stage's row in the trace: there is a row for each thread, and for each name of overlapped work.
         track: u64,
         start_us: f64,
         duration_us: f64,
         flops: f64,
-        /// Bytes of memory traffic.
+        /// Bytes of memory traffic of the stage.
         bytes: f64,
     },
-    /// `done` units of `total`; the first one with a new label says how many were done before.
+    /// Progress of a phase: `done` of `total` units. The first event with a new label gives the units that were done
+    /// before.
     Progress { label: String, done: u64, total: u64, note: String },
-    /// A line for people.
+    /// A message for people.
     Message {
         level: Level,
         text: String,
         #[serde(default, skip_serializing_if = "Record::is_empty")]
         fields: Record,
     },
-    /// A checkpoint is on the disk.
+    /// A checkpoint was written to disk.
     Checkpoint { step: u64, path: String },
-    /// An alarm was raised after `step`, or is over.
+    /// An alarm was raised after `step`, or has ended.
     Alarm { step: u64, alarm: Alarm },
-    /// A finding after `step`: something that costs time or memory.
+    /// A finding after `step`: something that wastes time or memory.
     Finding { step: u64, finding: Finding },
 }
 
-/// Where a run's time or memory goes, if something could be done about it.
+/// A finding: something that costs a training run time or memory and could be improved.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// Which rule holds, as docs/profiling.md lists them.
+    /// Id of the finding's rule, as in docs/profiling.md.
     pub id: String,
-    /// What the finding means.
+    /// The meaning of the finding, for people.
     pub says: String,
-    /// What was measured.
+    /// The measurements that led to the finding.
     pub evidence: String,
-    /// What usually helps.
+    /// The usual remedy.
     pub remedy: String,
-    /// The steps that were measured when it was found: the first and the last.
+    /// The first and the last step that were measured.
     pub steps: (u64, u64),
 }
 
@@ -106,27 +108,27 @@ impl std::fmt::Display for Finding {
     }
 }
 
-/// Something in a run that usually means that it goes wrong.
+/// An alarm: a sign that a training run is going wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Alarm {
-    /// Which condition holds, as docs/alarms.md lists them.
+    /// Id of the alarm's condition, as in docs/alarms.md.
     pub id: String,
-    /// The reward that the alarm is about, where it is about one.
+    /// Name of the reward that the alarm is about; empty for others.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub subject: String,
-    /// The first step at which it held.
+    /// The first step at which the condition held.
     pub since: u64,
-    /// The step after which it was over, if it is.
+    /// The step after which the condition no longer held, if it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
-    /// What was seen when it was raised.
+    /// The measurements with which the alarm was raised.
     pub evidence: String,
-    /// Completions that show it.
+    /// Examples of completions that show the problem.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub examples: Vec<String>,
-    /// What people usually do about it.
+    /// The usual remedy.
     pub remedy: String,
-    /// Whether the run is configured so: then the alarm is only for completeness.
+    /// Whether the run's configuration intends this state; the alarm is then only a note.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub quiet: bool,
 }
@@ -148,35 +150,36 @@ impl std::fmt::Display for Alarm {
 }
 
 impl Event {
-    /// Changes when a reader of the serialised form must.
+    /// The current version of the serialised form. It is increased when readers must change.
     pub const VERSION: u32 = 1;
 }
 
 impl From<EventKind> for Event {
-    /// Happens now.
+    /// Makes an event of this kind with the current time.
     fn from(kind: EventKind) -> Self {
         let time_s = crate::system::since_1970().as_secs_f64();
         Event { version: Event::VERSION, time_s, kind }
     }
 }
 
-/// How important a message is.
+/// The importance of a message, as in log levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// Failures.
+    /// Errors.
     Error,
-    /// What a person should look at.
+    /// Warnings: something that a person should look at.
     Warn,
-    /// How the run goes.
+    /// Information on the progress of the run.
     #[default]
     Info,
-    /// Details.
+    /// Details for debugging.
     Debug,
 }
 
 impl Level {
-    /// The level that `LOCKSTEP_LOG` asks for, info if it is unset; an error if it is none.
+    /// The level that the environment variable `LOCKSTEP_LOG` names; `Info` if it is not set, and an error if it names
+    /// none.
     pub fn from_env() -> Result<Self, String> {
         let text = std::env::var_os("LOCKSTEP_LOG").unwrap_or_default();
         // (What is not UTF-8 is no level's name in its lossy form either.)
@@ -206,24 +209,24 @@ impl std::str::FromStr for Level {
     }
 }
 
-/// Named values in the order in which they were first set.
+/// A map of named values that keeps the order in which they were first set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Record(pub Map<String, Value>);
 
 impl Record {
-    /// Without values.
+    /// An empty record.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets a key (a number, text, bool, …). A float that is NaN or infinite becomes `null`.
+    /// Sets `key` to a number, text, bool, …. A float that is NaN or infinite becomes `null`.
     pub fn set(&mut self, key: impl Into<String>, value: impl Into<Value>) -> &mut Self {
         self.0.insert(key.into(), value.into());
         self
     }
 
-    /// The value of a key as a number, if it is one.
+    /// The value of `key` as a number, if it is one.
     pub fn number(&self, key: &str) -> Option<f64> {
         self.0.get(key).and_then(Value::as_f64)
     }
@@ -233,24 +236,24 @@ impl Record {
     }
 }
 
-/// The completions of one step; all lists have the same length.
+/// The table of the completions of one step. All its lists have one element per completion.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CompletionRows {
-    /// The step that trains on them.
+    /// The optimizer step that trains on the completions.
     pub step: u64,
-    /// Strings, or arrays of chat messages.
+    /// The prompts: strings, or arrays of chat messages.
     pub prompts: Vec<Value>,
-    /// Strings, or arrays of chat messages.
+    /// The completions: strings, or arrays of chat messages.
     pub completions: Vec<Value>,
-    /// Name of each reward and its scores.
+    /// The name of each reward, and its scores; `None` where it gave no score.
     pub rewards: Vec<(String, Vec<Option<f64>>)>,
-    /// Further columns that rewards gave.
+    /// Name and values of each further column that a reward function returned.
     pub extra: Vec<(String, Vec<Value>)>,
-    /// One for each completion.
+    /// The advantage of each completion.
     pub advantages: Vec<f64>,
 }
 
-/// Bytes as a text.
+/// Serialises bytes as base64 text.
 mod base64_text {
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
@@ -266,7 +269,8 @@ mod base64_text {
     }
 }
 
-/// Named numbers as a JSON object in their order; JSON has no NaN and no infinity, so these are texts.
+/// Serialises named numbers as a JSON object that keeps their order. JSON has no NaN or infinity, so these become
+/// strings.
 mod numbers {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -298,7 +302,7 @@ mod numbers {
 mod tests {
     use super::*;
 
-    /// Serialises and reads back.
+    /// Serialises an event and reads it back; returns the text and the event that was read.
     fn round_trip(kind: EventKind) -> (String, Event) {
         let event = Event::from(kind);
         let text = serde_json::to_string(&event).unwrap();

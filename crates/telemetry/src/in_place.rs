@@ -1,11 +1,11 @@
-//! Files that this process writes, and somebody deletes or replaces meanwhile: what is written would be lost with the
-//! last handle, without an error.
+//! Detects that an open output file was deleted or replaced by somebody. Further writes would be lost with the last
+//! handle, without an error.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek};
 use std::path::Path;
 
-/// Whether `path` still names the open file.
+/// Whether `path` still names the open file `file`.
 pub fn is_in_place(path: &Path, file: &File) -> bool {
     if cfg!(not(unix)) {
         return path.exists();
@@ -14,21 +14,21 @@ pub fn is_in_place(path: &Path, file: &File) -> bool {
     same_file(&named, &open)
 }
 
-/// Whether both are of one file.
+/// Whether both metadata are of the same file.
 #[cfg(unix)]
 pub fn same_file(a: &fs::Metadata, b: &fs::Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// Whether both are of one file, as far as that is known here.
+/// Always false: this system does not tell whether both metadata are of the same file.
 #[cfg(not(unix))]
 pub fn same_file(_: &fs::Metadata, _: &fs::Metadata) -> bool {
     false
 }
 
-/// Writes the first `len` bytes of the open file to `path` again, which no longer names it. What has taken its place is
-/// kept beside it. Gives the new file, open at its end, and what a person should know.
+/// Writes the first `len` bytes of the open file again to `path`, which no longer names it. A file that has taken its
+/// place is kept beside it under another name. Returns the new file, open at its end, and a message for people.
 pub fn write_again(path: &Path, file: &File, len: u64) -> io::Result<(File, String)> {
     let name = path.display();
     let note = if path.symlink_metadata().is_ok() {

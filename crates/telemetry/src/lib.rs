@@ -1,8 +1,9 @@
-//! Where a run's numbers go: metrics, TensorBoard events, stage times, traces, sample completions, the console.
+//! Reports of a training run: metrics, TensorBoard events, stage times, traces, sample completions, the console.
 //!
-//! A run emits [`Event`]s; every [`Sink`] receives all of them. Takes numbers and text as arguments; knows no model,
-//! no trainer and no kernel, and nothing below the application imports it. Every file that a sink appends to is cut
-//! back to a checkpoint's length on resume, and recovers from a record that a kill tore.
+//! A run emits [`Event`]s, and every [`Sink`] receives all of them. This crate takes numbers and text as arguments. It
+//! knows no model, trainer or kernel, and no crate below the application imports it. On resume, every file that a sink
+//! appends to is truncated to its length at the checkpoint; a record that was cut short when the process was killed is
+//! removed.
 //!
 //! Read first: [`event`], then [`sinks`], then [`stages`].
 

@@ -1,5 +1,5 @@
-//! `record.json`: what a run was made of — versions, instruction set, seed, hashes of model and data — so that a run
-//! can be repeated, and a resumed one refuses inputs that changed. Does not know what the files mean.
+//! `record.json` of a training run: versions, instruction set, seed, hashes of model and data, so that the run can be
+//! repeated, and a resumed run refuses inputs that changed. This file does not know what the inputs mean.
 
 use std::io::Read;
 use std::path::Path;
@@ -10,142 +10,142 @@ use sha2::{Digest, Sha256};
 
 use crate::{Error, Result};
 
-/// The contents of `record.json`.
+/// The contents of `record.json`, which describes a training run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
-    /// The command that makes such runs: train, sft, reward or dpo.
+    /// The command that started the run: train, sft, reward or dpo.
     #[serde(default)]
     pub kind: String,
-    /// Name → version: this program, and whatever else decides the results.
+    /// Versions by name: of this program, and of everything else that determines the results.
     pub versions: Map<String, Value>,
-    /// The instruction set whose arithmetic made the bits.
+    /// The instruction set that the run computes with, which determines the bits.
     pub isa: String,
-    /// What computed, as `device` names it: cpu, cuda, …
+    /// The device that computes, as the key `device` names it: cpu, cuda, ….
     #[serde(default)]
     pub device: String,
-    /// The formula of its matmuls: runs with the same one have the same bits.
+    /// Name of the formula of matmuls. Runs with the same formula have the same bits.
     #[serde(default)]
     pub arithmetic: String,
-    /// The compute dtype.
+    /// The dtype of the computation: f32 or bf16.
     pub dtype: String,
-    /// Threads that computed (they change no bit).
+    /// Number of threads that compute. It changes no bit.
     pub threads: usize,
-    /// The run's seed.
+    /// The run's random seed.
     pub seed: u64,
     /// sha256 of the resolved configuration, in hexadecimal.
     pub config_sha256: String,
-    /// The model's files.
+    /// The files of the model that the run starts from, with their hashes.
     pub model: Vec<FileHash>,
-    /// The files of a reference model of its own (`ref_model`).
+    /// The files of the reference model, if it is a separate one (`ref_model`), with their hashes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reference: Vec<FileHash>,
-    /// The dataset's files.
+    /// The files of the dataset, with their hashes.
     pub data: Vec<FileHash>,
-    /// What rewards were made of at the last start: programs, scripts, reward models; the names are paths.
+    /// Hashes of the programs, scripts and reward models that rewards used at the last start; the names are paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rewards: Vec<FileHash>,
-    /// Name of a reward that runs programs of completions → what they are isolated by, at the last start.
+    /// For each reward that executes programs written by the model: how these were isolated at the last start.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub isolation: Map<String, Value>,
-    /// The run that it was forked from.
+    /// The run that this run was forked from, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forked_from: Option<ForkedFrom>,
-    /// What the machine can do at most, measured once.
+    /// The measured peaks of the machine. They are measured once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceilings: Option<MeasuredCeilings>,
-    /// The program's arguments at the first start.
+    /// The command line of the first start.
     pub command: Vec<String>,
-    /// Each start of the run: the first, then every resume.
+    /// All starts of the run: the first one, then every resume.
     pub starts: Vec<Start>,
 }
 
-/// Where a run parted from another.
+/// The origin of a forked run: another run and the last step that both have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkedFrom {
-    /// The directory of the run that it was forked from.
+    /// The directory of the original run.
     pub run: String,
-    /// Optimizer steps that both share.
+    /// Number of optimizer steps that both runs have in common.
     pub step: u64,
-    /// The lineage of the weights after them; none of the model that both began with.
+    /// The lineage of the weights after these steps; none for the initial model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<String>,
 }
 
-/// What a machine can do at most, and as what it was measured.
+/// The measured peaks of a machine, and how they were measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredCeilings {
-    /// When, in seconds since 1970.
+    /// Time of the measurement, in seconds since 1970.
     pub time_s: u64,
-    /// What computed.
+    /// The instruction set that was measured.
     pub isa: String,
-    /// The dtype of its matmuls.
+    /// The dtype of the measured matmuls.
     pub dtype: String,
-    /// Threads that computed.
+    /// Number of threads that were measured.
     pub threads: usize,
-    /// Operations per second, a multiply-add counted as two.
+    /// Floating-point operations per second, a multiply-add counted as two.
     pub flops_per_s: f64,
-    /// Bytes read from memory per second.
+    /// Bytes per second read from memory.
     pub read_bytes_per_s: f64,
 }
 
-/// A start of the run.
+/// A start of a training run, the first one or a resume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Start {
-    /// Seconds since 1970.
+    /// Time of the start, in seconds since 1970.
     pub time_s: u64,
-    /// The step that it continues after; 0 for the first start.
+    /// The step after which the run continues; 0 for the first start.
     pub step: u64,
-    /// The instruction set used from here on.
+    /// The instruction set used from this start on.
     pub isa: String,
-    /// The device used from here on.
+    /// The device used from this start on.
     #[serde(default)]
     pub device: String,
-    /// The program's arguments.
+    /// The command line of this start.
     #[serde(default)]
     pub command: Vec<String>,
-    /// The keys of the configuration that are no longer what they were, each with both values.
+    /// The configuration keys that changed since the last start, each with the old and the new value.
     #[serde(default)]
     pub changed: Vec<String>,
 }
 
-/// A file and its contents' hash; or the hash of several files read one after the other.
+/// The hash of a file's contents; or one hash of several files read one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileHash {
-    /// The file's name, without its directory: a model that moved is the same model.
+    /// Name of the file without its directory: a model that moved is the same model.
     pub name: String,
-    /// The file's length; `None` where several files may have gone into one hash.
+    /// Length of the file in bytes; `None` where the hash may be of several files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// sha256 in hexadecimal.
+    /// sha256 of the contents, in hexadecimal.
     pub sha256: String,
 }
 
 impl RunRecord {
-    /// The bytes of the file.
+    /// The record as the bytes of `record.json`.
     pub fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
         let mut text = serde_json::to_vec_pretty(self)?;
         text.push(b'\n');
         Ok(text)
     }
 
-    /// Reads it back.
+    /// Reads a `record.json`.
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read(path).map_err(Error::io("read", path))?;
         serde_json::from_slice(&text).map_err(|error| Error::format(path, error.to_string()))
     }
 }
 
-/// sha256 of bytes, in hexadecimal.
+/// sha256 of `bytes`, in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// Hashes a file, reading it piece by piece.
+/// Hashes a file, which is read piece by piece.
 pub fn hash_file(path: &Path) -> Result<FileHash> {
     Ok(hash_file_until(path, &|| false)?.unwrap_or_default())
 }
 
-/// [`hash_file`], abandoned once `stopped` says so: `None`.
+/// [`hash_file`], which stops early and returns `None` once `stopped` returns true.
 pub fn hash_file_until(path: &Path, stopped: &dyn Fn() -> bool) -> Result<Option<FileHash>> {
     let mut file = std::fs::File::open(path).map_err(Error::io("open", path))?;
     let (mut hasher, mut bytes) = (Sha256::new(), 0);

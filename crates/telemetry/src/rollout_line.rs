@@ -1,54 +1,55 @@
-//! A rollout as a line of JSON, read and written: a prompt and one completion, or all of its group.
-//! Knows JSON and lengths; not what a line is used for.
+//! Reads and writes a rollout as a line of JSON: a prompt and one completion, or a prompt and all completions of its
+//! group. This file knows JSON and lengths, not what the lines are used for.
 
 use serde_json::{Map, Value, json};
 
-/// Keys with one element for each completion where a line is a group.
+/// The keys whose values have one element per completion, in a line with a whole group.
 const PER_COMPLETION: [&str; 8] =
     ["completion_ids", "rewards", "logprobs", "ref_logprobs", "mask", "truncated", "versions", "problems"];
 
-/// Log-probabilities above this are none; rounding of other programs stays below.
+/// The largest number accepted as a log-probability: slightly above 0, because other programs round.
 const MOST: f64 = 1e-3;
 
-/// A completion of a file. The vectors have one element per token.
+/// A completion read from a file. Its lists have one element per token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecordedCompletion {
-    /// Token ids.
+    /// Token ids of the completion.
     pub ids: Vec<u32>,
-    /// log π_old of each token, if given.
+    /// Log-probability of each token under the policy that sampled it, if given.
     pub logps: Option<Vec<f32>>,
-    /// log π_ref of each token, if given.
+    /// Log-probability of each token under the reference model, if given.
     pub ref_logps: Option<Vec<f32>>,
-    /// Which tokens the model sampled; all, if not given.
+    /// Whether the model sampled each token; if not given, it sampled all.
     pub mask: Option<Vec<bool>>,
-    /// Whether its length ended it, if given.
+    /// Whether the completion was cut off at the length limit, if given.
     pub truncated: Option<bool>,
-    /// The version of the weights that each token was sampled with; empty if not given.
+    /// Version of the weights that each token was sampled with; empty if not given.
     pub versions: Vec<u64>,
-    /// One per reward function; `None` where it gave no score.
+    /// The score of each reward function; `None` where it gave none.
     pub rewards: Vec<Option<f64>>,
-    /// One per reward function that scored steps, or empty: the last token of each step, and its score. Not in lines.
+    /// For each reward function that scored steps of the completion: the last token of each step, and the step's score.
+    /// Empty if there is none. Not part of the JSON lines.
     pub steps: Vec<Option<Vec<(usize, f64)>>>,
-    /// Why rewards gave it no score: objects, which are looked at by whoever knows rewards.
+    /// The reasons why rewards gave no score, as JSON objects that this file does not interpret.
     pub problems: Vec<Value>,
 }
 
-/// A line: a prompt and one completion, or all of its group.
+/// A line of a rollout file: a prompt and one completion, or all completions of its group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RolloutLine {
-    /// Prompt ids.
+    /// Token ids of the prompt.
     pub prompt: Vec<u32>,
-    /// At least one.
+    /// The completions in the line, at least one.
     pub completions: Vec<RecordedCompletion>,
     /// Names of the reward functions, if given.
     pub reward_names: Option<Vec<String>>,
-    /// What the weights come from that sampled it, if given.
+    /// Lineage of the weights that sampled the completions, if given.
     pub lineage: Option<String>,
 }
 
 impl RolloutLine {
-    /// Keys that a line may have; those from `step` on are for people and programs that look at it, but for `lineage`
-    /// and `problems`, which a replay that is recorded keeps.
+    /// The keys that a line may have. Those from `step` on are for people and other programs, except that a recorded
+    /// replay keeps `lineage` and `problems`.
     pub const KEYS: [&str; 25] = [
         "prompt_ids",
         "completion_ids",
@@ -77,7 +78,8 @@ impl RolloutLine {
         "tokens",
     ];
 
-    /// Reads a line of [`KEYS`](Self::KEYS), whose ids are below `vocabulary`; the error says what is wrong with it.
+    /// Reads a line with [`KEYS`](Self::KEYS). Token ids must be below `vocabulary`. The error says what is wrong with
+    /// the line.
     pub fn read(object: &Map<String, Value>, vocabulary: usize) -> Result<RolloutLine, String> {
         let lacks = ["prompt_ids", "completion_ids", "rewards"].into_iter().find(|key| !object.contains_key(*key));
         if let Some(key) = lacks {
@@ -107,7 +109,7 @@ impl RolloutLine {
     }
 }
 
-/// The completions of a group line, each as a line of its own.
+/// Splits the line of a group into one line for each completion.
 fn split(object: &Map<String, Value>) -> Result<Vec<Map<String, Value>>, String> {
     let count = object["completion_ids"].as_array().map_or(0, Vec::len);
     let mut lines = vec![Map::new(); count];
@@ -179,7 +181,8 @@ impl RecordedCompletion {
         })
     }
 
-    /// The line that [`RolloutLine::read`] reads back to the same bits. `step` is the first optimizer step on it.
+    /// The completion as a JSON line, which [`RolloutLine::read`] reads back to the same bits. `step` is the first
+    /// optimizer step that trains on it.
     pub fn line(&self, step: Option<u64>, prompt: &[u32], reward_names: &[String]) -> Map<String, Value> {
         let mut line = Map::new();
         let mut put = |key: &str, value: Value| line.insert(key.to_owned(), value);
@@ -204,13 +207,14 @@ impl RecordedCompletion {
     }
 }
 
-/// An f32 with the fewest digits that read back to it, through f64 as JSON readers do.
+/// An f32 as JSON, with the fewest digits from which a reader that uses f64 gets the same f32.
 pub fn number(x: f32) -> Value {
     let short = x.to_string().parse::<f64>().ok().filter(|&d| (d as f32).to_bits() == x.to_bits());
     Value::from(short.unwrap_or(f64::from(x)))
 }
 
-/// Spans `[version, tokens]` as a version for each token.
+/// Expands a list of `[version, tokens]`, versions of the weights and the number of tokens of each, to one version per
+/// token.
 fn versions(value: &Value, tokens: usize) -> Result<Vec<u64>, String> {
     let span = |v: &Value| match &v.as_array()?[..] {
         [version, tokens] => Some((version.as_u64()?, tokens.as_u64()?)),
@@ -229,7 +233,7 @@ fn same_length(key: &str, len: usize, tokens: usize) -> Result<(), String> {
     Err(format!("`{key}` has {len} elements, but `completion_ids` has {tokens}"))
 }
 
-/// A list whose every element `read` understands.
+/// Reads a JSON list, each element by `read`; fails if `read` rejects one.
 fn list<T>(value: &Value, key: &str, read: impl Fn(&Value) -> Option<T>, what: &str) -> Result<Vec<T>, String> {
     let Some(items) = value.as_array() else { return Err(format!("`{key}`: expected a list, got {value}")) };
     let of = |(i, item): (usize, &Value)| read(item).ok_or(format!("{key}[{i}] = {item}: expected {what}"));

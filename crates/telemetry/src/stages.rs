@@ -1,10 +1,9 @@
-//! Where the time of a run goes: nested spans with wall seconds, FLOPs and bytes of memory traffic.
+//! Profiling of a training run: nested spans of time with wall seconds, FLOPs and bytes of memory traffic.
 //!
-//! [`Stages::span`] opens a span that ends when it is dropped; a span opened meanwhile on the same thread lies inside
-//! it. A span's numbers include those of the spans inside. The totals are kept for each path of names
-//! (`step/rollout/prefill`): of the current step and of the run. Knows no kernel: FLOPs and bytes come from whoever
-//! counts them, and a stage for which nobody did shows none. [`Summary::bottleneck`] names in words what takes most,
-//! and what limits it.
+//! [`Stages::span`] opens a span that ends when it is dropped. Spans that the same thread opens meanwhile are nested in
+//! it, and its numbers include theirs. Totals are kept for each path of names (`step/rollout/prefill`), for the current
+//! step and for the whole run. This file knows no kernels: callers count FLOPs and bytes, and a stage without counts
+//! shows none. [`Summary::bottleneck`] says in words which stage takes the most time, and what limits it.
 
 mod device;
 
@@ -18,7 +17,7 @@ use std::time::Instant;
 use crate::{Align, EventKind, Sinks, Table};
 use serde::{Deserialize, Serialize};
 
-/// Timers of a run; a clone is another handle to the same timers.
+/// The timers of a training run. A clone is another handle to the same timers.
 #[derive(Clone, Debug)]
 pub struct Stages {
     inner: Arc<Mutex<Inner>>,
@@ -29,22 +28,22 @@ struct Inner {
     start: Instant,
     run: Totals,
     step: Totals,
-    /// The number of the step, for the events.
+    /// The current step, for the events.
     number: u64,
-    /// What was counted in the run, and in the step.
+    /// Named counts of the whole run, and of the current step.
     counts: [BTreeMap<String, f64>; 2],
-    /// Innermost open spans of each thread, as indices into `open`.
+    /// The stack of open spans of each thread, as indices into `open`.
     stacks: HashMap<ThreadId, Vec<u64>>,
     open: HashMap<u64, Open>,
     next: u64,
-    /// The rows of threads in the trace, in the order in which they first opened a span.
+    /// The trace row of each thread, in the order in which threads first opened a span.
     threads: HashMap<ThreadId, u64>,
-    /// The rows of overlapped work ([`Stages::record_overlapped`]).
+    /// The trace row of each name of overlapped work ([`Stages::record_overlapped`]).
     overlapped: HashMap<String, u64>,
-    /// Where spans go when they end.
+    /// The sinks that receive an event for each span that ends.
     sinks: Sinks,
     device: Option<Box<dyn DeviceMeter>>,
-    /// The paths of spans that have closed and whose seconds on the device are not known yet.
+    /// The paths of closed spans whose seconds on the device are not known yet.
     timed: HashMap<u64, String>,
 }
 
@@ -58,7 +57,7 @@ struct Open {
     bytes: f64,
 }
 
-/// An open span; it ends when dropped.
+/// An open span of a stage; it ends when dropped.
 #[derive(Debug)]
 #[must_use = "a span measures until it is dropped"]
 pub struct Span {
@@ -66,42 +65,42 @@ pub struct Span {
     id: u64,
 }
 
-/// What this machine can do, measured: floating-point operations and bytes of memory traffic per second.
+/// The measured peaks of this machine: floating-point operations and bytes of memory traffic per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ceilings {
-    /// FLOP/s; `None` if not measured.
+    /// Floating-point operations per second; `None` if not measured.
     pub flops_per_s: Option<f64>,
-    /// B/s; `None` if not measured.
+    /// Bytes of memory traffic per second; `None` if not measured.
     pub bytes_per_s: Option<f64>,
 }
 
-/// Totals of one stage.
+/// The totals of all spans of one stage.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageTotal {
-    /// Names from the outermost span to this one, joined by `/`.
+    /// The stage's path: the names of spans from the outermost one to this one, joined by `/`.
     pub path: String,
-    /// How many spans.
+    /// Number of spans.
     pub count: u64,
-    /// Wall seconds, nested spans included.
+    /// Wall seconds of the stage's spans, nested spans included.
     pub seconds: f64,
-    /// Floating-point operations, nested spans included.
+    /// Floating-point operations in the stage's spans, nested spans included.
     pub flops: f64,
-    /// Bytes of memory traffic, nested spans included.
+    /// Bytes of memory traffic in the stage's spans, nested spans included.
     pub bytes: f64,
-    /// What a device of its own did, nested spans included.
+    /// Work of a separate device such as a GPU, nested spans included.
     pub device: DeviceWork,
 }
 
-/// What ended since it was last asked.
+/// The totals of the spans that ended during a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepTotals {
-    /// In the order of first appearance.
+    /// The totals of each stage, in the order of first appearance.
     pub stages: Vec<StageTotal>,
-    /// What was counted, by name.
+    /// The counts by name.
     pub counts: BTreeMap<String, f64>,
 }
 
-/// Totals by path, in the order of first appearance.
+/// Totals by path of names, in the order of first appearance.
 #[derive(Debug, Default)]
 struct Totals {
     index: HashMap<String, usize>,
@@ -125,7 +124,7 @@ impl Default for Stages {
 }
 
 impl Stages {
-    /// Timers that start now; every span that ends is also an event for `sinks`.
+    /// Timers that start now. Every span that ends is also an event for `sinks`.
     pub fn new(sinks: Sinks) -> Self {
         Stages {
             inner: Arc::new(Mutex::new(Inner {
@@ -146,13 +145,13 @@ impl Stages {
         }
     }
 
-    /// Stages that measure a device, too.
+    /// Also measures a separate device, by `meter`.
     pub fn with_device(self, meter: impl DeviceMeter + 'static) -> Self {
         lock(&self.inner).device = Some(Box::new(meter));
         self
     }
 
-    /// Opens a span inside the innermost open span of this thread. `name` has no `/`.
+    /// Opens a span inside the innermost open span of this thread. `name` must not contain `/`.
     pub fn span(&self, name: &str) -> Span {
         let thread = std::thread::current().id();
         let mut inner = lock(&self.inner);
@@ -178,20 +177,20 @@ impl Stages {
         Span { inner: Arc::clone(&self.inner), id }
     }
 
-    /// What ends from now on is part of optimizer step `step`.
+    /// Sets the optimizer step to which spans that end from now on belong.
     pub fn begin_step(&self, step: u64) {
         lock(&self.inner).number = step;
     }
 
-    /// Counts `n` more of something.
+    /// Adds `n` to the count `name`.
     pub fn count(&self, name: &str, n: f64) {
         for counts in &mut lock(&self.inner).counts {
             *counts.entry(name.to_owned()).or_default() += n;
         }
     }
 
-    /// The totals of the spans that ended since the last call (those of one step), and what was counted since then; the
-    /// totals of the run continue.
+    /// Returns the totals of the spans that ended since the last call (those of one step), and the counts since then.
+    /// The totals of the whole run are kept.
     pub fn take_step(&self) -> StepTotals {
         let mut inner = lock(&self.inner);
         inner.time_device();
@@ -200,7 +199,7 @@ impl Stages {
         StepTotals { stages, counts: std::mem::take(&mut inner.counts[1]) }
     }
 
-    /// The run so far.
+    /// The totals of the run so far.
     pub fn summary(&self) -> Summary {
         let mut inner = lock(&self.inner);
         inner.time_device();
@@ -208,8 +207,8 @@ impl Stages {
         Summary { wall_s: inner.start.elapsed().as_secs_f64(), stages, counts: inner.counts[0].clone() }
     }
 
-    /// Reports what this thread did for so long, with the spans that ended in it, as a span around them. It is part of
-    /// no total.
+    /// Reports a span of this thread that began at `start` and took `seconds`, around the spans that ended in it. It is
+    /// not part of any total.
     pub fn record_around(&self, name: &str, start: Instant, seconds: f64) {
         let thread = std::thread::current().id();
         let inner = lock(&self.inner);
@@ -218,8 +217,8 @@ impl Stages {
         inner.emit(name, row, start_us, seconds * 1e6, (0.0, 0.0));
     }
 
-    /// Reports what another thread did for `seconds` from `start` on, as a span in a row of its own. It is part of no
-    /// total: its time is already that of the stage that it overlapped.
+    /// Reports a span of another thread that began at `start` and took `seconds`, in a row of its own. It is not part
+    /// of any total, since its time is already in the stage that it overlapped.
     pub fn record_overlapped(&self, name: &str, start: Instant, seconds: f64) {
         let mut inner = lock(&self.inner);
         let next = inner.next_row();
@@ -230,12 +229,12 @@ impl Stages {
 }
 
 impl Inner {
-    /// A row of the trace that nobody has.
+    /// The next unused row of the trace.
     fn next_row(&self) -> u64 {
         (self.threads.len() + self.overlapped.len()) as u64
     }
 
-    /// Adds the device's seconds to the stages whose spans have closed.
+    /// Adds the device's seconds to the stages of spans that have closed.
     fn time_device(&mut self) {
         let Some(device) = &mut self.device else { return };
         for (span, seconds) in device.seconds() {
@@ -254,7 +253,7 @@ impl Inner {
 }
 
 impl Span {
-    /// Adds work done inside: floating-point operations and bytes of memory traffic.
+    /// Adds the floating-point operations and bytes of memory traffic of work done inside this span.
     pub fn work(&self, flops: f64, bytes: f64) {
         if let Some(open) = lock(&self.inner).open.get_mut(&self.id) {
             open.flops += flops;
@@ -262,7 +261,7 @@ impl Span {
         }
     }
 
-    /// Books `seconds` of the span on `name`: pieces too short for spans of their own.
+    /// Counts `seconds` of this span as a nested stage `name`: for pieces too short for spans of their own.
     pub fn part(&self, name: &str, seconds: f64) {
         let inner = &mut *lock(&self.inner);
         let Some(open) = inner.open.get(&self.id) else { return };
@@ -274,12 +273,12 @@ impl Span {
         }
     }
 
-    /// Seconds since it was opened.
+    /// Seconds since the span was opened.
     pub fn seconds(&self) -> f64 {
         lock(&self.inner).open.get(&self.id).map_or(0.0, |open| open.start.elapsed().as_secs_f64())
     }
 
-    /// Ends it and gives its wall seconds, exactly as they are added to the totals.
+    /// Ends the span and returns its wall seconds, exactly as they are added to the totals.
     pub fn end(self) -> f64 {
         let id = self.id;
         close(&mut lock(&self.inner), id)
@@ -292,7 +291,7 @@ impl Drop for Span {
     }
 }
 
-/// Ends a span (once) and adds it to the totals and to its parent.
+/// Ends a span, at most once, and adds it to the totals and to its parent.
 fn close(inner: &mut Inner, id: u64) -> f64 {
     let Some(open) = inner.open.remove(&id) else { return 0.0 };
     let seconds = open.start.elapsed().as_secs_f64();
@@ -329,20 +328,20 @@ fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
     inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The totals of a run.
+/// The totals of a training run by stage.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Wall seconds since the timers started.
     pub wall_s: f64,
-    /// Totals in the order of first appearance.
+    /// The totals of each stage, in the order of first appearance.
     pub stages: Vec<StageTotal>,
-    /// What was counted, by name.
+    /// The counts by name.
     pub counts: BTreeMap<String, f64>,
 }
 
 impl Summary {
-    /// Stage (indented by nesting), seconds, share of the run's wall time, GFLOP/s, GB/s, and what a device did where
-    /// there is one; then what no outermost stage covers.
+    /// A table with a row for each stage (indented by nesting): seconds, share of the run's wall time, GFLOP/s, GB/s,
+    /// and the work of a device if there is one. The last row is the time that no outermost stage covers.
     pub fn table(&self) -> Table {
         let right = Align::Right;
         let columns =
@@ -377,7 +376,7 @@ impl Summary {
         table
     }
 
-    /// Visits the stages below `parent`, each before the stages inside it.
+    /// Calls `see` with the stages below `parent`, each before the stages nested in it.
     fn visit(&self, parent: &str, see: &mut impl FnMut(&StageTotal, usize)) {
         for stage in &self.stages {
             if stage.path.rsplit_once('/').map_or("", |(outer, _)| outer) == parent {
@@ -393,7 +392,7 @@ impl Summary {
         (self.wall_s - outermost.map(|stage| stage.seconds).sum::<f64>()).max(0.0)
     }
 
-    /// Which stage takes most time of its own (without the stages inside it), and what limits it, in words.
+    /// Says in words which stage takes the most time of its own (without nested stages), and what limits it.
     pub fn bottleneck(&self, ceilings: &Ceilings) -> String {
         // Of parts that only seconds are known of, the stage around them is judged.
         let works = |stage: &&StageTotal| stage.flops + stage.bytes > 0.0;

@@ -1,28 +1,28 @@
-//! What the operating system says of this process, of the time, and of the memory that it may take.
+//! Queries of the operating system: memory and CPU time of this process, the machine's memory, the time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The most memory that this process has had resident since it began or since [`reset_peak_rss`], in bytes; `None`
-/// where the system does not say.
+/// The peak resident memory of this process in bytes, since it began or since [`reset_peak_rss`]; `None` where the
+/// system does not report it.
 pub fn peak_rss_bytes() -> Option<u64> {
     status_kib("VmHWM:").map(|kib| kib * 1024)
 }
 
-/// Begins [`peak_rss_bytes`] anew with what is resident now, where the system can: what one run held is no part of the
-/// next one's peak.
+/// Resets [`peak_rss_bytes`] to the present resident memory, where the system can: so that the memory of one training
+/// run does not count in the peak of the next one.
 pub fn reset_peak_rss() {
     // 5 is the number that Linux gives this; where it cannot, the peak stays that of the process.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// Seconds that this process has computed for since it began, all its threads together.
+/// CPU seconds of this process since it began, all threads together.
 pub fn cpu_s() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Seconds that all cores of this machine together have computed for since it began, whoever they did it for; `None`
-/// where the system does not say.
+/// CPU seconds of all cores of this machine together since it booted, for all processes; `None` where the system does
+/// not report them.
 pub fn machine_cpu_s() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/stat").ok()?;
     let ticks: Vec<u64> = text.lines().next()?.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
@@ -30,8 +30,8 @@ pub fn machine_cpu_s() -> Option<f64> {
     (ticks.len() >= 8).then(|| (ticks[..8].iter().sum::<u64>() - ticks[3] - ticks[4]) as f64 * 0.01)
 }
 
-/// Seconds that the threads of this process have waited for a core although they had something to do; `None` where the
-/// system does not say. (Of threads that have ended it does not.)
+/// Seconds that the threads of this process were ready to run but waited for a core; `None` where the system does not
+/// report them. Threads that have ended are not counted.
 pub fn waited_for_cores_s() -> Option<f64> {
     let tasks = std::fs::read_dir("/proc/self/task").ok()?;
     let waited = |task: std::fs::DirEntry| {
@@ -42,7 +42,7 @@ pub fn waited_for_cores_s() -> Option<f64> {
     (!all.is_empty()).then(|| all.iter().sum::<u64>() as f64 * 1e-9)
 }
 
-/// The memory that this process has resident now, in bytes; `None` where the system does not say.
+/// The present resident memory of this process in bytes; `None` where the system does not report it.
 pub fn rss_bytes() -> Option<u64> {
     status_kib("VmRSS:").map(|kib| kib * 1024)
 }
@@ -62,24 +62,24 @@ pub fn memory_limit_bytes() -> Option<u64> {
     std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse().ok()
 }
 
-/// This machine's name, in letters, digits and `-`.
+/// The host name of this machine, reduced to letters, digits and `-`.
 pub fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name: String = name.trim().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
     if name.is_empty() { "localhost".to_owned() } else { name }
 }
 
-/// The time since 1970; zero if the clock stands before that.
+/// The time now, since 1970; zero if the clock is set before that.
 pub fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The words of this process's command line.
+/// The command line of this process, word by word.
 pub fn command_line() -> Vec<String> {
     std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
-/// A line of `/proc/self/status` that gives kB.
+/// The value, in kB, of the line of `/proc/self/status` that begins with `key`.
 fn status_kib(key: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     status.lines().find_map(|line| line.strip_prefix(key))?.split_whitespace().next()?.parse().ok()

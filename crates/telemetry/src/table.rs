@@ -1,20 +1,20 @@
-//! Small aligned text tables for summaries and for sample completions. Knows no terminal and no colour.
+//! Small aligned text tables, for summaries and for sample completions. This file knows no terminal and no colours.
 //!
-//! Width is counted in characters; wide (East Asian) and combining characters are not measured.
+//! Widths are counted in characters; wide (East Asian) and combining characters count as one.
 
 use crate::visible;
 use serde_json::Value;
 
-/// How a column's cells stand.
+/// The alignment of a column's cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
+    /// To the left, for text.
     Left,
-    /// Numbers.
+    /// To the right, for numbers.
     Right,
 }
 
-/// A table: a header, rows of text, an alignment for each column.
+/// A text table: a header, rows of text, and an alignment for each column.
 #[derive(Clone, Debug)]
 pub struct Table {
     headers: Vec<String>,
@@ -22,19 +22,19 @@ pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
-/// What stands between two columns.
+/// Spaces between two columns.
 const GAP: usize = 2;
-/// A column of text is not squeezed below this, however narrow the terminal.
+/// The smallest width to which a column of text is wrapped, however narrow the terminal is.
 const MIN_COLUMN: usize = 12;
 
 impl Table {
-    /// A table with these columns.
+    /// An empty table with these column names and alignments.
     pub fn new<S: Into<String>>(columns: impl IntoIterator<Item = (S, Align)>) -> Self {
         let (headers, aligns) = columns.into_iter().map(|(header, align)| (header.into(), align)).unzip();
         Table { headers, aligns, rows: Vec::new() }
     }
 
-    /// Adds a row; missing cells are empty, surplus ones are dropped.
+    /// Adds a row of cells to the table; missing cells are empty, surplus ones are dropped.
     pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) -> &mut Self {
         let mut row: Vec<String> = cells.into_iter().map(Into::into).collect();
         row.resize(self.headers.len(), String::new());
@@ -42,8 +42,8 @@ impl Table {
         self
     }
 
-    /// The table as text, a header line, a rule, and the rows, each ended by a line feed. Left-aligned columns are
-    /// wrapped so that no line is longer than `width` (if that is possible); cells with several lines stay so.
+    /// The table as text: a header line, a rule, and the rows, each ended by a line feed. Left-aligned columns are
+    /// wrapped so that no line is longer than `width`, if possible. Line breaks in cells are kept.
     pub fn render(&self, width: usize) -> String {
         let widths = self.widths(width);
         let mut out = String::new();
@@ -79,7 +79,8 @@ impl Table {
         out
     }
 
-    /// Column widths: the widest line of each, then the widest text columns shrunk until the line fits.
+    /// The widths of the columns: the widest line of each, except that the widest text columns are narrowed until a row
+    /// fits into `width`.
     fn widths(&self, width: usize) -> Vec<usize> {
         let mut widths: Vec<usize> = (0..self.headers.len())
             .map(|i| {
@@ -100,8 +101,8 @@ impl Table {
     }
 }
 
-/// A number for people: three digits, and from `most` on, or below a thousandth, an exponent with `behind` digits
-/// behind the point.
+/// A number for people, with three digits. From `most` on, or below a thousandth, it has an exponent and `behind`
+/// digits after the point.
 pub fn short_number(x: f64, most: f64, behind: usize) -> String {
     match x.abs() {
         size if size != 0.0 && !(1e-3..most).contains(&size) => format!("{x:.behind$e}"),
@@ -116,8 +117,8 @@ fn chars(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Cuts a cell into lines of at most `width` characters, at spaces where there are any. Control characters, which could
-/// move the cursor or change the terminal, are shown as escapes.
+/// Wraps a cell into lines of at most `width` characters, at spaces if possible. Control characters, which could move
+/// the cursor or change the terminal, are shown as escapes.
 fn wrap(cell: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
     let mut out = Vec::new();
@@ -143,8 +144,8 @@ fn wrap(cell: &str, width: usize) -> Vec<String> {
     out
 }
 
-/// Prompts and completions of a step with their rewards and advantages, as TRL prints them. `value`s are strings or
-/// arrays of chat messages; a reward that was not given is shown as `-`. At most `max_rows` rows.
+/// A table of a step's prompts and completions with their rewards and advantages, as TRL prints them, of at most
+/// `max_rows` rows. Texts are strings or arrays of chat messages; a missing reward is shown as `-`.
 pub fn completions(rows: &crate::CompletionRows, max_rows: usize, width: usize) -> String {
     let mut columns = vec![("Prompt", Align::Left), ("Completion", Align::Left)];
     columns.extend(rows.rewards.iter().map(|(name, _)| (name.as_str(), Align::Right)));
@@ -162,7 +163,7 @@ pub fn completions(rows: &crate::CompletionRows, max_rows: usize, width: usize) 
     format!("Step {}\n{}", rows.step, table.render(width))
 }
 
-/// A text as it is, messages with their roles, anything else as JSON.
+/// Text as it is, chat messages with their roles, and anything else as JSON.
 pub(crate) fn shown(value: &Value) -> String {
     let message = |message: &Value| {
         let role = message.get("role")?.as_str()?.to_uppercase();

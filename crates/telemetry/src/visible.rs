@@ -1,18 +1,19 @@
-//! Text from elsewhere (a reward's exception, a server's answer, a completion, a file's name) as a terminal may show
-//! it: characters that move the cursor, change colours, set the window's title or reverse the order of the others
-//! become escapes that can be read. Every line that the program prints, or writes into a log, goes through here.
+//! Makes text from elsewhere (a reward's exception, a server's response, a completion, a file name) safe to print on a
+//! terminal. Characters that move the cursor, change colours, set the window's title or reverse the direction of text
+//! become readable escapes. Every line that the program prints or writes into a log goes through here.
 
 use std::borrow::Cow;
 
-/// Whether a terminal may act on it: a control character (C0, DEL, C1), or one that changes the direction of text.
+/// Whether a terminal may react to the character: a control character (C0, DEL, C1), or one that changes the direction
+/// of text.
 fn acts(c: char) -> bool {
     let direction =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || direction
 }
 
-/// The text with `\u{1b}` for an escape character, and so on. Line feeds and tabs stay, as does a carriage return
-/// before a line feed.
+/// The text with such characters as escapes, for example `\u{1b}` for the escape character. Line feeds and tabs are
+/// kept, as is a carriage return before a line feed.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| acts(c) && !matches!(c, '\n' | '\t')) {
         return Cow::Borrowed(text);
@@ -30,8 +31,8 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// A text of JSON that says the same, with `\u009b` for such a character in its strings. (What serde writes has those
-/// below U+0020 escaped already.)
+/// JSON text with the same meaning, in which such characters in strings are JSON escapes such as `\u009b`. (serde has
+/// already escaped those below U+0020.)
 pub fn visible_json(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| acts(c) && c >= '\u{7f}') {
         return Cow::Borrowed(text);

@@ -1,11 +1,11 @@
-//! Bytes that somebody else wrote, damaged: what a parser must answer with an error, or take, but never with a panic.
+//! Property tests of parsers with damaged input: a parser must accept it or return an error, but never panic.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
-/// Cases of a property: few, because every parser has several, and always the same, so that a test that passed passes.
-/// `PROPTEST_CASES=5000 PROPTEST_RNG_SEED=…` tries others.
+/// The proptest configuration: few cases, because every parser has several properties, and always the same cases, so
+/// that results repeat. `PROPTEST_CASES=5000 PROPTEST_RNG_SEED=…` tests others.
 pub fn few() -> ProptestConfig {
     let default = ProptestConfig::default();
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { 64 };
@@ -16,7 +16,7 @@ pub fn few() -> ProptestConfig {
     ProptestConfig { cases, rng_seed, failure_persistence: None, ..default }
 }
 
-/// Anything, or `valid` cut, with bytes changed, put in, left out, or a part repeated.
+/// Random bytes; or `valid` truncated, or with bytes changed, inserted, removed or repeated.
 pub fn bytes(valid: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     let edits = prop::collection::vec((0..5u8, any::<prop::sample::Index>(), any::<u8>()), 1..4);
     let damaged = edits.prop_map(move |edits| {
@@ -37,7 +37,7 @@ pub fn bytes(valid: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![4 => damaged, 1 => prop::collection::vec(any::<u8>(), 0..200)]
 }
 
-/// `valid` with one or two of its values, however deep, in the place of which stands something else or nothing.
+/// `valid` with one or two of its values, at any depth, replaced by others or removed.
 pub fn json(valid: Value) -> impl Strategy<Value = Value> {
     let others = prop::sample::select(vec![
         json!(null),
@@ -74,7 +74,7 @@ pub fn json(valid: Value) -> impl Strategy<Value = Value> {
     })
 }
 
-/// Where values stand, as JSON pointers.
+/// The JSON pointers of all values in `value`.
 fn pointers(value: &Value, here: String, all: &mut Vec<String>) {
     let escaped = |key: &str| key.replace('~', "~0").replace('/', "~1");
     match value {

@@ -1,7 +1,8 @@
-//! What a test needs that a machine may lack: real models and data beside the repository, a program, a right.
+//! Helpers for tests that need something that a machine may lack: real models and data outside the repository, a
+//! program, a permission.
 //!
-//! Where it is missing the test is skipped, which is said on standard error though the test passes, with a count. With
-//! `CI=true` it fails: there nothing may be missing without a word.
+//! Where that is missing, the test is skipped: it passes, and standard error gets a line that says so, with a count.
+//! With `CI=true` it fails instead, so that nothing is skipped unnoticed.
 
 pub mod foreign;
 
@@ -10,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// `name` among the files that are shared by checkouts and too large for the repository: in `LOCKSTEP_SHARED`, or in
-/// `../shared` beside the repository. `None` if it is not there: return from the test.
+/// The path of `name` among the files that are shared by checkouts and too large for the repository: in
+/// `LOCKSTEP_SHARED`, or in `../shared` beside the repository. `None` if it does not exist: the test should then
+/// return.
 pub fn shared(name: &str) -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
     let path = std::env::var_os("LOCKSTEP_SHARED").map_or(beside, PathBuf::from).join(name);
@@ -21,7 +23,8 @@ pub fn shared(name: &str) -> Option<PathBuf> {
     }
 }
 
-/// Whether `name` can be run, asked for its version; if not, return from the test.
+/// Checks that the program `name` can be run, by asking for its version. If not, the result is `None`, and the test
+/// should return.
 pub fn program(name: &str) -> Option<()> {
     match Command::new(name).arg("--version").output() {
         Ok(_) => Some(()),
@@ -29,7 +32,7 @@ pub fn program(name: &str) -> Option<()> {
     }
 }
 
-/// Says that the test is skipped, and why; fails it in CI.
+/// Reports that a test is skipped, and why; fails the test in CI.
 pub fn skip<T>(why: &str) -> Option<T> {
     refuse(why, std::env::var("CI").as_deref() == Ok("true"));
     None

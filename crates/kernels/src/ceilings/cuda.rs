@@ -8,19 +8,20 @@ use crate::{Device, Result};
 use std::time::{Duration, Instant};
 
 const SOURCE: Source = source!("ceilings");
-/// Threads of a block, and chains of a thread, as the kernels have them.
+/// Threads of a block, and chains of multiply-adds of a thread, as in `ceilings.cu`.
 const THREADS: u32 = 256;
 const CHAINS: f64 = 8.0;
 
-/// How much is done in a pass.
+/// The size of one measured pass.
 struct Sizes {
     blocks: u32,
-    /// Numbers that are copied.
+    /// f32 numbers that are copied.
     count: usize,
     rounds: u32,
 }
 
-/// As [`measure`](super::measure). The emulator does so little that it ends soon; its figures say nothing of a GPU.
+/// As [`measure`](super::measure), on a CUDA device. The emulator gets small sizes so that it ends soon; its figures
+/// say nothing of a GPU.
 pub(super) fn measure(cuda: &Cuda, time: Duration) -> Result<Ceilings> {
     let sizes = match cuda.device() {
         Device::CudaEmulated => Sizes { blocks: 2, count: 4096, rounds: 64 },
@@ -51,7 +52,8 @@ pub(super) fn measure(cuda: &Cuda, time: Duration) -> Result<Ceilings> {
     })
 }
 
-/// Seconds of the fastest of several launches within `time`; the first, which compiles, is not counted.
+/// Seconds of the fastest of several launches within `time`. The first launch, which compiles the kernel, is not
+/// counted.
 fn best(cuda: &Cuda, time: Duration, launch: impl Fn() -> Result<()>) -> Result<f64> {
     launch()?;
     let (begin, mut best) = (Instant::now(), f64::INFINITY);

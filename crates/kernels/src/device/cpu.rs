@@ -1,4 +1,4 @@
-//! The CPU: an instruction set and threads.
+//! The CPU backend: an instruction set and a pool of threads.
 
 use super::Device;
 use crate::cores::Lease;
@@ -6,7 +6,7 @@ use crate::pool::{Pool, Tasks};
 use crate::{Error, Isa, Result};
 use std::sync::Arc;
 
-/// What an operation computes with on the CPU, and what it shows to get at elements.
+/// The backend that operations compute with on the CPU. Access to a tensor's elements takes it as an argument.
 #[derive(Clone)]
 pub(crate) struct Cpu {
     isa: Isa,
@@ -15,7 +15,8 @@ pub(crate) struct Cpu {
 }
 
 impl Cpu {
-    /// `threads` threads (the caller's is one of them) and the instruction set `isa`, for memory of `device`.
+    /// A backend with the instruction set `isa` and `threads` threads (the caller's is one of them), for memory of
+    /// `device`.
     pub(crate) fn new(isa: Isa, threads: usize, device: Device) -> Result<Cpu> {
         let pool = Pool::new(threads).map_err(|e| Error::Value {
             op: "threads",
@@ -26,19 +27,19 @@ impl Cpu {
     pub(crate) fn isa(&self) -> Isa {
         self.isa
     }
-    /// Computes with the cores that it gets of these.
+    /// From now on computes with the cores that `lease` can reserve.
     pub(crate) fn share_cores(&self, lease: Lease) {
         self.pool.share(lease);
     }
-    /// Lets others have them, until it computes again.
+    /// Releases the reserved cores until the next operation computes.
     pub(crate) fn release_cores(&self) {
         self.pool.release_cores();
     }
-    /// Threads, the caller's included.
+    /// Number of threads, the caller's included.
     pub(crate) fn threads(&self) -> usize {
         self.pool.threads()
     }
-    /// The memory that it computes on.
+    /// The device whose memory this backend computes on.
     pub(crate) fn device(&self) -> Device {
         self.device
     }

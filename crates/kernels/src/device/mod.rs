@@ -1,8 +1,8 @@
-//! Devices: where tensors lie and what computes on them. A new device is added here.
+//! Devices: the memory that tensors are in, and the backends that compute on it. A new device is added here.
 //!
-//! A tensor holds a handle, never a slice. Access to its elements takes the backend of its device as an argument
-//! ([`Cpu`], [`Cuda`]), which only code that computes on that device has; all other code copies, or reads the host's
-//! mirror of an index tensor. An operation's `mod.rs` checks its arguments, which reads no device memory, and
+//! A tensor has a handle, never a slice. Access to its elements takes the backend of its device as an argument
+//! ([`Cpu`], [`Cuda`]), and only code that computes on that device has one. All other code copies, or reads the host's
+//! mirror of an index tensor. An operation's `mod.rs` checks its arguments without reading device memory, and
 //! dispatches by [`Backend`].
 
 mod cpu;
@@ -15,28 +15,28 @@ pub use cuda::probe::{CudaDevice, CudaDriver, CudaProbe};
 
 use crate::{Error, Result};
 
-/// Where memory is.
+/// The device whose memory a tensor is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Device {
-    /// The processor's own memory.
+    /// The CPU, with ordinary host memory.
     Cpu,
-    /// The processor's memory behind opaque handles, as another device's would be: what goes in or out is copied, and
-    /// counted ([`crate::Memory::copies`]); index tensors have a mirror on the host. For tests: the bits are those of
-    /// `Cpu`.
+    /// The CPU, with host memory behind opaque handles, as if it were another device's: copies in and out are explicit
+    /// and counted ([`crate::Memory::copies`]), and index tensors have a mirror on the host. For tests; the bits are
+    /// those of `Cpu`.
     CpuChecked,
-    /// The NVIDIA GPU of this number.
+    /// The NVIDIA GPU with this index.
     Cuda(u8),
-    /// The CPU as if it were a GPU: the kernels that a GPU runs, compiled by a C++ compiler. For tests, and slow.
+    /// The CPU in place of a GPU: it runs the CUDA kernels, compiled by a C++ compiler. For tests, and slow.
     CudaEmulated,
-    /// Nowhere: shapes and byte counts only.
+    /// No memory: tensors have shapes and byte counts only.
     Meta,
 }
 
 impl Device {
-    /// The devices that compute; of the GPUs the first.
+    /// The devices that can compute; of the GPUs only the first.
     const ALL: [Device; 4] = [Device::Cpu, Device::CpuChecked, Device::Cuda(0), Device::CudaEmulated];
 
-    /// As configurations, flags and `LOCKSTEP_DEVICE` name it.
+    /// The device's name in configurations, flags and `LOCKSTEP_DEVICE`.
     pub fn name(self) -> &'static str {
         match self {
             Device::Cpu => "cpu",
@@ -47,7 +47,7 @@ impl Device {
         }
     }
 
-    /// Whether it runs kernels in CUDA, from memory of its own.
+    /// Whether the device runs CUDA kernels, in memory of its own.
     pub fn is_cuda(self) -> bool {
         matches!(self, Device::Cuda(_) | Device::CudaEmulated)
     }
@@ -62,7 +62,7 @@ impl Device {
         }
     }
 
-    /// The device of this name.
+    /// The device with this name.
     pub fn from_name(name: &str) -> Result<Device> {
         let gpu = if name == "cuda:0" { "cuda" } else { name };
         if let Some(number) = GPUS.iter().position(|&known| known == gpu) {
@@ -74,16 +74,16 @@ impl Device {
     }
 }
 
-/// The names of GPUs; the first is "cuda:0", too.
+/// The names of GPUs by index. The first GPU may also be called "cuda:0".
 const GPUS: [&str; 16] = [
     "cuda", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7", "cuda:8", "cuda:9", "cuda:10",
     "cuda:11", "cuda:12", "cuda:13", "cuda:14", "cuda:15",
 ];
 
-/// What computes, and with what.
+/// The implementation that operations dispatch to.
 #[derive(Clone)]
 pub(crate) enum Backend {
-    /// Also for [`Device::CpuChecked`], whose memory differs and whose arithmetic does not.
+    /// The CPU. Also for [`Device::CpuChecked`], whose memory differs but whose arithmetic is the same.
     Cpu(Cpu),
     Cuda(Cuda),
 }

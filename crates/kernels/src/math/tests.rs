@@ -27,7 +27,7 @@ impl Kernel for Apply {
     }
 }
 
-/// `f` of all inputs, after a check that every instruction set gives the same bits.
+/// Applies `f` to all inputs, and checks that every instruction set gives the same bits.
 fn apply(f: Function, inputs: &[f32]) -> Vec<f32> {
     let mut out = Vec::new();
     for chunk in inputs.chunks(LANES) {
@@ -44,7 +44,7 @@ fn apply(f: Function, inputs: &[f32]) -> Vec<f32> {
     out
 }
 
-/// The largest error in units of the last place of the f64 result rounded to f32.
+/// The largest error of `f` over the inputs, in ulps (f64's result rounded to f32), and the input at which it occurs.
 fn worst_ulp(f: Function, exact: fn(f64) -> f64, inputs: &[f32]) -> (f64, f32) {
     let mut worst = (0.0, 0.0);
     for (&x, y) in inputs.iter().zip(apply(f, inputs)) {

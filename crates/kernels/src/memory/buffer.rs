@@ -1,4 +1,4 @@
-//! A buffer: bytes on a device, which only that device's code can access.
+//! [`Buffer`]: bytes on a device, which only that device's code can access.
 
 use super::host::HostBytes;
 use super::{Ledger, lock};
@@ -16,7 +16,7 @@ const NOT_HAD: &str = "memory was used that could not be had: `Memory::check` wa
 pub(super) enum Storage {
     Meta,
     Host(HostBytes),
-    /// The bytes are the ledger's, by this handle.
+    /// Memory of [`Device::CpuChecked`]: the ledger owns the bytes, and this is their handle.
     Checked {
         handle: u64,
         mirror: Mirror,
@@ -26,11 +26,12 @@ pub(super) enum Storage {
         at: Address,
         mirror: Mirror,
     },
-    /// Memory of this device that could not be had.
+    /// Memory of this device whose allocation failed.
     Refused(Device),
 }
 
-/// The host's copy of what it last wrote to an index tensor, which is stale once an operation has written.
+/// The host's copy of an index tensor, as the host last wrote it. It is stale once an operation has written to the
+/// tensor.
 pub(super) struct Mirror {
     bytes: Option<HostBytes>,
     stale: AtomicBool,
@@ -48,7 +49,7 @@ impl Mirror {
     }
 }
 
-/// Owned bytes, booked in a ledger until dropped.
+/// Owned bytes on a device, which count in the memory ledger until they are dropped.
 pub(crate) struct Buffer {
     pub(super) storage: Storage,
     pub(super) bytes: usize,
@@ -56,9 +57,9 @@ pub(crate) struct Buffer {
     pub(super) ledger: Arc<Ledger>,
 }
 
-/// Element types that any bit pattern is a value of, aligned to at most 64.
+/// Element types for which any bit pattern is valid, with an alignment of at most 64.
 pub(crate) trait Plain: Copy {
-    /// The value's bits, in the lowest ones of a word.
+    /// The bits of `self`, in the lowest bits of a 32-bit word.
     fn word(self) -> u32;
 }
 impl Plain for f32 {
@@ -88,13 +89,13 @@ impl Buffer {
         }
     }
 
-    /// The slot of shared memory that it lies in.
+    /// The slot of shared memory that the buffer lies in, if it lies in one.
     #[cfg(target_os = "linux")]
     pub(super) fn slot(&self) -> Option<&super::slot::Hold> {
         if let Storage::Host(bytes) = &self.storage { bytes.slot() } else { None }
     }
 
-    /// The first byte, for an operation on the CPU.
+    /// Address of the buffer's first byte, for an operation on the CPU.
     pub(super) fn start(&self, cpu: &Cpu) -> NonNull<u8> {
         assert!(
             cpu.device() == self.device(),
@@ -111,7 +112,8 @@ impl Buffer {
         }
     }
 
-    /// Where its elements from `start` on lie, for an operation on a CUDA device, which writes them if it `writes`.
+    /// Device address of the elements from `start` on, for an operation on a CUDA device. `writes` says whether it
+    /// writes them.
     pub(crate) fn address<T: Plain>(&self, cuda: &Cuda, start: usize, writes: bool) -> Address {
         match &self.storage {
             Storage::Cuda { stream, at, mirror } if Arc::ptr_eq(stream, cuda.stream()) => {
@@ -129,19 +131,19 @@ impl Buffer {
         }
     }
 
-    /// Elements `range` for an operation on the CPU, to read.
+    /// Elements `range`, to read, for an operation on the CPU.
     ///
     /// # Safety
-    /// Nobody writes them while the result lives.
+    /// Nobody writes these elements while the result lives.
     pub(crate) unsafe fn slice<T: Plain>(&self, cpu: &Cpu, range: Range<usize>) -> &[T] {
         // SAFETY: the caller's promise.
         unsafe { self.elements(self.start(cpu), range) }
     }
 
-    /// Elements `range` for an operation on the CPU, to write.
+    /// Elements `range`, to write, for an operation on the CPU.
     ///
     /// # Safety
-    /// Nobody else reads or writes them while the result lives.
+    /// Nobody else reads or writes these elements while the result lives.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice_mut<T: Plain>(&self, cpu: &Cpu, range: Range<usize>) -> &mut [T] {
         match &self.storage {
@@ -153,10 +155,10 @@ impl Buffer {
         unsafe { self.elements_mut(self.start(cpu), range) }
     }
 
-    /// Elements `range` as the host last wrote them, of an index tensor: reads no device.
+    /// Elements `range` of an index tensor as the host last wrote them. Does not read the device.
     ///
     /// # Safety
-    /// Nobody writes them while the result lives.
+    /// Nobody writes these elements while the result lives.
     pub(crate) unsafe fn mirror<T: Plain>(&self, range: Range<usize>) -> &[T] {
         let start = match &self.storage {
             Storage::Host(bytes) => bytes.start,
@@ -171,10 +173,10 @@ impl Buffer {
         unsafe { self.elements(start, range) }
     }
 
-    /// Copies elements `range` to the host: shows them to `read`.
+    /// Copies elements `range` to the host and passes them to `read`.
     ///
     /// # Safety
-    /// Nobody writes them meanwhile.
+    /// Nobody writes these elements meanwhile.
     pub(crate) unsafe fn download<T: Plain, R>(&self, range: Range<usize>, read: impl FnOnce(&[T]) -> R) -> R {
         let start = match &self.storage {
             Storage::Host(bytes) => bytes.start,
@@ -198,10 +200,11 @@ impl Buffer {
         read(unsafe { self.elements(start, range) })
     }
 
-    /// Copies from the host: elements `range` become what `write` makes of them. On [`Device::Meta`] nothing happens.
+    /// Overwrites elements `range` with what `write` puts into a slice of the host. On [`Device::Meta`] nothing
+    /// happens.
     ///
     /// # Safety
-    /// Nobody else reads or writes them meanwhile.
+    /// Nobody else reads or writes these elements meanwhile.
     pub(crate) unsafe fn upload<T: Plain>(&self, range: Range<usize>, write: impl FnOnce(&mut [T])) {
         match &self.storage {
             Storage::Meta | Storage::Refused(_) => {}
@@ -238,7 +241,7 @@ impl Buffer {
         }
     }
 
-    /// Keeps in the mirror what the host wrote.
+    /// Copies elements that the host wrote to the mirror.
     ///
     /// # Safety
     /// Nobody else reads or writes elements `range` meanwhile.
@@ -251,11 +254,11 @@ impl Buffer {
         }
     }
 
-    /// [`Buffer::upload`] of elements that `write` changes some of: on a device whose memory the host cannot reach they
-    /// are copied from it first.
+    /// Lets `write` change some of elements `range`. Where the host cannot reach the device's memory, they are copied
+    /// to the host and back.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`Buffer::upload`].
     pub(crate) unsafe fn update<T: Plain>(&self, range: Range<usize>, write: impl FnOnce(&mut [T])) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -268,10 +271,10 @@ impl Buffer {
         }
     }
 
-    /// Sets elements `range` to `x`, where they are: no copy.
+    /// Sets elements `range` to `x` on the device, without a copy.
     ///
     /// # Safety
-    /// Nobody else reads or writes them meanwhile.
+    /// Nobody else reads or writes these elements meanwhile.
     pub(crate) unsafe fn fill<T: Plain>(&self, range: Range<usize>, x: T) {
         let start = match &self.storage {
             Storage::Meta | Storage::Refused(_) => return,
@@ -297,7 +300,7 @@ impl Buffer {
     }
 
     /// # Safety
-    /// `start` is that of this buffer's bytes, and nobody writes elements `range` while the result lives.
+    /// `start` is the address of this buffer's first byte, and nobody writes elements `range` while the result lives.
     unsafe fn elements<T: Plain>(&self, start: NonNull<u8>, range: Range<usize>) -> &[T] {
         self.assert_holds::<T>(&range);
         // SAFETY: inside `bytes` initialised bytes from `start`, aligned to 64; any bits are a `Plain`.
@@ -305,7 +308,8 @@ impl Buffer {
     }
 
     /// # Safety
-    /// `start` is that of this buffer's bytes, and nobody else touches elements `range` while the result lives.
+    /// `start` is the address of this buffer's first byte, and nobody else touches elements `range` while the result
+    /// lives.
     #[allow(clippy::mut_from_ref)]
     unsafe fn elements_mut<T: Plain>(&self, start: NonNull<u8>, range: Range<usize>) -> &mut [T] {
         self.assert_holds::<T>(&range);

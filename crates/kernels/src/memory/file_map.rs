@@ -1,13 +1,13 @@
-//! Memory-mapped files.
+//! Memory-mapped files, to read weights.
 
 use crate::{Error, Result};
 use std::path::Path;
 
-/// A file in memory, read only: weight files are read through it.
+/// A read-only memory map of a file.
 pub struct FileMap(Option<memmap2::Mmap>);
 
 impl FileMap {
-    /// Maps the file. It must not be truncated while the map lives (the process would be killed on access).
+    /// Maps the file at `path`. It must not be truncated while the map lives (the process would be killed on access).
     pub fn open(path: &Path) -> Result<FileMap> {
         let fail = |source| Error::Map { path: path.to_owned(), source };
         let file = std::fs::File::open(path).map_err(fail)?;
@@ -22,7 +22,8 @@ impl FileMap {
     pub fn bytes(&self) -> &[u8] {
         self.0.as_deref().unwrap_or(&[])
     }
-    /// Lets go of the memory of these bytes, which stay readable: from the file again, page by page, when touched.
+    /// Frees the physical memory of these bytes. They stay readable: the system reads their pages from the file again
+    /// when they are touched.
     pub fn release(&self, range: std::ops::Range<usize>) {
         #[cfg(target_os = "linux")]
         if let Some(map) = &self.0 {

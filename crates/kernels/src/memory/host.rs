@@ -1,14 +1,14 @@
-//! Host memory: small buffers from the allocator, large ones as memory maps of their own.
+//! Host memory: small buffers come from the allocator, large ones are memory maps of their own.
 
 use std::alloc::{self, alloc_zeroed};
 use std::ptr::NonNull;
 
-/// Bytes from here on come as whole, huge-page-advised maps of their own.
+/// Buffers of at least this many bytes are memory maps of their own, advised to use huge pages.
 pub(super) const MAP_FROM: usize = 1 << 16;
 
-/// Zeroed bytes of the host, aligned to 64.
+/// Zeroed bytes of host memory, aligned to 64.
 ///
-/// Elements are reached through `start` alone, so that disjoint ranges may be borrowed at once.
+/// All accesses go through the pointer `start`, so that disjoint ranges may be borrowed at once.
 pub(super) struct HostBytes {
     pub(super) start: NonNull<u8>,
     owner: Owner,
@@ -27,7 +27,7 @@ unsafe impl Send for HostBytes {}
 unsafe impl Sync for HostBytes {}
 
 impl HostBytes {
-    /// None if they cannot be had.
+    /// Allocates `bytes` zeroed bytes; none if that fails.
     pub(super) fn zeroed(bytes: usize) -> Option<HostBytes> {
         // Miri has no maps.
         if bytes >= MAP_FROM && !cfg!(miri) {
@@ -43,7 +43,7 @@ impl HostBytes {
         Some(HostBytes { start, owner: Owner::Small(layout) })
     }
 
-    /// How many they are; never 0, but for those of a slot, which are not pooled.
+    /// Number of bytes. It is 0 only for memory in a slot, which is not pooled.
     pub(super) fn len(&self) -> usize {
         match &self.owner {
             Owner::Small(layout) => layout.size(),
@@ -56,23 +56,24 @@ impl HostBytes {
 
 #[cfg(target_os = "linux")]
 impl HostBytes {
-    /// Bytes of a slot of shared memory.
+    /// Bytes that lie in a slot of shared memory, which `hold` keeps alive.
     pub(super) fn of_slot(start: NonNull<u8>, hold: super::slot::Hold) -> HostBytes {
         HostBytes { start, owner: Owner::Slot(hold) }
     }
-    /// The slot that they lie in.
+    /// The slot of shared memory that the bytes lie in, if they lie in one.
     pub(super) fn slot(&self) -> Option<&super::slot::Hold> {
         if let Owner::Slot(hold) = &self.owner { Some(hold) } else { None }
     }
 }
 
 impl HostBytes {
-    /// Whether they can be had again for something else: those of a slot belong to the slot.
+    /// Whether the bytes may be pooled and reused when they are freed. The bytes of a slot may not: they belong to the
+    /// slot.
     pub(super) fn is_own(&self) -> bool {
         matches!(self.owner, Owner::Small(_) | Owner::Map(_))
     }
 
-    /// Panics where they must not be written: in a slot that others may be reading.
+    /// Panics if the bytes lie in a slot that other processes may be reading.
     #[inline]
     pub(super) fn assert_writable(&self) {
         #[cfg(target_os = "linux")]

@@ -1,7 +1,7 @@
-//! Where tensors live, and the ledger of how many bytes each part of a run holds.
+//! Memory of tensors, and the ledger: how many bytes each part of a training run has allocated.
 //!
-//! [`Device::Meta`] allocates nothing and only counts: building a run's parts on it is how `lockstep plan` knows the
-//! memory of a run before it starts.
+//! [`Device::Meta`] allocates nothing and only counts. `lockstep plan` builds the parts of a training run on it to know
+//! the run's memory before it starts.
 
 mod buffer;
 mod file_map;
@@ -22,21 +22,21 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Buffers up to this size are kept when they are let go of, for the next one of their size: what a micro-batch or a
-/// step takes anew each time costs no allocation of the device's.
+/// Buffers of up to this many bytes are pooled when they are freed, so that what each micro-batch or step allocates
+/// anew costs no allocation of the device.
 const POOLED: usize = 1 << 20;
-/// So many between each power of two and the next.
+/// Number of pooled buffers whose sizes are between one power of two and the next.
 const POOLED_EACH: usize = 16;
 /// Bytes of a page of a memory map.
 const PAGE: usize = 1 << 12;
 
-/// A handle to allocate with: a device, the part of the run that the bytes are booked under, and the shared ledger.
+/// A handle to allocate with: a device, the part of the training run that the bytes count for, and the shared ledger.
 #[derive(Clone)]
 pub struct Memory {
     device: Device,
     part: &'static str,
     ledger: Arc<Ledger>,
-    /// Allocations come from a slot.
+    /// The slot of shared memory that allocations come from, if they do.
     #[cfg(target_os = "linux")]
     slot: Option<Arc<slot::Arena>>,
 }
@@ -44,17 +44,17 @@ pub struct Memory {
 #[derive(Default)]
 struct Ledger {
     parts: Mutex<BTreeMap<&'static str, Usage>>,
-    /// What could not be allocated first, until [`Memory::check`] reports it.
+    /// The first allocation that failed, until [`Memory::check`] reports it.
     refused: Mutex<Option<Error>>,
     checked: Checked,
-    /// Memory that nobody holds now, by the logarithm of its size.
+    /// Freed host memory for reuse, by the logarithm of its size.
     pool: Mutex<HashMap<u32, Vec<HostBytes>>>,
-    /// What a CUDA device's memory comes from.
+    /// The stream that allocates a CUDA device's memory.
     stream: Option<Arc<CudaStream>>,
 }
 
 impl Ledger {
-    /// Zeroed bytes, of the pool if it has some of their size. None if they cannot be had.
+    /// Zeroed bytes of host memory, from the pool if it has some of that size. None if the allocation fails.
     fn host_bytes(&self, bytes: usize) -> Option<HostBytes> {
         if bytes > POOLED {
             return HostBytes::zeroed(bytes);
@@ -75,7 +75,7 @@ impl Ledger {
         Some(pooled)
     }
 
-    /// Takes bytes back.
+    /// Takes freed bytes into the pool, if it has room.
     fn give_back(&self, host: HostBytes) {
         if host.is_own() && host.len() <= POOLED {
             let mut pool = lock(&self.pool);
@@ -90,7 +90,7 @@ impl Ledger {
     }
 }
 
-/// What stands behind the handles of [`Device::CpuChecked`], and what was copied.
+/// The buffers behind the handles of [`Device::CpuChecked`], and the counts of what was copied.
 #[derive(Default)]
 struct Checked {
     buffers: Mutex<HashMap<u64, HostBytes>>,
@@ -99,21 +99,21 @@ struct Checked {
     to_host: [AtomicU64; 2],
 }
 
-/// Copies between the host and a device with memory of its own, and what it ran, since the memory was made. Of
-/// [`Device::CpuChecked`] only copies are counted.
+/// Counts of copies between the host and a device with memory of its own, and of kernels launched there, since the
+/// memory was made. For [`Device::CpuChecked`] only copies are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copies {
-    /// From the host to the device.
+    /// Number of copies from the host to the device.
     pub to_device: u64,
     /// Bytes that were copied to the device.
     pub to_device_bytes: u64,
-    /// From the device to the host.
+    /// Number of copies from the device to the host.
     pub to_host: u64,
     /// Bytes that were copied to the host.
     pub to_host_bytes: u64,
-    /// Kernels launched.
+    /// Number of kernels launched.
     pub launches: u64,
-    /// Waits for the device.
+    /// Number of times that the host waited for the device.
     pub waits: u64,
 }
 
@@ -131,27 +131,27 @@ impl std::ops::Sub for Copies {
     }
 }
 
-/// A lock whose holder cannot have left half a change behind.
+/// Locks `mutex`, even if a thread panicked with it: its data cannot be half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Bytes that a part holds now and held at most.
+/// Memory of one part of a training run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Now.
+    /// Bytes allocated now.
     pub bytes: usize,
-    /// At most so far.
+    /// The largest number of bytes allocated at once so far.
     pub peak_bytes: usize,
 }
 
 impl Memory {
-    /// Memory of `device`, with an empty ledger. That of a CUDA device comes with a [`crate::Context`] alone: here
-    /// [`Memory::check`] refuses it.
+    /// Memory of `device`, with an empty ledger. Not for CUDA devices, whose memory comes with a [`crate::Context`]:
+    /// for these, [`Memory::check`] fails.
     pub fn new(device: Device) -> Memory {
         Memory::over(device, Ledger::default())
     }
-    /// Memory of a CUDA device.
+    /// Memory of the CUDA device of `stream`, with an empty ledger.
     pub(crate) fn of_stream(stream: Arc<CudaStream>) -> Memory {
         let device = stream.device();
         Memory::over(device, Ledger { stream: Some(stream), ..Ledger::default() })
@@ -165,7 +165,7 @@ impl Memory {
             slot: None,
         }
     }
-    /// The same ledger, with the memory of a weight slot, which is the CPU's.
+    /// The same ledger, with memory in a weight slot, which is the CPU's.
     #[cfg(target_os = "linux")]
     fn in_slot(&self, arena: Arc<slot::Arena>) -> Result<Memory> {
         if self.device != Device::Cpu {
@@ -174,7 +174,7 @@ impl Memory {
         }
         Ok(Memory { slot: Some(arena), ..self.clone() })
     }
-    /// The same memory and ledger, booking under `part`.
+    /// The same memory and ledger, with allocations counted for the part named `part`.
     pub fn part(&self, part: &'static str) -> Memory {
         Memory { part, ..self.clone() }
     }
@@ -182,20 +182,20 @@ impl Memory {
     pub fn device(&self) -> Device {
         self.device
     }
-    /// Whether tensors have values: on [`Device::Meta`] they have not, and there is nothing to read for them.
+    /// Whether tensors have contents. On [`Device::Meta`] they have none, so a caller need not read a file for them.
     pub fn has_values(&self) -> bool {
         self.device != Device::Meta
     }
-    /// Rows of wide activations that are best computed at a time on this device: what one op writes is still near when
-    /// the next reads it.
+    /// Rows of wide activations that are best computed at a time on this device, so that what one op writes is still in
+    /// the cache when the next op reads it.
     pub fn rows_at_once(&self) -> usize {
         256
     }
-    /// Bytes by part.
+    /// Bytes allocated for each part of the training run, by its name.
     pub fn usage(&self) -> BTreeMap<&'static str, Usage> {
         lock(&self.ledger.parts).clone()
     }
-    /// What was copied; nothing where the host computes on its own memory.
+    /// Counts of copies between host and device; all 0 where the host computes in its own memory.
     pub fn copies(&self) -> Copies {
         if let Some(stream) = &self.ledger.stream {
             let [launches, waits, to_device, to_device_bytes, to_host, to_host_bytes] = stream.counts();
@@ -206,14 +206,14 @@ impl Memory {
         let [to_host, to_host_bytes] = load(&self.ledger.checked.to_host);
         Copies { to_device, to_device_bytes, to_host, to_host_bytes, ..Copies::default() }
     }
-    /// Whether all that was allocated so far could be had. Constructors allocate first and check at their end, so that
-    /// an allocation need not be a `Result` in each of a thousand places; what could not be had is never read before.
+    /// Fails if an allocation has failed so far. Constructors allocate everything first and check at their end, so that
+    /// not every allocation needs to be a `Result`; memory that could not be allocated is never read before that.
     pub fn check(&self) -> Result<()> {
         lock(&self.ledger.refused).take().map_or(Ok(()), Err)?;
         self.ledger.stream.as_ref().map_or(Ok(()), |stream| stream.check())
     }
-    /// `bytes` zeroed bytes, aligned to 64, for elements of `dtype`. If they cannot be had, [`Memory::check`] is an
-    /// error, and the buffer holds nothing.
+    /// Allocates `bytes` zeroed bytes, aligned to 64, for elements of `dtype`. If that fails, the buffer is empty and
+    /// [`Memory::check`] is an error.
     pub(crate) fn allocate(&self, bytes: usize, dtype: DType) -> Buffer {
         let storage = self.storage(bytes, dtype).unwrap_or_else(|error| {
             lock(&self.ledger.refused).get_or_insert(error);
@@ -227,7 +227,7 @@ impl Memory {
         Buffer { storage, bytes, part, ledger: self.ledger.clone() }
     }
 
-    /// What another process holds is booked apart.
+    /// The name of the part that allocations count for. Memory in another process's slot counts for a part of its own.
     fn booked_under(&self) -> &'static str {
         #[cfg(target_os = "linux")]
         if self.slot.as_ref().is_some_and(|slot| slot.is_pinned()) {

@@ -1,13 +1,14 @@
-//! Chooses how many threads take tasks.
+//! The governor chooses how many threads of the pool take tasks, when other processes need cores too.
 //!
-//! Beside other programs, one thread more may have to share a core. The scheduler then stops it in the middle of a task
-//! for some milliseconds while the caller waits for that task, or wakes it on the caller's own core and stops the
-//! caller. So every few milliseconds the pool compares what its workers did with what they cost the caller. It parks
-//! workers that had to wait for a core if they cost more, and tries again from time to time whether there is room.
+//! With other processes on the machine, a pool thread may have to share its core. The scheduler then stops it in the
+//! middle of a task for some milliseconds while the caller waits for that task, or wakes it on the caller's own core
+//! and stops the caller. So every few milliseconds the governor compares the work that the workers did with the time
+//! that they cost the caller. If they cost more, it parks the workers that had to wait for a core, and from time to
+//! time it tries one thread more.
 //!
 //! In a window of time w, let u be the time that workers ran tasks, and d the time that the caller was off its core or
-//! waited for a worker's task. Then w − d + u was done, where the caller alone does w: workers are worth having while
-//! u > d.
+//! waited for a worker's task. The pool did the work of w − d + u, and the caller alone would have done w: workers are
+//! worth having while u > d.
 
 use super::sleep::Sleepers;
 use std::fs::File;
@@ -16,30 +17,32 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// Time between two such comparisons, which take some microseconds: two or three time slices of the scheduler.
+/// Time between two comparisons of gain and cost: two or three time slices of the scheduler. A comparison takes some
+/// microseconds.
 const WINDOW: Duration = Duration::from_millis(8);
-/// A thread that waited for a core for more than this part of the time shares it.
+/// A thread is taken to share its core if it waited for a core for more than one part in `SHARE` of the time.
 const SHARE: u32 = 8;
-/// How long it lasts until one thread more is tried: at first, and after one failure after another.
+/// Time until one thread more is tried: at first, and at most, since it doubles with every failure.
 const REST: Duration = Duration::from_millis(16);
 const LONGEST_REST: Duration = Duration::from_millis(640);
 
-/// What workers see of it.
+/// The number of threads that take tasks, and the clocks of the workers: the state that the caller and the workers
+/// share.
 pub(super) struct Governor {
-    /// Threads that take tasks, the caller's included: at least 1.
+    /// Number of threads that take tasks, the caller's included: at least 1.
     limit: AtomicUsize,
-    /// What the limit can be: all, or fewer that the process may use now.
+    /// Upper bound of `limit`: all threads, or fewer if the process has fewer cores now.
     most: AtomicUsize,
-    /// Workers beyond the limit.
+    /// Worker threads that sleep because they are beyond the limit.
     resting: Sleepers,
     workers: Box<[Worker]>,
 }
 
-/// What a worker says of itself, on cache lines of its own.
+/// Measurements of one worker thread, on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct Worker {
-    /// Nanoseconds in which it ran tasks, or waited for a core to continue with one.
+    /// Nanoseconds in which the worker ran tasks, or waited for a core in the middle of one.
     busy: AtomicU64,
     clock: OnceLock<Clock>,
 }
@@ -51,36 +54,36 @@ impl Governor {
         Governor { limit, most, resting: Sleepers::default(), workers }
     }
 
-    /// Threads that take tasks, the caller's included.
+    /// Number of threads that take tasks, the caller's included.
     pub fn limit(&self) -> usize {
         self.limit.load(Ordering::SeqCst)
     }
 
-    /// Worker `i` ≥ 1 of these threads has come into being.
+    /// Worker `i` ≥ 1 has started: opens the clock of the calling thread for it.
     pub fn enter(&self, i: usize) {
         if let Some(clock) = Clock::of_this_thread() {
             let _ = self.workers[i - 1].clock.set(clock);
         }
     }
 
-    /// Worker `i` had tasks for so long.
+    /// Adds `time` to the time that worker `i` had tasks.
     pub fn worked(&self, i: usize, time: Duration) {
         self.workers[i - 1].busy.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Worker `i` rests while it is beyond the limit, unless `stop`.
+    /// Puts worker `i` to sleep while it is beyond the limit and `stop` is false.
     pub fn rest(&self, i: usize, stop: impl Fn() -> bool) {
         self.resting.sleep(|| i < self.limit() || stop());
     }
 
-    /// So many threads take tasks from now on. Those in the middle of one finish it.
+    /// From now on `limit` threads take tasks. Threads beyond it finish the task that they run.
     pub fn set_limit(&self, limit: usize) {
         if self.limit.swap(limit, Ordering::SeqCst) < limit {
             self.call_all();
         }
     }
 
-    /// At most so many threads take tasks from now on, and so many to begin with.
+    /// From now on at most `threads` threads take tasks; at first all of them do.
     pub fn set_most(&self, threads: usize) {
         let most = threads.clamp(1, self.workers.len() + 1);
         if self.most.swap(most, Ordering::SeqCst) != most {
@@ -93,33 +96,35 @@ impl Governor {
         self.resting.asleep()
     }
 
-    /// Has those who rest look whether they still should.
+    /// Wakes the parked workers, so that they check the limit again.
     pub fn call_all(&self) {
         self.resting.call(usize::MAX);
     }
 }
 
-/// What the caller of regions remembers of it.
+/// The measurements of the caller of parallel regions, from which it sets the governor's limit.
 pub(super) struct Watch {
-    /// The thread that was the caller, its clock, and what the clock said.
+    /// The calling thread of the last window, and its clock.
     caller: Option<(ThreadId, Clock)>,
     caller_delay: Duration,
-    /// How long the caller waited for workers since the last look.
+    /// How long the caller waited for workers since the last comparison.
     waited: Duration,
-    /// What each worker's clocks said: busy, and ready to run without a core.
+    /// For each worker, its readings at the last comparison: time that it ran tasks, and time that it was ready to run
+    /// without a core.
     readings: Vec<(Duration, Duration)>,
     since: Instant,
-    /// What workers did and cost lately.
+    /// What workers gained and cost over the last windows.
     balance: Balance,
-    /// When one thread more is tried, and how long it lasts after the next failure.
+    /// When one thread more is tried, and the time until the next trial after another failure.
     again: Instant,
     rest: Duration,
 }
 
-/// What workers gained and cost in a window of time, or in the last windows, each weighted three quarters of the next.
+/// What workers gained and cost in a window of time, or over several windows, each weighted by three quarters of the
+/// next one's weight.
 #[derive(Clone, Copy, Default)]
 struct Balance {
-    /// Threads that shared a core.
+    /// Number of threads that shared a core with other processes.
     sharing: usize,
     gain: Duration,
     cost: Duration,
@@ -140,12 +145,12 @@ impl Watch {
         }
     }
 
-    /// The caller waited so long for tasks that workers had begun.
+    /// Adds the time that the caller waited for tasks that workers had begun.
     pub fn waited(&mut self, time: Duration) {
         self.waited += time;
     }
 
-    /// Between two regions of its caller: sets the limit as it should be.
+    /// Called between two regions: once a window is over, compares gain and cost and sets the limit.
     pub fn look(&mut self, governor: &Governor) {
         let now = Instant::now();
         if now - self.since < WINDOW {
@@ -167,8 +172,8 @@ impl Watch {
         }
     }
 
-    /// Reads all clocks: what the workers of `limit` threads that shared a core, or all of them if it was none, did
-    /// since the last look, and what the other threads lost by them.
+    /// Reads the clocks of all workers. Gain is the work since the last comparison of the workers (of `limit` threads)
+    /// that shared a core, or of all workers if none did; cost is the time that the other threads lost by them.
     fn read(&mut self, governor: &Governor, limit: usize, window: Duration) -> Balance {
         let (mut sharing, mut delays, mut theirs, mut all) = (0, Duration::ZERO, Duration::ZERO, Duration::ZERO);
         for (i, (worker, before)) in governor.workers.iter().zip(&mut self.readings).enumerate() {
@@ -193,7 +198,8 @@ impl Watch {
         Balance { sharing: sharing.max(1), gain, cost: lost * others as u32 }
     }
 
-    /// How many of `limit` threads, of at most `threads`, continue after a window of this balance.
+    /// The number of threads, of at most `threads`, that take tasks after a window in which `limit` threads had the
+    /// balance `new`.
     fn next_limit(&mut self, limit: usize, threads: usize, new: Balance, window: Duration, now: Instant) -> usize {
         let faded = |old: Duration, new: Duration| old - old / 4 + new;
         self.balance.gain = faded(self.balance.gain, new.gain);
@@ -218,7 +224,7 @@ impl Watch {
     }
 }
 
-/// How long a thread has been ready to run and did not: Linux's run delay. Elsewhere there is none.
+/// Reads a thread's run delay from Linux: how long it was ready to run but had no core. Other systems do not report it.
 struct Clock(File);
 
 impl Clock {
@@ -239,7 +245,8 @@ impl Clock {
     }
 }
 
-/// The second number of "time on a core, run delay (both in ns), time slices".
+/// Parses the run delay, the second number of a line of `schedstat`: time on a core, run delay (both in ns), time
+/// slices.
 fn run_delay(text: &[u8]) -> Option<Duration> {
     let mut numbers = str::from_utf8(text).ok()?.split_ascii_whitespace();
     numbers.nth(1)?.parse().ok().map(Duration::from_nanos)

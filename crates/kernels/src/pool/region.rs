@@ -1,24 +1,26 @@
-//! One parallel-for: a range of tasks that the caller and its workers claim one by one.
+//! One parallel region: a range of tasks that the caller and its workers claim one by one.
 //!
-//! Each thread has a queue of tasks: the first tasks are the caller's, the last ones the last worker's. A thread takes
-//! tasks from the front of its own queue, and once that is empty, from the back of the others'. So a thread reads what
-//! it wrote itself in the region before, where both were cut by the same rows: a line that another core wrote costs
-//! twenty times as much as a hit in the own cache, which is most of a small operation's time.
+//! Each thread has a queue of tasks: the caller's has the first tasks, the last worker's the last ones. A thread takes
+//! tasks from the front of its own queue, and once that is empty, from the back of the others'. So where two successive
+//! regions are split by the same rows, a thread mostly reads what it wrote itself. That matters: a cache line that
+//! another core wrote costs twenty times as much as a hit in the core's own cache, which is most of the time of a small
+//! operation.
 //!
-//! A queue is one atomic word, which holds the tasks that are left; a thread claims a task by swapping the word, and
-//! reads the job after that. A region ends only when all claimed tasks are done, so a thread with a claim always finds
-//! the job of its own region. (A word with the same value in the next region does no harm: it is a claim of that one.)
+//! A queue is one atomic word with the range of tasks that are left. A thread claims a task by a compare-and-swap of
+//! that word, and reads the job after that. A region ends only when all claimed tasks are done, so a thread with a
+//! claim always finds the job of its own region. (If the word has the same value again in the next region, no harm is
+//! done: the claim is then one of that region.)
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// The most tasks of a region.
+/// The largest number of tasks in one region.
 pub(super) const MOST: usize = 1 << 30;
-/// The most queues, each on a cache line of its own: few, so that a thread soon finds a task or none. Above this number
-/// of threads, several take from the same queue.
+/// The largest number of queues, each on a cache line of its own. There are few, so that a thread soon finds a task or
+/// sees that there is none. With more threads than queues, several threads share a queue.
 const MOST_QUEUES: usize = 8;
 
-/// A closure with its type erased.
+/// A pointer to a closure `Fn(usize)`, with its type erased.
 pub(super) struct Job {
     data: *const (),
     call: unsafe fn(*const (), usize),
@@ -27,7 +29,7 @@ pub(super) struct Job {
 impl Job {
     pub fn new<F: Fn(usize) + Sync>(f: &F) -> Job {
         /// # Safety
-        /// `data` is an `F` that lives.
+        /// `data` points to a live `F`.
         unsafe fn call<F: Fn(usize)>(data: *const (), index: usize) {
             // SAFETY: the caller's promise.
             unsafe { (*data.cast::<F>())(index) }
@@ -36,22 +38,23 @@ impl Job {
     }
 }
 
-/// State that the caller and the workers share.
+/// The state of the current parallel region, which the caller and the workers share.
 #[derive(Default)]
 pub(super) struct Region {
-    /// Regions opened so far.
+    /// Number of regions opened so far.
     opened: AtomicU64,
-    /// Written while nobody holds a claim.
+    /// The job's closure. Written only while no thread has a claim.
     data: AtomicPtr<()>,
     call: AtomicPtr<()>,
-    /// Queues that this region uses. A thread that still reads the last region's number finds fewer tasks, or none.
+    /// Number of queues of the current region. A thread that still reads that of the region before finds fewer tasks,
+    /// or none.
     used: AtomicUsize,
     queues: [TaskQueue; MOST_QUEUES],
-    /// Tasks that workers have done.
+    /// Number of tasks that workers have finished in the current region.
     done: AtomicUsize,
 }
 
-/// Tasks that are left: the first one in the upper half, their end in the lower.
+/// The range of tasks that are left: its start in the upper 32 bits, its end in the lower ones.
 #[derive(Default)]
 #[repr(align(128))]
 struct TaskQueue(AtomicU64);
@@ -61,12 +64,12 @@ impl TaskQueue {
         self.0.store((tasks.start as u64) << 32 | tasks.end as u64, Ordering::Release);
     }
 
-    /// What was left.
+    /// Empties the queue; the number of tasks that were left.
     fn close(&self) -> usize {
         parts(self.0.swap(0, Ordering::AcqRel)).len()
     }
 
-    /// Takes the first task, or the last.
+    /// Takes the first task of the queue, or its last one.
     fn take(&self, first: bool) -> Option<usize> {
         let less = |state: u64| {
             let left = parts(state);
@@ -81,18 +84,18 @@ fn parts(state: u64) -> Range<usize> {
     (state >> 32) as usize..(state & u64::from(u32::MAX)) as usize
 }
 
-/// A task of an open region.
+/// A task that a thread has claimed in the open region.
 pub(super) struct Claim<'a> {
     region: &'a Region,
     index: usize,
 }
 
 impl Region {
-    /// Opens it with tasks `0..count` for so many threads.
+    /// Opens a region with tasks `0..count`, split among `threads` threads.
     ///
     /// # Safety
-    /// The last region is closed and its tasks are done. The job's closure is [`Sync`] and lives until that is so of
-    /// this one.
+    /// The region before is closed and its claimed tasks are done. The job's closure is [`Sync`] and lives until the
+    /// same holds for this region.
     pub unsafe fn open(&self, count: usize, threads: usize, job: &Job) {
         debug_assert!(count <= MOST);
         self.data.store(job.data.cast_mut(), Ordering::Relaxed);
@@ -107,12 +110,12 @@ impl Region {
         self.opened.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Regions opened so far.
+    /// Number of regions opened so far.
     pub fn opened(&self) -> u64 {
         self.opened.load(Ordering::SeqCst)
     }
 
-    /// The next task for this thread, if there is one.
+    /// Claims the next task for thread `thread`, if one is left.
     pub fn claim(&self, thread: usize) -> Option<Claim<'_>> {
         let used = self.used.load(Ordering::Relaxed).max(1);
         let of = |i: usize| &self.queues[(thread + i) % used];
@@ -120,22 +123,22 @@ impl Region {
         Some(Claim { region: self, index })
     }
 
-    /// Ends claiming; how many tasks nobody has claimed.
+    /// Ends claiming: drops the tasks that no thread has claimed, and returns their number.
     pub fn close(&self) -> usize {
         self.queues[..self.used.load(Ordering::Relaxed)].iter().map(TaskQueue::close).sum()
     }
 
-    /// Tasks that workers have done of this region; what they wrote is seen.
+    /// Number of tasks that workers have finished in this region. Their writes are visible after this call.
     pub fn done(&self) -> usize {
         self.done.load(Ordering::SeqCst)
     }
 }
 
 impl Claim<'_> {
-    /// Runs the task.
+    /// Runs the claimed task.
     ///
     /// # Safety
-    /// The job of the open region lives.
+    /// The closure of the open region's job is alive.
     pub unsafe fn run(&self) {
         let (data, call) = (self.region.data.load(Ordering::Relaxed), self.region.call.load(Ordering::Relaxed));
         // SAFETY: written by `open` from such a function, before the queue that this claim was taken from.
@@ -144,7 +147,7 @@ impl Claim<'_> {
         unsafe { call(data, self.index) }
     }
 
-    /// Says that a worker has done it.
+    /// Counts the task as finished by a worker.
     pub fn done(self) {
         self.region.done.fetch_add(1, Ordering::SeqCst);
     }

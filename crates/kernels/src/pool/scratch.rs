@@ -1,9 +1,9 @@
-//! The memory of a task: the scratch of its thread, and its own range of a shared output.
+//! Memory of a task in a parallel region: the scratch of its thread, and its own range of a shared output.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Memory that a thread keeps from task to task.
+/// Scratch memory of a thread, kept from task to task.
 #[derive(Default)]
 pub struct Scratch {
     buffer: Vec<f32>,
@@ -12,21 +12,22 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// `len` elements with unspecified contents.
+    /// `len` f32 elements with unspecified contents.
     pub fn f32(&mut self, len: usize) -> &mut [f32] {
         if self.buffer.len() < len {
             self.buffer.resize(len, 0.0);
         }
         &mut self.buffer[..len]
     }
-    /// `len` elements with unspecified contents, and a list of ids with unspecified contents.
+    /// `len` f32 elements and a list of ids, both with unspecified contents.
     pub fn with_ids(&mut self, len: usize) -> (&mut [f32], &mut Vec<u32>) {
         if self.buffer.len() < len {
             self.buffer.resize(len, 0.0);
         }
         (&mut self.buffer[..len], &mut self.ids)
     }
-    /// `len` elements with unspecified contents, and another scratch for what is called while they are in use.
+    /// `len` f32 elements with unspecified contents, and another scratch for functions that are called while these are
+    /// in use.
     pub fn split(&mut self, len: usize) -> (&mut [f32], &mut Scratch) {
         if self.buffer.len() < len {
             self.buffer.resize(len, 0.0);
@@ -35,7 +36,7 @@ impl Scratch {
     }
 }
 
-/// A mutable slice that tasks write disjoint ranges of.
+/// A mutable slice shared by tasks that write disjoint ranges of it.
 pub struct Disjoint<'a, T> {
     start: *mut T,
     len: usize,
@@ -48,14 +49,14 @@ unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 unsafe impl<T: Send> Send for Disjoint<'_, T> {}
 
 impl<'a, T> Disjoint<'a, T> {
-    /// Shares `slice` among tasks.
+    /// Wraps `slice`, so that tasks can share it.
     pub fn new(slice: &'a mut [T]) -> Self {
         Disjoint { start: slice.as_mut_ptr(), len: slice.len(), _borrow: PhantomData }
     }
-    /// Elements `range`.
+    /// Elements `range` of the slice, to write.
     ///
     /// # Safety
-    /// While the result lives, no other task holds an overlapping range.
+    /// While the result lives, no other task has an overlapping range.
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     pub unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {

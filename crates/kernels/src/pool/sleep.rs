@@ -3,19 +3,21 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// Threads asleep. Nobody waits for one that has been called: that its processor is given back may take milliseconds.
+/// A set of sleeping threads. A thread that wakes others does not wait until they run: the system may take milliseconds
+/// to give them a core.
 #[derive(Default)]
 pub(super) struct Sleepers {
-    /// Asleep and not yet called. Changes under the lock only; read without it.
+    /// Number of threads that sleep and have not been called. Changes under the lock only, and is read without it.
     asleep: AtomicUsize,
-    /// Calls that nobody has answered yet.
+    /// Number of calls that no thread has answered yet.
     called: Mutex<usize>,
     wake: Condvar,
 }
 
 impl Sleepers {
-    /// Sleeps until called, unless `come` is true. The thread that makes `come` true does so by a sequentially
-    /// consistent write before it calls: then either `come` is seen here, or this thread is seen asleep there.
+    /// Puts the calling thread to sleep until it is called, unless `come` is true. The thread that makes `come` true
+    /// must do so by a sequentially consistent write before [`call`](Self::call): then either `come` is seen here, or
+    /// this thread is seen asleep there.
     pub fn sleep(&self, come: impl FnOnce() -> bool) {
         let mut called = self.locked();
         self.asleep.fetch_add(1, Ordering::SeqCst);
@@ -29,7 +31,7 @@ impl Sleepers {
         *called -= 1;
     }
 
-    /// Calls at most `most` threads.
+    /// Wakes at most `most` sleeping threads.
     pub fn call(&self, most: usize) {
         if most == 0 || self.asleep.load(Ordering::SeqCst) == 0 {
             return;
@@ -47,7 +49,7 @@ impl Sleepers {
         }
     }
 
-    /// Threads asleep that nobody has called.
+    /// Number of sleeping threads that have not been called.
     #[cfg(test)]
     pub fn asleep(&self) -> usize {
         self.asleep.load(Ordering::SeqCst)

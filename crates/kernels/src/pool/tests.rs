@@ -2,7 +2,7 @@ use super::*;
 use crate::simd::LANES;
 use std::sync::atomic::AtomicU32;
 
-/// Counts how often each task runs.
+/// Tasks that count how often each of them runs.
 struct Count<'a>(&'a [AtomicU32]);
 
 impl Tasks for Count<'_> {
@@ -29,8 +29,8 @@ fn every_task_runs_once_for_all_counts_and_threads() {
     }
 }
 
-/// Regions one after another with pauses around the time after which threads park, so that both waits are met, and the
-/// wake-up that arrives while a thread is about to sleep.
+/// Runs regions one after another, with pauses around the time after which threads sleep. That covers both ways of
+/// waiting, and the wake-up that arrives while a thread is about to sleep.
 #[test]
 fn parked_and_spinning_threads_miss_no_region() {
     let pool = Pool::new(4).unwrap();
@@ -51,7 +51,7 @@ fn parked_and_spinning_threads_miss_no_region() {
     assert!(counters.iter().all(|c| c.load(Ordering::Relaxed) == REGIONS));
 }
 
-/// A region whose tasks add up which of them ran.
+/// Runs a region of `count` tasks; the result has bit i set for each task i that ran.
 fn sum_of_region(shared: &Shared, count: usize) -> u32 {
     let sum = AtomicU32::new(0);
     let job = |index: usize| {
@@ -62,7 +62,7 @@ fn sum_of_region(shared: &Shared, count: usize) -> u32 {
     sum.into_inner()
 }
 
-/// Workers whose cores are others' just now: none comes, and the caller does all of it.
+/// No worker takes part, as if other processes had their cores: the caller does all tasks.
 #[test]
 fn a_region_waits_for_nobody_who_has_not_begun() {
     let shared = Shared::new(3);
@@ -126,7 +126,8 @@ fn claims_are_of_one_region() {
     assert_eq!((sum.load(Ordering::Relaxed), region.close()), (0b100, 0));
 }
 
-/// Which task each claim of these threads gets, one after the other.
+/// Opens a region and lets the threads listed in `claims` claim a task one after the other. Returns the task that each
+/// got.
 fn claimed(count: usize, threads: usize, claims: &[usize]) -> Vec<Option<usize>> {
     let region = Region::default();
     let ran = std::sync::Mutex::new(None);
@@ -155,7 +156,7 @@ fn threads_take_their_own_tasks_and_then_the_last_ones_of_others() {
     assert_eq!(claimed(4, 2, &[5, 5, 5, 5]), all(&[2, 3, 1, 0]));
 }
 
-/// A worker that took a task and lost its core: the caller sleeps until the task is done.
+/// A worker claims a task and loses its core: the caller sleeps until the task is done.
 #[test]
 fn the_caller_waits_for_what_was_claimed() {
     let shared = Shared::new(2);
@@ -202,7 +203,7 @@ fn the_caller_waits_for_what_was_claimed() {
     });
 }
 
-/// A region inside a task.
+/// Tasks that open another region in the same pool.
 struct Nested<'a>(&'a Pool);
 
 impl Tasks for Nested<'_> {
@@ -262,7 +263,7 @@ fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
 }
 
 #[cfg_attr(miri, allow(dead_code))]
-/// Products small enough to be denormal.
+/// Tasks that multiply two numbers whose product is denormal.
 struct Tiny<'a>(Disjoint<'a, f32>);
 
 impl Tasks for Tiny<'_> {
@@ -283,7 +284,7 @@ fn flush_to_zero_of_the_caller_changes_no_bits_and_is_given_back() {
         unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &mut word, options(nostack)) };
         word
     }
-    /// Flush to zero, denormals are zero, round towards zero: what other libraries may leave behind.
+    /// A control word that other libraries may leave behind: flush to zero, denormals are zero, round towards zero.
     const FOREIGN: u32 = 0x1f80 | 0x8000 | 0x0040 | 0x6000;
     for threads in [1, 3] {
         let pool = Pool::new(threads).unwrap();

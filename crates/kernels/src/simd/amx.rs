@@ -1,16 +1,17 @@
-//! AMX: whether this process may use it, and [`TileMatmul`] by its instructions.
+//! AMX, the matrix unit of x86-64: whether this process may use it, and the tile matmuls ([`TileMatmul`]) by its
+//! instructions.
 //!
-//! Stable Rust has no intrinsics for tiles, so this is assembly. Tiles and their configuration live from `ldtilecfg` to
-//! `tilerelease`, both inside one block of it: the compiler, which knows nothing of that state, never runs in between,
-//! and a thread that does not compute has none for the system to save.
+//! Stable Rust has no intrinsics for AMX, so this is inline assembly. The tile registers and their configuration live
+//! from `ldtilecfg` to `tilerelease`, both inside one `asm!` block: the compiler, which knows nothing of that state,
+//! never runs in between, and the system saves no tiles for a thread that is not computing.
 
 use super::tiles::{self, Rows, SIDE, TILE, TileMatmul};
 use half::bf16;
 use std::arch::asm;
 use std::sync::OnceLock;
 
-/// The configuration of the eight tiles: C in 0 to 3 (upper left, upper right, lower left, lower right), A in 4 (upper)
-/// and 5 (lower), B in 6 (left) and 7 (right).
+/// The configuration of the eight tile registers: C in 0 to 3 (upper left, upper right, lower left, lower right), A in
+/// 4 (upper) and 5 (lower), B in 6 (left) and 7 (right).
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -21,7 +22,8 @@ struct Config {
 }
 
 impl Config {
-    /// Tiles without rows stay unconfigured, and no instruction may name them.
+    /// The configuration for this many rows. Tile registers without rows stay unconfigured, and no instruction may name
+    /// them.
     fn new(Rows { upper, lower }: Rows) -> Config {
         let of_tiles = [upper, upper, lower, lower, upper, lower, SIDE as u8, SIDE as u8];
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
@@ -32,12 +34,13 @@ impl Config {
     }
 }
 
-/// What [`refusal`] says of a processor that is not the manual's.
+/// The reason that [`refusal`] gives for a processor whose AMX differs from Intel's manual.
 const OTHER_BITS: &str = "the processor has AMX, but its matmuls are not those of the manual's formula";
 
-/// Why this process may not use AMX; nothing if it may.
+/// Why this process may not use AMX; none if it may.
 ///
-/// It may if the processor has it, the system grants it, and it computes what [`tiles::emulated`] does. Found out once.
+/// It may if the processor has AMX, the operating system grants it, and it gives the bits of [`tiles::emulated`].
+/// Determined once.
 pub fn refusal() -> Option<&'static str> {
     static FOUND: OnceLock<Option<&'static str>> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -53,7 +56,7 @@ pub fn refusal() -> Option<&'static str> {
     })
 }
 
-/// CPUID says AMX-TILE and AMX-BF16, and the system saves the tiles (XCR0).
+/// Whether CPUID reports AMX-TILE and AMX-BF16, and the operating system saves tile registers (XCR0).
 fn processor_has_it() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
     if __cpuid(0).eax < 7 {
@@ -77,7 +80,8 @@ fn processor_has_it() -> bool {
     (unsafe { enabled() }) & TILES == TILES
 }
 
-/// Linux grants tiles to a process that asks (`arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`), all its threads.
+/// Asks Linux for the right to use tiles, for all threads of the process (`arch_prctl(ARCH_REQ_XCOMP_PERM,
+/// XFEATURE_XTILEDATA)`).
 #[cfg(target_os = "linux")]
 fn granted() -> bool {
     const ARCH_PRCTL: i64 = 158;
@@ -93,16 +97,16 @@ fn granted() -> bool {
     result == 0
 }
 
-/// Other systems have no such call.
+/// False: other systems have no such call.
 #[cfg(not(target_os = "linux"))]
 fn granted() -> bool {
     false
 }
 
-/// Computes the matmuls on tiles.
+/// Computes the matmuls with AMX instructions.
 ///
 /// # Safety
-/// As for [`tiles::Unit`], and [`refusal`] is nothing (or is just finding out).
+/// As for [`tiles::Unit`], and [`refusal`] is none, or is being determined by this call.
 pub unsafe fn run(matmuls: &[TileMatmul]) {
     tiles::check(matmuls);
     let Some(first) = matmuls.first() else { return };
@@ -276,15 +280,15 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
     }
 }
 
-/// Operations of [`spin`].
+/// Floating-point operations of one call of [`spin`].
 pub fn spin_flops(rounds: usize) -> f64 {
     (rounds.max(1) * 8 * 2 * SIDE * TILE) as f64
 }
 
-/// Matmuls of register tiles alone, `rounds` times eight: what the unit can do at most.
+/// Multiplies tile registers `rounds` times eight and touches no memory: measures the peak of the AMX unit.
 ///
 /// # Safety
-/// [`refusal`] is nothing.
+/// [`refusal`] is none.
 pub unsafe fn spin(rounds: usize) {
     let config = Config::new(Rows { upper: SIDE as u8, lower: SIDE as u8 });
     // SAFETY: touches no memory but the configuration; registers are declared, and the tiles' state ends with the
@@ -312,8 +316,8 @@ pub unsafe fn spin(rounds: usize) {
     }
 }
 
-/// Whether `unit` gives the bits of the formula: every kind of block, sums that continue, tails, numbers large and
-/// small.
+/// Whether `unit` gives the bits of the formula in `tiles.rs` for every kind of block, sums that continue, incomplete
+/// tiles, and large and small numbers.
 fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
     const DEPTH: usize = 3;
     let mut state = 1u32;
@@ -383,7 +387,8 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
 mod tests {
     use super::*;
 
-    /// A unit that forgets a step, or what C held, fails the self-test; the emulation passes it.
+    /// A unit that leaves out a step of depth, or ignores what C contained, fails the self-test; the emulation passes
+    /// it.
     #[test]
     fn the_self_test_bites() {
         // SAFETY: the matmuls are the self-test's own, or less of them.
@@ -400,7 +405,7 @@ mod tests {
         assert!(!self_test(|matmuls| emulated(&matmuls[..1])));
     }
 
-    /// The self-test ran them all but those that measure, if they are here.
+    /// Runs the AMX instructions that measure the peak, where AMX is present. The self-test ran all others.
     #[test]
     fn the_measured_instructions_run() {
         match refusal() {

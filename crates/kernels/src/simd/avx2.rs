@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub(super) struct F32x16(__m256, __m256);
 
-/// Runs `kernel` compiled with AVX2 and FMA.
+/// Runs `kernel` compiled with AVX2 and FMA enabled.
 ///
 /// # Safety
 /// The machine has AVX2 and FMA. Values of [`F32x16`] exist only inside such a run.
@@ -17,9 +17,8 @@ pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16>()
 }
 
-/// A value of the vector type exists only while [`run`] does, whose caller checked CPUID: this is the reason behind
-/// every
-/// `unsafe` of register-only intrinsics below.
+/// Runs register-only intrinsics, which `unsafe` allows for this reason: a value of the vector type exists only while
+/// [`run`] runs, and its caller has checked with CPUID that the processor has the instructions.
 macro_rules! both {
     ($f:ident, $($a:expr),+) => {{
         // SAFETY: register-only intrinsic inside `run` (see the macro's comment).
@@ -27,7 +26,7 @@ macro_rules! both {
     }};
 }
 
-/// A mask of all-ones lanes for those below `n`, for half `half` of the vector.
+/// A mask of half `half` (0 or 1) of the vector, all ones in the lanes below `n`.
 #[inline(always)]
 fn half_mask(n: usize, half: usize) -> __m256i {
     const EDGE: [i32; 32] = {
@@ -44,7 +43,7 @@ fn half_mask(n: usize, half: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(EDGE.as_ptr().add(16 - n + 8 * half).cast()) }
 }
 
-/// Bits whose upper halves are the nearest bf16.
+/// Rounds each lane to the nearest bf16, whose bits are the upper halves of the result's 32-bit words.
 #[inline(always)]
 fn nearest_bf16(x: __m256) -> __m256i {
     // SAFETY: register-only intrinsics inside `run`.
@@ -58,21 +57,21 @@ fn nearest_bf16(x: __m256) -> __m256i {
     }
 }
 
-/// The bf16 in the lower halves of 32-bit words, widened.
+/// The bf16 in the lower halves of 32-bit words, widened to f32.
 #[inline(always)]
 fn lower_widened(words: __m256i) -> __m256 {
     // SAFETY: register-only intrinsics inside `run`.
     unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)) }
 }
 
-/// The bf16 values in the upper halves, as f32.
+/// The bf16 in the upper halves of 32-bit words, widened to f32.
 #[inline(always)]
 fn upper_widened(words: __m256i) -> __m256 {
     // SAFETY: register-only intrinsics inside `run`.
     unsafe { _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(!0xffff))) }
 }
 
-/// Halves folded onto each other: 8, 4, 2, 1.
+/// Reduces 16 lanes to one: combines the upper half of the lanes with the lower one, from 16 lanes to 8, 4, 2, 1.
 macro_rules! folded {
     ($with:ident, $x:expr) => {{
         // SAFETY: register-only intrinsics inside `run`.
@@ -92,7 +91,7 @@ macro_rules! add {
         _mm_add_ps($a, $b)
     };
 }
-/// As [`Simd::max`]: the first, unless the second is greater.
+/// Lane-wise maximum as [`Simd::max`] defines it: the first operand, unless the second is greater.
 macro_rules! max {
     (_mm256, $a:expr, $b:expr) => {
         _mm256_max_ps($b, $a)

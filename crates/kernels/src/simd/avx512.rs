@@ -1,17 +1,18 @@
 //! The 16-lane vector as one AVX-512 register.
 //!
-//! VDPBF16PS takes two multiply-adds of each lane, on Zen 4 in the time of one. Of a pair it takes the second first, so
-//! words hold theirs the other way round. `dots.rs` compares its arithmetic with the formula.
+//! VDPBF16PS does two multiply-adds of each lane, on Zen 4 in the time of one. It takes the second number of a pair
+//! first, so the 32-bit words have the two numbers the other way round. `dots.rs` compares the instruction's arithmetic
+//! with the formula.
 
 use super::{Kernel, LANES, Simd};
 use half::bf16;
 use std::arch::x86_64::*;
 
-/// 16 lanes in a ZMM register. With `DOTS`, [`Simd::dot`] is an instruction.
+/// 16 lanes in a ZMM register. With `DOTS`, [`Simd::dot`] is the instruction VDPBF16PS.
 #[derive(Clone, Copy)]
 pub(super) struct F32x16<const DOTS: bool = false>(__m512);
 
-/// Runs `kernel` compiled with AVX-512.
+/// Runs `kernel` compiled with AVX-512 enabled.
 ///
 /// # Safety
 /// The machine has AVX-512 F, BW, DQ, VL, AVX2 and FMA. Values of [`F32x16`] exist only inside such a run.
@@ -20,7 +21,7 @@ pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16>()
 }
 
-/// Runs `kernel` compiled with AVX-512 and its dot products of pairs.
+/// Runs `kernel` compiled with AVX-512 and AVX-512 BF16, whose dot products of pairs [`Simd::dot`] then uses.
 ///
 /// # Safety
 /// As for [`run`], and the machine has AVX-512 BF16.
@@ -29,8 +30,8 @@ pub unsafe fn run_dots<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16<true>>()
 }
 
-/// A value of the vector type exists only while [`run`] does, whose caller checked CPUID: this is the reason behind
-/// every `unsafe` of register-only intrinsics below.
+/// Runs register-only intrinsics, which `unsafe` allows for this reason: a value of the vector type exists only while
+/// [`run`] runs, and its caller has checked with CPUID that the processor has the instructions.
 macro_rules! lanes {
     ($e:expr) => {{
         // SAFETY: register-only intrinsic inside `run` (see the macro's comment).
@@ -44,7 +45,7 @@ fn mask(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
-/// Bits whose upper halves are the nearest bf16.
+/// Rounds each lane to the nearest bf16, whose bits are the upper halves of the result's 32-bit words.
 #[inline(always)]
 fn nearest_bf16(x: __m512) -> __m512i {
     lanes!({
@@ -58,7 +59,7 @@ fn nearest_bf16(x: __m512) -> __m512i {
     })
 }
 
-/// Halves folded onto each other: 8, 4, 2, 1.
+/// Reduces 16 lanes to one: combines the upper half of the lanes with the lower one, from 16 lanes to 8, 4, 2, 1.
 macro_rules! folded {
     ($with:ident, $x:expr) => {{
         let x: Self = $x;

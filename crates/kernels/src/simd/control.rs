@@ -1,26 +1,27 @@
-//! The floating-point control word of a thread (MXCSR), set for as long as a value of it lives.
+//! The floating-point control word of a thread (MXCSR): sets rounding and denormals for the duration of a call, and
+//! restores the caller's settings.
 //!
-//! The compiler knows nothing of the word and moves arithmetic past the instructions that set it: it is set around
-//! calls that cannot be inlined, never between operations.
+//! The compiler knows nothing of the control word and may move arithmetic past the instructions that set it. So the
+//! word is set around calls that cannot be inlined, never between operations.
 
 use super::Kernel;
 use std::hint::black_box;
 
-/// Rounds to nearest, and says what becomes of denormals, while it lives: a caller's own settings must not change bits.
-/// (Miri knows no assembly, and no other settings.)
+/// While a value of this type lives, its thread rounds to nearest and treats denormals in a fixed way, so that the
+/// settings of a caller's other libraries cannot change bits. (Miri knows no assembly, and no other settings.)
 pub(crate) struct FloatEnvironment {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     callers: u32,
 }
 
-/// All exceptions masked, round to nearest.
+/// The control word that the compiler assumes: all exceptions masked, round to nearest, denormals kept.
 const KEEPS_DENORMALS: u32 = 0x1f80;
 /// The control word with flush-to-zero and denormals-are-zero.
 #[cfg(target_arch = "x86_64")]
 const FLUSHES_DENORMALS: u32 = KEEPS_DENORMALS | 1 << 15 | 1 << 6;
 
 impl FloatEnvironment {
-    /// Denormals are kept: what the compiler assumes.
+    /// Sets round to nearest with denormals kept, which the compiler assumes.
     pub(crate) fn set() -> Self {
         FloatEnvironment::with(KEEPS_DENORMALS)
     }
@@ -49,7 +50,8 @@ impl Drop for FloatEnvironment {
     }
 }
 
-/// Calls `run`, whose vector operations take and leave denormals as zeros of their sign (tininess after rounding).
+/// Calls `run` with a control word by which vector operations treat denormal inputs and results as zeros of their sign
+/// (tininess is detected after rounding).
 ///
 /// # Safety
 /// As for `run`.

@@ -1,7 +1,8 @@
-//! VDPBF16PS: whether the instruction is there, whether it computes the chains' formula, and whether it is worth it.
+//! VDPBF16PS, the dot product of pairs of bf16 (AVX-512 BF16): whether the processor has it, whether it gives the bits
+//! of a chain of multiply-adds, and whether it is worth using.
 //!
-//! Two terms of a sum at once, the second of a pair first, each step rounded to nearest even with denormals as zeros:
-//! so Zen 4 does it, measured. No manual promises it; therefore the process compares.
+//! As measured on Zen 4, the instruction adds two terms to a sum, the second of a pair first, each step rounded to
+//! nearest even, with denormals as zeros. No manual promises that; therefore each process compares it with the formula.
 
 use super::{Kernel, LANES, Simd, tiles};
 #[cfg(target_arch = "x86_64")]
@@ -10,11 +11,11 @@ use std::hint::black_box;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// What [`refusal`] says of a processor whose instruction computes something else.
+/// The reason that [`refusal`] gives for a processor whose instruction computes something else.
 const OTHER_BITS: &str =
     "the processor has dot products of pairs, but they are not two multiply-adds that flush denormals";
 
-/// Why this process may not use them, on a processor with AVX-512; nothing if it may. Found out once.
+/// Why this process may not use AVX-512 BF16, on a processor that has AVX-512; none if it may. Determined once.
 #[cfg(target_arch = "x86_64")]
 pub fn refusal() -> Option<&'static str> {
     static FOUND: OnceLock<Option<&'static str>> = OnceLock::new();
@@ -28,9 +29,9 @@ pub fn refusal() -> Option<&'static str> {
     })
 }
 
-/// How many times the multiply-adds of FMA the instruction does, measured once, in some 0.1 ms; nothing where it may
-/// not be used, and may not be asked for without AVX-512. (The shortest of several passes counts: a busy machine only
-/// makes passes longer.)
+/// Speed of the instruction as a multiple of FMA's multiply-adds per second, measured once in some 0.1 ms; none where
+/// it may not be used. Call it only on processors with AVX-512. (The shortest of several passes counts: a busy machine
+/// only makes passes longer.)
 #[cfg(target_arch = "x86_64")]
 pub fn gain() -> Option<f64> {
     static FOUND: OnceLock<Option<f64>> = OnceLock::new();
@@ -59,17 +60,18 @@ pub fn gain() -> Option<f64> {
     })
 }
 
-/// Chains of [`Spin`]: enough to hide the latency, few enough to stay in registers.
+/// Number of independent chains in [`Spin`]: enough to hide the latency, few enough to stay in registers.
 const CHAINS: usize = 20;
 
-/// Independent chains that touch no memory, of dot products of pairs or of multiply-adds.
+/// A kernel that measures a peak: independent chains of dot products of pairs (with `DOTS`) or of multiply-adds, which
+/// touch no memory.
 pub struct Spin<const DOTS: bool> {
-    /// Steps of each chain.
+    /// Number of multiply-adds or dot products in each chain.
     pub rounds: usize,
 }
 
 impl<const DOTS: bool> Spin<DOTS> {
-    /// Operations, a multiply-add counted as two.
+    /// Floating-point operations of one run of the kernel, a multiply-add counted as two.
     pub fn flops(&self) -> f64 {
         let of_step = if DOTS { 4 } else { 2 };
         (self.rounds * CHAINS * LANES * of_step) as f64
@@ -93,7 +95,7 @@ impl<const DOTS: bool> Kernel for Spin<DOTS> {
     }
 }
 
-/// Sums, and the words that are multiplied and added to them.
+/// Test data: the sums to start from, and two words of pairs of bf16 that are multiplied and added to them.
 struct Sum {
     start: [f32; LANES],
     a: [f32; LANES],
@@ -114,7 +116,7 @@ impl Kernel for Sums<'_> {
     }
 }
 
-/// Whether `dot` gives the bits of the formula, of numbers of every size and many results at the edge of denormals.
+/// Whether `dot` gives the bits of the formula for numbers of every size, with many results near the largest denormal.
 fn self_test(dot: impl Fn(&[Sum]) -> Vec<[f32; LANES]>) -> bool {
     let mut state = 1u32;
     let mut next = |n: u32| {
@@ -159,8 +161,9 @@ mod tests {
     use super::*;
     use crate::Isa;
 
-    /// Two multiply-adds that flush pass, on every vector. Those that keep denormals do not, nor does the other order,
-    /// nor a flush of what only denormal rounding makes normal.
+    /// Two multiply-adds that flush denormals pass the self-test on every instruction set. Three wrong variants fail
+    /// it: denormals kept, pairs in the other order, and results flushed that only rounding to a denormal's precision
+    /// would make normal.
     #[test]
     fn the_self_test_bites() {
         for isa in Isa::present() {

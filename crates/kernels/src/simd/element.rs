@@ -1,28 +1,29 @@
-//! What memory holds and how it becomes lanes: f32 as it is, bf16 widened exactly and rounded to nearest even.
+//! The element types in memory and their conversion to lanes of f32: f32 as it is; bf16 widened exactly, and rounded to
+//! nearest even when stored.
 
 use super::{LANES, Simd};
 use half::bf16;
 
-/// A number in memory. Lanes are f32 whatever it is: a kernel written over an `Element` computes in f32 and rounds only
-/// where it stores bf16.
+/// The type of a number in memory, f32 or bf16. Lanes are always f32: a kernel that is generic over `Element` computes
+/// in f32 and rounds only where it stores bf16.
 pub trait Element: Copy + Default + Send + Sync + 'static {
-    /// Whether chains of products of such numbers take and leave denormals as zeros.
+    /// Whether matmuls of such numbers, as chains of multiply-adds, treat denormal inputs and results as zeros.
     const FLUSHES: bool;
-    /// The first 16 elements of `from`.
+    /// Loads the first 16 elements of `from`.
     fn load<V: Simd>(from: &[Self]) -> V;
-    /// The first `n` ≤ 16 elements of `from`, the rest 0.
+    /// Loads the first `n` ≤ 16 elements of `from`; the other lanes are 0.
     fn load_partial<V: Simd>(from: &[Self], n: usize) -> V;
-    /// Writes the first 16 elements of `to`.
+    /// Stores the lanes of `v` in the first 16 elements of `to`.
     fn store<V: Simd>(v: V, to: &mut [Self]);
-    /// Writes the first `n` ≤ 16 elements of `to`.
+    /// Stores the first `n` ≤ 16 lanes of `v` in the first `n` elements of `to`.
     fn store_partial<V: Simd>(v: V, to: &mut [Self], n: usize);
-    /// [`store`](Self::store) of 16 that [`Element::rounded`] gave.
+    /// [`store`](Self::store) of lanes that [`Element::rounded`] returned, which need no rounding.
     fn store_rounded<V: Simd>(v: V, to: &mut [Self]);
-    /// What is read again after `v` was stored.
+    /// The lanes of `v` as they would be read again after a [`store`](Self::store).
     fn rounded<V: Simd>(v: V) -> V;
-    /// Exactly this number.
+    /// The same number as f32; exact.
     fn widen(self) -> f32;
-    /// The nearest number, ties to even.
+    /// The number of this type nearest to `x`, ties to even.
     fn narrow(x: f32) -> Self;
 }
 
@@ -102,7 +103,7 @@ impl Element for bf16 {
     }
 }
 
-/// Widens elements into f32 memory, vector by vector.
+/// Widens all elements of `from` into `to`, vector by vector.
 #[inline(always)]
 pub(crate) fn widen_into<V: Simd, E: Element>(from: &[E], to: &mut [f32]) {
     for (from, to) in from.chunks(LANES).zip(to.chunks_mut(LANES)) {

@@ -1,8 +1,8 @@
-//! One formula, every instruction set: a vector of 16 f32 lanes and the operations that kernels are written in.
+//! The vector of 16 f32 lanes that kernels are written in: one formula for every instruction set.
 //!
 //! A kernel is a struct that implements [`Kernel`]; [`crate::Isa::run`] compiles its body once per instruction set.
 //! Every operation is defined lane by lane (IEEE, round to nearest even, fused multiply-add), and horizontal sums have
-//! one fixed tree, so a kernel gives the same bits on all of them. No approximate reciprocal, no libm.
+//! one fixed tree, so a kernel gives the same bits on every instruction set. No approximate reciprocals, no libm.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -22,80 +22,80 @@ pub use element::Element;
 
 use half::bf16;
 
-/// Lanes of a vector, on every instruction set.
+/// Lanes of a vector, the same on every instruction set.
 pub const LANES: usize = 16;
 
-/// Numbers near it have no fraction: of a small x, x + `SHIFT` is an integer n + `SHIFT`, n the nearest to x (ties to
-/// even), and n is its lowest bits.
+/// 1.5 · 2^23: floating-point numbers near it are integers. For a small x, x + `SHIFT` is an integer n + `SHIFT`, where
+/// n is the integer nearest to x (ties to even), and n is in its lowest bits.
 pub const SHIFT: f32 = 12_582_912.0;
 
-/// A computation that [`crate::Isa::run`] compiles for an instruction set.
+/// A computation that [`crate::Isa::run`] compiles for each instruction set.
 pub trait Kernel {
-    /// What the kernel returns.
+    /// The type that the kernel returns.
     type Output;
-    /// The body. Mark every implementation, and every function it calls with a `V`, `#[inline(always)]`: only code
-    /// inlined into the instruction set's entry point is compiled with its instructions. A closure cannot be marked:
-    /// one that takes or gives vectors may end as a function without them (`cargo xtask check vectors` looks for such).
+    /// The kernel's body. Mark every implementation, and every function that it calls with a `V`, `#[inline(always)]`:
+    /// only code inlined into the instruction set's entry point is compiled with its instructions. A closure cannot be
+    /// marked: one that takes or returns vectors may become a function without them (`cargo xtask check vectors` looks
+    /// for such closures).
     fn run<V: Simd>(self) -> Self::Output;
 }
 
 /// A vector of 16 f32 lanes.
 ///
-/// Comparisons give a [`Simd::Mask`]; tails use [`Simd::load_partial`] and [`Simd::store_partial`], which touch only
-/// the first `n` elements.
+/// Comparisons return a [`Simd::Mask`]. For the end of a slice there are [`Simd::load_partial`] and
+/// [`Simd::store_partial`], which touch only the first `n` elements.
 pub trait Simd: Copy + Send + Sync + 'static {
-    /// One truth value per lane.
+    /// A mask: one boolean per lane, from a comparison.
     type Mask: Copy;
-    /// Rows of the matmul's register tile: `GEMM_ROWS × GEMM_VECTORS` accumulators fit the register file.
+    /// Rows of the register tile of a matmul: `GEMM_ROWS × GEMM_VECTORS` accumulators fit the register file.
     const GEMM_ROWS: usize;
-    /// Vectors of the matmul's register tile.
+    /// Vectors side by side in the register tile of a matmul.
     const GEMM_VECTORS: usize;
 
-    /// All lanes `x`.
+    /// A vector with `x` in all lanes.
     fn splat(x: f32) -> Self;
-    /// The first 16 elements of `from`.
+    /// Loads the first 16 elements of `from`.
     fn load(from: &[f32]) -> Self;
-    /// The first `n` ≤ 16 elements of `from`, the rest 0.
+    /// Loads the first `n` ≤ 16 elements of `from`; the other lanes are 0.
     fn load_partial(from: &[f32], n: usize) -> Self;
-    /// 16 elements from `from`, which the caller promises to be readable.
+    /// Loads 16 elements from the address `from`, without a check.
     ///
     /// # Safety
-    /// `from..from + 16` lies inside one allocation.
+    /// `from..from + 16` lies inside one allocation and is readable.
     unsafe fn load_ptr(from: *const f32) -> Self;
-    /// Writes the first 16 elements of `to`.
+    /// Stores the lanes in the first 16 elements of `to`.
     fn store(self, to: &mut [f32]);
-    /// Writes the first `n` ≤ 16 elements of `to`.
+    /// Stores the first `n` ≤ 16 lanes in the first `n` elements of `to`.
     fn store_partial(self, to: &mut [f32], n: usize);
-    /// 16 elements to `to`, which the caller promises to be writable.
+    /// Stores 16 lanes at the address `to`, without a check.
     ///
     /// # Safety
-    /// `to..to + 16` lies inside one allocation, and no other thread touches it.
+    /// `to..to + 16` lies inside one allocation and is writable, and no other thread touches it.
     unsafe fn store_ptr(self, to: *mut f32);
-    /// The first 16 elements of `from`, widened exactly.
+    /// Loads the first 16 elements of `from`, which are bf16, widened exactly.
     #[inline(always)]
     fn load_bf16(from: &[bf16]) -> Self {
         let lanes: [f32; LANES] = std::array::from_fn(|i| from[i].widen());
         Self::load(&lanes)
     }
-    /// Writes the first 16 elements of `to`, rounded to nearest even; NaN stays NaN.
+    /// Stores the lanes in the first 16 elements of `to` as bf16, rounded to nearest even; NaN stays NaN.
     #[inline(always)]
     fn store_bf16(self, to: &mut [bf16]) {
         to[..LANES].iter_mut().zip(self.to_array()).for_each(|(to, x)| *to = bf16::narrow(x));
     }
-    /// [`Simd::store_bf16`] of lanes that are bf16 already.
+    /// [`Simd::store_bf16`] of lanes that bf16 represents exactly, which need no rounding.
     #[inline(always)]
     fn store_exact_bf16(self, to: &mut [bf16]) {
         self.store_bf16(to);
     }
-    /// Lanes rounded as [`Simd::store_bf16`] does.
+    /// The lanes rounded to bf16, as [`Simd::store_bf16`] does, and widened again.
     #[inline(always)]
     fn rounded_to_bf16(self) -> Self {
         let mut all = [bf16::ZERO; LANES];
         self.store_bf16(&mut all);
         Self::load_bf16(&all)
     }
-    /// The first 32 elements of two rows side by side: `even[i]`, `odd[i]`, for i below 16 in `low` and from 16 in
-    /// `high`.
+    /// Interleaves the first 32 elements of two rows into `to`: `even[0]`, `odd[0]`, `even[1]`, ….
     #[inline(always)]
     fn zip_bf16(even: &[bf16], odd: &[bf16], to: &mut [bf16]) {
         let pairs = even[..2 * LANES].iter().zip(&odd[..2 * LANES]);
@@ -103,7 +103,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
         pairs.zip(to).for_each(|((&even, &odd), to)| to.copy_from_slice(&[even, odd]));
     }
 
-    /// Writes the first 32 elements of `to`: lane by lane the nearest bf16 of `even` and of `odd`, side by side.
+    /// Rounds the lanes of both vectors to the nearest bf16 and interleaves them into the first 32 elements of `to`:
+    /// `even[0]`, `odd[0]`, `even[1]`, ….
     #[inline(always)]
     fn store_pairs(even: Self, odd: Self, to: &mut [bf16]) {
         let pairs = even.to_array().into_iter().zip(odd.to_array());
@@ -111,20 +112,23 @@ pub trait Simd: Copy + Send + Sync + 'static {
         pairs.zip(to).for_each(|((even, odd), to)| to.copy_from_slice(&[bf16::narrow(even), bf16::narrow(odd)]));
     }
 
-    /// The reverse of it: the even and the odd ones of the first 32 elements of `from`, widened exactly.
+    /// The reverse of [`Simd::store_pairs`]: the elements of `from[..32]` at even indices, and those at odd ones,
+    /// widened exactly.
     #[inline(always)]
     fn load_pairs(from: &[bf16]) -> (Self, Self) {
         let [even, odd]: [[f32; LANES]; 2] = [0, 1].map(|i| std::array::from_fn(|lane| from[2 * lane + i].widen()));
         (Self::load(&even), Self::load(&odd))
     }
 
-    /// 16 words of the first 32 elements of `from`: neighbours together, the first in the upper half of its lane.
+    /// Loads the first 32 elements of `from` as 16 words of 32 bits for [`Simd::dot`]: each word is a pair of
+    /// neighbours, the first of them in its upper half.
     #[inline(always)]
     fn load_words(from: &[bf16]) -> Self {
         let (first, second) = Self::load_pairs(from);
         Self::word(first, second)
     }
-    /// Words of lanes that bf16 has: `first` in the upper halves, `second` in the lower ones.
+    /// Packs two vectors of numbers that bf16 represents exactly into words for [`Simd::dot`]: `first` in the upper
+    /// halves, `second` in the lower ones.
     #[inline(always)]
     fn word(first: Self, second: Self) -> Self {
         let (first, second) = (first.to_array(), second.to_array());
@@ -132,57 +136,57 @@ pub trait Simd: Copy + Send + Sync + 'static {
             std::array::from_fn(|i| f32::from_bits(first[i].to_bits() | second[i].to_bits() >> 16));
         Self::load(&words)
     }
-    /// The reverse of it.
+    /// The reverse of [`Simd::word`]: the numbers in the words' upper halves, and those in the lower ones.
     #[inline(always)]
     fn halves(self) -> [Self; 2] {
         let words = self.to_array().map(f32::to_bits);
         [Self::load(&words.map(|w| f32::from_bits(w & !0xffff))), Self::load(&words.map(|w| f32::from_bits(w << 16)))]
     }
-    /// `self` plus the products of the words' first halves, then of their second ones: two multiply-adds that flush
-    /// denormals, where this vector's do.
+    /// For words `a` and `b` of pairs of bf16: `self` plus the products of their first numbers, then plus the products
+    /// of their second ones. These are two multiply-adds, which flush denormals where this vector type does.
     #[inline(always)]
     fn dot(self, a: Self, b: Self) -> Self {
         let ([a0, a1], [b0, b1]) = (a.halves(), b.halves());
         a1.fma(b1, a0.fma(b0, self))
     }
 
-    /// Prefetches the cache line at `at`, which need not exist, into the second cache. Changes no result.
+    /// Prefetches the cache line at `at` into the second-level cache. The address need not be valid. Changes no result.
     #[inline(always)]
     fn prefetch<T>(_at: *const T) {}
-    /// [`Simd::prefetch`] into the first cache.
+    /// [`Simd::prefetch`] into the first-level cache.
     #[inline(always)]
     fn prefetch_near<T>(_at: *const T) {}
 
-    /// `self + b`
+    /// `self + b`, lane by lane.
     fn add(self, b: Self) -> Self;
-    /// `self − b`
+    /// `self − b`, lane by lane.
     fn sub(self, b: Self) -> Self;
-    /// `self · b`
+    /// `self · b`, lane by lane.
     fn mul(self, b: Self) -> Self;
-    /// `self / b`, correctly rounded.
+    /// `self / b`, lane by lane, correctly rounded.
     fn div(self, b: Self) -> Self;
-    /// `self · b + c`, rounded once.
+    /// `self · b + c`, lane by lane, rounded once.
     fn fma(self, b: Self, c: Self) -> Self;
-    /// Square root, correctly rounded.
+    /// Square root of each lane, correctly rounded.
     fn sqrt(self) -> Self;
-    /// `b > self ? b : self`: if either is NaN, `self`.
+    /// `b > self ? b : self`, which is `self` if either is NaN.
     fn max(self, b: Self) -> Self;
-    /// `b < self ? b : self`: if either is NaN, `self`.
+    /// `b < self ? b : self`, which is `self` if either is NaN.
     fn min(self, b: Self) -> Self;
-    /// `self · 2^n`, where lanes of `shifted` hold integers n + [`SHIFT`], and `self` and the result are normal: what
-    /// is added to the bits of the exponent.
+    /// `self · 2^n`, where lanes of `shifted` are n + [`SHIFT`] with integers n. Adds n to the bits of the exponent, so
+    /// `self` and the result must be normal numbers.
     fn mul_pow2(self, shifted: Self) -> Self;
-    /// For positive normal lanes: the exponent `e` (as f32) and the significand in [1, 2), `self = m · 2^e`.
+    /// Splits positive normal lanes into exponent `e` (as f32) and significand `m` in [1, 2), with `self = m · 2^e`.
     fn split_exponent(self) -> (Self, Self);
 
-    /// `self < b` (false if either is NaN)
+    /// The mask of `self < b`, which is false if either is NaN.
     fn lt(self, b: Self) -> Self::Mask;
-    /// Lanes below `n`.
+    /// The mask of the lanes below `n`.
     fn first(n: usize) -> Self::Mask;
-    /// Lane by lane `mask ? a : b`.
+    /// `mask ? a : b`, lane by lane.
     fn select(mask: Self::Mask, a: Self, b: Self) -> Self;
 
-    /// The 16 × 16 matrix of these rows, transposed.
+    /// Transposes the 16 × 16 matrix of these rows.
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         let rows = rows.map(|row| row.to_array());
@@ -194,13 +198,14 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The lanes as an array.
     fn to_array(self) -> [f32; LANES];
 
-    /// Sum of the lanes in the order that all instruction sets share: halves folded onto each other, 8, 4, 2, 1.
+    /// Sum of the lanes, in an order that all instruction sets share: the upper half of the lanes is added to the lower
+    /// one, from 16 lanes to 8, 4, 2, 1.
     #[inline(always)]
     fn sum(self) -> f32 {
         folded(self.to_array(), |a, b| a + b)
     }
 
-    /// Largest lane: halves folded onto each other with [`Simd::max`] in the same order. If any lane is NaN, one of the
+    /// The largest lane by [`Simd::max`], in the order of [`Simd::sum`]. If any lane is NaN, the result is one of the
     /// lanes.
     #[inline(always)]
     fn max_lane(self) -> f32 {
@@ -208,7 +213,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     }
 }
 
-/// The lower half of the lanes with the upper one, then the lower quarter with the next, down to one lane.
+/// Reduces 16 lanes to one: combines the upper half of the lanes with the lower one by `with`, from 16 lanes to 8, 4,
+/// 2, 1.
 #[inline(always)]
 fn folded(mut lanes: [f32; LANES], with: impl Fn(f32, f32) -> f32) -> f32 {
     let mut half = LANES / 2;

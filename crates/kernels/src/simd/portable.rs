@@ -2,17 +2,18 @@
 
 use super::{Kernel, LANES, Simd, tiles};
 
-/// 16 lanes in an array; `mul_add` is fused on every target (in software where there is no instruction). Sums and
-/// matmuls take and leave denormals as zeros if they are `FLUSHED`, as x86 does with a control word that asks for it.
+/// 16 lanes in an array. `mul_add` is fused on every target (in software where there is no instruction). With
+/// `FLUSHED`, additions, multiplications and multiply-adds treat denormals as zeros, as x86 does when its control word
+/// says so.
 #[derive(Clone, Copy)]
 pub(crate) struct F32x16<const FLUSHED: bool = false>([f32; LANES]);
 
-/// Runs `kernel` with it.
+/// Runs `kernel` with the vector in plain Rust.
 pub fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16>()
 }
 
-/// Runs `kernel`, a matmul, with denormals as zeros.
+/// Runs `kernel`, a bf16 matmul, with denormals treated as zeros.
 pub fn run_flushing<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16<true>>()
 }

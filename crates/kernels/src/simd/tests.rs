@@ -1,9 +1,9 @@
-//! Every operation on every instruction set of this machine against plain Rust, lane by lane, as bits.
+//! Compares every vector operation on every instruction set of this machine with plain Rust, lane by lane, as bits.
 
 use super::{Kernel, LANES, SHIFT, Simd, tiles};
 use crate::Isa;
 
-/// Ordinary, tiny, huge, signed zeros, infinities, NaN, denormals, ties.
+/// Inputs of the tests: ordinary, tiny and huge numbers, signed zeros, infinities, NaN, denormals, ties.
 const SPECIAL: [f32; 24] = [
     0.0,
     -0.0,
@@ -44,14 +44,14 @@ fn vectors() -> Vec<[f32; LANES]> {
         .collect()
 }
 
-/// Bits, with all NaN made one: their payload is not promised.
+/// The bits of the lanes, with all NaN replaced by one: the payload of a NaN is not promised.
 fn bits(x: [f32; LANES]) -> [u32; LANES] {
     x.map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() })
 }
 
 type Op = fn(f32, f32, f32) -> f32;
 
-/// Lane by lane operations of three vectors, and what each lane must be.
+/// Lane-wise operations of three vectors.
 struct Lanes([[f32; LANES]; 3]);
 
 impl Kernel for Lanes {
@@ -87,7 +87,7 @@ fn every_lane_is_what_ieee_says() {
     }
 }
 
-/// What matmuls of bf16 are made of.
+/// The operations that bf16 matmuls consist of.
 struct Flushing([[f32; LANES]; 3]);
 
 impl Kernel for Flushing {
@@ -104,7 +104,7 @@ impl Kernel for Flushing {
     }
 }
 
-/// Lanes near the smallest normal number: sums that round to it, from both sides, and a little more or less.
+/// Three vectors whose sums are near the smallest normal number, a little above and below, or round to it.
 fn near_denormals(stream: &mut crate::rng::Stream) -> [[f32; LANES]; 3] {
     let mut below = |n: u64| stream.below(n) as i32;
     let a = std::array::from_fn(|_| (1 + below(3)) as f32 * 2.0f32.powi(-70 - below(8)));

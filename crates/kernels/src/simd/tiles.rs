@@ -1,8 +1,8 @@
-//! Matmuls on tiles: the formula of TDPBF16PS, what one matmul reads and writes ([`TileMatmul`]), and the same in plain
-//! Rust.
+//! Matmuls on AMX tiles: the formula of the instruction TDPBF16PS, the operands of one matmul ([`TileMatmul`]), and the
+//! same computation in plain Rust.
 //!
-//! A tile is 16 rows of 64 bytes. One instruction takes a tile A `[rows][32]` of bf16 and a tile B `[16][columns][2]`
-//! of bf16, which is 32 terms of each sum with the even and the odd ones side by side, and adds their product to a
+//! A tile register is 16 rows of 64 bytes. One instruction multiplies a tile A `[rows][32]` of bf16 by a tile B
+//! `[16][columns][2]` of bf16 (32 terms of each sum, the even and the odd ones side by side), and adds the result to a
 //! tile C `[rows][columns]` of f32 ("Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2,
 //! TDPBF16PS):
 //!
@@ -12,29 +12,30 @@
 //! c    = c + (even + odd)
 //! ```
 //!
-//! each operation rounded to nearest even, with denormals taken and left as zeros, whatever the thread's control word
-//! says.
+//! Each operation is rounded to nearest even, and treats denormal inputs and results as zeros, whatever the thread's
+//! control word says.
 //!
-//! `amx.rs` computes it by the instructions. Neither knows layouts of operands or how a large matmul is cut.
+//! `amx.rs` computes this with the instructions. Neither file knows the layouts of weights or how a large matmul is
+//! split.
 
 use half::bf16;
 
-/// Terms of a sum that one instruction takes.
+/// Terms of a sum that one instruction adds.
 pub const DEPTH: usize = 32;
-/// Rows of a tile, and columns of a tile of f32.
+/// Rows of a tile, and columns of an f32 tile.
 pub const SIDE: usize = 16;
 /// Elements of a bf16 tile.
 pub const TILE: usize = SIDE * DEPTH;
 
-/// 2^24: numbers times it are no longer near the denormals.
+/// 2^24: tiny numbers are multiplied by it to move them away from the denormals.
 const FAR: f32 = 16_777_216.0;
 
-/// Denormals as zeros of their sign.
+/// `x`, or a zero of its sign if `x` is denormal.
 fn flushed(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { 0.0f32.copysign(x) } else { x }
 }
 
-/// `a · b + c` as the instruction forms it.
+/// `a · b + c` as the instruction computes it: denormals are zeros.
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     let (a, b, c) = (flushed(a), flushed(b), flushed(c));
     let sum = a.mul_add(b, c);
@@ -46,12 +47,12 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     flushed(sum)
 }
 
-/// `a + b` as the instruction forms it.
+/// `a + b` as the instruction computes it: denormals are zeros.
 pub fn add(a: f32, b: f32) -> f32 {
     flushed(flushed(a) + flushed(b))
 }
 
-/// `c` plus at most [`DEPTH`] products, padded with zeros: one element of what one instruction computes.
+/// One element of the result of one instruction: `c` plus at most [`DEPTH`] products, padded with zeros.
 pub fn step(c: f32, terms: impl Iterator<Item = (f32, f32)>) -> f32 {
     let mut sums = [0.0f32; 2];
     for (taken, (a, b)) in terms.enumerate() {
@@ -61,59 +62,60 @@ pub fn step(c: f32, terms: impl Iterator<Item = (f32, f32)>) -> f32 {
     add(c, add(sums[0], sums[1]))
 }
 
-/// Which rows of tiles there are: 16 above each other twice, or once.
+/// The rows of a block: one tile of up to 16 rows, or two tiles one above the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// Rows of the upper tiles, 1 ..= 16.
+    /// Rows of the upper tile, 1 ..= 16.
     pub upper: u8,
-    /// Rows of the lower tiles, 0 ..= 16; 0: there are none.
+    /// Rows of the lower tile, 0 ..= 16; 0 if there is none.
     pub lower: u8,
 }
 
-/// `c = (from_c ? c : 0) + a · b` for `blocks` blocks of one or two tiles of rows, by two tiles of columns.
+/// The operands of a matmul on tiles, `c = (from_c ? c : 0) + a · b`, for `blocks` blocks of rows, each one or two
+/// tiles high and two tiles wide.
 ///
-/// All strides are in bytes. A row of a tile of A is 32 elements; the two tiles of B of a step of depth lie row by row
-/// beside each other, `[16 pairs of terms][32 columns][2]`, one step after the other.
+/// All strides are in bytes. A row of a tile of A has 32 elements. The two tiles of B of each step of depth are side by
+/// side, row by row: `[16 pairs of terms][32 columns][2]`, one step after the other.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TileMatmul {
-    /// The first tile of A: the upper rows of the first block.
+    /// Address of the first tile of A: the upper tile of the first block.
     pub a: *const bf16,
-    /// The first tile of B.
+    /// Address of the first tile of B.
     pub b: *const bf16,
-    /// The first element of C.
+    /// Address of the first element of C.
     pub c: *mut f32,
-    /// From a row of a tile of A to the next.
+    /// Stride from a row of a tile of A to the next row.
     pub a_row: usize,
-    /// From the upper to the lower tile of A.
+    /// Stride from the upper tile of A to the lower one.
     pub a_lower: usize,
-    /// From a tile of A to that of the next step of depth.
+    /// Stride from a tile of A to the tile of the next step of depth.
     pub a_step: usize,
-    /// From a row of C to the next.
+    /// Stride from a row of C to the next row.
     pub c_stride: usize,
-    /// From an upper tile of A to that of the next block.
+    /// Stride from the upper tile of A of a block to that of the next block.
     pub a_block: usize,
-    /// From the first row of C of a block to that of the next.
+    /// Stride from the first row of C of a block to that of the next block.
     pub c_block: usize,
-    /// Steps of [`DEPTH`] terms, at least 1.
+    /// Number of steps of [`DEPTH`] terms, at least 1.
     pub depth: usize,
-    /// Blocks, at least 1.
+    /// Number of blocks, at least 1.
     pub blocks: usize,
-    /// Whether sums continue what C holds (1) or start from 0 (0).
+    /// Whether sums start from the contents of C (1) or from 0 (0).
     pub from_c: usize,
-    /// Rows of every block.
+    /// The rows of each block.
     pub rows: Rows,
 }
 
-/// A function that computes a list of [`TileMatmul`] in order, all with the same [`TileMatmul::rows`]: configuring
-/// tiles takes as long as several matmuls do, so it is done once for the list.
+/// A function that computes a list of [`TileMatmul`] in order. All have the same [`TileMatmul::rows`]: configuring the
+/// tile registers takes as long as several matmuls, so it is done once for the list.
 ///
 /// # Safety
-/// The tiles of A and B that a matmul names lie inside one allocation each, as do the rows of C, 32 elements of each;
-/// nobody else touches those of C meanwhile.
+/// The tiles of A and B of a matmul lie inside one allocation each, as do the rows of C, which have 32 elements. Nobody
+/// else touches these rows of C meanwhile.
 pub type Unit = unsafe fn(&[TileMatmul]);
 
-/// Has `unit` do all of these, a few in a call.
+/// Computes all of these matmuls by `unit`, a few in each call.
 ///
 /// # Safety
 /// As for [`Unit`].
@@ -133,8 +135,8 @@ pub unsafe fn run_all(unit: Unit, mut matmuls: impl Iterator<Item = TileMatmul>)
     unsafe { unit(&list[..len]) };
 }
 
-/// How `rows` rows are cut: for each cut its first row, its blocks and the rows of each. 32 as often as they go, then
-/// what is left.
+/// How `rows` rows are split into blocks: as many blocks of 32 rows as fit, then one with the rest. Yields the first
+/// row, the number of blocks and the rows of each block.
 pub fn cuts(rows: usize) -> impl Iterator<Item = (usize, usize, Rows)> {
     let (tall, rest) = (rows / (2 * SIDE), rows % (2 * SIDE));
     let all = Rows { upper: SIDE as u8, lower: SIDE as u8 };
@@ -142,7 +144,7 @@ pub fn cuts(rows: usize) -> impl Iterator<Item = (usize, usize, Rows)> {
     [(0, tall, all), (2 * SIDE * tall, usize::from(rest > 0), last)].into_iter().filter(|&(_, blocks, _)| blocks > 0)
 }
 
-/// What both kinds of [`Unit`] rely on.
+/// Checks what both implementations of [`Unit`] rely on.
 pub(super) fn check(matmuls: &[TileMatmul]) {
     for matmul in matmuls {
         let Rows { upper, lower } = matmul.rows;
@@ -151,7 +153,7 @@ pub(super) fn check(matmuls: &[TileMatmul]) {
     }
 }
 
-/// Does them in plain Rust, slowly: the same bits as the instructions give.
+/// Computes the matmuls in plain Rust, slowly, with the bits of the AMX instructions.
 ///
 /// # Safety
 /// As for [`Unit`].
@@ -163,7 +165,7 @@ pub unsafe fn emulated(matmuls: &[TileMatmul]) {
     }
 }
 
-/// One of them.
+/// Computes one matmul in plain Rust.
 ///
 /// # Safety
 /// As for [`Unit`].
@@ -211,7 +213,8 @@ mod tests {
         assert!(fma(f32::NAN, 0.0, 1.0).is_nan() && add(f32::INFINITY, f32::NEG_INFINITY).is_nan());
     }
 
-    /// The manual flushes what would be denormal if its significand had all its bits.
+    /// Per Intel's manual, a result is flushed to zero if it would be denormal when rounded with a full significand,
+    /// even where rounding to a denormal's precision would make it the smallest normal number.
     #[test]
     fn what_only_denormal_rounding_makes_normal_is_flushed() {
         // tiny · (1 − 0.75 · 2⁻²⁴): rounds to less than 1 with all bits of a significand, to 1 with one bit fewer.

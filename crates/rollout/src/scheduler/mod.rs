@@ -1,12 +1,12 @@
-//! Who runs in a step: running sequences first, then waiting ones while rows, slots and pages last; the youngest is
-//! preempted when pages run out.
+//! The scheduler chooses the sequences of a step: running ones first, then waiting ones while rows, batch slots and
+//! KV-cache pages last. When the pages run out, the youngest sequence is preempted.
 //!
-//! A step computes with one base: that of the oldest running sequence, or of the first that waits. Adapters may differ
-//! from sequence to sequence. A sequence's bits do not depend on any of this. The scheduler knows no weights and no
-//! tensor: copies of pages that a fork needs are listed for the engine to make.
+//! A step computes with one version of the base weights: that of the oldest running sequence, or of the first waiting
+//! one. Adapters may differ from sequence to sequence. A sequence's bits do not depend on any of these choices. The
+//! scheduler knows no weights and no tensors: it lists the copies of KV-cache pages that the engine must make.
 //!
-//! `pages.rs` gives and takes pages, `speculate.rs` guesses tokens, `outcome.rs` appends what was drawn and ends,
-//! pauses and removes sequences.
+//! `pages.rs` assigns and takes pages, `speculate.rs` guesses draft tokens, `outcome.rs` appends the drawn tokens and
+//! ends, pauses and removes sequences.
 
 mod outcome;
 mod pages;
@@ -28,26 +28,26 @@ use std::ops::Sub;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A prompt and its completions.
+/// A group in the scheduler: a prompt and its completions.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// Its number, which no other group ever has.
+    /// The group's serial number, which is never used again.
     pub(crate) serial: u64,
     pub(crate) request: Arc<crate::Request>,
-    /// The sequence that computes the prompt once, if prompts are shared, for as long as it is of use.
+    /// The sequence that computes the prompt once, while it is needed; none if prompts are not shared.
     pub(crate) prompt: Option<usize>,
-    /// Its completions.
+    /// The sequences of the group's completions.
     pub(crate) members: Vec<usize>,
-    /// Completions that have not ended.
+    /// Number of completions that have not ended.
     pub(crate) unfinished: usize,
-    /// Of the prompt's tokens but the first, as far as they are wanted and computed.
+    /// The log-probabilities of the prompt's tokens but the first, as far as they are computed; empty unless wanted.
     pub(crate) prompt_logps: Vec<f32>,
     pub(crate) prompt_top: Alternatives,
-    /// What an earlier request said after this prompt, to guess from.
+    /// A completion of an earlier request with this prompt, to guess draft tokens from.
     pub(crate) earlier: Option<Arc<[u32]>>,
 }
 
-/// Rows of one sequence in a step: tokens `from..to`.
+/// The rows of one sequence in a step: its tokens `from..to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) sequence: usize,
@@ -55,55 +55,55 @@ pub(crate) struct Chunk {
     pub(crate) to: usize,
 }
 
-/// What a step, and a sequence, may hold.
+/// The largest sizes of a step and of a sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) max_num_seqs: usize,
-    /// Rows of a step.
+    /// Largest number of rows (tokens) in a step.
     pub(crate) max_rows: usize,
-    /// Tokens of a sequence.
+    /// Largest number of tokens of a sequence.
     pub(crate) max_model_len: usize,
     /// Whether a prompt may be computed in several steps.
     pub(crate) chunked_prefill: bool,
 }
 
-/// What the engine has done so far.
+/// Counts and times of the engine's work so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Tokens computed: rows of all steps.
+    /// Tokens computed: the rows of all steps.
     pub computed_tokens: u64,
-    /// Tokens found in the prefix cache instead.
+    /// Tokens whose keys and values were found in the prefix cache instead of being computed.
     pub cached_tokens: u64,
-    /// Sequences preempted because pages ran out.
+    /// Number of times that a sequence was preempted because the KV cache was full.
     pub preemptions: u64,
-    /// Steps that computed part of a prompt, which a preempted sequence does again.
+    /// Number of prefill steps: those that computed part of a prompt, or of a preempted sequence again.
     pub prefill_steps: u64,
-    /// How long their models took.
+    /// Time of the model's forward passes in prefill steps.
     pub prefill_time: Duration,
-    /// All other steps: they compute what each sequence drew last.
+    /// Number of decode steps: all other steps, which compute the last token of each sequence.
     pub decode_steps: u64,
-    /// How long their models took.
+    /// Time of the model's forward passes in decode steps.
     pub decode_time: Duration,
-    /// Their forward passes of one sequence each.
+    /// Number of sequences in all decode steps together.
     pub decode_passes: u64,
-    /// Tokens that those drew.
+    /// Tokens drawn in decode steps.
     pub decoded_tokens: u64,
-    /// How long drawing tokens took, in steps of both kinds.
+    /// Time of sampling tokens, in steps of both kinds.
     pub sampling_time: Duration,
-    /// Tokens that were guessed and verified.
+    /// Draft tokens that were verified.
     pub drafted_tokens: u64,
-    /// Those of them that were right.
+    /// Draft tokens that were right.
     pub accepted_tokens: u64,
-    /// Forward passes of one sequence each that verified guesses.
+    /// Number of times that a sequence verified draft tokens in a step.
     pub draft_passes: u64,
-    /// How long decode steps with guesses took, models and drawing.
+    /// Time of decode steps with draft tokens, forward passes and sampling.
     pub draft_time: Duration,
-    /// How long steps without would have taken for the same tokens, by what such steps were measured to take.
+    /// Estimated time of drawing the same tokens without draft tokens, from measured steps without them.
     pub undrafted_time: Duration,
 }
 
 impl Counters {
-    /// A step has run its model.
+    /// Counts a step whose forward pass took `time`.
     pub(crate) fn ran(&mut self, is_prefill: bool, time: Duration) {
         let (steps, total) = match is_prefill {
             true => (&mut self.prefill_steps, &mut self.prefill_time),
@@ -143,30 +143,31 @@ pub(crate) struct Scheduler {
     pub(crate) sequences: Slab<Sequence>,
     pub(crate) groups: Slab<Group>,
     pub(crate) blocks: BlockPool,
-    /// The weights of sequences that name none.
+    /// The version of the current weights, for sequences that name none.
     pub(crate) current: Option<ModelVersion>,
     running: Vec<usize>,
-    /// Extended ones, which may still have their pages; they come before those that wait.
+    /// Sequences that were paused and extended, which may still have their KV-cache pages. They come before the waiting
+    /// ones.
     extended: VecDeque<usize>,
     waiting: VecDeque<usize>,
-    /// Prompts whose pages completions share.
+    /// Computed prompts whose pages completions share.
     held: Vec<usize>,
-    /// In the order in which they were paused.
+    /// Paused sequences, in the order in which they were paused.
     paused: Vec<usize>,
-    /// Groups that ended and were not yet given away.
+    /// Groups that have ended and were not yet returned.
     finished: Vec<usize>,
     serial: u64,
     limits: Limits,
     pub(crate) counters: Counters,
     speculative: Speculative,
-    /// None if nothing is guessed.
+    /// The index for draft tokens; none if speculative decoding is off.
     drafts: Option<Box<Drafts>>,
-    /// What decode steps take; how much is guessed depends on it.
+    /// The measured time of decode steps, which decides how many draft tokens are guessed.
     cost: StepCost,
     balance: Balance,
-    /// To guess from.
+    /// Completions of earlier requests, to guess draft tokens from.
     pub(crate) earlier: Earlier,
-    /// What the last step drew.
+    /// The tokens that the last step drew.
     pub(crate) drawn: Vec<Drawn>,
 }
 
@@ -195,7 +196,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes a group in: its prompt first if it is shared, else all completions by themselves.
+    /// Adds a group to the queue: with `sharing` its prompt first, else each completion with the prompt.
     pub(crate) fn submit(&mut self, request: Arc<crate::Request>, sharing: bool) -> RequestId {
         let group = self.groups.vacant_key();
         let room = self.limits.max_model_len.saturating_sub(request.prompt.ids.len());
@@ -226,12 +227,12 @@ impl Scheduler {
         id
     }
 
-    /// Whether nothing runs and nothing waits.
+    /// Whether no sequence runs or waits.
     pub(crate) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.extended.is_empty() && self.waiting.is_empty()
     }
 
-    /// Removes all sequences and groups, finished or not, and takes their pages back.
+    /// Removes all sequences and groups, finished or not, and frees their pages.
     pub(crate) fn clear(&mut self) {
         for (_, s) in &mut self.sequences {
             self.blocks.release(&mut s.blocks);
@@ -248,7 +249,7 @@ impl Scheduler {
     }
 
     /// Chooses the rows of the next step into `chunks`, and lists in `copies` the pages to copy before it (from, to).
-    /// Returns the version of the base that computes them; none where sequences follow the current weights and there
+    /// Returns the version of the base weights to compute with; none if the sequences use the current weights and there
     /// are none.
     pub(crate) fn schedule(&mut self, chunks: &mut Vec<Chunk>, copies: &mut Vec<(u32, u32)>) -> Option<u64> {
         chunks.clear();
@@ -295,12 +296,12 @@ impl Scheduler {
         Some(base)
     }
 
-    /// How tokens of a sequence are drawn.
+    /// The sampling parameters of a sequence.
     pub(crate) fn sampling(&self, id: usize) -> &crate::SamplingParams {
         &self.groups[self.sequences[id].group].request.sampling
     }
 
-    /// The weights of a sequence.
+    /// The version of the weights of a sequence.
     pub(crate) fn model_of(&self, id: usize) -> Option<ModelVersion> {
         self.sequences[id].model.or(self.current)
     }
@@ -309,7 +310,7 @@ impl Scheduler {
         self.model_of(id).map(|model| model.base)
     }
 
-    /// The rows that `id` may have of `budget`.
+    /// The rows that sequence `id` gets of the `budget` that is left in the step.
     fn chunk(&self, id: usize, budget: usize) -> Option<Chunk> {
         let s = &self.sequences[id];
         let wanted = s.uncomputed();
@@ -321,20 +322,20 @@ impl Scheduler {
         })
     }
 
-    /// The completions of a group that wait for their first token: the row that ends their prompt gives it to all of
-    /// them. A prompt that is computed a second time gives nothing to completions that have begun.
+    /// The completions of a group that have no token yet. The last row of their prompt gives the first token to all of
+    /// them. When a prompt is computed a second time, completions that have begun are left out.
     pub(crate) fn not_begun(&self, group: usize) -> impl Iterator<Item = usize> {
         let waits =
             |id: usize| self.sequences[id].state == State::Waiting && self.sequences[id].completion().is_empty();
         self.groups[group].members.iter().copied().filter(move |&member| waits(member))
     }
 
-    /// The sequence that is meant, unless it has left.
+    /// Index of the sequence with this id, unless it was removed.
     pub(crate) fn find(&self, id: SequenceId) -> Option<usize> {
         self.sequences.get(id.index).filter(|s| s.serial == id.serial).map(|_| id.index)
     }
 
-    /// The paused completions, the one that waits longest first.
+    /// The paused completions, the one that was paused first in front.
     pub(crate) fn paused(&self) -> &[usize] {
         &self.paused
     }

@@ -1,4 +1,4 @@
-//! What becomes of sequences: tokens are appended to them; they end, pause, are extended, and leave.
+//! Appends drawn tokens to sequences, and ends, pauses, extends and removes them.
 
 use super::{Chunk, Group, Scheduler};
 use crate::models::ModelVersion;
@@ -9,7 +9,7 @@ use model::Columns;
 use model::columns::SAMPLER_LOGPS;
 
 impl Scheduler {
-    /// The keys and values of `chunks` are in their pages.
+    /// Records that the keys and values of `chunks` are in their pages.
     pub(crate) fn mark_computed(&mut self, chunks: &[Chunk]) {
         for chunk in chunks {
             self.sequences[chunk.sequence].computed = chunk.to;
@@ -18,7 +18,7 @@ impl Scheduler {
         }
     }
 
-    /// Counts the guesses that `draws` verify. Returns how many they are.
+    /// Counts the draft tokens that `draws` verify, and returns their number.
     pub(crate) fn count_drafts(&mut self, draws: &[Draw]) -> u64 {
         let before = self.counters.drafted_tokens;
         for draw in draws {
@@ -29,8 +29,8 @@ impl Scheduler {
         self.counters.drafted_tokens - before
     }
 
-    /// Appends the tokens that were drawn; ends or pauses the completions that are done with them. What was drawn after
-    /// a guess that turned out wrong, or after an end, is dropped.
+    /// Appends the drawn tokens, and ends or pauses completions that are done. Tokens drawn after a wrong draft token,
+    /// or after the end of a completion, are dropped.
     pub(crate) fn postprocess(&mut self, draws: &[Draw], sampled: Sampled<'_>, stop: &StopCheck) {
         let Sampled { ids, logps, alternatives, entropies } = sampled;
         for (i, (draw, (&token, &logp))) in draws.iter().zip(ids.iter().zip(logps)).enumerate() {
@@ -87,7 +87,7 @@ impl Scheduler {
         s.completion().len() >= most || s.known().len() >= self.limits.max_model_len
     }
 
-    /// Tokens until its request gives it away unfinished.
+    /// Number of tokens of completion `id` at which its request returns it unfinished.
     fn tokens_wanted(&self, id: usize) -> usize {
         let s = &self.sequences[id];
         let until = self.groups[s.group].request.until;
@@ -116,8 +116,8 @@ impl Scheduler {
         }
     }
 
-    /// A paused completion resumes after `tokens` that were not sampled, or ends if they fill it. It keeps its pages
-    /// while it waits for a slot, unless others need them.
+    /// Resumes a paused completion after `tokens` that were not sampled, or ends it if they fill it. It keeps its
+    /// KV-cache pages while it waits for a slot, unless others need them.
     pub(crate) fn extend(&mut self, id: usize, tokens: &[u32]) {
         let version = self.model_of(id).map_or(0, ModelVersion::trained);
         let s = &mut self.sequences[id];
@@ -139,7 +139,7 @@ impl Scheduler {
         self.finish(id, FinishReason::Stop);
     }
 
-    /// Computes a completion with other weights from its next token on.
+    /// Computes a completion with the weights of version `model` from its next token on.
     pub(crate) fn set_model(&mut self, id: usize, model: ModelVersion) {
         if self.sequences[id].model == Some(model) {
             return;
@@ -154,7 +154,7 @@ impl Scheduler {
         }
     }
 
-    /// Guesses of the next tokens of a completion that runs or waits, for the next step to verify; as many of them as
+    /// Sets draft tokens for a completion that runs or waits, which the next step verifies; as many of `tokens` as
     /// there is room for.
     pub(crate) fn draft(&mut self, id: usize, tokens: &[u32]) {
         let wanted = self.tokens_wanted(id);
@@ -172,7 +172,7 @@ impl Scheduler {
         s.drafted = tokens.len();
     }
 
-    /// The groups that ended since the last call, each with its serial number, in which they were submitted.
+    /// The groups that ended since the last call, each with its serial number; these follow the order of submission.
     pub(crate) fn take_finished(&mut self) -> Vec<(u64, RolloutGroup)> {
         // An empty list asks the allocator for nothing.
         let finished = std::mem::take(&mut self.finished);
@@ -198,7 +198,7 @@ impl Scheduler {
         (serial, RolloutGroup { id: request.id, prompt: request.prompt.clone(), completions, prompt_columns })
     }
 
-    /// Removes a request, whatever it is at, with its sequences and their pages. False if it has ended.
+    /// Removes a request in any state, with its sequences and their pages. Returns false if it has ended.
     pub(crate) fn cancel(&mut self, id: RequestId) -> bool {
         if self.groups.get(id.index).is_none_or(|group| group.serial != id.serial) {
             return false;
@@ -213,7 +213,7 @@ impl Scheduler {
         true
     }
 
-    /// Out of the lists that its state puts it in.
+    /// Removes a sequence from the lists that belong to its state.
     fn leave(&mut self, id: usize, state: State) {
         match std::mem::replace(&mut self.sequences[id].state, state) {
             State::Running => self.running.retain(|&other| other != id),
@@ -227,7 +227,7 @@ impl Scheduler {
         }
     }
 
-    /// Removes a sequence that holds no pages.
+    /// Removes a sequence that has no KV-cache pages.
     pub(super) fn remove(&mut self, id: usize) {
         self.leave(id, State::Finished(FinishReason::Stop));
         debug_assert!(self.sequences[id].blocks.is_empty());

@@ -1,8 +1,8 @@
-//! Pages: who gets them, who shares them, who loses them first.
+//! Assigns KV-cache pages to sequences, shares them, and takes them back when they run out.
 //!
-//! When they run out, those that nobody works on go first: of paused sequences, of sequences that were extended and
-//! wait, then the youngest running sequence is preempted. All of them are computed again, to the same bits, or found in
-//! the prefix cache.
+//! When pages run out, they are taken first from sequences that are not running: paused ones, then extended ones that
+//! wait. Then the youngest running sequence is preempted. All of these are computed again later, to the same bits, or
+//! found in the prefix cache.
 
 use super::{Chunk, Scheduler};
 use crate::prefix::ROOT;
@@ -10,8 +10,8 @@ use crate::sequence::{Role, State};
 use model::kv::BLOCK;
 
 impl Scheduler {
-    /// Gives `id`, which runs, pages for `tokens` tokens, taking them from others until there are enough. False if it
-    /// was preempted itself.
+    /// Gives the running sequence `id` pages for `tokens` tokens, and takes pages from others until there are enough.
+    /// Returns false if `id` itself was preempted.
     pub(super) fn make_room(&mut self, id: usize, tokens: usize) -> bool {
         loop {
             if self.grow(id, tokens) {
@@ -29,7 +29,7 @@ impl Scheduler {
         }
     }
 
-    /// Pages for `tokens` tokens, if there are enough.
+    /// Gives sequence `id` pages for `tokens` tokens, if enough are free.
     fn grow(&mut self, id: usize, tokens: usize) -> bool {
         let s = &mut self.sequences[id];
         let missing = tokens.div_ceil(BLOCK).saturating_sub(s.blocks.len());
@@ -40,22 +40,22 @@ impl Scheduler {
         true
     }
 
-    /// Takes the pages of `id` back.
+    /// Frees the pages of sequence `id`.
     pub(super) fn drop_pages(&mut self, id: usize) {
         let s = &mut self.sequences[id];
         self.blocks.release(&mut s.blocks);
         s.forget_pages();
     }
 
-    /// Out of the batch, to be computed again: first in the queue.
+    /// Takes sequence `id` out of the batch and puts it at the front of the queue, to be computed again.
     pub(super) fn preempt(&mut self, id: usize) {
         self.drop_pages(id);
         self.sequences[id].state = State::Waiting;
         self.waiting.push_front(id);
     }
 
-    /// Pages and rows for `id`, which waits: those that it kept, or what others have computed of its tokens, and new
-    /// ones. `None`, and nothing changed, if there are too few.
+    /// Assigns pages and rows to the waiting sequence `id`: pages that it kept, or that others have computed for the
+    /// same tokens, and new ones. Returns `None`, and changes nothing, if there are too few.
     pub(super) fn admit(&mut self, id: usize, budget: usize, copies: &mut Vec<(u32, u32)>) -> Option<Chunk> {
         let (kept, before) = (!self.sequences[id].blocks.is_empty(), copies.len());
         let cached = if kept { Some(0) } else { self.share_prefix(id, copies) };
@@ -73,7 +73,7 @@ impl Scheduler {
         None
     }
 
-    /// The computed prompt whose pages completion `id` may share.
+    /// The computed prompt whose pages completion `id` may share, if there is one.
     fn held_prompt(&self, id: usize) -> Option<usize> {
         let s = &self.sequences[id];
         let prompt = self.groups[s.group].prompt.filter(|&p| p != id)?;
@@ -81,9 +81,9 @@ impl Scheduler {
         (held.state == State::Held && held.model == s.model).then_some(prompt)
     }
 
-    /// Gives `id`, which has no pages, those that hold the beginning of its tokens: full pages of the prefix cache, or
-    /// its group's computed prompt with a copy of the page that the prompt ends in, whichever reaches farther. Returns
-    /// the tokens that the cache had; none if there is no page for the copy.
+    /// Gives sequence `id`, which has no pages, existing pages for the beginning of its tokens: either full pages of
+    /// the prefix cache, or its group's computed prompt with a copy of the prompt's last page, whichever covers more
+    /// tokens. Returns the number of tokens from the cache; none if there is no free page for the copy.
     fn share_prefix(&mut self, id: usize, copies: &mut Vec<(u32, u32)>) -> Option<usize> {
         let held = self.held_prompt(id);
         let shared = held.map_or(0, |p| self.sequences[p].tokens.len());
@@ -108,7 +108,8 @@ impl Scheduler {
         Some(0)
     }
 
-    /// Gives `id` the cached pages of its tokens. Its last token is computed in any case: its row gives the next one.
+    /// Gives sequence `id` the cached pages of its tokens. Its last token is always computed, because its row gives the
+    /// next token.
     fn share_cached(&mut self, id: usize) {
         let Some(model) = self.model_of(id) else { return };
         let s = &mut self.sequences[id];
@@ -128,7 +129,7 @@ impl Scheduler {
         (s.computed, s.cached, s.node) = (s.blocks.len() * BLOCK, s.blocks.len(), node);
     }
 
-    /// Makes the full pages of `id` known to the prefix cache.
+    /// Adds the full pages of sequence `id` to the prefix cache.
     pub(super) fn cache_pages(&mut self, id: usize) {
         let Some(model) = self.model_of(id).filter(|_| self.blocks.prefix.is_on()) else { return };
         let s = &mut self.sequences[id];
@@ -140,7 +141,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives back the pages of computed prompts; their completions compute the prompt for themselves from now on. False
+    /// Frees the pages of computed prompts; their completions compute the prompt themselves from now on. Returns false
     /// if there were none.
     pub(super) fn evict_prompts(&mut self) -> bool {
         let any = !self.held.is_empty();
@@ -150,8 +151,8 @@ impl Scheduler {
         any
     }
 
-    /// Takes the pages of one sequence other than `id` that nobody works on: of the one that has been paused for the
-    /// longest time, or else of the last that waits with pages. False if there is none.
+    /// Frees the pages of one sequence other than `id` that is not running: the one that has been paused longest, or
+    /// else the last extended one that waits. Returns false if there is none.
     pub(super) fn evict_idle(&mut self, id: usize) -> bool {
         let with_pages = |s: &usize| *s != id && !self.sequences[*s].blocks.is_empty();
         let paused = self.paused.iter().copied().find(with_pages);
@@ -162,7 +163,7 @@ impl Scheduler {
         idle.is_some()
     }
 
-    /// The current weights are others: the keys and values of all that follow them are stale.
+    /// Called when the current weights change: drops the stale keys and values of all sequences that use them.
     pub(crate) fn invalidate(&mut self) {
         for at in (0..self.running.len()).rev() {
             if self.sequences[self.running[at]].model.is_none() {
@@ -183,8 +184,8 @@ impl Scheduler {
         }
     }
 
-    /// Prompts among `chunks` that are whole now: their pages are held, and their completions, whose first tokens were
-    /// drawn, wait next.
+    /// Handles the prompts in `chunks` that are now completely computed: their pages are kept to be shared, and their
+    /// completions, whose first tokens were drawn, are next in the queue.
     pub(crate) fn share_prompts(&mut self, chunks: &[Chunk]) {
         for chunk in chunks {
             let Some(s) = self.sequences.get(chunk.sequence) else { continue };
@@ -209,7 +210,7 @@ impl Scheduler {
         }
     }
 
-    /// Removes the sequence that computes a group's prompt, with its pages.
+    /// Removes the sequence that computes a group's prompt, and frees its pages.
     pub(super) fn remove_prompt(&mut self, group: usize) {
         if let Some(prompt) = self.groups[group].prompt.take() {
             self.blocks.release(&mut self.sequences[prompt].blocks);

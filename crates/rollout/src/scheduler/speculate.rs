@@ -1,4 +1,4 @@
-//! Who guesses how many of its next tokens before a step. Whether they are right is seen in `outcome.rs`.
+//! Guesses draft tokens before a step: for which sequences, and how many. `outcome.rs` checks whether they were right.
 
 use super::Scheduler;
 use crate::config::Speculative;
@@ -8,7 +8,7 @@ use model::kv::BLOCK;
 use std::time::Duration;
 
 impl Scheduler {
-    /// Guesses the next tokens of the sequences that run, if it is worth while.
+    /// Guesses draft tokens for the running sequences, if that is worthwhile.
     pub(crate) fn speculate(&mut self) {
         let Some(mut drafts) = self.drafts.take() else { return };
         self.speculate_with(&mut drafts);
@@ -35,8 +35,8 @@ impl Scheduler {
         }
     }
 
-    /// A decode step of `sequences` has computed `rows` rows in this time; if guesses were among them, it drew so many
-    /// tokens.
+    /// Records the time of a decode step of `sequences` sequences and `rows` rows. `drawn_with_guesses` is the number
+    /// of tokens that it drew if it had draft tokens.
     pub(crate) fn measure(&mut self, sequences: usize, rows: usize, drawn_with_guesses: Option<usize>, time: Duration) {
         if self.drafts.is_none() {
             return;
@@ -51,7 +51,7 @@ impl Scheduler {
         }
     }
 
-    /// Sets the guess of `drafts` to the one for `id`. Returns how many tokens agree before it.
+    /// Writes the draft tokens for sequence `id` to `drafts.guess`. Returns the number of agreeing tokens before them.
     fn guess(&mut self, id: usize, live: usize, drafts: &mut Drafts) -> usize {
         self.sequences[id].pace.learn();
         self.index_group(self.sequences[id].group, drafts);
@@ -84,7 +84,7 @@ impl Scheduler {
         agreeing.unwrap_or(0)
     }
 
-    /// Rows of the step that `id` may have for guesses; no page is taken from others for them.
+    /// Number of rows of the step that sequence `id` may use for draft tokens. No page is taken from others for them.
     fn rows_for(&self, id: usize, live: usize) -> usize {
         let most = (ROWS.min(self.limits.max_rows) / live).saturating_sub(1);
         let s = &self.sequences[id];
@@ -94,8 +94,8 @@ impl Scheduler {
         }
     }
 
-    /// Remembers what the completions of a group have got since the last time; with the first of them its prompt, and
-    /// what an earlier request said after it.
+    /// Adds the new tokens of a group's completions to the index; the first time also its prompt, and the completion of
+    /// an earlier request with that prompt.
     fn index_group(&mut self, group: usize, drafts: &mut Drafts) {
         let Scheduler { groups, sequences, .. } = self;
         let serial = groups[group].serial;
@@ -113,7 +113,7 @@ impl Scheduler {
         }
     }
 
-    /// The text of a place in a group.
+    /// The text in a group that `of`, a place's `sequence`, names.
     fn text(&self, group: usize, of: u32) -> Option<&[u32]> {
         match of {
             EARLIER => self.groups[group].earlier.as_deref(),
@@ -121,8 +121,8 @@ impl Scheduler {
         }
     }
 
-    /// The place in the text of the group with the longest agreement before it, the newest of them; and how long that
-    /// is.
+    /// The place in the group's texts with the longest agreement before it, the newest of several; and the length of
+    /// that agreement.
     fn best_place(&self, id: usize, drafts: &Drafts) -> Option<(usize, (u32, usize))> {
         let s = &self.sequences[id];
         let group_serial = self.groups[s.group].serial;

@@ -1,4 +1,4 @@
-//! Who runs in each step, by hand.
+//! Tests of the sequences that run in each step, with schedules worked out by hand.
 
 use super::*;
 use crate::models::ModelVersion;
@@ -19,7 +19,7 @@ fn scheduler(blocks: usize, prompts: &[usize], num_generations: usize, sharing: 
     scheduler
 }
 
-/// One step as the engine makes it, a token for each sequence that is whole. Returns its rows.
+/// Runs one step as the engine does, and draws a token for each completely computed sequence. Returns the step's rows.
 fn step(s: &mut Scheduler) -> Vec<(usize, usize, usize)> {
     let (mut chunks, mut copies) = (Vec::new(), Vec::new());
     s.schedule(&mut chunks, &mut copies);
@@ -41,7 +41,7 @@ fn step(s: &mut Scheduler) -> Vec<(usize, usize, usize)> {
     chunks.iter().map(|c| (c.sequence, c.from, c.to)).collect()
 }
 
-/// Every one of `draws` gave `id`.
+/// Appends token `id` for each of `draws`.
 fn sampled(s: &mut Scheduler, draws: &[Draw], id: u32) {
     let (ids, logps) = (vec![id; draws.len()], vec![0.0; draws.len()]);
     s.postprocess(

@@ -1,13 +1,13 @@
-//! The files of a run's directory.
+//! The list of files in a training run's directory, with their meaning.
 
-/// A file or directory that a run writes.
+/// A file or directory that a training run writes.
 #[derive(Clone, Copy, Debug)]
 pub struct RunFile {
-    /// Below the run's directory; `<…>` stands for what differs. A directory ends with `/`.
+    /// Path below the run's directory, where `<…>` stands for a part that varies. A directory ends with `/`.
     pub path: &'static str,
-    /// Which runs have it; empty where all have.
+    /// The runs that have this file; empty if all have it.
     pub when: &'static str,
-    /// What the file holds.
+    /// The contents of the file.
     pub meaning: &'static str,
 }
 
@@ -15,7 +15,7 @@ const fn file(path: &'static str, when: &'static str, meaning: &'static str) -> 
     RunFile { path, when, meaning }
 }
 
-/// All of them.
+/// All files and directories that a training run may write.
 pub const FILES: &[RunFile] = &[
     file(
         "config.toml",

@@ -1,9 +1,9 @@
-//! The metrics of what is learned: what each means, its unit, what is healthy, what helps.
+//! The list of metrics of learning: the meaning of each, its unit, healthy values, and remedies.
 
 use super::more::*;
 use super::{Metric, Section, row};
 
-/// All metrics, by what they are about. A name that two rows fit is the first one's.
+/// All metrics, in sections by subject. If a name fits two entries, the first one applies.
 pub const SECTIONS: &[Section] = &[
     Section { title: "Reward", of: "train (GRPO and its relatives, PPO)", metrics: REWARD },
     Section { title: "Completions", of: "train", metrics: COMPLETIONS },

@@ -1,8 +1,9 @@
-//! Everything that a run writes, in one place: its metrics, with what they mean, their unit, what is healthy and what
-//! helps where it is not; and the files of its directory. docs/outputs.md is made of it, and the page explains its
-//! charts by it.
+//! A registry of everything that a training run writes: its metrics, with their meaning, unit, healthy values and
+//! remedies; and the files of its directory. docs/outputs.md is generated from it, and the dashboard explains its
+//! charts with it.
 //!
-//! It computes nothing. A name that a run chooses stands as `<…>`: `rewards/<name>/mean` is every reward's mean.
+//! The registry computes nothing. In a name, `<…>` stands for a part that a run chooses: `rewards/<name>/mean` is the
+//! mean of every reward.
 
 mod files;
 mod metrics;
@@ -11,18 +12,18 @@ mod more;
 pub use files::{FILES, RunFile};
 pub use metrics::SECTIONS;
 
-/// A number that runs log.
+/// The description of a metric that runs log.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// The key in metrics.jsonl; `<…>` stands for a name that the run chooses.
+    /// The metric's key in metrics.jsonl; `<…>` stands for a name that the run chooses.
     pub name: &'static str,
     /// The unit of the value; empty for a ratio or a share.
     pub unit: &'static str,
-    /// What the metric means.
+    /// The meaning of the metric.
     pub meaning: &'static str,
-    /// Values that are no reason to worry; empty where none are known.
+    /// Values that are no reason to worry; empty if none are known.
     pub healthy: &'static str,
-    /// What usually helps where it is not healthy.
+    /// The usual remedy for other values.
     pub remedy: &'static str,
 }
 
@@ -36,25 +37,26 @@ const fn row(
     Metric { name, unit, meaning, healthy, remedy }
 }
 
-/// Metrics that belong together.
+/// A group of metrics on one subject.
 #[derive(Clone, Copy, Debug)]
 pub struct Section {
-    /// What they are about.
+    /// The subject of the metrics.
     pub title: &'static str,
-    /// Which runs have them.
+    /// The runs that have these metrics.
     pub of: &'static str,
     /// The metrics, in the order in which they are shown.
     pub metrics: &'static [Metric],
 }
 
 impl Metric {
-    /// Whether `name` is this metric's, or one that its `<…>` stands for.
+    /// Whether `name` is the name of this metric, or fits its pattern with `<…>`.
     pub fn is(&self, name: &str) -> bool {
         matches(self.name, name)
     }
 }
 
-/// The metric that a run logs as `name`; of an evaluation set that of the same name in its section.
+/// The description of the metric that a run logs as `name`. For a metric of an evaluation set it is the one of the same
+/// name in the section on evaluations.
 pub fn metric(name: &str) -> Option<&'static Metric> {
     listed(name).or_else(|| match evaluated(name) {
         ("", _) => None,
@@ -66,8 +68,8 @@ fn listed(name: &str) -> Option<&'static Metric> {
     SECTIONS.iter().flat_map(|section| section.metrics).find(|metric| metric.is(name))
 }
 
-/// The set that a metric of an evaluation is of, empty of the only one, and its name there: a program's own metric is
-/// of the only one.
+/// Splits the name of an evaluation metric into the evaluation set (empty if there is only one) and the metric's name
+/// without the set. A metric that user code defines counts as one of the only set.
 pub fn evaluated(name: &str) -> (&str, &str) {
     let Some(own) = name.strip_prefix("eval_") else { return ("", name) };
     if listed(name).is_some() {
@@ -79,7 +81,7 @@ pub fn evaluated(name: &str) -> (&str, &str) {
     found.map_or(("", own), |(at, _)| (&own[..at], &own[at + 1..]))
 }
 
-/// The file, or the directory that has it, at `path` below a run's directory.
+/// The entry of the file at `path` below a run's directory, or of the directory that contains it.
 pub fn file(path: &str) -> Option<&'static RunFile> {
     let is = |file: &&RunFile| match file.path.strip_suffix('/') {
         Some(directory) => matches(directory, path) || matches(&format!("{directory}/<…>"), path),
@@ -88,7 +90,7 @@ pub fn file(path: &str) -> Option<&'static RunFile> {
     FILES.iter().find(is)
 }
 
-/// `<…>` stands for any text that is not empty.
+/// Whether `name` fits `pattern`, in which `<…>` stands for any text that is not empty.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((before, rest)) = pattern.split_once('<') else { return pattern == name };
     let Some((_, after)) = rest.split_once('>') else { return false };

@@ -1,4 +1,4 @@
-//! The metrics of pairs, time, workers, devices and evaluations.
+//! The list of metrics of preference pairs, time, workers, devices and evaluations.
 
 use super::{Metric, row};
 

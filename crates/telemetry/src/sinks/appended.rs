@@ -1,5 +1,5 @@
-//! A file that grows by whole records and can be cut back to a length: what metrics, TensorBoard's events and traces
-//! share.
+//! A file that grows by whole records and can be truncated to an earlier length, for metrics, TensorBoard events and
+//! traces.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::in_place::{is_in_place, write_again};
 use crate::{Error, Result};
 
-/// An append-only file and its length.
+/// An append-only file and its present length.
 #[derive(Debug)]
 pub(crate) struct Appended {
     path: PathBuf,
@@ -18,8 +18,8 @@ pub(crate) struct Appended {
 }
 
 impl Appended {
-    /// Opens `path` (creating the file, not its directory). `whole` is given all bytes that are there and says how
-    /// many of them are whole records; the rest, which a kill in the middle of a write leaves, is cut off.
+    /// Opens `path`, creating the file but not its directory. `whole` receives all bytes of the file and returns how
+    /// many of them are complete records. The rest, left by a process that was killed while writing, is cut off.
     pub(crate) fn open(path: PathBuf, whole: impl FnOnce(&[u8]) -> usize) -> Result<Self> {
         let mut file = OpenOptions::new()
             .read(true)
@@ -35,7 +35,7 @@ impl Appended {
         Ok(this)
     }
 
-    /// Appends one whole record. If that fails half-way (a full disk), what was written of it is cut off again.
+    /// Appends one record. If that fails half-way (a full disk), the part that was written is cut off again.
     pub(crate) fn append(&mut self, record: &[u8]) -> Result<()> {
         if let Err(source) = self.file.write_all(record) {
             let _ = self.truncate_to(self.len);
@@ -45,7 +45,7 @@ impl Appended {
         Ok(())
     }
 
-    /// Looks whether the path still names the file; if it does not, writes the file again, which is said.
+    /// Checks whether the path still names the file. If not, writes the file again and returns a message for people.
     pub(crate) fn check(&mut self) -> Result<Option<String>> {
         if is_in_place(&self.path, &self.file) {
             return Ok(None);
@@ -64,7 +64,7 @@ impl Appended {
         &self.path
     }
 
-    /// Cuts it to `len`, which is not more than there is.
+    /// Truncates the file to `len` bytes, which is at most its present length.
     fn truncate_to(&mut self, len: u64) -> Result<()> {
         self.file.set_len(len).map_err(Error::io("truncate", &self.path))?;
         self.file.seek(SeekFrom::Start(len)).map_err(Error::io("seek in", &self.path))?;
@@ -72,16 +72,16 @@ impl Appended {
         Ok(())
     }
 
-    /// Everything on the disk, and its length under `name`: what a checkpoint of a sink does.
+    /// Syncs the file to disk for a checkpoint, and enters its length under `name`.
     pub(crate) fn checkpoint(&mut self, name: &str, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
         self.file.sync_data().map_err(Error::io("sync", &self.path))?;
         lengths.insert(name.to_owned(), self.len);
         Ok(())
     }
 
-    /// Cuts the file back to the length that a checkpoint has under `name`, or empties it; never inside a record. A
-    /// file that is not what it was at the checkpoint (deleted, shortened, written anew) continues from what is left,
-    /// which is said.
+    /// Truncates the file to the length that a checkpoint has under `name`, or to 0, but never inside a record. If the
+    /// file was deleted, shortened or rewritten since the checkpoint, it continues from what is left, and the result is
+    /// a message that says so.
     pub(crate) fn resume(
         &mut self,
         name: &str,

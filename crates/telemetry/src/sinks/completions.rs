@@ -1,10 +1,10 @@
-//! `completions/completions_00010.parquet`: the sampled completions of a logged step, in TRL's columns.
+//! Writes `completions/completions_00010.parquet`: the sampled completions of a logged step, in TRL's columns.
 //!
-//! `step, prompt, completion, <one column per reward>, <extra columns of rewards>, advantage`, one row for each
-//! completion, readable with `pandas.read_parquet`. Text is a string column; if all prompts (or completions) are
-//! conversations, the column is a list of structs with the messages' keys, as pandas writes it; a mixture becomes
-//! text, conversations as JSON. A reward that was not given is null. Not compressed. Without the feature `parquet`
-//! the same columns are written as JSON lines (`.jsonl`). Knows nothing of what is written in them.
+//! The columns are `step, prompt, completion, <one column per reward>, <extra columns of rewards>, advantage`, with one
+//! row per completion, readable with `pandas.read_parquet`. Text is a string column. If all prompts (or all
+//! completions) are conversations, the column is a list of structs with the messages' keys, as pandas writes it; a
+//! mixture becomes text, with conversations as JSON. A missing reward is null. The file is not compressed. Without the
+//! feature `parquet` the same columns are written as JSON lines (`.jsonl`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,14 +18,14 @@ use crate::{CompletionRows, Error, Event, EventKind, Result};
 #[cfg(feature = "parquet")]
 mod parquet_file;
 
-/// Writes a table for each step whose completions it receives.
+/// A sink that writes a table for each step whose completions it receives.
 #[derive(Debug)]
 pub struct CompletionsSink {
     directory: PathBuf,
 }
 
 impl CompletionsSink {
-    /// Tables in `directory`, which the first one creates.
+    /// A sink that writes its tables to `directory`, which is made for the first table.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         CompletionsSink { directory: directory.into() }
     }
@@ -37,7 +37,7 @@ impl Sink for CompletionsSink {
         write(&self.directory, rows).map(drop)
     }
 
-    /// Removes the tables of later steps, and half-written ones.
+    /// Removes the tables of steps after `step`, and half-written ones.
     fn resume(&mut self, step: u64, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         for entry in std::fs::read_dir(&self.directory).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -51,14 +51,14 @@ impl Sink for CompletionsSink {
     }
 }
 
-/// The file of a step in `directory`.
+/// The path of a step's table in `directory`.
 fn path(directory: &Path, step: u64) -> PathBuf {
     let extension = if cfg!(feature = "parquet") { "parquet" } else { "jsonl" };
     directory.join(format!("completions_{step:05}.{extension}"))
 }
 
-/// Writes [`path`] atomically (replacing one of the same step, which a resumed run writes again) and returns it. The
-/// directory is created if missing.
+/// Writes a step's table atomically and returns its path. An existing table of the same step is replaced, as after a
+/// resume. The directory is created if missing.
 fn write(directory: &Path, rows: &CompletionRows) -> Result<PathBuf> {
     let path = path(directory, rows.step);
     let bytes = columns(rows).and_then(|columns| encode(&columns, rows));
@@ -73,7 +73,7 @@ fn encode(columns: &[Column], rows: &CompletionRows) -> std::result::Result<Vec<
     parquet_file::encode(columns, rows.prompts.len())
 }
 
-/// One object for each row, conversations as they came.
+/// The rows as JSON lines, one object per row, with conversations unchanged.
 #[cfg(not(feature = "parquet"))]
 fn encode(_checked: &[Column], rows: &CompletionRows) -> std::result::Result<Vec<u8>, String> {
     let mut out = Vec::new();
@@ -95,27 +95,27 @@ fn encode(_checked: &[Column], rows: &CompletionRows) -> std::result::Result<Vec
     Ok(out)
 }
 
-/// One column: its name and its cells.
+/// A column of the table: its name and its cells.
 struct Column {
     name: String,
     cells: Cells,
 }
 
-/// The cells of a column, one for each row; `None` is null.
+/// The cells of a column, one per row; `None` is null.
 #[cfg_attr(not(feature = "parquet"), allow(dead_code, reason = "only the number of cells is looked at"))]
 enum Cells {
     Ints(Vec<Option<i64>>),
     Floats(Vec<Option<f64>>),
     Bools(Vec<Option<bool>>),
     Texts(Vec<Option<String>>),
-    /// Lists of messages: their keys, and for each row and message the keys' values.
+    /// Lists of chat messages: the keys of the messages, and for each row and message the values of these keys.
     Messages {
         keys: Vec<String>,
         rows: Vec<Vec<Vec<Option<String>>>>,
     },
 }
 
-/// The columns in order, checked: equal lengths, no name twice.
+/// The columns of the table in order. Fails if their lengths differ or a name occurs twice.
 fn columns(rows: &CompletionRows) -> std::result::Result<Vec<Column>, String> {
     let n = rows.prompts.len();
     let mut columns = vec![
@@ -152,7 +152,7 @@ impl Cells {
     }
 }
 
-/// The narrowest kind of column that holds all the values.
+/// Cells of the most specific type that fits all the values.
 fn cells(values: &[Value]) -> Cells {
     fn all<T>(values: &[Value], read: impl Fn(&Value) -> Option<T>) -> Option<Vec<Option<T>>> {
         let cell = |value: &Value| if value.is_null() { Some(None) } else { read(value).map(Some) };
@@ -189,12 +189,12 @@ fn cells(values: &[Value]) -> Cells {
     Cells::Texts(values.iter().map(|value| (!value.is_null()).then(|| text(value))).collect())
 }
 
-/// The objects of an array of objects.
+/// The objects of a JSON array of objects; none for any other value.
 fn messages(value: &Value) -> Option<Vec<&serde_json::Map<String, Value>>> {
     value.as_array()?.iter().map(Value::as_object).collect()
 }
 
-/// A text as it is, anything else as JSON.
+/// Text as it is, anything else as JSON.
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

@@ -1,10 +1,9 @@
-//! What a person sees during a run: lines, tables and progress on a terminal, in a log file, or as JSON.
+//! The console output of a training run: lines, tables and progress on a terminal, in a log file, or as JSON.
 //!
-//! Lines and bars go to standard error; [`Console::print`] (results, tables) to standard output. On a terminal,
-//! progress is a bar that lines do not tear; otherwise it is a plain line now and then. `NO_COLOR` (not empty) turns
-//! colour off, `LOCKSTEP_LOG` (error, warn, info, debug) sets the level. Each process has its own log file, which
-//! gets every level. A console that cannot be written to (a closed pipe) never stops the run. Knows nothing of what
-//! is said.
+//! Lines and progress bars go to standard error; [`Console::print`] (results, tables) writes to standard output. On a
+//! terminal, progress is a bar that log lines do not break; elsewhere it is a plain line from time to time. `NO_COLOR`
+//! (not empty) disables colour, and `LOCKSTEP_LOG` (error, warn, info, debug) sets the level. Each process has its own
+//! log file, which gets every level. A console that cannot be written to (a closed pipe) never stops the run.
 
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
@@ -23,13 +22,13 @@ pub use self::progress::{Progress, counted, duration};
 use super::Sink;
 use crate::{Error, Event, EventKind, Level, Record, Result, table, visible, visible_json};
 
-/// How lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Plain,
-    /// One JSON object for each line: `time_s` (since 1970), `level`, `message`, and the fields.
+    /// One JSON object per line: `time_s` (since 1970), `level`, `message`, and the fields.
     Json,
 }
 
@@ -45,20 +44,20 @@ impl std::str::FromStr for LogFormat {
     }
 }
 
-/// How a console is made.
+/// The options of a console.
 #[derive(Clone, Debug, Default)]
 pub struct ConsoleOptions {
-    /// Plain or JSON.
+    /// The format of lines, plain or JSON.
     pub format: LogFormat,
     /// The least important level that is shown (see [`Level::from_env`]).
     pub level: Level,
-    /// This process's log file, appended to; it gets every line of every level, without colour.
+    /// The log file of this process, which is appended to. It gets the lines of every level, without colour.
     pub log_file: Option<PathBuf>,
-    /// Nothing is printed, whatever the level; the log file gets its lines.
+    /// Whether nothing is printed, whatever the level; the log file still gets its lines.
     pub silent: bool,
 }
 
-/// The console; a clone is another handle to the same one.
+/// The console of a process. A clone is another handle to the same console.
 #[derive(Clone, Debug)]
 pub struct Console {
     inner: Arc<Inner>,
@@ -70,18 +69,18 @@ struct Inner {
     colour: bool,
     silent: bool,
     bars: MultiProgress,
-    /// Bars are drawn: standard error is a terminal and the format is plain.
+    /// Whether progress bars are drawn: standard error is a terminal and the format is plain.
     terminal: bool,
     start: Instant,
     file: Mutex<LogFile>,
-    /// Where lines and blocks go instead of the standard streams (tests).
+    /// For tests: memory that gets the output instead of the standard streams.
     capture: Option<Arc<Mutex<Vec<u8>>>>,
 }
 
-/// The log file, or what it will begin with.
+/// The log file, or the text that it will begin with once it is opened.
 enum LogFile {
     Open(File),
-    /// What was said before there was a directory for it.
+    /// Lines that were logged before there was a directory for the log file.
     Early(Vec<u8>),
 }
 
@@ -105,8 +104,8 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Console {
-    /// A console on standard error; colour and bars only if it is a terminal, colour only if `NO_COLOR` is unset or
-    /// empty.
+    /// A console on standard error. Bars are drawn only on a terminal, and colour is used only there and if `NO_COLOR`
+    /// is unset or empty.
     pub fn new(options: ConsoleOptions) -> Result<Self> {
         let terminal = !options.silent && options.format == LogFormat::Plain && std::io::stderr().is_terminal();
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -144,13 +143,13 @@ impl Console {
         self.inner.format
     }
 
-    /// Columns of the terminal, 100 if there is none.
+    /// Width of the terminal in characters; 100 if there is none.
     pub fn width(&self) -> usize {
         let size = console::Term::stderr().size_checked();
         size.map_or(100, |(_, columns)| usize::from(columns)).clamp(40, 200)
     }
 
-    /// Says a line: a message and named values.
+    /// Logs a line: a message and named values.
     pub fn log(&self, level: Level, message: &str, fields: &Record) {
         let line = |colour| self.line(level, message, fields, colour);
         let _ = writeln!(self.file(), "{}", line(false));
@@ -159,7 +158,8 @@ impl Console {
         }
     }
 
-    /// The error that ends the program: a line of the log file as any other; for people it is shown without a time.
+    /// Logs the error that ends the program. The log file gets it as any other line; on the console people see it
+    /// without a time.
     pub fn fatal(&self, message: &str) {
         let line = self.line(Level::Error, message, &Record::new(), false);
         let _ = writeln!(self.file(), "{line}");
@@ -176,29 +176,29 @@ impl Console {
         }
     }
 
-    /// [`Console::log`] at level info without fields.
+    /// Logs a message at level info, without fields.
     pub fn info(&self, message: &str) {
         self.log(Level::Info, message, &Record::new());
     }
 
-    /// [`Console::log`] at level warn without fields.
+    /// Logs a message at level warn, without fields.
     pub fn warn(&self, message: &str) {
         self.log(Level::Warn, message, &Record::new());
     }
 
-    /// [`Console::log`] at level error without fields.
+    /// Logs a message at level error, without fields.
     pub fn error(&self, message: &str) {
         self.log(Level::Error, message, &Record::new());
     }
 
-    /// [`Console::log`] at level debug without fields.
+    /// Logs a message at level debug, without fields.
     pub fn debug(&self, message: &str) {
         self.log(Level::Debug, message, &Record::new());
     }
 
-    /// A block of text (a table) on standard output, whatever the level; also into the log file. In the JSON format
-    /// it is a line of level info, so that standard error and the file stay one object for each line, and standard
-    /// output is empty.
+    /// Prints a block of text (a table) on standard output, whatever the level, and into the log file. In the JSON
+    /// format it is logged as a line of level info instead, so that standard error and the log file have one object per
+    /// line, and standard output is empty.
     pub fn print(&self, text: &str) {
         if self.inner.format == LogFormat::Json {
             return self.info(text.trim_end());
@@ -208,8 +208,8 @@ impl Console {
         self.write(&text, true);
     }
 
-    /// Opens this process's log file (once the run directory exists), to append: first what was said before it was
-    /// open.
+    /// Opens this process's log file to append, once the run's directory exists. The lines that were logged before are
+    /// written first.
     pub fn set_log_file(&self, path: PathBuf) -> Result<()> {
         let mut file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io("open", &path))?;
         let mut log = self.file();
@@ -220,7 +220,7 @@ impl Console {
         Ok(())
     }
 
-    /// Progress over `total` units, of which `start` are done already (after a resume).
+    /// Shows progress over `total` units, of which `start` are done already (after a resume).
     pub fn progress(&self, label: &str, total: u64, start: u64) -> Progress {
         Progress::new(self.clone(), label, total, start)
     }
@@ -229,7 +229,7 @@ impl Console {
         self.inner.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Writes to a standard stream while no bar is drawn there.
+    /// Writes to standard output or standard error, with progress bars removed meanwhile.
     fn write(&self, text: &str, to_stdout: bool) {
         if self.inner.silent {
             return;
@@ -250,7 +250,7 @@ impl Console {
     }
 }
 
-/// A console as a sink: messages, completions and progress are shown.
+/// A sink that shows messages, completions and progress on a console.
 #[derive(Debug)]
 pub struct ConsoleSink {
     console: Console,
@@ -260,12 +260,13 @@ pub struct ConsoleSink {
 }
 
 impl ConsoleSink {
-    /// Shows events on `console`.
+    /// A sink that shows events on `console`.
     pub fn new(console: Console) -> Self {
         ConsoleSink { console, progress: None, step_table: Default::default(), evaluations: Default::default() }
     }
 
-    /// A logged step: a row for people, numbers for programs; an evaluation is a table of its own.
+    /// Shows the metrics of a step: as a row of a table for people, as numbers in the JSON format. An evaluation is a
+    /// table of its own.
     fn metrics(&mut self, step: u64, values: &[(String, f64)]) {
         let is_evaluation = values.iter().any(|(name, _)| name.starts_with("eval_"));
         if self.console.format() == LogFormat::Json {
@@ -356,7 +357,7 @@ fn plain_line(elapsed_s: f64, level: Level, message: &str, fields: &Record, colo
     }
 }
 
-/// A value for people: floats with four significant digits.
+/// A value for people, floats with four significant digits.
 #[allow(clippy::disallowed_methods)] // printed only
 fn short(value: &Value) -> String {
     match value {

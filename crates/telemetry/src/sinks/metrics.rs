@@ -1,10 +1,10 @@
-//! `metrics.jsonl`: one JSON object for each logged step, appended and flushed.
+//! Writes and reads `metrics.jsonl`: one JSON object for each logged step, appended and flushed.
 //!
-//! In `metrics.jsonl` an alarm is a line of its own, `{"step": n, "alarm": {…}}`.
+//! An alarm is a line of its own, `{"step": n, "alarm": {…}}`.
 //!
 //! Keys keep the order in which they were set. Numbers are written with the fewest digits that read back to the same
-//! bits; NaN and infinities are written as `null` (JSON has no other word for them), so every line is plain JSON.
-//! Does not know what the metrics mean.
+//! bits. NaN and infinities are written as `null`, since JSON has no such numbers, so every line is plain JSON. This
+//! file does not know what the metrics mean.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,20 +15,20 @@ use super::Sink;
 use super::appended::Appended;
 use crate::{Error, Event, EventKind, Record, Result, visible_json};
 
-/// A file of JSON lines.
+/// An append-only file of JSON lines.
 #[derive(Debug)]
 struct JsonLines {
     file: Appended,
 }
 
 impl JsonLines {
-    /// Opens `path` to append, creating it (not its directory) if needed. A last line without its line feed, which a
-    /// kill in the middle of a write leaves, is cut off.
+    /// Opens `path` to append, creating the file but not its directory. A last line without a line feed, left by a
+    /// process that was killed while writing, is cut off.
     fn open(path: impl Into<PathBuf>) -> Result<Self> {
         Ok(JsonLines { file: Appended::open(path.into(), whole_lines)? })
     }
 
-    /// Appends one line and hands it to the operating system.
+    /// Appends one line and passes it to the operating system.
     fn append(&mut self, line: &Map<String, Value>) -> Result<()> {
         let line = serde_json::to_string(line).map_err(|e| Error::format(self.file.path(), e.to_string()))?;
         // For who looks at the file in a terminal; the values stay what they are.
@@ -36,19 +36,19 @@ impl JsonLines {
     }
 }
 
-/// The bytes of the whole lines.
+/// Number of bytes of the complete lines.
 fn whole_lines(bytes: &[u8]) -> usize {
     bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1)
 }
 
-/// Writes `metrics.jsonl`.
+/// The sink that writes `metrics.jsonl`.
 #[derive(Debug)]
 pub struct MetricsSink {
     lines: JsonLines,
 }
 
 impl MetricsSink {
-    /// Opens the file to append; what a kill left of a line is cut off.
+    /// Opens the file to append. An incomplete last line is cut off.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         Ok(MetricsSink { lines: JsonLines::open(path)? })
     }
@@ -87,8 +87,8 @@ impl Sink for MetricsSink {
     }
 }
 
-/// A log of JSON lines that a run has from an older version and writes no more: it is cut back and kept with its
-/// checkpoints as ever.
+/// A log of JSON lines that an older version wrote into the run's directory and this version no longer writes. It is
+/// still truncated at a resume and included in checkpoints.
 #[derive(Debug)]
 pub struct ClosedLog {
     name: &'static str,
@@ -96,7 +96,7 @@ pub struct ClosedLog {
 }
 
 impl ClosedLog {
-    /// The file `name` of a run, which is there.
+    /// Opens an existing log of a run, called `name` in checkpoints.
     pub fn open(path: impl Into<PathBuf>, name: &'static str) -> Result<Self> {
         Ok(ClosedLog { name, lines: JsonLines::open(path)? })
     }
@@ -120,7 +120,7 @@ impl Sink for ClosedLog {
     }
 }
 
-/// Reads all whole lines of a `metrics.jsonl`.
+/// Reads all complete lines of a `metrics.jsonl`.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
     let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
     let whole = text.rfind('\n').map_or("", |last| &text[..last]);

@@ -1,4 +1,5 @@
-//! Where a run's [`Event`]s go. Each file beside this one is one sink; an application can add its own.
+//! Sinks, which receive a training run's [`Event`]s. Each file of this folder is one sink; an application can add its
+//! own.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,37 +13,37 @@ pub mod metrics;
 pub mod tensorboard;
 pub mod trace;
 
-/// Receives every event of a run, in order, and does something with the kinds that it knows.
+/// Receives every event of a training run, in order, and handles the kinds that it knows.
 pub trait Sink: Send {
-    /// An event happened. An error ends the run. Must not emit events itself.
+    /// Receives an event. An error ends the run. Must not emit events itself.
     fn receive(&mut self, event: &Event) -> Result<()>;
 
-    /// A checkpoint is about to be written: puts everything received on the disk, and enters the length of the file
-    /// that it appends to, if it does, under its name.
+    /// Called before a checkpoint is written: syncs everything received to disk. A sink that appends to a file enters
+    /// the file's length under its name.
     fn checkpoint(&mut self, _lengths: &mut BTreeMap<String, u64>) -> Result<()> {
         Ok(())
     }
 
-    /// The run continues after `step`, with the lengths that [`checkpoint`](Self::checkpoint) had entered; a run that
-    /// begins has none. What came later is forgotten: it will be received again. Returns what a person should know: a
-    /// file that is no longer what it was at the checkpoint ends no run.
+    /// Called when the run continues after `step`, with the lengths that [`checkpoint`](Self::checkpoint) entered; a
+    /// run that begins has none. The sink drops what it received after `step`, since it will be received again. Returns
+    /// a message for people, if any; a file that has changed since the checkpoint does not end the run.
     fn resume(&mut self, _step: u64, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         Ok(None)
     }
 
-    /// Looks whether the file that it appends to is still there: one that was deleted or replaced is written again.
-    /// Returns what a person should know.
+    /// Checks whether the sink's file is still there, and writes it again if it was deleted or replaced. Returns a
+    /// message for people, if any.
     fn check(&mut self) -> Result<Option<String>> {
         Ok(None)
     }
 
-    /// The run ended.
+    /// Called at the end of the run.
     fn finish(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-/// The sinks of a run; a clone is another handle to the same ones.
+/// The sinks of a training run. A clone is another handle to the same sinks.
 #[derive(Clone, Default)]
 pub struct Sinks {
     inner: Arc<Mutex<Inner>>,
@@ -51,7 +52,7 @@ pub struct Sinks {
 #[derive(Default)]
 struct Inner {
     sinks: Vec<Box<dyn Sink>>,
-    /// The first failure where nobody could be told; whoever emits next is.
+    /// The first error of an event whose emitter could not handle errors. The next `emit` returns it.
     failed: Option<Error>,
 }
 
@@ -62,67 +63,67 @@ impl std::fmt::Debug for Sinks {
 }
 
 impl Sinks {
-    /// None yet.
+    /// An empty list of sinks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a sink, which receives what comes from now on.
+    /// Adds a sink, which receives all events from now on.
     pub fn add(&self, sink: impl Sink + 'static) {
         self.lock().sinks.push(Box::new(sink));
     }
 
-    /// [`add`](Self::add) of a sink whose kind is not known.
+    /// [`add`](Self::add) for a boxed sink.
     pub fn add_boxed(&self, sink: Box<dyn Sink>) {
         self.lock().sinks.push(sink);
     }
 
-    /// Hands an event to every sink, also after one failed; the first failure is the result.
+    /// Passes an event to every sink, even if one of them fails. Returns the first error.
     pub fn emit(&self, kind: EventKind) -> Result<()> {
         let mut inner = self.lock();
         inner.receive(kind);
         inner.failed.take().map_or(Ok(()), Err)
     }
 
-    /// [`emit`](Self::emit) where no failure can be handled: the next call reports it.
+    /// [`emit`](Self::emit) for callers that cannot handle an error: the next call of `emit` returns it.
     pub(crate) fn emit_unchecked(&self, kind: EventKind) {
         self.lock().receive(kind);
     }
 
-    /// A message without fields. A failure is reported by the next event.
+    /// Emits a message without fields. An error is returned by the next `emit`.
     pub fn message(&self, level: Level, text: &str) {
         self.emit_unchecked(EventKind::Message { level, text: text.to_owned(), fields: Record::new() });
     }
 
-    /// A message of level info.
+    /// Emits a message of level info.
     pub fn info(&self, text: &str) {
         self.message(Level::Info, text);
     }
 
-    /// A message of level warn.
+    /// Emits a message of level warn.
     pub fn warn(&self, text: &str) {
         self.message(Level::Warn, text);
     }
 
-    /// The lengths of the files that sinks append to, everything in them on the disk: for a checkpoint.
+    /// Syncs the files of all sinks to disk, and returns the lengths of those that are appended to, for a checkpoint.
     pub fn checkpoint(&self) -> Result<BTreeMap<String, u64>> {
         let mut lengths = BTreeMap::new();
         self.lock().sinks.iter_mut().try_for_each(|sink| sink.checkpoint(&mut lengths))?;
         Ok(lengths)
     }
 
-    /// Takes every sink back to a checkpoint, or to the beginning with step 0 and no lengths. Returns what they have to
-    /// say about it.
+    /// Resets every sink to a checkpoint, or to the beginning with step 0 and no lengths. Returns their messages for
+    /// people.
     pub fn resume(&self, step: u64, lengths: &BTreeMap<String, u64>) -> Result<Vec<String>> {
         self.lock().sinks.iter_mut().filter_map(|sink| sink.resume(step, lengths).transpose()).collect()
     }
 
-    /// Lets every sink look whether its file is still there. Returns what they have to say about it.
+    /// Has every sink check whether its file is still there. Returns their messages for people.
     pub fn check(&self) -> Result<Vec<String>> {
         self.lock().sinks.iter_mut().filter_map(|sink| sink.check().transpose()).collect()
     }
 
-    /// Tells every sink that the run ended; the first failure is the result.
+    /// Calls every sink's `finish` at the end of the run, and returns the first error.
     pub fn finish(&self) -> Result<()> {
         let mut inner = self.lock();
         let Inner { sinks, failed } = &mut *inner;

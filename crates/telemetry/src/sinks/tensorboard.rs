@@ -1,5 +1,5 @@
-//! TensorBoard event files: a scalar for each metric, histograms, the first completions of a step as text, and the
-//! run's hyperparameters.
+//! Writes TensorBoard event files: a scalar for each metric, histograms, the first completions of a step as text, and
+//! the run's hyperparameters.
 //!
 //! A file is a sequence of TFRecords: length (u64), masked crc32c of the length, data, masked crc32c of the data, all
 //! little-endian. The data is a protobuf `Event`, of which only these fields are written: 1 wall_time (double), 2 step
@@ -21,7 +21,7 @@ mod summary;
 pub use summary::HParam;
 use summary::{bytes, double, integer};
 
-/// Writes an event file.
+/// The sink that writes a TensorBoard event file.
 #[derive(Debug)]
 pub struct TensorBoardSink {
     file: Appended,
@@ -30,8 +30,8 @@ pub struct TensorBoardSink {
 }
 
 impl TensorBoardSink {
-    /// Opens the event file of `directory` to append, which begins with the run's hyperparameters; directory and file
-    /// are created if missing. If there are several files, the last by name. A torn last record is cut off.
+    /// Opens the event file of `directory` to append, the last by name if there are several. File and directory are
+    /// created if missing; a new file begins with the run's hyperparameters. A damaged last record is cut off.
     pub fn open(directory: &Path, hparams: Vec<(String, HParam)>) -> Result<Self> {
         std::fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
         let path = match existing(directory)? {
@@ -47,12 +47,13 @@ impl TensorBoardSink {
         Ok(sink)
     }
 
-    /// Takes part in checkpoints and resumes alone: a history that exists is kept while nothing is added to it.
+    /// With `false`, the sink adds nothing to the file, but still truncates it at a resume and includes it in
+    /// checkpoints.
     pub fn writing(self, writes: bool) -> Self {
         TensorBoardSink { writes, ..self }
     }
 
-    /// An empty file gets the record of the format's version, with which every file begins, and the hyperparameters.
+    /// Writes the beginning of an empty file: the record of the format's version, and the hyperparameters.
     fn begin(&mut self) -> Result<()> {
         if self.file.len() > 0 {
             return Ok(());
@@ -114,7 +115,7 @@ impl Sink for TensorBoardSink {
     }
 }
 
-/// The last event file of a directory, by name (names begin with the time of creation).
+/// The path of the last event file of a directory by name. (Names begin with the time of creation.)
 fn existing(directory: &Path) -> Result<Option<PathBuf>> {
     let mut last: Option<PathBuf> = None;
     for entry in std::fs::read_dir(directory).map_err(Error::io("list", directory))? {
@@ -129,7 +130,7 @@ fn existing(directory: &Path) -> Result<Option<PathBuf>> {
 
 // TFRecord.
 
-/// `data` framed.
+/// `data` as a TFRecord, with its length and checksums.
 fn record(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let mut out = Vec::with_capacity(data.len() + 16);
@@ -140,12 +141,12 @@ fn record(data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The bytes of the whole, undamaged records at the beginning of a file.
+/// Number of bytes of the complete, undamaged records at the beginning of a file.
 fn whole_records(file: &[u8]) -> usize {
     records(file).last().map_or(0, |(end, _)| end)
 }
 
-/// The whole, undamaged records at the beginning of a file: offset of each one's end, and its data.
+/// The complete, undamaged records at the beginning of a file: the offset of each record's end, and its data.
 fn records(file: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -162,12 +163,12 @@ fn records(file: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     })
 }
 
-/// TFRecord's mask keeps a checksum of data that holds checksums from being trivial.
+/// The masked checksum of TFRecord. The mask avoids computing a checksum of data that contains its own checksum.
 fn masked_crc(data: &[u8]) -> u32 {
     crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// CRC-32C (Castagnoli), reflected polynomial 0x82F63B78.
+/// The checksum CRC-32C (Castagnoli), with the reflected polynomial 0x82F63B78.
 fn crc32c(data: &[u8]) -> u32 {
     const TABLE: [u32; 256] = {
         let mut table = [0u32; 256];
@@ -198,7 +199,7 @@ mod tests {
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
     }
 
-    /// A reader of protobuf of its own: (field, wire type, value or bytes).
+    /// A second reader of protobuf, for tests: (field, wire type, value or bytes) of each field.
     fn fields(mut data: &[u8]) -> Vec<(u64, u64, Vec<u8>)> {
         fn varint(data: &mut &[u8]) -> u64 {
             let mut value = 0;
@@ -235,7 +236,7 @@ mod tests {
         fields(data).into_iter().find(|(field, ..)| *field == number).unwrap_or_else(|| panic!("no field {number}")).2
     }
 
-    /// (step, tag, the summary value's bytes) of each event after the first.
+    /// Reads an event file: (step, tag, bytes of the summary value) of each event after the first.
     fn read(path: &Path) -> Vec<(u64, String, Vec<u8>)> {
         let file = std::fs::read(path).unwrap();
         let events: Vec<_> = records(&file).map(|(_, data)| data.to_vec()).collect();

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Keeps what it hears; fails at step 13.
+/// A sink that collects the events that it receives, and fails at step 13.
 struct Keep(Arc<Mutex<Vec<String>>>);
 
 impl Sink for Keep {

@@ -1,8 +1,8 @@
-//! `trace.json`: spans for chrome://tracing and <https://ui.perfetto.dev> (Chrome's trace event format, array form).
+//! Writes `trace.json`: spans for chrome://tracing and <https://ui.perfetto.dev> (Chrome's trace event format, array
+//! form).
 //!
-//! The closing bracket of that form is optional, so the file can be read during the run and after a kill. It
-//! never grows beyond a bound: what comes later is left out, and a last event says so. Does not know what the spans
-//! mean.
+//! The closing bracket of the array is optional in that format, so the file can be read during the run and after it was
+//! killed. The file has a maximal size: later spans are left out, and a last event says so.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -13,23 +13,23 @@ use super::Sink;
 use super::appended::Appended;
 use crate::{Error, Event, EventKind, Result};
 
-/// Writes `trace.json`. A failure ends the trace and not the run, which hears of it at its end.
+/// The sink that writes `trace.json`. An error ends the trace but not the run, and is reported at the end of the run.
 #[derive(Debug)]
 pub struct TraceSink {
     writer: Option<TraceWriter>,
-    /// The steps that are traced; none: all.
+    /// The ranges of steps that are traced; empty for all steps.
     steps: Vec<RangeInclusive<u64>>,
     failed: Option<Error>,
 }
 
 impl TraceSink {
-    /// Opens `path` to append, creating it (not its directory) if needed. The file is kept below `max_bytes` (at
-    /// least 1 KiB).
+    /// Opens `path` to append, creating the file but not its directory. The file is kept below `max_bytes` (at least 1
+    /// KiB).
     pub fn open(path: impl Into<PathBuf>, max_bytes: u64) -> Result<Self> {
         Ok(TraceSink { writer: Some(TraceWriter::open(path, max_bytes)?), steps: Vec::new(), failed: None })
     }
 
-    /// Traces only these steps, if there are any.
+    /// Restricts the trace to these ranges of steps; an empty list means all steps.
     pub fn of_steps(self, steps: Vec<RangeInclusive<u64>>) -> Self {
         TraceSink { steps, ..self }
     }
@@ -65,11 +65,11 @@ struct TraceWriter {
     full: bool,
 }
 
-/// Room kept for the event that says that the rest was left out.
+/// Bytes reserved for the event that says that later spans were left out.
 const LAST_EVENT_BYTES: u64 = 256;
 
 impl TraceWriter {
-    /// A torn last line is cut off, as is the closing bracket of a finished trace.
+    /// Opens the file to append. An incomplete last line is cut off, as is the closing bracket of a finished trace.
     fn open(path: impl Into<PathBuf>, max_bytes: u64) -> Result<Self> {
         let mut full = false;
         let mut file = Appended::open(path.into(), |bytes| {
@@ -85,8 +85,8 @@ impl TraceWriter {
         Ok(TraceWriter { file, max_bytes: max_bytes.max(1024), full })
     }
 
-    /// A span of an optimizer step in the row `thread`: microseconds from the start of the run, duration in
-    /// microseconds, FLOPs and bytes of memory traffic (shown when clicked).
+    /// Appends a span of an optimizer step in the row `thread`: start (from the start of the run) and duration in
+    /// microseconds, FLOPs and bytes of memory traffic. Viewers show the latter two when the span is clicked.
     fn span(
         &mut self,
         (name, step): (&str, u64),
@@ -122,13 +122,13 @@ impl TraceWriter {
         self.file.append(line.as_bytes())
     }
 
-    /// Closes the array, so that strict JSON readers accept the file. Opening it again continues it.
+    /// Closes the array, so that strict JSON readers accept the file. A later [`open`](Self::open) can continue it.
     fn finish(mut self) -> Result<()> {
         self.file.append(b"{}]\n")
     }
 }
 
-/// To nanoseconds: more digits are noise.
+/// Rounds microseconds to whole nanoseconds.
 fn round(us: f64) -> f64 {
     (us * 1e3).round() / 1e3
 }

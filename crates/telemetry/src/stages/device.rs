@@ -1,19 +1,19 @@
-//! What a device with memory and time of its own was asked for in a span, and the seconds that it took.
+//! The work of a separate device (such as a GPU) during a span: launches, copies and seconds.
 
 use std::fmt::Debug;
 
-/// What a device did.
+/// The work of a separate device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DeviceWork {
-    /// Kernels that were launched.
+    /// Number of kernels launched.
     pub launches: u64,
-    /// Copies to it.
+    /// Number of copies from the host to the device.
     pub copies_in: u64,
-    /// Copies from it.
+    /// Number of copies from the device to the host.
     pub copies_out: u64,
-    /// How often the host waited for it.
+    /// Number of times that the host waited for the device.
     pub waits: u64,
-    /// Seconds on the device, from the beginning to the end of what was launched.
+    /// Seconds on the device, from the beginning to the end of the launched work.
     pub seconds: f64,
 }
 
@@ -26,18 +26,19 @@ impl DeviceWork {
         self.seconds += other.seconds;
     }
 
-    /// Whether there was any.
+    /// Whether the device did any work.
     pub fn is_any(&self) -> bool {
         self.launches + self.copies_in + self.copies_out + self.waits > 0
     }
 }
 
-/// Reads a device where spans open and close.
+/// Measures a device's work in each span.
 pub trait DeviceMeter: Debug + Send {
-    /// The span of this number opens.
+    /// Called when the span with index `span` opens.
     fn open(&mut self, span: u64, name: &str);
-    /// Ends the span: what was launched on the device during it. The seconds are not known yet.
+    /// Called when a span closes: returns the work that was launched on the device during it, without its seconds,
+    /// which are not known yet.
     fn close(&mut self, span: u64) -> DeviceWork;
-    /// The seconds of the spans that have closed since this was last asked. Waits for the device.
+    /// The seconds on the device of each span that has closed since the last call. Waits for the device.
     fn seconds(&mut self) -> Vec<(u64, f64)>;
 }

@@ -69,7 +69,7 @@ fn threads_have_stacks_of_their_own_and_spans_may_end_out_of_order() {
     assert_eq!(names, [("after", 1), ("outer", 1), ("outer/inner", 1), ("worker", 1)]);
 }
 
-/// Timers whose spans are kept: name, track, start and duration in microseconds, bytes.
+/// Timers whose spans are collected: name, track, start and duration in microseconds, bytes.
 type Spans = Arc<Mutex<Vec<(String, u64, f64, f64, f64)>>>;
 
 struct Keep(Spans);
@@ -156,7 +156,7 @@ fn spans_are_events_when_they_end() {
     assert!(from >= outer_from && from + took <= outer_from + outer_took + 0.002, "{spans:?}");
 }
 
-/// A device that is asked for one thing more each time it is read, and takes a second for each span.
+/// A fake device that launches one kernel more each time it is read, and takes a second for each span.
 #[derive(Debug, Default)]
 struct Counting {
     asked: u64,

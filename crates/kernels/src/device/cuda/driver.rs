@@ -1,9 +1,10 @@
-//! The trait `Driver`: the few device operations that a stream needs, which libcuda and the emulator both implement.
+//! The trait [`Driver`]: the few device operations that a CUDA stream needs. NVIDIA's libcuda and the emulator both
+//! implement it.
 
 use super::sources::Source;
 use super::tensor_core::Family;
 
-/// A byte of a device's memory.
+/// An address in a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Address(pub u64);
 
@@ -13,10 +14,10 @@ impl Address {
     }
 }
 
-/// What a kernel is called with.
+/// An argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Arg {
-    /// Null stands for an argument that is not given.
+    /// A device address; null for an optional argument that is absent.
     Pointer(u64),
     U32(u32),
     U64(u64),
@@ -26,14 +27,14 @@ pub(crate) enum Arg {
 
 impl Arg {
     pub(crate) const NULL: Arg = Arg::Pointer(0);
-    /// So many elements of `T` further on.
+    /// The pointer advanced by this many elements of `T`.
     pub(crate) fn after<T>(self, elements: usize) -> Arg {
         match self {
             Arg::Pointer(at) => Arg::Pointer(at + (elements * size_of::<T>()) as u64),
             other => panic!("{other:?} points to nothing"),
         }
     }
-    /// The letter of its type in the emulator's signatures.
+    /// The letter for the argument's type in the emulator's signatures.
     pub(super) fn kind(self) -> u8 {
         match self {
             Arg::Pointer(_) => b'p',
@@ -43,7 +44,7 @@ impl Arg {
             Arg::F64(_) => b'd',
         }
     }
-    /// The argument's bytes in a word, from the first on: host and device are little-endian.
+    /// The argument's bytes, in the lowest bytes of a 64-bit word: host and device are little-endian.
     pub(super) fn bits(self) -> u64 {
         match self {
             Arg::Pointer(x) | Arg::U64(x) => x,
@@ -60,7 +61,7 @@ impl From<u32> for Arg {
     }
 }
 
-/// Sizes travel as 64 bits.
+/// Sizes are passed to kernels as 64-bit integers.
 impl From<usize> for Arg {
     fn from(x: usize) -> Arg {
         Arg::U64(x as u64)
@@ -85,43 +86,43 @@ impl From<f64> for Arg {
     }
 }
 
-/// Blocks of threads.
+/// The launch grid of a kernel: blocks of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
     pub blocks: [u32; 3],
-    /// Threads of a block: whole warps.
+    /// Threads of each block: whole warps.
     pub threads: u32,
 }
 
 impl Grid {
-    /// At least one thread for each of `count`.
+    /// A grid with at least one thread for each of `count` elements.
     pub(crate) fn over(count: usize) -> Grid {
         const THREADS: u32 = 256;
         Grid { blocks: [blocks(count.div_ceil(THREADS as usize)), 1, 1], threads: THREADS }
     }
-    /// A block of `threads` threads for each of `count`.
+    /// A grid with a block of `threads` threads for each of `count` items.
     pub(crate) fn each(count: usize, threads: u32) -> Grid {
         Grid { blocks: [blocks(count), 1, 1], threads }
     }
-    /// At least one thread for each of `columns`, `shares` times.
+    /// A grid with at least one thread for each of `columns` columns, `shares` times over.
     pub(crate) fn columns(columns: usize, shares: u32) -> Grid {
         const THREADS: u32 = 128;
         Grid { blocks: [blocks(columns.div_ceil(THREADS as usize)), shares, 1], threads: THREADS }
     }
-    /// What `matmul` of `sums.cuh` takes for `rows` x `cols` elements.
+    /// The grid of the kernels that call `matmul` of `sums.cuh`, for an output of `rows` x `cols` elements.
     pub(crate) fn matmul(rows: usize, cols: usize) -> Grid {
         const TILE: usize = 64;
         Grid { blocks: [blocks(cols.div_ceil(TILE)), blocks(rows.div_ceil(TILE)), 1], threads: 256 }
     }
-    /// What `matmul_bf16` of `mma.cuh` takes for `rows` x `cols` elements.
+    /// The grid of the kernels that call `matmul_bf16` of `mma.cuh`, for an output of `rows` x `cols` elements.
     pub(crate) fn matmul_bf16(rows: usize, cols: usize) -> Grid {
         Grid { threads: 128, ..Grid::matmul(rows, cols) }
     }
-    /// What `add_chunks` of `sums.cuh` takes for so many columns.
+    /// The grid of the kernels that call `add_chunks` of `sums.cuh`, for `columns` columns.
     pub(crate) fn chunks(columns: usize) -> Grid {
         Grid { blocks: [blocks(columns.div_ceil(32)), 1, 1], threads: 256 }
     }
-    /// 16 lanes for each of `rows`.
+    /// A grid with 16 threads for each of `rows` rows.
     pub(crate) fn lanes(rows: usize) -> Grid {
         Grid { blocks: [blocks(rows.div_ceil(8)), 1, 1], threads: 128 }
     }
@@ -130,59 +131,61 @@ impl Grid {
     }
 }
 
-/// A grid's first dimension has at most 2³¹ − 1 blocks: 2³⁹ elements, more than any device holds.
+/// Number of blocks for `count` elements, as a grid's first dimension. CUDA allows 2³¹ − 1 blocks: 2³⁹ elements, more
+/// than any device can store.
 fn blocks(count: usize) -> u32 {
     i32::try_from(count).expect("a grid's blocks fit 31 bits") as u32
 }
 
-/// A kernel that a driver has loaded.
+/// Handle of a kernel that a driver has loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Function(pub usize);
 
-/// A place in what a stream does.
+/// Handle of an event recorded in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Event(pub usize);
 
-/// Why something failed, in the driver's words.
+/// The result of a driver call; the error is the driver's message.
 pub(crate) type Outcome<T> = std::result::Result<T, String>;
 
-/// A device with one stream: what is asked for happens in that order, copies and launches some time before the next
+/// A device with one stream. Copies and launches happen in the order of the calls, at some time before the next
 /// [`synchronise`](Driver::synchronise) returns.
 pub(crate) trait Driver: Send + Sync {
-    /// How its tensor cores compute; none where it has none.
+    /// The family of the device's tensor cores, which says how they compute; none if it has none.
     fn tensor_cores(&self) -> Option<Family>;
-    /// Memory with any content. `Ok(None)`: there is not so much.
+    /// Allocates device memory with unspecified contents. `Ok(None)` if there is not enough.
     fn allocate(&self, bytes: usize) -> Outcome<Option<Address>>;
-    /// Lets go of it once what was asked for before has happened.
+    /// Frees device memory once the calls before this one have happened.
     fn free(&self, at: Address);
-    /// Host memory that copies may read and write while the host continues. It lives as long as the driver.
+    /// Allocates pinned host memory, which copies may use while the host continues. It lives as long as the driver.
     fn pinned(&self, bytes: usize) -> Outcome<*mut u8>;
     /// # Safety
-    /// `from` is readable, and unchanged, until the copy has happened; the device's memory is this stream's.
+    /// `from` is readable and does not change until the copy has happened; `to` is memory of this stream.
     unsafe fn to_device(&self, to: Address, from: *const u8, bytes: usize) -> Outcome<()>;
     /// # Safety
-    /// `to` is writable until the copy has happened; the device's memory is this stream's.
+    /// `to` is writable until the copy has happened; `from` is memory of this stream.
     unsafe fn to_host(&self, from: Address, to: *mut u8, bytes: usize) -> Outcome<()>;
-    /// Fills memory with the `width` (2 or 4) lowest bytes of `word`.
+    /// Fills device memory with `count` copies of the `width` (2 or 4) lowest bytes of `word`.
     ///
     /// # Safety
-    /// The device's memory is this stream's.
+    /// The device memory belongs to this stream.
     unsafe fn fill(&self, at: Address, word: u32, width: usize, count: usize) -> Outcome<()>;
-    /// A kernel of a source, which is compiled, or loaded from a cache, when one of its kernels is first asked for.
+    /// Finds a kernel of a source. The source is compiled, or loaded from a cache, when one of its kernels is first
+    /// requested.
     fn function(&self, source: &Source, kernel: &'static str) -> Outcome<Function>;
     /// # Safety
-    /// The arguments are of the types that the kernel declares, and what they point to is as large as it takes it for.
+    /// The arguments have the types that the kernel declares, and point to as much memory as the kernel accesses.
     unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Outcome<()>;
-    /// Waits until all that was asked for has happened.
+    /// Waits until all calls so far have happened.
     fn synchronise(&self) -> Outcome<()>;
-    /// Bytes of memory that the device has, and those that nobody holds. None: it has as much as the host.
+    /// Total and free bytes of the device's memory. None if the device uses the host's memory.
     fn memory(&self) -> Outcome<Option<[u64; 2]>>;
-    /// The most bytes that this driver's allocations have held together.
+    /// The largest number of bytes that this driver's allocations have had at once.
     fn peak(&self) -> Outcome<u64>;
-    /// An event, which happens when all that was asked for before it has.
+    /// Records an event, which happens when all calls before it have.
     fn event(&self) -> Outcome<Event>;
-    /// Seconds from one event to another, which is waited for.
+    /// Seconds from event `from` to event `to`, for which it waits.
     fn seconds(&self, from: Event, to: Event) -> Outcome<f64>;
-    /// Lets go of an event.
+    /// Frees an event.
     fn destroy_event(&self, event: Event);
 }

@@ -1,11 +1,11 @@
-//! The CPU as a CUDA device, for tests: kernels are compiled by the host's C++ compiler against `emulator.h`, which
-//! says what it is strict about.
+//! The emulator: the CPU as a CUDA device, for tests. Kernels are compiled by the host's C++ compiler against
+//! `emulator.h`, which lists the errors that it detects.
 //!
-//! `LOCKSTEP_EMULATOR_SCHEDULE` is the order of blocks and threads (0, the default: ascending; 1: descending; other
-//! numbers: random by that seed), `LOCKSTEP_EMULATOR_SECONDS` how long a launch may take (60),
-//! `LOCKSTEP_EMULATOR_FAMILY` whose tensor cores it has (volta, turing, ampere; hopper),
-//! `LOCKSTEP_EMULATOR_MEMORY` how many bytes the device has (`8000000:3000000`: of which somebody else takes as many
-//! once it was asked how many are free). Events have the host's time.
+//! Environment variables: `LOCKSTEP_EMULATOR_SCHEDULE` is the order of blocks and threads (0, the default: ascending;
+//! 1: descending; other numbers: random with that seed). `LOCKSTEP_EMULATOR_SECONDS` is how long a launch may take
+//! (60). `LOCKSTEP_EMULATOR_FAMILY` chooses whose tensor cores are emulated (volta, turing, ampere or hopper, the
+//! default). `LOCKSTEP_EMULATOR_MEMORY` is the device's memory in bytes; `8000000:3000000` makes another user take
+//! 3,000,000 of them after the free memory was first queried. Events take the host's time.
 
 use super::driver::{Address, Arg, Driver, Event, Function, Grid, Outcome};
 use super::sources::{Source, cached};
@@ -18,10 +18,10 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 const EMULATOR: &str = include_str!("emulator.h");
-/// Without kernels: device memory.
+/// The source without kernels, which allocates device memory.
 const MEMORY: Source = Source { name: "emulator", text: "" };
 
-/// `Launch` of `emulator.h`.
+/// The struct `Launch` of `emulator.h`.
 #[repr(C)]
 struct Launch {
     grid: [c_uint; 3],
@@ -37,7 +37,7 @@ struct Launch {
     fault: u64,
 }
 
-/// A source that was compiled and loaded, for as long as the process lives.
+/// A compiled source, loaded as a library for as long as the process lives.
 #[derive(Clone, Copy)]
 struct Module {
     launch: unsafe extern "C" fn(c_uint, *mut Launch) -> c_int,
@@ -47,14 +47,14 @@ struct Module {
     free: unsafe extern "C" fn(*mut c_void, usize) -> c_int,
 }
 
-/// All modules of the process. Launches of all emulated devices hold the lock: they handle signals.
+/// All modules of the process. Launches of all emulated devices take this lock, since they handle signals.
 static MODULES: Mutex<BTreeMap<&'static str, Module>> = Mutex::new(BTreeMap::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The C++ compiler and what it says of its version.
+/// The C++ compiler's command, and the version that it reports.
 fn compiler() -> Outcome<&'static (String, String)> {
     static FOUND: OnceLock<Option<(String, String)>> = OnceLock::new();
     let version = |name: &str| {
@@ -107,7 +107,7 @@ fn compile(source: &Source) -> Outcome<Module> {
     }
 }
 
-/// The module of a source, compiled and loaded once in a process.
+/// The module of a source, compiled and loaded once per process.
 fn module(source: &Source) -> Outcome<Module> {
     let mut modules = lock(&MODULES);
     if let Some(module) = modules.get(source.name) {
@@ -118,7 +118,7 @@ fn module(source: &Source) -> Outcome<Module> {
     Ok(module)
 }
 
-/// A number from the environment.
+/// The number in environment variable `name`, or `default`.
 fn number(name: &str, default: u32) -> Outcome<u32> {
     match std::env::var(name) {
         Ok(text) if !text.is_empty() => text.parse().map_err(|_| format!("{name}={text} is not a whole number")),
@@ -134,7 +134,7 @@ fn family() -> Outcome<Family> {
     }
 }
 
-/// What `LOCKSTEP_EMULATOR_MEMORY` says.
+/// The numbers of `LOCKSTEP_EMULATOR_MEMORY`: bytes of the device, and bytes that another user takes.
 fn memory_limit() -> Outcome<Option<[u64; 2]>> {
     let Ok(text) = std::env::var("LOCKSTEP_EMULATOR_MEMORY") else { return Ok(None) };
     let (has, taken) = text.split_once(':').unwrap_or((&text, "0"));
@@ -144,7 +144,7 @@ fn memory_limit() -> Outcome<Option<[u64; 2]>> {
     }
 }
 
-/// Opens the emulator.
+/// Opens the emulated device.
 pub(super) fn open() -> Outcome<Box<dyn Driver>> {
     Ok(Box::new(Emulated::open()?))
 }
@@ -154,24 +154,24 @@ pub(super) struct Emulated {
     pub(super) schedule: u32,
     pub(super) seconds: u32,
     pub(super) family: Family,
-    /// Bytes that the device has, and that somebody else takes of them.
+    /// Bytes of the device, and how many of them another user takes.
     pub(super) memory_limit: Option<[u64; 2]>,
     functions: Mutex<Vec<(Module, u32)>>,
     held: Mutex<Held>,
 }
 
-/// Memory, and copies that have not happened yet: they happen as late as a stream's order allows, so that a host which
-/// does not leave its side alone is found out.
+/// The emulated device's memory, and the copies that have not happened yet. They happen as late as the stream's order
+/// allows, so that a host that changes its buffer too early is detected.
 #[derive(Default)]
 struct Held {
     allocations: BTreeMap<u64, usize>,
-    /// Bytes of all of them, now and at most.
+    /// Bytes of all allocations, now and at most.
     bytes: [u64; 2],
     events: BTreeMap<usize, Instant>,
     last_event: usize,
     copies: Vec<(u64, *const u8, usize)>,
     pinned: Vec<Vec<u64>>,
-    /// Writes beside an allocation, seen when it was freed.
+    /// A message on writes next to an allocation, which were detected when it was freed.
     spoiled: Option<String>,
 }
 
@@ -185,7 +185,7 @@ impl Held {
             unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, bytes) };
         }
     }
-    /// An access at `fault`, in words.
+    /// Describes the address `fault` of an invalid access.
     fn place(&self, fault: u64) -> String {
         let below = self.allocations.range(..=fault).next_back();
         let above = self.allocations.range(fault..).next();

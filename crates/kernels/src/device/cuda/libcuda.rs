@@ -1,5 +1,5 @@
-//! A GPU, by NVIDIA's driver. None of this has run on one yet (docs/cuda.md): the test's library has the driver's
-//! functions and computes nothing.
+//! An NVIDIA GPU, through NVIDIA's driver library (libcuda). This has not run on a GPU yet (docs/cuda.md): the tests
+//! use a library that has the driver's functions and computes nothing.
 
 use super::driver::{Address, Arg, Driver, Event, Function, Grid, Outcome};
 use super::library::{functions, open};
@@ -15,7 +15,7 @@ use std::sync::{Mutex, OnceLock};
 type Handle = *mut c_void;
 
 functions! {
-    /// As cuda.h declares them; names with a version are those that its macros stand for.
+    /// The driver's functions as cuda.h declares them; a name with a version is the one that cuda.h's macro stands for.
     Functions {
         init = "cuInit"(c_uint);
         device_count = "cuDeviceGetCount"(*mut c_int);
@@ -57,28 +57,28 @@ functions! {
     }
 }
 
-/// `CUDA_ERROR_OUT_OF_MEMORY`
+/// cuda.h's `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: c_int = 2;
-/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`
+/// cuda.h's `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
 pub(super) const CAPABILITY: [c_int; 2] = [75, 76];
-/// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`
+/// cuda.h's `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`.
 const MEMORY_POOLS: c_int = 115;
-/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`
+/// cuda.h's `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
 const RELEASE_THRESHOLD: c_int = 4;
-/// `CU_MEMPOOL_ATTR_USED_MEM_HIGH`
+/// cuda.h's `CU_MEMPOOL_ATTR_USED_MEM_HIGH`.
 const USED_MOST: c_int = 8;
-/// `CU_STREAM_NON_BLOCKING`
+/// cuda.h's `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
 impl Functions {
-    /// The driver of this process, opened once.
+    /// The driver library, opened once per process.
     pub(super) fn get() -> Outcome<&'static Functions> {
         static FOUND: OnceLock<Outcome<Functions>> = OnceLock::new();
         let found: &Outcome<Functions> = FOUND.get_or_init(|| Functions::open(&Functions::path()));
         found.as_ref().map_err(|why| format!("NVIDIA's driver cannot be used: {why}: install it"))
     }
 
-    /// Where it is looked for.
+    /// The path at which the driver library is looked for.
     pub(super) fn path() -> String {
         let given = std::env::var("LOCKSTEP_LIBCUDA").ok().filter(|path| !path.is_empty());
         given.unwrap_or_else(|| "libcuda.so.1".into())
@@ -91,7 +91,7 @@ impl Functions {
         Ok(functions)
     }
 
-    /// A code of the driver's in words.
+    /// Turns an error code of the driver into a message.
     pub(super) fn check(&self, what: &str, code: c_int) -> Outcome<()> {
         if code == 0 {
             return Ok(());
@@ -108,19 +108,19 @@ impl Functions {
     }
 }
 
-/// A device, its primary context and one stream.
+/// A GPU, its primary context and one stream.
 pub(super) struct LibCuda {
     cuda: &'static Functions,
-    /// None is needed for what was compiled before.
+    /// The compiler. It is not needed for kernels that were compiled before.
     nvrtc: Outcome<&'static Nvrtc>,
-    /// Where that is.
+    /// Directories with kernels that were compiled before.
     shipped: Vec<PathBuf>,
     device: c_int,
     context: Handle,
     stream: Handle,
     pool: Handle,
     capability: (c_int, c_int),
-    /// The compute capability as a compiler's option has it: "90".
+    /// The GPU's compute capability in the form of a compiler option, such as "90".
     arch: String,
     modules: Mutex<HashMap<&'static str, Handle>>,
     pinned: Mutex<Vec<*mut c_void>>,
@@ -131,7 +131,7 @@ unsafe impl Send for LibCuda {}
 // SAFETY: as above; what changes is behind locks, and the driver itself is safe to call from several threads.
 unsafe impl Sync for LibCuda {}
 
-/// Opens the device of this number.
+/// Opens the GPU with this index.
 pub(super) fn open_device(number: u8) -> Outcome<Box<dyn Driver>> {
     let functions = Functions::get()?;
     let (nvrtc, shipped) = (Nvrtc::get(), sources::shipped());
@@ -199,13 +199,14 @@ pub(super) fn open_with(
 }
 
 impl LibCuda {
-    /// Makes the device's context the calling thread's.
+    /// Makes the GPU's context current on the calling thread.
     fn enter(&self) -> Outcome<()> {
         // SAFETY: a context that was retained.
         self.cuda.check("cuCtxSetCurrent", unsafe { (self.cuda.set_context)(self.context) })
     }
 
-    /// What was compiled of a source before, for this architecture or an older one of the same number.
+    /// The file of a source's kernels that were compiled before, for this architecture or an older one with the same
+    /// major version.
     fn shipped(&self, source: &Source) -> Option<PathBuf> {
         let (major, minor) = self.capability;
         let names = (0..=minor).rev().map(|minor| {
@@ -217,7 +218,7 @@ impl LibCuda {
         files.into_iter().find(|file| file.is_file())
     }
 
-    /// What NVRTC makes of it, now or the last time.
+    /// The file of a source's kernels compiled by NVRTC, now or in an earlier process.
     fn compiled(&self, source: &Source) -> Outcome<PathBuf> {
         let nvrtc = self.nvrtc.clone().map_err(|why| match self.shipped.first() {
             Some(place) => {

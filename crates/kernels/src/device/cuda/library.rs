@@ -1,9 +1,9 @@
-//! NVIDIA's libraries, opened at run time when they are needed; each may be missing.
+//! Opens NVIDIA's libraries at run time, when they are needed; each may be missing.
 
 use super::driver::Outcome;
 use libloading::Library;
 
-/// The first of these that there is, for as long as the process lives.
+/// Opens the first of these libraries that exists, for as long as the process lives.
 pub(super) fn open(names: &[String]) -> Outcome<&'static Library> {
     // SAFETY: they are NVIDIA's, or what the user names in their place; loading them does nothing that others rely on.
     let found = names.iter().find_map(|name| unsafe { Library::new(name) }.ok());
@@ -13,7 +13,7 @@ pub(super) fn open(names: &[String]) -> Outcome<&'static Library> {
     })
 }
 
-/// A struct of a library's functions, all of which return a code that is 0 where they succeeded.
+/// Declares a struct of a library's functions, each of which returns a code that is 0 on success.
 macro_rules! functions {
     ($(#[$doc:meta])* $name:ident { $($field:ident = $symbol:literal($($argument:ty),* $(,)?);)* }) => {
         $(#[$doc])*

@@ -6,24 +6,23 @@ use super::{Cuda, CudaStream};
 use crate::Result;
 use std::sync::Arc;
 
-/// Memory of a device, in bytes.
+/// Memory of a device with its own memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// The device's memory, and how much of it nobody has allocated; none for a device that computes in the host's
-    /// memory.
+    /// Total and free bytes of the device; none for a device that computes in the host's memory.
     pub total_and_free: Option<[u64; 2]>,
-    /// The most that this process's allocations have held together.
+    /// The largest number of bytes that this process's allocations have had at once.
     pub peak: u64,
 }
 
-/// A place in what a device does, which happens when all that was asked for before it has.
+/// An event recorded in a device's stream: it happens when all work requested before it is done.
 pub struct DeviceEvent {
     stream: Arc<CudaStream>,
     event: Event,
 }
 
 impl DeviceEvent {
-    /// The device's seconds from an earlier event to this one, which is waited for.
+    /// Seconds on the device from an `earlier` event to this one, for which it waits.
     pub fn seconds_since(&self, earlier: &DeviceEvent) -> Result<f64> {
         self.stream.seconds(earlier.event, self.event)
     }
@@ -35,7 +34,7 @@ impl Drop for DeviceEvent {
     }
 }
 
-/// A range that profilers show beside what the device does, until it is dropped.
+/// A named range of time that profilers show beside the device's work, until it is dropped.
 pub struct Range {
     nvtx: &'static Nvtx,
     id: u64,
@@ -54,7 +53,7 @@ impl Cuda {
     pub(crate) fn record_event(&self) -> Result<DeviceEvent> {
         Ok(DeviceEvent { event: self.stream.event()?, stream: self.stream.clone() })
     }
-    /// None where no profiler's library is.
+    /// Begins a range named `name`; none if the profiler's library is missing.
     pub(crate) fn range(&self, name: &str) -> Option<Range> {
         let nvtx = Nvtx::get()?;
         Some(Range { id: nvtx.start(name), nvtx })

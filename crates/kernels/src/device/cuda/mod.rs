@@ -1,9 +1,9 @@
-//! CUDA: kernels in CUDA C++ (`ops/*/*.cu`), which NVRTC compiles at run time, on a GPU; or, for tests, which the
-//! host's C++ compiler compiles, on the CPU.
+//! The CUDA backend: kernels in CUDA C++ (`ops/*/*.cu`). NVRTC compiles them at run time for a GPU; for tests, the
+//! host's C++ compiler compiles them for the CPU.
 //!
-//! [`stream`] is one stream of a device: memory, copies, launches. It asks a [`driver`], of which there are two:
-//! [`libcuda`] and the emulator ([`emulated`]). An operation's `cuda.rs` launches kernels with [`Cuda`], which it is
-//! handed after the checks. `kernel.cuh` is what kernels begin with.
+//! [`stream`] is one stream of a device: memory, copies and launches. It uses a [`driver`], of which there are two:
+//! [`libcuda`] and the emulator ([`emulated`]). An operation's `cuda.rs` receives a [`Cuda`] after the checks, and
+//! launches its kernels with it. Every kernel's source begins with `kernel.cuh`.
 
 pub(crate) mod driver;
 mod emulated;
@@ -29,7 +29,7 @@ use super::Device;
 use crate::{Error, Result};
 use std::sync::Arc;
 
-/// The kernels of an operation, in `name.cu` beside the file that says so.
+/// The CUDA source of an operation's kernels: `name.cu` beside the file that uses this macro.
 macro_rules! source {
     ($name:literal) => {
         $crate::device::cuda::Source { name: $name, text: include_str!(concat!($name, ".cu")) }
@@ -37,14 +37,15 @@ macro_rules! source {
 }
 pub(crate) use source;
 
-/// What an operation computes with on a CUDA device, and what it shows to get at addresses.
+/// The backend that operations compute with on a CUDA device. Access to a tensor's device address takes it as an
+/// argument.
 #[derive(Clone)]
 pub(crate) struct Cuda {
     stream: Arc<CudaStream>,
 }
 
 impl Cuda {
-    /// Opens the device.
+    /// Opens a CUDA device, real or emulated.
     pub(crate) fn open(device: Device) -> Result<Cuda> {
         let driver = match device {
             Device::Cuda(number) => libcuda::open_device(number),
@@ -59,17 +60,17 @@ impl Cuda {
     pub(crate) fn device(&self) -> Device {
         self.stream.device()
     }
-    /// How the tensor cores multiply bf16. The first time, they are compared with their family's formula: a device
-    /// whose bits are others is refused.
+    /// The family of the device's tensor cores, which says how they multiply bf16. On the first call they are compared
+    /// with the family's formula, and a device with other bits is refused.
     pub(crate) fn tensor_cores(&self) -> Result<Family> {
         self.stream.tensor_cores(|family| self_test::run(self, family))
     }
-    /// The error of an operation, or a dtype, that this device does not have.
+    /// The error for an operation or a dtype that has no CUDA kernel.
     pub(crate) fn lacks(&self, what: &str) -> Error {
         Error::Device(format!("{}: {what} is not there yet; the device \"cpu\" has it", self.device().name()))
     }
-    /// Runs a kernel; an empty grid is no launch. The arguments are what the kernel declares, and what they point to is
-    /// as large as it takes it for: an operation has checked shapes, and the emulator looks at the rest.
+    /// Runs a kernel; an empty grid launches nothing. The arguments must have the types that the kernel declares, and
+    /// point to as much memory as it accesses: operations have checked the shapes, and the emulator checks the rest.
     pub(crate) fn launch(&self, source: &Source, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
         // SAFETY: as above; only operations of this crate launch.
         unsafe { self.stream.launch(source, kernel, grid, args) }

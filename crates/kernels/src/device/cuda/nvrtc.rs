@@ -1,6 +1,6 @@
-//! NVRTC, NVIDIA's compiler as a library: compiles a source for one architecture.
+//! NVRTC, NVIDIA's CUDA compiler as a library: compiles a source for one architecture.
 //!
-//! `LOCKSTEP_NVRTC` is its path; otherwise the loader's own search finds versions 13 and 12.
+//! `LOCKSTEP_NVRTC` is the path of the library; without it the dynamic loader looks for versions 13 and 12.
 
 use super::driver::Outcome;
 use super::library::{functions, open};
@@ -28,11 +28,11 @@ functions! {
 
 pub(super) struct Nvrtc {
     functions: Functions,
-    /// Major and minor.
+    /// NVRTC's major and minor version.
     pub version: (i32, i32),
 }
 
-/// What became of a source.
+/// The result of compiling a source.
 pub(super) struct Compiled {
     pub cubin: Vec<u8>,
     #[cfg_attr(not(test), allow(dead_code, reason = "what the compile gate looks at"))]
@@ -41,13 +41,13 @@ pub(super) struct Compiled {
     pub log: String,
 }
 
-/// No a·b + c becomes one rounding that the source does not write, and nothing is approximate: division and square
-/// roots are rounded correctly, denormals kept.
+/// Compiler options: no `a·b + c` is contracted to a fused multiply-add unless the source writes one, and nothing is
+/// approximate. Division and square roots are rounded correctly, and denormals are kept.
 const OPTIONS: [&str; 7] =
     ["--std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-w", "--ptxas-options=-v"];
 
 impl Nvrtc {
-    /// The library of this process, opened once.
+    /// NVRTC, opened once per process.
     pub(super) fn get() -> Outcome<&'static Nvrtc> {
         static FOUND: OnceLock<Outcome<Nvrtc>> = OnceLock::new();
         FOUND.get_or_init(|| Nvrtc::open(&Nvrtc::paths())).as_ref().map_err(|why| {
@@ -58,7 +58,7 @@ impl Nvrtc {
         })
     }
 
-    /// Where it is looked for, in this order.
+    /// The paths at which NVRTC is looked for, in this order.
     pub(super) fn paths() -> Vec<String> {
         match std::env::var("LOCKSTEP_NVRTC") {
             Ok(path) if !path.is_empty() => vec![path],
@@ -77,13 +77,13 @@ impl Nvrtc {
         Ok(Nvrtc { functions, version: (major, minor) })
     }
 
-    /// Options for `arch`, a compute capability as "90" or "90a".
+    /// Compiler options for the architecture `arch`, a compute capability such as "90" or "90a".
     pub(super) fn options(arch: &str) -> Vec<String> {
         let arch = format!("--gpu-architecture=sm_{arch}");
         std::iter::once(arch).chain(OPTIONS.map(String::from)).collect()
     }
 
-    /// Compiles a source for `arch`.
+    /// Compiles a source for the architecture `arch`.
     pub(super) fn compile(&self, source: &Source, arch: &str) -> Outcome<Compiled> {
         let options: Vec<CString> = Nvrtc::options(arch).into_iter().map(c_string).collect();
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();

@@ -1,5 +1,5 @@
-//! NVTX: names of ranges for NVIDIA's profilers. Its library (`LOCKSTEP_NVTX`, or the loader's own search for that of
-//! CUDA 12) is opened if it is there; without it nothing is named.
+//! NVTX: named ranges for NVIDIA's profilers. The library is opened if it exists (at `LOCKSTEP_NVTX`, or where the
+//! dynamic loader finds CUDA 12's); without it ranges do nothing.
 
 use super::driver::Outcome;
 use super::library::open;
@@ -12,7 +12,7 @@ pub(super) struct Nvtx {
 }
 
 impl Nvtx {
-    /// The library of this process, opened once.
+    /// The NVTX library, opened once per process.
     pub(super) fn get() -> Option<&'static Nvtx> {
         static FOUND: OnceLock<Option<Nvtx>> = OnceLock::new();
         let given = || std::env::var("LOCKSTEP_NVTX").ok().filter(|path| !path.is_empty());

@@ -1,4 +1,4 @@
-//! Looks for CUDA on this machine, for `lockstep doctor`: it computes nothing and keeps no device open.
+//! Looks for CUDA on this machine, for `lockstep doctor`. It computes nothing and keeps no device open.
 
 use super::driver::Outcome;
 use super::libcuda::{CAPABILITY, Functions};
@@ -8,45 +8,45 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
 use std::ptr::null_mut;
 
-/// What was found.
+/// What this machine has of CUDA.
 #[derive(Clone, Debug)]
 pub struct CudaProbe {
-    /// Where NVIDIA's driver was looked for.
+    /// Path at which NVIDIA's driver library was looked for.
     pub driver_path: String,
-    /// The driver, or why there is none.
+    /// The driver, or the reason why there is none.
     pub driver: Result<CudaDriver, String>,
-    /// Where NVRTC, which compiles kernels, was looked for.
+    /// Paths at which NVRTC, which compiles kernels, was looked for.
     pub nvrtc_paths: Vec<String>,
-    /// NVRTC's version, or why it cannot be used.
+    /// NVRTC's version, or the reason why it cannot be used.
     pub nvrtc: Result<String, String>,
-    /// Where compiled kernels are kept.
+    /// Directory in which compiled kernels are cached.
     pub kernel_cache: PathBuf,
 }
 
-/// NVIDIA's driver.
+/// NVIDIA's driver, and the GPUs that it reports.
 #[derive(Clone, Debug)]
 pub struct CudaDriver {
-    /// The newest CUDA that it knows: "12.9".
+    /// The newest version of CUDA that the driver supports, such as "12.9".
     pub version: String,
-    /// The devices in the order of their numbers, or what is wrong with one.
+    /// The GPUs in the order of their indices; an error for one that cannot be used.
     pub devices: Vec<Result<CudaDevice, String>>,
 }
 
-/// A GPU.
+/// A GPU that the driver reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaDevice {
-    /// As NVIDIA calls it.
+    /// NVIDIA's name of the GPU.
     pub name: String,
-    /// Compute capability: "9.0".
+    /// Compute capability, such as "9.0".
     pub capability: String,
-    /// Bytes of memory.
+    /// Bytes of the GPU's memory.
     pub memory_bytes: u64,
-    /// Bytes of the device that nobody has allocated.
+    /// Bytes of the GPU's memory that are free.
     pub free_bytes: u64,
 }
 
 impl CudaProbe {
-    /// Looks.
+    /// Looks for the driver, NVRTC and the GPUs.
     pub fn new() -> CudaProbe {
         CudaProbe {
             driver_path: Functions::path(),

@@ -1,5 +1,5 @@
-//! A device's tensor cores against the formula of their family: the few thousand dot products that each run begins
-//! with, and as many as a test asks for.
+//! Compares a device's tensor cores with the formula of their family: a few thousand dot products when a process first
+//! uses them, and any number in tests.
 
 use super::driver::{Grid, Outcome};
 use super::sources::Source;
@@ -10,26 +10,26 @@ use crate::rng::Stream;
 use half::bf16;
 
 const SOURCE: Source = source!("tensor_core");
-/// What one instruction multiplies: `[ROWS, DEPTH]` by `[DEPTH, COLUMNS]`.
+/// The shape of one instruction's matmul: `[ROWS, DEPTH]` by `[DEPTH, COLUMNS]`.
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
-/// Instructions that a run begins with.
+/// Instructions that are compared before the first use.
 const AT_START: usize = 32;
 const SEED: u64 = 0x7465_6e73_6f72;
-/// Instructions of a launch.
+/// Instructions that are compared in one launch.
 const AT_ONCE: usize = 4096;
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    /// Dot products of 16 terms each.
+    /// Number of dot products compared, of 16 terms each.
     pub compared: usize,
     pub differ: usize,
-    /// The operands of the first that differ, and what came of them.
+    /// The operands of the first dot products that differ, with both results, as text.
     pub first: Vec<String>,
 }
 
-/// That the device computes what the formula says.
+/// Fails if the device's results differ from the formula of `family`.
 pub(super) fn run(cuda: &Cuda, family: Family) -> Outcome<()> {
     let report = compare(cuda, family, SEED, AT_START).map_err(|error| error.to_string())?;
     match report.first.first() {
@@ -42,7 +42,7 @@ pub(super) fn run(cuda: &Cuda, family: Family) -> Outcome<()> {
     }
 }
 
-/// Compares `instructions` of them, ordinary ones and all kinds of others alternately.
+/// Compares the results of `instructions` instructions, alternately on ordinary operands and on unusual ones.
 pub(super) fn compare(cuda: &Cuda, family: Family, seed: u64, instructions: usize) -> Result<Report> {
     let (stream, mut report) = (cuda.stream(), Report::default());
     for first in (0..instructions).step_by(AT_ONCE) {
@@ -67,7 +67,7 @@ fn pair(low: bf16, high: bf16) -> u32 {
     u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16
 }
 
-/// The operands of one instruction; b column by column.
+/// The operands of one instruction; `b` is stored column by column.
 struct Operands {
     a: [bf16; ROWS * DEPTH],
     b: [bf16; COLUMNS * DEPTH],
@@ -120,7 +120,7 @@ impl Operands {
         operands
     }
 
-    /// Compares what the device gave; which NaN it is does not matter.
+    /// Compares the device's results `got` with the formula. Any NaN equals any other.
     fn judge(&self, family: Family, got: &[f32], report: &mut Report) {
         for (i, (&got, &c)) in got.iter().zip(&self.c).enumerate() {
             let (a, b) = (&self.a[i / COLUMNS * DEPTH..][..DEPTH], &self.b[i % COLUMNS * DEPTH..][..DEPTH]);

@@ -1,22 +1,22 @@
-//! CUDA C++ sources, which are part of the program, and the cache of what was compiled from them.
+//! CUDA C++ sources, which are embedded in the binary, and the cache of kernels compiled from them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// What every source begins with.
+/// The text that every source begins with.
 const PRELUDE: &str = include_str!("kernel.cuh");
 const SUMS: &str = include_str!("sums.cuh");
 const TENSOR_CORES: &str = include_str!("mma.cuh");
 
-/// The kernels of an operation.
+/// The CUDA source of an operation's kernels.
 pub(crate) struct Source {
-    /// The file's name without its ending.
+    /// Name of the file without `.cu`.
     pub name: &'static str,
     pub text: &'static str,
 }
 
 impl Source {
-    /// What a compiler is given, after `before`.
+    /// The complete text for a compiler: `before`, the prelude, the source.
     pub(super) fn complete(&self, before: &str) -> String {
         let Source { name, text } = self;
         let headers = [("kernel.cuh", PRELUDE), ("sums.cuh", SUMS), ("mma.cuh", TENSOR_CORES)];
@@ -28,7 +28,7 @@ impl Source {
     }
 }
 
-/// The directory of what was compiled: `LOCKSTEP_KERNEL_CACHE`, or the user's cache.
+/// The directory of the kernel cache: `LOCKSTEP_KERNEL_CACHE`, or one in the user's cache directory.
 pub(super) fn directory() -> PathBuf {
     let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     of("LOCKSTEP_KERNEL_CACHE")
@@ -37,20 +37,20 @@ pub(super) fn directory() -> PathBuf {
         .unwrap_or_else(|| std::env::temp_dir().join("lockstep-kernels"))
 }
 
-/// Directories of kernels that were compiled before the program was started: `LOCKSTEP_CUBINS`, or `cubins` beside it.
+/// Directories of kernels compiled ahead of time: `LOCKSTEP_CUBINS`, or `cubins` beside the executable.
 pub(super) fn shipped() -> Vec<PathBuf> {
     let given = std::env::var_os("LOCKSTEP_CUBINS").filter(|value| !value.is_empty()).map(PathBuf::from);
     let beside = || Some(std::env::current_exe().ok()?.parent()?.join("cubins"));
     given.or_else(beside).into_iter().filter(|directory| directory.is_dir()).collect()
 }
 
-/// The name of a source's binary for these options: of another source, or of other options, it is another one. Whatever
-/// version of the compiler made it.
+/// File name of a source's kernels compiled ahead of time with these options. It differs for another source or other
+/// options, but not for another version of the compiler.
 pub(super) fn shipped_name(source: &Source, options: &[String]) -> String {
     format!("{}-{}.cubin", source.name, digest(&[&options.join(" "), &source.complete("")]))
 }
 
-/// 128 bits of all that decides what is compiled.
+/// A 128-bit hash of everything that determines the compiled kernels.
 fn digest(of: &[&str]) -> String {
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();
@@ -60,8 +60,8 @@ fn digest(of: &[&str]) -> String {
     format!("{:016x}{:016x}", half(0), half(1))
 }
 
-/// The file that `compile` writes for these inputs, written now if it is not there: to another name first, so that no
-/// process sees half of it.
+/// The cached file that `compile` makes from these inputs. If it is not there, it is written now, to a temporary name
+/// first, so that no process reads half of it.
 pub(super) fn cached(
     name: &str,
     extension: &str,

@@ -1,7 +1,7 @@
-//! One stream of a device: memory, copies and launches, counted.
+//! A CUDA stream: a device's memory, copies and launches in order, with counts.
 //!
-//! Nothing is waited for but by copies to the host, and where the staging memory is full. What fails later than it was
-//! asked for is remembered, and is the error of every operation from then on.
+//! The host waits for the device only for copies to the host, and when the staging memory is full. An error that the
+//! driver reports later than the call that caused it is kept, and is the error of every later operation.
 
 use super::driver::{Address, Arg, Driver, Event, Function, Grid, Outcome};
 use super::sources::Source;
@@ -12,10 +12,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// Pinned host memory of a stream. What is larger travels through memory that is not, and is waited for.
+/// Bytes of the pinned staging memory of a stream. A larger copy goes through memory that is not pinned, and is waited
+/// for.
 pub(crate) const STAGING: usize = 4 << 20;
 
-/// What a stream has done.
+/// Counts of copies, launches and waits of a stream.
 #[derive(Default)]
 struct Counters {
     launches: AtomicU64,
@@ -31,11 +32,12 @@ pub(crate) struct CudaStream {
     staging: Mutex<Staging>,
     failure: Mutex<Option<String>>,
     counters: Counters,
-    /// The family of the tensor cores, once they were compared with its formula.
+    /// The family of the tensor cores, once they have been compared with its formula.
     tensor_cores: OnceLock<Outcome<Family>>,
 }
 
-/// Memory that copies read while the host continues: used from start to end, then waited for.
+/// Pinned host memory that copies to the device read while the host continues. It is used from start to end; then the
+/// stream is waited for and it is used again.
 struct Staging {
     start: *mut u8,
     used: usize,
@@ -69,7 +71,7 @@ impl CudaStream {
     pub(crate) fn device(&self) -> Device {
         self.device
     }
-    /// How the tensor cores compute, which `compare` looks at first, once.
+    /// The family of the tensor cores. The first call has `compare` check them against its formula.
     pub(crate) fn tensor_cores(&self, compare: impl FnOnce(Family) -> Outcome<()>) -> Result<Family> {
         let find = || {
             let family = self.driver.tensor_cores().filter(|family| family.has_bf16());
@@ -79,14 +81,14 @@ impl CudaStream {
         self.tensor_cores.get_or_init(find).clone().map_err(|why| self.error(&why))
     }
 
-    /// `bytes` bytes of 0. None if they cannot be had.
+    /// Allocates `bytes` zeroed bytes of device memory; none if that fails.
     pub(crate) fn zeroed(&self, bytes: usize) -> Option<Address> {
         let at = self.driver.allocate(bytes.max(4)).unwrap_or_else(|why| self.fail(why)?)?;
         // SAFETY: the memory was just allocated, whole words of it.
         self.note(unsafe { self.driver.fill(at, 0, 2, bytes.div_ceil(2)) });
         Some(at)
     }
-    /// Memory for one operation, with any content. It is let go of in the stream's order.
+    /// Allocates device memory with unspecified contents for one operation. It is freed in the stream's order.
     pub(crate) fn scratch(&self, bytes: usize) -> Result<Scratch<'_>> {
         let refused = || Error::OutOfMemory { part: "workspace", bytes };
         match self.driver.allocate(bytes.max(4)) {
@@ -94,7 +96,7 @@ impl CudaStream {
             Err(why) => Err(self.error(&why)),
         }
     }
-    /// [`scratch`](Self::scratch) that holds these words.
+    /// [`scratch`](Self::scratch) filled with `words`.
     pub(crate) fn scratch_of(&self, words: &[u32]) -> Result<Scratch<'_>> {
         let scratch = self.scratch(size_of_val(words))?;
         let write = |to: *mut u8| {
@@ -109,10 +111,10 @@ impl CudaStream {
         self.driver.free(at);
     }
 
-    /// Copies from the host: `bytes` bytes that `write` writes, from an address aligned to 64.
+    /// Copies `bytes` bytes to the device. `write` puts them at an address on the host that is aligned to 64.
     ///
     /// # Safety
-    /// `to..to + bytes` is memory of this stream, and `write` initialises as many bytes.
+    /// `to..to + bytes` is memory of this stream, and `write` initialises `bytes` bytes.
     pub(crate) unsafe fn upload(&self, to: Address, bytes: usize, write: impl FnOnce(*mut u8)) {
         count(&self.counters.to_device, bytes);
         if bytes > STAGING {
@@ -136,10 +138,11 @@ impl CudaStream {
         self.note(unsafe { self.driver.to_device(to, from, bytes) });
     }
 
-    /// Copies to the host, where `read` sees the bytes, aligned to 8 at least. Waits.
+    /// Copies `bytes` bytes to the host and passes their address, aligned to 8 at least, to `read`. Waits for the
+    /// stream.
     ///
     /// # Panics
-    /// If the stream has failed: there is nothing to show, and zeros might be kept as results.
+    /// If the stream has failed: returning zeros instead might be taken for results.
     ///
     /// # Safety
     /// `from..from + bytes` is memory of this stream.
@@ -163,19 +166,19 @@ impl CudaStream {
         result
     }
 
-    /// Writes `word`, of `width` bytes, `count` times from `at` on.
+    /// Writes the `width` lowest bytes of `word` `count` times, from device address `at` on.
     ///
     /// # Safety
-    /// The bytes are device memory of this stream's, and nothing on the host reads or writes them meanwhile.
+    /// The bytes are device memory of this stream, and nothing else reads or writes them meanwhile.
     pub(crate) unsafe fn fill(&self, at: Address, word: u32, width: usize, count: usize) {
         // SAFETY: the caller's promise.
         self.note(unsafe { self.driver.fill(at, word, width, count) });
     }
 
-    /// Runs a kernel; an empty grid is no launch.
+    /// Runs a kernel; an empty grid launches nothing.
     ///
     /// # Safety
-    /// The kernel takes `args`, and what it reads and writes by them is device memory of this stream's.
+    /// `args` are the kernel's arguments, and the memory that it accesses through them belongs to this stream.
     pub(crate) unsafe fn launch(&self, source: &Source, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
         self.check()?;
         if grid.is_empty() {
@@ -202,7 +205,7 @@ impl CudaStream {
         self.driver.synchronise()
     }
 
-    /// Remembers the first failure.
+    /// Keeps the first error, for all later operations.
     pub(crate) fn note(&self, outcome: Outcome<()>) {
         if let Err(why) = outcome {
             self.fail::<()>(why);
@@ -215,16 +218,16 @@ impl CudaStream {
     fn error(&self, why: &str) -> Error {
         Error::Device(format!("{}: {why}", self.device.name()))
     }
-    /// Whether all went well so far, as far as is known without waiting.
+    /// Fails if an operation has failed so far, as far as the host knows without waiting.
     pub(crate) fn check(&self) -> Result<()> {
         lock(&self.failure).as_ref().map_or(Ok(()), |why| Err(self.error(why)))
     }
 
-    /// Bytes of memory that the device has, and those that nobody holds; none where it has the host's.
+    /// Total and free bytes of the device's memory; none if the device uses the host's memory.
     pub(super) fn memory(&self) -> Result<Option<[u64; 2]>> {
         self.driver.memory().map_err(|why| self.error(&why))
     }
-    /// The most bytes that were allocated at once.
+    /// The largest number of bytes allocated at once.
     pub(super) fn peak(&self) -> Result<u64> {
         self.driver.peak().map_err(|why| self.error(&why))
     }
@@ -238,28 +241,29 @@ impl CudaStream {
         self.driver.destroy_event(event);
     }
 
-    /// Launches, waits, and copies to the device and to the host with their bytes.
+    /// Counts: launches, waits, copies to the device and their bytes, copies to the host and their bytes.
     pub(crate) fn counts(&self) -> [u64; 6] {
         let Counters { launches, waits, to_device, to_host } = &self.counters;
         [launches, waits, &to_device[0], &to_device[1], &to_host[0], &to_host[1]].map(|n| n.load(Ordering::Relaxed))
     }
 }
 
-/// Memory that goes back when this is dropped: what was launched before still has it.
+/// Device memory of one operation. When it is dropped, it is freed in the stream's order, after the kernels that were
+/// launched before.
 pub(crate) struct Scratch<'a> {
     stream: &'a CudaStream,
     at: Address,
 }
 
 impl Scratch<'_> {
-    /// So many bytes after its start.
+    /// A kernel argument: the address `bytes` bytes after the start of the memory.
     pub(crate) fn at(&self, bytes: usize) -> Arg {
         Arg::Pointer(self.at.after(bytes).0)
     }
 }
 
 impl Scratch<'_> {
-    /// A copy of its first words. Waits.
+    /// A copy of the first `count` words. Waits for the stream.
     pub(crate) fn words(&self, count: usize) -> Vec<u32> {
         let read = |from: *const u8| {
             // SAFETY: as many words are read, from an aligned address.

@@ -1,9 +1,9 @@
-//! The formula of tensor cores: what `mma.sync` computes of f16 or bf16 with f32 sums, family by family.
+//! The formula of tensor cores, by family: the bits of `mma.sync` with f16 or bf16 factors and f32 sums.
 //!
-//! NVIDIA documents no rounding. The formula is what was published of measurements: MMA-Sim (Xie et al., arXiv
+//! NVIDIA does not document the rounding. The formula comes from published measurements: MMA-Sim (Xie et al., arXiv
 //! 2511.10909, whose program has the exponent of zeros), which agrees with "Numerical behavior of NVIDIA tensor cores"
 //! (Fasi et al., PeerJ CS 2021) on V100, T4 and A100, and with "Accurate Models of NVIDIA Tensor Cores" (Khattak and
-//! Mikaitis, arXiv 2512.07004) on the widths of V100 to B200. A step takes c and the products of `depth` pairs at once:
+//! Mikaitis, arXiv 2512.07004) on the widths of V100 to B200. One step adds `depth` products to the sum c at once:
 //!
 //! ```text
 //! exponent of a factor: that of its leading bit, at least -126 (f32, bf16) or -14 (f16)
@@ -12,19 +12,20 @@
 //! c = sum of u · trunc(term / u), which is exact, cut off (not rounded) to a number of f32
 //! ```
 //!
-//! so the order within a step does not matter. Denormals are taken and left. What is infinite or NaN follows
-//! IEEE 754, with one NaN, 0x7fffffff; from 2^128 on a sum is infinite; a sum of 0 is +0, and what is cut off to 0
-//! keeps its sign. A dot product is one chain of steps over ascending k, filled up with zeros to a multiple of
-//! [`DEPTH`].
+//! So the order within a step does not matter. Denormal inputs and results are kept. Infinities and NaN follow IEEE
+//! 754, with a single NaN, 0x7fffffff. A sum of 2^128 or more is infinite. A sum of 0 is +0, but a sum that is
+//! truncated to 0 keeps its sign. A dot product is one chain of steps over ascending k, padded with zeros to a multiple
+//! of [`DEPTH`].
 //!
-//! A device is compared with it before it multiplies ([`super::self_test`]); `mma.cuh` has the emulator's, in C++.
+//! [`super::self_test`] compares a device with this formula before its first matmul; `mma.cuh` has the same formula in
+//! C++, for the emulator.
 
-/// Terms of a sum that one `mma.sync` of the kernels takes.
+/// Terms of a sum that one `mma.sync` adds.
 pub(crate) const DEPTH: usize = 16;
-/// The NaN that tensor cores write.
+/// The bits of the NaN that tensor cores return.
 const NAN: f32 = f32::from_bits(0x7fff_ffff);
 
-/// Numbers that are multiplied.
+/// The type of the multiplied numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Factor {
     Bf16,
@@ -35,7 +36,7 @@ pub(crate) enum Factor {
 /// A binary floating-point format.
 #[derive(Clone, Copy)]
 struct Format {
-    /// Bits of the significand after its point.
+    /// Bits of the significand after the binary point.
     fraction: u32,
     /// The exponent of the smallest normal number.
     least: i32,
@@ -52,29 +53,29 @@ impl Factor {
     }
 }
 
-/// Tensor cores that compute alike.
+/// Tensor cores that give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Family {
-    /// As a run's record names it.
+    /// The family's name in a training run's record.
     pub name: &'static str,
-    /// Bits after the point of an aligned term: F.
+    /// Bits after the binary point of an aligned term.
     pub fraction: u32,
-    /// Products that a step takes.
+    /// Products that one step adds.
     pub depth: usize,
-    /// The exponent of a term that is 0.
+    /// The exponent that a term of 0 counts as having.
     pub zero: i32,
 }
 
-/// Compute capability 7.0; f16 alone.
+/// Tensor cores of compute capability 7.0, which have f16 but no bf16.
 pub(crate) const VOLTA: Family = Family { name: "volta", fraction: 23, depth: 4, zero: -131 };
-/// 7.5; f16 alone.
+/// Tensor cores of compute capability 7.5, which have f16 but no bf16.
 pub(crate) const TURING: Family = Family { name: "turing", fraction: 24, depth: 8, zero: -132 };
-/// 8.0 to 8.9, Ada among them: an instruction of 16 terms is two steps.
+/// Tensor cores of compute capability 8.0 to 8.9 (Ada included): an instruction of 16 terms is two steps.
 pub(crate) const AMPERE: Family = Family { name: "ampere", fraction: 24, depth: 8, zero: -132 };
-/// From 9.0 on, Blackwell among them.
+/// Tensor cores of compute capability 9.0 and above (Blackwell included).
 pub(crate) const HOPPER: Family = Family { name: "hopper", fraction: 25, depth: 16, zero: -133 };
 
-/// A number as `significand · 2^(exponent - fraction)`.
+/// A floating-point number as `significand · 2^(exponent - fraction)`.
 #[derive(Clone, Copy)]
 struct Parts {
     negative: bool,
@@ -83,7 +84,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// The parts of a finite number that the format can represent.
+    /// Splits a finite number that `format` can represent.
     fn of(x: f32, format: Format) -> Parts {
         let bits = x.to_bits();
         let (field, low) = ((bits >> 23 & 0xff) as i32, u64::from(bits & 0x7f_ffff));
@@ -99,7 +100,7 @@ impl Parts {
 }
 
 impl Family {
-    /// The tensor cores of a device of this compute capability; none where it has none.
+    /// The family of devices of this compute capability; none if they have no tensor cores.
     pub(crate) fn of(major: i32, minor: i32) -> Option<Family> {
         match (major, minor) {
             (..=6, _) => None,
@@ -110,17 +111,17 @@ impl Family {
         }
     }
 
-    /// Whether there is an instruction for bf16.
+    /// Whether the tensor cores multiply bf16.
     pub(crate) fn has_bf16(self) -> bool {
         self == AMPERE || self == HOPPER
     }
 
-    /// The family of this name.
+    /// The family with this name.
     pub(crate) fn named(name: &str) -> Option<Family> {
         [VOLTA, TURING, AMPERE, HOPPER].into_iter().find(|family| family.name == name)
     }
 
-    /// `c` plus at most `depth` products: one step.
+    /// The result of one step: `c` plus at most `depth` products.
     pub(crate) fn step(self, factor: Factor, c: f32, terms: &[(f32, f32)]) -> f32 {
         assert!(terms.len() <= self.depth, "more terms than a step takes");
         if let Some(sum) = special(c, terms) {
@@ -147,7 +148,7 @@ impl Family {
         cut_off(sum, largest - self.fraction as i32)
     }
 
-    /// `c` plus products, [`DEPTH`] with each instruction.
+    /// `c` plus any number of products, [`DEPTH`] per instruction.
     pub(crate) fn chain(self, factor: Factor, c: f32, terms: impl IntoIterator<Item = (f32, f32)>) -> f32 {
         let mut terms: Vec<(f32, f32)> = terms.into_iter().collect();
         terms.resize(terms.len().next_multiple_of(DEPTH), (0.0, 0.0));
@@ -155,7 +156,7 @@ impl Family {
     }
 }
 
-/// The sum where a term is infinite or NaN.
+/// The sum if a term is infinite or NaN; none otherwise.
 fn special(c: f32, terms: &[(f32, f32)]) -> Option<f32> {
     if c.is_finite() && terms.iter().all(|(a, b)| a.is_finite() && b.is_finite()) {
         return None;
@@ -165,7 +166,7 @@ fn special(c: f32, terms: &[(f32, f32)]) -> Option<f32> {
     Some(if sum.is_nan() { NAN } else { sum as f32 })
 }
 
-/// The number of f32 next to `units · 2^scale` towards 0.
+/// `units · 2^scale` as f32, rounded towards 0.
 fn cut_off(units: i64, scale: i32) -> f32 {
     let magnitude = units.unsigned_abs();
     if magnitude == 0 {

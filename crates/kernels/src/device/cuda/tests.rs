@@ -1,4 +1,4 @@
-//! What tests of CUDA kernels share, and the tests of the stream and the emulator themselves.
+//! Shared helpers for tests of CUDA kernels, and the tests of the stream and the emulator.
 
 use super::Cuda;
 use super::emulated::Emulated;
@@ -17,7 +17,7 @@ mod self_test;
 mod stream;
 pub(crate) mod tensor_core;
 
-/// The emulator with this schedule. None, and a line that says so, where no C++ compiler is: an error in CI.
+/// The emulator with this schedule. Without a C++ compiler: none and a printed line, or an error in CI.
 pub(crate) fn emulated(schedule: u32) -> Option<Cuda> {
     emulated_with(|driver| driver.schedule = schedule)
 }
@@ -42,7 +42,7 @@ fn emulated_with(set: impl FnOnce(&mut Emulated)) -> Option<Cuda> {
     }
 }
 
-/// The GPU that `LOCKSTEP_DEVICE` names, which then must be there; otherwise the emulator.
+/// The GPU that `LOCKSTEP_DEVICE` names, which must exist; without that variable the emulator.
 pub(crate) fn device(schedule: u32) -> Option<Cuda> {
     match Device::from_env().expect("a device") {
         gpu @ Device::Cuda(_) => Some(Cuda::open(gpu).expect("the GPU")),
@@ -50,7 +50,8 @@ pub(crate) fn device(schedule: u32) -> Option<Cuda> {
     }
 }
 
-/// Devices that multiply bf16, and how: the GPU that `LOCKSTEP_DEVICE` names, or the emulator as each family.
+/// Devices that multiply bf16, and their families: the GPU that `LOCKSTEP_DEVICE` names, or the emulator as each
+/// family.
 pub(crate) fn with_tensor_cores(schedule: u32) -> Vec<(Cuda, Family)> {
     if let gpu @ Device::Cuda(_) = Device::from_env().expect("a device") {
         let cuda = Cuda::open(gpu).expect("the GPU");
@@ -61,23 +62,23 @@ pub(crate) fn with_tensor_cores(schedule: u32) -> Vec<(Cuda, Family)> {
     all.into_iter().flatten().collect()
 }
 
-/// Every instruction set with each of these numbers of threads, and the emulator: what computes in f32.
+/// Contexts for tests in f32: every instruction set with each of these numbers of threads, and the emulator.
 pub(crate) fn contexts(threads: &[usize]) -> Vec<Context> {
     let on_cpu = Isa::present().into_iter().flat_map(|isa| threads.iter().map(move |&n| Context::cpu(isa, n)));
     on_cpu.chain(emulated(0).map(Context::cuda)).collect()
 }
 
-/// One schedule, or as many as `LOCKSTEP_EMULATOR_SCHEDULES` says.
+/// Number of emulator schedules to test: `LOCKSTEP_EMULATOR_SCHEDULES`, or 1.
 pub(crate) fn schedules() -> u32 {
     std::env::var("LOCKSTEP_EMULATOR_SCHEDULES").ok().map_or(1, |n| n.parse().expect("a number of schedules"))
 }
 
-/// Whether sizes may be larger than CI has time for.
+/// Whether tests may use sizes that take too long for CI.
 pub(crate) fn full() -> bool {
     std::env::var_os("LOCKSTEP_EMULATOR_FULL").is_some_and(|value| !value.is_empty())
 }
 
-/// That `run` gives the same bits on the CPU and on the emulator, or on the GPU that `LOCKSTEP_DEVICE` names.
+/// Checks that `run` gives the same bits on the CPU and on the emulator, or on the GPU that `LOCKSTEP_DEVICE` names.
 pub(crate) fn same(run: impl Fn(&Context) -> Result<Vec<u32>>) {
     let expected = run(&Context::cpu(Isa::best(), 2)).expect("the CPU");
     for schedule in 0..schedules() {

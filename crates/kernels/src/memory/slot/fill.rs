@@ -1,29 +1,29 @@
-//! Fills a slot with bytes from elsewhere, such as a copy of another machine's slot.
+//! Fills a slot of shared memory with bytes from elsewhere, such as a copy of another machine's slot.
 
 use super::{Contents, Result, SlotOptions, SlotWriter};
 use std::path::Path;
 
-/// A slot whose bytes come from outside, one range after the other. No tensor is ever made in it here; those who read
-/// it find what its layout says.
+/// A slot of shared memory whose bytes are written from outside, one range after the other. This process makes no
+/// tensors in it; readers find the tensors by the slot's layout.
 pub struct SlotFiller(SlotWriter);
 
 impl SlotFiller {
-    /// A slot of zeros, to fill.
+    /// Makes a slot of zeros, to fill.
     pub fn create(options: SlotOptions<'_>) -> Result<SlotFiller> {
         Ok(SlotFiller(SlotWriter::create(options)?))
     }
 
-    /// What readers open.
+    /// The path by which readers open the slot.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Takes the exclusive lock, unless a reader pins the slot; whether it may be filled now.
+    /// Takes the slot's exclusive lock, unless a reader pins the slot. Returns whether the slot may be filled now.
     pub fn try_lock(&mut self) -> Result<bool> {
         self.0.try_lock()
     }
 
-    /// Writes bytes, from `at` of its data.
+    /// Writes `bytes` at offset `at` of the slot's data.
     pub fn write_at(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
         let writer = &self.0.0;
         if !Self::is_locked(&self.0) {
@@ -43,7 +43,7 @@ impl SlotFiller {
         Ok(())
     }
 
-    /// Lets others read it.
+    /// Records `contents` in the header and releases the exclusive lock, so that others can read the slot.
     pub fn publish(&mut self, contents: Contents) -> Result<()> {
         self.0.publish_buffers(&[], contents, contents.checksum.is_some())
     }

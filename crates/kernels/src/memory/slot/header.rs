@@ -1,36 +1,36 @@
-//! The header of a slot, on its first page.
+//! The header of a slot of shared memory, on its first page.
 
 use super::SlotOptions;
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::FileExt;
 use twox_hash::XxHash3_64;
 
-/// Bytes of the header; the layout follows.
+/// Bytes of the header. The description of the layout follows it.
 pub(super) const BYTES: usize = 128;
-/// The number of a slot that is being written.
+/// The value of [`Contents::number`] while the slot is being written.
 pub(super) const WRITING: u64 = u64::MAX;
-/// Ends in the format's version.
+/// The first bytes of a slot; the last of them is the version of the format.
 const MAGIC: [u8; 8] = *b"LSSLOT\0\x01";
 const HUGE_PAGE: usize = 1 << 21;
 const PAGE: usize = 1 << 12;
 
-/// What a slot holds.
+/// What a slot of shared memory contains: which weights, and their checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// The number under which it was published: a generation batch's.
+    /// The number of the generation batch that the weights were published for.
     pub number: u64,
-    /// The updates that its weights have had.
+    /// Number of updates that the weights have had.
     pub version: u64,
-    /// What the weights came from.
+    /// The weights' lineage: identifies the model, data, settings and batches that they came from.
     pub lineage: [u8; 16],
-    /// XXH3-64 of all bytes, if the writer computed it.
+    /// XXH3-64 of all bytes of the weights, if the writer computed it.
     pub checksum: Option<u64>,
 }
 
-/// What of the header never changes.
+/// The part of the header that never changes.
 #[derive(Debug)]
 pub(super) struct Head {
-    /// Where the allocations begin.
+    /// Offset of the first allocation.
     pub data: usize,
     pub bytes: usize,
     pub run: [u8; 16],
@@ -62,7 +62,7 @@ impl Head {
         out
     }
 
-    /// Reads it, and what the slot holds now.
+    /// Reads the constant part of the header, and the present contents of the slot.
     pub fn read(file: &std::fs::File) -> Result<(Head, Contents)> {
         let (header, contents) = read(file)?;
         let word = |at: usize| usize::try_from(number(&header, at)).map_err(invalid);
@@ -90,7 +90,7 @@ impl Head {
     }
 }
 
-/// What a slot holds, which its lock must keep as it is meanwhile.
+/// Reads the header and the present contents of a slot. The caller has a lock, so that they do not change meanwhile.
 pub(super) fn read(file: &std::fs::File) -> Result<([u8; BYTES], Contents)> {
     let mut header = [0; BYTES];
     file.read_exact_at(&mut header, 0)?;

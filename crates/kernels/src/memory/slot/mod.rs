@@ -1,18 +1,21 @@
-//! Slots of shared memory: one process writes a version of the weights, others read it where it lies.
+//! Slots of shared memory: one process writes a version of the weights into a slot, and others read it in place.
 //!
-//! A slot is a memfd (or, where processes share no pid namespace, a file in `/dev/shm`): a [header](Contents) and a
-//! description of the layout, then allocations one after the other, aligned to 64. Writer and reader build the same
-//! tree of tensors in the same order, so both compute the same addresses, and nothing is copied or packed again.
+//! A slot is a memfd (or, where the processes share no pid namespace, a file in `/dev/shm`). It begins with a
+//! [header](Contents) and a description of the layout; the allocations follow one after the other, aligned to 64.
+//! Writer and readers build the same tree of tensors in the same order, so they compute the same addresses, and nothing
+//! is copied or packed again.
 //!
-//! Who may touch a slot is the kernel's file lock on it, which dies with its holder and stays while that is stopped:
+//! The kernel's file lock on a slot says who may touch it. The lock is released when the process that has it dies, but
+//! not while that process is merely stopped:
 //!
-//! - A reader's memory comes from a [`Pin`], a shared lock. Every tensor in it keeps the pin. It cannot be written.
-//! - A writer's memory can be written while the writer has the exclusive lock, which [`SlotWriter::publish`] gives
-//!   away. It takes the slot's tensors by exclusive reference, so nobody is still writing one then.
+//! - A reader's memory comes from a [`Pin`], which is a shared lock. It cannot be written. Every tensor in it keeps the
+//! pin.
+//! - A writer's memory can be written while the writer has the exclusive lock, which [`SlotWriter::publish`] releases.
+//! `publish` takes the slot's tensors by exclusive reference, so nobody is still writing one then.
 //!
-//! A process of the same user that follows none of this (it maps a file of `weights_dir` for writing, or debugs the
-//! writer) can change what a reader sees, to any numbers. In a memfd the seals leave only debugging: nobody but the
-//! writer's own mapping can write, and nobody can cut the file short.
+//! A process of the same user that ignores these rules (it maps a file of `weights_dir` for writing, or debugs the
+//! writer) can change the numbers that a reader sees. With a memfd only debugging is left: its seals prevent everything
+//! but the writer's own mapping from writing it, and nobody can truncate it.
 
 mod fill;
 mod header;
@@ -36,22 +39,22 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// What a slot is made as.
+/// The parameters of a new slot of shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotOptions<'a> {
-    /// The run that it belongs to.
+    /// Id of the training run that the slot belongs to.
     pub run: [u8; 16],
-    /// What lies in it, a line for each tensor: reader and writer must say the same.
+    /// Description of the tensors in the slot, one line each. Writer and readers must have the same.
     pub layout: &'a str,
-    /// Bytes of all allocations, each rounded up to 64.
+    /// Bytes of all allocations in the slot, each rounded up to 64.
     pub bytes: usize,
-    /// A directory for a file; none: a memfd.
+    /// The directory for the slot's file; none to make a memfd.
     pub dir: Option<&'a Path>,
-    /// Whether it is [sealed](SlotWriter::seal) once it is filled.
+    /// Whether the slot will be [sealed](SlotWriter::seal) once it is filled.
     pub sealed_later: bool,
 }
 
-/// A slot, to write. Clones are of the same slot.
+/// A slot of shared memory, to write. Clones are handles of the same slot.
 #[derive(Clone)]
 pub struct SlotWriter(Arc<Writer>);
 
@@ -59,22 +62,22 @@ pub(super) struct Writer {
     map: MmapRaw,
     place: Place,
     head: Head,
-    /// Whether this process holds the exclusive lock, and may write.
+    /// Whether this process has the slot's exclusive lock, and so may write.
     locked: AtomicBool,
-    /// Allocations that live.
+    /// Number of allocations in the slot that are alive.
     live: AtomicUsize,
-    /// Whether its memory was given out.
+    /// Whether the slot's memory was already handed out.
     taken: AtomicBool,
 }
 
-/// Who keeps bytes of a slot.
+/// Keeps the mapping of a slot alive, for the writer's allocations or the readers'.
 #[derive(Clone)]
 pub(super) enum Hold {
     Writer(Arc<Writer>),
     Pin(Arc<Pinned>),
 }
 
-/// Gives out a slot's bytes in order.
+/// An allocator that hands out a slot's bytes in order.
 pub(super) struct Arena {
     hold: Hold,
     next: AtomicUsize,
@@ -85,7 +88,7 @@ impl Arena {
         Arc::new(Arena { hold, next: AtomicUsize::new(0) })
     }
 
-    /// The next `bytes` bytes; none if the slot has no more.
+    /// Allocates the next `bytes` bytes of the slot; none if it has no more.
     pub(super) fn take(&self, bytes: usize) -> Option<HostBytes> {
         let size = bytes.checked_next_multiple_of(64)?;
         let from = self.next.fetch_add(size, Ordering::Relaxed);
@@ -104,18 +107,18 @@ impl Arena {
         Some(HostBytes::of_slot(start, self.hold.clone()))
     }
 
-    /// Whether it only reads.
+    /// Whether the allocations are a reader's, which cannot be written.
     pub(super) fn is_pinned(&self) -> bool {
         matches!(self.hold, Hold::Pin(_))
     }
 }
 
 impl Hold {
-    /// Whether this process may write it now.
+    /// Whether this process may write the slot now.
     pub(super) fn is_writable(&self) -> bool {
         matches!(self, Hold::Writer(writer) if writer.locked.load(Ordering::SeqCst))
     }
-    /// An allocation has ended.
+    /// Called when an allocation in the slot is dropped.
     pub(super) fn released(&self) {
         if let Hold::Writer(writer) = self {
             writer.live.fetch_sub(1, Ordering::SeqCst);
@@ -124,8 +127,8 @@ impl Hold {
 }
 
 impl SlotWriter {
-    /// A slot of zeros, locked for writing. Its memory is taken now: that there is no room is an error here, and never
-    /// a signal later.
+    /// Makes a slot of zeros, locked for writing. Its memory is taken from the system now, so that a lack of memory is
+    /// an error here and not a signal later.
     pub fn create(options: SlotOptions<'_>) -> Result<SlotWriter> {
         let head = Head::new(&options);
         let place = Place::create(&options, head.data + options.bytes)?;
@@ -138,12 +141,12 @@ impl SlotWriter {
         Ok(SlotWriter(Arc::new(writer)))
     }
 
-    /// What readers open: of a memfd `/proc/PID/fd/N`, which lives as long as this process.
+    /// The path by which readers open the slot. A memfd's is `/proc/PID/fd/N`, which exists as long as this process.
     pub fn path(&self) -> &Path {
         &self.0.place.path
     }
 
-    /// Memory that allocates in the slot, and books in `memory`'s ledger. Can be had once.
+    /// A [`Memory`] that allocates in the slot and counts in `memory`'s ledger. Available once.
     pub fn memory(&self, memory: &Memory) -> Result<Memory> {
         if self.0.taken.swap(true, Ordering::SeqCst) {
             return Err(self.0.place.error("its memory was given out already".into()));
@@ -151,7 +154,7 @@ impl SlotWriter {
         memory.in_slot(Arena::new(Hold::Writer(self.0.clone())))
     }
 
-    /// Takes the exclusive lock, unless a reader pins the slot; whether it is held now.
+    /// Takes the slot's exclusive lock, unless a reader pins the slot. Returns whether this process has the lock now.
     pub fn try_lock(&self) -> Result<bool> {
         if self.0.locked.load(Ordering::SeqCst) {
             return Ok(true);
@@ -166,7 +169,8 @@ impl SlotWriter {
         Ok(true)
     }
 
-    /// [`publish`](Self::publish) of these buffers, to whose tensors the caller has exclusive references.
+    /// [`publish`](Self::publish) for the buffers of all tensors in the slot, to which the caller has exclusive
+    /// references.
     pub(crate) fn publish_buffers(&self, buffers: &[&Buffer], contents: Contents, checksum: bool) -> Result<()> {
         let writer = &self.0;
         let all = buffers.iter().all(|buffer| buffer.slot().is_some_and(|hold| hold.is_of(writer)));
@@ -184,8 +188,8 @@ impl SlotWriter {
         writer.place.file.unlock().map_err(|error| writer.place.error(format!("cannot be unlocked: {error}")))
     }
 
-    /// Ends writing for good, when no tensor lives in the slot any more. Nobody can write a memfd then, this process
-    /// included, which reads it as others do.
+    /// Publishes the slot and ends writing for good; no tensor may live in it any more. After that nobody can write the
+    /// memfd, not even this process, which becomes a reader like any other.
     pub fn seal(self, contents: Contents, checksum: bool) -> Result<SlotReader> {
         let path = self.0.place.path.clone();
         let fail = |message: &str| Error::Slot { path: path.clone(), message: message.into() };
@@ -213,7 +217,8 @@ impl Writer {
         Contents { checksum: checksum.then(|| twox_hash::XxHash3_64::oneshot(data())), ..contents }
     }
 
-    /// Writes the header, and the `layout` with it. By the mapping, because a memfd's seal refuses to write the file.
+    /// Writes the header, and with `layout` the description of the layout too. It writes through the mapping, because a
+    /// seal of the memfd forbids writing to the file.
     fn write_head(&self, contents: &Contents, layout: bool) {
         let write = |at: usize, bytes: &[u8]| {
             // SAFETY: the header and the layout lie before the data, inside the mapping, and no reference to them is

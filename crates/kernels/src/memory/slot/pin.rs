@@ -1,4 +1,4 @@
-//! Pins: readers that keep a slot from being overwritten.
+//! Readers of a slot of shared memory, and the pins by which they keep it from being overwritten.
 
 use super::header::{self, Contents, Head, WRITING};
 use super::place::Place;
@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A slot that another process writes, mapped to read. Clones are of the same mapping.
+/// A slot of shared memory that another process writes, mapped to read. Clones share the mapping.
 #[derive(Clone)]
 pub struct SlotReader(Arc<Reader>);
 
@@ -21,15 +21,16 @@ struct Reader {
     head: Head,
 }
 
-/// What a slot holds, which stays as it is until this and every tensor of its [memory](Pin::memory) are dropped, or
-/// the process ends.
+/// A reader's shared lock on a slot. The slot's contents do not change until the pin and every tensor of its
+/// [memory](Pin::memory) are dropped, or the process ends.
 #[derive(Clone)]
 pub struct Pin(Arc<Pinned>);
 
 pub(in crate::memory) struct Pinned {
     reader: Arc<Reader>,
     contents: Contents,
-    /// Holds the shared lock: of an open file of its own, so that pins of a slot do not end each other.
+    /// A file with the shared lock. Every pin opens the file anew, so that dropping one does not release the lock of
+    /// another.
     lock: File,
 }
 
@@ -66,27 +67,27 @@ impl SlotReader {
         Ok(SlotReader(Arc::new(Reader { place, map, head })))
     }
 
-    /// Where others find it.
+    /// The path by which other processes open the slot.
     pub fn path(&self) -> &Path {
         &self.0.place.path
     }
 
-    /// The run that it belongs to.
+    /// Id of the training run that the slot belongs to.
     pub fn run(&self) -> [u8; 16] {
         self.0.head.run
     }
 
-    /// What lies in it, a line for each tensor.
+    /// Description of the tensors in the slot, one line each.
     pub fn layout(&self) -> &str {
         &self.0.head.layout
     }
 
-    /// Bytes of all its allocations.
+    /// Bytes of all allocations in the slot.
     pub fn bytes(&self) -> usize {
         self.0.head.bytes
     }
 
-    /// An error that names the first line that differs if the slot does not lie as `layout` says.
+    /// Fails if the slot's description differs from `layout`; the error names the first line that differs.
     pub fn expect_layout(&self, layout: &str) -> Result<()> {
         let theirs = &self.0.head.layout;
         if theirs == layout {
@@ -109,7 +110,7 @@ impl SlotReader {
         )))
     }
 
-    /// Keeps what the slot holds now; none while it is being written.
+    /// Pins the slot's present contents; none while the slot is being written.
     pub fn pin(&self) -> Result<Option<Pin>> {
         let place = &self.0.place;
         let fail = |what: &str, error: &std::io::Error| place.error(format!("{what}: {error}"));
@@ -130,18 +131,18 @@ impl SlotReader {
 }
 
 impl Pin {
-    /// What is pinned.
+    /// The contents of the pinned slot.
     pub fn contents(&self) -> Contents {
         self.0.contents
     }
 
-    /// Memory that lends the slot's bytes, one allocation after the other, in the order in which its writer took them.
-    /// They cannot be written. Every allocation keeps the pin.
+    /// A [`Memory`] whose allocations are the slot's bytes, in the order in which the writer allocated them. They
+    /// cannot be written, and every allocation keeps the pin.
     pub fn memory(&self, memory: &Memory) -> Result<Memory> {
         memory.in_slot(Arena::new(Hold::Pin(self.0.clone())))
     }
 
-    /// Copies bytes of the slot, from `at` of its data: to send them to another machine.
+    /// Copies bytes from offset `at` of the slot's data to `out`, to send them to another machine.
     pub fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
         let Reader { place, head, .. } = &*self.0.reader;
         if at.checked_add(out.len()).is_none_or(|end| end > head.bytes) {
@@ -151,7 +152,8 @@ impl Pin {
         read.map_err(|e| place.error(format!("cannot be read: {e}")))
     }
 
-    /// Compares the bytes with the checksum that the writer published: an error if they differ, or it published none.
+    /// Compares the slot's bytes with the checksum that the writer published. Fails if they differ, or if there is no
+    /// checksum.
     pub fn audit(&self) -> Result<()> {
         let Reader { place, map, head } = &*self.0.reader;
         // SAFETY: initialised bytes inside the mapping. The pin keeps the writer from them; a process of this user that

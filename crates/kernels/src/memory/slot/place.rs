@@ -1,4 +1,4 @@
-//! Where a slot's bytes are: a sealed memfd, or a file.
+//! The memory behind a slot of shared memory: a sealed memfd, or a file.
 
 use super::{Head, SlotOptions};
 use crate::{Error, Result};
@@ -11,20 +11,20 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Slots made by this process, for names.
+/// Number of slots that this process has made, for unique names.
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
 pub(super) struct Place {
     pub file: File,
-    /// What others open.
+    /// The path by which other processes open the slot.
     pub path: PathBuf,
     is_memfd: bool,
-    /// Whether this is the file's owner, which deletes it.
+    /// Whether this process made the file, and deletes it at the end.
     owns_file: bool,
 }
 
 impl Place {
-    /// As long, and empty.
+    /// Makes an empty memfd or file of `length` bytes.
     pub fn create(options: &SlotOptions<'_>, length: usize) -> Result<Place> {
         let path = options.dir.map_or_else(|| PathBuf::from("memfd"), Path::to_owned);
         let fail = |message: String| Error::Slot { path: path.clone(), message };
@@ -60,14 +60,14 @@ impl Place {
         Ok(place)
     }
 
-    /// One that another process made.
+    /// Opens a memfd or file that another process made.
     pub fn open(path: &Path) -> Result<Place> {
         let fail = |e: std::io::Error| Error::Slot { path: path.to_owned(), message: format!("cannot be opened: {e}") };
         let file = File::open(path).map_err(fail)?;
         Ok(Place { file, path: path.to_owned(), is_memfd: false, owns_file: false })
     }
 
-    /// Maps it, and takes its memory: in huge pages, if the system gives them.
+    /// Maps the memory for writing and takes it from the system at once, in huge pages if it has them.
     pub fn map_to_write(&self, head: &Head) -> Result<MmapRaw> {
         let map = MmapOptions::new().map_raw(&self.file).map_err(|e| self.no_room(head.data + head.bytes, &e))?;
         // Huge pages are an optimisation: a kernel without them is fine.
@@ -90,7 +90,7 @@ impl Place {
         Ok(map)
     }
 
-    /// Nobody can change its length from here on, nor write it but through the mapping that there is.
+    /// Seals the memfd so that nobody can change its length, or write it except through the existing mapping.
     pub fn seal_after_mapping(&self, sealed_later: bool) -> Result<()> {
         let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
         if !sealed_later {
@@ -99,7 +99,7 @@ impl Place {
         self.seal(seals)
     }
 
-    /// Nobody can write it. There is no mapping to write any more.
+    /// Seals the memfd so that nobody can write it. There must be no writable mapping any more.
     pub fn seal_content(&self) -> Result<()> {
         if !self.is_memfd {
             let read_only = self.file.set_permissions(Permissions::from_mode(0o400));
@@ -136,14 +136,14 @@ impl Drop for Place {
     }
 }
 
-/// Bytes that the system could give; none if it does not say.
+/// Bytes of memory that the system has available; none if it does not report them.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
 }
 
-/// Deletes the slots of writers that were killed.
+/// Deletes the slot files in `dir` whose writers were killed.
 fn remove_left_behind(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -1,4 +1,4 @@
-//! Columns to the bytes of a Parquet file: one row group, no compression.
+//! Encodes columns as a Parquet file with one row group, without compression.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use parquet::schema::types::{Type, TypePtr};
 
 use super::{Cells, Column};
 
-/// The file of these columns, all of `rows` rows.
+/// The bytes of a Parquet file with these columns, each of `rows` rows.
 pub(super) fn encode(columns: &[Column], rows: usize) -> Result<Vec<u8>, String> {
     try_encode(columns, rows).map_err(|error| error.to_string())
 }
@@ -29,7 +29,7 @@ fn try_encode(columns: &[Column], rows: usize) -> parquet::errors::Result<Vec<u8
     file.into_inner()
 }
 
-/// The schema of one column; everything may be null.
+/// The Parquet schema of one column; every value may be null.
 fn field(column: &Column) -> parquet::errors::Result<TypePtr> {
     let primitive = |name: &str, physical, logical| {
         let builder = Type::primitive_type_builder(name, physical).with_repetition(Repetition::OPTIONAL);
@@ -67,7 +67,7 @@ fn write(group: &mut SerializedRowGroupWriter<'_, Vec<u8>>, cells: &Cells) -> pa
     }
 }
 
-/// A column of optional values: definition level 1 where there is one.
+/// Writes a column of optional values. The definition level is 1 where there is a value, else 0.
 fn flat<T: DataType>(
     group: &mut SerializedRowGroupWriter<'_, Vec<u8>>,
     cells: impl Iterator<Item = Option<T::T>>,
@@ -80,8 +80,8 @@ fn flat<T: DataType>(
     column::<T>(group, &values, &levels, None)
 }
 
-/// One key of lists of messages. Definition levels: 1 an empty list, 3 a message without this key, 4 one with it;
-/// repetition level 1 for all messages of a list but its first.
+/// Writes one key of lists of chat messages. Definition levels: 1 for an empty list, 3 for a message without this key,
+/// 4 for a message with it. The repetition level is 1 for all messages of a list but the first.
 fn nested(
     group: &mut SerializedRowGroupWriter<'_, Vec<u8>>,
     rows: &[Vec<Vec<Option<String>>>],

@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Each row as `name: value` texts, by the parquet crate's own row reader.
+/// Reads a table with the parquet crate's own row reader: each row as `name: value` texts.
 fn read(path: &Path) -> Vec<Vec<String>> {
     let reader = SerializedFileReader::new(std::fs::File::open(path).unwrap()).unwrap();
     let rows = reader.get_row_iter(None).unwrap();

@@ -1,22 +1,22 @@
-//! An evaluation as a table: a row for each metric and a column for each set, beside what the evaluation before it
-//! gave.
+//! An evaluation as a table: a row for each metric and a column for each evaluation set, with the values of the
+//! evaluation before.
 
 use super::duration;
 use super::step_table::number;
 use crate::outputs::evaluated;
 use crate::table::{Align, Table};
 
-/// The evaluation before this one.
+/// Remembers the values of the last evaluation.
 #[derive(Debug, Default)]
 pub(super) struct Evaluations {
     before: Vec<(String, f64)>,
 }
 
-/// What is said in the headline or not at all.
+/// Metrics that have no row in the table: they are in its headline, or not shown.
 const ELSEWHERE: [&str; 3] = ["runtime", "num_tokens", "samples_per_second"];
 
 impl Evaluations {
-    /// The lines of an evaluation after `step`.
+    /// The text of the table of an evaluation after `step`.
     pub(super) fn table(&mut self, step: u64, values: &[(String, f64)], width: usize) -> String {
         let before = std::mem::replace(&mut self.before, values.to_vec());
         let value = |all: &[(String, f64)], name: &str| all.iter().find(|(own, _)| own == name).map(|(_, x)| *x);

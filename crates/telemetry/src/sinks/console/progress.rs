@@ -1,4 +1,4 @@
-//! Progress of one phase, its speed, and when it will end.
+//! The progress of one phase of a run: how much is done, the speed, and the time left.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{Console, LogFormat};
 use crate::{Level, Record, visible};
 
-/// Without a terminal, a line is written at most this often, and one at the end.
+/// Without a terminal, a line of progress is written at most this often, and one at the end.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Progress of one phase: a bar on a terminal, a plain line now and then otherwise; it ends when dropped.
+/// The progress of one phase: a bar on a terminal, elsewhere a plain line from time to time. It ends when dropped.
 #[derive(Debug)]
 pub struct Progress {
     console: Console,
@@ -21,7 +21,7 @@ pub struct Progress {
     done: u64,
     started: Instant,
     last_line: Instant,
-    /// What a line says already.
+    /// The units that a log line has reported last, if any.
     said: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ impl Progress {
         }
     }
 
-    /// `done` units of the total are done; `note` is shown beside (for example `reward 0.53, 812 tok/s`).
+    /// Sets how many of the units are done; `note` is shown beside them (for example `reward 0.53, 812 tok/s`).
     pub fn set(&mut self, done: u64, note: &str) {
         self.done = done;
         let left = self.remaining_s().map(|left| format!("{} left", duration(left))).unwrap_or_default();
@@ -65,19 +65,19 @@ impl Progress {
         }
     }
 
-    /// Seconds until the end at the speed so far; `None` before anything is done and after the end.
+    /// Estimated seconds until the end at the speed so far; `None` before anything is done and after the end.
     pub fn remaining_s(&self) -> Option<f64> {
         self.left_at(self.done)
     }
 
-    /// Seconds until the end once `done` are done, at the speed so far.
+    /// Estimated seconds until the end from the moment at which `done` units are done, at the speed so far.
     pub(super) fn left_at(&self, done: u64) -> Option<f64> {
         let left = self.total.saturating_sub(done);
         let done = done.saturating_sub(self.start);
         (done > 0 && left > 0).then(|| self.started.elapsed().as_secs_f64() / done as f64 * left as f64)
     }
 
-    /// Another line says that so many are done.
+    /// Records that another log line has reported that `done` units are done.
     pub(super) fn said(&mut self, done: u64) {
         (self.said, self.last_line) = (Some(done), Instant::now());
     }
@@ -91,7 +91,7 @@ impl Progress {
         self.console.log(Level::Info, &format!("{} {}/{}{note}", self.label, self.done, self.total), &fields);
     }
 
-    /// Whether it shows `label` over `total` units.
+    /// Whether this is the progress of the phase `label` over `total` units.
     pub(super) fn is_of(&self, label: &str, total: u64) -> bool {
         self.label == label && self.total == total
     }
@@ -112,7 +112,7 @@ impl Drop for Progress {
     }
 }
 
-/// Seconds in words: `0.42 s`, `38 s`, `4 min 05 s`, `2 h 03 min`.
+/// A duration in words: `0.42 s`, `38 s`, `4 min 05 s`, `2 h 03 min`.
 pub fn duration(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
     match whole {
@@ -123,7 +123,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// A number and what is counted: `1 step`, `2 steps`.
+/// A number with its noun in singular or plural: `1 step`, `2 steps`.
 pub fn counted(n: usize, noun: &str) -> String {
     format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }

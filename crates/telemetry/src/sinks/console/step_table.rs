@@ -1,26 +1,27 @@
-//! Logged steps as lines with aligned columns, under names that are repeated now and then.
+//! The table of logged steps: a line per step with aligned columns, and the column names repeated from time to time.
 //!
-//! It knows the metrics that people watch; those that a run lacks have no column.
+//! The columns are the metrics that people watch most; a metric that a run lacks has no column.
 
 use super::duration;
 use crate::table::short_number;
 
-/// Rows below one line of names.
+/// Number of rows after which the column names are repeated.
 const ROWS: usize = 25;
 
-/// What a column shows of a step's metrics.
+/// How a column shows a step's metrics.
 enum Shown {
-    /// A metric.
+    /// The value of a metric.
     Number(&'static str),
-    /// A metric and, behind ±, another.
+    /// The value of a metric, followed by ± and the value of another.
     WithDeviation(&'static str, &'static str),
-    /// A share, in percent.
+    /// The value of a metric that is a share, in percent.
     Percent(&'static str),
-    /// Seconds.
+    /// The value of a metric in seconds.
     Seconds(&'static str),
 }
 
-/// The columns in their order: the name, and what it shows. Each reward of several follows the first one.
+/// The columns in order: the name, and the value shown. If there are several rewards, a column for each follows the
+/// first.
 const COLUMNS: [(&str, Shown); 18] = [
     ("reward", Shown::WithDeviation("reward", "reward_std")),
     ("loss", Shown::Number("loss")),
@@ -42,7 +43,7 @@ const COLUMNS: [(&str, Shown); 18] = [
     ("step s", Shown::Seconds("step_time")),
 ];
 
-/// The table so far.
+/// The state of the table.
 #[derive(Debug, Default)]
 pub(super) struct StepTable {
     names: Vec<String>,
@@ -51,8 +52,8 @@ pub(super) struct StepTable {
 }
 
 impl StepTable {
-    /// The lines for a step: its row, below the names of the columns where those are due. `left_s` are the seconds
-    /// until the end, `room` the characters of a line.
+    /// The lines for a step: its row, and before it the column names if they are due. `left_s` is the number of seconds
+    /// until the end of the run, and `room` the number of characters of a line.
     pub(super) fn lines(
         &mut self,
         step: u64,
@@ -111,7 +112,7 @@ impl StepTable {
     }
 }
 
-/// Four digits at most, for people.
+/// A number for people, with at most four digits.
 pub(super) fn number(x: f64) -> String {
     short_number(x, 1e5, 1)
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A console that writes to memory, and what it wrote.
+/// A console that writes to memory, and that memory.
 fn captured(format: LogFormat, level: Level, colour: bool) -> (Console, Arc<Mutex<Vec<u8>>>) {
     let memory = Arc::new(Mutex::new(Vec::new()));
     let options = ConsoleOptions { format, level, ..ConsoleOptions::default() };
@@ -134,7 +134,7 @@ fn events_are_shown() {
     );
 }
 
-/// Once each, whatever the format.
+/// Each evaluation is shown once, in both formats.
 #[test]
 fn an_evaluation_is_said_once() {
     for format in [LogFormat::Plain, LogFormat::Json] {
@@ -148,7 +148,7 @@ fn an_evaluation_is_said_once() {
     }
 }
 
-/// A reward's exception with a completion in it, as a terminal would obey it.
+/// A reward's exception may contain a completion with escape sequences, which a terminal would obey.
 #[test]
 fn escape_sequences_from_elsewhere_reach_neither_terminal_nor_log() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The summary values of TensorBoard, and protobuf, written by hand.
+//! Encodes the summary values of TensorBoard as protobuf, without a library.
 //!
 //! `Value`: 1 tag, 2 simple_value (float), 5 histo, 8 tensor, 9 metadata. Formats: tensorflow/core/framework's
 //! summary.proto and tensor.proto, tensorboard/plugins/hparams/plugin_data.proto. TensorBoard makes a tensor of a
@@ -6,25 +6,25 @@
 
 use crate::{CompletionRows, table};
 
-/// Completions of a step that are shown.
+/// Number of completions of a step that are shown.
 const ROWS: usize = 8;
-/// Characters of each cell.
+/// Largest number of characters in a cell of that table.
 const CHARACTERS: usize = 600;
-/// Buckets of a histogram.
+/// Number of buckets of a histogram.
 const BUCKETS: usize = 30;
 
-/// A hyperparameter.
+/// The value of a hyperparameter, for TensorBoard.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HParam {
-    /// A number.
+    /// A hyperparameter that is a number.
     Number(f64),
-    /// A text.
+    /// A hyperparameter that is a text.
     Text(String),
-    /// Yes or no.
+    /// A hyperparameter that is a boolean.
     Bool(bool),
 }
 
-/// A number; one that is not finite is written as it is (TensorBoard shows it as such).
+/// A summary value with one number. NaN and infinities are written as such, and TensorBoard shows them.
 pub fn scalar(tag: &str, value: f64) -> Vec<u8> {
     let mut entry = tagged(tag);
     key(&mut entry, 2, 5);
@@ -32,8 +32,8 @@ pub fn scalar(tag: &str, value: f64) -> Vec<u8> {
     entry
 }
 
-/// How values are distributed: equal buckets between the least and the greatest. Those that are not finite are left
-/// out; none of nothing.
+/// A histogram of `values` with buckets of equal width between the smallest and the largest. NaN and infinities are
+/// left out; the result is none if nothing is left.
 pub fn histogram(tag: &str, values: &[f64]) -> Option<Vec<u8>> {
     let values: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     let (low, high) = values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &x| (l.min(x), h.max(x)));
@@ -61,7 +61,7 @@ pub fn histogram(tag: &str, values: &[f64]) -> Option<Vec<u8>> {
     Some(entry)
 }
 
-/// A text, in Markdown.
+/// A summary value with a text in Markdown.
 pub fn text(tag: &str, text: &str) -> Vec<u8> {
     let (mut size, mut shape, mut tensor) = (Vec::new(), Vec::new(), Vec::new());
     integer(&mut size, 1, 1);
@@ -75,7 +75,7 @@ pub fn text(tag: &str, text: &str) -> Vec<u8> {
     entry
 }
 
-/// The hyperparameters of a run, which TensorBoard's HPARAMS table compares.
+/// A summary value with the hyperparameters of a run, for TensorBoard's HPARAMS table.
 pub fn hparams(all: &[(String, HParam)]) -> Vec<u8> {
     let mut session = Vec::new();
     for (name, param) in all {
@@ -97,7 +97,7 @@ pub fn hparams(all: &[(String, HParam)]) -> Vec<u8> {
     entry
 }
 
-/// A value of which so far only the tag is known.
+/// The beginning of a summary value: only its tag.
 fn tagged(tag: &str) -> Vec<u8> {
     let mut entry = Vec::new();
     bytes(&mut entry, 1, tag.as_bytes());
@@ -112,7 +112,7 @@ fn metadata(plugin: &str, content: &[u8]) -> Vec<u8> {
     metadata
 }
 
-/// The first completions of a step as a table in Markdown.
+/// The first completions of a step, as a table in Markdown.
 pub fn completions(rows: &CompletionRows) -> String {
     let cell = |text: &str| {
         let short: String = text.chars().take(CHARACTERS).collect();
@@ -141,7 +141,8 @@ fn varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Field number and wire type (0 varint, 1 eight bytes, 2 length-delimited, 5 four bytes).
+/// Writes the key of a protobuf field: its number and wire type (0 varint, 1 eight bytes, 2 length-delimited, 5 four
+/// bytes).
 fn key(out: &mut Vec<u8>, field: u64, wire: u64) {
     varint(out, field << 3 | wire);
 }

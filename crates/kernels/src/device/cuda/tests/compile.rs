@@ -1,12 +1,12 @@
-//! NVIDIA's compiler takes every kernel, for every architecture: no spilled register, nothing approximate. Needs NVRTC,
-//! but neither a driver nor a GPU; `cargo xtask cuda` brings it.
+//! Compiles every kernel for every architecture with NVRTC, and checks that no register is spilled and nothing is
+//! approximate. Needs NVRTC, but neither a driver nor a GPU; `cargo xtask cuda` downloads NVRTC.
 
 use crate::device::cuda::Source;
 use crate::device::cuda::nvrtc::Nvrtc;
 use crate::device::cuda::sources::shipped_name;
 use std::path::{Path, PathBuf};
 
-/// Every `ops/*/*.cu`, what devices begin with, and the ceilings.
+/// All CUDA sources: every `ops/*/*.cu`, those of devices, and the measurement of peaks.
 fn sources() -> Vec<Source> {
     let leak = |text: String| -> &'static str { Box::leak(text.into()) };
     let entries = |dir: &Path| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
@@ -23,13 +23,13 @@ fn sources() -> Vec<Source> {
     files.iter().map(source).collect()
 }
 
-/// Those that a version of NVRTC compiles for.
+/// The architectures that a version of NVRTC compiles for.
 fn architectures(version: (i32, i32)) -> Vec<&'static str> {
     let oldest = if version.0 < 13 { &["70"][..] } else { &[] };
     [oldest, &["75", "80", "86", "89", "90", "90a", "100", "120"]].concat()
 }
 
-/// What is wrong with a kernel as it was compiled, and the registers that each takes.
+/// The faults of a source's compiled kernels, and the registers that each kernel takes.
 fn judge(nvrtc: &Nvrtc, arch: &str, source: &Source) -> (Vec<String>, Vec<String>) {
     let compiled = nvrtc.compile(source, arch).unwrap();
     assert!(compiled.ptx.contains(".entry") && !compiled.cubin.is_empty(), "{}", source.name);
@@ -55,7 +55,7 @@ fn judge(nvrtc: &Nvrtc, arch: &str, source: &Source) -> (Vec<String>, Vec<String
     (wrong, registers)
 }
 
-/// NVRTC, or none and a line that says so; `LOCKSTEP_NVRTC` must be one.
+/// NVRTC, or none and a printed line. If `LOCKSTEP_NVRTC` is set, it must work.
 fn nvrtc() -> Option<&'static Nvrtc> {
     Nvrtc::get()
         .map_err(|why| {
@@ -97,7 +97,8 @@ fn what_is_approximate_is_found_and_nothing_is_contracted() {
     assert!(ptx.contains("mul.rn.f32") && !ptx.contains("fma"), "{ptx}");
 }
 
-/// The instruction whose formula tensor_core.rs has, from compute capability 8.0 on, and no other.
+/// From compute capability 8.0 on, bf16 matmuls compile to the instruction whose formula tensor_core.rs has, and to no
+/// other.
 #[test]
 fn matmuls_in_bf16_are_the_instruction_of_the_formula() {
     let Some(nvrtc) = nvrtc() else { return };
@@ -118,8 +119,8 @@ fn matmuls_in_bf16_are_the_instruction_of_the_formula() {
     assert_eq!(instructions("75"), [""; 0]);
 }
 
-/// As binaries for every architecture, under the names that the driver looks for: into the directory that
-/// `LOCKSTEP_WRITE_CUBINS` names, or one kernel for one architecture into one that is deleted.
+/// Writes every kernel as a binary for every architecture, under the names that the driver looks for, into the
+/// directory `LOCKSTEP_WRITE_CUBINS`. Without that variable: one kernel for one architecture, in a temporary directory.
 #[test]
 fn cubins_are_written() {
     let Some(nvrtc) = nvrtc() else { return };

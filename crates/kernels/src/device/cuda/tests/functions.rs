@@ -1,4 +1,4 @@
-//! The functions of `kernel.cuh` are the CPU's.
+//! Checks that the functions of `kernel.cuh` give the CPU's bits.
 
 use super::emulated;
 use crate::device::cuda::{Grid, Source, source};

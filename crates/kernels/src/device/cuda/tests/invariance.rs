@@ -1,5 +1,5 @@
-//! A row's bits depend on the row alone: not on how many are computed with it, nor in which order, nor how they are cut
-//! into calls. What of a decoder looks at one row at a time is here; attention is in its own tests.
+//! Checks that a row's bits depend on that row alone: not on how many rows are computed with it, their order, or how
+//! they are split into calls. These are the operations that see one row at a time; attention has its own tests.
 
 use super::{device, schedules};
 use crate::check::normal;
@@ -12,8 +12,8 @@ const HIDDEN: usize = 18;
 const FFN: usize = 33;
 const VOCAB: usize = 70;
 
-/// What is computed of a row: its hidden row, and of its token the log-probability, the log-sum-exp, the entropy, and
-/// what is drawn.
+/// The results for a row, as bits: its hidden row; and for its token the log-probability, the log-sum-exp, the entropy,
+/// and the sampled token.
 type Row = Vec<u32>;
 
 struct Weights {
@@ -40,7 +40,7 @@ impl Weights {
     }
 }
 
-/// The rows of these numbers, computed together.
+/// The results of the rows with these numbers, computed together.
 fn together(ctx: &Context, w: &Weights, numbers: &[usize]) -> Vec<Row> {
     let n = numbers.len();
     let ids = |f: fn(usize) -> usize| {

@@ -1,4 +1,4 @@
-//! The calls of NVIDIA's driver, to a library that has its functions and no GPU.
+//! Tests the calls to NVIDIA's driver, with a library that has the driver's functions and no GPU.
 
 use crate::device::cuda::libcuda::{Functions, open_with};
 use crate::device::cuda::nvrtc::Nvrtc;
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The library, compiled. None, and a line that says so, without a compiler.
+/// Compiles that library; without a compiler none, and a printed line.
 fn library() -> Option<PathBuf> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -84,7 +84,8 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// Kernels that were compiled before need no compiler; what is missing there does, and says where it was looked for.
+/// Kernels that were compiled ahead of time need no compiler. Others do, and without one the error says where it was
+/// looked for.
 #[test]
 fn shipped_kernels_need_no_compiler() {
     let Some(path) = library() else { return };

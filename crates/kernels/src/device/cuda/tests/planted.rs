@@ -1,4 +1,4 @@
-//! The emulator finds planted bugs, under every schedule.
+//! Checks that the emulator finds bugs planted in kernels, under every schedule.
 
 use super::emulated;
 use crate::check::normal;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 const SOURCE: Source = source!("planted");
 const COUNT: usize = 256;
 
-/// What the kernel gives of 256 numbers, and the numbers; or the error.
+/// The kernel's results for 256 numbers, and those numbers; or the error.
 fn run(cuda: &Cuda, kernel: &'static str, more: &[Arg]) -> Result<(Vec<f32>, Vec<f32>), String> {
     let ctx = Context::cuda(cuda.clone());
     let x: Vec<f32> = normal(1, COUNT);

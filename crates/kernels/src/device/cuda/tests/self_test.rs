@@ -1,4 +1,5 @@
-//! The comparison of a device's tensor cores with their formula: what it passes, what it finds, how many it takes.
+//! Tests of the comparison of a device's tensor cores with their formula: what it accepts, what it finds, how many dot
+//! products it takes.
 
 use crate::device::Device;
 use crate::device::cuda::Cuda;
@@ -17,7 +18,7 @@ fn the_emulator_computes_the_formula_of_its_family() {
     }
 }
 
-/// Each of the formula's numbers decides; a device that has another one is refused, and the operands are shown.
+/// A device that differs in any one of the formula's parameters is refused, and the error shows the operands.
 #[test]
 fn a_device_with_other_bits_is_refused() {
     let claims: [(&str, Family); 4] = [
@@ -36,8 +37,8 @@ fn a_device_with_other_bits_is_refused() {
     }
 }
 
-/// As many as `LOCKSTEP_PRODUCTS` says, with each of the seeds that it has room for, on the device that
-/// `LOCKSTEP_DEVICE` names: for a machine with a GPU. The mismatches are printed.
+/// For a machine with a GPU: compares as many dot products as `LOCKSTEP_PRODUCTS` says, split over several seeds, on
+/// the device that `LOCKSTEP_DEVICE` names, and prints the mismatches.
 #[test]
 fn products_asked_for_equal_the_formula() {
     let number = |name: &str, default: usize| match std::env::var(name) {

@@ -1,4 +1,4 @@
-//! Memory, copies and failures of a stream.
+//! Tests of a stream's memory, copies and failures.
 
 use super::emulated;
 use crate::device::cuda::emulated::Emulated;
@@ -30,7 +30,7 @@ fn memory_is_zeroed_copied_filled_and_counted() {
     assert_eq!(memory.usage()["weights"].bytes, 0);
 }
 
-/// More than the staging memory holds, in one copy and in many that nobody waits for.
+/// Copies more bytes than the staging memory has, in one copy and in many that the host does not wait for.
 #[test]
 fn copies_arrive_whole_however_much_they_are() {
     let Some(cuda) = emulated(0) else { return };

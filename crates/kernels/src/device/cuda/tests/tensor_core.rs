@@ -1,5 +1,5 @@
-//! The formula of tensor cores against sums of exact numbers, formed in another way: terms as integers of 640 bits in
-//! units of 2⁻³⁰⁰, and the result found among all numbers of f32.
+//! Compares the formula of tensor cores with exact sums computed in another way: terms are integers of 640 bits in
+//! units of 2⁻³⁰⁰, and the result is searched among all f32 numbers.
 
 use crate::device::cuda::tensor_core::{AMPERE, DEPTH, Factor, Family, HOPPER, TURING, VOLTA};
 use crate::rng::Stream;
@@ -10,12 +10,12 @@ const FAMILIES: [Family; 4] = [VOLTA, TURING, AMPERE, HOPPER];
 const UNIT: i32 = -300;
 const WORDS: usize = 10;
 
-/// A natural number, in units of 2^[`UNIT`]; the lowest word first.
+/// A natural number in units of 2^[`UNIT`], the lowest word first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Exact([u64; WORDS]);
 
 impl Exact {
-    /// `mantissa · 2^exponent`
+    /// The number `mantissa · 2^exponent`.
     fn of(mantissa: u64, exponent: i32) -> Exact {
         let (at, mut words) = ((exponent - UNIT) as usize, [0; WORDS]);
         assert!(exponent >= UNIT && at + 64 < 64 * WORDS);
@@ -23,7 +23,7 @@ impl Exact {
         (words[at / 64], words[at / 64 + 1]) = (wide as u64, (wide >> 64) as u64);
         Exact(words)
     }
-    /// |x|
+    /// The absolute value of `x`.
     fn of_f32(x: f32) -> Exact {
         let (mantissa, exponent) = pair(x);
         Exact::of(mantissa, exponent)
@@ -37,7 +37,7 @@ impl Exact {
         }
         self
     }
-    /// `self - other`, which is no more.
+    /// `self - other`, where `other` is not larger than `self`.
     fn minus(mut self, other: Exact) -> Exact {
         let mut borrow = false;
         for (word, less) in self.0.iter_mut().zip(other.0) {
@@ -48,7 +48,7 @@ impl Exact {
         assert!(!borrow);
         self
     }
-    /// The multiple of 2^exponent below it, or itself.
+    /// The number rounded down to a multiple of 2^exponent.
     fn cut_off(mut self, exponent: i32) -> Exact {
         let bits = (exponent - UNIT) as usize;
         self.0[..bits / 64].fill(0);
@@ -60,7 +60,7 @@ impl Exact {
     }
 }
 
-/// `|x|` as an integer and the exponent of its unit.
+/// The absolute value of `x` as an integer and the exponent of its unit.
 fn pair(x: f32) -> (u64, i32) {
     let x = f64::from(x.abs());
     if x == 0.0 {
@@ -73,13 +73,13 @@ fn pair(x: f32) -> (u64, i32) {
     (mantissa >> zeros, exponent + zeros as i32)
 }
 
-/// The exponent of the leading bit, at least `least`.
+/// The exponent of the leading bit of `x`, but at least `least`.
 fn exponent(x: f32, least: i32) -> i32 {
     let (mantissa, unit) = pair(x);
     (63 - mantissa.leading_zeros() as i32 + unit).max(least)
 }
 
-/// One step, by the definition.
+/// The result of one step of the formula, computed exactly.
 fn exact_step(family: Family, factor: Factor, c: f32, terms: &[(f32, f32)]) -> f32 {
     let least = if factor == Factor::F16 { -14 } else { -126 };
     let mut all: Vec<(bool, Exact, i32)> = Vec::new();
@@ -119,7 +119,7 @@ fn exact_step(family: Family, factor: Factor, c: f32, terms: &[(f32, f32)]) -> f
     f32::from_bits(low | u32::from(negative) << 31)
 }
 
-/// A number of the format: of ordinary size, of any, among denormals, or 0.
+/// A random number of the format: of ordinary size, of any size, near the denormals, or 0, by `kind`.
 pub(crate) fn number(stream: &mut Stream, factor: Factor, kind: u64) -> f32 {
     let random = stream.next_u64();
     let bits = match (factor, kind) {
@@ -138,7 +138,7 @@ pub(crate) fn number(stream: &mut Stream, factor: Factor, kind: u64) -> f32 {
     }
 }
 
-/// `c` and a step's terms: also ones that cancel each other but for a rest.
+/// A random `c` and the terms of one step; some cancel each other but for a small rest.
 fn case(stream: &mut Stream, factor: Factor, depth: usize) -> (f32, Vec<(f32, f32)>) {
     let kind = stream.below(5);
     let mut terms: Vec<(f32, f32)> = (0..depth)
@@ -189,7 +189,7 @@ fn a_step_is_the_exact_sum_of_what_the_units_hold() {
     );
 }
 
-/// The order of a step's terms does not matter, that of steps does.
+/// The order of the terms within a step does not matter; the order of the steps does.
 #[test]
 fn a_step_has_no_order() {
     let (mut stream, mut differ) = (Stream::new(20, 0), 0);
@@ -214,7 +214,7 @@ fn two(x: i32) -> f32 {
     2.0f32.powi(x)
 }
 
-/// Worked by hand: what the families' bits and depths keep of ever smaller terms.
+/// Sums worked out by hand, which show how many bits and terms each family keeps.
 #[test]
 fn families_differ_where_their_bits_end() {
     let chain = |family: Family, c: f32, terms: &[(f32, f32)]| family.chain(Factor::Bf16, c, terms.iter().copied());
