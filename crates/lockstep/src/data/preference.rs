@@ -1,8 +1,8 @@
-//! A preference pair as text.
+//! A preference pair as text, before it is encoded.
 
 use rewards::Content;
 
-/// A pair as the data says it.
+/// A preference pair as the dataset has it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preference {
     /// The prompt.
@@ -11,6 +11,6 @@ pub struct Preference {
     pub chosen: Content,
     /// The worse answer.
     pub rejected: Content,
-    /// How much better it is.
+    /// How much better the chosen answer is, if the data says it.
     pub margin: Option<f32>,
 }
