@@ -1,7 +1,9 @@
 //! On-policy distillation on sampled tokens: the policy generates completions, and a teacher model scores their tokens.
 //!
-//! ```text k_t = log π_old(t) − log π_T(t)           t: token; π_old: the policy that sampled; π_T: the teacher A_t = A
-//! − c Σ_{i ≥ t} γ^{i − t} m_i k_i   c: distillation_coef; γ: distillation_discount, 0⁰ = 1; m: the loss mask ```
+//! ```text
+//! k_t = log π_old(t) − log π_T(t)           t: token; π_old: the policy that sampled it; π_T: the teacher
+//! A_t = A − c Σ_{i ≥ t} γ^{i − t} m_i k_i   c: distillation_coef; γ: distillation_discount, 0⁰ = 1; m: loss mask
+//! ```
 //!
 //! The mean of k_t estimates the reverse KL divergence KL(π ‖ π_T). A is GRPO's advantage of the completion if there
 //! are rewards, else 0. A_t is the advantage of token t in any loss of [`train::loss`]. With γ = 0 a token is credited
