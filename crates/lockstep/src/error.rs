@@ -10,14 +10,14 @@ use std::fmt::Display;
 pub struct BadInput(pub String);
 
 impl BadInput {
-    /// An error with this message, ready to be returned.
+    /// Makes an [`anyhow::Error`] with this message that counts as the user's bad input.
     #[expect(clippy::new_ret_no_self, reason = "it only ever travels inside anyhow's error")]
     pub fn new(message: impl Into<String>) -> anyhow::Error {
         anyhow::Error::new(BadInput(message.into()))
     }
 }
 
-/// Returns early with a [`BadInput`] formatted as by `format!`.
+/// Returns from the current function with a [`BadInput`] error; its message is formatted as by `format!`.
 #[macro_export]
 macro_rules! bad_input {
     ($($format:tt)*) => {

@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn two_completions_by_hand() {
         let samples = [sample(1, &[-1.0, -2.0, -0.5], &[-0.5, -2.5, -4.5]), sample(1, &[-1.0, 0.0, -1.0], &[-3.0; 3])];
-        // k = 0.5 less, 0.5 more, 4 more; and 2 more, left out, 2 more.
+        // k = log π − log π_T is −0.5, 0.5, 4 for the first sample, and 2, masked, 2 for the second.
         let found = of(&config(1.0, 0.0), &samples, &[&[], &[]]);
         assert_eq!(found.advantages, [tokens(&[0.5, -0.5, -4.0]), tokens(&[-2.0, 0.0, -2.0])]);
         let metric = found.metrics.iter().find(|(name, _)| name == "distillation/reverse_kl").unwrap();

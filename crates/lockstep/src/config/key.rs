@@ -104,12 +104,12 @@ impl Key {
         self.row.read_by.contain(Methods::of(purpose, algorithm))
     }
 
-    /// What the key means, on one line.
+    /// The documentation of the key, on one line.
     pub fn meaning(&self) -> String {
         self.doc.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// The key's type and range in words.
+    /// The type and range of the key's values, as text.
     pub fn type_text(&self) -> String {
         let name = (self.type_name)();
         self.row.range.map_or(name.clone(), |range| format!("{name}, {range}"))

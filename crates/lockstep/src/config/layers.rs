@@ -55,7 +55,7 @@ const NOT_KEYS: [&str; 12] = [
     "NATS_TOKEN",
 ];
 
-/// The `LOCKSTEP_*` variables of this process, sorted.
+/// The `LOCKSTEP_*` environment variables of this process, sorted by name.
 fn environment() -> anyhow::Result<Vec<(String, String)>> {
     let ours = std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"LOCKSTEP_"));
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| match (name.into_string(), value.into_string())

@@ -8,14 +8,14 @@ use std::fmt;
 /// The command that a configuration is for. It decides defaults and checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
-    /// Reinforcement learning.
+    /// Reinforcement learning with any algorithm (`lockstep train`).
     #[default]
     Grpo,
-    /// Supervised fine-tuning.
+    /// Supervised fine-tuning (`lockstep sft`).
     Sft,
-    /// Training a reward model.
+    /// Training a reward model (`lockstep reward`).
     Reward,
-    /// Direct preference optimization.
+    /// Direct preference optimization (`lockstep dpo`).
     Dpo,
     /// Evaluating a model in the way a reinforcement-learning run evaluates its own.
     Eval,
@@ -63,16 +63,16 @@ macro_rules! algorithms {
 }
 
 algorithms! {
-    /// Group-relative policy optimisation and its family (`loss_type`).
+    /// GRPO, group-relative policy optimisation, and its family of losses (`loss_type`).
     #[default]
     Grpo = "grpo", GRPO, "grpo";
-    /// REINFORCE leave-one-out.
+    /// RLOO, REINFORCE with a leave-one-out baseline.
     Rloo = "rloo", RLOO, "rloo";
     /// REINFORCE++: each token has an advantage, normalised over the batch.
     ReinforcePlusPlus = "reinforce_plus_plus", RPP, "reinforce++";
     /// REINFORCE++ with the group's mean reward as baseline.
     ReinforcePlusPlusBaseline = "reinforce_plus_plus_baseline", RPP_BASELINE, "reinforce++ baseline";
-    /// Proximal policy optimisation with a value model.
+    /// PPO, proximal policy optimisation with a value model.
     Ppo = "ppo", PPO, "ppo";
     /// On-policy distillation: a teacher scores the policy's own tokens.
     Distillation = "distillation", DISTILLATION, "distillation";
@@ -82,7 +82,7 @@ algorithms! {
 pub(super) const ONLINE: Methods = Methods::all_of(Algorithm::METHODS);
 /// The algorithms that minimise GRPO's family of losses (`loss_type`).
 pub(super) const POLICY_LOSS: Methods = GRPO.and(RPP).and(RPP_BASELINE).and(DISTILLATION);
-/// The algorithms that can hold the policy near a reference model.
+/// The algorithms that can keep the policy near a reference model by a KL term.
 pub(super) const REFERENCE: Methods = ONLINE.but(DISTILLATION);
 /// The algorithms that compare the completions of a group as GRPO does (`scale_rewards`).
 pub(super) const GROUPS: Methods = GRPO.and(DISTILLATION);
@@ -111,7 +111,7 @@ impl Methods {
         Methods(1 << bit)
     }
 
-    /// The union of these sets.
+    /// The union of these sets of methods.
     pub(super) const fn all_of(methods: &[Methods]) -> Methods {
         let (mut all, mut i) = (Methods(0), 0);
         while i < methods.len() {
@@ -149,7 +149,7 @@ impl Methods {
         }
     }
 
-    /// All methods of a command.
+    /// All methods of a command, as one set.
     pub(super) fn of_command(purpose: Purpose) -> Methods {
         match purpose {
             Purpose::Grpo | Purpose::Eval | Purpose::Show => ONLINE,

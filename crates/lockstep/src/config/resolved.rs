@@ -23,17 +23,17 @@ pub(super) enum Origin {
     Default,
     /// The preset of `task`.
     Task,
-    /// The algorithm's own default.
+    /// The algorithm's own default for the key.
     Algorithm,
     /// The adapter that the run continues to train.
     Adapter,
     /// A configuration file.
     File(PathBuf),
-    /// An environment variable.
+    /// An environment variable, by name.
     Environment(String),
-    /// A flag or `--set`.
+    /// A command-line flag or `--set`.
     Flag,
-    /// The program that made the configuration.
+    /// The program that made the configuration, through the library.
     Program,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Origin {
 }
 
 impl Resolved {
-    /// Where the value of `key` came from.
+    /// The origin of the value of `key`.
     pub(super) fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }

@@ -11,7 +11,7 @@ struct Preset {
     prompt_column: &'static str,
     /// The column that holds the answer; rewards read it as `answer`.
     answer_column: &'static str,
-    /// The system prompt.
+    /// The system prompt, if the task has one.
     system_prompt: Option<&'static str>,
     /// The reward of training. In an evaluation, a completion is right if its reward is 1. `None`: the task has
     /// preference pairs, from which a reward model is trained.

@@ -352,7 +352,7 @@ words! {
 /// The dtype in which matmuls read weights and activations (`dtype`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputeDType {
-    /// Everything in f32.
+    /// All weights and activations are f32.
     #[default]
     F32,
     /// Weights, attention keys and values, and the inputs of matmuls are bf16. Sums, the residual stream, master
@@ -412,7 +412,7 @@ pub enum Strategy {
     No,
     /// Every N optimizer steps; another key sets N.
     Steps,
-    /// At the end of each epoch.
+    /// At the end of each epoch of the dataset.
     Epoch,
 }
 
@@ -429,17 +429,17 @@ pub enum Trust {
 /// What happens when a reward function no longer scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RewardErrors {
-    /// The run ends, with a checkpoint.
+    /// The training run ends, with a checkpoint.
     #[default]
     Stop,
-    /// The run continues without that reward's scores.
+    /// The training run continues without the scores of that reward function.
     Continue,
 }
 
 /// The loss of supervised fine-tuning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SftLoss {
-    /// The negative log-likelihood.
+    /// The negative log-likelihood of each token.
     Nll,
     /// Dynamic fine-tuning: each token's negative log-likelihood weighted by its probability.
     Dft,

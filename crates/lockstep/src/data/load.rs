@@ -39,11 +39,11 @@ pub struct DatasetSpec {
     pub config: Option<String>,
     /// The split, such as `train`.
     pub split: String,
-    /// The column that holds the prompt.
+    /// The name of the column that holds the prompt.
     pub prompt_column: String,
-    /// The column that holds the completion.
+    /// The name of the column that holds the completion.
     pub completion_column: String,
-    /// Whether every row must have a completion.
+    /// Whether a row without a completion is an error.
     pub needs_completion: bool,
     /// Whether a row may have one `text`, or one conversation in `messages` (or `conversations`), instead of prompt and
     /// completion.
@@ -63,13 +63,13 @@ pub struct DatasetSpec {
 }
 
 impl DatasetSpec {
-    /// The training data that `config` names, if any.
+    /// The training dataset that `config` names, if any.
     pub fn train(config: &Config) -> Option<DatasetSpec> {
         let name = config.dataset_name.clone()?;
         Some(Self::of(config, name, config.dataset_split.clone(), config.max_samples))
     }
 
-    /// The evaluation data that `config` names, if any.
+    /// The dataset of `eval_dataset_name`, if it is set.
     fn eval(config: &Config) -> Option<DatasetSpec> {
         let name = config.eval_dataset_name.clone()?;
         let split = config.eval_dataset_split.clone().unwrap_or_else(|| "test".to_owned());

@@ -48,7 +48,7 @@ impl Pair {
 /// All preference pairs of a dataset.
 #[derive(Clone, Debug)]
 pub struct Pairs {
-    /// The pairs that are used, in the dataset's order.
+    /// The encoded pairs, in the dataset's order, without those that were left out.
     pub all: Vec<Pair>,
     /// SHA-256 of the data files, in hexadecimal.
     pub hash: String,

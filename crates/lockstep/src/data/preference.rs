@@ -5,11 +5,11 @@ use rewards::Content;
 /// A preference pair as the dataset has it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preference {
-    /// The prompt.
+    /// The prompt, which both answers follow.
     pub prompt: Content,
-    /// The better answer.
+    /// The better answer to the prompt.
     pub chosen: Content,
-    /// The worse answer.
+    /// The worse answer to the prompt.
     pub rejected: Content,
     /// How much better the chosen answer is, if the data says it.
     pub margin: Option<f32>,

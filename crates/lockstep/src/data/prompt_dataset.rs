@@ -11,11 +11,11 @@ use std::sync::Arc;
 /// The encoded prompts of a dataset.
 #[derive(Clone, Debug)]
 pub struct PromptDataset {
-    /// The prompts.
+    /// The encoded prompts, in the dataset's order.
     pub all: Vec<Arc<Prompt>>,
     /// SHA-256 of the data files, in hexadecimal.
     pub hash: String,
-    /// Rows left out because their prompt is too long.
+    /// Rows that were left out because their prompt has more than `max_prompt_length` tokens.
     pub left_out: usize,
 }
 

@@ -26,7 +26,7 @@ pub struct Prompt {
 /// The prompts of a dataset, encoded as token ids.
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
-    /// The prompts that are used, in the dataset's order.
+    /// The encoded prompts, in the dataset's order, without those that were left out.
     pub prompts: Vec<Arc<Prompt>>,
     /// Prompts that were left out because they have more than `max_prompt_length` tokens.
     pub left_out: usize,

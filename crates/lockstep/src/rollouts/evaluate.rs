@@ -47,7 +47,7 @@ pub struct EvalSet {
 
 /// The result of evaluating one set.
 pub struct Outcome {
-    /// The set's name; empty for that of `eval_dataset_name`.
+    /// The evaluation set's name; empty for the set of `eval_dataset_name`.
     pub name: String,
     /// Names and values: `eval_reward`, `eval_rewards/<name>/mean`, `eval_completions/…`, `eval_pass@k`; for a named
     /// set `eval_<set>_reward` and so on.
@@ -56,7 +56,7 @@ pub struct Outcome {
     pub problems: Vec<Problem>,
     /// A warning if completions have no score and no reward function reported an error.
     pub unscored: Option<String>,
-    /// The scored completions of each prompt.
+    /// The prompts with their scored completions.
     pub rollouts: Rollouts,
 }
 

@@ -31,11 +31,11 @@ pub struct ScoredCompletion {
 /// The completions of one prompt, with their rewards.
 #[derive(Clone, Debug)]
 pub struct ScoredGroup {
-    /// The group's number in the run.
+    /// The group's number in the run, which no other group has.
     pub id: u64,
     /// The dataset row whose prompt is completed.
     pub prompt: Arc<Prompt>,
-    /// Its completions.
+    /// The scored completions of the prompt.
     pub completions: Vec<ScoredCompletion>,
     /// Errors of reward functions; they refer to completions by index in the group.
     pub problems: Vec<Problem>,
@@ -46,7 +46,7 @@ pub struct ScoredGroup {
 /// The scored groups of a generation batch.
 #[derive(Clone, Debug, Default)]
 pub struct Rollouts {
-    /// The groups.
+    /// The scored groups.
     pub groups: Vec<ScoredGroup>,
     /// Names of the reward functions.
     pub reward_names: Vec<String>,

@@ -37,7 +37,7 @@ impl Config {
         let target_modules = match self.lora_target_modules.as_deref() {
             None => LoraConfig::default().target_modules,
             Some([one]) if one == "all-linear" => TargetModules::AllLinear,
-            // As in TRL, a single entry may be a regular expression.
+            // As in TRL, a list with a single entry may be a regular expression.
             Some([one]) if !plain(one) => TargetModules::Regex(one.clone()),
             Some(names) => TargetModules::Names(names.to_vec()),
         };

@@ -27,7 +27,7 @@ pub struct Group {
     pub prompt_in_batch: Option<u64>,
     /// Values for each token of the prompt except the first.
     pub prompt_columns: Columns,
-    /// The other columns of the dataset's row.
+    /// The other columns of the prompt's row in the dataset.
     pub dataset: Map<String, Value>,
     /// The sampling parameters, named by their configuration keys.
     pub sampling: Map<String, Value>,
@@ -40,7 +40,7 @@ pub struct Group {
     /// Why completions have no score: JSON objects with `reward`, `kind`, `message`, `rows`, `fatal`, `example` (or
     /// null), and `completions`, the indices of the completions in the group that have no score for this reason.
     pub problems: Vec<Value>,
-    /// The completions.
+    /// The completions of the prompt.
     pub completions: Vec<Completion>,
 }
 

@@ -14,7 +14,7 @@
 //! | bytes | what |
 //! |---|---|
 //! | 4 | `LSG` and the version of this layout, 1 |
-//! | 4 | the length of the body |
+//! | 4 | u32: the length of the body in bytes |
 //! | 8 | XXH3 (64 bits, no seed) of the body |
 //! | length | the body: a directory, then the columns' bytes, concatenated in the directory's order |
 //!
@@ -22,7 +22,7 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 1 | length of the name |
+//! | 1 | length of the column's name in bytes |
 //! | … | the name, UTF-8 |
 //! | 1 | the kind of the column's values (below); plus 128 if a reader that does not know the column must refuse the record |
 //! | varint | the column's width: values per element, such as a token (1 for most columns) |
@@ -69,8 +69,8 @@
 //! | `completions` | text | C: the completion as reward functions read it, JSON as `prompt` | |
 //! | `extra` | text | C: columns that reward functions add to the table of completions, JSON objects | none |
 //! | `forks` | varint, width 2 | C × (1 + index of the completion with the same first tokens, or 0; how many tokens are the same); reserved like `prompt.NAME` | no forks |
-//! | `advantages` | f32 | C: one for all tokens of a completion | |
-//! | `token_advantages` | f32 | T: one for each token | |
+//! | `advantages` | f32 | C: one advantage for all tokens of a completion | |
+//! | `token_advantages` | f32 | T: one advantage for each token | |
 //! | `mask` | runs | T: 1 if the loss may use the token | 1 for sampled tokens |
 //! | `inserted` | runs | T: 1 if the model did not sample the token | 0 |
 //! | `versions` | runs | T: the version of the weights that each token was sampled with | |
