@@ -76,8 +76,8 @@ impl SamplingPlan {
         Ok(SamplingPlan { all: Arc::new(all), profiles })
     }
 
-    /// The parameters outside any profile. Temperature is the same for all groups, and no profile has longer
-    /// completions.
+    /// The sampling parameters outside any profile. Their temperature holds for all groups, and no profile's completions
+    /// may be longer.
     pub fn common(&self) -> &Arc<SamplingParams> {
         &self.all
     }

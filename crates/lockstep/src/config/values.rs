@@ -281,7 +281,7 @@ impl KeyValue for OptimizerName {
     }
 }
 
-/// Implements [`KeyValue`] for enumerations, from the word of each variant in configurations.
+/// Implements `KeyValue` for enumerations, from the word of each variant in configurations.
 macro_rules! words {
     ($($type:ty { $($word:literal => $variant:path),* $(,)? })*) => {$(
         words!($type = &[$(($word, $variant)),*]);
