@@ -3,7 +3,7 @@
 //!
 //! All other code calls the [`PolicyGradient`] trait and does not ask which algorithm it has. A new algorithm needs a
 //! file here, a line in [`named`], and a row in `config/methods.rs`. This module uses configurations and the `train`
-//! crate; it knows no model and no text.
+//! crate; it depends neither on models nor on texts.
 
 mod batches;
 mod distillation;

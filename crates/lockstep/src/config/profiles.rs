@@ -76,8 +76,8 @@ impl SamplingPlan {
         Ok(SamplingPlan { all: Arc::new(all), profiles })
     }
 
-    /// The sampling parameters outside any profile. Their temperature holds for all groups, and no profile's completions
-    /// may be longer.
+    /// The sampling parameters outside any profile. Their temperature holds for all groups, and their completion length
+    /// is a maximum for every profile.
     pub fn common(&self) -> &Arc<SamplingParams> {
         &self.all
     }

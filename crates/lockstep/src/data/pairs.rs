@@ -3,7 +3,7 @@
 //! A row has the columns `chosen` and `rejected` (text or chat messages), and may have `prompt` and `margin`. If it has
 //! no prompt, or a text prompt beside answers that are conversations, the prompt is what both answers begin with, as in
 //! TRL. A row may instead have token ids in `chosen_ids` and `rejected_ids`, and in `prompt_ids` if it has a prompt.
-//! This module knows no model, and not what is learned from a pair.
+//! This module depends neither on models nor on what is learned from a pair.
 
 use super::Row;
 use super::preference::Preference;

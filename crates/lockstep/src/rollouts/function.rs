@@ -1,5 +1,5 @@
 //! Completions made by a function of the calling program (TRL's `rollout_func`), with the engine, an environment or
-//! another model. This module knows no reward functions.
+//! another model. This module does not depend on reward functions.
 
 use super::scoring::{GivenColumns, Prompts};
 use crate::bad_input;

@@ -1,4 +1,4 @@
-//! A record: named columns of values, with a checksum. This layer of the format knows nothing of groups.
+//! A record: named columns of values, with a checksum. This layer of the format does not depend on groups.
 
 use std::fmt::Display;
 use twox_hash::XxHash3_64;
@@ -31,17 +31,17 @@ impl WireError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Unsigned integers, as varints.
+    /// A column of unsigned integers, as varints.
     Uint = 1,
-    /// f32 values, preserved to the bit.
+    /// A column of f32 values; every bit is preserved.
     F32 = 2,
-    /// f64 values, preserved to the bit.
+    /// A column of f64 values; every bit is preserved.
     F64 = 3,
     /// Run-length encoded unsigned integers: a value, and how often it is repeated.
     Runs = 4,
-    /// UTF-8 texts.
+    /// A column of UTF-8 texts.
     Text = 5,
-    /// One string of bytes.
+    /// A column that is one string of raw bytes.
     Bytes = 6,
 }
 
