@@ -12,9 +12,9 @@ pub struct WorkloadBounds {
     pub longest_prompt: usize,
     /// The most completions generated at once: those of a generation batch or of an evaluation.
     pub sequences: usize,
-    /// Whether recorded rollouts contain the reference model's log-probabilities, so that no reference model is loaded.
+    /// Whether rollouts come from a file with the reference model's log-probabilities; no reference model is loaded then.
     pub ref_logps: bool,
-    /// Whether a program makes the completions; it may not supply their log-probabilities.
+    /// Whether a function of the calling program makes the completions, whose log-probabilities may then be missing.
     pub given: bool,
 }
 

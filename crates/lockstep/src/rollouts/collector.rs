@@ -2,7 +2,8 @@
 //! with their metrics. Training, evaluation and `lockstep eval` all use it.
 //!
 //! A collection is a plain value. Apart from the order of calls to the reward functions, a call leaves no state behind,
-//! so rolling back a step needs no undo here. The collector does not depend on the run: its steps, logs or configuration.
+//! so rolling back a step needs no undo here. The collector does not depend on the run: its steps, logs or
+//! configuration.
 
 use super::function::FunctionRollouts;
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};

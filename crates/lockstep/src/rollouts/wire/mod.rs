@@ -33,7 +33,7 @@
 //! | 1 | varints |
 //! | 2 | f32 |
 //! | 3 | f64 |
-//! | 4 | run-length encoded: pairs of varints, a value and how often it is repeated (never 0 times) |
+//! | 4 | runs (run-length encoded): pairs of varints, a value and how often it is repeated (never 0 times) |
 //! | 5 | texts: each its length as a varint, and UTF-8 |
 //! | 6 | raw bytes |
 //!
