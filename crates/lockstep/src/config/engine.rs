@@ -12,7 +12,7 @@ pub struct WorkloadBounds {
     pub longest_prompt: usize,
     /// The most completions generated at once: those of a generation batch or of an evaluation.
     pub sequences: usize,
-    /// Whether rollouts come from a file with the reference model's log-probabilities; no reference model is loaded then.
+    /// Whether rollouts come from a file with the reference model's log-probabilities: no reference model is loaded.
     pub ref_logps: bool,
     /// Whether a function of the calling program makes the completions, whose log-probabilities may then be missing.
     pub given: bool,
