@@ -1,23 +1,23 @@
-//! What is the user's to fix (exit code 2), told apart from what failed on the way (exit code 1).
+//! Errors that the user can fix (exit code 2), told apart from failures during the work (exit code 1).
 
 use std::fmt::Display;
 
-/// The input was wrong: a flag, a key, a file. The message says what, where, and how to fix it.
+/// The user's input was wrong: a flag, a configuration key, a file. The message says what, where, and how to fix it.
 ///
-/// It travels inside [`anyhow::Error`]; [`is_bad_input`] finds it there under any context.
+/// A `BadInput` travels inside [`anyhow::Error`]; [`is_bad_input`] finds it under any context.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BadInput(pub String);
 
 impl BadInput {
-    /// An error with this message, ready to be returned.
+    /// Makes an [`anyhow::Error`] with this message that counts as the user's bad input.
     #[expect(clippy::new_ret_no_self, reason = "it only ever travels inside anyhow's error")]
     pub fn new(message: impl Into<String>) -> anyhow::Error {
         anyhow::Error::new(BadInput(message.into()))
     }
 }
 
-/// Returns early with a [`BadInput`] formatted as by `format!`.
+/// Returns from the current function with a [`BadInput`] error; its message is formatted as by `format!`.
 #[macro_export]
 macro_rules! bad_input {
     ($($format:tt)*) => {
@@ -25,11 +25,11 @@ macro_rules! bad_input {
     };
 }
 
-/// Marks any error as the user's to fix.
+/// Turns any error into a [`BadInput`], an error that the user can fix.
 pub trait OrBadInput<T> {
-    /// The value, or the error with its causes as a [`BadInput`].
+    /// Returns the value, or the error with its causes as a [`BadInput`].
     fn or_bad_input(self) -> anyhow::Result<T>;
-    /// The same error as bad input, its message preceded by `what` and a colon.
+    /// Like `or_bad_input`, with `what` and a colon before the message.
     fn or_bad_input_in(self, what: impl Display) -> anyhow::Result<T>;
 }
 
@@ -42,12 +42,12 @@ impl<T, E: Into<anyhow::Error>> OrBadInput<T> for Result<T, E> {
     }
 }
 
-/// Whether the user can fix it.
+/// Whether the error has a [`BadInput`] among its causes, so that the user can fix it.
 pub fn is_bad_input(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.is::<BadInput>())
 }
 
-/// The error and its causes as one paragraph; a cause that an outer message already quotes is not said twice.
+/// The error and its causes as one paragraph; a cause whose text an outer message already contains is left out.
 pub fn paragraph(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(|cause| cause.to_string()) {
@@ -61,13 +61,13 @@ pub fn paragraph(error: &anyhow::Error) -> String {
     if let Some(keys) = error.chain().find_map(keys_to_lower) {
         text.push_str(&format!(": lower {keys} (`lockstep plan` shows what each part takes)"));
     }
-    // Others wrote parts of it: a reward's program, a server, whoever named a file.
+    // Others wrote parts of the text: a reward program, a server, or the user who named a file.
     telemetry::visible(&one_line(&text)).into_owned()
 }
 
-/// What lowers the memory of the part of a run that could not be had.
+/// If `cause` is an allocation that failed: the configuration keys that lower the memory of the part that asked for it.
 fn keys_to_lower(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
-    // The errors of the crates between stand for the kernel's own.
+    // The other crates' errors wrap the kernel's out-of-memory error.
     let of_model = |error: &'_ model::Error| match error {
         model::Error::Kernel(error) => part(error),
         _ => None,
@@ -88,7 +88,7 @@ fn keys_to_lower(cause: &(dyn std::error::Error + 'static)) -> Option<&'static s
     })
 }
 
-/// The part that was refused memory.
+/// The name of the part of a run whose allocation failed.
 fn part(error: &kernels::Error) -> Option<&'static str> {
     match error {
         kernels::Error::OutOfMemory { part, .. } => Some(part),
@@ -96,8 +96,8 @@ fn part(error: &kernels::Error) -> Option<&'static str> {
     }
 }
 
-/// Lines joined; those that only point at a place of the line above are left out. What a program printed (`| …`) stays
-/// in lines.
+/// Joins the lines of `text` by spaces and drops lines that only mark a place in the line above (`^`). Lines of a
+/// program's output (they begin with `| `) stay separate lines.
 fn one_line(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines().map(str::trim).filter(|line| !line.chars().all(|c| c == '^')) {

@@ -1,28 +1,28 @@
-//! Reinforcement-learning post-training for language models, as a library. It knows no command line, and no terminal
-//! beyond the console that it is given.
+//! Reinforcement-learning post-training for language models, as a library. The library parses no command line, and
+//! prints only to the console sink that its caller passes in.
 //!
 //! A program makes a [`Config`] and [`RunOptions`] and drives a [`Run`]; `examples/reward_closure.rs` does it in thirty
 //! lines.
 //!
 //! | what | public items |
 //! |---|---|
-//! | a run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context()`] |
-//! | what it injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`RunEvent`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
-//! | metrics of its own | [`EvalMetrics`], [`EvalBatch`], [`SetSize`] |
-//! | completions of its own | [`RolloutFunction`], [`RolloutRequest`], [`Generate`], [`RolloutPrompt`], [`GivenCompletion`] |
+//! | a training run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context()`] |
+//! | what a program passes to a run | [`RewardInput`], [`Rows`], [`LogRecord`], [`RunEvent`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
+//! | the program's own evaluation metrics | [`EvalMetrics`], [`EvalBatch`], [`SetSize`] |
+//! | the program's own generation of completions | [`RolloutFunction`], [`RolloutRequest`], [`Generate`], [`RolloutPrompt`], [`GivenCompletion`] |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
-//! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`check_base`], [`write_atomically`] |
-//! | the file of a result | [`OutFile`], [`Input`] |
+//! | the directory of a run | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`check_base`], [`write_atomically`] |
+//! | the file that a command writes its result into | [`OutFile`], [`Input`] |
 //! | scored groups on disk and between processes | [`wire`] |
-//! | before and after it | [`plan`], [`MemoryPlan`], [`Available`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
-//! | a recorded run, replayed | [`verify()`], [`VerifyOptions`], [`Choice`], [`Report`], [`Difference`], [`Interval`]; [`fork()`], [`ForkOptions`] |
+//! | before and after a run: memory plan, evaluation, scoring a file | [`plan`], [`MemoryPlan`], [`Available`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
+//! | replaying a recorded run | [`verify()`], [`VerifyOptions`], [`Choice`], [`Report`], [`Difference`], [`Interval`]; [`fork()`], [`ForkOptions`] |
 //! | models | [`Policy`], [`Snapshot`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
-//! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
+//! | errors in the user's input | [`BadInput`], [`error`], [`bad_input!`] |
 //!
-//! Rooms, from the ground up: `config` (every key), `algorithms` (what each minimises and needs), `models` (what a run
-//! trains), `data` (prompts and pairs), `rollouts` (completions, scored), `run` (the directory, steps, logs,
-//! checkpoints), `trainers` (GRPO, PPO, supervised, DPO, reward models), `session` (all of it as a [`Run`]) and
-//! `verify` (a run's record against a replay).
+//! The modules, from the lowest layer to the highest: `config` (every key), `algorithms` (what each algorithm minimises
+//! and needs), `models` (what a run trains), `data` (prompts and preference pairs), `rollouts` (generated and scored
+//! completions), `run` (the directory, steps, logs, checkpoints), `trainers` (GRPO, PPO, supervised, DPO, reward
+//! models), `session` (all of these as a [`Run`]) and `verify` (compares a run's record with a replay of the run).
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 

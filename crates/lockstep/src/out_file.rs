@@ -1,4 +1,5 @@
-//! The file that a command writes its result into: never in the place of another one, and whole or not at all.
+//! The file that a command writes its result into. It does not replace another file unless asked to, and it is written
+//! whole or not at all.
 
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
@@ -10,29 +11,29 @@ use std::path::{Path, PathBuf};
 use telemetry::in_place;
 use tempfile::{Builder, NamedTempFile};
 
-/// A file that will be written at the end of a command, checked at its start.
+/// A file that is checked at the start of a command and written at its end.
 #[derive(Clone, Debug)]
 pub struct OutFile {
     flag: &'static str,
-    /// With links followed.
+    /// The path, with symbolic links resolved.
     path: PathBuf,
     overwrite: bool,
-    /// A device or a pipe, which is written to and not replaced.
+    /// Whether the path is a device or a pipe, to which bytes are written directly instead of replacing a file.
     is_special: bool,
 }
 
-/// What a command reads.
+/// An input of the command, which its output file must not destroy.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// A file, or a directory of data: `--overwrite` may replace it.
+    /// A file, or a directory of data: `--overwrite` may replace its files.
     Data(&'a Path),
-    /// The directory of a model, an adapter or a run: its files are not replaced in any case.
+    /// The directory of a model, an adapter or a run: its files are never replaced.
     Kept(&'a Path),
 }
 
 impl OutFile {
-    /// The file `path` that `flag` names, in a directory that exists and can be written to. It must not exist, unless
-    /// the caller insists with `overwrite`; what is [`Input::Kept`] is not replaced in any case.
+    /// Checks the output file `path` that the command-line flag `flag` names: its directory must exist and be writable.
+    /// The file must not exist yet, unless `overwrite` is set; a file of an [`Input::Kept`] is never replaced.
     pub fn new(flag: &'static str, path: &Path, overwrite: bool, inputs: &[Input<'_>]) -> anyhow::Result<OutFile> {
         let name = path.display();
         if path == Path::new("-") {
@@ -61,7 +62,7 @@ impl OutFile {
         if let Some(found) = &found {
             out.check_existing(&name.to_string(), found, inputs)?;
         }
-        // Found out before the work and not after it.
+        // Finds an unwritable directory before the work instead of after it.
         if let Err(e) = out.temporary() {
             bad_input!("{flag} {name}: {}: {e}", directory.display());
         }
@@ -91,7 +92,8 @@ impl OutFile {
         Ok(())
     }
 
-    /// Writes a file beside it, which then gets its name.
+    /// Writes `bytes` to a temporary file in the same directory and renames it to the final path. Devices are written
+    /// directly.
     pub fn write(&self, bytes: &[u8]) -> anyhow::Result<()> {
         let cannot = || format!("cannot write {}", self.path.display());
         if self.is_special {
@@ -103,7 +105,7 @@ impl OutFile {
         if self.overwrite {
             file.persist(&self.path).map_err(|e| e.error).with_context(cannot)?;
         } else if let Err(refused) = file.persist_noclobber(&self.path) {
-            // The work is done: its result is not thrown away.
+            // The work is done, so its result is kept under the temporary name.
             let (e, (_, kept)) = (refused.error, refused.file.keep().map_err(|e| e.error).with_context(cannot)?);
             return Err(BadInput::new(format!("{}: {e}; the result is in {}", cannot(), kept.display())));
         }
@@ -127,7 +129,7 @@ impl OutFile {
     }
 }
 
-/// Whether `path` is the file `read`, or lies in the directory `read`, by whatever name.
+/// Whether `path` is the same file as `read`, or lies in the directory `read`, also by way of links.
 fn same_file(path: &Path, found: &fs::Metadata, read: &Path) -> bool {
     let Ok(other) = fs::metadata(read) else { return false };
     if other.is_dir() {
@@ -195,7 +197,7 @@ mod tests {
             assert!(text.contains("no result is written over it"), "{name}: {text}");
         }
         assert!(refusal(&at("dangling"), true, &inputs).contains("link to nothing"));
-        // A link is followed: the file gets the new bytes, and the link stays.
+        // A symbolic link is followed: its target gets the new bytes, and the link stays.
         OutFile::new("--out", &at("soft"), true, &inputs).unwrap().write(b"new").unwrap();
         assert!(at("soft").is_symlink());
         assert_eq!(fs::read(at("d.jsonl")).unwrap(), b"new");

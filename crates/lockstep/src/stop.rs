@@ -1,44 +1,45 @@
-//! The request to stop a run: the step is ended before its optimizer step, a checkpoint of the one before is written,
-//! and the run can be resumed.
+//! A request to stop a run. The step being computed is cancelled before its optimizer step, a checkpoint of the last
+//! complete step is written, and the run can be resumed from the checkpoint.
 
 use model::StopCheck;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether a run, or an evaluation, is asked to stop; a clone is another handle to the same request.
+/// A flag by which a run or an evaluation is asked to stop. All clones share one flag.
 ///
-/// The step is ended, unless its optimizer step has begun: rollout, scoring, the wait for rewards and the gradient look
-/// at this between decode steps and layers. So is an evaluation. A run that is resumed does it again, to the same bits.
+/// A stop cancels the current step, unless its optimizer step has begun: rollout, scoring, the wait for rewards and the
+/// gradient check the flag between decode steps and layers. An evaluation is cancelled likewise. A resumed run computes
+/// the cancelled step again, with the same bits.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
     requested: Arc<AtomicBool>,
-    /// Looks of passes until it is given; 0: they are not counted.
+    /// For tests: after this many checks by forward and backward passes the signal is set; 0 turns the counting off.
     #[cfg(test)]
     pub(crate) looks_left: Arc<std::sync::atomic::AtomicUsize>,
 }
 
 impl StopSignal {
-    /// One that only [`request`](Self::request) gives.
+    /// A signal that is not set; only [`request`](Self::request) sets it.
     pub fn new() -> StopSignal {
         StopSignal::default()
     }
 
-    /// Asks to stop.
+    /// Asks the run to stop.
     pub fn request(&self) {
         self.requested.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody asked.
+    /// Whether a stop was requested.
     pub fn is_requested(&self) -> bool {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// For those who look while they work.
+    /// The flag itself, for code that checks it while it works.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         self.requested.clone()
     }
 
-    /// For passes through a model.
+    /// The same signal in the form that forward and backward passes of a model check.
     pub(crate) fn of_passes(&self) -> StopCheck {
         let stop = self.clone();
         StopCheck::new(move || {
@@ -50,18 +51,18 @@ impl StopSignal {
         })
     }
 
-    /// [`Stopped`] once somebody asked.
+    /// Fails with [`Stopped`] if a stop was requested.
     pub(crate) fn check(&self) -> Result<(), Stopped> {
         if self.is_requested() { Err(Stopped) } else { Ok(()) }
     }
 }
 
-/// Cancelled because a [`StopSignal`] was given.
+/// The error of work that was cancelled because a [`StopSignal`] was set.
 #[derive(Debug, thiserror::Error)]
 #[error("stopped as asked")]
 pub struct Stopped;
 
-/// Whether `error` says no more than that a [`StopSignal`] was given.
+/// Whether `error` only means that a [`StopSignal`] was set, and nothing failed.
 pub fn is_stopped(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.is::<Stopped>()

@@ -1,16 +1,16 @@
-//! How completions are counted: prompts of a generation, optimizer steps of a generation, steps of the run. Names and
-//! counting are TRL's.
+//! Batch sizes: prompts per generation batch, optimizer steps per generation batch, and steps of the whole run. Names
+//! and counting are TRL's.
 
 use crate::bad_input;
 use crate::config::Config;
 
 impl Config {
-    /// Completions that one generation makes.
+    /// Completions of one generation batch, which is what is generated before the next updates.
     pub(crate) fn generation_batch(&self) -> usize {
         self.generation_batch_size.unwrap_or_else(|| self.per_device_train_batch_size * self.steps_per_generation())
     }
 
-    /// Micro-batches in TRL's sense that one generation serves.
+    /// Micro-batches, in TRL's sense, into which one generation batch is split.
     pub(crate) fn steps_per_generation(&self) -> usize {
         match (self.steps_per_generation, self.generation_batch_size) {
             (Some(steps), _) => steps,
@@ -19,27 +19,27 @@ impl Config {
         }
     }
 
-    /// Prompts of one generation.
+    /// Prompts of one generation batch.
     pub(crate) fn prompts_per_generation(&self) -> usize {
         self.generation_batch() / self.num_generations
     }
 
-    /// Completions that one optimizer step sees.
+    /// Completions that one optimizer step learns from.
     pub(crate) fn completions_per_step(&self) -> usize {
         self.per_device_train_batch_size * self.gradient_accumulation_steps
     }
 
-    /// Times that a generation is passed over.
+    /// How often the updates pass over one generation batch (TRL's `num_iterations`, PPO's `num_ppo_epochs`).
     pub(crate) fn passes(&self) -> usize {
         self.policy_gradient().passes(self)
     }
 
-    /// Optimizer steps of one pass over a generation; a generation is passed over [`passes`](Self::passes) times.
+    /// Optimizer steps of one pass over a generation batch; [`passes`](Self::passes) is the number of passes.
     pub(crate) fn steps_per_pass(&self) -> usize {
         self.steps_per_generation() / self.gradient_accumulation_steps
     }
 
-    /// Optimizer steps of the run, with `chunks` generations in an epoch.
+    /// Optimizer steps of the whole run, where an epoch has `chunks` generation batches.
     pub(crate) fn total_steps(&self, chunks: usize) -> u64 {
         if self.max_steps > 0 {
             return self.max_steps as u64;
@@ -49,7 +49,7 @@ impl Config {
     }
 }
 
-/// Groups, generations and optimizer steps fit into each other, in TRL's way of counting.
+/// Checks that groups, generation batches and optimizer steps divide each other, in TRL's way of counting.
 pub(super) fn check(c: &Config) -> anyhow::Result<()> {
     let (g, per_device, accumulation) =
         (c.num_generations, c.per_device_train_batch_size, c.gradient_accumulation_steps);
@@ -83,7 +83,7 @@ pub(super) fn check(c: &Config) -> anyhow::Result<()> {
     if !size.is_multiple_of(g) {
         let steps = c.steps_per_generation();
         let formula = format!("per_device_train_batch_size × steps_per_generation = {per_device} × {steps} = {size}");
-        // Batch sizes per micro-batch that work with these steps.
+        // Values of per_device_train_batch_size that divide into groups with these steps.
         let unit = g / gcd(g, steps);
         bad_input!(
             "the generation batch ({formula} completions) must be a multiple of num_generations = {g}, so that groups \
@@ -107,13 +107,13 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The multiples of `unit` around `n`, in words.
+/// The multiples of `unit` just below and above `n`, as text for a message.
 fn multiples(n: usize, unit: usize) -> String {
     let (low, high) = (n / unit * unit, n.div_ceil(unit) * unit);
     if low == 0 { high.to_string() } else { format!("{low} or {high}") }
 }
 
-/// The divisors of `n` from 2 to 4096, the largest few, in words.
+/// The four largest divisors of `n` between 2 and 4096, as text for a message.
 fn divisors(n: usize) -> String {
     let all: Vec<String> = (2..=n.min(4096)).filter(|d| n.is_multiple_of(*d)).map(|d| d.to_string()).collect();
     match all.as_slice() {

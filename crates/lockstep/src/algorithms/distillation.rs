@@ -1,19 +1,20 @@
-//! On-policy distillation on sampled tokens: the policy learns from a teacher on its own completions.
+//! On-policy distillation on sampled tokens: the policy generates completions, and a teacher model scores their tokens.
 //!
 //! ```text
-//! k_t = log π_old(t) − log π_T(t)           its mean is the reverse KL divergence KL(π ‖ π_T), estimated on samples
-//! A_t = A − c Σ_{i ≥ t} γ^{i − t} m_i k_i   c: distillation_coef; γ: distillation_discount, 0⁰ = 1; m: the mask
+//! k_t = log π_old(t) − log π_T(t)           t: token; π_old: the policy that sampled it; π_T: the teacher
+//! A_t = A − c Σ_{i ≥ t} γ^{i − t} m_i k_i   c: distillation_coef; γ: distillation_discount, 0⁰ = 1; m: loss mask
 //! ```
 //!
-//! A is GRPO's advantage of the completion where there are rewards, else 0. The loss on top is any of [`train::loss`].
-//! With γ = 0 each token answers for itself: on policy the gradient of the loss is the mean over tokens of
-//! c (log π_θ − log π_T) ∇ log π_θ, that of the divergence of each token's distribution given what was drawn before
-//! it. With γ = 1 it is that of the whole completion's.
+//! The mean of k_t estimates the reverse KL divergence KL(π ‖ π_T). A is GRPO's advantage of the completion if there
+//! are rewards, else 0. A_t is the advantage of token t in any loss of [`train::loss`]. With γ = 0 a token is credited
+//! with its own k_t alone: on-policy, the gradient of the loss is the mean over tokens of c (log π_θ − log π_T) ∇ log
+//! π_θ, the gradient of each token's reverse KL divergence given the tokens before it. With γ = 1 it is the gradient of
+//! the whole completion's divergence.
 //!
-//! Agarwal et al. 2024 (GKD), arXiv:2306.13649: on the student's own completions; Gu et al. 2024 (MiniLLM),
-//! arXiv:2306.08543: the reverse divergence by policy gradient; Thinking Machines Lab 2025, "On-Policy Distillation":
-//! per token, without discounted returns. What TRL's `DistillationTrainer` and `GKDTrainer` minimise is over the whole
-//! vocabulary, or its likeliest tokens, and is not this.
+//! Agarwal et al. 2024 (GKD), arXiv:2306.13649: distillation on the student's own completions; Gu et al. 2024
+//! (MiniLLM), arXiv:2306.08543: the reverse divergence by policy gradient; Thinking Machines Lab 2025, "On-Policy
+//! Distillation": per token, without discounted returns. TRL's `DistillationTrainer` and `GKDTrainer` minimise a
+//! divergence over the whole vocabulary, or its likeliest tokens; this algorithm does not.
 
 use super::{Estimator, PolicyGradient, Reference, Scored, grpo};
 use crate::bad_input;
@@ -21,7 +22,7 @@ use crate::config::Config;
 use train::gae::{KlEstimator, kl};
 use train::{Advantage, Advantages, Objective};
 
-/// The key that names the teacher.
+/// The configuration key that names the teacher model.
 const TEACHER: &str = "teacher_model_name_or_path";
 
 pub struct Distillation;
@@ -51,7 +52,7 @@ impl PolicyGradient for Distillation {
         Some("the teacher has something to say of every completion")
     }
 
-    /// Without rewards nothing is compared.
+    /// Without rewards, completions are not compared with each other, so one per prompt is enough.
     fn least_generations(&self, config: &Config) -> usize {
         if config.reward_funcs.is_empty() { 1 } else { 2 }
     }
@@ -78,7 +79,7 @@ fn advantages(config: &Config, batch: &Scored<'_>) -> Advantages {
     let (mut sum, mut tokens) = (0.0, 0u64);
     for (sample, advantage) in batch.samples.iter().zip(&mut advantages.advantages) {
         let teacher = sample.columns.ref_logps().expect("a teacher scores every completion");
-        // 0 where the mask leaves a token out.
+        // Entries of tokens that the mask leaves out are 0.
         let mut to_go = kl(KlEstimator::K1, sample.old_logps(), teacher, &sample.mask);
         sum += to_go.iter().sum::<f64>();
         tokens += sample.mask.iter().filter(|&&m| m).count() as u64;
@@ -104,7 +105,8 @@ mod tests {
     use train::loss::{LossSums, Normalizer, Sequence, policy};
     use train::{RewardMatrix, RewardRow, Sample};
 
-    /// A completion with these log-probabilities of policy and teacher; the mask leaves out tokens of π = 0.
+    /// A completion with the log-probabilities `own` of the policy and `teacher`. Tokens whose `own` is 0 are masked
+    /// out.
     fn sample(group: u64, own: &[f32], teacher: &[f32]) -> Sample {
         let mut sample = Sample { group, ..Sample::supervised(Prompt::new([1]), vec![7; own.len()]) };
         sample.mask = own.iter().map(|&logp| logp != 0.0).collect();
@@ -132,17 +134,17 @@ mod tests {
         Config { distillation_coef: coef, distillation_discount: discount, ..Config::default() }
     }
 
-    /// Every number is exact in binary.
+    /// The numbers are chosen so that all arithmetic is exact in binary.
     #[test]
     fn two_completions_by_hand() {
         let samples = [sample(1, &[-1.0, -2.0, -0.5], &[-0.5, -2.5, -4.5]), sample(1, &[-1.0, 0.0, -1.0], &[-3.0; 3])];
-        // k = 0.5 less, 0.5 more, 4 more; and 2 more, left out, 2 more.
+        // k = log π − log π_T is −0.5, 0.5, 4 for the first sample, and 2, masked, 2 for the second.
         let found = of(&config(1.0, 0.0), &samples, &[&[], &[]]);
         assert_eq!(found.advantages, [tokens(&[0.5, -0.5, -4.0]), tokens(&[-2.0, 0.0, -2.0])]);
         let metric = found.metrics.iter().find(|(name, _)| name == "distillation/reverse_kl").unwrap();
         assert_eq!(metric.1, Some((4.0 + 4.0) / 5.0));
         assert_eq!(found.rewards, [None, None], "there are none");
-        // Half of what is to come, through what is left out.
+        // A token's own k and half of each later one, discounted over masked tokens, too.
         let found = of(&config(2.0, 0.5), &samples, &[&[], &[]]);
         assert_eq!(found.advantages, [tokens(&[-1.5, -5.0, -8.0]), tokens(&[-5.0, 0.0, -4.0])]);
     }
@@ -151,16 +153,17 @@ mod tests {
     fn rewards_add_their_advantage() {
         let samples = [sample(1, &[-1.0, -1.0], &[-1.5, -0.5]), sample(1, &[-1.0, 0.0], &[-1.0; 2])];
         let plain = Config { scale_rewards: train::ScaleRewards::None, ..config(0.5, 0.0) };
-        // 3 and 1: 1 above and below their mean.
+        // The rewards 3 and 1 are 1 above and 1 below their mean.
         let found = of(&plain, &samples, &[&[Some(3.0)], &[Some(1.0)]]);
         assert_eq!(found.advantages, [tokens(&[0.75, 1.25]), tokens(&[-1.0, 0.0])]);
-        // What no reward scored has the teacher alone.
+        // A completion without a reward learns from the teacher alone.
         let found = of(&plain, &samples, &[&[None], &[Some(1.0)]]);
         assert_eq!(found.advantages, [tokens(&[-0.25, 0.25]), tokens(&[0.0, 0.0])]);
     }
 
-    /// A step of one token, over a vocabulary of three: the gradient of the loss, weighted by what is drawn how often,
-    /// is that of the exact reverse KL divergence with respect to the logits, by central differences in f64.
+    /// One step of one token over a vocabulary of three: the loss's gradient, averaged over the policy's probabilities
+    /// of the drawn token, equals the gradient of the exact reverse KL divergence by the logits (central differences in
+    /// f64).
     #[test]
     fn the_expected_gradient_is_that_of_the_reverse_kl_divergence() {
         let teacher = [0.6f64, 0.3, 0.1].map(f64::ln);

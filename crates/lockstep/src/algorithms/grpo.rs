@@ -1,5 +1,6 @@
-//! GRPO and its family: a completion against the others of its group (Shao et al. 2024, arXiv:2402.03300), several
-//! rewards each by itself (GDPO), and rewards of steps. Formulas: [`train::advantages`]; losses: [`train::loss`].
+//! GRPO and its family: a completion's reward is compared with the other rewards of its group (Shao et al. 2024,
+//! arXiv:2402.03300). GDPO normalises each of several rewards by itself; process rewards score single steps of a
+//! completion. Formulas: [`train::advantages`]; losses: [`train::loss`].
 
 use super::{CENTERED, Estimator, PolicyGradient, Scored, terms_without_advantage};
 use crate::config::Config;
@@ -24,7 +25,7 @@ impl PolicyGradient for Grpo {
     }
 }
 
-/// Also what other algorithms add to their own.
+/// GRPO's advantages of a generation batch. Other algorithms add them to their own terms.
 pub(super) fn advantages(config: &Config, batch: &Scored<'_>) -> Advantages {
     let Scored { rewards, steps, samples } = *batch;
     let mut advantages = match config.multi_objective_aggregation {

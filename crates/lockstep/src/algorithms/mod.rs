@@ -1,8 +1,9 @@
-//! The algorithms of `lockstep train`, a file each: what one minimises, how it estimates advantages, what it needs of a
-//! batch, and what it asks of its keys.
+//! The algorithms of `lockstep train`, one file each: what an algorithm minimises, how it estimates advantages, what it
+//! needs of a batch, and which values of its configuration keys it refuses.
 //!
-//! Everything else asks a [`PolicyGradient`] and not which one it is. To add one: its file here, its line in [`named`],
-//! and its row in `config/methods.rs`. Knows configurations and what `train` computes, no model and no text.
+//! All other code calls the [`PolicyGradient`] trait and does not ask which algorithm it has. A new algorithm needs a
+//! file here, a line in [`named`], and a row in `config/methods.rs`. This module uses configurations and the `train`
+//! crate; it depends neither on models nor on texts.
 
 mod batches;
 mod distillation;
@@ -17,95 +18,96 @@ use crate::config::{Algorithm, ComputeDType, Config, Layers, Purpose, Resolved, 
 use train::advantages::reinforce_plus_plus::Baseline;
 use train::{Advantages, Objective, RewardMatrix, Sample, StepRewards};
 
-/// A policy-gradient method.
+/// A policy-gradient algorithm: GRPO, RLOO, REINFORCE++, PPO or distillation.
 pub trait PolicyGradient {
-    /// What the policy's trainer minimises.
+    /// The objective that the policy's trainer minimises.
     fn objective(&self, config: &Config) -> Objective;
 
-    /// How advantages are estimated.
+    /// How the algorithm estimates advantages.
     fn estimator(&self) -> Estimator;
 
-    /// The model beside the policy that scores completions: its log-probabilities are in the loss, the rewards or the
-    /// advantages.
+    /// The second model that scores completions, if the algorithm needs one; its log-probabilities enter the loss, the
+    /// rewards or the advantages.
     fn reference<'a>(&self, config: &'a Config) -> Option<Reference<'a>> {
         (config.beta != 0.0).then_some(Reference::Policy)
     }
 
-    /// Whether it can learn without rewards.
+    /// Whether the algorithm can learn without reward functions.
     fn learns_without_rewards(&self) -> bool {
         false
     }
 
-    /// The metrics that a console shows.
+    /// Names of the metrics that the console shows at each step.
     fn shown_metrics(&self) -> &'static [&'static str] {
         &["loss", "reward", "kl", "completions/mean_length"]
     }
 
-    /// The fewest completions of a prompt that it can compare.
+    /// The smallest number of completions per prompt with which the algorithm works.
     fn least_generations(&self, _config: &Config) -> usize {
         2
     }
 
-    /// Times that a generation is passed over.
+    /// How often the updates pass over one generation batch.
     fn passes(&self, config: &Config) -> usize {
         config.num_iterations
     }
 
-    /// Optimizer steps that a pass over a generation is cut into, where no key of GRPO's says it.
+    /// Optimizer steps in one pass over a generation batch, if neither `steps_per_generation` nor
+    /// `generation_batch_size` is set.
     fn mini_batches(&self, _config: &Config) -> usize {
         1
     }
 
-    /// Why the update computes every group, as a clause; `None` where it may leave out those without an advantage. It
-    /// may where nothing but the advantage, and that against the group alone, makes a gradient.
+    /// Why the update must compute every group, as a clause for a message; `None` if groups whose advantages are all 0
+    /// may be skipped. Skipping is right only if all of a group's gradient comes from advantages within that group.
     fn computes_every_group(&self, config: &Config) -> Option<&'static str>;
 
-    /// Refuses what it cannot do, as bad input that says how to fix it.
+    /// Refuses configurations that the algorithm cannot train, as a `BadInput` that says how to fix them.
     fn check(&self, _config: &Config) -> anyhow::Result<()> {
         Ok(())
     }
 }
 
-/// A model that scores completions beside the policy.
+/// A model beside the policy that scores completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference<'a> {
-    /// One of the policy's shape: `ref_model`, or else the policy as it was at the start. It may follow the policy
-    /// (`sync_ref_model`).
+    /// The KL term's reference model, which has the policy's architecture: `ref_model`, or else the policy as it was at
+    /// the start. It may follow the policy (`sync_ref_model`).
     Policy,
-    /// A frozen one of any shape that reads the policy's tokens.
+    /// The frozen teacher of distillation. It has any architecture, and reads the policy's token ids.
     Teacher {
-        /// The key that names it.
+        /// The configuration key that names the teacher.
         key: &'static str,
-        /// Its directory or Hub id.
+        /// The teacher's directory or Hub id.
         name: &'a str,
     },
 }
 
-/// How advantages are estimated.
+/// The way in which an algorithm estimates advantages.
 #[derive(Clone, Copy, Debug)]
 pub enum Estimator {
-    /// From the generation batch as it is.
+    /// Advantages are a function of the generation batch.
     Batch(FromBatch),
-    /// From the values of a value model that is trained beside the policy ([`train::gae`]).
+    /// Advantages come from the values of a value model that is trained beside the policy ([`train::gae`]).
     ValueModel,
 }
 
-/// The advantages of a generation batch, one for each sample.
+/// Computes the advantages of a generation batch, one for each sample.
 pub type FromBatch = fn(&Config, &Scored<'_>) -> Advantages;
 
-/// A generation batch; lists have an element for each completion, those of a prompt behind one another.
+/// A scored generation batch. Each list has one element per completion; the completions of a prompt are adjacent.
 #[derive(Clone, Copy, Debug)]
 pub struct Scored<'a> {
-    /// The rewards.
+    /// The rewards of each completion, one column per reward function.
     pub rewards: &'a RewardMatrix,
-    /// The rewards of steps, where a completion has them.
+    /// Process rewards, for the completions whose steps were scored.
     pub steps: &'a [Option<StepRewards>],
-    /// The completions with what is known of each token, the reference's log-probabilities where there is one
-    /// ([`PolicyGradient::reference`]). Their advantages are not set.
+    /// The completions with their tokens' log-probabilities, those of the reference included if there is one
+    /// ([`PolicyGradient::reference`]). Their advantages are not set yet.
     pub samples: &'a [Sample],
 }
 
-/// The algorithm of this name.
+/// The implementation of `algorithm`.
 fn named(algorithm: Algorithm) -> &'static dyn PolicyGradient {
     match algorithm {
         Algorithm::Grpo => &grpo::Grpo,
@@ -117,7 +119,7 @@ fn named(algorithm: Algorithm) -> &'static dyn PolicyGradient {
     }
 }
 
-/// The terms of a policy loss that have a gradient without an advantage.
+/// If the policy loss has terms whose gradient is not 0 where the advantage is 0: a clause that names them.
 fn terms_without_advantage(config: &Config) -> Option<&'static str> {
     if config.beta != 0.0 {
         return Some("the KL divergence to the reference (beta) has a gradient of its own");
@@ -131,7 +133,7 @@ fn terms_without_advantage(config: &Config) -> Option<&'static str> {
 const CENTERED: &str = "advantages are centred over the batch, so those of a group without spread are not 0";
 
 impl Config {
-    /// Why the update computes every group, as a clause; `None` where those without a gradient are left out.
+    /// Why the update computes every group, as a clause for a message; `None` if groups without a gradient are skipped.
     pub fn computes_every_group(&self) -> Option<&'static str> {
         match self.skip_zero_gradients {
             true => self.policy_gradient().computes_every_group(self),
@@ -139,45 +141,45 @@ impl Config {
         }
     }
 
-    /// Which groups the update computes, in words.
+    /// A sentence that says whether the update computes groups without a gradient.
     pub fn skipping(&self) -> String {
         let why = self.computes_every_group();
         let what = why.map_or_else(|| "left out of the update".to_owned(), |why| format!("computed, since {why}"));
         format!("groups without a gradient: {what}")
     }
 
-    /// Its algorithm.
+    /// The algorithm that the configuration names.
     pub(crate) fn policy_gradient(&self) -> &'static dyn PolicyGradient {
         named(self.algorithm)
     }
 
-    /// What the policy's trainer minimises.
+    /// The objective that the policy's trainer minimises.
     pub fn objective(&self) -> Objective {
         self.policy_gradient().objective(self)
     }
 
-    /// The model beside the policy that scores completions.
+    /// The second model that scores completions, if the algorithm needs one.
     pub(crate) fn reference(&self) -> Option<Reference<'_>> {
         self.policy_gradient().reference(self)
     }
 
-    /// Whether a run needs the reference model's weights where `ref_logps` says that its rollouts come with the
-    /// log-probabilities: for completions of an evaluation nobody has them.
+    /// Whether a run must load the reference model. `ref_logps` says that its rollouts already contain the reference's
+    /// log-probabilities; the completions of an evaluation never do.
     pub(crate) fn loads_reference(&self, ref_logps: bool) -> bool {
         let evaluates = self.has_eval_data() && self.eval_strategy != Strategy::No;
         self.reference().is_some() && (!ref_logps || evaluates && self.has_eval_loss())
     }
 
-    /// Whether an evaluation of completions reports the loss. Where advantages come from values, completions alone
-    /// have none.
+    /// Whether an evaluation of completions reports the loss. It does not if advantages come from a value model, since
+    /// completions alone then give no advantages.
     pub(crate) fn has_eval_loss(&self) -> bool {
         self.eval_loss && matches!(self.policy_gradient().estimator(), Estimator::Batch(_))
     }
 }
 
 impl Layers {
-    /// Puts them together and checks the result. What is wrong is a [`BadInput`](crate::BadInput) that says how to fix
-    /// it.
+    /// Merges the layers and checks the resulting configuration. An error is a [`BadInput`](crate::BadInput) that says
+    /// how to fix it.
     pub fn resolve(&self) -> anyhow::Result<Resolved> {
         let mut resolved = self.put_together()?;
         if self.purpose == Purpose::Grpo {
@@ -187,12 +189,12 @@ impl Layers {
     }
 }
 
-/// What holds where completions are generated and scored.
+/// Checks the rules for a configuration whose run generates and scores completions.
 fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     let c = &resolved.config;
     let mut notes = loss::check(c)?;
     let algorithm = c.policy_gradient();
-    // First: it says what the algorithm has instead of GRPO's keys, whose own rules come second.
+    // This comes first: it says what the algorithm has instead of GRPO's keys, whose own rules come second.
     algorithm.check(c)?;
     batches::check(c)?;
     if c.sync_ref_model && c.reference().is_none() {

@@ -1,5 +1,5 @@
-//! PPO: advantages of tokens from a value model (Schulman et al. 2017, arXiv:1707.06347). Formulas: [`train::gae`],
-//! [`train::loss::ppo`]; its stages: `trainers/ppo`.
+//! PPO (Schulman et al. 2017, arXiv:1707.06347): a value model gives each token its advantage. Formulas:
+//! [`train::gae`], [`train::loss::ppo`]; the stages of a step: `trainers/ppo`.
 
 use super::{Estimator, PolicyGradient, Reference};
 use crate::bad_input;

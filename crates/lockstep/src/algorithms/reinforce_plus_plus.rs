@@ -1,5 +1,6 @@
-//! REINFORCE++ and REINFORCE++ with the group's mean as baseline (Hu et al. 2025, arXiv:2501.03262): advantages of
-//! tokens, normalised over the batch. Formulas: [`train::advantages::reinforce_plus_plus`]; losses: [`train::loss`].
+//! REINFORCE++, and its variant whose baseline is the group's mean reward (Hu et al. 2025, arXiv:2501.03262). Both give
+//! each token an advantage and normalise advantages over the batch. Formulas:
+//! [`train::advantages::reinforce_plus_plus`]; losses: [`train::loss`].
 
 use super::{CENTERED, Estimator, PolicyGradient, Scored};
 use crate::config::Config;
@@ -11,7 +12,7 @@ pub struct ReinforcePlusPlus(pub Baseline);
 impl PolicyGradient for ReinforcePlusPlus {
     fn objective(&self, config: &Config) -> Objective {
         Objective::Policy(match self.0 {
-            // The KL divergence is in the reward.
+            // The KL divergence is already in the reward.
             Baseline::Batch => LossConfig { beta: 0.0, ..config.loss() },
             Baseline::Group => config.loss(),
         })

@@ -1,4 +1,5 @@
-//! A run whose model is an adapter's directory trains that adapter, as its own configuration describes it.
+//! If a run's model is the directory of an adapter, the run trains that adapter, with the rank, alpha and target
+//! modules that the adapter's own configuration says.
 
 use super::keys::{Config, KEYS};
 use super::resolved::{Origin, Resolved};
@@ -9,8 +10,8 @@ use model::peft::is_adapter;
 use model::weights::LINEAR_MODULES;
 use std::path::Path;
 
-/// Where the model is an adapter's directory, the run continues with that adapter: the keys say what it is, and one
-/// that says otherwise is refused.
+/// If the model is an adapter's directory, sets the adapter keys (rank, alpha, target modules, …) from it. A key that
+/// was set to another value is refused.
 pub(super) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
     let Some(dir) = resolved.config.model_name_or_path.clone().filter(|name| is_adapter(Path::new(name))) else {
         return Ok(());
@@ -25,7 +26,7 @@ pub(super) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
         TargetModules::Regex(pattern) => vec![pattern],
         TargetModules::Names(names) => names,
     });
-    // All keys of the section but disable_dropout, which is of the training alone.
+    // All keys of the adapter section except disable_dropout, which belongs to training and not to the adapter.
     for key in KEYS.iter().filter(|key| key.name == "use_peft" || matches!(key.row.needs, Some(("use_peft", _)))) {
         let name = key.name;
         let same = match name {
@@ -45,7 +46,7 @@ pub(super) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
                 key.value_text(&own)
             );
         }
-        // Where it stands in the file of the run, it says so.
+        // Even a key that the configuration file sets is shown as coming from the adapter.
         resolved.origins.insert(key.name, Origin::Adapter);
     }
     resolved.config = own;
@@ -53,7 +54,7 @@ pub(super) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The target modules in one order, the names of all linear layers as what they are.
+/// The target modules, sorted; `all-linear` is replaced by the names of all linear layers.
 fn listed(config: &Config) -> Option<Vec<String>> {
     let mut names = config.lora_target_modules.clone()?;
     if names == ["all-linear"] {

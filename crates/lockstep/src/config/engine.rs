@@ -1,30 +1,30 @@
-//! The settings of the engine and of the trainer that follow from a configuration.
+//! Derives the settings of the engine and of the trainer from a configuration.
 
 use super::keys::Config;
 use super::values::EvalSampling;
 use rollout::{EngineConfig, SamplingParams};
 use train::{Objective, TrainerConfig};
 
-/// What the data say that the memory of a run depends on.
+/// What the memory of a run depends on besides its configuration: lengths and counts that come from the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkloadBounds {
     /// Tokens of the longest prompt.
     pub longest_prompt: usize,
-    /// Completions that are generated at once, at most: those of a generation, or of an evaluation.
+    /// The most completions generated at once: those of a generation batch or of an evaluation.
     pub sequences: usize,
-    /// Rollouts from a file bring the reference's log-probabilities, all of them: none is loaded.
+    /// Whether rollouts come from a file with the reference model's log-probabilities: no reference model is loaded.
     pub ref_logps: bool,
-    /// A program makes the completions, and may know no log-probabilities of them.
+    /// Whether a function of the calling program makes the completions, whose log-probabilities may then be missing.
     pub given: bool,
 }
 
 impl WorkloadBounds {
-    /// The bounds of a run whose prompts get `sequences` completions at once.
+    /// The bounds of a run that generates `sequences` completions at once.
     pub fn of_prompts(longest_prompt: usize, sequences: usize) -> WorkloadBounds {
         WorkloadBounds { longest_prompt, sequences, ref_logps: false, given: false }
     }
 
-    /// Completions come from a program, whose prompts may be as long as `max_prompt_length`.
+    /// Adapts the bounds to a program that makes the completions: its prompts may be as long as `max_prompt_length`.
     pub(crate) fn widen_to_given(&mut self, config: &Config, context: usize) {
         let room = context.saturating_sub(config.max_completion_length);
         let most = config.max_prompt_length.map_or(0, |most| most.min(room));
@@ -32,7 +32,7 @@ impl WorkloadBounds {
     }
 }
 
-/// How tokens are drawn in training.
+/// The sampling parameters of training.
 pub fn sampling(config: &Config, eos_ids: &[u32]) -> SamplingParams {
     let own = config.stop_token_ids.iter().map(|&id| id as u32);
     SamplingParams {
@@ -50,9 +50,9 @@ pub fn sampling(config: &Config, eos_ids: &[u32]) -> SamplingParams {
     }
 }
 
-/// How tokens are drawn in an evaluation, beside `training`'s way.
+/// The sampling parameters of an evaluation, derived from `training`'s.
 pub fn eval_sampling(config: &Config, training: &SamplingParams) -> SamplingParams {
-    // Evaluations are not recorded.
+    // Evaluations are not recorded, so they need no entropies.
     let sampled = SamplingParams { entropies: false, ..training.clone() };
     match config.eval_sampling {
         EvalSampling::Greedy => SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..sampled },
@@ -60,8 +60,8 @@ pub fn eval_sampling(config: &Config, training: &SamplingParams) -> SamplingPara
     }
 }
 
-/// The engine's sizes: room for the longest prompt and its completion, for as many sequences as are ever asked for at
-/// once.
+/// The engine's sizes: sequences as long as the longest prompt with its completion, and as many slots as sequences are
+/// generated at once.
 pub fn engine_config(config: &Config, context: usize, bounds: WorkloadBounds) -> EngineConfig {
     let max_model_len = context.min(bounds.longest_prompt + config.max_completion_length);
     let max_num_seqs = config.max_num_seqs.min(bounds.sequences).max(1);
@@ -72,7 +72,8 @@ pub fn engine_config(config: &Config, context: usize, bounds: WorkloadBounds) ->
     sizes
 }
 
-/// How the trainer works. Pairs are compared at T = 1; a value model is trained whole.
+/// The trainer's settings for an objective. Preference pairs use temperature 1; a value model is trained without an
+/// adapter.
 pub fn trainer_config(config: &Config, objective: Objective) -> TrainerConfig {
     let pairs = matches!(objective, Objective::Preference(_) | Objective::Ranking(_));
     let value_model = matches!(objective, Objective::Value(_));

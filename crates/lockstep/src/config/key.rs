@@ -1,4 +1,4 @@
-//! What a [`Key`] says of itself and of its value in a configuration.
+//! Methods of [`Key`], a key of the configuration: its value, default, type, documentation and conditions.
 
 use super::keys::{Config, Key};
 use super::methods::{ALL, Algorithm, Methods, Purpose, each};
@@ -12,7 +12,8 @@ impl Key {
         (self.write)(config)
     }
 
-    /// Whether the bits of weights depend on its value. Files count by their contents, which others hash.
+    /// Whether the trained weights' bits depend on the key's value. Keys that name files do not count here: the lineage
+    /// hashes the files' contents instead.
     pub(crate) fn decides_bits(&self) -> bool {
         self.row.on_resume != OnResume::Free
             && !self.row.is_name
@@ -20,25 +21,25 @@ impl Key {
             && !["Evaluation", "Checkpoints", "Logging"].contains(&self.section)
     }
 
-    /// The key's value in `config` as TOML's text, or `none`.
+    /// The key's value in `config` as TOML text, or `none`.
     pub(super) fn value_text(&self, config: &Config) -> String {
         self.value(config).map_or_else(|| "none".to_owned(), |v| toml_on_one_line(&v))
     }
 
-    /// Gives it the default that it has in `method`; whether that is another than the table's.
+    /// Sets the key to the default that `method` has for it. Returns whether `method` has a default of its own.
     pub(super) fn set_default(&self, config: &mut Config, method: Methods) -> bool {
         let own = self.defaults.iter().find(|(methods, _)| methods.contain(method));
         own.inspect(|(_, set)| set(config)).is_some()
     }
 
-    /// The text of its default in `method`.
+    /// The key's default in `method`, as text.
     pub(super) fn default_text(&self, method: Methods) -> String {
         let mut config = Config::default();
         self.set_default(&mut config, method);
         self.value_text(&config)
     }
 
-    /// The condition under which the key acts (`key = value`), where `config` does not meet it.
+    /// The condition `key = value` under which this key has an effect, if `config` does not meet it.
     pub(super) fn unmet_need(&self, config: &Config) -> Option<String> {
         let (name, needed) = self.row.needs?;
         let value = Config::key(name)?.value(config)?;
@@ -47,7 +48,7 @@ impl Key {
         (!met).then(|| format!("{name} = {quote}{needed}{quote}"))
     }
 
-    /// What is wrong with its value in `config`, on its own.
+    /// The error message if the key's value in `config` is outside its allowed range.
     pub(super) fn out_of_range(&self, config: &Config) -> Option<String> {
         let range = self.row.range?;
         let number = match self.value(config)? {
@@ -62,7 +63,7 @@ impl Key {
         Some(format!("`{}` must be {range}, but is {number}{unset}", self.name))
     }
 
-    /// The default, and those of methods that have another.
+    /// The key's default as text, with the methods whose default differs.
     pub fn defaults_text(&self) -> String {
         let unset = |text: String| if text == "none" { "not set".to_owned() } else { text };
         let default = self.value_text(&Config::default());
@@ -75,7 +76,7 @@ impl Key {
         unset(default) + &others
     }
 
-    /// What TRL has for it.
+    /// What TRL has for this key, as text: its name and default there.
     pub fn trl_text(&self) -> String {
         let (name, defaults) = match self.row.trl {
             Trl::Nothing => return "no such key".to_owned(),
@@ -93,52 +94,52 @@ impl Key {
         }
     }
 
-    /// TRL's name for it, where that is another.
+    /// TRL's name for this key, if it differs.
     pub fn trl_name(&self) -> Option<&'static str> {
         if let Trl::Field { name, .. } = self.row.trl { name } else { None }
     }
 
-    /// Whether the runs of a command, of `train` those of an algorithm, read it.
+    /// Whether runs of the command `purpose` (for `train`: with `algorithm`) read this key.
     pub fn is_read_by(&self, purpose: Purpose, algorithm: Algorithm) -> bool {
         self.row.read_by.contain(Methods::of(purpose, algorithm))
     }
 
-    /// What the key means, on one line.
+    /// The documentation of the key, on one line.
     pub fn meaning(&self) -> String {
         self.doc.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// The key's type and range in words.
+    /// The type and range of the key's values, as text.
     pub fn type_text(&self) -> String {
         let name = (self.type_name)();
         self.row.range.map_or(name.clone(), |range| format!("{name}, {range}"))
     }
 
-    /// The commands, and algorithms of `train`, that read it.
+    /// The commands, and the algorithms of `train`, that read this key, as text.
     pub fn read_by(&self) -> String {
         self.row.read_by.to_string()
     }
 
-    /// Whether a resumed run may have another value.
+    /// Whether a resumed run may change the value of this key.
     pub fn on_resume(&self) -> OnResume {
         self.row.on_resume
     }
 
-    /// The key, and its value as TOML, without which it changes nothing.
+    /// The other key, and the value as TOML that it must have, for this key to have an effect.
     pub fn needs(&self) -> Option<(&'static str, &'static str)> {
         self.row.needs
     }
 
-    /// Whether it can hold `value`; the error says what was expected.
+    /// Whether the key accepts `value`; the error says what was expected.
     pub fn check(&self, value: &toml::Value) -> Result<(), String> {
         (self.read)(&mut Config::default(), value)
     }
 
-    /// The JSON Schema of its values.
+    /// The JSON Schema of the key's values.
     pub fn schema(&self) -> Json {
         let mut schema = (self.type_schema)();
         if let Some(range) = self.row.range {
-            // Of `T or "none"`, T is the first.
+            // In the schema of `T or "none"`, the first alternative is T.
             let optional = schema.get("anyOf").is_some();
             let number = if optional { &mut schema["anyOf"][0] } else { &mut schema };
             if let Json::Object(number) = number {

@@ -1,4 +1,5 @@
-//! Puts a configuration together from its layers, the later winning, and remembers where each value came from.
+//! Merges a configuration from its layers (defaults, file, environment, flags): a later layer wins. Records for each
+//! key which layer its value came from.
 
 use super::keys::{Config, KEYS, Key};
 use super::methods::{Methods, ONLINE, Purpose};
@@ -11,24 +12,24 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use toml::Value;
 
-/// The layers above the defaults.
+/// The layers of a configuration above the defaults, in ascending precedence.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
     /// The command that the configuration is for.
     pub purpose: Purpose,
-    /// A configuration made by a program: what differs from the default was set.
+    /// A configuration that a program made; every value that differs from the default counts as set.
     pub config: Option<Config>,
-    /// A TOML file.
+    /// The path of a TOML file.
     pub file: Option<PathBuf>,
-    /// Values that a program gives by their names, TRL's included, in order.
+    /// Values that a program sets by key name, also by TRL's name, in order.
     pub values: Vec<(String, Value)>,
-    /// Environment variables; [`Layers::with_environment`] takes the process's.
+    /// Environment variables: name and value; [`Layers::with_environment`] fills in this process's.
     pub environment: Vec<(String, String)>,
-    /// `key=value` pairs of flags, in order.
+    /// The `key=value` pairs of command-line flags, in order.
     pub set: Vec<(String, String)>,
 }
 
-/// That there is no key `name`, and the nearest that there is.
+/// An error message for the unknown key `name`, with the most similar known key.
 pub fn unknown_key(name: &str) -> String {
     let mut hint = did_you_mean(name, KEYS.iter().map(|key| key.name));
     if hint.is_empty() {
@@ -37,8 +38,8 @@ pub fn unknown_key(name: &str) -> String {
     format!("unknown key `{name}`{hint}")
 }
 
-/// `LOCKSTEP_` variables that are no keys. `LOCKSTEP_DEVICE` is what a machine computes with where no configuration
-/// says it, as `LOCKSTEP_ISA` is: it does not overrule a file as the variables of keys do.
+/// Names of `LOCKSTEP_` variables that set no configuration key. `LOCKSTEP_DEVICE` is the machine's default device, as
+/// `LOCKSTEP_ISA` is its instruction set: unlike the variables of keys, it does not override a configuration file.
 const NOT_KEYS: [&str; 12] = [
     "DEVICE",
     "ISA",
@@ -54,7 +55,7 @@ const NOT_KEYS: [&str; 12] = [
     "NATS_TOKEN",
 ];
 
-/// The `LOCKSTEP_*` variables of this process, sorted.
+/// The `LOCKSTEP_*` environment variables of this process, sorted by name.
 fn environment() -> anyhow::Result<Vec<(String, String)>> {
     let ours = std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"LOCKSTEP_"));
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| match (name.into_string(), value.into_string())
@@ -71,14 +72,16 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
     Ok(all)
 }
 
-/// The name after `LOCKSTEP_` of a variable that should be a key; an empty variable is an unset one.
+/// If the variable must name a configuration key: the part of its name after `LOCKSTEP_`. An empty variable counts as
+/// unset.
 fn key_of_variable<'a>(variable: &'a str, text: &str) -> Option<&'a str> {
     let name = variable.trim_start_matches("LOCKSTEP_");
     let for_tests = name.starts_with("TEST_") || name.starts_with("EMULATOR_");
     (!NOT_KEYS.contains(&name) && !for_tests && !text.is_empty()).then_some(name)
 }
 
-/// Refuses variables that `command` would not obey: it reads no configuration, but for `LOCKSTEP_THREADS`.
+/// Refuses `LOCKSTEP_` variables that name configuration keys, for a `command` that reads no configuration.
+/// `LOCKSTEP_THREADS` is allowed.
 pub fn refuse_environment(command: &str) -> anyhow::Result<()> {
     for (variable, text) in environment()? {
         let Some(name) = key_of_variable(&variable, &text).filter(|name| *name != "THREADS") else { continue };
@@ -95,14 +98,14 @@ pub fn refuse_environment(command: &str) -> anyhow::Result<()> {
 }
 
 impl Layers {
-    /// With the `LOCKSTEP_*` variables of this process.
+    /// Adds the `LOCKSTEP_*` variables of this process as a layer.
     pub fn with_environment(mut self) -> anyhow::Result<Self> {
         self.environment = environment()?;
         Ok(self)
     }
 
-    /// Puts them together and checks the result, but for what the algorithm asks of it. What is wrong is a [`BadInput`]
-    /// that says how to fix it.
+    /// Merges the layers and checks the result, except for the algorithm's own rules. An error is a [`BadInput`] that
+    /// says how to fix it.
     pub(crate) fn put_together(&self) -> anyhow::Result<Resolved> {
         let mut resolved = Resolved { config: Config::default(), origins: BTreeMap::new(), notes: Vec::new() };
         if let Some(config) = &self.config {
@@ -128,7 +131,7 @@ impl Layers {
             resolved.apply_text(name, text, Origin::Flag, "command line")?;
         }
         super::paths::make_absolute(&mut resolved)?;
-        // An evaluation takes an adapter as it is.
+        // An evaluation uses an adapter as it is and trains nothing.
         if self.purpose != Purpose::Eval {
             super::adopt::adopt(&mut resolved)?;
         }
@@ -138,14 +141,14 @@ impl Layers {
         }
         resolved.apply_defaults(Methods::of(self.purpose, resolved.config.algorithm));
         super::validate::validate(&mut resolved, self.purpose)?;
-        // Only what is generated can be recorded.
+        // Only methods that generate completions can record them.
         resolved.config.record_rollouts &= Methods::of_command(self.purpose).meet(ONLINE);
         Ok(resolved)
     }
 }
 
 impl Resolved {
-    /// Gives keys that nobody set the default that they have in `method`.
+    /// Sets every key that no layer set to the default of `method`.
     fn apply_defaults(&mut self, method: Methods) {
         for key in KEYS {
             if !self.is_set(key.name) && key.set_default(&mut self.config, method) && ONLINE.contain(method) {
@@ -184,7 +187,8 @@ impl Resolved {
                 ("duplicate key", Some(key)) => format!("the key `{key}` is there twice"),
                 (message, _) => message.replace('\n', " "),
             };
-            // As in `--reward command:python3 reward.py`, of which the last word is an argument of its own.
+            // For example `--reward command:python3 reward.py` without quotes: its last word is taken as another
+            // argument.
             let hint = match path.extension().is_some_and(|ending| ending == "toml") {
                 true => "",
                 false => "; it was taken for a configuration: a reward's command of several words stands in quotes",
@@ -210,7 +214,8 @@ impl Resolved {
         Ok(())
     }
 
-    /// The key of this name; `None`, with a note, for one of TRL's without meaning here; an error for any other.
+    /// The key of this name. `None`, with a note, for a key of TRL's that has no meaning here; an error for any other
+    /// name.
     fn find(&mut self, name: &str, value: &Value, place: &str) -> anyhow::Result<Option<&'static Key>> {
         if let Some(key) = Config::key(name) {
             return Ok(Some(key));

@@ -1,30 +1,30 @@
-//! The methods of post-training: the algorithms of `lockstep train`, and the other commands. Sets of them say which
-//! keys each reads and what it defaults them to.
+//! The training methods: the algorithms of `lockstep train`, and the other training commands. A set of methods says
+//! which of them read a key, or share a default of it.
 //!
-//! What an algorithm computes, and what it asks of its keys, is a file of `crate::algorithms`; nothing here knows it.
+//! What an algorithm computes, and which key values it refuses, is in `crate::algorithms`, not here.
 
 use std::fmt;
 
-/// What the configuration is for; it decides defaults and checks.
+/// The command that a configuration is for. It decides defaults and checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
-    /// Reinforcement learning.
+    /// Reinforcement learning with any algorithm (`lockstep train`).
     #[default]
     Grpo,
-    /// Supervised fine-tuning.
+    /// Supervised fine-tuning (`lockstep sft`).
     Sft,
-    /// Training a reward model.
+    /// Training a reward model (`lockstep reward`).
     Reward,
-    /// Direct preference optimization.
+    /// Direct preference optimization (`lockstep dpo`).
     Dpo,
-    /// Evaluating a model as a run of reinforcement learning evaluates its own.
+    /// Evaluating a model in the way a reinforcement-learning run evaluates its own.
     Eval,
-    /// To be looked at only: nothing need be complete.
+    /// Only showing the configuration; required keys may be missing.
     Show,
 }
 
 impl Purpose {
-    /// The subcommand that it is of.
+    /// The name of the subcommand.
     pub fn command(self) -> &'static str {
         match self {
             Purpose::Grpo | Purpose::Show => "train",
@@ -36,22 +36,23 @@ impl Purpose {
     }
 }
 
-/// From a row for each algorithm: the type, its names, and the set of methods that is this algorithm alone.
+/// Generates from one row per algorithm: the enum, the names in configurations, and a set of methods with that one
+/// alone.
 macro_rules! algorithms {
     ($($(#[$attribute:meta])+ $variant:ident = $name:literal, $method:ident, $label:literal;)*) => {
-        /// How rewards become a gradient.
+        /// The algorithm that turns rewards into a gradient.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub enum Algorithm {
             $($(#[$attribute])+ $variant,)*
         }
 
         impl Algorithm {
-            /// All, with their names in configurations.
+            /// All algorithms, with their names in configurations.
             pub(crate) const NAMES: &[(&str, Algorithm)] = &[$(($name, Algorithm::$variant)),*];
-            /// The keys that each reads.
+            /// For each algorithm, the set that contains only it.
             pub(super) const METHODS: &[Methods] = &[$($method),*];
 
-            /// As runs print it.
+            /// The algorithm's name in a run's output.
             pub(crate) fn label(self) -> &'static str {
                 match self { $(Algorithm::$variant => $label),* }
             }
@@ -62,31 +63,31 @@ macro_rules! algorithms {
 }
 
 algorithms! {
-    /// Group-relative policy optimisation and its family (`loss_type`).
+    /// GRPO, group-relative policy optimisation, and its family of losses (`loss_type`).
     #[default]
     Grpo = "grpo", GRPO, "grpo";
-    /// REINFORCE leave-one-out.
+    /// RLOO, REINFORCE with a leave-one-out baseline.
     Rloo = "rloo", RLOO, "rloo";
-    /// REINFORCE++: advantages of tokens, normalised over the batch.
+    /// REINFORCE++: each token has an advantage, normalised over the batch.
     ReinforcePlusPlus = "reinforce_plus_plus", RPP, "reinforce++";
-    /// REINFORCE++ with the group's mean as baseline.
+    /// REINFORCE++ with the group's mean reward as baseline.
     ReinforcePlusPlusBaseline = "reinforce_plus_plus_baseline", RPP_BASELINE, "reinforce++ baseline";
-    /// Proximal policy optimisation with a value model.
+    /// PPO, proximal policy optimisation with a value model.
     Ppo = "ppo", PPO, "ppo";
     /// On-policy distillation: a teacher scores the policy's own tokens.
     Distillation = "distillation", DISTILLATION, "distillation";
 }
 
-/// All: completions are generated (or replayed) and scored.
+/// All algorithms of `train`: they generate (or replay) completions and score them.
 pub(super) const ONLINE: Methods = Methods::all_of(Algorithm::METHODS);
 /// The algorithms that minimise GRPO's family of losses (`loss_type`).
 pub(super) const POLICY_LOSS: Methods = GRPO.and(RPP).and(RPP_BASELINE).and(DISTILLATION);
-/// The algorithms that can hold the policy near a reference model.
+/// The algorithms that can keep the policy near a reference model by a KL term.
 pub(super) const REFERENCE: Methods = ONLINE.but(DISTILLATION);
-/// The algorithms that compare completions of a group as GRPO does (`scale_rewards`).
+/// The algorithms that compare the completions of a group as GRPO does (`scale_rewards`).
 pub(super) const GROUPS: Methods = GRPO.and(DISTILLATION);
 
-/// A set of methods: the algorithms of `train`, and the other commands.
+/// A set of training methods, one bit each: the algorithms of `train`, and the commands `sft`, `dpo` and `reward`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Methods(u16);
 
@@ -95,11 +96,11 @@ pub(super) const DPO: Methods = Methods::of_bit(14);
 pub(super) const REWARD: Methods = Methods::of_bit(15);
 const _: () = assert!(Algorithm::METHODS.len() <= 13, "an algorithm has the bit of another command: widen Methods");
 
-/// The commands that learn from pairs of answers.
+/// The commands that learn from preference pairs.
 pub(super) const PAIRS: Methods = DPO.and(REWARD);
 pub(super) const ALL: Methods = Methods(u16::MAX);
 
-/// Each method by itself, with its name.
+/// Each method as a set of one, with its name.
 pub(super) fn each() -> impl Iterator<Item = (Methods, &'static str)> {
     let of_train = Algorithm::METHODS.iter().zip(Algorithm::NAMES).map(|(method, (name, _))| (*method, *name));
     of_train.chain([(SFT, "sft"), (DPO, "dpo"), (REWARD, "reward")])
@@ -110,7 +111,7 @@ impl Methods {
         Methods(1 << bit)
     }
 
-    /// The union of these sets.
+    /// The union of these sets of methods.
     pub(super) const fn all_of(methods: &[Methods]) -> Methods {
         let (mut all, mut i) = (Methods(0), 0);
         while i < methods.len() {
@@ -128,17 +129,17 @@ impl Methods {
         Methods(self.0 & !others.0)
     }
 
-    /// Whether all of `others` are among them.
+    /// Whether this set contains all of `others`.
     pub(super) const fn contain(self, others: Methods) -> bool {
         self.0 & others.0 == others.0
     }
 
-    /// Whether any of `others` is among them.
+    /// Whether this set contains any of `others`.
     pub(super) const fn meet(self, others: Methods) -> bool {
         self.0 & others.0 != 0
     }
 
-    /// The method of a command and its algorithm.
+    /// The method of a command; for `train` it is the algorithm.
     pub(super) fn of(purpose: Purpose, algorithm: Algorithm) -> Methods {
         match (purpose, algorithm) {
             (Purpose::Sft, _) => SFT,
@@ -148,7 +149,7 @@ impl Methods {
         }
     }
 
-    /// All methods of a command.
+    /// All methods of a command, as one set.
     pub(super) fn of_command(purpose: Purpose) -> Methods {
         match purpose {
             Purpose::Grpo | Purpose::Eval | Purpose::Show => ONLINE,
@@ -159,7 +160,7 @@ impl Methods {
     }
 }
 
-/// The commands that they belong to; for some algorithms of `train` only, these by name.
+/// Writes the commands of the set; if it has only some algorithms of `train`, their names.
 impl fmt::Display for Methods {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == ALL {

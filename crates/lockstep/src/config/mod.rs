@@ -1,9 +1,9 @@
-//! A run's configuration: one flat table of keys, most of them TRL's.
+//! The configuration of a run: one flat table of keys, most of them named as in TRL.
 //!
-//! `keys/` has the rows of the table, by topic. From them come the typed [`Config`], its parsing, its checks, the notes
-//! on unused keys, what may change on resume, and what a program shows of each [`Key`]. `layers` puts a configuration
-//! together (defaults, file, environment, flags) and remembers where each value came from. Knows no model and no data
-//! beyond their names, but for an adapter to continue with, which says what it is.
+//! The files of `keys/` contain the rows of the table, by topic. From the rows come the type [`Config`], its parsing
+//! and checks, the notes on unused keys, the rules on resume, and the documentation of each [`Key`]. `layers` merges a
+//! configuration from defaults, file, environment and flags, and records where each value came from. This module opens
+//! no model and no data; it only reads the configuration of an adapter whose training is to continue.
 
 mod adopt;
 mod engine;

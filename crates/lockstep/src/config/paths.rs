@@ -1,5 +1,6 @@
-//! Paths in a configuration become absolute, so that a run can be resumed from anywhere: those in a file are relative
-//! to that file, those of the command line, the environment and a program to the working directory.
+//! Makes the paths in a configuration absolute, so that a run can be resumed from any directory. Paths in a
+//! configuration file are relative to that file; those from the command line, the environment or a program, to the
+//! working directory.
 
 use super::keys::{Config, KEYS};
 use super::resolved::{Origin, Resolved};
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf, absolute};
 
 type PathOf = fn(&mut Config) -> Option<&mut PathBuf>;
 
-/// Keys that hold a path and nothing else; those that may hold another name say so in their rows.
+/// Keys whose value is always a path. Keys whose value may also be another name say so in their rows.
 const PATHS: [(&str, PathOf); 2] = [("output_dir", |c| c.output_dir.as_mut()), ("replay", |c| c.replay.as_mut())];
 
 /// Makes the paths of all keys absolute.
@@ -23,7 +24,7 @@ pub(super) fn make_absolute(resolved: &mut Resolved) -> anyhow::Result<()> {
     }
     let default = Config::default();
     for key in KEYS.iter().filter(|key| key.row.is_name) {
-        // A default is no path.
+        // A default value is not a path.
         let value = key.value(&resolved.config).filter(|value| key.value(&default).as_ref() != Some(value));
         if let Some(toml::Value::String(name)) = value {
             let name = located(key.name, &name, resolved.origin(key.name), &working)?;
@@ -43,14 +44,14 @@ pub(super) fn make_absolute(resolved: &mut Resolved) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The directory that paths of this origin are relative to.
+/// The directory to which paths from `origin` are relative.
 fn base(origin: &Origin, working: &Path) -> anyhow::Result<PathBuf> {
     let Origin::File(file) = origin else { return Ok(working.to_owned()) };
     let file = absolute(file).or_bad_input_in(file.display())?;
     Ok(file.parent().unwrap_or(working).to_owned())
 }
 
-/// The path that `name` stands for, if it exists; else the name.
+/// The absolute path of `name` if that file exists, else `name` unchanged (a Hub id, for example).
 fn located(key: &str, name: &str, origin: &Origin, working: &Path) -> anyhow::Result<String> {
     let (path, base) = (Path::new(name), base(origin, working)?);
     if name.is_empty() || path.is_absolute() {

@@ -1,5 +1,5 @@
-//! `[sampling_profiles.NAME]` and `[[workers]]`: kinds of groups, and which workers make them. A group's number decides
-//! its profile, and a worker's kind only where it is made, so that no bit depends on workers.
+//! `[sampling_profiles.NAME]` gives a share of the groups other sampling parameters; `[[workers]]` says which workers
+//! generate which groups. A group's number alone decides its profile, so the workers change no bit of the result.
 
 use super::engine::sampling;
 use super::keys::Config;
@@ -12,17 +12,17 @@ use serde_json::{Map, Value as Json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Workers of one kind: an entry of `[[workers]]`.
+/// An entry of `[[workers]]`: workers of one kind.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerKind {
-    /// How many.
+    /// The number of workers of this kind.
     #[serde(default = "one")]
     pub count: u32,
-    /// The profiles whose groups they make; none: all.
+    /// The profiles whose groups these workers generate; empty: all.
     #[serde(default)]
     pub profiles: Vec<String>,
-    /// Threads of each; not set: the run's.
+    /// Threads of each worker; `None`: as the run.
     pub threads: Option<usize>,
 }
 
@@ -30,7 +30,7 @@ fn one() -> u32 {
     1
 }
 
-/// A `[sampling_profiles.NAME]`: keys of the configuration that its groups have other values of.
+/// An entry `[sampling_profiles.NAME]`: the share of groups that have this profile, and their sampling parameters.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Profile {
@@ -42,22 +42,22 @@ struct Profile {
     repetition_penalty: Option<f64>,
 }
 
-/// How the tokens of each group are drawn, by nothing but the group's number in the run.
+/// The sampling parameters of each group, decided by the group's number in the run alone.
 #[derive(Clone, Debug)]
 pub struct SamplingPlan {
-    /// Where there are no profiles.
+    /// The sampling parameters if there are no profiles.
     all: Arc<SamplingParams>,
-    /// Name, the sum of the shares up to and with it, and how its tokens are drawn.
+    /// For each profile: its name, the sum of the shares of it and all profiles before it, and its sampling parameters.
     profiles: Vec<(String, f64, Arc<SamplingParams>)>,
 }
 
 impl SamplingPlan {
-    /// All groups alike.
+    /// A plan without profiles: all groups have the same sampling parameters.
     pub fn alike(sampling: Arc<SamplingParams>) -> SamplingPlan {
         SamplingPlan { all: sampling, profiles: Vec::new() }
     }
 
-    /// The profiles of a configuration.
+    /// The plan that a configuration describes.
     pub fn new(config: &Config, eos_ids: &[u32]) -> anyhow::Result<SamplingPlan> {
         let all = sampling(config, eos_ids);
         let (mut profiles, mut sum) = (Vec::new(), 0.0);
@@ -76,22 +76,23 @@ impl SamplingPlan {
         Ok(SamplingPlan { all: Arc::new(all), profiles })
     }
 
-    /// What all groups have in common: the temperature, and the length that none exceeds.
+    /// The sampling parameters outside any profile. Their temperature holds for all groups, and their completion length
+    /// is a maximum for every profile.
     pub fn common(&self) -> &Arc<SamplingParams> {
         &self.all
     }
 
-    /// How the tokens of a group are drawn.
+    /// The sampling parameters of the group with this number.
     pub fn of(&self, number: u64) -> &Arc<SamplingParams> {
         self.entry(number).map_or(&self.all, |(_, _, params)| params)
     }
 
-    /// The name of a group's profile, where there are profiles.
+    /// The name of the profile of the group with this number, if there are profiles.
     pub fn profile(&self, number: u64) -> Option<&str> {
         self.entry(number).map(|(name, _, _)| name.as_str())
     }
 
-    /// Each way in which tokens are drawn.
+    /// All distinct sampling parameters that groups may have.
     pub fn ways(&self) -> Vec<&SamplingParams> {
         match self.profiles.is_empty() {
             true => vec![&self.all],
@@ -99,21 +100,21 @@ impl SamplingPlan {
         }
     }
 
-    /// The names of the profiles.
+    /// The names of all profiles.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.profiles.iter().map(|(name, _, _)| name.as_str())
     }
 
-    /// Multiples of the golden ratio, modulo 1, lie evenly in every stretch of numbers: each batch has each profile in
-    /// its share, to within a group or two, whatever the number of groups in a batch.
+    /// The profile of the group with this number. Multiples of the golden ratio modulo 1 are evenly distributed in
+    /// every range of group numbers, so each batch has each profile's share to within a group or two.
     fn entry(&self, number: u64) -> Option<&(String, f64, Arc<SamplingParams>)> {
         let place = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) as f64 / 2f64.powi(64);
-        // The last profile also has what rounding leaves of 1.
+        // The last profile also gets what rounding leaves between the sum of the shares and 1.
         self.profiles.iter().find(|(_, sum, _)| place < *sum).or(self.profiles.last())
     }
 }
 
-/// The profiles by name.
+/// Parses `[sampling_profiles]` into (name, profile).
 fn parsed(profiles: &Map<String, Json>) -> anyhow::Result<Vec<(String, Profile)>> {
     let parse = |(name, table): (&String, &Json)| {
         let in_key = || format!("`sampling_profiles.{name}`");
@@ -123,7 +124,7 @@ fn parsed(profiles: &Map<String, Json>) -> anyhow::Result<Vec<(String, Profile)>
     profiles.iter().map(parse).collect()
 }
 
-/// The kinds of workers that `[[workers]]` names.
+/// Parses `[[workers]]`.
 pub fn worker_kinds(config: &Config) -> anyhow::Result<Vec<WorkerKind>> {
     let parse = |(n, table): (usize, &Map<String, Json>)| {
         let kind = serde_json::from_value(Json::Object(table.clone()));
@@ -132,7 +133,7 @@ pub fn worker_kinds(config: &Config) -> anyhow::Result<Vec<WorkerKind>> {
     config.workers.iter().enumerate().map(parse).collect()
 }
 
-/// What biases the gradient, by the keys that all groups or those of a profile have.
+/// Notes on sampling parameters, of all groups or of a profile, that bias the gradient.
 pub(crate) fn notes(config: &Config) -> anyhow::Result<Vec<String>> {
     let plan = SamplingPlan::new(config, &[])?;
     let any = |is_on: fn(&SamplingParams) -> bool| plan.ways().into_iter().any(is_on);
@@ -154,7 +155,7 @@ pub(crate) fn notes(config: &Config) -> anyhow::Result<Vec<String>> {
     )])
 }
 
-/// Refuses profiles that no run could have, and workers that leave groups to nobody.
+/// Refuses profiles with impossible values, and kinds of workers that leave some group without a worker.
 pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
     let (profiles, kinds) = (parsed(&config.sampling_profiles)?, worker_kinds(config)?);
     for (name, profile) in &profiles {
@@ -209,7 +210,7 @@ pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Names in a message.
+/// Joins names by commas for a message; `none` if there are none.
 pub(crate) fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.collect();
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }

@@ -1,39 +1,39 @@
-//! A configuration together with where each of its values came from.
+//! A merged configuration, with the origin of each value.
 
 use super::keys::Config;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-/// A configuration and where it came from.
+/// A merged configuration, with the origin of each value.
 #[derive(Clone, Debug)]
 pub struct Resolved {
-    /// The values.
+    /// The configuration.
     pub config: Config,
-    /// Where each key's value came from; a key that is not in it has its default.
+    /// The origin of each key that some layer set; a key that is not in the map has its default.
     pub(super) origins: BTreeMap<&'static str, Origin>,
-    /// Lines to report at the start: keys without meaning here, doubtful values.
+    /// Notes to print at the start of a run: keys without meaning here, doubtful values.
     pub notes: Vec<String>,
 }
 
-/// Where a value came from.
+/// Where the value of a key came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// Nobody set it.
+    /// No layer set it.
     Default,
-    /// The task's preset.
+    /// The preset of `task`.
     Task,
-    /// The algorithm's own default.
+    /// The algorithm's own default for the key.
     Algorithm,
-    /// The adapter that is the run's model.
+    /// The adapter that the run continues to train.
     Adapter,
-    /// A file.
+    /// A configuration file.
     File(PathBuf),
-    /// An environment variable.
+    /// An environment variable, by name.
     Environment(String),
-    /// A flag or `--set`.
+    /// A command-line flag or `--set`.
     Flag,
-    /// The program that made the configuration.
+    /// The program that made the configuration, through the library.
     Program,
 }
 
@@ -53,12 +53,12 @@ impl fmt::Display for Origin {
 }
 
 impl Resolved {
-    /// Where the value of `key` came from.
+    /// The origin of the value of `key`.
     pub(super) fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
-    /// Whether anybody set `key`.
+    /// Whether some layer set `key`.
     pub(super) fn is_set(&self, key: &str) -> bool {
         self.origins.contains_key(key)
     }

@@ -1,4 +1,4 @@
-//! What a resumed run may change.
+//! Compares the configuration of a resumed run with the one that it began with.
 
 use super::keys::{Config, KEYS, Key};
 use super::row::OnResume;
@@ -6,7 +6,7 @@ use crate::error::BadInput;
 use std::convert::Infallible;
 use std::path::Path;
 
-/// Every key whose value is no longer what it was, with both values.
+/// A line for every key whose value has changed, with the old and the new value.
 pub(crate) fn changes(began: &Config, now: &Config) -> Vec<String> {
     KEYS.iter().filter(|key| key.value(began) != key.value(now)).map(|key| line(key, began, now)).collect()
 }
@@ -15,8 +15,8 @@ fn line(key: &Key, began: &Config, now: &Config) -> String {
     format!("{} was {}, now {}", key.name, key.value_text(began), key.value_text(now))
 }
 
-/// Gives `config` back the values that decide bits and that these [`changes`] took from it, the last one first. An
-/// error says which line is not understood.
+/// Restores in `config` the old values that these lines of [`changes`] record, the last line first; only keys on which
+/// the weights' bits depend. The error is a line that cannot be parsed.
 pub(crate) fn undo(config: &mut Config, changes: &[&str]) -> Result<(), String> {
     for change in changes.iter().rev() {
         let Some((name, values)) = change.split_once(" was ") else { continue };
@@ -34,8 +34,7 @@ pub(crate) fn undo(config: &mut Config, changes: &[&str]) -> Result<(), String> 
     Ok(())
 }
 
-/// What a resumed run changed against the configuration that it began with: lines to report, or an error that names
-/// every key that may not change.
+/// Lists the keys that a resumed run has changed, as lines for a warning; an error if any of them may not change.
 pub fn changes_on_resume(began: &Config, now: &Config) -> anyhow::Result<Vec<String>> {
     let changed = |how: OnResume| {
         let keys = KEYS.iter().filter(move |key| key.row.on_resume == how && key.value(began) != key.value(now));
@@ -52,8 +51,9 @@ pub fn changes_on_resume(began: &Config, now: &Config) -> anyhow::Result<Vec<Str
     Ok(changed(OnResume::Warn))
 }
 
-/// What of a configuration the bits of weights depend on: a line for each key that has not its default. Files count by
-/// their contents, which others hash, and neither threads nor micro-batches, logs, evaluations or checkpoints count.
+/// The settings on which the weights' bits depend, one line for each key that differs from its default. Data and reward
+/// files count by their contents, which are hashed elsewhere; threads, micro-batches, logs, evaluations and checkpoints
+/// do not count.
 pub(crate) fn settings_of_weights(config: &Config) -> String {
     let (mut config, default) = (config.clone(), Config::default());
     for spec in &mut config.reward_funcs {

@@ -1,37 +1,38 @@
-//! What there is to say about a key beside its name, type and default: the [`Row`] of the table.
+//! The part of the table of keys beside name, type and default: a [`Row`] says what TRL has, who reads the key, its
+//! range.
 
 use super::methods::{ALL, Methods};
 use serde_json::{Value as Json, json};
 use std::fmt;
 
-/// Whether a resumed run may have another value than the run began with.
+/// Whether a resumed run may change the value of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnResume {
-    /// A resumed run may have another value: no bit of the result depends on it.
+    /// The value may change: no bit of the result depends on it.
     Free,
-    /// It may have another value, with a warning: from there on it differs from a run that was never stopped.
+    /// The value may change, with a warning: the run then differs from one that was never stopped.
     Warn,
-    /// It may not have another value: the saved state would not fit, or would mean something else.
+    /// The value may not change: the saved state would not fit, or would mean something else.
     Fixed,
 }
 
-/// What TRL has for a key.
+/// What TRL has in place of a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Trl {
-    /// Nothing.
+    /// TRL has no such key.
     Nothing,
-    /// A field of TRL's configurations.
+    /// A field of TRL's configuration classes.
     Field {
-        /// TRL's name, where that is not the key's.
+        /// TRL's name of the field, if it differs from the key's.
         name: Option<&'static str>,
-        /// TRL's default as TOML, for the methods where that is not the key's.
+        /// TRL's default as TOML, for the methods in which it differs from this project's.
         defaults: &'static [(Methods, &'static str)],
     },
-    /// Something that is no field of its present configurations, in words.
+    /// Something that is no field of TRL's present configuration classes, described in words.
     Other(&'static str),
 }
 
-/// The numbers that a key may hold.
+/// The range of numbers that a key accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range {
     low: f64,
@@ -40,18 +41,18 @@ pub(crate) struct Range {
     high_is_in: bool,
 }
 
-/// More completions, sequences or repetitions than any run has: a typo, whose products and lists would not
-/// fit in memory before anything could say so.
+/// The upper bound for counts of completions, sequences or repetitions. A larger value is a typo, with which
+/// allocations would fail before any check could report it.
 pub(super) const MANY: f64 = (1 << 20) as f64;
-/// More tokens than any run has.
+/// The upper bound for counts of tokens.
 pub(super) const LONG: f64 = (1u64 << 31) as f64;
 
-/// `low` and more.
+/// The range of numbers ≥ `low`.
 pub(super) const fn at_least(low: f64) -> Range {
     Range { low, low_is_in: true, high: f64::INFINITY, high_is_in: false }
 }
 
-/// More than `low`.
+/// The range of numbers > `low`.
 pub(super) const fn above(low: f64) -> Range {
     Range { low, low_is_in: false, high: f64::INFINITY, high_is_in: false }
 }
@@ -71,9 +72,9 @@ impl Range {
         above && below
     }
 
-    /// Adds its limits to the JSON Schema of a number.
+    /// Adds the bounds of the range to the JSON Schema of a number.
     pub(super) fn restrict(&self, number: &mut serde_json::Map<String, Json>) {
-        // An integer type has a limit of its own, and writes integers.
+        // The schema of an integer type already has a lower bound, and its bounds are written as integers.
         let limit = |x: f64| match number.get("type").and_then(Json::as_str) {
             Some("integer") => json!(x as i64),
             _ => json!(x),
@@ -98,7 +99,7 @@ impl fmt::Display for Range {
     }
 }
 
-/// The rest of a row: begun with [`TRL`] or [`OURS`], everything that is not said is as in these.
+/// The last part of a key's row. A row starts from [`TRL`] or [`OURS`], and its methods change what differs from them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(super) trl: Trl,
@@ -110,7 +111,7 @@ pub(crate) struct Row {
     pub(super) instead: &'static [(Methods, &'static str)],
 }
 
-/// A key of TRL's, with its name and its defaults; all methods read it; a resumed run may not change it.
+/// A key of TRL's with its name and defaults. All methods read it, and a resumed run may not change it.
 pub(super) const TRL: Row = Row {
     trl: Trl::Field { name: None, defaults: &[] },
     read_by: ALL,
@@ -121,28 +122,28 @@ pub(super) const TRL: Row = Row {
     instead: &[],
 };
 
-/// A key that TRL does not have; the rest as in [`TRL`].
+/// A key that TRL does not have; otherwise as [`TRL`].
 pub(super) const OURS: Row = Row { trl: Trl::Nothing, ..TRL };
 
 impl Row {
-    /// TRL's name for it.
+    /// Sets TRL's name for the key.
     pub(super) const fn trl_name(self, name: &'static str) -> Row {
         let Trl::Field { defaults, .. } = self.trl else { panic!("a key that TRL has begins with TRL") };
         Row { trl: Trl::Field { name: Some(name), defaults }, ..self }
     }
 
-    /// TRL's defaults, as TOML, where they are others than here.
+    /// Sets TRL's defaults, as TOML, for the methods in which they differ from this project's.
     pub(super) const fn trl_defaults(self, defaults: &'static [(Methods, &'static str)]) -> Row {
         let Trl::Field { name, .. } = self.trl else { panic!("a key that TRL has begins with TRL") };
         Row { trl: Trl::Field { name, defaults }, ..self }
     }
 
-    /// What TRL has, where it is no field of its configurations.
+    /// Describes what TRL has instead of a field of its configuration classes.
     pub(super) const fn trl_has(self, words: &'static str) -> Row {
         Row { trl: Trl::Other(words), ..self }
     }
 
-    /// The methods that read it; for others it is reported as unused.
+    /// Sets the methods that read the key; in runs of others it is reported as unused.
     pub(super) const fn read_by(self, methods: Methods) -> Row {
         Row { read_by: methods, ..self }
     }
@@ -155,17 +156,17 @@ impl Row {
         Row { on_resume, ..self }
     }
 
-    /// The key acts only where another key has this value (as TOML); otherwise it is reported as unused.
+    /// The key has an effect only if another key has this value (as TOML); otherwise it is reported as unused.
     pub(super) const fn needs(self, key: &'static str, value: &'static str) -> Row {
         Row { needs: Some((key, value)), ..self }
     }
 
-    /// The value names a path, or something else where there is no such path: a Hub id, or what a caller has in memory.
+    /// The value is a path, or, if no such path exists, another name: a Hub id, or an object of the calling program.
     pub(super) const fn name(self) -> Row {
         Row { is_name: true, ..self }
     }
 
-    /// The key that methods which do not read it have in its place.
+    /// Names the key that methods which do not read this one have instead.
     pub(super) const fn instead(self, keys: &'static [(Methods, &'static str)]) -> Row {
         Row { instead: keys, ..self }
     }

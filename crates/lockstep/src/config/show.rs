@@ -1,4 +1,4 @@
-//! A resolved configuration as text: TOML that reads back to the same values, or JSON.
+//! Prints a merged configuration as TOML, which can be read back to the same values, or as JSON.
 
 use super::keys::{Config, KEYS, Key};
 use super::resolved::{Origin, Resolved};
@@ -7,7 +7,8 @@ use serde_json::Value as Json;
 use std::fmt::Write;
 
 impl Resolved {
-    /// All keys as TOML that [`super::Layers`] reads back to the same values, each with where it came from.
+    /// All keys as TOML, each with the origin of its value in a comment. [`super::Layers`] reads it back to the same
+    /// values.
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         let mut section = "";
@@ -20,7 +21,7 @@ impl Resolved {
             let origin = self.origin(key.name);
             let _ = match key.value(&self.config) {
                 Some(value) => writeln!(text, "{} = {}  # {origin}", key.name, toml_on_one_line(&value)),
-                // An unset key is a comment, unless it was unset on purpose where the default is a value.
+                // An unset key is written as a comment, unless its default is a value and it was unset on purpose.
                 None if *origin != Origin::Default => writeln!(text, "{} = \"none\"  # {origin}", key.name),
                 None => writeln!(text, "# {} =  # not set", key.name),
             };
@@ -28,17 +29,17 @@ impl Resolved {
         text
     }
 
-    /// As JSON: key → value, null where not set.
+    /// A JSON object: key → value, null if the key is not set.
     pub fn to_json(&self) -> Json {
         let value = |key: &Key| key.value(&self.config).and_then(|v| serde_json::to_value(v).ok());
         Json::Object(KEYS.iter().map(|key| (key.name.to_owned(), value(key).unwrap_or(Json::Null))).collect())
     }
 }
 
-/// Keys that say where a run is and on what, and nothing of what is trained.
+/// Keys that say where a run is stored and on what it runs, and nothing about what is trained.
 const PLACES: [&str; 5] = ["output_dir", "run_name", "device", "threads", "tensorboard"];
 
-/// The keys that are one number, text or yes or no, with their values: what runs are compared by.
+/// The keys with a single value (a number, text or boolean), by which runs are compared; tables and lists are left out.
 pub fn hyperparameters(config: &Config) -> Vec<(&'static str, toml::Value)> {
     let of = |key: &Key| Some((key.name, key.value(config)?));
     let single = |value: &toml::Value| !matches!(value, toml::Value::Table(_) | toml::Value::Array(_));

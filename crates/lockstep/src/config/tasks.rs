@@ -1,24 +1,25 @@
-//! Task presets: they fill in what the user did not set.
+//! Presets of the key `task`, which fill in keys that the user did not set.
 
 use super::resolved::{Origin, Resolved};
 use super::values::Task;
 use rewards::RewardSpec;
 
-/// What a task fills in.
+/// The values that a task fills in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Preset {
-    /// The prompt's column.
+    /// The column that holds the prompt.
     prompt_column: &'static str,
-    /// The answer's column; the rewards' name for it is `answer`.
+    /// The column that holds the answer; rewards read it as `answer`.
     answer_column: &'static str,
-    /// The system prompt.
+    /// The system prompt, if the task has one.
     system_prompt: Option<&'static str>,
-    /// The reward in training, and what evaluation counts as right where it is 1; none: the task is to learn a reward.
+    /// The reward of training. In an evaluation, a completion is right if its reward is 1. `None`: the task has
+    /// preference pairs, from which a reward model is trained.
     reward: Option<&'static str>,
 }
 
 impl Task {
-    /// The keys that the task fills in.
+    /// The values that this task fills in.
     fn preset(self) -> Preset {
         match self {
             Task::Gsm8k => Preset {
@@ -43,7 +44,7 @@ impl Task {
     }
 }
 
-/// Fills in what `resolved`'s task presets and nobody set.
+/// Fills in the keys of the task's preset that nobody set.
 pub(super) fn apply(resolved: &mut Resolved) {
     let Some(task) = resolved.config.task else { return };
     let preset = task.preset();

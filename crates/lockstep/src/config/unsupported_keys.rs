@@ -1,18 +1,18 @@
-//! Keys of TRL and of transformers' TrainingArguments that are not in the table. Those without meaning here are
-//! accepted, with one line saying so; those that ask for something that this build does not do are errors, unless they
-//! ask for nothing. `unsupported_keys.toml` lists them. Together with the table every field of TRL's configurations has
-//! its answer (a test proves it).
+//! Keys of TRL and of transformers' TrainingArguments that this program does not have, listed in
+//! `unsupported_keys.toml`. Keys without meaning here are accepted, with a note. Keys that ask for a feature that is
+//! missing are errors, unless their value switches the feature off. A test proves that every field of TRL's
+//! configuration classes is either a key of the table or in this list.
 
 use serde::Deserialize;
 use std::sync::LazyLock;
 use toml::Value;
 
-/// What becomes of a key of TRL's that is not in the table.
+/// What happens if a configuration sets a key of TRL's that this program does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnsupportedKey {
-    /// Accepted; the line says why it changes nothing.
+    /// The key is accepted; the text says why it changes nothing.
     Ignored(&'static str),
-    /// Asks for what cannot be done; the text says what to do instead.
+    /// The key is an error; the text says what to do instead.
     Refused(&'static str),
 }
 
@@ -34,7 +34,7 @@ struct Ignored {
 #[serde(deny_unknown_fields)]
 struct Refused {
     keys: Vec<String>,
-    /// The values besides false and none that ask for nothing.
+    /// Values besides false and none that do not ask for the missing feature.
     #[serde(default)]
     neutral: Vec<String>,
     instead: String,
@@ -43,7 +43,7 @@ struct Refused {
 static LISTS: LazyLock<Lists> =
     LazyLock::new(|| toml::from_str(include_str!("unsupported_keys.toml")).expect("the file is whole: tests read it"));
 
-/// What becomes of key `name` with `value`; `None` if TRL has no such key either.
+/// What happens if `name` is set to `value`; `None` if TRL has no such key either.
 pub fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
     let (_, answer) = unsupported_keys().find(|(names, _)| names.iter().any(|n| n == name))?;
     let refused = LISTS.refused.iter().find(|refused| refused.keys.iter().any(|n| n == name));
@@ -55,18 +55,19 @@ pub fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
     })
 }
 
-/// All of them: names that share what becomes of them.
+/// The whole list: names, and what happens if one of them is set.
 pub fn unsupported_keys() -> impl Iterator<Item = (&'static [String], UnsupportedKey)> {
     let ignored = LISTS.ignored.iter().map(|list| (list.keys.as_slice(), UnsupportedKey::Ignored(&list.why)));
     ignored.chain(LISTS.refused.iter().map(|list| (list.keys.as_slice(), UnsupportedKey::Refused(&list.instead))))
 }
 
-/// All names known here, for the nearest one.
+/// All names of the list, to suggest the most similar one for a typo.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     unsupported_keys().flat_map(|(names, _)| names).map(String::as_str)
 }
 
-/// Whether `value` is a neutral one, or false (where true is not neutral), or empty, or a word for nothing.
+/// Whether `value` does not ask for the missing feature: a neutral value, false (true, if `true` is neutral), an empty
+/// value, or a word for none.
 fn asks_for_nothing(value: &Value, neutral: &[String]) -> bool {
     let is_neutral = |text: &str| neutral.iter().any(|n| n == text);
     match value {

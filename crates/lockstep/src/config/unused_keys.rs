@@ -1,5 +1,5 @@
-//! Keys that were set but that nothing reads: reported or refused, since a run that ignores what it was told looks like
-//! one that obeys.
+//! Finds keys that were set but that the run does not read. They are reported or refused, since otherwise a user would
+//! believe that they have an effect.
 
 use super::keys::{Config, KEYS, Key};
 use super::methods::{GRPO, Methods, PPO, Purpose, RLOO};
@@ -7,15 +7,15 @@ use super::resolved::{Origin, Resolved};
 use super::values::KeyValue;
 use crate::bad_input;
 
-/// Notes which keys that were set change nothing, and refuses those that would change what another algorithm minimises.
+/// Adds a note for each key that was set without effect; refuses a key that belongs to another algorithm's objective.
 pub(super) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result<()> {
     let c = &resolved.config;
     let (command, method) = (Methods::of_command(purpose), Methods::of(purpose, c.algorithm));
     let algorithm = KeyValue::write(&c.algorithm).map_or_else(String::new, |v| v.to_string());
     let default = Config::default();
-    // To show a configuration, it need not be known what it is for; evaluation reads one that is of training.
+    // Showing a configuration needs no purpose, and an evaluation reads a training configuration.
     let any_use = matches!(purpose, Purpose::Show | Purpose::Eval);
-    // A configuration that a run has written names every key: one that has its default was asked for by nobody.
+    // A configuration that a run has written names every key, so a key with its default value does not count as set.
     let asked = |key: &&Key| {
         let origin = resolved.origin(key.name);
         let set = matches!(origin, Origin::File(_) | Origin::Environment(_) | Origin::Flag | Origin::Program);
@@ -33,7 +33,7 @@ pub(super) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result
             if !shared {
                 bad_input!("`{}` has no part in algorithm = {algorithm}: remove it{hint}", key.name);
             }
-            // PPO and the others have keys of their own, and one file may serve both.
+            // PPO and the other algorithms have different keys, and one file may be used for both.
             notes.push(format!("{} has no meaning with algorithm = {algorithm}{hint}", key.name));
         } else if let Some(need) = key.unmet_need(c) {
             match without.iter_mut().find(|(other, _)| *other == need) {

@@ -1,5 +1,5 @@
-//! What a configuration must satisfy: each key its own range, and keys together what their topic says. Each refusal
-//! says how to fix it; what works, but hardly as meant, is a note. What an algorithm asks of them comes after it, in
+//! Checks a configuration: the range of each key, then the rules for keys of one topic. An error says how to fix it;
+//! values that work but are probably not meant become notes. The rules of the algorithm are checked afterwards, in
 //! [`crate::algorithms`].
 
 use super::keys::{Config, KEYS, adapter, data, evaluation, optimizer, preferences, rewards, sampling};
@@ -10,7 +10,7 @@ use super::values::Strategy;
 use crate::bad_input;
 use crate::error::BadInput;
 
-/// Checks `resolved`; adds notes on doubtful values.
+/// Checks `resolved`, and adds notes on doubtful values.
 pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result<()> {
     sampling::generation_kwargs(&mut resolved.config)?;
     if let Some(message) = KEYS.iter().find_map(|key| key.out_of_range(&resolved.config)) {
@@ -34,7 +34,7 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     unused_keys::check(resolved, purpose)
 }
 
-/// What an evaluation outside a run reads must be named.
+/// Checks that an evaluation outside a run has a model and data.
 fn evaluated(c: &Config) -> anyhow::Result<()> {
     if c.model_name_or_path.is_none() {
         bad_input!("no model: give --model DIR, or a configuration with model_name_or_path");
@@ -45,7 +45,7 @@ fn evaluated(c: &Config) -> anyhow::Result<()> {
     rewards::check(c, false)
 }
 
-/// What a run reads must be named.
+/// Checks that a run has a model and data.
 fn inputs(resolved: &Resolved, purpose: Purpose) -> anyhow::Result<()> {
     let c = &resolved.config;
     if c.model_name_or_path.is_none() {

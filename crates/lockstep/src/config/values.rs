@@ -1,4 +1,4 @@
-//! The types that a key's value may have: reading them from TOML or from a flag's text, writing them back, naming them.
+//! The types of key values: reading them from TOML or from the text of a flag, writing them as TOML, and naming them.
 
 use super::methods::Algorithm;
 use kernels::Device;
@@ -16,24 +16,24 @@ use train::{
     ScaleRewards, ScheduleKind,
 };
 
-/// A type that a key can have.
+/// A type that the value of a key can have.
 pub(super) trait KeyValue: Sized {
-    /// As documented.
+    /// The name of the type, as the documentation of keys prints it.
     fn type_name() -> String;
     fn schema() -> Json;
-    /// Reads it; the error says what was expected.
+    /// Reads a TOML value; the error says what was expected.
     fn read(value: &Value) -> Result<Self, String>;
-    /// Reads the text of a flag or of an environment variable: a TOML value, or plain text where that makes sense.
+    /// Reads the text of a flag or of an environment variable: a TOML value, or plain text if the type allows it.
     fn read_text(text: &str) -> Result<Self, String> {
         Self::read(&toml_of_text(text))
     }
-    /// As TOML; `None` where it is not set.
+    /// Writes the value as TOML; `None` if it is not set.
     fn write(&self) -> Option<Value>;
 }
 
-/// The TOML value that `text` spells, or the text itself.
+/// Parses `text` as a TOML value; if that fails, the value is the text itself.
 pub(super) fn toml_of_text(text: &str) -> Value {
-    // Python's and JSON's spellings of what TOML writes in lower case.
+    // Python writes True and False; TOML and JSON write them in lower case.
     let spelled = match text {
         "True" => "true",
         "False" => "false",
@@ -50,7 +50,7 @@ fn expected(what: &str, got: &Value) -> String {
     format!("expected {what}, got {}", got.trim())
 }
 
-/// Whether it is an integer beyond those that TOML has: a text of digits, or a float.
+/// Whether the value is an integer too large for TOML: a long text of digits, or a float.
 fn is_large_integer(value: &Value) -> bool {
     match value {
         Value::String(digits) => digits.len() > 18 && digits.bytes().all(|byte| byte.is_ascii_digit()),
@@ -71,7 +71,7 @@ macro_rules! integers {
             fn read(value: &Value) -> Result<Self, String> {
                 match value {
                     Value::Integer(n) => <$type>::try_from(*n).map_err(|_| expected("an integer in range", value)),
-                    // Python writes 1e3 where an integer is meant.
+                    // Python users write 1e3 for an integer.
                     Value::Float(x) if x.fract() == 0.0 && x.abs() < 9e15 => {
                         <$type>::try_from(*x as i64).map_err(|_| expected("an integer in range", value))
                     }
@@ -135,7 +135,7 @@ impl KeyValue for String {
         value.as_str().map(str::to_owned).ok_or_else(|| expected("a text in quotes", value))
     }
     fn read_text(text: &str) -> Result<Self, String> {
-        // `--set run_name=3` is the text 3; quotes, where given, are TOML's.
+        // `--set run_name=3` means the text 3. Quotes, if there are any, are TOML's.
         match toml_of_text(text) {
             Value::String(inner) => Ok(inner),
             _ => Ok(text.to_owned()),
@@ -182,7 +182,7 @@ impl<T: KeyValue> KeyValue for Option<T> {
     }
 }
 
-/// TOML has no null: these words stand for it.
+/// TOML has no null, so these words stand for an unset value.
 fn is_none(text: &str) -> bool {
     matches!(text, "none" | "None" | "null")
 }
@@ -281,7 +281,7 @@ impl KeyValue for OptimizerName {
     }
 }
 
-/// Enumerations: the words and what they stand for.
+/// Implements `KeyValue` for enumerations, from the word of each variant in configurations.
 macro_rules! words {
     ($($type:ty { $($word:literal => $variant:path),* $(,)? })*) => {$(
         words!($type = &[$(($word, $variant)),*]);
@@ -349,26 +349,26 @@ words! {
     }
 }
 
-/// What matmuls read: weights, and the activations that feed them.
+/// The dtype in which matmuls read weights and activations (`dtype`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputeDType {
-    /// Everything in f32.
+    /// All weights and activations are f32.
     #[default]
     F32,
-    /// Weights, keys, values and the inputs of matmuls in bf16; sums, the residual stream, masters, gradients and
-    /// moments in f32.
+    /// Weights, attention keys and values, and the inputs of matmuls are bf16. Sums, the residual stream, master
+    /// weights, gradients and optimizer moments are f32.
     Bf16,
 }
 
 impl ComputeDType {
-    /// As kernels call it.
+    /// The corresponding dtype of the `kernels` crate.
     pub fn dtype(self) -> kernels::DType {
         match self {
             ComputeDType::F32 => kernels::DType::F32,
             ComputeDType::Bf16 => kernels::DType::Bf16,
         }
     }
-    /// As configurations and records call it.
+    /// The name in configurations and records.
     pub fn name(self) -> &'static str {
         match self {
             ComputeDType::F32 => "f32",
@@ -377,19 +377,19 @@ impl ComputeDType {
     }
 }
 
-/// A flag's text; `value_parser` has checked it.
+/// Converts the text of a flag, which clap's `value_parser` has checked.
 impl From<&str> for ComputeDType {
     fn from(text: &str) -> ComputeDType {
         if text == "bf16" { ComputeDType::Bf16 } else { ComputeDType::F32 }
     }
 }
 
-/// The name of an optimizer: transformers' where it has the optimizer.
+/// The name of an optimizer, spelled as in transformers if transformers has that optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptimizerName(&'static str);
 
 impl OptimizerName {
-    /// As configurations spell it.
+    /// The name, as configurations spell it.
     pub fn as_str(self) -> &'static str {
         self.0
     }
@@ -397,94 +397,94 @@ impl OptimizerName {
 
 impl FromStr for OptimizerName {
     type Err = String;
-    /// The error says which names there are.
+    /// Accepts a known optimizer's name; the error lists all of them.
     fn from_str(name: &str) -> Result<Self, String> {
         let known = OptimizerKind::names().find(|known| *known == name);
         known.map(OptimizerName).ok_or_else(|| OptimizerKind::unknown(name))
     }
 }
 
-/// When something is done.
+/// When a run evaluates or saves a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strategy {
-    /// Never, but where a signal stops the run.
+    /// Never, except that a run stopped by a signal saves a checkpoint.
     #[default]
     No,
-    /// Every so many optimizer steps.
+    /// Every N optimizer steps; another key sets N.
     Steps,
-    /// At the end of each epoch.
+    /// At the end of each epoch of the dataset.
     Epoch,
 }
 
-/// Whose bits a distributed run learns from.
+/// Whether the learner of a distributed run checks its workers' results (`trust`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// The workers' results are believed.
+    /// The workers' results are used without a check.
     #[default]
     Workers,
-    /// The workers' results are believed after a share of them was computed again.
+    /// The learner computes a share of the workers' results again before it uses them.
     Audit,
 }
 
-/// What follows when a reward no longer scores.
+/// What happens when a reward function no longer scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RewardErrors {
-    /// The run ends, with a checkpoint.
+    /// The training run ends, with a checkpoint.
     #[default]
     Stop,
-    /// The run continues without that reward's scores.
+    /// The training run continues without the scores of that reward function.
     Continue,
 }
 
-/// What supervised fine-tuning minimises.
+/// The loss of supervised fine-tuning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SftLoss {
-    /// The negative log-likelihood.
+    /// The negative log-likelihood of each token.
     Nll,
     /// Dynamic fine-tuning: each token's negative log-likelihood weighted by its probability.
     Dft,
 }
 
-/// How completions are drawn in evaluation.
+/// How completions are sampled in evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EvalSampling {
-    /// With the training's sampling parameters.
+    /// With the sampling parameters of training.
     #[default]
     Sampled,
-    /// The likeliest token each time.
+    /// Greedy: the most likely token each time.
     Greedy,
 }
 
-/// A preset: columns, system prompt, rewards, and what evaluation counts as right.
+/// A preset of columns, system prompt and reward for a known kind of dataset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Grade-school mathematics: `question`, and `answer` whose number stands after `####`.
+    /// Grade-school mathematics (GSM8K): columns `question` and `answer`; the answer's number follows `####`.
     Gsm8k,
-    /// A `prompt` and the `answer` that the completion must give exactly.
+    /// Columns `prompt` and `answer`; the completion must equal the answer exactly.
     PromptAnswer,
-    /// Preference pairs of GSM8K's labelled solutions: a `question`, and solutions that are marked as correct or not.
+    /// Preference pairs of GSM8K's labelled solutions: a `question`, and solutions each marked as correct or not.
     Gsm8kSolutions,
 }
 
-/// A TOML value on one line.
+/// Writes a TOML value on one line.
 pub fn toml_on_one_line(value: &toml::Value) -> String {
     match value {
-        // A table's Display may spread it over sections; inside an array it is inline.
+        // A table's Display may use several lines; inside an array it is inline.
         toml::Value::Table(table) => {
             let pairs: Vec<String> =
                 table.iter().map(|(k, v)| format!("{} = {}", quoted_key(k), toml_on_one_line(v))).collect();
             if pairs.is_empty() { "{}".to_owned() } else { format!("{{ {} }}", pairs.join(", ")) }
         }
         toml::Value::Array(items) => format!("[{}]", items.iter().map(toml_on_one_line).collect::<Vec<_>>().join(", ")),
-        // One line even where the text has several.
+        // Line breaks in a text are escaped.
         toml::Value::String(text) => json_string(text),
-        // As people write a learning rate: 2e-5, not 0.00002. Both read back to the same bits.
+        // Small floats are written as 2e-5 instead of 0.00002. Both are read back to the same bits.
         toml::Value::Float(x) if *x != 0.0 && x.abs() < 1e-3 => format!("{x:e}"),
         other => other.to_string(),
     }
 }
 
-/// JSON's escapes are TOML's too, but for the delete character.
+/// Quotes a text. JSON's escapes are valid in TOML too, except that TOML also escapes the delete character.
 fn json_string(text: &str) -> String {
     Json::String(text.to_owned()).to_string().replace('\u{7f}', "\\u007f")
 }

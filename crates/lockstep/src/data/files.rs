@@ -1,22 +1,23 @@
-//! The files of a dataset, of a split.
+//! Finds the files of one split of a dataset.
 
 use crate::bad_input;
 use crate::error::BadInput;
 use model::hub::DATA_ENDINGS;
 use std::path::{Path, PathBuf};
 
-/// The files of a dataset: `path` itself, or in a directory those of the configuration and the split, sorted.
+/// The files of a dataset: `path` itself if it is a file; in a directory, the files of `configuration` and `split`,
+/// sorted.
 ///
-/// A file belongs to split `train` if its name, or its directory's, begins with `train` (`train.jsonl`,
-/// `train-00000-of-00002.parquet`, `train/0.parquet`). A directory that has no file of any split but data is one split.
+/// A file belongs to the split `train` if its name, or its directory's, begins with `train` (`train.jsonl`,
+/// `train-00000-of-00002.parquet`, `train/0.parquet`). A directory whose files name no split is taken as one split.
 pub(super) fn files(path: &Path, configuration: Option<&str>, split: &str) -> anyhow::Result<Vec<PathBuf>> {
-    // A pipe or a device, too.
+    // `path` may also be a pipe or a device.
     if path.exists() && !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
     let mut all = Vec::new();
     collect(path, &mut all, 3).map_err(|e| BadInput::new(format!("cannot list {}: {e}", path.display())))?;
-    // Beside tables, what ends in `.json` describes them.
+    // If there are other data files, `.json` files are metadata that describe them.
     let is_json = |file: &Path| file.extension().is_some_and(|e| e == "json");
     if all.iter().any(|file| !is_json(file)) {
         all.retain(|file| !is_json(file));

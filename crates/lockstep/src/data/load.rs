@@ -1,4 +1,4 @@
-//! From files to examples: columns chosen and renamed, the system prompt put before each prompt.
+//! Turns rows into examples: chooses and renames columns, and puts the system prompt before each prompt.
 
 use super::Row;
 use super::files::files;
@@ -19,64 +19,65 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// The column of rows that are token ids already.
+/// The column of a row that already has token ids instead of text.
 pub(crate) const INPUT_IDS: &str = "input_ids";
-/// Columns that a chat template is given beside the messages.
+/// Columns that are passed to the chat template beside the messages.
 const OF_TEMPLATE: [&str; 2] = ["tools", "chat_template_kwargs"];
 
-/// Files are read and hashed in pieces, so that a stop is obeyed between two.
+/// Files are read and hashed in pieces of this size; between two pieces a stop is checked for.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// Takes a row, and can ask where it stands.
+/// A callback that takes a row, and a function that says where the row is (file and line) for error messages.
 pub(super) type Take<'a> = dyn FnMut(Row, &dyn Fn() -> String) -> anyhow::Result<()> + 'a;
 
-/// What to read and how.
+/// Which dataset to read, and how.
 #[derive(Clone, Debug)]
 pub struct DatasetSpec {
-    /// File, directory or Hub id.
+    /// A file, a directory or a Hub id.
     pub name: String,
-    /// A configuration of it.
+    /// The configuration of the Hub dataset, such as `main`.
     pub config: Option<String>,
-    /// The split.
+    /// The split, such as `train`.
     pub split: String,
-    /// The column that holds the prompt.
+    /// The name of the column that holds the prompt.
     pub prompt_column: String,
-    /// The column that holds the completion.
+    /// The name of the column that holds the completion.
     pub completion_column: String,
-    /// Whether every row must have a completion.
+    /// Whether a row without a completion is an error.
     pub needs_completion: bool,
-    /// Whether a row may be a whole `text`, or a conversation in `messages` (or `conversations`), in the place of
-    /// prompt and completion.
+    /// Whether a row may have one `text`, or one conversation in `messages` (or `conversations`), instead of prompt and
+    /// completion.
     pub whole_texts: bool,
-    /// New name → old name.
+    /// Renamed columns: (new name, old name).
     pub columns: Vec<(String, String)>,
-    /// Put before every prompt.
+    /// The system prompt that is put before every prompt.
     pub system_prompt: Option<String>,
-    /// The first rows only.
+    /// If set, only this many rows are read, from the first.
     pub max_samples: Option<usize>,
-    /// The preset that says how a row is read.
+    /// The task preset that says how a row is read.
     pub task: Option<Task>,
-    /// The rows, where a program has given them: nothing is read.
+    /// Rows that a program has supplied; if set, no file is read.
     pub rows: Option<Rows>,
-    /// Reading and encoding end once this is given.
+    /// Cancels reading and encoding once it is set.
     pub stop: StopSignal,
 }
 
 impl DatasetSpec {
-    /// The training data that `config` names, if any.
+    /// The training dataset that `config` names, if any.
     pub fn train(config: &Config) -> Option<DatasetSpec> {
         let name = config.dataset_name.clone()?;
         Some(Self::of(config, name, config.dataset_split.clone(), config.max_samples))
     }
 
-    /// The evaluation data that `config` names, if any.
+    /// The dataset of `eval_dataset_name`, if it is set.
     fn eval(config: &Config) -> Option<DatasetSpec> {
         let name = config.eval_dataset_name.clone()?;
         let split = config.eval_dataset_split.clone().unwrap_or_else(|| "test".to_owned());
         Some(Self::of(config, name, split, config.eval_max_samples))
     }
 
-    /// All evaluation data that `config` names: of `eval_dataset_name`, without a name, then of `eval_datasets`.
+    /// All evaluation datasets that `config` names, each with its name: that of `eval_dataset_name`, whose name is
+    /// empty, then those of `eval_datasets`.
     pub fn eval_sets(config: &Config) -> Vec<(String, DatasetSpec)> {
         let named = config.eval_datasets.iter().filter_map(|(set, data)| {
             let split = config.eval_dataset_split.clone().unwrap_or_else(|| "test".to_owned());
@@ -85,7 +86,7 @@ impl DatasetSpec {
         Self::eval(config).into_iter().map(|spec| (String::new(), spec)).chain(named).collect()
     }
 
-    /// Completions in the file `name`, with the columns that `config` names.
+    /// A file of completions to be scored, with the column names of `config`.
     pub fn completions(config: &Config, name: String) -> DatasetSpec {
         let spec = Self::of(config, name, config.dataset_split.clone(), config.max_samples);
         DatasetSpec { needs_completion: true, system_prompt: None, ..spec }
@@ -110,12 +111,12 @@ impl DatasetSpec {
         }
     }
 
-    /// Reads it. Whatever is wrong with the data is a [`crate::BadInput`] that names file and line.
+    /// Reads the dataset. An error in the data is a [`crate::BadInput`] that names file and line.
     pub fn load(&self) -> anyhow::Result<Dataset> {
         self.load_with(&mut |_| {})
     }
 
-    /// Loads the dataset, each row changed by `change` before it is looked at.
+    /// Reads the dataset; `change` may change each row before it is checked.
     pub fn load_with(&self, change: &mut dyn FnMut(&mut Row)) -> anyhow::Result<Dataset> {
         let mut examples = Vec::new();
         let mut columns = BTreeSet::new();
@@ -129,7 +130,7 @@ impl DatasetSpec {
         Ok(Dataset { name: self.name.clone(), examples, columns: columns.into_iter().collect(), hash })
     }
 
-    /// Hands over each row with words for where it stands, and returns the files' SHA-256.
+    /// Calls `take` for each row, and returns the SHA-256 of the files.
     pub(super) fn read(&self, take: &mut Take<'_>) -> anyhow::Result<String> {
         let mut hash = Sha256::new();
         let limit = self.max_samples.unwrap_or(usize::MAX);
@@ -189,7 +190,7 @@ impl DatasetSpec {
         }
     }
 
-    /// A row under its new names, prompt and completion taken out.
+    /// Makes an example of a row: renames its columns, and separates prompt and completion from them.
     fn example(&self, index: usize, mut row: Row, place: &dyn Fn() -> String) -> anyhow::Result<Example> {
         if self.whole_texts && row.contains_key(INPUT_IDS) {
             let nothing = Content::Text(String::new());
@@ -234,7 +235,7 @@ impl DatasetSpec {
             ),
             None => None,
         };
-        // Renaming first, so that a column may serve both as prompt and under another name.
+        // Columns are renamed first, so that one column can serve both as prompt and under another name.
         let renamed: Vec<(String, Value)> =
             self.columns.iter().map(|(new, old)| (new.clone(), row[old].clone())).collect();
         for (_, old) in &self.columns {
@@ -248,7 +249,7 @@ impl DatasetSpec {
         Ok(Example { row: index, prompt: self.with_system(prompt), completion, columns: row })
     }
 
-    /// The column of a row that is to be learned whole.
+    /// If the row has one text or conversation instead of prompt and completion: the name of its column.
     fn whole_text<'a>(&'a self, row: &Row) -> Option<&'a str> {
         if !self.whole_texts || [&self.prompt_column, &self.completion_column].iter().any(|c| row.contains_key(*c)) {
             return None;
@@ -258,7 +259,7 @@ impl DatasetSpec {
         ["text", "messages", "conversations"].map(column).into_iter().find(|name| row.contains_key(*name))
     }
 
-    /// The prompt after the system prompt, which does not replace one that the data has.
+    /// The prompt with the system prompt before it, unless the prompt has a system message of its own.
     pub(super) fn with_system(&self, prompt: Content) -> Content {
         match &self.system_prompt {
             Some(system) => prompt.after_system(system),
@@ -267,7 +268,7 @@ impl DatasetSpec {
     }
 }
 
-/// Whether rows are counted by lines: not in Parquet, nor in a list of objects.
+/// Whether a message counts lines; in Parquet, and in a JSON list of objects, it counts rows.
 fn is_lines(path: &Path, content: &[u8]) -> bool {
     let ending = path.extension().and_then(|e| e.to_str());
     ending != Some("parquet") && !(ending == Some("json") && rows::is_list(content))

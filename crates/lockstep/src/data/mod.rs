@@ -1,8 +1,8 @@
-//! Datasets: from files to prompts, and the order in which training draws them.
+//! Datasets: reads files into prompts, and decides the order in which training draws them.
 //!
-//! [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] turns their prompts into token ids,
-//! [`prompt_dataset`] all of a set, [`pairs`] answers that are compared; [`sampler`] draws prompts in a seeded order
-//! that a checkpoint can continue. Knows no reward, and nothing of what is done with a prompt.
+//! [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] and [`prompt_dataset`] encode prompts as token ids;
+//! [`pairs`] does so for preference pairs; [`sampler`] draws prompts in a seeded order that a checkpoint can continue.
+//! This module depends neither on rewards nor on what a prompt is used for.
 
 mod files;
 pub mod load;
@@ -27,39 +27,39 @@ pub use supervised::Learned;
 use rewards::Content;
 use serde_json::{Map, Value};
 
-/// A row of a file, as read.
+/// A row of a data file: column name → JSON value.
 pub type Row = Map<String, Value>;
 
-/// One row.
+/// One row of a dataset, split into prompt, completion and other columns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Example {
-    /// The row's number in the dataset as read, from 0.
+    /// The index of the row in the dataset as read, from 0.
     pub row: usize,
-    /// The prompt, with the system prompt if there is one.
+    /// The prompt, with the system prompt before it if there is one.
     pub prompt: Content,
-    /// What supervised fine-tuning learns, where the data has it.
+    /// The completion that supervised fine-tuning learns, if the row has one.
     pub completion: Option<Content>,
-    /// The other columns, under the names that rewards know.
+    /// The other columns, under the names by which rewards read them.
     pub columns: Map<String, Value>,
 }
 
 impl Example {
-    /// Bytes of its texts.
+    /// Bytes of the prompt's and the completion's text.
     pub(crate) fn bytes(&self) -> usize {
         [Some(&self.prompt), self.completion.as_ref()].into_iter().flatten().map(|content| content.text().len()).sum()
     }
 }
 
-/// Rows that all have the same columns.
+/// The examples of a dataset.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {
-    /// Where it came from.
+    /// The file, directory or Hub id that the dataset was read from.
     pub name: String,
-    /// The rows, in the files' order.
+    /// The examples, in the order of the files.
     pub examples: Vec<Example>,
-    /// Names of the other columns that any row has, sorted.
+    /// Names of the other columns, sorted; a column counts if any row has it.
     pub columns: Vec<String>,
-    /// SHA-256 of the files read, in hexadecimal: the identity that a run records.
+    /// SHA-256 of the files read, in hexadecimal. A run records it as the dataset's identity.
     pub hash: String,
 }
 

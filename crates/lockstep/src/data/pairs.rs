@@ -1,9 +1,9 @@
-//! Preference pairs: a prompt with a better and a worse answer, from rows to token ids.
+//! Preference pairs: reads rows with a prompt, a better and a worse answer, and encodes them as token ids.
 //!
-//! A row has the columns `chosen` and `rejected` (text or chat messages), and may have `prompt` and `margin`. Without a
-//! prompt, or with one that is no conversation where the answers are, the prompt is what both begin with, as in TRL. Or
-//! it has token ids, `chosen_ids` and `rejected_ids`, behind those of `prompt_ids` where it has such.
-//! It knows no model and nothing of what is learned from a pair.
+//! A row has the columns `chosen` and `rejected` (text or chat messages), and may have `prompt` and `margin`. If it has
+//! no prompt, or a text prompt beside answers that are conversations, the prompt is what both answers begin with, as in
+//! TRL. A row may instead have token ids in `chosen_ids` and `rejected_ids`, and in `prompt_ids` if it has a prompt.
+//! This module depends neither on models nor on what is learned from a pair.
 
 use super::Row;
 use super::preference::Preference;
@@ -19,46 +19,46 @@ use serde_json::Value;
 use std::sync::Arc;
 use train::PreferencePair;
 
-/// Columns of rows that are token ids already, as TRL's preparation writes them.
+/// Columns of token ids, as TRL's preprocessing writes them.
 const PROMPT_IDS: &str = "prompt_ids";
 const CHOSEN_IDS: &str = "chosen_ids";
 const REJECTED_IDS: &str = "rejected_ids";
 
-/// A pair as ids: the prompt, and what follows it in either answer. No list is empty, and the answers differ.
+/// A preference pair as token ids. No list is empty, and the two answers differ.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
-    /// What both share.
+    /// The prompt, which both answers follow.
     pub prompt: Arc<Prompt>,
-    /// What follows in the better one.
+    /// The better answer.
     pub chosen: Vec<u32>,
-    /// What follows in the worse one.
+    /// The worse answer.
     pub rejected: Vec<u32>,
-    /// How much better it is, where the data says so.
+    /// How much better the chosen answer is, if the data says it.
     pub margin: Option<f32>,
 }
 
 impl Pair {
-    /// As trainers take it.
+    /// Converts the pair to the trainer's type; a missing margin becomes 0.
     pub fn into_preference_pair(self) -> PreferencePair {
         let Pair { prompt, chosen, rejected, margin } = self;
         PreferencePair { prompt, chosen: chosen.into(), rejected: rejected.into(), margin: margin.unwrap_or(0.0) }
     }
 }
 
-/// The pairs of a dataset.
+/// All preference pairs of a dataset.
 #[derive(Clone, Debug)]
 pub struct Pairs {
-    /// The pairs that are used, in the dataset's order.
+    /// The encoded pairs, in the dataset's order, without those that were left out.
     pub all: Vec<Pair>,
-    /// SHA-256 of the data.
+    /// SHA-256 of the data files, in hexadecimal.
     pub hash: String,
-    /// How many were left out because an answer is longer than allowed.
+    /// Pairs that were left out because an answer is longer than allowed.
     pub left_out: usize,
 }
 
 impl Pairs {
-    /// Reads and encodes `spec`. A pair of which a side, prompt included, has more than `most` tokens is left out and
-    /// counted: nothing is ever cut.
+    /// Reads the dataset `spec` and encodes its pairs. A pair is left out and counted if its prompt with either answer
+    /// has more than `most` tokens. No answer is ever truncated.
     pub fn load(spec: &DatasetSpec, encoder: &PromptEncoder<'_>, most: usize) -> anyhow::Result<Pairs> {
         let mut pairs = Pairs { all: Vec::new(), hash: String::new(), left_out: 0 };
         let (mut number, mut prompts) = (0, PromptSet::default());
@@ -99,7 +99,8 @@ impl Pairs {
 }
 
 impl Preference {
-    /// From the columns `prompt`, `chosen`, `rejected` and `margin`, or those that `columns` names instead.
+    /// Reads the pair in the columns `prompt`, `chosen`, `rejected` and `margin`, or in those that `columns` names
+    /// instead.
     fn of_row(spec: &DatasetSpec, row: &Row) -> anyhow::Result<Preference> {
         let named = |name: &str| spec.columns.iter().find(|(new, _)| new == name).map(|(_, old)| old.clone());
         let answer = |name: &str| -> anyhow::Result<Content> {
@@ -139,8 +140,8 @@ impl Preference {
     }
 }
 
-/// A pair of a row, whose answers are texts, conversations or ids; nothing if it is known to be longer than `most`
-/// tokens without being encoded.
+/// Encodes the pair of one row, whose answers are texts, conversations or token ids. `None` if its text alone shows
+/// that it has more than `most` tokens.
 fn of_row(spec: &DatasetSpec, encoder: &PromptEncoder<'_>, row: &Row, most: usize) -> anyhow::Result<Option<Pair>> {
     if !(row.contains_key(CHOSEN_IDS) && row.contains_key(REJECTED_IDS)) {
         let of_template = OfTemplate::of(row, encoder.kwargs)?;
@@ -169,7 +170,7 @@ fn of_row(spec: &DatasetSpec, encoder: &PromptEncoder<'_>, row: &Row, most: usiz
     Ok(Some(Pair { prompt: Prompt::new(prompt), chosen, rejected, margin: margin(spec, row)? }))
 }
 
-/// The column `margin`, or the one that `columns` names instead.
+/// The number in the column `margin`, or in the one that `columns` names instead.
 fn margin(spec: &DatasetSpec, row: &Row) -> anyhow::Result<Option<f32>> {
     let named = spec.columns.iter().find(|(new, _)| new == "margin").map_or("margin", |(_, old)| old);
     match row.get(named) {
@@ -181,7 +182,7 @@ fn margin(spec: &DatasetSpec, row: &Row) -> anyhow::Result<Option<f32>> {
     }
 }
 
-/// The ids of a pair; nothing if it is known to be longer than `most` tokens.
+/// Encodes a pair as token ids. `None` if its text is so long that it has more than `most` tokens.
 fn encode_pair(encoder: &PromptEncoder<'_>, preference: &Preference, most: usize) -> anyhow::Result<Option<Pair>> {
     let Preference { prompt, chosen, rejected, margin } = preference;
     let [bytes, chosen_bytes, rejected_bytes] = [prompt, chosen, rejected].map(|content| content.text().len());

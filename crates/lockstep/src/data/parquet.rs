@@ -1,5 +1,6 @@
-//! Parquet files as rows. Snappy, gzip and LZ4 pages are unpacked by the crate `parquet`; Zstandard and Brotli here,
-//! since the crate's own way needs a C compiler, or a compressor that nothing uses.
+//! Reads Parquet files as rows. The crate `parquet` decompresses Snappy, gzip and LZ4 data pages. Zstandard and Brotli
+//! pages are decompressed here, since the crate's own support needs a C compiler, or a compressor that nothing here
+//! uses.
 
 use super::Row;
 use crate::bad_input;
@@ -21,8 +22,8 @@ use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Up to `limit` rows, each with its number from 1. The crate asserts some of what a damaged file breaks (that offsets
-/// are not below 0).
+/// Reads up to `limit` rows, each with its row number from 1. Panics are caught, since the `parquet` crate asserts
+/// conditions that a damaged file breaks (for example that offsets are not below 0).
 pub(super) fn read(path: &Path, limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
     std::panic::catch_unwind(AssertUnwindSafe(|| rows(path, limit, stop)))
         .unwrap_or_else(|_| bad_input!("{}: not a readable Parquet file: it is damaged", path.display()))
@@ -53,10 +54,10 @@ fn rows(path: &Path, limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usi
     Ok(rows)
 }
 
-/// What is wrong with a value.
+/// The reason why a Parquet value cannot become JSON.
 type NotText = &'static str;
 
-/// A value as a line of JSON would have it. Bytes are text that some writer did not call text.
+/// A Parquet value as JSON. Byte arrays are read as UTF-8 text, since some writers do not mark text as such.
 fn json(field: &Field) -> std::result::Result<Value, NotText> {
     let mut entries = Row::new();
     match field {
@@ -81,7 +82,7 @@ fn json(field: &Field) -> std::result::Result<Value, NotText> {
     Ok(Value::Object(entries))
 }
 
-/// How the pages of a column are packed, where the crate does not unpack them.
+/// A compression of data pages that this file decompresses instead of the crate.
 #[derive(Clone, Copy)]
 enum Packing {
     Zstd,
@@ -112,12 +113,13 @@ impl Packing {
         Ok(())
     }
 
-    /// `page` as the crate would have unpacked it: the levels of a version 2 page are not packed.
+    /// Decompresses `page`. In a page of version 2, the repetition and definition levels before the data are not
+    /// compressed.
     fn page(self, page: Page) -> Result<Page> {
         let whole = |buf: &[u8], levels: usize| -> Result<Vec<u8>> {
             let levels = buf.get(..levels).ok_or_else(|| ParquetError::General("a damaged page".into()))?;
             let (mut unpacked, packed) = (levels.to_vec(), &buf[levels.len()..]);
-            // A page of nulls has no values to pack.
+            // A page of nulls has no data to decompress.
             if !packed.is_empty() {
                 self.unpack(packed, &mut unpacked)?;
             }
@@ -157,7 +159,7 @@ impl Packing {
     }
 }
 
-/// A row group of which some columns are unpacked here.
+/// A row group, some of whose columns are decompressed here.
 struct RowGroup<'a> {
     inner: Box<dyn RowGroupReader + 'a>,
     file: Arc<File>,
@@ -175,7 +177,7 @@ impl RowGroupReader for RowGroup<'_> {
     fn get_column_page_reader(&self, i: usize) -> Result<Box<dyn PageReader>> {
         let column = self.metadata().column(i);
         let Some(packing) = Packing::of(column.compression()) else { return self.inner.get_column_page_reader(i) };
-        // Told that nothing is packed, the crate hands pages over as they lie in the file.
+        // If the column is declared as uncompressed, the crate returns its pages as they are in the file.
         let as_it_lies = column.clone().into_builder().set_compression(Compression::UNCOMPRESSED).build()?;
         let rows = usize::try_from(self.metadata().num_rows())?;
         let packed = SerializedPageReader::new(self.file.clone(), &as_it_lies, rows, None)?;
@@ -191,7 +193,7 @@ impl RowGroupReader for RowGroup<'_> {
     }
 }
 
-/// The pages of a column, unpacked.
+/// Reads the pages of a column and decompresses each.
 struct UnpackedPages {
     packed: SerializedPageReader<File>,
     packing: Packing,

@@ -1,16 +1,16 @@
-//! A preference pair as text.
+//! A preference pair as text, before it is encoded.
 
 use rewards::Content;
 
-/// A pair as the data says it.
+/// A preference pair as the dataset has it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preference {
-    /// The prompt.
+    /// The prompt, which both answers follow.
     pub prompt: Content,
-    /// The better answer.
+    /// The better answer to the prompt.
     pub chosen: Content,
-    /// The worse answer.
+    /// The worse answer to the prompt.
     pub rejected: Content,
-    /// How much better it is.
+    /// How much better the chosen answer is, if the data says it.
     pub margin: Option<f32>,
 }

@@ -1,4 +1,4 @@
-//! Prompts, ready to be asked: ids for the model, text and columns for the rewards.
+//! Prompts ready for generation: token ids for the model, text and columns for the rewards.
 
 use crate::bad_input;
 use crate::config::Config;
@@ -8,19 +8,19 @@ use model::ModelAssets;
 use model::chat::PromptEncoder;
 use std::sync::Arc;
 
-/// The prompts of a dataset.
+/// The encoded prompts of a dataset.
 #[derive(Clone, Debug)]
 pub struct PromptDataset {
-    /// The prompts.
+    /// The encoded prompts, in the dataset's order.
     pub all: Vec<Arc<Prompt>>,
-    /// SHA-256 of the data.
+    /// SHA-256 of the data files, in hexadecimal.
     pub hash: String,
-    /// Rows left out because their prompt is too long.
+    /// Rows that were left out because their prompt has more than `max_prompt_length` tokens.
     pub left_out: usize,
 }
 
 impl PromptDataset {
-    /// Reads and encodes `spec`; with `room` new tokens each, every prompt must fit the context.
+    /// Reads and encodes the dataset `spec`. Each prompt with `room` new tokens must fit the longest allowed sequence.
     pub fn load(
         spec: &DatasetSpec,
         config: &Config,
@@ -34,13 +34,13 @@ impl PromptDataset {
         Ok(PromptDataset { all: encoded.prompts, hash: data.hash, left_out: encoded.left_out })
     }
 
-    /// Tokens of the longest.
+    /// Tokens of the longest prompt.
     pub fn longest(&self) -> usize {
         self.all.iter().map(|q| q.tokens.ids.len()).max().unwrap_or(0)
     }
 }
 
-/// How prompts become ids.
+/// The encoder that turns prompts into token ids, as the configuration and the model's chat template say.
 pub fn encoder<'a>(config: &'a Config, assets: &'a ModelAssets) -> anyhow::Result<PromptEncoder<'a>> {
     if let (Some(system), None) = (&config.system_prompt, &assets.chat) {
         bad_input!(
@@ -56,7 +56,7 @@ pub fn encoder<'a>(config: &'a Config, assets: &'a ModelAssets) -> anyhow::Resul
     })
 }
 
-/// The longest sequence that the model and the configuration allow.
+/// The length in tokens of the longest sequence that both the model and the configuration allow.
 pub fn context(config: &Config, assets: &ModelAssets) -> usize {
     let model = assets.config.max_position_embeddings;
     config.max_model_len.map_or(model, |n| n.min(model))

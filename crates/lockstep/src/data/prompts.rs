@@ -1,4 +1,4 @@
-//! The prompts and completions of a dataset as token ids.
+//! Encodes the prompts and completions of a dataset as token ids.
 
 use super::{Dataset, Example};
 use crate::bad_input;
@@ -10,36 +10,37 @@ use rewards::Content;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// A prompt as the model and the rewards see it.
+/// A prompt: token ids for the model, text and columns for the rewards.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prompt {
-    /// The row of the dataset, from 0.
+    /// The index of the prompt's row in the dataset, from 0.
     pub row: usize,
-    /// The prompt's tokens; equal prompts of a dataset share them.
+    /// The prompt's token ids. Equal prompts of a dataset share one list.
     pub tokens: Arc<model::Prompt>,
     /// The prompt's text or messages.
     pub content: Content,
-    /// The other columns, for the rewards.
+    /// The row's other columns, which rewards read.
     pub columns: Map<String, Value>,
 }
 
-/// The prompts of a dataset as ids.
+/// The prompts of a dataset, encoded as token ids.
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
-    /// The prompts that are used, in the dataset's order.
+    /// The encoded prompts, in the dataset's order, without those that were left out.
     pub prompts: Vec<Arc<Prompt>>,
-    /// How many were left out because they are longer than `max_prompt_length`.
+    /// Prompts that were left out because they have more than `max_prompt_length` tokens.
     pub left_out: usize,
 }
 
-/// The ids of what supervised fine-tuning learns after a prompt.
+/// The token ids of a row's completion, which supervised fine-tuning learns after the prompt.
 pub fn encode_completion(encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<Vec<u32>> {
     let Some(completion) = &example.completion else { bad_input!("row {} has no completion", example.row) };
     encoder.encode_completion(&example.prompt, completion).or_bad_input_in(format!("row {}", example.row))
 }
 
-/// All prompts of `data`. One that has more than `max_prompt_length` tokens is left out and counted; one that has no
-/// room for `room` more tokens within `context`, the longest sequence, is an error. Nothing is ever cut.
+/// Encodes all prompts of `data`. A prompt with more than `max_prompt_length` tokens is left out and counted. A prompt
+/// that leaves no room for `room` more tokens in a sequence of `context` tokens is an error. No prompt is ever
+/// truncated.
 pub fn encode_all(
     encoder: &PromptEncoder<'_>,
     data: &Dataset,

@@ -1,4 +1,5 @@
-//! Rows of files: JSONL and Parquet, each row a map from column to JSON value.
+//! Reads rows from JSONL and JSON files, and Parquet by `super::parquet`. A row is a map from column name to JSON
+//! value.
 
 use super::Row;
 use crate::bad_input;
@@ -10,14 +11,14 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Rows that a program has in memory; a clone is another handle to the same ones.
+/// Dataset rows that a program has in memory. A clone shares the same rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rows(pub(super) Arc<Vec<Row>>);
 
 impl TryFrom<Vec<Value>> for Rows {
     type Error = anyhow::Error;
 
-    /// From JSON objects, as the lines of a file would have them.
+    /// Takes JSON objects, one for each row, like the lines of a JSONL file.
     fn try_from(values: Vec<Value>) -> anyhow::Result<Rows> {
         let row = |(i, value)| match value {
             Value::Object(row) => Ok(row),
@@ -29,7 +30,7 @@ impl TryFrom<Vec<Value>> for Rows {
     }
 }
 
-/// Reads up to `limit` rows of a file's content, each with where it stands (a line of JSONL, a row of Parquet, from 1).
+/// Reads up to `limit` rows of a file's content, each with its line number in JSONL or its row number, from 1.
 pub fn read(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
     match path.extension().and_then(|e| e.to_str()) {
         #[cfg(feature = "parquet")]
@@ -47,7 +48,7 @@ pub fn read(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> any
     }
 }
 
-/// Whether a file is one list, and not lines.
+/// Whether the content is one JSON list instead of lines.
 pub(super) fn is_list(content: &[u8]) -> bool {
     content.strip_prefix("\u{feff}".as_bytes()).unwrap_or(content).trim_ascii_start().starts_with(b"[")
 }
@@ -69,7 +70,7 @@ fn json_lines(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> a
             Ok(Value::Object(row)) => rows.push((index + 1, row)),
             Ok(_) => bad_input!("{}: each line must be a JSON object such as {{\"prompt\": \"…\"}}", place()),
             Err(e) => {
-                // serde_json counts lines within this one.
+                // serde_json counts lines within this line of the file.
                 let what = e.to_string();
                 let what = what.split(" at line ").next().unwrap_or(&what);
                 bad_input!("{}, column {}: broken JSON: {what}", place(), e.column())
@@ -79,7 +80,7 @@ fn json_lines(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> a
     Ok(rows)
 }
 
-/// One list of objects, as `.json` files often are.
+/// Reads a file that is one JSON list of objects, as `.json` files often are.
 fn json_array(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
     let content = content.strip_prefix("\u{feff}".as_bytes()).unwrap_or(content);
     let mut json = serde_json::Deserializer::from_slice(content);
@@ -88,7 +89,7 @@ fn json_array(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> a
     rows.map_err(|e| BadInput::new(format!("{}: broken JSON, or no list of objects: {e}", path.display())))
 }
 
-/// A list of rows, of which the first are kept.
+/// Deserializes a list of rows and keeps the first `limit`.
 struct List<'a> {
     limit: usize,
     stop: &'a StopSignal,

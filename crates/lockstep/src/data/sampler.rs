@@ -1,37 +1,37 @@
-//! The order in which training draws prompts: TRL's, a seeded permutation for each epoch, cut into chunks of as many
-//! prompts as a generation holds; the incomplete last chunk is dropped.
+//! The order in which training draws prompts. As in TRL, each epoch has a seeded permutation of the rows, cut into
+//! chunks of as many prompts as a generation batch has; an incomplete last chunk is dropped.
 //!
-//! Each prompt of a chunk gets its G completions in one group, and the chunk is used for `num_iterations` and
-//! `steps_per_generation` before the next is drawn; that repeating is the loop's, not the sampler's.
+//! Each prompt of a chunk gets its G completions in one group. The training loop, not the sampler, uses a chunk for
+//! `num_iterations` × `steps_per_generation` before it draws the next.
 
 use kernels::rng::Stream;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Where a sampler stands: with data size, chunk and seed, all there is to continue.
+/// The position of a sampler. With the dataset size, chunk size and seed, it is all that a resumed run needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerState {
     /// The epoch being drawn, from 0.
     pub epoch: u64,
-    /// Prompts drawn in it.
+    /// Prompts drawn in this epoch so far.
     pub cursor: usize,
 }
 
-/// Draws row numbers.
+/// Draws indices of dataset rows in the order of training.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     rows: usize,
     chunk: usize,
-    /// `None`: rows in the files' order.
+    /// The seed of the permutations; `None` keeps the files' order.
     shuffle_seed: Option<u64>,
     state: SamplerState,
-    /// Shared by clones: a permutation of all rows.
+    /// This epoch's permutation of all rows; clones of the sampler share the list.
     order: Arc<[usize]>,
 }
 
 impl Sampler {
-    /// Draws chunks of `chunk` of `rows` rows, 1 ≤ chunk ≤ rows (else `None`), in the order of the files or, with a
-    /// seed, in one permutation for each epoch.
+    /// A sampler that draws chunks of `chunk` row indices out of `rows`, in the files' order or, with a seed, in a new
+    /// permutation each epoch. `None` unless 1 ≤ chunk ≤ rows.
     pub fn new(rows: usize, chunk: usize, shuffle_seed: Option<u64>) -> Option<Sampler> {
         if chunk == 0 || chunk > rows {
             return None;
@@ -40,17 +40,18 @@ impl Sampler {
         Some(Sampler { rows, chunk, shuffle_seed, state, order: permutation(rows, shuffle_seed, 0) })
     }
 
-    /// Chunks in an epoch.
+    /// Complete chunks in an epoch.
     pub fn chunks_per_epoch(&self) -> usize {
         self.rows / self.chunk
     }
 
-    /// The next chunk's row numbers; after the last whole chunk, the next epoch's first.
+    /// The row indices of the next chunk. After an epoch's last complete chunk comes the next epoch's first.
     pub fn next_batch(&mut self) -> Vec<usize> {
         self.take(self.chunk)
     }
 
-    /// The next `count` ≤ chunk row numbers, all of one epoch: where fewer are left in it, the next epoch's first.
+    /// The next `count` row indices, all of one epoch; `count` is at most a chunk. If fewer are left in this epoch, it
+    /// is ended and the next one's first are returned.
     pub fn take(&mut self, count: usize) -> Vec<usize> {
         if self.state.cursor.saturating_add(count) > self.rows {
             let epoch = self.state.epoch.wrapping_add(1);
@@ -61,12 +62,12 @@ impl Sampler {
         self.order[from..self.state.cursor].to_vec()
     }
 
-    /// Where it stands.
+    /// The sampler's position, for a checkpoint.
     pub fn state(&self) -> SamplerState {
         self.state
     }
 
-    /// Continues from `state`, which a sampler of the same rows, chunk and seed gave.
+    /// Continues from `state`, taken from a sampler with the same rows, chunk and seed.
     pub fn restore(&mut self, state: SamplerState) {
         if state.epoch != self.state.epoch {
             self.order = permutation(self.rows, self.shuffle_seed, state.epoch);
@@ -75,7 +76,7 @@ impl Sampler {
     }
 }
 
-/// Random streams of shuffles, apart from every other use of the seed.
+/// The identifier of the random streams that shuffle rows; no other use of the seed has it.
 const SHUFFLE: u64 = 0x5348_5546_464c_4500;
 
 fn permutation(rows: usize, seed: Option<u64>, epoch: u64) -> Arc<[usize]> {

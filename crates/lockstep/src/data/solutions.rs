@@ -1,9 +1,8 @@
-//! GSM8K's labelled solutions (Cobbe et al. 2021, arXiv:2110.14168) as pairs: every correct solution of a problem
-//! against every incorrect one.
+//! GSM8K's labelled solutions (Cobbe et al. 2021, arXiv:2110.14168) as preference pairs: each correct solution of a
+//! problem is paired with each incorrect one.
 //!
-//! A row is a problem: `question`, and for each of several systems a solution that is marked as correct or not. The
-//! file has no split of its own; here every fifth problem is held out (`test`), and the others are `train`, so that no
-//! problem is in both.
+//! A row is a problem: its `question`, and solutions by several systems, each marked as correct or not. The file has no
+//! splits, so every fifth problem is held out as split `test`, and the others are `train`; no problem is in both.
 
 use super::preference::Preference;
 use super::{DatasetSpec, Row};
@@ -11,10 +10,10 @@ use crate::bad_input;
 use rewards::Content;
 use serde_json::Value;
 
-/// One problem of this many is held out.
+/// One of this many problems is held out.
 const HELD_OUT: usize = 5;
 
-/// The pairs of a row, number `row` from 0; none if it is not of the split.
+/// The preference pairs of the row with index `row` (from 0); none if the row belongs to another split.
 pub(super) fn preferences(spec: &DatasetSpec, row: usize, columns: &Row) -> anyhow::Result<Vec<Preference>> {
     let held_out = row % HELD_OUT == HELD_OUT - 1;
     let ours = match spec.split.as_str() {
@@ -39,7 +38,7 @@ pub(super) fn preferences(spec: &DatasetSpec, row: usize, columns: &Row) -> anyh
     if wrong.is_empty() && right.is_empty() {
         bad_input!("no column holds a solution {{\"is_correct\": …, \"solution\": …}}");
     }
-    // The line break belongs to the answer: the prompt is then the question as other files of GSM8K have it.
+    // The line break is made part of the answer, so that the prompt is the question alone, as in GSM8K's other files.
     let answer = |text: &String| Content::Text(format!("\n{text}"));
     let prompt = spec.with_system(Content::Text(question.clone()));
     let pair = |(r, w)| Preference { prompt: prompt.clone(), chosen: answer(r), rejected: answer(w), margin: None };

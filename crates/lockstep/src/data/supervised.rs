@@ -1,5 +1,5 @@
-//! A row of supervised fine-tuning as token ids, and which of them are learned: completions, what an assistant said,
-//! what the columns of a row of ids say, or everything. Names and meanings are TRL's.
+//! Encodes a row of supervised fine-tuning as token ids, and marks the tokens that are learned: the completion, the
+//! assistant's turns, those that the row's own `labels` or masks mark, or all. Names and meanings are TRL's.
 
 use super::Example;
 use super::load::INPUT_IDS;
@@ -9,20 +9,21 @@ use model::chat::PromptEncoder;
 use rewards::Content;
 use serde_json::{Map, Value};
 
-/// TRL's label of a token that is not learned.
+/// TRL's `labels` value for a token that is not learned.
 const NOT_LEARNED: i64 = -100;
 
-/// What of a row is learned.
+/// The settings that choose which tokens of a row are learned.
 #[derive(Clone, Copy, Debug)]
 pub struct Learned {
-    /// `completion_only_loss`: not set, where a row has a completion.
+    /// `completion_only_loss`. If not set, it is true for rows that have a completion.
     pub completion_only: Option<bool>,
-    /// `assistant_only_loss`
+    /// `assistant_only_loss`: learn only the assistant's turns.
     pub assistant_only: bool,
 }
 
 impl Learned {
-    /// The ids of a row and which of them are learned; the first one nothing predicts.
+    /// The token ids of a row, and for each whether it is learned. The first token is never learned: nothing predicts
+    /// it.
     pub fn tokens(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<(Vec<u32>, Vec<bool>)> {
         if example.columns.contains_key(INPUT_IDS) {
             return self.of_ids(&example.columns, encoder.tokenizer.vocab_size());
@@ -64,7 +65,7 @@ impl Learned {
         Ok(([prompt, completion.clone()].concat(), [given, vec![true; completion.len()]].concat()))
     }
 
-    /// A row that has the ids: `labels` say what is learned, or else the masks.
+    /// Reads a row that has token ids already. Its `labels`, or else its masks, mark the learned tokens.
     fn of_ids(self, columns: &Map<String, Value>, vocab: usize) -> anyhow::Result<(Vec<u32>, Vec<bool>)> {
         let ids = ids(columns, INPUT_IDS, vocab)?;
         let marks = |name: &str, kept: &dyn Fn(usize, i64) -> bool| -> anyhow::Result<Option<Vec<bool>>> {
@@ -92,7 +93,7 @@ impl Learned {
     }
 }
 
-/// Token ids in a column of a row, each below `vocab`.
+/// The token ids in a column of a row; each must be below `vocab`.
 pub(super) fn ids(row: &Map<String, Value>, column: &str, vocab: usize) -> anyhow::Result<Vec<u32>> {
     let id = |value: &Value| number(value).and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < vocab);
     match row.get(column).and_then(Value::as_array).and_then(|list| list.iter().map(id).collect::<Option<Vec<_>>>()) {
@@ -101,13 +102,13 @@ pub(super) fn ids(row: &Map<String, Value>, column: &str, vocab: usize) -> anyho
     }
 }
 
-/// An integer, also one that went through a column of floats.
+/// Reads a JSON number as an integer. A float such as 3.0 counts, since some files store integers as floats.
 fn number(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as i64))
 }
 
-/// What a row gives the chat template beside its messages: `tools`, a list of JSON schemas or a text of one, and
-/// `chat_template_kwargs`.
+/// What a row passes to the chat template besides its messages: `tools` (a list of JSON schemas, or a text of that
+/// list) and `chat_template_kwargs`.
 #[derive(Debug)]
 pub struct OfTemplate {
     tools: Option<Vec<Value>>,
@@ -115,7 +116,7 @@ pub struct OfTemplate {
 }
 
 impl OfTemplate {
-    /// Reads the columns of a row; `kwargs` are those of all rows.
+    /// Reads the two columns of a row; `kwargs` are the chat template's arguments for all rows.
     pub fn of(columns: &Map<String, Value>, kwargs: &Map<String, Value>) -> anyhow::Result<OfTemplate> {
         let tools = match columns.get("tools") {
             None | Some(Value::Null) => None,
@@ -136,7 +137,7 @@ impl OfTemplate {
         Ok(OfTemplate { tools: tools.filter(|tools| !tools.is_empty()), kwargs })
     }
 
-    /// `encoder` for this row.
+    /// A copy of `encoder` that uses this row's tools and arguments.
     pub fn encoder<'a>(&'a self, encoder: &PromptEncoder<'a>) -> PromptEncoder<'a> {
         PromptEncoder { kwargs: &self.kwargs, tools: self.tools.as_deref(), ..*encoder }
     }

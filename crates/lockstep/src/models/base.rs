@@ -1,4 +1,4 @@
-//! Which weights a model has, by their hashes: an adapter is for the ones that it was trained on.
+//! Hashes of model weights. An adapter may be used only with the base weights that it was trained on.
 
 use crate::bad_input;
 use crate::error::OrBadInput;
@@ -6,14 +6,14 @@ use crate::stop::{StopSignal, Stopped};
 use std::path::Path;
 use telemetry::record::{FileHash, hash_file_until, sha256};
 
-/// Refuses to put the adapter in `adapter` on other weights than those that it was trained on. Where it does not say
-/// which those are, `warn` is told that nothing was checked.
+/// Checks that the adapter in the directory `adapter` was trained on the weights of the directory `model`. If the
+/// adapter does not record a hash of its base, nothing is checked and `warn` is called.
 pub fn check_base(adapter: &Path, model: &Path, stop: &StopSignal, warn: impl FnOnce(&str)) -> anyhow::Result<()> {
     let found = || Ok(of_weights(&hashes(model, stop, |name| name.ends_with(".safetensors"))?));
     compare_base(adapter, model, found, warn)
 }
 
-/// [`check_base`] of weights whose hash is `found`.
+/// [`check_base`], where `found` computes the hash of the weights in `model`.
 pub(crate) fn compare_base(
     adapter: &Path,
     model: &Path,
@@ -43,7 +43,8 @@ pub(crate) fn compare_base(
     )
 }
 
-/// The hash of the only file of weights; of several, that of their hashes in the order of their names, a line each.
+/// One hash for all weight files of a model: the file's own if there is only one, else the hash of the list of their
+/// hashes, in the order of the files' names and one per line.
 pub(crate) fn of_weights(files: &[FileHash]) -> String {
     let weights: Vec<&str> =
         files.iter().filter(|file| file.name.ends_with(".safetensors")).map(|file| &*file.sha256).collect();
@@ -53,8 +54,8 @@ pub(crate) fn of_weights(files: &[FileHash]) -> String {
     }
 }
 
-/// Hashes of the files that make a model what it is, by name: shape, tokenizer, and all weights, which may be in
-/// several files.
+/// Hashes of the files that define a model, sorted by name: configuration, tokenizer and all weight files. `which`
+/// selects files by name.
 pub(crate) fn hashes(dir: &Path, stop: &StopSignal, which: impl Fn(&str) -> bool) -> anyhow::Result<Vec<FileHash>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).or_bad_input_in(dir.display())? {

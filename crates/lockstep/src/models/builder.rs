@@ -1,6 +1,6 @@
-//! Builds what a run computes with: on the run's device; or, for its memory plan, on [`Device::Meta`], where no weights
-//! are read and buffers are reserved for the largest work. A plan calls the functions that build the run, so that it
-//! has every part of it.
+//! Builds the parts of a run (trainers, scorers, engine): on the run's device, or on [`Device::Meta`] for the memory
+//! plan. On `Device::Meta` no weights are read, and buffers are counted for the largest work. Both cases call the same
+//! functions, so that the plan counts every part of the run.
 //!
 //! [`Device::Meta`]: kernels::Device::Meta
 
@@ -16,66 +16,66 @@ use std::sync::Arc;
 use telemetry::Sinks;
 use train::{Objective, Trainer};
 
-/// The longest prompt and the longest completion that meet in a sequence.
+/// The lengths of the longest prompt and the longest completion of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Longest {
-    /// Tokens of the prompt.
+    /// Tokens of the longest prompt.
     pub prompt: usize,
-    /// Tokens of the completion.
+    /// Tokens of the longest completion.
     pub completion: usize,
 }
 
 impl Longest {
-    /// Tokens of both.
+    /// Tokens of prompt and completion together.
     pub fn positions(self) -> usize {
         self.prompt + self.completion
     }
 }
 
-/// The largest work that a part is given at once.
+/// The largest batch that a part of the run gets at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// Sequences.
+    /// Sequences in the batch.
     pub completions: usize,
-    /// Sequences that may share a prompt.
+    /// The most sequences that share one prompt.
     pub group: usize,
-    /// Their lengths.
+    /// Lengths of the longest prompt and completion.
     pub longest: Longest,
 }
 
-/// What the parts of a run are built with.
+/// Builds the parts of a run (trainers, scorers, engine), or counts their memory for a plan.
 pub struct Builder<'a> {
-    /// The configuration.
+    /// The configuration of the run.
     pub config: &'a Config,
-    /// The checkpoint that the run begins from.
+    /// The checkpoint that the run resumes from.
     pub checkpoint: Option<&'a Path>,
-    /// What is noticed.
+    /// Receives warnings and events.
     pub sinks: &'a Sinks,
-    /// Ends scoring and gradients.
+    /// Cancels scoring and gradient computations.
     pub stop: &'a StopSignal,
-    /// How other processes read what is trained.
+    /// How other processes read the trained weights, if they do.
     pub sharing: Option<Sharing>,
     target: Target,
 }
 
-/// What no ledger of a plan has.
+/// Amounts of work of a memory plan that no device allocation shows.
 #[derive(Default)]
 pub struct Counted {
-    /// The largest passes through its models.
+    /// The largest sizes of a forward or backward pass.
     pub passes: Passes,
-    /// Bytes of the host that tokens are guessed from.
+    /// Bytes of host memory for the texts from which draft tokens are guessed.
     pub drafts: usize,
 }
 
 enum Target {
-    /// On the run's device.
+    /// Builds on the run's device.
     Run(Context),
-    /// On `Device::Meta`, with a ledger for each name.
+    /// Counts on `Device::Meta`, with an allocation ledger for each named part.
     Plan(Vec<(String, Context)>, Counted),
 }
 
 impl<'a> Builder<'a> {
-    /// Builds on the device of `ctx`.
+    /// A builder on the device of `ctx`.
     pub fn new(
         ctx: &Context,
         config: &'a Config,
@@ -86,19 +86,19 @@ impl<'a> Builder<'a> {
         Builder { config, checkpoint, sinks, stop, sharing: None, target: Target::Run(ctx.clone()) }
     }
 
-    /// The same parts on `Device::Meta`.
+    /// A builder of the same parts on `Device::Meta`.
     pub fn on_meta(&self) -> Builder<'a> {
         let Builder { config, checkpoint, sinks, stop, .. } = *self;
         let (sharing, target) = (self.sharing.clone(), Target::Plan(Vec::new(), Counted::default()));
         Builder { config, checkpoint, sinks, stop, sharing, target }
     }
 
-    /// Whether this counts memory, and computes nothing.
+    /// Whether this builder counts memory for a plan instead of building a run.
     pub fn is_plan(&self) -> bool {
         matches!(self.target, Target::Plan(..))
     }
 
-    /// What a part is built with that the plan calls `name`.
+    /// The device context of the part that the memory plan lists as `name`.
     pub fn part(&mut self, name: &str) -> Context {
         match &mut self.target {
             Target::Run(ctx) => ctx.clone(),
@@ -113,7 +113,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Gradients, moments and buffers for optimizer steps on `work`.
+    /// A trainer: gradients, optimizer moments and buffers for optimizer steps on at most `work`.
     pub fn trainer(
         &mut self,
         name: &str,
@@ -131,7 +131,7 @@ impl<'a> Builder<'a> {
         Ok(trainer)
     }
 
-    /// What scores `work` under a model of this shape.
+    /// A scorer, which computes log-probabilities of at most `work` under a model of this shape.
     pub fn scorer(&mut self, name: &str, model: &ModelConfig, work: Work) -> Scorer {
         let ctx = self.part(name);
         let mut scorer = Scorer::new(ctx.memory(), self.config.micro_batch_tokens(), self.config.prefix_sharing);
@@ -140,14 +140,14 @@ impl<'a> Builder<'a> {
         scorer
     }
 
-    /// For a plan, takes the memory of a scorer's largest work.
+    /// In a plan, counts the memory of a scorer's largest batch; in a run, does nothing.
     pub fn reserve(&mut self, scorer: &mut Scorer, model: &ModelConfig, work: Work) {
         if let Some(capacity) = self.reserves(model, work) {
             scorer.reserve(model, capacity, work.longest.positions());
         }
     }
 
-    /// What generates, and draws tokens in these ways.
+    /// The generation engine; `drawn` are all the ways in which it will sample tokens.
     pub fn engine(
         &mut self,
         assets: &ModelAssets,
@@ -168,7 +168,7 @@ impl<'a> Builder<'a> {
         Ok(engine)
     }
 
-    /// The ledgers of a plan by name, and what is in none.
+    /// The allocation ledger of each part of a plan, and what no ledger shows.
     pub fn counted(self) -> (Vec<(String, Memory)>, Counted) {
         match self.target {
             Target::Run(_) => Default::default(),
@@ -178,7 +178,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The largest micro-batch of `work`, where its memory is taken now: in a run it grows with the micro-batches.
+    /// In a plan, the size of the largest micro-batch of `work`, to be allocated now; `None` in a run, whose buffers
+    /// grow with its micro-batches.
     fn reserves(&mut self, model: &ModelConfig, work: Work) -> Option<Capacity> {
         let group = work.group.min(work.completions).max(1);
         let (of_group, most) = (self.of_group(work, group), self.config.micro_batch_tokens());
@@ -189,13 +190,13 @@ impl<'a> Builder<'a> {
         Some(capacity)
     }
 
-    /// The largest group of `group` completions.
+    /// The size of a group of `group` completions of the greatest lengths.
     fn of_group(&self, work: Work, group: usize) -> Capacity {
         Capacity::of_group(work.longest.prompt, &vec![work.longest.completion; group], self.config.prefix_sharing)
     }
 }
 
-/// Enters a pass through a model into the largest ones.
+/// Raises the largest sizes in `passes` to those of one pass through `model`.
 fn note(passes: &mut Passes, config: &Config, model: &ModelConfig, capacity: Capacity, positions: usize) {
     let mut most = |of: fn(&mut Passes) -> &mut usize, n: usize| *of(passes) = n.max(*of(passes));
     most(|p| &mut p.tokens, capacity.tokens);
@@ -204,7 +205,7 @@ fn note(passes: &mut Passes, config: &Config, model: &ModelConfig, capacity: Cap
     most(|p| &mut p.vocab, model.vocab_size);
     most(|p| &mut p.heads, model.num_heads);
     if let Some(lora) = config.adapter() {
-        // The adapters of queries, keys and values lie one below the other.
+        // The adapters of queries, keys and values are stacked in one matrix.
         most(|p| &mut p.rank, 3 * lora.r);
         let widest = model.intermediate_size.max(model.hidden_size);
         most(|p| &mut p.dropped, if lora.dropout > 0.0 { widest } else { 0 });

@@ -1,4 +1,5 @@
-//! What a run trains or reads: model directories with their weights, tokenizers and chat templates, by path or Hub id.
+//! The models that a run trains or reads: directories with weights, tokenizer and chat template, named by path or Hub
+//! id.
 
 mod base;
 mod builder;
@@ -21,16 +22,16 @@ use crate::error::{BadInput, OrBadInput};
 use model::hub::HubKind;
 use std::path::PathBuf;
 
-/// The path that `name` stands for: itself if it exists, else a Hub id's snapshot, fetched where it is not yet cached.
+/// The path of `name`: `name` itself if that path exists, else the Hub snapshot of that id, downloaded if not cached.
 pub fn locate(name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
     model::hub::locate(name, kind).map_err(|error| match error {
-        // A full disk, say.
+        // For example a full disk, which is no bad input.
         model::Error::Io { .. } => error.into(),
         wrong => BadInput::new(wrong.to_string()),
     })
 }
 
-/// Where `ref_model` is; none where it is not set.
+/// The path of `ref_model`; `None` if the key is not set.
 pub fn locate_ref_model(config: &Config) -> anyhow::Result<Option<PathBuf>> {
     config.ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose().or_bad_input_in("`ref_model`")
 }

@@ -1,4 +1,4 @@
-//! A model directory, loaded: weights, tokenizer, chat template, and the ids that end a completion.
+//! Loads a model directory: weights, tokenizer, chat template, and the token ids that end a completion.
 
 use super::{Builder, check_base, locate};
 use crate::bad_input;
@@ -16,43 +16,43 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use telemetry::counted;
 
-/// Writes files into a directory, from any thread: it holds what it writes.
+/// A closure that writes files into a directory. It owns what it writes, so any thread can run it.
 pub type WriteFiles = Box<dyn FnOnce(&Path) -> anyhow::Result<()> + Send>;
 
-/// A language model with its words.
+/// A language model with its tokenizer, chat template and end-of-sequence ids.
 pub struct Policy {
-    /// Where it came from.
+    /// The directory that the model was loaded from.
     pub dir: PathBuf,
-    /// A hash of the weights there, if an adapter on them is to record it.
+    /// The hash of the weights in `dir`, set if an adapter trained on them must record it.
     pub base_sha256: Option<String>,
-    /// What is written beside the weights when it is saved.
+    /// Files that a saved model gets beside its weights, as they were in `dir`.
     pub copied: Arc<CopiedFiles>,
-    /// The weights, and the adapter on them.
+    /// The base weights, and the adapter on them, if there is one.
     pub weights: AdaptedWeights,
-    /// Text to ids and back.
+    /// Converts text to token ids and back.
     pub tokenizer: Arc<Tokenizer>,
-    /// How a conversation becomes text, if the model says so.
+    /// The chat template, if the model has one; it turns a conversation into text.
     pub chat: Option<Arc<ChatTemplate>>,
-    /// Ids that end a completion.
+    /// Token ids that end a completion.
     pub eos_ids: Vec<u32>,
 }
 
 impl Policy {
-    /// The model of `dir` from its parts.
+    /// A policy of the model in `dir`, made of parts that are loaded already.
     pub(crate) fn of(dir: PathBuf, assets: ModelAssets, weights: AdaptedWeights) -> Policy {
         let ModelAssets { tokenizer, chat, eos_ids, copied, .. } = assets;
         Policy { dir, base_sha256: None, copied: Arc::new(copied), weights, tokenizer, chat, eos_ids }
     }
 
-    /// Loads a directory. Whatever is wrong with it is the caller's input: exit code 2.
+    /// Loads a model directory. An error is the user's bad input (exit code 2).
     pub fn load(ctx: &Context, dir: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
         let assets = load_assets(dir, Head::Lm, dtype)?;
         let weights = load_weights(ctx, dir, &assets.config)?;
         Ok(Policy::of(dir.to_owned(), assets, AdaptedWeights::new(ctx.memory(), weights, None)))
     }
 
-    /// Loads a policy with the adapter of a PEFT directory on it, which must have been trained on these weights. Where
-    /// the adapter does not name them, `warn` is told.
+    /// Loads a policy and puts the adapter of a PEFT directory on it, after checking that the adapter was trained on
+    /// these weights. If the adapter does not record its base, `warn` is called instead.
     pub fn load_with(
         ctx: &Context,
         dir: &Path,
@@ -64,7 +64,7 @@ impl Policy {
         Policy::load_with_other(ctx, dir, adapter, dtype)
     }
 
-    /// Loads a policy with an adapter, whatever weights the adapter says it was trained on.
+    /// Loads a policy with an adapter, and does not check which base weights the adapter was trained on.
     pub fn load_with_other(
         ctx: &Context,
         dir: &Path,
@@ -76,8 +76,8 @@ impl Policy {
         Ok(policy)
     }
 
-    /// The model of `dir` with an adapter on it, of a language model or of a reward model, as the adapter says. On
-    /// which weights it was trained is not looked at.
+    /// Loads the model in `dir` with an adapter on it. The adapter's own configuration says whether the result is a
+    /// language model or a reward model. Which base weights the adapter was trained on is not checked.
     pub fn load_below(ctx: &Context, dir: &Path, adapter: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
         if !model::peft::load_adapter_config(adapter).or_bad_input()?.scores {
             return Policy::load_with_other(ctx, dir, Some(adapter), dtype);
@@ -89,31 +89,32 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Puts the adapter of a PEFT directory on it.
+    /// Puts the adapter of a PEFT directory on this policy.
     pub fn adapt(&mut self, ctx: &Context, adapter: &Path) -> anyhow::Result<()> {
         let adapter = model::peft::load_adapter(ctx.memory(), adapter, self.weights.base.current()).or_bad_input()?;
         self.weights.adapter = Some(WeightSlots::new(ctx.memory(), adapter));
         Ok(())
     }
 
-    /// Takes up the weights that [`save`](Self::save) wrote to `dir`: the adapter's, where there is one.
+    /// Loads the weights that [`save`](Self::save) wrote to `dir`: the adapter's if there is one, else the model's.
     pub fn restore(&mut self, dir: &Path) -> anyhow::Result<()> {
         self.weights.restore(dir).or_bad_input()
     }
 
-    /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT
-    /// does. The weights are what they compute in: every bit of them, and no more.
+    /// Writes a directory that this program and transformers can load. With an adapter, only the adapter is written, as
+    /// PEFT does. Weights are written in the dtype that they compute in, so no bit of them is lost.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
         self.writer()(dir)
     }
 
-    /// Writes the weights as they are now, even if the policy changes meanwhile.
+    /// A closure that saves the present weights, even if the policy is updated before the closure runs.
     pub(crate) fn writer(&self) -> WriteFiles {
         let snapshot = self.snapshot();
         Box::new(move |dir| snapshot.save(dir))
     }
 
-    /// The weights as they are now, to be saved later. While it is there, the next step writes another slot.
+    /// A snapshot of the present weights, to be saved later. While the snapshot exists, updates write to another memory
+    /// slot.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             weights: self.weights.hold(),
@@ -123,12 +124,13 @@ impl Policy {
         }
     }
 
-    /// Whether every number of its weights is finite, an adapter's aside.
+    /// Whether all base weights are finite; an adapter's weights are not checked.
     pub(crate) fn weights_are_finite(&self) -> bool {
         not_finite_tensor(self.weights.base.current()).is_none()
     }
 
-    /// Words for why it gives numbers that are not finite: the first tensor of its weights that has one, if any does.
+    /// Text that explains non-finite outputs: it names the first tensor with a non-finite weight, or else says that
+    /// activations overflow.
     pub fn why_not_finite(&self) -> String {
         match not_finite_tensor(self.weights.base.current()) {
             Some(name) => {
@@ -141,7 +143,7 @@ impl Policy {
         }
     }
 
-    /// A line about what is trained, and on what.
+    /// One line for the console: how many parameters the model has, and how many of an adapter are trained.
     pub fn describe(&self, ctx: &Context) -> String {
         let parameters: usize =
             self.weights.base.current().tensors().iter().map(|t| t.shape.iter().product::<usize>()).sum();
@@ -165,13 +167,13 @@ impl Policy {
         )
     }
 
-    /// The model's shape.
+    /// The model's architecture and sizes.
     pub fn config(&self) -> &Arc<ModelConfig> {
         self.weights.config()
     }
 }
 
-/// A policy's weights of one version.
+/// A policy's weights of one version, which later updates do not change.
 pub struct Snapshot {
     weights: HeldWeights,
     copied: Arc<CopiedFiles>,
@@ -180,14 +182,14 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// As [`Policy::save`].
+    /// Saves the snapshot as [`Policy::save`] does.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
         let base = BaseModel { name: &self.base, sha256: self.base_sha256.as_deref() };
         Ok(self.weights.save(dir, base, &self.copied)?)
     }
 }
 
-/// The name of the first tensor that has a value which is not finite.
+/// The name of the first tensor that contains NaN or an infinity, if any does.
 fn not_finite_tensor(source: &dyn TensorSource) -> Option<String> {
     source.tensors().into_iter().map(|tensor| tensor.name).find(|name| {
         let mut finite = true;
@@ -199,8 +201,8 @@ fn not_finite_tensor(source: &dyn TensorSource) -> Option<String> {
     })
 }
 
-/// What is read of a model's directory before its weights, to become, or be, a model with this head that computes in
-/// `dtype`.
+/// Reads everything of a model directory except its weights, for a model with this head that computes in `dtype`. The
+/// directory's model may have another head.
 pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType) -> anyhow::Result<ModelAssets> {
     if !dir.is_dir() {
         return Err(BadInput::new(format!(
@@ -213,20 +215,21 @@ pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType) -> anyhow::Resul
     assets.map_err(|e| BadInput::new(e.to_string()))
 }
 
-/// The shape of the model in a directory, where its words are not needed, for computing in `compute`.
+/// Reads the model configuration in `dir`, without the tokenizer; the model will compute in `compute`.
 pub fn load_config(dir: &Path, compute: kernels::DType) -> anyhow::Result<ModelConfig> {
     refuse_adapter(dir)?;
     let config = ModelConfig::load(&dir.join("config.json")).map_err(|e| BadInput::new(e.to_string()))?;
     Ok(ModelConfig { compute, ..config })
 }
 
-/// The weights of a directory. On `Device::Meta` they have shapes alone, and no file is read.
+/// Loads the weights in `dir`. On `Device::Meta` the tensors have shapes but no data, and no file is read.
 pub fn load_weights(ctx: &Context, dir: &Path, config: &Arc<ModelConfig>) -> anyhow::Result<Weights> {
     Weights::load(ctx.memory(), dir, config).or_bad_input()
 }
 
-/// The weights that a run trains: those of the model, with the adapter that it continues, or that the configuration
-/// asks for; as they were at the checkpoint that it begins from, if there is one. A new head of scores begins at 0.
+/// The weights that a run trains: the model's, with a new adapter if the configuration asks for one, or the adapter
+/// whose training the run continues. If the run resumes from a checkpoint, they are loaded from it. A new score head
+/// begins at 0.
 pub fn trained_weights(
     builder: &mut Builder<'_>,
     source: &ModelSource,
@@ -238,12 +241,12 @@ pub fn trained_weights(
         Head::Lm => load_weights(ctx, dir, model),
         Head::Score(_) => {
             let mut weights = load_scorer(ctx, dir, model.compute)?;
-            // It knows the tokenizer's padding token, too.
+            // `model` also knows the tokenizer's padding token.
             weights.config = Arc::clone(model);
             Ok(weights)
         }
     };
-    // A plan counts the slots, and makes none.
+    // A plan counts shared memory slots and allocates none.
     let sharing = builder.sharing.as_ref().filter(|_| !builder.is_plan());
     let Some(lora) = config.adapter() else {
         let weights = load(checkpoint.unwrap_or(&source.dir))?;
@@ -259,7 +262,7 @@ pub fn trained_weights(
     };
     let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, config.seed).or_bad_input()?;
     let from = checkpoint.or(source.adapter.as_deref()).filter(|_| ctx.memory().has_values());
-    // That of a checkpoint is compared when the run's files have been hashed.
+    // The base of a checkpoint's adapter is compared later, when the run's files have been hashed.
     if let (None, Some(dir), false) = (checkpoint, from, config.allow_other_base) {
         check_base(dir, &source.dir, stop, |what| sinks.warn(what))?;
     }
@@ -267,7 +270,8 @@ pub fn trained_weights(
     in_slots(builder, ctx, weights, Some(adapter), place)
 }
 
-/// What is trained in its slots: one; of a run with workers as many as versions may be in use, which they read.
+/// Puts the trained weights into memory slots: one slot, or with workers one for each version that a worker may be
+/// reading.
 fn in_slots(
     builder: &Builder<'_>,
     ctx: &Context,
@@ -284,21 +288,21 @@ fn in_slots(
     Ok(slots)
 }
 
-/// The model that a run is given: a model's directory, or an adapter's with that of the model below.
+/// Where a run's model lies: a model directory, or an adapter's directory and that of its base model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSource {
-    /// The model's directory.
+    /// The directory of the base model.
     pub dir: PathBuf,
-    /// The directory of the adapter on it whose training a run continues.
+    /// The directory of the adapter whose training the run continues.
     pub adapter: Option<PathBuf>,
 }
 
 impl ModelSource {
-    /// What `model_name_or_path` names, to become, or be, a model with this head.
+    /// Finds the model that `model_name_or_path` names, for a run whose model has this head.
     pub fn of(config: &Config, head: Head) -> anyhow::Result<ModelSource> {
         let name = config.model_name_or_path.as_deref().unwrap_or_default();
         let source = ModelSource::named(name, head)?;
-        // Only then does the configuration know what adapter it is.
+        // Only a local adapter directory has been read into the configuration's adapter keys.
         if let Some(dir) = source.adapter.as_ref().filter(|_| !is_adapter(Path::new(name))) {
             bad_input!(
                 "the model {name} is an adapter: to continue its training give its directory, {}",
@@ -308,7 +312,7 @@ impl ModelSource {
         Ok(source)
     }
 
-    /// The model or the adapter of this name.
+    /// Finds the model or the adapter of this name, a path or Hub id.
     pub fn named(name: &str, head: Head) -> anyhow::Result<ModelSource> {
         let dir = locate(name, HubKind::Model)?;
         if !is_adapter(&dir) {
@@ -343,13 +347,13 @@ impl ModelSource {
     }
 }
 
-/// The directory of the language model that `name` names, and, where that is an adapter, the adapter's.
+/// Finds the language model that `name` names: its directory, and the adapter's directory if `name` is an adapter.
 pub fn locate_model(name: &str) -> anyhow::Result<(PathBuf, Option<PathBuf>)> {
     let ModelSource { dir, adapter } = ModelSource::named(name, Head::Lm)?;
     Ok((dir, adapter))
 }
 
-/// An adapter is not a model: says so, before files are missed.
+/// Refuses an adapter's directory where a model is needed, before errors about missing files would come.
 fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
     if is_adapter(dir) {
         return Err(BadInput::new(format!(
@@ -361,7 +365,7 @@ fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The weights of a reward model: of its directory, or the trunk of a language model under a head that begins at 0.
+/// Loads the weights of a reward model. If `dir` has a language model, its trunk gets a score head that begins at 0.
 pub fn load_scorer(ctx: &Context, dir: &Path, compute: kernels::DType) -> anyhow::Result<Weights> {
     let config = load_config(dir, compute)?;
     match config.head {

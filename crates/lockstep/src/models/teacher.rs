@@ -1,4 +1,4 @@
-//! Which model can score the completions of a policy without being of its shape.
+//! Checks which model can be the teacher of distillation. Its architecture may differ from the policy's.
 
 use super::{load_assets, locate};
 use crate::bad_input;
@@ -9,8 +9,8 @@ use model::{Head, ModelAssets, ModelConfig};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The directory and the shape of the language model that `key` names; refuses one that does not read the tokens of
-/// `policy` as the policy does: each must have the same id in both vocabularies. The other may have more.
+/// The directory and configuration of the teacher model `name`, which the configuration key `key` gives. A teacher is
+/// refused unless every token of `policy` has the same id in the teacher's vocabulary, which may have more tokens.
 pub fn teacher(
     config: &Config,
     key: &str,

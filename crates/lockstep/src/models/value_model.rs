@@ -1,4 +1,4 @@
-//! Which model can be the value model of a policy.
+//! Checks which model can be the value model of a PPO policy.
 
 use super::load_config;
 use crate::bad_input;
@@ -6,7 +6,7 @@ use model::{Head, ModelConfig};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The shape of the model in `dir`; refuses one that cannot be the value model of `policy`.
+/// The configuration of the model in `dir`; an error if that model cannot be the value model of `policy`.
 pub fn value_model_shape(dir: &Path, policy: &ModelConfig) -> anyhow::Result<Arc<ModelConfig>> {
     let config = load_config(dir, policy.compute)?;
     let found = match config.head {

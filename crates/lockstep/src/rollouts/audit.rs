@@ -1,4 +1,4 @@
-//! Jobs that are done again, and the first bit in which an answer is not what its job gives.
+//! Repeats workers' jobs, and finds the first bit in which a worker's answer differs from the repeated one.
 
 use super::jobs::{GroupAnswer, GroupJob, score};
 use crate::stop::StopSignal;
@@ -10,16 +10,16 @@ use rollout::{Completion, Engine};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Where an answer parts from its job.
+/// The first difference between a worker's answer and the repeated job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// Of the group.
+    /// The index of the completion in its group.
     pub completion: usize,
-    /// Of the completion, if it is one of its tokens.
+    /// The index of the token in its completion, if the difference is at a token.
     pub token: Option<usize>,
-    /// Of what.
+    /// The name of the value that differs.
     pub what: String,
-    /// The worker's, and the job's, with the bits of numbers.
+    /// The worker's value and the repeated job's, as text; numbers with their bits.
     pub given: String,
     pub remade: String,
 }
@@ -33,21 +33,21 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Who does jobs again.
+/// Repeats jobs.
 pub struct Remaker<'a> {
-    /// Generates.
+    /// The engine that generates.
     pub engine: &'a mut Engine,
-    /// Those that give the same score whenever they are asked are asked again.
+    /// The reward functions; only deterministic ones are called again.
     pub rewards: &'a mut [Box<dyn Reward>],
-    /// Decodes for them.
+    /// Decodes completions for the reward functions.
     pub tokenizer: &'a Tokenizer,
-    /// Ends it.
+    /// Cancels the repetition.
     pub stop: &'a StopSignal,
 }
 
 impl Remaker<'_> {
-    /// The answers to `jobs` by their numbers, by weights of the version that the jobs name. Of their rewards those are
-    /// asked that `asked` says.
+    /// Repeats `jobs` and returns each job with its answer, by group number. `model` must have the version that the
+    /// jobs name. Only the reward functions for which `asked` is true are called.
     pub fn remake(
         &mut self,
         model: ModelView<'_>,
@@ -75,7 +75,7 @@ impl Remaker<'_> {
     }
 }
 
-/// The first bit in which `given`, the answer to a job that asked `rewards`, is another than `remade`.
+/// The first bit in which `given`, a worker's answer to a job with these `rewards`, differs from `remade`.
 pub fn difference(
     given: &GroupAnswer,
     rewards: &[String],
@@ -116,7 +116,7 @@ fn differs(what: &str) -> Difference {
     Difference { completion: 0, token: None, what: what.to_owned(), given, remade }
 }
 
-/// The first place where two lists differ.
+/// The first index at which two lists differ.
 fn list<T: PartialEq>(what: &str, a: &[T], b: &[T], show: impl Fn(&T) -> String) -> Option<Difference> {
     let at = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
     let value = |list: &[T]| list.get(at).map_or_else(|| "none".to_owned(), &show);

@@ -1,8 +1,9 @@
-//! The collector: weights and numbered prompts in, scored groups with their metrics out. Training, evaluation and
-//! `lockstep eval` share it.
+//! The collector generates completions of numbered prompts with given weights, scores them, and returns scored groups
+//! with their metrics. Training, evaluation and `lockstep eval` all use it.
 //!
-//! What it gives is a value. Nothing of a call stays behind but the order in which rewards were asked, so whoever rolls
-//! a step back has nothing to undo here. It knows no run: not its steps, nor its logs, nor its configuration.
+//! A collection is a plain value. Apart from the order of calls to the reward functions, a call leaves no state behind,
+//! so rolling back a step needs no undo here. The collector does not depend on the run: its steps, logs or
+//! configuration.
 
 use super::function::FunctionRollouts;
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};
@@ -20,74 +21,74 @@ use std::thread::Scope;
 use std::time::Duration;
 use telemetry::{Stages, stages::Span};
 
-/// A wait for rewards that is longer is reported, and then again each time that it has passed.
+/// The interval at which a wait for reward functions is reported.
 const LONG_WAIT: Duration = Duration::from_secs(10);
 
-/// Completes prompts, and asks rewards about each group as soon as it has ended.
+/// Generates completions, and scores each group as soon as it has ended.
 pub struct Collector {
-    /// Generates.
+    /// The engine that generates.
     pub engine: Engine,
-    /// Makes completions in the engine's place, which it may ask.
+    /// The caller's function that makes completions in place of the engine; it may use the engine.
     pub function: Option<FunctionRollouts>,
-    /// Score them.
+    /// The reward functions.
     pub rewards: Vec<Box<dyn Reward>>,
-    /// Decodes completions for the rewards.
+    /// Decodes completions for the reward functions.
     pub tokenizer: Arc<Tokenizer>,
-    /// Ends a collection.
+    /// Cancels a collection.
     pub stop: StopSignal,
 }
 
-/// What is to be collected.
+/// What a collector must generate and score.
 pub struct CollectRequest<'a> {
-    /// The row of each group, by the group's number in the run, which names its noise.
+    /// The dataset row of each group, by the group's number in the run, from which its random numbers are derived.
     pub prompts: Prompts,
-    /// Completions of a prompt.
+    /// Completions of each prompt.
     pub num_generations: usize,
-    /// How tokens are drawn.
+    /// The sampling parameters of each group.
     pub sampling: &'a SamplingPlan,
-    /// The weight of each reward in a completion's total.
+    /// The weight of each reward function in a completion's total reward.
     pub reward_weights: &'a [f64],
-    /// Optimizer steps done: rewards receive the number.
+    /// Optimizer steps done so far, which reward functions are told.
     pub step: u64,
-    /// Whether a log-probability of the engine that is not finite is an error, [`NonFiniteLogp`]: a sampler that sees
-    /// NaN gives some token all the same.
+    /// Whether a non-finite log-probability is the error [`NonFiniteLogp`]. Otherwise sampling from NaN logits returns
+    /// an arbitrary token.
     pub refuse_non_finite: bool,
 }
 
-/// What is there before a collection, and what is to be made beside it.
+/// Work that exists before a collection starts: groups to continue, and requests of later batches to run beside it.
 #[derive(Default)]
 pub struct Begun {
-    /// What groups of the request have so far; the others begin.
+    /// The state of those groups of the request that are already begun; the others start anew.
     pub so_far: Vec<RolloutGroup>,
-    /// Of later batches, which no reward is asked about yet.
+    /// Requests of later batches, which run in the same engine; no reward function scores them yet.
     pub beside: Vec<Request>,
 }
 
-/// Who looks on.
+/// Callbacks that observe a collection.
 pub struct Observer<'a> {
-    /// Gets a span "rollout" and a span "rewards": what a device did is counted between those.
+    /// Records a span "rollout" and a span "rewards"; a device's operations are counted between them.
     pub stages: &'a Stages,
-    /// Told which reward is waited for, and since when, every ten seconds of such a wait.
+    /// Called every ten seconds of a wait for reward functions, with the slowest one's name and how long it has taken.
     pub on_wait: &'a (dyn Fn(&str, Duration) + Sync),
 }
 
-/// Scored groups, and what they took.
+/// The result of a collection: scored groups, and how long they took.
 #[derive(Clone)]
 pub struct Collected {
-    /// The groups, with the metrics and the problems of rewards.
+    /// The groups, with the metrics and the errors of reward functions.
     pub scored: ScoredRollouts,
-    /// The first number that neither a group nor its noise has.
+    /// The next free group number.
     pub next_number: u64,
     /// Seconds of generation.
     pub rollout_s: f64,
-    /// Seconds of scoring after generation had ended.
+    /// Seconds of scoring after generation ended.
     pub reward_s: f64,
     /// Seconds of scoring that overlapped generation.
     pub overlapped_s: f64,
 }
 
 impl Collected {
-    /// Reports the scoring that overlapped generation.
+    /// Reports the spans of scoring that overlapped generation.
     pub fn record_overlapped(&self, stages: &Stages) {
         for &(start, seconds) in &self.scored.overlapped {
             stages.record_overlapped("rewards", start, seconds);
@@ -95,14 +96,15 @@ impl Collected {
     }
 }
 
-/// The logits of a model are not finite.
+/// The error of a model whose logits are not finite.
 #[derive(Debug, thiserror::Error)]
 #[error("a token's log-probability is {0}")]
 pub struct NonFiniteLogp(pub f32);
 
-/// Who collects: a [`Collector`], or whoever passes the request on to one.
+/// Collects scored groups: a [`Collector`] itself, or a proxy that passes requests to one in another thread or process.
 pub trait Collect {
-    /// `num_generations` completions of each prompt by the current version of `weights`, scored by every reward.
+    /// Generates `num_generations` completions of each prompt with the current version of `weights`, and scores them
+    /// with every reward function.
     fn collect(
         &mut self,
         weights: &AdaptedWeights,
@@ -110,7 +112,8 @@ pub trait Collect {
         observer: &Observer<'_>,
     ) -> anyhow::Result<Collected>;
 
-    /// The same of groups that have begun, and what the requests beside them give, in the order of their numbers.
+    /// Like `collect`, for groups that are already begun. Also returns the groups of the requests beside them, sorted
+    /// by number.
     fn continue_with(
         &mut self,
         _weights: &AdaptedWeights,
@@ -121,16 +124,17 @@ pub trait Collect {
         anyhow::bail!("completions that have begun cannot be continued where this run collects")
     }
 
-    /// What completions are guessed from, for whoever resumes the run. It may be lost.
+    /// The engine's texts for speculative decoding, which a resumed run restores. Losing them costs time and changes no
+    /// bit.
     fn drafts(&self) -> Vec<u8> {
         Vec::new()
     }
 
-    /// Takes up what [`drafts`](Self::drafts) gave.
+    /// Restores what [`drafts`](Self::drafts) returned.
     fn restore_drafts(&mut self, _bytes: &[u8]) {}
 }
 
-/// Takes a collector to where it is asked, and gives who passes requests on to it.
+/// Moves a collector to the thread that will own it, and returns the proxy that passes requests to it.
 pub type PlaceCollector = Box<dyn FnOnce(Collector) -> Box<dyn Collect>>;
 
 impl Collect for Collector {
@@ -163,8 +167,8 @@ impl Collect for Collector {
 }
 
 impl Collector {
-    /// `num_generations` completions of each prompt by `model`, scored by every reward. A group that has ended is
-    /// scored while others are still generated, by the rewards that need no more than a group.
+    /// Generates `num_generations` completions of each prompt with `model`, and scores them. Reward functions that
+    /// score a group by itself do so while other groups are still being generated.
     pub fn collect_with(
         &mut self,
         model: ModelView<'_>,
@@ -234,12 +238,12 @@ impl Collector {
                     groups
                 }
             };
-            // What is left to score: this is what rewards cost beside generation.
+            // The scoring that is left: the time that reward functions add after generation.
             let span = stages.span("rewards");
             let scored = watched(scope, job.asked(), *on_wait, || job.finish(groups, BTreeMap::new()))?;
             Ok((scored, span.end()))
         })?;
-        // After a stop request rewards may have returned early, with anything.
+        // After a stop request, reward functions may have returned early with invalid scores.
         stop.check()?;
         let overlapped_s = scored.overlapped.iter().map(|(_, seconds)| seconds).sum();
         others.sort_unstable_by_key(|group: &RolloutGroup| group.id);
@@ -247,13 +251,13 @@ impl Collector {
     }
 }
 
-/// Enters what operations counted since `before` into a span.
+/// Adds to a span the FLOPs and bytes that operations have counted since `before`.
 pub fn record_ops(span: &Span, before: (u64, u64)) {
     let now = kernels::context::counted();
     span.work((now.0 - before.0) as f64, (now.1 - before.1) as f64);
 }
 
-/// Enters what an engine did into its span and the counts of the step.
+/// Adds the engine's times and counts to its span and to the counts of the step.
 fn record_counters(stages: &Stages, span: &Span, done: Counters) {
     span.part("prefill", done.prefill_time.as_secs_f64());
     span.part("decode", done.decode_time.as_secs_f64());
@@ -277,7 +281,7 @@ pub(super) fn finite_logps(groups: &[RolloutGroup]) -> Result<(), NonFiniteLogp>
     logps.find(|logp| !logp.is_finite()).map_or(Ok(()), |&logp| Err(NonFiniteLogp(logp)))
 }
 
-/// Runs `wait`, which waits for rewards. While it takes long, `on_wait` gets the name of the slowest reward.
+/// Runs `wait`, which waits for reward functions. While it takes long, calls `on_wait` with the slowest one's name.
 pub(super) fn watched<'scope, T>(
     scope: &'scope Scope<'scope, '_>,
     asked: Asked,

@@ -1,5 +1,5 @@
-//! Evaluation: completions of held-out prompts, scored by the same rewards, and pass@k. What no reward scored is in no
-//! mean.
+//! Evaluation: generates completions of held-out prompts, scores them with the run's reward functions, and computes
+//! pass@k. Completions without a score are left out of every mean.
 
 use crate::config::{Config, SamplingPlan, WorkloadBounds, eval_sampling};
 use crate::data::DatasetSpec;
@@ -16,58 +16,58 @@ use rollout::{FinishReason, SamplingParams};
 use std::sync::Arc;
 use train::evaluation::pass_at_k;
 
-/// Rollout numbers of evaluation lie apart from those of training: evaluating changes no completion of training.
+/// Group numbers of evaluation start here, apart from training's, so that evaluating changes no completion of training.
 const EVALUATION: u64 = 1 << 62;
 
-/// A completion is right if the reward that decides it (`eval_pass_at_k_reward`) gives so much, whatever its weight.
+/// A completion is right if the reward of `eval_pass_at_k_reward` is at least this, regardless of reward weights.
 const RIGHT: f64 = 1.0;
 
-/// What an evaluation reports of lengths.
+/// Names of the metrics on lengths that an evaluation reports.
 const MEAN_LENGTH: &str = "completions/mean_length";
 const CLIPPED_RATIO: &str = "completions/clipped_ratio";
 
-/// Held-out prompts, a set or several, and how they are sampled.
+/// The held-out prompts of an evaluation, in one or several sets, and how completions are sampled.
 pub struct Evaluation {
     sets: Vec<EvalSet>,
     sampling: SamplingPlan,
     generations: usize,
     pass_at_k: Vec<usize>,
-    /// The place of the reward that says whether a completion is right.
+    /// The index of the reward function that decides whether a completion is right.
     right: usize,
 }
 
-/// A set of held-out prompts.
+/// A named set of held-out prompts.
 #[derive(Clone)]
 pub struct EvalSet {
-    /// Its name in `eval_datasets`; empty for that of `eval_dataset_name`.
+    /// The set's name in `eval_datasets`; empty for the set of `eval_dataset_name`.
     pub name: String,
-    /// The prompts.
+    /// The encoded prompts.
     pub questions: PromptDataset,
 }
 
-/// What came out of a set.
+/// The result of evaluating one set.
 pub struct Outcome {
-    /// The set's name; empty for that of `eval_dataset_name`.
+    /// The evaluation set's name; empty for the set of `eval_dataset_name`.
     pub name: String,
-    /// `eval_reward`, `eval_rewards/<name>/mean`, `eval_completions/…`, `eval_pass@k`; of a named set
-    /// `eval_<set>_reward`, ….
+    /// Names and values: `eval_reward`, `eval_rewards/<name>/mean`, `eval_completions/…`, `eval_pass@k`; for a named
+    /// set `eval_<set>_reward` and so on.
     pub metrics: Vec<(String, f64)>,
-    /// What kept rewards from giving a score.
+    /// Errors of reward functions.
     pub problems: Vec<Problem>,
-    /// Completions that no reward scored, where none says why.
+    /// A warning if completions have no score and no reward function reported an error.
     pub unscored: Option<String>,
-    /// The scored completions of each prompt.
+    /// The prompts with their scored completions.
     pub rollouts: Rollouts,
 }
 
 impl Outcome {
-    /// The value of a metric, without `eval_` and the set's name.
+    /// The value of a metric; `name` has neither `eval_` nor the set's name.
     pub fn metric(&self, name: &str) -> Option<f64> {
         find(&self.metrics, &format!("{}{name}", prefix(&self.name)))
     }
 }
 
-/// Reads and encodes these sets. Every reward must find its columns in each.
+/// Reads and encodes evaluation sets, and checks that each has the columns that the reward functions read.
 pub fn load_sets(
     specs: Vec<(String, DatasetSpec)>,
     config: &Config,
@@ -82,7 +82,7 @@ pub fn load_sets(
     specs.into_iter().map(load).collect()
 }
 
-/// `bounds` widened to what evaluating these sets takes.
+/// `bounds`, raised to what evaluating these sets needs.
 pub fn with_sets(bounds: WorkloadBounds, sets: &[EvalSet], config: &Config) -> WorkloadBounds {
     let longest = sets.iter().map(|set| set.questions.longest()).max().unwrap_or(0);
     let most = sets.iter().map(|set| set.questions.all.len()).max().unwrap_or(0);
@@ -93,17 +93,17 @@ pub fn with_sets(bounds: WorkloadBounds, sets: &[EvalSet], config: &Config) -> W
     }
 }
 
-/// What the metrics of a set begin with, as transformers' Trainer names them.
+/// The prefix of the metric names of a set, as in transformers' Trainer.
 pub fn prefix(set: &str) -> String {
     if set.is_empty() { "eval_".to_owned() } else { format!("eval_{set}_") }
 }
 
-/// The value of an evaluation metric, with or without `eval_`.
+/// The value of the evaluation metric `name`, with or without the prefix `eval_`.
 pub fn find(metrics: &[(String, f64)], name: &str) -> Option<f64> {
     metrics.iter().find(|(n, _)| n == name || n.strip_prefix("eval_") == Some(name)).map(|(_, v)| *v)
 }
 
-/// Words for an error: completions of a broken model are not scored.
+/// Adds an explanation to the error of a model whose log-probabilities are not finite.
 fn explained(error: anyhow::Error, policy: &Policy) -> anyhow::Error {
     match error.downcast_ref() {
         Some(NonFiniteLogp(logp)) => anyhow::anyhow!(
@@ -115,7 +115,7 @@ fn explained(error: anyhow::Error, policy: &Policy) -> anyhow::Error {
     }
 }
 
-/// The names of what an evaluation by `rewards` gives, where they score anything.
+/// The names of all metrics that an evaluation reports if every reward function scores.
 pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String> {
     let of_rewards = rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("rewards/{}/{what}", r.name())));
     let of_all = ["reward", "reward_std"].into_iter().filter(|_| !rewards.is_empty());
@@ -129,7 +129,7 @@ pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String>
 }
 
 impl Evaluation {
-    /// An evaluation as the configuration asks for it, with the sampling of training or greedy.
+    /// An evaluation as the configuration describes it; `training` are the sampling parameters of training.
     pub fn new(
         config: &Config,
         sets: Vec<EvalSet>,
@@ -155,14 +155,14 @@ impl Evaluation {
         })
     }
 
-    /// How completions are drawn.
+    /// The sampling parameters of the evaluation.
     pub fn sampling(&self) -> Arc<SamplingParams> {
         self.sampling.common().clone()
     }
 
-    /// Completes all prompts of each set and scores the completions. The same noise each time and in each set:
-    /// evaluations of a run differ by the weights alone, and a set's numbers do not depend on what other sets there
-    /// are.
+    /// Completes all prompts of each set and scores the completions. The random numbers are the same in each evaluation
+    /// and each set: evaluations of a run differ only by the weights, and a set's metrics do not depend on the other
+    /// sets.
     pub fn run(
         &self,
         collector: &mut dyn Collect,
@@ -187,7 +187,7 @@ impl Evaluation {
         self.sets.iter().map(&mut run_set).collect()
     }
 
-    /// The metrics of a set's scored completions.
+    /// Computes the metrics of a set from its scored completions.
     fn outcome(&self, set: &EvalSet, output: ScoredRollouts) -> Outcome {
         let prefix = prefix(&set.name);
         let unscored = output.unscored_warning();
@@ -195,7 +195,7 @@ impl Evaluation {
         let totals = train::advantages::compute(&rollouts.rewards(), train::ScaleRewards::None);
         let mut metrics: Vec<(String, f64)> = Vec::new();
         for (name, value) in &totals.metrics {
-            // Of the metrics of advantages, those about rewards mean something here.
+            // Of the metrics that come with advantages, only those about rewards mean something in an evaluation.
             if name != "frac_reward_zero_std"
                 && let Some(value) = value
             {
@@ -205,10 +205,10 @@ impl Evaluation {
         let completions = || rollouts.completions().map(|c| &c.completion);
         let lengths = rollout::length_metrics(completions());
         metrics.extend(find(&lengths, MEAN_LENGTH).map(|mean| (prefix.clone() + MEAN_LENGTH, mean)));
-        // Counted here: training has TRL's 1 − ended / all, whose last bit is another.
+        // Computed here, since training uses TRL's formula 1 − ended / all, which differs in the last bit.
         let cut = completions().filter(|c| c.finish_reason == FinishReason::Length).count();
         metrics.push((prefix.clone() + CLIPPED_RATIO, cut as f64 / completions().count().max(1) as f64));
-        // There may be no reward at all.
+        // There may be no reward function at all.
         let right = |c: &ScoredCompletion| c.rewards.get(self.right)?.map(|score| score >= RIGHT);
         let groups: Vec<Vec<bool>> =
             rollouts.groups.iter().map(|group| group.completions.iter().filter_map(right).collect()).collect();

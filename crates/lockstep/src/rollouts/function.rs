@@ -1,5 +1,5 @@
-//! Completions that a program's own function makes, with the engine, an environment or another model: TRL's
-//! `rollout_func`. Knows no reward.
+//! Completions made by a function of the calling program (TRL's `rollout_func`), with the engine, an environment or
+//! another model. This module does not depend on reward functions.
 
 use super::scoring::{GivenColumns, Prompts};
 use crate::bad_input;
@@ -17,46 +17,48 @@ use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a [`RolloutFunction`] is asked for.
+/// What a [`RolloutFunction`] must complete.
 pub struct RolloutRequest<'a> {
-    /// The prompt of each completion; those of a group stand behind one another.
+    /// A prompt for each completion; the completions of a group are adjacent and have the same prompt.
     pub prompts: Vec<&'a Content>,
-    /// Completions of a group.
+    /// Completions in each group.
     pub num_generations: usize,
-    /// How the run draws tokens.
+    /// The run's sampling parameters.
     pub sampling: &'a SamplingParams,
 }
 
-/// A completion of a program's own.
+/// A completion made by the caller's function.
 #[derive(Clone, Debug, Default)]
 pub struct GivenCompletion {
-    /// The prompt's ids, the same for all of a group.
+    /// Token ids of the prompt, the same for all completions of a group.
     pub prompt_ids: Vec<u32>,
-    /// What follows it.
+    /// Token ids of the completion.
     pub ids: Vec<u32>,
-    /// log π of each token under the policy that sampled it. NaN, or none: that of the policy as it is.
+    /// The log-probability of each token under the policy that sampled it. If NaN or `None`, the current policy
+    /// computes it.
     pub logps: Option<Vec<f32>>,
-    /// Whether the model sampled the token; others are an environment's, and not learned. Not there: it sampled all.
+    /// Whether the model sampled each token. Tokens from an environment are `false` and are not learned. `None`: all
+    /// sampled.
     pub mask: Option<Vec<bool>>,
-    /// What rewards are given beside the dataset's columns.
+    /// Columns that reward functions get besides the dataset's.
     pub columns: Map<String, Value>,
 }
 
-/// What the engine is to continue.
+/// A prompt that a rollout function gives to the engine.
 pub enum RolloutPrompt {
-    /// Ids as they are.
+    /// Token ids, used as they are.
     Ids(Vec<u32>),
-    /// A text, or a conversation that the chat template renders.
+    /// A text, or a conversation to be rendered by the chat template.
     Content(Content),
 }
 
-/// Completes prompts with the policy as it is: so many completions of each, drawn like this.
+/// Generates completions with the current policy: prompts, completions for each prompt, sampling parameters → groups.
 pub type Generate<'a> =
     dyn FnMut(Vec<RolloutPrompt>, usize, SamplingParams) -> anyhow::Result<Vec<RolloutGroup>> + Send + 'a;
 
-/// Makes completions in the place of the engine.
+/// A function of the calling program that makes completions in place of the engine.
 pub trait RolloutFunction: Send {
-    /// A completion for each prompt of the request, in its order.
+    /// Returns one completion for each prompt of the request, in the same order; it may call `generate`.
     fn complete(
         &mut self,
         request: &RolloutRequest<'_>,
@@ -64,46 +66,48 @@ pub trait RolloutFunction: Send {
     ) -> anyhow::Result<Vec<GivenCompletion>>;
 }
 
-/// A [`RolloutFunction`] failed, or gave what cannot be trained on.
+/// The error of a [`RolloutFunction`] that failed or returned completions that cannot be trained on.
 #[derive(Debug, thiserror::Error)]
 #[error("the rollout function failed")]
 pub struct RolloutFailed;
 
-/// A scorer that several use, one after the other: its buffers exist once.
+/// A scorer that several parts of a run use in turn, so that its buffers are allocated once.
 pub type SharedScorer = Arc<Mutex<Scorer>>;
 
-/// The caller's function, and what its completions are checked against.
+/// The caller's rollout function, and what is needed to check its completions.
 pub struct FunctionRollouts {
     pub function: Box<dyn RolloutFunction>,
     pub ctx: Context,
     pub tokenizer: Arc<Tokenizer>,
-    /// Renders conversations.
+    /// Renders conversations as text.
     pub template: Option<Arc<ChatTemplate>>,
-    /// Scores what has no log-probabilities.
+    /// Computes the log-probabilities that the function did not supply.
     pub scorer: SharedScorer,
-    /// `chat_template_kwargs`.
+    /// The values of the key `chat_template_kwargs`.
     pub kwargs: Map<String, Value>,
-    /// The most tokens of a prompt with its completion.
+    /// The most tokens of prompt and completion together.
     pub max_tokens: usize,
 }
 
-/// The groups of a function.
+/// The groups that a rollout function made.
 pub struct GivenRollouts {
     pub groups: Vec<RolloutGroup>,
-    /// The rows of the dataset, with the ids that the function gave them.
+    /// The dataset rows, with the prompt's token ids as the function returned them.
     pub prompts: Prompts,
-    /// What it says of each completion.
+    /// The function's additional columns for each completion.
     pub columns: GivenColumns,
-    /// The first rollout number that neither a group nor what the engine wrote for it has.
+    /// The next free group number, after those of the groups and of what the engine generated for the function.
     pub next: u64,
 }
 
-/// What the engine wrote for the function in this call: where that comes back as it was, its weights are known.
+/// What the engine generated for the function in this call: (prompt, completion) → log-probabilities, finish reason. If
+/// the function returns such a completion unchanged, its log-probabilities are known.
 type Written = HashMap<(Vec<u32>, Vec<u32>), (Vec<f32>, FinishReason)>;
 
 impl FunctionRollouts {
-    /// The function's completions of `prompts`. What it has the engine write has the noise of the prompts' own numbers,
-    /// one after the other: prompts that are completed once, in order, become what they would without a function.
+    /// Calls the function for `prompts`. What the function generates with the engine gets random numbers from the
+    /// prompts' own group numbers, in order; prompts that it completes once, in order, are completed as without a
+    /// function.
     pub fn rollouts(
         &mut self,
         engine: &mut Engine,
@@ -150,7 +154,7 @@ impl FunctionRollouts {
             .map(|made| GivenRollouts { next: next.max(first + prompts.len() as u64), ..made })
     }
 
-    /// Completions that can be trained on.
+    /// Checks that the completions can be trained on, and returns them.
     fn checked(
         &self,
         given: Vec<GivenCompletion>,
@@ -213,7 +217,7 @@ impl FunctionRollouts {
             .filter(|one| unknown(one))
             .map(|one| PromptCompletion { prompt: &one.prompt_ids, completion: &one.ids })
             .collect();
-        // At T = 0 the engine records those of T = 1.
+        // At temperature 0 the engine records the log-probabilities of temperature 1.
         let temperature = if sampling.temperature > 0.0 { sampling.temperature } else { 1.0 };
         let mut scorer = self.scorer.lock().unwrap_or_else(PoisonError::into_inner);
         let scores = scorer.score(&self.ctx, model, &unscored, temperature)?;
@@ -241,8 +245,8 @@ impl FunctionRollouts {
     }
 }
 
-/// A completion as if the engine had written it; `scores` are those of the policy, whose version is `version`, where
-/// the function knows none.
+/// Converts a function's completion to the engine's type. `scores` are the log-probabilities under the current policy,
+/// of version `version`, if the function did not supply them.
 fn completion(
     generation: usize,
     given: &GivenCompletion,
@@ -262,7 +266,7 @@ fn completion(
         (Some(logps), None) => (logps.clone(), of_engine.is_some_and(|(own, _)| bits(own) == bits(logps))),
     };
     let version = if is_policys { version } else { super::replay::NO_VERSION };
-    // As TRL: what does not end in an id that ends completions was cut.
+    // As in TRL, a completion whose last token is not an end-of-sequence id counts as truncated.
     let ended = given.ids.last().is_some_and(|id| stop_ids.contains(id));
     let reason = if ended { FinishReason::Stop } else { FinishReason::Length };
     Completion {

@@ -1,34 +1,34 @@
-//! A generation being built, round by round.
+//! Builds one generation batch in rounds.
 //!
 //! Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476): a group whose rewards are all equal has no advantage and
-//! teaches nothing, so fresh prompts are drawn in its place until the batch is full of groups whose rewards differ, or
-//! a number of rounds is reached. At that bound, groups without a deviation stay in the batch. A group keeps its place,
-//! so the order depends on the prompts alone.
+//! teaches nothing. In each round, fresh prompts replace such groups, until the rewards of every group differ or the
+//! maximum number of rounds is reached; then such groups stay. A new group takes the place of the one it replaces, so
+//! the order of groups depends on the prompts alone.
 
 use super::{Rollouts, ScoredGroup};
 
-/// Rewards whose range is up to this are all equal (as the standard deviation that TRL calls zero).
+/// Rewards whose range is at most this count as equal, as a standard deviation of this size counts as 0 in TRL.
 const ZERO_RANGE: f64 = 1e-8;
 
-/// Groups, and how many rounds they took.
+/// A generation batch being built, and the counts of its rounds.
 #[derive(Default)]
 pub struct Generation {
     rollouts: Rollouts,
-    /// Rounds done.
+    /// Rounds so far.
     rounds: usize,
-    /// Groups that fresh prompts took the place of.
+    /// Groups that were replaced by groups of fresh prompts.
     replaced: usize,
-    /// Sum and count of the rewards of everything drawn.
+    /// Sum and count of the rewards of all completions, also of replaced groups.
     reward: (f64, usize),
 }
 
 impl Generation {
-    /// Rounds done.
+    /// Rounds so far.
     pub fn rounds(&self) -> usize {
         self.rounds
     }
 
-    /// Places of the groups whose rewards do not differ.
+    /// Indices of the groups whose rewards are all equal.
     pub fn zero_std_groups(&self) -> Vec<usize> {
         let groups = self.rollouts.groups.iter().enumerate();
         groups.filter(|(_, group)| !self.differs(group)).map(|(place, _)| place).collect()
@@ -39,7 +39,7 @@ impl Generation {
         rewards().fold(f64::NEG_INFINITY, f64::max) - rewards().fold(f64::INFINITY, f64::min) > ZERO_RANGE
     }
 
-    /// Takes a round: the first, or one with a group for each of [`zero_std_groups`](Self::zero_std_groups).
+    /// Adds a round: the first, or one with a group for each of [`zero_std_groups`](Self::zero_std_groups).
     pub fn take(&mut self, fresh: Rollouts) {
         for reward in fresh.groups.iter().flat_map(|group| fresh.totals(group)) {
             self.reward = (self.reward.0 + reward, self.reward.1 + 1);
@@ -57,7 +57,7 @@ impl Generation {
         }
     }
 
-    /// The groups, and what dynamic sampling logs.
+    /// The finished groups, and the metrics of dynamic sampling.
     pub fn finish(self) -> (Rollouts, [(&'static str, f64); 4]) {
         let metrics = [
             ("dynamic_sampling/rounds", self.rounds as f64),
@@ -79,7 +79,7 @@ pub(super) mod tests {
     use serde_json::Map;
     use std::sync::Arc;
 
-    /// A round of groups of two completions, each named by its number.
+    /// A round of groups with two completions each, from each group's number and its two rewards.
     pub fn round(groups: &[(u32, [Option<f64>; 2])]) -> Rollouts {
         let completion = |id: u32, reward: Option<f64>| ScoredCompletion {
             completion: Completion {
@@ -126,12 +126,12 @@ pub(super) mod tests {
         let values: Vec<f64> = metrics.iter().map(|m| m.1).collect();
         assert_eq!(values, [2.0, 3.0, 1.0, 6.0 / 13.0]);
 
-        // What differs by rounding alone has no deviation.
+        // Rewards that differ only by rounding count as equal.
         let mut generation = Generation::default();
         generation.take(round(&[(1, [Some(0.3), Some(0.1 + 0.2)]), (2, [Some(0.3), Some(0.3001)])]));
         assert_eq!(generation.zero_std_groups(), [0]);
 
-        // Of the weighted sum: what weighs nothing has no deviation.
+        // The weighted sum of rewards is compared: a reward with weight 0 makes no difference.
         for (weight, places) in [(0.5, vec![]), (0.0, vec![0])] {
             let mut generation = Generation::default();
             generation.take(Rollouts { reward_weights: vec![weight], ..round(&[(1, [one, zero])]) });

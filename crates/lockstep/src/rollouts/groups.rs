@@ -1,5 +1,5 @@
-//! A generation: groups of completions with their rewards, before advantages. Where they came from (the policy, or a
-//! file) is forgotten here.
+//! The groups of a generation batch: completions with their rewards, before advantages are computed. From here on it
+//! makes no difference whether the policy generated them or a file supplied them.
 
 use super::lineage::Lineage;
 use crate::data::prompts::Prompt;
@@ -9,48 +9,48 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use train::{RewardMatrix, RewardRow, StepRewards};
 
-/// Tokens of a completion, by their places, and their scores.
+/// Scores of some tokens of a completion: (index of the token, score).
 pub type TokenScores = Vec<(usize, f64)>;
 
-/// A completion and what the rewards say of it.
+/// A completion with its rewards.
 #[derive(Clone, Debug)]
 pub struct ScoredCompletion {
-    /// The completion.
+    /// The completion as the engine returned it.
     pub completion: Completion,
-    /// As rewards saw it.
+    /// The text or message that reward functions read.
     pub content: Content,
-    /// One per reward function; `None` where it gave no score.
+    /// One reward for each reward function; `None` if it gave no score.
     pub rewards: Vec<Option<f64>>,
-    /// One per reward function that gave scores of steps: the last token of each step, and its score. Empty where none
-    /// did.
+    /// Process rewards: for each reward function, the last token of each step with its score, or `None`. Empty if no
+    /// reward function scores steps.
     pub steps: Vec<Option<TokenScores>>,
-    /// What rewards add to the completions table, by column.
+    /// Columns that reward functions add to the table of completions.
     pub extra: Map<String, Value>,
 }
 
-/// A rollout group with its scores.
+/// The completions of one prompt, with their rewards.
 #[derive(Clone, Debug)]
 pub struct ScoredGroup {
-    /// The group's number in the run.
+    /// The group's number in the run, which no other group has.
     pub id: u64,
-    /// The row of the dataset that it answers.
+    /// The dataset row whose prompt is completed.
     pub prompt: Arc<Prompt>,
-    /// Its completions.
+    /// The scored completions of the prompt.
     pub completions: Vec<ScoredCompletion>,
-    /// What kept rewards from scoring completions, these by their places in the group.
+    /// Errors of reward functions; they refer to completions by index in the group.
     pub problems: Vec<Problem>,
-    /// What the weights come from that sampled it, where that is not the run that it is part of.
+    /// The lineage of the weights that sampled the group, if another run made those weights.
     pub lineage: Option<Lineage>,
 }
 
-/// Scored groups.
+/// The scored groups of a generation batch.
 #[derive(Clone, Debug, Default)]
 pub struct Rollouts {
-    /// The groups.
+    /// The scored groups.
     pub groups: Vec<ScoredGroup>,
     /// Names of the reward functions.
     pub reward_names: Vec<String>,
-    /// Weight of each.
+    /// The weight of each reward function.
     pub reward_weights: Vec<f64>,
 }
 
@@ -60,25 +60,25 @@ impl Rollouts {
         self.groups.iter().flat_map(|group| &group.completions)
     }
 
-    /// The rewards of all completions.
+    /// The rewards of all completions, as a matrix with one column per reward function.
     pub fn rewards(&self) -> RewardMatrix {
         let row = |group: u64, c: &ScoredCompletion| RewardRow { group, scores: c.rewards.clone() };
         let rows = self.groups.iter().flat_map(|group| group.completions.iter().map(|c| row(group.id, c))).collect();
         RewardMatrix { rows, names: self.reward_names.clone(), weights: self.reward_weights.clone() }
     }
 
-    /// How many completions each reward scored.
+    /// The name of each reward function, and how many completions it scored.
     pub fn scored(&self) -> Vec<(String, usize)> {
         let scored = |k: usize| self.completions().filter(|c| c.rewards[k].is_some()).count();
         self.reward_names.iter().enumerate().map(|(k, name)| (name.clone(), scored(k))).collect()
     }
 
-    /// The weighted rewards of a group's completions, of those that have one.
+    /// The total (weighted) rewards of a group's completions; completions without any score are left out.
     pub fn totals<'a>(&'a self, group: &'a ScoredGroup) -> impl Iterator<Item = f64> {
         group.completions.iter().filter_map(|c| self.total(c))
     }
 
-    /// The weighted rewards of the steps of each completion, where it has such.
+    /// For each completion whose steps were scored: the weighted process rewards.
     pub fn step_rewards(&self) -> Vec<Option<StepRewards>> {
         let of = |c: &ScoredCompletion| {
             if c.steps.iter().all(Option::is_none) {
@@ -99,7 +99,7 @@ impl Rollouts {
         self.completions().map(of).collect()
     }
 
-    /// The weighted reward of a completion, if it has one.
+    /// The total (weighted) reward of a completion; `None` if no reward function scored it.
     pub fn total(&self, completion: &ScoredCompletion) -> Option<f64> {
         let rewards = &completion.rewards;
         let scored = rewards.iter().any(Option::is_some);

@@ -1,27 +1,28 @@
-//! Whether rewards still judge. One that no longer does ends the run: a run that continues without it learns something
-//! else than was asked for, and hours later nobody knows since when.
+//! Checks that reward functions still score. A reward that stops scoring ends the run: a run without it would learn
+//! something else than was configured, and the user would not notice since when.
 
 use super::Rollouts;
 use crate::config::{Config, RewardErrors};
 use rewards::Problem;
 
-/// A reward that no longer scores.
+/// The error of a reward function that no longer scores.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct RewardFailed(String);
 
-/// What rewards did in the batches so far.
+/// For how long each reward function has given no score, over the batches so far.
 #[derive(Clone, Default)]
 pub struct RewardHealth {
-    /// For how many batches in a row each reward has scored nothing.
+    /// For each reward function, the number of batches in a row for which it gave no score.
     silent: Vec<usize>,
 }
 
 impl RewardHealth {
-    /// Takes a batch and what kept rewards from scoring it. An error says why the run cannot continue.
+    /// Counts one batch; `problems` are the errors of reward functions in it. The returned error says why the run must
+    /// end.
     ///
-    /// A reward that scored nothing counts as silent if it said that something failed, or if no other reward scored
-    /// either. One of several may leave a batch to the others (TRL's `None`).
+    /// A reward function that scored nothing counts as silent if it reported a failure, or if no other reward function
+    /// scored anything either. One of several may return no score for a whole batch (`None` in TRL).
     pub fn check(&mut self, rollouts: &Rollouts, problems: &[Problem], config: &Config) -> Result<(), RewardFailed> {
         let scored = rollouts.scored();
         let all = rollouts.completions().count();
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
     use crate::rollouts::generation::tests::round;
 
-    /// A batch of two groups, scored by one reward.
+    /// A batch of two groups of two completions, with the scores of one reward function.
     fn batch(scores: [Option<f64>; 2]) -> Rollouts {
         round(&[(1, scores), (2, scores)])
     }
@@ -81,7 +82,7 @@ mod tests {
             assert!(error.contains(words), "`{words}`: {error}");
         }
         assert!(check([None, None], &[]).unwrap_err().contains("null for every completion"));
-        // It continues if that is asked for.
+        // The run continues if `reward_errors` says so.
         let config = Config { reward_errors: RewardErrors::Continue, ..config };
         assert!(health.check(&batch([None, None]), &[failed(4)], &config).is_ok());
     }

@@ -1,11 +1,11 @@
-//! A collection cut into jobs, one for each group, for workers: a worker has an engine and rewards, and answers in
-//! bytes.
+//! Splits a collection (generating and scoring a list of prompts) into jobs for workers, one job for each group. A
+//! worker is a process with an engine and reward functions; it answers with bytes.
 //!
-//! A job is a function of what it names (the group's number, the prompt, how tokens are drawn, the weights), so every
-//! worker computes the same tokens. A worker calls those rewards that it has and that score a group by itself; the
-//! process that collects calls the others: those that compare completions of several prompts, and the caller's
-//! closures. Scores are merged in one place, by the code of a collection in one process, so nothing depends on who did
-//! what, or when.
+//! A job names the group's number, the prompt, the sampling parameters and the version of the weights. These decide the
+//! completion, so every worker computes the same tokens. A worker calls the reward functions that it has and that score
+//! a group by itself. The collecting process calls the others: those that compare completions of several prompts, and
+//! the caller's closures. Scores are merged by the same code as in a single process, so the result depends neither on
+//! which worker did a job nor on when.
 
 #[cfg(test)]
 use super::collector::{Collect, Collector};
@@ -26,55 +26,55 @@ use std::sync::Arc;
 use twox_hash::XxHash3_64;
 use zerocopy::IntoBytes;
 
-/// What a worker is asked for: the completions of a prompt, scored by some of the rewards.
+/// A job for a worker: generate the completions of one prompt, and score them with some of the reward functions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupJob {
-    /// The group's number in the run, which names its noise.
+    /// The group's number in the run, from which its random numbers are derived.
     pub number: u64,
-    /// The row that is answered.
+    /// The dataset row whose prompt is completed.
     pub prompt: Prompt,
-    /// Completions of it.
+    /// The number of completions to generate.
     pub num_generations: usize,
-    /// How tokens are drawn.
+    /// The sampling parameters.
     pub sampling: SamplingParams,
-    /// The version of the weights that sample it.
+    /// The version of the weights to sample with.
     pub version: u64,
-    /// Optimizer steps done: rewards receive the number.
+    /// Optimizer steps done so far, which reward functions are told.
     pub step: u64,
-    /// The names of the rewards that the worker asks.
+    /// The names of the reward functions that the worker calls.
     pub rewards: Vec<String>,
-    /// What its completions have so far, if they have begun.
+    /// For a group that is already begun: its completions so far.
     pub so_far: Vec<Completion>,
-    /// Tokens after which a completion is given back unfinished.
+    /// If set: the length in tokens at which the worker returns a completion unfinished.
     pub until: Option<usize>,
 }
 
-/// A batch that is made in chunks, as far as it is made.
+/// A batch that is generated in chunks of tokens, in its present state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BegunBatch {
-    /// Optimizer steps done when it was begun.
+    /// Optimizer steps done when the batch was begun.
     pub step: u64,
-    /// The row of each group, by the group's number.
+    /// The dataset row of each group, by the group's number.
     pub prompts: Prompts,
-    /// What each group has so far, with the scores of workers where it has ended and these were asked.
+    /// The completions of each group so far, with the workers' scores of the groups that have ended and were scored.
     pub answers: Vec<GroupAnswer>,
-    /// The names of the rewards that workers ask.
+    /// The names of the reward functions that workers call.
     pub rewards: Vec<String>,
 }
 
-/// What a worker answers.
+/// A worker's answer to a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupAnswer {
-    /// The completions.
+    /// The group with its completions.
     pub group: RolloutGroup,
-    /// What each reward of the job said, by its place among those.
+    /// The scores of each reward function that the job names; their indices count within the job's list.
     pub scores: Vec<GivenScores>,
-    /// Seconds of generation.
+    /// Seconds that generation took.
     pub rollout_s: f64,
 }
 
 impl GroupJob {
-    /// What an engine is asked for.
+    /// The engine's request for this job.
     pub fn request(&self, model: Option<ModelVersion>) -> Request {
         let (prompt, sampling) = (self.prompt.tokens.clone(), Arc::new(self.sampling.clone()));
         let (so_far, until) = (self.so_far.clone(), self.until);
@@ -82,7 +82,7 @@ impl GroupJob {
     }
 }
 
-/// What the rewards of a job say of its completions.
+/// Scores the completions of a job with the reward functions that the job names.
 pub fn score(
     rewards: &mut [Box<dyn Reward>],
     tokenizer: &Tokenizer,
@@ -99,14 +99,14 @@ pub fn score(
     let inputs = inputs_of_group(tokenizer, &prompts, group)?;
     let mut scores = score_group(rewards, &asked, &inputs, job.step);
     scores.iter_mut().enumerate().for_each(|(place, given)| given.reward = place);
-    // After a stop request rewards may have returned early, with anything.
+    // After a stop request, reward functions may have returned early with invalid scores.
     stop.check()?;
     Ok(scores)
 }
 
 #[cfg(test)]
 impl Collector {
-    /// Does a job with the weights that it names.
+    /// Does a job; `model` must have the version that the job names.
     pub fn work(&mut self, model: model::ModelView<'_>, job: &GroupJob) -> anyhow::Result<GroupAnswer> {
         let version = model.version().trained();
         if version != job.version {
@@ -120,12 +120,13 @@ impl Collector {
 }
 
 impl GroupAnswer {
-    /// A hash of what is the same whoever answers: tokens and log-probabilities, and no scores.
+    /// A hash of the tokens and log-probabilities of a group, which are the same on every worker; scores are not
+    /// hashed.
     pub fn fingerprint(group: &RolloutGroup) -> u64 {
         GroupAnswer::fingerprint_of(group.completions.iter().map(|c| (&c.ids[..], c.logps())))
     }
 
-    /// The same of the tokens of each completion.
+    /// The fingerprint of completions, each as its token ids and log-probabilities.
     pub fn fingerprint_of<'a>(completions: impl Iterator<Item = (&'a [u32], &'a [f32])>) -> u64 {
         let mut hash = XxHash3_64::new();
         for (ids, logps) in completions {
@@ -137,40 +138,40 @@ impl GroupAnswer {
     }
 }
 
-/// Who does jobs.
+/// Does jobs, for tests.
 #[cfg(test)]
 pub trait Workers {
-    /// Has all of these jobs done with the current version of `weights`, which each of them names. Answers come in any
-    /// order, as [`GroupAnswer::to_bytes`] wrote them.
+    /// Has all jobs done with the current version of `weights`, which each job names. The answers, in the bytes of
+    /// [`GroupAnswer::to_bytes`], come in any order.
     fn answers(&mut self, weights: &AdaptedWeights, jobs: &[GroupJob]) -> anyhow::Result<Vec<Vec<u8>>>;
 }
 
-/// Makes a collection of what workers answered, with the rewards that they do not have.
+/// Assembles workers' answers into a collection, and calls the reward functions that workers do not have.
 pub struct Assembler {
-    /// All rewards, in their order.
+    /// All reward functions, in the order of the configuration.
     pub rewards: Vec<Box<dyn Reward>>,
-    /// The names of those that workers have, which score a group by itself.
+    /// The names of the reward functions that workers have; these score each group by itself.
     pub of_workers: BTreeSet<String>,
-    /// Decodes completions for the others.
+    /// Decodes completions for the other reward functions.
     pub tokenizer: Arc<Tokenizer>,
-    /// Ends a collection.
+    /// Cancels a collection.
     pub stop: StopSignal,
 }
 
 impl Assembler {
-    /// The rewards that workers ask: their places among all, and their names.
+    /// The reward functions that workers call: their indices among all, and their names.
     pub fn asked_elsewhere(&self) -> (Vec<usize>, Vec<String>) {
         let by_workers = |reward: &dyn Reward| self.of_workers.contains(reward.name()) && reward.scores_by_group();
         let rewards = self.rewards.iter().enumerate().filter(|(_, reward)| by_workers(&***reward));
         rewards.map(|(place, reward)| (place, reward.name().to_owned())).unzip()
     }
 
-    /// A job for each group of a request.
+    /// Splits a request into jobs, one for each group.
     pub fn jobs(&self, request: &CollectRequest<'_>, version: u64) -> Vec<GroupJob> {
         jobs(request, version, &self.asked_elsewhere().1)
     }
 
-    /// The collection that `request` asks for, of the answers to its `jobs`, which come in any order.
+    /// Assembles the collection that `request` asks for from the answers to its `jobs`, in any order.
     pub fn assemble(
         &mut self,
         request: CollectRequest<'_>,
@@ -184,7 +185,7 @@ impl Assembler {
         for bytes in answers {
             let GroupAnswer { mut group, mut scores, .. } = answer_to(bytes, jobs)?;
             scores.iter_mut().for_each(|given| given.reward = places[given.reward]);
-            // Prompts that are one by identity are computed once.
+            // Groups of the same prompt object share its computation.
             group.prompt = request.prompts[&group.id].tokens.clone();
             given.insert(group.id, scores);
             if groups.insert(group.id, group).is_some() {
@@ -220,12 +221,12 @@ impl Assembler {
     }
 }
 
-/// Collects by jobs that workers do while it waits.
+/// A collector for tests: it gives jobs to workers and waits for them.
 #[cfg(test)]
 pub struct JobCollector {
-    /// Who does them.
+    /// Does the jobs.
     pub workers: Box<dyn Workers>,
-    /// Puts their answers together.
+    /// Assembles the answers.
     pub assembler: Assembler,
 }
 
@@ -245,9 +246,9 @@ impl Collect for JobCollector {
     }
 }
 
-/// A job for each group of a request.
+/// One job for each group of a request.
 fn jobs(request: &CollectRequest<'_>, version: u64, rewards: &[String]) -> Vec<GroupJob> {
-    // Every row has the columns that any row has.
+    // Rows that lack a column which another row has get it, with the value null.
     let columns: BTreeSet<&String> = request.prompts.values().flat_map(|prompt| prompt.columns.keys()).collect();
     let job = |(&number, prompt): (&u64, &Arc<Prompt>)| {
         let mut prompt = Prompt::clone(prompt);
@@ -269,7 +270,7 @@ fn jobs(request: &CollectRequest<'_>, version: u64, rewards: &[String]) -> Vec<G
     request.prompts.iter().map(job).collect()
 }
 
-/// The answer in `bytes` to one of `jobs`, whose numbers ascend.
+/// Decodes the answer in `bytes` to one of `jobs`, which are sorted by group number.
 fn answer_to(bytes: &[u8], jobs: &[GroupJob]) -> anyhow::Result<GroupAnswer> {
     let number = GroupAnswer::number(bytes).context("a worker's answer")?;
     let job = jobs.binary_search_by_key(&number, |job| job.number).ok().map(|at| &jobs[at]);

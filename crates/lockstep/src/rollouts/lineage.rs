@@ -1,8 +1,9 @@
-//! What made a run's weights, in 16 bytes: two versions of one number are the same weights where these are the same.
+//! The lineage of weights: 16 bytes that identify what made them. Two versions with the same number have the same
+//! weights if their lineages are equal.
 //!
-//! Of the weights before the first step it is the beginning of a SHA-256 over the model's files, the data, the settings
-//! and the arithmetic. Each generation batch that is learned from advances it: weights are a function of the weights
-//! before, of the batch, and of the settings.
+//! Before the first step, the lineage is the first 16 bytes of a SHA-256 over the model's files, the data, the settings
+//! and the arithmetic. Each generation batch that is learned from advances it, because the next weights are a function
+//! of the weights before, of the batch, and of the settings.
 
 use model::columns::{ENTROPIES, TOP_IDS, TOP_LOGPS, Values};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -12,15 +13,15 @@ use train::{Advantage, Sample};
 use twox_hash::XxHash3_128;
 use zerocopy::IntoBytes;
 
-/// Columns that are recorded, and that training does not read.
+/// Columns of samples that are only recorded; training does not read them, so the batch's hash leaves them out.
 const RECORDED_ALONE: [&str; 3] = [ENTROPIES, TOP_IDS, TOP_LOGPS];
 
-/// What weights come from, beside their version.
+/// What identifies the origin of weights, beside their version number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lineage(pub [u8; 16]);
 
 impl Lineage {
-    /// The beginning of the SHA-256 of these parts, each with its length before it.
+    /// The first 16 bytes of the SHA-256 of these parts, each preceded by its length.
     pub fn of(parts: &[&[u8]]) -> Lineage {
         let mut hash = Sha256::new();
         for part in parts {
@@ -30,7 +31,7 @@ impl Lineage {
         Lineage(hash.finalize()[..16].try_into().expect("32 bytes"))
     }
 
-    /// That of the weights which learned from a batch of this hash.
+    /// The lineage of the weights after they learned from a generation batch with this hash.
     pub fn advance(&self, batch: &[u8; 16]) -> Lineage {
         Lineage::of(&[&self.0, batch])
     }
@@ -74,8 +75,8 @@ impl<'de> Deserialize<'de> for Lineage {
     }
 }
 
-/// XXH3 (128 bits) of all that training consumes of a generation batch, and of the digest of the `settings` that it is
-/// consumed with. The columns are hashed as they lie in memory: nothing is serialised.
+/// XXH3 (128 bits) of everything that training reads of a generation batch, and of the lineage of the `settings`.
+/// Columns are hashed directly from memory, without serialising.
 pub fn batch_hash(settings: &Lineage, samples: &[Sample]) -> [u8; 16] {
     let mut hash = Columns(XxHash3_128::new());
     hash.bytes(&settings.0);
@@ -102,7 +103,7 @@ pub fn batch_hash(settings: &Lineage, samples: &[Sample]) -> [u8; 16] {
     hash.0.finish_128().to_le_bytes()
 }
 
-/// A hash of values with their lengths, so that no two lists of them are one text.
+/// A hash of values, each preceded by its length, so that different lists of values never have the same bytes.
 struct Columns(XxHash3_128);
 
 impl Columns {
@@ -162,7 +163,7 @@ mod tests {
         assert_eq!(of(|s| s.columns.set(ENTROPIES, vec![1.0, 2.0])), same, "what is only recorded does not count");
     }
 
-    /// A lineage is in checkpoints: these bytes never change.
+    /// Checkpoints contain lineages, so these bytes must never change.
     #[test]
     fn a_lineage_is_the_beginning_of_a_sha_256() {
         // printf '\003\0\0\0\0\0\0\0abc' | sha256sum

@@ -1,4 +1,4 @@
-//! Completions and what rewards say of them: from prompts, or from a file. Knows no optimizer.
+//! Scored completions, generated from prompts or read from a file. This module does not depend on an optimizer.
 
 pub(crate) mod audit;
 pub mod collector;

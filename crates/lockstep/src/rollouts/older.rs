@@ -1,26 +1,26 @@
-//! What older versions have on disk: the generation batch that a checkpoint of format 2 keeps in its run_state.json.
-//! Read alone; nothing writes it.
+//! Reads the generation batch in the run_state.json of checkpoints of format 2, which older versions wrote. Nothing
+//! writes this format now.
 //!
-//! (Recorded rollouts of these versions are JSON lines, which [`replay`](super::replay) reads from any program.)
+//! (Rollouts that those versions recorded are JSON lines, which [`replay`](super::replay) reads.)
 
 use model::{Columns, Prompt};
 use serde::Deserialize;
 use std::sync::Arc;
 use train::{Advantage, Sample};
 
-/// A generation batch and the place in it.
+/// A generation batch, and how far it has been used.
 #[derive(Debug, Deserialize)]
 pub struct SavedBatch {
-    /// Optimizer steps taken on it.
+    /// Optimizer steps that have been taken on the batch.
     pub used: u64,
-    /// Each prompt once.
+    /// The token ids of each distinct prompt.
     prompts: Vec<Vec<u32>>,
     samples: Vec<SavedSample>,
 }
 
 #[derive(Debug, Deserialize)]
 struct SavedSample {
-    /// Its place in the list.
+    /// The index of the sample's prompt in the list of prompts.
     prompt: usize,
     group: u64,
     completion: Vec<u32>,
@@ -31,7 +31,7 @@ struct SavedSample {
     columns: Columns,
 }
 
-/// As bits.
+/// An advantage, with each f32 as its bits.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum SavedAdvantage {
@@ -40,7 +40,7 @@ enum SavedAdvantage {
 }
 
 impl SavedBatch {
-    /// The samples, prompts shared as they were; `None` if one names a prompt that is not there.
+    /// The samples; samples of the same prompt share it. `None` if a sample refers to a prompt that does not exist.
     pub fn samples(self) -> Option<Vec<Sample>> {
         let prompts: Vec<Arc<Prompt>> = self.prompts.into_iter().map(Prompt::new).collect();
         let restore = |saved: SavedSample| prompts.get(saved.prompt).map(|prompt| saved.restore(prompt.clone()));
@@ -72,7 +72,7 @@ mod tests {
     use model::columns::SAMPLER_LOGPS;
     use serde_json::json;
 
-    /// As 63ed136 wrote it; the golden runs resume whole checkpoints of it.
+    /// The JSON is what revision 63ed136 wrote; tests with golden bits also resume whole checkpoints of it.
     #[test]
     fn samples_of_format_2_are_read_with_their_bits() {
         let sample = |prompt: usize, advantage| {

@@ -1,23 +1,23 @@
-//! What each token adds to a text: for pages that show tokens one by one.
+//! The text of each token of a completion, for displays that show tokens one by one.
 
 use crate::error::OrBadInput;
 use model::tokenizer::Tokenizer;
 use std::path::Path;
 
-/// Texts of tokens, by a tokenizer alone.
+/// A tokenizer that gives the text of each token.
 pub struct TokenTexts(Tokenizer);
 
 impl TokenTexts {
-    /// That of a model's directory.
+    /// Loads the tokenizer of a model directory.
     pub fn open(dir: &Path) -> anyhow::Result<TokenTexts> {
         Ok(TokenTexts(Tokenizer::load(dir).or_bad_input_in(dir.display())?))
     }
 
-    /// One text for each token; joined they are the text of all. A token that is a part of a character adds nothing,
-    /// and the one that completes it adds the character. Special tokens are shown by their names.
+    /// One text for each token; joined they are the text of all tokens. If a character has several tokens, the last has
+    /// the character and the others have an empty text. Special tokens are shown by their names.
     pub fn pieces(&self, ids: &[u32]) -> anyhow::Result<Vec<String>> {
         let text = |range: &[u32]| self.0.decode(range, false).or_bad_input();
-        // A token's text may depend on the one before it, so that it is the difference of two texts.
+        // A token's text may depend on the token before it, so it is the difference of two decoded texts.
         let (mut first, mut read) = (0, 0);
         let mut pieces = Vec::with_capacity(ids.len());
         for end in 1..=ids.len() {

@@ -1,13 +1,14 @@
-//! Rollouts from a file instead of from the model: for conformance, debugging, offline comparison.
+//! Replays recorded rollouts from a file instead of generating them: for conformance tests, debugging, and offline
+//! comparison of losses.
 //!
 //! A file is what `record_rollouts = true` writes ([`wire`](super::wire)), or has one JSON object per line:
-//! `prompt_ids`, `completion_ids`, `rewards` (a number, or one for each reward function; null where it gave no
-//! score), and, where known, `logprobs`, `ref_logprobs`, `mask` (the tokens that the model sampled), `truncated`,
-//! `versions`, `reward_names`, `problems`, `lineage`. A line is a completion, or a group: then all but `prompt_ids`,
-//! `reward_names` and `lineage` are lists with one element per completion. Groups lie in the order in which they are
-//! trained on, `num_generations` completions each.
+//! `prompt_ids`, `completion_ids`, `rewards` (a number, or one for each reward function; null where it gave no score),
+//! and, if known, `logprobs`, `ref_logprobs`, `mask` (the tokens that the model sampled), `truncated`, `versions`,
+//! `reward_names`, `problems`, `lineage`. A line is a completion or a group. In a group, all values but `prompt_ids`,
+//! `reward_names` and `lineage` are lists with one element per completion. Groups are in the order of training, with
+//! `num_generations` completions each.
 //!
-//! All of it is read and checked before the run begins. It knows no reward: the file's scores are taken as they are.
+//! The whole file is read and checked before the run begins. No reward function is called: the file's scores are used.
 
 use crate::bad_input;
 use crate::config::{Config, WorkloadBounds};
@@ -32,13 +33,13 @@ use std::path::Path;
 use std::sync::Arc;
 use telemetry::{RecordedCompletion, RolloutLine, counted};
 
-/// The version of weights that are not known: recorded log-probabilities are never compared with the trainer's.
+/// The version of unknown weights. Log-probabilities with this version are never compared with the trainer's.
 pub(super) const NO_VERSION: u64 = u64::MAX;
 
-/// In a version: it counts the weights of the run that recorded it, which may be others than this run's of that number.
+/// A bit in a weight version: the number counts versions of the run that recorded it, not of this run.
 const OF_ANOTHER_RUN: u64 = 1 << 63;
 
-/// The versions as the run counted them that sampled; none where one is not known.
+/// The versions as the recording run numbered them; empty if one of them is not known.
 pub fn recorded_versions(versions: &[u64]) -> Vec<u64> {
     match versions.contains(&NO_VERSION) {
         true => Vec::new(),
@@ -46,7 +47,7 @@ pub fn recorded_versions(versions: &[u64]) -> Vec<u64> {
     }
 }
 
-/// A prompt and its completions.
+/// A prompt and its recorded completions.
 struct ReplayGroup {
     prompt: Arc<Prompt>,
     completions: Vec<RecordedCompletion>,
@@ -54,28 +55,28 @@ struct ReplayGroup {
     lineage: Option<Lineage>,
 }
 
-/// A rollout file in memory.
+/// A file of recorded rollouts, in memory.
 pub struct Replay {
     groups: Vec<ReplayGroup>,
     prompts: PromptSet,
     /// Names of the reward functions.
     pub reward_names: Vec<String>,
-    /// SHA-256 of the file.
+    /// SHA-256 of the file, in hexadecimal.
     pub hash: String,
 }
 
-/// What a file must fit.
+/// The limits that recorded rollouts must not exceed.
 pub struct Limits {
-    /// Completions of a group.
+    /// Completions of each group.
     pub num_generations: usize,
     /// The most tokens of a completion.
     pub max_completion_length: usize,
-    /// The most tokens of prompt and completion.
+    /// The most tokens of prompt and completion together.
     pub context: usize,
 }
 
 impl Limits {
-    /// Those of a run.
+    /// The limits of a run.
     pub fn of(config: &Config, assets: &ModelAssets) -> Limits {
         Limits {
             num_generations: config.num_generations,
@@ -86,12 +87,12 @@ impl Limits {
 }
 
 impl Replay {
-    /// What the memory of a run on it depends on.
+    /// What the memory of a run that replays this file depends on.
     pub fn bounds(&self) -> WorkloadBounds {
         WorkloadBounds { longest_prompt: self.longest(), sequences: 0, ref_logps: self.has_ref_logps(), given: false }
     }
 
-    /// Reads and checks a file; what is wrong with it is a [`BadInput`] that names file and line.
+    /// Reads and checks a file. An error is a [`BadInput`] that names file and line.
     pub fn load(path: &Path, assets: &ModelAssets, limits: &Limits) -> anyhow::Result<Replay> {
         let file = path.display();
         let bytes = std::fs::read(path).map_err(|e| BadInput::new(format!("cannot read the rollouts {file}: {e}")))?;
@@ -137,7 +138,7 @@ impl Replay {
         Ok(replay)
     }
 
-    /// Adds a line to the group that it belongs to.
+    /// Adds the completions of a line to the group being read, or begins a new group; `size` is `num_generations`.
     fn add(&mut self, line: RolloutLine, size: usize, tokenizer: &Tokenizer) -> Result<(), String> {
         let completions = line.completions.len();
         let lineage = line.lineage.as_deref().map(str::parse::<Lineage>).transpose()?;
@@ -150,7 +151,7 @@ impl Replay {
         match self.groups.last_mut().filter(|open| open.completions.len() < size) {
             Some(open) if open.prompt.tokens.ids == line.prompt && completions == 1 => {
                 open.add(line.completions)?;
-                // Of several nobody can say whose weights they are.
+                // If lines of one group have different lineages, the group's lineage is unknown.
                 open.lineage = open.lineage.filter(|own| Some(*own) == lineage);
             }
             Some(open) => {
@@ -171,7 +172,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Groups.
+    /// The number of groups.
     pub fn len(&self) -> usize {
         self.groups.len()
     }
@@ -181,14 +182,14 @@ impl Replay {
         self.groups.iter().map(|g| g.prompt.tokens.ids.len()).max().unwrap_or(0)
     }
 
-    /// Whether every completion brings its reference log-probabilities.
+    /// Whether every completion has the reference model's log-probabilities.
     pub fn has_ref_logps(&self) -> bool {
         self.groups.iter().flat_map(|g| &g.completions).all(|c| c.ref_logps.is_some())
     }
 
-    /// The groups `picked`, as if the policy had just written them; the first of them has the number `first_id` in the
-    /// run. Log-probabilities that the file lacks are those of the policy as it is, so that the ratio is 1 at their
-    /// first use.
+    /// The groups at the indices `picked`, as if the policy had just generated them; the first gets the group number
+    /// `first_id`. Missing log-probabilities are computed with the current policy, so that the importance ratio is 1
+    /// when the completions are first used.
     #[allow(clippy::too_many_arguments)]
     pub fn rollouts(
         &self,
@@ -225,7 +226,7 @@ impl Replay {
 }
 
 impl ReplayGroup {
-    /// Adds completions. What kept rewards from scoring several of them is one problem, as it was.
+    /// Adds completions. A problem that several completions had in common becomes one problem again.
     fn add(&mut self, completions: Vec<RecordedCompletion>) -> Result<(), String> {
         for mut completion in completions {
             let place = self.completions.len();
@@ -249,7 +250,7 @@ impl ReplayGroup {
     }
 }
 
-/// A problem as a line has it, of the completion at `place` of its group.
+/// Reads a problem from a line's JSON, for the completion at index `place` of its group.
 fn problem_at(mut value: Value, place: usize) -> Result<Problem, serde_json::Error> {
     if let Some(object) = value.as_object_mut() {
         object.insert("rows".to_owned(), json!(1));
@@ -259,7 +260,7 @@ fn problem_at(mut value: Value, place: usize) -> Result<Problem, serde_json::Err
     serde_json::from_value(value)
 }
 
-/// A completion of a file as if the engine had written it, with log-probabilities of weights of this version.
+/// Converts a recorded completion to the engine's type; `version` is the version of the weights that gave `logps`.
 fn scored_completion(
     recorded: &RecordedCompletion,
     generation: usize,
@@ -268,7 +269,7 @@ fn scored_completion(
     policy: &Policy,
 ) -> anyhow::Result<ScoredCompletion> {
     let tokens = recorded.ids.len();
-    // As TRL: a completion that does not end in an id that ends completions was cut.
+    // As in TRL, a completion that does not end in an end-of-sequence id counts as truncated.
     let cut = || recorded.ids.last().is_none_or(|id| !policy.eos_ids.contains(id));
     let mut columns = Columns::of([(SAMPLER_LOGPS, logps)]);
     recorded.ref_logps.iter().for_each(|given| columns.set(REF_LOGPS, given.clone()));
@@ -294,7 +295,7 @@ fn scored_completion(
     })
 }
 
-/// Reads a line; the error says what is wrong with it.
+/// Parses a JSON line; the error says what is wrong with it.
 fn parse(text: &str, vocabulary: usize) -> Result<RolloutLine, String> {
     let object: Map<String, Value> = match serde_json::from_str(text) {
         Ok(Value::Object(object)) => object,
@@ -308,7 +309,7 @@ fn parse(text: &str, vocabulary: usize) -> Result<RolloutLine, String> {
     RolloutLine::read(&object, vocabulary)
 }
 
-/// A recorded group as a line; the error says what is wrong with it.
+/// Converts a recorded group to a line; the error says what is wrong with the group.
 fn of_record(group: Group, vocabulary: usize) -> Result<RolloutLine, String> {
     let completions = group.completions.iter().flat_map(|c| &c.ids);
     if let Some(id) = group.prompt_ids.iter().chain(completions).find(|&&id| id as usize >= vocabulary) {
@@ -320,7 +321,7 @@ fn of_record(group: Group, vocabulary: usize) -> Result<RolloutLine, String> {
     Ok(group.replayed())
 }
 
-/// Whether a line agrees with the configuration and with the lines before.
+/// Checks that a line fits the limits of the configuration and the lines before it.
 fn check(
     line: &RolloutLine,
     limits: &Limits,

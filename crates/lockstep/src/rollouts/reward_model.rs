@@ -1,4 +1,4 @@
-//! The files of a reward model that is one of the rewards of a run: `reward_funcs = ["model:DIR"]`.
+//! The files of a reward model that serves as a reward function: `reward_funcs = ["model:DIR"]`.
 
 use crate::config::{ComputeDType, Config};
 use crate::error::{BadInput, OrBadInput};
@@ -9,7 +9,7 @@ use model::{Head, ModelAssets, Scorer};
 use rewards::RewardModel;
 use telemetry::Sinks;
 
-/// A reward model of which all but the weights has been read.
+/// A reward model whose configuration and tokenizer are read, and whose weights are not.
 pub struct RewardModelFiles {
     name: String,
     source: ModelSource,
@@ -17,7 +17,7 @@ pub struct RewardModelFiles {
 }
 
 impl RewardModelFiles {
-    /// Looks into the directory or Hub id `model`.
+    /// Reads the reward model's files, except for the weights; `model` is a directory or Hub id.
     pub fn open(name: String, model: &str) -> anyhow::Result<RewardModelFiles> {
         let source = ModelSource::named(model, Head::Score(1))?;
         let assets = load_assets(&source.dir, Head::Score(1), ComputeDType::F32)?;
@@ -31,19 +31,19 @@ impl RewardModelFiles {
         Ok(RewardModelFiles { name, source, assets })
     }
 
-    /// The model as a part of a run, which gives it `work`.
+    /// Loads the reward model as a part of a run, with buffers for at most `work`.
     pub fn build(&self, builder: &mut Builder<'_>, work: Work) -> anyhow::Result<RewardModel> {
         let ctx = builder.part(&format!("reward {}", self.name));
         let mut model = self.load(builder.config, &ctx, builder.sinks, builder.stop)?;
         let RewardModel { weights, scorer, .. } = &mut model;
-        // Its own tokenizer may cut the text into more tokens; a completion has one more for what ends the text.
+        // The reward model's own tokenizer may give more tokens, and its text has one more token: the end of sequence.
         let longest = Longest { completion: work.longest.completion + 1, ..work.longest };
         builder.reserve(scorer, &weights.config, Work { longest, ..work });
         Ok(model)
     }
 
-    /// Reads the weights. An adapter must have been trained on those below it; if it does not say on which, `sinks` are
-    /// told.
+    /// Loads the weights. If the reward model is an adapter, it must have been trained on these base weights; if it
+    /// does not record its base, `sinks` get a warning.
     pub fn load(
         &self,
         config: &Config,

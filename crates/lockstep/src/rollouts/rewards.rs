@@ -1,4 +1,4 @@
-//! The rewards that a configuration names, made ready to score.
+//! Builds the reward functions that a configuration names.
 
 use super::reward_model::RewardModelFiles;
 use crate::config::Config;
@@ -9,27 +9,27 @@ use rewards::{Reward, RewardBatch, RewardModel, RewardSpec, Scores};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
-/// A reward that the configuration names.
+/// A reward function that the configuration names.
 pub enum ConfiguredReward {
-    /// It can score.
+    /// The reward function can score, and belongs to `Owner`.
     Ready(Box<dyn Reward>, Owner),
-    /// A model, whose weights are still to be read.
+    /// A reward model, whose weights are not loaded yet.
     Model(RewardModelFiles),
 }
 
-/// Who has a reward.
+/// Where a reward function comes from, and so which processes have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// Whoever reads the configuration.
+    /// The configuration describes it, so every process that reads the configuration can build it.
     Configuration,
-    /// This program, whose function it is.
+    /// It is a function of the program that called this library, so only this process has it.
     Caller,
 }
 
-/// The rewards that the configuration names, checked as far as that takes no memory.
+/// Builds the reward functions that the configuration names, and checks as much of them as takes no memory.
 ///
-/// `injected` has those that a program gives: `function:NAME` names one of them. No program's start is waited for once
-/// `stop` is given.
+/// `injected` are functions of the calling program; `function:NAME` in the configuration names one of them. Once `stop`
+/// is set, the start of a reward program is no longer waited for.
 pub fn named_rewards(
     config: &Config,
     mut injected: Vec<Box<dyn Reward>>,
@@ -46,7 +46,7 @@ pub fn named_rewards(
             Some(model) => Ok(ConfiguredReward::Model(RewardModelFiles::open(name, &model)?)),
             None => {
                 let built = rewards::build_until(spec, name, &stop.flag());
-                // One that was cancelled is not at fault.
+                // A reward whose start was cancelled has not failed.
                 stop.check()?;
                 Ok(ConfiguredReward::Ready(built.or_bad_input()?, Owner::Configuration))
             }
@@ -63,8 +63,8 @@ pub fn named_rewards(
     }
 }
 
-/// The rewards of a recorded run: those that give the same score whenever they are asked; in the place of each other
-/// one what gives no score, for whoever has the record to fill in. No program is started, and no model read.
+/// The reward functions for replaying a recorded run: those that are deterministic. Each other one is replaced by a
+/// reward without scores, for the caller to fill in from the record. No program is started, and no model is read.
 pub fn rewards_of_record(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<ConfiguredReward>> {
     let names = rewards::names(&config.reward_funcs).or_bad_input()?;
     let reward = |(spec, name): (&RewardSpec, String)| -> anyhow::Result<ConfiguredReward> {
@@ -77,7 +77,7 @@ pub fn rewards_of_record(config: &Config, stop: &StopSignal) -> anyhow::Result<V
     config.reward_funcs.iter().zip(names).map(reward).collect()
 }
 
-/// Gives no score, which is no problem.
+/// A reward function that gives no score and reports no problem.
 struct Silent(String);
 
 impl Reward for Silent {
@@ -94,12 +94,12 @@ impl Reward for Silent {
     }
 }
 
-/// The models among the rewards.
+/// The reward models among the reward functions.
 pub fn models(named: &[ConfiguredReward]) -> impl Iterator<Item = &RewardModelFiles> {
     named.iter().filter_map(|reward| if let ConfiguredReward::Model(files) = reward { Some(files) } else { None })
 }
 
-/// The models that a configuration names as rewards: the rewards that the memory plan counts.
+/// The reward models that a configuration names, whose memory the plan counts.
 pub fn named_models(config: &Config) -> anyhow::Result<Vec<RewardModelFiles>> {
     let names = rewards::names(&config.reward_funcs).or_bad_input()?;
     let open = |(spec, name): (&RewardSpec, String)| match spec.model().or_bad_input() {
@@ -109,9 +109,9 @@ pub fn named_models(config: &Config) -> anyhow::Result<Vec<RewardModelFiles>> {
     config.reward_funcs.iter().zip(names).filter_map(open).collect()
 }
 
-/// All of them, ready to score, with `models` in the places of the models.
+/// All reward functions, ready to score; `models` take the places of the models, in order.
 ///
-/// None of them is waited for once `stop` is set.
+/// Once `stop` is set, no reward function is waited for.
 pub fn ready_rewards(
     named: Vec<ConfiguredReward>,
     models: Vec<RewardModel>,
@@ -129,8 +129,9 @@ pub fn ready_rewards(
     named.into_iter().filter_map(ready).collect()
 }
 
-/// The names of those that workers ask: which score a group by itself, and are neither models, whose memory each worker
-/// would take, nor a program's own functions, unless the workers have its `functions`, too.
+/// The names of the reward functions that workers call. They must score each group by itself. Reward models are left
+/// out, since each worker would need the memory; so are functions of the calling program, unless `functions` says that
+/// the workers have them, too.
 pub fn asked_by_workers(named: &[ConfiguredReward], functions: bool) -> BTreeSet<String> {
     let of_workers = |reward: &ConfiguredReward| match reward {
         ConfiguredReward::Ready(reward, owner) if reward.scores_by_group() => {
@@ -141,14 +142,14 @@ pub fn asked_by_workers(named: &[ConfiguredReward], functions: bool) -> BTreeSet
     named.iter().filter_map(of_workers).collect()
 }
 
-/// Refuses rewards that read a column that is not there.
+/// Refuses reward functions that read a column which the dataset lacks.
 pub fn check_columns(prompts: &PromptDataset, name: &str, rewards: &[ConfiguredReward]) -> anyhow::Result<()> {
     prompts.all.first().map_or(Ok(()), |first| check_columns_of(&first.columns, name, rewards))
 }
 
-/// The same of one row's columns.
+/// Like [`check_columns`], for the columns of one row.
 pub fn check_columns_of(columns: &Map<String, Value>, name: &str, rewards: &[ConfiguredReward]) -> anyhow::Result<()> {
-    // A model reads prompts and completions alone.
+    // A reward model reads only prompts and completions.
     let ready =
         rewards.iter().filter_map(|r| if let ConfiguredReward::Ready(reward, _) = r { Some(reward) } else { None });
     for reward in ready {

@@ -1,4 +1,4 @@
-//! The seam: a completion becomes a sample. The one place where rollout and training meet.
+//! Turns completions into training samples. Only here do the types of rollout and of training meet.
 
 use super::Rollouts;
 use model::Prompt;
@@ -6,13 +6,13 @@ use rollout::{Completion, FinishReason, RolloutGroup};
 use std::sync::Arc;
 use train::{Advantage, Sample};
 
-/// The samples of scored groups. Advantages are 0 yet.
+/// The training samples of scored groups; their advantages are still 0.
 pub fn of_rollouts(rollouts: &Rollouts) -> Vec<Sample> {
     let groups = rollouts.groups.iter();
     groups.flat_map(|g| g.completions.iter().map(|c| sample(g.id, &g.prompt.tokens, &c.completion))).collect()
 }
 
-/// The samples of groups as the engine gives them. Advantages are 0 yet.
+/// The training samples of groups as the engine returns them; their advantages are still 0.
 pub fn of_groups(groups: &[RolloutGroup]) -> Vec<Sample> {
     groups.iter().flat_map(|g| g.completions.iter().map(|c| sample(g.id, &g.prompt, c))).collect()
 }

@@ -1,5 +1,5 @@
-//! Completions to scored groups: what rewards see of a completion, and what becomes of their scores.
-//! [`rewards::RewardManager`] asks them.
+//! Turns completions into scored groups: what reward functions read of a completion, and where their scores go.
+//! [`rewards::RewardManager`] calls the reward functions.
 
 use super::groups::{Rollouts, ScoredCompletion, ScoredGroup, TokenScores};
 use crate::config::SamplingPlan;
@@ -18,10 +18,10 @@ use std::time::Instant;
 /// The dataset's row of each group, by the group's number.
 pub type Prompts = BTreeMap<u64, Arc<Prompt>>;
 
-/// What the program that wrote completions says of each, by the group's number: columns beside the dataset's.
+/// For completions made by a program: by group number, each completion's columns besides the dataset's.
 pub type GivenColumns = BTreeMap<u64, Vec<Map<String, Value>>>;
 
-/// What the engine is asked for: so many completions of each prompt.
+/// The engine's requests: `num_generations` completions of each prompt.
 pub fn requests(prompts: &Prompts, num_generations: usize, sampling: &SamplingPlan) -> Vec<Request> {
     let request = |(&id, prompt): (&u64, &Arc<Prompt>)| {
         Request::new(id, prompt.tokens.clone(), num_generations, sampling.of(id).clone())
@@ -29,25 +29,25 @@ pub fn requests(prompts: &Prompts, num_generations: usize, sampling: &SamplingPl
     prompts.iter().map(request).collect()
 }
 
-/// The scores of a generation.
+/// The scored groups of a generation batch, with the metrics and errors of reward functions.
 #[derive(Clone, Default)]
 pub struct ScoredRollouts {
-    /// The groups with their scores, in the order of the requests.
+    /// The scored groups, in the order of the requests.
     pub rollouts: Rollouts,
-    /// What kept rewards from giving a score.
+    /// Errors of reward functions.
     pub problems: Vec<Problem>,
-    /// Numbers that rewards want logged.
+    /// Metrics that reward functions log.
     pub metrics: Vec<(String, f64)>,
-    /// When, and for how many seconds, groups were scored while others were still generated.
+    /// For each scoring that overlapped generation: when it began, and its seconds.
     pub overlapped: Vec<(Instant, f64)>,
-    /// Seconds that each reward took.
+    /// For each reward function, the seconds that it took.
     pub seconds: Vec<f64>,
-    /// How many completions of each reward ran out of time.
+    /// For each reward function, how many completions ran out of time.
     pub timed_out: Vec<usize>,
 }
 
 impl ScoredRollouts {
-    /// That completions have no score and no reward reported why: every reward gave null. TRL warns of it too.
+    /// A warning if completions have no score although no reward function reported an error. TRL warns of it, too.
     pub fn unscored_warning(&self) -> Option<String> {
         let all = self.rollouts.completions().count();
         let unscored = self.rollouts.completions().filter(|c| c.rewards.iter().all(Option::is_none)).count();
@@ -56,21 +56,21 @@ impl ScoredRollouts {
     }
 }
 
-/// Scores the completions of a generation.
+/// Scores the completions of a generation batch.
 pub struct RolloutScorer<'a> {
-    /// The rewards.
+    /// The reward functions.
     pub rewards: &'a mut [Box<dyn Reward>],
-    /// The weight of each.
+    /// The weight of each reward function.
     pub weights: &'a [f64],
-    /// Makes completions texts.
+    /// Decodes completions to text.
     pub tokenizer: &'a Tokenizer,
-    /// The training step.
+    /// Optimizer steps done so far, which reward functions are told.
     pub step: u64,
-    /// More columns than the dataset's.
+    /// Columns besides the dataset's.
     pub columns: GivenColumns,
 }
 
-/// A generation whose completions are being scored.
+/// A generation batch that is being scored while it is generated.
 pub struct ScoringJob<'scope, 'a> {
     prompts: &'a Prompts,
     weights: &'a [f64],
@@ -79,8 +79,8 @@ pub struct ScoringJob<'scope, 'a> {
 }
 
 impl<'a> RolloutScorer<'a> {
-    /// Begins to score the groups of `prompts`, which are still to be generated. The rewards at the places `elsewhere`
-    /// are asked there.
+    /// Starts scoring the groups of `prompts`, whose completions are still to be generated. Reward functions at the
+    /// indices `elsewhere` are called by workers, and not here.
     pub fn start<'scope>(
         self,
         scope: &'scope Scope<'scope, '_>,
@@ -97,18 +97,18 @@ impl<'a> RolloutScorer<'a> {
 }
 
 impl ScoringJob<'_, '_> {
-    /// What is waited for.
+    /// The reward functions that are being called now.
     pub fn asked(&self) -> Asked {
         self.job.asked()
     }
 
-    /// A group ended: the rewards that need no more are asked about it.
+    /// Tells the job that a group has ended: reward functions that score a group by itself are called for it.
     pub fn group_ended(&mut self, group: &RolloutGroup) {
         self.job.group_ended(group.id, || completion_ids(group));
     }
 
-    /// All of them ended: waits for the groups that are still being scored, and asks the rewards that want to see all.
-    /// `given` has what was said elsewhere, by the group's number.
+    /// Waits until all groups are scored, and calls the reward functions that compare completions of several prompts.
+    /// `given` has the scores from workers, by group number.
     pub fn finish(
         self,
         groups: Vec<RolloutGroup>,
@@ -143,18 +143,18 @@ impl ScoringJob<'_, '_> {
     }
 }
 
-/// What of a generation's problem concerns one group, whose completions stand at `own` among all.
+/// The part of a problem that concerns one group; `own` are the indices of the group's completions among all.
 fn problem_of(problem: &Problem, own: &Range<usize>) -> Option<Problem> {
     let completions: Vec<usize> =
         problem.completions.iter().filter(|place| own.contains(place)).map(|place| place - own.start).collect();
-    // The example is of the first completion.
+    // The example belongs to the problem's first completion.
     let has_first = problem.completions.first().is_some_and(|first| own.contains(first));
     let example = problem.example.clone().filter(|_| has_first);
     let rows = completions.len();
     (rows > 0).then(|| Problem { rows, completions, example, ..problem.clone() })
 }
 
-/// The last token of each step, and its score.
+/// Process rewards with the index of each step's last token, for each reward function.
 fn steps_at_tokens(
     tokenizer: &Tokenizer,
     ids: &[u32],
@@ -171,7 +171,8 @@ fn steps_at_tokens(
     steps.into_iter().map(of).collect()
 }
 
-/// The first token with which the text has `end` characters: a letter of several tokens is there with the last of them.
+/// The index of the first token up to which the text has `end` characters. A character of several tokens counts with
+/// its last token.
 fn token_of(tokenizer: &Tokenizer, ids: &[u32], end: usize) -> anyhow::Result<usize> {
     let (mut low, mut high) = (0, ids.len().saturating_sub(1));
     while low < high {
@@ -187,13 +188,13 @@ fn completion_ids(group: &RolloutGroup) -> Vec<Vec<u32>> {
     group.completions.iter().map(|c| c.ids.clone()).collect()
 }
 
-/// What rewards see of one group, whose row has no other columns than it has.
+/// The reward inputs of one group, with only the columns that the rows of `prompts` have.
 pub fn inputs_of_group(tokenizer: &Tokenizer, prompts: &Prompts, group: &RolloutGroup) -> model::Result<RewardInputs> {
     make_inputs(tokenizer, prompts, GivenColumns::new())(group.id, completion_ids(group))
 }
 
-/// Completions as text, or as the message that answers a conversation, with the columns that any prompt has, and those
-/// that are given with any completion.
+/// Makes the inputs of reward functions: completions as text, or as the assistant's message that answers a
+/// conversation. Every input has all columns that any prompt has, or that `given` has for any completion.
 fn make_inputs<'a>(tokenizer: &'a Tokenizer, prompts: &'a Prompts, given: GivenColumns) -> MakeInputs<'a> {
     let names: BTreeSet<String> = given.values().flatten().flat_map(|columns| columns.keys().cloned()).collect();
     let columns: BTreeSet<&str> =

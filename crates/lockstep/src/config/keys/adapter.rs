@@ -1,4 +1,4 @@
-//! Low-rank adapters.
+//! Configuration keys of low-rank adapters (LoRA).
 
 use crate::bad_input;
 use crate::config::keys::Config;
@@ -31,13 +31,13 @@ macro_rules! adapter_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
 pub(in crate::config) use adapter_keys;
 
 impl Config {
-    /// The adapter that is trained; none: all weights are.
+    /// The adapter that is trained; `None` if all weights are.
     pub(crate) fn adapter(&self) -> Option<LoraConfig> {
         let plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
         let target_modules = match self.lora_target_modules.as_deref() {
             None => LoraConfig::default().target_modules,
             Some([one]) if one == "all-linear" => TargetModules::AllLinear,
-            // As in TRL, a single entry may be a regular expression.
+            // As in TRL, a list with a single entry may be a regular expression.
             Some([one]) if !plain(one) => TargetModules::Regex(one.clone()),
             Some(names) => TargetModules::Names(names.to_vec()),
         };
@@ -51,7 +51,7 @@ impl Config {
     }
 }
 
-/// What the keys must satisfy whatever the model.
+/// Checks the adapter keys, as far as that needs no model.
 pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     if c.use_peft && c.sync_ref_model {
         bad_input!(

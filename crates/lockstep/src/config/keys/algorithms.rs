@@ -1,4 +1,4 @@
-//! The key that chooses an algorithm, and those of distillation.
+//! The configuration key that chooses an algorithm, and the keys of distillation.
 
 macro_rules! algorithms_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Loss" {
     /// How rewards become a gradient: it decides the advantages, the loss, and the defaults of num_generations and

@@ -1,5 +1,5 @@
-//! How completions are grouped: prompts of a generation, optimizer steps of a generation, steps of the run. Names and
-//! counting are TRL's.
+//! Configuration keys of batch sizes and training length: completions per group and per generation batch, optimizer
+//! steps per generation batch, steps of the run. Names and counting are TRL's.
 
 macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Batches" {
     /// Completions of each prompt (the group, G). At least 2 where they are compared with each other.

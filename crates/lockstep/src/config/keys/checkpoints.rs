@@ -1,4 +1,4 @@
-//! Checkpoints, the best of them, and early stopping.
+//! Configuration keys of checkpoints, the best checkpoint, and early stopping.
 
 macro_rules! checkpoints_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Checkpoints" {
     /// When to write checkpoints. One is also written at the end, unless this is "no", and always when a signal stops

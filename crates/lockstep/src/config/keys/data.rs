@@ -1,4 +1,4 @@
-//! What is learned from: rows of a dataset, or recorded rollouts.
+//! Configuration keys of the training data: a dataset, or recorded rollouts.
 
 use crate::config::keys::Config;
 use serde_json::{Map, Value};
@@ -48,13 +48,13 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
 pub(in crate::config) use data_keys;
 
 impl Config {
-    /// The seed of shuffling, or `None` for the files' order, which replayed rollouts always keep.
+    /// The seed of shuffling, or `None` to keep the order of the files. Replayed rollouts are never shuffled.
     pub(crate) fn shuffle_seed(&self) -> Option<u64> {
         (self.shuffle_dataset && self.replay.is_none()).then(|| self.data_seed.unwrap_or(self.seed))
     }
 }
 
-/// `columns` as pairs (new name, old name); an entry that is no text is an error.
+/// `columns` as a list of (new name, old name); an entry whose value is not a text is an error.
 pub(in crate::config) fn renames(columns: &Map<String, Value>) -> Result<Vec<(String, String)>, String> {
     let pair = |(new, old): (&String, &Value)| match old {
         Value::String(old) => Ok((new.clone(), old.clone())),

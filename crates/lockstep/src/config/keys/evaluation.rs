@@ -1,4 +1,4 @@
-//! Evaluation during a run.
+//! Configuration keys of evaluation during a run.
 
 use crate::bad_input;
 use crate::config::keys::Config;
@@ -50,12 +50,12 @@ impl Config {
         self.eval_steps.unwrap_or(self.logging_steps)
     }
 
-    /// Whether there is anything to evaluate on.
+    /// Whether the configuration names evaluation data.
     pub(crate) fn has_eval_data(&self) -> bool {
         self.eval_dataset_name.is_some() || !self.eval_datasets.is_empty()
     }
 
-    /// Completions of each evaluation prompt.
+    /// Completions generated for each evaluation prompt.
     pub fn generations_eval(&self) -> usize {
         self.num_generations_eval.unwrap_or(match self.eval_sampling {
             EvalSampling::Sampled => self.num_generations,
@@ -64,7 +64,8 @@ impl Config {
     }
 }
 
-/// Evaluation, checkpoints and early stopping agree with each other; the notes are of what is set without effect.
+/// Checks that evaluation, checkpoints and early stopping fit together. The notes name keys that are set without
+/// effect.
 pub(in crate::config) fn check(c: &Config, purpose: Purpose) -> anyhow::Result<Vec<String>> {
     let needs_eval = if c.load_best_model_at_end { Some("load_best_model_at_end") } else { None }
         .or(c.early_stopping_patience.map(|_| "early_stopping_patience"));

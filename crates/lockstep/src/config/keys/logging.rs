@@ -1,4 +1,4 @@
-//! What a run writes down and prints.
+//! Configuration keys of what a run logs and prints.
 
 macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Logging" {
     /// Optimizer steps between lines of metrics; means are taken over the steps between.
@@ -36,7 +36,7 @@ macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
 pub(in crate::config) use logging_keys;
 
 impl crate::config::Config {
-    /// The steps of `trace_steps`; none if all are traced.
+    /// The optimizer steps that `trace_steps` lists, as ranges; empty if all steps are traced.
     pub(crate) fn traced_steps(&self) -> anyhow::Result<Vec<std::ops::RangeInclusive<u64>>> {
         let range = |part: &str| -> Option<std::ops::RangeInclusive<u64>> {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -52,7 +52,7 @@ impl crate::config::Config {
         })
     }
 
-    /// Whether what steps do to tokens is recorded.
+    /// Whether the run records how each optimizer step changed its tokens' log-probabilities.
     pub(crate) fn records_updates(&self) -> bool {
         self.record_rollouts && self.record_updates
     }

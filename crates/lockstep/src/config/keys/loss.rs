@@ -1,4 +1,4 @@
-//! What the policy's trainer minimises, for GRPO and its relatives.
+//! Configuration keys of the policy's loss, for GRPO and the algorithms that share its losses.
 
 use crate::bad_input;
 use crate::config::keys::Config;
@@ -7,7 +7,7 @@ use crate::config::row::{OnResume::Warn, Row, TRL, above, at_least};
 use train::loss::sampling::CorrectionMode;
 use train::{ImportanceSamplingLevel, LossType};
 
-/// A key of `loss_type`'s family.
+/// The rows of keys that only GRPO's family of policy losses reads (see `loss_type`).
 pub(in crate::config) const LOSS: Row = TRL.read_by(POLICY_LOSS).on_resume(Warn);
 pub(in crate::config) const SAPO: Row = LOSS.range(above(0.0)).needs("loss_type", "sapo");
 pub(in crate::config) const VESPO: Row = LOSS.range(at_least(0.0)).needs("loss_type", "vespo");
@@ -102,12 +102,12 @@ macro_rules! loss_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
 pub(in crate::config) use loss_keys;
 
 impl Config {
-    /// The upper clip range.
+    /// The upper clip range of the importance ratio.
     pub(crate) fn epsilon_high(&self) -> f64 {
         self.epsilon_high.unwrap_or(self.epsilon)
     }
 
-    /// The loss that the keys describe.
+    /// The policy loss that the keys describe.
     pub(crate) fn loss(&self) -> train::LossConfig {
         train::LossConfig {
             loss_type: self.loss_type,
@@ -145,7 +145,7 @@ impl Config {
     }
 }
 
-/// Refuses keys of the policy loss that contradict each other; the notes are of what works, but hardly as meant.
+/// Refuses contradictory keys of the policy loss. The notes are on values that work but are probably not meant.
 pub(crate) fn check(c: &Config) -> anyhow::Result<Vec<String>> {
     if let Some(delta) = c.delta
         && delta <= 1.0 + c.epsilon_high()

@@ -1,4 +1,4 @@
-//! How the machine is used: threads, memory, and what is computed together.
+//! Configuration keys of how a run uses the machine: device, threads, memory and batching of computations.
 
 use crate::config::keys::Config;
 
@@ -42,7 +42,8 @@ macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
 pub(in crate::config) use machine_keys;
 
 impl Config {
-    /// Rows of one training pass: without packing no group shares a pass, since a group is never cut.
+    /// The most tokens of one training pass. Without packing it is 1, so that every group, which is never split, gets
+    /// its own pass.
     pub(crate) fn micro_batch_tokens(&self) -> usize {
         if self.packing { self.max_tokens_per_micro_batch } else { 1 }
     }

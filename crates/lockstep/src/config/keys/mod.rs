@@ -1,13 +1,14 @@
-//! The table of keys. The rows stand by topic in the files beside this one, together with what the keys of a topic must
-//! satisfy together and what is built from them. Here the rows become the typed [`Config`], its defaults, and [`KEYS`],
-//! which everything else reads.
+//! The table of configuration keys. The files beside this one contain its rows, by topic, with the checks of each topic
+//! and the settings built from its keys. This file turns the rows into the type [`Config`], its defaults, and the list
+//! [`KEYS`], which all other code reads.
 //!
 //! A row is
 //! ```text
 //! /// What the key means.
 //! name: Type = default, METHOD = its own default => row;
 //! ```
-//! where `row` is a [`Row`], begun with `TRL` or `OURS`.
+//!
+//! where `row` is a [`Row`] that starts from `TRL` or `OURS`.
 
 pub(super) mod adapter;
 mod algorithms;
@@ -45,14 +46,14 @@ use train::{
     ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, MultiObjectiveAggregation, ScaleRewards, ScheduleKind,
 };
 
-/// Gives a key of a configuration a default.
+/// A function that sets one key of a configuration to a default.
 pub(in crate::config) type SetDefault = fn(&mut Config);
 
 /// A key of the table.
 pub struct Key {
-    /// As configurations spell it.
+    /// The name of the key in configurations.
     pub name: &'static str,
-    /// The heading that it is shown under.
+    /// The heading under which the documentation lists the key.
     pub section: &'static str,
     pub(in crate::config) doc: &'static str,
     pub(in crate::config) row: Row,
@@ -61,11 +62,11 @@ pub struct Key {
     pub(in crate::config) read: fn(&mut Config, &toml::Value) -> Result<(), String>,
     pub(in crate::config) read_text: fn(&mut Config, &str) -> Result<(), String>,
     pub(in crate::config) write: fn(&Config) -> Option<toml::Value>,
-    /// Methods whose default is another than that of [`Config::default`], and what gives it to a configuration.
+    /// The methods whose default differs from [`Config::default`], with a function that sets their default.
     pub(in crate::config) defaults: &'static [(Methods, SetDefault)],
 }
 
-/// Asks one topic after the other for its rows; they go to `table!`, in this order.
+/// Collects the rows of all topics, in this order, and passes them to `table!`.
 macro_rules! collect {
     ([$topic:ident $($topics:ident)*] $($rows:tt)*) => { $topic! { collect [$($topics)*] $($rows)* } };
     ([] $($rows:tt)*) => { table! { $($rows)* } };
@@ -75,7 +76,7 @@ macro_rules! table {
     ($($section:literal { $(
         $(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr $(, $method:ident = $other:expr)* => $row:expr;
     )* })*) => {
-        /// A whole configuration. Names and meanings are TRL's where TRL has the key.
+        /// A configuration: a value for every key. Names and meanings are TRL's for the keys that TRL has.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Config {
             $($($(#[doc = $doc])+ pub $name: $type,)*)*
@@ -87,7 +88,7 @@ macro_rules! table {
             }
         }
 
-        /// Every key, in the order in which it is shown.
+        /// Every key, in the order of the documentation.
         pub(in crate::config) static KEYS: &[Key] = &[$($(Key {
             name: stringify!($name),
             section: $section,
@@ -108,13 +109,13 @@ collect! { [
     optimizer_keys adapter_keys evaluation_keys checkpoints_keys logging_keys machine_keys
 ] }
 
-/// Every key, in the order in which it is shown.
+/// Every key, in the order of the documentation.
 pub fn keys() -> &'static [Key] {
     KEYS
 }
 
 impl Config {
-    /// The defaults of a command, of `train` those of an algorithm.
+    /// The default configuration of a command; for `train`, of an algorithm.
     pub fn defaults(purpose: Purpose, algorithm: Algorithm) -> Config {
         let mut config = Config { algorithm, ..Config::default() };
         for key in KEYS {
@@ -128,7 +129,7 @@ impl Config {
         KEYS.iter().find(|key| key.name == name)
     }
 
-    /// The key that has another name in TRL.
+    /// The key whose name in TRL is `name`, if that differs from the key's name here.
     pub fn key_of_trl(name: &str) -> Option<&'static Key> {
         KEYS.iter().find(|key| matches!(key.row.trl, Trl::Field { name: Some(theirs), .. } if theirs == name))
     }

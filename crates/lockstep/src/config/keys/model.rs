@@ -1,4 +1,4 @@
-//! What is trained, and where the run is kept.
+//! Configuration keys of the model that is trained, and of the run's directory.
 
 macro_rules! model_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Model and run" {
     /// The model to train: a Hugging Face directory, or a Hub id (fetched into the local cache); or the PEFT directory

@@ -1,4 +1,4 @@
-//! The optimizer and the learning rate's schedule.
+//! Configuration keys of the optimizer and the learning-rate schedule.
 
 use crate::config::keys::Config;
 use crate::config::values::OptimizerName;
@@ -67,16 +67,16 @@ impl Config {
         }
     }
 
-    /// Steps of rising learning rate in a run of `total` steps.
+    /// Warm-up steps, during which the learning rate rises, in a run of `total` steps.
     pub(crate) fn warmup(&self, total: u64) -> u64 {
         let share = if self.warmup_steps == 0.0 { self.warmup_ratio.unwrap_or(0.0) } else { self.warmup_steps };
-        // As transformers: below 1 it is a share, rounded up.
+        // As in transformers, a number below 1 is a share of all steps, rounded up.
         let steps = if share < 1.0 || self.warmup_steps == 0.0 { (share * total as f64).ceil() } else { share };
         steps as u64
     }
 }
 
-/// What the keys must satisfy together.
+/// Checks the optimizer keys together.
 pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     match c.optimizer_kind() {
         Ok(_) => Ok(()),

@@ -1,11 +1,11 @@
-//! PPO: its value model, its rewards per token, its passes.
+//! Configuration keys of PPO: value model, rewards per token, passes over a generation batch.
 
 use crate::config::keys::Config;
 use crate::config::methods::PPO;
 use crate::config::row::{OURS, OnResume::Warn, Row};
 use train::loss::ppo::{PpoConfig, ValueConfig};
 
-/// TRL has no PPO trainer any more; names and defaults are those of its last PPOConfig.
+/// The rows of PPO's keys. TRL no longer has a PPO trainer; names and defaults are those of its last PPOConfig.
 pub(in crate::config) const OF_PPO: Row =
     OURS.trl_has("the same in PPOConfig, while TRL had it").read_by(PPO).on_resume(Warn);
 
@@ -56,12 +56,12 @@ macro_rules! ppo_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)*
 pub(in crate::config) use ppo_keys;
 
 impl Config {
-    /// The policy's loss in PPO.
+    /// The loss of the policy in PPO.
     pub(crate) fn ppo(&self) -> PpoConfig {
         PpoConfig { cliprange: self.cliprange, entropy_coef: self.entropy_coef }
     }
 
-    /// The value model's loss in PPO.
+    /// The loss of the value model in PPO.
     pub(crate) fn value_loss(&self) -> ValueConfig {
         ValueConfig { cliprange_value: self.cliprange_value, vf_coef: self.vf_coef }
     }

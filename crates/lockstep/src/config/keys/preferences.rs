@@ -1,4 +1,4 @@
-//! Learning from pairs of answers: direct preference optimization and reward models.
+//! Configuration keys of learning from preference pairs: direct preference optimization (DPO) and reward models.
 
 use crate::bad_input;
 use crate::config::keys::Config;
@@ -21,12 +21,12 @@ macro_rules! preferences_keys { ($collect:ident $($rows:tt)*) => { $collect! { $
 pub(in crate::config) use preferences_keys;
 
 impl Config {
-    /// A reward model's loss.
+    /// The loss of a reward model.
     pub(crate) fn ranking(&self) -> RankingConfig {
         RankingConfig { center_rewards_coefficient: self.center_rewards_coefficient }
     }
 
-    /// DPO's loss.
+    /// The loss of direct preference optimization (DPO).
     pub(crate) fn dpo(&self) -> DpoConfig {
         DpoConfig {
             beta: self.beta,
@@ -37,7 +37,7 @@ impl Config {
     }
 }
 
-/// What direct preference optimization needs.
+/// Checks the keys of direct preference optimization (DPO).
 pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     if c.replay.is_some() {
         bad_input!("`replay` is for `lockstep train`: direct preference optimization learns from dataset_name");

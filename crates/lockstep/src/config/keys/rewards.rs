@@ -1,4 +1,4 @@
-//! What scores completions, and how scores become advantages.
+//! Configuration keys of reward functions, and of how rewards become advantages.
 
 use crate::bad_input;
 use crate::config::keys::Config;
@@ -38,13 +38,13 @@ macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
 pub(in crate::config) use rewards_keys;
 
 impl Config {
-    /// The weight of each reward.
+    /// The weight of each reward function; 1 if not set.
     pub fn weights_of_rewards(&self) -> Vec<f64> {
         self.reward_weights.clone().unwrap_or_else(|| vec![1.0; self.reward_funcs.len()])
     }
 }
 
-/// `without` says that completions are learned from without rewards, too.
+/// Checks the reward keys. `without` says that the algorithm can learn without rewards.
 pub(crate) fn check(c: &Config, without: bool) -> anyhow::Result<()> {
     if let Some(range) = &c.reward_clip_range
         && !matches!(range.as_slice(), [low, high] if low < high)
@@ -59,7 +59,7 @@ pub(crate) fn check(c: &Config, without: bool) -> anyhow::Result<()> {
              \"normalize_then_sum\" compares rewards one by one: choose one of them"
         );
     }
-    // A replayed file brings the rewards of training.
+    // A replayed file already contains the rewards of training.
     if c.replay.is_some() && !c.has_eval_data() {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! How completions are drawn.
+//! Configuration keys of how completions are sampled.
 
 use crate::bad_input;
 use crate::config::keys::Config;
@@ -38,7 +38,7 @@ macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($r
 } } } }
 pub(in crate::config) use sampling_keys;
 
-/// Every text ends with an empty one.
+/// Refuses empty stop texts, since every completion would end at once.
 pub(in crate::config) fn check_stop(c: &Config) -> anyhow::Result<()> {
     if c.stop.iter().any(String::is_empty) {
         bad_input!("`stop` has an empty text, with which every completion ends at once: remove it");
@@ -46,7 +46,7 @@ pub(in crate::config) fn check_stop(c: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `generation_kwargs` are transformers' names for keys of the table; each wins over its key, as in TRL.
+/// Applies `generation_kwargs`, which name keys as transformers does; each overrides its key, as in TRL.
 pub(in crate::config) fn generation_kwargs(c: &mut Config) -> anyhow::Result<()> {
     for (name, value) in std::mem::take(&mut c.generation_kwargs) {
         let bad = |e: String| BadInput::new(format!("`generation_kwargs`: {name}: {e}"));
@@ -70,7 +70,8 @@ pub(in crate::config) fn generation_kwargs(c: &mut Config) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Refuses what cannot be generated ahead of the weights that are trained on it.
+/// Refuses settings that cannot work when batches are generated before the weights that train on them
+/// (`max_staleness`).
 fn check_staleness(c: &Config) -> anyhow::Result<()> {
     let k = c.max_staleness;
     if let (0, Some(tokens)) = (k, c.partial_rollout_tokens) {
@@ -91,7 +92,7 @@ fn check_staleness(c: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses what training cannot learn from. The note is of a key that changes nothing.
+/// Refuses sampling settings from which nothing can be learned. The note is on a key that changes nothing.
 pub(crate) fn check(c: &Config) -> anyhow::Result<Option<String>> {
     if c.temperature == 0.0 {
         bad_input!(

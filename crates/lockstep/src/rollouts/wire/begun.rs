@@ -1,11 +1,11 @@
-//! Batches that are made in chunks, as far as they are: a record of what concerns a batch, then for each of its groups
-//! the answer to its last job ([`GroupAnswer`]).
+//! The bytes of batches that are generated in chunks of tokens, in their present state. Each batch is a first record,
+//! and then, for each of its groups, the answer to the group's latest job ([`GroupAnswer`]).
 //!
 //! | column of the first record | kind | values |
 //! |---|---|---|
-//! | `begun` (must be known) | varint | 3: optimizer steps done when the batch was begun, its first group, its groups |
-//! | `rows` (must be known) | varint | the dataset's row of each group |
-//! | `rewards` | text | those that workers have asked about the groups which have ended |
+//! | `begun` (must be known) | varint | 3 values: optimizer steps done when the batch was begun, the number of its first group, how many groups it has |
+//! | `rows` (must be known) | varint | for each group, the index of its dataset row |
+//! | `rewards` | text | names of the reward functions that workers have called for the groups that have ended |
 
 use super::group::Group;
 use super::job::{answered, numbers, size, texts};
@@ -17,7 +17,7 @@ use rollout::SamplingParams;
 use std::sync::Arc;
 
 impl BegunBatch {
-    /// As bytes.
+    /// The batch as bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let BegunBatch { step, prompts, answers, rewards } = self;
         let first = prompts.first_key_value().map_or(0, |(first, _)| *first);
@@ -31,7 +31,8 @@ impl BegunBatch {
         bytes
     }
 
-    /// The first batch in `bytes`, of a request like `like`, and the bytes behind it. `row` finds the dataset's rows.
+    /// Reads the first batch in `bytes`; also returns the bytes after it. The batch's settings are those of the request
+    /// `like`, and `row` finds a dataset row by its index.
     pub fn take<'a>(
         bytes: &'a [u8],
         like: &CollectRequest<'_>,
@@ -73,7 +74,7 @@ fn head(bytes: &[u8]) -> Result<(RecordReader<'_>, &[u8]), WireError> {
     Ok((head, rest))
 }
 
-/// The groups of batches one behind the other.
+/// All groups of several batches that are concatenated in `bytes`.
 pub(crate) fn groups_of_begun(mut bytes: &[u8]) -> Result<Vec<Group>, WireError> {
     let mut groups = Vec::new();
     while !bytes.is_empty() {

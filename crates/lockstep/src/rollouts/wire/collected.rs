@@ -1,16 +1,16 @@
-//! What a collector answers as bytes: a record of what concerns all groups, then a record for each group.
+//! The bytes of a collector's answer: a first record about all groups, then a record for each group.
 //!
 //! | column of the first record | kind | values |
 //! |---|---|---|
-//! | `next_number` (must be known) | varint | 1: [`Collected::next_number`] |
-//! | `groups` (must be known) | varint | 1: how many records follow |
-//! | `metrics`, `metric_values` | text, f64 | what rewards want logged |
-//! | `problems` | text | what kept rewards from scoring, JSON objects |
-//! | `seconds` | f64 | R: what each reward took |
-//! | `timed_out` | varint | R: completions of each that ran out of time |
-//! | `times` | f64 | 3: seconds of generation, of the wait for rewards, of scoring that overlapped generation |
+//! | `next_number` (must be known) | varint | 1 value: [`Collected::next_number`] |
+//! | `groups` (must be known) | varint | 1 value: how many records follow |
+//! | `metrics`, `metric_values` | text, f64 | names and values of metrics that reward functions log |
+//! | `problems` | text | errors of reward functions, each a JSON object |
+//! | `seconds` | f64 | for each reward function, the seconds that it took |
+//! | `timed_out` | varint | for each reward function, how many completions ran out of time |
+//! | `times` | f64 | 3 values: seconds of generation, of waiting for rewards, of scoring that overlapped generation |
 //!
-//! Groups are written without their rows: whoever asked has those.
+//! Groups are written without their dataset rows, which the process that made the request already has.
 
 use super::group::Group;
 use super::record::{RecordReader, RecordWriter, WireError};
@@ -22,7 +22,7 @@ use rewards::Problem;
 use std::sync::Arc;
 
 impl Collected {
-    /// All of it but when rewards were asked.
+    /// The answer as bytes, without the times at which scoring overlapped generation.
     pub fn to_bytes(&self) -> Vec<u8> {
         let Collected { scored, next_number, rollout_s, reward_s, overlapped_s } = self;
         let Rollouts { groups, reward_names, reward_weights } = &scored.rollouts;
@@ -51,8 +51,8 @@ impl Collected {
         bytes
     }
 
-    /// The answer to `request` that [`to_bytes`](Self::to_bytes) wrote. Prompts are those of the request, by identity,
-    /// but where a function gave others. An error says what does not fit it.
+    /// Reads the answer to `request` that [`to_bytes`](Self::to_bytes) wrote. Groups share the request's prompts,
+    /// unless a rollout function returned other prompt ids. An error says what does not fit the request.
     #[cfg_attr(not(test), expect(dead_code, reason = "of workers, which answer in bytes"))]
     pub fn from_bytes(bytes: &[u8], request: &CollectRequest<'_>) -> Result<Collected, WireError> {
         let (head, groups, rest) = take(bytes)?;
@@ -67,8 +67,8 @@ impl Collected {
         Collected::of_records(&head, groups, request)
     }
 
-    /// The first of the answers in `bytes`, to a request like `like` but for its prompts, and the bytes behind it.
-    /// `row` finds the dataset's rows by their numbers.
+    /// Reads the first answer in `bytes`; also returns the bytes after it. Its request was like `like`, with other
+    /// prompts; `row` finds a dataset row by its index.
     pub fn take<'a>(
         bytes: &'a [u8],
         like: &CollectRequest<'_>,
@@ -129,7 +129,7 @@ impl Collected {
     }
 }
 
-/// The records of an answer, and the bytes behind it.
+/// The records of the first answer in `bytes`, and the bytes after it.
 fn take(bytes: &[u8]) -> Result<(RecordReader<'_>, Vec<Group>, &[u8]), WireError> {
     let (head, mut rest) = RecordReader::take(bytes)?;
     head.refuse_unknown(|name| ["next_number", "groups"].contains(&name))?;
@@ -142,7 +142,7 @@ fn take(bytes: &[u8]) -> Result<(RecordReader<'_>, Vec<Group>, &[u8]), WireError
     Ok((head, groups, rest))
 }
 
-/// The groups of answers one behind the other.
+/// All groups of several answers that are concatenated in `bytes`.
 pub(crate) fn groups_of_answers(mut bytes: &[u8]) -> Result<Vec<Group>, WireError> {
     let mut groups = Vec::new();
     while !bytes.is_empty() {
@@ -153,7 +153,7 @@ pub(crate) fn groups_of_answers(mut bytes: &[u8]) -> Result<Vec<Group>, WireErro
     Ok(groups)
 }
 
-/// A group that was written without its row.
+/// Converts a group that was written without its dataset row.
 fn scored_group(
     row: &Arc<Prompt>,
     group: Group,
@@ -201,7 +201,7 @@ mod tests {
     use rollout::SamplingParams;
     use testing::foreign;
 
-    /// Two groups of two completions with all that an answer can have.
+    /// Two groups of two completions, with a value in every field that an answer can have.
     fn collected() -> Collected {
         let mut rollouts = round(&[(7, [Some(0.1), None]), (9, [Some(f64::MIN_POSITIVE), Some(-0.0)])]);
         for (place, c) in rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
@@ -210,7 +210,7 @@ mod tests {
             c.steps = if place == 0 { vec![Some(vec![(0, 0.7)])] } else { Vec::new() };
             c.extra.insert("note".into(), place.into());
         }
-        // As a function gives it: with ids of its own.
+        // As a rollout function returns it: with its own prompt ids.
         let given = Arc::make_mut(&mut rollouts.groups[1].prompt);
         given.tokens = model::Prompt::new([4, 9]);
         rollouts.groups[0].problems.push(Problem::new("r", 1, "no number").at(vec![1]));
@@ -241,7 +241,7 @@ mod tests {
         Ok(read)
     }
 
-    /// All of it; NaN equals itself.
+    /// All fields of a collection as text, in which NaN equals NaN.
     fn text(collected: &Collected) -> String {
         let Collected { scored, next_number, rollout_s, reward_s, overlapped_s } = collected;
         let ScoredRollouts { rollouts, problems, metrics, overlapped, seconds, timed_out } = scored;

@@ -1,4 +1,4 @@
-//! Groups between what rollout and training hold and what is written.
+//! Converts between the groups and samples of rollout and training, and the form in which groups are written.
 
 use super::group::{Completion, Group};
 use super::record::WireError;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use train::{Advantage, Sample};
 
 impl Group {
-    /// A scored group. Rewards are named by whoever knows them.
+    /// Converts a scored group. Names of reward functions are left out; `content` says whether texts are included.
     pub fn of_scored(group: &ScoredGroup, content: bool) -> Group {
         let completion = |scored: &ScoredCompletion| {
             let c = &scored.completion;
@@ -44,7 +44,7 @@ impl Group {
         }
     }
 
-    /// What the samples of its completions add: columns that scorers made, the loss's masks, advantages.
+    /// Adds what samples have beyond their completions: columns from scorers, the loss's masks, and advantages.
     pub fn add_samples(&mut self, samples: &[Sample]) {
         for (c, sample) in self.completions.iter_mut().zip(samples) {
             c.columns = sample.columns.clone();
@@ -53,7 +53,7 @@ impl Group {
         }
     }
 
-    /// The scored group again. What rewards saw must have been written.
+    /// Converts to a scored group. The texts that reward functions read must have been written.
     pub fn into_scored(self) -> Result<ScoredGroup, WireError> {
         let id = self.id;
         let lacks = |what: &str| WireError::new(format!("group {id}: column `{what}` is missing"));
@@ -87,7 +87,7 @@ impl Group {
         Ok(ScoredGroup { id, prompt: Arc::new(prompt), completions, problems, lineage: self.lineage })
     }
 
-    /// Samples as groups: those of one group and one prompt that stand behind one another are one.
+    /// Converts samples to groups: adjacent samples with the same group number and prompt form a group.
     pub fn of_samples(samples: &[Sample]) -> Vec<Group> {
         let mut prompts: BTreeMap<*const model::Prompt, u64> = BTreeMap::new();
         let mut groups: Vec<Group> = Vec::new();
@@ -120,7 +120,7 @@ impl Group {
         groups
     }
 
-    /// The samples of groups, which share their prompts as those did that were written.
+    /// Converts groups to samples. Samples share prompt objects as they did before the groups were written.
     pub fn into_samples(groups: Vec<Group>) -> Vec<Sample> {
         let mut prompts: BTreeMap<u64, Arc<model::Prompt>> = BTreeMap::new();
         let mut samples = Vec::new();
@@ -145,8 +145,8 @@ impl Group {
     }
 }
 
-/// The groups of a generation as a run records them, without the texts of completions, which their ids give. `lineage`
-/// is of the weights that sampled those groups that have none of their own.
+/// The groups of a generation batch as a run records them. Texts of completions are left out, since token ids give
+/// them. `lineage` belongs to the weights that sampled those groups that have no lineage of their own.
 pub(crate) fn of_rollouts(
     rollouts: &Rollouts,
     samples: &[Sample],
@@ -172,7 +172,7 @@ pub(crate) fn of_rollouts(
     rollouts.groups.iter().map(of).collect()
 }
 
-/// The groups of an evaluation of `set` after `step`, as a run records them.
+/// The groups of an evaluation of the set `set` after optimizer step `step`, as a run records them.
 pub(crate) fn of_evaluation(rollouts: &Rollouts, sampling: &SamplingParams, step: u64, set: &str) -> Vec<Group> {
     let mut sampling = sampling_settings(sampling);
     sampling.insert("evaluation_set".to_owned(), set.into());
@@ -190,7 +190,7 @@ pub(crate) fn of_evaluation(rollouts: &Rollouts, sampling: &SamplingParams, step
     rollouts.groups.iter().map(of).collect()
 }
 
-/// How tokens were drawn, by the configuration's keys.
+/// The sampling parameters, named by their configuration keys.
 fn sampling_settings(sampling: &SamplingParams) -> Map<String, Value> {
     let settings = json!({
         "temperature": sampling.temperature,

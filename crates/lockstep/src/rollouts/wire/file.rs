@@ -1,19 +1,18 @@
-//! A file of groups that grows, and the index beside it.
+//! A file of groups that can be appended to, with an index beside it.
 //!
-//! `NAME.bin` is records, one behind the other. `NAME.idx` says where each lies, so that a reader goes to the nth at
-//! once: 8 bytes (`LSI`, the version 1, and the length of an entry as a u32), then an entry for each record,
-//! little-endian:
+//! `NAME.bin` is a sequence of records. `NAME.idx` says where each record is, so that a reader can seek to the n-th: 8
+//! bytes (`LSI`, the version 1, and the length of an entry as a u32), then an entry for each record, little-endian:
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 8, 8 | where the record begins, and its length |
-//! | 8, 8 | the group's number; the first optimizer step on it, or 2^64 − 1 |
-//! | 8 | XXH3 of the prompt's ids as u32: groups of one prompt |
-//! | 8, 8 | f64: mean and standard deviation (of the population) of the weighted rewards; NaN without any |
-//! | 4, 4 | completions, and tokens of all of them |
+//! | 8, 8 | u64: offset and length of the record |
+//! | 8, 8 | u64: the group's number; the first optimizer step on the group, or 2^64 − 1 if not known |
+//! | 8 | XXH3 of the prompt's ids as u32; groups of the same prompt have the same hash |
+//! | 8, 8 | f64: mean and population standard deviation of the group's weighted rewards; NaN if there are none |
+//! | 4, 4 | u32: number of completions, and number of tokens in all of them |
 //!
-//! Later versions may put more behind these. The index is made of the records alone: where it is missing or does not
-//! fit them, it is made again.
+//! Later versions may append fields to an entry. The index is computed from the records alone. If the index is missing
+//! or does not fit the records, it is computed again.
 
 use super::group::Group;
 use super::record::{HEADER, RecordReader, WireError, record_length};
@@ -29,26 +28,26 @@ const INDEX_HEADER: usize = 8;
 const ENTRY: usize = 64;
 const NO_STEP: u64 = u64::MAX;
 
-/// Where a record lies, and what it is of.
+/// An entry of the index: where a record is, and what its group contains.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexEntry {
-    /// Its first byte.
+    /// Offset of the record's first byte in the file.
     pub offset: u64,
-    /// Its bytes.
+    /// Length of the record in bytes.
     pub length: u64,
     /// The group's number in the run.
     pub group: u64,
-    /// The first optimizer step on it.
+    /// The first optimizer step that trained on the group.
     pub step: Option<u64>,
-    /// Equal for groups of equal prompts.
+    /// A hash of the prompt's token ids, equal for groups of the same prompt.
     pub prompt_hash: u64,
-    /// Mean of the weighted rewards; NaN without any.
+    /// Mean of the weighted rewards of the group; NaN if there are none.
     pub reward: f64,
-    /// Their standard deviation, of the population.
+    /// Population standard deviation of the weighted rewards.
     pub reward_std: f64,
-    /// Completions.
+    /// Completions in the group.
     pub completions: u32,
-    /// Tokens of all of them.
+    /// Tokens in all completions of the group.
     pub tokens: u32,
 }
 
@@ -102,7 +101,7 @@ impl IndexEntry {
     }
 }
 
-/// A file of groups to read from.
+/// A file of groups, opened for reading.
 #[derive(Debug)]
 pub struct GroupFile {
     path: PathBuf,
@@ -111,7 +110,8 @@ pub struct GroupFile {
 }
 
 impl GroupFile {
-    /// Opens it. Its index is read, or made where it does not fit; what a writer has begun and not ended is not seen.
+    /// Opens the file, and reads its index or computes it if it does not fit. A record that is not completely written
+    /// yet is ignored.
     pub fn open(path: &Path) -> Result<GroupFile> {
         let file = File::open(path)?;
         let whole = whole_records(&file, file.metadata()?.len(), path)?;
@@ -125,25 +125,25 @@ impl GroupFile {
         Ok(GroupFile { path: path.to_owned(), file, index })
     }
 
-    /// What it has.
+    /// The index entries of all records.
     pub fn index(&self) -> &[IndexEntry] {
         &self.index
     }
 
-    /// The group of the record at this place of [`index`](Self::index).
+    /// Reads the group whose record has this index in [`index`](Self::index).
     pub fn read(&self, place: usize) -> Result<Group> {
         let entry = self.index[place];
         let bytes = bytes_of(&self.file, entry.offset, entry.length)?;
         group_of(&bytes, &self.path, entry.offset)
     }
 
-    /// All groups, in their order.
+    /// All groups, in the order of the file.
     pub fn groups(&self) -> impl Iterator<Item = Result<Group>> {
         (0..self.index.len()).map(|place| self.read(place))
     }
 }
 
-/// A file of groups to append to.
+/// A file of groups, opened for appending.
 #[derive(Debug)]
 pub struct GroupLog {
     path: PathBuf,
@@ -154,12 +154,13 @@ pub struct GroupLog {
 }
 
 impl GroupLog {
-    /// Opens `path` to append, creating it (not its directory) if need be. What a kill left of a record is cut off.
+    /// Opens `path` for appending and creates the file, but not its directory, if it does not exist. An incomplete
+    /// record at the end, left by a killed process, is removed.
     pub fn open(path: &Path) -> Result<GroupLog> {
         let options = || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
         let file = options().open(path)?;
         let mut whole = whole_records(&file, file.metadata()?.len(), path)?;
-        // A power cut can leave a record whose bytes never reached the disk.
+        // After a power failure, a record's length can be there without its bytes.
         while let Some(&(at, length)) = whole.last()
             && RecordReader::take(&bytes_of(&file, at, length)?).is_err()
         {
@@ -183,7 +184,8 @@ impl GroupLog {
         Ok(log)
     }
 
-    /// Looks whether both paths still name the files; what was deleted or replaced is written again, which is said.
+    /// Checks that both paths still name the open files. A file that was deleted or replaced is written again, and the
+    /// result says so.
     pub fn check(&mut self) -> Result<Option<String>> {
         let index = index_path(&self.path);
         let index_len = (INDEX_HEADER + self.entries * ENTRY) as u64;
@@ -197,22 +199,22 @@ impl GroupLog {
         Ok((!notes.is_empty()).then(|| notes.join("; ")))
     }
 
-    /// Where it lies.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its length in bytes.
+    /// The length of the file in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it has no record.
+    /// Whether the file has no record.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Appends records of groups. If that fails half-way (a full disk), what was written of them is cut off again.
+    /// Appends the records of some groups. If that fails midway (disk full), what was written of them is removed.
     pub fn append(&mut self, records: &[u8]) -> Result<()> {
         let (mut rest, mut entries, mut added) = (records, Vec::new(), 0);
         while !rest.is_empty() {
@@ -234,13 +236,13 @@ impl GroupLog {
         Ok(())
     }
 
-    /// Puts everything on the disk.
+    /// Flushes all data to the disk.
     pub fn sync(&mut self) -> Result<()> {
         self.file.flush()?;
         self.file.sync_data()
     }
 
-    /// Cuts it to the records of its first `len` bytes; gives the length that it has then.
+    /// Truncates the file to the complete records in its first `len` bytes, and returns its new length.
     pub fn truncate(&mut self, len: u64) -> Result<u64> {
         let whole = whole_records(&self.file, self.len.min(len), &self.path)?;
         let end = whole.last().map_or(0, |(at, length)| at + length);
@@ -256,13 +258,13 @@ impl GroupLog {
     }
 }
 
-/// The index beside a file of groups.
+/// The path of the index of a file of groups.
 pub fn index_path(path: &Path) -> PathBuf {
     path.with_extension("idx")
 }
 
-/// Where the records of the first `len` bytes begin, and their lengths, by their headers; the last may not be whole and
-/// is then not among them. Other bytes than a record's are an error.
+/// Offset and length of each complete record in the first `len` bytes, read from the records' headers. An incomplete
+/// last record is left out. Bytes that are no record are an error.
 fn whole_records(file: &File, len: u64, path: &Path) -> Result<Vec<(u64, u64)>> {
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some(left) = (len - at).checked_sub(HEADER as u64) {
@@ -270,7 +272,7 @@ fn whole_records(file: &File, len: u64, path: &Path) -> Result<Vec<(u64, u64)>> 
         file.read_exact_at(&mut header, at)?;
         let length = match record_length(&header) {
             Ok(length) => length,
-            // Zeros: a file that was lengthened, and never filled (a power cut).
+            // The header is zeros: the file was extended but never filled, as after a power failure.
             Err(_) if header == [0; HEADER] => break,
             Err(error) => return Err(broken(path, at, &error)),
         };
@@ -283,7 +285,7 @@ fn whole_records(file: &File, len: u64, path: &Path) -> Result<Vec<(u64, u64)>> 
     Ok(found)
 }
 
-/// The entries of an index; nothing if it is none.
+/// The entries of an index file; `None` if it is missing or no index.
 fn read_index(path: &Path) -> Option<Vec<IndexEntry>> {
     let bytes = std::fs::read(path).ok()?;
     let (header, entries) = bytes.split_at_checked(INDEX_HEADER)?;
@@ -294,7 +296,7 @@ fn read_index(path: &Path) -> Option<Vec<IndexEntry>> {
     Some(entries.chunks_exact(size).map(IndexEntry::of_bytes).collect())
 }
 
-/// Whether the first entries are those of these records.
+/// Whether the index begins with the entries of these records.
 fn fits(index: &[IndexEntry], whole: &[(u64, u64)]) -> bool {
     index.len() >= whole.len() && index.iter().zip(whole).all(|(entry, &place)| (entry.offset, entry.length) == place)
 }
@@ -303,7 +305,7 @@ fn read(file: &File, path: &Path, at: u64, length: u64) -> Result<IndexEntry> {
     Ok(IndexEntry::new(at, length, &group_of(&bytes_of(file, at, length)?, path, at)?))
 }
 
-/// The bytes of a record, which are known to be there.
+/// The bytes of a record that is known to be complete.
 fn bytes_of(file: &File, at: u64, length: u64) -> Result<Vec<u8>> {
     let mut bytes = vec![0; length as usize];
     file.read_exact_at(&mut bytes, at)?;

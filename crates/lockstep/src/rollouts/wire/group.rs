@@ -1,4 +1,5 @@
-//! A group as it is written: a prompt, its completions and what is known of them.
+//! A group in the form in which it is written to files and messages: a prompt, its completions, and what is known of
+//! them.
 
 use crate::rollouts::groups::TokenScores;
 use crate::rollouts::lineage::Lineage;
@@ -8,82 +9,83 @@ use rollout::FinishReason;
 use serde_json::{Map, Value};
 use train::Advantage;
 
-/// A group. What is not known is `None` or empty.
+/// A prompt with its completions. A field that is not known is `None` or empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Group {
-    /// Its number in the run.
+    /// The group's number in the run.
     pub id: u64,
-    /// The first optimizer step on it.
+    /// The first optimizer step that trained on the group.
     pub step: Option<u64>,
-    /// Token ids.
+    /// Token ids of the prompt.
     pub prompt_ids: Vec<u32>,
-    /// The dataset's row.
+    /// The index of the prompt's row in the dataset.
     pub prompt_id: Option<u64>,
-    /// The prompt as rewards saw it.
+    /// The text or messages of the prompt, as reward functions read them.
     pub prompt: Option<Content>,
-    /// Which of a batch's distinct prompts it is: groups whose prompt is one by identity have one number.
+    /// The prompt's index among the distinct prompts of its batch; groups that share a prompt object have the same
+    /// index.
     pub prompt_in_batch: Option<u64>,
-    /// What is known of the prompt's tokens but the first.
+    /// Values for each token of the prompt except the first.
     pub prompt_columns: Columns,
-    /// The other columns of the dataset's row.
+    /// The other columns of the prompt's row in the dataset.
     pub dataset: Map<String, Value>,
-    /// How tokens were drawn, by the names of the configuration's keys.
+    /// The sampling parameters, named by their configuration keys.
     pub sampling: Map<String, Value>,
-    /// What the weights come from that sampled it.
+    /// The lineage of the weights that sampled the group.
     pub lineage: Option<Lineage>,
-    /// The reward functions.
+    /// Names of the reward functions.
     pub reward_names: Vec<String>,
-    /// The weight of each.
+    /// The weight of each reward function.
     pub reward_weights: Vec<f64>,
-    /// Why completions have no score: objects with `reward`, `kind`, `message`, `rows`, `fatal`, `example` (or null),
-    /// and `completions`, the places in the group of those that have none for this reason.
+    /// Why completions have no score: JSON objects with `reward`, `kind`, `message`, `rows`, `fatal`, `example` (or
+    /// null), and `completions`, the indices of the completions in the group that have no score for this reason.
     pub problems: Vec<Value>,
-    /// The completions.
+    /// The completions of the prompt.
     pub completions: Vec<Completion>,
 }
 
-/// A completion of a [`Group`]. Lists have one element per token.
+/// A completion of a [`Group`]. Lists of tokens' values have one element per token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// Which of the group's episodes it is of.
+    /// The index of the episode in the group that this completion belongs to.
     pub generation: usize,
-    /// Token ids.
+    /// Token ids of the completion.
     pub ids: Vec<u32>,
-    /// Whether the model sampled the token.
+    /// Whether the model sampled each token.
     pub sampled: Vec<bool>,
-    /// Whether the loss may use it.
+    /// Whether the loss may use each token.
     pub mask: Vec<bool>,
     /// The version of the weights that each token was sampled with.
     pub versions: Vec<u64>,
-    /// `sampler_logps`, `entropies`, `ref_logps`, ….
+    /// Other values for each token: `sampler_logps`, `entropies`, `ref_logps`, ….
     pub columns: Columns,
-    /// Why it ended.
+    /// Why generation ended.
     pub finish_reason: Option<FinishReason>,
-    /// What it is learned with.
+    /// The advantage with which the completion is learned.
     pub advantage: Option<Advantage>,
-    /// One per reward function; `None` where it gave no score.
+    /// One reward for each reward function; `None` if it gave no score.
     pub rewards: Vec<Option<f64>>,
-    /// One per reward function, or empty: the last token of each step, and its score.
+    /// Process rewards: for each reward function, the last token of each step with its score. Empty if there are none.
     pub steps: Vec<Option<TokenScores>>,
-    /// As rewards saw it.
+    /// The text or message that reward functions read.
     pub content: Option<Content>,
-    /// What rewards add to the completions table.
+    /// Columns that reward functions add to the table of completions.
     pub extra: Map<String, Value>,
-    /// Where it parts from another completion of its group.
+    /// The other completion of the group whose first tokens this one has, if any.
     pub fork: Option<Fork>,
 }
 
-/// A completion that begins as another one does.
+/// Says that a completion begins with the tokens of another one of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fork {
-    /// The other's place among the group's completions.
+    /// The index of the other completion in the group.
     pub parent: usize,
-    /// How many tokens of its completion are the other's.
+    /// How many tokens the two completions have in common.
     pub at: usize,
 }
 
 impl Completion {
-    /// A completion of these ids, which the model sampled, and of which nothing else is known.
+    /// A completion of these token ids, all sampled by the model; nothing else is known.
     pub fn new(generation: usize, ids: Vec<u32>) -> Completion {
         let tokens = ids.len();
         Completion {
@@ -105,12 +107,12 @@ impl Completion {
 }
 
 impl Group {
-    /// Tokens of all completions.
+    /// Tokens of all completions of the group.
     pub fn tokens(&self) -> usize {
         self.completions.iter().map(|c| c.ids.len()).sum()
     }
 
-    /// The weighted rewards of the completions that have one.
+    /// The total (weighted) rewards of the completions that have any score.
     pub fn totals(&self) -> impl Iterator<Item = f64> {
         let of = |c: &Completion| {
             let scored = c.rewards.iter().zip(&self.reward_weights).filter_map(|(r, w)| r.map(|r| r * w));

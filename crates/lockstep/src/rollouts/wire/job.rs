@@ -1,31 +1,31 @@
-//! A job for one group, and a worker's answer to it, as bytes.
+//! The bytes of a job for one group, and of a worker's answer to the job.
 //!
 //! | column of a job | kind | values |
 //! |---|---|---|
-//! | `job` (must be known) | varint | 5: the group's number, the version of the weights, optimizer steps done, completions, the dataset's row |
-//! | `prompt_ids` (must be known) | varint | the prompt's tokens |
-//! | `prompt`, `dataset` | text | what rewards see of it, JSON |
-//! | `sampling` (must be known) | f64 | 4: temperature, top_p, min_p, repetition_penalty |
-//! | `sampling_counts` (must be known) | varint | 6: top_k, tokens of a completion, seed, top_logprobs, prompt_logprobs, entropies |
-//! | `stop_ids`, `stop` (must be known) | varint, text | what ends a completion |
-//! | `rewards` (must be known) | text | those that the worker asks |
-//! | `until` (must be known) | varint | 1: tokens after which a completion is given back unfinished; absent: none |
+//! | `job` (must be known) | varint | 5 values: the group's number, the version of the weights, optimizer steps done, completions, index of the dataset row |
+//! | `prompt_ids` (must be known) | varint | token ids of the prompt |
+//! | `prompt`, `dataset` | text | what reward functions read of the row, as JSON |
+//! | `sampling` (must be known) | f64 | 4 values: temperature, top_p, min_p, repetition_penalty |
+//! | `sampling_counts` (must be known) | varint | 6 values: top_k, max_completion_length, seed, top_logprobs, prompt_logprobs, entropies |
+//! | `stop_ids`, `stop` (must be known) | varint, text | token ids and texts that end a completion |
+//! | `rewards` (must be known) | text | names of the reward functions that the worker calls |
+//! | `until` (must be known) | varint | 1 value: length in tokens at which a completion is returned unfinished; absent: no such length |
 //!
-//! Behind the record of a job that continues completions stands the record of the group as it is so far.
+//! In a job that continues completions, a record of the group in its present state follows the job's record.
 //!
-//! An answer is a record, and the record of the group behind it:
+//! An answer is a record, followed by the record of the group (K is the index of a reward function among those called):
 //!
 //! | column of an answer | kind | values |
 //! |---|---|---|
-//! | `answer` (must be known) | varint | 2: the group's number, the rewards that were asked |
-//! | `rollout_s` | f64 | 1: seconds of generation |
-//! | `K.scored`, `K.values` | runs, f64 | of reward K: 1 where a completion has a score; the scores |
-//! | `K.steps` | text | of each completion null or [[0 token or 1 character, where, the score's bits], …], JSON; absent: none |
-//! | `K.problems` | text | JSON objects |
-//! | `K.extra` | text | one: [[column, [values]], …], JSON |
-//! | `K.metrics`, `K.metric_values` | text, f64 | |
-//! | `K.timed_out` | varint | 1 |
-//! | `K.seconds` | f64 | 1 |
+//! | `answer` (must be known) | varint | 2 values: the group's number, how many reward functions were called |
+//! | `rollout_s` | f64 | 1 value: seconds of generation |
+//! | `K.scored`, `K.values` | runs, f64 | for each completion 1 if it has a score, else 0; the scores |
+//! | `K.steps` | text | for each completion null or its process rewards as JSON [[kind, index, bits of the score], …], where kind says that a step ends at a token (0) or a character (1); absent: none |
+//! | `K.problems` | text | errors, each a JSON object |
+//! | `K.extra` | text | one JSON list of columns for the table of completions, [[name, [values]], …] |
+//! | `K.metrics`, `K.metric_values` | text, f64 | names and values of metrics |
+//! | `K.timed_out` | varint | 1 value: completions that ran out of time |
+//! | `K.seconds` | f64 | 1 value: seconds that the reward function took |
 
 use super::group::{Completion, Group};
 use super::record::{RecordReader, RecordWriter, WireError};
@@ -38,11 +38,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// More completions of a prompt than any job has.
+/// An upper bound of the completions in one job; more are an error.
 const MANY: u64 = 1 << 20;
 
 impl GroupJob {
-    /// As bytes; equal jobs are equal bytes.
+    /// The job as bytes. Equal jobs give equal bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let GroupJob { number, prompt, num_generations, sampling, version, step, rewards, so_far, until } = self;
         let mut record = RecordWriter::new();
@@ -71,7 +71,7 @@ impl GroupJob {
         bytes
     }
 
-    /// The job that [`to_bytes`](Self::to_bytes) wrote. An error says what is wrong with the bytes.
+    /// Reads the job that [`to_bytes`](Self::to_bytes) wrote. An error says what is wrong with the bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<GroupJob, WireError> {
         let (record, rest) = RecordReader::take(bytes)?;
         let known = ["job", "prompt_ids", "sampling", "sampling_counts", "stop_ids", "stop", "rewards", "until"];
@@ -130,7 +130,7 @@ impl GroupJob {
 }
 
 impl GroupAnswer {
-    /// As bytes.
+    /// The answer as bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let GroupAnswer { group, scores, rollout_s } = self;
         let mut record = RecordWriter::new();
@@ -150,13 +150,13 @@ impl GroupAnswer {
         bytes
     }
 
-    /// Which job `bytes` answer.
+    /// The group number of the job that `bytes` answer.
     pub fn number(bytes: &[u8]) -> Result<u64, WireError> {
         let (record, _) = RecordReader::take(bytes)?;
         numbers::<2>(&record, "answer").map(|[number, _]| number)
     }
 
-    /// The answer to `job` that [`to_bytes`](Self::to_bytes) wrote. An error says what does not fit it.
+    /// Reads the answer to `job` that [`to_bytes`](Self::to_bytes) wrote. An error says what does not fit the job.
     pub fn from_bytes(bytes: &[u8], job: &GroupJob) -> Result<GroupAnswer, WireError> {
         match answered(bytes, job, true)? {
             (answer, []) => Ok(answer),
@@ -164,7 +164,8 @@ impl GroupAnswer {
         }
     }
 
-    /// Of what `bytes` answer about the group that `whole` asks for, whichever of its jobs that was. It is believed.
+    /// Reads the answer to any of the jobs of a group; `whole` is the job for the group from its beginning to its end.
+    /// Which tokens the completions have is not checked.
     pub fn believed(bytes: &[u8], whole: &GroupJob) -> Result<GroupAnswer, WireError> {
         match answered(bytes, whole, false)? {
             (answer, []) => Ok(answer),
@@ -173,8 +174,8 @@ impl GroupAnswer {
     }
 }
 
-/// The answer to `job` that `bytes` begin with, and the bytes behind it. `by_job`: its tokens must be those that the
-/// job asks for, and not of chunks before it or after it.
+/// Reads the answer to `job` that `bytes` begin with; also returns the bytes after it. With `by_job`, completions must
+/// have exactly the tokens that this job asks for, not those of an earlier or later chunk.
 pub(super) fn answered<'a>(
     bytes: &'a [u8],
     job: &GroupJob,
@@ -200,7 +201,7 @@ pub(super) fn answered<'a>(
         completions: completions.collect::<Result<_, _>>()?,
         prompt_columns: group.prompt_columns,
     };
-    // No reward is asked about a group that is not whole; in a checkpoint perhaps about none.
+    // Unfinished groups are never scored. In a checkpoint, a finished group may have no scores either.
     let wanted = if group.is_unfinished() || !by_job && asked == 0 { 0 } else { job.rewards.len() };
     if asked != wanted as u64 || group.completions.len() != job.num_generations {
         return Err(WireError::new(format!(
@@ -244,7 +245,7 @@ fn read(place: usize, c: Completion) -> Result<rollout::Completion, WireError> {
     })
 }
 
-/// Why a completion is none that `job` gives.
+/// Why completion `c`, at index `place`, cannot be an answer to `job`; `None` if it can.
 fn wrong_for(job: &GroupJob, place: usize, c: &rollout::Completion) -> Option<String> {
     let tokens = c.ids.len();
     if !c.is_whole(&job.sampling) {
@@ -294,7 +295,7 @@ fn put_scores(record: &mut RecordWriter, k: usize, GivenScores { scores, seconds
     record.f64s(&name("seconds"), 1, [seconds]);
 }
 
-/// What reward `k` said of so many completions.
+/// The scores that the reward function with index `k` gave to `completions` completions.
 fn scores(record: &RecordReader<'_>, k: usize, completions: usize) -> Result<GivenScores, WireError> {
     let name = |what: &str| format!("{k}.{what}");
     let wrong = |what: &str| WireError::new(format!("column `{k}.{what}` does not fit {completions} completions"));

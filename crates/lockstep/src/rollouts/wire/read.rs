@@ -1,5 +1,5 @@
-//! A record as a group: the mirror image of [`write`](super::write). What lengths and numbers a record names is
-//! compared with what is there before anything is allocated for it.
+//! Reads a group from a record; [`write`](super::write) writes it. Lengths and counts in a record are compared with the
+//! bytes that are there before memory is allocated for them.
 
 use super::group::{Completion, Fork, Group};
 use super::record::{Kind, RecordReader, WireError};
@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use std::ops::Range;
 use train::Advantage;
 
-/// The columns that are not of tokens.
+/// Names of the columns whose values do not belong to tokens.
 const KNOWN: [&str; 27] = [
     "group",
     "prompt_ids",
@@ -43,14 +43,14 @@ const KNOWN: [&str; 27] = [
 ];
 
 impl Group {
-    /// The group whose record `bytes` begin with, and the bytes behind it. Columns that this version does not know are
-    /// skipped; an error names the group, where it is known, and the column or the checksum.
+    /// Reads the group whose record `bytes` begin with; also returns the bytes after it. Columns that this version does
+    /// not know are skipped. An error names the column or the checksum, and the group if its number could be read.
     pub fn read(bytes: &[u8]) -> Result<(Group, &[u8]), WireError> {
         let (record, rest) = RecordReader::take(bytes)?;
         Ok((Group::of_record(&record)?, rest))
     }
 
-    /// The groups of records one behind the other.
+    /// Reads all groups of records that are concatenated in `bytes`.
     pub fn read_all(mut bytes: &[u8]) -> Result<Vec<Group>, WireError> {
         let (all, mut groups) = (bytes.len(), Vec::new());
         while !bytes.is_empty() {
@@ -63,7 +63,7 @@ impl Group {
         Ok(groups)
     }
 
-    /// The group of a record.
+    /// Converts a record to the group that it contains.
     pub fn of_record(record: &RecordReader<'_>) -> Result<Group, WireError> {
         let known = |name: &str| KNOWN.contains(&name) || [TOKEN, PROMPT, HAS].iter().any(|p| name.starts_with(p));
         record.refuse_unknown(known)?;
@@ -81,13 +81,13 @@ fn wrong(name: &str, what: &str) -> WireError {
     WireError::new(format!("column `{name}` {what}"))
 }
 
-/// Where the tokens of each completion are in the columns of all tokens.
+/// For each completion, the range of its tokens in a column that has the tokens of all completions.
 struct Tokens {
     ranges: Vec<Range<usize>>,
     all: usize,
 }
 
-/// A record's columns as what they are in a group.
+/// Converts the columns of a record to the fields of a group.
 struct Fields<'a> {
     record: &'a RecordReader<'a>,
 }
@@ -286,7 +286,7 @@ impl Fields<'_> {
         })
     }
 
-    /// Shows `read` the completions that a column has, if it is there.
+    /// Calls `read` with the completions that have a value in the column `name`, if the record has that column.
     fn for_some(
         &self,
         all: &mut [Completion],
@@ -305,7 +305,7 @@ impl Fields<'_> {
         read(self, name, &mut with)
     }
 
-    /// A column of tokens, cut into parts of so many tokens.
+    /// Reads a column of tokens, split into parts: `tokens` says how many tokens each part has.
     fn column(&self, name: &str, tokens: &[usize]) -> Result<Vec<Column>, WireError> {
         let width = usize::try_from(self.record.width(name)).map_err(|_| wrong(name, "is too wide"))?;
         let expected = tokens.iter().sum::<usize>().checked_mul(width);
@@ -386,7 +386,7 @@ fn flag_of(name: &str, flag: u64) -> Result<bool, WireError> {
     }
 }
 
-/// Gives each completion its part of a column that has a value for each token.
+/// Calls `give` for each completion with its part of a column that has one value per token.
 fn split<T>(values: &[T], with: &mut [&mut Completion], mut give: impl FnMut(&mut Completion, &[T])) {
     let mut rest = values;
     for c in with {

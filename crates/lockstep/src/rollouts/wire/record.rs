@@ -1,19 +1,19 @@
-//! A record: named columns with a checksum. Knows no group.
+//! A record: named columns of values, with a checksum. This layer of the format does not depend on groups.
 
 use std::fmt::Display;
 use twox_hash::XxHash3_64;
 
-/// The version of the layout.
+/// The version of the format's layout.
 pub const VERSION: u8 = 1;
 
-/// What a record begins with, without the version.
+/// The first three bytes of a record; the version follows.
 pub(super) const MAGIC: &[u8; 3] = b"LSG";
-/// Bytes before the body.
+/// Length in bytes of the header before a record's body.
 pub(super) const HEADER: usize = 16;
-/// In a column's kind: who does not know the column must not read the record.
+/// A bit in a column's kind: a reader that does not know the column must refuse the whole record.
 const MUST_BE_KNOWN: u8 = 0x80;
 
-/// Bytes that are no record, or one that cannot be read.
+/// The error for bytes that are no record, or that are a record which this version cannot read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct WireError(String);
@@ -27,21 +27,21 @@ impl WireError {
     }
 }
 
-/// What the values of a column are.
+/// The type of the values in a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Unsigned numbers.
+    /// A column of unsigned integers, as varints.
     Uint = 1,
-    /// f32, with its bits.
+    /// A column of f32 values; every bit is preserved.
     F32 = 2,
-    /// f64, with its bits.
+    /// A column of f64 values; every bit is preserved.
     F64 = 3,
-    /// Values that stand there several times.
+    /// Run-length encoded unsigned integers: a value, and how often it is repeated.
     Runs = 4,
-    /// UTF-8.
+    /// A column of UTF-8 texts.
     Text = 5,
-    /// Bytes.
+    /// A column that is one string of raw bytes.
     Bytes = 6,
 }
 
@@ -49,7 +49,7 @@ impl Kind {
     const ALL: [Kind; 6] = [Kind::Uint, Kind::F32, Kind::F64, Kind::Runs, Kind::Text, Kind::Bytes];
 }
 
-/// Puts columns together to a record. The same columns in the same order give the same bytes.
+/// Builds a record from columns. The same columns in the same order give the same bytes.
 #[derive(Debug, Default)]
 pub struct RecordWriter {
     columns: u64,
@@ -59,35 +59,35 @@ pub struct RecordWriter {
 }
 
 impl RecordWriter {
-    /// Without columns.
+    /// A writer of a record without columns so far.
     pub fn new() -> RecordWriter {
         RecordWriter::default()
     }
 
-    /// The next column is one that every reader must know.
+    /// Marks the next column: readers that do not know it must refuse the record.
     pub fn must_be_known(&mut self) -> &mut RecordWriter {
         self.must_be_known = true;
         self
     }
 
-    /// Unsigned numbers, small ones in few bytes.
+    /// Adds a column of unsigned integers, as varints: small ones take few bytes.
     pub fn uints(&mut self, name: &str, width: usize, values: impl IntoIterator<Item = u64>) {
         self.column(name, Kind::Uint, width, |to| values.into_iter().for_each(|value| put_varint(to, value)));
     }
 
-    /// f32 with all their bits.
+    /// Adds a column of f32 values, preserved to the bit.
     pub fn f32s<'a>(&mut self, name: &str, width: usize, values: impl IntoIterator<Item = &'a f32>) {
         let bytes = |x: &f32| x.to_bits().to_le_bytes();
         self.column(name, Kind::F32, width, |to| values.into_iter().for_each(|x| to.extend(bytes(x))));
     }
 
-    /// f64 with all their bits.
+    /// Adds a column of f64 values, preserved to the bit.
     pub fn f64s<'a>(&mut self, name: &str, width: usize, values: impl IntoIterator<Item = &'a f64>) {
         let bytes = |x: &f64| x.to_bits().to_le_bytes();
         self.column(name, Kind::F64, width, |to| values.into_iter().for_each(|x| to.extend(bytes(x))));
     }
 
-    /// Numbers that mostly equal the one before.
+    /// Adds a run-length encoded column, for numbers that mostly equal the one before.
     pub fn runs(&mut self, name: &str, values: impl IntoIterator<Item = u64>) {
         self.column(name, Kind::Runs, 1, |to| {
             let mut put = |(value, times)| {
@@ -105,7 +105,7 @@ impl RecordWriter {
         });
     }
 
-    /// Texts.
+    /// Adds a column of texts.
     pub fn texts(&mut self, name: &str, texts: impl IntoIterator<Item = impl AsRef<str>>) {
         self.column(name, Kind::Text, 1, |to| {
             for text in texts {
@@ -115,7 +115,7 @@ impl RecordWriter {
         });
     }
 
-    /// Bytes.
+    /// Adds a column of raw bytes.
     pub fn bytes(&mut self, name: &str, bytes: &[u8]) {
         self.column(name, Kind::Bytes, 1, |to| to.extend_from_slice(bytes));
     }
@@ -136,7 +136,7 @@ impl RecordWriter {
     /// Appends the record to `to`.
     ///
     /// # Panics
-    /// If it has 4 GiB or more.
+    /// If the record has 4 GiB or more.
     pub fn finish(self, to: &mut Vec<u8>) {
         let mut body = Vec::with_capacity(self.data.len() + self.directory.len() + 10);
         put_varint(&mut body, self.columns);
@@ -150,7 +150,7 @@ impl RecordWriter {
     }
 }
 
-/// The columns of a record, of which those are read that are asked for.
+/// Reads the columns of a record; only the columns that are requested are decoded.
 #[derive(Debug)]
 pub struct RecordReader<'a> {
     columns: Vec<RawColumn<'a>>,
@@ -164,7 +164,7 @@ struct RawColumn<'a> {
     bytes: &'a [u8],
 }
 
-/// How many bytes the record has that `header` begins, which holds at least [`HEADER`] bytes.
+/// The length in bytes of the record with this `header`, which has at least [`HEADER`] bytes.
 pub(super) fn record_length(header: &[u8]) -> Result<u64, WireError> {
     let (magic, version) = (&header[..3], header[3]);
     if magic != MAGIC {
@@ -181,7 +181,8 @@ pub(super) fn record_length(header: &[u8]) -> Result<u64, WireError> {
 }
 
 impl<'a> RecordReader<'a> {
-    /// The record that `bytes` begin with, and the bytes behind it. An error says what is wrong with them.
+    /// Reads the record that `bytes` begin with; also returns the bytes after it. An error says what is wrong with the
+    /// record.
     pub fn take(bytes: &'a [u8]) -> Result<(RecordReader<'a>, &'a [u8]), WireError> {
         if bytes.len() < HEADER {
             return Err(WireError::new(format!("{} bytes are no record: its header alone has {HEADER}", bytes.len())));
@@ -199,12 +200,12 @@ impl<'a> RecordReader<'a> {
         Ok((RecordReader { columns: directory(body)? }, rest))
     }
 
-    /// The columns' names.
+    /// The names of the columns.
     pub fn names(&self) -> impl Iterator<Item = &'a str> {
         self.columns.iter().map(|column| column.name)
     }
 
-    /// Refuses a record with a column that must be known and that `known` does not know.
+    /// Refuses a record that has a must-be-known column for which `known` is false.
     pub fn refuse_unknown(&self, known: impl Fn(&str) -> bool) -> Result<(), WireError> {
         let unknown = |c: &&RawColumn<'_>| c.kind & MUST_BE_KNOWN != 0 && !known(c.name);
         match self.columns.iter().find(unknown) {
@@ -216,13 +217,13 @@ impl<'a> RecordReader<'a> {
         }
     }
 
-    /// What the values of a column are, if it is there and of a kind that this version knows.
+    /// The type of a column's values; `None` if the column is missing or its kind is not known to this version.
     pub fn kind(&self, name: &str) -> Option<Kind> {
         let column = self.columns.iter().find(|c| c.name == name)?;
         Kind::ALL.into_iter().find(|&kind| kind as u8 == column.kind & !MUST_BE_KNOWN)
     }
 
-    /// How many values of a column stand side by side.
+    /// The width of a column: how many values belong to one element, such as one token.
     pub fn width(&self, name: &str) -> u64 {
         self.columns.iter().find(|c| c.name == name).map_or(1, |c| c.width)
     }
@@ -239,29 +240,29 @@ impl<'a> RecordReader<'a> {
         }
     }
 
-    /// Numbers, if the column is there.
+    /// The unsigned integers of a column, if the record has it.
     pub fn uints(&self, name: &str) -> Result<Option<Vec<u64>>, WireError> {
         self.get(name, Kind::Uint)?.map(|bytes| varints(bytes).map_err(|e| e.of(in_column(name)))).transpose()
     }
 
-    /// f32, if the column is there.
+    /// The f32 values of a column, if the record has it.
     pub fn f32s(&self, name: &str) -> Result<Option<Vec<f32>>, WireError> {
         let of = |bytes: [u8; 4]| f32::from_bits(u32::from_le_bytes(bytes));
         self.get(name, Kind::F32)?.map(|bytes| fixed(name, bytes, of)).transpose()
     }
 
-    /// f64, if the column is there.
+    /// The f64 values of a column, if the record has it.
     pub fn f64s(&self, name: &str) -> Result<Option<Vec<f64>>, WireError> {
         let of = |bytes: [u8; 8]| f64::from_bits(u64::from_le_bytes(bytes));
         self.get(name, Kind::F64)?.map(|bytes| fixed(name, bytes, of)).transpose()
     }
 
-    /// Numbers that are kept as runs, of which there must be `expected`, if the column is there.
+    /// The `expected` numbers of a run-length encoded column, if the record has it.
     pub fn runs(&self, name: &str, expected: usize) -> Result<Option<Vec<u64>>, WireError> {
         let Some(bytes) = self.get(name, Kind::Runs)? else { return Ok(None) };
         let pairs = varints(bytes).map_err(|e| e.of(in_column(name)))?;
         let (pairs, odd) = pairs.as_chunks::<2>();
-        // Looked at before anything is allocated: a few bytes can name any length.
+        // Checked before memory is allocated, since a few bytes can encode any length.
         let total = pairs.iter().try_fold(0u64, |sum, [_, times]| sum.checked_add(*times).filter(|_| *times > 0));
         if !odd.is_empty() || total != Some(expected as u64) {
             return Err(WireError::new(format!("column `{name}` does not have {expected} values, one for each")));
@@ -269,7 +270,7 @@ impl<'a> RecordReader<'a> {
         Ok(Some(pairs.iter().flat_map(|&[value, times]| std::iter::repeat_n(value, times as usize)).collect()))
     }
 
-    /// Texts, if the column is there.
+    /// The texts of a column, if the record has it.
     pub fn texts(&self, name: &str) -> Result<Option<Vec<&'a str>>, WireError> {
         let Some(mut bytes) = self.get(name, Kind::Text)? else { return Ok(None) };
         let mut texts = Vec::new();
@@ -281,7 +282,7 @@ impl<'a> RecordReader<'a> {
         Ok(Some(texts))
     }
 
-    /// Bytes, if the column is there.
+    /// The raw bytes of a column, if the record has it.
     pub fn bytes(&self, name: &str) -> Result<Option<&'a [u8]>, WireError> {
         self.get(name, Kind::Bytes)
     }
@@ -341,7 +342,7 @@ fn put_varint(to: &mut Vec<u8>, mut value: u64) {
 }
 
 fn varints(mut bytes: &[u8]) -> Result<Vec<u64>, WireError> {
-    // A number has at least a byte; most ids have two.
+    // A varint has at least one byte; most token ids have two.
     let mut values = Vec::with_capacity(bytes.len() / 2 + 1);
     while !bytes.is_empty() {
         values.push(take_varint(&mut bytes).ok_or_else(|| WireError::new("a number is broken"))?);
@@ -353,7 +354,7 @@ fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for (i, &byte) in bytes.iter().enumerate().take(10) {
         let bits = u64::from(byte & 0x7f);
-        // One way to write each number alone: no bits beyond 64, no zeros at the end.
+        // Each number has only one valid encoding: no bits beyond 64, and no zero bytes at its end.
         if (i == 9 && byte > 1) || (i > 0 && byte == 0) {
             return None;
         }

@@ -1,4 +1,4 @@
-//! A group as a record: which column has what. [`read`](super::read) is its mirror image.
+//! Writes a group as a record: which column has which field. [`read`](super::read) reads it.
 
 use super::group::{Completion, Group};
 use super::record::RecordWriter;
@@ -10,20 +10,20 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use train::Advantage;
 
-/// Where the columns of tokens have their names from.
+/// Prefix of the names of columns with values of a completion's tokens.
 pub(super) const TOKEN: &str = "token.";
-/// Those of the prompt's tokens.
+/// Prefix of the names of columns with values of the prompt's tokens.
 pub(super) const PROMPT: &str = "prompt.";
-/// Which completions a column has.
+/// Prefix of the names of columns that say which completions another column has values for.
 pub(super) const HAS: &str = "has.";
-/// How a reason to end is written, by its place.
+/// The finish reasons, indexed by their number in the format.
 pub(super) const REASONS: [FinishReason; 3] = [FinishReason::Stop, FinishReason::Length, FinishReason::Unfinished];
 
 impl Group {
     /// Appends the group to `to` as one record. Equal groups give equal bytes.
     ///
     /// # Panics
-    /// If a list of a completion does not have one element per token, or per reward function.
+    /// If a list of a completion does not have one element per token, or one per reward function where it must.
     pub fn write(&self, to: &mut Vec<u8>) {
         let mut record = RecordWriter::new();
         record.must_be_known().uints("group", 1, [self.id]);
@@ -129,7 +129,8 @@ impl Group {
             assert!(with.iter().all(|c| c.versions.len() == c.ids.len()), "a version of each token");
             record.runs("versions", with.iter().flat_map(|c| c.versions.iter().copied()));
         }
-        // Columns of one name may differ in what they are of; then each shape is a column of its own completions.
+        // Columns of the same name may have different types or widths; each type and width gets a column with its
+        // completions.
         let mut columns: BTreeMap<&str, Vec<Option<&Column>>> = BTreeMap::new();
         for (place, c) in all().enumerate() {
             for (name, column) in c.columns.iter() {
@@ -149,7 +150,8 @@ impl Group {
         }
     }
 
-    /// The completions that a column has, if it has any, after noting which.
+    /// The completions for which `has` is true. If only some are, a `has.NAME` column records which. `None` if none
+    /// are.
     fn having(
         &self,
         record: &mut RecordWriter,
