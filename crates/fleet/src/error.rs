@@ -18,9 +18,9 @@ pub enum Error {
     /// A file is incomplete or has changed bits.
     #[error("{}: {why}", path.display())]
     Corrupt {
-        /// The file.
+        /// The damaged file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         why: String,
     },
     /// Wrong usage or input (exit code 2): for example, a name that another process has, or numbers that do not fit.
@@ -31,7 +31,7 @@ pub enum Error {
     Failed(String),
 }
 
-/// A result of this crate.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

@@ -429,7 +429,7 @@ struct State<E> {
 }
 
 impl<E: Exchange + Send + 'static> LearnerHandle<E> {
-    /// Starts the thread.
+    /// Starts a thread that serves the workers of `learner`.
     pub fn start(learner: Learner<E>) -> Result<LearnerHandle<E>> {
         let mut waiter = learner.waiter()?;
         let state = Mutex::new(State { learner, failed: None, stopped: false });

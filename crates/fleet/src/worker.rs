@@ -28,7 +28,7 @@ pub trait Work {
     /// Continues all jobs that have begun, for some milliseconds. For each job it waits for and pins the weights of the
     /// job's version.
     fn proceed(&mut self) -> Proceeded;
-    /// What is being done for each job, such as sampling or scoring.
+    /// For each job the current stage, such as sampling or scoring.
     fn stages(&self) -> Vec<(JobName, String)>;
     /// Further values for `lockstep status`, such as tokens per second.
     fn share(&self) -> serde_json::Value {

@@ -68,11 +68,11 @@ pub enum Event {
 /// The way in which a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HowEnded {
-    /// It was told to end, or the run had ended.
+    /// The worker was told to end, or the run had ended.
     Asked,
-    /// It could not continue, and gave a reason.
+    /// The worker could not continue, and gave a reason.
     Failed,
-    /// It gave no reason: it was killed, by somebody or because memory was short.
+    /// The worker gave no reason: it was killed, by a user or because memory was short.
     Vanished,
 }
 
@@ -135,7 +135,7 @@ pub enum Dropped {
     Twice,
     /// The job was already done, with **different** bits. Hardware is faulty, or a worker lies.
     Differs,
-    /// It was made with weights of another lineage.
+    /// The result was made with weights of another lineage.
     Lineage,
     /// The job was not offered, or its batch is long past.
     NotAsked,

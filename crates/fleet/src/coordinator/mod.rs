@@ -28,7 +28,7 @@ pub struct Coordinator {
     lineages: BTreeMap<u64, Lineage>,
     /// Batches from `step` on whose files are on the disk.
     synced: BTreeSet<u64>,
-    /// The first batch that no earlier learner had synced.
+    /// The first batch that no earlier learner had written to disk.
     replayed: u64,
     /// The first and the last version in each slot. They differ if steps were skipped, since the weights are then
     /// equal.
@@ -53,7 +53,7 @@ pub(crate) struct Rules {
     pub needed: bool,
     /// A worker that makes no progress is killed.
     pub kill: bool,
-    /// A result of other weights is refused.
+    /// A result that other weights sampled is refused.
     pub lineage: bool,
     /// A result that continues an answer other than the accepted one is refused.
     pub continues: bool,
@@ -81,13 +81,13 @@ impl Rules {
 /// The phase of the learner's work on a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// It is being told what survived an earlier learner.
+    /// The coordinator is being told what survived an earlier learner.
     Starting,
-    /// It waits for results.
+    /// The learner waits for results.
     Collecting,
-    /// It writes the batch file.
+    /// The learner writes the batch file.
     Syncing,
-    /// It trains on the batch; the number is the slot that it writes into.
+    /// The learner trains on the batch; the number is the slot that it writes into.
     Training(Option<usize>),
     /// The run has ended.
     Ended,

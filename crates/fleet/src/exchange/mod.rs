@@ -195,7 +195,7 @@ pub struct Counts {
     pub differing: u64,
     /// Results of other weights, of jobs that were not offered, or of expelled workers.
     pub refused: u64,
-    /// Files that could not be read.
+    /// Files of jobs or results that could not be read.
     pub corrupt: u64,
     /// Workers that were killed because they made no progress.
     pub killed: u64,
@@ -217,7 +217,7 @@ pub struct WorkerStatus {
     pub progress: u64,
     /// The sampling profiles whose jobs it takes; empty for all.
     pub profiles: Vec<String>,
-    /// Its jobs, and what it is doing for each, such as sampling or scoring.
+    /// The worker's jobs, and what it is doing for each, such as sampling or scoring.
     #[serde(default)]
     pub jobs: Vec<(JobName, String)>,
     /// Jobs that are done.

@@ -76,10 +76,10 @@ impl Identity {
     }
 }
 
-/// What the learner tells its workers in `learner.json`.
+/// The information that the learner gives its workers in `learner.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Shared {
-    /// What must be equal in learner and workers.
+    /// The versions and hashes that must be equal in learner and workers.
     pub identity: Identity,
     /// The random identifier of the learner's slots of shared memory.
     pub run: [u8; 16],
@@ -92,7 +92,7 @@ pub struct Shared {
     /// The address at which other machines reach the learner, if they can.
     #[serde(default)]
     pub network: Option<NetworkPlace>,
-    /// Tokens of the longest prompt.
+    /// Tokens of the longest prompt in the run's data.
     pub longest_prompt: usize,
     /// Bytes of weights that were copied to publish new versions. It is 0 unless the optimizer leaves some parameters
     /// unchanged.

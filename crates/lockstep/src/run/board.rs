@@ -23,7 +23,7 @@ use train::Advantage;
 /// Completions that are shown for each step.
 const SHOWN: usize = 8;
 
-/// Writes the event file of `run` into `directory`, which must not have one, and returns how many events are in it.
+/// Writes the TensorBoard event file of `run` into `directory`, which must not have one. Returns the number of events.
 pub fn write_board(run: &RunDir, directory: &Path) -> anyhow::Result<usize> {
     if let Some(other) = event_file(directory) {
         bad_input!(

@@ -115,7 +115,7 @@ pub fn no_such_metric(name: &str, known: &[&str]) -> anyhow::Error {
 mod tests {
     use super::*;
 
-    /// Batches of four rows.
+    /// Metrics that ask for batches of four rows.
     struct Keeps(bool);
 
     impl EvalMetrics for Keeps {

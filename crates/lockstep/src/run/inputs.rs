@@ -44,7 +44,7 @@ pub struct RunInputs {
 /// are none.
 #[derive(Default)]
 pub struct Injected {
-    /// Called after steps, logs and checkpoints.
+    /// Functions of the caller that run after steps, logs and checkpoints.
     pub callbacks: Callbacks,
     /// Training rows that replace those of `dataset_name`.
     pub train_rows: Option<Rows>,
@@ -77,7 +77,7 @@ pub struct Injected {
 }
 
 impl RunInputs {
-    /// The configuration.
+    /// The configuration of the run.
     pub fn config(&self) -> &Config {
         &self.resolved.config
     }
@@ -90,7 +90,7 @@ impl RunInputs {
         builder
     }
 
-    /// The training data.
+    /// The training dataset, if the configuration or the caller has one.
     pub fn train_data(&self) -> Option<DatasetSpec> {
         DatasetSpec::train(self.config()).map(|spec| DatasetSpec {
             rows: self.injected.train_rows.clone(),
@@ -131,11 +131,11 @@ impl LogRecord<'_> {
     }
 }
 
-/// What a run reports to callbacks.
+/// An event that a run reports to its callbacks.
 pub enum RunEvent<'a> {
     /// An optimizer step has ended; the number counts the steps done so far.
     Step(u64),
-    /// Metrics of a logged step, or of an evaluation.
+    /// Metrics of a logged step or of an evaluation are available.
     Log(LogRecord<'a>),
     /// A checkpoint is complete: its step and its directory.
     Checkpoint(u64, &'a Path),

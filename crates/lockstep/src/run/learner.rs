@@ -52,7 +52,7 @@ impl Learner {
         Ok(())
     }
 
-    /// Whether the last step is done.
+    /// Whether all steps of the schedule are done.
     pub fn is_done(&self) -> bool {
         self.step >= self.schedule.total_steps
     }

@@ -29,7 +29,7 @@ const READING: &str = "reading: largest tensor";
 /// The memory of one part of a run.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Part {
-    /// What the memory is for.
+    /// The name of the part: what the memory is for.
     #[serde(rename = "part")]
     pub name: String,
     /// Size in bytes.
@@ -250,7 +250,7 @@ impl MemoryPlan {
     }
 }
 
-/// Bytes as MiB with one decimal.
+/// A number of bytes as text in MiB, with one decimal.
 fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }

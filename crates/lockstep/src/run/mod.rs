@@ -36,7 +36,7 @@ pub use run_dir::RunDir;
 /// The reason why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// All steps were done.
+    /// All steps of the run were done.
     Completed,
     /// Evaluations stopped improving.
     EarlyStopping,

@@ -80,7 +80,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     Ok(run.write(&run.record(), &record.to_bytes()?)?)
 }
 
-/// What isolates the programs that each reward runs, as (name of the reward, kind of isolation).
+/// For each reward that runs programs: its name, and the kind of isolation in which the programs run.
 pub fn isolation(config: &Config, command: &str) -> Vec<(String, &'static str)> {
     let names = rewards::names(&config.reward_funcs).unwrap_or_default();
     let rewards = names.into_iter().zip(&config.reward_funcs).filter(|_| command == Purpose::Grpo.command());

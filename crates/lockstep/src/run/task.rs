@@ -57,33 +57,33 @@ pub trait TrainingTask {
 
 /// A [`TrainingTask`] without its batch type, so that a run can hold any task as `dyn Task`.
 pub trait Task {
-    /// As [`TrainingTask::shown_metrics`].
+    /// Forwards to [`TrainingTask::shown_metrics`].
     fn shown_metrics(&self) -> &'static [&'static str];
 
     /// Makes the next batch and takes the optimizer step on it. If this fails before the step is committed, nothing has
     /// changed.
     fn take_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()>;
 
-    /// As [`TrainingTask::evaluate`].
+    /// Forwards to [`TrainingTask::evaluate`].
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>>;
 
-    /// As [`TrainingTask::evaluates_at_end`].
+    /// Forwards to [`TrainingTask::evaluates_at_end`].
     fn evaluates_at_end(&self) -> bool;
 
-    /// As [`TrainingTask::complete_state`].
+    /// Forwards to [`TrainingTask::complete_state`].
     fn complete_state(&mut self, _run: &TrainingRun) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// As [`TrainingTask::saves_on_failure`].
+    /// Forwards to [`TrainingTask::saves_on_failure`].
     fn saves_on_failure(&self) -> bool {
         true
     }
 
-    /// As [`TrainingTask::state`].
+    /// Forwards to [`TrainingTask::state`].
     fn state(&self) -> anyhow::Result<Value>;
 
-    /// As [`TrainingTask::write_tensors`].
+    /// Forwards to [`TrainingTask::write_tensors`].
     fn write_tensors(&self, learner: &Learner) -> Vec<WriteFiles>;
 }
 

@@ -47,7 +47,7 @@ pub struct Run {
 pub struct RunResult {
     /// The reason why the run ended.
     pub stop_reason: StopReason,
-    /// Optimizer steps done.
+    /// Optimizer steps done so far.
     pub step: u64,
     /// Tokens that the run has seen.
     pub num_tokens: u64,
@@ -145,7 +145,7 @@ impl Run {
         Ok(Run { task, training, has_begun: false, ended, only_evaluates })
     }
 
-    /// Optimizer steps done.
+    /// Optimizer steps done so far.
     pub fn steps_done(&self) -> u64 {
         self.training.learner.step
     }

@@ -32,9 +32,9 @@ pub struct ScoredRow {
 
 /// The scores of all completions in a file.
 pub struct ScoredFile {
-    /// The rewards' names.
+    /// The names of the rewards, in the order of each row's scores.
     pub names: Vec<String>,
-    /// The completions, in the file's order.
+    /// The completions with their scores, in the order of the file.
     pub rows: Vec<ScoredRow>,
     /// Errors of rewards that gave no score.
     pub problems: Vec<Problem>,

@@ -144,7 +144,7 @@ struct Files {
 }
 
 impl Files {
-    /// The run's configuration.
+    /// Reads the run's configuration.
     fn config(&self) -> anyhow::Result<Config> {
         let file = RunDir::open(&self.run)?.config();
         Ok(Layers { purpose: Purpose::Grpo, file: Some(file), ..Layers::default() }.resolve()?.config)

@@ -36,7 +36,7 @@ use std::path::{Path, PathBuf};
 /// The choice of the steps that are replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// All steps.
+    /// All steps between the run's checkpoints.
     All,
     /// At least `steps` steps, in randomly chosen intervals between checkpoints.
     Random {

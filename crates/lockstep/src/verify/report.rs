@@ -45,7 +45,7 @@ pub struct Difference {
     /// The worker that made the group, if the run recorded it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
-    /// What differs: `token`, `log-probability`, `score of REWARD`, `advantage`, `weight`, `lineage`, `hash`, …
+    /// The kind of value that differs: `token`, `log-probability`, `score of REWARD`, `advantage`, `weight`, `hash`, …
     pub kind: String,
     /// The file that differs and the place in it, such as a tensor and an index.
     #[serde(skip_serializing_if = "Option::is_none")]

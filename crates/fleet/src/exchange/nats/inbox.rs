@@ -23,7 +23,7 @@ pub(super) enum Offered {
 pub(super) struct Known {
     pub beat: Beat,
     pub heard: Instant,
-    /// If the worker was expelled for making no progress: its progress counter at that time, until it changes.
+    /// If the learner has dropped the worker: its progress counter at that time, until the counter changes.
     pub expelled: Option<u64>,
 }
 

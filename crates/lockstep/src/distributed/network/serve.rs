@@ -32,7 +32,7 @@ pub(super) fn of_slot(number: u64) -> String {
     format!("slot-{number}")
 }
 
-/// What a host must know to make an identical slot.
+/// The properties of a slot that a host must know to make an identical copy.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AboutSlot {
     pub run: [u8; 16],

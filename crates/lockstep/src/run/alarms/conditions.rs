@@ -8,7 +8,7 @@ use rewards::ProblemKind;
 pub enum Every {
     /// After each optimizer step.
     Step,
-    /// When new completions have been scored.
+    /// After new completions have been scored.
     Generation,
 }
 
@@ -29,7 +29,7 @@ macro_rules! conditions {
         $(pub const $name: Condition = Condition {
             id: $id, threshold: $threshold, patience: $patience, every: Every::$every, remedy: $remedy,
         };)*
-        /// All conditions.
+        /// All conditions of the table.
         pub const ALL: &[Condition] = &[$($name),*];
     };
 }

@@ -35,7 +35,7 @@ pub struct Dependence {
     means: VecDeque<Bits64>,
 }
 
-/// The same statistics of one reward in one generation.
+/// Statistics of how one reward depends on the text, in one generation.
 #[derive(Default)]
 pub struct Portion {
     sums: Vec<[f64; 2]>,

@@ -50,17 +50,17 @@ pub struct RunState {
     pub data_hash: String,
     /// The position of the sampler of dataset rows.
     pub sampler: SamplerState,
-    /// The trainer's counters.
+    /// The counters of the policy's trainer.
     pub trainer: train::TrainerState,
     /// The training task's own state, which only the task reads and writes.
     pub task: Value,
     /// Tokens seen so far (TRL's `num_tokens`).
     pub num_tokens: u64,
-    /// Metrics summed since the last logged step.
+    /// Sums of metrics since the last logged step.
     pub unlogged: MetricSums,
-    /// The best evaluation so far.
+    /// The best evaluation of a run so far.
     pub best: Option<Best>,
-    /// Evaluations in a row without improvement.
+    /// How many evaluations in a row have not improved on the best.
     pub evaluations_without_improvement: u32,
     /// True if an evaluation is due after this step and has not been made, because it was cancelled.
     #[serde(default)]
@@ -72,7 +72,7 @@ pub struct RunState {
     pub log_bytes: BTreeMap<String, u64>,
 }
 
-/// The best evaluation so far.
+/// The best evaluation of a run so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// The step after which it was made.

@@ -31,7 +31,7 @@ pub struct CheckpointWriter {
 pub struct Written {
     /// The directory of the checkpoint.
     pub path: PathBuf,
-    /// When writing began.
+    /// The time at which writing began.
     pub began: Instant,
     /// Seconds of writing that overlapped other work of the run.
     pub hidden_s: f64,

@@ -55,7 +55,7 @@ pub struct Measured {
 /// The totals of one stage of a run's steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
-    /// Names from the outermost stage to this one, joined by `/`.
+    /// The names of the stages from the outermost one to this one, joined by `/`.
     pub path: String,
     /// Wall-clock seconds, including those of inner stages.
     pub seconds: f64,

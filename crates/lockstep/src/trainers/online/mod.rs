@@ -116,7 +116,7 @@ pub struct OnlineBatch {
     report: Option<Report>,
 }
 
-/// What is logged about a generation.
+/// The values that are logged about a generation.
 struct Report {
     /// The groups in the form in which they are recorded.
     recorded: Vec<Group>,
@@ -135,7 +135,7 @@ struct StageTimes {
     reward_time_s: f64,
     /// Seconds of scoring that overlapped with generation. The name is an older one that the metric keeps.
     reward_hidden_time_s: f64,
-    /// Seconds that each reward took.
+    /// Seconds that each reward took, by its name.
     of_rewards: BTreeMap<String, f64>,
 }
 

@@ -65,7 +65,7 @@ impl Workers {
         Workers { assembler, engine, auditor, slots, network, longest_prompt, fleet, restored, lineages, saving: false }
     }
 
-    /// The same with a network address where workers on other machines join.
+    /// Adds a network address where workers on other machines join.
     pub fn over(self, network: Option<Network>) -> Workers {
         Workers { network, ..self }
     }
@@ -459,7 +459,7 @@ fn makers(results: &[JobResult]) -> Vec<(u64, WorkerName)> {
     results.iter().filter_map(of).collect()
 }
 
-/// The groups of the batch in use.
+/// The groups of the generation batch in use, in the form of job answers.
 fn in_use(samples: &[train::Sample], numbers: std::ops::Range<u64>, chunks: &Chunks) -> Vec<FrontierGroup> {
     let of = |number: u64| {
         let own = samples.iter().filter(|sample| sample.group == number);

@@ -26,7 +26,7 @@ const MOMENTS: &str = "value_";
 /// A value model that is being trained.
 pub struct Critic {
     weights: AdaptedWeights,
-    /// Gradients, moments, buffers.
+    /// Gradients, optimizer moments and buffers of the value model.
     pub trainer: Trainer,
     scorer: Scorer,
     /// Seconds spent on the gradient of the step that comes next.
