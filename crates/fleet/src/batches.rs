@@ -1,5 +1,6 @@
-//! Batch files: what a step learned from, on the disk before its update. They are the one thing that could have been
-//! otherwise, so they are synced; a checkpoint makes those before it superfluous.
+//! Batch files: the results that a training step learned from, written and synced to disk before the update. Unlike
+//! generated tokens, which can be made again with the same bits, these results could come out differently a second
+//! time. A checkpoint makes the files of earlier batches superfluous.
 
 use crate::coordinator::SyncedBatch;
 use crate::error::{OrIo, Result};
@@ -9,17 +10,17 @@ use crate::job::{BatchDigest, JobResult};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The results of a batch, in the order of their names.
+/// The results of a batch, in the order of their job names.
 pub type Batch = Vec<JobResult>;
 
-/// A directory of batch files.
+/// The directory of a run's batch files.
 #[derive(Debug)]
 pub struct BatchFiles {
     directory: PathBuf,
 }
 
 impl BatchFiles {
-    /// Of the run directory `out`: `OUT/fleet/batches`.
+    /// Opens `OUT/fleet/batches` in the run directory `out`.
     pub fn open(out: &Path) -> Result<BatchFiles> {
         let directory = spool::Layout::of_run(out).batches();
         spool::create_dir(&directory)?;
@@ -27,19 +28,19 @@ impl BatchFiles {
         Ok(BatchFiles { directory })
     }
 
-    /// Where the file of a batch lies.
+    /// The path of the file of a batch.
     pub fn path(&self, batch: u64) -> PathBuf {
         self.directory.join(format!("{batch:06}"))
     }
 
-    /// Writes a batch. When this returns it stays there, whatever dies.
+    /// Writes the file of a batch, and syncs it to disk.
     pub fn save(&self, batch: u64, results: &[JobResult]) -> Result<BatchDigest> {
         spool::write(&self.path(batch), &batch_to_bytes(batch, results), true)?;
         Ok(BatchDigest::of(results))
     }
 
-    /// The batches from `step` on, as long as each follows the one before it. One that cannot be read ends them: it and
-    /// those after it are deleted and made again. The reasons come with them.
+    /// Loads the batches from number `step` on, up to the first gap. A file that cannot be read also ends them: it and
+    /// all later files are deleted, so that these batches are made again. The texts give the reasons.
     pub fn load(&self, step: u64) -> Result<(BTreeMap<u64, Batch>, Vec<String>)> {
         let mut batches = BTreeMap::new();
         let mut problems = Vec::new();
@@ -66,7 +67,7 @@ impl BatchFiles {
         Ok((batches, problems))
     }
 
-    /// Deletes the batches before `step`: a checkpoint of that step is complete.
+    /// Deletes the batches before `step`, since the checkpoint of that step is complete.
     pub fn remove_before(&self, step: u64) -> Result<()> {
         self.numbers()?.into_iter().filter(|batch| *batch < step).try_for_each(|batch| self.remove(batch))
     }
@@ -81,7 +82,7 @@ impl BatchFiles {
         std::fs::remove_file(&path).or_io("delete", &path)
     }
 
-    /// The numbers of the batches that are there, in order.
+    /// The numbers of the batch files that exist, in order.
     pub fn numbers(&self) -> Result<Vec<u64>> {
         let entries = std::fs::read_dir(&self.directory).or_io("read", &self.directory)?;
         let mut numbers = Vec::new();
@@ -95,7 +96,7 @@ impl BatchFiles {
 }
 
 impl SyncedBatch {
-    /// What the coordinator must know of a batch.
+    /// The information about a batch that the coordinator needs.
     pub fn of(results: &[JobResult]) -> SyncedBatch {
         SyncedBatch {
             digest: BatchDigest::of(results),

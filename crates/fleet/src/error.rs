@@ -1,48 +1,48 @@
-//! What can fail outside the state machine.
+//! The errors of this crate, outside the state machine.
 
 use std::path::{Path, PathBuf};
 
-/// A failure of files, or a refusal.
+/// An error of files, a refusal of wrong input, or a failure of the run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The operating system refused.
+    /// An operation on a file failed.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// What was attempted, as a verb.
         doing: &'static str,
-        /// On which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// Why not.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// A file is torn, or bits of it have changed.
+    /// A file is incomplete or has changed bits.
     #[error("{}: {why}", path.display())]
     Corrupt {
-        /// The file.
+        /// The damaged file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         why: String,
     },
-    /// Bad usage or input, exit code 2: somebody else holds the name, or numbers do not fit.
+    /// Wrong usage or input (exit code 2): for example, a name that another process has, or numbers that do not fit.
     #[error("{0}")]
     Refused(String),
-    /// The run cannot proceed.
+    /// The run cannot continue.
     #[error("{0}")]
     Failed(String),
 }
 
-/// A result of this crate.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// No room is left on the disk, or the quota is used up.
+    /// Whether the disk is full or the quota is used up.
     pub fn is_disk_full(&self) -> bool {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         matches!(self, Error::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded))
     }
 }
 
-/// Says what was tried on which file.
+/// Adds to an I/O error what was attempted on which file.
 pub(crate) trait OrIo<T> {
     fn or_io(self, doing: &'static str, path: &Path) -> Result<T>;
 }

@@ -1,6 +1,7 @@
-//! Jobs, results and batches as bytes. A file is `LSFLEET1`, a byte for its kind, the length of its content, the
-//! content, and the XXH3 hash of all that; integers are little-endian, texts and bytes have their length before them.
-//! Reading takes any bytes: what is torn or changed is an error in words.
+//! Jobs, results and batches as bytes. A file consists of `LSFLEET1`, a byte for its kind, the length of its content,
+//! the content, and the XXH3 hash of everything before. Integers are little-endian; texts and byte strings are preceded
+//! by their length. Any bytes can be given to the reading functions: incomplete or changed ones are an error with a
+//! text.
 
 use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
 use twox_hash::XxHash3_64;
@@ -92,7 +93,7 @@ fn push(to: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 impl Job {
-    /// As a file.
+    /// The job as the bytes of a file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut content = Vec::with_capacity(self.payload.len() + 128);
         push(&mut content, self.name.to_string().as_bytes());
@@ -105,7 +106,7 @@ impl Job {
         sealed(JOB, &content)
     }
 
-    /// From a file; anything else is an error in words.
+    /// Reads a job from the bytes of a file. Anything else is an error with a text.
     pub fn from_bytes(file: &[u8]) -> Result<Job, String> {
         let mut content = Reader(unsealed(JOB, file)?);
         let (name, version, lineage) = (content.job()?, content.u64()?, Lineage(content.array()?));
@@ -124,7 +125,7 @@ impl Job {
 }
 
 impl JobResult {
-    /// As a file.
+    /// The result as the bytes of a file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut content = Vec::with_capacity(self.bytes.len() + 128);
         push(&mut content, self.job.to_string().as_bytes());
@@ -136,7 +137,7 @@ impl JobResult {
         sealed(RESULT, &content)
     }
 
-    /// From a file; anything else is an error in words.
+    /// Reads a result from the bytes of a file. Anything else is an error with a text.
     pub fn from_bytes(file: &[u8]) -> Result<JobResult, String> {
         let mut content = Reader(unsealed(RESULT, file)?);
         let result = JobResult {
@@ -150,14 +151,14 @@ impl JobResult {
     }
 }
 
-/// The results of a batch as a file.
+/// The results of a batch as the bytes of a file.
 pub fn batch_to_bytes(batch: u64, results: &[JobResult]) -> Vec<u8> {
     let mut content = batch.to_le_bytes().to_vec();
     results.iter().for_each(|result| push(&mut content, &result.to_bytes()));
     sealed(BATCH, &content)
 }
 
-/// A batch's number and results; anything else is an error in words.
+/// Reads a batch's number and results from the bytes of a file. Anything else is an error with a text.
 pub fn batch_from_bytes(file: &[u8]) -> Result<(u64, Vec<JobResult>), String> {
     let mut content = Reader(unsealed(BATCH, file)?);
     let batch = content.u64()?;

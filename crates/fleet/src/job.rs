@@ -1,5 +1,5 @@
-//! What is asked of workers, and what they answer. A job is a pure function of its name: whoever computes it, and
-//! however often, gets the same tokens.
+//! Jobs that workers do, and their results. The tokens of a job follow from its name alone: whichever worker does it,
+//! and however often, it gives the same tokens.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -8,28 +8,29 @@ use std::str::FromStr;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
-/// Which job: its place in the run, and never when or by whom it is done.
+/// The name of a job: its place in the run. It does not depend on when or by which worker the job is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum JobName {
-    /// A chunk of the rollout of a group, `000123.0`.
+    /// A rollout: one group of completions, or one chunk of it. Written as `000123.0`.
     Rollout {
-        /// Batch b has the rollout numbers b·g … b·g + g − 1.
+        /// The rollout number of the group. With g groups per batch, batch b has the numbers b·g … b·g + g − 1.
         number: u64,
-        /// Tokens chunk · C … (chunk + 1) · C − 1 of its completions; 0 where completions are not split.
+        /// The index of the chunk. With C tokens per chunk, it has the tokens chunk · C … (chunk + 1) · C − 1 of each
+        /// completion. It is 0 where completions are not split.
         chunk: u32,
     },
-    /// A part of an evaluation, `eval-000020.3`.
+    /// A part of an evaluation, written as `eval-000020.3`.
     Evaluation {
-        /// The weights that are evaluated: those after that many batches.
+        /// The version of the evaluated weights: the number of batches they were trained on.
         version: u64,
-        /// Which part.
+        /// The index of the part.
         index: u32,
     },
 }
 
 impl JobName {
-    /// Whether it is `other` or a later chunk of the same group.
+    /// Whether this job is `other` or a later chunk of the same group.
     pub(crate) fn is_or_continues(self, other: JobName) -> bool {
         match (self, other) {
             (JobName::Rollout { number, chunk }, JobName::Rollout { number: same, chunk: from }) => {
@@ -83,13 +84,13 @@ impl From<JobName> for String {
     }
 }
 
-/// The name of a worker: unique in a run, and part of file names.
+/// The name of a worker. It is unique in a run and used in file names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct WorkerName(Arc<str>);
 
 impl WorkerName {
-    /// 1 to 64 letters, digits, `-` and `_`: anything else is an error that says so.
+    /// Checks a name: it must have 1 to 64 letters, digits, `-` and `_`.
     pub fn new(name: &str) -> Result<WorkerName, String> {
         let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         match !name.is_empty() && name.len() <= 64 && name.chars().all(fits) {
@@ -98,7 +99,7 @@ impl WorkerName {
         }
     }
 
-    /// The name.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -124,19 +125,20 @@ impl From<WorkerName> for String {
     }
 }
 
-/// Whether a worker of these profiles does jobs of one; a worker without profiles does all.
+/// Whether a worker with these profiles does jobs of the profile `profile`. A worker without profiles does all jobs.
 pub fn takes(profiles: &[String], profile: &str) -> bool {
     profiles.is_empty() || profiles.iter().any(|own| own == profile)
 }
 
-/// Where weights come from: that of version 0 is a hash of the model, the configuration and the arithmetic; each batch
-/// that was trained on makes the next one. Equal lineages are equal weights, without a pass over them.
+/// A hash that stands for the origin of weights. The lineage of version 0 is a hash of model, configuration and
+/// arithmetic; each batch that is trained on changes it. Equal lineages mean equal weights, so weights need not be
+/// compared byte by byte.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Lineage(pub [u8; 16]);
 
 impl Lineage {
-    /// Of version 0: a hash of what a run starts from.
+    /// The lineage of version 0: a hash of everything that a run starts from.
     pub fn origin(parts: &[&[u8]]) -> Lineage {
         let mut hash = Sha256::new();
         for part in parts {
@@ -146,7 +148,7 @@ impl Lineage {
         first_half(hash)
     }
 
-    /// Of the weights after one more batch.
+    /// The lineage of the weights after training on one more batch.
     pub fn after(self, batch: &BatchDigest) -> Lineage {
         let mut hash = Sha256::new();
         hash.update(self.0);
@@ -156,7 +158,8 @@ impl Lineage {
 }
 
 impl Lineage {
-    /// Of the result of a chunk that these weights continue, from the answer with this fingerprint to the chunk before.
+    /// The lineage of a chunk's result: the chunk was sampled by weights of this lineage, and continues the answer with
+    /// the fingerprint `before`.
     fn continued(self, before: u64) -> Lineage {
         let mut hash = Sha256::new();
         hash.update(self.0);
@@ -165,8 +168,8 @@ impl Lineage {
         first_half(hash)
     }
 
-    /// Of the result of a job of these weights. One that continues another answer than that which was accepted since
-    /// has another lineage.
+    /// The lineage of a job's result, for weights of this lineage. It includes the answer that the job continues. So a
+    /// chunk that continued an answer other than the accepted one can be recognized.
     pub fn of_result(self, continues: Option<u64>) -> Lineage {
         continues.map_or(self, |before| self.continued(before))
     }
@@ -213,12 +216,12 @@ impl From<Lineage> for String {
     }
 }
 
-/// A hash of what a batch taught: names and contents of its results, not who made them.
+/// A hash of a batch: names and contents of its results, but not which workers made them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchDigest(pub [u8; 32]);
 
 impl BatchDigest {
-    /// Of a batch's results in the order of their names.
+    /// The hash of a batch's results, which are in the order of their names.
     pub fn of(results: &[JobResult]) -> BatchDigest {
         let mut hash = Sha256::new();
         for result in results {
@@ -235,53 +238,55 @@ impl BatchDigest {
     }
 }
 
-/// What a worker is asked to do.
+/// A job as it is given to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Job {
-    /// Which one.
+    /// The name of the job.
     pub name: JobName,
-    /// The weights that sample it, by number.
+    /// The version number of the weights that must sample it.
     pub version: u64,
-    /// The weights that sample it, by where they come from.
+    /// The lineage of the weights that must sample it.
     pub lineage: Lineage,
-    /// Of a later chunk: the fingerprint of the answer to the chunk before, which the payload has.
+    /// For a later chunk: the fingerprint of the answer to the previous chunk, which is part of the payload.
     pub continues: Option<u64>,
-    /// Workers ended while they worked on it beside others: the next one does it alone, to find which one ends workers.
+    /// True if the job must be done without others at the same time. This is set after workers have ended while they
+    /// did this job and others, to find the job that ends them.
     pub alone: bool,
-    /// Which kind of worker takes it.
+    /// The sampling profile of the job, which decides which workers take it.
     pub profile: String,
-    /// Prompt, sampling and what else the work needs; for a chunk the chunks before it, too. Opaque here.
+    /// The prompt, the sampling settings and, for a later chunk, the previous chunks. The fleet does not read it.
     pub payload: Vec<u8>,
 }
 
-/// What of a result decides something.
+/// The part of a result on which decisions depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Answer {
-    /// A hash of what must be the same whoever computes the job: tokens and log-probabilities, not scores from outside.
+    /// A hash of what must be equal whichever worker does the job: tokens and log-probabilities, but not external
+    /// scores.
     pub fingerprint: u64,
-    /// A completion has not ended: the next chunk must be asked for.
+    /// True if a completion has not ended, so that the next chunk must follow.
     pub more: bool,
 }
 
 impl Answer {
-    /// Of a result of which every byte must be the same.
+    /// The answer of a result in which every byte must be equal.
     pub fn of(bytes: &[u8]) -> Answer {
         Answer { fingerprint: XxHash3_64::oneshot(bytes), more: false }
     }
 }
 
-/// What a worker answers.
+/// The result of a job, as a worker returns it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct JobResult {
-    /// Which job.
+    /// The name of the job.
     pub job: JobName,
-    /// That of the weights that sampled it, and of what it continues: [`Lineage::of_result`].
+    /// The lineage of the weights that sampled it and of the answer that it continues; see [`Lineage::of_result`].
     pub lineage: Lineage,
-    /// Who made it.
+    /// The worker that made it.
     pub worker: WorkerName,
-    /// What of it decides something.
+    /// The part of the result on which decisions depend.
     pub answer: Answer,
-    /// Tokens, log-probabilities, scores. Opaque here.
+    /// Tokens, log-probabilities and scores. The fleet does not read them.
     pub bytes: Vec<u8>,
 }
 

@@ -1,7 +1,7 @@
-//! The learner's loop around the coordinator: it moves events in and carries actions out. What needs the weights
-//! (train, write a slot, write a checkpoint) is handed to the caller as a [`Step`].
+//! The learner's loop around the coordinator: it passes events in and carries actions out. Actions that need the
+//! weights (train, write a slot, write a checkpoint) are returned to the caller as a [`Step`].
 //!
-//! [`Learner`] is the loop itself, for callers that poll it; [`LearnerHandle`] runs it on a thread, so that workers are
+//! [`Learner`] is the loop itself, for callers that poll it. [`LearnerHandle`] runs it on a thread, so that workers are
 //! served while the caller trains.
 
 use crate::batches::{Batch, BatchFiles};
@@ -15,52 +15,52 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The longest a loop sleeps: workers that die wake nobody.
+/// The longest time that the loop sleeps. It must look regularly, because a worker that dies causes no wake-up.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What a job says beyond its name. Called again for a job that is offered again, with the same answer.
+/// Supplies the content of jobs. For a job that is offered again it is called again, and must return the same content.
 pub trait Feed: Send {
-    /// The profile and the payload of a job; `before` are the results of its group's earlier chunks.
+    /// The sampling profile and the payload of a job. `before` has the results of the earlier chunks of its group.
     fn job(&mut self, job: JobName, before: &[JobResult]) -> Result<(String, Vec<u8>)>;
 }
 
-/// What the caller has to do.
+/// An action that the caller of the learner must carry out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Train on this batch, whose file is on the disk; then lock one of [`Learner::writable`], call
+    /// Train on this batch, whose file is on the disk. Then lock one of the slots in [`Learner::writable`], call
     /// [`Learner::writing`], run the optimizer, and call [`Learner::trained`]. The results are in the order of their
     /// names.
     Train(u64, Batch),
-    /// An evaluation is complete.
+    /// The evaluation of this version is complete.
     Evaluated(u64, Batch),
-    /// The checkpoint of this step may be renamed, with this in it.
+    /// The checkpoint of this step may be renamed to its final name. This value must be written into it first.
     CommitCheckpoint(SavedFrontier),
-    /// Somebody has to know: a file that was unreadable, results that differ, a worker that was killed.
+    /// A message for the user: an unreadable file, results that differ, a worker that was killed.
     Warning(String),
     /// The run has ended.
     End,
 }
 
-/// The fleet's part of a checkpoint: what only older weights could sample, and where weights come from.
+/// The fleet's part of a checkpoint: results that only older weights could sample, and the lineages of weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedFrontier {
-    /// Batches trained on.
+    /// Batches that have been trained on.
     pub step: u64,
-    /// Of this version and of older ones.
+    /// The lineages of this version and of older ones.
     pub lineages: BTreeMap<u64, Lineage>,
     /// The results, in the order of their names; [`crate::batch_to_bytes`] writes them.
     pub frontier: Batch,
-    /// Workers whose results are taken no more.
+    /// Workers whose results are no longer accepted.
     pub expelled: Vec<WorkerName>,
 }
 
-/// See the [module](self).
+/// The learner's loop around the coordinator.
 pub struct Learner<E> {
     coordinator: Coordinator,
     exchange: E,
     files: BatchFiles,
     feed: Box<dyn Feed>,
-    /// Results that are not trained on, or that a checkpoint waits for.
+    /// Results that have not been trained on yet, or that a checkpoint waits for.
     kept: BTreeMap<JobName, JobResult>,
     steps: VecDeque<Step>,
     counts: Counts,
@@ -70,8 +70,8 @@ pub struct Learner<E> {
 }
 
 impl<E: Exchange> Learner<E> {
-    /// A run from its start (`saved`: step 0, the origin's lineage, no frontier) or from a checkpoint, with the batch
-    /// files that are there. `shared` is told to the workers.
+    /// A learner at the start of a run (`saved` then has step 0, the first lineage and no frontier) or from a
+    /// checkpoint, with the batch files on the disk. `shared` is passed on to the workers.
     pub fn open(
         plan: Plan,
         saved: SavedFrontier,
@@ -110,7 +110,7 @@ impl<E: Exchange> Learner<E> {
         Ok(learner)
     }
 
-    /// Moves what happened since the last call. Short: it never waits.
+    /// Handles everything that happened since the last call. It never waits.
     pub fn poll(&mut self) -> Result<()> {
         let now = Instant::now();
         let passed = now.duration_since(self.last_tick).as_millis();
@@ -121,32 +121,32 @@ impl<E: Exchange> Learner<E> {
         self.look()
     }
 
-    /// The next thing to do, if there is one.
+    /// The next action for the caller, if there is one.
     pub fn next_step(&mut self) -> Option<Step> {
         self.steps.pop_front()
     }
 
-    /// What sleeps until something may have happened.
+    /// A function that sleeps until something may have happened.
     pub fn waiter(&self) -> Result<Waiter> {
         self.exchange.waiter()
     }
 
-    /// The state machine, to look at.
+    /// The state machine, for reading.
     pub fn coordinator(&self) -> &Coordinator {
         &self.coordinator
     }
 
-    /// What was counted since the start.
+    /// Counts of events since the learner started.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// The slots that may be written now, if no reader pins them.
+    /// The slots that may be overwritten now, unless a reader pins them.
     pub fn writable(&self) -> Vec<usize> {
         self.coordinator.writable()
     }
 
-    /// The slot is locked, and will be overwritten.
+    /// Tells the learner that a slot is locked and will be overwritten.
     pub fn writing(&mut self, slot: usize) -> Result<()> {
         if !self.writable().contains(&slot) {
             return Err(Error::Failed(format!("slot {slot} may not be written: {:?} may", self.writable())));
@@ -155,20 +155,20 @@ impl<E: Exchange> Learner<E> {
         self.announce()
     }
 
-    /// The batch's last optimizer step is done; not `written` if it was skipped.
+    /// Tells the learner that the batch's last optimizer step is done. `written` is false if the step was skipped.
     pub fn trained(&mut self, written: bool) -> Result<()> {
         self.tell(Event::Trained { written })
     }
 
-    /// The checkpoint of the weights of now is being written beside the update; [`Step::CommitCheckpoint`] says when it
-    /// may be renamed.
+    /// Tells the learner that a checkpoint of the current weights is being written. [`Step::CommitCheckpoint`] says
+    /// when it may be renamed to its final name.
     pub fn checkpoint(&mut self) -> Result<()> {
         self.tell(Event::Checkpoint)?;
         self.announce()
     }
 
-    /// What the versions before `version` make of a batch, in the order of its jobs' names, once all of it is there:
-    /// for the frontier of a checkpoint.
+    /// The results of a batch that versions before `version` make, in the order of their job names; `None` until all
+    /// are there. They are for the frontier of a checkpoint.
     pub fn made_before(&self, version: u64, batch: u64) -> Option<Batch> {
         let plan = self.coordinator.plan();
         let mut results = Vec::new();
@@ -184,8 +184,8 @@ impl<E: Exchange> Learner<E> {
         Some(results)
     }
 
-    /// Deletes every result from `batch` on, because its scores are no good: a learner that resumes has them made
-    /// again. The run ends with this one.
+    /// Deletes all results from `batch` on, because their scores are wrong; a learner that resumes the run has them
+    /// made again. After this call the run must end.
     pub fn forget_from(&mut self, batch: u64) -> Result<()> {
         self.files.remove_from(batch)?;
         let first = JobName::Rollout { number: self.coordinator.plan().numbers(batch).start, chunk: 0 };
@@ -193,9 +193,9 @@ impl<E: Exchange> Learner<E> {
         self.exchange.acknowledge(&jobs)
     }
 
-    /// A result of this worker is not what its job gives. It gets no job any more, and its results of the batches from
-    /// `from` on, which nobody has learned from, are made again. If [`Step::Train`] has told of one of these, it is
-    /// told of once more.
+    /// Expels a worker that gave a wrong result. It gets no further jobs. Its results for the batches from `from` on
+    /// that have not been trained on are made again. If such a batch was already returned as [`Step::Train`], it will
+    /// be returned once more.
     pub fn expel(&mut self, worker: &WorkerName, from: u64) -> Result<()> {
         if !self.coordinator.may_expel() {
             return Err(Error::Failed(format!("worker {worker} cannot be expelled while weights are written")));
@@ -227,25 +227,25 @@ impl<E: Exchange> Learner<E> {
         self.announce()
     }
 
-    /// The checkpoint has its name: batch files before it are deleted.
+    /// Tells the learner that the checkpoint of `step` is complete. Deletes the batch files before it.
     pub fn committed(&mut self, step: u64) -> Result<()> {
         self.last_checkpoint = self.last_checkpoint.max(Some(step));
         self.files.remove_before(step)?;
         self.announce()
     }
 
-    /// Evaluates the weights of now in so many jobs.
+    /// Evaluates the current weights with `jobs` jobs.
     pub fn evaluate(&mut self, jobs: u32) -> Result<()> {
         self.tell(Event::Evaluate(jobs))
     }
 
-    /// A checkpoint of the weights of now, then the end.
+    /// Makes a checkpoint of the current weights and then ends the run.
     pub fn stop(&mut self) -> Result<()> {
         self.tell(Event::Stop)?;
         self.announce()
     }
 
-    /// Tells the workers something else: where slots are mapped.
+    /// Changes the information that is passed on to workers, such as where slots are mapped.
     pub fn share(&mut self, shared: serde_json::Value) -> Result<()> {
         self.shared = shared;
         self.announce()
@@ -385,7 +385,7 @@ impl<E: Exchange> Learner<E> {
         self.kept.range(JobName::Rollout { number, chunk: 0 }..job).map(|(_, result)| result.clone()).collect()
     }
 
-    /// Results that nothing asks for any more.
+    /// Removes results that nothing needs any more.
     fn forget(&mut self) {
         let coordinator = &self.coordinator;
         let waiting = coordinator.waiting_checkpoints().first().map_or(coordinator.step(), |(step, ..)| *step);
@@ -418,7 +418,7 @@ impl<E: Exchange> Learner<E> {
     }
 }
 
-/// A [`Learner`] that is served by a thread, while its caller trains. Dropped, the thread ends.
+/// A [`Learner`] that runs on a thread while its caller trains. Dropping this value ends the thread.
 pub struct LearnerHandle<E: Exchange + Send + 'static> {
     shared: Arc<Shared<E>>,
     thread: Option<JoinHandle<()>>,
@@ -431,13 +431,13 @@ struct Shared<E> {
 
 struct State<E> {
     learner: Learner<E>,
-    /// Why the thread ended.
+    /// The error that ended the thread.
     failed: Option<Error>,
     stopped: bool,
 }
 
 impl<E: Exchange + Send + 'static> LearnerHandle<E> {
-    /// Starts the thread.
+    /// Starts a thread that serves the workers of `learner`.
     pub fn start(learner: Learner<E>) -> Result<LearnerHandle<E>> {
         let mut waiter = learner.waiter()?;
         let state = Mutex::new(State { learner, failed: None, stopped: false });
@@ -462,7 +462,7 @@ impl<E: Exchange + Send + 'static> LearnerHandle<E> {
         Ok(LearnerHandle { shared, thread: Some(thread) })
     }
 
-    /// The next thing to do; none after `at_most`, so that the caller can look whether it was asked to stop.
+    /// The next action for the caller. Returns `None` after `at_most`, so that the caller can check for a stop request.
     pub fn next_step(&self, at_most: Duration) -> Result<Option<Step>> {
         let end = Instant::now() + at_most;
         let mut state = self.shared.lock();
@@ -484,7 +484,7 @@ impl<E: Exchange + Send + 'static> LearnerHandle<E> {
         }
     }
 
-    /// Calls the learner: [`Learner::writable`], [`Learner::trained`], …
+    /// Calls a method of the learner, such as [`Learner::writable`] or [`Learner::trained`].
     pub fn with<T>(&self, call: impl FnOnce(&mut Learner<E>) -> T) -> T {
         let called = call(&mut self.shared.lock().learner);
         self.shared.changed.notify_all();

@@ -1,15 +1,16 @@
-//! Learner, workers and supervisor: rollouts are made by other processes, which come, go and die, and the run has the
-//! same bits. The protocol is a pure state machine, and how processes reach each other is behind a trait.
+//! The protocol of distributed training runs, with learner, workers and supervisor. Rollouts are made by worker
+//! processes, which may join, leave and die at any time without changing a bit of the run. The protocol is a pure state
+//! machine, and the transport between processes is behind a trait.
 //!
 //! **One formula.** Chunk c of batch b is sampled by the weights of version V(b, c) = clamp(b − k + c, 0, b)
-//! ([`Plan::version`]; k = `max_staleness`, version b = the weights after b batches). So a job is a pure function of
-//! its name: a lost one is made again to the same bits, whoever does it, and what is queued need not be kept. Only what
-//! could have been otherwise is: the *batch files* (scores come from outside), synced before the update, and each
-//! checkpoint's *frontier*, results of weights that are gone.
+//! ([`Plan::version`]; k = `max_staleness`, and version b is the weights after b batches). So a job's tokens follow
+//! from its name: a lost job is done again by any worker to the same bits, and queued jobs need not be saved. Only two
+//! things must be saved. *Batch files* have scores, which come from outside and may differ the next time; they are
+//! synced before the update. The *frontier* of each checkpoint has results of weights that are gone.
 //!
-//! For a learner: [`learner::Learner::open`], then [`learner::LearnerHandle::start`] and
-//! [`learner::LearnerHandle::next_step`], which never waits longer than it is told. A [`learner::Feed`] says what a job
-//! is; a [`learner::Step`] says what there is to do:
+//! For a learner: call [`learner::Learner::open`], then [`learner::LearnerHandle::start`], and then
+//! [`learner::LearnerHandle::next_step`], which waits no longer than its argument allows. A [`learner::Feed`] supplies
+//! the content of jobs. A [`learner::Step`] says what the caller must do:
 //!
 //! ```text
 //! Train(b, results)    → gradients; lock one of writable() that no reader pins; writing(slot);
@@ -20,10 +21,10 @@
 //! Warning, End
 //! ```
 //!
-//! For a worker: [`worker::Worker::run`] with a [`worker::Work`]: payload in, bytes out. The work waits for the job's
-//! version and pins it; weights are not this crate's. Payloads and results are opaque here. What must be equal in two
-//! results of a job is the fingerprint in its [`Answer`]; the rest (a judge's score) may differ, and the first result
-//! counts.
+//! For a worker: call [`worker::Worker::run`] with a [`worker::Work`], which turns a payload into a result. The work
+//! waits for the job's version of the weights and pins it; this crate does not handle weights. It does not read
+//! payloads and results either. In two results of a job, the fingerprint in the [`Answer`] must be equal; everything
+//! else, such as an external score, may differ, and the first result counts.
 //!
 //! Read first: [`coordinator`] (the rules), [`exchange`] and [`exchange::spool`] (files), [`learner`], [`worker`],
 //! [`supervisor`], [`status`].

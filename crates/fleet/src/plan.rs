@@ -1,37 +1,38 @@
-//! What a run asks of its fleet: how many batches, how stale, how many jobs at once. The formula by which a token's
-//! place in the run names the weights that sample it stands here.
+//! The sizes and limits of a run's fleet: how many batches, how stale, how many jobs at once. It also has the formula
+//! for which version of the weights samples a chunk of a batch.
 
 use crate::job::JobName;
 
-/// The numbers of a run that the protocol depends on.
+/// The sizes and limits of a run that the protocol depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
-    /// Generation batches of the whole run, N.
+    /// N, the generation batches in the whole run.
     pub batches: u64,
-    /// Groups of a batch, g.
+    /// g, the groups in each batch.
     pub groups: u64,
-    /// How many batches old the sampling weights are, k.
+    /// k, how many batches old the sampling weights may be.
     pub max_staleness: u64,
-    /// Completions are sampled in chunks of `partial_rollout_tokens`, each with newer weights.
+    /// True if completions are sampled in chunks of `partial_rollout_tokens`, each with newer weights.
     pub chunks: bool,
-    /// Slots for weights: at least k + 1. One is enough at k = 0: it is then written in place.
+    /// Slots for versions of the weights: at least k + 1. At k = 0 one is enough, and the weights are overwritten in
+    /// place.
     pub slots: usize,
-    /// Jobs that are pending or being worked on, for each worker.
+    /// The largest number of unfinished jobs (pending or in work) for each worker.
     pub max_inflight_tasks: u64,
-    /// Results that wait for batches after the next one, for each worker.
+    /// The largest number of results that wait for later batches, for each worker.
     pub queue_maxsize: u64,
-    /// A worker whose progress counter stands still for so many ms is killed.
+    /// A worker is killed if its progress counter does not change for this many milliseconds.
     pub stale_after_ms: u64,
-    /// A job that nobody finished for so many ms is offered once more, if a worker has nothing to do. None: never.
+    /// A job that is unfinished for this many milliseconds is offered once more, if a worker is idle. `None`: never.
     pub straggler_after_ms: Option<u64>,
-    /// A job on which so many workers failed ends the run.
+    /// If this many workers fail on one job, the run ends.
     pub failures_per_job: u32,
-    /// The same of workers that vanished while they did it alone.
+    /// If this many workers vanish while they do one job alone, the run ends.
     pub kills_per_job: u32,
 }
 
 impl Plan {
-    /// A run of `batches` batches of `groups` groups, with the defaults of the configuration's keys.
+    /// A plan of `batches` batches of `groups` groups, with the default limits.
     pub fn new(batches: u64, groups: u64, max_staleness: u64) -> Plan {
         Plan {
             batches,
@@ -48,7 +49,7 @@ impl Plan {
         }
     }
 
-    /// Numbers with which no run can end are errors that say so.
+    /// Checks the numbers. Values with which no run could end are an error.
     pub fn check(&self) -> Result<(), String> {
         let least = |name: &str, value: u64, least: u64| match value >= least {
             true => Ok(()),
@@ -62,27 +63,27 @@ impl Plan {
         least("max_kills_per_job", u64::from(self.kills_per_job), 1)
     }
 
-    /// V(b, c) = clamp(b − k + c, 0, b): the version of the weights that sample chunk c of batch b.
+    /// V(b, c) = clamp(b − k + c, 0, b): the version of the weights that samples chunk c of batch b.
     pub fn version(&self, batch: u64, chunk: u32) -> u64 {
         batch.saturating_add(u64::from(chunk)).saturating_sub(self.max_staleness).min(batch)
     }
 
-    /// The last chunk of a group: from there on the version does not change.
+    /// The index of the last chunk of a group; 0 if completions are not split.
     pub fn last_chunk(&self) -> u32 {
         if self.chunks { u32::try_from(self.max_staleness).unwrap_or(u32::MAX) } else { 0 }
     }
 
-    /// The batch of a rollout number.
+    /// The batch to which a rollout number belongs.
     pub fn batch_of(&self, number: u64) -> u64 {
         number / self.groups
     }
 
-    /// The rollout numbers of a batch.
+    /// The rollout numbers of the groups in a batch.
     pub fn numbers(&self, batch: u64) -> std::ops::Range<u64> {
         batch * self.groups..(batch + 1) * self.groups
     }
 
-    /// The version of the weights that sample a job.
+    /// The version of the weights that samples a job.
     pub fn version_of(&self, job: JobName) -> u64 {
         match job {
             JobName::Rollout { number, chunk } => self.version(self.batch_of(number), chunk),

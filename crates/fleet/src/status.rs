@@ -1,5 +1,4 @@
-//! What a run's spool directory says about it, as a value: `lockstep status` prints it. It reads files and takes part
-//! in nothing.
+//! The status of a run, read from the files in its spool directory; `lockstep status` prints it. It only reads.
 
 use crate::error::Result;
 use crate::exchange::spool::{self, Layout};
@@ -10,59 +9,59 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
 
-/// A worker of another machine that was heard by its learner within so many seconds lives.
+/// A worker on another machine counts as alive if its learner has heard from it within this many seconds.
 const HEARD_S: f64 = 10.0;
 
-/// A run, as its files show it.
+/// The status of a run, as its files show it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Status {
-    /// None before the first learner.
+    /// What the last learner wrote about itself; `None` before the first learner.
     pub learner: Option<LearnerState>,
-    /// The learner of `learner` lives.
+    /// Whether the process of that learner is still running.
     pub learner_alive: bool,
-    /// The batches that jobs are open for, and the one that trains.
+    /// The batch that is being trained on, and the batches that have open jobs.
     pub batches: Vec<BatchStatus>,
-    /// Every worker that ever joined, by name.
+    /// All workers that ever joined, by name.
     pub workers: Vec<WorkerLine>,
-    /// Jobs that wait for a worker.
+    /// Jobs that are waiting for a worker.
     pub pending: Vec<JobName>,
-    /// Jobs that are done and in no batch file yet.
+    /// Jobs that are done and not in a batch file yet.
     pub complete: Vec<JobName>,
-    /// Batches whose file is there, in order: no checkpoint covers them yet.
+    /// Batches that have a file, in order. No checkpoint covers them yet.
     pub synced: Vec<u64>,
 }
 
-/// A batch that is not trained on.
+/// The status of a batch that is not trained on yet, or being trained on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BatchStatus {
-    /// b.
+    /// The number of the batch.
     pub batch: u64,
-    /// Its file is on the disk: it trains.
+    /// True if its file is on the disk, so that it can be trained on.
     pub synced: bool,
-    /// Jobs with a result.
+    /// Jobs that have a result.
     pub complete: u64,
-    /// Jobs that a worker does.
+    /// Jobs that workers are doing.
     pub processing: u64,
-    /// Jobs that wait for a worker.
+    /// Jobs that are waiting for a worker.
     pub pending: u64,
-    /// Groups of a batch.
+    /// Groups in each batch.
     pub groups: u64,
 }
 
-/// A worker.
+/// The status of a worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorkerLine {
-    /// Its name.
+    /// The worker's name.
     pub name: WorkerName,
-    /// Its process, if it lives.
+    /// The process number of the worker, if it is alive.
     pub alive: Option<u32>,
-    /// What it last reported.
+    /// The last status that the worker reported.
     pub status: Option<WorkerStatus>,
-    /// Jobs that are its.
+    /// Jobs that the worker is doing.
     pub processing: Vec<JobName>,
-    /// Jobs whose result it handed over, and that are in no batch file yet.
+    /// Jobs whose results the worker has returned, and that are not in a batch file yet.
     pub complete: Vec<JobName>,
-    /// Seconds since its last report, by the file's time: for people, nothing is decided by it.
+    /// Seconds since the worker's last report, by the file's time. It is only shown to people.
     pub silent_s: Option<f64>,
 }
 
@@ -118,27 +117,28 @@ pub fn read(out: &Path) -> Result<Status> {
     Ok(Status { learner, learner_alive, batches, workers, pending, complete, synced: files })
 }
 
-/// The numbers of the batch files, in order. What is being written has a dot in front.
+/// The numbers of the batch files, in order. Files that are still being written have a name with a leading dot and are
+/// left out.
 fn batch_files(layout: &Layout) -> Result<Vec<u64>> {
     let mut numbers: Vec<u64> = spool::names(&layout.batches())?.iter().filter_map(|name| name.parse().ok()).collect();
     numbers.sort_unstable();
     Ok(numbers)
 }
 
-/// A job wherever it lies: as it was offered, and its result. For `lockstep queue DIR show JOB`.
+/// A job in all the places where it can be: as it was offered, and its results. For `lockstep queue DIR show JOB`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobFiles {
-    /// As it waits or is done; by whom.
+    /// The job while it is waiting, or being done by the named worker.
     pub job: Option<(Job, Option<WorkerName>)>,
-    /// Its results, one for each worker that made one; that of the batch file is among them.
+    /// The results of the job, one for each worker that did it, including the one in the batch file.
     pub results: Vec<JobResult>,
-    /// The batch whose file has its result.
+    /// The batch whose file has the result.
     pub synced: Option<u64>,
-    /// Files of it that cannot be read, each with the reason.
+    /// Files of the job that cannot be read, each with the reason.
     pub unreadable: Vec<String>,
 }
 
-/// Looks for a job in the run directory `out`.
+/// Finds a job in the run directory `out`.
 pub fn find(out: &Path, job: JobName) -> Result<JobFiles> {
     let layout = Layout::of_run(out);
     let name = job.to_string();
@@ -173,7 +173,7 @@ pub fn find(out: &Path, job: JobName) -> Result<JobFiles> {
     Ok(found)
 }
 
-/// What a file holds; none if it is not there, or cannot be read, which is said.
+/// The parsed content of a file; `None` if the file does not exist or cannot be read, which is added to `unreadable`.
 fn read_as<T>(
     path: &Path,
     parse: impl FnOnce(&[u8]) -> std::result::Result<T, String>,

@@ -1,9 +1,9 @@
-//! Starts a learner and its workers as child processes, restarts those that were killed, and leaves nothing running
-//! whichever way it ends. It knows command lines and exit codes, and keeps nothing.
+//! Starts a learner and its workers as child processes, restarts those that were killed, and leaves no process behind
+//! however it ends. It knows only command lines and exit codes, and saves nothing.
 //!
-//! Each child reads a pipe as its standard input that only the supervisor could write to. When the supervisor is gone,
-//! however it ended, the kernel closes the pipe, and [`watch_parent`] tells the child. (`PR_SET_PDEATHSIG` fires when
-//! the *thread* that made the child ends, and so kills healthy workers.)
+//! Each child's standard input is a pipe that only the supervisor could write to. When the supervisor ends for any
+//! reason, the kernel closes the pipe, and [`watch_parent`] notices this in the child. (`PR_SET_PDEATHSIG` is not used,
+//! because it fires when the *thread* that started the child ends, and so would kill healthy workers.)
 
 use crate::error::{Error, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,32 +12,32 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How often children are looked at.
+/// How often the children are checked.
 const LOOK: Duration = Duration::from_millis(20);
 /// The environment variable that tells a child that its standard input is the supervisor's pipe.
 pub const SUPERVISED: &str = "LOCKSTEP_SUPERVISED";
 
-/// The exit code of a worker that the learner has expelled: it is not started again.
+/// The exit code of a worker that the learner has expelled. Such a worker is not started again.
 pub const EXPELLED: u8 = 4;
 
-/// A process to be kept running.
+/// A process that the supervisor keeps running.
 pub struct Role<'a> {
-    /// For messages.
+    /// The name of the process in messages.
     pub name: String,
-    /// Its command line; the number says how often it was started before. A learner resumes from 1 on.
+    /// Makes the command line. Its argument is how often the process was started before; a learner resumes from 1 on.
     pub command: Box<dyn FnMut(u32) -> Command + 'a>,
 }
 
-/// When to stop restarting, and to wait.
+/// Limits for restarting children and for waiting.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// So many restarts of one role that failed in `window` end the run.
+    /// If one child fails and is restarted this many times within `window`, the run ends.
     pub restarts: u32,
-    /// The same of one that a signal ended: it may have been somebody's.
+    /// The same limit for a child that a signal ended. It is higher, since a user may have sent the signal.
     pub kills: u32,
-    /// See `restarts`.
+    /// The period in which restarts are counted.
     pub window: Duration,
-    /// How long workers may take to end after the learner.
+    /// How long workers may take to end after the learner has ended.
     pub grace: Duration,
 }
 
@@ -52,7 +52,7 @@ struct Running<'a> {
     child: Option<Child>,
     starts: u32,
     restarted: Vec<Instant>,
-    /// It ended by itself and need not be started again.
+    /// True if it ended by itself and need not be started again.
     done: bool,
     expelled: bool,
 }
@@ -72,7 +72,7 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// How it ended, once.
+    /// The exit status, once, when the process has ended.
     fn ended(&mut self) -> Result<Option<ExitStatus>> {
         let Some(child) = &mut self.child else { return Ok(None) };
         let status = child.try_wait().map_err(|e| Error::Failed(format!("cannot wait for {}: {e}", self.role.name)))?;
@@ -113,7 +113,7 @@ impl Running<'_> {
     }
 }
 
-/// Kills what is left, whichever way this function's caller ends.
+/// All children. Dropping this value kills those that still run.
 struct Group<'a>(Vec<Running<'a>>);
 
 impl Drop for Group<'_> {
@@ -127,11 +127,11 @@ impl Drop for Group<'_> {
     }
 }
 
-/// Runs a learner and its workers to the learner's end; its exit code. A learner that a signal killed is started again,
-/// and so is a worker that ended badly. A worker that ends with code 2 (another model, another program) ends the run
-/// with that code; one that was [`EXPELLED`] is not started again, and the last of them ends the run. `signal` gives
-/// each signal that arrived, once: the first is passed to the learner, which ends the workers; a second ends
-/// everything.
+/// Runs a learner and its workers until the learner ends; returns its exit code. A learner that a signal killed is
+/// started again, and so is a worker that failed. A worker that exits with code 2 (another model, another program) ends
+/// the run with that code. A worker that exits with [`EXPELLED`] is not started again; when all workers have, the run
+/// ends. `signal` returns each signal that arrived, once: the first is passed on to the learner, which ends the
+/// workers, and a second one ends everything.
 pub fn run(
     learner: Role<'_>,
     workers: Vec<Role<'_>>,
@@ -209,8 +209,8 @@ pub fn run(
     }
 }
 
-/// In a child: calls `gone` once the supervisor is gone, and ends the process if it is still there `grace` later.
-/// False, and nothing happens, in a process that has no supervisor.
+/// To be called in a child process: calls `gone` once the supervisor has ended, and ends the process if it is still
+/// running `grace` later. In a process without a supervisor it does nothing and returns false.
 pub fn watch_parent(grace: Duration, gone: impl FnOnce() + Send + 'static) -> bool {
     if std::env::var_os(SUPERVISED).is_none() {
         return false;

@@ -1,4 +1,4 @@
-//! A worker's loop: take jobs, proceed with all of them, hand results over. It owns nothing that lasts.
+//! A worker's loop: it takes jobs, works on all of them at once, and returns their results. It saves nothing.
 
 use crate::error::Result;
 use crate::exchange::{LearnerState, WorkerExchange, WorkerStatus};
@@ -8,72 +8,72 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How often a worker that waits looks around, and one that works reports that it does.
+/// How often an idle worker looks for jobs, and how often a busy worker reports progress.
 const LOOK: Duration = Duration::from_millis(200);
-/// How often it looks whether its jobs are still wanted.
+/// How often a worker checks whether its jobs are still wanted.
 const GLANCE: Duration = Duration::from_millis(50);
-/// The longest that it sleeps while its work waits for something.
+/// The longest sleep while the work waits for something.
 const NAP: Duration = Duration::from_millis(5);
-/// How long it waits before it tries once more to hand a result over.
+/// How long the worker waits before it tries again to write a result.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// What a worker does, as its caller implements it: several jobs at once.
+/// The work that a worker does, implemented by its caller. It does several jobs at once.
 pub trait Work {
-    /// Whether it can begin one more job.
+    /// Whether the work can begin one more job.
     fn has_room(&self) -> bool;
     /// Begins a job.
     fn begin(&mut self, job: Job);
-    /// Nobody needs this job any more.
+    /// Drops a job that is no longer needed.
     fn forget(&mut self, job: JobName);
-    /// Proceeds for some milliseconds with the jobs that it has begun: with weights of their versions, which it waits
-    /// for and pins.
+    /// Continues all jobs that have begun, for some milliseconds. For each job it waits for and pins the weights of the
+    /// job's version.
     fn proceed(&mut self) -> Proceeded;
-    /// What it does with each job: sampling, scoring.
+    /// For each job the current stage, such as sampling or scoring.
     fn stages(&self) -> Vec<(JobName, String)>;
-    /// Tokens per second and the like, for `status`.
+    /// Further values for `lockstep status`, such as tokens per second.
     fn share(&self) -> serde_json::Value {
         serde_json::Value::Null
     }
 }
 
-/// What came of some milliseconds of work.
+/// The outcome of some milliseconds of work.
 #[derive(Default)]
 pub struct Proceeded {
-    /// What has ended. A job that cannot be done, with the reason, ends the worker; workers that end on one job, one
-    /// after another, end the run.
+    /// Jobs that have ended, each with its result or with the reason why it cannot be done. A job that cannot be done
+    /// ends the worker, and the run ends if several workers in a row end on the same job.
     pub ended: Vec<(JobName, std::result::Result<Done, String>)>,
-    /// There was nothing to compute: all jobs wait for weights or rewards.
+    /// True if there was nothing to compute, because all jobs wait for weights or rewards.
     pub waits: bool,
 }
 
-/// What a job gave.
+/// The outcome of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// Tokens, log-probabilities, scores. Opaque here.
+    /// Tokens, log-probabilities and scores. The fleet does not read them.
     pub bytes: Vec<u8>,
-    /// The hash of those of them that must be the same whoever does the job, and whether a chunk follows.
+    /// The hash of those parts that must be equal whichever worker does the job, and whether another chunk follows.
     pub answer: Answer,
 }
 
-/// Why a worker ended.
+/// The reason why a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The run has ended.
     RunEnded,
-    /// It was asked to.
+    /// The worker was told to stop.
     Stopped,
-    /// The learner found that a result of its is not what its job gives.
+    /// The learner found a wrong result of this worker.
     Expelled,
 }
 
-/// A worker: its exchange, what it takes, what it did.
+/// A worker: its connection, its name and its status.
 pub struct Worker<E> {
     exchange: E,
     name: WorkerName,
     status: WorkerStatus,
 }
 
-/// The exchange and the status, shared with the thread that reports.
+/// Connection and status of a worker, shared with the thread that reports progress.
 struct Desk<'a> {
     exchange: &'a mut (dyn WorkerExchange + Send),
     status: &'a mut WorkerStatus,
@@ -81,8 +81,8 @@ struct Desk<'a> {
 }
 
 impl Desk<'_> {
-    /// The worker has moved. Cheap: files are written a few times in a second. A status that cannot be written (the
-    /// disk is full) is reported later.
+    /// Reports that the worker is making progress. The file is written only a few times per second. A status that
+    /// cannot be written because the disk is full is written later.
     fn report(&mut self, at_once: bool) {
         self.status.progress += 1;
         if at_once || self.reported.elapsed() >= GLANCE {
@@ -97,19 +97,19 @@ fn lock<'m, 'a>(desk: &'m Mutex<Desk<'a>>) -> MutexGuard<'m, Desk<'a>> {
 }
 
 impl<E: WorkerExchange + Send> Worker<E> {
-    /// A worker that takes jobs of these profiles; of any, if there are none.
+    /// A worker that takes jobs of these profiles, or of all profiles if the list is empty.
     pub fn new(exchange: E, name: WorkerName, profiles: Vec<String>) -> Worker<E> {
         let status = WorkerStatus { pid: std::process::id(), profiles, ..WorkerStatus::default() };
         Worker { exchange, name, status }
     }
 
-    /// Its exchange: to ask for the learner's state before the first job.
+    /// The worker's connection, to read the learner's state before the first job.
     pub fn exchange(&mut self) -> &mut E {
         &mut self.exchange
     }
 
-    /// Works until the run ends or `stop` says so. Jobs that are being done then are given back. An error of the work
-    /// is the worker's; a disk that is full is waited for.
+    /// Works until the run ends or `stop` returns true. Unfinished jobs are then returned. An error of the work ends
+    /// the worker; if the disk is full, it waits.
     pub fn run(&mut self, work: &mut dyn Work, stop: &(dyn Fn() -> bool + Sync)) -> Result<End> {
         let Worker { exchange, name, status } = self;
         let desk = Mutex::new(Desk { exchange, status, reported: Instant::now() });
@@ -146,15 +146,15 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// The jobs that a worker has, from their claim to the hand-over.
+/// The jobs that a worker has taken and whose results it has not returned yet.
 struct Shift<'s, 'a> {
     desk: &'s Mutex<Desk<'a>>,
     name: &'s WorkerName,
     held: BTreeMap<JobName, Job>,
-    /// Results for which there was no room on the disk.
+    /// Results that could not be written because the disk is full.
     unwritten: VecDeque<JobResult>,
     tried: Instant,
-    /// A job that is to be done alone waits until all others have ended.
+    /// True while the worker finishes its other jobs before one that must be done alone.
     drains: bool,
 }
 
@@ -227,7 +227,8 @@ impl<'s, 'a> Shift<'s, 'a> {
         work.stages().into_iter().chain(unwritten).collect()
     }
 
-    /// Takes jobs as long as there is room. Beside others it takes one at a time, so that all get their share.
+    /// Takes jobs while there is room. If there are other workers, it takes one job per call, so that all get their
+    /// share.
     fn claim(&mut self, desk: &mut Desk<'_>, work: &mut dyn Work, shares: bool) -> Result<()> {
         let is_taken = |held: &BTreeMap<JobName, Job>, drains| !held.is_empty() && drains;
         while work.has_room() && !is_taken(&self.held, self.drains) {
@@ -261,7 +262,7 @@ impl<'s, 'a> Shift<'s, 'a> {
         Ok(())
     }
 
-    /// Gives back all jobs but one.
+    /// Returns all unfinished jobs except `but`.
     fn give_back(&mut self, work: &mut dyn Work, but: Option<JobName>) -> Result<()> {
         let mut desk = lock(self.desk);
         for job in std::mem::take(&mut self.held).into_keys().filter(|job| Some(*job) != but) {
@@ -283,7 +284,7 @@ impl<'s, 'a> Shift<'s, 'a> {
         self.write()
     }
 
-    /// A result is held until there is room for it.
+    /// Writes the waiting results, or keeps them if there is no room on the disk.
     fn write(&mut self) -> Result<()> {
         while let Some(result) = self.unwritten.front().filter(|_| self.tried.elapsed() >= RETRY) {
             let mut desk = lock(self.desk);

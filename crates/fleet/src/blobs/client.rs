@@ -1,42 +1,43 @@
-//! Fetches blobs.
+//! The HTTP client that fetches blobs: weights and files.
 
 use super::{Head, hash};
 use crate::error::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// A connection that does not come about in this time is tried again.
+/// A connection that is not made within this time is tried again.
 const CONNECT: Duration = Duration::from_secs(5);
-/// A block that has not come in this time is asked for again.
+/// A block that has not arrived within this time is requested again.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Before it is asked for again.
+/// The pause before a block is requested again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// So many times a block may come with another hash.
+/// How often a block may arrive with a wrong hash before fetching fails.
 const TRIES: usize = 3;
-/// A server that cannot be reached for so long is somebody's to look after.
+/// After this time without a connection, the user is told.
 const SILENCE: Duration = Duration::from_secs(5);
-/// A head is no longer.
+/// The largest response for a head, in bytes.
 const LONGEST_HEAD: u64 = 64 << 20;
 
-/// Fetches the blobs of a server.
+/// Fetches blobs from a server.
 pub struct Client {
     agent: ureq::Agent,
-    /// `http://HOST:PORT`.
+    /// The address of the server, `http://HOST:PORT`.
     url: String,
     authorization: Option<String>,
-    /// Told once that the server cannot be reached.
+    /// Called once with a message if the server cannot be reached.
     say: Box<dyn Fn(&str) + Send + Sync>,
 }
 
-/// What one request gave.
+/// The outcome of one request.
 enum Got {
     Bytes(Vec<u8>),
     Gone,
-    /// The server could not be reached, or hung up.
+    /// The server could not be reached, or the connection was lost.
     Cut(String),
 }
 
 impl Client {
-    /// Of the server at `HOST:PORT`, to which this bearer token is shown. `say` is told why it takes long.
+    /// A client of the server at `HOST:PORT`, with this bearer token. `say` is told if the server cannot be reached for
+    /// long.
     pub fn new(address: &str, bearer: Option<&str>, say: impl Fn(&str) + Send + Sync + 'static) -> Client {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -50,7 +51,7 @@ impl Client {
         Client { agent, url, authorization, say: Box::new(say) }
     }
 
-    /// What is known of a blob; none if it is not there, or `stop` says so before the server could be reached.
+    /// The head of a blob; `None` if the blob does not exist, or if `stop` returns true before the server is reached.
     pub fn head(&self, name: &str, stop: &dyn Fn() -> bool) -> Result<Option<Head>> {
         let Some(bytes) = self.patiently(&format!("{name}/head"), None, stop)? else { return Ok(None) };
         let head: Head = serde_json::from_slice(&bytes)
@@ -61,8 +62,9 @@ impl Client {
         }
     }
 
-    /// Fetches a blob block by block, each with its hash checked before `sink` has it. Whatever the network does, a
-    /// block is asked for until it comes: false if the blob is not there any more, or `stop` says so.
+    /// Fetches a blob block by block. `sink` receives the offset and the bytes of each block after its hash was
+    /// checked. A block is requested until it arrives, whatever the network does. Returns false if the blob no longer
+    /// exists or `stop` returns true.
     pub fn fetch(
         &self,
         name: &str,
@@ -95,7 +97,7 @@ impl Client {
         Ok(true)
     }
 
-    /// All bytes of a blob that is small.
+    /// Fetches all bytes of a small blob.
     pub fn bytes(&self, name: &str, stop: &dyn Fn() -> bool) -> Result<Option<Vec<u8>>> {
         let Some(head) = self.head(name, stop)? else { return Ok(None) };
         let mut bytes = Vec::new();

@@ -1,5 +1,6 @@
-//! Bytes that workers on other machines need, over plain HTTP: weights and small files, each a *blob* with a name. A
-//! blob is cut into blocks, each with its hash, so that a cut connection costs a block and a changed bit is seen.
+//! Serves bytes that workers on other machines need, over plain HTTP. Weights and small files are *blobs*, each with a
+//! name. A blob is divided into blocks with a hash each, so that a lost connection costs only one block and changed
+//! bits are detected.
 //!
 //! ```text
 //! GET /blobs/NAME/head      {"bytes", "block", "hashes", "about"}, JSON
@@ -7,12 +8,12 @@
 //! Authorization: Bearer …   of both, where the server has a token
 //! ```
 //!
-//! A name has one content as long as it is there. What is gone is 404: the caller asks for something newer. Nothing
-//! here knows what the bytes are. It is not encrypted: between machines that do not trust their network it belongs into
-//! a tunnel.
+//! The content of a name never changes while it exists. A blob that is gone gives 404, and the caller then asks for a
+//! newer one. This module does not know what the bytes mean. Nothing is encrypted: on a network that is not trusted,
+//! use a tunnel.
 //!
-//! Every host fetches from the server here. Where hosts pass blocks on to each other, or fetch what has changed alone,
-//! that is another server of the same blobs: [`Source`] and [`Client`] stay.
+//! Every host fetches from this one server. Hosts that pass blocks on to each other, or that fetch only changes, would
+//! need another server of the same blobs; [`Source`] and [`Client`] would not change.
 
 mod client;
 mod server;
@@ -27,38 +28,38 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use twox_hash::XxHash3_128;
 
-/// Bytes of a block.
+/// Bytes in a block.
 pub const BLOCK: u64 = 4 << 20;
 
-/// What a server serves.
+/// The blobs that a server serves.
 pub trait Source: Send + Sync + 'static {
-    /// The length of a blob, and what else its readers must know; none if it is not there (any more).
+    /// The length of a blob and further information for its readers; `None` if the blob does not exist (any more).
     fn about(&self, name: &str) -> std::io::Result<Option<(u64, serde_json::Value)>>;
-    /// Reads from `at` on; false if it is not there any more.
+    /// Reads bytes of a blob, from the offset `at` on. Returns false if the blob no longer exists.
     fn read(&self, name: &str, at: u64, out: &mut [u8]) -> std::io::Result<bool>;
 }
 
-/// What is known of a blob before its bytes.
+/// The head of a blob, which a reader needs before its bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
-    /// Its length.
+    /// The length of the blob in bytes.
     pub bytes: u64,
-    /// Bytes of each block but the last.
+    /// Bytes in each block except the last.
     pub block: u64,
-    /// XXH3-128 of each block, in hexadecimal.
+    /// The XXH3-128 hash of each block, in hexadecimal.
     pub hashes: Vec<String>,
-    /// What the source says of it. Opaque here.
+    /// The source's information about the blob. This module does not read it.
     pub about: serde_json::Value,
 }
 
 impl Head {
-    /// Where a block lies.
+    /// The byte range of a block in the blob.
     pub fn range(&self, block: usize) -> std::ops::Range<u64> {
         let from = block as u64 * self.block;
         from..from.saturating_add(self.block).min(self.bytes)
     }
 
-    /// Numbers that fit each other.
+    /// Whether the numbers of the head are consistent.
     fn is_sound(&self) -> bool {
         (1..=BLOCK).contains(&self.block) && self.hashes.len() as u64 == self.bytes.div_ceil(self.block)
     }
@@ -68,7 +69,7 @@ fn hash(block: &[u8]) -> String {
     format!("{:032x}", XxHash3_128::oneshot(block))
 }
 
-/// What the bearer of a secret shows: not the secret, which opens more than this.
+/// The bearer token for a secret: a hash of it, because the secret itself gives access to more than this server.
 pub fn bearer(secret: &str) -> String {
     let digest = Sha256::new().chain_update(b"lockstep blobs\0").chain_update(secret).finalize();
     digest.iter().map(|byte| format!("{byte:02x}")).collect()

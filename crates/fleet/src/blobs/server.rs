@@ -1,4 +1,4 @@
-//! Serves blobs.
+//! The HTTP server of blobs: weights and files.
 
 use super::{BLOCK, Head, Source, hash};
 use crate::error::{Error, Result};
@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Heads that are remembered: of a version they cost a pass over it.
+/// How many heads are cached. A head of weights costs a pass over all of them, to hash every block.
 const HEADS: usize = 64;
 
-/// A server on a thread of its own, which ends when this is dropped.
+/// An HTTP server on a thread of its own. It ends when this value is dropped.
 pub struct Server {
     address: SocketAddr,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
@@ -34,7 +34,7 @@ struct Shared {
 }
 
 impl Server {
-    /// Serves `source` at this address (port 0: any) to those who show the bearer token; to all, if there is none.
+    /// Serves `source` at this address (port 0: any free port). If `bearer` is set, clients must show that token.
     pub fn start(listen: SocketAddr, bearer: Option<String>, source: Arc<dyn Source>) -> Result<Server> {
         let failed = |e: std::io::Error| Error::Refused(format!("cannot listen on {listen}: {e}"));
         let listener = std::net::TcpListener::bind(listen).map_err(failed)?;
@@ -62,18 +62,18 @@ impl Server {
         Ok(Server { address, stop: Some(stop), sent, thread: Some(thread) })
     }
 
-    /// Bytes of blobs that were asked for, up to now.
+    /// Bytes of blobs that were requested so far.
     pub fn bytes_sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Where it listens.
+    /// The address at which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
-/// Reads of a source may still be under way; nobody waits for them.
+/// Shuts the runtime down without waiting for reads that are still in progress.
 fn runtime_ends(runtime: tokio::runtime::Runtime) {
     runtime.shutdown_background();
 }
@@ -143,12 +143,12 @@ impl Shared {
     }
 }
 
-/// In a time that does not say how much of it is right.
+/// Compares two byte strings in constant time, so that the time does not show how much of a token is right.
 fn is_same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
-/// Reads of a source wait for the disk, or for a pass over weights.
+/// Runs a read on a thread where it may block, since it may wait for the disk or for a pass over weights.
 async fn blocking<T: Send + 'static>(
     shared: Arc<Shared>,
     read: impl FnOnce(&Shared) -> std::io::Result<Option<T>> + Send + 'static,
@@ -191,7 +191,7 @@ fn with_type(bytes: Vec<u8>, kind: &'static str) -> Response {
     response
 }
 
-/// `bytes=FROM-TO`, and no other form.
+/// Parses `bytes=FROM-TO`. No other form is accepted.
 fn parse_range(text: &str) -> Option<(u64, u64)> {
     let (from, to) = text.strip_prefix("bytes=")?.split_once('-')?;
     Some((from.parse().ok()?, to.parse().ok()?))

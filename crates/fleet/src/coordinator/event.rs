@@ -1,163 +1,164 @@
-//! What the coordinator is told, and what it asks for.
+//! The coordinator's input and output: events that it is told, and actions that it requests.
 
 use crate::job::{Answer, BatchDigest, JobName, Lineage, WorkerName};
 use std::collections::BTreeMap;
 
-/// Something that happened. Messages may be late, repeated or lost: the order of events from workers is not relied on.
+/// An event that the coordinator is told. Events from workers may be late, repeated or lost, and may come in any order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// What survived an earlier learner was told: jobs may be offered now.
+    /// The coordinator has been told everything that survived an earlier learner. It may offer jobs from now on.
     Begin,
-    /// A worker waits for jobs.
+    /// A worker has joined and waits for jobs.
     Joined(WorkerName),
-    /// A worker ended.
+    /// A worker has ended.
     Ended {
-        /// Who.
+        /// The worker.
         worker: WorkerName,
-        /// How.
+        /// How it ended.
         how: HowEnded,
     },
-    /// A result of this worker is not what its job gives: it gets no job any more, and these results of its are made
-    /// again. None of them is of a batch whose slot is being written.
+    /// A worker is expelled because a result of its was wrong. It gets no further jobs, and the listed results are made
+    /// again. None of them belongs to a batch for which a slot is already being written.
     Expelled(WorkerName, Vec<JobName>),
-    /// A worker's progress counter has moved.
+    /// A worker's progress counter has changed.
     Progress(WorkerName),
-    /// So many ms passed, on a clock that only goes forward.
+    /// This many milliseconds have passed, on a monotonic clock.
     Tick(u64),
     /// A worker has taken a job.
     Claimed(WorkerName, JobName),
-    /// A worker has given a job back undone; `faulty` if it could not do it.
+    /// A worker has returned a job without a result.
     Returned {
-        /// Who.
+        /// The worker.
         worker: WorkerName,
-        /// Which job.
+        /// The job.
         job: JobName,
-        /// The work failed.
+        /// True if the worker could not do it.
         faulty: bool,
     },
-    /// A job that was offered is nowhere any more, or its result cannot be read.
+    /// A job that was offered cannot be found any more, or its result cannot be read.
     Lost(JobName),
-    /// A result.
+    /// A result has arrived.
     Result {
-        /// Who made it.
+        /// The worker that made it.
         worker: WorkerName,
-        /// Which job.
+        /// The job.
         job: JobName,
-        /// Of the weights that sampled it.
+        /// The lineage of the weights that sampled it.
         lineage: Lineage,
-        /// What of it decides something.
+        /// The part of the result on which decisions depend.
         answer: Answer,
     },
-    /// A batch file is on the disk, and stays there whatever dies.
+    /// The file of a batch has been written and synced to disk.
     Synced(u64, BatchDigest),
-    /// A slot is locked and will be overwritten: one of [`super::Coordinator::writable`] that no reader pins.
+    /// A slot is locked and will be overwritten. It is one of [`super::Coordinator::writable`], and no reader pins it.
     Writing(usize),
-    /// The batch's last optimizer step is done. Not `written`: it was skipped (not finite), and the old weights stay.
+    /// The batch's last optimizer step is done.
     Trained {
-        /// The slot holds new weights.
+        /// True if the slot has new weights; false if the step was skipped (not finite) and the old weights stay.
         written: bool,
     },
-    /// A checkpoint of the weights of now is being written.
+    /// A checkpoint of the current weights is being written.
     Checkpoint,
-    /// Evaluate the weights of now, in so many jobs.
+    /// The current weights shall be evaluated, with this many jobs.
     Evaluate(u32),
-    /// Take no further step: a checkpoint of the weights of now, then the end.
+    /// The run shall stop: no further step, a checkpoint of the current weights, and the end.
     Stop,
 }
 
-/// How a worker ended.
+/// The way in which a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HowEnded {
-    /// It was asked to, or the run had ended.
+    /// The worker was told to end, or the run had ended.
     Asked,
-    /// It could not work on, and said why.
+    /// The worker could not continue, and gave a reason.
     Failed,
-    /// Without a word: it was killed, by somebody or because memory was short.
+    /// The worker gave no reason: it was killed, by a user or because memory was short.
     Vanished,
 }
 
-/// Something to be done.
+/// An action that the coordinator requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Put a job where a worker finds it. Done twice it is there once.
+    /// Put a job where workers find it. If this is repeated, the job is still there only once.
     Offer {
-        /// Which.
+        /// The job.
         job: JobName,
-        /// The weights that sample it.
+        /// The version of the weights that must sample it.
         version: u64,
-        /// Where they come from.
+        /// The lineage of these weights.
         lineage: Lineage,
-        /// Of a later chunk: the fingerprint of the answer to the chunk before.
+        /// For a later chunk: the fingerprint of the answer to the previous chunk.
         continues: Option<u64>,
-        /// Its worker does no other job beside it.
+        /// True if the worker must do no other job at the same time.
         alone: bool,
     },
-    /// A job of a worker that ended is no longer its.
+    /// Take a job away from a worker that has ended.
     Release(WorkerName, JobName),
-    /// Nobody needs to work on this job any more; who does may stop.
+    /// A job is no longer needed; a worker that is doing it may stop.
     Withdraw(JobName),
-    /// Keep this worker's result of the job; others are not needed.
+    /// Keep this worker's result of the job. Other results of the job are not needed.
     Accept(WorkerName, JobName),
     /// Delete this worker's result of the job.
     Drop(WorkerName, JobName, Dropped),
-    /// End a worker that stands still. It is asked for again for as long as it stands still.
+    /// Kill a worker that makes no progress. The request is repeated as long as it makes none.
     Kill(WorkerName),
-    /// Write the batch file with these results, sync file and directory, and answer [`Event::Synced`].
+    /// Write a batch file with these results, sync file and directory, and answer with [`Event::Synced`].
     SyncBatch(u64, Vec<JobName>),
-    /// Results that are in a synced file, or were used: whoever keeps them may delete them.
+    /// These results are in a synced file or were used, so they may be deleted.
     Acknowledge(Vec<JobName>),
-    /// Train on a batch.
+    /// Train on this batch.
     Train(u64),
-    /// The weights of a version lie in this slot: tell the workers.
+    /// A version of the weights is in a slot: tell the workers.
     Publish {
-        /// Its number.
+        /// The version number.
         version: u64,
-        /// Where it lies.
+        /// The slot.
         slot: usize,
-        /// Where it comes from.
+        /// The lineage of the weights.
         lineage: Lineage,
     },
-    /// Whatever the weights before this checkpoint had to sample is there: write it into the checkpoint and rename it.
+    /// All results that older weights had to sample for this checkpoint have arrived: write them into the checkpoint
+    /// and rename it to its final name.
     CommitCheckpoint(Saved),
-    /// All results of an evaluation are there, in the order of their indices.
+    /// All results of an evaluation have arrived. The jobs are in the order of their indices.
     Evaluated(u64, Vec<JobName>),
-    /// The run cannot proceed: so many workers ended on this job, one after another, and in this way.
+    /// The run cannot continue: this many workers in a row ended on this job, in this way.
     Fail(JobName, u32, HowEnded),
-    /// All is done: workers may end.
+    /// The run has ended; workers may end.
     End,
 }
 
-/// Why a result was not used.
+/// The reason why a result was not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dropped {
-    /// The job was done, with the same bits.
+    /// The job was already done, with the same bits.
     Twice,
-    /// The job was done, with **other** bits: an alarm. Hardware, or somebody lies.
+    /// The job was already done, with **different** bits. Hardware is faulty, or a worker lies.
     Differs,
-    /// Of other weights than this run's.
+    /// The result was made with weights of another lineage.
     Lineage,
-    /// Nobody asked for it, or its batch is long past.
+    /// The job was not offered, or its batch is long past.
     NotAsked,
-    /// Whoever made it was expelled.
+    /// The worker that made it was expelled.
     Expelled,
 }
 
-/// The part of a checkpoint that is the fleet's.
+/// The fleet's part of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Saved {
-    /// Batches that the weights have learned from.
+    /// Batches that the weights have been trained on.
     pub step: u64,
-    /// Of this version and of older ones that results may still come from.
+    /// The lineages of this version, and of older ones from which results may still come.
     pub lineages: BTreeMap<u64, Lineage>,
     /// Results that only older weights could make, which will be gone. Their bytes must be in the checkpoint.
     pub frontier: BTreeMap<JobName, Answer>,
 }
 
-/// A batch file that is there at a restart.
+/// A batch file that exists when a learner starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SyncedBatch {
-    /// Its hash.
+    /// The hash of the batch.
     pub digest: BatchDigest,
-    /// Its results.
+    /// The answers in the file, by job.
     pub answers: BTreeMap<JobName, Answer>,
 }

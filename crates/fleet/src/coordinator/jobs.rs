@@ -1,14 +1,14 @@
-//! Jobs: which are open, who works on them, what came back.
+//! The coordinator's bookkeeping of jobs: which are open, which worker does them, and which results arrived.
 
 use super::{Action, Coordinator, Dropped, HowEnded, Phase};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
 use std::collections::BTreeSet;
 
-/// So many workers ended while they worked on a job beside others: the next one does it alone.
+/// After this many workers have ended while they did a job together with others, the job is done alone.
 pub(super) const SUSPECT: u32 = 2;
 
 impl Coordinator {
-    /// The chunk of a group that is to be done next; none when the group is complete.
+    /// The next chunk of a group that must be done; `None` when the group is complete.
     pub(super) fn current(&self, number: u64) -> Option<JobName> {
         for chunk in 0..=self.plan.last_chunk() {
             let job = JobName::Rollout { number, chunk };
@@ -27,14 +27,14 @@ impl Coordinator {
         jobs.take_while(|job| self.jobs.get(job).is_some_and(|state| state.answer.is_some())).collect()
     }
 
-    /// The batches whose jobs may be offered: b ≤ step + k.
+    /// The batches whose jobs may be offered: batch b with b ≤ step + k.
     fn window(&self) -> std::ops::Range<u64> {
         let beyond = u64::from(!self.rules.published);
         let end = self.step.saturating_add(self.plan.max_staleness).saturating_add(1 + beyond);
         self.step..end.min(self.plan.batches)
     }
 
-    /// The versions up to now that jobs still need. While a batch trains its own jobs are done.
+    /// The published versions that jobs still need. The jobs of a batch that is being trained on are already done.
     pub(super) fn needed_versions(&self) -> BTreeSet<u64> {
         let mut needed: BTreeSet<u64> = self.evaluations.keys().copied().collect();
         for batch in self.window() {
@@ -47,7 +47,7 @@ impl Coordinator {
         needed
     }
 
-    /// Jobs that are to be done now, the most urgent first.
+    /// Jobs that should be done now, the most urgent first.
     fn open_jobs(&self) -> Vec<JobName> {
         if self.stopping {
             // Only what the last checkpoints wait for.
@@ -104,7 +104,7 @@ impl Coordinator {
         out.push(Action::Offer { job, version, lineage, continues: self.answer_before(job), alone });
     }
 
-    /// The fingerprint of the answer that a job continues, if it is a later chunk and that is there.
+    /// The fingerprint of the answer that a job continues, if the job is a later chunk and that answer has arrived.
     fn answer_before(&self, job: JobName) -> Option<u64> {
         let JobName::Rollout { number, chunk } = job else { return None };
         let before = JobName::Rollout { number, chunk: chunk.checked_sub(1)? };
@@ -144,7 +144,7 @@ impl Coordinator {
         }
     }
 
-    /// The worker no longer has the job. Whether it is still to be done.
+    /// Records that a worker no longer has a job. Returns whether the job still has to be done.
     fn released(&mut self, worker: &WorkerName, job: JobName) -> bool {
         let Some(state) = self.jobs.get_mut(&job) else { return false };
         state.claims.remove(worker);
@@ -169,16 +169,16 @@ impl Coordinator {
         }
     }
 
-    /// A worker ended while it worked on this job and on others. After some of these, the job is offered to be done
-    /// alone, so that it is not blamed for what another did.
+    /// Records that a worker ended while it did this job and others. After this has happened [`SUSPECT`] times, the job
+    /// is offered to be done alone, so that it is not blamed for what another job did.
     fn suspect(&mut self, job: JobName) {
         if let Some(state) = self.jobs.get_mut(&job) {
             state.shared_deaths = (state.shared_deaths + 1).min(SUSPECT);
         }
     }
 
-    /// One more worker ended while it worked on this job alone. Of one that vanished nobody knows whether the job was
-    /// the reason, so that many more of them are needed.
+    /// Records that a worker ended while it did this job alone. If the worker vanished, the job may not have been the
+    /// reason, so the limit for such ends is higher.
     fn died_of(&mut self, job: JobName, how: HowEnded, out: &mut Vec<Action>) {
         let Some(state) = self.jobs.get_mut(&job) else { return };
         let (count, most) = match how {
@@ -238,8 +238,8 @@ impl Coordinator {
         }
     }
 
-    /// Whether a result of lineage `of` can be that of a job of weights of lineage `known`. Of a chunk that came before
-    /// the one that it continues this is known later.
+    /// Whether a result of lineage `of` can belong to a job whose weights have lineage `known`. For a chunk whose
+    /// previous chunk has not arrived yet, this is decided later.
     fn may_be_of(&self, job: JobName, of: Lineage, known: Lineage) -> bool {
         match (job, self.answer_before(job)) {
             (JobName::Rollout { chunk: 1.., .. }, _) if !self.rules.continues => true,
@@ -248,7 +248,8 @@ impl Coordinator {
         }
     }
 
-    /// The answer to a job is there: later chunks that came before it, and continue another one, are made again.
+    /// Called when the answer to a job has arrived: later chunks that arrived earlier and continue another answer are
+    /// discarded and made again.
     fn drop_what_continues_another(&mut self, job: JobName) {
         let JobName::Rollout { number, chunk } = job else { return };
         let next = JobName::Rollout { number, chunk: chunk + 1 };
@@ -261,7 +262,7 @@ impl Coordinator {
         }
     }
 
-    /// A job that this run asks for now, or asked for before it was restarted from an older checkpoint.
+    /// Whether the run needs this job now, or needed it before it was restarted from an older checkpoint.
     fn is_open(&self, job: JobName) -> bool {
         match job {
             JobName::Rollout { number, chunk } => {
@@ -293,7 +294,8 @@ impl Coordinator {
         self.offer_again(ms, out);
     }
 
-    /// Jobs that nobody finished for long: a slow worker, or a message that was lost. The same bits, whoever is first.
+    /// Offers jobs again that are unfinished for too long, because a worker is slow or a message was lost. The first
+    /// result counts; all have the same bits.
     fn offer_again(&mut self, ms: u64, out: &mut Vec<Action>) {
         let Some(after) = self.plan.straggler_after_ms else { return };
         let busy: BTreeSet<&WorkerName> = self.jobs.values().flat_map(|state| &state.claims).collect();

@@ -1,9 +1,9 @@
 //! The learner's side of the protocol as a pure state machine: events in, actions out. It does no input or output,
-//! reads no clock, and holds no payloads, so that every state of it can be visited.
+//! reads no clock, and holds no payloads, so a search can visit all of its states.
 //!
-//! One rule carries the others: *V(b, c) names the weights that sample a job*, so a job may be lost, done twice or done
-//! by anybody, and its result is the same. What must not be lost is only what could have been otherwise: the synced
-//! batch files, and in each checkpoint its *frontier*, the results that no weights exist for any more.
+//! One rule supports all others: *V(b, c) decides which weights sample a job*. So a job may be lost, repeated, or done
+//! by any worker, and its result is the same. Only results that could come out differently must not be lost: the synced
+//! batch files, and the *frontier* of each checkpoint, the results for which no weights exist any more.
 
 mod event;
 mod jobs;
@@ -16,51 +16,52 @@ use crate::job::{Answer, JobName, Lineage, WorkerName};
 use crate::plan::Plan;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// See the [module](self).
+/// The state of the protocol at the learner.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Coordinator {
     plan: Plan,
     rules: Rules,
-    /// Batches trained on: the version that is published.
+    /// Batches that have been trained on, which is the number of the published version.
     step: u64,
     phase: Phase,
-    /// Of the versions that results may come from.
+    /// Lineages of the versions from which results may come.
     lineages: BTreeMap<u64, Lineage>,
-    /// Batch files that are on the disk, from `step` on.
+    /// Batches from `step` on whose files are on the disk.
     synced: BTreeSet<u64>,
-    /// The first batch that no earlier learner had synced.
+    /// The first batch that no earlier learner had written to disk.
     replayed: u64,
-    /// The versions that a slot holds, first and last: they are the same weights where steps were skipped.
+    /// The first and the last version in each slot. They differ if steps were skipped, since the weights are then
+    /// equal.
     slots: Vec<Option<(u64, u64)>>,
     jobs: BTreeMap<JobName, JobState>,
-    /// Evaluations that are not complete, and their number of jobs.
+    /// Incomplete evaluations: version, and number of jobs.
     evaluations: BTreeMap<u64, u32>,
     workers: BTreeMap<WorkerName, WorkerState>,
-    /// They gave a result that their job does not give.
+    /// Workers that gave a wrong result.
     expelled: BTreeSet<WorkerName>,
     /// Checkpoints whose frontier is not complete, the oldest first.
     checkpoints: Vec<Checkpoint>,
     stopping: bool,
 }
 
-/// Rules that a test can break, to see that the search notices.
+/// Rules of the protocol that a test can switch off, to check that the search then finds a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Rules {
-    /// A checkpoint waits for what only older weights can sample.
+    /// A checkpoint waits for the results that only older weights can make.
     pub frontier: bool,
     /// A slot that an unfinished job needs is not overwritten.
     pub needed: bool,
-    /// A worker that stands still is killed.
+    /// A worker that makes no progress is killed.
     pub kill: bool,
-    /// A result of other weights is refused.
+    /// A result that other weights sampled is refused.
     pub lineage: bool,
-    /// A result that continues another answer than the one which counts is refused.
+    /// A result that continues an answer other than the accepted one is refused.
     pub continues: bool,
-    /// A job is offered once its weights are published.
+    /// A job is offered only after its weights have been published.
     pub published: bool,
     /// The jobs of a dead worker are offered again.
     pub reclaim: bool,
-    /// A synced batch file is trained on again after a restart.
+    /// After a restart, a synced batch file is trained on again.
     pub replay: bool,
 }
 
@@ -77,41 +78,41 @@ impl Rules {
     };
 }
 
-/// What the learner does.
+/// The phase of the learner's work on a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// It learns what survived.
+    /// The coordinator is being told what survived an earlier learner.
     Starting,
-    /// It waits for results.
+    /// The learner waits for results.
     Collecting,
-    /// It writes the batch file.
+    /// The learner writes the batch file.
     Syncing,
-    /// It trains, and writes into a slot.
+    /// The learner trains on the batch; the number is the slot that it writes into.
     Training(Option<usize>),
-    /// No more.
+    /// The run has ended.
     Ended,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct JobState {
     answer: Option<Answer>,
-    /// The lineage that its result had; none if it is believed, as a checkpoint's.
+    /// The lineage of the accepted result; `None` if the result came from a checkpoint and is not checked.
     of: Option<Lineage>,
-    /// It lies where a worker finds it.
+    /// True if the job is where workers can take it.
     pending: bool,
     claims: BTreeSet<WorkerName>,
-    /// Workers that failed while they worked on it alone, and that vanished.
+    /// Workers that failed while they did it alone; below it, those that vanished.
     failures: u32,
     vanished: u32,
-    /// Workers that ended while they worked on it beside others, up to [`SUSPECT`](jobs::SUSPECT).
+    /// Workers that ended while they did it together with others, up to [`SUSPECT`](jobs::SUSPECT).
     shared_deaths: u32,
-    /// ms since it was last offered.
+    /// Milliseconds since it was last offered.
     age_ms: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct WorkerState {
-    /// ms since its progress counter moved.
+    /// Milliseconds since its progress counter changed.
     still_ms: u64,
 }
 
@@ -119,17 +120,17 @@ struct WorkerState {
 struct Checkpoint {
     step: u64,
     lineages: BTreeMap<u64, Lineage>,
-    /// Evaluations of older weights that were not complete when it was begun.
+    /// Evaluations of older weights that were not complete when the checkpoint was begun.
     evaluations: BTreeMap<u64, u32>,
 }
 
 impl Coordinator {
-    /// Batches trained on, which is the number of the published version.
+    /// Batches that have been trained on, which is the number of the published version.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// The numbers that it was made with.
+    /// The sizes and limits of the run.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -139,23 +140,23 @@ impl Coordinator {
         self.lineages[&self.step]
     }
 
-    /// The lineage of a version that is needed, or of the one that the batch in training makes.
+    /// The lineage of a version that is still needed, or of the version that results from the batch in training.
     pub fn lineage_of(&self, version: u64) -> Option<Lineage> {
         self.lineages.get(&version).copied()
     }
 
-    /// The lineages of all of those.
+    /// The lineages of all these versions.
     pub fn lineages(&self) -> &BTreeMap<u64, Lineage> {
         &self.lineages
     }
 
-    /// It asked for the end.
+    /// Whether the coordinator has requested the end of the run.
     pub fn has_ended(&self) -> bool {
         self.phase == Phase::Ended
     }
 
-    /// Checkpoints that wait for their frontier: the step of each, results that are there, and how many it needs at
-    /// least.
+    /// Checkpoints that wait for their frontier: for each its step, the number of results that have arrived, and the
+    /// number that it needs at least.
     pub fn waiting_checkpoints(&self) -> Vec<(u64, usize, usize)> {
         let one = |checkpoint: &Checkpoint| {
             let (there, missing) = self.frontier(checkpoint);
@@ -164,29 +165,30 @@ impl Coordinator {
         self.checkpoints.iter().map(one).collect()
     }
 
-    /// Groups of a batch that are complete.
+    /// How many groups of a batch are complete.
     pub fn complete_groups(&self, batch: u64) -> u64 {
         self.plan.numbers(batch).filter(|number| self.current(*number).is_none()).count() as u64
     }
 
-    /// The workers that are there.
+    /// The workers that have joined and not ended.
     pub fn workers(&self) -> impl Iterator<Item = &WorkerName> {
         self.workers.keys()
     }
 
-    /// An evaluation of this version is asked for, or a checkpoint that waits had asked for it.
+    /// Whether results of an evaluation of this version are needed, by the evaluation itself or by a waiting
+    /// checkpoint.
     pub fn needs_evaluation(&self, version: u64) -> bool {
         let held = |checkpoint: &Checkpoint| checkpoint.evaluations.contains_key(&version);
         self.evaluations.contains_key(&version) || self.checkpoints.iter().any(held)
     }
 
-    /// What the slots hold, first and last version.
+    /// The first and the last version in each slot; `None` for a slot without weights.
     pub fn slots(&self) -> &[Option<(u64, u64)>] {
         &self.slots
     }
 
-    /// The slots that the optimizer may write, best first: whichever of them no reader pins. Empty when it is not the
-    /// time. The weights of now are among them only if there is one slot.
+    /// The slots that the optimizer may overwrite, best first; the caller takes the first one that no reader pins.
+    /// Empty unless the learner is training. The slot of the current weights is included only if there is no other.
     pub fn writable(&self) -> Vec<usize> {
         if self.phase != Phase::Training(None) {
             return Vec::new();
@@ -205,7 +207,7 @@ impl Coordinator {
         writable
     }
 
-    /// Takes an event; what must be done now, in this order.
+    /// Handles an event. Returns the actions to carry out, in this order.
     pub fn handle(&mut self, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
         if self.phase == Phase::Ended {
@@ -303,7 +305,7 @@ impl Coordinator {
         self.checkpoints.push(Checkpoint { step: self.step, lineages, evaluations });
     }
 
-    /// Whatever follows from what is there now.
+    /// Takes all further steps that have become possible.
     fn advance(&mut self, out: &mut Vec<Action>) {
         if self.phase == Phase::Starting {
             return;
@@ -360,7 +362,7 @@ impl Coordinator {
         }
     }
 
-    /// Of what a checkpoint's older versions had to sample: the results, and the jobs that are still open.
+    /// The results that a checkpoint needs from older versions, and the jobs among them that are still open.
     fn frontier(&self, checkpoint: &Checkpoint) -> (BTreeMap<JobName, Answer>, Vec<JobName>) {
         let step = checkpoint.step;
         let mut there = BTreeMap::new();
@@ -392,12 +394,12 @@ impl Coordinator {
         (there, missing)
     }
 
-    /// The oldest version that a job of this step's batch can need.
+    /// The oldest version that a job of the current batch can need.
     fn oldest_version(&self) -> u64 {
         self.plan.version(self.step, 0)
     }
 
-    /// Drops what nothing can ask for any more. One batch more than needed stays, to compare second results with.
+    /// Removes what nothing needs any more. One batch more is kept, to compare late second results with.
     fn prune(&mut self) {
         let step = self.checkpoints.first().map_or(self.step, |checkpoint| checkpoint.step.min(self.step));
         let oldest = self.plan.version(self.step.saturating_sub(1), 0);

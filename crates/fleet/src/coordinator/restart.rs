@@ -1,4 +1,4 @@
-//! How a coordinator starts: for the first time, or from the checkpoint and the batch files that survived.
+//! How a coordinator starts: for a new run, or from a checkpoint and the batch files that survived.
 
 use super::{Coordinator, JobState, Phase, Rules, Saved, SyncedBatch};
 use crate::job::Lineage;
@@ -6,14 +6,15 @@ use crate::plan::Plan;
 use std::collections::BTreeMap;
 
 impl Coordinator {
-    /// At the start of a run; slot 0 holds version 0. Nothing is offered before [`super::Event::Begin`].
+    /// The coordinator of a new run; slot 0 has version 0. It offers nothing before [`super::Event::Begin`].
     pub fn start(plan: Plan, origin: Lineage) -> Result<Coordinator, String> {
         let saved = Saved { step: 0, lineages: BTreeMap::from([(0, origin)]), frontier: BTreeMap::new() };
         Coordinator::resume(plan, saved, BTreeMap::new())
     }
 
-    /// From a checkpoint, whose weights are in slot 0, and the batch files that are there. Before
-    /// [`super::Event::Begin`] come the workers that are there, what they work on, and the results that survived.
+    /// The coordinator of a run that continues from a checkpoint, whose weights are in slot 0, and from the batch files
+    /// on the disk. Before [`super::Event::Begin`] it must be told which workers are there, what they are doing, and
+    /// which results survived.
     pub fn resume(plan: Plan, saved: Saved, files: BTreeMap<u64, SyncedBatch>) -> Result<Coordinator, String> {
         Coordinator::with_rules(plan, saved, files, Rules::ALL)
     }

@@ -1,4 +1,4 @@
-//! Workers that are not trusted any more.
+//! Workers that the run has expelled.
 
 use super::{Action, Coordinator, HowEnded, Phase};
 use crate::job::{JobName, WorkerName};
@@ -9,13 +9,14 @@ impl Coordinator {
         self.expelled.iter()
     }
 
-    /// Results of a batch that is trained on may be taken back as long as the optimizer does not write.
+    /// Whether a worker may be expelled now. Results of a batch in training can be made again only until the optimizer
+    /// writes.
     pub fn may_expel(&self) -> bool {
         !matches!(self.phase, Phase::Training(Some(_)))
     }
 
-    /// Whether a result may be taken back: its weights are there, and no earlier learner has learned from it, whose
-    /// weights others may have sampled with since. What an earlier one has believed stays believed.
+    /// Whether a result can be made again: its weights must still exist, and no earlier learner may have trained on it,
+    /// since other workers may have sampled with the resulting weights. Such results stay accepted.
     pub fn can_remake(&self, job: JobName) -> bool {
         if matches!(job, JobName::Rollout { number, .. } if self.plan.batch_of(number) < self.replayed) {
             return false;
@@ -24,7 +25,7 @@ impl Coordinator {
         self.slots.iter().flatten().any(|(first, last)| (*first..=*last).contains(&version))
     }
 
-    /// The worker is out, and those of `jobs` that can be made again are open again.
+    /// Expels a worker, and reopens those of its `jobs` that can be done again.
     pub(super) fn expel(&mut self, worker: WorkerName, jobs: &[JobName], out: &mut Vec<Action>) {
         self.ended(&worker, HowEnded::Asked, out);
         out.push(Action::Kill(worker.clone()));

@@ -1,4 +1,4 @@
-//! An exchange in memory: for tests, and the spool directory's picture in the search.
+//! An exchange in the memory of one process, for tests; the search also uses its queue in place of a spool directory.
 
 use super::{Exchange, LearnerState, Observer, Scan, Seen, Waiter, WorkerExchange, WorkerStatus};
 use crate::coordinator::Event;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// What a spool directory would hold.
+/// The jobs, results and workers that a spool directory would hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Queue {
     pub pending: BTreeMap<JobName, Job>,
@@ -71,17 +71,17 @@ struct Shared {
     statuses: BTreeMap<WorkerName, WorkerStatus>,
 }
 
-/// The memory that both sides share.
+/// The memory that learner and workers share.
 #[derive(Clone, Default)]
 pub struct Memory(Arc<(Mutex<Shared>, Condvar)>);
 
 impl Memory {
-    /// An empty one.
+    /// An empty memory.
     pub fn new() -> Memory {
         Memory::default()
     }
 
-    /// The learner's side. A new one takes over what an earlier one left.
+    /// Makes the learner's side. A new learner takes over the results that an earlier one left.
     pub fn learner(&self) -> MemoryLearner {
         let mut shared = self.lock();
         shared.queue.pending.clear();
@@ -89,7 +89,7 @@ impl Memory {
         MemoryLearner { memory: self.clone(), observer: Observer::default() }
     }
 
-    /// The side of a worker.
+    /// Makes a worker's side.
     pub fn worker(&self, name: WorkerName) -> MemoryWorker {
         let mut shared = self.lock();
         let seen = shared.queue.workers.entry(name.clone()).or_default();
@@ -99,7 +99,7 @@ impl Memory {
         MemoryWorker { memory: self.clone(), name }
     }
 
-    /// What a worker last reported.
+    /// The last status that a worker reported.
     pub fn status(&self, worker: &WorkerName) -> Option<WorkerStatus> {
         self.lock().statuses.get(worker).cloned()
     }
@@ -139,6 +139,7 @@ impl Exchange for MemoryLearner {
     }
 
     fn release(&mut self, worker: &WorkerName, job: JobName) -> Result<()> {
+        self.observer.released(worker, job);
         self.change(|shared| shared.queue.release(worker, job))
     }
 
@@ -176,7 +177,7 @@ impl Exchange for MemoryLearner {
     }
 }
 
-/// The side of a worker of [`Memory`]. Dropped, the worker is gone.
+/// A worker's side of [`Memory`]. Dropping this value ends the worker.
 pub struct MemoryWorker {
     memory: Memory,
     name: WorkerName,

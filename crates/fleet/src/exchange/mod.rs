@@ -1,8 +1,9 @@
-//! How learner and workers reach each other: through memory, a spool directory, or NATS. An exchange may lose,
-//! repeat and delay messages; it never decides anything.
+//! The transport between learner and workers: memory, a spool directory, or NATS. An exchange may lose, repeat and
+//! delay messages. It makes no decisions.
 //!
-//! With JetStream in mind: `offer` publishes to a work-queue stream, `claim` pulls, `report` is `InProgress`,
-//! `complete` publishes the result, and the learner acknowledges it after the batch file is synced (`acknowledge`).
+//! With NATS JetStream, `offer` publishes to a work-queue stream, `claim` pulls from it, `report` sends `InProgress`,
+//! `complete` publishes the result, and the learner acknowledges a result after its batch file is synced
+//! (`acknowledge`).
 
 mod memory;
 #[cfg(all(unix, feature = "nats"))]
@@ -22,32 +23,32 @@ use crate::job::{Job, JobName, JobResult, Lineage, WorkerName};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Sleeps until something may have happened in an exchange.
+/// Sleeps until something may have happened in an exchange, or until the given time has passed.
 pub type Waiter = Box<dyn FnMut(Duration) + Send>;
 
-/// The learner's side.
+/// The learner's side of an exchange.
 pub trait Exchange {
-    /// Tells workers where the weights are.
+    /// Publishes the learner's state to the workers.
     fn announce(&mut self, state: &LearnerState) -> Result<()>;
-    /// Puts a job where a worker finds it.
+    /// Puts a job where workers find it.
     fn offer(&mut self, job: &Job) -> Result<()>;
-    /// A job of a worker that ended is no longer its.
+    /// Takes a job away from a worker that has ended.
     fn release(&mut self, worker: &WorkerName, job: JobName) -> Result<()>;
-    /// Nobody needs to work on this job any more.
+    /// Withdraws a job that is no longer needed.
     fn withdraw(&mut self, job: JobName) -> Result<()>;
-    /// The result that an [`Event::Result`] told of. It stays where it is until [`Exchange::acknowledge`].
+    /// Returns the result that an [`Event::Result`] reported. The exchange keeps it until [`Exchange::acknowledge`].
     fn take(&mut self, worker: &WorkerName, job: JobName) -> Option<JobResult>;
     /// Deletes a result that is not used.
     fn discard(&mut self, worker: &WorkerName, job: JobName) -> Result<()>;
     /// Deletes results that are in a synced batch file.
     fn acknowledge(&mut self, jobs: &[JobName]) -> Result<()>;
-    /// Ends a worker that stands still.
+    /// Kills a worker that makes no progress.
     fn kill(&mut self, worker: &WorkerName) -> Result<()>;
-    /// What happened since the last call.
+    /// The events since the last call.
     fn poll(&mut self) -> Result<Vec<Event>>;
-    /// What sleeps until something may have happened, at the latest for the time that it is given.
+    /// A function that sleeps until something may have happened, or until the given time has passed.
     fn waiter(&self) -> Result<Waiter>;
-    /// Results that could not be read since the last call, each with the reason.
+    /// Descriptions of results that could not be read since the last call, with the reasons.
     fn take_problems(&mut self) -> Vec<String> {
         Vec::new()
     }
@@ -89,21 +90,21 @@ impl Exchange for Box<dyn Exchange + Send> {
     }
 }
 
-/// A worker's side.
+/// A worker's side of an exchange.
 pub trait WorkerExchange {
-    /// The learner, if one is there.
+    /// The state of the learner, if there is one.
     fn learner(&mut self) -> Result<Option<LearnerState>>;
-    /// A job of one of these profiles (any, if there are none), now this worker's.
+    /// Takes a job with one of these profiles (any profile if the list is empty).
     fn claim(&mut self, profiles: &[String]) -> Result<Option<Job>>;
-    /// The job is still this worker's: nobody else was faster, and the learner has not withdrawn it.
+    /// Whether this worker still has the job: no other worker took it, and the learner has not withdrawn it.
     fn is_wanted(&mut self, job: JobName) -> bool;
-    /// What this worker does, with a progress counter that moves as long as it works.
+    /// Reports the worker's status, with a progress counter that changes as long as the worker runs.
     fn report(&mut self, status: &WorkerStatus) -> Result<()>;
-    /// Hands a result over. After an error it may be called again.
+    /// Returns a result to the learner. After an error it may be called again.
     fn complete(&mut self, result: &JobResult) -> Result<()>;
-    /// Gives a job back undone.
+    /// Returns a job without a result.
     fn give_back(&mut self, job: JobName) -> Result<()>;
-    /// Returns when there may be a job, at the latest after this time.
+    /// Waits until there may be a job, or until the given time has passed.
     fn wait(&mut self, at_most: Duration);
 }
 
@@ -131,107 +132,109 @@ impl WorkerExchange for Box<dyn WorkerExchange + Send> {
     }
 }
 
-/// What the learner tells everybody (`learner.json`).
+/// The learner's state that it publishes to all workers (`learner.json`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LearnerState {
-    /// Of its process.
+    /// The process number of the learner.
     pub pid: u32,
-    /// Batches trained on.
+    /// Batches that have been trained on.
     pub step: u64,
-    /// Of the whole run.
+    /// Batches in the whole run.
     pub batches: u64,
-    /// Groups of a batch.
+    /// Groups in each batch.
     pub groups: u64,
-    /// k.
+    /// k, how many batches old the sampling weights may be.
     pub max_staleness: u64,
-    /// Of the published version.
+    /// The lineage of the published version.
     pub lineage: Lineage,
-    /// What the slots hold; the published version is the newest.
+    /// The content of each slot. The newest version is the published one.
     pub slots: Vec<SlotState>,
-    /// The run has ended: workers may end.
+    /// True if the run has ended, so that workers may end.
     pub ended: bool,
     /// The last checkpoint, and those that wait for their frontier.
     pub checkpoints: CheckpointStates,
-    /// Workers that it knows of.
+    /// The number of workers that the learner knows.
     #[serde(default)]
     pub workers: u64,
-    /// Workers whose results it takes no more.
+    /// Workers whose results are no longer accepted.
     #[serde(default)]
     pub expelled: Vec<WorkerName>,
-    /// Counted since this learner started.
+    /// Counts of events since this learner started.
     pub counts: Counts,
-    /// What else the caller tells its workers: where slots are mapped, which model and arithmetic. Opaque here.
+    /// Further information for workers, such as where slots are mapped, which model and which arithmetic. The fleet
+    /// does not read it.
     #[serde(default)]
     pub shared: serde_json::Value,
 }
 
-/// A slot of weights.
+/// A slot for weights.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotState {
-    /// Its first and last version (equal weights where steps were skipped); none while it is written.
+    /// The first and the last version in it (they have equal weights, where steps were skipped); `None` while it is
+    /// being written.
     pub versions: Option<(u64, u64)>,
 }
 
-/// Checkpoints, as `status` shows them.
+/// Checkpoints, as `lockstep status` shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointStates {
-    /// The step of the last one that is complete.
+    /// The step of the last complete checkpoint.
     pub last: Option<u64>,
-    /// Step, results that are there, results that it needs at least.
+    /// Waiting checkpoints: step, results that have arrived, and results that it needs at least.
     pub waiting: Vec<(u64, usize, usize)>,
 }
 
-/// What happened to jobs, counted.
+/// Counts of what happened to jobs and workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Jobs offered once more after a worker ended, or a file was lost.
+    /// Jobs that were offered again after a worker ended or a file was lost.
     pub remade: u64,
-    /// Results of a job that was done, with the same bits.
+    /// Second results of a job, with the same bits.
     pub twice: u64,
-    /// Results of a job that was done, with **other** bits.
+    /// Second results of a job, with **different** bits.
     pub differing: u64,
-    /// Results of other weights, or that nobody asked for.
+    /// Results of other weights, of jobs that were not offered, or of expelled workers.
     pub refused: u64,
-    /// Files that could not be read.
+    /// Files of jobs or results that could not be read.
     pub corrupt: u64,
-    /// Workers killed because they stood still.
+    /// Workers that were killed because they made no progress.
     pub killed: u64,
-    /// Workers that ended without being asked to.
+    /// Workers that ended without being told to.
     pub died: u64,
     /// Workers that were expelled.
     #[serde(default)]
     pub expelled: u64,
 }
 
-/// What a worker tells about itself (`status.json`).
+/// The status of a worker, as it reports it (`status.json`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStatus {
-    /// Of its process.
+    /// The process number of the worker.
     pub pid: u32,
-    /// Counts the processes that had this name.
+    /// Counts the processes that have used this worker name.
     pub incarnation: u64,
-    /// Moves as long as it works or waits.
+    /// A counter that changes as long as the worker works or waits.
     pub progress: u64,
-    /// The kinds of jobs that it takes; none: all.
+    /// The sampling profiles whose jobs it takes; empty for all.
     pub profiles: Vec<String>,
-    /// What it works on, and what it does with each: sampling, scoring.
+    /// The worker's jobs, and what it is doing for each, such as sampling or scoring.
     #[serde(default)]
     pub jobs: Vec<(JobName, String)>,
-    /// Jobs done.
+    /// Jobs that are done.
     pub done: u64,
-    /// Seconds that it worked, and that it waited for jobs.
+    /// Seconds that it has worked.
     pub busy_s: f64,
-    /// Seconds that it waited for jobs.
+    /// Seconds that it has waited for jobs.
     pub idle_s: f64,
-    /// It ended by itself.
+    /// True if it ended by itself.
     pub ended: bool,
-    /// Processes of this name that could not work on, and said why in their log.
+    /// How many processes of this name have failed and given a reason in their log.
     #[serde(default)]
     pub failures: u64,
-    /// The machine of a worker that has no files here, as its learner writes it down.
+    /// The machine of a worker on another host, noted by the learner since that worker has no files here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// What else the caller reports: tokens per second. Opaque here.
+    /// Further values, such as tokens per second. The fleet does not read them.
     #[serde(default)]
     pub shared: serde_json::Value,
 }

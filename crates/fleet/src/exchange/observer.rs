@@ -1,36 +1,36 @@
-//! From what lies where to what happened: two looks at an exchange are compared. It keeps nothing that a new look does
-//! not correct, so that a rename seen half, or a learner that starts anew, does no harm.
+//! Finds events by comparing two scans of an exchange: what is there now, and what was there before. Each scan corrects
+//! what is remembered, so a rename that is seen halfway, or a restarted learner, does no harm.
 
 use crate::coordinator::{Event, HowEnded};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A look at an exchange.
+/// A scan: all that lies in an exchange at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Scan {
     pub pending: BTreeSet<JobName>,
     pub processing: BTreeSet<(WorkerName, JobName)>,
-    /// All results that are there; those seen before need no content.
+    /// All results that are there. The content is left out for results that earlier scans have reported.
     pub results: BTreeMap<(WorkerName, JobName), Option<(Lineage, Answer)>>,
     pub workers: BTreeMap<WorkerName, Seen>,
 }
 
-/// A worker, as it is seen.
+/// A worker, as a scan sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Seen {
     pub incarnation: u64,
     pub alive: bool,
-    /// It ended by itself.
+    /// True if it ended by itself.
     pub ended: bool,
-    /// Processes of its name that failed, and said so.
+    /// How many processes of this name have failed and given a reason.
     pub failures: u64,
     pub progress: u64,
 }
 
-/// Remembers the last look.
+/// Remembers the last scan of an exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Observer {
-    /// Offered, and not known to be claimed or done; true once it was not found.
+    /// Jobs that were offered and are not known to be taken or done. True if the last scan did not find the job.
     offered: BTreeMap<JobName, bool>,
     processing: BTreeSet<(WorkerName, JobName)>,
     results: BTreeSet<(WorkerName, JobName)>,
@@ -44,22 +44,29 @@ impl Observer {
         self.results.retain(|(_, known)| *known != job);
     }
 
+    /// Says that a job was withdrawn from whoever works on it. A worker that takes it again is reported again.
     pub(crate) fn withdrawn(&mut self, job: JobName) {
         self.offered.remove(&job);
+        self.processing.retain(|(_, known)| *known != job);
     }
 
-    /// A result is deleted: another one of the same worker and job is reported again.
+    /// Says that a worker no longer has a job. If the worker takes the job again, that is reported again.
+    pub(crate) fn released(&mut self, worker: &WorkerName, job: JobName) {
+        self.processing.remove(&(worker.clone(), job));
+    }
+
+    /// Says that a result was deleted. Another result of the same worker and job will be reported again.
     pub(crate) fn discarded(&mut self, worker: &WorkerName, job: JobName) {
         self.results.remove(&(worker.clone(), job));
     }
 
-    /// A result that was told of before.
+    /// Whether this result has been reported before.
     pub(crate) fn knows(&self, worker: &WorkerName, job: JobName) -> bool {
         self.results.contains(&(worker.clone(), job))
     }
 
-    /// What happened between the last look and this one: results first, so that whoever died after its result died
-    /// idle.
+    /// The events between the last scan and this one. Results come first, so that a worker that died after its result
+    /// does not count as having died during the job.
     pub(crate) fn compare(&mut self, scan: Scan) -> Vec<Event> {
         let mut events = Vec::new();
         let mut done = BTreeSet::new();

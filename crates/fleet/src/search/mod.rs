@@ -1,9 +1,11 @@
-//! Every state of the real coordinator, and random walks through many more: with workers that are killed, stopped and
-//! continued, a learner that crashes, a machine that loses power, a batch file that rots.
+//! Tests the real coordinator by visiting every state of small runs, and many states of larger ones by random walks.
+//! Workers are killed, stopped and continued, a learner crashes, a machine loses power, and a batch file becomes
+//! unreadable.
 //!
-//! Two things are checked. *Safe*: each result that is trained on is the one of the weights that its name says, a
-//! version has one content for ever, and no two results of a job differ. *Live*: from every state the end can be
-//! reached without another fault. Each rule switched off makes the search fail, so none is there for nothing.
+//! Two properties are checked. *Safe*: each result that is trained on was sampled by the weights that its job name
+//! determines, a version always has the same content, and no two results of a job differ. *Live*: from every state the
+//! end of the run can be reached without another fault. With any one of the rules switched off, the search must find a
+//! violation, so every rule is needed.
 
 mod simulation;
 mod world;
@@ -14,12 +16,12 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use world::{Budget, Environment, World};
 
-/// What a search found.
+/// The outcome of a search.
 #[derive(Debug, PartialEq)]
 enum Found {
-    /// So many states, safe and live.
+    /// All states are safe and live; the number of states.
     Fine(usize),
-    /// What is wrong, and the moves that lead there.
+    /// A violation, and the moves that lead to it.
     Wrong(String),
 }
 
@@ -30,7 +32,7 @@ fn key(world: &World) -> u64 {
     hasher.finish()
 }
 
-/// Visits every state that can be reached, breadth first.
+/// Visits every reachable state, breadth first.
 fn search(plan: &Plan, rules: Rules, environment: Environment, budget: Budget) -> Found {
     let first = World::new(plan.clone(), rules, environment, budget);
     let mut seen = HashMap::from([(key(&first), 0usize)]);
@@ -92,7 +94,7 @@ fn plan(batches: u64, groups: u64, max_staleness: u64, chunks: bool) -> Plan {
     Plan { chunks, stale_after_ms: 2, straggler_after_ms: None, slots: plan.slots.max(2), ..plan }
 }
 
-/// Name, plan and faults of a search that must be fine.
+/// A search that must find no violation: its name, the plan of the run, and the number of faults of each kind.
 type Case = (&'static str, Plan, Budget);
 
 fn small() -> Vec<Case> {
@@ -161,13 +163,14 @@ fn with_a_liar(plan: &Plan, kills: u32) {
     assert!(matches!(found, Found::Fine(states) if states > 100), "{kills} kills: {found:?}");
 }
 
+/// Checks that chunks which continue a wrong result are made again as well.
 #[test]
 fn what_continues_a_lie_is_made_again() {
     with_a_liar(&plan(3, 1, 2, true), 0);
     with_a_liar(&plan(2, 1, 2, true), 1);
 }
 
-/// `cargo xtask nightly fleet_search`.
+/// Run by `cargo xtask nightly fleet_search`.
 #[test]
 #[ignore = "minutes: every state of larger runs, which the nightly check visits"]
 fn every_state_of_larger_runs_is_safe_and_reaches_the_end() {
@@ -175,7 +178,8 @@ fn every_state_of_larger_runs_is_safe_and_reaches_the_end() {
     run(whole());
 }
 
-/// A plan and faults under which one rule, switched off, must be missed, and how.
+/// Each case has a plan and faults under which the search must find a violation when one rule is switched off, and the
+/// text of that violation.
 #[test]
 fn a_run_without_one_of_the_rules_fails() {
     let all = Rules::ALL;

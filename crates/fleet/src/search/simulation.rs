@@ -1,11 +1,11 @@
-//! Random walks, each from a seed: more workers, more batches and many more faults than a search can visit, and
-//! messages that come late, out of order, twice or never.
+//! Random walks through the states of a run, each from a seed. They have more workers, batches and faults than an
+//! exhaustive search can visit, and messages that are late, out of order, repeated or lost.
 
 use super::world::{Budget, Environment, Move, World};
 use crate::coordinator::Rules;
 use crate::plan::Plan;
 
-/// SplitMix64 (Steele, Lea and Flood 2014): small, and the same everywhere.
+/// The random generator SplitMix64 (Steele, Lea and Flood 2014), which is small and gives the same numbers everywhere.
 struct Random(u64);
 
 impl Random {
@@ -22,7 +22,8 @@ impl Random {
     }
 }
 
-/// One run; how many moves it took. Every eighth has no disturbance at all: the others must end with its weights.
+/// Simulates one run; returns its last state and the number of moves. With `disturbed` false there are no faults and no
+/// lost messages: the disturbed runs must end with the weights of such a run.
 fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), String> {
     let mut random = Random(seed);
     let workers = if disturbed { 1 + random.below(4) } else { 1 };
@@ -90,7 +91,7 @@ fn runs_with_lost_and_repeated_messages_have_the_weights_of_the_undisturbed_one(
     assert!(moves > 100_000, "{moves} moves");
 }
 
-/// `cargo xtask nightly fleet_simulations`.
+/// Run by `cargo xtask nightly fleet_simulations`.
 #[test]
 #[ignore = "minutes: 100,000 seeds, which the nightly check runs"]
 fn a_hundred_thousand_runs_with_lost_and_repeated_messages_have_the_weights_of_the_undisturbed_one() {

@@ -1,5 +1,5 @@
-//! A run with two or more workers as a value: what lies in the spool, what each process holds, what is on the disk; and
-//! every move that it can make next. The coordinator and the observer are the real ones.
+//! A simulated run with its workers as one value: the files in the spool, the state of each process, the contents of
+//! the disk, and all possible next moves. Coordinator and observer are the real code.
 
 mod moves;
 
@@ -10,39 +10,39 @@ use crate::plan::Plan;
 use std::collections::{BTreeMap, VecDeque};
 use twox_hash::XxHash3_64;
 
-/// How often each fault may still happen.
+/// How often each kind of fault may still happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Budget {
-    /// A worker is killed.
+    /// Kills of a worker.
     pub kills: u32,
-    /// A worker is stopped (SIGSTOP), and perhaps continued.
+    /// Stops of a worker (SIGSTOP), which may be continued later.
     pub stops: u32,
-    /// The learner is killed; the spool and the workers stay.
+    /// Kills of the learner; the spool and the workers stay.
     pub crashes: u32,
-    /// Only what is synced stays.
+    /// Power failures, after which only synced files are left.
     pub power: u32,
-    /// The learner is killed, and the newest batch file cannot be read.
+    /// Kills of the learner, after which the newest batch file cannot be read.
     pub rots: u32,
-    /// The run is asked to stop.
+    /// Requests to stop the run.
     pub ends: u32,
-    /// What a worker made of the batch that is to be trained on is found to be none of its jobs'.
+    /// Expulsions of a worker, whose results in the batch to be trained on are then taken as wrong.
     pub lies: u32,
 }
 
-/// Rules that are not the coordinator's.
+/// Rules that hold outside the coordinator, and properties of the simulated environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Environment {
-    /// A pinned slot is not written.
+    /// A pinned slot is not overwritten.
     pub pins: bool,
-    /// A batch file is on the disk before its update.
+    /// A batch file is on the disk before the update.
     pub sync: bool,
-    /// A score comes from outside, and may be another one the second time.
+    /// A score comes from outside, and may differ the second time.
     pub judge: bool,
-    /// Events come one by one, late, repeated or not at all.
+    /// Events are delivered one by one, and may be late, repeated or lost.
     pub lossy: bool,
-    /// The first worker lies about the first chunk of each group, and is expelled once one of its batches is whole.
+    /// The first worker lies about the first chunk of each group, and is expelled once a batch with a lie is complete.
     pub liar: bool,
-    /// Of the run.
+    /// The number of workers.
     pub workers: usize,
 }
 
@@ -51,14 +51,14 @@ impl Environment {
         Environment { pins: true, sync: true, judge: true, lossy: false, liar: false, workers: 2 };
 }
 
-/// What memory holds: version, lineage, weights.
+/// The content of a slot of memory: version, lineage, weights.
 type Slot = Option<(u64, Lineage, u64)>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Doing {
     Nothing,
     Claimed(Job),
-    /// The slot, unless its learner is gone, and what was in it.
+    /// The slot (`None` if its learner is gone) and the weights that were in it.
     Sampling(Job, Option<usize>, u64),
     Made(JobResult, Option<usize>),
     Dead,
@@ -79,12 +79,12 @@ struct Learner {
     memory: Vec<Slot>,
     weights: u64,
     kept: BTreeMap<JobName, JobResult>,
-    /// Batch to train on, and the slot that is being written.
+    /// The batch to train on; below it, the slot that is being written.
     trains: Option<u64>,
     writes: Option<usize>,
-    /// Weights of checkpoints that are being written.
+    /// The weights of checkpoints that are being written, by step.
     checkpoints: BTreeMap<u64, u64>,
-    /// Batch files that are not synced.
+    /// Batch files that have not been synced.
     unsynced: BTreeMap<u64, Vec<JobResult>>,
 }
 
@@ -97,19 +97,19 @@ pub struct World {
     learner: Option<Learner>,
     queue: Queue,
     workers: Vec<Worker>,
-    /// On the disk: step and lineages, weights, frontier; batch files.
+    /// The checkpoint on the disk (step and lineages, weights, frontier); below it, the batch files.
     checkpoint: (Saved, u64, Vec<JobResult>),
     files: BTreeMap<u64, Vec<JobResult>>,
     /// The content of each version that was ever published.
     published: BTreeMap<u64, u64>,
-    /// The first rollout was made once: its score is another one now.
+    /// True once the first rollout has been scored: its next score will differ.
     scored: bool,
-    /// Events on their way, where they may be lost.
+    /// Events that have been sent and not delivered yet, if they can be lost.
     pub mail: Vec<Event>,
     ended: bool,
 }
 
-/// A move.
+/// A move: one step of a process, or a fault.
 #[derive(Clone, Debug)]
 pub enum Move {
     Poll,
@@ -117,7 +117,7 @@ pub enum Move {
     Lose(usize),
     Tick(u64),
     Write(usize),
-    /// And whether a checkpoint of the new weights begins.
+    /// The optimizer step; true if a checkpoint of the new weights begins after it.
     Update(bool),
     Stop,
     Restart,
@@ -141,7 +141,7 @@ fn hash(parts: &[u64]) -> u64 {
     XxHash3_64::oneshot(&bytes)
 }
 
-/// What a job samples. Of groups with an even number each chunk is followed by the next.
+/// The tokens that a job samples, and whether another chunk follows. In groups with an even number one always does.
 fn tokens(job: JobName, weights: u64, payload: &[u8]) -> (u64, bool) {
     let more = matches!(job, JobName::Rollout { number, .. } if number % 2 == 0);
     (hash(&[XxHash3_64::oneshot(job.to_string().as_bytes()), weights, XxHash3_64::oneshot(payload)]), more)
@@ -179,7 +179,7 @@ impl World {
         self.ended
     }
 
-    /// The weights of each version.
+    /// The weights of each published version.
     pub fn published(&self) -> &BTreeMap<u64, u64> {
         &self.published
     }
@@ -311,7 +311,7 @@ impl World {
         self.send(Event::Joined(name));
     }
 
-    /// The learner is gone. Its memory lives on where it is mapped.
+    /// Removes the learner. Memory that workers have mapped stays.
     fn crash(&mut self) {
         self.learner = None;
         self.mail.clear();
@@ -354,7 +354,7 @@ impl World {
         self.tell(Event::Begin)
     }
 
-    /// A slot with a job's weights: its number and they.
+    /// The slot with a job's weights: its number and the weights.
     fn slot_for(&self, job: &Job) -> Option<(usize, u64)> {
         let memory = &self.learner.as_ref()?.memory;
         let is_ours = |lineage: Lineage| lineage == job.lineage || !self.rules.lineage;
@@ -397,7 +397,7 @@ impl World {
         before.flat_map(|(_, result)| result.bytes[..8].to_vec()).collect()
     }
 
-    /// The optimizer's step, and what of it can be wrong.
+    /// Takes the optimizer step, after checking that the results were sampled with the right weights.
     fn update(&mut self, checkpoint: bool) -> Result<(), String> {
         let Some(learner) = &self.learner else { return Ok(()) };
         let (Some(batch), Some(slot)) = (learner.trains, learner.writes) else { return Ok(()) };
@@ -459,7 +459,10 @@ impl World {
         let Some(learner) = &mut self.learner else { return Ok(None) };
         let result = |job: &JobName| learner.kept.get(job).cloned().ok_or(format!("the result of job {job} is gone"));
         match action {
-            Action::Release(worker, job) => self.queue.release(&worker, job),
+            Action::Release(worker, job) => {
+                learner.observer.released(&worker, job);
+                self.queue.release(&worker, job);
+            }
             Action::Withdraw(job) => {
                 learner.observer.withdrawn(job);
                 self.queue.withdraw(job);
@@ -509,7 +512,7 @@ impl World {
 }
 
 impl Worker {
-    /// The slot of a learner that lives, which it pins.
+    /// The slot of a living learner that this worker pins.
     fn pins(&self) -> Option<usize> {
         match &self.doing {
             Doing::Sampling(_, slot, _) | Doing::Made(_, slot) => *slot,

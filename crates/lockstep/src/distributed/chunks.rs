@@ -1,4 +1,5 @@
-//! Jobs of groups that are made in chunks: what a chunk asks for, and what the results of a group's chunks are.
+//! Divides the completions of a group into chunks of tokens, each of which is a job of its own, and reads the results
+//! of these jobs.
 
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
 use anyhow::{Context as _, bail};
@@ -6,42 +7,43 @@ use fleet::{Answer, JobName, JobResult, Plan};
 use rollout::Completion;
 use std::collections::BTreeMap;
 
-/// How a run's groups are cut into jobs.
+/// The rule that divides a run's groups into jobs.
 #[derive(Clone, Debug)]
 pub struct Chunks {
     plan: Plan,
-    /// Tokens of a chunk; none if a group is one job.
+    /// Tokens in a chunk; `None` if a whole group is one job.
     tokens: Option<usize>,
-    /// How many updates the weights of each version have had, of those that this learner has published.
+    /// For each version that this learner has published, the number of updates that its weights have had.
     updates: BTreeMap<u64, u64>,
 }
 
 impl Chunks {
-    /// Of a run whose weights are published from now on.
+    /// The rule for a run that has not published any weights yet.
     pub fn new(plan: &Plan, tokens: Option<usize>) -> Chunks {
         Chunks { plan: plan.clone(), tokens, updates: BTreeMap::new() }
     }
 
-    /// The weights of this version have had so many updates. What is older than any job is not kept.
+    /// Records how many updates the weights of a published version have had. Versions older than any job may need are
+    /// removed.
     pub fn published(&mut self, version: u64, updates: u64) {
         self.updates.insert(version, updates);
         let oldest = self.plan.version(version.saturating_sub(1), 0);
         self.updates.retain(|version, _| *version >= oldest);
     }
 
-    /// Whether groups are made in chunks.
+    /// Whether groups are generated in chunks.
     pub fn are_on(&self) -> bool {
         self.plan.chunks
     }
 
-    /// Tokens after which a chunk ends; none of the last one.
+    /// The token count at which a chunk ends; `None` for the last chunk.
     fn until(&self, chunk: u32) -> Option<usize> {
         let tokens = self.tokens.filter(|_| chunk < self.plan.last_chunk())?;
         Some((chunk as usize + 1).saturating_mul(tokens))
     }
 
-    /// What a worker is asked for by the name `job`, of the group that `whole` asks for. None if its weights are older
-    /// than this learner.
+    /// The content of the job `job`, which is a chunk of the group that `whole` describes. `None` if the weights for
+    /// this chunk were published before this learner started.
     pub fn job(&self, job: JobName, whole: &GroupJob, so_far: Vec<Completion>) -> Option<GroupJob> {
         let JobName::Rollout { chunk, .. } = job else { return None };
         if !self.are_on() {
@@ -51,8 +53,8 @@ impl Chunks {
         Some(GroupJob { version, so_far, until: self.until(chunk), ..whole.clone() })
     }
 
-    /// The jobs of a group and their answers, by its `results` in the order of their chunks. Of jobs that a checkpoint
-    /// or an earlier learner has the last one alone is there; it is believed.
+    /// The jobs of a group with their answers, from its `results` in the order of the chunks. Results that come from a
+    /// checkpoint or an earlier learner have only the last answer; it is accepted without a check.
     pub fn chain(&self, whole: &GroupJob, results: &[&JobResult]) -> anyhow::Result<Vec<Link>> {
         let mut chain: Vec<Link> = Vec::new();
         for result in results.iter().filter(|result| !result.bytes.is_empty()) {
@@ -77,8 +79,8 @@ impl Chunks {
         Ok(chain)
     }
 
-    /// What the jobs of a group gave whose completions have these tokens, log-probabilities and whether they are
-    /// unfinished; those that gave all of it.
+    /// The answers of a group's jobs, reconstructed from its completions: for each one its tokens, its
+    /// log-probabilities and whether it is unfinished. Only chunks that are complete have an answer.
     pub fn answers(&self, completions: &[(&[u32], &[f32], bool)]) -> Vec<Answer> {
         let mut answers = Vec::new();
         for chunk in 0..=self.plan.last_chunk() {
@@ -99,11 +101,11 @@ impl Chunks {
     }
 }
 
-/// A job of a chain, and its answer.
+/// One job in the chain of a group's chunks, with its answer.
 pub struct Link {
-    /// What was asked for.
+    /// The job that the worker was given.
     pub job: GroupJob,
-    /// What came.
+    /// The answer that the worker gave.
     pub answer: GroupAnswer,
 }
 
@@ -114,7 +116,7 @@ fn chunk(job: JobName) -> u32 {
     }
 }
 
-/// The results of each group, in the order of their chunks.
+/// The results by group, each group's in the order of its chunks.
 pub fn by_group(results: &[JobResult]) -> BTreeMap<u64, Vec<&JobResult>> {
     let mut groups: BTreeMap<u64, Vec<&JobResult>> = BTreeMap::new();
     for result in results {

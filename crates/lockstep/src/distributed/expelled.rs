@@ -1,5 +1,5 @@
-//! `fleet/expelled.jsonl`: workers whose results a run takes no more, and what they did. A learner that is started
-//! again knows them from here.
+//! The file `fleet/expelled.jsonl`: workers whose results a run no longer accepts, and the reason for each. A restarted
+//! learner reads it.
 
 use super::of_fleet;
 use anyhow::Context as _;
@@ -17,11 +17,11 @@ struct Line {
     why: String,
 }
 
-/// The file, to append to.
+/// The open file, to append to.
 pub(super) struct Expelled(File);
 
 impl Expelled {
-    /// That of the run directory `out`, and who is in it.
+    /// Opens the file of the run directory `out`, and returns the workers that are already in it.
     pub fn open(out: &Path) -> anyhow::Result<(Expelled, Vec<WorkerName>)> {
         let layout = Layout::of_run(out);
         layout.create().map_err(of_fleet)?;
@@ -37,7 +37,7 @@ impl Expelled {
         Ok((Expelled(file.with_context(|| path.display().to_string())?), names))
     }
 
-    /// Notes one, on the disk.
+    /// Adds a worker, and syncs the file to disk.
     pub fn note(&mut self, worker: &WorkerName, why: &str) -> anyhow::Result<()> {
         let line = Line { worker: worker.clone(), why: why.to_owned() };
         let mut line = serde_json::to_vec(&line)?;

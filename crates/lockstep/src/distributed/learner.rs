@@ -1,4 +1,4 @@
-//! The learner's side: publishes weights, offers the jobs that they are to do, and waits for batches.
+//! The learner's side of a distributed run: it publishes weights, offers jobs for them, and waits for batches.
 
 use super::chunks::{Chunks, Link};
 use super::expelled::Expelled;
@@ -24,98 +24,98 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long one look for a step takes at most: a stop request is seen between two.
+/// The longest time that one wait for an event takes. Stop requests are checked between waits.
 const LOOK: Duration = Duration::from_millis(50);
-/// A run without a worker says so after this time.
+/// The time after which a learner without workers prints a warning.
 const LONELY: Duration = Duration::from_secs(10);
-/// So long a stop waits for a worker to come back.
+/// How long a learner that must stop waits for a worker to come back.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The profile of every job of a run without profiles.
+/// The sampling profile of all jobs in a run without profiles.
 const PROFILE: &str = "any";
 
-/// A batch that was offered and is not learned from yet.
+/// A batch that was offered to workers and has not been trained on yet.
 #[derive(Clone)]
 pub struct Pending {
-    /// Its rows, by the groups' numbers.
+    /// The prompt of each group, by the group's number.
     pub prompts: Prompts,
-    /// Its jobs, in the order of their numbers.
+    /// The jobs of the groups, in the order of their numbers.
     pub jobs: Vec<GroupJob>,
-    /// Optimizer steps done when it was offered.
+    /// Optimizer steps done when the batch was offered.
     pub step: u64,
 }
 
-/// What a checkpoint has of a group, which nobody needs to make again.
+/// A group in a checkpoint, which workers need not generate again.
 pub struct FrontierGroup {
-    /// Its number in the run.
+    /// The group's number in the run.
     pub number: u64,
-    /// What its jobs gave, the chunks that are made.
+    /// The answers of its jobs, one for each chunk that was generated.
     pub answers: Vec<Answer>,
-    /// Of the last of them, if it is learned from or continued; else the checkpoint has what it made.
+    /// The bytes of the last answer, if they are still needed. They are empty if the checkpoint has the group itself.
     pub bytes: Vec<u8>,
 }
 
-/// What a checkpoint has of batches that older weights made.
+/// Groups in a checkpoint that older weights generated.
 #[derive(Default)]
 pub struct Frontier {
-    /// Their groups.
+    /// The groups.
     pub groups: Vec<FrontierGroup>,
-    /// Of the versions that results may still come from.
+    /// For each version from which results may still come, the lineage of its weights.
     pub lineages: BTreeMap<u64, Lineage>,
 }
 
-/// Where a run begins.
+/// The point from which a learner begins: the start of a run, or a checkpoint.
 pub struct Start {
-    /// The batch that is learned from next, or whose steps are not all done.
+    /// The number of the batch that is trained on next, or whose steps are not all done.
     pub batch: u64,
-    /// The weights are those that this batch begins with, and not of the middle of it.
+    /// True if the weights are those at the start of this batch, and not in the middle of its steps.
     pub at_beginning: bool,
-    /// What made the weights, if the frontier does not say it.
+    /// The lineage of the weights, used if the frontier does not have it.
     pub lineage: Lineage,
-    /// From the checkpoint.
+    /// Groups and lineages from the checkpoint.
     pub frontier: Frontier,
-    /// A hash of what a step depends on beside its batch and the weights.
+    /// A hash of the settings that a step depends on, beside its batch and the weights.
     pub settings: Lineage,
-    /// The weights of a batch's version are held until [`Distributed::release`].
+    /// True if answers are audited. The weights that made a batch are then kept until [`Distributed::release`].
     pub audits: bool,
-    /// Which profile each group has.
+    /// Gives each group its sampling profile.
     pub sampling: SamplingPlan,
-    /// How groups are cut into jobs.
+    /// The rule that divides groups into jobs.
     pub chunks: Chunks,
 }
 
-/// A run's workers, as its learner sees them.
+/// The connection of a learner to its workers.
 pub struct Distributed {
     out: PathBuf,
     handle: LearnerHandle<Box<dyn Exchange + Send>>,
-    /// Serves weights to other machines.
+    /// The server from which other machines fetch weights.
     serving: Option<Serving>,
-    /// Payloads, read by the thread that offers jobs.
+    /// The content of jobs, which the thread that offers jobs reads.
     payloads: Payloads,
     pending: BTreeMap<u64, Pending>,
-    /// Batches whose files are on the disk.
+    /// The results of batches whose files are on the disk.
     arrived: BTreeMap<u64, Vec<JobResult>>,
     made_by: MadeBy,
     shared: Shared,
     plan: Plan,
-    /// The versions that jobs may need, the newest last, with their numbers.
+    /// Versions of the weights that jobs may still need, with their numbers, the newest last.
     held: VecDeque<(u64, HeldWeights)>,
-    /// Answers are checked with the weights that made them, which are held for so long.
+    /// True if answers are audited with the weights that made them, which are kept until then.
     audits: bool,
     expelled: Expelled,
-    /// The updates that the published weights have had.
+    /// Updates that the published weights have had.
     version: u64,
     batch: u64,
 }
 
-/// What jobs ask for, read by the thread that offers them.
+/// The content of the offered jobs, which the thread that offers them reads.
 #[derive(Clone)]
 struct Payloads(Arc<Mutex<Offered>>);
 
 struct Offered {
-    /// Each group's whole job.
+    /// For each group, the job that asks for the whole group.
     jobs: BTreeMap<u64, GroupJob>,
     chunks: Chunks,
-    /// Says the profile of each.
+    /// Gives each group its sampling profile.
     sampling: SamplingPlan,
 }
 
@@ -141,8 +141,8 @@ impl Feed for Payloads {
 }
 
 impl Distributed {
-    /// Opens the exchange of the run directory `out`. `batches` are those that the weights as they are must make.
-    /// `network` is how other machines reach it, which are served the files of the directory `model`.
+    /// Opens the connection through the run directory `out`, or through `network` for workers on other machines, which
+    /// are served the files of the directory `model`. `batches` are those that the current weights must generate.
     pub fn open(
         out: &Path,
         network: Option<(&Network, &Path)>,
@@ -212,12 +212,12 @@ impl Distributed {
         })
     }
 
-    /// The batch that is offered next by the weights as they are, and those before it: up to which number.
+    /// The number after the last batch that has been offered.
     pub fn offered_up_to(&self) -> u64 {
         self.pending.last_key_value().map_or(self.batch, |(batch, _)| batch + 1)
     }
 
-    /// Waits for a batch, whose file is on the disk then.
+    /// Waits until workers have completed a batch. Its file is then on the disk.
     pub fn wait(
         &mut self,
         batch: u64,
@@ -246,8 +246,9 @@ impl Distributed {
         }
     }
 
-    /// Waits for what a checkpoint must have of a batch, because its weights will be gone: those before `version`.
-    /// After a stop request it does not wait for workers that are not there.
+    /// Waits for the part of a batch that a checkpoint must contain: the part that versions before `version` generate,
+    /// since those weights will be gone after a resume. After a stop request it does not wait for workers that are not
+    /// connected.
     pub fn wait_for_frontier(
         &mut self,
         (batch, version): (u64, u64),
@@ -284,7 +285,7 @@ impl Distributed {
         Ok(())
     }
 
-    /// A profile of the batch's groups that no worker takes.
+    /// A sampling profile in the batch that none of the connected workers generates.
     fn profile_of_nobody(&self, batch: u64) -> Option<String> {
         let workers = fleet::status::read(&self.out).ok()?.workers;
         let living =
@@ -299,7 +300,8 @@ impl Distributed {
         self.handle.with(|learner| learner.coordinator().workers().next().is_none())
     }
 
-    /// All steps of a batch are done: the weights become the next version, which makes `batches`.
+    /// Called when all steps on a batch are done: publishes the weights as the next version, and offers `batches` to be
+    /// generated with it.
     pub fn advance(
         &mut self,
         weights: &mut AdaptedWeights,
@@ -354,28 +356,28 @@ impl Distributed {
         trained.map_err(of_fleet)
     }
 
-    /// The weights of a version, as long as they are held.
+    /// The weights of a version, while they are kept.
     pub fn weights_of(&self, version: u64) -> Option<&HeldWeights> {
         self.held.iter().find(|(held, _)| *held == version).map(|(_, weights)| weights)
     }
 
-    /// The weights that made a batch are not read again: the optimizer may overwrite them.
+    /// Says that the weights that made a batch will not be read again, so that the optimizer may overwrite them.
     pub fn release(&mut self, batch: u64) {
         let first = (batch + 1).saturating_sub(self.plan.max_staleness);
         self.held.retain(|(version, _)| *version >= first);
     }
 
-    /// Whether a result may be taken back: nobody has learned from it, an earlier learner included.
+    /// Whether a result can still be replaced: no learner of this run has trained on it.
     pub fn can_remake(&self, job: JobName) -> bool {
         self.handle.with(|learner| learner.coordinator().can_remake(job))
     }
 
-    /// The jobs of a group and their answers, by the results of its chunks.
+    /// The jobs of a group with their answers, from the results of its chunks.
     pub fn chain(&self, whole: &GroupJob, results: &[&JobResult]) -> anyhow::Result<Vec<Link>> {
         self.payloads.lock().chunks.chain(whole, results)
     }
 
-    /// An answer of this worker is not what its job gives: it is out, and its groups of batches from `from` on are made
+    /// Expels a worker whose answer was not what its job gives. Its groups in batches from `from` on are generated
     /// again.
     pub fn expel(&mut self, worker: &WorkerName, from: u64, why: &str) -> anyhow::Result<()> {
         self.expelled.note(worker, why)?;
@@ -383,33 +385,33 @@ impl Distributed {
         self.handle.with(|learner| learner.expel(worker, from)).map_err(of_fleet)
     }
 
-    /// A checkpoint of the batch in use has its name: files of batches before it are deleted.
+    /// Called when a checkpoint is complete: deletes the files of batches before the one in use.
     pub fn checkpoint_written(&self) -> anyhow::Result<()> {
         let batch = self.batch;
         self.handle.with(|learner| learner.committed(batch)).map_err(of_fleet)
     }
 
-    /// Scores of a batch are no good: it and all after it are made again by the next learner.
+    /// Discards the batch `from` and all later ones because rewards failed. The next learner has them generated again.
     pub fn forget_from(&self, batch: u64) -> anyhow::Result<()> {
         self.handle.with(|learner| learner.forget_from(batch)).map_err(of_fleet)
     }
 
-    /// What a checkpoint keeps, beside the batches themselves.
+    /// The lineages of the weights, which a checkpoint saves beside the batches.
     pub fn lineages(&self) -> BTreeMap<u64, Lineage> {
         self.handle.with(|learner| learner.coordinator().lineages().clone())
     }
 
-    /// Bytes that other machines have fetched.
+    /// Bytes of weights and files that other machines have fetched.
     pub fn bytes_fetched(&self) -> u64 {
         self.serving.as_ref().map_or(0, Serving::bytes_sent)
     }
 
-    /// The numbers of the run.
+    /// The plan of the run's batches, groups and limits.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// What happened to jobs, and how many of the next batches' groups are complete.
+    /// Counts of jobs that were repeated, and how many groups of the next batches are complete.
     pub fn counts(&self) -> (Counts, u64) {
         let complete = |coordinator: &Coordinator| {
             let batches = coordinator.step()..=coordinator.step() + self.plan.max_staleness;
@@ -424,7 +426,7 @@ fn offer(payloads: &Payloads, batches: &BTreeMap<u64, Pending>) {
     payloads.lock().jobs.extend(jobs.map(|job| (job.number, job.clone())));
 }
 
-/// Results of other settings are none of this run's: what follows from them has other weights.
+/// Deletes results that were made with other settings, since they came from other weights.
 fn forget_other_settings(out: &Path, settings: Lineage) -> anyhow::Result<()> {
     let layout = fleet::exchange::spool::Layout::of_run(out);
     let (file, text) = (layout.root().join("settings"), settings.to_string());
@@ -437,7 +439,7 @@ fn forget_other_settings(out: &Path, settings: Lineage) -> anyhow::Result<()> {
     written.with_context(|| file.display().to_string())
 }
 
-/// The payload of a job, as a worker reads it.
+/// Decodes the payload of a job.
 pub(super) fn job_of(job: &Job) -> anyhow::Result<GroupJob> {
     GroupJob::from_bytes(&job.payload).with_context(|| format!("the payload of job {}", job.name))
 }

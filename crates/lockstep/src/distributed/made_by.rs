@@ -1,5 +1,5 @@
-//! `fleet/made_by.jsonl`: which worker made which group. Nothing of the run depends on it; who verifies one names the
-//! liar by it.
+//! The file `fleet/made_by.jsonl`, which records the worker that made each group. Training does not depend on it;
+//! `lockstep verify` uses it to name the worker of a group that differs.
 
 use anyhow::Context as _;
 use fleet::exchange::spool::Layout;
@@ -11,14 +11,14 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// A line: the groups of a batch by who made them.
+/// A line of the file: the groups of a batch, by worker.
 #[derive(Serialize, Deserialize)]
 struct Line {
     batch: u64,
     groups: BTreeMap<String, Vec<u64>>,
 }
 
-/// The file, to append to.
+/// The open file, to append to.
 pub struct MadeBy(File);
 
 fn path(out: &Path) -> PathBuf {
@@ -26,14 +26,14 @@ fn path(out: &Path) -> PathBuf {
 }
 
 impl MadeBy {
-    /// That of the run directory `out`.
+    /// Opens the file of the run directory `out`.
     pub fn open(out: &Path) -> anyhow::Result<MadeBy> {
         let path = path(out);
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
         Ok(MadeBy(file.with_context(|| path.display().to_string())?))
     }
 
-    /// Notes who made a batch. A batch that is made again has another line, which counts.
+    /// Adds a line with the workers that made a batch. If a batch is made again, a later line replaces the earlier one.
     pub fn note(&mut self, batch: u64, results: &[JobResult]) -> anyhow::Result<()> {
         let mut groups: BTreeMap<String, Vec<u64>> = BTreeMap::new();
         for result in results {
@@ -51,7 +51,8 @@ impl MadeBy {
     }
 }
 
-/// Who made a group of the run in `out`, if it has workers; of one that was made in chunks, all of them.
+/// The worker that made a group of the run in `out`, if the run has workers; if it was made in chunks, all workers that
+/// made it.
 pub fn made_by(out: &Path, group: u64) -> Option<String> {
     let text = fs::read_to_string(path(out)).ok()?;
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());

@@ -1,5 +1,5 @@
-//! Groups of a worker are scored on threads beside its engine: as many at once as batches may be in flight, so that a
-//! reward that takes its time delays no group of the next batch.
+//! Scores a worker's groups on threads of their own, beside its engine. There are as many threads as batches may be in
+//! flight, so that a slow reward does not delay the groups of the next batch.
 
 use crate::rollouts::jobs::{GroupAnswer, GroupJob, score};
 use crate::stop::StopSignal;
@@ -12,20 +12,20 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// Makes one more set of rewards, of which each thread has its own. The first signal ends the wait for their programs
-/// to start, the second one waits for scores.
+/// Makes one set of rewards; each thread has its own. A request of the first signal ends the wait for reward programs
+/// to start, and one of the second ends the wait for scores.
 pub type MakeRewards = Arc<dyn Fn(&StopSignal, &StopSignal) -> anyhow::Result<Vec<Box<dyn Reward>>> + Send + Sync>;
 
-/// See the [module](self).
+/// The threads that score a worker's groups.
 pub struct Scorers {
     make: MakeRewards,
     tokenizer: Arc<Tokenizer>,
-    /// Ends waits for rewards when this is dropped.
+    /// Ends all waits for rewards when this value is dropped.
     stop: StopSignal,
-    /// For the first thread.
+    /// The rewards of the first thread, which are made early.
     first: Option<Vec<Box<dyn Reward>>>,
     most: usize,
-    /// Groups that were submitted and have no answer yet.
+    /// Groups that were submitted and not answered yet.
     open: usize,
     groups: Option<Sender<ToScore>>,
     waiting: Arc<Mutex<Receiver<ToScore>>>,
@@ -39,11 +39,12 @@ struct ToScore {
     rollout_s: f64,
 }
 
-/// The number of a group, and what came of it.
+/// The number of a group, and its answer or an error.
 type Answered = (u64, anyhow::Result<GroupAnswer>);
 
 impl Scorers {
-    /// Up to `most` ≥ 1 threads. The first rewards are made here, so that an error is the caller's.
+    /// Scorers with up to `most` threads (at least 1). The first set of rewards is made here, so that the caller gets
+    /// its errors.
     pub fn new(
         make: MakeRewards,
         tokenizer: Arc<Tokenizer>,
@@ -58,7 +59,7 @@ impl Scorers {
         Ok(Scorers { make, tokenizer, stop, first, most, open: 0, groups, waiting, answers: channel(), threads })
     }
 
-    /// Has a group scored.
+    /// Submits a group to be scored.
     pub fn submit(&mut self, job: GroupJob, group: RolloutGroup, rollout_s: f64) -> anyhow::Result<()> {
         self.open += 1;
         if self.open > self.threads.len() && self.threads.len() < self.most {
@@ -69,7 +70,7 @@ impl Scorers {
         Ok(())
     }
 
-    /// What has been scored since the last call, one at a time.
+    /// The next group that has been scored, if there is one.
     pub fn next_answer(&mut self) -> Option<(u64, anyhow::Result<GroupAnswer>)> {
         let answer = self.answers.1.try_recv().ok();
         self.open -= usize::from(answer.is_some());
@@ -102,7 +103,7 @@ impl Scorers {
 }
 
 impl Drop for Scorers {
-    /// Programs that rewards started end with them.
+    /// Ends the threads, and the programs that rewards have started.
     fn drop(&mut self) {
         self.stop.request();
         self.groups = None;

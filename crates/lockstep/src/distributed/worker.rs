@@ -1,4 +1,5 @@
-//! A worker's side: finds the weights of its jobs, pins them, samples all groups together, and has them scored.
+//! The worker's side of a distributed run: it finds and pins the weights of its jobs, generates all groups together,
+//! and has them scored.
 
 use super::learner::job_of;
 use super::scorers::Scorers;
@@ -20,49 +21,49 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a worker looks for weights that are not there yet.
+/// How often a worker looks for weights that are not published yet.
 const LOOK: Duration = Duration::from_millis(5);
-/// Steps of the engine are done for so long before anything else is looked at.
+/// The engine runs for this long before the worker looks at anything else.
 const STEPS: Duration = Duration::from_millis(2);
 
-/// What does the jobs of a run: their groups are one batch of the engine, and those that have ended are scored beside
-/// it.
+/// Does the jobs of a run. All groups are one batch of the engine, and completed groups are scored at the same time.
 pub struct WorkerWork {
     parts: Parts,
     layout: Layout,
     slots: HashMap<PathBuf, SharedSlot>,
     base: Option<(PathBuf, Weights)>,
     begun: BTreeMap<JobName, Begun>,
-    /// What cannot be done, with the reason.
+    /// Jobs that failed, with the reason.
     failed: Vec<(JobName, String)>,
-    /// Groups that are continued by another job.
+    /// Answers without scores: groups that another job will continue.
     unscored: Vec<GroupAnswer>,
-    /// The weights that groups are sampled with, by the updates that they have had, until the last one has ended.
+    /// Weights that groups are being sampled with, by the number of updates they have had. They are released when the
+    /// last such group has ended.
     pinned: BTreeMap<u64, Pinned>,
     looked: Option<Instant>,
     tokens: u64,
     seconds: f64,
 }
 
-/// What a worker computes with.
+/// The parts that a worker computes with.
 pub struct Parts {
     /// The run's directory.
     pub out: PathBuf,
-    /// Its device and threads.
+    /// The worker's device and threads.
     pub ctx: Context,
     /// The shape of the model.
     pub model: Arc<ModelConfig>,
-    /// The adapter that is trained, if one is.
+    /// The shape of the adapter, if one is trained.
     pub lora: Option<LoraConfig>,
-    /// Generates.
+    /// Generates completions.
     pub engine: Engine,
-    /// Groups that it generates at once.
+    /// The number of groups that the engine generates at once.
     pub groups: usize,
-    /// Score.
+    /// Score completed groups.
     pub scorers: Scorers,
-    /// This worker's.
+    /// The identity of this worker, which must equal the learner's.
     pub identity: Identity,
-    /// A reward that cannot score ends the worker.
+    /// True if a reward that cannot score ends the worker.
     pub refuses_failed_rewards: bool,
 }
 
@@ -79,7 +80,7 @@ enum Stage {
         request: RequestId,
         since: Instant,
     },
-    /// The fingerprint of what is scored.
+    /// The group is being scored; the number is the fingerprint of its tokens.
     Scoring(u64),
 }
 
@@ -89,10 +90,10 @@ impl Begun {
     }
 }
 
-/// The weights of a job, pinned.
+/// Weights that are pinned in shared memory for a job.
 struct Pinned {
     weights: PinnedWeights,
-    /// Where they lie: another learner may have other weights of as many updates.
+    /// Slot and number of the weights. They distinguish the weights of different learners with equally many updates.
     place: (PathBuf, u64),
 }
 
@@ -102,7 +103,7 @@ enum PinnedWeights {
 }
 
 impl WorkerWork {
-    /// A worker of these parts.
+    /// A worker with these parts and no jobs.
     pub fn new(parts: Parts) -> WorkerWork {
         let layout = Layout::of_run(&parts.out);
         WorkerWork {
@@ -134,7 +135,7 @@ impl WorkerWork {
         self.begun.iter().filter(move |(_, begun)| is_it(&begun.stage))
     }
 
-    /// Submits the groups whose weights are published.
+    /// Submits to the engine those groups whose weights have been published.
     fn submit(&mut self) -> anyhow::Result<()> {
         let waiting = self.in_stage(|stage| matches!(stage, Stage::WaitsForWeights));
         let waiting: Vec<JobName> = waiting.map(|(job, _)| *job).collect();
@@ -166,7 +167,7 @@ impl WorkerWork {
         Ok(())
     }
 
-    /// The weights of a job, if they are there: not yet, or because their learner has ended.
+    /// Pins the weights of a job. `None` if they are not published yet, or if their learner has ended.
     fn pin(&mut self, Begun { job, group, .. }: &Begun, shared: &Shared) -> anyhow::Result<Option<ModelVersion>> {
         let Some(place) = shared.slots.get(&job.version).filter(|place| place.lineage == job.lineage) else {
             return Ok(None);
@@ -204,7 +205,7 @@ impl WorkerWork {
         }))
     }
 
-    /// What lies in a slot, pinned.
+    /// Reads and pins the weights in a slot.
     fn load(&mut self, path: &Path, shared: &Shared) -> anyhow::Result<Option<(PinnedWeights, Contents)>> {
         let slot = match self.slots.entry(path.to_owned()) {
             Entry::Occupied(slot) => slot.into_mut(),
@@ -228,7 +229,7 @@ impl WorkerWork {
         Ok(found.map(|(adapter, contents)| (PinnedWeights::Adapter(adapter), contents)))
     }
 
-    /// Steps of the engine, until a group has ended or some milliseconds have passed.
+    /// Runs steps of the engine until a group has ended or [`STEPS`] have passed.
     fn step(&mut self) -> anyhow::Result<Vec<RolloutGroup>> {
         let engine = &mut self.parts.engine;
         let base = self.base.as_ref().map(|(_, weights)| weights);
@@ -252,7 +253,7 @@ impl WorkerWork {
         Ok(ended)
     }
 
-    /// Groups that have ended are scored.
+    /// Has ended groups scored.
     fn score(&mut self, groups: Vec<RolloutGroup>) -> anyhow::Result<()> {
         for group in groups {
             let of_group = |begun: &&mut Begun| begun.group.number == group.id;
@@ -274,7 +275,8 @@ impl WorkerWork {
         Ok(())
     }
 
-    /// Scores need no weights: the learner may write the slots of groups that have ended.
+    /// Releases weights that no group is being sampled with, so that the learner may overwrite their slots. Scoring
+    /// needs no weights.
     fn unpin(&mut self) {
         let begun = &self.begun;
         let is_needed = |version: &u64| {
@@ -376,7 +378,7 @@ impl Work for WorkerWork {
     }
 }
 
-/// A slot of this run; none if it is gone.
+/// Opens a slot of this run; `None` if it is gone.
 fn open(path: &Path, run: [u8; 16]) -> Option<SharedSlot> {
     SharedSlot::open(path).ok().filter(|slot| slot.run() == run)
 }

@@ -1,4 +1,5 @@
-//! A resume from an older checkpoint leaves later ones behind: they are kept, with their logs, as a run of their own.
+//! When a training run is resumed from an older checkpoint, its later checkpoints and a copy of its logs are kept as a
+//! run directory of their own.
 
 use super::RunDir;
 use super::checkpoint;
@@ -8,12 +9,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Moves what `run` did after `step` into `abandoned/after-step-N`, a run directory that can be resumed: checkpoints,
-/// tables of completions and the result, with copies of the logs (which are cut afterwards). Without later checkpoints
-/// there is nothing that continuing would not make again; but at step 0 there may be logs whose checkpoints are gone.
+/// Moves everything that the run did after `step` into `abandoned/after-step-N`, a run directory that can be resumed.
+/// Checkpoints, tables of completions and the final model are moved; logs are copied, because the run's own logs are
+/// cut back afterwards. If there are no later checkpoints, nothing is moved: the resumed run will make the rest again.
+/// The exception is step 0, where there may be logs whose checkpoints are gone.
 ///
-/// Copies come first and the newest checkpoint is moved first: a kill on the way leaves a run whose newest checkpoint
-/// fits its logs.
+/// The copies are made before the moves, and the newest checkpoint is moved first. If the process is killed in between,
+/// the newest checkpoint that is left still matches the logs.
 pub fn set_aside(run: &RunDir, step: u64, log_bytes: &BTreeMap<String, u64>) -> anyhow::Result<Option<PathBuf>> {
     let later: Vec<_> = checkpoint::all(run).into_iter().filter(|(other, _)| *other > step).collect();
     let logged = fs::metadata(run.metrics()).is_ok_and(|file| file.len() > 0);

@@ -1,4 +1,5 @@
-//! How a run begins: the state of a checkpoint, if there is one, then its directory and its logs.
+//! The beginning of a training run: it restores the state of a checkpoint, if there is one, and then opens the run's
+//! directory and logs.
 
 use super::RunDir;
 use super::abandoned;
@@ -23,23 +24,24 @@ use serde_json::Value;
 use state::RunState;
 use std::path::Path;
 
-/// What a task builds of its run, from the [`RunInputs`].
+/// The parts of a training run that its task builds from the [`RunInputs`].
 pub struct RunParts {
-    /// The policy, and what trains it.
+    /// The policy with its trainer and optimizer.
     pub learner: Learner,
-    /// The order of rows.
+    /// The position in the training data.
     pub data: DataPosition,
-    /// What evaluations will give.
+    /// The record of the run's evaluations, which begins empty.
     pub evaluations: Evaluations,
-    /// Which command's run it is.
+    /// The kind of run, which decides the subcommand it belongs to (GRPO, SFT, ...).
     pub purpose: Purpose,
-    /// What progress is called.
+    /// The word that the progress display shows for this run.
     pub label: &'static str,
 }
 
 impl TrainingRun {
-    /// Takes up the state of a checkpoint, with `restore` what the task saved in that directory, and then opens the
-    /// run's directory and logs: everything that can be wrong with the input is found before the first file is written.
+    /// Begins a run, or continues it from a checkpoint. `restore` receives the task's own saved state and the
+    /// checkpoint's directory. Everything that can be wrong with the input is found before the first file of the run is
+    /// written.
     pub fn begin(
         inputs: RunInputs,
         parts: RunParts,

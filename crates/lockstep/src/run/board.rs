@@ -1,8 +1,8 @@
-//! TensorBoard's event file of a run that is there: what a run with `tensorboard = true` writes while it trains, from
-//! its other files.
+//! Writes the TensorBoard event file of an existing run, from the run's other files: the same events that a run with
+//! `tensorboard = true` writes while it trains.
 //!
-//! Metrics come from metrics.jsonl, histograms from recorded rollouts, texts from the tables of completions or, without
-//! any, from recorded rollouts. The run's own files are read only.
+//! Metrics come from `metrics.jsonl` and histograms from the recorded rollouts. Example texts come from the tables of
+//! completions, or from the recorded rollouts if there are no tables. The run's own files are only read.
 
 use super::reporter::{finite, hparams};
 use super::run_dir::RunDir;
@@ -20,10 +20,10 @@ use std::path::{Path, PathBuf};
 use telemetry::{CompletionRows, Event, EventKind, Sink, TensorBoardSink};
 use train::Advantage;
 
-/// Rows that are shown of a step, which are read of its recorded groups.
+/// Completions that are shown for each step.
 const SHOWN: usize = 8;
 
-/// Writes the event file of `run` into `directory`, which must not have one, and returns how many events are in it.
+/// Writes the TensorBoard event file of `run` into `directory`, which must not have one. Returns the number of events.
 pub fn write_board(run: &RunDir, directory: &Path) -> anyhow::Result<usize> {
     if let Some(other) = event_file(directory) {
         bad_input!(
@@ -83,14 +83,14 @@ pub fn write_board(run: &RunDir, directory: &Path) -> anyhow::Result<usize> {
     Ok(events)
 }
 
-/// An event file that a directory has.
+/// The TensorBoard event file in `directory`, if there is one.
 fn event_file(directory: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(directory).ok()?;
     let mut paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
     paths.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains("tfevents")))
 }
 
-/// The tables of completions, by step.
+/// The paths of the tables of completions in `directory`, in the order of their steps.
 fn tables(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(directory).into_iter().flatten();
     let paths = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
@@ -103,7 +103,7 @@ fn tables(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(tables)
 }
 
-/// The first rows of a table. Its columns of numbers are rewards.
+/// The first rows of a table of completions. Its numeric columns, other than the known ones, are taken as rewards.
 fn table(path: &Path) -> anyhow::Result<Option<CompletionRows>> {
     let content = std::fs::read(path).or_bad_input_in(path.display())?;
     let rows: Vec<Map<String, Value>> =
@@ -126,7 +126,7 @@ fn table(path: &Path) -> anyhow::Result<Option<CompletionRows>> {
     }))
 }
 
-/// The first completions of recorded groups.
+/// The first completions of `groups`, decoded to text, as rows of a table.
 fn completions(step: u64, groups: &[Group], texts: &TokenTexts) -> anyhow::Result<CompletionRows> {
     let mut rows = CompletionRows { step, ..CompletionRows::default() };
     let names = groups.first().map(|group| group.reward_names.clone()).unwrap_or_default();
@@ -143,7 +143,8 @@ fn completions(step: u64, groups: &[Group], texts: &TokenTexts) -> anyhow::Resul
     Ok(rows)
 }
 
-/// What histograms show of them.
+/// The values that the histograms of a step show: rewards, lengths, advantages, log-probabilities and entropies of
+/// `groups`.
 fn distributions(groups: &[Group]) -> Vec<(String, Vec<f64>)> {
     let all = || groups.iter().flat_map(|group| &group.completions);
     let tokens = |name: &'static str| {

@@ -1,4 +1,4 @@
-//! Sample completions, reported as rows with TRL's columns.
+//! Reports sample completions as table rows with TRL's columns.
 
 use super::learner::Learner;
 use super::log::RunLog;
@@ -8,8 +8,8 @@ use serde_json::Value;
 use telemetry::CompletionRows;
 use train::{Advantage, Advantages};
 
-/// The completions that the next step of `learner` trains on, and how many of them a console shows; `None` if they are
-/// not asked for.
+/// The completions that the next step of `learner` trains on, as table rows, and how many of them the console shows.
+/// `None` if the configuration does not ask for completions at this step.
 pub fn rows(
     config: &Config,
     learner: &Learner,

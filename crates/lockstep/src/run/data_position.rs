@@ -1,37 +1,38 @@
-//! How far a run is in its data.
+//! The position of a training run in its training data.
 
 use crate::config::Config;
 use crate::data::Sampler;
 use crate::error::BadInput;
 use crate::run::checkpoint::state::RunState;
 
-/// How far a run is in its data.
+/// How much of the training data a run has used.
 #[derive(Clone, Debug)]
 pub struct DataPosition {
-    /// SHA-256 of the data.
+    /// SHA-256 of the training data.
     pub hash: String,
-    /// The order of rows, and how many of them were drawn.
+    /// Draws the rows of the data in a seeded order, and counts how many were drawn.
     pub sampler: Sampler,
-    /// Optimizer steps of an epoch.
+    /// Optimizer steps in one epoch.
     pub steps_per_epoch: u64,
-    /// Tokens seen.
+    /// Tokens that the run has seen so far.
     pub num_tokens: u64,
 }
 
 impl DataPosition {
-    /// At the beginning of data with this hash.
+    /// The position at the beginning of the data with this hash.
     pub fn new(hash: String, sampler: Sampler, steps_per_epoch: u64) -> DataPosition {
         DataPosition { hash, sampler, steps_per_epoch: steps_per_epoch.max(1), num_tokens: 0 }
     }
 
-    /// Takes up the place of a checkpoint.
+    /// Restores the position that a checkpoint has saved.
     pub fn restore(&mut self, state: &RunState) {
         self.sampler.restore(state.sampler);
         self.num_tokens = state.num_tokens;
     }
 }
 
-/// A sampler of `rows` rows, `chunk` at a time; a batch larger than the data is refused.
+/// A sampler of a dataset of `rows` rows that draws `chunk` rows at a time. A `chunk` larger than the dataset is
+/// refused.
 pub fn sampler(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sampler> {
     Sampler::new(rows, chunk, config.shuffle_seed()).ok_or_else(|| {
         BadInput::new(format!(

@@ -1,5 +1,5 @@
-//! What a device did in a run's stages: launches, copies and waits as its queue counts them, seconds between its own
-//! events, and ranges that profilers show.
+//! Measures what a GPU did in each stage of a run: kernel launches, copies and waits as the device queue counts them,
+//! seconds between device events, and ranges for profilers.
 
 use super::reporter::Reporter;
 use kernels::{Context, Copies, DeviceEvent, Range};
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use telemetry::{DeviceMeter, DeviceWork, StageTotal, Stages};
 
-/// The timers of a run on `ctx`.
+/// The stage timers of a run on `ctx`, with a device meter where the device is a GPU.
 pub fn stages(reporter: &Reporter, ctx: &Context) -> Stages {
     let stages = Stages::new(reporter.sinks().clone());
     match ContextMeter::of(ctx) {
@@ -16,8 +16,8 @@ pub fn stages(reporter: &Reporter, ctx: &Context) -> Stages {
     }
 }
 
-/// Adds the most memory that the process held since this run was planned to the metrics of a step, and what a device
-/// did in its stages: `device/<stage>/time_s`, `launches`, `copies_in`, `copies_out`, `waits`, and `device/peak_bytes`.
+/// Adds to the metrics of a step the peak memory of the process since the run was planned, and what the device did in
+/// each stage: `device/<stage>/time_s`, `launches`, `copies_in`, `copies_out`, `waits`, and `device/peak_bytes`.
 pub fn report(reporter: &mut Reporter, stages: &[StageTotal], ctx: &Context) {
     if let Some(peak) = telemetry::system::peak_rss_bytes() {
         reporter.set("peak_bytes", peak as f64);
@@ -35,7 +35,7 @@ pub fn report(reporter: &mut Reporter, stages: &[StageTotal], ctx: &Context) {
     }
 }
 
-/// The meter of a context's device.
+/// Measures the work of a context's device between the beginning and the end of a stage.
 struct ContextMeter {
     ctx: Context,
     open: HashMap<u64, Open>,
@@ -49,13 +49,13 @@ struct Open {
 }
 
 impl ContextMeter {
-    /// None of a device that has neither memory nor time of its own.
+    /// `None` for a device that has no memory and no clock of its own, such as the CPU.
     fn of(ctx: &Context) -> Option<ContextMeter> {
         let ctx = ctx.memory().device().is_cuda().then(|| ctx.clone())?;
         Some(ContextMeter { ctx, open: HashMap::new(), closed: Vec::new() })
     }
 
-    /// None of a device that has failed: whoever computes on it hears of that.
+    /// Records a device event. `None` if the device has failed: the next operation on it reports the error.
     fn mark(&self) -> Option<DeviceEvent> {
         self.ctx.record_event().ok().flatten()
     }

@@ -1,51 +1,51 @@
-//! Metrics that a program computes itself, of what the model says of held-out rows. The run knows their names and
-//! values, and nothing of what they mean.
+//! Evaluation metrics that user code computes itself from the model's outputs on held-out rows. The run handles their
+//! names and values, and does not know what they mean.
 
 use super::memory_plan::Available;
 use crate::bad_input;
 use crate::config::Config;
 use crate::error::BadInput;
 
-/// What stands where a sequence has no token, as transformers pads.
+/// The value at positions after the end of a sequence; transformers pads with the same one.
 pub const PADDING: f32 = -100.0;
 
-/// Computes metrics of held-out rows that are handed over batch by batch, in their order.
+/// Computes metrics of held-out rows. The rows arrive batch by batch, in the order of the dataset.
 pub trait EvalMetrics {
-    /// Rows of a batch.
+    /// Rows in each batch.
     fn batch_size(&self) -> usize;
-    /// Whether the outputs of all batches are wanted together: they are kept until the set has ended.
+    /// Whether the outputs of all batches are kept until the end of the evaluation set, to be used together.
     fn keeps_outputs(&self) -> bool;
-    /// Whether the loss of each batch is wanted: it takes a forward pass of its own.
+    /// Whether the loss of each batch is needed. It takes a forward pass of its own.
     fn needs_loss(&self) -> bool;
-    /// A set of rows begins; `name` is empty for that of `eval_dataset_name`.
+    /// Called at the beginning of each evaluation set. `name` is empty for the set of `eval_dataset_name`.
     fn begin(&mut self, name: &str, size: SetSize) -> anyhow::Result<()>;
-    /// The next batch of it.
+    /// Takes the next batch of the evaluation set.
     fn batch(&mut self, batch: EvalBatch) -> anyhow::Result<()>;
-    /// The set has ended: its metrics, without the set's prefix.
+    /// Called at the end of the evaluation set; returns its metrics, with names that lack the set's prefix.
     fn end(&mut self) -> anyhow::Result<Vec<(String, f64)>>;
 }
 
-/// How much a set is.
+/// The size of an evaluation set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetSize {
-    /// Rows of data.
+    /// Rows in the set.
     pub rows: usize,
-    /// Sequences: as many, or two of each.
+    /// Sequences in the set: one for each row, or two where a row is a preference pair.
     pub sequences: usize,
-    /// Tokens of the longest.
+    /// Tokens of the longest sequence.
     pub longest: usize,
-    /// Outputs of a token; none where a sequence has one score.
+    /// Outputs per token (the vocabulary size); `None` where each sequence has a single score.
     pub vocab: Option<usize>,
 }
 
 impl SetSize {
-    /// Bytes of the outputs of so many of its rows.
+    /// Bytes of the outputs of `rows` rows of the set.
     fn bytes(&self, rows: usize) -> u64 {
         let sequences = (self.sequences / self.rows.max(1) * rows.min(self.rows)) as u64;
         4 * sequences * self.vocab.map_or(1, |vocab| (vocab * self.longest) as u64)
     }
 
-    /// Refuses outputs that there is no memory for, beside the `needed` bytes of the run.
+    /// Returns an error if the outputs do not fit into memory beside the `needed` bytes of the run.
     pub fn check(&self, metrics: &dyn EvalMetrics, available: Available, needed: u64) -> anyhow::Result<()> {
         let of_batch = self.bytes(metrics.batch_size());
         let all = of_batch + if metrics.keeps_outputs() { self.bytes(self.rows) } else { 0 };
@@ -72,29 +72,31 @@ impl SetSize {
     }
 }
 
-/// What the model says of some held-out rows. N sequences: one of each row; of pairs first all that were chosen, then
-/// all that were rejected.
+/// The model's outputs for one batch of held-out rows. There are N sequences, one for each row. For preference pairs,
+/// the N/2 chosen responses come first and then the N/2 rejected ones.
 pub struct EvalBatch {
     /// Token ids of each sequence.
     pub ids: Vec<Vec<u32>>,
-    /// Which of them are learned.
+    /// For each token of each sequence, whether it counts in the loss.
     pub learned: Vec<Vec<bool>>,
-    /// `[N, T, V]`, T the tokens of the longest: logits, −100 where a sequence has ended. Or `[N]`: scores.
+    /// Logits of shape `[N, T, V]`, where T is the number of tokens of the longest sequence and V the vocabulary size,
+    /// with −100 after the end of a sequence; or scores of shape `[N]`.
     pub outputs: Vec<f32>,
-    /// V; none of scores.
+    /// The vocabulary size V; `None` if the outputs are scores.
     pub vocab: Option<usize>,
-    /// What a batch is padded with where ids are wanted in one array.
+    /// The token id that pads `ids` where they are wanted as one array.
     pub pad: u32,
-    /// The mean loss of these rows, if it was wanted.
+    /// The mean loss of these rows, if [`EvalMetrics::needs_loss`] asked for it.
     pub loss: Option<f64>,
 }
 
-/// The program's metrics could not be computed.
+/// The error that the user's own evaluation metrics could not be computed.
 #[derive(Debug, thiserror::Error)]
 #[error("the metrics of the evaluation failed")]
 pub struct MetricsFailed;
 
-/// A best model by a metric that no evaluation gives would be found out hours later.
+/// Checks at the start that `metric_for_best_model` names a metric that evaluations give; otherwise the error would
+/// appear only at the first evaluation, hours later.
 pub fn check_best_metric(config: &Config, known: &[String]) -> anyhow::Result<()> {
     let Some(name) = &config.metric_for_best_model else { return Ok(()) };
     if known.iter().any(|n| n == name || n.strip_prefix("eval_") == Some(name)) {
@@ -103,7 +105,7 @@ pub fn check_best_metric(config: &Config, known: &[String]) -> anyhow::Result<()
     Err(no_such_metric(name, &known.iter().map(String::as_str).collect::<Vec<_>>()))
 }
 
-/// Names those that there are.
+/// The error for an unknown `metric_for_best_model`; it lists the `known` names.
 pub fn no_such_metric(name: &str, known: &[&str]) -> anyhow::Error {
     let known = known.join(", ");
     BadInput::new(format!("`metric_for_best_model` = {name}: no such evaluation metric; there are {known}"))
@@ -113,7 +115,7 @@ pub fn no_such_metric(name: &str, known: &[&str]) -> anyhow::Error {
 mod tests {
     use super::*;
 
-    /// Batches of four rows.
+    /// Metrics that ask for batches of four rows.
     struct Keeps(bool);
 
     impl EvalMetrics for Keeps {

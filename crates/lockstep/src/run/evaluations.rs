@@ -1,4 +1,5 @@
-//! The evaluations of a run: whether one is due, which was the best, and how many since were no better.
+//! The evaluations of a training run: whether one is due, which was the best, and how many in a row since then were no
+//! better.
 
 use super::checkpoint::state::{Best, RunState};
 use super::eval_metrics::{MetricsFailed, check_best_metric, no_such_metric};
@@ -7,21 +8,21 @@ use crate::rollouts::evaluate::find;
 use anyhow::Context as _;
 use telemetry::Sinks;
 
-/// The evaluations so far.
+/// The state of a run's evaluations so far.
 pub struct Evaluations {
-    /// The step is done, and an evaluation of it is not.
+    /// True when a step is done and its evaluation has not run yet.
     pub due: bool,
-    /// The best.
+    /// The best evaluation so far.
     pub best: Option<Best>,
-    /// So many in a row were not better than it.
+    /// How many evaluations in a row have not improved on the best.
     pub without_improvement: u32,
-    /// They may have metrics of other names than those that are known before.
+    /// True if evaluations may give metrics whose names are not known before the first evaluation.
     has_other_metrics: bool,
 }
 
 impl Evaluations {
-    /// None so far. They will give the metrics of these names, `eval_` before each, and others if a program computes
-    /// some. A best model by a metric that none of them has is refused.
+    /// The state before the first evaluation. `names` are the metrics that evaluations will give, each with the prefix
+    /// `eval_`; user code may add others if `has_other_metrics`. An unknown `metric_for_best_model` is refused.
     pub fn new(config: &Config, names: &[String], has_other_metrics: bool) -> anyhow::Result<Evaluations> {
         if !has_other_metrics {
             check_best_metric(config, names)?;
@@ -29,15 +30,15 @@ impl Evaluations {
         Ok(Evaluations { due: false, best: None, without_improvement: 0, has_other_metrics })
     }
 
-    /// Takes up those of a checkpoint.
+    /// Restores the state that a checkpoint has saved.
     pub fn restore(&mut self, state: &RunState) {
         self.due = state.evaluation_due;
         self.best.clone_from(&state.best);
         self.without_improvement = state.evaluations_without_improvement;
     }
 
-    /// Takes the metrics of an evaluation after `step`: of the best the weights may become the run's result. Says
-    /// whether the run stops early.
+    /// Takes the metrics of the evaluation after `step`, and records it if it is the best so far; the weights of the
+    /// best evaluation can become the run's result. Returns whether the run stops early.
     pub fn take(
         &mut self,
         config: &Config,
@@ -75,7 +76,7 @@ impl Evaluations {
         Ok(self.out_of_patience(config))
     }
 
-    /// Whether so many in a row were no better that the run stops early.
+    /// Whether so many evaluations in a row brought no improvement that the run stops early.
     pub fn out_of_patience(&self, config: &Config) -> bool {
         config.early_stopping_patience.is_some_and(|patience| self.without_improvement as usize >= patience)
     }
@@ -85,7 +86,7 @@ impl Evaluations {
 mod tests {
     use super::*;
 
-    /// It was the best, and stayed so: nothing is greater than NaN.
+    /// Regression test: NaN was taken as the best metric and then stayed the best, since no number is greater than NaN.
     #[test]
     fn an_evaluation_that_is_not_finite_is_never_the_best() {
         let config = Config {

@@ -1,4 +1,5 @@
-//! What a run is built from: its configuration and directory, and what the caller injects.
+//! The inputs that a training run is built from: its configuration, its directory, and the objects that the caller
+//! injects.
 
 use super::RunDir;
 use super::eval_metrics::EvalMetrics;
@@ -17,67 +18,71 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use telemetry::{Console, Sinks};
 
-/// What every task is built from.
+/// The inputs that every task is built from.
 pub struct RunInputs {
-    /// The configuration, and who set what.
+    /// The configuration, and for each key where its value came from.
     pub resolved: Resolved,
-    /// Where the run writes.
+    /// The directory that the run writes into.
     pub dir: RunDir,
-    /// Where it begins.
+    /// Whether the run starts from nothing or from a checkpoint.
     pub resume_from: ResumeFrom,
     /// The device and threads that the run computes with.
     pub ctx: Context,
-    /// Whose log file is in the run's directory.
+    /// The console, whose log file lies in the run's directory.
     pub console: Console,
-    /// Where its events go, the console and the sinks of the caller; those of its directory are added when it begins.
+    /// Receivers of the run's events: the console and the caller's sinks. The files in the run's directory are added
+    /// when the run begins.
     pub sinks: Sinks,
-    /// Whether to stop.
+    /// Tells the run to stop.
     pub stop: StopSignal,
-    /// What the caller injects.
+    /// Objects that the caller injects.
     pub injected: Injected,
 }
 
-/// What the caller injects beside the configuration. It is moved whole from [`RunOptions`](crate::RunOptions) into
-/// [`RunInputs`]; each part of the run takes from it what it uses. The default: nothing.
+/// Objects that the caller injects beside the configuration. They move as a whole from
+/// [`RunOptions`](crate::RunOptions) into [`RunInputs`], and each part of the run takes what it uses. By default there
+/// are none.
 #[derive(Default)]
 pub struct Injected {
-    /// Called after steps, logs and checkpoints.
+    /// Functions of the caller that run after steps, logs and checkpoints.
     pub callbacks: Callbacks,
-    /// Training rows in the place of those that `dataset_name` names.
+    /// Training rows that replace those of `dataset_name`.
     pub train_rows: Option<Rows>,
-    /// Held-out rows in the place of those that `eval_dataset_name` names.
+    /// Held-out rows that replace those of `eval_dataset_name`.
     pub eval_rows: Option<Rows>,
-    /// Rows in the place of the evaluation sets that `eval_datasets` names, by name.
+    /// Rows that replace the evaluation sets of `eval_datasets`, each with the set's name.
     pub eval_sets: Vec<(String, Rows)>,
-    /// The rewards that `reward_funcs` names `function:NAME`.
+    /// The reward functions that `reward_funcs` names as `function:NAME`.
     pub rewards: Vec<Box<dyn Reward>>,
-    /// Makes completions in the place of the engine.
+    /// A function that makes the completions instead of the engine.
     pub rollout_function: Option<Box<dyn RolloutFunction>>,
-    /// Moves the collector somewhere else; without it, the collector runs on the run's own thread.
+    /// Moves the collector, which generates and scores completions, to another place. Without it, the collector runs on
+    /// the run's own thread.
     pub collect_with: Option<PlaceCollector>,
-    /// Rewards whose scores may differ from time to time are not asked: `collect_with` gives the scores of a record.
+    /// True if `collect_with` replays recorded scores of those rewards that are not deterministic, so that these
+    /// rewards are not called.
     pub recorded_scores: bool,
-    /// Metrics of held-out rows, beside the run's own.
+    /// User code that computes further metrics of held-out rows.
     pub eval_metrics: Option<Box<dyn EvalMetrics>>,
-    /// No step will be taken: training data are not read.
+    /// True if the run takes no training step; the training data are then not read.
     pub only_evaluates: bool,
-    /// The run is made to see where its time goes.
+    /// True if the run is made to measure where its time goes.
     pub profiled: bool,
-    /// Workers make the completions, in processes that read the weights.
+    /// If set, workers make the completions in other processes, which read the weights from shared memory.
     pub sharing: Option<Sharing>,
-    /// Where workers join from other machines.
+    /// If set, the network address where workers on other machines join.
     pub network: Option<Network>,
-    /// Workers have the functions among the rewards.
+    /// True if workers can call the user's reward functions themselves.
     pub functions_of_workers: bool,
 }
 
 impl RunInputs {
-    /// The configuration.
+    /// The configuration of the run.
     pub fn config(&self) -> &Config {
         &self.resolved.config
     }
 
-    /// What the parts of the run are built with.
+    /// The builder for the parts of the run.
     pub fn builder(&self) -> Builder<'_> {
         let from = self.resume_from.checkpoint();
         let mut builder = Builder::new(&self.ctx, self.config(), from, &self.sinks, &self.stop);
@@ -85,7 +90,7 @@ impl RunInputs {
         builder
     }
 
-    /// The training data.
+    /// The training dataset, if the configuration or the caller has one.
     pub fn train_data(&self) -> Option<DatasetSpec> {
         DatasetSpec::train(self.config()).map(|spec| DatasetSpec {
             rows: self.injected.train_rows.clone(),
@@ -94,7 +99,7 @@ impl RunInputs {
         })
     }
 
-    /// The held-out data, by name; that of `eval_dataset_name` has none.
+    /// The held-out datasets with their names; the set of `eval_dataset_name` has an empty name.
     pub fn eval_sets(&self) -> Vec<(String, DatasetSpec)> {
         let (injected, mut sets) = (&self.injected, DatasetSpec::eval_sets(self.config()));
         for (name, spec) in &mut sets {
@@ -108,31 +113,31 @@ impl RunInputs {
     }
 }
 
-/// What a callback returns: continue, or end the run after this step.
+/// The return value of a callback: continue, or end the run after this step.
 pub type Flow = ControlFlow<()>;
 
-/// Means of metrics by name, of a logged step or an evaluation.
+/// The metrics of a logged step (means since the last log) or of an evaluation.
 pub struct LogRecord<'a> {
-    /// Optimizer steps done.
+    /// Optimizer steps done so far.
     pub step: u64,
-    /// The metrics, TRL's names.
+    /// Names and values of the metrics, with TRL's names.
     pub metrics: &'a [(String, f64)],
 }
 
 impl LogRecord<'_> {
-    /// The metric of this name.
+    /// The value of the metric `name`.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.metrics.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
     }
 }
 
-/// What a run reports to callbacks.
+/// An event that a run reports to its callbacks.
 pub enum RunEvent<'a> {
-    /// So many optimizer steps are done.
+    /// An optimizer step has ended; the number counts the steps done so far.
     Step(u64),
-    /// Metrics of a logged step, or of an evaluation.
+    /// Metrics of a logged step or of an evaluation are available.
     Log(LogRecord<'a>),
-    /// The checkpoint of a step is whole.
+    /// A checkpoint is complete: its step and its directory.
     Checkpoint(u64, &'a Path),
 }
 
@@ -148,7 +153,7 @@ pub struct Callbacks {
     pub(crate) on_log: Vec<OnLog>,
     pub(crate) on_checkpoint: Vec<OnCheckpoint>,
     pub(crate) on_event: Vec<OnEvent>,
-    /// One of them asked to stop.
+    /// True once a callback has asked the run to stop.
     pub(crate) stops: bool,
 }
 

@@ -1,5 +1,5 @@
-//! What learns: the policy, and what trains it. The gradient changes nothing that a checkpoint holds; the optimizer
-//! step does.
+//! The learner: the policy with its trainer. Computing a gradient changes nothing that a checkpoint saves; only the
+//! optimizer step does.
 
 use crate::bad_input;
 use crate::models::{Policy, WriteFiles};
@@ -12,37 +12,38 @@ use std::path::Path;
 use telemetry::{Stages, stages::Span};
 use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
 
-/// The policy, and what trains it.
+/// The policy with its trainer and learning-rate schedule.
 pub struct Learner {
-    /// What it computes with.
+    /// The device and threads that it computes with.
     pub ctx: Context,
-    /// The model that it trains.
+    /// The model that is trained.
     pub policy: Policy,
-    /// Gradients, moments, buffers.
+    /// Gradients, optimizer moments and buffers.
     pub trainer: Trainer,
-    /// Learning rates.
+    /// The learning rate of each step.
     pub schedule: Schedule,
-    /// Optimizer steps done.
+    /// Optimizer steps done so far.
     pub step: u64,
-    /// Seconds of the gradient that the next step takes.
+    /// Seconds spent on the gradient of the step that comes next.
     gradient_time_s: f64,
 }
 
-/// What an optimizer step did.
+/// The result of one optimizer step.
 pub struct Update {
-    /// What the trainer measured.
+    /// Metrics that the trainer measured.
     pub metrics: UpdateMetrics,
-    /// Seconds of its gradient and its step.
+    /// Seconds of the gradient and the optimizer step together.
     pub seconds: f64,
 }
 
 impl Learner {
-    /// `policy` before its first step.
+    /// A learner of `policy` before the first step.
     pub fn new(ctx: Context, policy: Policy, trainer: Trainer, schedule: Schedule) -> Learner {
         Learner { ctx, policy, trainer, schedule, step: 0, gradient_time_s: 0.0 }
     }
 
-    /// Takes up the optimizer's state in `checkpoint`, whose weights the policy has, and the counters of `state`.
+    /// Restores the optimizer's moments from the directory `checkpoint`, and the counters from `state`. The policy has
+    /// already read its weights from that checkpoint.
     pub fn restore(&mut self, checkpoint: &Path, state: &RunState) -> anyhow::Result<()> {
         moments::restore_moments(checkpoint, "", &mut self.trainer)?;
         self.trainer.set_state(state.trainer);
@@ -51,12 +52,13 @@ impl Learner {
         Ok(())
     }
 
-    /// Whether the last step is done.
+    /// Whether all steps of the schedule are done.
     pub fn is_done(&self) -> bool {
         self.step >= self.schedule.total_steps
     }
 
-    /// The gradient of the policy on these samples, for the [`step`](Self::step) that follows. A stop request ends it.
+    /// Computes the gradient of the policy's loss on `samples`, which the next [`step`](Self::step) applies. A stop
+    /// request interrupts it.
     pub fn gradient<'a>(&mut self, stages: &Stages, samples: impl Into<Samples<'a>>) -> anyhow::Result<()> {
         let (span, before) = (stages.span("update"), kernels::context::counted());
         self.trainer.gradient(&self.ctx, self.policy.weights.view(), samples)?;
@@ -65,7 +67,7 @@ impl Learner {
         Ok(())
     }
 
-    /// The optimizer step of the gradient.
+    /// Takes the optimizer step with the gradient computed before.
     pub fn step(&mut self, stages: &Stages) -> anyhow::Result<Update> {
         let learning_rate = self.schedule.at(self.step);
         let (span, before) = (stages.span("update"), kernels::context::counted());
@@ -84,21 +86,21 @@ impl Learner {
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 
-    /// What writes weights and optimizer state into a checkpoint. Neither changes before it is called, or else is
-    /// copied.
+    /// Functions that write the weights and the optimizer's state into a checkpoint later, on another thread. What they
+    /// write does not change until they have run, or else is copied now.
     pub fn writers(&self) -> Vec<WriteFiles> {
         vec![self.policy.writer(), moments::write_moments("", &self.trainer)]
     }
 }
 
-/// Enters what the trainer timed itself into the span of the step.
+/// Adds the times that the trainer measured itself to the `span` of the step.
 pub fn record_parts(span: &Span, metrics: &UpdateMetrics) {
     span.part("forward", metrics.forward_time_s);
     span.part("backward", metrics.backward_time_s);
     span.part("optimizer", metrics.optimizer_time_s);
 }
 
-/// Why a step was skipped.
+/// The text that says why a step was skipped: its loss or gradient is not finite.
 pub fn not_finite(metrics: &UpdateMetrics) -> String {
     format!("the loss or the gradient is not finite (loss {}, gradient norm {})", metrics.loss, metrics.grad_norm)
 }

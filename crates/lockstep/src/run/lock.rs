@@ -1,8 +1,9 @@
-//! One process at a time writes into a run's directory: `run.lock` says which one, and since when.
+//! Lets only one process at a time write into a run's directory. The file `run.lock` says which process holds the lock,
+//! and since when.
 //!
-//! The operating system's lock on that file decides, and a process that was killed does not keep it; what the file says
-//! is for people. It is emptied at a run's end and never deleted: whoever waits for a deleted file would lock another
-//! one.
+//! The operating system's lock on that file decides, so a killed process does not keep it; the file's content is only
+//! for people. At the end of a run the file is emptied but never deleted: a process that waited for the deleted file
+//! would lock another file than a new process does.
 
 use crate::bad_input;
 use crate::error::OrBadInput;
@@ -14,29 +15,30 @@ use std::path::Path;
 use telemetry::in_place::is_in_place;
 use telemetry::system::since_1970;
 
-/// The file's name in a run's directory.
+/// The name of the lock file in a run's directory.
 pub const FILE: &str = "run.lock";
 
 /// A lock that this process holds until it is dropped.
 #[derive(Debug)]
 pub struct RunLock {
     file: File,
-    /// The process that was killed while it held it.
+    /// The previous holder, if that process was killed while it held the lock.
     pub killed: Option<Holder>,
 }
 
-/// Who holds a lock.
+/// The process that holds a lock.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Holder {
     pid: u32,
     host: String,
-    /// Seconds since 1970.
+    /// When the process took the lock, in seconds since 1970.
     since_s: u64,
     command: Vec<String>,
 }
 
 impl RunLock {
-    /// Takes the lock of the directory `root`; one that another process holds is a [`crate::BadInput`] that says which.
+    /// Takes the lock of the directory `root`. If another process holds it, the error is a [`crate::BadInput`] that
+    /// names that process.
     pub fn take(root: &Path) -> anyhow::Result<RunLock> {
         let path = root.join(FILE);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
@@ -70,7 +72,8 @@ impl RunLock {
         }
     }
 
-    /// Whether `run.lock` of the directory `root` is still the file that is locked.
+    /// Whether the file `run.lock` in `root` is still the one that this process has locked, and was not deleted or
+    /// replaced.
     pub fn is_in_place(&self, root: &Path) -> bool {
         is_in_place(&root.join(FILE), &self.file)
     }
@@ -115,7 +118,8 @@ mod tests {
     use std::process::Command;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// A child has copies of all open files until its program runs: that does not keep the lock.
+    /// Checks that a child process, which inherits all open files until it executes its program, does not keep the
+    /// lock.
     #[test]
     fn a_lock_ends_with_its_holder_whatever_else_is_started() {
         let (dir, done) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));

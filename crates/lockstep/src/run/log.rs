@@ -1,4 +1,4 @@
-//! What a run says of itself: metrics, alarms, stages, progress, and the calls that a program asked for.
+//! The log of a training run: metrics, alarms, stage timers, progress, and the user's callbacks.
 
 use super::alarms::Alarms;
 use super::data_position::DataPosition;
@@ -13,40 +13,40 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use telemetry::{Alarm, EventKind, Finding, Sinks, Stages};
 
-/// The log of a run.
+/// Everything that a run reports while it trains.
 pub struct RunLog {
-    /// Metrics and events.
+    /// Collects metrics and sends events to the sinks.
     pub reporter: Reporter,
-    /// What usually means that a run goes wrong.
+    /// Detectors of common signs that a run goes wrong.
     pub alarms: Alarms,
-    /// Timers.
+    /// Timers of the run's stages.
     pub stages: Stages,
-    /// Where time and memory go.
+    /// Measures where time and memory go.
     pub profile: Profile,
-    /// What a program asks to be told.
+    /// The user's callbacks.
     pub callbacks: Callbacks,
-    /// What lines of progress say beside metrics.
+    /// Remarks about rewards that progress lines show beside the metrics.
     pub notes: RewardNotes,
-    /// What progress is called.
+    /// The word that the progress display shows for this run.
     label: &'static str,
-    /// The metrics that were logged last.
+    /// The metrics of the last logged step.
     last_logged: Vec<(String, f64)>,
     step_started: Instant,
-    /// When the last evaluation had ended.
+    /// When the last evaluation ended.
     evaluated: Instant,
-    /// What the process had computed for when the step began.
+    /// CPU seconds that the process had used when the step began.
     cpu_s: f64,
 }
 
-/// Stages whose seconds are metrics.
+/// Stages whose seconds are logged as metrics: path of the stage, name of the metric.
 const TIMED: [(&str, &str); 3] = [
     ("rollout/prefill", "prefill_time_s"),
     ("rollout/decode", "decode_time_s"),
     ("rollout/sampling", "sampling_time_s"),
 ];
 
-/// What guessing tokens brought in a step, from its counts; nothing where no token was guessed. The names are vLLM's
-/// where it has them.
+/// The metrics of speculative decoding in one step, from the step's counts; empty if no draft tokens were made. The
+/// names are vLLM's where vLLM has such a metric.
 fn speculation(counts: &BTreeMap<String, f64>) -> Vec<(&'static str, f64)> {
     let count = |name: &str| counts.get(name).copied().unwrap_or(0.0);
     let drafted = count("drafted_tokens");
@@ -61,7 +61,7 @@ fn speculation(counts: &BTreeMap<String, f64>) -> Vec<(&'static str, f64)> {
 }
 
 impl RunLog {
-    /// The log of a run whose progress is called `label`.
+    /// A log of a run for which the progress display shows the word `label`.
     pub fn new(
         stages: Stages,
         reporter: Reporter,
@@ -85,27 +85,27 @@ impl RunLog {
         }
     }
 
-    /// Where events go.
+    /// The receivers of events.
     pub fn sinks(&self) -> &Sinks {
         self.reporter.sinks()
     }
 
-    /// Says what a person should look at.
+    /// Sends a warning to the sinks.
     pub fn warn(&self, message: &str) {
         self.sinks().warn(message);
     }
 
-    /// Adds a value to the mean that is logged next.
+    /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
         self.reporter.add(name, value);
     }
 
-    /// The metrics that were logged last.
+    /// The metrics of the last logged step.
     pub fn last_logged(&self) -> &[(String, f64)] {
         &self.last_logged
     }
 
-    /// Adds the metrics of an optimizer step of the policy.
+    /// Adds the metrics of one optimizer step of the policy.
     pub fn add_update(&mut self, Update { metrics, seconds }: &Update) {
         if metrics.skipped {
             self.alarms.not_finite("policy", not_finite(metrics));
@@ -120,7 +120,8 @@ impl RunLog {
         self.add("update_tokens_per_s", metrics.computed_tokens as f64 / seconds);
     }
 
-    /// Ends the step of `learner`, and logs it if that is due; progress shows the metrics `shown`.
+    /// Ends the current step of `learner`, and logs its metrics if logging is due. The progress line shows the metrics
+    /// named in `shown`.
     pub fn end_step(&mut self, learner: &Learner, data: &DataPosition, shown: &[&str]) -> anyhow::Result<()> {
         let step = learner.step;
         let seconds = self.step_started.elapsed().as_secs_f64();
@@ -177,30 +178,30 @@ impl RunLog {
         Ok(())
     }
 
-    /// Reports alarms that are raised, or over, after `step`.
+    /// Reports alarms that were raised or cleared after `step`.
     pub fn emit_alarms(&self, step: u64, alarms: Vec<Alarm>) -> anyhow::Result<()> {
         let emit = |alarm| self.sinks().emit(EventKind::Alarm { step, alarm });
         Ok(alarms.into_iter().try_for_each(emit)?)
     }
 
-    /// Reports what is found after `step`.
+    /// Reports the profile's findings, signs of wasted time, after `step`.
     pub fn emit_findings(&self, step: u64, findings: Vec<Finding>) -> anyhow::Result<()> {
         let emit = |finding| self.sinks().emit(EventKind::Finding { step, finding });
         Ok(findings.into_iter().try_for_each(emit)?)
     }
 
-    /// So long the run did something that is no part of a step: an evaluation.
+    /// Leaves `time` out of the current step's duration: the run spent it on an evaluation, which is no part of a step.
     pub fn leave_out(&mut self, time: Duration) {
         self.step_started += time;
         self.evaluated = Instant::now();
     }
 
-    /// Reports how far the run is, with a note.
+    /// Reports the progress of the run, with a note.
     pub fn progress(&self, learner: &Learner, note: String) -> anyhow::Result<()> {
         Ok(self.sinks().emit(self.progress_event(learner, note))?)
     }
 
-    /// The event of that.
+    /// The event that [`progress`](Self::progress) reports.
     pub fn progress_event(&self, learner: &Learner, note: String) -> EventKind {
         let (label, done, total) = (self.label.to_owned(), learner.step, learner.schedule.total_steps);
         EventKind::Progress { label, done, total, note }

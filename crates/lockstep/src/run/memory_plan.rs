@@ -1,8 +1,8 @@
-//! What memory a run will take, by part, before it starts: the parts are built on [`Device::Meta`], which only counts.
+//! Computes the memory that a run will take, part by part, before it starts. The parts are built on [`Device::Meta`],
+//! which allocates nothing and only counts.
 //!
-//! The sizes are those of the worst case that the configuration allows: every prompt as long as the longest, every
-//! completion as long as its limit, or as the longest of the data. It does not know what is allocated outside tensors
-//! but for an allowance.
+//! The sizes are for the worst case that the configuration allows: every prompt as long as the longest one, and every
+//! completion as long as its limit or as the longest in the data. Memory outside tensors is covered by an allowance.
 
 use crate::bad_input;
 use crate::config::Config;
@@ -13,66 +13,66 @@ use kernels::ops::Passes;
 use kernels::{Context, Device, Memory};
 use model::ModelConfig;
 
-/// Allowance for a thread: its stack as far as it is touched, and what matmuls and attention hold while they run.
+/// Allowance for each thread: the part of its stack that it touches, and the buffers of matmuls and attention.
 const THREAD_BYTES: u64 = 2 << 20;
-/// What the head's backward pass holds: gradients of 256 rows × 4096 logits.
+/// Memory of the lm head's backward pass: gradients of 256 rows × 4096 logits.
 const LOGITS_BYTES: u64 = 256 * 4096 * 4;
-/// Allowance for what CUDA's memory pool takes more than it is asked for: it takes memory from the device in pieces.
-/// Not measured on hardware yet.
+/// Allowance for CUDA's memory pool, which takes memory from the device in larger pieces than it is asked for. Not
+/// measured on hardware yet.
 const POOL_BYTES: u64 = 64 << 20;
-/// Bytes for each element of a tensor while it is read for a device: as f32, and as it lies in the file, which is
-/// mapped. (Tensors are written in pieces that the cache holds.)
+/// Bytes for each element of a tensor while it is read from a file for a device: 4 as f32, and up to 4 as the mapped
+/// file holds it. (Writing needs no such allowance: tensors are written in pieces that fit the CPU cache.)
 const READ_BYTES: u64 = 8;
-/// The part that reading takes.
+/// The name of the part that reading weights takes.
 const READING: &str = "reading: largest tensor";
 
-/// Memory of one part of a run.
+/// The memory of one part of a run.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Part {
-    /// What it is.
+    /// The name of the part: what the memory is for.
     #[serde(rename = "part")]
     pub name: String,
-    /// How much.
+    /// Size in bytes.
     pub bytes: u64,
-    /// The keys that make it smaller, if any do.
+    /// Configuration keys that reduce this part, if any do.
     pub lowered_by: &'static str,
-    /// The device whose memory it is in, where that is not the host's.
+    /// The device that holds this memory; `None` for the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on: Option<&'static str>,
 }
 
-/// Memory of a run.
+/// The memory that a run will take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// By part.
+    /// Each part with its size.
     pub parts: Vec<Part>,
-    /// Of all parts in the host's memory: the peak of resident memory, in bytes.
+    /// Bytes of all parts in the host's memory: the expected peak of resident memory.
     pub total: u64,
-    /// Of all parts in the device's, where it has its own.
+    /// Bytes of all parts in the device's memory, where the device has its own.
     pub device_total: Option<u64>,
-    /// Of these, what this process has resident already.
+    /// Bytes of `total` that this process already has resident.
     pub resident: u64,
-    /// The sequences that it is made for.
+    /// The longest prompt and completion that the plan allows for.
     pub longest: Longest,
-    /// Tensors among the parts: the first ones.
+    /// How many of `parts`, counted from the first, are tensors.
     tensors: usize,
-    /// What reading the largest tensor takes.
+    /// Bytes that reading the largest tensor takes.
     read: u64,
-    /// What operations on a device hold beside them.
+    /// Bytes of scratch memory that operations on a device hold beside the tensors.
     scratch: u64,
 }
 
-/// Memory that can still be taken, in bytes, as far as it is known.
+/// Memory that this process can still take, in bytes; `None` where it is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Available {
-    /// The host's.
+    /// Available bytes of the host.
     pub host: Option<u64>,
-    /// The device's, and what this process holds of it already.
+    /// Available bytes of the device, including those that this process already holds there.
     pub device: Option<u64>,
 }
 
-/// The memory of the parts that `build` builds, on sequences up to `longest` through a model of this shape. Allocates
-/// nothing.
+/// Plans the memory of the parts that `build` makes, for a model of the shape `model` and sequences up to `longest`.
+/// Allocates nothing.
 pub fn planned<T>(
     builder: &Builder<'_>,
     model: &ModelConfig,
@@ -88,7 +88,7 @@ pub fn planned<T>(
     MemoryPlan::of(builder, model, longest, parts, counted)
 }
 
-/// What was booked on `memory`, as parts.
+/// Adds the memory that was counted on `memory` to `parts`; `whose` names the component that it belongs to.
 fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
     for (part, usage) in memory.usage() {
         let lowered_by = match (whose, part) {
@@ -109,8 +109,8 @@ fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
 }
 
 impl Part {
-    /// Whether nothing has touched it while weights are read, and the optimizer's state if the run `resumes`. Until
-    /// then Linux has promised its pages, and given none.
+    /// Whether this part is still untouched while weights are read (and the optimizer's state, if the run `resumes`).
+    /// Linux gives a process no physical pages for memory that it has not touched.
     fn is_untouched_while_reading(&self, resumes: bool) -> bool {
         let kind = self.name.rsplit(": ").next().unwrap_or_default();
         kind == "optimizer" && !resumes || ["gradients", "activations", "workspace", "kv cache"].contains(&kind)
@@ -122,7 +122,7 @@ impl Part {
 }
 
 impl Available {
-    /// What there is for a run on this context.
+    /// The memory that is available for a run on this context.
     pub fn of(ctx: &Context) -> Available {
         let free = ctx.device_memory().ok().flatten().and_then(|memory| memory.total_and_free);
         let held: u64 = ctx.memory().usage().values().map(|usage| usage.bytes as u64).sum();
@@ -131,7 +131,7 @@ impl Available {
 }
 
 impl MemoryPlan {
-    /// Adds what no tensor of a run accounts for, and sums up.
+    /// Adds the parts that no tensor accounts for (reading, threads, the program itself), and sums up.
     fn of(
         builder: &Builder<'_>,
         model: &ModelConfig,
@@ -164,8 +164,8 @@ impl MemoryPlan {
         Ok(MemoryPlan { parts, total, device_total, resident, longest, tensors, read, scratch })
     }
 
-    /// The plan on a device: where it has memory of its own, the tensors are there, with what its operations take for
-    /// themselves, and the host has what travels between them.
+    /// The same plan for a run on `device`. If the device has its own memory, the tensors and the scratch of its
+    /// operations are there, and the host holds only the buffers for copies to and from it.
     pub fn on(mut self, device: Device) -> MemoryPlan {
         if !device.is_cuda() {
             return self;
@@ -190,7 +190,8 @@ impl MemoryPlan {
         self
     }
 
-    /// Memory that this process can still take: what the machine has available, and what its control group leaves.
+    /// Bytes that this process can still take: the smaller of what the machine has available and what its control group
+    /// (cgroup) leaves.
     pub fn available_bytes() -> Option<u64> {
         let (_, available) = telemetry::system::memory_bytes();
         let resident = telemetry::system::rss_bytes().unwrap_or(0);
@@ -198,12 +199,12 @@ impl MemoryPlan {
         available.into_iter().chain(left).min()
     }
 
-    /// Bytes that are still to be taken.
+    /// Bytes of the host that the run still has to take.
     pub fn needed(&self) -> u64 {
         self.total.saturating_sub(self.resident)
     }
 
-    /// Refuses a run that cannot fit in what is `available`, and says what to lower.
+    /// Refuses a run that does not fit into the `available` memory; the error says which keys to lower.
     pub fn check(&self, available: Available, config: &Config) -> anyhow::Result<()> {
         if let Some(available) = available.host.filter(|&a| a < self.needed()) {
             let fixed = self.fixed(None).saturating_sub(self.resident);
@@ -218,7 +219,7 @@ impl MemoryPlan {
         }
     }
 
-    /// What no key lowers, in the memory of a device or of the host.
+    /// Bytes of the parts that no configuration key reduces, in the memory of device `on`, or of the host if `None`.
     fn fixed(&self, on: Option<&str>) -> u64 {
         self.parts.iter().filter(|p| p.on == on && p.lowered_by.is_empty()).map(|p| p.bytes).sum()
     }
@@ -249,12 +250,13 @@ impl MemoryPlan {
     }
 }
 
-/// Bytes as MiB with one decimal.
+/// A number of bytes as text in MiB, with one decimal.
 fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }
 
-/// The longest sequence and the longest completion among `rows` of (prompt, completion) tokens.
+/// The longest sequence and the longest completion among `rows`, each of which is the token counts of a prompt and its
+/// completion.
 pub fn longest_of(rows: &[(usize, usize)]) -> Longest {
     let total = rows.iter().map(|(p, c)| p + c).max().unwrap_or(0);
     let completion = rows.iter().map(|(_, c)| *c).max().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! What every run has: a directory, steps, logs, checkpoints, a plan of its memory, an end. Knows no algorithm: that is
-//! a [`TrainingTask`](task::TrainingTask).
+//! What every training run has, whatever its algorithm: a directory, steps, logs, checkpoints, a plan of its memory,
+//! and an end. The algorithm is in a [`TrainingTask`](task::TrainingTask).
 
 mod abandoned;
 pub mod alarms;
@@ -33,15 +33,15 @@ pub mod training;
 pub use context::context;
 pub use run_dir::RunDir;
 
-/// Why a run ended.
+/// The reason why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// All steps are done.
+    /// All steps of the run were done.
     Completed,
-    /// Evaluation stopped improving.
+    /// Evaluations stopped improving.
     EarlyStopping,
-    /// A callback, or the program that drives the run, ended it.
+    /// A callback, or the code that drives the run, ended it.
     Requested,
-    /// A signal; the run can be resumed from its last checkpoint, and no model was written.
+    /// A signal stopped the run. It can be resumed from its last checkpoint, and no final model was written.
     Interrupted,
 }

@@ -1,8 +1,8 @@
-//! A step that is prepared: what making its batch changes of the run, as a value beside the run.
+//! A prepared step: the changes that making its batch will cause in the run, kept as a value outside the run.
 //!
-//! A task makes a batch with the run before it, which it cannot change. What the batch takes of the data, what it
-//! measures and observes is written here, and enters the run when the step is taken. If the value is dropped instead (a
-//! stop request, a reward that fails), nothing has happened.
+//! A task makes a batch while it can only read the run. The rows that the batch takes, its metrics and its observations
+//! are recorded here, and enter the run when the step is taken. If the value is dropped instead (after a stop request
+//! or a failed reward), the run has not changed.
 
 use super::alarms::Observations;
 use super::data_position::DataPosition;
@@ -10,37 +10,38 @@ use super::profile::Measured;
 use super::reward_notes::RewardNotes;
 use super::training::TrainingRun;
 
-/// What making a batch changes of its run once the step on it is taken.
+/// The changes that making a batch causes in its run, once the step on that batch is taken.
 pub struct PreparedStep {
-    /// After the rows of the batch.
+    /// The position in the training data after the rows of the batch.
     pub data: DataPosition,
-    /// What alarms look at.
+    /// Observations for the alarms.
     pub observed: Observations,
-    /// What lines of progress say of rewards from then on.
+    /// Remarks about rewards that progress lines show after this step.
     pub notes: RewardNotes,
-    /// What a profile has of it.
+    /// Measurements for the profile.
     pub measured: Measured,
-    /// In the order in which they were measured: sums have the bits of that order.
+    /// Metrics in the order in which they were measured. They are summed in this order, so that the sums are always the
+    /// same bits.
     metrics: Vec<(String, f64)>,
 }
 
 impl PreparedStep {
-    /// The next step of `run`, so far without a batch.
+    /// A prepared step for the next step of `run`, before its batch is made.
     pub fn after(run: &TrainingRun) -> PreparedStep {
         let (data, notes) = (run.data.clone(), run.log.notes.clone());
         let (observed, measured) = (Observations::default(), Measured::default());
         PreparedStep { data, observed, notes, measured, metrics: Vec::new() }
     }
 
-    /// Adds a value to the mean that is logged next.
+    /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
         self.metrics.push((name.to_owned(), value));
     }
 }
 
 impl TrainingRun {
-    /// The step on a prepared batch is taken: what follows is not rolled back. The checkpoint of the step before is
-    /// written then.
+    /// Applies the changes of a prepared step to the run; from here on the step is not rolled back. Before that, it
+    /// waits until the checkpoint of the previous step is written.
     pub fn commit(&mut self, step: PreparedStep) -> anyhow::Result<()> {
         self.finish_checkpoint()?;
         let PreparedStep { data, observed, notes, measured, metrics } = step;

@@ -1,5 +1,5 @@
-//! What a run was made of, for `record.json`: which command, versions, instruction set, hashes of model and data, each
-//! start.
+//! Writes `record.json`, the record of what a run was made from: its command, versions, instruction set, hashes of
+//! model and data, and each of its starts.
 
 use crate::algorithms::Reference;
 use crate::bad_input;
@@ -16,27 +16,27 @@ use std::path::Path;
 use telemetry::record::{FileHash, RunRecord, Start, hash_file_until, sha256};
 use telemetry::system;
 
-/// What of the record the caller of [`write()`] knows.
+/// The facts of the record that the caller of [`write()`] supplies.
 pub struct RunMetadata<'a> {
-    /// The subcommand that makes such runs.
+    /// The subcommand of the run, such as `train` or `sft`.
     pub command: &'a str,
     /// The resolved configuration.
     pub config: &'a Config,
-    /// The configuration as `config.toml` says it.
+    /// The text of `config.toml`.
     pub config_toml: &'a str,
-    /// What it computes with.
+    /// The device and threads that the run computes with.
     pub ctx: &'a Context,
-    /// The files that it began from.
+    /// Hashes of the model files that the run began from.
     pub models: &'a Models,
     /// SHA-256 of the training data.
     pub data_hash: &'a str,
-    /// The step that this start continues after.
+    /// The last step that was done before this start; 0 for a new run.
     pub step: u64,
-    /// The keys that this start changed.
+    /// The configuration keys that this start changed.
     pub changed: Vec<String>,
 }
 
-/// Writes the record of a run that starts, or adds this start to it.
+/// Writes the record of a new run, or adds this start to an existing record.
 pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     let RunMetadata { config, ctx, mut changed, .. } = metadata;
     changed.extend(metadata.models.changed_rewards.iter().cloned());
@@ -80,29 +80,29 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     Ok(run.write(&run.record(), &record.to_bytes()?)?)
 }
 
-/// What isolates the programs that rewards run, by the rewards' names.
+/// For each reward that runs programs: its name, and the kind of isolation in which the programs run.
 pub fn isolation(config: &Config, command: &str) -> Vec<(String, &'static str)> {
     let names = rewards::names(&config.reward_funcs).unwrap_or_default();
     let rewards = names.into_iter().zip(&config.reward_funcs).filter(|_| command == Purpose::Grpo.command());
     rewards.filter_map(|(name, spec)| Some((name, spec.isolation()?))).collect()
 }
 
-/// The files of the models that a run reads when it starts.
+/// Hashes of the model files that a run reads when it starts.
 pub struct Models {
     model: Vec<FileHash>,
     reference: Vec<FileHash>,
-    /// What rewards are made of: a file each, with its path for a name.
+    /// Hashes of the files that rewards are made of; the name of each is its path.
     rewards: Vec<FileHash>,
-    /// Those of them that are no longer what they were when the run continued last, each with both hashes.
+    /// Reward files that changed since the run last started; each text has both hashes.
     pub changed_rewards: Vec<String>,
-    /// What a person should know of a check that could not be made.
+    /// A warning about a check that could not be made, if there is one.
     pub unchecked: Option<String>,
 }
 
 impl Models {
-    /// Hashes the files of the model in `dir`, and of a reference model of its own. A run that continues after a
-    /// checkpoint must find what it began with, in the record of `run`: the model's shape and tokenizer, and its
-    /// weights if it still reads them.
+    /// Hashes the files of the model in `dir`, and of the reference or teacher model if there is a separate one. If the
+    /// run `resumes`, the model's shape and tokenizer must be those in the record of `run`, and its weights too if the
+    /// run still reads them.
     pub fn hashed(
         run: &RunDir,
         config: &Config,
@@ -150,13 +150,13 @@ impl Models {
         Ok(Models { model, reference, rewards, changed_rewards, unchecked })
     }
 
-    /// A hash of the model's weights, which an adapter on them records.
+    /// A hash of the model's weights, which adapters trained on it record.
     pub fn weights_sha256(&self) -> String {
         of_weights(&self.model)
     }
 }
 
-/// The files that the configuration's rewards are made of: programs, scripts, Python files, reward models.
+/// Hashes of the files that the configured rewards are made of: programs, scripts, Python files, reward models.
 fn reward_files(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<FileHash>> {
     let files = RefCell::new(Vec::new());
     for spec in &config.reward_funcs {
@@ -178,7 +178,7 @@ fn reward_files(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<FileHa
     Ok(files.into_inner())
 }
 
-/// Refuses files that are not those of the record. Without one there is nothing to compare with.
+/// Refuses files whose hashes differ from the recorded ones. A file that is not in the record is accepted.
 fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileHash]) -> anyhow::Result<()> {
     for file in found {
         if let Some(old) = recorded.iter().find(|old| old.name == file.name)
@@ -196,7 +196,7 @@ fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileH
     Ok(())
 }
 
-/// Refuses to continue with a run of another command: its checkpoints would not mean the same.
+/// Refuses to resume a run that another subcommand made, because its checkpoints have another meaning.
 pub fn check_command(run: &RunDir, command: &str) -> anyhow::Result<()> {
     match RunRecord::read(&run.record()) {
         Ok(record) if !record.kind.is_empty() && record.kind != command => Err(BadInput::new(format!(

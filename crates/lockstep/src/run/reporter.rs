@@ -1,5 +1,5 @@
-//! What a run reports: means of metrics every `logging_steps`, as TRL logs them, and everything else as it happens, as
-//! events for the run's sinks. It does not know what a metric means, nor where it goes.
+//! Reports what a run does, as events for the run's sinks: means of metrics every `logging_steps`, as TRL logs them,
+//! and everything else as it happens. It does not know what a metric means, nor where the events end up.
 
 use super::RunDir;
 use super::checkpoint::state::MetricSums;
@@ -11,18 +11,18 @@ use telemetry::{
     ClosedLog, CompletionRows, CompletionsSink, EventKind, HParam, MetricsSink, Sinks, TensorBoardSink, TraceSink,
 };
 
-/// Bytes of `trace.json` at most.
+/// The largest size of `trace.json`, in bytes.
 const TRACE_BYTES: u64 = 32 << 20;
 
-/// The sinks of a run, and what is to be logged next.
+/// The sinks of a run, and the sums of the metrics that are logged next.
 pub struct Reporter {
     sinks: Sinks,
     logging_steps: u64,
     first_step: bool,
     sums: MetricSums,
-    /// Metrics of this step alone.
+    /// Values of the metrics in the current step.
     step_values: BTreeMap<String, f64>,
-    /// A table of completions could not be written, which was said.
+    /// True once a table of completions could not be written and the user was warned.
     lacks_tables: bool,
 }
 
@@ -38,7 +38,7 @@ pub(super) fn hparams(config: &Config) -> Vec<(String, HParam)> {
     hyperparameters(config).into_iter().map(|(name, value)| (name.to_owned(), param(value))).collect()
 }
 
-/// What histograms show: finite values, and no empty list.
+/// Prepares values for histograms: removes values that are not finite, and then lists that are empty.
 pub fn finite<const N: usize>(all: [(&str, Vec<f64>); N]) -> Vec<(String, Vec<f64>)> {
     let finite = |(name, values): (&str, Vec<f64>)| {
         (name.to_owned(), values.into_iter().filter(|x| x.is_finite()).collect::<Vec<_>>())
@@ -47,7 +47,7 @@ pub fn finite<const N: usize>(all: [(&str, Vec<f64>); N]) -> Vec<(String, Vec<f6
 }
 
 impl Reporter {
-    /// Adds the files of `run` to the sinks that the caller has.
+    /// Adds the files of the directory `run` to the caller's sinks.
     pub fn open(run: &RunDir, sinks: Sinks, config: &Config) -> anyhow::Result<Reporter> {
         sinks.add(MetricsSink::open(run.metrics())?);
         // A log that a resumed run no longer writes is still cut back and kept with its checkpoints.
@@ -81,40 +81,41 @@ impl Reporter {
         })
     }
 
-    /// Where events go.
+    /// The receivers of events.
     pub fn sinks(&self) -> &Sinks {
         &self.sinks
     }
 
-    /// Cuts the files back to what they were at a checkpoint after `step`, and takes up its unlogged sums.
+    /// Cuts the log files back to their lengths at the checkpoint after `step`, and restores the sums that were not
+    /// logged yet.
     pub fn resume(&mut self, step: u64, log_bytes: &BTreeMap<String, u64>, sums: MetricSums) -> anyhow::Result<()> {
         self.sinks.resume(step, log_bytes)?.iter().for_each(|note| self.sinks.warn(note));
         self.sums = sums;
         Ok(())
     }
 
-    /// Reports a recorded group.
+    /// Records a group that the run trains on.
     pub fn record_rollout(&mut self, group: &Group) -> anyhow::Result<()> {
         let mut record = Vec::new();
         group.write(&mut record);
         Ok(self.sinks.emit(EventKind::Rollout { record })?)
     }
 
-    /// Reports what a step did to a group.
+    /// Records what a step did to a group.
     pub fn record_update(&mut self, group: &Group) -> anyhow::Result<()> {
         let mut record = Vec::new();
         group.write(&mut record);
         Ok(self.sinks.emit(EventKind::Update { record })?)
     }
 
-    /// Reports a recorded group of an evaluation.
+    /// Records a group of an evaluation.
     pub fn record_evaluation(&mut self, group: &Group) -> anyhow::Result<()> {
         let mut record = Vec::new();
         group.write(&mut record);
         Ok(self.sinks.emit(EventKind::Evaluated { record })?)
     }
 
-    /// Reports how values of the generation that is learned from after `step` are distributed.
+    /// Reports histograms of the generation that the step after `step` learns from.
     pub fn distributions(&mut self, step: u64, values: Vec<(String, Vec<f64>)>) -> anyhow::Result<()> {
         match values.is_empty() {
             true => Ok(()),
@@ -122,8 +123,8 @@ impl Reporter {
         }
     }
 
-    /// Reports the completions of a step, of which a console shows some. No run ends because their table cannot be
-    /// written.
+    /// Reports the completions of a step; the console shows the first `shown`. If their table cannot be written, the
+    /// run warns and continues.
     pub fn completions(&mut self, rows: CompletionRows, shown: usize) {
         if let Err(error) = self.sinks.emit(EventKind::Completions { rows, shown })
             && !std::mem::replace(&mut self.lacks_tables, true)
@@ -132,33 +133,33 @@ impl Reporter {
         }
     }
 
-    /// The sums not yet logged: for a checkpoint.
+    /// The sums that are not logged yet, which a checkpoint saves.
     pub fn unlogged(&self) -> &MetricSums {
         &self.sums
     }
 
-    /// Adds a value to the mean that is logged next.
+    /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
         self.sums.add(name, value);
         self.step_values.insert(name.to_owned(), value);
     }
 
-    /// The values added in this step; the next one begins with none.
+    /// Takes the values added in this step; the next step begins with none.
     pub fn take_step_values(&mut self) -> BTreeMap<String, f64> {
         std::mem::take(&mut self.step_values)
     }
 
-    /// Sets a value that is logged next as it is.
+    /// Sets a metric that is logged next as it is, without a mean.
     pub fn set(&mut self, name: &str, value: f64) {
         self.sums.set(name, value);
     }
 
-    /// Whether step `step` is logged.
+    /// Whether the metrics of step `step` are logged.
     pub fn logs_at(&self, step: u64, last: bool) -> bool {
         step.is_multiple_of(self.logging_steps) || last || (step == 1 && self.first_step)
     }
 
-    /// Ends optimizer step `step`: on a logging step, reports the means and returns them.
+    /// Ends optimizer step `step`. On a logging step, reports the means of the metrics and returns them.
     pub fn end_step(&mut self, step: u64, last: bool) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         if !self.logs_at(step, last) {
             return Ok(None);
@@ -168,7 +169,7 @@ impl Reporter {
         Ok(Some(means))
     }
 
-    /// Reports values of `step` at once: an evaluation.
+    /// Reports metrics of `step` at once, without means; used for evaluations.
     pub fn metrics(&mut self, step: u64, values: Vec<(String, f64)>) -> anyhow::Result<()> {
         Ok(self.sinks.emit(EventKind::Metrics { step, values })?)
     }

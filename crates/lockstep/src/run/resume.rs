@@ -1,4 +1,4 @@
-//! Where a run begins, and what must not have changed since a checkpoint.
+//! Where a training run begins (new, or from a checkpoint), and what must not have changed since that checkpoint.
 
 use super::RunDir;
 use super::checkpoint;
@@ -9,19 +9,19 @@ use crate::error::{BadInput, OrBadInput, paragraph};
 use kernels::Context;
 use std::path::{Path, PathBuf};
 
-/// Where a run begins.
+/// The point from which a run begins.
 #[derive(Clone, Debug)]
 pub enum ResumeFrom {
-    /// A new directory.
+    /// A new run in a new directory.
     Nothing,
-    /// After this checkpoint.
+    /// After the step of this checkpoint.
     Checkpoint(PathBuf),
-    /// A run that was killed before its first checkpoint: from step 0 again.
+    /// From step 0 again, in the directory of a run that was killed before its first checkpoint.
     Beginning,
 }
 
 impl ResumeFrom {
-    /// The checkpoint, if it is one.
+    /// The directory of the checkpoint, if the run begins from one.
     pub fn checkpoint(&self) -> Option<&Path> {
         match self {
             ResumeFrom::Checkpoint(dir) => Some(dir),
@@ -29,7 +29,7 @@ impl ResumeFrom {
         }
     }
 
-    /// The configuration that the run in `dir` was last started with; none of a new run.
+    /// The configuration with which the run in `dir` was last started; `None` for a new run.
     pub(super) fn configuration(&self, dir: &RunDir, purpose: Purpose) -> anyhow::Result<Option<Config>> {
         if matches!(self, ResumeFrom::Nothing) || !dir.config().exists() {
             return Ok(None);
@@ -39,7 +39,7 @@ impl ResumeFrom {
     }
 }
 
-/// The run and the checkpoint that `resume` names. `latest` means the run of the output directory.
+/// Finds the run and the checkpoint that `resume` names. `latest` means the run in `output_dir`.
 pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunDir, ResumeFrom)> {
     let named = match resume {
         "latest" => output_dir.map(Path::to_owned).ok_or_else(|| {
@@ -67,8 +67,9 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
     }
 }
 
-/// The run that `path` is, or is a checkpoint of, and a model of it: that checkpoint, or the result, or the newest
-/// checkpoint. Neither takes the run's lock nor writes: another process may be training it.
+/// Finds a run and one of its models, where `path` is a run or one of its checkpoints. The model is that checkpoint;
+/// for a run it is the final model or else the newest checkpoint. Does not take the run's lock and writes nothing,
+/// since another process may be training that run.
 pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
     // As find_run: a checkpoint may be named by a link.
     let real = path.canonicalize().or_bad_input_in(path.display())?;
@@ -86,13 +87,14 @@ pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
     }
 }
 
-/// The directory of the run that the absolute `path` is a checkpoint of.
+/// The run's directory, if the absolute `path` is one of its checkpoints.
 fn run_of(path: &Path) -> Option<&Path> {
     path.join(state::FILE).is_file().then(|| path.parent().and_then(Path::parent).unwrap_or(Path::new("/")))
 }
 
-/// The configuration with which `run` is resumed: the one that it began with, or the file that `layers` names, and over
-/// it what else `layers` says, as far as it may change; and those changes of which a person should know.
+/// The configuration with which `run` is resumed: the file that `layers` names, or else the run's own `config.toml`,
+/// with the other settings of `layers` on top. A key that must not change is an error. The texts describe changes that
+/// the user should know of.
 pub fn resolve_resumed(run: &RunDir, layers: Layers) -> anyhow::Result<(Resolved, Vec<String>)> {
     let began = Layers { purpose: layers.purpose, file: Some(run.config()), ..Layers::default() }.resolve()?;
     let now = Layers { file: layers.file.clone().or(Some(run.config())), ..layers }.resolve()?;
@@ -100,7 +102,8 @@ pub fn resolve_resumed(run: &RunDir, layers: Layers) -> anyhow::Result<(Resolved
     Ok((now, changes))
 }
 
-/// What is wrong with the checkpoint that a run begins from may be right in the one before it.
+/// If the checkpoint that a run begins from is damaged, adds advice to the error: to resume from the checkpoint before
+/// it.
 pub fn or_earlier<T>(result: anyhow::Result<T>, resume_from: &ResumeFrom, dir: &RunDir) -> anyhow::Result<T> {
     let (Err(error), Some(checkpoint)) = (&result, resume_from.checkpoint()) else { return result };
     let text = paragraph(error);
@@ -144,7 +147,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// A run with complete checkpoints of steps 1 and 2.
+    /// Makes a run with complete checkpoints of steps 1 and 2.
     fn run() -> (tempfile::TempDir, RunDir) {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::fresh(&dir.path().canonicalize().unwrap()).unwrap();

@@ -1,38 +1,39 @@
-//! What a run's lines of progress say of its rewards: which one it waits for, and how much ran out of time.
+//! Remarks about rewards in a run's progress lines: which reward the run waits for, and how many completions timed out.
 
 use std::collections::BTreeMap;
 
 /// Rewards that take less than this many seconds of a step are not slow, whatever their share.
 const SLOW_S: f64 = 1.0;
 
-/// What is to be said.
+/// The remarks about rewards that progress lines show.
 #[derive(Clone, Debug, Default)]
 pub struct RewardNotes {
-    /// The slow reward of the last generation, and its seconds.
+    /// The slow reward of the last generation, and the seconds it took.
     slow: Option<(String, f64)>,
-    /// Completions that ran out of time since the program was started, by reward: of a few among many nobody sees the
-    /// one line that would have them.
+    /// For each reward, how many completions timed out since the process was started. A total is shown because a few
+    /// timeouts among many progress lines would be overlooked.
     timed_out: BTreeMap<String, usize>,
-    /// What was said last: which reward is slow, and the counts.
+    /// What was reported last: the name of the slow reward, and the counts of timeouts.
     said: (Option<String>, BTreeMap<String, usize>),
 }
 
 impl RewardNotes {
-    /// A generation took so many seconds, and the run waited so many for its rewards, each of which took its own.
+    /// Takes the times of one generation, in seconds: generating, waiting for rewards, and the work of each reward by
+    /// name.
     pub fn waited(&mut self, rollout_s: f64, waited_s: f64, of_rewards: &BTreeMap<String, f64>) {
         let longest = of_rewards.iter().max_by(|a, b| a.1.total_cmp(b.1));
         let slow = longest.filter(|_| waited_s > SLOW_S && waited_s > rollout_s);
         self.slow = slow.map(|(name, seconds)| (name.clone(), *seconds));
     }
 
-    /// So many more completions ran out of time.
+    /// Adds `completions` that timed out in the reward `reward`.
     pub fn timed_out(&mut self, reward: &str, completions: usize) {
         if completions > 0 {
             *self.timed_out.entry(reward.to_owned()).or_default() += completions;
         }
     }
 
-    /// All of it; none if there is nothing to say.
+    /// The remarks as one text; `None` if there are none.
     pub fn text(&self) -> Option<String> {
         let counts: Vec<String> = self.timed_out.iter().map(|(name, count)| format!("{name} {count}")).collect();
         let timed_out = (!counts.is_empty()).then(|| format!("timed out so far: {}", counts.join(", ")));
@@ -41,7 +42,7 @@ impl RewardNotes {
         (!all.is_empty()).then(|| all.join(" · "))
     }
 
-    /// Whether another reward is slow, or more has run out of time, than when this was asked last.
+    /// Whether the slow reward or the counts of timeouts have changed since the last call.
     pub fn is_news(&mut self) -> bool {
         let now = (self.slow.as_ref().map(|(name, _)| name.clone()), self.timed_out.clone());
         std::mem::replace(&mut self.said, now.clone()) != now

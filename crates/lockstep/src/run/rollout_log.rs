@@ -1,5 +1,5 @@
-//! `rollouts.bin`: the groups that a run trained on; `updates.bin`: what steps did to some of them; `evaluations.bin`:
-//! the groups of evaluations.
+//! Writes recorded groups of completions to three files: `rollouts.bin` has the groups that a run trained on,
+//! `updates.bin` what optimizer steps did to some of them, and `evaluations.bin` the groups of evaluations.
 
 use crate::rollouts::wire::file::GroupLog;
 use std::collections::BTreeMap;
@@ -7,19 +7,19 @@ use std::io;
 use std::path::Path;
 use telemetry::{Error, Event, EventKind, Result, Sink};
 
-/// What is recorded in a file.
+/// The kind of groups that a file records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recorded {
-    /// Groups that are trained on.
+    /// Groups that the run trains on.
     Rollouts,
-    /// What steps did to some of them.
+    /// Records of what optimizer steps did to some of these groups.
     Updates,
     /// Groups of evaluations.
     Evaluations,
 }
 
 impl Recorded {
-    /// The file's name among the lengths of logs.
+    /// The file's name in the checkpoint's table of log lengths.
     fn name(self) -> &'static str {
         match self {
             Recorded::Rollouts => "rollouts.bin",
@@ -28,7 +28,7 @@ impl Recorded {
         }
     }
 
-    /// The record of such an event.
+    /// The bytes of the record in `event`, if the event is of this kind.
     fn record(self, event: &EventKind) -> Option<&[u8]> {
         match (self, event) {
             (Recorded::Rollouts, EventKind::Rollout { record })
@@ -39,29 +39,30 @@ impl Recorded {
     }
 }
 
-/// Writes it, and the index beside it. A record is for who looks at the run later: the run continues where it cannot be
-/// written.
+/// Appends records to one of these files and to the index beside it. Nothing in training depends on them, so the run
+/// continues if a record cannot be written.
 #[derive(Debug)]
 pub struct RolloutLog {
     log: GroupLog,
     kind: Recorded,
-    /// Bytes that it may have.
+    /// The largest size that the file may reach, in bytes.
     most: u64,
-    /// Nothing more is recorded.
+    /// True once recording has stopped.
     ended: bool,
-    /// Why, until it is said.
+    /// The reason why recording stopped, until it has been reported.
     note: Option<String>,
 }
 
 impl RolloutLog {
-    /// Opens the file to append up to `most` bytes; what a kill left of a group is cut off.
+    /// Opens the file to append up to `most` bytes. An incomplete group at its end, left by a killed process, is cut
+    /// off.
     pub fn open(kind: Recorded, path: &Path, most: Option<usize>) -> Result<RolloutLog> {
         let log = GroupLog::open(path).map_err(|source| Error::Io { action: "open", path: path.to_owned(), source })?;
         let most = most.map_or(u64::MAX, |most| most as u64);
         Ok(RolloutLog { log, kind, most, ended: false, note: None })
     }
 
-    /// Records no more, which is said at the next step.
+    /// Stops recording; the reason is reported at the next step.
     fn end(&mut self, why: &str) {
         self.ended = true;
         let path = self.log.path().display();

@@ -1,4 +1,4 @@
-//! A run's directory: what lies where, and how files get there whole.
+//! The layout of a run's directory, and functions that write its files whole or not at all.
 //!
 //! ```text
 //! OUT/config.toml              the resolved configuration
@@ -28,22 +28,23 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What the Python package marks the directories with that it writes before a run begins: `given-…`, models and
-/// tokenizers that were given in memory.
+/// The file by which the Python package marks the directories `given-…`. It writes models and tokenizers that were
+/// passed in memory there before a run begins.
 const GIVEN: &str = "written_by_lockstep_rl.json";
 
-/// The directory of one run, whose lock the clones share.
+/// The directory of one run. Clones of this value share the lock of the directory.
 #[derive(Clone, Debug)]
 pub struct RunDir {
     root: PathBuf,
     lock: Arc<Mutex<Option<RunLock>>>,
-    /// What was written once and a resume needs, for whoever deletes it during the run.
+    /// Files that were written once and that a resume needs, with their bytes, so that they can be written again if
+    /// somebody deletes them during the run.
     written: Arc<Mutex<BTreeMap<PathBuf, Vec<u8>>>>,
 }
 
 impl RunDir {
-    /// A new run in `root`, which must not exist or be empty. Nothing is written yet: call [`RunDir::create`] once
-    /// every input is known to be good.
+    /// A new run in `root`, which must be empty or not exist. Nothing is written yet: call [`RunDir::create`] once all
+    /// inputs have been checked.
     pub fn fresh(root: &Path) -> anyhow::Result<RunDir> {
         if root.is_file() {
             return Err(BadInput::new(format!("output_dir {} is a file; give a directory", root.display())));
@@ -72,7 +73,8 @@ impl RunDir {
         Ok(run)
     }
 
-    /// Whether `root` does not exist, is empty, or holds no more than a run has before its configuration is whole.
+    /// Whether `root` does not exist, is empty, or has only those files that a run may have before its configuration is
+    /// written.
     pub fn is_new(root: &Path) -> bool {
         let not_yet_a_run = |entry: std::io::Result<fs::DirEntry>| {
             entry.is_ok_and(|e| {
@@ -90,7 +92,7 @@ impl RunDir {
         }
     }
 
-    /// The existing run in `root`, to read from: another process may write into it.
+    /// The existing run in `root`, for reading only: another process may be writing into it.
     pub fn open(root: &Path) -> anyhow::Result<RunDir> {
         let run = RunDir::at(&std::path::absolute(root).or_bad_input_in(root.display())?);
         if !run.config().is_file() {
@@ -99,20 +101,20 @@ impl RunDir {
         Ok(run)
     }
 
-    /// The existing run in `root`, which no other process writes into until this one ends.
+    /// The existing run in `root`, locked so that no other process writes into it until this one ends.
     pub fn existing(root: &Path) -> anyhow::Result<RunDir> {
         let run = RunDir::open(root)?;
         run.lock()?;
         Ok(run)
     }
 
-    /// The names that a run in `root` has.
+    /// A value for the directory `root`, without any check.
     pub(super) fn at(root: &Path) -> RunDir {
         RunDir { root: root.to_owned(), lock: Arc::default(), written: Arc::default() }
     }
 
-    /// Takes the lock of the directory, which is made if need be, unless a clone has it. Says who was killed while it
-    /// had it.
+    /// Takes the lock of the directory, unless a clone of this value already has it. Makes the directory if needed.
+    /// Returns the process that was killed while it held the lock, if there is one.
     pub(super) fn lock(&self) -> anyhow::Result<Option<String>> {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if lock.is_none() {
@@ -122,20 +124,21 @@ impl RunDir {
         Ok(lock.as_ref().and_then(|lock| lock.killed.as_ref()).map(ToString::to_string))
     }
 
-    /// Gives the lock back, for all clones.
+    /// Releases the lock, for all clones of this value.
     pub(crate) fn unlock(&self) {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// Makes the directories. The configuration comes before all else: a run killed at any later moment can be resumed.
+    /// Makes the directories. The configuration is written before everything else, so that a run killed at any later
+    /// moment can be resumed.
     pub fn create(&self, config_toml: &str) -> anyhow::Result<()> {
         make(&self.root)?;
         self.write(&self.config(), config_toml.as_bytes())?;
         [self.checkpoints(), self.completions(), self.tensorboard()].iter().try_for_each(|dir| make(dir))
     }
 
-    /// Removes what processes that were killed left under temporary names, older versions' too. Nobody else writes here
-    /// while this process has the lock.
+    /// Removes temporary files that killed processes left behind, also those of older versions. No other process writes
+    /// here while this one has the lock.
     pub(super) fn sweep(&self) -> std::io::Result<()> {
         for directory in [self.root(), &self.completions()] {
             for entry in fs::read_dir(directory)? {
@@ -149,7 +152,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Writes one of its files, whole or not at all.
+    /// Writes one of the run's files, whole or not at all.
     pub fn write(&self, path: &Path, bytes: &[u8]) -> model::Result<()> {
         write_atomically(path, bytes)?;
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
@@ -157,8 +160,8 @@ impl RunDir {
         Ok(())
     }
 
-    /// Looks whether somebody deleted, during the run, what a resume needs: such files are written again, which
-    /// the texts say. An error is a directory that is gone, or that another process has begun to write into.
+    /// Checks whether somebody deleted files that a resume needs; these are written again, and the returned texts say
+    /// so. It is an error if the directory is gone, or if another process has begun to write into it.
     pub(super) fn check(&self) -> anyhow::Result<Vec<String>> {
         let root = self.root.display();
         if !self.root.is_dir() {
@@ -183,69 +186,69 @@ impl RunDir {
         Ok(notes)
     }
 
-    /// The directory itself.
+    /// The path of the run's directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
-    /// The resolved configuration.
+    /// Path of the resolved configuration.
     pub fn config(&self) -> PathBuf {
         self.root.join("config.toml")
     }
-    /// Versions, ISA, seed, hashes.
+    /// Path of the record: versions, instruction set, seed, hashes.
     pub fn record(&self) -> PathBuf {
         self.root.join("record.json")
     }
-    /// One line per logged step.
+    /// Path of the metrics, one line for each logged step.
     pub fn metrics(&self) -> PathBuf {
         self.root.join("metrics.jsonl")
     }
-    /// Event files.
+    /// Directory of TensorBoard's event files.
     pub fn tensorboard(&self) -> PathBuf {
         self.root.join("tensorboard")
     }
-    /// Rollouts that were trained on, if they are recorded.
+    /// Path of the groups that were trained on, if they are recorded.
     pub fn rollouts(&self) -> PathBuf {
         self.root.join("rollouts.bin")
     }
-    /// What steps did to tokens of some of them.
+    /// Path of the record of what steps did to the tokens of some groups.
     pub fn updates(&self) -> PathBuf {
         self.root.join("updates.bin")
     }
-    /// The groups of evaluations.
+    /// Path of the groups of evaluations.
     pub fn evaluations(&self) -> PathBuf {
         self.root.join("evaluations.bin")
     }
-    /// What older versions recorded instead.
+    /// Path of the rollouts in the format that older versions recorded.
     pub fn older_rollouts(&self) -> PathBuf {
         self.root.join("rollouts.jsonl")
     }
-    /// Completion tables.
+    /// Directory of the tables of completions.
     pub fn completions(&self) -> PathBuf {
         self.root.join("completions")
     }
-    /// All checkpoints.
+    /// Directory of all checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.root.join("checkpoints")
     }
-    /// The checkpoint after `step` optimizer steps.
+    /// Directory of the checkpoint after `step` optimizer steps.
     pub fn checkpoint(&self, step: u64) -> PathBuf {
         self.checkpoints().join(format!("step-{step:06}"))
     }
-    /// The final model.
+    /// Directory of the final model.
     pub fn model(&self) -> PathBuf {
         self.root.join("model")
     }
-    /// Spans.
+    /// Path of the trace, the timed spans of the steps.
     pub fn trace(&self) -> PathBuf {
         self.root.join("trace.json")
     }
-    /// The log of process `rank`.
+    /// Path of the log of the process with this `rank`.
     pub fn log(&self, rank: usize) -> PathBuf {
         self.root.join(format!("lockstep-{rank}.log"))
     }
 }
 
-/// `.NAME.PID.partial` and `.NAME.PID.tmp`, or a result that is being put together.
+/// Whether `name` is that of a temporary file (`.NAME.PID.partial`, `.NAME.PID.tmp`) or of an unfinished result.
 fn is_temporary(name: &str) -> bool {
     let file = name.strip_prefix('.').and_then(|name| name.strip_suffix(".partial").or(name.strip_suffix(".tmp")));
     let pid = file.and_then(|name| name.rsplit_once('.')).is_some_and(|(_, pid)| pid.parse::<u32>().is_ok());
@@ -256,12 +259,12 @@ fn make(dir: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(dir).map_err(|e| anyhow::anyhow!("cannot make {}: {e}", dir.display()))
 }
 
-/// Writes a file so that a reader sees the old bytes or the new ones, never a part.
+/// Writes a file so that a reader sees either all of the old bytes or all of the new ones.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> model::Result<()> {
     model::io::write_atomically(path, |out| out.write_all(bytes).map_err(|e| model::Error::io(path, e)))
 }
 
-/// Makes renames and new names in `dir` survive a power cut.
+/// Syncs the directory `dir`, so that renames and new files in it survive a power failure.
 pub fn sync_directory(dir: &Path) -> std::io::Result<()> {
     File::open(dir)?.sync_all()
 }
@@ -283,7 +286,7 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
-    /// What a run that was killed before its configuration was whole leaves behind is in nobody's way.
+    /// Checks that files left by a run that was killed before its configuration was written do not block a new run.
     #[test]
     fn a_directory_that_was_only_locked_is_new() {
         let dir = tempfile::tempdir().unwrap();

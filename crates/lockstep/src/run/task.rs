@@ -1,30 +1,30 @@
-//! What a way to train is to the run that drives it.
+//! The interface between a way to train (GRPO, SFT, DPO, ...) and the run that drives it.
 
 use super::learner::Learner;
 use super::training::TrainingRun;
 use crate::models::WriteFiles;
 use serde_json::Value;
 
-/// A way to train: GRPO, PPO, supervised, preference pairs, reward models. The run that drives it counts steps, logs,
-/// evaluates, saves and stops; the task knows what is learned from what.
+/// A way to train: GRPO, PPO, SFT, DPO or reward models. The run that drives it counts steps, logs, evaluates, saves
+/// and stops; the task decides what is learned from which data.
 pub trait TrainingTask {
-    /// What an optimizer step learns from, with all that making it changes: of the run
-    /// ([`PreparedStep`](super::prepared::PreparedStep)), and of the task's [`state`](Self::state).
+    /// The data of one optimizer step, together with all changes that making it causes: in the run
+    /// ([`PreparedStep`](super::prepared::PreparedStep)) and in the task's own [`state`](Self::state).
     type Batch;
 
-    /// The metrics that progress shows.
+    /// Names of the metrics that the progress line shows.
     fn shown_metrics(&self) -> &'static [&'static str];
 
-    /// The batch of the next optimizer step. A task that waits for one looks whether the run is to stop. If the batch
-    /// is dropped, neither the run nor the task's state has changed: another call gives the same one again, bit for
-    /// bit.
+    /// Makes the batch of the next optimizer step. A task that has to wait for data checks whether the run is to stop.
+    /// If the batch is dropped, neither the run nor the task's state has changed, and another call makes the same batch
+    /// again, bit for bit.
     fn next_batch(&mut self, run: &TrainingRun) -> anyhow::Result<Self::Batch>;
 
-    /// One optimizer step on it. A stop request can end its gradient, and the batch is dropped; then it is
-    /// [committed](TrainingRun::commit), and from there on the step is taken.
+    /// Takes one optimizer step on `batch`. A stop request can interrupt the gradient, and the batch is then dropped.
+    /// After the gradient the batch is [committed](TrainingRun::commit), and from there on the step is completed.
     fn step(&mut self, run: &mut TrainingRun, batch: Self::Batch) -> anyhow::Result<()>;
 
-    /// The metrics of held-out data; `None` where there is none.
+    /// The metrics of held-out data; `None` if there are no such data.
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>>;
 
     /// Whether the last step is evaluated even if no evaluation is due.
@@ -32,56 +32,58 @@ pub trait TrainingTask {
         false
     }
 
-    /// Waits for what a checkpoint of now must have and is still being made elsewhere.
+    /// Waits for results that are still being made elsewhere and that a checkpoint at this step must contain.
     fn complete_state(&mut self, _run: &TrainingRun) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// Whether a checkpoint of now can be had after a reward has failed.
+    /// Whether a checkpoint can be saved after a reward has failed.
     fn saves_on_failure(&self) -> bool {
         true
     }
 
-    /// What the next step depends on beside what every run saves, floats as their bits. Opaque to the checkpoint.
+    /// The task's own state that the next step depends on, with floats as their bits. The checkpoint saves it without
+    /// knowing what it means.
     fn state(&self) -> anyhow::Result<Value> {
         Ok(Value::Null)
     }
 
-    /// What writes the tensors of that state into the checkpoint's directory, while the next batch is made. They do not
-    /// change before that step is committed.
+    /// Functions that write the tensors of the task's state into the checkpoint's directory, while the next batch is
+    /// made. These tensors do not change before the step on that batch is committed.
     fn write_tensors(&self, _learner: &Learner) -> Vec<WriteFiles> {
         Vec::new()
     }
 }
 
-/// A [`TrainingTask`], whatever its batches are.
+/// A [`TrainingTask`] without its batch type, so that a run can hold any task as `dyn Task`.
 pub trait Task {
-    /// As [`TrainingTask::shown_metrics`].
+    /// Forwards to [`TrainingTask::shown_metrics`].
     fn shown_metrics(&self) -> &'static [&'static str];
 
-    /// The next optimizer step. If it fails before the step is committed, nothing has changed.
+    /// Makes the next batch and takes the optimizer step on it. If this fails before the step is committed, nothing has
+    /// changed.
     fn take_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()>;
 
-    /// As [`TrainingTask::evaluate`].
+    /// Forwards to [`TrainingTask::evaluate`].
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>>;
 
-    /// As [`TrainingTask::evaluates_at_end`].
+    /// Forwards to [`TrainingTask::evaluates_at_end`].
     fn evaluates_at_end(&self) -> bool;
 
-    /// As [`TrainingTask::complete_state`].
+    /// Forwards to [`TrainingTask::complete_state`].
     fn complete_state(&mut self, _run: &TrainingRun) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// As [`TrainingTask::saves_on_failure`].
+    /// Forwards to [`TrainingTask::saves_on_failure`].
     fn saves_on_failure(&self) -> bool {
         true
     }
 
-    /// As [`TrainingTask::state`].
+    /// Forwards to [`TrainingTask::state`].
     fn state(&self) -> anyhow::Result<Value>;
 
-    /// As [`TrainingTask::write_tensors`].
+    /// Forwards to [`TrainingTask::write_tensors`].
     fn write_tensors(&self, learner: &Learner) -> Vec<WriteFiles>;
 }
 

@@ -1,7 +1,7 @@
-//! A run between two steps, in its parts: what every way to train shares.
+//! The state of a training run between two steps. All ways to train share it.
 //!
-//! It does not know where samples come from. A [`TrainingTask`](super::task::TrainingTask) does, whose own state goes
-//! into the same checkpoint as a value that is opaque here.
+//! It does not know where samples come from. That is known to the [`TrainingTask`](super::task::TrainingTask), whose
+//! own state goes into the same checkpoint as an opaque value.
 
 use super::StopReason;
 use super::checkpoint::state::RunState;
@@ -15,26 +15,26 @@ use crate::config::{Config, Strategy};
 use crate::stop::StopSignal;
 use train::{Samples, UpdateMetrics};
 
-/// A run between two steps.
+/// A training run between two steps, as its parts.
 pub struct TrainingRun {
     /// The resolved configuration.
     pub config: Config,
-    /// The policy, and what trains it.
+    /// The policy with its trainer and optimizer.
     pub learner: Learner,
-    /// How far it is in its data.
+    /// The position in the training data.
     pub data: DataPosition,
-    /// What it says of itself.
+    /// Metrics, alarms, timers and callbacks.
     pub log: RunLog,
-    /// The evaluations so far.
+    /// The state of the evaluations so far.
     pub evaluations: Evaluations,
-    /// Which steps are saved.
+    /// Saves checkpoints, and knows which steps are saved.
     pub checkpoints: Checkpoints,
-    /// Whether to stop.
+    /// Tells the run to stop.
     pub stop: StopSignal,
 }
 
 impl TrainingRun {
-    /// Why a run that is resumed has nothing left to do, which is said; `None` if there is.
+    /// The reason why a resumed run has nothing left to do, which is also reported; `None` if there are steps left.
     pub(crate) fn ended_before(&self) -> Option<StopReason> {
         let (step, total) = (self.learner.step, self.learner.schedule.total_steps);
         let (reason, why) = match self.checkpoints.has(step) {
@@ -53,20 +53,20 @@ impl TrainingRun {
         Some(reason)
     }
 
-    /// The gradient of the policy on these samples, for the [`step_policy`](Self::step_policy) that follows. A stop
-    /// request ends it; it changes nothing.
+    /// Computes the gradient of the policy's loss on `samples`, which the next [`step_policy`](Self::step_policy)
+    /// applies. A stop request interrupts it, and nothing has changed then.
     pub fn policy_gradient<'a>(&mut self, samples: impl Into<Samples<'a>>) -> anyhow::Result<()> {
         self.learner.gradient(&self.log.stages, samples)
     }
 
-    /// The optimizer step of the gradient, once what its batch changes is [committed](Self::commit).
+    /// Takes the optimizer step with the gradient, after the batch's changes are [committed](Self::commit).
     pub fn step_policy(&mut self) -> anyhow::Result<UpdateMetrics> {
         let update = self.learner.step(&self.log.stages)?;
         self.log.add_update(&update);
         Ok(update.metrics)
     }
 
-    /// Whether this step is followed by an evaluation.
+    /// Whether an evaluation follows the current step.
     pub(crate) fn evaluates_now(&self) -> bool {
         self.is_due(self.config.eval_strategy, self.config.eval_steps())
     }
@@ -79,7 +79,7 @@ impl TrainingRun {
         }
     }
 
-    /// Logs an evaluation, and says whether to stop early.
+    /// Logs an evaluation, and returns whether the run should stop early.
     pub(crate) fn log_evaluation(&mut self, metrics: &[(String, f64)]) -> anyhow::Result<bool> {
         self.log.evaluation(&self.learner, metrics)?;
         if let Some((name, value)) = metrics.iter().find(|(_, value)| !value.is_finite()) {
@@ -89,7 +89,8 @@ impl TrainingRun {
         self.evaluations.take(&self.config, self.learner.step, metrics, self.log.sinks())
     }
 
-    /// Why the run ends before its last step, if it does; `early` as [`log_evaluation`](Self::log_evaluation) says.
+    /// The reason why the run ends after the current step, if it does before its last one. `early` is what
+    /// [`log_evaluation`](Self::log_evaluation) returned.
     pub(crate) fn stop_reason(&self, early: bool) -> Option<StopReason> {
         if self.stop.is_requested() {
             return Some(StopReason::Interrupted);
@@ -103,8 +104,8 @@ impl TrainingRun {
         self.log.callbacks.stops.then_some(StopReason::Requested)
     }
 
-    /// Whether a checkpoint is due: as configured, after the best evaluation, and at the end. With `save_strategy =
-    /// "no"` only if a signal stops the run: it has to be resumed from somewhere.
+    /// Whether a checkpoint is due: as configured, after the best evaluation so far, and at the end. With
+    /// `save_strategy = "no"` a checkpoint is saved only when a signal stops the run, so that it can be resumed.
     pub(crate) fn saves_now(&self, ended: Option<StopReason>) -> bool {
         let best = self.config.load_best_model_at_end
             && self.evaluations.best.as_ref().is_some_and(|best| best.step == self.learner.step);
@@ -114,7 +115,7 @@ impl TrainingRun {
             || strategy != Strategy::No && (at_end || best || self.is_due(strategy, self.config.save_steps))
     }
 
-    /// Begins to write a checkpoint of this step; [`finish_checkpoint`](Self::finish_checkpoint) ends it.
+    /// Begins to write a checkpoint of the current step; [`finish_checkpoint`](Self::finish_checkpoint) waits for it.
     pub(crate) fn save(&mut self, task: &mut dyn Task) -> anyhow::Result<()> {
         if self.checkpoints.has(self.learner.step) {
             return Ok(());
@@ -130,7 +131,7 @@ impl TrainingRun {
         self.checkpoints.start(self.learner.step, writes, kept)
     }
 
-    /// All that the next step depends on, beside weights and moments.
+    /// Everything that the next step depends on, apart from weights and moments.
     fn state(&self, task: &dyn Task) -> anyhow::Result<RunState> {
         let TrainingRun { config, learner, data, log, evaluations, .. } = self;
         Ok(RunState {
@@ -153,7 +154,7 @@ impl TrainingRun {
         })
     }
 
-    /// Looks whether somebody deleted files that a resume needs, before more is written.
+    /// Checks, before more is written, whether somebody deleted files that a resume needs.
     pub(crate) fn check_files(&self) -> anyhow::Result<()> {
         let of_directory = self.checkpoints.dir.check()?;
         let notes = of_directory.into_iter().chain(self.log.sinks().check()?);
@@ -161,14 +162,14 @@ impl TrainingRun {
         Ok(())
     }
 
-    /// Waits for the checkpoint that is being written, if one is. Comes before anything that a checkpoint holds is
-    /// changed.
+    /// Waits for the checkpoint that is being written, if there is one. Called before anything changes that the
+    /// checkpoint saves.
     pub(crate) fn finish_checkpoint(&mut self) -> anyhow::Result<()> {
         self.checkpoints.finish(&mut self.log, &self.learner)
     }
 
-    /// Writes the run's result: the weights as they are, or those of the best checkpoint. An interrupted run has none
-    /// yet.
+    /// Writes the run's result: the current weights, or those of the best checkpoint. An interrupted run writes no
+    /// result.
     pub(crate) fn write_result(&mut self, reason: StopReason) -> anyhow::Result<()> {
         self.finish_checkpoint()?;
         if reason != StopReason::Interrupted {

@@ -1,5 +1,5 @@
-//! Evaluation outside a run: completions of held-out prompts by a given model, scored by the rewards of a
-//! configuration, as a run evaluates its own model.
+//! Evaluation without a training run: a given model completes held-out prompts, and the rewards of a configuration
+//! score the completions, in the way a run evaluates its own model.
 
 use crate::config::{Config, EvalSampling, WorkloadBounds, engine_config, eval_sampling, sampling};
 use crate::data::DatasetSpec;
@@ -17,7 +17,8 @@ use rollout::{Engine, SamplingParams};
 use std::path::Path;
 use telemetry::{Sinks, Stages};
 
-/// Held-out prompts and the rewards that score their completions, for models that share a tokenizer and a shape.
+/// Held-out prompts, and the rewards that score their completions. It serves all models that have the same tokenizer
+/// and shape.
 pub struct Evaluator {
     config: Config,
     sets: Vec<EvalSet>,
@@ -27,9 +28,8 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// Reads the data that `eval_dataset_name` and `eval_datasets` name, as the tokenizer in the directory `model`
-    /// encodes it, and the rewards. `sinks` are told what a person should know. Once `stop` is requested, an
-    /// evaluation is cancelled.
+    /// Reads the rewards, and the datasets of `eval_dataset_name` and `eval_datasets`, encoded with the tokenizer in
+    /// the directory `model`. Messages for the user go to `sinks`. A request of `stop` cancels an evaluation.
     pub fn new(
         ctx: &Context,
         config: Config,
@@ -67,22 +67,22 @@ impl Evaluator {
         Ok(Evaluator { config, sets, sampling, collector, template })
     }
 
-    /// The prompts of all sets, in the order of the outcomes' groups.
+    /// The prompts of all sets, in the order of the groups in the outcomes.
     pub fn prompts(&self) -> impl Iterator<Item = &Content> {
         self.sets.iter().flat_map(|set| &set.questions.all).map(|question| &question.content)
     }
 
-    /// The tokens of the first prompt.
+    /// The token ids of the first prompt; empty if there are no prompts.
     pub fn first_prompt(&self) -> &[u32] {
         self.sets.first().and_then(|set| set.questions.all.first()).map_or(&[], |question| &question.tokens.ids)
     }
 
-    /// The chat template that renders prompts which are conversations, where the model has one.
+    /// The source of the model's chat template, with which conversations are rendered, if the model has one.
     pub fn template(&self) -> Option<&str> {
         self.template.as_deref()
     }
 
-    /// The completions of `policy`, and what they are worth, by set.
+    /// Generates and scores completions of `policy`; returns the outcome of each set.
     pub fn evaluate(&mut self, policy: &Policy, eval_sampling: EvalSampling) -> anyhow::Result<Vec<Outcome>> {
         self.config.eval_sampling = eval_sampling;
         let rewards = &self.collector.rewards;

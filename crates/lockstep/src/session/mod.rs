@@ -1,4 +1,4 @@
-//! A run from user code: built from a configuration, driven to its end or step by step.
+//! A training run in user code: built from a configuration, and driven step by step or to its end.
 
 mod evaluator;
 mod options;
@@ -31,7 +31,7 @@ use std::path::Path;
 use std::time::Instant;
 use telemetry::{Alarm, Console, ConsoleOptions, ConsoleSink, Sinks, Summary};
 
-/// The name of a dataset that the caller has in memory.
+/// The dataset name of rows that the caller has in memory.
 const IN_MEMORY: &str = "memory";
 
 /// A training run, driven by its caller.
@@ -43,42 +43,42 @@ pub struct Run {
     only_evaluates: bool,
 }
 
-/// What a run leaves.
+/// The result of a run.
 pub struct RunResult {
-    /// Why it ended.
+    /// The reason why the run ended.
     pub stop_reason: StopReason,
-    /// Optimizer steps done.
+    /// Optimizer steps done so far.
     pub step: u64,
-    /// Tokens seen.
+    /// Tokens that the run has seen.
     pub num_tokens: u64,
-    /// The metrics that were logged last.
+    /// The metrics of the last logged step.
     pub metrics: Vec<(String, f64)>,
-    /// Step and metric of the best evaluation, where `metric_for_best_model` names one.
+    /// Step and metric of the best evaluation, if `metric_for_best_model` is set.
     pub best: Option<(u64, f64)>,
-    /// The weight of the entropy bonus at the end, where the loss has one.
+    /// The coefficient of the entropy bonus at the end, if the loss has one.
     pub entropy_coef: Option<f64>,
     /// The run's directory.
     pub dir: RunDir,
-    /// The model.
+    /// The model with its weights at the end.
     pub policy: Policy,
-    /// Where the time went.
+    /// The time that each stage took.
     pub summary: Summary,
-    /// The alarms that were raised; those without an end still held at the end.
+    /// The alarms that were raised. Those without an end still held at the end of the run.
     pub alarms: Vec<Alarm>,
-    /// Where time and memory went since the run was last started, and what was found.
+    /// The profile since the run was last started: time, memory and findings.
     pub profile: ProfileRecord,
 }
 
 impl RunResult {
-    /// The metric of this name that was logged last.
+    /// The last logged value of the metric `name`.
     pub fn metric(&self, name: &str) -> Option<f64> {
         self.metrics.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
     }
 }
 
 impl Run {
-    /// A run of `config` in a new directory, its `output_dir`: of GRPO or its relatives, or of another `purpose`. What
-    /// is wrong with the input is a [`BadInput`], and nothing was written then.
+    /// A new run of `config` in its `output_dir`. `purpose` is the kind of training, such as GRPO or SFT. Wrong input
+    /// is reported as a [`BadInput`] before anything is written.
     pub fn new(purpose: Purpose, mut config: Config, options: RunOptions) -> anyhow::Result<Run> {
         let injected = &options.injected;
         if injected.train_rows.is_some() {
@@ -104,7 +104,8 @@ impl Run {
         Run::resolved(purpose, resolved, dir, ResumeFrom::Nothing, options)
     }
 
-    /// Resumes the run in `dir`, or from the checkpoint `dir`: what was injected into it must be injected again.
+    /// Resumes the run in `dir`, or from `dir` if it is a checkpoint. Objects that were injected into the run must be
+    /// injected again.
     pub fn resume(purpose: Purpose, dir: &Path, options: RunOptions) -> anyhow::Result<Run> {
         let (run, resume_from) = find_run(&dir.to_string_lossy(), None)?;
         provenance::check_command(&run, purpose.command())?;
@@ -112,7 +113,7 @@ impl Run {
         Run::resolved(purpose, resolved, run, resume_from, options)
     }
 
-    /// A run of a configuration that was put together from its layers, in `dir`: new, or resumed.
+    /// A run of a resolved configuration in `dir`: a new run, or a resumed one.
     pub fn resolved(
         purpose: Purpose,
         resolved: Resolved,
@@ -144,17 +145,17 @@ impl Run {
         Ok(Run { task, training, has_begun: false, ended, only_evaluates })
     }
 
-    /// Optimizer steps done.
+    /// Optimizer steps done so far.
     pub fn steps_done(&self) -> u64 {
         self.training.learner.step
     }
 
-    /// Optimizer steps of the whole run.
+    /// The number of optimizer steps in the whole run.
     pub fn total_steps(&self) -> u64 {
         self.training.learner.schedule.total_steps
     }
 
-    /// Optimizer steps of one pass over the data.
+    /// The number of optimizer steps in one pass over the data.
     pub fn steps_per_epoch(&self) -> u64 {
         self.training.data.steps_per_epoch
     }
@@ -164,14 +165,14 @@ impl Run {
         &self.training.checkpoints.dir
     }
 
-    /// The model as it is now.
+    /// The model with its current weights.
     pub fn policy(&self) -> &Policy {
         &self.training.learner.policy
     }
 
-    /// One optimizer step, with the logs, the evaluation and the checkpoint that are due after it (which is written
-    /// while the next step is prepared); says why the run has ended, once it has. Where the run cannot continue, the
-    /// last step is saved, and the error says how to resume it.
+    /// Takes one optimizer step, and then the logging, evaluation and checkpoint that are due. (The checkpoint is
+    /// written while the next step is prepared.) Returns why the run has ended, once it has. If the run cannot
+    /// continue, the last step is saved, and the error says how to resume.
     pub fn step(&mut self) -> anyhow::Result<Option<StopReason>> {
         if self.ended.is_none() {
             self.ended = match self.advance() {
@@ -185,12 +186,13 @@ impl Run {
         Ok(self.ended)
     }
 
-    /// Writes a checkpoint of the last step, whether or not one is due; there is none before the first.
+    /// Writes a checkpoint of the last step, even if none is due. Before the first step nothing is written.
     pub fn save_checkpoint(&mut self) -> anyhow::Result<()> {
         self.save_step()
     }
 
-    /// Evaluates now, whether or not that is due, and logs it. An early stop that it asks for ends the run.
+    /// Evaluates and logs the result, even if no evaluation is due. If the evaluation triggers early stopping, the run
+    /// ends.
     pub fn evaluate_now(&mut self) -> anyhow::Result<()> {
         let early = self.evaluate();
         if self.saved_on_failure(early)? && self.ended.is_none() {
@@ -199,8 +201,8 @@ impl Run {
         Ok(())
     }
 
-    /// The outcome. Where what the caller injected has failed, the last step is saved, and the error says how to
-    /// resume it.
+    /// Passes on `outcome`. If a reward or other injected user code has failed, saves the last step first, and the
+    /// error then says how to resume.
     fn saved_on_failure<T>(&mut self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
         let Err(error) = outcome else { return outcome };
         let of_reward = error.is::<RewardFailed>();
@@ -222,7 +224,7 @@ impl Run {
         }))
     }
 
-    /// Saves the last step. Before the first there is nothing to save.
+    /// Saves the last step. Before the first step there is nothing to save.
     fn save_step(&mut self) -> anyhow::Result<()> {
         if self.training.learner.step > 0 {
             self.training.save(&mut *self.task)?;
@@ -253,7 +255,7 @@ impl Run {
         self.end_step()
     }
 
-    /// The evaluation and the checkpoint that are due after a step.
+    /// Makes the evaluation and the checkpoint that are due after a step.
     fn end_step(&mut self) -> anyhow::Result<Option<StopReason>> {
         let early = self.training.evaluations.due && self.evaluate()?;
         self.training.evaluations.due = false;
@@ -268,7 +270,7 @@ impl Run {
         Ok(ended)
     }
 
-    /// Evaluates, and says whether to stop early.
+    /// Evaluates, and returns whether the run should stop early.
     fn evaluate(&mut self) -> anyhow::Result<bool> {
         let since = Instant::now();
         let evaluated = self.task.evaluate(&mut self.training)?;
@@ -277,13 +279,13 @@ impl Run {
         early
     }
 
-    /// Steps to the end, and [finishes](Self::finish).
+    /// Takes all remaining steps, and [finishes](Self::finish).
     pub fn run(mut self) -> anyhow::Result<RunResult> {
         while self.step()?.is_none() {}
         self.finish()
     }
 
-    /// Writes the model that the run leaves, unless it was interrupted. Before the end, this ends it: with a
+    /// Writes the final model, unless the run was interrupted. If the run has not ended yet, it is ended here, with a
     /// checkpoint.
     pub fn finish(mut self) -> anyhow::Result<RunResult> {
         let stop_reason = match self.ended {

@@ -1,4 +1,4 @@
-//! The memory that a run will take, before it starts.
+//! Plans the memory that a run will take, before it starts.
 
 use crate::bad_input;
 use crate::config::{Config, Purpose};
@@ -10,9 +10,9 @@ use kernels::Context;
 use model::{Head, Sharing};
 use telemetry::Sinks;
 
-/// Plans the run of a configuration: of its data, or without any of the longest prompt that it allows. Allocates
-/// nothing of it. What is noticed on the way goes to `sinks`. Of a `distributed` run it is the learner's, with a
-/// slot for each version of the weights that workers may read.
+/// Plans the memory of a configuration's run, from its data, or from the longest prompt that it allows if it has no
+/// data. None of that memory is allocated. Messages go to `sinks`. For a `distributed` run this is the learner's
+/// memory, with a slot for each version of the weights that workers may read.
 pub fn plan(purpose: Purpose, config: &Config, distributed: bool, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
     if config.model_name_or_path.is_none() {
         bad_input!("no model: give --model DIR, or model_name_or_path in the configuration");

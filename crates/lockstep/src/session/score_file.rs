@@ -1,5 +1,5 @@
-//! The completions of a file, scored by the rewards of a configuration as a run would: what tries a reward before a
-//! run. No model is read, but of reward models.
+//! Scores the completions in a file with the rewards of a configuration, as a run would, so that a reward can be tried
+//! before a run. No model is loaded, except reward models.
 
 use crate::bad_input;
 use crate::config::{ComputeDType, Config};
@@ -16,38 +16,38 @@ use std::sync::Arc;
 use std::time::Instant;
 use telemetry::Sinks;
 
-/// A completion and what the rewards said of it.
+/// A completion with its scores.
 pub struct ScoredRow {
-    /// The row of the file, from 0.
+    /// The index of its row in the file, from 0.
     pub row: usize,
     /// The prompt that the completion answers; empty if the file has none.
     pub prompt: Content,
-    /// What was scored.
+    /// The completion that was scored.
     pub completion: Content,
-    /// One per reward; `None` where it gave no score.
+    /// The score of each reward; `None` where a reward gave no score.
     pub rewards: Vec<Option<f64>>,
-    /// What rewards add, by column.
+    /// Further columns that rewards add.
     pub extra: Map<String, Value>,
 }
 
-/// The scores of a file.
+/// The scores of all completions in a file.
 pub struct ScoredFile {
-    /// The rewards' names.
+    /// The names of the rewards, in the order of each row's scores.
     pub names: Vec<String>,
-    /// The completions, in the file's order.
+    /// The completions with their scores, in the order of the file.
     pub rows: Vec<ScoredRow>,
-    /// What kept rewards from giving a score.
+    /// Errors of rewards that gave no score.
     pub problems: Vec<Problem>,
-    /// Numbers that rewards want logged.
+    /// Metrics that rewards report, as (name, value).
     pub metrics: Vec<(String, f64)>,
-    /// Whether rewards were given empty token ids, because the file has none.
+    /// True if rewards received empty token ids, because the file has none.
     pub without_ids: bool,
-    /// How long the rewards took.
+    /// Seconds that the rewards took.
     pub seconds: f64,
 }
 
-/// Scores the completions in `path`. Their token ids are the column `completion_ids`, else those of the tokenizer in a
-/// directory. `sinks` are told what a person should know.
+/// Scores the completions in the file `path`. Their token ids come from the column `completion_ids`, or else from the
+/// tokenizer in the directory `tokenizer`. Messages for the user go to `sinks`.
 pub fn score_file(
     config: &Config,
     path: &str,
@@ -116,7 +116,7 @@ pub fn score_file(
     })
 }
 
-/// Completions of one prompt as rewards see them.
+/// The completions of one prompt in the form that rewards take.
 fn group_inputs(
     group: &[Example],
     columns: &[String],

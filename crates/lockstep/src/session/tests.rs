@@ -1,4 +1,4 @@
-//! Runs from user code, as the library is used.
+//! Tests that drive training runs from user code, through the library's public interface.
 
 mod drafts;
 mod elsewhere;
@@ -32,7 +32,7 @@ fn one_thread() -> Context {
     crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap()
 }
 
-/// A directory with a tiny model of random weights.
+/// Makes a directory with a tiny model of random weights.
 fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let config = Arc::new(ModelConfig::parse(SHAPE).unwrap());
@@ -50,7 +50,7 @@ fn rows() -> Rows {
     Rows::try_from(words.into_iter().enumerate().map(row).collect::<Vec<Value>>()).unwrap()
 }
 
-/// Six steps that are logged in pairs.
+/// A configuration of six steps, logged every second step.
 fn config(dir: &Path, out: &str) -> Config {
     Config {
         model_name_or_path: Some(dir.join("model").display().to_string()),
@@ -66,7 +66,7 @@ fn config(dir: &Path, out: &str) -> Config {
     }
 }
 
-/// Rewards vowels.
+/// Options with a reward that counts vowels.
 fn options() -> RunOptions {
     RunOptions::new().context(one_thread()).train_rows(rows()).reward("vowels", |sample| {
         Some(sample.completion_text().chars().filter(|c| "aeiou".contains(*c)).count() as f64)
@@ -196,7 +196,7 @@ fn a_callback_ends_the_run_and_an_interrupted_one_resumes_to_the_same_bits() {
     assert_eq!(weights_of(&whole.dir.model()), weights_of(&resumed.dir.model()));
 }
 
-/// A signal during a step, with checkpoints switched off: the run must be resumable from somewhere.
+/// A run that a signal stops during a step must save a checkpoint, even with checkpoints switched off.
 #[test]
 fn a_stop_leaves_a_checkpoint_whatever_is_configured() {
     let dir = directory();
@@ -214,12 +214,12 @@ fn a_stop_leaves_a_checkpoint_whatever_is_configured() {
     assert!(result.dir.checkpoint(3).is_dir() && !result.dir.model().exists());
 }
 
-/// Gives 1 for everything, and a number to log: 0 in the first round of each step, 1 in the second.
+/// A reward program: it scores everything 1, and logs 0 in the first round of each step and 1 in the second.
 const ROUNDS: &str = r#"i=0; while read -r line; do
 echo "{\"rewards\": [1, 1, 1, 1], \"metrics\": {\"second_round\": $((i % 2))}}"; i=$((i + 1)); done
 "#;
 
-/// A generation of two rounds that is discarded in the second: what the first had counted is counted once.
+/// Discards a generation in its second round. Made again, it must not count its first round twice.
 #[test]
 fn a_generation_that_is_discarded_was_never_begun() {
     let dir = directory();
@@ -267,7 +267,7 @@ fn a_prompt_counts_for_each_of_its_completions() {
     assert_eq!(result.num_tokens, 2 * 25 + 3 * 4);
 }
 
-/// At rate 0 nothing but the samples makes the steps on a generation differ.
+/// With a learning rate of 0, the steps on a generation can differ only by their samples.
 #[test]
 fn each_step_on_a_generation_has_its_own_part() {
     let dir = directory();
@@ -289,7 +289,7 @@ fn each_step_on_a_generation_has_its_own_part() {
     assert!(found.len() == 3 && found[0] != found[1] && found[1] != found[2] && found[0] != found[2], "{found:?}");
 }
 
-/// A last checkpoint that could not be written is no reason to train on.
+/// If the last checkpoint could not be written, the run must not take further steps.
 #[test]
 fn a_run_that_is_done_takes_no_further_step() {
     let dir = directory();
@@ -301,7 +301,7 @@ fn a_run_that_is_done_takes_no_further_step() {
     assert_eq!((run.step().unwrap(), run.steps_done()), (Some(StopReason::Completed), 1));
 }
 
-/// A task whose evaluations give these losses.
+/// A task whose evaluations return the given losses.
 struct Evaluated {
     task: Box<dyn Task>,
     losses: std::array::IntoIter<f64, 6>,
@@ -351,7 +351,7 @@ fn patience_is_of_evaluations_in_a_row() {
     assert_eq!(apart, (StopReason::Completed, 6, Some((5, 1.0))));
 }
 
-/// Waits for a batch that never comes, as a learner may whose samples others make.
+/// A task that waits for a batch that never comes, as a learner may wait for its workers.
 struct Waiting(Box<dyn Fn() + Send>);
 
 impl TrainingTask for Waiting {
@@ -391,7 +391,7 @@ fn a_stop_request_ends_the_wait_for_a_batch() {
     assert!(!result.dir.checkpoint(0).exists());
 }
 
-/// The run that was told of a failing reward is driven on, in the same process.
+/// After a step that failed because of a reward, the same run takes the step again in the same process.
 #[test]
 fn a_step_that_failed_is_taken_again_to_the_same_bits() {
     let dir = directory();
@@ -462,7 +462,7 @@ fn rows_in_memory_are_named_sets_of_evaluation() {
     assert_eq!(metrics["eval_easy_reward"].as_f64().expect("no such set"), metrics["eval_reward"].as_f64().unwrap());
 }
 
-/// Keeps what was logged.
+/// A sink that keeps what was logged.
 struct Logged(Arc<Mutex<Vec<(u64, usize)>>>);
 
 impl Sink for Logged {
@@ -496,7 +496,7 @@ fn sinks_and_callbacks_see_what_the_files_have() {
     assert_eq!([&*events.lock().unwrap(), &*logs.lock().unwrap()], [&lines; 2]);
 }
 
-/// Set for the child process of the test below.
+/// The environment variable that is set for the child process of the test below.
 const CHILD: &str = "LOCKSTEP_TEST_SILENT";
 
 #[test]

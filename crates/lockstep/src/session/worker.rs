@@ -22,33 +22,33 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a worker that waits for its learner looks for it.
+/// How often a waiting worker checks whether its learner has started.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Makes the rewards that are a program's own functions.
+/// Makes the rewards that are functions of user code, a new set at each call.
 pub type MakeFunctions = dyn Fn() -> Vec<Box<dyn Reward>> + Send + Sync;
 
-/// What a worker is.
+/// Options of a worker.
 pub struct WorkerOptions<'a> {
-    /// The directory of the run that it joins, or the address of the NATS server over which it does, `nats://…`.
+    /// The directory of the run that the worker joins, or the address `nats://…` of a NATS server.
     pub run: &'a Path,
-    /// The server's token and certificates; its address is that of `run`.
+    /// Token and certificates of the NATS server. Its address is in `run`.
     pub server: NatsServer,
     /// The worker's name, unique in the run.
     pub name: &'a str,
-    /// Threads; as many as the machine has cores, if none are given.
+    /// Threads to compute with; `None` takes as many as the machine has cores.
     pub threads: Option<usize>,
-    /// The sampling profiles whose groups it makes; none: all.
+    /// The sampling profiles whose groups this worker makes; empty for all.
     pub profiles: Vec<String>,
-    /// The functions among the rewards of a program, made anew at each call; none if the program is not there.
+    /// Makes the rewards that are functions of user code; `None` if the worker has no such functions.
     pub rewards: Option<Arc<MakeFunctions>>,
-    /// Ends it.
+    /// Stops the worker.
     pub stop: StopSignal,
-    /// Told what a person should know.
+    /// Receives messages for the user.
     pub say: &'a dyn Fn(&str),
 }
 
-/// The learner takes no results of this worker any more.
+/// The error that the learner has expelled this worker and no longer accepts its results.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "worker {0} was expelled: a group that it made is not what its job gives, and fleet/expelled.jsonl of the run says \
@@ -56,12 +56,12 @@ pub struct WorkerOptions<'a> {
 )]
 pub struct Expelled(pub String);
 
-/// Works for the run until it ends, or the stop signal is given. The learner may not have started yet.
+/// Works for the run until it ends or `stop` is requested. The learner may start later than the worker.
 pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
     work_as(options, |work| work)
 }
 
-/// The same with another worker's honesty.
+/// As [`work`], but `honesty` can replace the worker by one that gives wrong answers, for tests.
 pub(super) fn work_as<W: Work>(
     options: WorkerOptions<'_>,
     honesty: impl FnOnce(WorkerWork) -> W,
@@ -122,7 +122,7 @@ pub(super) fn work_as<W: Work>(
     }
 }
 
-/// Waits until this host has what the learner serves beside weights.
+/// Waits until the files that the learner serves, other than weights, have been fetched to this host.
 fn wait_for_files(host: &Host, run: [u8; 16], stop: &StopSignal, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     while !host.is_ready(run) {
         stop.check()?;
@@ -135,23 +135,23 @@ fn wait_for_files(host: &Host, run: [u8; 16], stop: &StopSignal, say: &dyn Fn(&s
     Ok(())
 }
 
-/// Where a worker reads what it needs.
+/// The directories from which a worker reads the run's files.
 struct Files {
     /// The directory with the configuration and `fleet/learner.json`.
     run: PathBuf,
-    /// The model's directory, if it is not the configuration's.
+    /// The directory of the model, if it is not the one in the configuration.
     model: Option<PathBuf>,
 }
 
 impl Files {
-    /// The run's configuration.
+    /// Reads the run's configuration.
     fn config(&self) -> anyhow::Result<Config> {
         let file = RunDir::open(&self.run)?.config();
         Ok(Layers { purpose: Purpose::Grpo, file: Some(file), ..Layers::default() }.resolve()?.config)
     }
 }
 
-/// A worker of a profile that the run does not have would wait for ever.
+/// Refuses a sampling profile that the run does not have: its worker would wait forever.
 fn refuse_unknown(profiles: &[String], config: &Config) -> anyhow::Result<()> {
     match profiles.iter().find(|name| !config.sampling_profiles.contains_key(*name)) {
         None => Ok(()),
@@ -162,7 +162,7 @@ fn refuse_unknown(profiles: &[String], config: &Config) -> anyhow::Result<()> {
     }
 }
 
-/// What the worker computes with, from the configuration of the run.
+/// Builds the parts that the worker computes with, from the run's configuration.
 fn parts(
     files: &Files,
     mut config: Config,

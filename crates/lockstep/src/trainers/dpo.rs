@@ -1,8 +1,9 @@
-//! Direct preference optimization: a policy learns from pairs of answers, held to the model that it began as.
+//! Direct preference optimization (DPO): a policy learns from pairs of a chosen and a rejected answer, and is kept near
+//! the model that it began as.
 //!
-//! The reference is `ref_model`, or else the model of `model_name_or_path`; of an adapter that the run continues with,
-//! the model below it. Its log-probabilities are computed once, before training, and again when a run is resumed: the
-//! same bits on the same machine, so that no second model stays in memory.
+//! The reference model is `ref_model`, or else the model of `model_name_or_path`; if that is an adapter, the base model
+//! below it. The log-probabilities of the reference model are computed once, before training, and again when a run is
+//! resumed (the same bits on the same machine). So no second model stays in memory.
 
 use super::offline::{Loaded, Offline, Row, Rows, load_pairs};
 use crate::config::{Config, Purpose};
@@ -16,7 +17,7 @@ use telemetry::{Sinks, counted};
 use train::loss::dpo::{Answer, pair};
 use train::{Means, Objective, PreferencePair};
 
-/// Direct preference optimization.
+/// The DPO way to train.
 pub struct Dpo;
 
 impl Offline for Dpo {
@@ -53,8 +54,8 @@ impl Offline for Dpo {
         Ok(Loaded { rows, hash: pairs.hash, whole: false })
     }
 
-    /// The reference scores both. It is gone before the policy is loaded, and its scores come from the buffers of
-    /// evaluation.
+    /// Rows to score at once: training and held-out rows, since the reference model scores both. The reference model is
+    /// freed before the policy is loaded, and scores with the buffers of evaluation.
     fn scored([train, held_out]: [usize; 2]) -> usize {
         train.max(held_out)
     }
@@ -78,8 +79,8 @@ impl Offline for Dpo {
         Ok(())
     }
 
-    /// Loss and metrics of the held-out pairs. Entropy and logits are means over all tokens, and so is the accuracy, of
-    /// the chosen answers alone.
+    /// Loss and metrics of the held-out pairs. Entropy and logits are means over all tokens. The token accuracy is a
+    /// mean over the tokens of the chosen answers only.
     fn evaluate(
         config: &Config,
         learner: &Learner,

@@ -1,9 +1,10 @@
-//! GRPO and every algorithm whose advantages come from the generation batch: a step, in the order of the data.
+//! GRPO, and every other algorithm whose advantages come from the generation batch alone. The code shows one training
+//! step in the order of its data:
 //!
 //! `prompts → rollout → rewards → samples → advantages → update → (the same weights) → rollout`
 //!
-//! Each line of [`next_batch`](TrainingTask::next_batch) and [`step`](TrainingTask::step) is one stage: of
-//! [`RolloutPipeline`] in `online/stages.rs`, or below.
+//! Each line of [`next_batch`](TrainingTask::next_batch) and [`step`](TrainingTask::step) is one stage, implemented by
+//! [`RolloutPipeline`] in `online/stages.rs` or below.
 
 use super::online::{OnlineBatch, Parts, Prepared, RolloutPipeline};
 use crate::algorithms::{FromBatch, Scored};
@@ -20,10 +21,10 @@ use serde_json::Value;
 use std::path::Path;
 use train::{Advantages, Sample};
 
-/// A GRPO run's own part.
+/// The training task of GRPO and its relatives.
 pub struct Grpo {
     pipeline: RolloutPipeline,
-    /// How the algorithm estimates advantages.
+    /// The function by which the algorithm computes advantages.
     advantages: FromBatch,
     shown_metrics: &'static [&'static str],
 }
@@ -77,13 +78,13 @@ impl TrainingTask for Grpo {
     }
 }
 
-/// How much better than its group (or its batch) each completion is, as the algorithm says.
+/// The advantage of each completion: how much better it is than its group, or than the batch, as the algorithm defines.
 fn advantages_of(compute: FromBatch, config: &Config, rollouts: &Rollouts, samples: &[Sample]) -> Advantages {
     let (rewards, steps) = (rollouts.rewards(), rollouts.step_rewards());
     compute(config, &Scored { rewards: &rewards, steps: &steps, samples })
 }
 
-/// Builds a run; nothing is written until all of its input is known to be good.
+/// Builds the task and its run. Nothing is written before all inputs have been checked.
 pub fn build(mut inputs: RunInputs, advantages: FromBatch) -> anyhow::Result<(Grpo, TrainingRun)> {
     let shown_metrics = inputs.config().policy_gradient().shown_metrics();
     let restore =
@@ -93,7 +94,7 @@ pub fn build(mut inputs: RunInputs, advantages: FromBatch) -> anyhow::Result<(Gr
     Ok((Grpo { pipeline, advantages, shown_metrics }, run))
 }
 
-/// The memory of a run.
+/// Plans the memory of a run.
 pub fn plan(builder: &Builder<'_>, source: &ModelSource, assets: &ModelAssets) -> anyhow::Result<MemoryPlan> {
     Parts::plan_of(builder, source, assets, |_, _, _| Ok(()))
 }

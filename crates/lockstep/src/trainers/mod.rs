@@ -1,4 +1,4 @@
-//! One folder or file for each way to train; [`build`] makes the one that a configuration asks for.
+//! The ways to train, one file or folder for each. [`build`] makes the one that a configuration selects.
 
 mod dpo;
 mod grpo;
@@ -21,8 +21,8 @@ use model::ModelAssets;
 use reward::RewardModel;
 use sft::Sft;
 
-/// Builds the task of a command and the run that it trains in; nothing is written until all of the input is known to be
-/// good.
+/// Builds the training task of a command, and the run that trains it. Nothing is written before all inputs have been
+/// checked.
 pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Task>, TrainingRun)> {
     fn boxed<T: TrainingTask + 'static>((task, run): (T, TrainingRun)) -> (Box<dyn Task>, TrainingRun) {
         (Box::new(task), run)
@@ -42,7 +42,7 @@ pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Tas
     }
 }
 
-/// The memory that the run of a command will take.
+/// Plans the memory of the run of a command.
 pub fn plan(
     purpose: Purpose,
     builder: &Builder<'_>,

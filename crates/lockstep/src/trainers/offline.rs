@@ -1,6 +1,6 @@
-//! What supervised training, DPO and reward models share: rows of data that are all there when the run begins, drawn in
-//! the sampler's order, and held-out ones that are scored. What a row is, and what is measured on it, each says as an
-//! [`Offline`].
+//! The code that SFT, DPO and reward models share. Their rows are all loaded when the run begins, training rows are
+//! drawn in the sampler's order, and held-out rows are scored. Each of the three implements [`Offline`], which defines
+//! the rows and the metrics.
 
 use crate::config::{Config, Purpose};
 use crate::data::prompt_dataset::{context, encoder};
@@ -23,15 +23,15 @@ use model::{AdaptedWeights, Head, ModelAssets, ModelConfig, PromptCompletion, Sc
 use telemetry::{Sinks, counted};
 use train::{Objective, PreferencePair, Sample, Samples, Trainer};
 
-/// What is trained on: one sequence, or two to compare.
+/// A row of training data: one sequence, or a pair of sequences to compare.
 pub trait Row: Clone + Sized {
-    /// Sequences of a row.
+    /// The number of sequences in a row.
     const SEQUENCES: usize;
-    /// The sequences of rows, for scoring.
+    /// All sequences of `rows`, in order, for scoring.
     fn sequences(rows: &[Self]) -> Vec<PromptCompletion<'_>>;
-    /// Which tokens of each of [`sequences`](Self::sequences) are learned.
+    /// For each of the [`sequences`](Self::sequences), which of its tokens count in the loss.
     fn learned(rows: &[Self]) -> Vec<Vec<bool>>;
-    /// As the trainer takes rows.
+    /// The rows in the form that the trainer takes.
     fn samples(rows: &[Self]) -> Samples<'_>;
 }
 
@@ -54,7 +54,7 @@ impl Row for Sample {
 impl Row for PreferencePair {
     const SEQUENCES: usize = 2;
 
-    /// Each chosen response before its rejected one.
+    /// All sequences: for each pair the chosen response, then the rejected one.
     fn sequences(rows: &[PreferencePair]) -> Vec<PromptCompletion<'_>> {
         let mut out = Vec::with_capacity(2 * rows.len());
         for PreferencePair { prompt, chosen, rejected, .. } in rows {
@@ -74,27 +74,27 @@ impl Row for PreferencePair {
     }
 }
 
-/// A way to learn from rows of data.
+/// A way to train on a dataset's rows, without generation.
 pub trait Offline {
-    /// What it learns from.
+    /// The type of its rows.
     type Row: Row;
-    /// The command.
+    /// The subcommand that it belongs to.
     const PURPOSE: Purpose;
-    /// What the model ends in.
+    /// The output layer of the model: lm head or score head.
     const HEAD: Head;
     /// Names of the metrics that an evaluation gives, without the set's prefix (`eval_`).
     const EVALUATION_METRICS: &'static [&'static str];
-    /// The metrics that progress shows.
+    /// Names of the metrics that the progress line shows.
     const SHOWN_METRICS: &'static [&'static str];
     /// Whether the last step is evaluated even if no evaluation is due.
     const EVALUATES_AT_END: bool = false;
-    /// Tokens of a sequence beyond its prompt and completion.
+    /// Tokens that are added to each sequence beyond prompt and completion.
     const MORE_TOKENS: usize = 0;
 
-    /// What its trainer minimises.
+    /// The loss that the trainer minimises.
     fn objective(config: &Config) -> Objective;
 
-    /// The rows of a dataset.
+    /// Loads the rows of a dataset.
     fn load(
         config: &Config,
         spec: DatasetSpec,
@@ -102,12 +102,14 @@ pub trait Offline {
         sinks: &Sinks,
     ) -> anyhow::Result<Loaded<Self::Row>>;
 
-    /// Rows that are scored at once, at most, of so many to train on and of the largest held-out set.
+    /// The largest number of rows that are scored at once, given the number of training rows and the size of the
+    /// largest held-out set.
     fn scored([_, held_out]: [usize; 2]) -> usize {
         held_out
     }
 
-    /// Computes what training needs to know of rows, before the weights that are trained are read.
+    /// Computes what training needs to know about the rows beforehand, such as reference log-probabilities. Called
+    /// before the trained weights are loaded.
     fn prepare(
         _inputs: &RunInputs,
         _model: (&ModelSource, &ModelAssets),
@@ -117,12 +119,13 @@ pub trait Offline {
         Ok(())
     }
 
-    /// A line about so many rows to train on and held-out ones.
+    /// A message about the number of training rows and of held-out rows.
     fn describe(_rows: [usize; 2]) -> Option<String> {
         None
     }
 
-    /// The metrics of held-out rows: [`EVALUATION_METRICS`](Self::EVALUATION_METRICS) or some of them.
+    /// Computes the metrics of held-out rows: those of [`EVALUATION_METRICS`](Self::EVALUATION_METRICS), or some of
+    /// them.
     fn evaluate(
         config: &Config,
         learner: &Learner,
@@ -131,31 +134,32 @@ pub trait Offline {
     ) -> anyhow::Result<Vec<(String, f64)>>;
 }
 
-/// The rows of a dataset.
+/// The rows that were loaded from a dataset.
 pub struct Loaded<R> {
     pub rows: Vec<R>,
-    /// SHA-256.
+    /// SHA-256 of the dataset.
     pub hash: String,
-    /// Nothing of them is given: what comes first is learned, too, though nothing predicts it.
+    /// True if every token of every row counts in the loss. In this case user metrics also see the first token as
+    /// counted, though nothing predicts it.
     pub whole: bool,
 }
 
-/// The rows of a run.
+/// All rows of a run: training rows and held-out sets.
 pub struct Rows<R> {
-    /// Those that are trained on.
+    /// Training rows.
     pub train: Vec<R>,
-    /// The sets that evaluation scores.
+    /// Held-out sets, which evaluations score.
     pub held_out: Vec<HeldOut<R>>,
-    /// SHA-256 of the former.
+    /// SHA-256 of the training data.
     hash: String,
 }
 
-/// A set of held-out rows.
+/// A held-out set: one evaluation dataset.
 pub struct HeldOut<R> {
-    /// Its name in `eval_datasets`; empty for that of `eval_dataset_name`.
+    /// The name of the set in `eval_datasets`; empty for the set of `eval_dataset_name`.
     name: String,
     pub rows: Vec<R>,
-    /// As [`Loaded::whole`].
+    /// True if every token counts in the loss, as in [`Loaded::whole`].
     whole: bool,
 }
 
@@ -178,12 +182,12 @@ impl<R: Row> Rows<R> {
         Ok(Rows { train, held_out: sets.into_iter().map(held_out).collect::<anyhow::Result<_>>()?, hash })
     }
 
-    /// How many are held out.
+    /// The number of held-out rows in all sets.
     pub fn held_out_rows(&self) -> usize {
         self.held_out.iter().map(|set| set.rows.len()).sum()
     }
 
-    /// What is given at once, at most, to the trainer and to the scorer.
+    /// The largest work that the trainer gets at once, and the largest that the scorer gets at once.
     fn largest_work<O: Offline<Row = R>>(&self, config: &Config) -> [Work; 2] {
         let held_out = self.held_out.iter().flat_map(|set| R::sequences(&set.rows));
         let sequences = R::sequences(&self.train).into_iter().chain(held_out);
@@ -206,16 +210,16 @@ impl<R: Row> Rows<R> {
     }
 }
 
-/// A run's own part.
+/// The training task of SFT, DPO and reward models.
 pub struct OfflineTask<O: Offline> {
     rows: Rows<O::Row>,
-    /// None without held-out rows.
+    /// Scores held-out rows; `None` if there are none.
     scorer: Option<Scorer>,
-    /// Measures held-out rows, too.
+    /// The user's own evaluation metrics, if there are any.
     metrics: Option<Box<dyn EvalMetrics>>,
 }
 
-/// The rows of a step.
+/// The rows of one optimizer step.
 pub struct Batch<R> {
     rows: Vec<R>,
     run: PreparedStep,
@@ -277,7 +281,7 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
     }
 }
 
-/// The weights and what trains them.
+/// Builds the weights that are trained, and their trainer.
 fn trained<O: Offline>(
     builder: &mut Builder<'_>,
     source: &ModelSource,
@@ -289,12 +293,12 @@ fn trained<O: Offline>(
     Ok((weights, trainer))
 }
 
-/// What scores rows, where any are scored: before the weights are read, too.
+/// Builds the scorer of rows, if any rows are scored. This may happen before weights are loaded.
 fn scorer(builder: &mut Builder<'_>, assets: &ModelAssets, [_, scored]: [Work; 2]) -> Option<Scorer> {
     (scored.completions > 0).then(|| builder.scorer("evaluation", &assets.config, scored))
 }
 
-/// Builds a run; nothing is written until all of its input is known to be good.
+/// Builds the task and its run. Nothing is written before all inputs have been checked.
 pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, TrainingRun)> {
     let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
     let source = ModelSource::of(&config, O::HEAD)?;
@@ -348,7 +352,8 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
     Ok((OfflineTask { rows, scorer, metrics }, run))
 }
 
-/// The caller's metrics of a set: computed from the model's outputs of each batch, while those are in memory.
+/// Computes the user's own metrics of a held-out set. The model's outputs are passed on batch by batch, so that only
+/// those of one batch are in memory here.
 fn measured<O: Offline>(
     run: &TrainingRun,
     scorer: &mut Scorer,
@@ -380,12 +385,12 @@ fn measured<O: Offline>(
     metrics.end().context(MetricsFailed)
 }
 
-/// The first sequence of every row, then the second of every one.
+/// Reorders the sequences of rows: first the first sequence of every row, then the second of every row.
 fn first_of_each<T: Clone>(all: Vec<T>, of_row: usize) -> Vec<T> {
     (0..of_row).flat_map(|at| all.iter().skip(at).step_by(of_row).cloned()).collect()
 }
 
-/// `[N, T, V]`
+/// Logits of all `ids`, `[N, T, V]`: N sequences, T tokens of the longest one, V tokens of the vocabulary.
 fn logits(learner: &Learner, scorer: &mut Scorer, ids: &[Vec<u32>]) -> anyhow::Result<Vec<f32>> {
     let (vocab, longest) = (learner.policy.config().vocab_size, ids.iter().map(Vec::len).max().unwrap_or(0));
     let mut all = vec![PADDING; ids.len() * longest * vocab];
@@ -405,7 +410,7 @@ fn set_size<O: Offline>(rows: &[O::Row], model: &ModelConfig) -> SetSize {
     SetSize { rows: rows.len(), sequences: sequences.len(), longest, vocab }
 }
 
-/// The memory that the run of a configuration will take.
+/// Plans the memory of the run of a configuration.
 pub fn plan<O: Offline>(
     builder: &Builder<'_>,
     source: &ModelSource,
@@ -419,12 +424,12 @@ pub fn plan<O: Offline>(
     Rows::load::<O>(config, train, sets, assets, sinks)?.memory::<O>(builder, source, assets)
 }
 
-/// The most tokens of a prompt with its completion.
+/// The largest allowed number of tokens of a prompt with its completion.
 pub fn longest_row(config: &Config, assets: &ModelAssets) -> usize {
     config.max_length.unwrap_or(usize::MAX).min(context(config, assets))
 }
 
-/// The pairs of a dataset that are no longer than allowed.
+/// Loads the preference pairs of a dataset, without those that are too long.
 pub fn load_pairs(config: &Config, spec: &DatasetSpec, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<Pairs> {
     let most = longest_row(config, assets);
     let pairs = Pairs::load(spec, &encoder(config, assets)?, most)?;

@@ -1,7 +1,9 @@
-//! Reward models: learned from pairs of answers. `rollouts/reward_model.rs` makes one a reward of a run.
+//! Trains reward models from pairs of a chosen and a rejected answer. `rollouts/reward_model.rs` uses such a model as a
+//! reward.
 //!
-//! A model is the trunk of a language model under a head of one score (transformers'
-//! `…ForSequenceClassification` with one label); the score of a text is that of its last token that is no padding.
+//! A reward model is a language model whose lm head is replaced by a head with one output (transformers'
+//! `…ForSequenceClassification` with one label). The score of a text is the output at its last token that is not
+//! padding.
 
 use super::offline::{Loaded, Offline, Row, load_pairs};
 use crate::config::{Config, Purpose};
@@ -15,7 +17,7 @@ use train::loss::LossSums;
 use train::loss::bradley_terry::ranking;
 use train::{Objective, PreferencePair};
 
-/// Training a reward model.
+/// The way to train a reward model.
 pub struct RewardModel;
 
 impl Offline for RewardModel {
@@ -26,7 +28,7 @@ impl Offline for RewardModel {
         &["loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward", "brier_score", "calibration_error"];
     const SHOWN_METRICS: &'static [&'static str] = &["loss", "accuracy", "margin"];
     const EVALUATES_AT_END: bool = true;
-    /// The token that the score is asked for at.
+    /// The token at which the score is read.
     const MORE_TOKENS: usize = 1;
 
     fn objective(config: &Config) -> Objective {
@@ -59,8 +61,8 @@ impl Offline for RewardModel {
         Some(format!("{} to learn from{held_out}", counted(train, "pair")))
     }
 
-    /// How the model ranks held-out pairs: the loss and what TRL reports of training, and how far its probabilities can
-    /// be believed.
+    /// Metrics of how the model ranks held-out pairs: the loss, TRL's training metrics, and the calibration of its
+    /// probabilities.
     fn evaluate(
         config: &Config,
         learner: &Learner,

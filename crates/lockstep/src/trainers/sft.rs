@@ -1,5 +1,6 @@
-//! Supervised fine-tuning: the mean negative log-likelihood of given completions, of whole texts and conversations from
-//! their second token on, or of what masks say.
+//! Supervised fine-tuning (SFT). The loss is the mean negative log-likelihood of the given completions. For whole texts
+//! and conversations it covers all tokens from the second on; where the data have masks, it covers the tokens that
+//! these select.
 
 use super::offline::{Loaded, Offline, Row, longest_row};
 use crate::bad_input;
@@ -17,7 +18,7 @@ use telemetry::{Sinks, counted};
 use train::loss::dft;
 use train::{Objective, Sample};
 
-/// Supervised fine-tuning.
+/// The SFT way to train.
 pub struct Sft;
 
 impl Offline for Sft {
@@ -69,8 +70,9 @@ impl Offline for Sft {
         kept(rows, data, most, sinks)
     }
 
-    /// Of held-out completions the loss, the entropy, and how often the next token is the likeliest one: means over the
-    /// tokens of all rows, or of each batch of `per_device_eval_batch_size`.
+    /// Loss, entropy and token accuracy (how often the next token is the likeliest one) of held-out rows. They are
+    /// means over the tokens of all rows, or, if `per_device_eval_batch_size` is set, means of each batch that are then
+    /// averaged.
     fn evaluate(
         config: &Config,
         learner: &Learner,
@@ -96,12 +98,12 @@ impl Offline for Sft {
     }
 }
 
-/// Sums over the learned tokens of a batch of held-out rows.
+/// Sums over those tokens of a held-out batch that count in the loss.
 #[derive(Default)]
 struct Sums {
     loss: f64,
     entropy: f64,
-    /// Tokens that are the likeliest.
+    /// Tokens that were the model's likeliest choice.
     right: f64,
     tokens: usize,
 }
@@ -129,24 +131,25 @@ impl Sums {
     }
 }
 
-/// Whether rows have ids of their own, or give the template more than messages.
+/// Whether rows have token ids of their own, or pass more than messages to the chat template.
 fn has_more(data: &Dataset) -> bool {
     data.columns.iter().any(|name| [INPUT_IDS, "tools", "chat_template_kwargs"].contains(&name.as_str()))
 }
 
-/// Rows as samples.
+/// Rows of a dataset as samples, with counts of those that were left out.
 #[derive(Default)]
 struct Masked {
     samples: Vec<Sample>,
-    /// Every token of every row is learned.
+    /// True if every token of every row counts in the loss.
     whole: bool,
-    /// How many rows are too long.
+    /// How many rows were left out because they are too long.
     left_out: usize,
-    /// How many have no token to learn.
+    /// How many rows were left out because they have no token that counts in the loss.
     empty: usize,
 }
 
-/// Rows of which any tokens may be learned: what comes before the first of them is the prompt.
+/// Makes samples of rows in which any token may count in the loss. All tokens before the first such token become the
+/// prompt.
 fn masked(
     learned: Learned,
     encoder: &PromptEncoder<'_>,
@@ -182,7 +185,7 @@ fn masked(
     Ok(rows)
 }
 
-/// The samples, with a line about those that are not among them.
+/// The samples, after messages about the rows that were left out.
 fn kept(rows: Masked, data: Dataset, most: usize, sinks: &Sinks) -> anyhow::Result<Loaded<Sample>> {
     if rows.left_out > 0 {
         let left_out = counted(rows.left_out, "row");

@@ -1,4 +1,5 @@
-//! The files of two checkpoints of one step, and of a result and its checkpoint: the first bit in which they differ.
+//! Compares the files of two checkpoints of the same step, or of a final model and its checkpoint, and finds the first
+//! bit that differs.
 
 use super::groups;
 use super::report::{Difference, f32_bits};
@@ -11,13 +12,13 @@ use std::fs::{self, File};
 use std::io::{BufReader, Read};
 use std::path::Path;
 
-/// What of `run_state.json` the next step depends on. The rest is of logs and evaluations.
+/// The fields of `run_state.json` that the next step depends on. The others concern logs and evaluations.
 const STATE: [&str; 7] = ["step", "weights_version", "arithmetic", "data_hash", "sampler", "trainer", "num_tokens"];
 
-/// Files of a checkpoint that are compared otherwise, or are of processes alone.
+/// Files of a checkpoint that are not compared here, because they are checked elsewhere or describe only processes.
 const NOT_COMPARED: [&str; 2] = [FILE_LIST, "fleet.json"];
 
-/// Where the checkpoint that the run has is not the one that the replay has.
+/// The first difference between the recorded checkpoint of a step and the one that the replay made.
 pub fn difference(recorded: &Path, remade: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
     let (mut names, in_recorded, in_remade) = (BTreeSet::new(), names(recorded)?, names(remade)?);
     names.extend(in_recorded.union(&in_remade).cloned());
@@ -42,7 +43,7 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64) -> anyhow::Result<O
     Ok(None)
 }
 
-/// Where the model `result` is not that of the checkpoint.
+/// The first difference between the final model in `result` and the model of a checkpoint.
 pub fn of_result(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
     for name in names(result)?.into_iter().filter(|name| !NOT_COMPARED.contains(&&**name)) {
         let (a, b) = (result.join(&name), checkpoint.join(&name));
@@ -69,7 +70,7 @@ fn names(dir: &Path) -> anyhow::Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// In which order files are compared.
+/// The position of a file in the order of comparison: weights come first.
 fn rank(name: &str) -> u8 {
     let is_tensors = name.ends_with(".safetensors");
     match name {
@@ -147,7 +148,7 @@ fn state(a: &Value, b: &Value) -> Option<Difference> {
     STATE.iter().find_map(of).or_else(|| values("task", &a["task"], &b["task"]))
 }
 
-/// The first value of two JSON texts that differs.
+/// The first value that differs between two JSON values; `at` is the path to them.
 fn values(at: &str, a: &Value, b: &Value) -> Option<Difference> {
     let none = Value::Null;
     match (a, b) {
@@ -168,7 +169,7 @@ fn values(at: &str, a: &Value, b: &Value) -> Option<Difference> {
     }
 }
 
-/// A file of tensors that is read piece by piece.
+/// A safetensors file that is read piece by piece.
 struct Tensors {
     header: Map<String, Value>,
     file: BufReader<File>,
@@ -186,7 +187,7 @@ impl Tensors {
         Ok(Tensors { header: serde_json::from_slice(&header)?, file })
     }
 
-    /// Name, type and end of each tensor, in the order of their bytes.
+    /// Name, type and end offset of each tensor, in the order of their bytes.
     fn layout(&self) -> Vec<(String, String, u64)> {
         let tensors = self.header.iter().filter(|(name, _)| *name != "__metadata__");
         let entry = |(name, of): (&String, &Value)| {
@@ -239,7 +240,7 @@ fn tensors(a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
     Ok(values("header", &metadata(&a), &metadata(&b)))
 }
 
-/// A number of so many bytes, with its bits.
+/// A number of 4 or 2 bytes, as text with its bits.
 fn number(bytes: &[u8]) -> String {
     match *bytes {
         [a, b, c, d] => f32_bits(f32::from_le_bytes([a, b, c, d])),

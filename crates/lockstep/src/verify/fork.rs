@@ -1,7 +1,9 @@
-//! Forks a run: another run that is the first one, bit for bit, up to a step, and continues by itself.
+//! Forks a training run: makes a second run that equals the first one, bit for bit, up to a step, and then continues
+//! independently.
 //!
-//! The fork is put together as a run that was stopped at a checkpoint of the first one, and resumed from there as any
-//! run is: up to the step with the first one's configuration, with its record beside, and then by its own.
+//! The fork is made like a run that was stopped at a checkpoint of the first one and is resumed from it. Up to the
+//! chosen step it runs with the first run's configuration and is checked against its record; afterwards it has its own
+//! configuration.
 
 use super::inputs::RecordedRun;
 use super::record::{Record, SharedRecord};
@@ -22,19 +24,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use telemetry::record::ForkedFrom;
 
-/// How a run is forked.
+/// Options for forking a run.
 pub struct ForkOptions<'a> {
-    /// The step that both runs share at last.
+    /// The last step that both runs have in common.
     pub at: u64,
     /// The directory of the fork.
     pub out: &'a Path,
-    /// Ends it.
+    /// Cancels the fork.
     pub stop: StopSignal,
-    /// Told what is being done.
+    /// Receives messages about the progress.
     pub say: &'a dyn Fn(&str),
 }
 
-/// Makes the fork of the run in `root`, and gives what it is to be resumed from.
+/// Makes a fork of the run in `root`. Returns the path that the fork is to be resumed from.
 pub fn fork(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     fork_of(root, options).map_err(|error| match error.downcast::<NotVerifiable>() {
         Ok(NotVerifiable(why)) => BadInput::new(why),
@@ -89,7 +91,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     Ok(if *at > 0 { dir.checkpoint(*at) } else { dir.root().to_owned() })
 }
 
-/// Continues with the run in `dir` as the first one did, up to the step.
+/// Continues in `dir` as the first run did, up to step `at`.
 fn replay(
     run: &RecordedRun,
     resolved: Resolved,

@@ -1,5 +1,5 @@
-//! Two groups, the recorded one and the remade one: the first bit in which they differ, in the order in which it is
-//! made: weights, tokens, scores, columns of other models, advantages.
+//! Compares a recorded group with the same group made again, and finds the first bit that differs. The parts are
+//! compared in the order in which they are made: weights, tokens, scores, columns of other models, advantages.
 
 use super::report::{Difference, f32_bits, f64_bits};
 use crate::rollouts::wire::{Completion, Group};
@@ -8,8 +8,8 @@ use model::columns::{SAMPLER_LOGPS, Values};
 use std::fmt::{Debug, Display};
 use train::Advantage;
 
-/// Where the recorded group is not the remade one. Scores of the rewards that `recorded_rewards` names were taken from
-/// the record.
+/// The first difference between the recorded group and the one made again. The rewards in `recorded_rewards` are left
+/// out, because their scores were taken from the record.
 pub fn difference(recorded: &Group, remade: &Group, recorded_rewards: &[String]) -> Option<Difference> {
     let of_group = Difference { step: remade.step, group: Some(remade.id), ..Difference::default() };
     let found = whole(recorded, remade)
@@ -29,7 +29,7 @@ fn unequal<T: PartialEq + Debug>(kind: &str, recorded: &T, remade: &T) -> Option
     (recorded != remade).then(|| differs(kind, format_args!("{recorded:?}"), format_args!("{remade:?}")))
 }
 
-/// What concerns all completions.
+/// Compares what all completions of a group have in common.
 fn whole(a: &Group, b: &Group) -> Option<Difference> {
     unequal("lineage", &a.lineage, &b.lineage)
         .or_else(|| unequal("step", &a.step, &b.step))
@@ -47,14 +47,14 @@ fn each(a: &Group, b: &Group, compare: impl Fn(&Completion, &Completion) -> Opti
     pairs.filter_map(|(place, (a, b))| Some(Difference { completion: Some(place), ..compare(a, b)? })).next()
 }
 
-/// Values of which there is one for each token.
+/// Compares two lists with one value for each token.
 fn list<T: PartialEq>(kind: &str, a: &[T], b: &[T], show: impl Fn(&T) -> String) -> Option<Difference> {
     let at = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
     let value = |list: &[T]| list.get(at).map_or_else(|| "none".to_owned(), &show);
     (a.len() != b.len() || at < a.len()).then(|| Difference { token: Some(at), ..differs(kind, value(a), value(b)) })
 }
 
-/// The same, compared by their bits.
+/// Compares two lists of floats by their bits.
 fn floats(kind: &str, a: &[f32], b: &[f32]) -> Option<Difference> {
     let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     list(kind, &bits(a), &bits(b), |&x| f32_bits(f32::from_bits(x)))
@@ -86,7 +86,7 @@ fn scores(a: &Completion, b: &Completion, group: &Group, recorded: &[String]) ->
     unequal("scores of steps", &steps(a), &steps(b))
 }
 
-/// Those that other models made: reference, old policy, values.
+/// Compares the columns that other models made: reference model, old policy, value model.
 fn columns(a: &Completion, b: &Completion) -> Option<Difference> {
     let names = |columns: &Columns| columns.iter().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
     if let Some(found) = unequal("columns", &names(&a.columns), &names(&b.columns)) {

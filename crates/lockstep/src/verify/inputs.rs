@@ -1,4 +1,4 @@
-//! The run that is to be verified, what it was made of, and what of that is here.
+//! The run that is verified: its record, and which of its files still exist.
 
 use super::report::{Difference, Interval, Report, missing};
 use super::{Choice, VerifyOptions};
@@ -16,18 +16,18 @@ use std::path::{Path, PathBuf};
 use telemetry::RunRecord;
 use telemetry::record::{FileHash, Start};
 
-/// A recorded run.
+/// A recorded run, opened for reading.
 pub struct RecordedRun {
     pub dir: RunDir,
     pub record: RunRecord,
     pub resolved: Resolved,
     pub ctx: Context,
-    /// Complete checkpoints, the oldest first.
+    /// Complete checkpoints with their steps, the oldest first.
     pub checkpoints: Vec<(u64, PathBuf)>,
 }
 
 impl RecordedRun {
-    /// Reads what there is. Nothing is written.
+    /// Opens the run in `root`. Writes nothing.
     pub fn open(root: &Path, options: &VerifyOptions<'_>) -> anyhow::Result<RecordedRun> {
         let dir = RunDir::open(root)?;
         let Ok(record) = RunRecord::read(&dir.record()) else {
@@ -67,12 +67,13 @@ impl RecordedRun {
         Ok(RecordedRun { dir, record, resolved, ctx, checkpoints })
     }
 
-    /// Its configuration.
+    /// The run's configuration.
     pub fn config(&self) -> &Config {
         &self.resolved.config
     }
 
-    /// The configuration of the replay of an interval: no bit of the weights depends on what is switched off.
+    /// The configuration for the replay of an interval. Everything that does not change bits of the weights is switched
+    /// off.
     pub fn replay_config(&self, interval: Interval) -> anyhow::Result<Resolved> {
         let mut resolved = self.resolved_of(interval)?;
         let config = &mut resolved.config;
@@ -87,7 +88,7 @@ impl RecordedRun {
         Ok(resolved)
     }
 
-    /// The configuration that made the steps of an interval.
+    /// The configuration with which the run took the steps of an interval.
     pub fn resolved_of(&self, interval: Interval) -> anyhow::Result<Resolved> {
         let mut resolved = self.resolved.clone();
         match self.config_of(interval) {
@@ -99,13 +100,13 @@ impl RecordedRun {
         }
     }
 
-    /// Whether the same configuration made two intervals.
+    /// Whether two intervals were made with the same configuration keys that change bits.
     pub fn same_settings(&self, a: Interval, b: Interval) -> bool {
         let settings = |interval| self.config_of(interval).ok().map(|config| settings_of_weights(&config));
         settings(a) == settings(b)
     }
 
-    /// Refuses completions of a program's function: nobody else can make them.
+    /// Refuses a run whose completions came from user code (a rollout function), since they cannot be made again here.
     pub fn check_source(&self) -> anyhow::Result<()> {
         let Some((_, path)) = self.checkpoints.last() else { return Ok(()) };
         let task = RunState::read(path)?.task;
@@ -116,7 +117,7 @@ impl RecordedRun {
         }
     }
 
-    /// The groups that it recorded.
+    /// The groups that the run recorded.
     pub fn groups(&self) -> anyhow::Result<GroupFile> {
         let path = self.dir.rollouts();
         match GroupFile::open(&path) {
@@ -129,7 +130,8 @@ impl RecordedRun {
         }
     }
 
-    /// The names of rewards that are asked again, and of the others.
+    /// The names of two kinds of rewards: those that are called again, and those whose scores are taken from the
+    /// record.
     pub fn rewards(&self) -> anyhow::Result<(Vec<String>, Vec<String>)> {
         let specs = &self.config().reward_funcs;
         let named = rewards::names(specs)?.into_iter().zip(specs);
@@ -139,7 +141,8 @@ impl RecordedRun {
         Ok((names(asked), names(recorded)))
     }
 
-    /// Refuses where a file of a reward is missing: the lineage has its name, which is not told from a word then.
+    /// Refuses a run if a file of a reward is missing. The name of the file is part of the lineage, and without the
+    /// file it could not be told from an ordinary argument.
     pub fn check_reward_files(&self) -> anyhow::Result<()> {
         match self.record.rewards.iter().find(|file| !Path::new(&file.name).exists()) {
             Some(file) => missing(format!(
@@ -151,7 +154,7 @@ impl RecordedRun {
         }
     }
 
-    /// Compares the files that the run began with with the hashes of its record.
+    /// Compares the hashes of the files that the run began with to those in its record.
     pub fn hashes(&self, options: &VerifyOptions<'_>, report: &mut Report) -> anyhow::Result<()> {
         let source = ModelSource::of(self.config(), Head::Lm)?;
         let mut found = hashes(&source.dir, &options.stop, |_| true)?;
@@ -171,7 +174,8 @@ impl RecordedRun {
         Ok(())
     }
 
-    /// The parts of the run of which there is a beginning and an end, and what there is not.
+    /// The intervals that can be replayed, because a state exists at their beginning and at their end. The others are
+    /// added to the report as not verified.
     pub fn intervals(&self, report: &mut Report) -> Vec<Interval> {
         let ends = self.checkpoints.iter().map(|(step, _)| *step);
         let begins = std::iter::once(0).chain(ends.clone());
@@ -187,14 +191,15 @@ impl RecordedRun {
         intervals
     }
 
-    /// The starts until the one that made `step`.
+    /// The starts of the run up to the one that made `step`.
     pub fn starts_of(&self, step: u64) -> &[Start] {
         let starts = &self.record.starts;
         // A resume from an older checkpoint made the steps after it again.
         &starts[..starts.iter().rposition(|start| start.step < step).map_or(0, |own| own + 1)]
     }
 
-    /// The configuration that made the steps of an interval: that of config.toml, without what later starts changed.
+    /// The configuration of an interval's steps: `config.toml`, with the changes of later starts undone. The error says
+    /// why it is unknown.
     fn config_of(&self, interval: Interval) -> Result<Config, String> {
         let (starts, later) = (&self.record.starts, self.starts_of(interval.to).len());
         if let Some(within) = starts.iter().find(|start| interval.from < start.step && start.step < interval.to)
@@ -210,7 +215,7 @@ impl RecordedRun {
         Ok(config)
     }
 
-    /// The step of the checkpoint whose model is the result.
+    /// The step of the checkpoint whose model became the final model.
     pub fn step_of_result(&self) -> anyhow::Result<Option<u64>> {
         let Some((last, path)) = self.checkpoints.last().filter(|_| self.dir.model().is_dir()) else {
             return Ok(None);
@@ -220,7 +225,7 @@ impl RecordedRun {
     }
 }
 
-/// What starts changed.
+/// The configuration changes that `starts` recorded.
 fn lines(starts: &[Start]) -> Vec<&str> {
     starts.iter().flat_map(|start| start.changed.iter().map(String::as_str)).collect()
 }
@@ -251,7 +256,7 @@ fn compare(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut
     }
 }
 
-/// Intervals of `choice`, in their order.
+/// Selects intervals according to `choice`, and keeps their order.
 pub fn choose(mut all: Vec<Interval>, choice: Choice) -> Vec<Interval> {
     let Choice::Random { steps, seed } = choice else { return all };
     // SplitMix64: which intervals are drawn follows from the seed.

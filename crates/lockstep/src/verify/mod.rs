@@ -1,12 +1,13 @@
-//! Proves that a run is what its record says: replays steps from its checkpoints, by the code that trains, and compares
-//! every bit of what comes out.
+//! Proves that a training run is what its record says: replays its steps from its checkpoints, with the code that
+//! trains, and compares every bit of the results.
 //!
-//! A replay resumes the run from a checkpoint S (or begins it) in a directory of its own, samples its own completions,
-//! and takes scores from the record where their reward may not say the same again. Each group that it learns from must
-//! equal the recorded one, and its checkpoint of the step E must equal that of the run. It knows no trainer: what it
-//! compares is what a [`Run`] reports and writes.
+//! A replay resumes the run from the checkpoint of a step S (or from the beginning) in a directory of its own. It
+//! generates its own completions, and takes scores from the record only for rewards that are not deterministic. Each
+//! group that it trains on must equal the recorded group, and its checkpoint of the step E at the end must equal the
+//! run's. The code here does not depend on the kind of trainer, since it compares only what a [`Run`] reports and
+//! writes.
 //!
-//! Read `groups.rs` and `files.rs` for what is compared, `record.rs` for where the replay and the record meet.
+//! `groups.rs` and `files.rs` show what is compared, and `record.rs` shows where the replay meets the record.
 
 mod files;
 mod fork;
@@ -32,37 +33,37 @@ use record::{Record, SharedRecord};
 use report::{NotVerifiable, missing};
 use std::path::{Path, PathBuf};
 
-/// Which steps are replayed.
+/// The choice of the steps that are replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// All.
+    /// All steps between the run's checkpoints.
     All,
-    /// So many, at least: intervals between checkpoints that are drawn by `seed`.
+    /// At least `steps` steps, in randomly chosen intervals between checkpoints.
     Random {
-        /// Steps.
+        /// The smallest number of steps.
         steps: u64,
-        /// Decides which.
+        /// The seed that chooses the intervals.
         seed: u64,
     },
 }
 
-/// How a run is verified.
+/// Options for verifying a run.
 pub struct VerifyOptions<'a> {
-    /// Which steps.
+    /// The steps to replay.
     pub choice: Choice,
-    /// Threads, if not those of the configuration.
+    /// Threads to compute with, if not those of the configuration.
     pub threads: Option<usize>,
-    /// Where the model lies now.
+    /// The directory where the model is now, if it was moved.
     pub model: Option<PathBuf>,
-    /// Where the data lie now.
+    /// The file where the dataset is now, if it was moved.
     pub dataset: Option<PathBuf>,
-    /// Ends it.
+    /// Cancels the verification.
     pub stop: StopSignal,
-    /// Told what is being done.
+    /// Receives messages about the progress.
     pub say: &'a dyn Fn(&str),
 }
 
-/// Verifies the run in `root`, of which nothing is changed.
+/// Verifies the run in `root`, without changing it.
 pub fn verify(root: &Path, options: &VerifyOptions<'_>) -> anyhow::Result<Report> {
     let mut report = Report::default();
     match verify_into(root, options, &mut report) {
@@ -127,7 +128,7 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
     Ok(())
 }
 
-/// Replays intervals that follow each other.
+/// Replays intervals that follow each other, as one run.
 fn replay(
     run: &RecordedRun,
     chain: &[Interval],
@@ -171,7 +172,7 @@ fn replay(
     Ok(())
 }
 
-/// Replays an interval, and compares.
+/// Replays one interval, and compares its groups and its last checkpoint.
 fn steps(
     run: &RecordedRun,
     replayed: &mut Run,
@@ -213,12 +214,12 @@ fn steps(
     Ok(found)
 }
 
-/// Whether a checkpoint's files are those of its list.
+/// Checks that a checkpoint's files match the list that was written with them.
 fn whole(checkpoint: &Path) -> anyhow::Result<()> {
     crate::run::checkpoint::check(checkpoint).map(|_| ())
 }
 
-/// Whether an error is of this checkpoint's files.
+/// Whether an error is about the files of this checkpoint.
 fn is_of(error: &anyhow::Error, checkpoint: &Path) -> bool {
     is_bad_input(error) && paragraph(error).contains(&*checkpoint.to_string_lossy())
 }

@@ -1,5 +1,5 @@
-//! The groups that a run recorded, beside the run that makes them again: gives the scores that are not asked again, and
-//! compares each group as soon as the replay learns from it.
+//! The recorded groups of a run, for use in its replay. They supply the scores of rewards that are not called again,
+//! and each group is compared as soon as the replay trains on it.
 
 use super::groups;
 use super::report::{Difference, NotVerifiable};
@@ -14,31 +14,31 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use telemetry::{Event, EventKind, Sink};
 
-/// What was recorded, and what of it was found right.
+/// The recorded groups, and the results of comparing them.
 pub struct Record {
     file: GroupFile,
-    /// The place of each group in the file.
+    /// The position of each group in the file, by the group's number.
     places: BTreeMap<u64, usize>,
-    /// Groups that were made ahead, and are only in a checkpoint so far.
+    /// Groups that were generated ahead, and that only a checkpoint has so far.
     ahead: BTreeMap<u64, Group>,
-    /// The rewards that are not asked again.
+    /// Names of rewards that are not called again.
     pub not_asked: Vec<String>,
-    /// Groups that the replay has sampled, from their first token on.
+    /// Groups of which the replay has generated all tokens itself.
     sampled: BTreeSet<u64>,
-    /// The groups that were compared, of the interval.
+    /// Groups of the current interval that were compared.
     pub compared: BTreeSet<u64>,
-    /// How many groups and tokens were equal, and how many groups of these came with a checkpoint.
+    /// Counts of equal groups, of their tokens, and of those equal groups that came with a checkpoint.
     pub equal: (u64, u64, u64),
-    /// The first bit that differs.
+    /// The first difference that was found.
     pub difference: Option<Difference>,
 }
 
-/// A record that sink, collector and verification share.
+/// A record that is shared by the sink, the collector and the verification.
 #[derive(Clone)]
 pub struct SharedRecord(Arc<Mutex<Record>>);
 
 impl Record {
-    /// The groups of `file`.
+    /// A record of the groups in `file`.
     pub fn new(file: GroupFile, not_asked: Vec<String>) -> Record {
         let places = file.index().iter().enumerate().map(|(place, entry)| (entry.group, place)).collect();
         Record {
@@ -53,7 +53,8 @@ impl Record {
         }
     }
 
-    /// The groups made ahead that a checkpoint has, for the scores of those that the run never learned from.
+    /// Adds the groups of a checkpoint that were generated ahead. They supply scores of groups that the run never
+    /// trained on.
     pub fn add_ahead(&mut self, frontier: &Path) -> anyhow::Result<()> {
         if let Ok(bytes) = std::fs::read(frontier) {
             self.ahead.extend(groups_of_answers(&bytes)?.into_iter().map(|group| (group.id, group)));
@@ -68,18 +69,18 @@ impl Record {
         }
     }
 
-    /// Numbers of the groups that were recorded for steps after `from`, up to `to`.
+    /// The numbers of the groups that were recorded for the steps after `from`, up to `to`.
     pub fn of_steps(&self, from: u64, to: u64) -> BTreeSet<u64> {
         let inside = |step: Option<u64>| step.is_some_and(|step| from < step && step <= to);
         self.file.index().iter().filter(|entry| inside(entry.step)).map(|entry| entry.group).collect()
     }
 
-    /// The last step of which it has groups.
+    /// The last step for which groups were recorded.
     pub fn last_step(&self) -> Option<u64> {
         self.file.index().iter().filter_map(|entry| entry.step).max()
     }
 
-    /// Gives `group` the scores that are not asked again.
+    /// Gives `group` the recorded scores of rewards that are not called again.
     fn fill(&mut self, group: &mut ScoredGroup, names: &[String]) -> anyhow::Result<()> {
         if self.not_asked.is_empty() {
             return Ok(());
@@ -105,7 +106,7 @@ impl Record {
         Ok(())
     }
 
-    /// A group that the replay learns from.
+    /// Compares a group that the replay trains on with the recorded one.
     fn compare(&mut self, remade: &Group) {
         self.compared.insert(remade.id);
         if self.difference.is_some() {
@@ -142,17 +143,17 @@ impl Record {
 }
 
 impl SharedRecord {
-    /// Shares it.
+    /// Makes a record that can be shared.
     pub fn new(record: Record) -> SharedRecord {
         SharedRecord(Arc::new(Mutex::new(record)))
     }
 
-    /// The record, for a moment.
+    /// Locks the record.
     pub fn lock(&self) -> MutexGuard<'_, Record> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts the scores of the record into what a collector gives.
+    /// A collector that fills in the scores of the record.
     pub fn place(&self) -> PlaceCollector {
         let record = self.clone();
         Box::new(move |collector| Box::new(WithRecord { collector, record }))
@@ -168,7 +169,7 @@ impl Sink for SharedRecord {
     }
 }
 
-/// Generates, and has some of the scores from a record.
+/// A collector that generates completions, and takes the scores of some rewards from a record.
 struct WithRecord {
     collector: Collector,
     record: SharedRecord,

@@ -1,18 +1,18 @@
-//! What a verification says.
+//! The report of a verification.
 
 use serde::Serialize;
 
-/// The steps from one checkpoint, or the beginning, to the next.
+/// The steps from one checkpoint, or from the beginning, to the next checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Interval {
-    /// Steps done at its beginning; 0 is the model that the run began with.
+    /// Steps done at the beginning; 0 is the model that the run began with.
     pub from: u64,
-    /// Steps done at its end, of which there is a checkpoint.
+    /// Steps done at the end, where there is a checkpoint.
     pub to: u64,
 }
 
 impl Interval {
-    /// Its steps.
+    /// The number of steps in the interval.
     pub fn steps(&self) -> u64 {
         self.to - self.from
     }
@@ -27,32 +27,32 @@ impl std::fmt::Display for Interval {
     }
 }
 
-/// The first bit of a run that is not what the replay makes.
+/// The first difference between a run and its replay.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Difference {
-    /// The optimizer step that learned from it, or that made it.
+    /// The optimizer step that trained on the data that differ, or that made them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
-    /// The group's number.
+    /// The number of the group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<u64>,
-    /// The completion's place in its group.
+    /// The index of the completion in its group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion: Option<usize>,
-    /// The token's place in its completion.
+    /// The index of the token in its completion.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<usize>,
-    /// The worker that made the group, where the run says it.
+    /// The worker that made the group, if the run recorded it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
-    /// What differs: `token`, `log-probability`, `score of REWARD`, `advantage`, `weight`, `lineage`, `hash`, …
+    /// The kind of value that differs: `token`, `log-probability`, `score of REWARD`, `advantage`, `weight`, `hash`, …
     pub kind: String,
-    /// The file, and what of it: a tensor and the place in it.
+    /// The file that differs and the place in it, such as a tensor and an index.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
-    /// The value that the run has, with its bits.
+    /// The value in the run, with its bits.
     pub recorded: String,
-    /// The value that the replay has.
+    /// The value in the replay, with its bits.
     pub remade: String,
 }
 
@@ -70,47 +70,48 @@ impl std::fmt::Display for Difference {
     }
 }
 
-/// What a verification found.
+/// The results of a verification.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// What was replayed, and equals the record in every bit.
+    /// Intervals that were replayed and equal the record in every bit.
     pub proven: Vec<Interval>,
     /// Groups whose tokens, log-probabilities, scores and advantages were compared.
     pub groups: u64,
-    /// Their tokens.
+    /// Tokens in these groups.
     pub tokens: u64,
-    /// Groups of these that were sampled before the interval began: their tokens are those of its first checkpoint.
+    /// How many of these groups were generated before the interval began, so that their tokens come from its first
+    /// checkpoint.
     pub groups_of_checkpoints: u64,
-    /// Rewards that were asked again.
+    /// Rewards that were called again.
     pub rewards_asked: Vec<String>,
     /// Rewards whose scores were taken from the record.
     pub rewards_recorded: Vec<String>,
     /// Files whose SHA-256 equals that of `record.json`.
     pub hashes: Vec<String>,
-    /// The result, where it equals a checkpoint: of which step.
+    /// The step of the checkpoint that equals the final model, if one does.
     pub result: Option<u64>,
-    /// The first bit that differs.
+    /// The first difference that was found.
     pub difference: Option<Difference>,
-    /// What could not be verified, and why.
+    /// Parts that could not be verified, each with the reason.
     pub not_verified: Vec<String>,
 }
 
-/// A run, or a part of it, that cannot be verified here.
+/// The error that a run, or a part of it, cannot be verified here.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct NotVerifiable(pub String);
 
-/// An error that says what is missing.
+/// Returns an error that says what is missing.
 pub(super) fn missing<T>(what: impl Into<String>) -> anyhow::Result<T> {
     Err(NotVerifiable(what.into()).into())
 }
 
-/// A number with its bits.
+/// An f32 as text, with its bits.
 pub(super) fn f32_bits(x: f32) -> String {
     format!("{x} (0x{:08x})", x.to_bits())
 }
 
-/// The same.
+/// An f64 as text, with its bits.
 pub(super) fn f64_bits(x: f64) -> String {
     format!("{x} (0x{:016x})", x.to_bits())
 }

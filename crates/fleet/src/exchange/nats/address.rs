@@ -1,10 +1,10 @@
-//! `nats://HOST:PORT/NAME`.
+//! The address of a NATS server and of a run on it: `nats://HOST:PORT/NAME`.
 
 use crate::error::{Error, Result};
 use crate::job::WorkerName;
 use std::fmt;
 
-/// A server, and the run's name there.
+/// The address of a NATS server, with the name of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     scheme: &'static str,
@@ -14,7 +14,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// `nats://HOST:PORT/NAME` or `tls://…`: without a port 4222, without a name `run`.
+    /// Parses `nats://HOST:PORT/NAME` or `tls://HOST:PORT/NAME`. The port defaults to 4222 and the name to `run`.
     pub fn parse(text: &str) -> Result<Address> {
         let bad = |why: &str| Error::Refused(format!("{text:?} is no address of a NATS server: {why}"));
         let (scheme, rest) = match text.split_once("://") {
@@ -44,22 +44,22 @@ impl Address {
         Ok(Address { scheme, host: host.to_owned(), port, name: name.to_owned() })
     }
 
-    /// Whether it is encrypted.
+    /// Whether the connection is encrypted.
     pub fn is_tls(&self) -> bool {
         self.scheme == "tls"
     }
 
-    /// `HOST:PORT`.
+    /// The server as `HOST:PORT`.
     pub fn place(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// The run's name.
+    /// The name of the run.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The server's alone.
+    /// The address of the server alone, without the run.
     pub(super) fn server(&self) -> String {
         format!("{}://{}", self.scheme, self.place())
     }

@@ -1,4 +1,4 @@
-//! What a learner has heard of its server and its workers.
+//! Everything that a learner has heard from the NATS server and from its workers.
 
 use super::{ANSWER, Beat, Control, PART, RUN, SILENCE};
 use crate::exchange::{Scan, Seen};
@@ -7,30 +7,30 @@ use async_nats::jetstream::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// A name is free so long after it was heard last.
+/// A worker name can be used by another process this long after it was last heard.
 const FREE: Duration = Duration::from_secs(5);
 
-/// An offer, as far as it is known to have come.
+/// How far an offered job has got.
 #[derive(Clone, Copy)]
 pub(super) enum Offered {
-    /// On its way.
+    /// The job has been sent.
     Sent,
-    /// The server has it since.
+    /// The server has had the job since this time.
     There(Instant),
 }
 
-/// A worker.
+/// A worker that the learner has heard.
 pub(super) struct Known {
     pub beat: Beat,
     pub heard: Instant,
-    /// It stood still, and has not moved since its counter was this.
+    /// If the learner has dropped the worker: its progress counter at that time, until the counter changes.
     pub expelled: Option<u64>,
 }
 
-/// A result that is not acknowledged.
+/// A result that has not been acknowledged.
 struct Held {
     content: (Lineage, Answer),
-    /// Until it is taken.
+    /// The result, until it is taken.
     result: Option<JobResult>,
     messages: Vec<Message>,
 }
@@ -38,20 +38,20 @@ struct Held {
 #[derive(Default)]
 pub(super) struct Inbox {
     pub offers: BTreeMap<JobName, Offered>,
-    /// Where the server has put each job.
+    /// The position of each job in the server's stream.
     sequences: BTreeMap<JobName, u64>,
     pub workers: BTreeMap<WorkerName, Known>,
     withdrawn: BTreeSet<JobName>,
     results: BTreeMap<(WorkerName, JobName), Held>,
-    /// Of results in several messages, by subject and hash of the whole.
+    /// Parts of results that were sent in several messages, by subject and hash of the whole result.
     parts: BTreeMap<(String, String), BTreeMap<usize, Message>>,
     pub problems: Vec<String>,
-    /// Looks at the exchange while there was no server.
+    /// How many scans were made while there was no connection to the server.
     outage: u64,
 }
 
 impl Inbox {
-    /// A worker has said something. What it must be told.
+    /// Handles a worker's message about itself. Returns what the worker must be told.
     pub fn hear(&mut self, name: &WorkerName, beat: Beat) -> Option<Control> {
         let known = self.workers.get(name);
         if let Some(other) = known.filter(|known| known.beat.id != beat.id && known.is_there(FREE)) {
@@ -70,7 +70,7 @@ impl Inbox {
         (!unwanted.is_empty()).then_some(Control::Withdrawn(unwanted))
     }
 
-    /// A result, or a part of one, has come. Messages that are good for nothing, to be acknowledged.
+    /// Handles a message with a result or a part of one. Returns useless messages, which must be acknowledged.
     pub fn receive(&mut self, run: &str, message: Message) -> Vec<Message> {
         let header =
             |name: &str| message.headers.as_ref().and_then(|headers| headers.get(name)).map(ToString::to_string);
@@ -109,7 +109,7 @@ impl Inbox {
         }
     }
 
-    /// What a server lists that was asked at `asked`.
+    /// Takes the list of jobs that the server has; `asked` is when the list was requested.
     pub fn listed(&mut self, jobs: &BTreeSet<JobName>, asked: Instant) {
         self.offers.retain(|job, offered| match offered {
             Offered::There(since) if *since < asked => jobs.contains(job),
@@ -124,7 +124,8 @@ impl Inbox {
         self.offers.insert(job, Offered::Sent);
     }
 
-    /// The server has it, at this place of the stream; or it may not have it.
+    /// Takes the server's reply to an offer: the job's position in the stream, or `None` if the server may not have the
+    /// job.
     pub fn offered(&mut self, job: JobName, sequence: Option<u64>) {
         let Some(offered) = self.offers.get_mut(&job) else { return };
         // If it may not: it is nowhere, unless the next list has it.
@@ -133,7 +134,7 @@ impl Inbox {
         self.sequences.extend(sequence.map(|sequence| (job, sequence)));
     }
 
-    /// Where the server has the job, if it does.
+    /// Withdraws a job. Returns its position in the server's stream, if the server has it.
     pub fn withdraw(&mut self, job: JobName) -> Option<u64> {
         self.offers.remove(&job);
         self.withdrawn.insert(job);
@@ -163,23 +164,23 @@ impl Inbox {
         done.into_iter().flat_map(|(worker, job)| self.discard(&worker, job)).collect()
     }
 
-    /// All messages that are kept, so that they are not delivered again meanwhile.
+    /// All messages that are kept. The server must be told regularly, so that it does not deliver them again.
     pub fn kept(&self) -> Vec<Message> {
         let held = self.results.values().flat_map(|held| &held.messages);
         held.chain(self.parts.values().flat_map(BTreeMap::values)).cloned().collect()
     }
 
-    /// The processes that have the workers' names.
+    /// For each worker name, the identifier of the process that uses it.
     pub fn ids(&self) -> BTreeMap<WorkerName, u64> {
         self.workers.iter().map(|(name, known)| (name.clone(), known.beat.id)).collect()
     }
 
-    /// Whether every worker that is there has said that it ends.
+    /// Whether every connected worker has said that it ends.
     pub fn all_have_ended(&self) -> bool {
         self.workers.values().all(|known| known.beat.status.ended || !known.is_there(SILENCE))
     }
 
-    /// A look at the exchange; `knows` the results that were told of before.
+    /// A scan of the exchange. `knows` returns whether a result has been reported before.
     pub fn scan(&mut self, is_connected: bool, knows: impl Fn(&WorkerName, JobName) -> bool) -> Scan {
         if !is_connected {
             self.outage += 1;
@@ -211,7 +212,7 @@ impl Known {
     }
 }
 
-/// `INDEX/COUNT HASH`.
+/// The value of the header for a part: `INDEX/COUNT HASH`.
 pub(super) fn part(index: usize, count: usize, whole: &str) -> String {
     format!("{index}/{count} {whole}")
 }

@@ -1,4 +1,4 @@
-//! A learner's side of a NATS server.
+//! The learner's side of an exchange over a NATS server.
 
 use super::inbox::{Inbox, Known};
 use super::link::{Link, is_connected, until_connected};
@@ -26,24 +26,24 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// How often the server is asked which jobs it has.
 const LIST: Duration = Duration::from_millis(500);
-/// How long a learner listens for another one of its name, and for workers, before it begins.
+/// How long a starting learner listens for another learner of the same name, and for workers.
 const LISTEN: Duration = Duration::from_millis(1500);
-/// How long one that has ended waits until its workers know.
+/// How long a learner that has ended waits until its workers know this.
 const FAREWELL: Duration = Duration::from_secs(3);
-/// The learner's consumer of results.
+/// The name of the learner's consumer of results.
 const CONSUMER: &str = "learner";
 
-/// See the [module](super).
+/// The learner's side of an exchange over a NATS server.
 pub struct NatsLearner {
     link: Link,
     shared: Arc<Shared>,
     commands: UnboundedSender<Command>,
     observer: Observer,
     layout: Layout,
-    /// The lock that says that a learner is there.
+    /// The lock that shows that a learner is running.
     _lock: File,
     has_ended: bool,
-    /// When each worker's status was written for `lockstep status`.
+    /// When each worker's status was last written for `lockstep status`.
     written: BTreeMap<WorkerName, Instant>,
 }
 
@@ -57,10 +57,10 @@ struct Shared {
     tell: Notify,
 }
 
-/// What is to be sent, in order.
+/// A message to the server. Messages are sent in order.
 enum Command {
     Offer(JobName, Vec<u8>),
-    /// Deletes the message at this place of the jobs' stream.
+    /// Deletes the message at this position of the jobs' stream.
     Withdraw(u64),
     Acknowledge(Vec<Message>),
 }
@@ -76,8 +76,9 @@ impl Shared {
 }
 
 impl NatsLearner {
-    /// Of the run directory `out`. Jobs that an earlier learner offered are gone, results that came are taken over. A
-    /// learner that is there already, of this directory or of this name on the server, is refused.
+    /// Opens the exchange for the run directory `out`. Jobs that an earlier learner offered are deleted; results that
+    /// have arrived are kept. It is an error if another learner is running in this directory, or with this name on the
+    /// server.
     pub fn open(out: &Path, options: &NatsOptions) -> Result<NatsLearner> {
         let layout = Layout::of_run(out);
         layout.create()?;
@@ -133,7 +134,7 @@ impl NatsLearner {
         }
     }
 
-    /// For `lockstep status`, which reads files.
+    /// Writes the workers' statuses as files, for `lockstep status`.
     fn write_statuses(&mut self, all: bool) {
         let statuses: Vec<_> = {
             let inbox = self.shared.inbox();
@@ -248,7 +249,8 @@ impl Drop for NatsLearner {
     }
 }
 
-/// The run's name in messages: made once for its directory, so that a learner that resumes has it, too.
+/// The run's identifier in messages. It is made once and kept in the run's directory, so that a resumed learner has the
+/// same.
 fn name_of_run(layout: &Layout) -> Result<String> {
     let file = layout.root().join("run");
     match std::fs::read_to_string(&file) {
@@ -261,7 +263,7 @@ fn name_of_run(layout: &Layout) -> Result<String> {
     Ok(name)
 }
 
-/// Another learner of this name, if one is heard.
+/// Another learner of the same name, if it is heard.
 async fn listen(shared: Arc<Shared>, client: Client) -> Option<Announced> {
     let mut states = client.subscribe(shared.names.state()).await.ok()?;
     let heard = async {
@@ -276,7 +278,7 @@ async fn listen(shared: Arc<Shared>, client: Client) -> Option<Announced> {
     tokio::time::timeout(LISTEN, heard).await.ok().flatten()
 }
 
-/// The streams, as they must be; and no job of an earlier learner.
+/// Makes the streams, and deletes the jobs of an earlier learner.
 async fn prepare(shared: Arc<Shared>, jetstream: Context) -> std::result::Result<(), String> {
     let names = &shared.names;
     make_streams(names, &jetstream).await?;
@@ -304,7 +306,7 @@ async fn make_streams(names: &Names, jetstream: &Context) -> std::result::Result
     Ok(())
 }
 
-/// What workers say of themselves.
+/// Receives what workers report about themselves.
 async fn hear(shared: Arc<Shared>, client: Client) {
     let Ok(mut statuses) = client.subscribe(shared.names.worker("*")).await else { return };
     while let Some(message) = statuses.next().await {
@@ -327,7 +329,7 @@ async fn hear(shared: Arc<Shared>, client: Client) {
     }
 }
 
-/// Tells everybody the state, when it changes and as a sign of life.
+/// Publishes the learner's state, when it changes and regularly as a sign of life.
 async fn announce(shared: Arc<Shared>, client: Client) {
     let host = host();
     loop {
@@ -343,7 +345,7 @@ async fn announce(shared: Arc<Shared>, client: Client) {
     }
 }
 
-/// Sends what is to be sent. What fails is noticed by the list.
+/// Sends the queued messages. If one fails, the next list of the server's jobs shows it.
 async fn send(shared: Arc<Shared>, client: Client, jetstream: Context, mut queue: UnboundedReceiver<Command>) {
     let mut headers = HeaderMap::new();
     headers.insert(RUN, shared.run.as_str());
@@ -379,7 +381,7 @@ async fn send(shared: Arc<Shared>, client: Client, jetstream: Context, mut queue
     }
 }
 
-/// Asks which jobs the server has; a server without the streams gets them.
+/// Regularly asks which jobs the server has. If the server has lost the streams, makes them again.
 async fn list(shared: Arc<Shared>, client: Client, jetstream: Context) {
     loop {
         tokio::time::sleep(LIST).await;
@@ -403,7 +405,7 @@ async fn jobs_of(names: &Names, jetstream: &Context) -> Option<BTreeSet<JobName>
     Some(jobs)
 }
 
-/// Takes results as they come.
+/// Receives results as they come.
 async fn receive(shared: Arc<Shared>, client: Client, jetstream: Context) {
     loop {
         until_connected(&client).await;
@@ -434,7 +436,8 @@ async fn results(names: &Names, jetstream: &Context) -> Option<pull::Stream> {
     pulled.messages().await.ok()
 }
 
-/// Results that wait for their batch are not delivered again meanwhile.
+/// Regularly tells the server that results are still being kept for their batch, so that it does not deliver them
+/// again.
 async fn keep(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(ACK_WAIT / 3).await;

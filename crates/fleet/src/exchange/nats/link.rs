@@ -1,4 +1,4 @@
-//! The connection to a server, and the thread on which it lives.
+//! The connection to a NATS server, with its own thread.
 
 use super::{ANSWER, NatsOptions, PAUSE};
 use crate::error::{Error, Result};
@@ -10,23 +10,23 @@ use std::future::Future;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// How long a connection may take.
+/// The longest time that connecting may take.
 const CONNECT: Duration = Duration::from_secs(3);
-/// So often a server is asked whether it is there.
+/// How often the connection is checked with a ping.
 const PING: Duration = Duration::from_secs(2);
-/// So often a server that is not there is looked for at the start.
+/// How often a starting process tries to connect.
 const TRIES: usize = 3;
 
 pub(super) struct Link {
-    /// None while it ends.
+    /// `None` while the connection is being closed.
     runtime: Option<Runtime>,
     pub client: Client,
     pub jetstream: Context,
 }
 
 impl Link {
-    /// Connects: a wrong token, or no server, is a refusal that says so. A server that is lost later is looked for
-    /// as long as this lives.
+    /// Connects to the server. A wrong token, or no server, is an error that says so. If the connection is lost later,
+    /// it is re-established as long as this value lives.
     pub fn connect(options: &NatsOptions, who: &str) -> Result<Link> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start a thread: {e}")))?;
@@ -82,7 +82,7 @@ impl Link {
         }
     }
 
-    /// Waits for an answer, for some time.
+    /// Runs a task and waits for its result, for at most [`ANSWER`].
     pub fn wait<T>(&self, task: impl Future<Output = T>) -> Option<T> {
         let runtime = self.runtime.as_ref()?;
         runtime.block_on(async { tokio::time::timeout(ANSWER, task).await.ok() })

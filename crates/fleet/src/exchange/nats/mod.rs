@@ -8,13 +8,14 @@
 //! (no stream)             lockstep.NAME.control.dev1             jobs that are not wanted any more; a refused name
 //! ```
 //!
-//! The server is never the truth. It acknowledges before it syncs, may be restarted, lose its store or be out of reach,
-//! and all of that costs time alone: the learner compares what it has offered with what the server lists, and offers
-//! again what is nowhere. Workers keep what they have made until the server has it. Every message names the run.
+//! The server's data are never relied on. The server acknowledges before it syncs, and it may be restarted, lose its
+//! data or become unreachable; all of that costs only time. The learner compares the jobs that it has offered with
+//! those that the server lists, and offers missing jobs again. Workers keep their results until the server has them.
+//! Every message carries the run's identifier.
 //!
-//! Nobody sees whether a process of another machine lives. Who is not heard for [`SILENCE`] is taken for gone, without
-//! blame: its jobs are offered again, and if it comes back its results are the same bits. The time in which the learner
-//! itself has no server does not count.
+//! Whether a process on another machine is alive cannot be observed directly. A worker that has not been heard for
+//! [`SILENCE`] counts as gone, but not as failed: its jobs are offered again, and if it comes back, its results have
+//! the same bits. Time in which the learner itself is disconnected does not count.
 
 mod address;
 mod inbox;
@@ -34,68 +35,69 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Which server, and how it is reached.
+/// The address and credentials of a NATS server.
 #[derive(Clone, Debug)]
 pub struct NatsOptions {
-    /// Of the server, and the run's name there.
+    /// The address of the server, with the name of the run.
     pub address: Address,
-    /// What the server asks for.
+    /// The token that the server requires.
     pub token: Option<String>,
-    /// The certificate of whoever signed the server's, for `tls://`; none: those of the system.
+    /// A file with the certificate authority that signed the server's certificate, for `tls://`; `None` uses those of
+    /// the system.
     pub certificates: Option<PathBuf>,
 }
 
-/// A worker that was not heard for so long is taken for gone.
+/// A worker that has not been heard for this long counts as gone.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// A message that was delivered, and of which nothing was heard for so long, is delivered again.
+/// The server delivers a message again if its receiver has not responded for this long.
 const ACK_WAIT: Duration = Duration::from_secs(15);
-/// How often learner and workers say that they are there.
+/// How often learner and workers send a sign of life.
 const BEAT: Duration = Duration::from_millis(400);
-/// A worker's status is sent no more often.
+/// The shortest time between two status messages of a worker.
 const STATUS: Duration = Duration::from_millis(50);
-/// An answer of the server that has not come by now does not come.
+/// How long a reply of the server is waited for.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Before something that failed is tried again.
+/// The pause before a failed operation is tried again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The run that a message belongs to.
+/// The message header with the run's identifier.
 const RUN: &str = "Lockstep-Run";
-/// Which part of how many a message is, and the hash of the whole.
+/// The message header for a result in several messages: index and number of the part, and the hash of the whole.
 const PART: &str = "Lockstep-Part";
-/// Unacknowledged messages of a consumer.
+/// The largest number of unacknowledged messages of a consumer.
 const MOST_PENDING: i64 = 1 << 20;
 
-/// What the learner says on the subject `state`.
+/// The learner's message on the subject `state`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Announced {
-    /// Of the run, as long as it has its directory.
+    /// The run's identifier, which stays the same as long as the run's directory exists.
     run: String,
-    /// Of this learner's process.
+    /// The identifier of the learner's process.
     learner: u64,
     host: String,
-    /// The processes that have the workers' names.
+    /// For each worker name, the identifier of the process that uses it.
     workers: BTreeMap<WorkerName, u64>,
     state: LearnerState,
 }
 
-/// What a worker says.
+/// A worker's message about itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Beat {
-    /// Of its process.
+    /// The identifier of the worker's process.
     id: u64,
     host: String,
     status: WorkerStatus,
 }
 
-/// What a worker is told.
+/// A learner's message to one worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Control {
-    /// Nobody needs these jobs any more.
+    /// These jobs are no longer needed.
     Withdrawn(Vec<JobName>),
-    /// Another process has the name: the process with this id must end.
+    /// Another process has the worker's name. The process with this identifier must end, for the given reason.
     Refused(u64, String),
 }
 
-/// Names on the server.
+/// The names of a run's streams and subjects on the server.
 #[derive(Clone, Debug)]
 struct Names {
     prefix: String,
@@ -125,7 +127,7 @@ impl Names {
         format!("{}.jobs.{job}", self.prefix)
     }
 
-    /// The job of a subject.
+    /// The job that a subject names.
     fn job_of(&self, subject: &str) -> Option<JobName> {
         subject.strip_prefix(&self.prefix)?.strip_prefix(".jobs.")?.parse().ok()
     }
@@ -147,7 +149,7 @@ impl Names {
     }
 }
 
-/// Whether the server is there and takes the token.
+/// Checks that the server can be reached and accepts the token.
 pub fn check(options: &NatsOptions) -> Result<()> {
     link::Link::connect(options, "lockstep").map(drop)
 }
@@ -157,7 +159,7 @@ fn host() -> String {
     if name.trim().is_empty() { "another machine".to_owned() } else { name.trim().to_owned() }
 }
 
-/// A number that no other process has.
+/// A random number that identifies this process.
 fn number_of_process() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     // The hasher's keys are random; never 0, which stands for nobody.

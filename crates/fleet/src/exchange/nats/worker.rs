@@ -1,4 +1,4 @@
-//! A worker's side of a NATS server.
+//! A worker's side of an exchange over a NATS server.
 
 use super::inbox::part;
 use super::link::{Link, is_connected, until_connected};
@@ -20,33 +20,34 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use twox_hash::XxHash3_128;
 
-/// A job that was fetched and that nobody claims is given back after this time.
+/// A fetched job that the worker does not take within this time is returned to the server.
 const OFFERED: Duration = Duration::from_millis(500);
-/// How long a pull waits on the server.
+/// How long a pull request waits at the server.
 const PULL: Duration = Duration::from_secs(1);
-/// A result that was handed over counts as this worker's job until the learner has surely seen it.
+/// After a result was sent, its job stays in the worker's list of jobs for this long, so that the learner has surely
+/// seen the result.
 const SETTLED: Duration = Duration::from_secs(2);
-/// How long a worker that ends waits until its results are handed over.
+/// How long an ending worker waits until its results are sent.
 const FAREWELL: Duration = Duration::from_secs(3);
-/// A name that somebody else has is asked for again for so long: who had it may just have been killed.
+/// How long a worker tries to get a name that another process has. That process may just have been killed.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// Room for headers in a message.
+/// Bytes of a message that are reserved for headers.
 const HEADROOM: usize = 4096;
-/// The workers' consumer of jobs.
+/// The name of the workers' consumer of jobs.
 const CONSUMER: &str = "workers";
 
-/// See the [module](super). Dropped, it hands over what it still has.
+/// A worker's side of an exchange over a NATS server. When dropped, it first sends the remaining results.
 pub struct NatsWorker {
     link: Link,
     shared: Arc<Shared>,
 }
 
-/// What a worker has last heard of its learner. Clones are of the same.
+/// What a worker has last heard from its learner. Clones share the same state.
 #[derive(Clone)]
 pub struct LearnerWatch(Arc<Shared>);
 
 impl LearnerWatch {
-    /// The state of the learner; none before it was heard.
+    /// The state of the learner; `None` before the learner was heard.
     pub fn learner(&self) -> Option<LearnerState> {
         self.0.desk().learner.as_ref().map(|announced| announced.state.clone())
     }
@@ -69,9 +70,9 @@ struct Shared {
 struct Desk {
     learner: Option<Announced>,
     refused: Option<String>,
-    /// Fetched, and not claimed.
+    /// A job that was fetched and not taken yet.
     ready: Option<(Job, Message)>,
-    /// The last time that somebody wanted a job.
+    /// The last time that the worker wanted a job.
     wanted: Option<Instant>,
     held: BTreeMap<JobName, Message>,
     withdrawn: BTreeSet<JobName>,
@@ -96,7 +97,7 @@ impl Shared {
 }
 
 impl NatsWorker {
-    /// Joins the run of this name on the server, which may have no learner yet.
+    /// Joins the run with this name on the server, which may not have a learner yet.
     pub fn join(options: &NatsOptions, name: WorkerName) -> Result<NatsWorker> {
         let link = Link::connect(options, &format!("lockstep worker {name}"))?;
         let shared = Arc::new(Shared {
@@ -121,7 +122,7 @@ impl NatsWorker {
         Ok(NatsWorker { link, shared })
     }
 
-    /// What it hears of its learner, for others of this process.
+    /// What this worker hears from its learner, for other parts of this process.
     pub fn watch(&self) -> LearnerWatch {
         LearnerWatch(self.shared.clone())
     }
@@ -231,7 +232,7 @@ impl Drop for NatsWorker {
     }
 }
 
-/// What the learner says to all.
+/// Receives what the learner publishes for all workers.
 async fn listen(shared: Arc<Shared>, client: Client) {
     let Ok(mut states) = client.subscribe(shared.names.state()).await else { return };
     while let Some(message) = states.next().await {
@@ -249,7 +250,7 @@ async fn listen(shared: Arc<Shared>, client: Client) {
     }
 }
 
-/// What the learner says to this worker.
+/// Receives what the learner tells this worker.
 async fn obey(shared: Arc<Shared>, client: Client) {
     let Ok(mut controls) = client.subscribe(shared.names.control(&shared.name)).await else { return };
     while let Some(message) = controls.next().await {
@@ -262,7 +263,7 @@ async fn obey(shared: Arc<Shared>, client: Client) {
     }
 }
 
-/// Says that this worker is there, and what it does.
+/// Regularly reports that this worker is alive, and what it does.
 async fn beat(shared: Arc<Shared>, client: Client) {
     loop {
         if is_connected(&client) {
@@ -292,7 +293,7 @@ async fn say(shared: &Shared, client: &Client) {
     }
 }
 
-/// Fetches a job when one is wanted.
+/// Fetches a job when the worker wants one.
 async fn pull_jobs(shared: Arc<Shared>, client: Client, jetstream: Context) {
     let mut consumer = None;
     loop {
@@ -357,7 +358,7 @@ async fn jobs(names: &Names, jetstream: &Context) -> Option<async_nats::jetstrea
     jetstream.get_stream_no_info(&names.jobs).await.ok()?.create_consumer(config).await.ok()
 }
 
-/// Hands results over, as long as it takes.
+/// Sends results, and repeats this until the server has them.
 async fn send_results(shared: Arc<Shared>, client: Client, jetstream: Context) {
     loop {
         let next = shared.desk().unsent.front().cloned();
@@ -382,7 +383,7 @@ async fn send_results(shared: Arc<Shared>, client: Client, jetstream: Context) {
     }
 }
 
-/// Whether the server says that it has the result, which is cut where messages are limited.
+/// Sends a result, in several messages if it exceeds the size limit. Returns whether the server has confirmed it.
 async fn publish(shared: &Shared, client: &Client, jetstream: &Context, unsent: &Unsent) -> bool {
     let room = client.max_payload().saturating_sub(HEADROOM).max(HEADROOM);
     let parts: Vec<&[u8]> = unsent.bytes.chunks(room).collect();
@@ -403,7 +404,7 @@ async fn publish(shared: &Shared, client: &Client, jetstream: &Context, unsent: 
     true
 }
 
-/// Jobs that are worked on are not delivered to others meanwhile.
+/// Regularly tells the server that jobs are still being done, so that it does not deliver them to other workers.
 async fn keep(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(ACK_WAIT / 3).await;

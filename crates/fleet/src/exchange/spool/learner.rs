@@ -10,21 +10,21 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 
-/// See the [module](super).
+/// The learner's side of a spool directory.
 pub struct SpoolLearner {
     layout: Layout,
-    /// The lock that says that a learner is there.
+    /// The lock that shows that a learner is running.
     _lock: File,
     observer: Observer,
-    /// Results that were read and not taken or deleted.
+    /// Results that were read, and not yet taken or deleted.
     results: BTreeMap<(WorkerName, JobName), JobResult>,
     workers: Vec<WorkerName>,
     problems: Vec<String>,
 }
 
 impl SpoolLearner {
-    /// Of the run directory `out`. Jobs that an earlier learner offered are gone; results and claims are taken over.
-    /// A learner that is there already is refused with its process number.
+    /// Opens the spool of the run directory `out`. Jobs that an earlier learner offered are deleted; results and taken
+    /// jobs are kept. If a learner is already running, the error names its process.
     pub fn open(out: &Path) -> Result<SpoolLearner> {
         let layout = Layout::of_run(out);
         layout.create()?;
@@ -47,12 +47,12 @@ impl SpoolLearner {
         })
     }
 
-    /// Where its files lie.
+    /// The layout of the spool's files.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// A worker's lock and what it says.
+    /// Reads the lock and the status of a worker.
     fn look(&self, worker: &WorkerName) -> Result<Seen> {
         let status: WorkerStatus = read_json(&self.layout.status(worker)).unwrap_or_default();
         let holder = holder(&self.layout.alive(worker))?;
@@ -69,7 +69,7 @@ impl SpoolLearner {
         })
     }
 
-    /// The content of a result that was not seen before; one that cannot be read is deleted, and its job done again.
+    /// Reads a new result. If it cannot be read, it is deleted, and its job is done again.
     fn read_result(&mut self, worker: &WorkerName, job: JobName) -> Result<Option<(Lineage, Answer)>> {
         let path = self.layout.complete(worker).join(job.to_string());
         let Some(bytes) = read(&path)? else { return Ok(None) };
@@ -102,6 +102,7 @@ impl Exchange for SpoolLearner {
     }
 
     fn release(&mut self, worker: &WorkerName, job: JobName) -> Result<()> {
+        self.observer.released(worker, job);
         remove(&self.layout.processing(worker).join(job.to_string()))
     }
 

@@ -1,4 +1,5 @@
-//! An exchange in a directory: `ls` shows its state, a rename claims a job, and no server is needed.
+//! An exchange in a directory of files. `ls` shows its state, a worker takes a job by renaming its file, and no server
+//! is needed.
 //!
 //! ```text
 //! fleet/learner.json                     what the learner tells everybody: renamed into place
@@ -11,8 +12,9 @@
 //! fleet/workers/dev1/status.json         what it does, with its progress counter
 //! ```
 //!
-//! A name with a dot in front is being written; the next process that looks deletes it. Locks are dropped by the kernel
-//! with their holder, so that no clock says who lives. Directories are 0700, files 0600.
+//! A file whose name begins with a dot is still being written; if its writer died, the next process deletes it. The
+//! kernel releases a lock when its holder ends, so no clock decides whether a process lives. Directories have mode
+//! 0700, files 0600.
 
 mod learner;
 mod watch;
@@ -32,77 +34,77 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Larger files are none of ours; nothing is allocated for them.
+/// Files larger than this are refused without reading them.
 const MOST_BYTES: u64 = 1 << 32;
 
-/// Where things lie in a spool directory.
+/// The paths of a spool directory.
 #[derive(Clone, Debug)]
 pub struct Layout {
     root: PathBuf,
 }
 
 impl Layout {
-    /// Of the run directory `out`.
+    /// The spool of the run directory `out`.
     pub fn of_run(out: &Path) -> Layout {
         Layout { root: out.join("fleet") }
     }
 
-    /// `fleet/`.
+    /// The path of `fleet/`.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// `fleet/learner.json`.
+    /// The path of `fleet/learner.json`.
     pub fn learner(&self) -> PathBuf {
         self.root.join("learner.json")
     }
 
-    /// `fleet/pending/`.
+    /// The path of `fleet/pending/`.
     pub fn pending(&self) -> PathBuf {
         self.root.join("pending")
     }
 
-    /// `fleet/processing_by_NAME/`.
+    /// The path of `fleet/processing_by_NAME/`.
     pub fn processing(&self, worker: &WorkerName) -> PathBuf {
         self.root.join(format!("processing_by_{worker}"))
     }
 
-    /// `fleet/complete_from_NAME/`.
+    /// The path of `fleet/complete_from_NAME/`.
     pub fn complete(&self, worker: &WorkerName) -> PathBuf {
         self.root.join(format!("complete_from_{worker}"))
     }
 
-    /// `fleet/batches/`.
+    /// The path of `fleet/batches/`.
     pub fn batches(&self) -> PathBuf {
         self.root.join("batches")
     }
 
-    /// `fleet/workers/`.
+    /// The path of `fleet/workers/`.
     pub fn workers(&self) -> PathBuf {
         self.root.join("workers")
     }
 
-    /// `fleet/workers/NAME/alive.lock`.
+    /// The path of `fleet/workers/NAME/alive.lock`.
     pub fn alive(&self, worker: &WorkerName) -> PathBuf {
         self.workers().join(worker.as_str()).join("alive.lock")
     }
 
-    /// `fleet/workers/NAME/status.json`.
+    /// The path of `fleet/workers/NAME/status.json`.
     pub fn status(&self, worker: &WorkerName) -> PathBuf {
         self.workers().join(worker.as_str()).join("status.json")
     }
 
-    /// The workers that ever joined, by name.
+    /// All workers that ever joined, sorted by name.
     pub fn known_workers(&self) -> Result<Vec<WorkerName>> {
         Ok(names(&self.workers())?.iter().filter_map(|name| WorkerName::new(name).ok()).collect())
     }
 
-    /// Whether a learner is there: what `learner.json` says may be of one that was killed.
+    /// Whether a learner is running. `learner.json` alone does not show this, since a killed learner leaves it behind.
     pub fn has_learner(&self) -> Result<bool> {
         Ok(holder(&self.root.join("learner.lock"))?.is_some())
     }
 
-    /// Deletes all results, in batch files and not.
+    /// Deletes all results, including those in batch files.
     pub fn forget_results(&self) -> Result<()> {
         let of_workers = self.known_workers()?.into_iter().map(|worker| self.complete(&worker));
         for directory in of_workers.chain([self.batches()]) {
@@ -111,7 +113,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Makes the directories that both sides need, for this user alone.
+    /// Makes the directories that learner and workers need, accessible only to this user.
     pub fn create(&self) -> Result<()> {
         create_dir(&self.root)?;
         create_dir(&self.pending())?;
@@ -119,13 +121,13 @@ impl Layout {
     }
 }
 
-/// A directory that only this user can look into, and those above it.
+/// Makes a directory and its parents, accessible only to this user.
 pub(crate) fn create_dir(path: &Path) -> Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).or_io("create", path)?;
     std::fs::set_permissions(path, Permissions::from_mode(0o700)).or_io("protect", path)
 }
 
-/// The names in a directory, sorted; none where there is no directory.
+/// The names in a directory, sorted; empty if the directory does not exist.
 pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
     let entries = match std::fs::read_dir(directory) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -137,12 +139,12 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The jobs that lie in a directory. What is being written has no job's name.
+/// The jobs whose files are in a directory. Files that are still being written do not have the name of a job.
 pub(crate) fn jobs(directory: &Path) -> Result<Vec<JobName>> {
     Ok(names(directory)?.iter().filter_map(|name| name.parse().ok()).collect())
 }
 
-/// A file's bytes; none if it is not there.
+/// The bytes of a file; `None` if it does not exist.
 pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     let file = match File::open(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
@@ -157,13 +159,13 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// A value in a JSON file; none if it is not there or cannot be read.
+/// The value in a JSON file; `None` if the file does not exist or cannot be read.
 pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&read(path).ok()??).ok()
 }
 
-/// Writes a file under a name with a dot in front, and renames it: nobody ever sees half of it. `sync`: it is on the
-/// disk before it has its name, and its name before this returns.
+/// Writes a file under a temporary name that begins with a dot, and then renames it, so that no reader sees half of it.
+/// With `sync`, the bytes are synced before the rename, and the new name before this returns.
 pub(crate) fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Error::Refused(format!("{} is no file", path.display())));
@@ -185,7 +187,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
     written.or_io("write", path)
 }
 
-/// Deletes a file that may be gone.
+/// Deletes a file, which may already be gone.
 fn remove(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
@@ -193,13 +195,13 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Deletes what somebody who died was writing.
+/// Deletes files that a dead process was still writing.
 pub(crate) fn sweep(directory: &Path) -> Result<()> {
     let mut half = names(directory)?.into_iter().filter(|name| name.starts_with('.'));
     half.try_for_each(|name| remove(&directory.join(name)))
 }
 
-/// Who holds a lock, as its file says.
+/// The process that holds a lock, as the lock file names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub pid: u32,
@@ -214,8 +216,8 @@ impl Holder {
     }
 }
 
-/// Takes the lock of a file that is never deleted, and writes who has it. Whoever looks at a lock holds it for a
-/// moment, so that one refusal is none. `who` is what holds it, for the error.
+/// Takes the lock on a file that is never deleted, and writes this process into it. It tries several times, because a
+/// process that checks a lock holds it for a moment. `who` names the lock's owner in the error.
 pub(crate) fn take_lock(path: &Path, who: &str, remedy: &str) -> Result<(File, Holder)> {
     let mut options = OpenOptions::new();
     let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
@@ -246,7 +248,7 @@ pub(crate) fn take_lock(path: &Path, who: &str, remedy: &str) -> Result<(File, H
     Ok((file, holder))
 }
 
-/// Who holds a lock now; none if nobody does.
+/// The process that holds a lock now; `None` if the lock is free.
 pub(crate) fn holder(path: &Path) -> Result<Option<Holder>> {
     let file = match File::open(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),

@@ -1,4 +1,4 @@
-//! Sleeping until a directory changes: inotify where there is one, else a look every few milliseconds.
+//! Sleeps until a directory changes: with inotify on Linux, otherwise by waking every few milliseconds.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 #[cfg(not(target_os = "linux"))]
 const POLL: Duration = Duration::from_millis(5);
 
-/// Directories that are watched.
+/// A set of watched directories.
 pub(super) struct Watch {
     #[cfg(target_os = "linux")]
     inotify: Option<rustix::fd::OwnedFd>,
@@ -20,7 +20,8 @@ impl Watch {
         Watch { inotify: init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok() }
     }
 
-    /// Files that get their name in this directory wake a waiter. Asked for twice it is watched once.
+    /// Watches a directory: a file that gets its name there ends a wait. Adding a directory twice has no further
+    /// effect.
     pub(super) fn add(&mut self, directory: &Path) {
         use rustix::fs::inotify::{WatchFlags, add_watch};
         if let Some(inotify) = &self.inotify

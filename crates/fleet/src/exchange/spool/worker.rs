@@ -10,23 +10,23 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
-/// See the [module](super).
+/// A worker's side of a spool directory.
 pub struct SpoolWorker {
     layout: Layout,
     name: WorkerName,
-    /// The lock that says that this worker lives.
+    /// The lock that shows that this worker is alive.
     _alive: File,
     holder: Holder,
-    /// Processes of this name before it that failed.
+    /// How many earlier processes of this name have failed.
     failures: u64,
     watch: Watch,
-    /// What a learner that had ended before this worker joined has left.
+    /// The state of a learner that had already ended before this worker joined.
     old: Option<LearnerState>,
 }
 
 impl SpoolWorker {
-    /// Joins the run of the directory `out`, which may have no learner yet. A worker of this name that is there already
-    /// is refused with its process number. What an earlier process of this name worked on is given back.
+    /// Joins the run in the directory `out`, which may not have a learner yet. If a worker of this name is already
+    /// running, the error names its process. Jobs that an earlier process of this name left unfinished are returned.
     pub fn join(out: &Path, name: WorkerName) -> Result<SpoolWorker> {
         let layout = Layout::of_run(out);
         layout.create()?;
@@ -48,12 +48,12 @@ impl SpoolWorker {
         Ok(worker)
     }
 
-    /// Its name.
+    /// The worker's name.
     pub fn name(&self) -> &WorkerName {
         &self.name
     }
 
-    /// Reads a job before it is claimed: whether it is one of these profiles.
+    /// Reads a job before it is taken, and returns whether it has one of these profiles.
     fn fits(&self, job: JobName, profiles: &[String]) -> Result<bool> {
         if profiles.is_empty() {
             return Ok(true);

@@ -1,11 +1,11 @@
-//! The moves that a world can make next.
+//! The moves that are possible in a state of the simulated run.
 
 use super::{Doing, Move, World, tokens};
 use crate::coordinator::Event;
 use crate::job::{JobName, JobResult};
 
 impl World {
-    /// Each with whether it is a fault, which no end may depend on.
+    /// All possible moves, each with whether it is a fault. The end of a run must be reachable without further faults.
     pub fn moves(&self) -> Vec<(Move, bool)> {
         let mut moves = Vec::new();
         let budget = &self.budget;
@@ -84,14 +84,14 @@ impl World {
         moves
     }
 
-    /// Whether a result is not what its job gives.
+    /// Whether a result is wrong: its tokens are not what its job gives.
     pub(super) fn is_lie(&self, result: &JobResult) -> bool {
         let weights = self.published.get(&self.plan.version_of(result.job)).copied();
         let expected = weights.map(|weights| tokens(result.job, weights, &self.payload(result.job)).0);
         expected != Some(result.answer.fingerprint)
     }
 
-    /// Whether the liar has answered the first chunk of a group of this batch, and nobody has made it again.
+    /// Whether a wrong answer to the first chunk of a group in this batch is in use.
     fn has_lie(&self, batch: u64) -> bool {
         let Some(learner) = &self.learner else { return false };
         let jobs = self.plan.numbers(batch).map(|number| JobName::Rollout { number, chunk: 0 });
@@ -99,7 +99,8 @@ impl World {
         results.any(|result| self.is_lie(result))
     }
 
-    /// The liar's results of this batch and of later ones are made again, with what others have continued from them.
+    /// Expels the lying worker. Its results in this batch and later ones are made again, together with the chunks that
+    /// continue them.
     fn expel_liar(&mut self) -> Result<(), String> {
         let Some(batch) = self.learner.as_ref().and_then(|learner| learner.trains) else { return Ok(()) };
         let all = (batch..self.plan.batches).filter(|batch| self.has_lie(*batch));
@@ -122,7 +123,7 @@ impl World {
         self.tell(Event::Expelled(name, jobs))
     }
 
-    /// All of the batch is taken for this worker's.
+    /// Expels a worker, and takes all results of the batch in training as wrong results of this worker.
     pub(super) fn expel(&mut self, i: usize) -> Result<(), String> {
         if self.environment.liar {
             return self.expel_liar();
@@ -152,7 +153,7 @@ impl World {
         self.tell(Event::Expelled(name, jobs))
     }
 
-    /// A new learner knows them from a file.
+    /// Tells a new learner which workers are expelled, as the file `expelled.jsonl` does in a real run.
     pub(super) fn tell_of_expelled(&mut self) -> Result<(), String> {
         let expelled = self.workers.iter().filter(|worker| worker.expelled).map(|worker| worker.name.clone());
         let expelled: Vec<_> = expelled.collect();

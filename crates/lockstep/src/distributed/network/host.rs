@@ -1,8 +1,9 @@
-//! A worker's host: one of its workers fetches what all of them need, and the others read it from there.
+//! The weights on a worker's host. One of the host's workers fetches what all of them need from the learner, and the
+//! others read it from shared memory.
 //!
-//! The directory is that of the server and the run's name, below the system's for temporary files. Whoever has the lock
-//! of `fetch.lock` fetches; the kernel gives it to another one when that process ends. `fleet/learner.json` says what
-//! the learner says, with the host's own slots in the place of the learner's.
+//! The directory lies below the system's directory for temporary files and is named after the server and the run. The
+//! worker that holds the lock of `fetch.lock` fetches; when its process ends, the kernel gives the lock to another one.
+//! `fleet/learner.json` repeats what the learner says, with the host's slots instead of the learner's.
 
 use super::super::{Shared, SlotPlace, of_fleet};
 use super::serve::{AboutSlot, BASE, CONFIG, of_file, of_slot};
@@ -22,19 +23,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often the learner's state is looked at.
+/// How often the learner's state is checked.
 const LOOK: Duration = Duration::from_millis(5);
-/// How often a worker looks whether it is the one that fetches.
+/// How often a worker checks whether it has become the one that fetches.
 const TURN: Duration = Duration::from_millis(100);
 
-/// This worker's part in its host's copies. Dropped, it has none: another worker fetches, if there is one.
+/// This worker's share in its host's copies. When it is dropped, another worker of the host takes over fetching.
 pub struct Host {
     dir: PathBuf,
     talk: Arc<Talk>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Between a worker and its thread.
+/// State that a worker and its fetching thread share.
 #[derive(Default)]
 struct Talk {
     stop: AtomicBool,
@@ -43,7 +44,7 @@ struct Talk {
 }
 
 impl Host {
-    /// Takes part. `watch` is asked for what the learner says.
+    /// Joins the workers of this host. `watch` returns what the learner last said.
     pub fn open(server: &NatsServer, watch: Watch) -> anyhow::Result<Host> {
         let user = std::fs::metadata("/proc/self").map_or(0, |data| data.uid());
         let name: String = telemetry::record::sha256(server.url.as_bytes()).chars().take(16).collect();
@@ -70,32 +71,32 @@ impl Host {
         Ok(Host { dir, talk, thread: Some(thread) })
     }
 
-    /// Its directory, which workers read like a run's.
+    /// The host's directory, which workers read like a run's directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The model's files, without weights.
+    /// The directory of the model's files, without weights.
     pub fn model(&self) -> PathBuf {
         self.dir.join("model")
     }
 
-    /// The files of this learner are there.
+    /// Whether the files of the learner with this identifier have been fetched.
     pub fn is_ready(&self, run: [u8; 16]) -> bool {
         told(&self.dir).is_some_and(|shared| shared.run == run)
     }
 
-    /// What went wrong, if something did.
+    /// The error of the fetching thread, if there was one.
     pub fn failure(&self) -> Option<anyhow::Error> {
         self.talk.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Nothing can be fetched any more.
+    /// Whether fetching has ended with an error.
     pub fn has_failed(&self) -> bool {
         self.talk.failed.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// What a person should know.
+    /// Messages for the user since the last call.
     pub fn take_news(&self) -> Vec<String> {
         std::mem::take(&mut self.talk.says.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -110,7 +111,7 @@ impl Drop for Host {
     }
 }
 
-/// What the host's copy of `learner.json` says.
+/// The content of the host's copy of `learner.json`.
 fn told(dir: &Path) -> Option<Shared> {
     let bytes = std::fs::read(Layout::of_run(dir).learner()).ok()?;
     let state: LearnerState = serde_json::from_slice(&bytes).ok()?;
@@ -139,25 +140,25 @@ fn fetch(dir: &Path, talk: &Arc<Talk>, bearer: Option<String>, watch: &Watch) ->
     result
 }
 
-/// A slot of the host.
+/// A slot of shared memory on the host, with a copy of weights.
 struct Copy {
     filler: SlotFiller,
     layout: String,
     bytes: usize,
-    /// What it holds; none while it is filled.
+    /// The number of the weights in it; `None` while it is being filled.
     number: Option<u64>,
 }
 
-/// What the host has.
+/// All copies that this host has.
 struct Copies<'a> {
     dir: &'a Path,
     talk: &'a Arc<Talk>,
     bearer: Option<String>,
-    /// The learner whose files are there, and its server.
+    /// The learner that the files came from, and the client of its server.
     from: Option<([u8; 16], Client)>,
     slots: Vec<Copy>,
     base: Option<Copy>,
-    /// What was written last.
+    /// The state that was last written to `learner.json`.
     seen: Option<LearnerState>,
 }
 
@@ -185,7 +186,7 @@ impl Copies<'_> {
         Ok(())
     }
 
-    /// Brings the host up to what the learner says; whether it is.
+    /// Fetches what the learner's state names and the host lacks. Returns whether the host has everything then.
     fn copy(&mut self, shared: &Shared, state: &LearnerState, stop: &dyn Fn() -> bool) -> anyhow::Result<bool> {
         let Some(network) = &shared.network else {
             return Err(BadInput::new("the learner serves no weights: it was started without --listen".to_owned()));
@@ -214,7 +215,7 @@ impl Copies<'_> {
         Ok(true)
     }
 
-    /// The files of another learner.
+    /// Begins with a new learner: fetches its configuration and the model's files.
     fn begin(&mut self, shared: &Shared, network: &NetworkPlace, stop: &dyn Fn() -> bool) -> anyhow::Result<bool> {
         let talk = self.talk.clone();
         let say = move |text: &str| talk.says.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
@@ -231,7 +232,7 @@ impl Copies<'_> {
         Ok(true)
     }
 
-    /// A slot that nobody needs and nobody reads.
+    /// A slot whose weights are not needed and not being read, if there is one.
     fn free(&mut self, needed: &BTreeSet<u64>) -> anyhow::Result<Option<Copy>> {
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
@@ -243,7 +244,7 @@ impl Copies<'_> {
         Ok(None)
     }
 
-    /// Fetches a slot, into `free` if it fits there.
+    /// Fetches the weights in a slot of the learner, into `free` if they fit there.
     fn fetch(&mut self, blob: &str, free: Option<Copy>, stop: &dyn Fn() -> bool) -> anyhow::Result<Option<Copy>> {
         let Some((run, client)) = &self.from else { bail!("nothing is known of a learner") };
         let Some(head) = client.head(blob, stop).map_err(of_fleet)? else {
@@ -276,7 +277,7 @@ impl Copies<'_> {
         Ok(Some(copy))
     }
 
-    /// Tells the host's workers what is there.
+    /// Writes `learner.json` for the host's workers, with the slots that are there.
     fn write(&mut self, shared: &Shared, state: &LearnerState) -> anyhow::Result<()> {
         let here = |place: &SlotPlace| {
             let copy = self.slots.iter().find(|slot| slot.number == Some(place.stored_as))?;
@@ -294,12 +295,12 @@ impl Copies<'_> {
     }
 }
 
-/// A file's name, and no path.
+/// Whether `name` is a plain file name and not a path.
 fn is_name(name: &str) -> bool {
     !name.starts_with('.') && name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
 }
 
-/// Writes a file that others read meanwhile.
+/// Replaces a file that other processes may be reading.
 fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let temporary = path.with_file_name(format!(".{}", path.file_name().unwrap_or_default().to_string_lossy()));
     let written = (|| {

@@ -1,7 +1,7 @@
-//! Workers on other machines. Jobs and results go through a NATS server ([`fleet::exchange`]); weights and the files
-//! that a worker needs are fetched from the learner by HTTP ([`fleet::blobs`]), once for each host, and lie there as
-//! they lie at the learner's: a directory with `learner.json`, and slots of shared memory that it names. So a worker
-//! works the same on any machine.
+//! Workers on other machines. Jobs and results go through a NATS server ([`fleet::exchange`]). Weights and files are
+//! fetched from the learner by HTTP ([`fleet::blobs`]), once for each host. On the host they have the same layout as at
+//! the learner: a directory with `learner.json`, and slots of shared memory that it names. So a worker runs the same
+//! code on any machine.
 
 mod host;
 mod serve;
@@ -21,57 +21,57 @@ use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A NATS server, as it was named.
+/// The address and credentials of a NATS server.
 #[derive(Clone, Debug, Default)]
 pub struct NatsServer {
-    /// `nats://HOST:PORT/NAME` or `tls://…`.
+    /// The address, `nats://HOST:PORT/NAME` or `tls://HOST:PORT/NAME`.
     pub url: String,
-    /// What it asks for.
+    /// The token that the server requires.
     pub token: Option<String>,
-    /// The certificate of whoever signed its own, if that is none of the system's.
+    /// A file with the certificate authority of the server, if it is not one that the system trusts.
     pub certificates: Option<PathBuf>,
 }
 
-/// How a learner is reached from other machines.
+/// How workers on other machines reach a learner.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// Where jobs and results go.
+    /// The NATS server for jobs and results.
     pub server: NatsServer,
-    /// Where weights are served.
+    /// The address at which the learner serves weights.
     pub listen: SocketAddr,
-    /// What workers are told of it, `HOST:PORT`; none: the address of this machine on the way to the NATS server.
+    /// The `HOST:PORT` that workers are told; if `None`, this machine's address on the route to the NATS server.
     pub advertise: Option<String>,
 }
 
-/// What the learner tells workers of other machines.
+/// The address and the files of a learner, as it tells them to workers on other machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkPlace {
-    /// `HOST:PORT` of its blobs.
+    /// `HOST:PORT` of the learner's HTTP server.
     pub address: String,
-    /// The files of the model.
+    /// Names of the model's files.
     pub files: Vec<String>,
 }
 
-/// What a worker has last heard of its learner.
+/// Returns what the worker has last heard from its learner.
 pub type Watch = Arc<dyn Fn() -> Option<LearnerState> + Send + Sync>;
 
-/// A worker's exchange, and what it hears.
+/// A worker's connection to the run, and a function that returns what the learner last said.
 pub type Joined = (Box<dyn WorkerExchange + Send>, Watch);
 
-/// Whether `--join` names a server, and no directory.
+/// Whether the value of `--join` is the address of a server, and not a directory.
 pub fn is_server(join: &Path) -> bool {
     join.to_str().is_some_and(|text| text.starts_with("nats://") || text.starts_with("tls://"))
 }
 
 impl NatsServer {
-    /// What is shown to the learner's HTTP server: without a token, nothing.
+    /// The bearer token for the learner's HTTP server; `None` without a NATS token.
     fn bearer(&self) -> Option<String> {
         self.token.as_deref().map(fleet::blobs::bearer)
     }
 }
 
 impl Network {
-    /// What can be wrong with it, before a model is loaded.
+    /// Checks the addresses and credentials, before a model is loaded.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.server.token.is_none() && !self.listen.ip().is_loopback() {
             return Err(BadInput::new(format!(
@@ -83,7 +83,7 @@ impl Network {
         built::check(&self.server)
     }
 
-    /// What workers are told.
+    /// The address that workers are told.
     fn advertised(&self, bound: SocketAddr, server: &str) -> anyhow::Result<String> {
         if let Some(advertise) = &self.advertise {
             return Ok(match advertise.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
@@ -106,7 +106,7 @@ impl Network {
     }
 }
 
-/// The learner's side of the exchange.
+/// Opens the learner's side of the connection.
 pub(super) fn learner_exchange(out: &Path, network: Option<&Network>) -> anyhow::Result<Box<dyn Exchange + Send>> {
     match network {
         None => Ok(Box::new(SpoolLearner::open(out).map_err(of_fleet)?)),
@@ -114,12 +114,12 @@ pub(super) fn learner_exchange(out: &Path, network: Option<&Network>) -> anyhow:
     }
 }
 
-/// Joins the run of a server.
+/// Joins the run of a server as the worker `name`.
 pub fn join(server: &NatsServer, name: WorkerName) -> anyhow::Result<Joined> {
     built::join(server, name)
 }
 
-/// What a program with NATS does.
+/// Functions of a build with NATS.
 #[cfg(feature = "nats")]
 mod built {
     use super::{Joined, NatsServer, of_fleet};
@@ -138,7 +138,7 @@ mod built {
         nats::check(&options(server)?).map_err(of_fleet)
     }
 
-    /// `HOST:PORT`.
+    /// The server's `HOST:PORT`.
     pub fn place(server: &NatsServer) -> anyhow::Result<String> {
         Ok(options(server)?.address.place())
     }
@@ -154,7 +154,7 @@ mod built {
     }
 }
 
-/// A program without it says so.
+/// Functions of a build without NATS: all of them return an error that says so.
 #[cfg(not(feature = "nats"))]
 mod built {
     use super::{BadInput, Joined, NatsServer};

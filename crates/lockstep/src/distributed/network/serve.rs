@@ -1,5 +1,6 @@
-//! What a learner serves to other machines: the run's configuration, the model's files but for its weights, and the
-//! published versions, read where they lie.
+//! The HTTP server of a learner, from which workers on other machines fetch the run's configuration, the model's files
+//! (without weights) and the published versions of the weights. Weights are read directly from their slots of shared
+//! memory.
 
 use super::super::{SlotPlace, of_fleet};
 use super::{Network, NetworkPlace, built};
@@ -14,24 +15,24 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The blob of the configuration.
+/// The name under which the configuration is fetched.
 pub(super) const CONFIG: &str = "config.toml";
-/// The blob of the base below adapters.
+/// The name under which the base weights below an adapter are fetched.
 pub(super) const BASE: &str = "base";
-/// Files of a model directory that are longer hold no words or shapes.
+/// The largest model file that is served. Larger ones are neither configuration nor tokenizer.
 const LONGEST: u64 = 256 << 20;
 
-/// The blob of a model's file.
+/// The name under which a model's file is fetched.
 pub(super) fn of_file(name: &str) -> String {
     format!("model-{name}")
 }
 
-/// The blob of what was published under a number.
+/// The name under which the weights with a version number are fetched.
 pub(super) fn of_slot(number: u64) -> String {
     format!("slot-{number}")
 }
 
-/// What a reader must know of a slot, to have the same.
+/// The properties of a slot that a host must know to make an identical copy.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AboutSlot {
     pub run: [u8; 16],
@@ -54,18 +55,18 @@ impl AboutSlot {
 #[derive(Clone)]
 enum Place {
     File(PathBuf),
-    /// With the number that it says, where it matters.
+    /// A slot's path, and the version number that the slot must have, if that matters.
     Slot(PathBuf, Option<u64>),
 }
 
 #[derive(Default)]
 struct Served {
     places: Mutex<BTreeMap<String, Place>>,
-    /// By their blobs' names: a path may come to mean another slot.
+    /// Open slots, by the names under which they are fetched. A path alone may later belong to another slot.
     slots: Mutex<HashMap<String, SlotReader>>,
 }
 
-/// A learner's server, which ends when this is dropped.
+/// A learner's HTTP server. It ends when this value is dropped.
 pub struct Serving {
     server: Server,
     served: Arc<Served>,
@@ -73,13 +74,13 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Serves a run's configuration and its model's files.
+    /// Starts to serve a run's configuration and its model's files.
     pub fn start(network: &Network, config: &Path, model: &Path) -> anyhow::Result<Serving> {
         let server = built::place(&network.server)?;
         Serving::open(network, config, model, &server)
     }
 
-    /// `server` is the NATS server's `HOST:PORT`.
+    /// Starts to serve; `server` is `HOST:PORT` of the NATS server.
     pub(super) fn open(network: &Network, config: &Path, model: &Path, server: &str) -> anyhow::Result<Serving> {
         let mut files = Vec::new();
         for entry in std::fs::read_dir(model).or_bad_input_in(model.display())? {
@@ -111,12 +112,12 @@ impl Serving {
         self.server.bytes_sent()
     }
 
-    /// What workers are told.
+    /// The address and files that workers are told.
     pub fn place(&self) -> NetworkPlace {
         self.place.clone()
     }
 
-    /// These versions can be fetched, and no others any more.
+    /// Serves these versions of the weights, and stops serving all others.
     pub fn publish(&self, slots: &BTreeMap<u64, SlotPlace>, base: Option<&Path>) {
         let mut places = self.served.places();
         places.retain(|_, place| matches!(place, Place::File(_)));
@@ -133,7 +134,7 @@ impl Served {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a slot holds, pinned; none if that is something else by now.
+    /// Pins the weights in a slot. `None` if the slot has other weights by now.
     fn pin(&self, name: &str, path: &Path, number: Option<u64>) -> Result<Option<(SlotReader, Pin)>> {
         let slot = {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);

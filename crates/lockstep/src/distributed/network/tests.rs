@@ -9,10 +9,10 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 const RUN: [u8; 16] = [7; 16];
-/// More than a block, and no multiple of one.
+/// The size of a test slot: more than one block, and not a multiple of the block size.
 const BYTES: usize = (5 << 20) + 4096;
 
-/// A learner without a run: slots, what it says, and its server.
+/// A learner without a training run: slots, its state, and its HTTP server.
 struct Fake {
     dir: tempfile::TempDir,
     slots: BTreeMap<u64, SlotFiller>,
@@ -54,7 +54,7 @@ impl Fake {
         Fake { dir, slots, base, serving, says: Arc::default() }
     }
 
-    /// Publishes these versions.
+    /// Publishes the versions with these numbers.
     fn says(&mut self, numbers: &[u64]) {
         self.slots.retain(|number, _| numbers.contains(number));
         for number in numbers {
@@ -183,7 +183,7 @@ fn another_token_gets_nothing_and_says_so() {
     assert_eq!(learner.serving.bytes_sent(), 0);
 }
 
-/// What was published before is not to be had under its old name.
+/// Checks that weights that are no longer published cannot be fetched under their old name.
 #[test]
 fn a_slot_that_holds_something_else_is_gone() {
     let mut learner = Fake::start();

@@ -1,23 +1,24 @@
-//! The conditions of which a run raises alarms: a row for each, with its one threshold. docs/alarms.md explains them.
+//! The table of conditions for which a training run raises alarms, each with its threshold. docs/alarms.md explains
+//! them.
 
 use rewards::ProblemKind;
 
-/// How often a condition can be looked at.
+/// How often a condition is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Every {
-    /// In each optimizer step.
+    /// After each optimizer step.
     Step,
-    /// Where new completions were scored.
+    /// After new completions have been scored.
     Generation,
 }
 
-/// A row of the table.
+/// A condition: one row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Condition {
     pub id: &'static str,
-    /// From where on it holds.
+    /// The value from which the condition holds.
     pub threshold: f64,
-    /// How many times in a row it must hold before the alarm is raised.
+    /// How many checks in a row it must hold before the alarm is raised.
     pub patience: u32,
     pub every: Every,
     pub remedy: &'static str,
@@ -28,7 +29,7 @@ macro_rules! conditions {
         $(pub const $name: Condition = Condition {
             id: $id, threshold: $threshold, patience: $patience, every: Every::$every, remedy: $remedy,
         };)*
-        /// All of them.
+        /// All conditions of the table.
         pub const ALL: &[Condition] = &[$($name),*];
     };
 }
@@ -102,7 +103,7 @@ conditions! {
         "try the reward on these completions with `lockstep score-rewards`";
 }
 
-/// The condition that a reward's failure is.
+/// The condition for a kind of reward failure.
 pub fn of_problem(kind: ProblemKind) -> &'static Condition {
     match kind {
         ProblemKind::TimedOut => &TIMED_OUT,
@@ -115,7 +116,7 @@ pub fn of_problem(kind: ProblemKind) -> &'static Condition {
     }
 }
 
-/// The row of an alarm.
+/// The condition with this id.
 pub fn named(id: &str) -> Option<&'static Condition> {
     ALL.iter().find(|condition| condition.id == id)
 }

@@ -1,9 +1,10 @@
-//! Alarms: what usually means that a run goes wrong, raised while it still runs. One registry, looked at once per step.
+//! Alarms: common signs that a training run goes wrong, raised while it still runs. All of them are checked once per
+//! step.
 //!
-//! A condition that holds as many times in a row as its row of [`conditions`] says is raised once, with what was seen,
-//! since when, and what people do about it; it is over when it has not held for a while. What is raised depends on the
-//! run's numbers and texts alone, and the state is in every checkpoint: a resumed run raises the same. An alarm is an
-//! event ([`telemetry::EventKind::Alarm`]): where it goes, this does not know.
+//! Each condition is a row of [`conditions`]. When it has held as many checks in a row as its row says, the alarm is
+//! raised once, with the evidence, the step since when, and the usual remedy. The alarm ends when the condition has not
+//! held for a while. Alarms depend only on the run's metrics and texts, and their state is in every checkpoint, so a
+//! resumed run raises the same ones. An alarm is reported as an event ([`telemetry::EventKind::Alarm`]).
 
 mod conditions;
 mod noise;
@@ -23,36 +24,36 @@ use signs::{GenerationSigns, Row};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use telemetry::Alarm;
 
-/// An alarm is over when it has not held this many times in a row.
+/// An alarm ends when its condition has not held in this many checks in a row.
 const OVER_AFTER: u32 = 5;
-/// Steps and generations that are remembered.
+/// How many of the last steps and generations are remembered.
 const REMEMBERED: usize = 20;
-/// Of these the first, and the last, are compared.
+/// The mean of the first this many remembered generations is compared with the mean of the last this many.
 const COMPARED: usize = 5;
-/// Completions that are shown.
+/// Completions that an alarm shows as examples.
 const EXAMPLES: usize = 3;
-/// Fewer that earn the most say nothing about what it is paid for.
+/// Alarms about the best-scored completions need at least this many of them.
 const FEWEST_WINNERS: usize = 2;
-/// From so many completions and generations on it can be said that a reward depends on nothing.
+/// After this many completions and generations a reward may be reported as independent of the text.
 const ENOUGH: (u64, u64) = (400, 20);
-/// So many pairs of equal texts with equal scores are no chance.
+/// From this many pairs of equal texts with equal scores on, a reward does not count as random.
 const FEWEST_EQUAL: u64 = 5;
-/// Alarms that are remembered for the end of the run.
+/// The largest number of alarms that are remembered for the end of the run.
 const KEPT: usize = 100;
-/// Behind the name of a reward that failed in an evaluation.
+/// The words after a reward's name in an alarm about an evaluation.
 const IN_EVALUATION: &str = "in evaluation";
 
-/// The registry.
+/// All alarms of a run: their state, and the observations of the current step.
 #[derive(Default)]
 pub struct Alarms {
     state: AlarmState,
-    /// Of the step that is taken.
+    /// Observations while the current step's batch was made.
     observed: Observations,
-    /// Whose optimizer step was skipped, and its numbers.
+    /// Models whose optimizer step was skipped: the name, and the loss and gradient norm as text.
     not_finite: Vec<(String, String)>,
 }
 
-/// What is seen of a step while its batch is made. [`Alarms::take`] looks at it once the step is taken.
+/// Observations of one step while its batch is made. [`Alarms::take`] receives them once the step is taken.
 #[derive(Default)]
 pub struct Observations {
     generation: Option<GenerationSigns>,
@@ -60,34 +61,34 @@ pub struct Observations {
 }
 
 impl Observations {
-    /// A generation was scored, in which these failures kept rewards from giving a score.
+    /// Adds the reward failures in a generation that was scored.
     pub fn problems(&mut self, problems: &[Problem]) {
         self.problems.extend_from_slice(problems);
     }
 
-    /// The groups that the step learns from.
+    /// Adds the groups that the step learns from.
     pub fn generation(&mut self, rollouts: &Rollouts) {
         self.generation = Some(GenerationSigns::of(rollouts));
     }
 }
 
-/// What is remembered from step to step.
+/// The state of the alarms that is kept from step to step and saved in checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AlarmState {
-    /// By condition and subject.
+    /// Streaks by condition and subject, such as the reward's name.
     streaks: BTreeMap<String, Streak>,
     history: History,
-    /// What was raised, in its order.
+    /// Alarms in the order in which they were raised.
     raised: Vec<Alarm>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Streak {
     since: u64,
-    /// Times in a row.
+    /// Checks in a row in which the condition held.
     held: u32,
-    /// Times in a row that it did not, once it is raised.
+    /// Checks in a row in which the condition did not hold, after it was raised.
     quiet: u32,
     raised: bool,
 }
@@ -95,29 +96,30 @@ struct Streak {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct History {
-    /// Of the first steps.
+    /// Entropies of the first steps.
     entropies: Vec<Bits64>,
-    /// Of the first steps, where nothing is sampled.
+    /// Losses of the first steps, in runs without sampling (SFT, DPO).
     losses: Vec<Bits64>,
-    /// The divergence from the reference in the first step, per token.
+    /// The KL divergence from the reference model in the first step, in nats per token.
     first_kl: Option<Bits64>,
-    /// Whether completions were cut in each generation so far.
+    /// Whether, in every generation so far, nearly all completions were cut at the length limit.
     cut_from_the_first: Option<bool>,
-    /// By reward.
+    /// For each reward, statistics of how its score depends on the text.
     dependences: BTreeMap<String, Dependence>,
-    /// Of the last steps, those that are not 0.
+    /// Gradient norms of the last steps, without zeros.
     grad_norms: VecDeque<Bits64>,
-    /// Reward, length and repetition of the last generations.
+    /// Mean reward, length and repetition of each of the last generations.
     generations: VecDeque<[Bits64; 3]>,
-    /// What a reward gave everything in the last generation.
+    /// For each reward that gave all completions of the last generation the same score: that score.
     constants: BTreeMap<String, Bits64>,
-    /// The lowest total so far.
+    /// The lowest total reward so far.
     lowest: Option<Bits64>,
-    /// Completions that did not earn much so far, and how many of them were empty, broken, repetitive and odd.
+    /// Counts over the completions that did not earn much so far: all of them, and those that were empty, broken,
+    /// repetitive and odd.
     others: Vec<u64>,
 }
 
-/// A condition that holds.
+/// A condition that holds now, with its evidence.
 struct Detection {
     condition: &'static Condition,
     subject: String,
@@ -146,32 +148,33 @@ impl Detection {
 }
 
 impl Alarms {
-    /// What a checkpoint keeps.
+    /// The state that a checkpoint saves.
     pub fn state(&self) -> AlarmState {
         self.state.clone()
     }
 
-    /// Continues from a checkpoint.
+    /// Alarms that continue from the state in a checkpoint.
     pub fn restore(state: AlarmState) -> Alarms {
         Alarms { state, ..Alarms::default() }
     }
 
-    /// What was raised so far; those without an end still hold.
+    /// The alarms raised so far. Those without an end still hold.
     pub fn raised(&self) -> &[Alarm] {
         &self.state.raised
     }
 
-    /// A step is taken, while whose batch was made this was seen.
+    /// Takes the observations of a step's batch, once the step is taken.
     pub fn take(&mut self, observed: Observations) {
         self.observed = observed;
     }
 
-    /// The step of `model` was skipped.
+    /// Records that the optimizer step of `model` was skipped because its loss or gradient was not finite.
     pub fn not_finite(&mut self, model: &str, numbers: String) {
         self.not_finite.push((model.to_owned(), numbers));
     }
 
-    /// What kept rewards from judging an evaluation after `step`, and how many of its completions have no score.
+    /// Checks an evaluation after `step`: `problems` are reward failures in it, and `unscored` says how many
+    /// completions have no score, if too many.
     pub fn evaluation(&mut self, step: u64, problems: &[Problem], unscored: Option<String>) -> Vec<Alarm> {
         let mut seen: Vec<Detection> = problems.iter().map(Detection::of_problem).collect();
         seen.extend(unscored.map(|evidence| Detection::new(&conditions::UNSCORED, evidence)));
@@ -181,7 +184,8 @@ impl Alarms {
         self.state.take(step, seen, |_, key| key.ends_with(IN_EVALUATION))
     }
 
-    /// Optimizer step `step` is done, with these metrics. Returns what is raised or over now.
+    /// Checks all conditions after optimizer step `step`, with its metrics. Returns alarms that are raised or that end
+    /// now.
     pub fn end_step(&mut self, step: u64, values: &BTreeMap<String, f64>) -> Vec<Alarm> {
         let Observations { generation, problems } = std::mem::take(&mut self.observed);
         let not_finite = std::mem::take(&mut self.not_finite);
@@ -207,7 +211,8 @@ impl Alarms {
 }
 
 impl AlarmState {
-    /// Counts what holds; of the others, those that `looked` says were looked at do not.
+    /// Counts the conditions that hold. Of the others, a condition counts as not holding only if `looked` says that it
+    /// was checked.
     fn take(&mut self, step: u64, seen: Vec<Detection>, looked: impl Fn(&Condition, &str) -> bool) -> Vec<Alarm> {
         let mut out = Vec::new();
         let mut held = BTreeSet::new();
@@ -257,7 +262,7 @@ impl AlarmState {
 }
 
 impl History {
-    /// What new completions and their scores say.
+    /// Checks the conditions on new completions and their scores.
     fn look_at_generation(&mut self, signs: &GenerationSigns, no_problems: bool, seen: &mut Vec<Detection>) {
         let all = signs.rows().count();
         // Without rewards nothing could be.
@@ -311,7 +316,8 @@ impl History {
         self.look_at_winners(signs, seen);
     }
 
-    /// Where nearly all completions are cut, their lengths in tokens are equal: those in characters are compared.
+    /// Checks whether the reward pays for length in characters. This is needed where nearly all completions are cut,
+    /// because their lengths in tokens are then equal.
     fn look_at_characters(&self, signs: &GenerationSigns, seen: &mut Vec<Detection>) {
         if signs.cut_share() < conditions::TRUNCATED.threshold {
             return;
@@ -326,7 +332,7 @@ impl History {
         }
     }
 
-    /// Whether rewards rise with what they should not be for.
+    /// Checks whether the reward rises together with length or repetition.
     fn look_at_course(&mut self, signs: &GenerationSigns, seen: &mut Vec<Detection>) {
         let Some(total) = signs.mean_total else { return };
         remember(&mut self.generations, [total, signs.mean_length, signs.repetition].map(Bits64));
@@ -362,8 +368,9 @@ impl History {
         }
     }
 
-    /// What is paid for. A completion wins if its total is nearer to the generation's highest than to the lowest of the
-    /// run: where all have learned the same trick, all win.
+    /// Checks which properties the completions with the best scores share. A completion wins if its total reward is
+    /// nearer to the generation's highest than to the lowest of the whole run. So if all completions have learned the
+    /// same trick, all of them win.
     fn look_at_winners(&mut self, signs: &GenerationSigns, seen: &mut Vec<Detection>) {
         let totals = || signs.rows().filter_map(|row| row.total);
         let (lowest, highest) = (totals().fold(f64::INFINITY, f64::min), totals().fold(f64::NEG_INFINITY, f64::max));
@@ -422,7 +429,8 @@ impl History {
         }
     }
 
-    /// Completions that were cut and earned nothing, while of those of the same prompt that ended most did.
+    /// Checks for completions that were cut and earned the lowest score, while most completions of the same prompt that
+    /// were not cut earned much.
     fn look_at_cut(
         &self,
         signs: &GenerationSigns,

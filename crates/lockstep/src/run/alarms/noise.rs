@@ -1,10 +1,11 @@
-//! Whether a reward depends on the text at all. A random one has a spread and teaches nothing; nothing else shows it.
+//! Tests whether a reward depends on the text at all. A random reward has a spread and teaches nothing, and no other
+//! alarm shows it.
 //!
-//! Of each completion some features are taken: its length, how much of it is repeated, how likely the model held it,
-//! which tokens it has. If a reward has nothing to do with the text, its product with a feature, both less their
-//! group's means, is 0 but for chance: the sum over all completions, divided by its standard deviation when scores are
-//! dealt out at random within groups, is a standard normal number. A reward that depends on the text soon has one
-//! feature of which it is many times that. Knows no threshold.
+//! Each completion has some features: its length, how repetitive it is, its mean log-probability, which tokens it has.
+//! Score and feature are centred by their group's means and multiplied. If the reward does not depend on the text, the
+//! sum of these products over all completions is 0 apart from chance: divided by its standard deviation under random
+//! scores within groups, it is a standard normal number. If the reward depends on the text, that number soon becomes
+//! large for at least one feature. The thresholds are elsewhere.
 
 use super::repetition::repetition;
 use crate::rollouts::{Rollouts, ScoredCompletion};
@@ -12,29 +13,29 @@ use crate::run::bits64::Bits64;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Features that are numbers: tokens, characters, different tokens, repetition, mean log-probability.
+/// Numeric features: tokens, characters, share of distinct tokens, repetition, mean log-probability.
 const NUMBERS: usize = 5;
-/// Tokens are counted by their remainder.
+/// Buckets for tokens: a token id counts in the bucket of its remainder.
 const BUCKETS: usize = 128;
-/// Generations whose means are compared.
+/// Generations whose mean scores are compared.
 const REMEMBERED: usize = 20;
 
-/// What is known of a reward.
+/// Statistics of how one reward depends on the text, over all generations so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dependence {
-    /// Of each feature the sum of its products with the score, and that sum's variance where it is chance.
+    /// For each feature: the sum of its products with the score, and the variance of that sum if scores are random.
     sums: Vec<[Bits64; 2]>,
-    /// Completions in groups with a spread.
+    /// Completions in groups whose scores differ.
     completions: u64,
     generations: u64,
-    /// Pairs of equal texts with equal scores in such groups: no chance.
+    /// Pairs of equal texts with equal scores in such groups; random scores would rarely be equal.
     equal: u64,
-    /// The mean scores of the last generations.
+    /// The mean score of each of the last generations.
     means: VecDeque<Bits64>,
 }
 
-/// One generation of a reward.
+/// Statistics of how one reward depends on the text, in one generation.
 #[derive(Default)]
 pub struct Portion {
     sums: Vec<[f64; 2]>,
@@ -44,7 +45,7 @@ pub struct Portion {
 }
 
 impl Portion {
-    /// Reads a generation's scores of reward `k`.
+    /// Computes the statistics of the reward with index `k` in a generation.
     pub fn of(rollouts: &Rollouts, k: usize) -> Portion {
         let mut portion = Portion { sums: vec![[0.0; 2]; NUMBERS + BUCKETS], ..Portion::default() };
         let mut all = (0.0, 0usize);
@@ -119,24 +120,24 @@ impl Dependence {
         }
     }
 
-    /// How many completions and generations were looked at.
+    /// How many completions and generations were counted.
     pub fn seen(&self) -> (u64, u64) {
         (self.completions, self.generations)
     }
 
-    /// How often equal texts had equal scores.
+    /// How many pairs of equal texts had equal scores.
     pub fn equal(&self) -> u64 {
         self.equal
     }
 
-    /// The most that a feature goes with the score, in standard deviations of chance.
+    /// The strongest dependence of the score on any feature, in standard deviations of a random score.
     pub fn strongest(&self) -> f64 {
         let sizes = self.sums.iter().filter(|sum| sum[1].0 > 0.0).map(|sum| sum[0].0.abs() / sum[1].0.sqrt());
         sizes.fold(0.0, f64::max)
     }
 
-    /// Whether the score's mean has risen over the last generations by more than their ups and downs: of a steady rise
-    /// the last quarter is 2.6 deviations above the first, of chance 0.6.
+    /// Whether the mean score has risen over the last generations by more than its fluctuation: the last quarter must
+    /// exceed the first by 1.3 standard deviations. A steady rise gives 2.6 of them, and chance 0.6.
     pub fn rises(&self) -> bool {
         let means: Vec<f64> = self.means.iter().map(|mean| mean.0).collect();
         let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;

@@ -1,13 +1,13 @@
-//! How much of a completion repeats itself.
+//! Measures how much of a completion repeats itself.
 
 use std::collections::BTreeSet;
 
-/// Tokens that are compared to find repetition.
+/// Tokens in an n-gram that is compared to find repetition.
 const NGRAM: usize = 4;
-/// A completion with fewer n-grams repeats nothing.
+/// A completion with fewer n-grams counts as without repetition.
 const FEWEST_NGRAMS: usize = 8;
 
-/// The share of n-grams that came before.
+/// The share of the completion's n-grams that occurred in it before, from 0 to 1.
 pub fn repetition(ids: &[u32]) -> f64 {
     let ngrams = ids.windows(NGRAM);
     let count = ngrams.len();

@@ -1,4 +1,5 @@
-//! What a generation shows of its rewards and of what they pay for, as far as alarms need it. Knows no threshold.
+//! Extracts from a generation what the alarms need: properties of its rewards and of its completions. The thresholds
+//! are elsewhere.
 
 use super::noise::Portion;
 use super::repetition::repetition;
@@ -7,68 +8,69 @@ use rewards::Content;
 use rollout::FinishReason;
 use std::collections::BTreeMap;
 
-/// From this share of n-grams that came before, a completion is repetition.
+/// A completion counts as repetitive if at least this share of its n-grams occurred in it before.
 const REPETITIVE: f64 = 0.5;
-/// Characters of a text in an example.
+/// Characters of a prompt or completion that an example shows.
 const SHOWN: usize = 100;
 
-/// A completion.
+/// A completion, as the alarms see it.
 pub struct Row {
-    /// The dataset's row.
+    /// The dataset row of its prompt.
     pub prompt: usize,
-    /// The weighted sum of its rewards.
+    /// The weighted sum of its rewards; `None` if it has no score.
     pub total: Option<f64>,
     pub text: String,
-    /// It ended because of its length.
+    /// True if it ended at the length limit.
     pub cut: bool,
-    /// Nothing, or an answer's frame with nothing in it.
+    /// True if it has no text, or the frame of an answer (such as `<answer>` tags) with nothing inside.
     pub empty: bool,
-    /// Brackets or fences that do not match, in what ended by itself, or where all are cut.
+    /// True if brackets or code fences do not match. Completions that were cut are left out, unless nearly all were
+    /// cut.
     pub broken: bool,
-    /// The same of quotation marks, dollars, backticks and tags.
+    /// True if quotation marks, dollars, backticks or tags are unpaired, with the same exception.
     pub odd: bool,
-    /// Characters.
+    /// Characters of its text.
     length: f64,
     pub repetitive: bool,
-    /// For people.
+    /// Prompt and text, shortened for people.
     shown: String,
 }
 
 impl Row {
-    /// Prompt, completion and score.
+    /// The completion as an example for people: prompt, completion and score.
     pub fn example(&self) -> String {
         let score = self.total.map_or_else(|| "no score".to_owned(), |total| format!("{total}"));
         format!("{}: {score}", self.shown)
     }
 }
 
-/// A reward in a generation.
+/// Properties of one reward's scores in a generation.
 pub struct RewardSigns {
     pub name: String,
-    /// Its lowest and highest score, of at least two.
+    /// The lowest and the highest score, if there are at least two scores.
     pub range: Option<(f64, f64)>,
-    /// The same prompt and text with two scores.
+    /// An example of the same prompt and text with two different scores, if there is one.
     pub contradiction: Option<String>,
-    /// They are too large for a deviation.
+    /// True if the scores are too large for a finite standard deviation.
     pub overflows: bool,
     pub portion: Portion,
 }
 
-/// A generation.
+/// What the alarms need of one generation.
 pub struct GenerationSigns {
-    /// In groups.
+    /// The completions, group by group.
     pub groups: Vec<Vec<Row>>,
     pub rewards: Vec<RewardSigns>,
-    /// Of all that have one.
+    /// The mean total reward of the completions that have one.
     pub mean_total: Option<f64>,
-    /// Tokens.
+    /// Mean length of the completions, in tokens.
     pub mean_length: f64,
-    /// The mean share of n-grams that came before in the same completion.
+    /// The mean share of a completion's n-grams that occurred in it before.
     pub repetition: f64,
 }
 
 impl GenerationSigns {
-    /// Reads a generation.
+    /// Reads the properties of a generation's completions and rewards.
     pub fn of(rollouts: &Rollouts) -> GenerationSigns {
         let count = rollouts.completions().count().max(1) as f64;
         let is_cut = |c: &&ScoredCompletion| c.completion.finish_reason == FinishReason::Length;
@@ -110,12 +112,13 @@ impl GenerationSigns {
         }
     }
 
-    /// The share of completions that were cut.
+    /// The share of completions that ended at the length limit.
     pub fn cut_share(&self) -> f64 {
         self.rows().filter(|row| row.cut).count() as f64 / self.rows().count().max(1) as f64
     }
 
-    /// The correlation of totals with lengths in characters, both less their groups' means; none without a spread.
+    /// The correlation of total reward with length in characters, both centred by their group's means. `None` if one of
+    /// them does not vary.
     pub fn length_and_total(&self) -> Option<f64> {
         let (mut product, mut squares) = (0.0, [0.0; 2]);
         for group in &self.groups {
@@ -133,7 +136,7 @@ impl GenerationSigns {
         correlation.is_finite().then_some(correlation)
     }
 
-    /// All completions.
+    /// All completions of the generation.
     pub fn rows(&self) -> impl Iterator<Item = &Row> + Clone {
         self.groups.iter().flatten()
     }
@@ -169,7 +172,8 @@ fn reward(rollouts: &Rollouts, k: usize) -> RewardSigns {
     }
 }
 
-/// Whether there is nothing, or an answer's frame (tags, a box, `####`, a fence of code, "Answer:") without an answer.
+/// Whether `text` has no answer: it is empty, or has the frame of an answer (tags, a box, `####`, a code fence,
+/// "Answer:") with nothing inside.
 fn has_no_answer(text: &str) -> bool {
     let text = text.trim().to_lowercase();
     let (mut empty, mut filled) = (text.is_empty(), false);
@@ -204,7 +208,7 @@ fn has_no_answer(text: &str) -> bool {
     empty && !filled
 }
 
-/// Whether a quotation mark, a dollar, a backtick or a tag has no pair.
+/// Whether `text` has an unpaired quotation mark, dollar, backtick or tag.
 fn odd(text: &str) -> bool {
     let count = |mark: &str| text.matches(mark).count();
     let tags = |text: &str| {
@@ -219,7 +223,7 @@ fn odd(text: &str) -> bool {
         || tags(text)
 }
 
-/// Whether brackets, or fences of code, do not match.
+/// Whether brackets or code fences in `text` do not match.
 fn unmatched(text: &str) -> bool {
     let mut open = Vec::new();
     for c in text.chars() {

@@ -6,10 +6,10 @@ use rollout::{Completion, FinishReason};
 use serde_json::Map;
 use std::sync::Arc;
 
-/// A text, its score, and whether it was cut.
+/// A completion: its text, its score, and whether it was cut at the length limit.
 type Text<'a> = (&'a str, Option<f64>, bool);
 
-/// Groups of completions to prompts "p0:", "p1:", …; every character is a token.
+/// Rollouts with these groups of completions, to the prompts "p0:", "p1:", …; every character is a token.
 fn rollouts(groups: &[&[Text<'_>]]) -> Rollouts {
     let completion = |&(text, score, cut): &Text<'_>| {
         let ids: Vec<u32> = text.chars().map(u32::from).collect();
@@ -48,7 +48,7 @@ fn seen(rollouts: &Rollouts) -> Observations {
     observed
 }
 
-/// Steps with these completions; what is raised or over, as step and id.
+/// Takes steps that learn from these completions. Returns alarms that are raised or end, as (step, id).
 fn steps(alarms: &mut Alarms, steps: std::ops::Range<u64>, groups: &[&[Text<'_>]]) -> Vec<(u64, String)> {
     let mut out = Vec::new();
     for step in steps {
@@ -58,7 +58,7 @@ fn steps(alarms: &mut Alarms, steps: std::ops::Range<u64>, groups: &[&[Text<'_>]
     out
 }
 
-/// The same with one metric.
+/// Takes one step for each value of the metric `name`. Returns alarms that are raised or end, with their steps.
 fn values(alarms: &mut Alarms, name: &str, values: impl IntoIterator<Item = f64>) -> Vec<(u64, Alarm)> {
     let mut out = Vec::new();
     for (value, step) in values.into_iter().zip(1..) {
@@ -246,7 +246,7 @@ fn a_checkpoint_is_resumed_with_the_same_bits() {
     assert_eq!(cut.state(), whole.state());
 }
 
-/// Metrics of steps without completions, as supervised training has them; what is raised.
+/// Takes steps with metrics but without completions, as SFT does. Returns the ids of alarms that are raised or end.
 fn without_completions(metrics: &[(&str, f64)], steps: u64) -> Vec<String> {
     let metrics: BTreeMap<String, f64> = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
     let mut alarms = Alarms::default();
@@ -268,7 +268,7 @@ fn certainty_is_asked_for_where_nothing_is_sampled_and_ppos_divergence_is_of_a_c
     assert_eq!(without_completions(&[("objective/kl", 99.0)], 3), Vec::<String>::new());
 }
 
-/// Raised in `count` steps with these completions, after one whose lowest score is 0.
+/// Ids of alarms raised in `count` steps with these completions, after one step whose lowest score is 0.
 fn raised(count: u64, groups: &[&[Text<'_>]]) -> Vec<String> {
     let mut alarms = Alarms::default();
     let mut all = steps(&mut alarms, 1..2, WELL);
@@ -368,7 +368,7 @@ fn length_is_compared_at_twice_and_a_rise_with_the_rewards_spread() {
     assert_eq!(course(10, 20, |_| 0.0), []);
 }
 
-/// A run with this metric beside the length of completions of 64 tokens, all or some of them cut.
+/// Takes steps with these shares of cut completions, whose greatest length is `longest` tokens.
 #[test]
 fn short_completions_that_are_all_cut_from_the_first_are_said_once_and_quietly() {
     let course = |shares: &[f64], longest: f64| {
@@ -439,7 +439,8 @@ fn scores_without_a_finite_deviation() {
     assert_eq!(steps(&mut Alarms::default(), 1..2, &[&both(1e150)]), []);
 }
 
-/// Generations of 16 completions of 12 letters, cut or not, with this score; what is raised.
+/// Takes `count` steps with 16 random completions of 12 letters each, cut or not, scored by `score`. Returns the ids of
+/// alarms.
 fn generations(count: u64, cut: bool, score: impl Fn(&str, u64) -> f64) -> Vec<String> {
     let mut noise = 88172645463325252u64;
     let mut random = move || {

@@ -1,4 +1,4 @@
-//! What the metrics of a step say. Knows no completion.
+//! The alarm conditions that look only at the metrics of a step, not at completions.
 
 use super::conditions;
 use super::{COMPARED, Detection, History, REMEMBERED, mean, remember};
@@ -6,15 +6,16 @@ use crate::run::bits64::Bits64;
 use rewards::NO_ANSWER;
 use std::collections::BTreeMap;
 
-/// With a lower loss a gradient of 0 is no wonder.
+/// Below this loss, a gradient of 0 is expected and raises no alarm.
 const LEARNED: f64 = 0.01;
-/// A policy this certain of every token (nats) tries nothing new, whatever it began with.
+/// A mean entropy per token below this (in nats) counts as collapsed, whatever the entropy was at the start.
 const CERTAIN: f64 = 0.005;
-/// Completions of so few tokens are usually cut on purpose: that all are, from the first on, is said quietly.
+/// Up to this length limit in tokens, completions are usually cut on purpose. If all are cut from the first generation
+/// on, the alarm is only a note.
 const SHORT: f64 = 128.0;
 
 impl History {
-    /// What the metrics of step `step` say.
+    /// Checks the conditions on the metrics of step `step`.
     pub(super) fn look_at_values(&mut self, step: u64, values: &BTreeMap<String, f64>, seen: &mut Vec<Detection>) {
         let value = |name: &str| values.get(name).copied();
         let percent = |share: f64| share * 100.0;
@@ -94,7 +95,7 @@ impl History {
         }
     }
 
-    /// What says that supervised training or preferences have diverged: nothing is sampled there.
+    /// Checks whether SFT or DPO has diverged. Runs that sample completions are left out.
     fn look_at_supervised(&mut self, values: &BTreeMap<String, f64>, seen: &mut Vec<Detection>) {
         let value = |name: &str| values.get(name).copied();
         if self.lowest.is_some() || value("objective/kl").is_some() || value("reward").is_some() {

@@ -1,4 +1,4 @@
-//! The checkpoints of a run: which step is saved, which is being written.
+//! The checkpoints of a training run: which step is saved, and which one is being written.
 
 use super::{CheckpointWriter, Kept, link_model};
 use crate::models::WriteFiles;
@@ -8,42 +8,44 @@ use crate::run::log::RunLog;
 use std::time::Duration;
 use telemetry::EventKind;
 
-/// The checkpoints of a run, and its result.
+/// Saves the checkpoints of a run, and its final model.
 pub struct Checkpoints {
-    /// Where they lie.
+    /// The directory of the run.
     pub dir: RunDir,
-    /// The last step that was saved, or is being.
+    /// The last step whose checkpoint was saved or is being written.
     saved_at: Option<u64>,
     writing: Option<CheckpointWriter>,
-    /// How long the next one waits for the end of a rollout.
+    /// How long the next checkpoint may wait for the end of a rollout before it is written.
     hold: Duration,
 }
 
 impl Checkpoints {
-    /// Those in `dir`, of which that of `saved_at` is the last.
+    /// The checkpoints in `dir`; `saved_at` is the step of the last one.
     pub fn new(dir: RunDir, saved_at: Option<u64>) -> Checkpoints {
         Checkpoints { dir, saved_at, writing: None, hold: Duration::ZERO }
     }
 
-    /// Whether `step` is saved, or is being.
+    /// Whether the checkpoint of `step` is saved or being written.
     pub fn has(&self, step: u64) -> bool {
         self.saved_at == Some(step)
     }
 
-    /// Begins to write the checkpoint of `step`, beside the steps that follow. [`finish`](Self::finish) waits for it;
-    /// the caller has called that for the checkpoint before.
+    /// Begins to write the checkpoint of `step`, on another thread, while the run continues. [`finish`](Self::finish)
+    /// waits for it, and must have been called for the previous checkpoint.
     pub fn start(&mut self, step: u64, writes: Vec<WriteFiles>, kept: Kept) -> anyhow::Result<()> {
         self.writing = Some(CheckpointWriter::start(&self.dir, step, writes, kept, self.hold)?);
         self.saved_at = Some(step);
         Ok(())
     }
 
-    /// The batch of the step is there: what comes now leaves the memory to the checkpoint.
+    /// Lets a waiting checkpoint be written now: the batch of the next step is made, and what follows needs less memory
+    /// bandwidth than generation.
     pub fn release(&mut self) {
         self.writing.iter_mut().for_each(CheckpointWriter::release);
     }
 
-    /// Waits for the one that is being written, if one is. Comes before anything that a checkpoint holds is changed.
+    /// Waits for the checkpoint that is being written, if there is one. Called before anything changes that a
+    /// checkpoint saves.
     pub fn finish(&mut self, log: &mut RunLog, learner: &Learner) -> anyhow::Result<()> {
         let Some(writer) = self.writing.take() else { return Ok(()) };
         let (span, step) = (log.stages.span("checkpoint"), writer.step);
@@ -57,9 +59,9 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Writes the run's result: a copy of the model in the last step's checkpoint or, where `best` names another step,
-    /// in that step's, whose weights `learner` then loads. Where no such checkpoint exists, it writes `learner`'s
-    /// weights.
+    /// Writes the run's result: a copy of the model in the checkpoint of the last step. If `best` names another step,
+    /// the model of that checkpoint is copied, and `learner` loads its weights. If the checkpoint does not exist, the
+    /// weights of `learner` are written.
     pub fn write_result(&self, best: Option<u64>, learner: &mut Learner, log: &RunLog) -> anyhow::Result<()> {
         let _span = log.stages.span("result");
         let mut saved = self.dir.checkpoint(learner.step);

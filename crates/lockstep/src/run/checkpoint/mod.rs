@@ -1,8 +1,9 @@
-//! Checkpoints: a loadable model directory plus the state of the run, whole or not there at all.
+//! Checkpoints: a loadable model directory plus the state of the training run. A checkpoint is either complete or
+//! absent.
 //!
-//! A checkpoint is filled under a temporary name, every file and directory is synced, then renamed into place, then the
-//! parent is synced; only after that are older ones deleted. Whatever instant the process dies at, the newest directory
-//! named `step-…` is complete. Nothing here knows what way to train a run has.
+//! It is written under a temporary name, every file and directory is synced, it is renamed into place, and the parent
+//! directory is synced. Only then are older checkpoints deleted. So whenever the process dies, the newest directory
+//! named `step-…` is complete. This module does not depend on the kind of run.
 
 mod checkpoints;
 pub mod moments;
@@ -23,12 +24,12 @@ use std::path::{Path, PathBuf};
 
 const TEMPORARY: &str = ".unfinished-";
 
-/// What files of a checkpoint begin with that are not the model's: the optimizer's, the value model's, the reference
-/// model's, the generation batch in use, those made ahead.
+/// Prefixes of the checkpoint's files that do not belong to the model: optimizer state, value model, reference model,
+/// the generation batch in use, and generation batches made ahead.
 const OF_RUN: [&str; 5] = ["optimizer_", "value_", "reference.", "generation_batch.", "frontier."];
 
-/// Writes the checkpoint of `step`: `fill` gets an empty directory to write into. On any error (a full disk, say) what
-/// was written is removed and older checkpoints stay as they are.
+/// Writes the checkpoint of `step`; `fill` writes the files into the empty directory that it gets. On an error, such as
+/// a full disk, the unfinished files are removed and older checkpoints stay as they are.
 pub fn write(run: &RunDir, step: u64, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<PathBuf> {
     let target = run.checkpoint(step);
     let temporary = run.checkpoints().join(format!("{TEMPORARY}step-{step:06}"));
@@ -76,7 +77,7 @@ fn remove_if_there(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Syncs every file and directory below `dir`, and `dir`.
+/// Syncs `dir` and every file and directory below it.
 fn sync_tree(dir: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -85,8 +86,8 @@ fn sync_tree(dir: &Path) -> std::io::Result<()> {
     sync_directory(dir)
 }
 
-/// Puts the model of `checkpoint` into the new directory `target`, without what only a run needs. Weights, which nobody
-/// changes in place, are not written a second time where the file system has links.
+/// Copies the model of `checkpoint` into the new directory `target`, without the files that only a run needs. Weight
+/// files are hard-linked where the file system allows it, since they are never changed in place.
 pub fn link_model(checkpoint: &Path, target: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(target)?;
     for entry in fs::read_dir(checkpoint)? {
@@ -104,8 +105,8 @@ pub fn link_model(checkpoint: &Path, target: &Path) -> anyhow::Result<()> {
     Ok(sync_tree(target)?)
 }
 
-/// Refuses the checkpoint `dir` if its files are not those that were written together. One of an older version has no
-/// list of them: the text says that nothing was compared.
+/// Refuses the checkpoint `dir` if its files do not match the list that was written with them. Checkpoints of older
+/// versions have no list; then the returned text says that nothing was compared.
 pub fn check(dir: &Path) -> anyhow::Result<Option<String>> {
     let Some(list) = FileList::read(dir).or_bad_input()? else {
         return Ok(Some(format!(
@@ -121,7 +122,7 @@ pub fn check(dir: &Path) -> anyhow::Result<Option<String>> {
     Ok(None)
 }
 
-/// All complete checkpoints, oldest first.
+/// All complete checkpoints as (step, directory), oldest first.
 pub fn all(run: &RunDir) -> Vec<(u64, PathBuf)> {
     let mut found: Vec<(u64, PathBuf)> = fs::read_dir(run.checkpoints())
         .into_iter()
@@ -141,24 +142,25 @@ pub fn latest(run: &RunDir) -> Option<PathBuf> {
     all(run).pop().map(|(_, path)| path)
 }
 
-/// Which checkpoints stay.
+/// The rule for which checkpoints are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Kept {
-    /// So many, the newest ones; none: all.
+    /// The number of newest checkpoints to keep; `None` keeps all.
     pub limit: Option<usize>,
-    /// And the one of this step.
+    /// The step of the best evaluation, whose checkpoint is kept too.
     pub best: Option<u64>,
 }
 
 impl Kept {
-    /// What `config` says, and the best evaluation where its weights will be the result.
+    /// The rule that `config` sets. The checkpoint of the best evaluation is kept if its weights will be the run's
+    /// result.
     pub fn new(config: &Config, best: Option<&state::Best>) -> Kept {
         let best = best.filter(|_| config.load_best_model_at_end).map(|best| best.step);
         Kept { limit: config.save_total_limit, best }
     }
 }
 
-/// Deletes the oldest ones beyond the limit, never the newest and never the best.
+/// Deletes the oldest checkpoints beyond the limit, but never the newest nor the best.
 pub fn prune(run: &RunDir, kept: Kept) -> anyhow::Result<()> {
     let Kept { limit: Some(limit), best } = kept else { return Ok(()) };
     let all = all(run);
@@ -175,7 +177,7 @@ pub fn prune(run: &RunDir, kept: Kept) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives a checkpoint its name back that was moved aside for a newer one of the same step, which never arrived.
+/// Gives a checkpoint its name back, if it was moved aside for a newer one of the same step that was never completed.
 pub fn put_back(run: &RunDir) -> anyhow::Result<()> {
     for (name, path) in unfinished(run) {
         if let Some(original) = name.strip_suffix(".old").map(|name| run.checkpoints().join(name))
@@ -187,13 +189,13 @@ pub fn put_back(run: &RunDir) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes what a killed process left under temporary names.
+/// Removes temporary directories that a killed process left behind.
 pub fn sweep(run: &RunDir) -> anyhow::Result<()> {
     put_back(run)?;
     Ok(unfinished(run).try_for_each(|(_, path)| fs::remove_dir_all(path))?)
 }
 
-/// What has a temporary name: the rest of the name, and the path.
+/// The directories with a temporary name: the rest of each name, and its path.
 fn unfinished(run: &RunDir) -> impl Iterator<Item = (String, PathBuf)> {
     fs::read_dir(run.checkpoints()).into_iter().flatten().flatten().filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
@@ -251,7 +253,7 @@ mod tests {
         assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 1);
     }
 
-    /// Killed when the newer one had arrived, and the older one was still to be deleted.
+    /// Checks a process killed after the newer checkpoint was complete and before the older one was deleted.
     #[test]
     fn sweeping_keeps_the_newer_of_two() {
         let (_dir, run) = run();

@@ -1,21 +1,20 @@
-//! What a checkpoint holds of an optimizer: what it remembers of each parameter, and the f32 masters of weights that
-//! compute in bf16.
+//! The optimizer's part of a checkpoint: the moments of each parameter, and the f32 master copies of bf16 weights.
 
 use crate::error::BadInput;
 use crate::models::WriteFiles;
 use std::path::Path;
 use train::Trainer;
 
-/// The f32 masters of weights that compute in bf16.
+/// The file of the f32 master copies of bf16 weights.
 const MASTERS: &str = "optimizer_masters.safetensors";
 
-/// The file of what torch calls `name`, such as `exp_avg`.
+/// The file name of the optimizer state that torch calls `name`, such as `exp_avg`.
 fn file(prefix: &str, name: &str) -> String {
     format!("{prefix}optimizer_{name}.safetensors")
 }
 
-/// Reads an optimizer's state, and masters where it has some, from a checkpoint; `prefix` tells one trainer's files
-/// from another's.
+/// Reads an optimizer's moments, and the f32 master weights if it has any, from the checkpoint directory `dir`.
+/// `prefix` distinguishes the files of several trainers, such as policy and value model.
 pub fn restore_moments(dir: &Path, prefix: &str, trainer: &mut Trainer) -> anyhow::Result<()> {
     let state = trainer.optimizer_mut().state_mut()?;
     if let Some(mut masters) = state.masters_mut() {
@@ -29,7 +28,8 @@ pub fn restore_moments(dir: &Path, prefix: &str, trainer: &mut Trainer) -> anyho
     Ok(())
 }
 
-/// Writes them. No step is taken until that is done.
+/// A function that writes the optimizer's moments and master weights into a checkpoint. No optimizer step is taken
+/// until it has run.
 pub fn write_moments(prefix: &'static str, trainer: &Trainer) -> WriteFiles {
     let state = trainer.optimizer().hold();
     Box::new(move |dir| {

@@ -1,6 +1,7 @@
-//! The state of a run between two optimizer steps: all that the next step depends on, beside weights and moments.
+//! The state of a training run between two optimizer steps: everything that the next step depends on, except weights
+//! and moments.
 //!
-//! Floating-point values are kept as their bits, so that reading gives what was written, infinities and NaN included.
+//! Floating-point numbers are stored as their bits, so that infinities and NaN are read back exactly as well.
 
 use crate::data::SamplerState;
 use crate::error::BadInput;
@@ -11,107 +12,109 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Version of the file that is written.
+/// Version of the file format that is written.
 const FORMAT: u32 = 3;
 
-/// The oldest version that is read. Format 2 has the generation batch in use in `task`, 3 in a file beside.
+/// The oldest format that can be read. Format 2 has the generation batch in use inside `task`; format 3 has it in a
+/// file of its own.
 const OLDEST: u32 = 2;
 
-/// Its name in a checkpoint.
+/// The state's file name in a checkpoint.
 pub const FILE: &str = "run_state.json";
 
-/// How the file begins; then 16 digits, and the checksum is of all the rest as an object.
+/// The first bytes of the file. 16 hexadecimal digits follow: the checksum of the remaining text, taken as a JSON
+/// object of its own.
 const CHECKSUM: &str = "{\"xxh3\":\"";
 
-/// What every version of the file has.
+/// The one field that every version of the file has.
 #[derive(Deserialize)]
 struct Format {
     format: u32,
 }
 
-/// All that a run carries from step to step.
+/// Everything that a run carries from step to step, except weights and moments.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunState {
-    /// Version of this file.
+    /// Version of the file format.
     pub format: u32,
-    /// Optimizer steps done.
+    /// Optimizer steps done so far.
     pub step: u64,
-    /// Version of the weights.
+    /// Version number of the weights.
     pub weights_version: u64,
-    /// Instruction set that computed it.
+    /// Instruction set that the run computed with.
     pub isa: String,
-    /// The formula of matmuls that the bits so far come from; checkpoints of older versions do not say it.
+    /// The formula of the matmul kernels that made the bits so far. Checkpoints of older versions do not have it.
     #[serde(default)]
     pub arithmetic: Option<String>,
-    /// Hash of the training data.
+    /// SHA-256 of the training data.
     pub data_hash: String,
-    /// Where the sampler of rows stands.
+    /// The position of the sampler of dataset rows.
     pub sampler: SamplerState,
-    /// The trainer's counters.
+    /// The counters of the policy's trainer.
     pub trainer: train::TrainerState,
-    /// What the way to train remembers: read and written by it alone.
+    /// The training task's own state, which only the task reads and writes.
     pub task: Value,
     /// Tokens seen so far (TRL's `num_tokens`).
     pub num_tokens: u64,
-    /// Metrics summed since the last logged step.
+    /// Sums of metrics since the last logged step.
     pub unlogged: MetricSums,
-    /// Best evaluation so far.
+    /// The best evaluation of a run so far.
     pub best: Option<Best>,
-    /// Evaluations in a row without improvement.
+    /// How many evaluations in a row have not improved on the best.
     pub evaluations_without_improvement: u32,
-    /// The evaluation that is due after this step was cancelled.
+    /// True if an evaluation is due after this step and has not been made, because it was cancelled.
     #[serde(default)]
     pub evaluation_due: bool,
-    /// The alarms so far, and what decides about the next.
+    /// The alarms so far, and the state that decides about the next ones.
     #[serde(default)]
     pub alarms: AlarmState,
-    /// Bytes of every append-only file at this step; resume truncates to them.
+    /// Length in bytes of every append-only file at this step. A resumed run truncates the files to these lengths.
     pub log_bytes: BTreeMap<String, u64>,
 }
 
-/// The best evaluation so far.
+/// The best evaluation of a run so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
-    /// The step it was measured after.
+    /// The step after which it was made.
     pub step: u64,
-    /// The metric, as bits.
+    /// The value of the metric, stored as its bits.
     #[serde(with = "bits64")]
     pub metric: f64,
 }
 
-/// Sums of metrics over optimizer steps, for the mean that is logged.
+/// Sums of metrics over optimizer steps, from which logged means are computed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MetricSums(BTreeMap<String, (Bits64, u64)>);
 
 impl MetricSums {
-    /// Adds a value.
+    /// Adds a value to the metric `name`.
     pub fn add(&mut self, name: &str, value: f64) {
         let sum = self.0.entry(name.to_owned()).or_insert((Bits64(0.0), 0));
         sum.0.0 += value;
         sum.1 += 1;
     }
-    /// Sets a value that is no mean (an epoch, a total).
+    /// Sets a metric that is not a mean, such as an epoch or a total.
     pub fn set(&mut self, name: &str, value: f64) {
         self.0.insert(name.to_owned(), (Bits64(value), 1));
     }
-    /// The means, by name; the sums start again from nothing.
+    /// Takes the means by name, and resets the sums.
     pub fn take_means(&mut self) -> BTreeMap<String, f64> {
         std::mem::take(&mut self.0).into_iter().map(|(name, (sum, count))| (name, sum.0 / count as f64)).collect()
     }
 }
 
 impl RunState {
-    /// The number that `format` has in files of this version.
+    /// The format number of the files that this version writes.
     pub const FORMAT: u32 = FORMAT;
 
-    /// Writes it into the checkpoint directory `dir`, its checksum first.
+    /// Writes the state into the checkpoint directory `dir`, with a checksum at its beginning.
     pub fn write(&self, dir: &Path) -> anyhow::Result<()> {
         let text = serde_json::to_string(self)?;
         let checksum = model::io::checksum(text.as_bytes());
         Ok(std::fs::write(dir.join(FILE), format!("{CHECKSUM}{checksum}\",{}", &text[1..]))?)
     }
 
-    /// Reads it from the checkpoint directory `dir`.
+    /// Reads the state from the checkpoint directory `dir`.
     pub fn read(dir: &Path) -> anyhow::Result<RunState> {
         let path = dir.join(FILE);
         let bytes = std::fs::read(&path)

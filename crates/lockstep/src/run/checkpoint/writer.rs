@@ -1,8 +1,8 @@
-//! A checkpoint that is written by a thread of its own, while the run continues up to its next optimizer step.
+//! Writes a checkpoint on a thread of its own, while the training run continues up to its next optimizer step.
 //!
-//! Generation waits for memory and is made of short parallel regions: a thread that turns, hashes and writes gigabytes
-//! beside it slows it down several times as much as the arithmetic of an update. So the writer may wait for the end of
-//! a rollout, where the last checkpoint showed that it will still be done in time.
+//! Generation is limited by memory bandwidth and consists of short parallel regions. A thread that copies, hashes and
+//! writes gigabytes beside it slows it down several times as much as it slows the update. So the writer may wait for
+//! the end of a rollout, if the previous checkpoint showed that it will still finish in time.
 
 use super::{Kept, prune, write};
 use crate::models::WriteFiles;
@@ -12,35 +12,37 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The longest that a checkpoint waits for the end of a rollout: what a process that is killed loses by it.
+/// The longest time that a checkpoint waits for the end of a rollout. A killed process loses at most this much more.
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
-/// A checkpoint while it is written. Dropped, it waits for the end: a run that fails meanwhile keeps the checkpoint.
+/// A checkpoint that is being written. Dropping this value waits until the checkpoint is complete, so that a run that
+/// fails meanwhile keeps it.
 pub struct CheckpointWriter {
-    /// The step that it is of.
+    /// The step that the checkpoint saves.
     pub step: u64,
     started: Instant,
-    /// Dropped when the writer need not wait any more.
+    /// The sender that keeps the writer waiting; dropping it makes the writer begin.
     hold: Option<Sender<()>>,
-    /// Gives where it lies, when writing it began, and how long it took.
+    /// The writing thread. It returns the checkpoint's directory, when writing began, and how long it took.
     thread: Option<JoinHandle<anyhow::Result<(PathBuf, Instant, Duration)>>>,
 }
 
 /// A checkpoint that has been written.
 pub struct Written {
-    /// Where it lies.
+    /// The directory of the checkpoint.
     pub path: PathBuf,
-    /// When writing it began.
+    /// The time at which writing began.
     pub began: Instant,
-    /// The seconds of it that the run did not wait for.
+    /// Seconds of writing that overlapped other work of the run.
     pub hidden_s: f64,
-    /// How long the next one may be held.
+    /// How long the next checkpoint may wait before it is written.
     pub hold_next: Duration,
 }
 
 impl CheckpointWriter {
-    /// Begins to write the checkpoint of `step`, after [`release`](Self::release) or `hold` at the latest, and then
-    /// deletes those that it replaces. What `writes` hold stays as it is until they have been called.
+    /// Starts a thread that writes the checkpoint of `step` and then deletes the checkpoints that it replaces. Writing
+    /// begins when [`release`](Self::release) is called, or after `hold`. The data that `writes` will write must not
+    /// change until then.
     pub fn start(
         run: &RunDir,
         step: u64,
@@ -61,12 +63,12 @@ impl CheckpointWriter {
         Ok(CheckpointWriter { step, started: Instant::now(), hold: Some(release), thread: Some(thread) })
     }
 
-    /// It need not wait any more.
+    /// Lets the checkpoint be written now.
     pub fn release(&mut self) {
         self.hold = None;
     }
 
-    /// Waits for its end.
+    /// Waits until the checkpoint is written.
     pub fn finish(mut self) -> anyhow::Result<Written> {
         let now = Instant::now();
         self.release();
@@ -77,8 +79,8 @@ impl CheckpointWriter {
     }
 }
 
-/// How long a checkpoint may be held, if the one before took so long and the run continued for `room` before it needed
-/// its end: it may take half as long again.
+/// How long the next checkpoint may wait, if the last one took `took` to write and the run needed it complete only
+/// after `room`. It leaves 1.5 times `took` for writing.
 fn hold_next(room: Duration, took: Duration) -> Duration {
     room.saturating_sub(took * 3 / 2).min(LONGEST_HOLD)
 }

@@ -1,84 +1,84 @@
-//! Sums over some steps of a run: seconds by stage, what was counted, what the operating system says.
+//! Measurements of a training run, summed over some of its steps: seconds of each stage, counters, and what the
+//! operating system reports.
 
 use kernels::Context;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use telemetry::{Ceilings, StageTotal, StepTotals, system};
 
-/// The longest sixteenth of the completions of a generation, at least one.
+/// A sixteenth of a generation's completions (rounded up), the longest ones, are its tail.
 const TAIL: usize = 16;
-/// Resident memory is remembered for so many windows.
+/// Resident memory is kept for this many windows, the last ones.
 const REMEMBERED: usize = 64;
 
-/// What some steps took.
+/// Measurements summed over some steps of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Measured {
-    /// The first and the last step.
+    /// The first step that is measured.
     pub first_step: u64,
-    /// The last one.
+    /// The last step that is measured.
     pub last_step: u64,
-    /// How many.
+    /// Steps in the sum.
     pub steps: u64,
-    /// Wall seconds of the steps, evaluations left out.
+    /// Wall-clock seconds of the steps, without evaluations.
     pub seconds: f64,
-    /// By the stage's path, in the order of first appearance.
+    /// Totals of each stage, in the order in which the stages first appeared.
     pub stages: Vec<Stage>,
-    /// What was counted: decode steps, preemptions, …
+    /// Counters by name: decode steps, preemptions, …
     pub counts: BTreeMap<String, f64>,
-    /// Seconds that each reward took, whether or not they were waited for.
+    /// Seconds that each reward took, by its name. Some of them may have overlapped generation.
     pub rewards: BTreeMap<String, f64>,
-    /// By reward that is a Python function of this process: seconds for the interpreter's lock and seconds with it,
-    /// each time that it was asked (means over the groups of a step).
+    /// For each reward that is a Python function in this process: seconds it waited for the interpreter's lock (GIL)
+    /// and seconds it had the lock, summed over the steps (each step adds the mean of its groups).
     pub interpreter: BTreeMap<String, (f64, f64)>,
-    /// Sum and count of the share of groups whose rewards are all equal.
+    /// The share of groups whose rewards are all equal: its sum over the steps, and the number of steps.
     pub zero_spread: (f64, u64),
-    /// Completions, how many of them are among the longest of their generations, the decode steps of the generations,
-    /// and those that only the longest took.
+    /// How much of decoding was spent on the longest completions of each generation.
     pub tail: Tail,
-    /// Seconds that the process computed for, all threads together.
+    /// CPU seconds of the process, all threads together.
     pub cpu_s: f64,
-    /// Seconds that its threads waited for a core; none where the system does not say.
+    /// Seconds that its threads waited for a core; `None` where the system does not report this.
     pub waited_s: Option<f64>,
-    /// Threads that compute, and cores that there are.
+    /// Threads that the run computes with.
     pub threads: usize,
-    /// As it says.
+    /// Cores that the system reports.
     pub cores: usize,
-    /// Resident bytes at the end of each window, the last ones.
+    /// Resident bytes at the end of each window, for the last windows.
     pub resident: Vec<u64>,
-    /// Bytes that tensors hold at the end of the last window, by the parts that `lockstep plan` names.
+    /// Bytes of the tensors at the end of the last window, by the part names of `lockstep plan`.
     pub memory: BTreeMap<String, u64>,
-    /// What the machine can do, if it was measured.
+    /// The peak speeds of the machine, if they were measured.
     pub ceilings: Option<Ceilings>,
 }
 
-/// The totals of a stage.
+/// The totals of one stage of a run's steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
-    /// Names from the outermost stage to this one, joined by `/`.
+    /// The names of the stages from the outermost one to this one, joined by `/`.
     pub path: String,
-    /// Wall seconds, those of stages inside included.
+    /// Wall-clock seconds, including those of inner stages.
     pub seconds: f64,
-    /// Floating-point operations.
+    /// Floating-point operations of the stage.
     pub flops: f64,
-    /// Bytes of memory traffic.
+    /// Bytes of memory traffic of the stage.
     pub bytes: f64,
 }
 
-/// How long the longest completions are.
+/// Counts of how long the longest completions of each generation were decoded after all others had ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tail {
-    /// Completions.
+    /// Completions in all generations.
     pub completions: u64,
-    /// Of these completions, those of the greatest length.
+    /// How many of `completions` are the longest of their generation (a sixteenth).
     pub longest: u64,
-    /// Tokens of the longest completion of each generation: so many steps it took to decode.
+    /// Decode steps: the tokens of the longest completion of each generation, summed.
     pub steps: u64,
-    /// Of these steps, those in which only the longest completions were left.
+    /// How many of `steps` had only the longest completions left.
     pub alone: u64,
 }
 
-/// What the operating system counts.
+/// Counters of the operating system at one moment.
 pub struct OsCounters {
     cpu_s: f64,
     waited_s: Option<f64>,
@@ -91,33 +91,33 @@ impl OsCounters {
 }
 
 impl Measured {
-    /// The first and the last step.
+    /// The first and the last step that are measured.
     pub fn span(&self) -> (u64, u64) {
         (self.first_step, self.last_step)
     }
 
-    /// Seconds of a stage.
+    /// Seconds of the stage with this path.
     pub fn stage(&self, path: &str) -> f64 {
         self.stages.iter().find(|stage| stage.path == path).map_or(0.0, |stage| stage.seconds)
     }
 
-    /// Seconds of the stages that no other one is around, evaluations left out.
+    /// Seconds of all outermost stages except evaluations.
     pub fn covered(&self) -> f64 {
         let outermost = self.stages.iter().filter(|stage| !stage.path.contains('/') && stage.path != "evaluation");
         outermost.map(|stage| stage.seconds).sum()
     }
 
-    /// How much was counted.
+    /// The value of the counter `name`.
     pub fn count(&self, name: &str) -> f64 {
         self.counts.get(name).copied().unwrap_or(0.0)
     }
 
-    /// The share of the steps' seconds that a stage took.
+    /// The stage's seconds as a share of the steps' seconds, from 0 to 1.
     pub fn share(&self, path: &str) -> f64 {
         self.stage(path) / self.seconds.max(f64::MIN_POSITIVE)
     }
 
-    /// The lengths of a generation's completions, in tokens.
+    /// Adds the lengths of one generation's completions, in tokens.
     pub fn lengths(&mut self, lengths: impl Iterator<Item = usize>) {
         let mut lengths: Vec<u64> = lengths.map(|length| length as u64).collect();
         lengths.sort_unstable();
@@ -131,7 +131,7 @@ impl Measured {
         });
     }
 
-    /// A step, with its totals and its metrics.
+    /// Adds one step, with its stage totals and its metrics.
     pub(super) fn add_step(&mut self, step: u64, seconds: f64, totals: &StepTotals, values: &BTreeMap<String, f64>) {
         if self.steps == 0 {
             self.first_step = step;
@@ -159,12 +159,12 @@ impl Measured {
         (known.0, known.1) = (known.0 + waited_s, known.1 + held_s);
     }
 
-    /// Seconds of each reward in a generation.
+    /// Adds the seconds that each reward took in one generation.
     pub fn rewards(&mut self, seconds: &BTreeMap<String, f64>) {
         add(&mut self.rewards, seconds);
     }
 
-    /// What the operating system has counted since `before`.
+    /// Adds what the operating system has counted since `before`.
     pub(super) fn os(&mut self, before: &OsCounters, ctx: &Context) {
         let now = OsCounters::now();
         self.cpu_s += now.cpu_s - before.cpu_s;
@@ -188,7 +188,7 @@ impl Measured {
         }
     }
 
-    /// Adds later steps.
+    /// Adds the measurements of later steps.
     pub(super) fn add(&mut self, later: &Measured) {
         if self.steps == 0 {
             self.first_step = later.first_step;

@@ -1,9 +1,9 @@
-//! Where a run's time and memory go: measured in every step, looked at a few seconds at a time, and kept as
-//! `profile.json`.
+//! The profile of a training run: where its time and memory go. It is measured in every step, evaluated in windows of a
+//! few seconds, and kept as `profile.json`.
 //!
-//! A rule (`rules.rs`) that holds in two windows in a row, or over the whole run, is a finding: an event with what was
-//! measured and what usually helps. Findings depend on time and on the machine, so nothing that is compared bit for bit
-//! has any of them.
+//! If a rule (`rules.rs`) holds in two windows in a row, or over the whole run, it is reported as a finding: an event
+//! with the evidence and the usual remedy. Findings depend on time and on the machine, so they are kept out of
+//! everything that is compared bit for bit.
 
 mod measured;
 mod rules;
@@ -21,59 +21,61 @@ use std::time::{Duration, Instant};
 use telemetry::record::MeasuredCeilings;
 use telemetry::{Ceilings, Finding, RunRecord, StepTotals};
 
-/// The file's name in a run's directory.
+/// The profile's file name in a run's directory.
 pub const FILE: &str = "profile.json";
-/// A window has at least so many steps and seconds, or so many seconds alone.
+/// A window ends after at least 3 steps and 5 seconds, or after 30 seconds, whichever comes first.
 const WINDOW: (u64, f64, f64) = (3, 5.0, 30.0);
-/// A rule holds in so many windows in a row before it is said.
+/// A rule is reported when it holds in this many windows in a row.
 const PATIENCE: u32 = 2;
-/// A run that takes less says nothing about the machine.
+/// In seconds: a shorter run gets no findings at its end, because its timings say too little.
 const WORTH_JUDGING_S: f64 = 10.0;
-/// The machine's ceilings are measured for so long, once, when that is a small part of the run.
+/// How long the machine's peak speeds are measured, once per run. It is done only after [`CEILINGS_AFTER_S`] seconds,
+/// when it is a small part of the run.
 const CEILINGS_TIME: Duration = Duration::from_millis(400);
 const CEILINGS_AFTER_S: f64 = 60.0;
 
-/// What was measured of a run since its last start.
+/// Everything that was measured of a run since its last start, as `profile.json` stores it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProfileRecord {
-    /// The version of this file's form.
+    /// Version of the file format.
     pub version: u32,
-    /// All steps but the first, which warms up.
+    /// Measurements of all steps except the first, which is slow because it warms up.
     pub measured: Measured,
-    /// In the order in which they were found.
+    /// Findings in the order in which they were reported.
     pub findings: Vec<Finding>,
 }
 
 impl ProfileRecord {
-    /// Changes when a reader must.
+    /// The current version. It changes when readers of the file must change.
     const VERSION: u32 = 1;
 
-    /// Reads the file of a run's directory; none if there is none that can be read.
+    /// Reads the profile in the run directory `root`; `None` if there is no readable one.
     pub fn read(root: &Path) -> Option<ProfileRecord> {
         serde_json::from_slice(&fs::read(root.join(FILE)).ok()?).ok()
     }
 }
 
-/// Measures a run.
+/// Measures a run and reports findings about it.
 pub struct Profile {
     record: ProfileRecord,
     dir: RunDir,
     path: PathBuf,
     window: Measured,
-    /// By rule: windows in a row in which it held.
+    /// For each rule, the number of windows in a row in which it held.
     held: BTreeMap<&'static str, u32>,
     os: OsCounters,
     began: Instant,
     warm: bool,
-    /// What matmuls compute in.
+    /// The dtype that matmuls compute in.
     dtype: DType,
-    /// The run is made to be measured.
+    /// True if the user asked for a profile (`lockstep profile`).
     asked_for: bool,
 }
 
 impl Profile {
-    /// Profiles the run in `dir`, from the next step on. A run that `asked_for` it gets findings however short it is.
+    /// Profiles the run in `dir`, beginning with its next step. If the user `asked_for` a profile, even a very short
+    /// run gets findings.
     pub fn new(dir: &RunDir, dtype: DType, asked_for: bool) -> Profile {
         Profile {
             record: ProfileRecord { version: ProfileRecord::VERSION, ..ProfileRecord::default() },
@@ -89,17 +91,17 @@ impl Profile {
         }
     }
 
-    /// What was measured so far.
+    /// Everything that was measured so far.
     pub fn record(&self) -> &ProfileRecord {
         &self.record
     }
 
-    /// What making a step's batch measured.
+    /// Adds what was measured while a step's batch was made.
     pub fn take(&mut self, batch: &Measured) {
         self.window.add(batch);
     }
 
-    /// Step `step` took `seconds` without evaluations, with these totals and metrics. Returns what is found now.
+    /// Ends step `step`, which took `seconds` without evaluations. Returns the new findings.
     pub fn end_step(
         &mut self,
         step: u64,
@@ -147,7 +149,7 @@ impl Profile {
         found
     }
 
-    /// The run has ended: what holds over all of it and was not said yet.
+    /// Called at the end of the run. Returns the rules that hold over the whole run and were not reported before.
     pub fn finish(&mut self, ctx: &Context) -> Vec<Finding> {
         self.window.os(&self.os, ctx);
         let last = self.begin_window();
@@ -169,8 +171,9 @@ impl Profile {
         found
     }
 
-    /// The ceilings that the run's record has of this instruction set, dtype and threads; without any they are
-    /// measured, if `measures`, and recorded. A machine that cannot be measured has none.
+    /// Sets the machine's peak speeds from the run's record, if it has them for this instruction set, dtype and number
+    /// of threads. Otherwise, if `measures`, measures them and adds them to the record. They stay unknown if the
+    /// measurement fails.
     fn look_up_ceilings(&mut self, ctx: &Context, measures: bool) {
         let mut record = RunRecord::read(&self.dir.record()).ok();
         let (isa, dtype, threads) = (ctx.describe(), format!("{:?}", self.dtype).to_lowercase(), ctx.threads());
@@ -200,7 +203,7 @@ impl Profile {
             ceilings.map(|c| Ceilings { flops_per_s: Some(c.flops_per_s), bytes_per_s: Some(c.read_bytes_per_s) });
     }
 
-    /// No run ends because its profile cannot be written.
+    /// Writes the profile. An error is ignored, so that it does not end the run.
     fn write(&self) {
         let temporary = self.path.with_extension("json.tmp");
         let written = serde_json::to_vec_pretty(&self.record).map_err(std::io::Error::from);
@@ -210,7 +213,7 @@ impl Profile {
 }
 
 impl ProfileRecord {
-    /// A rule holds: its finding, the first time.
+    /// The finding of a rule that holds, if it was not reported before.
     fn found(&mut self, rule: &rules::Rule, evidence: String, steps: (u64, u64)) -> Option<Finding> {
         if self.findings.iter().any(|known| known.id == rule.id) {
             return None;

@@ -1,47 +1,50 @@
-//! The rules by which time and memory are judged: a row for each. docs/profiling.md explains them.
+//! The profile's rules: each one detects a way in which a training run wastes time or memory. docs/profiling.md
+//! explains them.
 //!
-//! A rule reads what was measured over some steps and says what it saw, or nothing. On a run that is as fast as its
-//! machine allows none of them holds.
+//! A rule reads the measurements of some steps and returns its evidence, or nothing if it does not hold. No rule holds
+//! on a run that is as fast as its machine allows.
 
 use super::Measured;
 
-/// A rule.
+/// A rule of the profile.
 pub struct Rule {
     pub id: &'static str,
-    /// What the finding means.
+    /// The meaning of the finding, as one sentence for the user.
     pub says: &'static str,
     pub remedy: &'static str,
-    /// The evidence, if the rule applies.
+    /// Returns the evidence if the rule holds on these measurements.
     pub holds: fn(&Measured) -> Option<String>,
 }
 
-/// Decoding that takes less of a step is not what makes it slow.
+/// If decoding takes a smaller share of the steps than this, the rules about decoding do not hold.
 const MUCH: f64 = 0.4;
-/// From this share of a measured ceiling on, it is what limits.
+/// Decoding counts as limited by memory or arithmetic if it reaches this share of the machine's peak.
 const LIMIT: f64 = 0.6;
-/// A cache serves what seems to be read from memory faster than that.
+/// If decoding seems to read faster than this multiple of the memory's peak speed, the weights come from the CPU cache.
 const CACHED: f64 = 1.15;
-/// Sequences in a decode step that read the weights together.
+/// Below this mean number of sequences per decode step, the batch counts as small.
 const FEW: f64 = 4.0;
-/// The share of decode steps that the longest sixteenth takes alone.
+/// The rule `long_tail` holds if the longest sixteenth of the completions is alone in this share of the decode steps.
 const ALONE: f64 = 0.5;
 const REWARDS: f64 = 0.35;
-/// Of a reward's seconds so many are waited for the interpreter, and of the steps' seconds it takes so many.
+/// The rule `interpreter_lock` holds if a Python reward waits for the interpreter during [`LOCKED`] of its time and
+/// takes at least [`ASKED`] of the steps' time.
 const LOCKED: f64 = 0.25;
 const ASKED: f64 = 0.1;
 const PREPARING: f64 = 0.3;
 const SAVING: f64 = 0.2;
 const EVALUATING: f64 = 0.5;
 const SPREADLESS: f64 = 0.75;
-/// Seconds of waiting for a core for each that is computed.
+/// Seconds of waiting for a core, per second of CPU time, from which the cores count as overloaded.
 const WAITING: f64 = 0.25;
-/// Preemptions for each completion.
+/// Preemptions per completion from which the rule `kv_preemption` holds.
 const PREEMPTED: f64 = 0.05;
 const WORKERS: f64 = 0.4;
-/// Windows in a row in which resident memory grows, and by how much at least: a share, and bytes.
+/// The rule `memory_growth` holds if resident memory grew in this many windows in a row, by at least this share and at
+/// least this many bytes.
 const GROWS: (usize, f64, u64) = (6, 0.1, 64 << 20);
 
-/// All of them, in the order in which they are said.
+/// All rules, in the order in which their findings are reported.
 pub const ALL: &[Rule] = &[
     Rule {
         id: "reward_bound",
@@ -188,7 +191,7 @@ enum Bound {
     Compute,
 }
 
-/// Prefill is part of the same counts, and small where decoding is what takes long.
+/// Whether decoding is limited by `bound`. The counts include prefill, which is small where decoding takes long.
 fn decode_bound(m: &Measured, bound: Bound) -> Option<String> {
     let ceilings = m.ceilings?;
     let decode = m.share("rollout/decode");

@@ -1,10 +1,12 @@
-//! Rules on sums that are given, and windows. Runs that provoke what a run can are in `session/tests/profile.rs`.
+//! Tests of the profile's rules on invented measurements, and of its windows. Tests that provoke rules with real runs
+//! are in `session/tests/profile.rs`.
 
 use super::measured::{Stage, Tail};
 use super::*;
 use telemetry::StageTotal;
 
-/// What a run that is as fast as its machine allows measures: 64 sequences at once, a third of the time decoding.
+/// Measurements of a run that is as fast as its machine allows: 40 sequences per decode step, half of the time
+/// decoding.
 fn healthy() -> Measured {
     let stage = |path: &str, seconds: f64, flops: f64, bytes: f64| Stage { path: path.into(), seconds, flops, bytes };
     Measured {
@@ -49,7 +51,7 @@ fn stage<'a>(measured: &'a mut Measured, path: &str) -> &'a mut Stage {
     measured.stages.iter_mut().find(|stage| stage.path == path).unwrap()
 }
 
-/// The one rule that holds, and what it says.
+/// Asserts that after `change` exactly the rule `id` holds, and that its evidence contains `part`.
 #[track_caller]
 fn only(id: &str, part: &str, change: impl FnOnce(&mut Measured)) {
     let found = found(change);

@@ -1,5 +1,5 @@
-//! Completions are guessed from what was written before, also in earlier epochs: kept over a resume or lost, no bit of
-//! the run depends on it.
+//! Tests of speculative decoding from earlier completions, also from earlier epochs. Whether the draft file is kept or
+//! lost when a run is resumed, all bits of the run must stay the same.
 
 use super::stop::files;
 use super::{config, directory, options};
@@ -9,7 +9,7 @@ use rollout::Speculative;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-/// Several epochs of completions that repeat themselves.
+/// A configuration of several epochs, whose completions repeat themselves.
 fn repetitive(dir: &Path, out: &str, speculative: Speculative) -> Config {
     Config {
         speculative,
@@ -23,7 +23,7 @@ fn repetitive(dir: &Path, out: &str, speculative: Speculative) -> Config {
     }
 }
 
-/// Runs it, up to a step if that is not 0.
+/// Runs `config`, and stops after the step `stop_after` unless that is 0.
 fn run(config: Config, stop_after: u64) -> PathBuf {
     let stop = StopSignal::new();
     let request = stop.clone();

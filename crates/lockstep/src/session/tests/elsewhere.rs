@@ -1,6 +1,6 @@
-//! Runs whose completions are collected elsewhere: a thread is sent prompts and held versions of the weights, and
-//! answers with bytes alone, as a worker process will. The run is otherwise ordinary, and has the bits of one that
-//! collects where it is.
+//! Tests of training runs that collect completions in another thread. That thread receives prompts and held weights,
+//! and answers with bytes only, as a worker process does. The run must have the same bits as one that collects in its
+//! own thread.
 
 use super::stop::files;
 use super::{config, directory, one_thread, rows};
@@ -17,7 +17,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use telemetry::Stages;
 
-/// What a worker is sent.
+/// A request that the collecting thread receives.
 struct Job {
     weights: HeldWeights,
     prompts: Prompts,
@@ -28,16 +28,16 @@ struct Job {
     refuse_non_finite: bool,
 }
 
-/// What it answers.
+/// The answer of the collecting thread.
 type Answer = anyhow::Result<Vec<u8>>;
 
-/// Passes requests on to a thread that has the collector.
+/// A collector that passes requests on to the thread with the real collector.
 struct Elsewhere {
     jobs: Sender<(Job, Sender<Answer>)>,
     seen: Seen,
 }
 
-/// What went through: answers, and the versions that were sent.
+/// Counts of answers, and the versions of the weights that were sent.
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<(usize, Vec<u64>)>>);
 
@@ -93,7 +93,8 @@ impl Collect for Elsewhere {
     }
 }
 
-/// Rewards a vowel somewhere, so that many groups have equal rewards, and few words; of many it says nothing.
+/// Options with a reward for any vowel, so that many groups have equal rewards, and a reward for few words, which gives
+/// no score to texts with many.
 fn options() -> RunOptions {
     let vowel = |text: &str| text.chars().any(|c| "aeiou".contains(c));
     let options = RunOptions::new().context(one_thread()).train_rows(rows()).eval_rows(rows());
@@ -104,7 +105,7 @@ fn options() -> RunOptions {
     })
 }
 
-/// Four steps that are logged, with an evaluation after every second.
+/// A configuration of four logged steps, with an evaluation after every second step.
 fn small(dir: &Path, out: &str) -> Config {
     Config {
         max_steps: 4,
@@ -117,7 +118,8 @@ fn small(dir: &Path, out: &str) -> Config {
     }
 }
 
-/// A run that collects where it is, and one that does so elsewhere. Says how many collections there were.
+/// Checks that a run that collects in another thread has the bits of one that collects in its own. Returns the number
+/// of collections.
 #[track_caller]
 fn same_elsewhere(change: impl Fn(&mut Config), options: impl Fn() -> RunOptions) -> usize {
     let dir = directory();
@@ -180,7 +182,7 @@ fn ppo_has_the_same_bits_elsewhere() {
     assert_eq!(same_elsewhere(of_lora, options), 2 + 4);
 }
 
-/// Each round of dynamic sampling is a collection of its own.
+/// Checks dynamic sampling, in which each round is a collection of its own.
 #[test]
 fn dynamic_sampling_has_the_same_bits_elsewhere() {
     let dynamic = |config: &mut Config| {
@@ -195,7 +197,7 @@ fn dynamic_sampling_has_the_same_bits_elsewhere() {
     assert!(same_elsewhere(of_lora, options) > 4 + 2);
 }
 
-/// Has the engine write the completions, and gives every second one as if it knew no log-probabilities of it.
+/// A rollout function that calls the engine, and leaves out the log-probabilities of every second completion.
 struct Asks;
 
 impl RolloutFunction for Asks {
@@ -228,8 +230,8 @@ fn a_function_of_the_caller_is_asked_elsewhere() {
     assert_eq!(same_elsewhere(with_room, || options().rollout_function(Asks)), 4 + 2);
 }
 
-/// A stop in the middle of a collection leaves nothing behind: the run that is resumed, here, has the bits of one that
-/// was never stopped.
+/// Stops a run in the middle of a collection in another thread. The resumed run, which collects in its own thread, must
+/// have the bits of a run that was never stopped.
 #[test]
 fn a_collection_elsewhere_is_stopped_without_a_trace() {
     let dir = directory();

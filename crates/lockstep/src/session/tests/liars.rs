@@ -1,5 +1,6 @@
-//! Workers that lie: each is found by a bit, named with what it said, and expelled, and the run has the bits of one
-//! process. Learner and workers are threads here, so that a worker can be one that no program is.
+//! Tests with workers that give wrong answers. Each one must be detected, named together with its wrong answer, and
+//! expelled, and the run must have the bits of a run in one process. Learner and workers are threads here, so that a
+//! worker can behave as no real program does.
 
 use super::super::worker::{WorkerOptions, work, work_as};
 use super::{config, directory, one_thread, rows};
@@ -17,12 +18,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Of what it answers.
+/// The part of its answers that a lying worker changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Lie {
     Nothing,
     Token,
-    /// Of a chunk that is not the first.
+    /// A token in a chunk other than the first.
     LaterToken,
     LogProbability,
     Score,
@@ -109,7 +110,7 @@ fn options() -> RunOptions {
     RunOptions::new().context(one_thread()).train_rows(rows())
 }
 
-/// Works for the run in `out` under this name, with this lie.
+/// Joins the run in `out` as the worker `name`, which tells the lie `lie`.
 fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
     let (server, stop) = (NatsServer::default(), StopSignal::new());
     let options = WorkerOptions {
@@ -136,7 +137,7 @@ fn wait_until(what: impl Fn() -> bool) {
     }
 }
 
-/// The metrics of this name, of all steps.
+/// The values of the metric `name` at all steps.
 fn logged(out: &Path, name: &str) -> Vec<f64> {
     let text = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -147,7 +148,7 @@ fn result(out: &Path) -> Vec<u8> {
     std::fs::read(out.join("model/model.safetensors")).unwrap()
 }
 
-/// The first worker lies; one that does not joins when it is found.
+/// The first worker lies. An honest worker joins when the lie is detected.
 #[track_caller]
 fn found(lie: Lie, max_staleness: usize, words: &[&str]) {
     found_in(lie, words, |config| config.max_staleness = max_staleness);
@@ -217,7 +218,7 @@ fn an_answer_that_cannot_be_read_is_a_lie() {
     found(Lie::Columns, 1, &["its answer to the job of group ", "lacks what its sampling records"]);
 }
 
-/// Each chunk is made again, by the weights that its place names.
+/// Checks that each chunk is generated again with the weights that its position determines.
 #[test]
 fn lies_about_chunks_are_found() {
     let chunks = |config: &mut Config| (config.max_staleness, config.partial_rollout_tokens) = (2, Some(2));
@@ -230,7 +231,7 @@ fn lies_about_chunks_are_found() {
     found_in(Lie::Columns, &["its answer to the job of group ", "lacks what its sampling records"], chunks);
 }
 
-/// Older weights give the log-probabilities that were recorded with them, and no others.
+/// Checks that only the weights that sampled a token give its recorded log-probability.
 #[test]
 fn stale_log_probabilities_are_computed_again() {
     let whole = [(Lie::Nothing, false, None), (Lie::LogProbability, true, None)];

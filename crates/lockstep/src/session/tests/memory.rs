@@ -1,11 +1,11 @@
-//! The memory that a plan says is the memory that the run's ledger has.
+//! Tests that the planned memory of a run equals the memory that the run counts when it allocates.
 
 use super::*;
 use crate::MemoryPlan;
 use std::collections::BTreeMap;
 use telemetry::Sinks;
 
-/// Completions seldom end early: of 4,000 tokens one ends them.
+/// A model shape with 4,000 tokens, one of which ends a completion, so that completions seldom end early.
 const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 4000,
 "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
 "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
@@ -27,7 +27,7 @@ fn directory() -> tempfile::TempDir {
     dir
 }
 
-/// Bytes by what they are booked under, whoever has them.
+/// Planned bytes by kind of memory, summed over the parts of the run.
 fn by_kind(plan: &MemoryPlan) -> BTreeMap<&str, u64> {
     let mut kinds = BTreeMap::new();
     for part in plan.parts.iter().filter(|part| part.name != "reading: largest tensor") {

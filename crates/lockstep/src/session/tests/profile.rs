@@ -1,11 +1,11 @@
-//! Runs that waste their time in one way each: the finding names it.
+//! Tests with runs that waste time, each in one way; the profile's finding must name it.
 
 use super::{config, directory, one_thread, rows};
 use crate::config::{Config, Purpose, Strategy};
 use crate::{Flow, Run, RunOptions};
 use std::time::Duration;
 
-/// Counts vowels, so that groups differ.
+/// Options with a reward that counts vowels, so that scores within a group differ.
 fn options() -> RunOptions {
     let options = RunOptions::new().context(one_thread()).train_rows(rows()).eval_rows(rows()).profiled();
     options.reward("vowels", |sample| {
@@ -13,7 +13,7 @@ fn options() -> RunOptions {
     })
 }
 
-/// What is found of a run. Other tests compute beside this one, so that cores are shared is no news here.
+/// The findings of a run. The finding that cores are shared is left out, because other tests run at the same time.
 fn found(change: impl FnOnce(&mut Config), options: RunOptions) -> (Vec<String>, crate::ProfileRecord) {
     let dir = directory();
     let mut config = Config { max_steps: 8, save_strategy: Strategy::No, ..config(dir.path(), "run") };

@@ -1,5 +1,5 @@
-//! Runs whose batches are generated ahead of the weights that learn from them: which weights wrote a token is proven by
-//! scoring it again with the weights of every step, which are kept.
+//! Tests of runs whose batches are generated ahead, by weights older than those that train on them. The weights after
+//! every step are kept, and each token is scored again with them to prove which weights generated it.
 
 mod chunks;
 
@@ -24,7 +24,7 @@ fn context(config: &Config) -> Context {
     crate::context(None, Some(1), config.dtype).unwrap()
 }
 
-/// Rewards vowels; what answers row 4 is worth more than f32 can hold, if that is planted.
+/// Options with a reward that counts vowels. If `planted`, answers to row 4 get a score too large for f32.
 fn options(config: &Config, planted: bool) -> RunOptions {
     let options = RunOptions::new().context(context(config)).train_rows(rows()).eval_rows(rows());
     options.reward("vowels", move |sample| {
@@ -63,9 +63,9 @@ fn corrected(config: &mut Config) {
     config.vllm_importance_sampling_mode = CorrectionMode::TokenTruncate;
 }
 
-/// What a run left, and the weights after each of its steps.
+/// The results of a run, with the weights after each of its steps.
 struct Kept {
-    /// Removed when this is dropped.
+    /// The run's directory, which is removed when this is dropped.
     _dir: Option<tempfile::TempDir>,
     root: PathBuf,
     weights: Vec<HeldWeights>,
@@ -89,12 +89,12 @@ fn kept(config: Config, planted: bool) -> Kept {
     Kept { _dir: None, root, weights }
 }
 
-/// The groups of a run, by the step that first learned from them.
+/// The groups of a run, by the step that first trained on them.
 fn groups(root: &Path) -> Vec<Group> {
     GroupFile::open(&root.join("rollouts.bin")).unwrap().groups().collect::<Result<_, _>>().unwrap()
 }
 
-/// The log-probabilities of a completion under these weights.
+/// The log-probabilities of a completion under the given weights.
 fn scored(config: &Config, weights: &HeldWeights, group: &Group, completion: &Completion) -> Vec<f32> {
     let ctx = context(config);
     let mut scorer = Scorer::new(ctx.memory(), 1024, true);
@@ -108,8 +108,9 @@ fn metric(root: &Path, name: &str) -> Vec<f64> {
     lines.filter_map(|line| line[name].as_f64()).collect()
 }
 
-/// A run with this staleness, whose every token was written by the weights that batch max(0, b − k) begins with. With
-/// the correction, π_old is that of the weights that batch b begins with.
+/// A run with `max_staleness` = k. Checks that every token of batch b was generated with the weights at the start of
+/// batch max(0, b − k). With the importance sampling correction, π_old must come from the weights at the start of batch
+/// b.
 #[track_caller]
 fn proven(k: usize, planted: bool, change: impl Fn(&mut Config)) -> Kept {
     let dir = directory();
@@ -205,7 +206,8 @@ fn other_algorithms() {
     });
 }
 
-/// A step that is not finite leaves the weights as they are; the next batch has the next number all the same.
+/// A step with a non-finite gradient leaves the weights unchanged. The next batch must still get the next version
+/// number.
 #[test]
 fn a_skipped_step_publishes_the_same_weights_under_the_next_number() {
     for k in [0, 2] {
@@ -216,8 +218,8 @@ fn a_skipped_step_publishes_the_same_weights_under_the_next_number() {
     }
 }
 
-/// Where workers are as fast as they like, short completions arrive first, and whoever trains on what is there trains
-/// on short ones. Here the lengths that are learned from are those that were sampled, of every step.
+/// If batches were filled with whatever completions are ready, short completions would be preferred. Checks that the
+/// lengths that are trained on are those that were sampled, in every step.
 #[test]
 fn what_was_sampled_is_what_is_learned_from() {
     let dir = directory();
@@ -241,7 +243,7 @@ fn what_was_sampled_is_what_is_learned_from() {
     }
 }
 
-/// An evaluation is of the weights of its step.
+/// Checks that each evaluation uses the weights of its own step.
 #[test]
 fn without_training_it_is_the_synchronous_run() {
     let dir = directory();
@@ -261,7 +263,8 @@ fn without_training_it_is_the_synchronous_run() {
     assert_eq!(expected.3, found.3);
 }
 
-/// Stopped after each step, with a checkpoint that has the batches ahead, and resumed: the same bits.
+/// Stops a run after each step, with a checkpoint that has the batches generated ahead, and resumes it. Checks that all
+/// bits stay the same.
 #[track_caller]
 fn resumed(k: usize, frontier: &str, change: impl Fn(&mut Config)) {
     let dir = directory();
@@ -310,7 +313,8 @@ fn a_stopped_run_resumes_to_the_same_bits() {
     resumed(2, FRONTIER, ppo);
 }
 
-/// Interrupted at every look of its passes, also while it generates ahead or scores what older weights wrote.
+/// Interrupts a run wherever it checks for a stop request, also while it generates ahead or scores completions of older
+/// weights.
 #[test]
 fn a_step_that_is_discarded_generates_ahead_again() {
     let mut config = Config { max_steps: 4, packing: false, max_staleness: 2, ..config(Path::new(""), "") };
@@ -344,7 +348,7 @@ fn a_damaged_frontier_is_refused() {
     }
 }
 
-/// Never asked.
+/// A reward that must not be called.
 struct Never;
 
 impl RolloutFunction for Never {

@@ -1,5 +1,6 @@
-//! Runs that are stopped in the middle of a step, at every place where a pass through a model looks whether it is still
-//! wanted: scoring, both gradients of PPO, evaluation. They must resume to the bits of a run that was never stopped.
+//! Tests of runs that are stopped in the middle of a step, at every place where a pass through a model checks for a
+//! stop request: scoring, both gradients of PPO, evaluation. They must resume to the bits of a run that was never
+//! stopped.
 
 use super::{config, directory, one_thread, options};
 use crate::config::{Algorithm, Config, Purpose, Strategy};
@@ -9,10 +10,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-/// More looks than a run has.
+/// More checks for a stop request than any run makes.
 const NEVER: usize = 1 << 40;
 
-/// Whether a metric is of time.
+/// Whether a metric is a time or a rate, which differs from run to run.
 pub(super) fn is_measured(name: &str) -> bool {
     ["time_s", "_per_s", "_per_second", "step_time", "_runtime"].iter().any(|end| name.ends_with(end))
         || name == "peak_bytes"
@@ -20,8 +21,8 @@ pub(super) fn is_measured(name: &str) -> bool {
         || name.starts_with("rollout/spec_decode_")
 }
 
-/// The files of a finished run, but for what depends on time: metrics, rollouts, tables of completions, the result, and
-/// all of the last checkpoint.
+/// The files of a finished run, without values that depend on time: metrics, rollouts, tables of completions, the final
+/// model, and everything in the last checkpoint.
 pub(super) fn files(run: &Path, steps: u64) -> BTreeMap<String, Vec<u8>> {
     fn walk(dir: &Path, out: &mut Vec<std::path::PathBuf>) {
         for entry in std::fs::read_dir(dir).unwrap() {
@@ -64,7 +65,8 @@ pub(super) fn files(run: &Path, steps: u64) -> BTreeMap<String, Vec<u8>> {
     out
 }
 
-/// Stops a run at each look of its passes, in turn, and resumes it. Says after how many steps the runs were stopped.
+/// Stops a run at each of its checks for a stop request, in turn, and resumes it. Returns after how many steps the runs
+/// were stopped.
 #[track_caller]
 pub(super) fn stopped_anywhere(purpose: Purpose, more: Config, options: impl Fn() -> RunOptions) -> Vec<u64> {
     let dir = directory();
@@ -115,7 +117,8 @@ fn small() -> Config {
     Config { max_steps: 4, ..config(Path::new(""), "") }
 }
 
-/// Each group is a micro-batch: its forward and backward passes look before their one layer and before the head.
+/// Each group is a micro-batch here. Its forward and backward passes check for a stop request before their only layer
+/// and before the head.
 #[test]
 fn a_gradient_is_cancelled_between_layers_and_micro_batches() {
     let config = Config { packing: false, skip_zero_gradients: false, ..small() };
@@ -123,7 +126,8 @@ fn a_gradient_is_cancelled_between_layers_and_micro_batches() {
     assert_eq!(steps, [[0; 8], [1; 8], [2; 8], [3; 8]].concat());
 }
 
-/// The second step on a generation is rolled back: the generation stays, and its completions are reported once.
+/// Rolls back the second step on a generation. The generation must be kept, and its completions must be reported only
+/// once.
 #[test]
 fn a_step_on_a_generation_in_use_is_rolled_back() {
     let config = Config { num_iterations: 2, beta: 0.1, logging_steps: 1, ..small() };
@@ -132,8 +136,8 @@ fn a_step_on_a_generation_in_use_is_rolled_back() {
     assert_eq!(steps, [[0; 6].as_slice(), &[1; 4], &[2; 6], &[3; 4]].concat());
 }
 
-/// The value model's gradient and the policy's, the order of the mini-batches, the controller of the divergence (which
-/// a second generation adapts again).
+/// Checks the gradients of value model and policy, the order of mini-batches, and the KL controller (which a second
+/// generation adapts again).
 #[test]
 fn a_step_of_ppo_is_rolled_back_before_both_models_change() {
     let config = Config {
@@ -154,7 +158,7 @@ fn a_step_of_ppo_is_rolled_back_before_both_models_change() {
     assert!((0..6).all(|step| steps.iter().filter(|s| **s == step).count() >= 4), "{steps:?}");
 }
 
-/// With an evaluation after every second step, which is interrupted, too.
+/// Also stops runs during an evaluation, which follows every second step.
 #[test]
 fn a_step_on_rows_is_rolled_back_and_takes_the_same_rows_again() {
     let pairs = || {

@@ -1,5 +1,6 @@
-//! Runs whose groups are made by workers, jobs and answers in bytes: threads that each have an engine and rewards take
-//! jobs from one queue, so that time decides who does what. The run has the bits of one that does everything itself.
+//! Tests of runs whose groups are made by workers: threads with an engine and rewards each, which take jobs from one
+//! queue, with jobs and answers as bytes. Timing decides which worker does which job. The run must have the bits of a
+//! run in one process.
 
 use super::stop::files;
 use super::{config, directory, rows};
@@ -20,7 +21,7 @@ use std::thread::sleep;
 use std::time::Duration;
 use train::loss::sampling::CorrectionMode;
 
-/// Says what it has to say beside scores: a metric, a column that one group alone has, a problem.
+/// A reward that reports more than scores: a metric, a column that only one group has, a problem.
 struct Talks;
 
 impl Reward for Talks {
@@ -48,7 +49,7 @@ impl Reward for Talks {
     }
 }
 
-/// Compares completions of all prompts: whoever collects asks it.
+/// A reward that compares completions of all prompts, so that the learner calls it and not the workers.
 struct Rank;
 
 impl Reward for Rank {
@@ -65,7 +66,7 @@ impl Reward for Rank {
     }
 }
 
-/// Workers of any number, and how many of them did something.
+/// A number of workers, and counts of those that did something.
 struct Threads {
     count: usize,
     engine: EngineConfig,
@@ -82,7 +83,7 @@ struct Task {
     answers: Sender<anyhow::Result<Vec<u8>>>,
 }
 
-/// Jobs that were done, and who did one.
+/// How many jobs were done, and which workers did any.
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<(usize, BTreeSet<usize>)>>);
 
@@ -147,7 +148,7 @@ fn placed(count: usize, dtype: ComputeDType, seen: &Seen) -> PlaceCollector {
     })
 }
 
-/// With a closure of the caller, which workers do not have, between the others.
+/// Options with a closure as one of several rewards, which workers do not have.
 fn options(config: &Config) -> RunOptions {
     let ctx = crate::context(None, Some(1), config.dtype).unwrap();
     let vowels = |text: &str| text.chars().filter(|c| "aeiou".contains(*c)).count() as f64;
@@ -245,7 +246,7 @@ fn ppo_and_dynamic_sampling_by_workers() {
     });
 }
 
-/// The job of another version, and a reward that the worker lacks.
+/// Gives a worker a job for another version of the weights, and a job with a reward that the worker lacks.
 #[test]
 fn a_worker_refuses_what_it_cannot_do() {
     let dir = directory();

@@ -1,8 +1,8 @@
-//! What an optimizer step did to each token of a group: its log-probabilities afterwards, of as many groups as take
-//! less than a hundredth of the run's processor seconds.
+//! Records what an optimizer step did to the tokens of a group: their log-probabilities under the new weights. This is
+//! done for only so many groups that it takes less than a hundredth of the run's CPU time.
 //!
-//! Which groups these are depends on time. So they are in a file of their own, `updates.bin`, which no run is compared
-//! by, and nothing that is learned depends on them.
+//! Which groups are chosen depends on timing. So they are written to a file of their own, `updates.bin`, which is left
+//! out when runs are compared, and training does not depend on them.
 
 use super::RolloutPipeline;
 use crate::rollouts::wire::{Completion, Group};
@@ -11,32 +11,33 @@ use model::columns::NEW_LOGPS;
 use telemetry::system::cpu_s;
 use train::Sample;
 
-/// Of the processor seconds that the run takes, so many at most.
+/// The largest share of the run's CPU seconds that this recording may take.
 const SHARE: f64 = 0.01;
 
-/// Chooses groups, and counts what scoring them takes.
+/// Chooses the groups to record, and measures how much time scoring them takes.
 pub struct AfterStep {
     began_s: f64,
     spent_s: f64,
-    /// When the last generation was learned from.
+    /// CPU seconds of the process when the last generation was trained on.
     last_s: f64,
-    /// Processor seconds of a token's score, once one was scored.
+    /// CPU seconds to score one token; `None` before any token was scored.
     per_token_s: Option<f64>,
-    /// Groups that were scored.
+    /// How many groups were scored.
     count: usize,
-    /// The group that is scored after this step.
+    /// The group that is scored after the current step.
     chosen: Vec<Sample>,
 }
 
 impl AfterStep {
-    /// Counts from now on.
+    /// Starts counting CPU time now.
     pub fn new() -> AfterStep {
         let now = cpu_s();
         AfterStep { began_s: now, spent_s: 0.0, last_s: now, per_token_s: None, count: 0, chosen: Vec::new() }
     }
 
-    /// At the processor second `now`, a step is taken on `part`, the first one of its generation. Chooses a group of
-    /// it, if that can be afforded: one that has a gradient, and each time another one.
+    /// Chooses a group of `part`, if there is time for it. `part` holds the samples of the first step on a generation,
+    /// and `now` is the CPU time of the process in seconds. Only groups with a gradient are chosen, and they take
+    /// turns.
     pub fn choose(&mut self, part: &[Sample], now: f64) {
         let step_s = now - std::mem::replace(&mut self.last_s, now);
         let groups: Vec<&[Sample]> = part.chunk_by(|a, b| a.group == b.group).filter(|group| teaches(group)).collect();
@@ -69,7 +70,7 @@ fn teaches(group: &[Sample]) -> bool {
 }
 
 impl RolloutPipeline {
-    /// Scores the chosen group with the weights that the step made, and records it.
+    /// Scores the chosen group with the weights after the step, and records it.
     pub(super) fn record_after_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
         let (Some(after), Some(scorer)) = (&mut self.after, &self.scorer) else { return Ok(()) };
         let samples = std::mem::take(&mut after.chosen);

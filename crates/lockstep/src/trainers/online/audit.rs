@@ -1,5 +1,5 @@
-//! What the learner of a distributed run checks of its workers' answers, while the weights that made them are there:
-//! whether a job gives them (`trust = "audit"`), and whether these weights give their log-probabilities
+//! The learner's audit of its workers in a distributed run. While the weights that made an answer are still in memory,
+//! the learner can generate the job's group again (`trust = "audit"`) and can recompute its log-probabilities
 //! (`audit_stale`).
 
 use super::workers::{Arrived, Workers};
@@ -18,21 +18,24 @@ use model::net::Scores;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 
-/// Which answers are checked, and what came of it since the start.
+/// Chooses which answers are audited, and counts the results since the learner started.
 pub(super) struct Auditor {
-    /// Shares of the groups.
+    /// The share of groups that are generated again, from 0 to 1; below it, the share whose log-probabilities are
+    /// recomputed.
     remade: f64,
     rescored: f64,
-    /// Nobody knows before which groups these are: whoever does would lie in the others.
+    /// Random keys that choose the groups. A worker must not be able to predict the choice, or it could lie about the
+    /// other groups.
     pick: RandomState,
-    /// Rewards that give the same score whenever they are asked.
+    /// Names of the deterministic rewards, whose scores can be compared when they are called again.
     asked_again: BTreeSet<String>,
     counts: Counts,
 }
 
 #[derive(Default)]
 struct Counts {
-    /// Some are checked in parts: for a checkpoint, and when their batch has arrived.
+    /// Audited groups. It is a set because the parts of a group may be audited at different times: for a checkpoint,
+    /// and when the batch has arrived.
     groups: BTreeSet<u64>,
     tokens: usize,
     mismatches: usize,
@@ -40,7 +43,7 @@ struct Counts {
 }
 
 impl Auditor {
-    /// As the configuration says.
+    /// An auditor with the shares of the configuration.
     pub fn new(config: &Config) -> anyhow::Result<Auditor> {
         let names = rewards::names(&config.reward_funcs).or_bad_input()?;
         let pairs = names.into_iter().zip(&config.reward_funcs);
@@ -53,7 +56,7 @@ impl Auditor {
         })
     }
 
-    /// Whether it needs the weights that made an answer.
+    /// Whether auditing needs the older weights that made an answer.
     pub fn is_on(&self) -> bool {
         self.remade > 0.0 || self.rescored > 0.0
     }
@@ -63,7 +66,7 @@ impl Auditor {
         ((self.pick.hash_one(number) >> 11) as f64) < share * (1u64 << 53) as f64
     }
 
-    /// What is logged.
+    /// The metrics that are logged, without their prefix.
     pub fn metrics(&self) -> Vec<(&'static str, f64)> {
         let Counts { groups, tokens, mismatches, expelled } = &self.counts;
         let all = [
@@ -77,8 +80,8 @@ impl Auditor {
 }
 
 impl Workers {
-    /// Does a share of a batch's jobs again. The first worker whose answer is another is expelled, and its groups from
-    /// this batch on are made again; whether there was one.
+    /// Does a share of a batch's jobs again. The first worker whose answer differs is expelled, and its groups from
+    /// this batch on are generated again. Returns whether a worker was expelled.
     pub(super) fn expels_a_liar(&mut self, run: &TrainingRun, batch: u64, arrived: &Arrived) -> anyhow::Result<bool> {
         let Some((worker, what)) = self.find_liar(run, arrived)? else { return Ok(false) };
         let why = format!("worker {worker} is expelled: {what}");
@@ -144,7 +147,7 @@ impl Workers {
 }
 
 impl RolloutPipeline {
-    /// Computes the log-probabilities of a share of the batch again, with the older weights that sampled it.
+    /// Recomputes the log-probabilities of a share of the batch, with the older weights that sampled it.
     pub(super) fn score_again(
         &self,
         run: &TrainingRun,

@@ -1,4 +1,4 @@
-//! From a configuration to a pipeline: every input is read and checked before the first file is written.
+//! Builds a rollout pipeline from a configuration. Every input is read and checked before the first file is written.
 
 use super::after::AfterStep;
 use super::audit::Auditor;
@@ -33,15 +33,16 @@ use std::path::Path;
 use std::sync::Arc;
 use telemetry::counted;
 
-/// A pipeline that can begin: all of its input is known to be good, and nothing was written.
+/// A pipeline that is ready to begin: all of its inputs have been checked, and nothing has been written.
 pub struct Prepared {
     pipeline: RolloutPipeline,
     parts: RunParts,
 }
 
 impl Prepared {
-    /// Reads everything, the policy and the reference model included. `own` builds the parts that are the algorithm's
-    /// own: on the run's device, and before that on `Device::Meta` for the memory plan.
+    /// Reads and builds everything, including the policy and the reference model. `own` builds the algorithm's own
+    /// parts, such as PPO's value model. It is called twice: on `Device::Meta` for the memory plan, and then on the
+    /// run's device.
     pub fn new<T>(
         inputs: &mut RunInputs,
         own: impl Fn(&mut Builder<'_>, PartInputs<'_>, LargestWork) -> anyhow::Result<T>,
@@ -173,7 +174,7 @@ impl Prepared {
         Ok((Prepared { pipeline, parts }, own))
     }
 
-    /// Begins the run; `restore` takes up what its task saved in a checkpoint.
+    /// Begins the run. `restore` restores the pipeline from the task's state in a checkpoint.
     pub fn begin(
         self,
         inputs: RunInputs,
@@ -202,19 +203,19 @@ impl Prepared {
     }
 }
 
-/// Where groups come from, without what computes on them.
+/// The source of groups as data only: prompts, or recorded rollouts.
 enum RolloutData {
     Prompts(Vec<Arc<Prompt>>),
     File(Replay),
 }
 
-/// What a run learns from.
+/// The training data of a run.
 struct Data {
     rollouts: RolloutData,
-    /// Rows of the dataset, or groups of the file.
+    /// Rows of the dataset, or groups of the replayed file.
     rows: usize,
     bounds: WorkloadBounds,
-    /// SHA-256.
+    /// SHA-256 of the data.
     hash: String,
 }
 
@@ -241,7 +242,7 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     Ok(Data { rollouts: RolloutData::Prompts(prompts.all), rows, bounds, hash })
 }
 
-/// One weight for each reward function of a file.
+/// The weights of the rewards in a replayed file, one for each.
 fn weights_of_file(config: &Config, replay: &Replay) -> anyhow::Result<Vec<f64>> {
     let functions = replay.reward_names.len();
     let weights = config.reward_weights.clone().unwrap_or_else(|| vec![1.0; functions]);

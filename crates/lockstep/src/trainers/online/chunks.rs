@@ -1,10 +1,10 @@
-//! Batches that are made in chunks, with `partial_rollout_tokens` = C: token t of batch b is sampled by the weights
-//! that batch clamp(b − k + ⌊t / C⌋, 0, b) begins with.
+//! Generates batches in chunks, for `partial_rollout_tokens` = C and `max_staleness` = k: token t of batch b is sampled
+//! with the weights at the start of batch clamp(b − k + ⌊t / C⌋, 0, b).
 //!
-//! The weights that batch b begins with make what is left of batch b, tokens up to (k − j + 1) · C of the j-th batch
-//! after it, and so the first C of the k-th. A completion that has stopped continues as if it had not; its keys and
-//! values are computed again by the newer weights. What is begun belongs to a prepared step and to the frontier of a
-//! checkpoint, as in [`ahead`](super::ahead). Rewards are asked when a batch is whole.
+//! So the weights at the start of batch b complete batch b, extend the j-th batch after it to (k − j + 1) · C tokens,
+//! and make the first C tokens of the k-th batch after it. A stopped completion continues as if it had not been
+//! stopped; the newer weights compute its keys and values again. Unfinished batches belong to a prepared step and to
+//! the frontier of a checkpoint, as in [`ahead`](super::ahead). Rewards are called when a batch is complete.
 
 use super::waiting::Progress;
 use super::workers::{Arrived, Workers};
@@ -22,12 +22,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The file of a checkpoint that has the batches that are begun.
+/// The checkpoint file with the unfinished batches.
 const FILE: &str = "frontier.begun.bin";
 
 impl RolloutPipeline {
-    /// The batch of the next step, whose completions are made to their end by the weights as they are; those of later
-    /// batches are made as far as these weights make them.
+    /// The batch of the next step. The current weights generate its completions to their end, and extend those of later
+    /// batches as far as these weights are responsible for them.
     pub(super) fn next_in_chunks(
         &mut self,
         run: &TrainingRun,
@@ -93,7 +93,7 @@ impl RolloutPipeline {
         collector.continue_with(&run.learner.policy.weights, request, begun, &observer)
     }
 
-    /// Writes the batches that are begun into a checkpoint.
+    /// A function that writes the unfinished batches into a checkpoint; `None` if there are none.
     pub(super) fn write_begun(&self) -> Option<WriteFiles> {
         let begun = self.state.begun.clone();
         let write = move |dir: &Path| {
@@ -103,7 +103,7 @@ impl RolloutPipeline {
         (!self.state.begun.is_empty()).then(|| -> WriteFiles { Box::new(write) })
     }
 
-    /// Takes up so many batches that a checkpoint has begun.
+    /// Restores the unfinished batches of a checkpoint, of which there must be `batches`.
     pub(super) fn restore_begun(&mut self, batches: usize, checkpoint: &Path) -> anyhow::Result<()> {
         let Source::Prompts(all) = &self.source else { return Ok(()) };
         if batches == 0 {
@@ -135,7 +135,8 @@ impl RolloutPipeline {
 }
 
 impl Workers {
-    /// What a checkpoint has begun of a batch, as results of its jobs. What nobody has scored yet is scored here.
+    /// The groups of an unfinished batch from a checkpoint, in the form of job results. Completed groups without scores
+    /// are scored here.
     pub(super) fn frontier_of(
         &mut self,
         BegunBatch { step, prompts, answers, rewards }: BegunBatch,
@@ -167,7 +168,7 @@ impl Workers {
         Ok(groups)
     }
 
-    /// What workers have begun of a batch, for a checkpoint.
+    /// The part of a batch that workers have made so far, for a checkpoint.
     pub(super) fn begun_batch(&self, (pending, results): Arrived) -> anyhow::Result<BegunBatch> {
         let Some(Pending { prompts, jobs, step }) = pending else { bail!("a batch that nobody offered has begun") };
         let of_groups = by_group(&results);
@@ -182,13 +183,13 @@ impl Workers {
 }
 
 impl BegunBatch {
-    /// What a group has so far.
+    /// The answer that group `number` has so far.
     pub(super) fn answer(&self, number: u64) -> Option<&GroupAnswer> {
         let first = *self.prompts.first_key_value()?.0;
         self.answers.get(usize::try_from(number.checked_sub(first)?).ok()?)
     }
 
-    /// Takes what was made of its groups out of `made`; the others stay as they are.
+    /// Takes the new state of this batch's groups out of `made`. Groups that are not in `made` stay as they are.
     fn take_up(&mut self, made: &mut BTreeMap<u64, RolloutGroup>) {
         let group = |number: &u64| match made.remove(number) {
             Some(group) => Some(GroupAnswer { group, scores: Vec::new(), rollout_s: 0.0 }),

@@ -1,14 +1,15 @@
-//! What completions are guessed from outlives a process: a file of the run, beside its checkpoints and in none of them,
-//! since no bit depends on it. A run that lacks it, or finds it damaged, guesses less until an epoch has passed.
+//! Keeps the texts from which speculative decoding drafts tokens, so that they outlive the process. They are a file in
+//! the run's directory, outside its checkpoints, because no bit of the result depends on it. If the file is missing or
+//! damaged, fewer tokens are drafted until an epoch has passed.
 
 use super::RolloutPipeline;
 use crate::run::training::TrainingRun;
 
-/// The file.
+/// The file name in the run's directory.
 const FILE: &str = "drafts.bin";
 
 impl RolloutPipeline {
-    /// Writes it, as a checkpoint is written.
+    /// Writes the file; called when a checkpoint is written. An error is only a warning.
     pub fn keep_drafts(&self, run: &TrainingRun) {
         let bytes = self.collector.as_ref().map_or_else(Vec::new, |collector| collector.drafts());
         if bytes.is_empty() {
@@ -25,7 +26,7 @@ impl RolloutPipeline {
         }
     }
 
-    /// Takes up what the run has written.
+    /// Restores the texts from the file, if it is there.
     pub(super) fn restore_drafts(&mut self, run: &TrainingRun) {
         if let Some(collector) = &mut self.collector
             && let Ok(bytes) = std::fs::read(run.checkpoints.dir.root().join(FILE))

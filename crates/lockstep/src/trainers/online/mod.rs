@@ -1,6 +1,7 @@
-//! What GRPO and PPO share: prompts to completions to rewards to samples, the reference model, evaluation.
+//! The rollout pipeline that GRPO and PPO share: from prompts to completions, rewards and samples, with reference model
+//! and evaluation.
 //!
-//! Its state is part of its task's: a run that was killed continues to the same bits.
+//! The pipeline's state is part of the task's state, so that a run that was killed continues with the same bits.
 
 mod after;
 mod ahead;
@@ -44,24 +45,24 @@ use telemetry::CompletionRows;
 use train::Sample;
 use workers::Workers;
 
-/// Where groups come from.
+/// The source of groups of completions.
 enum Source {
-    /// The policy completes prompts, rewards score the completions.
+    /// Prompts that the policy completes; rewards then score the completions.
     Prompts(Vec<Arc<Prompt>>),
-    /// A file has both.
+    /// A file with recorded completions and scores, and the scorer of their log-probabilities.
     File(Replay, Box<Scorer>),
 }
 
-/// How many completions a stage takes.
+/// Sizes of batches, in completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchSizes {
-    /// Of a generation batch.
+    /// Completions in a generation batch.
     pub generation: usize,
-    /// Of an optimizer step.
+    /// Completions in an optimizer step.
     pub optimizer: usize,
-    /// Completions of a prompt.
+    /// Completions for each prompt.
     pub group: usize,
-    /// How often a generation batch is used (μ).
+    /// How often each generation batch is trained on (μ).
     pub iterations: usize,
 }
 
@@ -70,140 +71,142 @@ impl BatchSizes {
     pub fn parts(&self) -> u64 {
         (self.generation / self.optimizer) as u64
     }
-    /// Optimizer steps that a generation batch gives.
+    /// Optimizer steps on a generation batch, over all passes.
     pub fn steps(&self) -> u64 {
         self.iterations as u64 * self.parts()
     }
 }
 
-/// A generation batch; empty once it is used up.
+/// A generation batch with its samples. It is empty once all steps on it are done.
 #[derive(Clone, Default)]
 pub(crate) struct GenerationBatch {
     pub(crate) samples: Arc<[Sample]>,
-    /// Optimizer steps taken on it.
+    /// Optimizer steps that were taken on this batch.
     pub(crate) used: u64,
 }
 
-/// What changes of a pipeline from step to step.
+/// The part of a pipeline's state that changes from step to step.
 #[derive(Clone, Default)]
 pub(crate) struct RolloutState {
-    /// The next rollout number: half of every sample's random stream.
+    /// The rollout number of the next group. Together with the seed it selects the random stream of each sample.
     pub(crate) rollout_number: u64,
     pub(crate) health: RewardHealth,
     /// The generation batch in use.
     pub(crate) batch: GenerationBatch,
-    /// Of the weights; of those that learn from a batch from the first step on it on. None before the run begins.
+    /// The lineage of the weights. From the first step on a batch it already includes that batch. `None` before the run
+    /// begins.
     pub(crate) lineage: Option<Lineage>,
-    /// The batches after it that were generated ahead, the next one first.
+    /// Batches that were generated ahead of the one in use, the next one first.
     ahead: VecDeque<Arc<Ahead>>,
-    /// The same of batches that are made in chunks, as far as they are made; with `partial_rollout_tokens`.
+    /// Unfinished later batches, the next one first; used with `partial_rollout_tokens`.
     begun: VecDeque<Arc<BegunBatch>>,
-    /// The version of the weights that each of the last batches began with, the newest last; with `max_staleness`.
+    /// The version of the weights at the start of each of the last batches, the newest last; used with `max_staleness`.
     published: VecDeque<u64>,
 }
 
-/// What an optimizer step learns from, and all that making it changes.
+/// The data of one optimizer step, together with all changes that making it causes.
 pub struct OnlineBatch {
-    /// Of the run.
+    /// Changes of the run.
     pub run: PreparedStep,
-    /// Of the pipeline: its state after this.
+    /// The state of the pipeline after this step's batch was made.
     pub(crate) state: RolloutState,
-    /// Of a new generation: the lineage of the weights that sampled it; none for those of a file.
+    /// For a new generation, the lineage of the weights that sampled it; `None` if it came from a file.
     sampled_by: Option<Lineage>,
-    /// Of a new generation.
+    /// For a new generation, what is logged about it.
     report: Option<Report>,
 }
 
-/// What is logged of a generation.
+/// The values that are logged about a generation.
 struct Report {
-    /// Recorded groups.
+    /// The groups in the form in which they are recorded.
     recorded: Vec<Group>,
-    /// And how many a console shows.
+    /// Rows for the table of completions, and how many of them the console shows.
     completions: Option<(CompletionRows, usize)>,
-    /// How rewards, lengths, advantages and log-probabilities are distributed.
+    /// Values for histograms: rewards, lengths, advantages, log-probabilities, entropies.
     distributions: Vec<(String, Vec<f64>)>,
 }
 
-/// What the rounds of a generation took together.
+/// Times of a generation, summed over its rounds of sampling.
 #[derive(Default)]
 struct StageTimes {
     rollout_time_s: f64,
     rollout_tokens: usize,
-    /// Scoring that the run waited for.
+    /// Seconds of scoring that the run waited for.
     reward_time_s: f64,
-    /// Scoring that overlapped with generation; the metric keeps its older name.
+    /// Seconds of scoring that overlapped with generation. The name is an older one that the metric keeps.
     reward_hidden_time_s: f64,
-    /// Seconds that each reward took.
+    /// Seconds that each reward took, by its name.
     of_rewards: BTreeMap<String, f64>,
 }
 
-/// From prompts, or a file, to the samples of an optimizer step.
+/// The pipeline from prompts, or from a file of rollouts, to the samples of an optimizer step.
 pub struct RolloutPipeline {
-    /// The model that the policy is held near; none if `beta` is 0.
+    /// The reference model (or the teacher); `None` if the loss has no such term.
     reference: Option<Reference>,
-    /// None if nothing is generated, or elsewhere.
+    /// Generates and scores completions. `None` if workers do this, or if rollouts come from a file.
     collector: Option<Box<dyn Collect>>,
-    /// Of a distributed run.
+    /// The workers of a distributed run.
     workers: Option<Workers>,
-    /// Whether a function of the caller makes the completions.
+    /// Whether user code (a rollout function) makes the completions.
     has_function: bool,
-    /// Of the rewards of training: those of a replayed file may be others than those that evaluation asks.
+    /// Weights of the training rewards. The rewards of a replayed file may differ from those of evaluations.
     reward_weights: Vec<f64>,
-    /// Of the rewards that are asked.
+    /// Weights of the rewards that evaluations call.
     eval_weights: Vec<f64>,
     sampling: SamplingPlan,
-    /// The digest of what a step depends on beside its batch and the weights.
+    /// The digest of the settings that a step depends on, beside its batch and the weights.
     settings: Lineage,
     pub(crate) sizes: BatchSizes,
     source: Source,
     evaluation: Option<Evaluation>,
-    /// Scores completions of the caller's function, which shares it, and held-out ones where their loss needs more than
-    /// the engine's record: entropies, another temperature.
+    /// Computes log-probabilities with the policy: of completions from the user's rollout function, of completions by
+    /// older weights, of recorded updates, and of held-out completions whose loss needs more than the engine recorded.
     scorer: Option<SharedScorer>,
-    /// Where what a step did to tokens is recorded.
+    /// Records what steps did to tokens, if the configuration asks for it.
     after: Option<after::AfterStep>,
-    /// After the last step.
+    /// The state after the last step.
     pub(crate) state: RolloutState,
 }
 
-/// What a checkpoint keeps of a pipeline.
+/// The state of a pipeline that a checkpoint saves.
 #[derive(Serialize, Deserialize)]
 pub struct PipelineState {
-    /// The next rollout number.
+    /// The rollout number of the next group.
     rollout_number: u64,
-    /// How far the generation batch in use is, which lies beside in a file.
+    /// The position in the generation batch in use. The batch itself is in a file of the checkpoint.
     #[serde(default)]
     batch: Option<BatchPlace>,
-    /// The batch itself, in checkpoints of format 2.
+    /// The generation batch itself, in checkpoints of format 2.
     #[serde(default, skip_serializing)]
     buffer: Option<SavedBatch>,
-    /// A function of the caller makes the completions.
+    /// True if user code (a rollout function) makes the completions.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     has_program: bool,
-    /// Of the weights; checkpoints of older versions have none.
+    /// The lineage of the weights; `None` in checkpoints of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lineage: Option<Lineage>,
-    /// The batches that were generated ahead, by weights that are gone: of which lineage. They lie beside in a file.
+    /// For each batch that was generated ahead, the lineage of the weights that made it. The batches are in a file of
+    /// the checkpoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     ahead: Vec<Option<Lineage>>,
-    /// How many batches were begun, by weights that are gone. They lie beside in a file.
+    /// How many later batches are unfinished. They are in a file of the checkpoint.
     #[serde(default, skip_serializing_if = "is_zero")]
     begun: usize,
-    /// The version of the weights that each of the last batches began with.
+    /// The version of the weights at the start of each of the last batches.
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     published: VecDeque<u64>,
 }
 
-/// The place in a generation batch.
+/// A position in a generation batch.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct BatchPlace {
-    /// Optimizer steps taken on it.
+    /// Optimizer steps that were taken on the batch.
     used: u64,
-    /// Samples in the file.
+    /// Samples of the batch, which are in the file.
     samples: usize,
 }
 
-/// The file of a checkpoint that has the generation batch in use: records of groups.
+/// The checkpoint file with the generation batch in use, as records of groups.
 pub const BATCH_FILE: &str = "generation_batch.bin";
 
 impl RolloutPipeline {
@@ -212,7 +215,8 @@ impl RolloutPipeline {
         self.state.batch.samples.is_empty()
     }
 
-    /// What a checkpoint keeps of it; the batch in use, and the reference model if it moves, are files of their own.
+    /// The state that a checkpoint saves. The generation batch in use, and a reference model that is updated, are files
+    /// of their own.
     pub fn state(&self) -> PipelineState {
         let RolloutState {
             rollout_number,
@@ -236,7 +240,7 @@ impl RolloutPipeline {
         }
     }
 
-    /// Writes the batch in use into a checkpoint.
+    /// A function that writes the generation batch in use into a checkpoint; `None` if the batch is used up.
     fn write_batch(&self) -> Option<WriteFiles> {
         if self.batch_is_used_up() {
             return None;
@@ -246,7 +250,7 @@ impl RolloutPipeline {
         Some(Box::new(move |dir| Ok(std::fs::write(dir.join(BATCH_FILE), bytes)?)))
     }
 
-    /// Takes up what [`state`](Self::state) gave, and the files beside it in `checkpoint`.
+    /// Restores the state that [`state`](Self::state) returned, with the files in `checkpoint`.
     pub fn restore(&mut self, state: PipelineState, checkpoint: &Path) -> anyhow::Result<()> {
         if state.has_program && !self.has_function {
             bad_input!(

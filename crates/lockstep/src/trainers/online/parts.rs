@@ -1,4 +1,5 @@
-//! The parts of a run on rollouts that hold memory. The run and its memory plan build them with the same function.
+//! The parts of an online run (GRPO, PPO) that use memory. The run and its memory plan build them with the same
+//! function.
 
 use super::reference::Reference;
 use crate::algorithms;
@@ -18,42 +19,42 @@ use rollout::Engine;
 use std::sync::{Arc, Mutex};
 use train::Trainer;
 
-/// The parts; `own` are those of the algorithm.
+/// The parts of an online run; `own` are those of the algorithm, such as PPO's value model.
 pub struct Parts<T> {
     pub(super) weights: AdaptedWeights,
     pub(super) trainer: Trainer,
     pub(super) own: T,
     pub(super) reference: Option<Reference>,
-    /// Of a run that replays a file.
+    /// Scores the completions of a replayed file.
     pub(super) replay_scorer: Option<Box<Scorer>>,
-    /// Of completions that a program makes or older weights made, and of an evaluation's loss.
+    /// Scores completions of a user's rollout function or of older weights, and those of an evaluation's loss.
     pub(super) scorer: Option<SharedScorer>,
     pub(super) engine: Option<Engine>,
     pub(super) rewards: Vec<RewardModel>,
 }
 
-/// What the parts are built from.
+/// The inputs that the parts are built from.
 #[derive(Clone, Copy)]
 pub struct PartInputs<'a> {
-    /// Where the policy is.
+    /// The directory of the policy's model.
     pub source: &'a ModelSource,
-    /// Its files but for the weights.
+    /// The policy's files other than the weights: configuration, tokenizer, chat template.
     pub assets: &'a ModelAssets,
-    /// What the data say.
+    /// The longest prompt and the number of sequences that the data have.
     pub bounds: WorkloadBounds,
 }
 
-/// What is given to the parts at once, at most.
+/// The largest work that the parts get at once.
 #[derive(Clone, Copy, Debug)]
 pub struct LargestWork {
-    /// An optimizer step.
+    /// The work of one optimizer step.
     pub step: Work,
-    /// A generation batch.
+    /// The work of one generation batch.
     pub generation: Work,
 }
 
 impl<T> Parts<T> {
-    /// Builds all of them.
+    /// Builds all parts.
     pub fn build(
         builder: &mut Builder<'_>,
         inputs: PartInputs<'_>,
@@ -122,7 +123,7 @@ impl<T> Parts<T> {
         Ok(Parts { weights, trainer, own, reference, replay_scorer, scorer, engine, rewards })
     }
 
-    /// The memory that they take.
+    /// Plans the memory of the parts.
     pub fn plan(
         builder: &Builder<'_>,
         inputs: PartInputs<'_>,
@@ -133,7 +134,7 @@ impl<T> Parts<T> {
         planned(builder, &inputs.assets.config, longest, |meta| Parts::build(meta, inputs, rewards, own))
     }
 
-    /// The same before there is a run.
+    /// Plans the memory of the parts before there is a run.
     pub fn plan_of(
         builder: &Builder<'_>,
         source: &ModelSource,
@@ -150,12 +151,12 @@ fn longest(config: &Config, bounds: WorkloadBounds) -> Longest {
     Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length }
 }
 
-/// Whether completions of older weights are scored by the policy.
+/// Whether completions of older weights are scored again by the policy, for the importance sampling correction.
 fn scores_stale(config: &Config) -> bool {
     config.max_staleness > 0 && config.vllm_importance_sampling_correction
 }
 
-/// Whether the loss of an evaluation's completions needs more than the engine's record.
+/// Whether the loss of an evaluation's completions needs more than the log-probabilities that the engine recorded.
 pub(super) fn needs_scores(config: &Config) -> bool {
     let objective = config.objective();
     objective.entropy().is_on()
@@ -163,7 +164,8 @@ pub(super) fn needs_scores(config: &Config) -> bool {
         || config.eval_sampling == EvalSampling::Greedy
 }
 
-/// What the run's data say; without data, the longest prompt is what the context and the configuration allow.
+/// The longest prompt and the number of sequences in the run's data. Without data, the longest prompt is what the
+/// context length and the configuration allow.
 fn bounds(config: &Config, assets: &ModelAssets) -> anyhow::Result<WorkloadBounds> {
     let replay = match &config.replay {
         Some(path) => Some(Replay::load(path, assets, &Limits::of(config, assets))?.bounds()),

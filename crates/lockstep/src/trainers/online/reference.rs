@@ -1,8 +1,9 @@
-//! The reference model of the KL term, frozen or updated slowly towards the policy; or the teacher of distillation.
+//! The reference model of the KL term, which is frozen or moves slowly towards the policy; or the teacher of
+//! distillation.
 //!
-//! With `sync_ref_model` (as TRL, after Gorbatovski et al. 2024, arXiv:2404.09656), after every `ref_model_sync_steps`
-//! optimizer steps: π_ref ← α π + (1 − α) π_ref, parameter by parameter. A reference that moves is part of every
-//! checkpoint.
+//! With `sync_ref_model` (as in TRL, after Gorbatovski et al. 2024, arXiv:2404.09656), every `ref_model_sync_steps`
+//! optimizer steps each parameter is updated as π_ref ← α π + (1 − α) π_ref. A reference model that moves is part of
+//! every checkpoint.
 
 use crate::error::BadInput;
 use crate::models::{Builder, Work, WriteFiles, load_weights};
@@ -13,21 +14,21 @@ use model::{AdaptedWeights, ModelConfig, PromptCompletion, Scorer, WeightSlots, 
 use std::path::Path;
 use std::sync::Arc;
 
-/// Its weights in a checkpoint.
+/// The file of the reference model's weights in a checkpoint.
 const FILE: &str = "reference.safetensors";
 
-/// Weights beside the policy's, and what scores with them.
+/// A reference model or teacher, with its scorer.
 pub(super) struct Reference {
-    /// None: the policy without its adapter.
+    /// The model's own weights; `None` if it is the policy without its adapter.
     weights: Option<WeightSlots<Weights>>,
     scorer: Scorer,
-    /// α, and the optimizer steps between two moves; none if it stays as it is.
+    /// The mixing factor α and the number of optimizer steps between updates; `None` if the model is frozen.
     moves: Option<(f64, u64)>,
 }
 
 impl Reference {
-    /// Loads a model of this shape from its directory (none: it is the policy without its adapter), as the part `name`;
-    /// as it was at the checkpoint, if it had moved.
+    /// Loads a model of the shape `model` from `dir`, or uses the policy without its adapter if `dir` is `None`. A
+    /// reference model that moves is loaded from the run's checkpoint. `name` is the part in the memory plan.
     pub fn load(
         builder: &mut Builder<'_>,
         name: &str,
@@ -53,7 +54,7 @@ impl Reference {
         Ok(Reference { weights, scorer, moves })
     }
 
-    /// Log-probabilities of these completions under it.
+    /// Log-probabilities of completions under this model.
     pub fn score(
         &mut self,
         ctx: &Context,
@@ -66,7 +67,7 @@ impl Reference {
         Ok(self.scorer.score(ctx, weights, sequences, temperature)?)
     }
 
-    /// Moves it towards `policy`, if that is due after optimizer step `step`.
+    /// Moves the model towards `policy`, if an update is due after optimizer step `step`.
     pub fn sync(&mut self, ctx: &Context, policy: &AdaptedWeights, step: u64) -> anyhow::Result<()> {
         let (Some((alpha, every)), Some(weights)) = (self.moves, &mut self.weights) else { return Ok(()) };
         if !step.is_multiple_of(every) {
@@ -80,7 +81,7 @@ impl Reference {
         })
     }
 
-    /// Writes it into a checkpoint, if it moves.
+    /// A function that writes the weights into a checkpoint; `None` if the model is frozen.
     pub fn write(&self) -> Option<WriteFiles> {
         let weights = self.weights.as_ref().filter(|_| self.moves.is_some())?.hold();
         Some(Box::new(move |dir| Ok(model::io::save_tensors(&dir.join(FILE), &*weights, model::FileDType::F32)?)))

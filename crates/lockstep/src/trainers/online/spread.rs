@@ -1,12 +1,12 @@
-//! How the values of a generation are spread: lists for histograms, quantiles for metrics.
+//! Distributions of a generation's rewards, lengths and log-probabilities: lists for histograms, quantiles for metrics.
 
 use crate::rollouts::Rollouts;
 use crate::run::reporter::finite;
 use model::columns::{ENTROPIES, SAMPLER_LOGPS};
 use train::{Advantage, Advantages};
 
-/// What a generation's completions and tokens are, by name. Log-probabilities and entropies are the sampler's;
-/// entropies are there where they are recorded.
+/// Lists of rewards, lengths, advantages, log-probabilities and entropies in a generation, by name. Log-probabilities
+/// and entropies are those that the sampler recorded; entropies are missing if they were not recorded.
 pub fn distributions(rollouts: &Rollouts, advantages: &Advantages) -> Vec<(String, Vec<f64>)> {
     let completions = || rollouts.completions().map(|c| &c.completion);
     let tokens = |name: &'static str| {
@@ -21,8 +21,8 @@ pub fn distributions(rollouts: &Rollouts, advantages: &Advantages) -> Vec<(Strin
     ])
 }
 
-/// The 10th, 50th and 90th percentile of each of these but the advantages, whose spread is fixed by how they are
-/// scaled: the values themselves (nearest rank), so that each is one that was there.
+/// The 10th, 50th and 90th percentile of each distribution. Advantages are left out, because their scaling fixes their
+/// spread. The nearest-rank method is used, so each percentile is a value that occurred.
 pub fn quantiles(distributions: &[(String, Vec<f64>)]) -> Vec<(String, f64)> {
     let mut metrics = Vec::new();
     for (name, values) in distributions.iter().filter(|(name, values)| name != "advantage" && !values.is_empty()) {

@@ -1,24 +1,24 @@
-//! Which reward a run waits for, in its line of progress.
+//! Shows in the progress line which reward a run is waiting for.
 
 use crate::run::learner::Learner;
 use crate::run::log::RunLog;
 use std::time::Duration;
 use telemetry::{EventKind, Sinks};
 
-/// Where a run stands, as its progress says.
+/// The progress of a run, to which notes can be added.
 pub struct Progress {
     sinks: Sinks,
-    /// With an empty note.
+    /// The progress event, with an empty note.
     event: EventKind,
 }
 
 impl Progress {
-    /// Of a run between two steps.
+    /// The progress of a run between two steps.
     pub fn of(log: &RunLog, learner: &Learner) -> Progress {
         Progress { sinks: log.sinks().clone(), event: log.progress_event(learner, String::new()) }
     }
 
-    /// The run waits for this reward since so long.
+    /// Reports that the run has been waiting for `reward` for `time`.
     pub fn waits(&self, reward: &str, time: Duration) {
         let mut event = self.event.clone();
         if let EventKind::Progress { note, .. } = &mut event {

@@ -1,8 +1,9 @@
-//! Batches that workers make, in the place of the pipeline's own collector.
+//! Batches that workers generate, in place of the pipeline's own collector.
 //!
-//! A batch is offered when the weights that make it are published: after the last step on the batch before, and at the
-//! start. It is waited for when its first step begins, or when a checkpoint must have it, because the weights that make
-//! it will be gone. Evaluations are made here.
+//! A batch is offered to workers when the weights that generate it are published: at the start of the run, and after
+//! the last step on each batch. The learner waits for a batch when its first step begins. It also waits before a
+//! checkpoint that must contain the batch, because the weights that generate it will be gone after a resume. The
+//! learner makes evaluations itself.
 
 use super::ahead::Ahead;
 use super::audit::Auditor;
@@ -27,33 +28,33 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The file of a checkpoint that says what made the weights which workers may still sample from.
+/// The checkpoint file with the lineages of those weights that workers may still sample from.
 const FILE: &str = "fleet.json";
 
-/// A batch with the results of its jobs.
+/// A batch as it was offered, with the results of its jobs.
 pub(super) type Arrived = (Option<Pending>, Vec<JobResult>);
 
-/// The workers of a run.
+/// The workers of a distributed run, as the learner sees them.
 pub(super) struct Workers {
     pub(super) assembler: Assembler,
-    /// For evaluations and audits.
+    /// The learner's own engine, for evaluations and audits.
     pub(super) engine: Option<Engine>,
     pub(super) auditor: Auditor,
     slots: [u8; 16],
     network: Option<Network>,
     longest_prompt: usize,
-    /// None before the run begins.
+    /// The connection to the workers; `None` before the run begins.
     pub(super) fleet: Option<Distributed>,
-    /// From the checkpoint.
+    /// Lineages of older weights, read from the checkpoint.
     restored: BTreeMap<u64, fleet::Lineage>,
-    /// Of the weights that each offered batch is made by.
+    /// For each offered batch, the lineage of the weights that generate it.
     lineages: BTreeMap<u64, Option<Lineage>>,
-    /// A checkpoint is being written.
+    /// True while a checkpoint is being written.
     saving: bool,
 }
 
 impl Workers {
-    /// Workers that ask the rewards of these names.
+    /// Workers for a new run, before it begins.
     pub fn new(
         (assembler, engine, auditor): (Assembler, Option<Engine>, Auditor),
         slots: [u8; 16],
@@ -64,12 +65,12 @@ impl Workers {
         Workers { assembler, engine, auditor, slots, network, longest_prompt, fleet, restored, lineages, saving: false }
     }
 
-    /// Workers that join from other machines.
+    /// Adds a network address where workers on other machines join.
     pub fn over(self, network: Option<Network>) -> Workers {
         Workers { network, ..self }
     }
 
-    /// Batches are made by weights of this lineage.
+    /// Remembers that weights of this lineage generate these batches.
     fn remember(&mut self, batches: &BTreeMap<u64, Pending>, lineage: Option<Lineage>) {
         self.lineages.extend(batches.keys().map(|&batch| (batch, lineage)));
     }
@@ -78,7 +79,7 @@ impl Workers {
         self.lineages.get(&batch).copied().flatten()
     }
 
-    /// The last job of each group, and its answer.
+    /// The last job of each group and its answer. With chunks, a group has several jobs in a row.
     fn last_of_each(
         &self,
         jobs: Vec<GroupJob>,
@@ -115,13 +116,13 @@ impl Workers {
     }
 }
 
-/// What a checkpoint has of later batches.
+/// The later batches that a checkpoint contains: complete ones, or unfinished ones with chunks.
 enum Made {
     Whole(VecDeque<Arc<Ahead>>),
     Begun(VecDeque<Arc<BegunBatch>>),
 }
 
-/// Completions of an evaluation.
+/// Collects the completions of an evaluation, in the learner itself.
 impl Collect for Workers {
     fn collect(
         &mut self,
@@ -139,7 +140,7 @@ impl Collect for Workers {
     }
 }
 
-/// What needs to know the batch before the one before has ended cannot be made by workers.
+/// Refuses options with which a batch depends on the end of the previous one, since workers generate batches ahead.
 pub(super) fn refuse_what_workers_cannot(config: &Config, has_function: bool) -> anyhow::Result<()> {
     let why = match () {
         () if config.dynamic_sampling => {
@@ -155,7 +156,8 @@ pub(super) fn refuse_what_workers_cannot(config: &Config, has_function: bool) ->
     bad_input!("a distributed run: {why}");
 }
 
-/// A checkpoint waits for all groups of the batches ahead, also where one worker is left.
+/// Refuses a `queue_maxsize` too small for a checkpoint, which waits for all groups of the batches ahead, even from a
+/// single worker.
 fn refuse_short_queue(config: &Config) -> anyhow::Result<()> {
     let (k, groups) = (config.max_staleness, config.prompts_per_generation());
     if config.queue_maxsize < k * groups {
@@ -170,7 +172,7 @@ fn refuse_short_queue(config: &Config) -> anyhow::Result<()> {
 }
 
 impl RolloutPipeline {
-    /// Whether workers make its batches.
+    /// Whether workers generate the batches.
     pub fn has_workers(&self) -> bool {
         self.workers.is_some()
     }
@@ -179,12 +181,12 @@ impl RolloutPipeline {
         (self.sizes.generation / self.sizes.group) as u64
     }
 
-    /// The batch after the one in use.
+    /// The number of the batch after the one in use.
     fn next_number(&self) -> u64 {
         self.state.rollout_number / self.groups()
     }
 
-    /// What every collection of the run asks for, without prompts.
+    /// The request that all collections of the run share, without prompts.
     pub(super) fn like(&self) -> CollectRequest<'_> {
         CollectRequest {
             prompts: BTreeMap::new(),
@@ -196,7 +198,7 @@ impl RolloutPipeline {
         }
     }
 
-    /// The batches `first` to `last` of `run`, made or begun by the weights as they are.
+    /// The batches `first` to `last`, as they are offered for the current weights.
     fn offered(&self, run: &TrainingRun, workers: &Workers, first: u64, last: u64) -> BTreeMap<u64, Pending> {
         let (mut sampler, groups) = (run.data.sampler.clone(), self.groups());
         (self.next_number()..first).for_each(|_| drop(sampler.next_batch()));
@@ -208,14 +210,14 @@ impl RolloutPipeline {
         (first..=last).map(pending).collect()
     }
 
-    /// A batch of these rows that is offered after so many optimizer steps, by weights that have had so many updates.
+    /// A batch of these prompts as it is offered after `step` optimizer steps, for weights of version `updates`.
     fn pending(&self, workers: &Workers, step: u64, prompts: Prompts, updates: u64) -> Pending {
         let request = CollectRequest { prompts, step, ..self.like() };
         let jobs = workers.assembler.jobs(&request, updates);
         Pending { prompts: request.prompts, jobs, step }
     }
 
-    /// Opens the spool of the run, and offers what the weights must make.
+    /// Opens the connection to the workers, and offers the batches that the current weights must generate.
     pub(super) fn begin_workers(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
         let Some(mut workers) = self.workers.take() else { return Ok(()) };
         let config = &run.config;
@@ -284,7 +286,7 @@ impl RolloutPipeline {
         Ok(())
     }
 
-    /// The batch of the next step, which workers have made.
+    /// The batch of the next step, which workers have generated.
     pub(super) fn next_from_workers(&mut self, run: &TrainingRun, next: &mut OnlineBatch) -> anyhow::Result<Collected> {
         let Some(mut workers) = self.workers.take() else { unreachable!("there are workers") };
         let collected = self.take_from_workers(&mut workers, run, next);
@@ -358,7 +360,7 @@ impl RolloutPipeline {
         Ok(collected)
     }
 
-    /// Waits for the batches that a checkpoint of now must have.
+    /// Waits for the batches that a checkpoint at this step must contain.
     pub fn complete_ahead(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
         let Some(mut workers) = self.workers.take() else { return Ok(()) };
         let made = self.made_by_workers(&mut workers, run);
@@ -397,8 +399,8 @@ impl RolloutPipeline {
         Ok(if in_chunks { Made::Begun(begun) } else { Made::Whole(ahead) })
     }
 
-    /// After an optimizer step: moves the reference model, if that is due; after a batch's last step the weights are
-    /// published.
+    /// Ends an optimizer step: moves the reference model, if that is due, and publishes the weights after the last step
+    /// on a batch.
     pub fn end_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
         self.record_after_step(run)?;
         self.sync_reference(run)?;
@@ -430,13 +432,13 @@ impl RolloutPipeline {
         fleet.advance(&mut learner.policy.weights, offered, &|text| log.warn(text))
     }
 
-    /// Writes what made the weights into a checkpoint.
+    /// A function that writes the lineages of the weights into a checkpoint; `None` without workers.
     pub(super) fn write_workers(&self) -> Option<WriteFiles> {
         let lineages = self.workers.as_ref()?.fleet.as_ref()?.lineages();
         Some(Box::new(move |dir: &Path| Ok(std::fs::write(dir.join(FILE), serde_json::to_vec(&lineages)?)?)))
     }
 
-    /// Takes it up; checkpoints of runs without workers have none.
+    /// Restores the lineages from a checkpoint. Checkpoints of runs without workers have none.
     pub(super) fn restore_workers(&mut self, checkpoint: &Path) -> anyhow::Result<()> {
         let Some(workers) = &mut self.workers else { return Ok(()) };
         match std::fs::read(checkpoint.join(FILE)) {
@@ -448,7 +450,7 @@ impl RolloutPipeline {
     }
 }
 
-/// Who made which group.
+/// The worker that made each group, as (number of the group, name of the worker).
 fn makers(results: &[JobResult]) -> Vec<(u64, WorkerName)> {
     let of = |result: &JobResult| match result.job {
         JobName::Rollout { number, .. } => Some((number, result.worker.clone())),
@@ -457,7 +459,7 @@ fn makers(results: &[JobResult]) -> Vec<(u64, WorkerName)> {
     results.iter().filter_map(of).collect()
 }
 
-/// The groups of the batch in use.
+/// The groups of the generation batch in use, in the form of job answers.
 fn in_use(samples: &[train::Sample], numbers: std::ops::Range<u64>, chunks: &Chunks) -> Vec<FrontierGroup> {
     let of = |number: u64| {
         let own = samples.iter().filter(|sample| sample.group == number);

@@ -1,7 +1,7 @@
-//! The value model: a network of its own under a head of one score, and what trains it.
+//! PPO's value model: a network of its own with a head of one output, and its trainer.
 //!
-//! The value of the state in which a token is chosen is the score of the row that predicts it. It does not know
-//! rewards.
+//! The value of the state in which a token is chosen is the head's output at the position before that token, the one
+//! that predicts it. The value model does not know rewards.
 
 use crate::error::OrBadInput;
 use crate::models::{Builder, WriteFiles, load_weights, locate, value_model_shape};
@@ -18,24 +18,24 @@ use std::sync::Arc;
 use telemetry::Stages;
 use train::{Objective, Sample, StepParams, Trainer};
 
-/// Its directory in a checkpoint.
+/// The value model's directory in a checkpoint.
 const DIRECTORY: &str = "value_model";
-/// What its moments' files begin with.
+/// The prefix of the files with the value model's optimizer moments.
 const MOMENTS: &str = "value_";
 
-/// A value model in training.
+/// A value model that is being trained.
 pub struct Critic {
     weights: AdaptedWeights,
-    /// Gradients, moments, buffers.
+    /// Gradients, optimizer moments and buffers of the value model.
     pub trainer: Trainer,
     scorer: Scorer,
-    /// Seconds of the gradient that the next step takes.
+    /// Seconds spent on the gradient of the step that comes next.
     gradient_time_s: f64,
 }
 
 impl Critic {
-    /// As the checkpoint has it; or as `value_model` says: the layers of the policy under a score that is 0,
-    /// or a model of scores.
+    /// Loads the value model from the run's checkpoint, if there is one. Otherwise `value_model` decides: the layers of
+    /// the policy with a new head that is 0, or a reward model's directory.
     pub fn load(
         builder: &mut Builder<'_>,
         PartInputs { source, assets, .. }: PartInputs<'_>,
@@ -57,13 +57,13 @@ impl Critic {
         Ok(Critic { weights: AdaptedWeights::new(ctx.memory(), weights, None), trainer, scorer, gradient_time_s: 0.0 })
     }
 
-    /// The value of the state in which each token of each sample was chosen.
+    /// For each token of each sample, the value of the state in which it was chosen.
     pub fn values(&mut self, ctx: &Context, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
         let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
         Ok(self.scorer.values(ctx, &self.weights, &sequences)?)
     }
 
-    /// The gradient on these samples, for the [`step`](Self::step) that follows.
+    /// Computes the gradient of the value loss on `samples`, which the next [`step`](Self::step) applies.
     pub fn gradient(&mut self, ctx: &Context, stages: &Stages, samples: &[Sample]) -> anyhow::Result<()> {
         let (span, before) = (stages.span("value update"), kernels::context::counted());
         self.trainer.gradient(ctx, self.weights.view(), samples)?;
@@ -72,7 +72,7 @@ impl Critic {
         Ok(())
     }
 
-    /// The optimizer step of the gradient.
+    /// Takes the optimizer step with the gradient computed before.
     pub fn step(&mut self, ctx: &Context, stages: &Stages, learning_rate: f64) -> anyhow::Result<Update> {
         let (span, before) = (stages.span("value update"), kernels::context::counted());
         let metrics = self.trainer.step(ctx, &mut self.weights, StepParams { learning_rate })?;
@@ -81,7 +81,8 @@ impl Critic {
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 
-    /// Writes it into a checkpoint: a directory that loads again, with the tokenizer of the policy, and the moments.
+    /// Functions that write the value model into a checkpoint, as a loadable directory with the policy's tokenizer, and
+    /// its moments.
     pub fn write(&self, copied: &Arc<CopiedFiles>) -> [WriteFiles; 2] {
         let (weights, copied) = (self.weights.base.hold(), copied.clone());
         let write_model: WriteFiles = Box::new(move |dir| {

@@ -1,9 +1,10 @@
-//! PPO: the pipeline of GRPO with a value model, and a reward for every token, in the place of groups.
+//! PPO: the pipeline of GRPO with a value model and rewards for every token, instead of comparing groups. The code
+//! shows one training step in the order of its data:
 //!
 //! `prompts → rollout → scores → rewards of tokens → advantages → samples → update → (the same weights) → rollout`
 //!
-//! Each line of [`next_batch`](TrainingTask::next_batch) is one stage: of [`RolloutPipeline`] in `online/stages.rs`, or
-//! of [`Ppo`] in `stages.rs`.
+//! Each line of [`next_batch`](TrainingTask::next_batch) is one stage, implemented by [`RolloutPipeline`] in
+//! `online/stages.rs` or by [`Ppo`] in `stages.rs`.
 
 mod critic;
 mod stages;
@@ -22,23 +23,23 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use train::gae::KlController;
 
-/// A PPO run's own part.
+/// The training task of PPO.
 pub struct Ppo {
     pipeline: RolloutPipeline,
     /// The value model.
     critic: Critic,
-    /// The weight of the divergence from the reference model.
+    /// The coefficient of the KL divergence from the reference model.
     kl: KlController,
 }
 
-/// What a step of both models learns from, and all that making it changes.
+/// The data of one step of policy and value model, together with all changes that making it causes.
 pub struct PpoBatch {
     online: OnlineBatch,
-    /// After this.
+    /// The KL coefficient after this batch.
     kl: KlController,
 }
 
-/// What PPO remembers between two steps; the value model's weights and moments are files of their own.
+/// PPO's state between two steps that a checkpoint saves. The value model's weights and moments are files of their own.
 #[derive(Serialize, Deserialize)]
 struct PpoState {
     pipeline: PipelineState,
@@ -108,7 +109,7 @@ impl TrainingTask for Ppo {
     }
 }
 
-/// Builds a run; nothing is written until all of its input is known to be good.
+/// Builds the task and its run. Nothing is written before all inputs have been checked.
 pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Ppo, TrainingRun)> {
     let (prepared, mut critic) = Prepared::new(&mut inputs, Critic::load)?;
     let mut kl = KlController { kl_coef: inputs.config().kl_coef };
@@ -121,7 +122,7 @@ pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Ppo, TrainingRun)> {
     Ok((Ppo { pipeline, critic, kl }, run))
 }
 
-/// The memory of a run.
+/// Plans the memory of a run.
 pub fn plan(builder: &Builder<'_>, source: &ModelSource, assets: &ModelAssets) -> anyhow::Result<MemoryPlan> {
     Parts::plan_of(builder, source, assets, Critic::load)
 }

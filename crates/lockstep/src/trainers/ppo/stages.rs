@@ -1,4 +1,4 @@
-//! The stages of a PPO step, in the order of the data. Formulas: [`train::gae`], [`train::loss::ppo`].
+//! The stages of a PPO step, in the order of its data. The formulas are in [`train::gae`] and [`train::loss::ppo`].
 
 use super::{Ppo, PpoBatch};
 use crate::rollouts::collector::record_ops;
@@ -12,24 +12,26 @@ use rollout::FinishReason;
 use train::gae::{self, Estimates, KlTarget, TokenRewards};
 use train::{Advantage, Advantages, Sample, ScaleRewards, StepRewards, UpdateMetrics, advantages};
 
-/// A generation whose policy has gone further than this many times `target_kl` is not used any further (as OpenAI's
-/// Spinning Up).
+/// Training on a generation ends early if the policy's KL divergence exceeds this many times `target_kl`, as in
+/// OpenAI's Spinning Up.
 const TOO_FAR: f64 = 1.5;
-/// Tells the permutations of mini-batches from other streams of the seed.
+/// Distinguishes the random streams that shuffle mini-batches from the seed's other streams.
 const SHUFFLES: u64 = 0x7070_6f00_0000_0000;
 
-/// The scores of the completions of a generation.
+/// The scores of a generation's completions.
 pub struct Scores {
-    /// The weighted reward of each completion, with the penalty; `None` where no reward gave one.
+    /// The weighted reward of each completion, minus the penalty for a missing end; `None` where no reward gave a
+    /// score.
     scores: Vec<Option<f64>>,
-    /// The rewards of steps, where a completion has them, with the penalty.
+    /// Rewards of single steps, for completions that have them, minus the same penalty.
     steps: Vec<Option<StepRewards>>,
-    /// For the table of completions.
+    /// Rewards and advantages for the table of completions.
     table: Advantages,
 }
 
 impl PpoBatch {
-    /// The score of each completion: its weighted reward, less `missing_eos_penalty` if it did not end by itself.
+    /// The score of each completion: its weighted reward, minus `missing_eos_penalty` if it was cut at the length
+    /// limit.
     pub(super) fn scores(&mut self, run: &TrainingRun, rollouts: &Rollouts) -> Scores {
         let table = advantages::compute(&rollouts.rewards(), ScaleRewards::None);
         for (name, value) in &table.metrics {
@@ -55,7 +57,7 @@ impl PpoBatch {
         Scores { scores, steps, table }
     }
 
-    /// The reward of each token; adapts the weight of the divergence for the next generation.
+    /// The reward of each token. Also adapts the KL coefficient for the next generation.
     pub(super) fn token_rewards(&mut self, run: &TrainingRun, scores: &Scores, samples: &[Sample]) -> Vec<Vec<f64>> {
         let TokenRewards { rewards, kl, metrics } =
             gae::rewards_of_samples(run.config.kl_estimator, self.kl.kl_coef, samples, &scores.scores, &scores.steps);
@@ -69,7 +71,7 @@ impl PpoBatch {
         rewards
     }
 
-    /// The advantage and the return of each token; advantages are whitened over the generation.
+    /// The advantage and the return of each token. Advantages are whitened over the generation.
     pub(super) fn estimates(
         &mut self,
         run: &TrainingRun,
@@ -89,8 +91,8 @@ impl PpoBatch {
 }
 
 impl Ppo {
-    /// The completions as samples, with what the reference model says of them. One without a score, or that is left
-    /// out because it was cut, has no token to learn from.
+    /// The completions as samples, scored by the reference model. No token is trained on in a completion without a
+    /// score, or in a truncated one if `mask_truncated_completions` is set.
     pub(super) fn samples(
         &mut self,
         run: &TrainingRun,
@@ -108,7 +110,7 @@ impl Ppo {
         Ok(samples)
     }
 
-    /// The value of the state in which each token was chosen.
+    /// For each token of each sample, the value of the state in which it was chosen.
     pub(super) fn values(
         &mut self,
         run: &TrainingRun,
@@ -123,7 +125,7 @@ impl Ppo {
         Ok(values)
     }
 
-    /// The samples, complete.
+    /// Adds advantages, values and returns to the samples and makes them the batch that the next steps train on.
     #[expect(clippy::too_many_arguments, reason = "the values of all stages")]
     pub(super) fn fill_batch(
         &self,
@@ -147,7 +149,7 @@ impl Ppo {
         self.pipeline.take_batch(run, &mut next.online, &rollouts, samples, &table)
     }
 
-    /// Ends the generation, once the policy has gone too far from where it began.
+    /// Ends training on the generation if the policy has moved too far from the weights that sampled it.
     pub(super) fn stop_generation_if_too_far(&mut self, run: &mut TrainingRun, metrics: &UpdateMetrics) {
         let Some(target) = run.config.target_kl else { return };
         let moved = metrics.means.entries().find(|(name, _)| *name == "policy/approxkl_avg").map_or(0.0, |(_, kl)| kl);
@@ -158,7 +160,7 @@ impl Ppo {
         run.log.add("policy/early_stop", f64::from(u8::from(stops)));
     }
 
-    /// The optimizer step of the value model's gradient.
+    /// Takes the optimizer step of the value model.
     pub(super) fn step_values(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
         let mut schedule = run.learner.schedule;
         schedule.learning_rate = run.config.value_learning_rate.unwrap_or(schedule.learning_rate);
@@ -176,7 +178,7 @@ impl Ppo {
         Ok(())
     }
 
-    /// At the beginning of a pass over a generation that is cut into mini-batches, draws which groups come together.
+    /// At the start of a pass over a generation that is split into mini-batches, draws which groups come together.
     pub(super) fn shuffle(&self, run: &TrainingRun, PpoBatch { online, .. }: &mut PpoBatch) {
         let (sizes, RolloutState { rollout_number, batch, .. }) = (self.pipeline.sizes, &mut online.state);
         if sizes.parts() == 1 || !batch.used.is_multiple_of(sizes.parts()) {

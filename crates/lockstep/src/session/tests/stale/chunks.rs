@@ -1,5 +1,5 @@
-//! Runs whose completions are continued by newer weights (`partial_rollout_tokens`): which weights wrote a token is
-//! proven by scoring it again with the weights of every step, which are kept.
+//! Tests of runs whose completions are continued by newer weights (`partial_rollout_tokens`). The weights after every
+//! step are kept, and each token is scored again with them to prove which weights generated it.
 
 use super::super::stop::stopped_anywhere;
 use super::super::{config, directory};
@@ -16,8 +16,9 @@ fn chunked(dir: &Path, out: &str, k: usize, tokens: usize) -> Config {
     Config { partial_rollout_tokens: Some(tokens), max_completion_length: 10, ..stale(dir, out, k) }
 }
 
-/// A run with this staleness whose token t of batch b was written by the weights that batch clamp(b − k + ⌊t / C⌋, 0,
-/// b) begins with. With the correction, π_old is that of the weights that batch b begins with.
+/// A run with `max_staleness` = k and chunks of C = `tokens`. Checks that token t of batch b was generated with the
+/// weights at the start of batch clamp(b − k + ⌊t / C⌋, 0, b). With the importance sampling correction, π_old must come
+/// from the weights at the start of batch b.
 #[track_caller]
 fn proven(k: usize, tokens: usize, planted: bool, change: impl Fn(&mut Config)) {
     let dir = directory();
@@ -100,7 +101,7 @@ fn a_stopped_run_resumes_to_the_same_bits() {
     });
 }
 
-/// Interrupted at every look of its passes, also while it generates parts of later batches.
+/// Interrupts a run wherever it checks for a stop request, also while it generates chunks of later batches.
 #[test]
 fn a_step_that_is_discarded_generates_its_parts_again() {
     let mut config = Config { max_steps: 4, packing: false, max_staleness: 2, ..config(Path::new(""), "") };
@@ -110,8 +111,8 @@ fn a_step_that_is_discarded_generates_its_parts_again() {
     assert!((0..4).all(|step| steps.contains(&step)), "{steps:?}");
 }
 
-/// What is as long as a completion may be changes no weights; and a run that learns nothing samples what the
-/// synchronous one samples, whichever weights continue it.
+/// Chunks as long as a completion may be must change no weights. A run that learns nothing must sample the same
+/// completions as the synchronous run, whichever weights continue them.
 #[test]
 fn with_long_chunks_or_without_training_it_is_a_run_of_whole_completions() {
     let dir = directory();
