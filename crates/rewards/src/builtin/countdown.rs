@@ -1,5 +1,14 @@
 //! `countdown`: a reward of 1 if the completion's expression uses exactly the given numbers and equals the target, else
 //! 0.
+//!
+//! The expression is in the last `<answer>…</answer>` or `\boxed{}`, else after `####` or "Answer:", else in the last
+//! line; of an equation it is the side that computes something. It may contain integers, `+ - * /` (also `×`, `÷`,
+//! `\times`, `\div`, `\frac`), signs and brackets. It is parsed and evaluated with exact fractions, never by an
+//! interpreter. Each given number must be used once (with `use_all = false`: at most once), and no other number may
+//! occur. An expression of the right numbers with a wrong value scores `format_score`. Powers and joined digits are not
+//! accepted.
+//!
+//! Task: Gandhi et al. 2024, "Stream of Search", <https://arxiv.org/abs/2404.03683>; TinyZero's reward.
 
 use std::sync::LazyLock;
 

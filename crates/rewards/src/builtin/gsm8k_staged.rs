@@ -1,5 +1,15 @@
 //! `gsm8k_staged`: a reward for GSM8K with partial credit, for models that do not know the output format yet: points
 //! for the format, for each of its tags, and for how close the number is.
+//!
+//! The format is `<start_working_out>…<end_working_out><SOLUTION>…</SOLUTION>` (the tags are options). A completion
+//! gets
+//! 1. +3 if it ends with the whole format, whatever comes before;
+//! 2. +0.5 for each of the four tags that occurs exactly once, −0.5 for each other tag;
+//! 3. points for the text between the solution tags (or in another mark: `<answer>`, a box, after `####`), compared
+//!    with the number in the answer column: 5 if it is written the same, 3.5 if it is the same number (spaces, `$`,
+//!    `18.0`), 2 within 10 %, 1.5 within 20 %, −2.5 for another number, and −4.5 if it is no number or missing.
+//!
+//! Commas between thousands are ignored. Python's `float`, which reads no commas, would treat `1,000` as no number.
 
 use serde::Deserialize;
 use serde_json::Value;

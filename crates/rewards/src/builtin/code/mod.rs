@@ -1,4 +1,12 @@
 //! `code`: a reward that runs the program in a completion, isolated, on the tests of its dataset row.
+//!
+//! A test of a whole program is a standard input with the expected output. The program passes it by exiting with code 0
+//! in time and printing the expected output; white space at the ends of lines is ignored. Expected outputs never enter
+//! the sandbox, so a program cannot read or patch its way to a result. Unit tests are in `python` and `ocaml`, the
+//! formats of tests in `source`. The score is 1 if every test passes, or with `partial` the share of tests that pass. A
+//! program that does not compile scores 0. Up to `workers` programs run in parallel; each source is compiled once.
+//!
+//! Without isolation no program is run: the reward then fails to build.
 
 mod confined;
 mod group;
