@@ -7,7 +7,7 @@ use kernels::ops::linear::{self, BackwardInput, BackwardWeight, Forward};
 use kernels::{Context, DType, Matrix, Tensor};
 use serde_json::json;
 
-/// The shapes [M, K, N]: decoding one token, decoding a batch, then micro-batches through different layers of the
+/// The shapes `[M, K, N]`: decoding one token, decoding a batch, then micro-batches through different layers of the
 /// model.
 const SHAPES: [[usize; 3]; 6] =
     [[1, 896, 4864], [16, 896, 4864], [64, 896, 4864], [512, 896, 4864], [2048, 896, 896], [512, 4864, 896]];

@@ -29,8 +29,8 @@ impl Logits {
     }
 }
 
-/// Computes full logits and their softmax, both [rows, vocabulary], which fused operations never store. `first` and
-/// `end` ([rows] each) bound the vocabulary range of each row's softmax.
+/// Computes full logits and their softmax, both `[rows, vocabulary]`, which fused operations never store. `first` and
+/// `end`, both `[rows]`, bound the vocabulary range of each row's softmax.
 pub(crate) fn whole_softmax(
     ctx: &Context,
     (hidden, weights): (View<'_>, &Weights),
