@@ -1,5 +1,5 @@
-//! `lockstep bench parity`: compares the bits of the sampler's log-probabilities with the trainer's, for several batch
-//! sizes, numbers of threads, chunk sizes and temperatures, with and without prefix sharing.
+//! `lockstep bench parity`: compares the bits of the sampler's log-probabilities with the trainer's, for several
+//! temperatures, numbers of threads and batch sizes, with and without prefix sharing and chunked prefill.
 
 use super::report::column;
 use super::{Machine, Report, Subject, Workload};

@@ -60,7 +60,7 @@ pub struct Preset {
     pub algorithm: Algorithm,
     /// The size of its model.
     pub shape: Shape,
-    /// The first level that runs by default. Earlier ones need minutes for a step.
+    /// The first level that runs by default; from it on a step takes only seconds.
     pub first_level: &'static str,
     /// The other settings.
     pub settings: Settings,
