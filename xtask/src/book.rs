@@ -1,12 +1,13 @@
-//! A preprocessor of mdBook (book.toml): a link of a page to a file outside of docs/ becomes one to the repository, and
-//! one to a README.md, which mdBook renames, one to its new name.
+//! A preprocessor for mdBook (book.toml). A page's link to a file outside of docs/ becomes a link to the repository,
+//! and a link to a README.md, which mdBook renames, becomes one to its new name.
 
 use crate::links::{is_elsewhere, join, targets};
 use serde_json::Value;
 use std::io::Read;
 use std::path::Path;
 
-/// mdBook asks by `supports RENDERER`, and then gives `[context, book]` on standard input and takes the book.
+/// Implements mdBook's protocol: it calls `supports RENDERER` first, then writes `[context, book]` to standard input
+/// and reads the changed book.
 pub fn preprocess(arguments: &[&str]) -> Result<(), String> {
     if arguments.first() == Some(&"supports") {
         return Ok(());
@@ -22,7 +23,7 @@ pub fn preprocess(arguments: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Every chapter below a value: an object with a path and a content.
+/// Rewrites every chapter inside a JSON value: an object with a path and a content.
 fn chapters(value: &mut Value, repository: &str) {
     if let (Some(path), Some(content)) = (value["path"].as_str(), value["content"].as_str()) {
         value["content"] = rewritten(&Path::new("docs").join(path), content, repository).into();

@@ -1,14 +1,14 @@
-//! The cargo that runs this program.
+//! Runs the cargo that runs this program.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The command, to which arguments are added.
+/// A cargo command, to which the caller adds arguments.
 pub fn command() -> Command {
     Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()))
 }
 
-/// Runs a command of cargo, its output passed on.
+/// Runs a cargo command and shows its output.
 pub fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Result<(), String> {
     let status = command().args(arguments).envs(environment.iter().copied()).status();
     match status {
@@ -18,7 +18,7 @@ pub fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Result<(), Strin
     }
 }
 
-/// Builds the release and says in which directory it lies.
+/// Builds the release and returns the directory that contains it.
 pub fn release() -> Result<PathBuf, String> {
     run(&["build", "--release"], &[])?;
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());

@@ -1,13 +1,14 @@
-//! NVIDIA's compiler over every CUDA kernel, without a GPU: NVRTC from PyPI, into `target/nvrtc`.
+//! Compiles every CUDA kernel with NVIDIA's compiler, without a GPU: NVRTC from PyPI, installed into `target/nvrtc`.
 
 use crate::cargo;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The last version that compiles for Volta, and the newest.
+/// Two versions of NVRTC: the last one that compiles for Volta, and the newest.
 const PACKAGES: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvrtc==13.5.37"];
 
-/// Each version compiles every kernel for every architecture: no spilled register, nothing approximate.
+/// Compiles every kernel for every architecture with both versions, and checks that no register is spilled and nothing
+/// is approximate.
 pub fn check() -> Result<(), String> {
     for package in PACKAGES {
         // Of the whole workspace, whose features `cargo test --workspace` has built kernels with.
@@ -17,8 +18,8 @@ pub fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// Every kernel as a binary for every architecture, into `directory`: what the program takes from `LOCKSTEP_CUBINS`, or
-/// from `cubins` beside itself, before it asks for NVRTC.
+/// Compiles every kernel for every architecture into `directory`. At run time the program looks for these binaries in
+/// `LOCKSTEP_CUBINS`, or in `cubins` beside itself, before it uses NVRTC.
 pub fn cubins(directory: &str) -> Result<(), String> {
     let place = std::path::absolute(directory).map_err(|e| format!("{directory}: {e}"))?;
     let tests = ["test", "--release", "-p", "lockstep-kernels", "--lib", "--", "compile::cubins", "--nocapture"];
@@ -27,7 +28,7 @@ pub fn cubins(directory: &str) -> Result<(), String> {
     cargo::run(&tests, &[("LOCKSTEP_NVRTC", &nvrtc(PACKAGES[0])?), ("LOCKSTEP_WRITE_CUBINS", &place)])
 }
 
-/// The path of the library of a package, fetched if it is not there.
+/// The path of the library in a PyPI package, which is downloaded if missing.
 fn nvrtc(package: &str) -> Result<String, String> {
     let directory = Path::new("target/nvrtc").join(package);
     let library = match library(&directory) {
@@ -61,7 +62,7 @@ fn python(arguments: &[&str]) -> Result<(), String> {
     }
 }
 
-/// `libnvrtc.so.12` or `.13` below `directory`.
+/// Finds `libnvrtc.so.12` or `.13` below `directory`.
 fn library(directory: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path());
     let is_library = |path: &PathBuf| {

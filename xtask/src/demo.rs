@@ -1,14 +1,14 @@
-//! The demo end to end, as a newcomer runs it: it must reach the accuracy that the README promises, and take the memory
-//! that `lockstep plan` predicts.
+//! Runs `lockstep demo` end to end, as a newcomer does. It must reach the accuracy that the README promises, and use
+//! the memory that `lockstep plan` predicts.
 
 use std::path::Path;
 use std::process::Command;
 
-/// `lockstep plan` may be wrong by the larger of these.
+/// Allowed relative error of `lockstep plan`; `PLAN_TOLERANCE_BYTES` is allowed instead if it is larger.
 const PLAN_TOLERANCE: f64 = 0.02;
 const PLAN_TOLERANCE_BYTES: f64 = 10e6;
 
-/// Runs the demo in a directory of its own and reads its result from the run's record.
+/// Runs the demo in a directory of its own and checks the accuracy and the memory.
 pub fn check() -> Result<(), String> {
     let program = crate::cargo::release()?.join("lockstep");
     let out = std::env::temp_dir().join(format!("lockstep-demo-{}", std::process::id()));
@@ -43,9 +43,9 @@ pub fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// The peak of resident memory of a run's configuration, in bytes: as planned, and as it is. Some steps of it are taken
-/// again in a process of its own, which leaves no group out: in the demo's, the allocator still has what supervised
-/// fine-tuning let go of.
+/// The peak of resident memory for the configuration of a training run, in bytes: as `lockstep plan` predicts, and as
+/// measured. To measure, a new process repeats some of the steps without skipping groups: in the demo's own process the
+/// allocator still holds memory of the supervised fine-tuning.
 fn memory(program: &Path, run: &Path) -> Result<(f64, f64), String> {
     let config = run.join("config.toml");
     let again = run.with_extension("memory");
@@ -70,7 +70,7 @@ fn memory(program: &Path, run: &Path) -> Result<(f64, f64), String> {
     planned.zip(measured).ok_or_else(|| "total_bytes or peak_bytes is missing".to_owned())
 }
 
-/// The number that a JSON object has under `key`.
+/// The number in a JSON object under `key`.
 fn number(json: &str, key: &str) -> Option<f64> {
     let (_, rest) = json.split_once(&format!("\"{key}\":"))?;
     rest.split([',', '}']).next()?.trim().parse().ok()

@@ -1,17 +1,18 @@
-//! Everything that the emulator can say of the CUDA kernels, after they changed, and of which sources it said it.
+//! Runs all tests of the CUDA kernels on the emulator, after the kernels changed, and records for which sources they
+//! passed.
 
 use crate::cargo;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What was found, committed.
+/// The committed file with the result.
 const RESULT: &str = "crates/kernels/emulated.txt";
 const SOURCES: &str = "crates/kernels/src";
 const SCHEDULES: u32 = 5;
 
-/// Every emulated test under five orders of blocks and threads, at larger sizes than CI takes; then the result is
-/// written.
+/// Runs every emulated test with five orders of blocks and threads, at larger sizes than CI uses, and writes the
+/// result.
 pub fn full() -> Result<(), String> {
     let before = sources(Path::new("."))?;
     let schedules = SCHEDULES.to_string();
@@ -38,8 +39,8 @@ pub fn full() -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the result is of the sources that there are. It is said, and is no failure: a change of a kernel has
-/// CI's smaller run, and the full one comes before a release.
+/// Reports whether the recorded result is for the present sources. A difference is no failure: CI runs the emulated
+/// tests at small sizes, and the full run is needed only before a release.
 pub fn check() -> Result<(), String> {
     let text = std::fs::read_to_string(RESULT).unwrap_or_default();
     let changed = changed(&text, &sources(Path::new("."))?);
@@ -53,7 +54,7 @@ pub fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// Sources that are others than in the result, or are in one of the two alone.
+/// The sources whose hash differs from the result, or that exist on one side only.
 fn changed(result: &str, now: &BTreeMap<String, String>) -> Vec<String> {
     let is_hash = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     let lines = result.lines().filter_map(|line| line.split_once(' ')).filter(|(hash, _)| is_hash(hash));
@@ -63,7 +64,7 @@ fn changed(result: &str, now: &BTreeMap<String, String>) -> Vec<String> {
     of_now.map(|(path, _)| path.clone()).chain(gone).collect()
 }
 
-/// Hashes of the kernels, what they include, and the emulator, by path; not those of tests.
+/// Hashes of the kernels, their include files and the emulator, by path; without tests.
 fn sources(root: &Path) -> Result<BTreeMap<String, String>, String> {
     let (mut found, mut open) = (BTreeMap::new(), vec![PathBuf::from(SOURCES)]);
     while let Some(directory) = open.pop() {
@@ -87,13 +88,13 @@ fn sources(root: &Path) -> Result<BTreeMap<String, String>, String> {
     Ok(found)
 }
 
-/// FNV-1a, 64 bits: the same wherever it is computed.
+/// The 64-bit FNV-1a hash of `bytes`, which is the same on every machine.
 fn fnv(bytes: &[u8]) -> String {
     let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, step))
 }
 
-/// The day of the calendar, so many days after 1970-01-01.
+/// The calendar date that is `days` days after 1970-01-01.
 fn date(days: u64) -> String {
     let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let (mut year, mut month, mut day) = (1970, 0, days);
@@ -109,7 +110,7 @@ fn date(days: u64) -> String {
     format!("{year}-{:02}-{:02}", month + 1, day + 1)
 }
 
-/// Runs tests; how many passed, which must be some.
+/// Runs tests and returns how many passed; an error if none did.
 fn passed(arguments: &[&str], environment: &[(&str, &str)]) -> Result<u32, String> {
     let output = cargo::command().args(arguments).envs(environment.iter().copied()).output();
     let output = output.map_err(|e| format!("cargo: {e}"))?;

@@ -1,4 +1,5 @@
-//! `bench/cuda/first_hour.sh` on the emulator, at small sizes: so that it works when there is a GPU for an hour.
+//! Runs `bench/cuda/first_hour.sh` on the emulator at small sizes, so that the script is known to work before a GPU is
+//! rented for an hour.
 
 use crate::cargo;
 use std::process::{Command, Stdio};
@@ -34,7 +35,7 @@ pub fn check() -> Result<(), String> {
     }
 }
 
-/// The path of what cargo builds: the program, or the tests of a library.
+/// The path of something that cargo builds: the program, or the tests of a library.
 fn executable(name: &str, kind: &str) -> Result<String, String> {
     let build: &[&str] =
         if kind == "bin" { &["build", "--workspace", "--bins"] } else { &["test", "--workspace", "--lib", "--no-run"] };

@@ -1,13 +1,13 @@
-//! Fixtures are reference values made by the scripts under `conformance/`. Each script writes, beside what it makes,
-//! the versions it ran with; a script that changed after its fixtures were made is caught by its recorded hash.
+//! Checks fixtures: reference values made by the scripts under `conformance/`. Each script writes the versions that it
+//! ran with beside its fixtures. A script that changed after its fixtures were made is found by its recorded hash.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The list of scripts and the hash that each had when its fixtures were made.
+/// The list of scripts with the hash that each had when it made its fixtures.
 const LIST: &str = "conformance/fixtures.lock";
 
-/// Every script is listed with its present hash.
+/// Checks that every script is listed with its present hash.
 pub fn check() -> Result<(), String> {
     let listed = std::fs::read_to_string(LIST).map_err(|e| format!("{LIST}: {e}"))?;
     let listed: BTreeMap<&str, &str> =
@@ -32,7 +32,7 @@ pub fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// FNV-1a of the file: enough to see a change.
+/// The FNV-1a hash of a file, which is enough to detect a change.
 fn hash(path: &Path) -> Result<String, String> {
     let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));

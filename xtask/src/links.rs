@@ -1,4 +1,4 @@
-//! Links of the documents: each relative one names a file that is there, each `#anchor` a heading of it, and
+//! Checks the links in the documents: each relative link names an existing file, each `#anchor` a heading in it, and
 //! docs/SUMMARY.md lists every page of docs/.
 
 use crate::sources;
@@ -7,7 +7,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-/// What the book is made of.
+/// The folder with the pages of the book.
 const DOCS: &str = "docs";
 const SUMMARY: &str = "docs/SUMMARY.md";
 /// Pages outside of docs/ whose links are checked, too.
@@ -40,7 +40,7 @@ fn unlisted(pages: &[PathBuf], summary: &str) -> Vec<String> {
     pages.map(|page| format!("{SUMMARY}: lists {} {} times, once is right", page.display(), times(page))).collect()
 }
 
-/// What is wrong with the links of a page.
+/// The broken links of a page, described.
 fn broken(page: &Path, text: &str) -> Vec<String> {
     let check = |target: &str| {
         let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
@@ -58,12 +58,12 @@ fn broken(page: &Path, text: &str) -> Vec<String> {
     relative.filter_map(check).collect()
 }
 
-/// Of another site.
+/// Whether a link leads to another site.
 pub fn is_elsewhere(target: &str) -> bool {
     target.contains("://") || target.starts_with("mailto:")
 }
 
-/// The file that a relative path of a page names, from the repository's root; none if it leaves that.
+/// The file that a relative link of a page names, as a path from the repository's root; `None` if it lies outside.
 pub fn join(page: &Path, target: &str) -> Option<PathBuf> {
     let mut path = page.parent()?.to_owned();
     for part in Path::new(target).components() {
@@ -76,7 +76,7 @@ pub fn join(page: &Path, target: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// Where the targets of inline links and images stand, outside of code.
+/// The byte ranges of the targets of inline links and images in a page, outside of code.
 pub fn targets(text: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let (mut start, mut in_fence) = (0, false);
@@ -97,7 +97,7 @@ pub fn targets(text: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// A line with its code spans overwritten: as long as before.
+/// A line with its code spans blanked out, of the same length.
 fn without_code(line: &str) -> String {
     let parts: Vec<&str> = line.split('`').collect();
     let blank = |(i, part): (usize, &&str)| match i % 2 == 1 && i + 1 < parts.len() {
@@ -107,7 +107,7 @@ fn without_code(line: &str) -> String {
     parts.iter().enumerate().map(blank).collect::<Vec<_>>().join("`")
 }
 
-/// The anchors of a page's headings, as GitHub and mdBook make them: letters and digits, blanks as `-`.
+/// The anchors of a page's headings, as GitHub and mdBook make them: letters and digits, with `-` for blanks.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     let mut in_fence = false;

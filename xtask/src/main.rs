@@ -22,7 +22,7 @@ cargo xtask read SEED       ten headers, doc comments and paragraphs at random, 
 cargo xtask release [TARGET]    each crate as for crates.io; the built program in an archive with its checksum
 cargo xtask nightly [NAME]…    the checks that take too long for CI; the last results are in docs/nightly.md";
 
-/// A check: its name and how it is made.
+/// A check: its name and the function that runs it.
 type Check = (&'static str, fn() -> Result<(), String>);
 
 const CHECKS: [Check; 11] = [
@@ -121,7 +121,8 @@ fn docs() -> Result<(), String> {
     cargo::run(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
 }
 
-/// Of both workspaces. What one of them alone needs allowed is no mistake of the other's.
+/// Runs `cargo deny` on both workspaces. An exception that only one of them needs is not reported as unused for the
+/// other.
 fn deny() -> Result<(), String> {
     for manifest in ["Cargo.toml", "python/Cargo.toml"] {
         let place = ["deny", "--manifest-path", manifest, "--config", "deny.toml"];

@@ -1,4 +1,5 @@
-//! Undefined behaviour in kernels. CI does not run this: Miri is a component of nightly, and takes minutes.
+//! Runs Miri on the kernels to find undefined behaviour. CI does not run this, since Miri needs a nightly toolchain and
+//! takes minutes.
 
 use std::process::Command;
 
@@ -22,7 +23,7 @@ pub fn check() -> Result<(), String> {
     }
 }
 
-/// Whether there is a nightly toolchain with Miri.
+/// Whether a nightly toolchain with Miri is installed.
 pub fn is_there() -> bool {
     let version = Command::new("rustup").args(["run", "nightly", "cargo", "miri", "--version"]).output();
     version.is_ok_and(|output| output.status.success())

@@ -1,5 +1,5 @@
-//! `cargo xtask nightly [NAME]…`: the checks that take too long for CI, one after another. What came of each is written
-//! to a committed table, as soon as it is known.
+//! `cargo xtask nightly [NAME]…`: runs the checks that take too long for CI, one after another, and writes the result
+//! of each to a committed table as soon as it is known.
 
 use crate::provenance::{commit, date, machine};
 use std::collections::BTreeMap;
@@ -16,15 +16,15 @@ The last result of each; `cargo xtask nightly` runs them all, `cargo xtask night
 |---|---|---|---|---|---|
 ";
 
-/// What came of a check that did not fail.
+/// The result of a check that did not fail.
 pub enum Done {
-    /// In a few words, with figures.
+    /// The check passed; a short summary with figures.
     Passed(String),
-    /// Why it cannot run on this machine: the last result stays in the table.
+    /// The check cannot run on this machine, for this reason; its last result stays in the table.
     Unavailable(String),
 }
 
-/// A check: its name and how it is made. An error's first line goes into the table.
+/// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
 const CHECKS: [Check; 10] = [
@@ -48,7 +48,7 @@ fn fleet_kills() -> Result<Done, String> {
     fleet("it", "two_thousand_kills_change_no_bit", "kills of the learner")
 }
 
-/// Real runs of which any process is killed, and a disk that is full; some ten minutes of two cores.
+/// Training runs with workers while processes are killed, and with a full disk. Takes about ten minutes on two cores.
 fn fleet_runs() -> Result<Done, String> {
     let is_root = std::process::Command::new("id").arg("-u").output().is_ok_and(|said| said.stdout == b"0\n");
     if !is_root {
@@ -75,7 +75,7 @@ fn fleet_simulations() -> Result<Done, String> {
     fleet("lib", "a_hundred_thousand_runs_with_lost_and_repeated_messages", "100000 runs")
 }
 
-/// Runs a test of `fleet` that CI leaves out. The result is those lines of its output that contain `words`.
+/// Runs a test of `fleet` that CI ignores. The result is the lines of its output that contain `words`.
 fn fleet(target: &str, test: &str, words: &str) -> Result<Done, String> {
     let targets: &[&str] = if target == "lib" { &["--lib"] } else { &["--test", target] };
     let mut command = crate::cargo::command();
@@ -96,7 +96,7 @@ fn miri() -> Result<Done, String> {
     crate::miri::check().map(|()| Done::Passed("no undefined behaviour in kernels".to_owned()))
 }
 
-/// Workers over NATS, with a real server and, in network namespaces, a network that is cut.
+/// Tests workers over NATS, with a real server and, in network namespaces, a network that is cut.
 fn network() -> Result<Done, String> {
     let is_there = |program: &str| {
         std::env::var_os("PATH")
@@ -123,7 +123,7 @@ fn network() -> Result<Done, String> {
     Ok(Done::Passed(lines.collect::<Vec<_>>().join("; ")))
 }
 
-/// Some 15 minutes of two cores.
+/// Runs the full tables of the sandbox's tests. Takes about 15 minutes on two cores.
 fn sandbox() -> Result<Done, String> {
     match crate::sandbox::missing() {
         Some(what) => Ok(Done::Unavailable(what)),
@@ -138,12 +138,12 @@ fn trl_suite() -> Result<Done, String> {
     }
 }
 
-/// Hours of two cores.
+/// Runs random mutants. Takes hours on two cores.
 fn mutants() -> Result<Done, String> {
     crate::mutants::fresh(200).map(Done::Passed)
 }
 
-/// Runs the checks that `names` name, all without any.
+/// Runs the checks in `names`, or all checks if it is empty.
 pub fn run(names: &[&str]) -> Result<(), String> {
     if let Some(name) = names.iter().find(|name| CHECKS.iter().all(|check| check.0 != **name)) {
         let known: Vec<&str> = CHECKS.iter().map(|check| check.0).collect();
@@ -178,7 +178,7 @@ pub fn run(names: &[&str]) -> Result<(), String> {
     }
 }
 
-/// The table with a row of this name in place of the old one.
+/// The table with the row of check `name` replaced.
 fn with_row(table: &str, name: &str, row: &str) -> String {
     let rows = table.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
     let mut rows: BTreeMap<&str, &str> = rows.filter(|(name, _)| *name != "check").collect();

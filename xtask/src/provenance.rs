@@ -1,21 +1,21 @@
-//! When, of what and where something was found.
+//! The date, commit and machine of a result, for recording.
 
 use std::fs;
 use std::process::Command;
 
-/// The day, in UTC.
+/// Today's date in UTC.
 pub fn date() -> String {
     output("date", &["-u", "+%F"])
 }
 
-/// The commit, and whether something is not committed.
+/// The current commit, and whether there are uncommitted changes.
 pub fn commit() -> String {
     let changed = !output("git", &["status", "--porcelain", "--untracked-files=no"]).is_empty();
     let commit = output("git", &["rev-parse", "--short", "HEAD"]);
     if changed { format!("{commit} and changes") } else { commit }
 }
 
-/// Its processors.
+/// The processors of this machine.
 pub fn machine() -> String {
     let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));

@@ -1,11 +1,12 @@
-//! Ten headers, ten doc comments and ten paragraphs of documents, drawn by a seed: to be read by somebody who knows
-//! PyTorch and Rust and not this project. What cannot be said in other words without opening another file is rewritten.
+//! Prints ten headers, ten doc comments and ten paragraphs of documents, drawn by a seed, to be read by somebody who
+//! knows PyTorch and Rust but not this project. Texts that such a reader cannot paraphrase without opening another file
+//! should be rewritten.
 
 use crate::sources;
 use std::path::PathBuf;
 
 const EACH: usize = 10;
-/// Tables and lists made by programs, and diaries.
+/// Files that are not drawn from: generated tables and lists, and diaries.
 const NOT_READ: [&str; 6] = [
     "docs/SUMMARY.md",
     "docs/config.md",
@@ -39,7 +40,7 @@ pub fn run(arguments: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Sources but tests, and documents, in the order of names.
+/// The paths of all sources except tests, and of documents, sorted.
 fn files() -> Result<Vec<PathBuf>, String> {
     let mut found: Vec<PathBuf> = ["README.md", "CONTRIBUTING.md"].map(PathBuf::from).to_vec();
     for folder in ["crates", "docs", "xtask/src"] {
@@ -54,7 +55,7 @@ fn files() -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// Comments that begin with `mark`, line after line, each with the number of its first line.
+/// Comment blocks whose lines begin with `mark`, each with the number of its first line.
 fn blocks(text: &str, mark: &str) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let mut last = 0;
@@ -69,7 +70,7 @@ fn blocks(text: &str, mark: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Paragraphs and items of lists of a page.
+/// The paragraphs and list items of a page, each with its line number.
 fn prose(text: &str) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let (mut in_fence, mut open) = (false, false);
@@ -91,7 +92,7 @@ fn prose(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// `EACH` of them (SplitMix64), without one twice.
+/// Draws `EACH` items without repetition (SplitMix64).
 fn drawn<T>(mut all: Vec<T>, seed: &mut u64) -> Vec<T> {
     let mut next = || {
         *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);

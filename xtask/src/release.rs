@@ -1,5 +1,5 @@
-//! `cargo xtask release [TARGET]`: what any machine can make of a release. It packs each crate as for crates.io,
-//! and the program that was built for TARGET (without it, for this machine) into an archive with its checksum. It
+//! `cargo xtask release [TARGET]`: builds the parts of a release that any machine can make. It packs each crate as for
+//! crates.io, and packs the program built for TARGET (by default for this machine) into an archive with a checksum. It
 //! publishes nothing; .github/workflows/release.yml does the rest.
 
 use crate::cargo;
@@ -7,11 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Beside the program in its archive.
+/// Files that are packed into the archive beside the program.
 const BESIDE: [&str; 5] = ["README.md", "CHANGELOG.md", "SECURITY.md", "LICENSE-MIT", "LICENSE-APACHE"];
-/// Workspace members that are for nobody else.
+/// Workspace members that are not published.
 const PRIVATE: [&str; 2] = ["xtask", "lockstep-testing"];
-/// What crates.io takes.
+/// The largest package that crates.io accepts, in bytes.
 const MOST_BYTES: u64 = 10 << 20;
 
 pub fn run(target: Option<&str>) -> Result<(), String> {
@@ -29,7 +29,7 @@ pub fn run(target: Option<&str>) -> Result<(), String> {
     Ok(())
 }
 
-/// Packs each crate, with the files that crates.io would get.
+/// Packs each crate, with exactly the files that crates.io would get.
 fn packages(directory: &Path) -> Result<(), String> {
     let private = PRIVATE.iter().flat_map(|name| ["--exclude", name]);
     let arguments: Vec<&str> =
@@ -52,13 +52,13 @@ fn packages(directory: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The host in what `cargo -vV` prints.
+/// The host platform in the output of `cargo -vV`.
 fn host_of(text: &str) -> &str {
     text.lines().find_map(|line| line.strip_prefix("host: ")).unwrap_or("unknown")
 }
 
-/// `DIST/NAME.tar.gz` with a folder NAME that has the program and its papers, and `DIST/NAME.tar.gz.sha256`. The same
-/// files give the same bytes.
+/// Makes `DIST/NAME.tar.gz`, with a folder NAME that contains the program and its documents, and
+/// `DIST/NAME.tar.gz.sha256`. The same files give the same bytes.
 fn archive(program: &Path, name: &str, dist: &Path) -> Result<PathBuf, String> {
     let failed = |path: &Path| {
         let path = path.display().to_string();
@@ -83,7 +83,7 @@ fn archive(program: &Path, name: &str, dist: &Path) -> Result<PathBuf, String> {
     Ok(dist.join(file))
 }
 
-/// What a program prints, if it ends well.
+/// The standard output of a program, if it succeeds.
 fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|e| format!("{}: {e}", command.get_program().display()))?;
     match output.status.success() {

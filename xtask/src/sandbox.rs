@@ -1,27 +1,27 @@
-//! The whole tables of the `code` reward's tests, of which CI runs a part: right, wrong and hostile programs, in each
-//! isolation, as root and as an ordinary user.
+//! Runs the full tables of the `code` reward's tests, of which CI runs a part: right, wrong and hostile programs, with
+//! each kind of isolation, as root and as an ordinary user.
 
 use std::path::Path;
 use std::process::Stdio;
 
-/// The tests that are ignored for their length.
+/// Names of the tests, which CI ignores because they take long.
 const TESTS: [&str; 4] = [
     "all_ordinary_solutions_in_both_isolations_as_both_users",
     "nothing_is_earned_by_all_attacks",
     "most_tests_of_all_mbpp_run_with_the_full_guarantee",
     "the_whole_tables_in_both_isolations_as_both_users",
 ];
-/// What a line of theirs says begins with one of these.
+/// Beginnings of the output lines that report results.
 const LANGUAGES: [&str; 2] = ["ocaml, ", "python, "];
 
-/// What is missing here, if anything is.
+/// What is missing on this machine for these tests, if anything.
 pub fn missing() -> Option<String> {
     let programs = ["bwrap", "ocamlc", "python3", "setpriv"];
     let missing: Vec<_> = programs.iter().filter(|name| !Path::new("/usr/bin").join(name).exists()).collect();
     (!missing.is_empty()).then(|| format!("/usr/bin has no {missing:?}"))
 }
 
-/// Runs them; what they found.
+/// Runs the tests and returns their reported results.
 pub fn run() -> Result<String, String> {
     let mut cargo = crate::cargo::command();
     cargo.args(["test", "--workspace", "--lib", "--"]).args(TESTS).args(["--ignored", "--nocapture"]);
@@ -39,7 +39,7 @@ pub fn run() -> Result<String, String> {
     }
 }
 
-/// The lines in which tests say what they found, each once.
+/// The lines in which the tests report results, each once.
 fn found(text: &str) -> Vec<&str> {
     let mut found: Vec<&str> = Vec::new();
     for line in text.lines() {

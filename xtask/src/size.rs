@@ -1,15 +1,15 @@
-//! How long a file and a line of Rust and Python may be, and a line of prose in the documents. Formatting leaves
-//! strings and comments as they are; this does not.
+//! Checks the length of files and lines of Rust and Python, and of prose lines in the documents. Formatters do not
+//! break strings and comments, so they need this check.
 
 use crate::sources;
 
-/// A file that does not fit on a dozen screens does two things.
+/// Most lines of a file. A longer file usually does two things.
 const MOST_LINES: usize = 520;
-/// rustfmt's `max_width`.
+/// Most columns of a line, as rustfmt's `max_width`.
 const MOST_COLUMNS: usize = 120;
-/// Documents outside of these folders.
+/// Documents outside of the checked folders.
 const PAGES: [&str; 3] = ["README.md", "CONTRIBUTING.md", "SECURITY.md"];
-/// Made by programs, or in a form where a title is a line.
+/// Files that are not checked: generated ones, and one in a format where a title must be one line.
 const NOT_WRITTEN: [&str; 4] =
     ["docs/SUMMARY.md", "docs/python/api.md", "docs/python/fields.md", "docs/python/trl-suite.md"];
 
@@ -49,7 +49,7 @@ fn of_file(name: &str, text: &str, wrong: &mut Vec<String>) {
     }
 }
 
-/// Prose of a page. Tables, headings, code and what has no blank to break at are free.
+/// Checks the prose of a page. Tables, headings, code and lines without a blank to break at are exempt.
 fn of_page(name: &str, text: &str, wrong: &mut Vec<String>) {
     if NOT_WRITTEN.contains(&name) {
         return;
@@ -66,7 +66,7 @@ fn of_page(name: &str, text: &str, wrong: &mut Vec<String>) {
     }
 }
 
-/// Whether a line has a blank outside of code, after its first word, at which it could end in time.
+/// Whether a line has a blank, outside of code and after its first word, at which it could be broken.
 fn breaks(line: &str) -> bool {
     let (mut in_code, mut in_word) = (false, false);
     line.chars().take(MOST_COLUMNS + 1).any(|c| {
@@ -77,7 +77,7 @@ fn breaks(line: &str) -> bool {
     })
 }
 
-/// A row of a Markdown table in a comment, which cannot be broken.
+/// Whether a line is a row of a Markdown table in a comment, which cannot be broken.
 fn is_table_row(line: &str) -> bool {
     let line = line.trim_start();
     ["//! |", "/// |", "// |"].iter().any(|start| line.starts_with(start))

@@ -1,8 +1,8 @@
-//! The files of the repository that people write.
+//! Lists the files of the repository that people write.
 
 use std::path::{Path, PathBuf};
 
-/// All files below `folder`, in the order of names, but build outputs, what npm installs and hidden ones.
+/// All files below `folder`, sorted by name, except build outputs, installed npm packages and hidden files.
 pub fn below(folder: &str) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     look(Path::new(folder), &mut found).map_err(|e| format!("{folder}: {e}"))?;
@@ -25,7 +25,7 @@ fn look(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether the name of a file ends with one of these.
+/// Whether the file name of `path` ends with one of these extensions.
 pub fn is_one_of(path: &Path, extensions: &[&str]) -> bool {
     path.extension().is_some_and(|own| extensions.iter().any(|extension| own == *extension))
 }

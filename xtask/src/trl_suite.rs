@@ -1,24 +1,25 @@
-//! `cargo xtask nightly trl_suite`: TRL's own tests of its trainers, run on the Python package by
+//! `cargo xtask nightly trl_suite`: runs TRL's own tests of its trainers on the Python package, with
 //! `conformance/trl_suite/run.py`, which writes docs/python/trl-suite.md.
 
 use std::env;
 use std::path::Path;
 use std::process::Command;
 
-/// TRL's source: a clone or a directory with its tests.
+/// Environment variable with the path of TRL's source: a clone, or a directory with its tests.
 const CHECKOUT: &str = "TRL_CHECKOUT";
-/// A Python with torch, transformers, peft, datasets, pytest, TRL and lockstep_rl.
+/// Environment variable with the path of a Python that has torch, transformers, peft, datasets, pytest, TRL and
+/// lockstep_rl.
 const PYTHON: &str = "TRL_SUITE_PYTHON";
 const PAGE: &str = "docs/python/trl-suite.md";
 
-/// What is missing to run it, if anything is.
+/// What is missing on this machine to run the tests, if anything.
 pub fn missing() -> Option<String> {
     let unset = |name: &&str| env::var_os(name).is_none_or(|value| !Path::new(&value).exists());
     let missing: Vec<&str> = [CHECKOUT, PYTHON].into_iter().filter(unset).collect();
     (!missing.is_empty()).then(|| format!("set {} (conformance/trl_suite/run.py says to what)", missing.join(" and ")))
 }
 
-/// Runs all five files and gives the page's totals.
+/// Runs all five test files and returns the totals of the page.
 pub fn run() -> Result<String, String> {
     let python = env::var_os(PYTHON).unwrap_or_default();
     let status = Command::new(python)
@@ -33,7 +34,7 @@ pub fn run() -> Result<String, String> {
     }
 }
 
-/// Tests, passed and failed ones, of the table's last row.
+/// The number of tests, and of passed and failed ones, from the last row of the page's table.
 fn totals(page: &str) -> Option<String> {
     let row = page.lines().find_map(|line| line.strip_prefix("| all |"))?;
     let [tests, passed, failed] = row.split('|').map(str::trim).take(3).collect::<Vec<_>>().try_into().ok()?;

@@ -1,13 +1,15 @@
-//! Whether vector code was compiled as such: in the release build of the kernels no intrinsic stands alone.
+//! Checks that vector code was compiled inline: the release build of the kernels must not contain an intrinsic as a
+//! function of its own.
 //!
-//! A closure does not have the instruction set of the function around it. One that calls an intrinsic, and that the
-//! compiler does not inline, calls it as a function, with vectors in memory: the same bits, forty times as slow.
+//! A Rust closure does not inherit the instruction set (`target_feature`) of the function around it. If such a closure
+//! is not inlined, it calls each intrinsic as a function, with vectors in memory: the result has the same bits, but
+//! takes forty times as long.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// How the name of a function of `core::arch::x86` begins in a symbol table.
+/// The beginning of the symbol name of a function in `core::arch::x86`.
 const INTRINSIC: &[u8] = b"_ZN4core9core_arch3x86";
 
 pub fn check() -> Result<(), String> {
@@ -25,7 +27,7 @@ pub fn check() -> Result<(), String> {
     }
 }
 
-/// The library of the kernels that was built last.
+/// The most recently built library of the kernels.
 fn newest(directory: &Path) -> Result<PathBuf, String> {
     let mut found: Option<(SystemTime, PathBuf)> = None;
     for entry in std::fs::read_dir(directory).map_err(|e| format!("{}: {e}", directory.display()))? {

@@ -1,15 +1,15 @@
-//! Words that must not come back (docs/glossary.md), in code, comments, messages and documents. A word is looked for in
-//! prose and in identifiers, a phrase of several words in prose, over the ends of lines, too.
+//! Finds words that docs/glossary.md replaces, in code, comments, messages and documents. A single word is looked for
+//! in prose and in identifiers, a phrase of several words only in prose, where it may continue on the next line.
 
 use crate::sources;
 
-/// What must not be written, and what is written instead.
+/// A group of words that must not be written, and the word to use instead.
 struct Word {
     not: &'static [&'static str],
     but: &'static str,
-    /// Phrases in which it is right.
+    /// Phrases in which the words are allowed.
     right: &'static [&'static str],
-    /// Files and folders in which it is right.
+    /// Files and folders in which the words are allowed.
     except: &'static [&'static str],
 }
 
@@ -47,7 +47,7 @@ const WORDS: [Word; 16] = [
     word(&["matrix product", "matrix products"], "matmul"),
 ];
 
-/// Where products are of single numbers.
+/// Files in which "product" is allowed, since it means a product of single numbers.
 const PRODUCTS: [&str; 20] = [
     "bench/cuda",
     "bench/peers",
@@ -73,7 +73,7 @@ const PRODUCTS: [&str; 20] = [
 
 const FOLDERS: [&str; 7] = ["bench", "conformance", "crates", "docs", "examples", "python", "xtask/src"];
 const PAGES: [&str; 4] = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
-/// They name the words.
+/// The files that list the replaced words themselves.
 const NAMES_THEM: [&str; 2] = ["docs/glossary.md", "xtask/src/words.rs"];
 const EXTENSIONS: [&str; 10] = ["rs", "py", "pyi", "md", "toml", "sh", "cu", "cuh", "h", "js"];
 
@@ -98,13 +98,13 @@ pub fn check() -> Result<(), String> {
     }
 }
 
-/// A word of a text, in lower case: what stands between other characters, and from hump to hump of an identifier.
+/// A word of a text in lower case; an identifier is split at capitals and underscores.
 struct Token {
     text: String,
     line: usize,
-    /// It continues an identifier, or other characters than blanks and those of comments stand before it.
+    /// Whether the word continues an identifier, or follows characters other than blanks and comment marks.
     apart: bool,
-    /// It is called as a method, `.product()`: a name of somebody else's.
+    /// Whether the word is called as a method, `.product()`: that name is from another library.
     method: bool,
 }
 
@@ -127,7 +127,7 @@ fn of_file(name: &str, text: &str) -> Vec<String> {
     wrong
 }
 
-/// How many tokens a phrase takes of those that come, if they begin with it.
+/// The number of tokens that match `phrase`, if `tokens` begins with it.
 fn matched(phrase: &str, tokens: &[Token]) -> Option<usize> {
     let mut length = 0;
     for word in phrase.split(' ') {
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// An exception that covers nothing hides a word that comes back.
+    /// Each exception must name an existing file: a stale one could hide a word that comes back.
     #[test]
     fn exceptions_exist() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

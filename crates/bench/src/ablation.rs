@@ -1,8 +1,9 @@
-//! Each optimization beside the same work without it, one table: fused sampling, fused masked softmax, one transfer for
-//! a batch, a cache that is kept, a prompt shared by its completions, packing, the stable form of the KL estimator.
+//! `lockstep bench ablation`: times each optimization against the same work without it, in one table: fused sampling,
+//! fused masked softmax, one transfer per batch, an engine that is kept, a prompt shared by its completions, packing,
+//! the stable form of the KL estimator.
 //!
-//! Both sides are real work of this engine's operations, and give the same results within what the last column says.
-//! On a device with memory of its own, what it was asked for (launches, copies, waits) stands beside the times.
+//! Both sides are real work by this engine's operations, and give the same results within the tolerance in the last
+//! column. On a device with memory of its own, the table also shows the numbers of launches, copies and waits.
 
 use super::levels::naive::whole_softmax;
 use super::report::column;
@@ -15,25 +16,25 @@ use model::{PromptCompletion, Scorer, Weights};
 use serde_json::{Value, json};
 use train::KlEstimator;
 
-/// Rows of a decode step.
+/// Number of rows (tokens) of a decode step.
 const ROWS: usize = 16;
-/// Keys that a row of the softmax sees at most.
+/// Most keys that a row of the softmax attends to.
 const KEYS: usize = 128;
-/// Columns of a decode step's inputs.
+/// Number of integer inputs per row of a decode step.
 const COLUMNS: usize = 5;
-/// A score that no row sees.
+/// The score of a masked key.
 const UNSEEN: f32 = -1e30;
-/// The draws of inputs.
+/// The random stream of the inputs.
 const STREAM: u64 = 0x61_626c_6174;
 
-/// One side of a comparison.
+/// One side of a comparison: its time and its results.
 struct Side {
     seconds: f64,
     asked: Copies,
     results: Vec<f32>,
 }
 
-/// Times `work` after a first call, whose results are kept.
+/// Calls `work` once without timing it, and keeps that result; then times further calls.
 fn side(ctx: &Context, mut work: impl FnMut() -> anyhow::Result<Vec<f32>>) -> anyhow::Result<Side> {
     let results = work()?;
     let before = ctx.memory().copies();
@@ -107,7 +108,7 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| (stream.next_f64() * 2.0 - 1.0) as f32).collect()
 }
 
-/// The likeliest token of each row, and its log-probability.
+/// Takes the most likely token of each row, with its log-probability: fused, and through logits in memory.
 fn sampling(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
     let (memory, h, v) = (ctx.memory(), weights.config.hidden_size, weights.config.vocab_size);
     let mut hidden = Tensor::zeros(memory, &[ROWS, h], weights.config.compute);
@@ -151,7 +152,7 @@ fn ln(x: f32) -> f32 {
     x.ln()
 }
 
-/// The probabilities of causal scores.
+/// Computes the softmax of causally masked scores: fused, and in separate operations.
 fn masked_softmax(ctx: &Context) -> anyhow::Result<[Side; 2]> {
     let (memory, n) = (ctx.memory(), KEYS);
     let x = Tensor::from_f32(memory, &[n, n], &numbers(n * n, 2));
@@ -181,7 +182,7 @@ fn masked_softmax(ctx: &Context) -> anyhow::Result<[Side; 2]> {
     Ok([with, without])
 }
 
-/// The inputs of a decode step to the device.
+/// Copies the inputs of a decode step to the device: in one transfer, and in one for each input.
 fn transfers(ctx: &Context) -> anyhow::Result<[Side; 2]> {
     let inputs: Vec<u32> = (0..(COLUMNS * ROWS) as u32).collect();
     let mut at = Tensor::from_u32(ctx.memory(), &[COLUMNS * ROWS], &inputs);
@@ -199,7 +200,7 @@ fn transfers(ctx: &Context) -> anyhow::Result<[Side; 2]> {
     Ok([with, without])
 }
 
-/// Generation by an engine that is kept, beside one that is made for it; and with prompts shared, beside not.
+/// Generates with an engine that is kept, and with one built for each call; then with prompts shared, and not shared.
 fn rollouts(ctx: &Context, weights: &Weights) -> anyhow::Result<[[Side; 2]; 2]> {
     let workload = Workload { prompts: 2, prompt_tokens: 32, generations: 4, max_num_seqs: 8, ..Workload::grpo(8, 4) };
     let prompts = workload.random_prompts(&weights.config, 0);
@@ -218,7 +219,7 @@ fn rollouts(ctx: &Context, weights: &Weights) -> anyhow::Result<[[Side; 2]; 2]> 
     Ok([[kept, anew], [again, each]])
 }
 
-/// Log-probabilities of completions between a quarter of the longest and all of it.
+/// Computes log-probabilities of completions whose lengths are 25 % to 100 % of the longest: packed, and padded.
 fn packing(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
     const LONGEST: usize = 64;
     let mut stream = Stream::new(3, STREAM);
@@ -246,7 +247,8 @@ fn packing(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
     Ok([with, without])
 }
 
-/// The divergence of log-probabilities that are near each other, and the largest relative errors of both sides.
+/// Computes the KL estimator for log-probabilities that are close to each other, in the stable form and as written with
+/// probabilities. Also returns the largest relative error of each.
 fn stable_kl() -> anyhow::Result<([Side; 2], [f64; 2])> {
     let host = Context::meta();
     let differences: Vec<f64> = (1..=4096).map(|i| f64::from(i) * 1e-6).collect();
@@ -265,7 +267,7 @@ fn stable_kl() -> anyhow::Result<([Side; 2], [f64; 2])> {
     Ok(([with, without], errors))
 }
 
-/// As it is written with probabilities.
+/// The k3 KL estimator computed from probabilities instead of log-probabilities.
 #[allow(clippy::disallowed_methods)] // of a yardstick, whose bits nothing depends on
 fn naive_kl(logp: f32, ref_logp: f32) -> f32 {
     let ratio = ref_logp.exp() / logp.exp();

@@ -1,4 +1,5 @@
-//! The three matmuls of a linear layer at the shapes of a 0.5 B model.
+//! `lockstep bench gemm`: times the three matmuls of a linear layer (forward, input gradient, weight gradient) with the
+//! shapes of a 0.5 B model.
 
 use super::report::column;
 use super::{Machine, Report, median, repeat};
@@ -6,11 +7,12 @@ use kernels::ops::linear::{self, BackwardInput, BackwardWeight, Forward};
 use kernels::{Context, DType, Matrix, Tensor};
 use serde_json::json;
 
-/// M, K, N: decoding, a decoding batch, a micro-batch up, square, down.
+/// The shapes `[M, K, N]`: decoding one token, decoding a batch, then micro-batches through different layers of the
+/// model.
 const SHAPES: [[usize; 3]; 6] =
     [[1, 896, 4864], [16, 896, 4864], [64, 896, 4864], [512, 896, 4864], [2048, 896, 896], [512, 4864, 896]];
 
-/// Times every matmul in `dtype` (inputs and weight; gradients and outputs are f32) for about `seconds`.
+/// Times every matmul for about `seconds`. Inputs and weight have type `dtype`; gradients and outputs are f32.
 pub fn run(ctx: &Context, dtype: DType, seconds: f64) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx)?.of_dtype(dtype);
     let columns = [

@@ -1,7 +1,8 @@
-//! Whole rollouts of one group: completions of a shared prompt, from the request to the last token, sampler included.
+//! `lockstep bench rollout --completions`: times the generation of one group (completions of a shared prompt), from the
+//! request to the last token, with the sampler.
 //!
-//! What `bench/peers` measures beside other engines: the weights of a directory, a given prompt, nothing that ends a
-//! completion early. Knows nothing of the peers.
+//! `bench/peers` compares these times with other engines: with weights from a directory and a given prompt, and without
+//! anything that ends a completion early.
 
 use super::report::column;
 use super::{Machine, Report, Subject, Workload, median};
@@ -18,23 +19,24 @@ use std::time::Instant;
 /// What is generated.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
-    /// Completions of one shared prompt, in place of decode steps of prompts of their own; several sizes: 1,8,64.
+    /// Numbers of completions of the shared prompt to time, for example 1, 8 and 64. Empty: time decode steps of
+    /// separate prompts instead.
     pub completions: Vec<usize>,
-    /// The weights of a Hugging Face directory, in place of the shape's random ones.
+    /// A Hugging Face model directory; if not set, random weights of the shape are used.
     pub model: Option<PathBuf>,
-    /// Tokens of the prompt, random ids.
+    /// Number of tokens of the prompt, whose token ids are random.
     pub prompt_length: usize,
-    /// The prompt itself: a file with a JSON array of token ids.
+    /// A file with the prompt as a JSON array of token ids, instead of a random prompt.
     pub prompt_ids: Option<PathBuf>,
     /// Tokens of each completion.
     pub new_tokens: usize,
-    /// 0: the likeliest token each time.
+    /// The sampling temperature; 0 is greedy.
     pub temperature: f64,
-    /// Rollouts of each size that are timed, after one that takes the memory.
+    /// Timed repetitions for each number of completions, after an untimed one that allocates memory.
     pub repeats: usize,
 }
 
-/// Times rollouts of each size.
+/// Times the generation of a group for each number of completions.
 pub fn run(ctx: &Context, shape: Subject, args: &GroupOptions) -> anyhow::Result<Report> {
     check(args)?;
     let weights = match &args.model {
@@ -141,7 +143,8 @@ fn read(file: &Path) -> anyhow::Result<Arc<Prompt>> {
     Ok(Prompt::new(ids))
 }
 
-/// Seconds of a rollout, and of its steps after the one that gave every completion its first token.
+/// Generates a group. Returns the seconds in all, and those of the decode steps after every completion had its first
+/// token.
 fn rollout(
     engine: &mut Engine,
     weights: &Weights,

@@ -1,7 +1,8 @@
-//! `lockstep bench`: what the engine reaches, beside what this machine can do at most, both measured in the same run.
+//! `lockstep bench`: the speed that the engine reaches, beside the peak of this machine, both measured at the same
+//! time.
 //!
-//! One file for each benchmark; [`workload`] makes the steps that they time, [`shapes`] the models. No figure here is
-//! computed from another machine's, and none is assumed.
+//! Each benchmark has one file; [`workload`] makes the steps that they time, [`shapes`] the models. All figures are
+//! measured on this machine.
 
 pub mod ablation;
 pub mod addition;
@@ -27,7 +28,7 @@ pub use workload::Workload;
 
 use std::time::Instant;
 
-/// Seconds of each call of `work`: at least `least` calls, and as many more as `seconds` allow.
+/// Calls `work` at least `least` times, and more often while `seconds` are not over. Returns the seconds of each call.
 pub fn repeat(least: usize, seconds: f64, mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
     let (start, mut times) = (Instant::now(), Vec::new());
     while times.len() < least || start.elapsed().as_secs_f64() < seconds {
@@ -38,14 +39,14 @@ pub fn repeat(least: usize, seconds: f64, mut work: impl FnMut() -> anyhow::Resu
     Ok(times)
 }
 
-/// The middle one; of an even number, the smaller of the two.
+/// The median; for an even number of times the smaller of the two middle ones.
 pub fn median(times: &[f64]) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted[(sorted.len() - 1) / 2]
 }
 
-/// The least and the greatest of them.
+/// The smallest and the greatest value.
 fn extremes(values: &[f64]) -> [f64; 2] {
     [f64::min, f64::max].map(|one: fn(f64, f64) -> f64| values.iter().copied().fold(values[0], one))
 }

@@ -1,5 +1,6 @@
-//! The memory of a step, by part: as the ledger counts it, beside what the process has resident. And what
-//! log-probabilities take beyond their inputs and outputs, where `[tokens, vocabulary]` logits would show.
+//! `lockstep bench memory`: the memory of a step by part, as the memory ledger counts it, beside the process's resident
+//! memory. Also the memory that computing log-probabilities needs beyond inputs and outputs, where stored [tokens,
+//! vocabulary] logits would show.
 
 use super::report::column;
 use super::workload::Bench;
@@ -8,10 +9,11 @@ use kernels::ops::lm_head;
 use kernels::{Context, DType, Matrix, Tensor};
 use serde_json::json;
 
-/// Tokens whose log-probabilities are measured.
+/// Number of tokens in the measurement of log-probabilities.
 const TOKENS: usize = 4096;
 
-/// One step of `shape`; in a process of its own, so that the peak is its own.
+/// Measures one step with a model of size `shape`. Must run in a process of its own, since it reads the process's peak
+/// memory.
 pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx)?;
     let columns = [column("part", "part", 0), column("mib", "MiB", 1)];
@@ -45,8 +47,9 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// How far the resident memory rises above weight, hidden rows, their gradients and the outputs while log-probabilities
-/// and entropies are computed, and in the backward pass. None where the system does not say.
+/// How many bytes the resident memory grows beyond weight, hidden rows, their gradients and the outputs, while
+/// log-probabilities and entropies and their backward pass are computed. `None` where the operating system does not
+/// report it.
 fn log_probabilities(ctx: &Context, shape: Subject) -> anyhow::Result<Option<u64>> {
     let (config, dtype, memory) = (shape.config()?, shape.dtype.dtype(), ctx.memory());
     let (v, h) = (config.vocab_size, config.hidden_size);

@@ -1,5 +1,5 @@
-//! Lockstep parity: bits of the sampler's log-probabilities against bits of the trainer's, over batch sizes, threads,
-//! sharing, chunks and temperatures.
+//! `lockstep bench parity`: compares the bits of the sampler's log-probabilities with the trainer's, for several
+//! temperatures, numbers of threads and batch sizes, with and without prefix sharing and chunked prefill.
 
 use super::report::column;
 use super::{Machine, Report, Subject, Workload};
@@ -8,7 +8,7 @@ use model::{PromptGroup, Scorer};
 use rollout::{Completion, Engine, EngineConfig, RolloutGroup};
 use serde_json::json;
 
-/// Generates and scores in every combination; every mismatch is counted, and one is one too many.
+/// Generates and scores in every combination, and counts the tokens that differ; there must be none.
 pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let columns = [
         column("temperature", "T", 1),

@@ -1,40 +1,39 @@
-//! Lines with bands as an SVG: a few panels side by side that share their y axis and legend. Knows numbers and names
-//! only.
+//! Draws an SVG of line charts with error bands: a few panels side by side with a common y axis and legend.
 
 use std::fmt::Write;
 
-/// A line: each point is x, y, and how far the band reaches on either side of y.
+/// A line of a chart.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// In the legend.
+    /// The line's name in the legend.
     pub name: String,
-    /// Ascending in x.
+    /// The points, ascending in x: x, y, and half of the height of the band around y.
     pub points: Vec<[f64; 3]>,
 }
 
 /// One panel of a plot.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// Below its x axis.
+    /// The label of the x axis.
     pub label: String,
-    /// The same number in each panel, in the same order: the legend's.
+    /// The lines. Every panel has the same number of lines in the same order, that of the legend.
     pub series: Vec<Series>,
 }
 
-/// Colours that people with any colour vision tell apart (Okabe and Ito), then two more.
+/// Line colours that people with any colour vision can tell apart (Okabe and Ito), then two more.
 const COLOURS: [&str; 9] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8a6d00", "#7a4fb5"];
 
-/// Size of a panel.
+/// Width of a panel in pixels; the next constant is the height.
 const WIDTH: f64 = 380.0;
 const HEIGHT: f64 = 300.0;
-/// Room for the y axis's numbers, the title, between panels, and for the legend.
+/// Margins in pixels: for the y axis's numbers, the title, between panels, and for the legend.
 const LEFT: f64 = 62.0;
 const TOP: f64 = 34.0;
 const GAP: f64 = 36.0;
 const LEGEND: f64 = 150.0;
 
-/// The picture: `y` is the y axis's label, its range is 0 to `most`.
+/// The SVG text. `y` is the label of the y axis, whose range is 0 to `most`.
 pub fn svg(title: &str, y: &str, most: f64, panels: &[Panel]) -> String {
     let width = LEFT + panels.len() as f64 * (WIDTH + GAP) + LEGEND;
     let height = TOP + HEIGHT + 48.0;
@@ -112,7 +111,7 @@ fn draw(out: &mut String, left: f64, most: f64, panel: &Panel, labelled: bool) {
     }
 }
 
-/// Round numbers from 0 up to `most`, about five.
+/// About five round numbers from 0 up to `most`.
 #[allow(clippy::disallowed_methods)]
 fn ticks(most: f64) -> Vec<f64> {
     let rough = most / 5.0;
@@ -121,7 +120,7 @@ fn ticks(most: f64) -> Vec<f64> {
     (0..).map(|i| f64::from(i) * step).take_while(|&t| t <= most * 1.001).collect()
 }
 
-/// With as many digits as a tick needs.
+/// The number with as many digits as an axis label needs.
 fn number(x: f64) -> String {
     let text = format!("{x:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -1,4 +1,4 @@
-//! A benchmark's report: the machine and a table, as text or as JSON.
+//! The report of a benchmark: the machine and a table, as text or as JSON.
 
 use kernels::ceilings::Ceilings;
 use kernels::{Context, DType, Device};
@@ -6,45 +6,45 @@ use serde_json::{Map, Value, json};
 use std::time::Duration;
 use telemetry::{Align, Table};
 
-/// What computes, and what it can do at most.
+/// The device that computes, with its measured peaks.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// What computes, as [`Context::describe`] names it.
+    /// The name of the device, from [`Context::describe`].
     pub device: &'static str,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
-    /// Multiply-adds and memory reads, measured now.
+    /// The peaks of multiply-adds and of memory reads, measured at the start of the benchmark.
     pub ceilings: Ceilings,
 }
 
 impl Machine {
-    /// Measures `ctx` for about a second.
+    /// Measures the peaks of the device of `ctx`, which takes about a second.
     pub fn measure(ctx: &Context) -> kernels::Result<Machine> {
         let ceilings = kernels::ceilings::measure(ctx, Duration::from_secs(1))?;
         Ok(Machine { device: ctx.describe(), threads: ctx.threads(), ceilings })
     }
 
-    /// The same for work whose matmuls are of `dtype`: the ceiling is that of tiles where they run on them.
+    /// The machine with the peak for matmuls in `dtype`: that of AMX tiles if such matmuls use them.
     pub fn of_dtype(self, dtype: DType) -> Machine {
         Machine { ceilings: self.ceilings.of_dtype(dtype), ..self }
     }
 
-    /// Share of the multiply-add ceiling, in percent.
+    /// `flops_per_s` as a percentage of the peak of multiply-adds.
     pub fn of_flops(&self, flops_per_s: f64) -> f64 {
         100.0 * flops_per_s / self.ceilings.flops_per_s
     }
 
-    /// Share of the memory-read ceiling, in percent.
+    /// `bytes_per_s` as a percentage of the peak of memory reads.
     pub fn of_bandwidth(&self, bytes_per_s: f64) -> f64 {
         100.0 * bytes_per_s / self.ceilings.read_bytes_per_s
     }
 
-    /// Seconds that work of `flops` and `bytes` takes at least: the longer of the two.
+    /// The least seconds for work with this many FLOPs and bytes: the larger of FLOPs / peak and bytes / peak.
     pub fn roofline_s(&self, flops: f64, bytes: f64) -> f64 {
         (flops / self.ceilings.flops_per_s).max(bytes / self.ceilings.read_bytes_per_s)
     }
 
-    /// What it is and what it reaches.
+    /// The machine and its peaks as JSON.
     pub fn json(&self) -> Value {
         json!({
             "isa": self.device,
@@ -55,7 +55,7 @@ impl Machine {
         })
     }
 
-    /// Whether a CPU stands for a GPU.
+    /// Whether the device is a GPU emulated on the CPU.
     fn is_emulated(&self) -> bool {
         self.device == Device::CudaEmulated.name()
     }
@@ -80,23 +80,23 @@ impl Machine {
     }
 }
 
-/// A column: its key in JSON, its heading, and how many decimals it shows.
+/// A column of the table: its key in JSON, its heading, and the number of decimals.
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
-    /// In JSON.
+    /// The key in JSON.
     pub key: &'static str,
-    /// In the table.
+    /// The heading in the text table.
     pub heading: &'static str,
-    /// Decimals of numbers.
+    /// The number of decimals in the text table.
     pub decimals: usize,
 }
 
-/// Short for a [`Column`].
+/// A shorthand that builds a [`Column`].
 pub const fn column(key: &'static str, heading: &'static str, decimals: usize) -> Column {
     Column { key, heading, decimals }
 }
 
-/// Rows of figures.
+/// A table of figures with the machine that they were measured on.
 #[derive(Clone, Debug)]
 pub struct Report {
     name: &'static str,
@@ -107,24 +107,24 @@ pub struct Report {
 }
 
 impl Report {
-    /// No rows yet.
+    /// A report without rows.
     pub fn new(name: &'static str, machine: Machine, columns: &[Column]) -> Report {
         Report { name, machine, columns: columns.to_vec(), rows: Vec::new(), notes: Vec::new() }
     }
 
-    /// Adds a row: one value for each column, null where there is none.
+    /// Adds a row: one value for each column, null for an empty cell.
     pub fn row(&mut self, values: impl IntoIterator<Item = Value>) {
         let row: Vec<Value> = values.into_iter().collect();
         assert_eq!(row.len(), self.columns.len(), "{}", self.name);
         self.rows.push(row);
     }
 
-    /// A line below the table.
+    /// Adds a line of text below the table.
     pub fn note(&mut self, text: String) {
         self.notes.push(text);
     }
 
-    /// As JSON.
+    /// The report as JSON.
     pub fn json(&self) -> Value {
         let row = |row: &Vec<Value>| -> Value {
             let pairs = self.columns.iter().zip(row);
@@ -137,7 +137,7 @@ impl Report {
         all
     }
 
-    /// As text.
+    /// The report as text, for a terminal of `width` columns.
     pub fn text(&self, width: usize) -> String {
         let numeric = |i: usize| self.rows.iter().any(|row| row[i].is_number());
         let align = |i| if numeric(i) { Align::Right } else { Align::Left };

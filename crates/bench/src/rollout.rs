@@ -1,7 +1,8 @@
-//! Generation: whole decode steps, sampler included, by batch size; each sequence has its own prompt.
+//! `lockstep bench rollout`: times whole decode steps, with the sampler, by batch size. Each sequence has its own
+//! prompt.
 //!
-//! A decode step must read every weight once, and every key and value that its sequences attend to. These bytes divided
-//! by its time are compared with the memory bandwidth that was measured on this machine.
+//! A decode step must read every weight once, and all keys and values that its sequences attend to. These bytes,
+//! divided by the time of the step, are compared with the measured memory bandwidth of this machine.
 
 use super::report::column;
 use super::workload::MAX_BATCHED_TOKENS;
@@ -9,12 +10,12 @@ use super::{Machine, Report, Subject, Workload, median};
 use kernels::Context;
 use serde_json::json;
 
-/// Batch sizes.
+/// Batch sizes: the number of sequences.
 const BATCHES: [usize; 5] = [1, 4, 16, 32, 64];
-/// Prompt tokens before the measured steps.
+/// Prompt tokens of each sequence before the measured steps.
 const PROMPT: usize = 128;
 
-/// Times at least `steps` decode steps of each batch, in which all of its sequences draw a token.
+/// Times at least `steps` decode steps for each batch size; in each of them every sequence draws a token.
 pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
     let columns = [

@@ -1,4 +1,4 @@
-//! The models of the benchmarks: Qwen2-shaped decoders with random weights.
+//! The models of the benchmarks: Qwen2-like decoders with random weights.
 
 use kernels::Context;
 use lockstep::config::ComputeDType;
@@ -6,7 +6,7 @@ use model::{ModelConfig, Weights};
 use serde_json::json;
 use std::sync::Arc;
 
-/// A size.
+/// A model size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// For tests and the emulator: hidden 32, 2 layers, vocabulary 64.
@@ -15,17 +15,17 @@ pub enum Shape {
     M4,
     /// 7 million parameters: hidden 256, 6 layers, vocabulary 4,096.
     M7,
-    /// 92 million: hidden 640, 12 layers, vocabulary 32,768.
+    /// 92 million parameters: hidden 640, 12 layers, vocabulary 32,768.
     M92,
-    /// Qwen2.5-0.5B's: hidden 896, 24 layers, vocabulary 151,936, tied.
+    /// The size of Qwen2.5-0.5B: hidden 896, 24 layers, vocabulary 151,936, tied embeddings.
     B05,
 }
 
 impl Shape {
-    /// All of them.
+    /// All model sizes.
     pub const ALL: [Shape; 5] = [Shape::Tiny, Shape::M4, Shape::M7, Shape::M92, Shape::B05];
 
-    /// As on the command line.
+    /// The name of the size on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Shape::Tiny => "tiny",
@@ -36,7 +36,7 @@ impl Shape {
         }
     }
 
-    /// hidden, ffn, layers, heads, key-value heads, vocabulary
+    /// The sizes: hidden, feed-forward, layers, heads, key-value heads, vocabulary.
     fn sizes(self) -> [usize; 6] {
         match self {
             Shape::Tiny => [32, 64, 2, 4, 2, 64],
@@ -47,7 +47,7 @@ impl Shape {
         }
     }
 
-    /// Completions of a step and tokens of each, as the peers are measured.
+    /// The size of the GRPO step that is compared with other engines: number of completions, and tokens of each.
     pub fn step(self) -> (usize, usize) {
         match self {
             Shape::Tiny => (4, 8),
@@ -58,7 +58,7 @@ impl Shape {
         }
     }
 
-    /// Its config.json.
+    /// The text of the model's config.json.
     pub fn config_json(self) -> String {
         let [hidden, ffn, layers, heads, kv_heads, vocabulary] = self.sizes();
         json!({
@@ -82,33 +82,33 @@ impl Shape {
     }
 }
 
-/// What is measured: a size, and what its matmuls compute in.
+/// The model that is measured: its size and the type of its matmuls.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject {
-    /// The size.
+    /// The model size.
     pub shape: Shape,
-    /// What its matmuls compute in.
+    /// The number type in which matmuls compute.
     pub dtype: ComputeDType,
 }
 
 impl Subject {
-    /// Both, as tables name them.
+    /// The size and the type as one name for tables.
     pub fn name(self) -> String {
         format!("{} {}", self.shape.name(), self.dtype.name())
     }
 
-    /// Completions of the step that peers are measured with, and tokens of each.
+    /// The size of the GRPO step that is compared with other engines: number of completions, and tokens of each.
     pub fn step(self) -> (usize, usize) {
         self.shape.step()
     }
 
-    /// Its configuration.
+    /// The configuration of the model.
     pub fn config(self) -> anyhow::Result<Arc<ModelConfig>> {
         let config = ModelConfig::parse(&self.shape.config_json())?;
         Ok(Arc::new(ModelConfig { compute: self.dtype.dtype(), ..config }))
     }
 
-    /// Random weights, the same ones every time.
+    /// Random weights, the same at every call.
     pub fn weights(self, ctx: &Context) -> anyhow::Result<Weights> {
         Ok(Weights::random(ctx.memory(), &self.config()?, 1)?)
     }

@@ -1,8 +1,8 @@
-//! The time saved by leaving groups without a gradient out of the update: 16 groups, of which a half, three quarters
-//! and seven eighths have rewards that are all equal.
+//! `lockstep bench skip`: the time saved by leaving groups without a gradient out of the update. Of 16 groups, one
+//! half, three quarters or seven eighths have all rewards equal, and so no gradient.
 //!
-//! Each update that leaves some out has one beside it that computes all, in turn first and second, on the same samples
-//! and weights (the learning rate is 0). Seconds are of processors, so that a neighbour costs less.
+//! Each update that skips groups is paired with one that computes all, in alternating order, on the same samples and
+//! weights (the learning rate is 0). Times are CPU seconds, so that other processes disturb them less.
 
 use super::report::column;
 use super::workload::timed;
@@ -12,20 +12,21 @@ use kernels::Context;
 use serde_json::json;
 use train::{Advantage, Sample, Trainer};
 
-/// Groups of the optimizer batch.
+/// Number of groups in the optimizer batch.
 const GROUPS: usize = 16;
-/// Those that have a gradient.
+/// Numbers of groups that have a gradient.
 const LIVE: [usize; 3] = [8, 4, 2];
 
-/// What one update took.
+/// The time of one update.
 #[derive(Clone, Copy, Default)]
 struct Update {
     cpu_s: f64,
-    /// The share of the optimizer.
+    /// Seconds of the optimizer in the whole update, as a share from 0 to 1.
     optimizer: f64,
 }
 
-/// Times `repeats` pairs of each share; `completions` of a step and tokens of each.
+/// Times `repeats` pairs of updates for each number of groups with a gradient. The step has `completions` completions
+/// of `tokens` tokens.
 pub fn run(
     ctx: &Context,
     shape: Subject,
@@ -111,7 +112,7 @@ pub fn run(
     Ok(report)
 }
 
-/// The samples, of which `live` groups, spread evenly, have advantages that differ.
+/// The samples with new advantages: they differ from 0 in `live` groups, evenly spread, and are 0 in the others.
 fn with_live(samples: &[Sample], live: usize) -> Vec<Sample> {
     let mut samples = samples.to_vec();
     for (i, sample) in samples.iter_mut().enumerate() {

@@ -1,9 +1,9 @@
-//! What it saves to guess tokens in the tail of a generation: of 64 completions, one, two or four are longer than the
-//! others.
+//! `lockstep bench speculative`: the time that speculative draft tokens save at the end of a generation, when only one,
+//! two or four of 64 completions are not finished.
 //!
-//! Every generation with guesses has one beside it without, in turn first and second, on the same prompts and weights;
-//! their completions are compared bit for bit. Seconds are of processors, so that a neighbour costs less, and of the
-//! steps after the last short completion has ended.
+//! Each generation with draft tokens is paired with one without, in alternating order, on the same prompts and weights;
+//! their completions are compared bit for bit. Times are CPU seconds, so that other processes disturb them less, and
+//! cover only the steps after the last short completion has ended.
 
 use super::report::column;
 use super::workload::{MAX_BATCHED_TOKENS, PROMPT_TOKENS};
@@ -14,21 +14,21 @@ use rollout::{Counters, Engine, EngineConfig, Request, RolloutGroup, SamplingPar
 use serde_json::json;
 use std::sync::Arc;
 
-/// Completions of a generation.
+/// Number of completions in a generation.
 const COMPLETIONS: usize = 64;
-/// Those of them that are long.
+/// How many of the completions are long.
 const LIVE: [usize; 3] = [1, 2, 4];
-/// Tokens of a short one.
+/// Number of tokens of a short completion.
 const SHORT: usize = 4;
 
-/// What random weights are made to write.
+/// Sampling parameters with which random weights write more or less repetitive texts, with a name for each.
 fn texts() -> [(&'static str, SamplingParams); 3] {
     let of = |temperature, top_k| SamplingParams { temperature, top_k, ..SamplingParams::default() };
     // The likelier of two tokens is, more often than not, the one before: half of what was said follows again.
     [("repetitive (greedy)", of(0.0, 0)), ("half repetitive (one of 2)", of(1.0, 2)), ("random (T = 1)", of(1.0, 0))]
 }
 
-/// A tail.
+/// Results of the steps after the last short completion.
 struct Tail {
     groups: Vec<RolloutGroup>,
     cpu_s: f64,
@@ -36,7 +36,8 @@ struct Tail {
     done: Counters,
 }
 
-/// Times `repeats` pairs of tails of `tokens` tokens for each text.
+/// Times `repeats` pairs of generations for each kind of text; a long completion has `tokens` more tokens than a short
+/// one.
 pub fn run(ctx: &Context, shape: Subject, tokens: usize, repeats: usize) -> anyhow::Result<Report> {
     let columns = [
         column("text", "text", 0),
@@ -109,7 +110,7 @@ pub fn run(ctx: &Context, shape: Subject, tokens: usize, repeats: usize) -> anyh
     Ok(report)
 }
 
-/// `live` requests for one long completion each, and one for all short ones.
+/// The requests of a generation: `live` requests for one long completion each, and one request for all short ones.
 fn requests(weights: &Weights, sampling: &SamplingParams, (live, tokens): (usize, usize), seed: u64) -> Vec<Request> {
     let workload = Workload { prompts: live + 1, ..Workload::grpo(COMPLETIONS, tokens) };
     let sampling = |max_new_tokens| Arc::new(SamplingParams { max_new_tokens, seed, ..sampling.clone() });
@@ -122,7 +123,7 @@ fn requests(weights: &Weights, sampling: &SamplingParams, (live, tokens): (usize
     prompts.map(request).collect()
 }
 
-/// Generates, and times what comes after the short completions.
+/// Generates, and times the steps after the last short completion.
 fn tail(engine: &mut Engine, weights: &Weights, requests: Vec<Request>, live: usize) -> anyhow::Result<Tail> {
     for request in requests {
         engine.submit(request)?;

@@ -1,4 +1,5 @@
-//! A whole GRPO step, its stages, and its distance from the roofline: the least time that its FLOPs and bytes can take.
+//! `lockstep bench step`: times a whole GRPO step and its stages, and compares it with its roofline: the least time in
+//! which the machine could do its FLOPs and memory reads.
 
 use super::report::column;
 use super::workload::{Bench, StepTimes};
@@ -7,7 +8,8 @@ use kernels::Context;
 use lockstep::bad_input;
 use serde_json::json;
 
-/// Times `repeats` steps of `completions` × `tokens`, after one that takes the memory.
+/// Times `repeats` steps with `completions` completions of `tokens` tokens, after an untimed step that allocates
+/// memory.
 pub fn run(
     ctx: &Context,
     shape: Subject,

@@ -1,4 +1,4 @@
-//! Forward and backward of a training micro-batch, and how much a shared prompt saves.
+//! `lockstep bench train`: times forward and backward of a training micro-batch, and shows what sharing a prompt saves.
 
 use super::report::column;
 use super::workload::timed;
@@ -10,13 +10,14 @@ use serde_json::json;
 use std::sync::Arc;
 use train::{Advantage, Sample};
 
-/// Groups of eight, prompt tokens; each with its prompt shared and not.
+/// The cases: number of groups (of eight completions), and tokens of the prompt. Each runs with prompts shared and not
+/// shared.
 const CASES: [(usize, usize); 3] = [(1, 88), (1, 1024), (4, 1024)];
-/// Completions of a group, and tokens of each.
+/// Completions per group; the next constant is the tokens of each.
 const GROUP: usize = 8;
 const TOKENS: usize = 64;
 
-/// Times updates (forward, backward, optimizer), `repeats` of each case.
+/// Times `repeats` updates (forward, backward, optimizer) of each case.
 pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
     let columns = [
@@ -78,7 +79,7 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
     Ok(report)
 }
 
-/// Completions of random ids; what a sampler would have recorded is of no consequence for the time.
+/// Samples with random token ids. Their recorded log-probabilities are made up, which does not affect the time.
 fn samples(workload: &Workload, weights: &Weights) -> Vec<Sample> {
     let one_each = Workload { prompts: workload.completions(), prompt_tokens: workload.new_tokens, ..workload.clone() };
     let prompts = workload.random_prompts(&weights.config, 5);

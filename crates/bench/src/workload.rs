@@ -1,5 +1,5 @@
-//! A GRPO step without data: prompts of random ids, completions of a fixed length (nothing ends them early), random
-//! rewards. Everything else is what a run executes.
+//! A GRPO step without data: prompts of random token ids, completions of a fixed length (nothing ends them early),
+//! random rewards. Everything else runs the code of a training run.
 
 use kernels::Context;
 use kernels::rng::Stream;
@@ -12,39 +12,39 @@ use train::{
     UpdateMetrics, advantages,
 };
 
-/// Rows of a step of its engine.
+/// Most rows (tokens) in a step of the engine.
 pub const MAX_BATCHED_TOKENS: usize = 1024;
 
-/// What a step computes, and how.
+/// The sizes and settings of a step.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// Prompts of a step.
+    /// Prompts in a step.
     pub prompts: usize,
-    /// Tokens of a prompt.
+    /// Tokens per prompt.
     pub prompt_tokens: usize,
-    /// Completions of a prompt.
+    /// Completions per prompt.
     pub generations: usize,
-    /// Tokens of a completion.
+    /// Tokens per completion.
     pub new_tokens: usize,
     /// Sampling temperature; 0 for greedy (generation only).
     pub temperature: f64,
-    /// Sequences generated at once.
+    /// Most sequences that are generated at the same time.
     pub max_num_seqs: usize,
-    /// Whether a group's prompt is computed once, in rollout and in training.
+    /// Whether a group's prompt is computed only once, in rollout and in training.
     pub prefix_sharing: bool,
-    /// Rows of a micro-batch.
+    /// Most rows (tokens) in a micro-batch.
     pub micro_batch_tokens: usize,
-    /// Whether the trainer keeps layer inputs only.
+    /// Whether the trainer keeps only the inputs of layers and recomputes other activations.
     pub gradient_checkpointing: bool,
 }
 
-/// Prompts of the peers' step have about this many tokens.
+/// Approximate number of prompt tokens in the step that is compared with other engines.
 pub const PROMPT_TOKENS: usize = 88;
-/// The draws of prompts and rewards.
+/// The random stream of prompts and rewards.
 const STREAM: u64 = 0x62_656e_6368;
 
 impl Workload {
-    /// A step of `completions` in groups of eight (fewer, if there are fewer).
+    /// A GRPO step with this many completions, in groups of eight (or one smaller group).
     pub fn grpo(completions: usize, new_tokens: usize) -> Workload {
         let generations = completions.min(8);
         Workload {
@@ -60,17 +60,17 @@ impl Workload {
         }
     }
 
-    /// Completions of a step.
+    /// Number of completions in a step.
     pub fn completions(&self) -> usize {
         self.prompts * self.generations
     }
 
-    /// Tokens that are generated in a step.
+    /// Number of tokens generated in a step.
     pub fn generated_tokens(&self) -> usize {
         self.completions() * self.new_tokens
     }
 
-    /// An engine that holds all of it.
+    /// An engine with room for the whole step.
     pub fn engine(&self, ctx: &Context, model: &ModelConfig) -> anyhow::Result<Engine> {
         let max_model_len = self.prompt_tokens + self.new_tokens;
         Ok(Engine::new(
@@ -85,13 +85,13 @@ impl Workload {
         )?)
     }
 
-    /// A trainer for it.
+    /// A trainer for the step.
     pub fn trainer(&self, ctx: &Context, model: &Arc<ModelConfig>) -> anyhow::Result<Trainer> {
         let loss = LossConfig { max_completion_length: self.new_tokens, ..LossConfig::default() };
         self.trainer_of(ctx, model, Objective::Policy(loss))
     }
 
-    /// A trainer of another objective.
+    /// A trainer for the step with another objective.
     pub fn trainer_of(&self, ctx: &Context, model: &Arc<ModelConfig>, objective: Objective) -> anyhow::Result<Trainer> {
         let config = TrainerConfig {
             objective,
@@ -106,14 +106,14 @@ impl Workload {
         Ok(Trainer::new(ctx.memory(), model, config)?)
     }
 
-    /// The prompts, the same ones for the same `seed`.
+    /// The random prompts; the same for the same `seed`.
     pub fn random_prompts(&self, model: &ModelConfig, seed: u64) -> Vec<Arc<Prompt>> {
         let mut stream = Stream::new(seed, STREAM);
         let mut id = |_| (stream.next_f64() * model.vocab_size as f64) as u32;
         (0..self.prompts).map(|_| Prompt::new((0..self.prompt_tokens).map(&mut id).collect::<Vec<_>>())).collect()
     }
 
-    /// Requests for `prompts`.
+    /// The engine's requests for `prompts`.
     pub fn requests(&self, prompts: &[Arc<Prompt>], seed: u64) -> Vec<Request> {
         let sampling = Arc::new(SamplingParams {
             temperature: self.temperature,
@@ -127,8 +127,8 @@ impl Workload {
         prompts.iter().enumerate().map(request).collect()
     }
 
-    /// Seconds and booked FLOPs of each step in which all sequences draw a token (steps that compute prompts are left
-    /// out).
+    /// Seconds and FLOPs of each decode step in which all sequences draw a token (steps that also compute prompts are
+    /// left out).
     pub fn decode_steps(&self, ctx: &Context, weights: &Weights) -> anyhow::Result<Vec<(f64, f64)>> {
         let mut engine = self.engine(ctx, &weights.config)?;
         for request in self.requests(&self.random_prompts(&weights.config, 3), 3) {
@@ -145,7 +145,7 @@ impl Workload {
         Ok(steps)
     }
 
-    /// Completions with random rewards, as samples.
+    /// The samples of generated groups, with random rewards.
     pub fn samples(&self, groups: &[RolloutGroup], seed: u64) -> Vec<Sample> {
         let mut stream = Stream::new(seed, STREAM + 1);
         let mut samples = samples_of_groups(groups);
@@ -158,45 +158,45 @@ impl Workload {
     }
 }
 
-/// An engine, a trainer and weights, ready for steps of one workload.
+/// An engine, a trainer and weights, ready to run steps of one workload.
 pub struct Bench {
-    /// What a step computes.
+    /// The sizes and settings of a step.
     pub workload: Workload,
-    /// What computes it.
+    /// The device and threads that compute.
     pub ctx: Context,
-    /// The weights.
+    /// The model's weights.
     pub weights: Weights,
-    /// Generates.
+    /// The engine that generates completions.
     pub engine: Engine,
-    /// Trains.
+    /// The trainer that computes updates.
     pub trainer: Trainer,
     steps: u64,
 }
 
-/// Where the time of a step went, and what was computed in it.
+/// The times of one step, and the work done in it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepTimes {
     /// Seconds of generation.
     pub rollout_s: f64,
     /// Seconds of the update.
     pub update_s: f64,
-    /// FLOPs and bytes booked by generation.
+    /// FLOPs and bytes of generation, as its operations report them.
     pub rollout_work: (f64, f64),
-    /// FLOPs and bytes booked by the update.
+    /// FLOPs and bytes of the update, as its operations report them.
     pub update_work: (f64, f64),
-    /// Tokens whose log-probability differed between sampler and trainer.
+    /// Number of tokens whose log-probability differed between sampler and trainer.
     pub mismatches: u64,
 }
 
 impl Bench {
-    /// All of it for `weights`.
+    /// Builds engine and trainer for a workload and a model's weights.
     pub fn new(workload: Workload, ctx: &Context, weights: Weights) -> anyhow::Result<Bench> {
         let engine = workload.engine(ctx, &weights.config)?;
         let trainer = workload.trainer(ctx, &weights.config)?;
         Ok(Bench { workload, ctx: ctx.clone(), weights, engine, trainer, steps: 0 })
     }
 
-    /// One step: generation, then the update on it.
+    /// Runs one step: generation, then the update on it.
     pub fn step(&mut self) -> anyhow::Result<StepTimes> {
         let prompts = self.workload.random_prompts(&self.weights.config, self.steps);
         let (groups, rollout_s, rollout_work) = timed(|| self.generate(&prompts))?;
@@ -206,19 +206,19 @@ impl Bench {
         Ok(StepTimes { rollout_s, update_s, rollout_work, update_work, mismatches: metrics.logp_mismatch_tokens })
     }
 
-    /// The completions of `prompts`.
+    /// Generates the completions for `prompts`.
     pub fn generate(&mut self, prompts: &[Arc<Prompt>]) -> anyhow::Result<Vec<RolloutGroup>> {
         let requests = self.workload.requests(prompts, self.steps);
         Ok(self.engine.generate(&self.weights, requests)?)
     }
 
-    /// An optimizer step on `samples`.
+    /// Takes an optimizer step on `samples`.
     pub fn update(&mut self, samples: &[Sample]) -> anyhow::Result<UpdateMetrics> {
         Ok(self.trainer.update(&self.ctx, &mut self.weights, samples, 1e-6)?)
     }
 }
 
-/// What `work` gave, its seconds, and the FLOPs and bytes that operations booked in it.
+/// Runs `work`. Returns its result, its seconds, and the FLOPs and bytes that its operations reported.
 pub fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, f64, (f64, f64))> {
     let (before, start) = (kernels::context::counted(), std::time::Instant::now());
     let out = work()?;

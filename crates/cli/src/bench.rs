@@ -1,4 +1,4 @@
-//! `lockstep bench`.
+//! `lockstep bench`: parses the flags of the benchmarks and runs one.
 
 use crate::bench_flags::{AlgorithmsFlags, GroupFlags, LevelsFlags, ShapeFlag};
 use crate::options::{device, threads};
@@ -72,7 +72,7 @@ pub struct StepArgs {
 }
 
 impl StepArgs {
-    /// Completions, and tokens of each.
+    /// The number of completions in a step, and the tokens of each.
     fn sizes(&self, shape: Subject) -> (usize, usize) {
         let (completions, tokens) = shape.step();
         let of = |flag: Option<u32>, own: usize| flag.map_or(own, |n| n as usize);

@@ -40,7 +40,7 @@ pub struct LevelsFlags {
 }
 
 impl LevelsFlags {
-    /// The benchmark's options.
+    /// The options of the benchmark that these flags describe.
     pub fn options(&self) -> anyhow::Result<levels::LevelsOptions> {
         let preset = self.preset.as_deref().and_then(Preset::find);
         let algorithm = match (&preset, self.algorithm.as_deref()) {
@@ -140,7 +140,7 @@ pub struct AlgorithmsFlags {
 }
 
 impl AlgorithmsFlags {
-    /// The benchmark's options.
+    /// The options of the benchmark that these flags describe.
     pub fn options(&self) -> anyhow::Result<algorithms::AlgorithmsOptions> {
         let AlgorithmsFlags { table, seeds, steps, sft_steps, only, out, threads, json, log } = self.clone();
         let (table, console) = (table.into(), log.open()?);
@@ -149,7 +149,7 @@ impl AlgorithmsFlags {
     }
 }
 
-/// The spelling of [`algorithms::Which`].
+/// The command-line names of [`algorithms::Which`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum WhichFlag {
     /// Every algorithm.
@@ -170,7 +170,7 @@ impl From<WhichFlag> for algorithms::Which {
     }
 }
 
-/// The spelling of [`Shape`].
+/// The command-line names of [`Shape`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ShapeFlag {
     /// For tests and the emulator: hidden 32, 2 layers, vocabulary 64.

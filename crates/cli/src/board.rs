@@ -1,4 +1,4 @@
-//! `lockstep board`: TensorBoard's event files of runs that are there.
+//! `lockstep board`: writes TensorBoard event files for existing training runs.
 
 use crate::output;
 use lockstep::{RunDir, bad_input, write_board};

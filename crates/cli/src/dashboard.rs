@@ -1,4 +1,4 @@
-//! `lockstep dashboard`, and the page of a run that trains.
+//! `lockstep dashboard`, and the page that `--dashboard` shows beside a training run.
 
 use crate::output;
 use dashboard::{Jobs, Runnable, Runs, Server, serve_in_thread};
@@ -8,7 +8,7 @@ use lockstep_bench::levels::{Algorithm, PRESETS};
 use std::path::{Path, PathBuf};
 use telemetry::Console;
 
-/// The port where none is asked for.
+/// The port of the page by default.
 pub const PORT: u16 = 7860;
 
 /// Shows runs on a page in the browser: whether they learn, what the model writes, where the time goes. It reads the
@@ -59,12 +59,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     Ok(server.run()?)
 }
 
-/// The page beside a run of a program: its address. Port 0 is any that is free.
+/// Serves the page of a run from the calling program; returns its URL. Port 0 chooses a free port.
 pub fn page_of(run: &Path, port: u16) -> std::io::Result<String> {
     serve_in_thread("127.0.0.1", port, Runs::new(vec![run.to_owned()]))
 }
 
-/// The page beside a run. Without one, because the port is taken, the run continues.
+/// Serves the page beside a training run. If that fails, because the port is in use, the run continues without a page.
 pub(crate) fn beside(run: &Path, port: u16, console: &Console) {
     match page_of(run, port) {
         Ok(url) => console.info(&format!("watch it at {url}")),

@@ -1,7 +1,8 @@
-//! `lockstep demo`: a small model from nothing, taught by a careless teacher, then by reward. No network, no files.
+//! `lockstep demo`: trains a small model from scratch on a teacher's careless answers, then by reward. It needs no
+//! network and no files.
 //!
-//! It writes what a user would bring (a model directory, data files) into its run directory, then calls what `lockstep
-//! sft`, `lockstep train` and `lockstep eval` call; nothing here knows how any of them works.
+//! It writes the files that a user would bring (a model directory, data files) into its directory, then calls the
+//! functions behind `lockstep sft`, `lockstep train` and `lockstep eval`.
 
 use crate::options::{LogArgs, device, threads};
 use crate::signals::{Promise, stop_on_signals};
@@ -39,7 +40,7 @@ pub struct Args {
     pub log: LogArgs,
 }
 
-/// Held-out completions that are shown before and after.
+/// How many held-out completions are shown before and after GRPO.
 const SHOWN: usize = 8;
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
@@ -97,7 +98,7 @@ fn default_root() -> PathBuf {
     PathBuf::from("runs").join(format!("demo-{}", telemetry::system::since_1970().as_secs()))
 }
 
-/// A few held-out problems, with what was drawn before and after.
+/// A table of held-out problems with the completions sampled before and after GRPO.
 fn show(before: &Examined, after: &Examined, policy: &Policy) -> anyhow::Result<Table> {
     let mut table = Table::new([("held-out", Align::Left), ("after SFT", Align::Right), ("after GRPO", Align::Right)]);
     let stride = (before.prompts.len() / SHOWN).max(1);

@@ -1,4 +1,4 @@
-//! `lockstep train --distributed`, `learner` and `worker`: a run as several processes.
+//! `lockstep train --distributed`, `learner` and `worker`: one training run by several processes.
 
 use crate::dashboard::beside;
 use crate::options::{ConfigArgs, LogArgs, RewardArgs, RunArgs, SharingArgs, threads, utf8};
@@ -21,7 +21,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// How long a process may take to save when its supervisor is gone.
+/// How long a process may take to save its state after its supervisor is gone.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// The learner of a distributed run: trains on what workers make, which join its directory. The configuration is that
@@ -112,7 +112,7 @@ pub struct WorkerArgs {
     pub log: LogArgs,
 }
 
-/// A process ended with this code, and has said why.
+/// The error of a child process that exited with this code and has already reported the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("ended with code {0}")]
 pub struct EndedWith(pub u8);
@@ -143,7 +143,7 @@ fn stop_without_supervisor(stop: &StopSignal) {
     supervisor::watch_parent(GRACE, move || stop.request());
 }
 
-/// Starts this program once more.
+/// A command that starts this program again.
 fn this_program() -> Command {
     let mut words = PROGRAM.get().into_iter().flatten();
     let mut command = match words.next() {
@@ -154,10 +154,11 @@ fn this_program() -> Command {
     command
 }
 
-/// How this program is started, where that is not by its own file: a program and its first arguments.
+/// The command that starts this program, if it is not started by its own file (but by Python): a program and its first
+/// arguments.
 pub(crate) static PROGRAM: OnceLock<Vec<OsString>> = OnceLock::new();
 
-/// Starts a learner and its workers, and stays until they have ended.
+/// Starts a learner and its workers, restarts those that are killed, and returns when all have ended.
 pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingArgs) -> anyhow::Result<()> {
     if workers == Some(0) {
         bad_input!("--workers 0: a distributed run needs a worker; without --distributed one process does everything");
@@ -229,7 +230,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     }
 }
 
-/// The flags of each worker: those that --workers counts, else the configuration's, else one.
+/// The command-line flags of each worker: `--workers` equal ones, else those of the configuration, else one worker.
 fn flags_of_workers(config: &Config, counted: Option<u32>) -> anyhow::Result<Vec<Vec<String>>> {
     if let Some(n) = counted {
         return Ok(vec![Vec::new(); n as usize]);
@@ -248,7 +249,7 @@ fn flags_of_workers(config: &Config, counted: Option<u32>) -> anyhow::Result<Vec
     Ok(if kinds.is_empty() { vec![Vec::new()] } else { kinds.iter().flat_map(flags).collect() })
 }
 
-/// The directory of the run that is started or resumed, and its configuration. What is wrong with it is found here.
+/// The directory and the configuration of the run that is started or resumed. Configuration errors are reported here.
 fn run_of(args: &RunArgs) -> anyhow::Result<(PathBuf, Config)> {
     let ConfigArgs { out, .. } = &args.config;
     if let Some(resume) = &args.resume {
@@ -262,7 +263,7 @@ fn run_of(args: &RunArgs) -> anyhow::Result<(PathBuf, Config)> {
     Ok((std::path::absolute(&out)?, config))
 }
 
-/// What a learner is started with.
+/// The command-line arguments of the learner.
 fn arguments(args: &RunArgs, out: &Path) -> anyhow::Result<Vec<OsString>> {
     let layers = args.config.layers(Purpose::Grpo)?;
     let mut arguments: Vec<OsString> = layers.file.into_iter().map(Into::into).collect();

@@ -1,5 +1,5 @@
-//! `lockstep doctor`: what this machine has, what will be used, and why. Every figure is measured or read, none
-//! assumed.
+//! `lockstep doctor`: reports the hardware, what the program will use of it, and why. All figures are measured or read
+//! from the system.
 
 use crate::options::{device, threads};
 use crate::output;
@@ -31,13 +31,13 @@ pub struct Args {
     pub threads: Option<usize>,
 }
 
-/// What was found.
+/// The results of all checks.
 struct Findings {
     cpu: Option<String>,
     cores: usize,
     present: Vec<Isa>,
     ctx: Context,
-    /// Why what was asked for cannot compute; the figures are the CPU's then.
+    /// Why the requested device cannot compute; the figures are then those of the CPU.
     refused: Option<anyhow::Error>,
     cuda: CudaProbe,
     threads: usize,
@@ -135,7 +135,7 @@ impl Findings {
         })
     }
 
-    /// What is known of GPUs, and what will compute.
+    /// The detected GPUs, and the device that will compute, as pairs of label and text.
     fn devices(&self, asked: Option<Device>) -> Vec<(String, String)> {
         let found = &self.cuda;
         let mut lines = Vec::new();
@@ -191,7 +191,7 @@ impl Findings {
         memory
     }
 
-    /// The lines of what was measured just now.
+    /// The lines with figures measured just now.
     fn measured(&self) -> [(&'static str, String); 3] {
         let Ceilings { flops_per_s, read_bytes_per_s, tile_flops_per_s, pair_flops_per_s, .. } = self.ceilings;
         let of_bf16 = |flops: Option<f64>, kind: &str| {

@@ -1,4 +1,4 @@
-//! `lockstep eval`.
+//! `lockstep eval`: evaluates a model on a dataset.
 
 use crate::options::{FlagKeys, RewardArgs, device, utf8};
 use crate::output;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use telemetry::{Align, Console, ConsoleOptions, Table};
 
-/// Characters of the first prompt that are shown.
+/// How many characters of the first prompt are shown.
 const SHOWN: usize = 600;
 
 /// Evaluates a model as its run does: on the evaluation data of a run's configuration, or on a file.
@@ -135,7 +135,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-/// The file of `--out`, which is none of those that are read.
+/// The output file of `--out`, which must not be one of the input files.
 fn out_file(args: &Args, config: &Config, model: &Path, adapter: Option<&Path>) -> anyhow::Result<Option<OutFile>> {
     let Some(out) = &args.out else { return Ok(None) };
     let sets = config.eval_datasets.values().filter_map(Value::as_str);
@@ -146,7 +146,7 @@ fn out_file(args: &Args, config: &Config, model: &Path, adapter: Option<&Path>) 
     OutFile::new("--out", out, args.overwrite, &inputs).map(Some)
 }
 
-/// An error where a reward scored nothing, unless it left that to others: no figure above speaks of it.
+/// An error if a reward scored no completion and failed, or if no reward scored any.
 fn all_scored(outcome: &Outcome) -> anyhow::Result<()> {
     let scored = outcome.rollouts.scored();
     let nobody = scored.iter().all(|(_, n)| *n == 0);
@@ -158,7 +158,7 @@ fn all_scored(outcome: &Outcome) -> anyhow::Result<()> {
     }
 }
 
-/// The run's configuration, the environment, and over them the flags.
+/// The configuration: that of the run, then the environment, then the flags.
 fn configuration(args: &Args) -> anyhow::Result<Resolved> {
     let (file, model) = match &args.source {
         Some(path) => source(path)?,
@@ -203,7 +203,8 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
     Layers { purpose: Purpose::Eval, config, file, set, ..Layers::default() }.with_environment()?.resolve()
 }
 
-/// The configuration that `path` names, and of a run the model that it left: the result, or else the newest checkpoint.
+/// The configuration file of `path`. If `path` is a training run, also its model: the final one, or else that of the
+/// newest checkpoint.
 fn source(path: &Path) -> anyhow::Result<(Option<PathBuf>, Option<String>)> {
     if !path.is_dir() {
         return Ok((Some(path.to_owned()), None));
@@ -212,7 +213,7 @@ fn source(path: &Path) -> anyhow::Result<(Option<PathBuf>, Option<String>)> {
     Ok((Some(run.config()), Some(utf8("RUN", &model)?)))
 }
 
-/// The file without a name, and `name = "file"` of those that have one.
+/// Splits `--dataset` values into the file without a name, and `name = "file"` entries for those with a name.
 fn datasets(given: &[String]) -> anyhow::Result<(Option<String>, Vec<String>)> {
     let (mut unnamed, mut named) = (None, Vec::new());
     for text in given {
@@ -234,7 +235,7 @@ fn datasets(given: &[String]) -> anyhow::Result<(Option<String>, Vec<String>)> {
     Ok((unnamed, named))
 }
 
-/// What is evaluated, and how.
+/// The settings of an evaluation.
 struct Settings<'a> {
     config: &'a Config,
     model: String,
@@ -243,7 +244,7 @@ struct Settings<'a> {
 }
 
 impl Settings<'_> {
-    /// Whether the template renders anything.
+    /// The chat template, if one of the prompts is a conversation and so needs it.
     fn template(&self) -> Option<&str> {
         let conversations = self.evaluator.prompts().any(|prompt| matches!(prompt, Content::Messages(_)));
         self.evaluator.template().filter(|_| conversations)
@@ -295,12 +296,12 @@ impl Settings<'_> {
     }
 }
 
-/// What a reward said of a set.
+/// The scores of one reward on one dataset.
 struct Summary<'a> {
     set: &'a str,
     reward: String,
     weight: f64,
-    /// None where it scored nothing, or too little.
+    /// The mean score; `None` if too few completions were scored.
     mean: Option<f64>,
     std: Option<f64>,
     scored: usize,
@@ -345,7 +346,8 @@ fn rewards_table(outcomes: &[Outcome]) -> Table {
     table
 }
 
-/// Each completion with its row's columns and its rewards, as JSON lines: what `lockstep score-rewards` reads.
+/// The completions with their dataset columns and rewards as JSON lines, in the format that `lockstep score-rewards`
+/// reads.
 fn lines(outcomes: &[Outcome], policy: &Policy) -> anyhow::Result<String> {
     let mut text = String::new();
     for outcome in outcomes {

@@ -1,4 +1,4 @@
-//! What stands below each command's `--help`: examples to copy.
+//! The examples at the end of each command's `--help`.
 
 /// Examples of `lockstep train`, shown in its help.
 pub const TRAIN: &str = "\

@@ -1,4 +1,4 @@
-//! `lockstep fork`.
+//! `lockstep fork`: makes a run that equals another up to a step.
 
 use crate::options::{ConfigArgs, LogArgs, RunArgs, utf8};
 use crate::session::run_on;
@@ -14,7 +14,7 @@ pub struct Args {
     /// The run's directory; record_rollouts = true, unless it has a checkpoint of that step.
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
-    /// The step that both runs share at last.
+    /// The last step that both runs have in common.
     #[arg(long, value_name = "STEP")]
     pub at: u64,
     /// The directory of the new run.

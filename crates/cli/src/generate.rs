@@ -1,4 +1,4 @@
-//! `lockstep generate`.
+//! `lockstep generate`: completes a prompt.
 
 use crate::options::{device, threads, utf8};
 use crate::output;
@@ -12,9 +12,9 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Sequences that are generated at the same time.
+/// Most sequences that are generated at the same time.
 const MAX_NUM_SEQS: usize = 64;
-/// Completions of one call: all of them are kept until the last has ended.
+/// Most completions of one call, since all are kept in memory until the last has ended.
 const MAX_COMPLETIONS: usize = 1 << 16;
 
 /// Completes a prompt.
@@ -137,7 +137,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A line of `--json`. `score` reads such lines, too.
+/// One line of `--json` output, which `lockstep score` can read.
 #[derive(serde::Serialize)]
 struct Generated<'a> {
     index: usize,
@@ -190,7 +190,7 @@ fn sampling(args: &Args, policy: &Policy) -> SamplingParams {
     }
 }
 
-/// The ids of the prompt: a conversation if the model has a chat template, else the text as it is.
+/// The token ids of the prompt: formatted as a conversation if the model has a chat template, else the text itself.
 fn encode(args: &Args, policy: &Policy) -> anyhow::Result<Vec<u32>> {
     let Some(template) = policy.chat.as_ref().filter(|_| !args.raw) else {
         if args.system.is_some() {
@@ -205,7 +205,7 @@ fn encode(args: &Args, policy: &Policy) -> anyhow::Result<Vec<u32>> {
     template.render(&chat).and_then(|text| policy.tokenizer.encode_rendered(&text)).or_bad_input_in("--prompt")
 }
 
-/// Writes the completion as it is made.
+/// Prints the completion while it is generated.
 fn stream(mut engine: Engine, policy: &Policy, request: Request) -> anyhow::Result<()> {
     let tokenizer = &policy.tokenizer;
     let mut text = begun(tokenizer, &request.prompt.ids)?;
@@ -220,7 +220,7 @@ fn stream(mut engine: Engine, policy: &Policy, request: Request) -> anyhow::Resu
     Ok(output::exact(&format!("{}\n", text.finish(tokenizer)?))?)
 }
 
-/// A model whose logits are not finite says nothing: the sampler's token means nothing then.
+/// An error if the model's logits are NaN or infinite, since the sampled tokens are then meaningless.
 fn check_finite<'a>(logps: impl IntoIterator<Item = &'a f32>, policy: &Policy) -> anyhow::Result<()> {
     match logps.into_iter().find(|logp| !logp.is_finite()) {
         Some(logp) => anyhow::bail!(
@@ -231,14 +231,15 @@ fn check_finite<'a>(logps: impl IntoIterator<Item = &'a f32>, policy: &Policy) -
     }
 }
 
-/// A stream after the prompt: a token's text depends on the one before it (a leading space, say).
+/// A text decoder that has seen the prompt, since the text of a token can depend on the token before it (a leading
+/// space).
 fn begun(tokenizer: &Tokenizer, prompt: &[u32]) -> anyhow::Result<TextStream> {
     let mut stream = TextStream::new(true);
     prompt.iter().try_for_each(|&id| stream.push(tokenizer, id).map(drop))?;
     Ok(stream)
 }
 
-/// The text that continues the prompt.
+/// The text of the completion `ids` after the prompt.
 fn text(policy: &Policy, prompt: &[u32], ids: &[u32]) -> anyhow::Result<String> {
     let mut stream = begun(&policy.tokenizer, prompt)?;
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! `lockstep init`.
+//! `lockstep init`: writes a model with random weights.
 
 use crate::new_directory::new_directory;
 use crate::output;

@@ -1,4 +1,4 @@
-//! The command line: one file for each command, each an `Args` and a `run`.
+//! The command line of `lockstep`. Each command has a file with its arguments, `Args`, and a function `run`.
 
 // What is printed goes through `output`, or a terminal would obey what comes from elsewhere.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -129,14 +129,15 @@ enum Command {
 
 pub use dashboard::page_of;
 
-/// [`main`] of a program that is started by these words, and not by its own file: where processes are started, it is by
-/// them.
+/// As [`main`], for a program that is started by the words `program` instead of its own file. Child processes are
+/// started with the same words.
 pub fn main_of(program: Vec<OsString>, arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let _ = distributed::PROGRAM.set(program);
     main(arguments)
 }
 
-/// Parses the arguments, the program's name first, runs the command, says what went wrong, and returns the exit code.
+/// Parses the arguments (the first is the program's name), runs the command, reports an error, and returns the exit
+/// code.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match parse(arguments) {
         Ok(cli) => cli,
@@ -212,7 +213,7 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Err
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
-/// A negative number is a flag's value: what is wrong with `--n -1` is said of --n, not of an unknown flag `-1`.
+/// Lets flags take negative numbers, so that an error about `--n -1` is about `--n` and not about an unknown flag `-1`.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     let valued = |arg: clap::Arg| match arg.get_action().takes_values() {
         true => arg.allow_negative_numbers(true),
@@ -221,7 +222,7 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
     command.mut_args(valued).mut_subcommands(with_negative_numbers)
 }
 
-/// A variable that a command would not obey is said, not passed over.
+/// Reports an environment variable that the command would ignore.
 fn check_environment(command: &Command) -> anyhow::Result<()> {
     telemetry::Level::from_env().map_err(BadInput::new)?;
     let name = match command {

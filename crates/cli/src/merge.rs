@@ -1,4 +1,4 @@
-//! `lockstep merge`.
+//! `lockstep merge`: adds a LoRA adapter to its base model.
 
 use crate::new_directory::new_directory;
 use crate::output;

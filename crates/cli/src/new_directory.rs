@@ -1,4 +1,4 @@
-//! The directory that a command makes: whole, or not at all.
+//! Creates a command's output directory atomically: complete, or not at all.
 
 use crate::signals::{Promise, set_partial, stop_on_signals};
 use anyhow::Context as _;
@@ -11,8 +11,8 @@ use std::io::ErrorKind;
 use std::path::Path;
 use telemetry::{Console, ConsoleOptions};
 
-/// Makes the directory `out`, which must not exist or be empty: `fill` writes into one beside it, which gets the name
-/// when it is whole, so that no half-written directory is ever found under it.
+/// Creates the directory `out`, which must not exist or be empty. `fill` writes into a temporary directory beside it,
+/// which is renamed to `out` once complete, so `out` never contains half of the files.
 pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let path = std::path::absolute(out).or_bad_input_in(out.display())?;
     match fs::read_dir(&path) {

@@ -19,7 +19,7 @@ pub struct ConfigArgs {
     /// own, give one of the two.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Of a command's own flags.
+    /// Keys that the command's own flags set.
     #[arg(skip)]
     pub more: FlagKeys,
     /// The model: a Hugging Face directory (model_name_or_path).
@@ -67,18 +67,18 @@ impl RewardArgs {
     }
 }
 
-/// A number of threads; how many are too many is the kernels' to say.
+/// Parses a number of threads; the kernels check the upper limit.
 pub fn threads(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "expected a number of threads, 1 or more".to_owned())
 }
 
-/// The device that a flag names.
+/// Parses the name of a device.
 pub fn device(name: &str) -> Result<Device, String> {
     Device::from_name(name).map_err(|error| error.to_string())
 }
 
 impl ConfigArgs {
-    /// The layers in their order.
+    /// The layers of the configuration in their order of precedence.
     pub fn layers(&self, purpose: Purpose) -> anyhow::Result<Layers> {
         let mut flags = self.more.clone();
         flags.given("--model", "model_name_or_path", self.model.clone());
@@ -94,22 +94,23 @@ impl ConfigArgs {
         Layers { purpose, file: self.file.clone(), set, ..Layers::default() }.with_environment()
     }
 
-    /// The configuration.
+    /// The resolved configuration.
     pub fn resolve(&self, purpose: Purpose) -> anyhow::Result<Resolved> {
         self.layers(purpose)?.resolve()
     }
 }
 
-/// Keys that flags of their own set.
+/// Configuration keys that dedicated flags set.
 #[derive(Clone, Debug, Default)]
 pub struct FlagKeys {
     set: Vec<(String, String)>,
-    /// The flag of each key that was given by one; what only follows from a flag gives way to `--set`.
+    /// The flags that were given, with their keys. A value that only follows from a flag is not listed, and `--set`
+    /// overrides it.
     flags: Vec<(&'static str, String)>,
 }
 
 impl FlagKeys {
-    /// `flag` says what `key` is, if it was given.
+    /// Sets `key` to the value of `flag`, if the flag was given.
     pub fn given(&mut self, flag: &'static str, key: &str, value: Option<String>) {
         if value.is_some() {
             self.flags.push((flag, key.to_owned()));
@@ -117,13 +118,14 @@ impl FlagKeys {
         self.implied(key, value);
     }
 
-    /// The value of `key` that follows from other flags, if any does.
+    /// Sets `key` to a value that follows from other flags, if there is one.
     pub fn implied(&mut self, key: &str, value: Option<String>) {
         self.set.extend(value.map(|value| (key.to_owned(), value)));
     }
 
-    /// With those of `--set KEY=VALUE`, of which the last wins. A key that has another value by its flag is an error:
-    /// neither is more specific than the other, and their order on the command line is not known here.
+    /// Joins these keys with those of `--set KEY=VALUE`; of several `--set` for a key the last wins. A key with
+    /// different values by its flag and by `--set` is an error, since neither is more specific and their order on the
+    /// command line is unknown here.
     pub fn and_set(mut self, pairs: &[String]) -> anyhow::Result<Vec<(String, String)>> {
         for pair in pairs {
             let (key, value) = pair.split_once('=').ok_or_else(|| {
@@ -143,7 +145,7 @@ impl FlagKeys {
     }
 }
 
-/// A path as text: another name than the one that was asked for must not come into the world.
+/// A path as text. An error if it is not UTF-8, since a converted name would be another file.
 pub fn utf8(flag: &str, path: &Path) -> anyhow::Result<String> {
     let refuse = || BadInput::new(format!("{flag} {}: the path is not UTF-8: give it another name", path.display()));
     path.to_str().map(str::to_owned).ok_or_else(refuse)
@@ -181,7 +183,7 @@ pub struct LogArgs {
     pub log_format: LogFormatArg,
 }
 
-/// The spelling of [`LogFormat`].
+/// The command-line names of [`LogFormat`].
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub enum LogFormatArg {
     /// For people.
@@ -191,17 +193,17 @@ pub enum LogFormatArg {
     Json,
 }
 
-/// The console that an error which ends the program is shown on; none in commands that have none.
+/// The console that shows the error that ends the program; empty in commands without a console.
 pub static CONSOLE: OnceLock<Console> = OnceLock::new();
 
 impl LogArgs {
-    /// The console of this process.
+    /// Opens the console of this process.
     pub fn open(&self) -> anyhow::Result<Console> {
         let console = Console::new(self.options()?)?;
         Ok(CONSOLE.get_or_init(|| console).clone())
     }
 
-    /// The console's options; the level is `LOCKSTEP_LOG`'s.
+    /// The console's options; the log level comes from `LOCKSTEP_LOG`.
     fn options(&self) -> anyhow::Result<ConsoleOptions> {
         let format = match self.log_format {
             LogFormatArg::Plain => LogFormat::Plain,

@@ -1,24 +1,25 @@
-//! How commands print: what comes from elsewhere (a reward's exception, a server's answer, a file's name, what a model
-//! says) never reaches a terminal as it is, since it may hold escape sequences ([`telemetry::visible`]). Everything
-//! that the program prints by itself goes through here or through a [`telemetry::Console`]; the lints of the crate
-//! refuse `println!` and its like.
+//! How commands print. Text from outside (an exception of a reward, a server's response, a file name, a completion) may
+//! contain escape sequences, so it is made visible before a terminal shows it ([`telemetry::visible`]). Everything that
+//! the program prints goes through this module or through a [`telemetry::Console`]; the crate's lints refuse `println!`
+//! and similar macros.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use telemetry::{Console, ConsoleSink, Sinks, visible, visible_json};
 
-/// Text for people, on standard output.
+/// Prints text for people on standard output.
 pub(crate) fn text(text: &str) -> Result<(), NotPrinted> {
     write(&visible(text))
 }
 
-/// Text for people that takes the place of what was printed before: on a terminal. Elsewhere a blank line is between.
+/// Prints text for people that replaces what a terminal shows. If the output is not a terminal, a blank line separates
+/// the texts.
 pub(crate) fn frame(text: &str) -> Result<(), NotPrinted> {
     let text = visible(text);
     write(&if io::stdout().is_terminal() { format!("\u{1b}[H\u{1b}[2J{text}") } else { format!("{text}\n") })
 }
 
-/// Rows below each other, two spaces between columns.
+/// Formats rows as aligned columns, with two spaces between them.
 pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let widths: [usize; N] =
         std::array::from_fn(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or_default());
@@ -33,30 +34,30 @@ pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-/// What other programs read as it is, on standard output; on a terminal, for people.
+/// Prints text for other programs on standard output, unchanged; on a terminal, made visible as text for people.
 pub(crate) fn exact(text: &str) -> Result<(), NotPrinted> {
     write(&shown(text, io::stdout().is_terminal()))
 }
 
-/// A line of JSON on standard output.
+/// Prints a line of JSON on standard output.
 pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), NotPrinted> {
     let line = serde_json::to_string(value).map_err(|e| NotPrinted(e.into()))?;
     write(&(visible_json(&line).into_owned() + "\n"))
 }
 
-/// A line on standard error. That nobody reads it is no failure.
+/// Prints a line on standard error. Write errors are ignored.
 pub(crate) fn note(line: impl Display) {
     let _ = writeln!(io::stderr(), "{}", visible(&line.to_string()));
 }
 
-/// Where the library tells a command what a person should know.
+/// Sinks that print the library's messages on the console.
 pub(crate) fn sinks(console: &Console) -> Sinks {
     let sinks = Sinks::new();
     sinks.add(ConsoleSink::new(console.clone()));
     sinks
 }
 
-/// What a person should look at, on standard error.
+/// Prints a warning on standard error.
 pub(crate) fn warn(what: &str) {
     note(format_args!("warning: {what}"));
 }
@@ -70,7 +71,7 @@ fn write(text: &str) -> Result<(), NotPrinted> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(NotPrinted)
 }
 
-/// Standard output could not be written to.
+/// The error that standard output could not be written.
 #[derive(Debug)]
 pub(crate) struct NotPrinted(io::Error);
 
@@ -82,7 +83,7 @@ impl Display for NotPrinted {
 
 impl std::error::Error for NotPrinted {}
 
-/// Whether the reader of standard output has closed it (`lockstep … | head`): it has enough, and nothing has failed.
+/// Whether the reader of standard output has closed it (`lockstep … | head`), which is no failure.
 pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
     error.chain().any(|e| e.downcast_ref().is_some_and(|NotPrinted(e)| e.kind() == io::ErrorKind::BrokenPipe))
 }

@@ -1,4 +1,5 @@
-//! `lockstep outputs`: what a run writes. docs/outputs.md is the whole of it.
+//! `lockstep outputs`: explains the metrics and files that a training run writes. Without a name it prints
+//! docs/outputs.md.
 
 use crate::output;
 use lockstep::bad_input;
@@ -56,7 +57,7 @@ const FILES_HEAD: &str = "
 |---|---|---|
 ";
 
-/// The page.
+/// The text of docs/outputs.md.
 pub(super) fn page() -> String {
     let mut page = INTRODUCTION.to_owned() + FILES_HEAD;
     for RunFile { path, when, meaning } in FILES {
@@ -73,7 +74,7 @@ pub(super) fn page() -> String {
     page
 }
 
-/// Text that does not end a cell.
+/// Escapes a text so that it does not end a table cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }

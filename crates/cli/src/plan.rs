@@ -1,4 +1,4 @@
-//! `lockstep plan`.
+//! `lockstep plan`: predicts the memory of a training run.
 
 use crate::options::{ConfigArgs, LogArgs, RewardArgs};
 use crate::output;
@@ -50,7 +50,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// The purpose for which it reads the configuration.
+    /// The purpose for which the command reads the configuration.
     pub fn purpose(self) -> Purpose {
         match self {
             Command::Train => Purpose::Grpo,
@@ -120,7 +120,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     Ok(output::text(&text)?)
 }
 
-/// What is planned, and by which command.
+/// The configuration that is planned, and the purpose of its command.
 fn configuration(args: &Planned) -> anyhow::Result<(Purpose, Config)> {
     let purpose = match args.command {
         Command::Train => {
@@ -138,7 +138,7 @@ fn configuration(args: &Planned) -> anyhow::Result<(Purpose, Config)> {
     Ok((purpose, args.config.resolve(purpose)?.config))
 }
 
-/// The parts and their sum.
+/// A table of the parts and their sum.
 fn table(plan: &MemoryPlan) -> Table {
     let columns = [("part", Align::Left), ("MiB", Align::Right), ("lowered by", Align::Left)];
     let mut table = Table::new(columns);
@@ -158,7 +158,7 @@ fn table(plan: &MemoryPlan) -> Table {
     table
 }
 
-/// Bytes as MiB with one decimal.
+/// Formats bytes as MiB with one decimal.
 fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }

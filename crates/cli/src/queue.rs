@@ -1,4 +1,4 @@
-//! `lockstep queue`.
+//! `lockstep queue`: shows the jobs of a distributed run.
 
 use crate::output::{self, columns};
 use crate::status;
@@ -97,13 +97,13 @@ fn list(status: &Status, json: bool) -> anyhow::Result<()> {
     }
 }
 
-/// What a worker says that it does with a job.
+/// The stage of the job that the worker reports, if the worker is alive and processes that job.
 fn stage(worker: &WorkerLine, job: JobName) -> Option<&str> {
     let (_, stage) = worker.status.as_ref()?.jobs.iter().find(|(now, _)| *now == job)?;
     worker.alive.is_some().then_some(stage)
 }
 
-/// A job's name; one that is nearly right is told in full.
+/// Parses a job's name. For a name that is almost right the error suggests the full one.
 fn parse(text: &str) -> anyhow::Result<JobName> {
     text.parse().map_err(|why| match nearly(text) {
         Some(job) => BadInput::new(format!("{why}; did you mean {job}?")),
@@ -111,7 +111,7 @@ fn parse(text: &str) -> anyhow::Result<JobName> {
     })
 }
 
-/// Zeros or the chunk are missing: `123`, `123.0`, `eval-20.3`.
+/// The job that an abbreviated name means, without zeros or chunk: `123`, `123.0`, `eval-20.3`.
 fn nearly(text: &str) -> Option<JobName> {
     let text = text.trim();
     let numbers = text.strip_prefix("eval-").unwrap_or(text);
@@ -123,7 +123,7 @@ fn nearly(text: &str) -> Option<JobName> {
     })
 }
 
-/// No file knows the job: why that may be.
+/// The error for a job that no file contains, with the likely reason.
 fn unknown(run: &Path, status: &Status, job: JobName) -> anyhow::Error {
     let run = run.display();
     let why = match (job, &status.learner) {
@@ -146,7 +146,7 @@ fn unknown(run: &Path, status: &Status, job: JobName) -> anyhow::Error {
     BadInput::new(format!("{run} has no job {job}: {why}; `lockstep queue {run} ls` lists those that are there"))
 }
 
-/// Where a job is.
+/// A state that the job is in, with its worker.
 #[derive(serde::Serialize)]
 struct Place {
     state: &'static str,
@@ -154,7 +154,7 @@ struct Place {
     stage: Option<String>,
 }
 
-/// More than one place, if the job was offered again.
+/// The states of a job; several if the job was offered again.
 fn places(status: &Status, job: JobName) -> Vec<Place> {
     let mut places = Vec::new();
     if status.pending.contains(&job) {
@@ -173,7 +173,7 @@ fn places(status: &Status, job: JobName) -> Vec<Place> {
     places
 }
 
-/// The weights that sample the job, by number: they follow from its name.
+/// The version of the weights that sample the job, which follows from the job's name.
 fn version(status: &Status, found: &JobFiles, job: JobName) -> Option<u64> {
     let plan = |learner: &LearnerState| {
         Plan::new(learner.batches, learner.groups.max(1), learner.max_staleness).version_of(job)
@@ -181,7 +181,7 @@ fn version(status: &Status, found: &JobFiles, job: JobName) -> Option<u64> {
     found.job.as_ref().map(|(job, _)| job.version).or_else(|| status.learner.as_ref().map(plan))
 }
 
-/// A job, to be shown.
+/// Everything that is shown of a job.
 struct Shown {
     job: JobName,
     places: Vec<Place>,

@@ -1,4 +1,4 @@
-//! `lockstep report` and `lockstep profile`.
+//! `lockstep report` and `lockstep profile`: where the time of training runs goes, and what they learned.
 
 use crate::options::LogArgs;
 use crate::output;
@@ -54,7 +54,7 @@ pub struct ProfileArgs {
     pub log: LogArgs,
 }
 
-/// Optimizer steps where --steps does not say.
+/// The number of optimizer steps if `--steps` is not given.
 const STEPS: u64 = 10;
 
 pub(crate) fn profile(ProfileArgs { planned, log }: ProfileArgs) -> anyhow::Result<()> {

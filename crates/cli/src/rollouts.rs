@@ -1,4 +1,4 @@
-//! `lockstep rollouts`.
+//! `lockstep rollouts`: prints recorded rollouts as JSON lines.
 
 use crate::output;
 use lockstep::error::{BadInput, OrBadInput};

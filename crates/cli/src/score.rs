@@ -1,4 +1,4 @@
-//! `lockstep score`.
+//! `lockstep score`: prints log-probabilities of given token ids.
 
 use crate::options::{device, threads, utf8};
 use crate::output;
@@ -45,17 +45,17 @@ pub struct Args {
     pub threads: Option<usize>,
 }
 
-/// Tokens that go through the model together; lines are read, computed and written in portions of about as many.
+/// Most tokens that go through the model together. Lines are read, computed and written in portions of about this many.
 const MAX_TOKENS: usize = 4096;
 
-/// A line of the input.
+/// One line of the input.
 #[derive(Debug, serde::Deserialize)]
 struct Line {
     prompt_ids: Vec<u32>,
     completion_ids: Vec<u32>,
 }
 
-/// A line of the output; the vectors have one element for each token of the completion.
+/// One line of the output. The vectors have one element per token of the completion.
 #[derive(Debug, serde::Serialize)]
 struct Scored<'a> {
     logprobs: &'a [f32],
@@ -112,7 +112,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many of the first lines are computed together: at least one, and those that share its prompt.
+/// How many of the first lines are computed together: at least one, with all that share its prompt.
 fn portion(lines: &[Line]) -> usize {
     let mut tokens = 0;
     for (i, line) in lines.iter().enumerate() {
@@ -124,7 +124,7 @@ fn portion(lines: &[Line]) -> usize {
     lines.len()
 }
 
-/// The input's name and its lines, checked against a vocabulary.
+/// Reads the input; returns its name and its lines, whose token ids are checked against the vocabulary size.
 fn read(path: &Path, vocabulary: usize) -> anyhow::Result<(String, Vec<Line>)> {
     let (name, reader): (_, Box<dyn BufRead>) = if path == Path::new("-") {
         ("standard input".to_owned(), Box::new(std::io::stdin().lock()))

@@ -1,4 +1,4 @@
-//! `lockstep score-rewards`.
+//! `lockstep score-rewards`: runs rewards on a file of completions.
 
 use crate::options::{FlagKeys, RewardArgs, utf8};
 use crate::output;
@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use telemetry::{Align, Console, ConsoleOptions, Table, counted};
 
-/// So many characters of an example are shown, its last ones.
+/// How many characters of an example are shown, from its end.
 const SHOWN: usize = 300;
-/// With no more different scores than this each is counted, else ten bins are.
+/// Up to this many different scores are counted one by one; more are counted in ten bins.
 const FEW: usize = 10;
 
 /// Tries rewards on a file of completions, without a model: how scores are spread, what was not scored, examples.
@@ -100,13 +100,13 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
     layers.with_environment()?.resolve()
 }
 
-/// What a reward said of the file.
+/// The scores of one reward on the whole file.
 struct Summary<'a> {
     name: &'a str,
     of: usize,
-    /// The reward's scores, ascending.
+    /// The scores in ascending order.
     sorted: Vec<f64>,
-    /// The rows, from the highest score to the lowest.
+    /// The rows with a score, from the highest score to the lowest.
     with_score: Vec<&'a ScoredRow>,
     without_score: Vec<&'a ScoredRow>,
     place: usize,
@@ -126,7 +126,7 @@ impl<'a> Summary<'a> {
         (!self.sorted.is_empty()).then(|| self.sorted.iter().sum::<f64>() / self.sorted.len() as f64)
     }
 
-    /// The sample's standard deviation.
+    /// The sample standard deviation of the scores.
     fn std(&self) -> Option<f64> {
         let mean = self.mean().filter(|_| self.sorted.len() > 1)?;
         let squares: f64 = self.sorted.iter().map(|score| (score - mean) * (score - mean)).sum();
@@ -144,13 +144,13 @@ impl<'a> Summary<'a> {
         }
     }
 
-    /// The score below which a part of them lies.
+    /// The quantile of the scores at `part`, from 0 to 1.
     fn quantile(&self, part: f64) -> Option<f64> {
         let last = self.sorted.len().checked_sub(1)?;
         Some(self.sorted[(last as f64 * part).round() as usize])
     }
 
-    /// How many scores are in each bin, from its first to its last value.
+    /// The histogram of the scores: for each bin its first value, its last value and the count.
     fn counts(&self) -> Vec<(f64, f64, usize)> {
         let distinct: Vec<(f64, f64, usize)> =
             self.sorted.chunk_by(|a, b| a == b).map(|same| (same[0], same[0], same.len())).collect();
@@ -165,7 +165,7 @@ impl<'a> Summary<'a> {
         (0..FEW).map(|i| (edge(i), edge(i + 1), count(i))).collect()
     }
 
-    /// The first and last of its rows, and of those that it did not score, with what each is an example of.
+    /// Examples: the rows with the highest and the lowest scores, and those without a score, with a label for each.
     fn examples(&self, most: usize) -> Vec<(&'static str, &'a ScoredRow)> {
         let few = self.with_score.len().min(most);
         let rest = &self.with_score[few..];
@@ -241,14 +241,14 @@ fn text(scored: &ScoredFile, summaries: &[Summary<'_>], examples: usize) -> Stri
     text
 }
 
-/// The end of a text, where an answer stands.
+/// The end of a text, where the answer usually is.
 fn end(text: &str) -> String {
     let skipped = text.chars().count().saturating_sub(SHOWN);
     let more = if skipped > 0 { "…" } else { "" };
     more.chars().chain(text.chars().skip(skipped)).collect()
 }
 
-/// Prompt, completion and scores of each row, as JSON lines.
+/// The prompt, completion and scores of each row, as JSON lines.
 fn lines(scored: &ScoredFile) -> String {
     let line = |row: &ScoredRow| {
         let rewards: Map<String, Value> =

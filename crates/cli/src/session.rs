@@ -1,4 +1,5 @@
-//! `train`, `sft` and `reward` from flags to result: which run, which configuration, and what is said at the end.
+//! Runs `train`, `sft`, `reward` and `dpo`: from the flags to a new or resumed training run, its configuration, and the
+//! summary at the end.
 
 use crate::dashboard::beside;
 use crate::options::{ConfigArgs, RunArgs};
@@ -12,29 +13,29 @@ use lockstep::{Stopped, is_stopped};
 use std::path::PathBuf;
 use telemetry::{Alarm, Console, counted};
 
-/// A run ready to begin.
+/// A training run that is ready to begin.
 struct Session {
     resolved: Resolved,
     run: RunDir,
     resume_from: ResumeFrom,
 }
 
-/// Runs a command that trains as the command line asks.
+/// Runs a training command with the flags of the command line.
 pub fn run(purpose: Purpose, args: &RunArgs) -> anyhow::Result<()> {
     let console = args.log.open()?;
     let stop = stop_on_signals(&console, Promise::Run)?;
     run_on(purpose, args, console, stop, None)
 }
 
-/// How a learner shares its weights.
+/// How the learner of a distributed run shares its weights.
 pub struct Distribution {
-    /// A directory for files; none: memfds.
+    /// The directory for files with the weights; `None` for memfds.
     pub weights_dir: Option<PathBuf>,
-    /// How other machines reach it, if they do.
+    /// How workers on other machines connect, if they may.
     pub network: Option<Network>,
 }
 
-/// Runs a command that trains, until `stop` is set; with `distribution`, as the learner of a distributed run.
+/// Runs a training command until it ends or `stop` is set; with `distribution`, as the learner of a distributed run.
 pub fn run_on(
     purpose: Purpose,
     args: &RunArgs,
@@ -84,24 +85,25 @@ fn fresh(purpose: Purpose, args: &ConfigArgs, is_distributed: bool) -> anyhow::R
     Ok(Session { run: RunDir::fresh(&out)?, resolved, resume_from: ResumeFrom::Nothing })
 }
 
-/// The configuration of a distributed run, whose weights sample one batch ahead unless it says otherwise.
+/// The configuration of a distributed run. By default its completions are sampled with weights that are one batch old.
 pub fn resolve_distributed(args: &ConfigArgs) -> anyhow::Result<Resolved> {
     let defaults = Config { max_staleness: 1, ..Config::default() };
     Layers { config: Some(defaults), ..args.layers(Purpose::Grpo)? }.resolve()
 }
 
-/// The directory of a run whose configuration names none.
+/// The run directory if the configuration names none.
 pub fn new_directory() -> PathBuf {
     PathBuf::from("runs").join(new_name())
 }
 
-/// A name that sorts by time, and that no two runs have which start in the same second.
+/// A directory name that sorts by time and is unique among runs that start in the same second.
 fn new_name() -> String {
     let now = telemetry::system::since_1970();
     format!("run-{}-{:06}-{}", now.as_secs(), now.subsec_micros(), std::process::id())
 }
 
-/// A run that is resumed: its own configuration, over it what the command line says, if that may change.
+/// Prepares to resume a run: with its recorded configuration and those changes on the command line that resuming
+/// allows.
 fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console) -> anyhow::Result<Session> {
     let output_dir = match (&args.out, &args.file) {
         (Some(out), _) => Some(out.clone()),
@@ -121,7 +123,7 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
     Ok(Session { resolved, run, resume_from })
 }
 
-/// The alarms of a run, those that still hold first.
+/// The alarms of a run as text; those that still hold come first.
 fn alarms(raised: &[Alarm]) -> String {
     let (over, open): (Vec<&Alarm>, Vec<&Alarm>) = raised.iter().partition(|alarm| alarm.until.is_some());
     let line = |alarm: &Alarm| {
@@ -134,7 +136,7 @@ fn alarms(raised: &[Alarm]) -> String {
     format!("{} raised (docs/alarms.md):{lines}", counted(raised.len(), "alarm"))
 }
 
-/// The last words of a run.
+/// Prints the summary at the end of a run.
 fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
     console.print(&finished.summary.table().render(console.width()));
     let ceilings = finished.profile.measured.ceilings.unwrap_or_default();

@@ -1,8 +1,8 @@
-//! SIGINT, SIGTERM, SIGHUP and SIGUSR1. The first asks for a stop and says so at once; a second SIGINT or SIGTERM ends
-//! the program at once, and its reward programs with it.
+//! Handles SIGINT, SIGTERM, SIGHUP and SIGUSR1. The first signal requests a stop, and a message says so at once. A
+//! second SIGINT or SIGTERM ends the program immediately, together with its reward programs.
 //!
-//! As long as there is nothing to save, a stop that is not obeyed within [`PATIENCE`] ends the program, too: what reads
-//! data, tokenises, hashes or loads looks at the request between its pieces, and a piece may be long.
+//! While there is nothing to save, the program also ends if it does not stop within [`PATIENCE`]: loading, tokenising
+//! and hashing check for a stop request only between pieces of work, and a piece may take long.
 
 use lockstep::StopSignal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -14,26 +14,27 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use telemetry::Console;
 
-/// How long what has nothing to save may take to obey.
+/// How long the program may take to stop while it has nothing to save.
 const PATIENCE: Duration = Duration::from_millis(1000);
 
-/// The first signal; 0 if none came.
+/// The number of the first signal; 0 if none has come.
 static FIRST: AtomicI32 = AtomicI32::new(0);
-/// Whether the program may end at any moment: nothing that it has done is worth keeping.
+/// Whether the program may be ended at any moment, because it has nothing to save.
 static NOTHING_TO_SAVE: AtomicBool = AtomicBool::new(false);
-/// Steps done by the run.
+/// Number of steps that the training run has done.
 static STEPS: AtomicU64 = AtomicU64::new(0);
-/// What is half-written, and is removed if the program ends at once.
+/// A half-written directory, which is removed if the program is ended at once.
 static PARTIAL: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-/// What is said when the first signal comes.
+/// The message for the first signal.
 #[derive(Clone, Copy, Debug)]
 pub enum Promise {
-    /// The command stops its work when it is asked to.
+    /// The command stops its work when a stop is requested.
     Stops(&'static str),
-    /// The command keeps nothing, and ends within a second.
+    /// The command saves nothing, and ends within a second.
     Ends(&'static str),
-    /// Of a run: until [`run_begins`] it keeps nothing, afterwards it has a checkpoint once a step is done.
+    /// A training run: it saves nothing until [`run_begins`]; later it writes a checkpoint if at least one step is
+    /// done.
     Run,
 }
 
@@ -48,23 +49,24 @@ impl Promise {
     }
 }
 
-/// From now on the run saves what it has done when it is asked to stop: so many steps.
+/// From now on a stop request makes the run save its work. `steps` steps are already done.
 pub fn run_begins(steps: u64) {
     steps_done(steps);
     NOTHING_TO_SAVE.store(false, Ordering::Relaxed);
 }
 
-/// Takes note of the steps that the run has done.
+/// Records how many steps the run has done.
 pub fn steps_done(steps: u64) {
     STEPS.store(steps, Ordering::Relaxed);
 }
 
-/// What is to be removed if the program ends at once.
+/// Sets the half-written directory that is removed if the program is ended at once.
 pub fn set_partial(path: Option<PathBuf>) {
     *PARTIAL.lock().unwrap_or_else(PoisonError::into_inner) = path;
 }
 
-/// A stop request that signals to this process make from now on; the first one says the promise on the console.
+/// A stop request that signals to this process set from now on. The first signal prints the message of `promise` on the
+/// console.
 pub fn stop_on_signals(console: &Console, promise: Promise) -> anyhow::Result<StopSignal> {
     let (stop, console) = (StopSignal::new(), console.clone());
     NOTHING_TO_SAVE.store(!matches!(promise, Promise::Stops(_)), Ordering::Relaxed);
@@ -110,12 +112,12 @@ pub fn exit_code() -> u8 {
     code(FIRST.load(Ordering::Relaxed)) as u8
 }
 
-/// As shells count.
+/// The exit code for a signal, as shells report it.
 fn code(signal: i32) -> i32 {
     128 + signal
 }
 
-/// Whether whoever started this process had `signal` ignored; where there is no /proc, nobody knows.
+/// Whether the parent of this process had `signal` ignored; false where there is no /proc.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,4 @@
-//! `lockstep status`.
+//! `lockstep status`: shows a distributed run.
 
 use crate::output::{self, columns};
 use fleet::JobName;
@@ -12,7 +12,8 @@ use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A worker that lives reports several times in a second; from so many seconds on its silence is said.
+/// After this many seconds without a report, a worker is shown as silent. A live worker reports several times per
+/// second.
 const SILENT_S: f64 = 3.0;
 
 /// What a distributed run is doing: its learner, batches and workers. Only reads the run's files.
@@ -48,7 +49,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-/// The status of the run directory `run`; what is no distributed run is refused.
+/// The status of the run directory `run`; an error if the run is not distributed.
 pub(crate) fn read(run: &Path) -> anyhow::Result<Status> {
     let layout = Layout::of_run(run);
     let shown = run.display();
@@ -144,14 +145,14 @@ fn batches(status: &Status, learner: &LearnerState) -> String {
     std::iter::once(head).chain(status.batches.iter().map(one)).collect::<Vec<_>>().join("   ")
 }
 
-/// Jobs of evaluations, which belong to no batch.
+/// The jobs of evaluations, which belong to no batch, as text.
 fn evaluations(status: &Status) -> Option<String> {
     let count = |jobs: &[JobName]| jobs.iter().filter(|job| matches!(job, JobName::Evaluation { .. })).count() as u64;
     let processing = status.workers.iter().map(|worker| count(&worker.processing)).sum();
     in_words(count(&status.complete), processing, count(&status.pending))
 }
 
-/// None, if there are none.
+/// Counts of jobs as text; `None` if all are 0.
 fn in_words(complete: u64, processing: u64, pending: u64) -> Option<String> {
     let all = [(complete, "complete"), (processing, "processing"), (pending, "pending")];
     let some: Vec<_> = all.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
@@ -177,7 +178,7 @@ fn counts(learner: &LearnerState) -> String {
     text
 }
 
-/// Name, profiles, what it does, jobs done, tokens per second, idle, process.
+/// The row of a worker: name, profiles, current work, jobs done, tokens per second, idle time, process.
 fn worker(worker: &WorkerLine) -> [String; 7] {
     let status = worker.status.clone().unwrap_or_default();
     // The report may be that of an earlier process of this name.

@@ -1,4 +1,4 @@
-//! `lockstep train`.
+//! `lockstep train`: trains a model by reinforcement learning.
 
 use crate::options::{RewardArgs, RunArgs, SharingArgs, utf8};
 use lockstep::config::Purpose;

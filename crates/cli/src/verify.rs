@@ -1,4 +1,4 @@
-//! `lockstep verify`.
+//! `lockstep verify`: checks a training run against its records.
 
 use crate::distributed::EndedWith;
 use crate::options::{LogArgs, threads};
@@ -39,9 +39,9 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Exit code of a run of which something differs.
+/// Exit code if something differs from the run's record.
 const DIFFERS: u8 = 1;
-/// Exit code of a run that cannot be verified.
+/// Exit code if the run cannot be verified.
 const NOT_VERIFIED: u8 = 2;
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {

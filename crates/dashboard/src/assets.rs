@@ -1,14 +1,14 @@
-//! The page's own files, as they stand below `assets`, in the program. What others made is below `assets/vendor`,
+//! The files of the web page in `assets`, compiled into the program. Third-party files are in `assets/vendor`,
 //! unchanged.
 
-/// Name and content.
+/// Name and contents of a file.
 type Asset = (&'static str, &'static [u8]);
 
 macro_rules! assets {
     ($($name:literal)*) => { &[$(($name, include_bytes!(concat!("../assets/", $name)))),*] };
 }
 
-/// All of them; `index.html` is the page itself.
+/// All files of the page; `index.html` is the page itself.
 const ASSETS: &[Asset] = assets! {
     "index.html" "style.css" "rollouts.css" "app.js" "lib.js" "chart.js" "overview.js" "rollouts.js" "group.js"
     "time.js" "levels.js" "run.js"
@@ -21,7 +21,7 @@ const ASSETS: &[Asset] = assets! {
     "vendor/source-code-pro-5.3.1/source-code-pro-latin-400-normal.woff2"
 };
 
-/// The content of a file and its type; names are looked up.
+/// The contents and content type of the file `name`, which is looked up in `ASSETS`.
 pub fn asset(name: &str) -> Option<(&'static [u8], &'static str)> {
     let name = if name.is_empty() { "index.html" } else { name };
     let (name, content) = ASSETS.iter().find(|(known, _)| *known == name)?;
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
     use sha2::{Digest, Sha256};
 
-    /// What others made has the hashes that it was taken with, and each package its licence.
+    /// Third-party files have their recorded hashes, and each package has its licence.
     #[test]
     fn vendored_files_are_unchanged() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/vendor");

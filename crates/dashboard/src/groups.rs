@@ -1,4 +1,4 @@
-//! Recorded rollouts: summaries of groups, a group as one thing, its tokens.
+//! Recorded rollouts for the page: summaries of groups, one group as a whole, and the tokens of its completions.
 
 use crate::series::short;
 use lockstep::TokenTexts;
@@ -7,35 +7,35 @@ use lockstep::wire::{Group, NEW_LOGPS};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
-/// Tokens of a completion that an answer has; the rest is asked for.
+/// How many tokens of a completion one response has; the page requests the rest.
 const WINDOW: usize = 4096;
-/// Groups that a search or a filter by their completions reads at most.
+/// How many groups a text search or a filter reads at most.
 const READ_AT_MOST: usize = 2000;
 
-/// Which groups are asked for.
+/// Filters and order of the groups that the page requests.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Of optimizer steps.
+    /// First optimizer step of the groups.
     pub from: u64,
-    /// Included.
+    /// Last optimizer step, included.
     pub to: u64,
-    /// `best`, `worst`, `no-spread`, `cut`, `updated`.
+    /// A filter: `best`, `worst`, `no-spread`, `cut` or `updated`.
     pub only: String,
-    /// `step`, `reward`, `spread`, `tokens`; `-` before it turns the order round.
+    /// The order: `step`, `reward`, `spread` or `tokens`; a `-` before it reverses the order.
     pub sort: String,
-    /// A text in the prompt or a completion.
+    /// A text that the prompt or a completion must contain.
     pub text: String,
-    /// Of one prompt.
+    /// The prompt (by number) that the groups must belong to.
     pub prompt: Option<u64>,
-    /// The groups of which it is recorded what a step did to them.
+    /// The groups with recorded log-probabilities after the step.
     pub updated: HashSet<u64>,
-    /// The first one of the answer, and how many.
+    /// Index of the first group in the response; `limit` is the number of groups.
     pub after: usize,
-    /// How many.
+    /// Most groups in the response.
     pub limit: usize,
 }
 
-/// Summaries, and how many groups there are: `{"total", "groups": […], "next"}`.
+/// Summaries of the requested groups, and the number of matching groups: `{"total", "groups": […], "next"}`.
 pub fn list(file: &GroupFile, wanted: &Wanted) -> Value {
     let step = |entry: &IndexEntry| entry.step.unwrap_or(0);
     let range = wanted.from..=wanted.to;
@@ -95,7 +95,7 @@ fn fits(group: &Group, wanted: &Wanted) -> bool {
         && (text.is_empty() || lines.iter().any(|line| has(line.get("prompt")) || has(line.get("completion"))))
 }
 
-/// A text, or the contents of messages.
+/// The text of a prompt or completion; for chat messages, their contents.
 pub(crate) fn plain(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
@@ -124,8 +124,8 @@ fn summary(file: &GroupFile, place: usize) -> Value {
     })
 }
 
-/// Each step's groups by reward, the best first, at most so many rows and columns: `{"steps", "width", "cells":
-/// [[[reward, spread, place], …], …]}`.
+/// A map of rewards: each step's groups in order of reward, the best first, with at most so many columns (`pixels`) and
+/// rows: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`.
 pub fn map(file: &GroupFile, pixels: usize, rows: usize) -> Value {
     let steps: Vec<u64> = file.index().iter().filter_map(|entry| entry.step).collect();
     let (first, last) = (steps.iter().min().copied().unwrap_or(0), steps.iter().max().copied().unwrap_or(0));
@@ -152,12 +152,13 @@ pub fn map(file: &GroupFile, pixels: usize, rows: usize) -> Value {
     json!({ "steps": columns.keys().collect::<Vec<_>>(), "width": width, "cells": cells })
 }
 
-/// The groups of which it is recorded what a step did to them.
+/// The numbers of the groups with recorded log-probabilities after the step.
 pub fn updated(updates: Option<&GroupFile>) -> HashSet<u64> {
     updates.iter().flat_map(|file| file.index()).map(|entry| entry.group).collect()
 }
 
-/// Log-probabilities after the step of the completions of a group, where they are recorded.
+/// For each completion of a group, the log-probabilities of its tokens after the optimizer step, where they are
+/// recorded.
 fn after_step(updates: Option<&GroupFile>, group: u64) -> Vec<Vec<Value>> {
     let Some(file) = updates else { return Vec::new() };
     // A group that a resumed run learned from again is there once more: the last one counts.
@@ -169,7 +170,7 @@ fn after_step(updates: Option<&GroupFile>, group: u64) -> Vec<Vec<Value>> {
     found.completions.iter().map(logps).collect()
 }
 
-/// A group with its completions, of each the first tokens.
+/// A group with its completions, and the first tokens of each.
 pub fn group(
     file: &GroupFile,
     place: usize,
@@ -199,7 +200,7 @@ pub fn group(
     Ok(of_group)
 }
 
-/// The tokens `from` and after of a completion.
+/// The tokens of a completion from index `from` on.
 pub fn window(
     file: &GroupFile,
     place: usize,
@@ -254,7 +255,7 @@ fn completion(
     }))
 }
 
-/// The spans of an optimizer step, as `trace.json` has them.
+/// The spans of an optimizer step in `trace.json`.
 pub fn spans(trace: &str, step: u64) -> Value {
     let (mut found, mut before) = (Vec::<Value>::new(), 0);
     for line in trace.lines() {
@@ -282,7 +283,8 @@ mod tests {
     use lockstep::wire::Completion;
     use lockstep::wire::file::GroupLog;
 
-    /// Four groups of two completions, of two prompts, at steps 1 and 2; the rewards of the last are equal.
+    /// Writes four groups of two completions, from two prompts, at steps 1 and 2; the rewards of the last group are
+    /// equal.
     fn file(dir: &std::path::Path) -> GroupFile {
         let mut log = GroupLog::open(&dir.join("rollouts.bin")).unwrap();
         for id in 0..4u64 {

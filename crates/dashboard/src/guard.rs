@@ -1,4 +1,4 @@
-//! Who may ask: pages of other sites may not, and beyond this machine only who has the token.
+//! Access control: requests from other sites' pages are refused, and requests from other machines need a token.
 
 use axum::http::{HeaderMap, StatusCode, header};
 use sha2::{Digest, Sha256};
@@ -6,25 +6,28 @@ use std::net::IpAddr;
 
 /// The name of the cookie that holds the token.
 const COOKIE: &str = "lockstep";
-/// A header that pages of other sites cannot send without asking first, which nobody answers.
+/// A header that a request from another site's page can carry only after a CORS preflight, which this server never
+/// grants.
 const OURS: &str = "x-lockstep";
-/// Nothing from elsewhere, no markup from texts, no frames (docs/dashboard.md).
+/// The Content-Security-Policy of the page: nothing from other sites, no markup from texts, no frames
+/// (docs/dashboard.md).
 pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; \
      img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
      require-trusted-types-for 'script'";
 
-/// What a request must have.
+/// The requirements that a request must meet.
 #[derive(Clone, Debug)]
 pub struct Guard {
     port: u16,
-    /// Names in `Host` beside those of this machine.
+    /// The host name that is allowed in `Host`, beside this machine's names.
     host: Option<String>,
-    /// Only its hash is compared, so that time tells nothing.
+    /// Hash of the token. Only hashes are compared, so that the time of the comparison reveals nothing.
     token: Option<[u8; 32]>,
 }
 
 impl Guard {
-    /// Of a server at this address: beyond this machine a token is needed, which is returned once, to be shown.
+    /// The guard of a server at this address. If other machines can reach the address, it makes a token, which is
+    /// returned to be shown once.
     pub fn new(host: &str, address: IpAddr, port: u16) -> std::io::Result<(Guard, Option<String>)> {
         let is_local = address.is_loopback();
         let token = if is_local { None } else { Some(random()?) };
@@ -33,8 +36,8 @@ impl Guard {
         Ok((Guard { port, host: named, token: hashed }, token))
     }
 
-    /// The status of a refusal: 421 for another host's name (a page whose name was made to mean this machine), 401
-    /// without the token.
+    /// Refuses a request with a status: 421 for another host's name (DNS rebinding by another site's page), 401 without
+    /// the token.
     pub fn check(&self, headers: &HeaderMap) -> Result<(), StatusCode> {
         let host =
             headers.get(header::HOST).and_then(|host| host.to_str().ok()).ok_or(StatusCode::MISDIRECTED_REQUEST)?;
@@ -57,21 +60,21 @@ impl Guard {
         if tokens.any(fits) { Ok(()) } else { Err(StatusCode::UNAUTHORIZED) }
     }
 
-    /// Whether a request that changes something comes from the page itself: of those that [`check`](Self::check) lets
-    /// through.
+    /// Whether a request that changes something comes from the page itself. Only for requests that
+    /// [`check`](Self::check) accepted.
     pub fn may_change(&self, headers: &HeaderMap) -> bool {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         let origin = headers.get(header::ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
         headers.contains_key(OURS) && origin.is_none_or(|origin| origin == format!("http://{host}"))
     }
 
-    /// Whether a token is needed.
+    /// Whether requests need a token.
     pub fn needs_token(&self) -> bool {
         self.token.is_some()
     }
 }
 
-/// 32 bytes of the system's randomness, in hexadecimal.
+/// 32 random bytes from the operating system, in hexadecimal.
 fn random() -> std::io::Result<String> {
     use std::io::Read;
     let mut bytes = [0; 32];

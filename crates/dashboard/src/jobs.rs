@@ -1,5 +1,5 @@
-//! Levels of optimization, measured from the page: one job at a time, of a program of ours, and only where the one who
-//! started the page allows it.
+//! Benchmark jobs started from the page: measures levels of optimization (`lockstep bench levels`). One job runs at a
+//! time, as a child process, and only if the user who started the page allows it.
 
 use crate::runs::lock;
 use serde_json::{Value, json};
@@ -8,28 +8,28 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-/// Steps of a level that a page may ask for.
+/// The most steps per level that the page may request.
 const MOST_STEPS: u64 = 200;
-/// Of what a program that failed said, so much is shown.
+/// How many bytes of a failed program's standard error are shown.
 const SAID: u64 = 4000;
 
-/// What a page may run.
+/// The jobs that the page may start.
 #[derive(Clone, Debug)]
 pub struct Runnable {
-    /// This program.
+    /// Path of the `lockstep` program itself.
     pub program: PathBuf,
-    /// What can be trained with: objects with `id`, `name`, `says` and `levels`, which are objects with `id`, `name`,
-    /// `stage`, `idea`, `code`.
+    /// The algorithms to choose from: objects with `id`, `name`, `says` and `levels`; each level is an object with
+    /// `id`, `name`, `stage`, `idea`, `code`.
     pub algorithms: Vec<Value>,
     /// Named sets of hyperparameters: objects with `id`, `name`, `algorithm`, `shape`, `levels`, `says`.
     pub presets: Vec<Value>,
-    /// The models' sizes.
+    /// Names of the model sizes to choose from.
     pub shapes: Vec<String>,
-    /// Whether anything may be run; else the page only says what it would be.
+    /// Whether jobs may be started; otherwise the page only shows the command.
     pub allowed: bool,
 }
 
-/// The job in progress, or the last one.
+/// The running job, or the last one.
 #[derive(Debug, Default)]
 pub struct Jobs {
     runnable: Option<Runnable>,
@@ -44,34 +44,34 @@ struct Job {
     output: Arc<Mutex<Output>>,
 }
 
-/// What the program has said.
+/// The output of a job so far.
 #[derive(Debug, Default)]
 struct Output {
-    /// Lines of `lockstep bench levels --events`.
+    /// Parsed lines of `lockstep bench levels --events`.
     events: Vec<Value>,
-    /// Its end: running, done, failed or stopped; and why.
+    /// The state of the job (running, done, failed or stopped), and the reason.
     end: Option<(&'static str, String)>,
     is_stopped: bool,
 }
 
-/// Why a job was not begun.
+/// Why a job was not started.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The page may run nothing.
+    /// The page may not start jobs.
     NotAllowed,
-    /// Another one is in progress.
+    /// Another job is running.
     Busy,
-    /// This is no job.
+    /// The request describes no valid job; holds the reason.
     Bad(String),
 }
 
 impl Jobs {
-    /// Of a page that may run this.
+    /// The jobs of a page that may start what `runnable` describes.
     pub fn new(runnable: Runnable) -> Jobs {
         Jobs { runnable: Some(runnable), job: Mutex::default() }
     }
 
-    /// What can be run, and how the last job is.
+    /// The jobs that can be started, and the state of the last one.
     pub fn state(&self) -> Value {
         let job = lock(&self.job).as_ref().map(|job| {
             let output = lock(&job.output);
@@ -88,7 +88,7 @@ impl Jobs {
         }
     }
 
-    /// Lines of a job from this one on, and its state; none for a job that is not there any more.
+    /// The lines of job `number` from index `from` on, and its state; `None` if that job is no longer the last one.
     pub fn events(&self, number: u64, from: usize) -> Option<(Vec<Value>, &'static str)> {
         let job = lock(&self.job);
         let job = job.as_ref().filter(|job| job.number == number)?;
@@ -97,8 +97,8 @@ impl Jobs {
         Some((output.events.get(from..).unwrap_or_default().to_vec(), state))
     }
 
-    /// Begins what is asked for: `{"algorithm": …, "shape": …, "levels": [ids], "steps": n}`, or with a `preset` in
-    /// place of the algorithm.
+    /// Starts the requested job: `{"algorithm": …, "shape": …, "levels": [ids], "steps": n}`, or with a `preset`
+    /// instead of the algorithm.
     pub fn start(&self, asked: &Value) -> Result<Value, Refusal> {
         let runnable = self.runnable.as_ref().filter(|runnable| runnable.allowed).ok_or(Refusal::NotAllowed)?;
         let arguments = arguments(runnable, asked).map_err(Refusal::Bad)?;
@@ -119,7 +119,7 @@ impl Jobs {
         Ok(self.state())
     }
 
-    /// Ends the job in progress. What it has measured stays.
+    /// Stops the running job. Its measurements so far are kept.
     pub fn stop(&self) {
         if let Some(job) = lock(&self.job).as_mut() {
             lock(&job.output).is_stopped = true;
@@ -135,7 +135,7 @@ impl Drop for Jobs {
     }
 }
 
-/// The command line of a job, of words that are known: nothing that was asked for is passed on as it is.
+/// The command line of a job. All its words come from `runnable`; no text of the request is passed on.
 fn arguments(runnable: &Runnable, asked: &Value) -> Result<Vec<String>, String> {
     let shape = asked["shape"].as_str().unwrap_or_default();
     let Some(shape) = runnable.shapes.iter().find(|known| *known == shape) else {
@@ -167,7 +167,7 @@ fn id(known: &Value) -> &str {
     known["id"].as_str().unwrap_or_default()
 }
 
-/// The one of these that is asked for by its name; none if nothing is.
+/// The entry of `all` that the request names; `None` if the request names none.
 fn named<'a>(what: &str, all: &'a [Value], asked: &Value) -> Result<Option<&'a Value>, String> {
     if asked.is_null() {
         return Ok(None);
@@ -181,7 +181,7 @@ fn named<'a>(what: &str, all: &'a [Value], asked: &Value) -> Result<Option<&'a V
     }
 }
 
-/// Reads what the program says until it ends.
+/// Reads the output of the program until it ends.
 fn listen(child: &mut Child, output: Arc<Mutex<Output>>) {
     let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else { return };
     let errors = std::thread::spawn(move || {
@@ -276,7 +276,7 @@ mod tests {
         assert!(why.contains("shape"), "{why}");
     }
 
-    /// A preset says the algorithm, and with it which levels there are.
+    /// A preset determines the algorithm, and so the levels to choose from.
     #[test]
     fn a_preset_has_its_algorithms_levels() {
         let (_dir, jobs) = jobs(r#"echo "{\"event\":\"end\",\"words\":\"$*\"}""#, true);

@@ -1,8 +1,8 @@
-//! A page on which people watch runs and read what a model writes: `lockstep dashboard RUN…`.
+//! The dashboard: a web page that shows training runs and the completions of their models: `lockstep dashboard RUN…`.
 //!
-//! It reads the files of runs, those in progress and those that have ended, and never talks to a run: so a run is
-//! not slowed, stopped or changed by who watches it, and a run of another machine or of last year is shown like any
-//! other. Nothing is written.
+//! It reads the files of training runs, running or ended, and never communicates with a running one. So watching does
+//! not slow, stop or change a run, and a run from another machine or from last year is shown like any other. It writes
+//! nothing.
 //!
 //! | module | what |
 //! |---|---|
@@ -33,7 +33,7 @@ pub use runs::Runs;
 pub use server::{Server, serve_in_thread};
 pub use verdict::{Verdict, verdict};
 
-/// How the run in this directory is, as the page and reports say it.
+/// The verdict on the training run in this directory, as the page and reports show it.
 pub fn verdict_of(run: &std::path::Path) -> Verdict {
     let mut files = run::RunFiles::new(run.to_owned());
     files.refresh();

@@ -1,4 +1,4 @@
-//! One run's files, each read from where the last read ended, as they grow.
+//! The files of one training run, read incrementally as they grow.
 
 use crate::series::Series;
 use crate::verdict::{Verdict, verdict};
@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// A run and what was read of it.
+/// A training run and what has been read of its files.
 pub struct RunFiles {
     root: PathBuf,
-    /// Read up to here, and the first bytes: a log that begins anew is read anew.
+    /// How many bytes of `metrics.jsonl` have been read, and its first bytes: if those change, the file is read again
+    /// from the start.
     read: u64,
     head: Vec<u8>,
     series: Series,
@@ -26,7 +27,7 @@ pub struct RunFiles {
 }
 
 impl RunFiles {
-    /// The run of this directory.
+    /// The training run in this directory.
     pub fn new(root: PathBuf) -> RunFiles {
         RunFiles {
             root,
@@ -41,12 +42,12 @@ impl RunFiles {
         }
     }
 
-    /// Its directory.
+    /// The run's directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Reads what `metrics.jsonl` has more, line by line; a line that is being written waits for its end.
+    /// Reads the new lines of `metrics.jsonl`. A line that is still being written is left for the next call.
     pub fn refresh(&mut self) {
         let Ok(mut file) = File::open(self.root.join("metrics.jsonl")) else { return };
         let length = file.metadata().map_or(0, |metadata| metadata.len());
@@ -80,24 +81,24 @@ impl RunFiles {
         self.read += whole as u64;
     }
 
-    /// Its metrics.
+    /// The metrics read so far.
     pub fn series(&self) -> &Series {
         &self.series
     }
 
-    /// What changes when the run continues: bytes of metrics, recorded groups.
+    /// Two numbers that grow when the run progresses: bytes of metrics read, and recorded groups.
     pub fn mark(&mut self) -> (u64, u64) {
         self.refresh();
         let index = std::fs::metadata(self.root.join("rollouts.idx")).map_or(0, |metadata| metadata.len());
         (self.read, index)
     }
 
-    /// The recorded groups; none if none are recorded.
+    /// The recorded groups of training; `None` if the run records none.
     pub fn groups(&mut self) -> Option<Arc<GroupFile>> {
         opened(&self.root.join("rollouts.bin"), &mut self.groups)
     }
 
-    /// What steps did to some of them; none if that is not recorded.
+    /// The recorded log-probabilities after the optimizer step, for some groups; `None` if the run records none.
     pub fn updates(&mut self) -> Option<Arc<GroupFile>> {
         opened(&self.root.join("updates.bin"), &mut self.updates)
     }
@@ -107,7 +108,7 @@ impl RunFiles {
         opened(&self.root.join("evaluations.bin"), &mut self.evaluations)
     }
 
-    /// The tokenizer of the result, of a checkpoint, or of the model that the run began with.
+    /// The tokenizer of the final model, of a checkpoint, or of the initial model.
     pub fn tokens(&mut self) -> Option<Arc<TokenTexts>> {
         if self.tokens.is_none() {
             let mut dirs = vec![self.root.join("model")];
@@ -127,7 +128,7 @@ impl RunFiles {
         names
     }
 
-    /// The configuration, all keys.
+    /// The configuration of the run, with all keys.
     pub fn config(&self) -> Map<String, Value> {
         let text = std::fs::read_to_string(self.root.join("config.toml")).unwrap_or_default();
         let table: toml::Table = text.parse().unwrap_or_default();
@@ -137,7 +138,8 @@ impl RunFiles {
         }
     }
 
-    /// Where each key's value came from, which stands behind it in the file; of those that nobody set nothing.
+    /// For each configuration key, where its value came from (a comment behind the value in the file); keys with
+    /// default values have none.
     fn origins(&self) -> Map<String, Value> {
         let text = std::fs::read_to_string(self.root.join("config.toml")).unwrap_or_default();
         let origin = |line: &str| {
@@ -153,8 +155,8 @@ impl RunFiles {
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
     }
 
-    /// Who writes into it now. The file says it, and is empty when nobody does; of a process of this machine it is
-    /// known whether it lives.
+    /// The process that writes to the run now, from the run's lock file; `None` if no process does, or if it was on this
+    /// machine and is gone.
     fn writer(&self) -> Option<Value> {
         let holder = self.json("run.lock");
         let pid = holder.get("pid")?.as_u64()?;
@@ -163,7 +165,7 @@ impl RunFiles {
         (!is_here || Path::new(&format!("/proc/{pid}")).exists()).then_some(holder)
     }
 
-    /// `running`, `finished`, or `stopped` before its end.
+    /// The state of the run: `running`, `finished`, or `stopped` before its end.
     pub fn state(&self) -> &'static str {
         match (self.writer(), self.root.join("model").is_dir()) {
             (Some(_), _) => "running",
@@ -172,20 +174,20 @@ impl RunFiles {
         }
     }
 
-    /// The last step, and how many there will be.
+    /// The last step, and the planned number of steps.
     pub fn progress(&self) -> (u64, Option<u64>) {
         let total = self.config().get("max_steps").and_then(Value::as_i64).filter(|&steps| steps > 0);
         let total = total.map(|steps| steps as u64).or_else(|| self.json("record.json").get("total_steps")?.as_u64());
         (self.series.last_step().unwrap_or(0), total)
     }
 
-    /// Seconds between now and the last line of metrics.
+    /// Seconds since the last line of metrics was written.
     pub fn silent_s(&self) -> Option<u64> {
         let changed = std::fs::metadata(self.root.join("metrics.jsonl")).ok()?.modified().ok()?;
         SystemTime::now().duration_since(changed).ok().map(|silent| silent.as_secs())
     }
 
-    /// How it is: by the reward, or the accuracy of pairs, or the loss.
+    /// Whether the run learns, judging by the reward, the accuracy of preference pairs, or the loss.
     pub fn verdict(&self) -> Verdict {
         let of = |key: &str| -> Vec<f64> { self.series.values(key).map(|(_, x)| x).collect() };
         for (key, higher) in [("reward", true), ("rewards/accuracies", true), ("accuracy", true), ("loss", false)] {
@@ -197,12 +199,12 @@ impl RunFiles {
         verdict("reward", &[], true)
     }
 
-    /// Alarms, the newest last; one that is over has `until`.
+    /// The alarms, the newest last; an alarm that has ended has the key `until`.
     pub fn alarms(&self) -> &[Value] {
         &self.alarms
     }
 
-    /// Everything about it that is not a curve.
+    /// Everything about the run that is not a curve, for the page.
     pub fn facts(&mut self, name: &str) -> Value {
         self.refresh();
         let (step, total) = self.progress();
@@ -233,13 +235,13 @@ impl RunFiles {
     }
 }
 
-/// The first and the last step.
+/// The first and the last step of the recorded groups.
 fn steps_of(groups: Option<&GroupFile>) -> [Option<u64>; 2] {
     let steps = || groups.iter().flat_map(|groups| groups.index()).filter_map(|entry| entry.step);
     [steps().min(), steps().max()]
 }
 
-/// A file of groups, opened again when it has another length.
+/// Opens a file of recorded groups, again only if its length has changed.
 fn opened(path: &Path, known: &mut Option<(u64, Arc<GroupFile>)>) -> Option<Arc<GroupFile>> {
     let length = std::fs::metadata(path).ok()?.len();
     if known.as_ref().is_none_or(|(known, _)| *known != length) {
@@ -248,7 +250,7 @@ fn opened(path: &Path, known: &mut Option<(u64, Arc<GroupFile>)>) -> Option<Arc<
     known.as_ref().map(|(_, file)| file.clone())
 }
 
-/// What a metric means, for who points at its name.
+/// The description of a metric, which the page shows as a tooltip.
 fn meaning(name: &str) -> Option<(String, Value)> {
     let metric = telemetry::outputs::metric(name)?;
     let parts = [("", metric.meaning), (" Unit: ", metric.unit), (" Healthy: ", metric.healthy)];

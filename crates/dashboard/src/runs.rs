@@ -1,4 +1,4 @@
-//! Finds runs: the directories that were named, and those below them.
+//! Finds training runs in the directories named by the user and below them.
 
 use crate::run::RunFiles;
 use std::collections::BTreeMap;
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Directories are looked through again so often.
+/// How often the directories are searched again.
 const LOOK: Duration = Duration::from_secs(2);
-/// How far below a directory runs are looked for.
+/// How many levels below a directory are searched.
 const DEPTH: usize = 2;
 
-/// The runs that are shown, by the name in their address.
+/// The training runs that the page shows, by their names in URLs.
 pub struct Runs {
     roots: Vec<PathBuf>,
     known: Mutex<Known>,
@@ -24,17 +24,17 @@ struct Known {
 }
 
 impl Runs {
-    /// Runs, or directories with runs.
+    /// Searches these directories, which are training runs or contain some.
     pub fn new(roots: Vec<PathBuf>) -> Runs {
         Runs { roots, known: Mutex::default() }
     }
 
-    /// All of them, by name.
+    /// All training runs, by name.
     pub fn all(&self) -> Vec<(String, Arc<Mutex<RunFiles>>)> {
         self.known().runs.iter().map(|(name, run)| (name.clone(), run.clone())).collect()
     }
 
-    /// The run of this name. Names are looked up: no text from outside becomes a path.
+    /// The training run with this name. Names are looked up in the list, so no text of a request becomes a path.
     pub fn get(&self, name: &str) -> Option<Arc<Mutex<RunFiles>>> {
         self.known().runs.get(name).cloned()
     }
@@ -56,7 +56,7 @@ impl Runs {
     }
 }
 
-/// What another thread left when it panicked is read on.
+/// Locks a run. State that another thread left by a panic is used as it is.
 pub fn lock<T>(run: &Mutex<T>) -> MutexGuard<'_, T> {
     run.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -65,7 +65,7 @@ fn is_run(dir: &Path) -> bool {
     dir.join("config.toml").is_file()
 }
 
-/// The directory, if it is a run; else the runs below it.
+/// The directory, if it is a training run; else the runs below it.
 fn below(dir: &Path, depth: usize) -> Vec<PathBuf> {
     if is_run(dir) {
         return vec![dir.to_owned()];
@@ -76,7 +76,7 @@ fn below(dir: &Path, depth: usize) -> Vec<PathBuf> {
     if depth == 0 { Vec::new() } else { dirs.iter().flat_map(|dir| below(dir, depth - 1)).collect() }
 }
 
-/// The directory's name, in letters that an address has; a number behind it, where another run has that.
+/// The directory's name, in characters allowed in URLs; with a number appended if another run has that name.
 fn free_name(runs: &BTreeMap<String, Arc<Mutex<RunFiles>>>, root: &Path) -> String {
     let name = root.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy());
     let allowed = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };

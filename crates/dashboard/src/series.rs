@@ -1,23 +1,23 @@
-//! Metrics by step, in columns, and the buckets that a chart shows of them.
+//! Metrics by step, stored in columns, and their aggregation into buckets for charts.
 //!
-//! A bucket is 2^k steps on a grid that begins at step 0, with k the least that gives no more buckets than pixels. So
-//! only the last bucket ever changes, all keys and runs share the grid, and the least and greatest value of each bucket
-//! are there: a spike of one step is never lost.
+//! A bucket covers 2^k steps on a grid that begins at step 0, where k is the smallest that gives no more buckets than
+//! the chart has pixels. So only the last bucket ever changes, all metrics and runs share the grid. Each bucket keeps
+//! its smallest and greatest value, so that a spike of one step stays visible.
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// Stands for "this line did not have the key": a NaN that no metric is.
+/// Bits of the NaN that marks a line without the metric; no metric has these bits.
 const MISSING: u64 = 0x7ff8_dead_beef_0001;
 
-/// What `metrics.jsonl` says, line by line.
+/// The metrics of one training run, as read from `metrics.jsonl` line by line.
 #[derive(Default)]
 pub struct Series {
     steps: Vec<u64>,
     columns: BTreeMap<String, Vec<f64>>,
 }
 
-/// What a bucket has of a key.
+/// The aggregate of one metric over the steps of a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Bucket {
     count: u64,
@@ -25,7 +25,7 @@ struct Bucket {
     min: f64,
     max: f64,
     last: f64,
-    /// NaN or infinite: in no mean.
+    /// Number of NaN or infinite values, which the mean leaves out.
     non_finite: u64,
 }
 
@@ -43,7 +43,7 @@ impl Bucket {
 }
 
 impl Series {
-    /// Adds a line. Lines of one step, a step and an evaluation after it, are one.
+    /// Adds a line of metrics. Lines of the same step (a training step, and an evaluation after it) are merged.
     pub fn add(&mut self, step: u64, line: &Map<String, Value>) {
         if self.steps.last() != Some(&step) {
             self.steps.push(step);
@@ -67,15 +67,15 @@ impl Series {
         self.columns.keys().map(String::as_str)
     }
 
-    /// The steps and values of a key.
+    /// The steps and values of the metric `key`.
     pub fn values<'a>(&'a self, key: &str) -> impl Iterator<Item = (u64, f64)> + 'a {
         let column = self.columns.get(key).map_or(&[][..], Vec::as_slice);
         let there = |(&step, &x): (&u64, &f64)| (x.to_bits() != MISSING).then_some((step, x));
         self.steps.iter().zip(column).filter_map(there)
     }
 
-    /// Of the steps `from` to `to`, at most `pixels` buckets of each key: `{"width", "steps", "keys": {KEY: {"mean",
-    /// "min", "max", "last", "non_finite"}}}`. Where a bucket is one step, `mean` says all.
+    /// For each metric in `keys`, at most `pixels` buckets over the steps `from` to `to`: `{"width", "steps", "keys":
+    /// {KEY: {"mean", "min", "max", "last", "non_finite"}}}`. If a bucket is one step, only `mean` is given.
     pub fn buckets(&self, keys: &[String], from: u64, to: u64, pixels: usize) -> Value {
         let to = to.min(self.last_step().unwrap_or(0));
         let span = to.saturating_sub(from) + 1;
@@ -113,7 +113,7 @@ impl Series {
     }
 }
 
-/// A metric's value; those that are not finite are texts in the file.
+/// A metric's value. Values that are NaN or infinite are strings in the file.
 fn number(value: &Value) -> Option<f64> {
     match value {
         Value::Number(x) => x.as_f64(),
@@ -127,7 +127,7 @@ fn number(value: &Value) -> Option<f64> {
     }
 }
 
-/// Six digits are more than a chart shows.
+/// The number rounded to six significant digits, which is more than a chart shows.
 pub fn short(x: f64) -> Value {
     format!("{x:.5e}").parse::<f64>().map_or(Value::Null, Value::from)
 }

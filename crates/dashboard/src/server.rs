@@ -1,4 +1,4 @@
-//! Addresses and answers.
+//! The HTTP server of the dashboard: routes and responses.
 
 use crate::assets::asset;
 use crate::groups::{self, Wanted};
@@ -22,18 +22,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Browsers that may watch at once.
+/// Most browsers that may receive live updates at once.
 const STREAMS: usize = 64;
-/// A run's news are looked for so often.
+/// How often a run's files are checked for new data.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// A server that listens and has not begun to answer.
+/// A server that is bound to its address but does not respond yet.
 pub struct Server {
     listener: TcpListener,
     guard: Guard,
     runs: Arc<Runs>,
     jobs: Jobs,
-    /// What people open.
+    /// The URL that the user opens.
     pub url: String,
 }
 
@@ -47,7 +47,8 @@ struct Site {
 type Shared = State<Arc<Site>>;
 
 impl Server {
-    /// Listens at this address; port 0 is any that is free. Beyond this machine the address that is shown has a token.
+    /// Binds to this address; port 0 chooses a free port. If other machines can reach the address, the shown URL
+    /// contains a token.
     pub fn bind(host: &str, port: u16, runs: Runs) -> std::io::Result<Server> {
         let name = host.trim_start_matches('[').trim_end_matches(']');
         let mut addresses = (name, port).to_socket_addrs()?;
@@ -64,12 +65,12 @@ impl Server {
         Ok(Server { listener, guard, runs: Arc::new(runs), jobs: Jobs::default(), url })
     }
 
-    /// Lets the page show, and run where it is allowed, what is in `jobs`.
+    /// Lets the page show the jobs, and start them where that is allowed.
     pub fn with_jobs(self, jobs: Jobs) -> Server {
         Server { jobs, ..self }
     }
 
-    /// Answers until the process ends.
+    /// Serves requests until the process ends.
     pub fn run(self) -> std::io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         self.listener.set_nonblocking(true)?;
@@ -81,7 +82,8 @@ impl Server {
     }
 }
 
-/// Serves beside a run, on a thread that never computes for it. The address, or why there is none.
+/// Serves beside a training run, on a thread that does no computation for it. Returns the URL, or why the server could
+/// not start.
 pub fn serve_in_thread(host: &str, port: u16, runs: Runs) -> std::io::Result<String> {
     let server = Server::bind(host, port, runs)?;
     let url = server.url.clone();
@@ -108,7 +110,7 @@ fn router(site: Arc<Site>) -> Router {
         .with_state(site)
 }
 
-/// Refuses who may not ask, and says to browsers what the page may do.
+/// Refuses unauthorised requests, and adds the security headers for browsers to responses.
 async fn guarded(State(site): Shared, request: Request, next: Next) -> Response {
     // Files of the page are no secret: it must load to read the token of its address.
     let is_open = !request.uri().path().starts_with("/api/");
@@ -139,7 +141,7 @@ fn missing() -> Response {
     (StatusCode::NOT_FOUND, "there is no such thing").into_response()
 }
 
-/// The words behind the question mark.
+/// The query parameters of a URL.
 fn words(uri: &Uri) -> BTreeMap<String, String> {
     let pair = |pair: &str| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -148,7 +150,7 @@ fn words(uri: &Uri) -> BTreeMap<String, String> {
     uri.query().unwrap_or("").split('&').filter(|pair| !pair.is_empty()).map(pair).collect()
 }
 
-/// `%41` and `+` of an address.
+/// Decodes `%41` and `+` in a URL.
 fn decoded(text: &str) -> String {
     let (text, mut bytes, mut at) = (text.as_bytes(), Vec::new(), 0);
     while at < text.len() {
@@ -195,7 +197,7 @@ async fn series(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Resp
     answer(&run.series().buckets(&keys, number(&words, "from", 0), number(&words, "to", u64::MAX), pixels))
 }
 
-/// The groups that are asked for: those that are trained on, or with `of=evaluations` those of evaluations.
+/// The requested recorded groups: those of training, or with `of=evaluations` those of evaluations.
 fn groups_of(run: &mut RunFiles, words: &BTreeMap<String, String>) -> Option<Arc<GroupFile>> {
     match words.get("of").map(String::as_str) {
         Some("evaluations") => run.evaluations(),
@@ -274,7 +276,7 @@ async fn spans(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respo
     answer(&groups::spans(&trace, number(&words(&uri), "step", 1)))
 }
 
-/// Counts a stream until it ends.
+/// Counts a live-update stream; dropping it ends the count.
 struct Stream(Arc<Site>);
 
 impl Drop for Stream {
@@ -283,7 +285,8 @@ impl Drop for Stream {
     }
 }
 
-/// `mark` whenever a run has more; the number of the last one that a browser has seen comes back after an interruption.
+/// A stream of server-sent events: `mark` whenever a run has new data. After an interruption the browser sends back the
+/// number of the last event it received.
 async fn events(State(site): Shared, headers: HeaderMap, uri: Uri) -> Response {
     if site.streams.fetch_add(1, Ordering::Relaxed) >= STREAMS {
         site.streams.fetch_sub(1, Ordering::Relaxed);
@@ -297,7 +300,7 @@ async fn events(State(site): Shared, headers: HeaderMap, uri: Uri) -> Response {
     Sse::new(news.into_stream()).into_response()
 }
 
-/// What a stream waits for.
+/// The state of a stream that waits for new data.
 struct Events {
     #[expect(dead_code, reason = "counted while it is there")]
     stream: Stream,
@@ -330,7 +333,7 @@ impl Events {
     }
 }
 
-/// The token of the address becomes a cookie that scripts cannot read.
+/// Stores the token of the URL in a cookie that scripts cannot read.
 async fn login(headers: HeaderMap) -> Response {
     let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     let plain = token.filter(|token| token.bytes().all(|byte| byte.is_ascii_hexdigit()));

@@ -1,26 +1,27 @@
-//! One sentence that says how a run is: whether it learns, and whether something is wrong.
+//! Sums up a training run in one sentence: whether it learns, and whether something is wrong.
 
 use serde_json::{Value, json};
 use telemetry::table::short_number;
 
-/// How a run is.
+/// The verdict on a training run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// `learning`, `level`, `not yet`, `worse`, or `nothing` where there is nothing to tell by.
+    /// The state: `learning`, `level`, `not yet`, `worse`, or `nothing` if there are too few values.
     pub state: &'static str,
-    /// In words.
+    /// The verdict as a sentence.
     pub says: String,
 }
 
 impl Verdict {
-    /// As the page reads it.
+    /// The verdict as JSON for the page.
     pub fn to_json(&self) -> Value {
         json!({ "state": self.state, "says": self.says })
     }
 }
 
-/// Of the values of a metric, one for each logged step: the first against the mean of the last tenth. What counts is
-/// more than three standard errors, which the differences between neighbours tell: their mean, a trend, is no noise.
+/// Compares the first of a metric's values (one per logged step) with the mean of the last tenth. A change counts if it
+/// exceeds three standard errors. The noise is estimated from the differences between neighbouring values, less their
+/// mean, so that a trend does not count as noise.
 pub fn verdict(name: &str, values: &[f64], higher_is_better: bool) -> Verdict {
     let values: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     if values.len() < 4 {
@@ -57,7 +58,7 @@ fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Three digits.
+/// The number with three significant digits.
 fn number(x: f64) -> String {
     short_number(x, 1e5, 2)
 }
@@ -66,7 +67,7 @@ fn number(x: f64) -> String {
 mod tests {
     use super::*;
 
-    /// A line with noise of ±0.05 that repeats every seven values.
+    /// Values of the function `of` at 0 to n − 1, with noise of ±0.05 that repeats every seven values.
     fn noisy(n: usize, of: impl Fn(f64) -> f64) -> Vec<f64> {
         (0..n).map(|i| of(i as f64 / n as f64) + 0.05 * (((i * 5) % 7) as f64 / 3.0 - 1.0)).collect()
     }

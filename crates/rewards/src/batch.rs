@@ -1,4 +1,5 @@
-//! The input and the output of a reward: a batch of completions, and scores with their problems. Knows no reward.
+//! The input and the output of a reward: a batch of completions, and their scores with the problems met. Independent of
+//! any one reward.
 
 use std::collections::BTreeMap;
 
@@ -11,39 +12,41 @@ use crate::StepScore;
 /// The dataset's other columns: name → one value for each completion (a prompt's value repeated for its group).
 pub type Columns = BTreeMap<String, Vec<Value>>;
 
-/// The metric that says in what share of completions a reward found no answer that it could score, right or wrong: the
-/// graders have it, and any reward may.
+/// Name of the metric for the share of completions in which a reward found no answer, right or wrong. Every grader
+/// reports it, and any other reward may.
 pub const NO_ANSWER: &str = "no_answer";
 
-/// What one call scores. All lists are as long as [`RewardBatch::len`] and in the same order.
+/// One batch of completions that a reward scores in one call. All lists have [`RewardBatch::len`] entries in the same
+/// order.
 #[derive(Clone, Copy, Debug)]
 pub struct RewardBatch<'a> {
-    /// The prompt of each completion, repeated for each completion of its group.
+    /// The prompt of each completion; a group's prompt is repeated for each of its completions.
     pub prompts: &'a [Content],
-    /// The completions.
+    /// The completions to score.
     pub completions: &'a [Content],
-    /// The token ids of the completions.
+    /// The token ids of each completion.
     pub completion_ids: &'a [Vec<u32>],
-    /// The other columns of the dataset.
+    /// The other columns of the dataset, with one value for each completion.
     pub columns: &'a Columns,
-    /// The row of the dataset that each completion answers, from 0.
+    /// For each completion, the index (from 0) of the dataset row that its prompt came from.
     pub rows: &'a [usize],
     /// The training step, given to reward programs as `trainer_state.global_step`.
     pub step: u64,
 }
 
 impl RewardBatch<'_> {
-    /// Number of completions.
+    /// Number of completions in the batch.
     pub fn len(&self) -> usize {
         self.completions.len()
     }
 
-    /// True when there is nothing to score.
+    /// True when the batch has no completions.
     pub fn is_empty(&self) -> bool {
         self.completions.is_empty()
     }
 
-    /// The values of a column, or a problem that names it, the columns that exist, and every row as affected.
+    /// The values of a dataset column. If it is missing, a problem that names the column and those that exist, and
+    /// counts every completion as affected.
     pub(crate) fn column(&self, reward: &str, column: &str) -> Result<&[Value], Problem> {
         match self.columns.get(column) {
             Some(values) if values.len() == self.len() => Ok(values),
@@ -60,16 +63,16 @@ impl RewardBatch<'_> {
     }
 }
 
-/// What a grader says of a completion.
+/// A grader's result for one completion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Verdict {
     pub score: f64,
-    /// There is something in it that can be taken for an answer, right or wrong.
+    /// Whether the completion has something that can be taken for an answer, right or wrong.
     pub answered: bool,
 }
 
 impl Verdict {
-    /// 1 for the right answer, 0 for another and for none.
+    /// Score 1 for the right answer, 0 for a wrong one or none.
     pub fn of<T>(answer: Option<T>, right: impl FnOnce(T) -> bool) -> Verdict {
         let answered = answer.is_some();
         Verdict { score: f64::from(u8::from(answer.is_some_and(right))), answered }
@@ -80,45 +83,45 @@ impl Verdict {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProblemKind {
-    /// No answer within the time limit.
+    /// The reward did not return within its time limit.
     TimedOut,
-    /// The reward's program or server ended or refused.
+    /// The reward's program or server ended, or refused the request.
     Crashed,
-    /// The answer cannot be read as scores.
+    /// The reply of the reward cannot be read as scores.
     BadAnswer,
     /// The reward failed too often and is not called again.
     GivenUp,
-    /// The row of the dataset lacks what it compares with.
+    /// The dataset row lacks the value that the completion is compared with.
     BadData,
-    /// A score that is no finite number.
+    /// A score is NaN or infinite.
     NotFinite,
-    /// Anything else.
+    /// Any other failure.
     #[default]
     Failed,
 }
 
-/// Something that kept a reward from scoring some completions, to be shown and counted.
+/// A failure that left some completions without a score. It is shown to the user and counted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// The reward's name.
+    /// Name of the reward that failed.
     pub reward: String,
-    /// What kind of failure it is.
+    /// What kind of failure this is.
     pub kind: ProblemKind,
-    /// How many completions got `None` for this reason.
+    /// How many completions got `None` because of this problem.
     pub rows: usize,
-    /// What happened, in words; may have several lines (the program's last error output).
+    /// What happened, for the user; may have several lines (the last lines of the program's standard error).
     pub message: String,
-    /// The first of several cases, where one says more than the message.
+    /// One affected case as an example (the first of several), where it tells more than the message.
     pub example: Option<String>,
-    /// The reward will score no later batch either.
+    /// Whether the reward will not score later batches either.
     pub fatal: bool,
-    /// The completions that got `None` for this reason, by their places in the batch; empty where that is not known.
+    /// Indices, in the batch, of the completions that got `None` because of this problem; empty where unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub completions: Vec<usize>,
 }
 
 impl Problem {
-    /// Nothing could be said of `rows` completions, because of `message`.
+    /// A problem that left `rows` completions without a score, explained by `message`.
     pub fn new(reward: impl Into<String>, rows: usize, message: impl Into<String>) -> Self {
         let (reward, message) = (reward.into(), message.into());
         Problem {
@@ -132,12 +135,12 @@ impl Problem {
         }
     }
 
-    /// The same problem, said of the completions in these places.
+    /// The same problem with the indices of the affected completions in the batch.
     pub fn at(self, completions: Vec<usize>) -> Self {
         Problem { completions, ..self }
     }
 
-    /// The same problem as another kind of failure.
+    /// The same problem with another [`ProblemKind`].
     pub fn of_kind(self, kind: ProblemKind) -> Self {
         Problem { kind, ..self }
     }
@@ -150,35 +153,38 @@ impl std::fmt::Display for Problem {
     }
 }
 
-/// How many completions, in words.
+/// The text "1 completion" or "N completions".
 pub(crate) fn completions(n: usize) -> String {
     format!("{n} completion{}", if n == 1 { "" } else { "s" })
 }
 
-/// What a reward returns.
+/// What a reward returns for a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
-    /// One entry for each completion; `None` = no score (left out of the mean and of the baseline), always finite.
+    /// The score of each completion, finite; `None` = no score (the completion is left out of the mean and of the
+    /// baseline).
     pub values: Vec<Option<f64>>,
-    /// For each completion that has them, the scores of its steps, whose sum is its value; empty if none has.
+    /// For each completion, the scores of its steps, whose sum is its value in `values`, or `None` if it has no step
+    /// scores. The list is empty if no completion has any.
     pub steps: Vec<Option<Vec<StepScore>>>,
-    /// Why entries are `None`, if they should not be.
+    /// Failures that explain entries that are `None` but should not be.
     pub problems: Vec<Problem>,
-    /// Extra columns for the completions table (TRL's `log_extra`): name → one value for each completion.
+    /// Extra columns for the completions table (TRL's `log_extra`): column name → one value for each completion.
     pub extra: Vec<(String, Vec<Value>)>,
-    /// Extra scalar metrics (TRL's `log_metric`).
+    /// Extra scalar metrics (TRL's `log_metric`), by name.
     pub metrics: Vec<(String, f64)>,
-    /// Completions whose program ran out of its time, and that have a score for it.
+    /// Number of completions whose program ran out of time and which still have a score.
     pub timed_out: usize,
 }
 
 impl Scores {
-    /// Scores without any remark.
+    /// Scores without steps, problems, extra columns or metrics.
     pub fn new(values: Vec<Option<f64>>) -> Self {
         Scores { values, ..Scores::default() }
     }
 
-    /// A grader's, and as a metric the share of the completions that it graded in which it found no answer.
+    /// The scores from a grader's verdicts, with the metric `no_answer`: the share of graded completions without an
+    /// answer.
     pub(crate) fn of_verdicts(verdicts: Vec<Option<Verdict>>) -> Self {
         let graded = verdicts.iter().flatten().count();
         let unanswered = verdicts.iter().flatten().filter(|verdict| !verdict.answered).count();
@@ -194,8 +200,8 @@ impl Scores {
         Scores { values: vec![None; rows], problems: vec![problem], ..Scores::default() }
     }
 
-    /// With the completions of each problem, where it does not name them itself: those without a score that no other
-    /// problem names. A reward that answers for a whole batch says no more.
+    /// Fills in the affected completions of each problem that does not list them: all completions without a score that
+    /// no other problem lists.
     pub(crate) fn with_places(mut self) -> Self {
         let named = |place: &usize| self.problems.iter().any(|problem| problem.completions.contains(place));
         let without_score = self.values.iter().enumerate().filter(|(_, value)| value.is_none());
@@ -206,9 +212,9 @@ impl Scores {
         self
     }
 
-    /// What was said of groups one by one, in the order of the groups, as if it had been said of all at once: values
-    /// and extra columns one after the other (null where a group lacks a column), problems with the same words as
-    /// one, and of each metric the mean over the groups that have it.
+    /// Joins the scores of groups, in the order of the groups, as if one call had scored them all. Values and extra
+    /// columns are concatenated (null where a group lacks a column), problems with equal messages become one, and each
+    /// metric is the mean over the groups that report it.
     pub fn of_groups(groups: impl IntoIterator<Item = Scores>) -> Self {
         let mut all = Scores::default();
         // Of each metric, how many groups have it.
@@ -254,7 +260,7 @@ impl Scores {
     }
 }
 
-/// Where `name` stands in a list, put behind it if it does not.
+/// The index of `name` in the list; appends an entry if it is not there.
 fn place<T: Default>(list: &mut Vec<(String, T)>, name: String) -> usize {
     list.iter().position(|(own, _)| *own == name).unwrap_or_else(|| {
         list.push((name, T::default()));
@@ -266,7 +272,8 @@ fn place<T: Default>(list: &mut Vec<(String, T)>, name: String) -> usize {
 mod tests {
     use super::*;
 
-    /// A reward that says which completions a problem concerns is believed; the others get what is left.
+    /// A problem that lists its completions keeps that list; the other problems get the completions left without a
+    /// score.
     #[test]
     fn a_problem_has_the_completions_without_a_score_that_no_other_names() {
         let (named, of_batch) = (Problem::new("r", 1, "no number").at(vec![2]), Problem::new("r", 2, "it crashed"));

@@ -1,14 +1,15 @@
-//! Errors of a reward's settings, found before a run starts. What goes wrong while it scores is a [`crate::Problem`].
+//! Errors of a reward's configuration, found before a training run starts. Failures while scoring are a
+//! [`crate::Problem`].
 
-/// A reward that cannot be built: a bad specification, or a program that cannot be started.
+/// A reward that cannot be built: its specification is wrong, or its program cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The name is none of the built-in ones.
+    /// No built-in reward has this name.
     #[error("unknown reward `{name}`{}; known: {known}", did_you_mean(nearest))]
     Unknown {
-        /// What was asked for.
+        /// The unknown name.
         name: String,
-        /// The nearest known name, if one is near.
+        /// The known name that is spelt most like it, if one is close.
         nearest: Option<String>,
         /// All known names, separated by commas.
         known: String,
@@ -18,18 +19,18 @@ pub enum Error {
     Options {
         /// The kind of reward.
         kind: String,
-        /// What is wrong, and what is accepted.
+        /// What is wrong, and which values are accepted.
         message: String,
     },
-    /// A name that another reward, or the completions table, has.
+    /// The name is already used by another reward or by a column of the completions table.
     #[error("reward_funcs: {0}")]
     Name(String),
     /// The program of a `command` reward is missing, not executable, or did not start.
     #[error("reward `command`: cannot run `{program}`: {message}")]
     Program {
-        /// The program as given.
+        /// The program as written in the configuration.
         program: String,
-        /// Why.
+        /// Why it cannot be started.
         message: String,
     },
 }
@@ -42,7 +43,7 @@ fn did_you_mean(nearest: &Option<String>) -> String {
 }
 
 impl Error {
-    /// An [`Error::Options`].
+    /// Builds an [`Error::Options`].
     pub(crate) fn options(kind: &str, message: impl Into<String>) -> Self {
         Error::Options { kind: kind.into(), message: message.into() }
     }

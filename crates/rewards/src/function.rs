@@ -1,22 +1,22 @@
-//! A function of the calling program as a reward: `reward_funcs = ["function:NAME"]`.
+//! A Rust function of the user's code as a reward: `reward_funcs = ["function:NAME"]`.
 
 use crate::{Content, Problem, Reward, RewardBatch, Scores};
 use serde_json::Value;
 use std::borrow::Cow;
 
-/// A completion as a reward function sees it.
+/// One completion, with its prompt and dataset row, as a reward function sees it.
 pub struct RewardInput<'a> {
     batch: &'a RewardBatch<'a>,
     row: usize,
 }
 
 impl RewardInput<'_> {
-    /// The prompt, as the dataset has it.
+    /// The prompt, as the dataset has it: text or chat messages.
     pub fn prompt(&self) -> &Content {
         &self.batch.prompts[self.row]
     }
 
-    /// The completion; of a conversation, the assistant's message.
+    /// The completion; in a conversation, the assistant's message.
     pub fn completion(&self) -> &Content {
         &self.batch.completions[self.row]
     }
@@ -36,12 +36,12 @@ impl RewardInput<'_> {
         &self.batch.completion_ids[self.row]
     }
 
-    /// The row of the dataset, from 0.
+    /// Index of the completion's row in the dataset, from 0.
     pub fn row(&self) -> usize {
         self.batch.rows[self.row]
     }
 
-    /// The value of a column of the dataset.
+    /// The row's value in the dataset column `name`.
     pub fn column(&self, name: &str) -> Option<&Value> {
         self.batch.columns.get(name)?.get(self.row)
     }
@@ -49,14 +49,14 @@ impl RewardInput<'_> {
 
 type ScoreFunction = Box<dyn FnMut(&RewardInput<'_>) -> Option<f64> + Send>;
 
-/// A closure as a reward, asked about one completion after the other.
+/// A reward that calls a closure once for each completion.
 pub struct FunctionReward {
     name: String,
     score: ScoreFunction,
 }
 
 impl FunctionReward {
-    /// The score of one completion, or `None` where it gives none.
+    /// A reward from a closure that returns the score of one completion, or `None` for no score.
     pub fn new(
         name: impl Into<String>,
         score: impl FnMut(&RewardInput<'_>) -> Option<f64> + Send + 'static,

@@ -1,13 +1,13 @@
-//! Text in, scores out: the rewards that a reinforcement-learning run maximises.
+//! Rewards: scores of completions, which reinforcement learning maximises.
 //!
 //! A [`Reward`] sees a [`RewardBatch`] (prompts, completions, token ids, the dataset's other columns) and returns one
-//! score for each completion, or none where it could not score it. **A reward that failed is never a zero**: it gives
-//! `None` and a [`Problem`] that says why. Several rewards and their weights are combined by the trainer, not here.
-//! Knows no trainer and no policy.
+//! score for each completion, or no score where it could not compute one. **A reward that failed is never a zero**: it
+//! gives `None` and a [`Problem`] that says why. The trainer combines several rewards and their weights, not this
+//! crate, which is independent of the trainer and the policy.
 //!
-//! Read first: [`RewardBatch`] and [`Scores`] (what goes in and out), then any file of `builtin/`, `command/` (a
-//! reward in any language), `python/`, `http/`, `function` (a closure), `reward_model` and `registry` (names to
-//! rewards); `manager` asks them all.
+//! Read first: [`RewardBatch`] and [`Scores`] (input and output), then any file of `builtin/`; `command/` (a program in
+//! any language), `python/`, `http/`, `function` (a closure), `reward_model`; `registry` builds rewards from their
+//! names, and `manager` calls them all.
 
 mod batch;
 mod builtin;
@@ -37,33 +37,33 @@ pub use steps::{StepEnd, StepScore};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// One source of scores.
+/// A reward function: a source of scores.
 pub trait Reward: Send {
-    /// The name under which its scores are logged (`rewards/<name>/mean`, a column of the completions table).
+    /// The name under which the scores are logged (`rewards/<name>/mean`, a column of the completions table).
     fn name(&self) -> &str;
 
-    /// The dataset columns that it reads, so that a run can be refused before it starts when one is missing.
+    /// The dataset columns that this reward reads. A training run with a missing column is refused before it starts.
     fn required_columns(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Whether it reads the token ids of completions: without them its scores would be wrong, not missing.
+    /// Whether this reward reads the token ids of completions. If so, it cannot score completions that have none.
     fn reads_ids(&self) -> bool {
         false
     }
 
-    /// Whether what it says of a group (the completions of one prompt) depends on that group alone. Then it may be
-    /// asked about one group at a time, in any order, while others are still generated, and what it said is put
-    /// together by [`Scores::of_groups`]. Otherwise it is asked once, about the whole batch.
+    /// Whether the scores of a group (the completions of one prompt) depend on that group alone. Then `score` may be
+    /// called for one group at a time, in any order, while other groups are still generated, and [`Scores::of_groups`]
+    /// joins the results. Otherwise `score` is called once for the whole batch.
     fn scores_by_group(&self) -> bool {
         false
     }
 
-    /// Shares a flag that says, once set, that nobody waits for scores any more: a long wait may then end early, with
-    /// any answer.
+    /// Shares a flag that, once set, says that the scores are no longer wanted: a long wait may then end early, with
+    /// any result.
     fn stop_with(&mut self, _stop: Arc<AtomicBool>) {}
 
-    /// One score for each completion of the batch, in its order, or one for each of its steps. A failure gives `None`
-    /// and a [`Problem`], never 0.
+    /// Scores each completion of the batch, in its order, or each step of it. A failure gives `None` and a [`Problem`],
+    /// never 0.
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores;
 }

@@ -1,12 +1,12 @@
-//! Asks every reward function about a generation, some beside the engine.
+//! Calls every reward function on a generation batch, some while the engine still generates.
 //!
-//! A reward that scores a group by itself ([`Reward::scores_by_group`]) is asked as soon as the group's last completion
-//! has ended, on a thread beside the engine, which continues with the others; so a reward that takes its time (a
-//! program outside) costs the run only what is left when generation has ended. Every other reward is asked once, about
-//! all completions, after that. When groups end changes no bit: scores are put together in the order of the groups that
-//! is asked for.
+//! A reward that scores a group by itself ([`Reward::scores_by_group`]) is called as soon as the group's last
+//! completion has ended, on a thread of its own, while the engine generates the other groups. A slow reward (an
+//! external program) then costs the training run only the time that it needs after generation has ended. Every other
+//! reward is called once, on all completions, after generation. The order in which groups end does not change the
+//! result: scores are joined in the order of the requested groups.
 //!
-//! What a reward said of groups may come from another process ([`score_group`]): it is put together in the same way.
+//! The scores of a group may also come from another process ([`score_group`]); they are joined in the same way.
 
 use crate::steps::misplaced;
 use crate::{Columns, Content, Problem, ProblemKind, Reward, RewardBatch, Scores, StepScore, TABLE_COLUMNS};
@@ -18,18 +18,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// Completions as rewards see them: what a [`RewardBatch`] shows. All lists are as long.
+/// The completions of a group or batch with everything that a [`RewardBatch`] shows, owned. All lists have the same
+/// length.
 #[derive(Default)]
 pub struct RewardInputs {
     /// The prompt of each completion.
     pub prompts: Vec<Content>,
-    /// The completions.
+    /// The completions to score.
     pub completions: Vec<Content>,
-    /// The completions' token ids.
+    /// The token ids of each completion.
     pub ids: Vec<Vec<u32>>,
-    /// The other columns of the dataset.
+    /// The other columns of the dataset, with one value for each completion.
     pub columns: Columns,
-    /// The row of the dataset of each, from 0.
+    /// For each completion, the index (from 0) of its dataset row.
     pub rows: Vec<usize>,
 }
 
@@ -50,59 +51,61 @@ impl RewardInputs {
     }
 }
 
-/// Makes the inputs of a group, by its number, from the token ids of its completions.
+/// A function that makes the reward inputs of a group from the group's number and the token ids of its completions.
 pub type MakeInputs<'a> = Arc<dyn Fn(u64, Vec<Vec<u32>>) -> model::Result<RewardInputs> + Send + Sync + 'a>;
 
-/// Reward functions, and what they are called with.
+/// The reward functions, and what they are called with.
 pub struct RewardManager<'a> {
-    /// The rewards.
+    /// The reward functions.
     pub rewards: &'a mut [Box<dyn Reward>],
-    /// Texts and columns of completions.
+    /// Makes the prompts, texts and dataset columns of a group's completions.
     pub make_inputs: MakeInputs<'a>,
-    /// The training step.
+    /// The training step, passed to rewards.
     pub step: u64,
 }
 
-/// What rewards say of one completion.
+/// The scores of one completion from all rewards.
 #[derive(Clone, Debug, Default)]
 pub struct CompletionScores {
-    /// One per reward function; `None` where it gave no score.
+    /// One score per reward function; `None` where a reward gave none.
     pub rewards: Vec<Option<f64>>,
-    /// One per reward function: the scores of its steps, where it gave them.
+    /// Per reward function, the scores of the completion's steps, if the reward gave any.
     pub steps: Vec<Option<Vec<StepScore>>>,
-    /// What rewards add to the completions table, by column.
+    /// The values that rewards add to the completions table, by column.
     pub extra: Map<String, Value>,
 }
 
-/// The scores of a generation.
+/// The scores of a generation batch from all rewards.
 #[derive(Default)]
 pub struct RewardOutput {
     /// Each completion as rewards saw it, with its scores.
     pub completions: Vec<(Content, CompletionScores)>,
-    /// What kept rewards from giving a score.
+    /// Failures of rewards in this batch.
     pub problems: Vec<Problem>,
-    /// Numbers that rewards want logged, each under its reward's name: none hides one of the run's.
+    /// Extra metrics that rewards report, each prefixed by its reward's name so that it cannot replace a metric of the
+    /// training run.
     pub metrics: Vec<(String, f64)>,
-    /// When, and for how many seconds, groups were scored while others were still generated.
+    /// When, and for how many seconds, groups were scored while other groups were still generated.
     pub overlapped: Vec<(Instant, f64)>,
     /// Seconds that each reward took.
     pub seconds: Vec<f64>,
-    /// How many completions of each reward ran out of time, with a score or without.
+    /// For each reward, the number of completions that ran out of time, with or without a score.
     pub timed_out: Vec<usize>,
 }
 
-/// What a reward said of a group elsewhere.
+/// The scores of one group from one reward, computed by another process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GivenScores {
-    /// The reward's place among all.
+    /// Index of the reward in the list of all rewards.
     pub reward: usize,
-    /// What the reward said of the group.
+    /// The reward's scores of the group.
     pub scores: Scores,
-    /// Seconds that it took.
+    /// Seconds that the reward took.
     pub seconds: f64,
 }
 
-/// Asks these rewards, by their places, about a group. Each must [score a group by itself](Reward::scores_by_group).
+/// Scores one group with the rewards at the indices `asked`. Each must [score a group by
+/// itself](Reward::scores_by_group).
 pub fn score_group(
     rewards: &mut [Box<dyn Reward>],
     asked: &[usize],
@@ -117,12 +120,12 @@ pub fn score_group(
     asked.iter().map(ask).collect()
 }
 
-/// Which rewards are being asked now, and since when: for a thread that waits.
+/// The rewards that are running now, and since when; read by a thread that waits for them.
 #[derive(Clone, Default)]
 pub struct Asked(Arc<Mutex<Vec<(String, Instant)>>>);
 
 impl Asked {
-    /// The one that takes longest, and for how long it has been asked.
+    /// The name of the reward that has been running longest, and for how long.
     pub fn longest(&self) -> Option<(String, Duration)> {
         let asked = self.list();
         asked.iter().min_by_key(|(_, since)| *since).map(|(name, since)| (name.clone(), since.elapsed()))
@@ -132,7 +135,7 @@ impl Asked {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The answer, and the seconds that it took.
+    /// Calls a reward; returns its scores and the seconds it took.
     fn ask(&self, reward: &mut dyn Reward, batch: &RewardBatch<'_>) -> (Scores, f64) {
         let since = Instant::now();
         self.list().push((reward.name().to_owned(), since));
@@ -143,27 +146,27 @@ impl Asked {
     }
 }
 
-/// A generation whose completions are being scored.
+/// A generation batch whose completions are being scored.
 pub struct RewardJob<'scope, 'a> {
     make_inputs: MakeInputs<'a>,
     step: u64,
     names: Vec<String>,
     asked: Asked,
-    /// The rewards that wait for all completions, with their places.
+    /// The rewards that need all completions at once, with their indices.
     late: Vec<(usize, &'a mut Box<dyn Reward>)>,
-    /// None if all of them do.
+    /// The thread that scores single groups; `None` if no reward scores by group.
     worker: Option<RewardWorker<'scope>>,
 }
 
-/// The thread that scores groups.
+/// The thread that scores groups while others are generated.
 struct RewardWorker<'scope> {
-    /// Before the others, so that a generation that failed does not wait for what nobody will read.
+    /// Declared first, and so dropped first: after a failed generation the thread then scores no further group.
     cancel: CancelOnDrop,
     groups: Sender<(u64, Vec<Vec<u32>>)>,
     thread: ScopedJoinHandle<'scope, model::Result<EarlyScores>>,
 }
 
-/// Tells the thread, when dropped, to score no further group.
+/// When dropped, tells the scoring thread to score no further group.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
@@ -172,18 +175,18 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// What the thread found.
+/// The scores that the scoring thread computed before generation ended.
 struct EarlyScores {
-    /// The places of its rewards.
+    /// Indices of the rewards that the thread called.
     places: Vec<usize>,
-    /// The inputs of a group, and what each of its rewards said, in how many seconds.
+    /// By group number: the group's inputs, and the scores and seconds of each of the thread's rewards.
     groups: BTreeMap<u64, (RewardInputs, Vec<(Scores, f64)>)>,
     times: Vec<(Instant, Instant)>,
 }
 
 impl<'a> RewardManager<'a> {
-    /// Begins to score groups that are still to be generated. The rewards at the places `elsewhere` are asked there:
-    /// [`finish`](RewardJob::finish) gets what they said.
+    /// Starts to score groups that are still to be generated. The rewards at the indices `elsewhere` are called by
+    /// other processes, and [`finish`](RewardJob::finish) gets their scores.
     pub fn start<'scope>(
         self,
         scope: &'scope Scope<'scope, '_>,
@@ -211,12 +214,12 @@ impl RewardJob<'_, '_> {
         &self.names
     }
 
-    /// What is waited for.
+    /// The list of running rewards, for a thread that waits for them.
     pub fn asked(&self) -> Asked {
         self.asked.clone()
     }
 
-    /// A group ended, with these completions: the rewards that need no more are asked about it.
+    /// Reports that a group ended, with its completions: the rewards that score by group are called on it.
     pub fn group_ended(&mut self, group: u64, completions: impl FnOnce() -> Vec<Vec<u32>>) {
         if let Some(worker) = &self.worker {
             // If nobody receives it, `finish` says why.
@@ -224,8 +227,9 @@ impl RewardJob<'_, '_> {
         }
     }
 
-    /// All of these groups ended: waits for those that are still being scored, and asks the rewards that want to see
-    /// all. `given` has what was said elsewhere, by the group's number: of each group, or of none, the same rewards.
+    /// Called when all groups have ended: waits for groups that are still being scored, and calls the rewards that need
+    /// all completions. `given` has the scores from other processes, by group number: every group must have scores of
+    /// the same rewards, or none must have any.
     pub fn finish(
         self,
         groups: impl ExactSizeIterator<Item = (u64, impl FnOnce() -> Vec<Vec<u32>>)>,
@@ -341,7 +345,7 @@ fn score_groups(
     Ok(early)
 }
 
-/// As what a run logs a reward's own metric.
+/// The name under which a training run logs a reward's own metric.
 fn metric_name(reward: &str, metric: &str) -> String {
     match metric {
         // These the run logs itself.
@@ -350,7 +354,7 @@ fn metric_name(reward: &str, metric: &str) -> String {
     }
 }
 
-/// Steps that do not lie within their completion are no score, and reported.
+/// Removes, and reports, the scores of steps that do not lie within their completion.
 fn placed(name: &str, mut scores: Scores, inputs: &RewardInputs) -> Scores {
     let Scores { values, steps, problems, .. } = &mut scores;
     for (row, (steps, value)) in steps.iter_mut().zip(values).enumerate() {
@@ -365,7 +369,7 @@ fn placed(name: &str, mut scores: Scores, inputs: &RewardInputs) -> Scores {
     scores
 }
 
-/// Scores that are not finite numbers are none, and reported: in a mean they would spoil every other score.
+/// Removes, and reports, scores that are NaN or infinite: in a mean they would spoil every other score.
 fn finite(name: &str, mut scores: Scores) -> Scores {
     let mut bad = Vec::new();
     for (place, value) in scores.values.iter_mut().enumerate() {

@@ -1,4 +1,5 @@
-//! The JSON that rewards outside of this program are asked with, and what they answer. Knows no process and no network.
+//! The JSON that is exchanged with rewards outside of this process: requests and answers. Independent of processes and
+//! networks.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use crate::batch::completions;
 use crate::steps::{CompletionReward, as_number};
 use crate::{Columns, Content, ProblemKind, RewardBatch, Scores};
 
-/// Why a batch has no scores.
+/// Why a batch has no scores: the kind of failure and a message.
 pub(crate) type Failure = (ProblemKind, String);
 
 #[derive(Serialize)]
@@ -27,12 +28,12 @@ struct TrainerState {
     global_step: u64,
 }
 
-/// Names that a column cannot have, because the request uses them.
+/// Names that a dataset column must not have, because the request uses them.
 const RESERVED: [&str; 3] = ["prompts", "completions", "trainer_state"];
-/// Columns that are not sent, because the request says them already (as in TRL).
+/// Dataset columns that are not sent, because the request already contains their contents (as in TRL).
 const LEFT_OUT: [&str; 3] = ["prompt", "completion", "completion_ids"];
 
-/// The line (with its line feed) that asks for a batch's scores, its columns beside TRL's names.
+/// The request line (with its line feed) for a batch, with the dataset's columns beside TRL's names.
 pub(crate) fn request(batch: &RewardBatch<'_>) -> Result<Vec<u8>, Failure> {
     if let Some(name) = RESERVED.iter().find(|&&name| batch.columns.contains_key(name)) {
         let message = format!("the dataset's column `{name}` has a name that reward programs get for something else");
@@ -49,8 +50,8 @@ pub(crate) fn request(batch: &RewardBatch<'_>) -> Result<Vec<u8>, Failure> {
     line(&request)
 }
 
-/// The line that asks the interpreter of Python functions, with the columns by themselves: what the functions are
-/// called with is made there.
+/// The request line for the Python adapter. It has the columns in an object of their own; the adapter makes the
+/// functions' keyword arguments.
 pub(crate) fn batch_line(batch: &RewardBatch<'_>) -> Result<Vec<u8>, Failure> {
     let RewardBatch { prompts, completions, completion_ids, columns, rows, step } = *batch;
     line(&Batch { prompts, completions, completion_ids, columns, rows, step })
@@ -72,7 +73,7 @@ fn line(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
     Ok(line)
 }
 
-/// What was answered.
+/// A parsed answer of a reward program or service.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Answer {
     rewards: Option<Vec<Value>>,
@@ -83,7 +84,7 @@ pub(crate) struct Answer {
     metrics: BTreeMap<String, Value>,
 }
 
-/// Parses an answer's line; the error shows its beginning.
+/// Parses an answer line; the error message shows the beginning of the line.
 pub(crate) fn answer(line: &[u8]) -> Result<Answer, Failure> {
     serde_json::from_slice(line).map_err(|e| {
         let text = String::from_utf8_lossy(&line[..line.len().min(200)]).trim_end().to_owned();
@@ -99,7 +100,7 @@ pub(crate) fn answer(line: &[u8]) -> Result<Answer, Failure> {
     })
 }
 
-/// The scores of an answer to a batch of completions of so many tokens.
+/// Makes [`Scores`] from an answer. `tokens` has the number of tokens of each completion of the batch.
 pub(crate) fn scores(answer: Answer, tokens: &[usize]) -> Result<Scores, Failure> {
     match answer.error {
         Some(error) => Err((ProblemKind::Failed, error)),
@@ -139,7 +140,7 @@ fn read(answer: Answer, tokens: &[usize]) -> Result<Scores, String> {
 }
 
 impl Scores {
-    /// Reads an answer to a batch: `{"rewards": […], "extra": {…}, "metrics": {…}}`, as reward programs give it
+    /// Reads an answer to a batch: `{"rewards": […], "extra": {…}, "metrics": {…}}`, as reward programs write it
     /// (docs/rewards.md).
     pub fn read(text: &str, batch: &RewardBatch<'_>) -> Result<Scores, String> {
         let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
@@ -166,7 +167,7 @@ mod foreign {
     proptest! {
         #![proptest_config(foreign::few())]
 
-        /// An answer that is taken has a score or none for each completion, and no score that is not a number.
+        /// An accepted answer has a finite score, or none, for each completion.
         #[test]
         fn answers(value in foreign::json(valid())) {
             prop_assert!(read(valid().to_string().as_bytes()).is_ok());

@@ -1,4 +1,4 @@
-//! From a name or a table in a configuration to a reward. Knows nothing of what a reward scores.
+//! Builds a reward from its name or table in a configuration.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,27 +11,28 @@ use crate::command::{self, CommandReward};
 use crate::http::{self, HttpReward};
 use crate::{Error, Result, Reward, python};
 
-/// What is no row of [`BUILTIN`], each with its main option: a program, a function of a Python file, a service, a
-/// reward model.
+/// The kinds of rewards that are not in [`BUILTIN`], each with its main option: a program, a function of a Python file,
+/// a service, a reward model.
 const OTHERS: [(&str, &str); 4] = [("command", "command"), ("python", "python"), ("http", "url"), ("model", "model")];
 
-/// A reward that a program gives to its run; not listed, since no configuration file can give one.
+/// The kind of a reward that Rust code passes to its training run. It is not listed to users, since a configuration
+/// file cannot contain one.
 const FUNCTION: (&str, &str) = ("function", "function");
 
-/// The columns of the completions table that no reward can be called.
+/// The columns of the completions table, which cannot be names of rewards.
 pub const TABLE_COLUMNS: [&str; 4] = ["step", "prompt", "completion", "advantage"];
 
-/// The most bytes of arguments in a name.
+/// The most bytes of a program's arguments that become part of a reward's name.
 const TAG_BYTES: usize = 40;
 
-/// How a configuration names a reward: `"gsm8k"`, `"format:REGEX"`, `"command:./my_reward.py --fast"`, or a table
-/// `{ kind = "format", name = "tags", pattern = "…" }`. What stands after the colon is the kind's main option.
+/// A reward as written in a configuration: `"gsm8k"`, `"format:REGEX"`, `"command:./my_reward.py --fast"`, or a table
+/// `{ kind = "format", name = "tags", pattern = "…" }`. The text after the colon is the kind's main option.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum RewardSpec {
-    /// `kind` or `kind:argument`.
+    /// The short form, `kind` or `kind:argument`.
     Short(String),
-    /// `kind`, an optional `name`, and the kind's options.
+    /// A table with `kind`, an optional `name`, and the kind's options.
     Table(Map<String, Value>),
 }
 
@@ -42,8 +43,9 @@ impl From<&str> for RewardSpec {
 }
 
 impl RewardSpec {
-    /// The model of a reward model, if it is one (`"model:DIR"`, or a table with `model`). [`build`] does not
-    /// read its files: they may come from the Hub, and take memory. Whoever does builds a [`crate::RewardModel`].
+    /// The directory or Hub id of a reward model, if this is one (`"model:DIR"`, or a table with `model`). [`build`]
+    /// does not load reward models, since that may need the Hub and takes memory: the caller builds a
+    /// [`crate::RewardModel`].
     pub fn model(&self) -> Result<Option<String>> {
         let (kind, _, mut options) = self.parts()?;
         if kind != "model" {
@@ -56,8 +58,7 @@ impl RewardSpec {
         }
     }
 
-    /// The name of a function of the program that runs, if it is one (`"function:NAME"`): the program gives the
-    /// reward itself.
+    /// The name of a Rust function, if this is one (`"function:NAME"`). The calling code then passes the reward itself.
     pub fn function(&self) -> Result<Option<String>> {
         let (kind, _, mut options) = self.parts()?;
         match (kind.as_str(), options.remove("function")) {
@@ -67,9 +68,9 @@ impl RewardSpec {
         }
     }
 
-    /// Puts what `absolute` makes of it in the place of each path: a reward model's directory; a program that is given
-    /// by its path, and its script; a Python file and its interpreter. A program's further arguments are its own. What
-    /// is wrong is left for [`build`] to refuse.
+    /// Replaces each path by what `absolute` returns: a reward model's directory; a program given by its path, and its
+    /// script; a Python file and its interpreter. Further arguments of a program are left as they are. Errors are left
+    /// for [`build`] to report.
     pub fn map_paths<E>(
         &mut self,
         absolute: impl Fn(&str) -> std::result::Result<String, E>,
@@ -103,7 +104,7 @@ impl RewardSpec {
         Ok(())
     }
 
-    /// How programs that completions contain are kept apart from this machine, if it runs any; probed anew.
+    /// How this reward isolates the programs that completions contain, if it runs any. Checked anew at each call.
     pub fn isolation(&self) -> Option<&'static str> {
         #[cfg(target_os = "linux")]
         if let Ok((kind, _, options)) = self.parts()
@@ -114,13 +115,14 @@ impl RewardSpec {
         None
     }
 
-    /// Whether it is a built-in grader of texts, which gives the same score whenever and wherever it is asked.
-    /// Programs, services, models and functions are none, nor is what runs the code of completions: its time may be up.
+    /// Whether this is a built-in grader of text, which gives the same score at any time on any machine. Programs,
+    /// services, models and functions are not, nor is a reward that runs the code of completions, since that may time
+    /// out.
     pub fn is_deterministic(&self) -> bool {
         self.parts().is_ok_and(|(kind, _, _)| kind != "code" && builtin(&kind).is_some())
     }
 
-    /// Kind, name if given, options.
+    /// The kind, the name if one was given, and the options.
     fn parts(&self) -> Result<(String, Option<String>, Map<String, Value>)> {
         match self {
             // An address is all that a service needs.
@@ -162,9 +164,9 @@ impl RewardSpec {
     }
 }
 
-/// The name under which each of several rewards is logged: the `name` that it was given, else its kind, its program or
-/// its function. Where these are equal, what it was given beside makes them different: `serve_a` and `serve_b` for
-/// `command:python3 serve.py a` and `… b`. Names that are still equal, or that the completions table has, are refused.
+/// The name under which each of several rewards is logged: its `name` if it has one, else its kind, program or
+/// function. Equal names are made different by the arguments: `serve_a` and `serve_b` for `command:python3 serve.py a`
+/// and `… b`. Names that are still equal, or equal to a column of the completions table, are an error.
 pub fn names(specs: &[RewardSpec]) -> Result<Vec<String>> {
     let labels = specs.iter().map(RewardSpec::label).collect::<Result<Vec<_>>>()?;
     let plain = |label: &Label| label.given.as_ref().unwrap_or(&label.base).clone();
@@ -192,14 +194,14 @@ pub fn names(specs: &[RewardSpec]) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What a reward can be called by.
+/// The parts of which the name of a reward is made.
 struct Label {
     kind: String,
-    /// The name that it was given.
+    /// The `name` in the configuration.
     given: Option<String>,
     /// The reward's kind, program or function.
     base: String,
-    /// What it was given beside, in letters that a name may have.
+    /// The arguments, in characters that a name may contain.
     tag: String,
 }
 
@@ -225,13 +227,13 @@ impl RewardSpec {
     }
 }
 
-/// Builds the reward that `spec` names, logged as `name`; a `command` reward's program is started, so that a missing
-/// one is known here.
+/// Builds the reward that `spec` describes, logged as `name`. The program of a `command` reward is started here, so
+/// that a missing one is found.
 pub fn build(spec: &RewardSpec, name: String) -> Result<Box<dyn Reward>> {
     build_until(spec, name, &Arc::default())
 }
 
-/// [`build`], which waits for no program's start once `stop` is set: that is an error then.
+/// As [`build`], but once `stop` is set it no longer waits for a program to start and returns an error.
 pub fn build_until(spec: &RewardSpec, name: String, stop: &Arc<AtomicBool>) -> Result<Box<dyn Reward>> {
     let (kind, _, options) = spec.parts()?;
     match (builtin(&kind), kind.as_str()) {
@@ -249,7 +251,7 @@ fn builtin(kind: &str) -> Option<Kind> {
     BUILTIN.iter().find(|builtin| builtin.name == kind).copied()
 }
 
-/// The names of all kinds, in the order of the documentation.
+/// The names of all kinds of rewards, in the order of the documentation.
 fn kinds() -> impl Iterator<Item = &'static str> {
     BUILTIN.iter().map(|builtin| builtin.name).chain(OTHERS.map(|(name, _)| name))
 }

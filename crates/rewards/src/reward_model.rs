@@ -1,7 +1,7 @@
-//! `model`: the score of a reward model, `reward_funcs = ["model:DIR"]`.
+//! `model`: a reward that is the score of a reward model, `reward_funcs = ["model:DIR"]`.
 //!
-//! The model has its own tokenizer and chat template: it is shown the prompt and the completion as text, encoded as the
-//! sides of the pairs that it learned from, the end token included. Its caller reads the files.
+//! The reward model has its own tokenizer and chat template. It gets the prompt and the completion as text, encoded
+//! like the chosen and rejected responses of its training, with the end token. The caller loads the model's files.
 
 use kernels::Context;
 use model::chat::{ChatTemplate, Content, PromptEncoder};
@@ -13,28 +13,28 @@ use std::sync::atomic::AtomicBool;
 
 use crate::{Problem, Reward, RewardBatch, Scores};
 
-/// A reward model, loaded.
+/// A loaded reward model.
 pub struct RewardModel {
-    /// Under which its scores are logged.
+    /// The name under which the scores are logged.
     pub name: String,
-    /// The device and threads that it computes with.
+    /// The device and threads that compute the scores.
     pub ctx: Context,
-    /// A transformer with a head of one score.
+    /// A transformer with a value head, which gives one score.
     pub weights: Weights,
-    /// What was trained in place of the weights, if it was.
+    /// The LoRA adapter of the model, if it was trained with one.
     pub adapter: Option<Adapter>,
     /// The reward model's own tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// How a conversation becomes text, if the model says so.
+    /// The chat template of the model, if it has one.
     pub template: Option<Arc<ChatTemplate>>,
-    /// `chat_template_kwargs`.
+    /// The arguments of the chat template (`chat_template_kwargs`).
     pub kwargs: Map<String, Value>,
-    /// Computes the scores.
+    /// Computes the scores of token sequences.
     pub scorer: Scorer,
 }
 
 impl RewardModel {
-    /// The ids of prompt and completion, cut where those of the prompt alone end.
+    /// The token ids of prompt and completion, encoded together and split where the ids of the prompt alone end.
     fn encode(&self, prompt: &Content, completion: &Content) -> model::Result<(Vec<u32>, Vec<u32>)> {
         let encoder = PromptEncoder {
             tokenizer: &self.tokenizer,
@@ -139,7 +139,8 @@ mod tests {
         })
     }
 
-    /// As TRL sets a reward model's padding token. Where that is the end token, the token before it has the score.
+    /// The padding token is set as TRL sets a reward model's. If it is the end token, the token before it has the
+    /// score.
     #[test]
     fn the_tokenizer_says_what_padding_is() {
         let silent = CONFIG.replace("\"pad_token_id\": 0, ", "");

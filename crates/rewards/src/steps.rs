@@ -1,11 +1,12 @@
-//! Process rewards: scores of the steps of a completion, each at the step's end. Knows no tokenizer and no advantage.
+//! Process rewards: scores of single steps of a completion, each placed at the step's last token. Independent of
+//! tokenizers and advantages.
 
 use serde_json::Value;
 
-/// The score of a step of a completion, or of one token.
+/// The score of one step, or one token, of a completion.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepScore {
-    /// Where the step ends.
+    /// Where in the completion the step ends.
     pub end: StepEnd,
     /// The step's score.
     pub score: f64,
@@ -14,13 +15,13 @@ pub struct StepScore {
 /// The end of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepEnd {
-    /// The index of its last token, from 0.
+    /// Index of the step's last token in the completion, from 0.
     Token(usize),
-    /// Characters (code points) of the completion up to the end, at least 1.
+    /// Number of characters (code points) of the completion up to the end of the step, at least 1.
     Char(usize),
 }
 
-/// What a reward says of one completion.
+/// A reward's result for one completion: a score, or the scores of its steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct CompletionReward {
     pub value: Option<f64>,
@@ -28,15 +29,15 @@ pub(crate) struct CompletionReward {
 }
 
 impl CompletionReward {
-    /// The score of a completion is the sum of its steps'.
+    /// The score of a completion with step scores is the sum of them.
     fn of_steps(steps: Vec<StepScore>) -> Self {
         // From 0.0: the sum of nothing is -0.0.
         let sum = steps.iter().fold(0.0, |sum, step| sum + step.score);
         CompletionReward { value: Some(sum), steps: Some(steps) }
     }
 
-    /// Reads a number, a bool, null; or a list of steps: `{"end": characters, "score": number}`, `{"token": index,
-    /// "score": number}`, or one number (null: none) for each of the completion's `tokens`.
+    /// Reads a JSON number, bool or null; or a list of steps: `{"end": characters, "score": number}`, `{"token": index,
+    /// "score": number}`, or one number (or null) for each of the completion's `tokens`.
     pub fn read(value: &Value, tokens: usize) -> Result<Self, String> {
         let one = |value| Ok(CompletionReward { value, steps: None });
         match value {
@@ -63,7 +64,7 @@ impl CompletionReward {
 
 const STEP: &str = "{\"end\": characters, \"score\": number} or {\"token\": index, \"score\": number}";
 
-/// A number, or the name of one that JSON does not have.
+/// A JSON number, or a string that names one that JSON lacks (NaN, infinities).
 pub(crate) fn as_number(value: &Value) -> Option<f64> {
     match value.as_str() {
         Some("NaN") => Some(f64::NAN),
@@ -97,7 +98,7 @@ fn step(item: &Value) -> Result<StepScore, String> {
     Ok(StepScore { end, score: number(score)? })
 }
 
-/// Why steps do not fit a completion of so many tokens and this text, if they do not.
+/// Explains why the ends of steps do not fit a completion with `tokens` tokens and this text; `None` if they fit.
 pub(crate) fn misplaced(steps: &[StepScore], tokens: usize, text: &str) -> Option<String> {
     steps.iter().find_map(|step| match step.end {
         StepEnd::Token(token) if token >= tokens => {

@@ -1,5 +1,5 @@
-//! Who may import whom: the crates and the modules of `lockstep` as the tables below say, and no circle between the
-//! top-level modules of a crate, nor between the files of a folder.
+//! Checks imports: between crates and between the modules of `lockstep` only as the tables below allow, and no import
+//! cycle between the top-level modules of a crate or between the files of a folder.
 
 mod modules;
 mod tokens;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// Each crate and those of ours that it may import, below before above (docs/architecture.md).
+/// Each crate with the workspace crates that it may import, lower layers first (docs/architecture.md).
 const CRATES: [(&str, &[&str]); 13] = [
     ("testing", &[]),
     ("kernels", &[]),
@@ -32,15 +32,15 @@ const CRATES: [(&str, &[&str]); 13] = [
     ("xtask", &[]),
 ];
 
-/// What any crate may use in its tests.
+/// The crate that any crate may use in its tests.
 const OF_TESTS: &str = "testing";
 
-/// The modules of `lockstep` from the ground up (docs/architecture.md): none imports one that stands after it. So what
-/// collects completions, for one, knows no run.
+/// The modules of `lockstep`, lowest layer first (docs/architecture.md): none may import a later one. So code that
+/// collects completions, for example, does not depend on training runs.
 const LOCKSTEP: [&str; 9] =
     ["config", "algorithms", "models", "data", "rollouts", "distributed", "run", "trainers", "session"];
 
-/// Folders whose files still import each other in a circle. One that has none any more leaves the list.
+/// Folders whose files still import each other in a cycle. A folder without a cycle must be removed from this list.
 const CIRCLED: [&str; 8] = [
     "dashboard::report",
     "kernels::memory",
@@ -54,11 +54,11 @@ const CIRCLED: [&str; 8] = [
 
 /// A package of the workspace.
 struct Package {
-    /// Without `lockstep-`.
+    /// The name without `lockstep-`.
     name: String,
-    /// Our packages that it depends on, for whatever purpose.
+    /// The workspace packages that it depends on, including development and build dependencies.
     imports: Vec<String>,
-    /// The root files of its libraries and programs.
+    /// The root source files of its libraries and programs.
     roots: Vec<PathBuf>,
 }
 
@@ -89,7 +89,7 @@ pub fn check() -> Result<(), String> {
     }
 }
 
-/// The dependencies that [`CRATES`] does not allow.
+/// Lists the dependencies that [`CRATES`] does not allow.
 fn forbidden(packages: &[Package]) -> Vec<String> {
     let mut wrong = Vec::new();
     for Package { name, imports, .. } in packages {
@@ -104,7 +104,7 @@ fn forbidden(packages: &[Package]) -> Vec<String> {
     wrong
 }
 
-/// The imports that [`LOCKSTEP`] does not allow.
+/// Lists the imports that [`LOCKSTEP`] does not allow.
 fn upward(arrows: &modules::Arrows) -> Vec<String> {
     let place = |module: &str| LOCKSTEP.iter().position(|known| *known == module);
     let above = arrows.iter().filter(|((from, to), _)| {
@@ -117,7 +117,7 @@ fn upward(arrows: &modules::Arrows) -> Vec<String> {
     above.map(line).collect()
 }
 
-/// The circles between the files of folders, each with its folder.
+/// The import cycles between the files of folders, each with its folder.
 fn of_folders(package: &str, source: &modules::Source) -> Vec<(String, String)> {
     let of = |folder: Vec<String>| {
         let name = format!("{package}::{}", folder.join("::"));
@@ -127,7 +127,7 @@ fn of_folders(package: &str, source: &modules::Source) -> Vec<(String, String)> 
     source.folders().into_iter().flat_map(of).collect()
 }
 
-/// Each circle in words: its modules, and where each imports the next.
+/// Describes each cycle for the user: its modules, and where each imports the next.
 fn describe(arrows: &modules::Arrows) -> Vec<String> {
     let line = |from: &String, to: &String| {
         let place = &arrows[&(from.clone(), to.clone())];
@@ -141,7 +141,7 @@ fn describe(arrows: &modules::Arrows) -> Vec<String> {
     modules::circles(arrows).into_iter().map(one).collect()
 }
 
-/// The packages of the workspace, as cargo sees them.
+/// The packages of the workspace, from cargo's metadata.
 fn packages() -> Result<Vec<Package>, String> {
     let output = crate::cargo::command().args(["metadata", "--no-deps", "--format-version", "1"]).output();
     let output = output.map_err(|e| format!("cargo metadata: {e}"))?;

@@ -1,52 +1,53 @@
-//! The import arrows between the modules of one crate, read from its source, and the circles among them: between its
-//! top-level modules, or between the files of one folder.
+//! Reads the imports between the modules of one crate from its source, as arrows of a graph, and finds cycles between
+//! its top-level modules or between the files of one folder.
 //!
-//! An arrow `a → b` stands for a path `crate::b::…` (or one with `super::`) in a file of module `a`, tests left out.
-//! `crate::Name` counts as the module from which the root re-exports `Name`; what the root itself defines belongs to
-//! a module of its own, [`ROOT`]. Re-exports are no imports: they only say where a name may be found.
+//! An arrow `a → b` stands for a path `crate::b::…` (or one with `super::`) in a file of module `a`; tests are ignored.
+//! `crate::Name` counts as the module from which the crate root re-exports `Name`; items that the root itself defines
+//! belong to a pseudo-module, [`ROOT`]. Re-exports are not imports: they only say where a name can be found.
 //!
-//! In a folder, `mod.rs` is not counted: it defines what its files share (argument structs, a table) and calls them.
+//! Within a folder `mod.rs` is ignored, because it defines what the other files share (argument structs, tables) and
+//! calls them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 
 use super::tokens::{Kind, Token, tokens, without_tests};
 
-/// The items of `lib.rs` or `main.rs` itself.
+/// The pseudo-module of the items that `lib.rs` or `main.rs` itself defines.
 pub const ROOT: &str = "(root)";
 
-/// Who imports whom, and the first place where it does.
+/// The import graph: for each pair (importing module, imported module) the first place of the import.
 pub type Arrows = BTreeMap<(String, String), Place>;
 
-/// A line of a file.
+/// A line of a source file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place {
     pub file: PathBuf,
     pub line: usize,
 }
 
-/// A path that begins with `crate`, as segments, where it was named.
+/// A path in the source that begins at the crate root, and where it occurs.
 struct Named {
-    /// The module path of who names it; empty in the root.
+    /// The module that contains the path; empty for the crate root.
     from: Vec<String>,
-    /// Without `crate`; resolved for `self` and `super`.
+    /// The segments after `crate`, with `self` and `super` resolved.
     path: Vec<String>,
     place: Place,
 }
 
-/// The modules of a crate and what they name.
+/// The modules of a crate and the paths that they contain.
 #[derive(Default)]
 pub struct Source {
     named: Vec<Named>,
-    /// Names that a module has from elsewhere, as full paths; of the root, only those that it re-exports.
+    /// Names that a module imports, as full paths; for the crate root only those that it re-exports.
     imported: BTreeMap<Vec<String>, Vec<String>>,
     modules: BTreeSet<Vec<String>>,
-    /// The identifiers of the root outside re-exports.
+    /// The identifiers in the crate root outside of re-exports.
     root_words: Vec<(String, Place)>,
 }
 
 impl Source {
-    /// That of the crate whose root file is `root`.
+    /// Reads the crate whose root file is `root`.
     pub fn read(root: &Path) -> Result<Source, String> {
         let mut source = Source::default();
         let directory = root.parent().unwrap_or(Path::new("")).to_owned();
@@ -128,7 +129,7 @@ impl Source {
         Ok(())
     }
 
-    /// The arrows between the top-level modules.
+    /// The import graph of the top-level modules.
     pub fn arrows(&self) -> Arrows {
         let mut arrows = self.arrows_within(&[]);
         for (word, place) in &self.root_words {
@@ -140,7 +141,7 @@ impl Source {
         arrows
     }
 
-    /// The arrows between the files of a folder, what each of its subfolders names counted as the subfolder's.
+    /// The import graph of the files of a folder; each subfolder counts as one module.
     pub fn arrows_of_folder(&self, folder: &[String]) -> Arrows {
         let mut arrows = self.arrows_within(folder);
         arrows.retain(|(from, to), _| from != ROOT && to != ROOT);
@@ -156,7 +157,7 @@ impl Source {
         arrows
     }
 
-    /// The module right below `folder` in which `path` leads; [`ROOT`] for what the folder itself defines.
+    /// The module directly below `folder` that contains `path`; [`ROOT`] for items that the folder's `mod.rs` defines.
     fn child(&self, folder: &[String], path: &[String]) -> Option<String> {
         let name = path.strip_prefix(folder)?.first()?;
         let below = &path[..=folder.len()];
@@ -179,14 +180,15 @@ fn add(arrows: &mut Arrows, from: &str, to: Option<String>, place: &Place) {
     }
 }
 
-/// The file of `mod name;`, declared in `file`, in `directory`; `path` is what its `#[path]` says.
+/// The file of the module that `file` declares with `mod name;`, looked up in `directory`; `path` is the value of its
+/// `#[path]` attribute.
 fn submodule(file: &Path, directory: &Path, name: &str, path: Option<&str>) -> Option<PathBuf> {
     let beside = path.and_then(|path| Some(file.parent()?.join(path)));
     let candidates = [beside, Some(directory.join(format!("{name}.rs"))), Some(directory.join(name).join("mod.rs"))];
     candidates.into_iter().flatten().find(|candidate| candidate.is_file())
 }
 
-/// What `#[path = "…"]` right before an item says.
+/// The value of a `#[path = "…"]` attribute that is the last thing before an item.
 fn path_attribute(before: &[Token]) -> Option<&str> {
     match before {
         [.., word, equals, Token { kind: Kind::Text(text), .. }, close]
@@ -210,7 +212,7 @@ fn is_public(before: &[Token]) -> bool {
     }
 }
 
-/// The segments of the path that begins at `i`.
+/// The segments of the path that begins at token `i`.
 fn plain_path(tokens: &[Token], i: usize) -> Vec<String> {
     let mut path = vec![tokens[i].word().unwrap_or_default().to_owned()];
     let mut i = i + 1;
@@ -224,7 +226,8 @@ fn plain_path(tokens: &[Token], i: usize) -> Vec<String> {
     path
 }
 
-/// Collects the leaves of the use tree that begins at `i`, each with the name it gets, and returns the place after it.
+/// Collects the leaves of the `use` tree that begins at token `i`, each with the name that it binds, and returns the
+/// index after the tree.
 fn use_tree(tokens: &[Token], mut i: usize, before: &[String], leaves: &mut Vec<(Vec<String>, String)>) -> usize {
     let mut path = before.to_vec();
     while let Some(token) = tokens.get(i) {
@@ -256,7 +259,7 @@ fn use_tree(tokens: &[Token], mut i: usize, before: &[String], leaves: &mut Vec<
     i
 }
 
-/// `path` from the crate's root, seen from module `here`; `None` if it leads out of the crate or to `here` itself.
+/// The path from the crate root that `path` means in module `here`; `None` if it leads out of the crate or to `here`.
 fn resolve(here: &[String], path: &[String]) -> Option<Vec<String>> {
     let mut base = match path.first()?.as_str() {
         "crate" => Vec::new(),
@@ -275,7 +278,7 @@ fn resolve(here: &[String], path: &[String]) -> Option<Vec<String>> {
     (!base.is_empty()).then_some(base)
 }
 
-/// The shortest circle through each knot of modules that import each other, as the modules in order.
+/// The shortest cycle through each set of modules that import each other, as the modules in order.
 pub fn circles(arrows: &Arrows) -> Vec<Vec<String>> {
     let nodes: BTreeSet<&str> = arrows.keys().flat_map(|(from, to)| [from.as_str(), to.as_str()]).collect();
     let mut found: Vec<Vec<String>> = Vec::new();
@@ -290,7 +293,7 @@ pub fn circles(arrows: &Arrows) -> Vec<Vec<String>> {
     found
 }
 
-/// The shortest way from `start` back to it.
+/// The shortest cycle that begins and ends at `start`.
 fn circle_through(arrows: &Arrows, start: &str) -> Option<Vec<String>> {
     let mut previous: BTreeMap<&str, &str> = BTreeMap::new();
     let mut queue = VecDeque::from([start]);

@@ -1,9 +1,9 @@
-//! Rust source as words and punctuation, each with its line: enough to find the paths that a file names. Items under
-//! `#[cfg(test)]` or `#[test]` are left out. Knows nothing of modules.
+//! Splits Rust source into words and punctuation with line numbers, which is enough to find the paths in a file. Items
+//! under `#[cfg(test)]` or `#[test]` are left out.
 
 use proc_macro2::{Delimiter, Spacing, Span, TokenStream, TokenTree};
 
-/// One token and the line (from 1) on which it stands.
+/// One token and its line number, from 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     pub kind: Kind,
@@ -14,7 +14,7 @@ pub struct Token {
 pub enum Kind {
     /// An identifier or keyword, without `r#`.
     Word(String),
-    /// `::`
+    /// The path separator `::`.
     PathSep,
     /// Any other character.
     Mark(char),
@@ -37,7 +37,7 @@ impl Token {
     }
 }
 
-/// The tokens of `source`, without comments; those of documentation are the attributes that they stand for.
+/// The tokens of `source`, without comments. A doc comment becomes its equivalent attribute.
 pub fn tokens(source: &str) -> Result<Vec<Token>, String> {
     let mut out = Vec::new();
     flatten(source.parse().map_err(|e: proc_macro2::LexError| e.to_string())?, &mut out);
@@ -77,7 +77,7 @@ fn flatten(stream: TokenStream, out: &mut Vec<Token>) {
     }
 }
 
-/// `tokens` without the items that only tests are built with.
+/// The tokens without the items that are compiled only for tests.
 pub fn without_tests(tokens: &[Token]) -> Vec<Token> {
     let mut out = Vec::new();
     let mut i = 0;
@@ -98,7 +98,7 @@ pub fn without_tests(tokens: &[Token]) -> Vec<Token> {
     out
 }
 
-/// The place after the attribute `#[…]` that begins at `i`, if one does.
+/// The index after the attribute `#[…]` that begins at token `i`, if one does.
 fn attribute_end(tokens: &[Token], i: usize) -> Option<usize> {
     if !tokens[i].is('#') || !tokens.get(i + 1)?.is('[') {
         return None;
@@ -113,7 +113,7 @@ fn attribute_end(tokens: &[Token], i: usize) -> Option<usize> {
     None
 }
 
-/// Whether the inside of an attribute is `test` or a `cfg` that needs `test`.
+/// Whether the inside of an attribute is `test`, or a `cfg` that requires `test`.
 fn is_test(inside: &[Token]) -> bool {
     let words: Vec<&str> = inside.iter().filter_map(Token::word).collect();
     match words[..] {
@@ -123,7 +123,7 @@ fn is_test(inside: &[Token]) -> bool {
     }
 }
 
-/// The place after the item that begins at `i`, further attributes included.
+/// The index after the item that begins at token `i`, including further attributes.
 fn item_end(tokens: &[Token], mut i: usize) -> usize {
     while i < tokens.len() {
         match attribute_end(tokens, i) {

@@ -1,4 +1,5 @@
-//! The planted tree, and one build of its tests. A mutant that does not compile is left out, and the rest built again.
+//! Writes a copy of the source tree with mutants and builds its tests. A mutant that does not compile is left out, and
+//! the rest is built again.
 
 use super::list::{self, Mutant};
 use super::suite::Binary;
@@ -11,7 +12,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Goes to the end of a crate that has mutants; `SIZE` is more than the largest number.
+/// Code appended to each crate that has mutants, to select one at run time. `SIZE` is replaced by a number above the
+/// greatest mutant number.
 const SWITCH: &str = r#"
 #[allow(missing_docs, clippy::all)]
 #[inline]
@@ -37,10 +39,10 @@ pub(crate) fn mutant(id: usize) -> bool {
 }
 "#;
 
-/// Where mutants stand in the files of the planted tree.
+/// For each file of the copied tree, the mutants in it: number and byte range.
 type Places = BTreeMap<String, Vec<(usize, Range<usize>)>>;
 
-/// A copy of the working tree, as it was when it was read.
+/// A copy of the working tree, at the time when it was read.
 pub struct Tree {
     files: BTreeMap<String, Vec<u8>>,
     place: PathBuf,
@@ -48,7 +50,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// All files that git knows or would add, to be planted at `place` and built into `target`.
+    /// Reads all files that git tracks or would add. The copy will be written to `place` and built in `target`.
     pub fn read(place: PathBuf, target: PathBuf) -> Result<Tree, String> {
         let listed = Command::new("git").args(["ls-files", "-coz", "--exclude-standard"]).output();
         let listed = listed.map_err(|e| format!("git: {e}"))?.stdout;
@@ -59,7 +61,8 @@ impl Tree {
         Ok(Tree { files, place, target })
     }
 
-    /// Plants and builds the mutants, and names those that do not compile, with the compiler's reason.
+    /// Writes and builds the tree with these mutants. Returns the test binaries, and the mutants that do not compile
+    /// with the compiler's reason.
     pub fn build(&self, mutants: &[Mutant]) -> Result<(Vec<Binary>, BTreeMap<usize, String>), String> {
         let mut left_out: BTreeMap<usize, String> = BTreeMap::new();
         // What the compiler refuses is found before anything is made of the rest.
@@ -89,8 +92,8 @@ impl Tree {
         }
     }
 
-    /// Writes the tree: with switches in files that have mutants and in the roots of their crates. What is as it was
-    /// keeps its time, so that only what changed is built again.
+    /// Writes the tree, with switches in the files that have mutants and in the roots of their crates. Unchanged files
+    /// keep their modification time, so that cargo rebuilds only what changed.
     fn plant(&self, mutants: &[&Mutant]) -> Result<Places, String> {
         if let Some(lost) = mutants.iter().find(|m| !self.files.contains_key(&m.file)) {
             return Err(format!("mutant {}: there is no {}", lost.id, lost.file));
@@ -128,16 +131,17 @@ impl Tree {
     }
 }
 
-/// What is asked of the compiler.
+/// What the compiler is run for.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Goal {
-    /// Whether the crates compile.
+    /// To check that the crates compile.
     Check,
-    /// Their tests.
+    /// To build their tests.
     Tests,
 }
 
-/// Builds the tests of the crates that have mutants, of `lockstep` and of the program; else what the compiler said.
+/// Builds the tests of the crates that have mutants, of `lockstep` and of the program. If that fails, returns the
+/// compiler's errors.
 pub fn compile(
     goal: Goal,
     mutants: &[Mutant],
@@ -164,7 +168,7 @@ pub fn compile(
     Ok(if output.status.success() { Ok(messages.iter().filter_map(binary).collect()) } else { Err(messages) })
 }
 
-/// The mutants that an error of the compiler's is about: those at its places, else the one nearest to them.
+/// The mutants that a compiler error concerns: those at the places it names, else the nearest one.
 fn blamed(error: &Value, places: &Places) -> BTreeSet<usize> {
     // What a macro wrote has the place of its call as well.
     let written = |span| std::iter::successors(Some(span), |span: &&Value| span.pointer("/expansion/span"));
@@ -200,7 +204,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
     written.map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// The test binary that a message of cargo's is of.
+/// The test binary that a JSON message of cargo describes, if it describes one.
 fn binary(message: &Value) -> Option<Binary> {
     let path = message["executable"].as_str().filter(|_| message["profile"]["test"] == true)?;
     let directory = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();

@@ -1,4 +1,4 @@
-//! A list of mutants, and a source file with its mutants in it.
+//! Reads and writes lists of mutants, and inserts mutants into a source file. A list looks like this:
 //!
 //! ```text
 //! file crates/train/src/gae.rs
@@ -9,13 +9,14 @@
 //! + delta + lambda * next_advantage
 //! ```
 //!
-//! `-` is the text of an expression, `+` what it becomes. It must occur once, or is the first one after the text `@`.
-//! Without `+` it is a statement that is left out; `<` is a statement put before it. Text of several lines has its mark
-//! before each. `= why` says that no test can notice it.
+//! After `-` comes the text of an expression, after `+` its replacement. The text must occur once in the file, or the
+//! first occurrence after the text behind `@` counts. Without `+` the text is a statement that is removed; `<` is a
+//! statement inserted before it. In a text of several lines each line begins with the mark. `= why` explains that no
+//! test can notice the mutant.
 
 use std::ops::Range;
 
-/// A change of one expression or statement.
+/// A mutant: a change of one expression or statement in a source file.
 #[derive(Clone, Debug, Default)]
 pub struct Mutant {
     pub id: usize,
@@ -27,15 +28,15 @@ pub struct Mutant {
     pub equivalent: Option<String>,
 }
 
-/// What becomes of the text.
+/// How a mutant changes the text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Change {
-    /// A statement is left out.
+    /// The statement is removed.
     #[default]
     Dropped,
-    /// An expression becomes another one.
+    /// The expression is replaced by this one.
     Becomes(String),
-    /// A statement is put before it.
+    /// This statement is inserted before the text.
     Before(String),
 }
 
@@ -74,7 +75,7 @@ pub fn parse(text: &str) -> Result<Vec<Mutant>, String> {
     }
 }
 
-/// A list that [`parse`] reads as `mutants`.
+/// Formats mutants as a list that [`parse`] can read.
 pub fn write(mutants: &[Mutant]) -> String {
     let mut out = String::new();
     let mut add = |mark: &str, text: &str| text.split('\n').for_each(|line| out += &format!("{mark} {line}\n"));
@@ -93,13 +94,13 @@ pub fn write(mutants: &[Mutant]) -> String {
     out
 }
 
-/// A source file with switches, and where each mutant stands in it.
+/// A source file with switches for its mutants, and the byte range of each mutant.
 pub struct Planted {
     pub text: String,
     pub places: Vec<(usize, Range<usize>)>,
 }
 
-/// `source` with all of its mutants behind their switches.
+/// Inserts all mutants into `source`, each behind its switch.
 pub fn plant(source: &str, mutants: &[&Mutant]) -> Result<Planted, String> {
     let mut places: Vec<(Range<usize>, &Mutant)> = Vec::new();
     for mutant in mutants {

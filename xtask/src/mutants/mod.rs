@@ -1,9 +1,9 @@
-//! `cargo xtask mutants`: which planted changes of the source the tests notice.
+//! `cargo xtask mutants`: mutation testing. It finds which planted changes of the source the tests notice.
 //!
-//! The lists under `xtask/mutants` name changes of single expressions; `random` draws some. All of them go into one
-//! copy of the tree, each behind a switch (the variable `MUTANT` with its number), so that one build serves them all;
-//! the source itself never has one. A test is run against a mutant only if it evaluates the changed expression, which
-//! is found out first, by running the test by itself without any change.
+//! The lists under `xtask/mutants` name changes of single expressions; `random` draws others. All mutants are inserted
+//! into one copy of the source tree, each behind a switch (the environment variable `MUTANT` selects one by number), so
+//! that one build serves all. The repository's source is never changed. A test is run against a mutant only if it
+//! evaluates the changed expression; a first run of the test without mutants finds this out.
 
 mod build;
 mod list;
@@ -24,19 +24,19 @@ cargo xtask mutants --list FILE [NUMBER]…               of another list
 cargo xtask mutants random --seed S --count N [--crate C]
 with --target DIR (or CARGO_TARGET_DIR) for the build, --seconds N: the tests of other crates that are left after that
 are not asked";
-/// Under the repository: the lists, and what came of them.
+/// The folder in the repository with the lists and their results.
 const LISTS: &str = "xtask/mutants";
-/// Planted trees, and what is known of their tests.
+/// The folder for copied trees and for what is known about their tests.
 const WORK: &str = "target/mutants";
-/// How many more changes are drawn than were asked for, in percent, because some do not compile.
+/// How many percent more changes are drawn than requested, because some do not compile.
 const SPARE: usize = 40;
 
-/// A list of mutants, and the file that says what came of them.
+/// A list of mutants, and the file with their results.
 struct Shard {
     name: String,
     mutants: Vec<Mutant>,
     results: PathBuf,
-    /// What the file begins with; each row then has its mutant's place as well.
+    /// The header of the results file. If set, each row also has its mutant's place.
     head: Option<String>,
 }
 
@@ -77,7 +77,7 @@ impl MutantsOptions {
         Ok(Limits { quick: self.words.iter().any(|word| word == "quick"), time })
     }
 
-    /// Where trees are built.
+    /// The directory in which copied trees are built.
     fn target(&self) -> Result<PathBuf, String> {
         let named = self.values.get("target").map(PathBuf::from);
         let target = named.or(std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from));
@@ -85,7 +85,8 @@ impl MutantsOptions {
     }
 }
 
-/// Runs the mutants that `words` name, by number or by list, or draws some; all of the lists without any.
+/// Runs the mutants that `words` select, by number or by list, or draws random ones; without words all mutants of the
+/// lists.
 pub fn run(words: &[&str]) -> Result<(), String> {
     let options = MutantsOptions::parse(words)?;
     if options.words.first().is_some_and(|word| word == "random") {
@@ -118,7 +119,7 @@ pub fn run(words: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// `count` mutants of a seed that nobody has seen: how many of them are noticed.
+/// Draws `count` mutants with a new seed, and reports how many the tests notice.
 pub fn fresh(count: usize) -> Result<String, String> {
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     drawn(&MutantsOptions::parse(&[
@@ -132,7 +133,8 @@ pub fn fresh(count: usize) -> Result<String, String> {
     ])?)
 }
 
-/// Draws mutants, tries them and says how many are noticed. A draw that is under `target/mutants` already continues.
+/// Draws mutants, runs them, and reports how many the tests notice. Resumes a draw that was begun under
+/// `target/mutants`.
 fn drawn(options: &MutantsOptions) -> Result<String, String> {
     let (Some(seed), Some(count), 1) = (options.number("seed")?, options.number("count")?, options.words.len()) else {
         return Err(USAGE.to_owned());
@@ -188,7 +190,7 @@ fn work(label: &str) -> Result<PathBuf, String> {
     Ok(work)
 }
 
-/// Tries the chosen mutants of a list, stage by stage, and writes what comes of each as soon as it is known.
+/// Runs the chosen mutants of a list, stage by stage, and writes the result of each as soon as it is known.
 fn ask(suite: &Suite, shard: &Shard, limits: Limits, is_chosen: impl Fn(&Mutant) -> bool) -> Result<(), String> {
     let known = known_results(&shard.results);
     let before =
@@ -239,7 +241,7 @@ fn ask(suite: &Suite, shard: &Shard, limits: Limits, is_chosen: impl Fn(&Mutant)
     Ok(())
 }
 
-/// Writes what came of a mutant.
+/// Writes the result of a mutant to the results file.
 fn say(shard: &Shard, mutant: &Mutant, outcome: &str) -> Result<(), String> {
     static FILE: Mutex<()> = Mutex::new(());
     println!("{} {outcome}  ({} {})", mutant.id, mutant.file, mutant.what);
@@ -256,7 +258,7 @@ fn say(shard: &Shard, mutant: &Mutant, outcome: &str) -> Result<(), String> {
     fs::write(&shard.results, text).map_err(|e| format!("{}: {e}", shard.results.display()))
 }
 
-/// How many of a list are noticed.
+/// How many mutants of a list the tests notice.
 fn summary(shard: &Shard) -> String {
     let known = known_results(&shard.results);
     let count = |begin: &str| known.values().filter(|outcome| outcome.starts_with(begin)).count();
@@ -264,7 +266,7 @@ fn summary(shard: &Shard) -> String {
     format!("{}: {all} mutants, {killed} killed, {equivalent} equivalent", shard.name)
 }
 
-/// What came of mutants by number; an outcome ends at a tab.
+/// The recorded results of mutants, by number; each ends at a tab.
 fn known_results(path: &Path) -> BTreeMap<usize, String> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let rows = text.lines().filter_map(|line| line.split_once(' '));
@@ -286,7 +288,7 @@ fn lists() -> Result<Vec<Shard>, String> {
     }
 }
 
-/// A list; its results lie beside it.
+/// Reads a list; its results are in a file beside it.
 fn read(path: &Path) -> Result<Shard, String> {
     let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     Ok(Shard {
@@ -301,7 +303,8 @@ fn read(path: &Path) -> Result<Shard, String> {
 mod tests {
     use super::*;
 
-    /// Code that moves takes its mutants along: a list that names text which is gone stops every run of the lists.
+    /// When code moves, the lists must be adapted: a list whose text is missing in the source stops every run of the
+    /// lists.
     #[test]
     fn every_mutant_of_the_lists_has_its_place() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -1,5 +1,5 @@
-//! Every change of a source file that the operators below can make, by syntax alone: what does not type-check is found
-//! by the compiler.
+//! Lists every change that the mutation operators below can make to a source file, by syntax alone. The compiler then
+//! rejects changes that do not type-check.
 //!
 //! | operator | changes |
 //! |---|---|
@@ -14,8 +14,8 @@
 //! | statement | an expression statement dropped, its `?` dropped |
 //! | result | a function returns at once: nothing, a default, `true`, `false` |
 //!
-//! Not changed: text and characters, patterns, types, attributes, constants and what else is evaluated at compile time,
-//! definitions of macros, arguments of macros that are not in [`MACROS`], code that is not compiled here
+//! Never changed: strings and characters, patterns, types, attributes, constants and other compile-time expressions,
+//! macro definitions, arguments of macros that are not in [`MACROS`], and code that is not compiled here
 //! (`#[cfg(not(…))]`) or only in tests.
 
 use super::list::Change;
@@ -26,7 +26,7 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{BinOp, Expr, Lit, Pat, ReturnType, Stmt, Token, UnOp};
 
-/// Methods of the same type.
+/// Pairs of methods with the same type, which are exchanged.
 const METHODS: [(&str, &str); 11] = [
     ("min", "max"),
     ("any", "all"),
@@ -63,18 +63,18 @@ const MACROS: [&str; 18] = [
     "writeln",
 ];
 
-/// A change of the text in a range of a file.
+/// A possible mutant: a change of the text in a byte range of a file.
 pub struct Candidate {
     pub range: Range<usize>,
     pub change: Change,
-    /// The function and what changes, in a few words.
+    /// The function and the change, in a few words.
     pub what: String,
 }
 
-/// A module of another file: its name, and what `#[path]` says.
+/// A module in a file of its own: its name, and the value of its `#[path]` attribute.
 pub type Submodule = (String, Option<String>);
 
-/// A file's candidates, and the modules that it declares.
+/// The possible mutants of a file, and the submodules that it declares.
 pub fn read(source: &str) -> Result<(Vec<Candidate>, Vec<Submodule>), syn::Error> {
     let file = syn::parse_file(source)?;
     let mut reader = Reader { source, functions: Vec::new(), found: Vec::new(), modules: Vec::new() };
@@ -196,7 +196,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The same call with two arguments in each other's place.
+    /// Adds mutants of a call with two arguments exchanged.
     fn swapped(&mut self, call: &impl Spanned, arguments: &Punctuated<Expr, Token![,]>) {
         let whole = call.span().byte_range();
         for (a, b) in arguments.iter().zip(arguments.iter().skip(1)) {
@@ -351,7 +351,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     fn visit_generics(&mut self, _: &'ast syn::Generics) {}
 }
 
-/// What a function of this type can return at once.
+/// The values that a function with this return type can return at once, as source text.
 fn results(output: &ReturnType, source: &str) -> Vec<String> {
     let ReturnType::Type(_, result) = output else { return vec![String::new()] };
     let text = &source[result.span().byte_range()];
@@ -370,7 +370,7 @@ fn results(output: &ReturnType, source: &str) -> Vec<String> {
     vec![result.to_owned()]
 }
 
-/// Whether an expression is there for what it does, not for its value.
+/// Whether an expression is evaluated for its effect, not for its value.
 fn is_effect(node: &Expr) -> bool {
     match node {
         Expr::Assign(_) | Expr::Call(_) | Expr::MethodCall(_) => true,
@@ -386,7 +386,7 @@ fn is_effect(node: &Expr) -> bool {
     }
 }
 
-/// Whether a chain of `&&` has a `let` among its parts: it is no expression that could stand elsewhere.
+/// Whether a chain of `&&` contains a `let`, and so cannot be used elsewhere as an expression.
 fn has_let(node: &Expr) -> bool {
     match node {
         Expr::Let(_) => true,
@@ -395,7 +395,7 @@ fn has_let(node: &Expr) -> bool {
     }
 }
 
-/// Whether an item with these attributes is compiled outside tests, on the machine that runs them.
+/// Whether an item with these attributes is compiled outside tests, on this machine.
 fn is_compiled(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().all(|attribute| {
         let words = match &attribute.meta {
@@ -428,7 +428,7 @@ fn joined(left: &str, operator: &str, right: &str) -> String {
     format!("({left}) {operator} ({right})")
 }
 
-/// One line of at most 60 characters.
+/// The text in one line of at most 60 characters.
 fn short(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(60) {

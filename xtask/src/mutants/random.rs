@@ -1,25 +1,25 @@
-//! Mutants that nobody chose: drawn from every change that the operators can make in the source of the crates, each
-//! with the same chance.
+//! Draws random mutants from all changes that the operators can make in the source of the crates, each with the same
+//! probability.
 
 use super::list::Mutant;
 use super::operators::{self, Candidate};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Crates whose code is that of tests and measurements.
+/// Crates that contain only code for tests and measurements.
 const LEFT_OUT: [&str; 2] = ["bench", "testing"];
-/// Host code that speaks to a GPU's driver, which tests have not.
+/// Host code that calls a GPU driver, which is missing when tests run.
 const DRIVER: &str = "crates/kernels/src/device/cuda";
 
-/// A change and the file that it is of.
+/// A possible change and its file.
 struct Place<'a> {
     file: &'a Path,
     source: &'a str,
     candidate: &'a Candidate,
 }
 
-/// `count` changes of the crates (all, if none is named) that do not overlap, numbered from 1 in the order in which
-/// they were drawn; `root` is the repository. The same seed gives the same changes of the same source.
+/// Draws `count` non-overlapping changes of the crates (or of the crate `only`), numbered from 1 in the order of
+/// drawing. `root` is the repository. The same seed gives the same changes of the same source.
 pub fn draw(root: &Path, seed: u64, count: usize, only: Option<&str>) -> Result<Vec<Mutant>, String> {
     let entries = fs::read_dir(root.join("crates")).map_err(|e| format!("crates: {e}"))?;
     let mut names: Vec<String> =
@@ -61,7 +61,7 @@ impl Place<'_> {
         self.file != other.file || a.end < b.start || b.end < a.start
     }
 
-    /// The change as a list would name it: the text before it is as much as makes it the only place.
+    /// The change in the form of a list. It is preceded by as much text as makes its place unique.
     fn mutant(&self, id: usize) -> Mutant {
         let Candidate { range, change, what } = self.candidate;
         let mut from = range.start;
@@ -81,7 +81,7 @@ impl Place<'_> {
     }
 }
 
-/// The changes of the module in `file` and of its submodules, which lie in `directory`.
+/// Collects the changes of the module in `file` and of its submodules, which lie in `directory`.
 fn read(
     root: &Path,
     file: &Path,
@@ -101,7 +101,7 @@ fn read(
     Ok(())
 }
 
-/// SplitMix64 (Steele, Lea and Flood, 2014).
+/// The SplitMix64 random number generator (Steele, Lea and Flood, 2014).
 struct SplitMix(u64);
 
 impl SplitMix {
@@ -112,7 +112,7 @@ impl SplitMix {
         z ^ (z >> 31)
     }
 
-    /// Less than `n`, each with the same chance.
+    /// A uniformly distributed number below `n`.
     fn below(&mut self, n: u64) -> u64 {
         let end = u64::MAX - u64::MAX % n;
         loop {
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!([random.next(), random.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
     }
 
-    /// Of this repository, whose layout it reads.
+    /// Reads this repository's own source.
     #[test]
     fn a_seed_draws_what_can_be_planted() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -1,4 +1,4 @@
-//! The tests of the planted tree: which of them reach which mutant, and whether one notices it.
+//! The tests of the copied tree: which of them reach which mutant, and whether a test notices it.
 
 use super::list::Mutant;
 use serde_json::{Map, Value, json};
@@ -14,44 +14,44 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// A test hangs that has not ended after this, and the multiple of what it took without a change.
+/// When a test counts as hanging: the least time, and the multiple of its time without a mutant.
 const PATIENCE: (Duration, u32) = (Duration::from_secs(90), 8);
-/// What no test may take even without a change.
+/// The most time that a test may take without a mutant.
 const ENDLESS: Duration = Duration::from_secs(900);
-/// Test binaries that run at a time.
+/// Number of test binaries that run in parallel.
 const WORKERS: usize = 3;
-/// The quickest are asked first, then twice as many, and so on.
+/// Size of the first batch of tests, the quickest ones; each next batch is twice as large.
 const FIRST: usize = 8;
-/// Slower tests are left out of a quick run.
+/// In a quick run, tests that take longer than this are left out.
 const QUICK: Duration = Duration::from_secs(6);
 
-/// Tests are asked in this order: those of the mutant's module (or of the nearest one above it that has some), unit
-/// tests of its crate, integration tests and those of other crates and of the program, the golden runs and those on the
-/// emulated GPU.
+/// Number of stages, in which tests run in this order: first tests of the mutant's module (or of the nearest parent
+/// module with tests); second, unit tests of its crate; third, integration tests and tests of other crates and of the
+/// program; last, golden runs and tests on the emulated GPU.
 pub const STAGES: usize = 4;
 
-/// What tests said of a mutant.
+/// The result of running tests against a mutant.
 pub enum Outcome {
-    /// The crate and its test, or what else ended.
+    /// A test failed; holds its crate and name, or what else ended.
     Killed(String),
-    /// So many tests evaluated it, and so many more would, but were left out.
+    /// No test failed: how many tests evaluated the mutant, and how many more would but were left out.
     Survived(usize, usize),
 }
 
 /// Which tests are left out.
 #[derive(Clone, Copy, Default)]
 pub struct Limits {
-    /// Slow ones.
+    /// Leave out slow tests.
     pub quick: bool,
-    /// Those of other crates that are left after this time.
+    /// Leave out the remaining tests of other crates after this time.
     pub time: Option<Duration>,
 }
 
 pub struct Binary {
-    /// As `lockstep-train` or `lockstep-cli it`.
+    /// The crate, and for integration tests the target: `lockstep-train`, `lockstep-cli it`.
     pub name: String,
     pub path: PathBuf,
-    /// Where cargo would run it.
+    /// The working directory in which cargo would run the tests.
     pub directory: PathBuf,
 }
 
@@ -61,13 +61,14 @@ struct Test {
     name: String,
 }
 
-/// All tests, and what is known of them.
+/// All tests, and what is known about them.
 pub struct Suite {
     binaries: Vec<Binary>,
     tests: Vec<Test>,
-    /// Time and reach of tests that ran by themselves without a change, by [`Suite::key`]; null of those that fail so.
+    /// For each test, by [`Suite::key`], its time and the mutants it reaches, from a run by itself without a mutant;
+    /// null for a test that fails in such a run.
     known: Mutex<Map<String, Value>>,
-    /// Where that is kept.
+    /// The file that stores `known`.
     file: PathBuf,
 }
 
@@ -89,7 +90,7 @@ impl Suite {
         format!("{} {}", self.binaries[test.binary].name, test.name)
     }
 
-    /// The stage of each test for this mutant. `before` noticed it last time, and is asked first.
+    /// The stage of each test for this mutant. The test `before`, which noticed the mutant last time, runs first.
     fn stages(&self, mutant: &Mutant, before: &str) -> Vec<usize> {
         let module = module(&mutant.file);
         let shared = |test: &Test| {
@@ -113,8 +114,8 @@ impl Suite {
         self.tests.iter().map(stage).collect()
     }
 
-    /// Runs every test that `mutants` need at this stage and that is not known yet by itself, to see how long it takes
-    /// and what it reaches. Each mutant comes with the test that noticed it before.
+    /// Runs each test that `mutants` need at this stage and that is not yet known, by itself and without a mutant, to
+    /// measure its time and find the mutants it reaches. Each mutant comes with the test that noticed it before.
     pub fn look_at(&self, mutants: &[(&Mutant, String)], stage: usize) -> Result<(), String> {
         let mut needed: BTreeSet<usize> = BTreeSet::new();
         for (mutant, before) in mutants {
@@ -149,15 +150,15 @@ impl Suite {
         })
     }
 
-    /// How long a test takes, if it reaches the mutant.
+    /// The time of a test, if it reaches the mutant.
     fn time(&self, known: &Map<String, Value>, test: &Test, mutant: &Mutant) -> Option<Duration> {
         let entry = known.get(&self.key(test))?;
         let reaches = entry["reaches"].as_array()?.iter().any(|id| id.as_u64() == Some(mutant.id as u64));
         reaches.then(|| Duration::from_secs_f64(entry["seconds"].as_f64().unwrap_or(0.0)))
     }
 
-    /// Runs the tests of a stage that reach `mutant` until one notices it, the quick ones first. A failure counts when
-    /// it comes again, and not without the mutant: no result rests on chance.
+    /// Runs the tests of a stage that reach `mutant` until one notices it, quick ones first. A failure counts only if
+    /// it repeats with the mutant and does not occur without it, so that no result is due to chance.
     pub fn outcome(&self, mutant: &Mutant, before: &str, stage: usize, limits: Limits) -> Result<Outcome, String> {
         let start = Instant::now();
         let known = self.known.lock().map_err(|e| e.to_string())?.clone();
@@ -205,13 +206,13 @@ fn is_own(binary: &Binary, mutant: &Mutant) -> bool {
     package == mutant.file.split('/').nth(1)
 }
 
-/// The module that a source file is, as its path says.
+/// The module path of a source file.
 fn module(file: &str) -> Vec<&str> {
     let path = file.split_once("/src/").map_or("", |(_, path)| path).trim_end_matches(".rs");
     path.split('/').filter(|name| !matches!(*name, "mod" | "lib" | "main")).collect()
 }
 
-/// `f` of all items, some at a time; the first error.
+/// Calls `f` on all items, several in parallel; returns the first error.
 pub fn in_parallel<T: Sync>(items: &[T], f: impl Fn(&T) -> Result<(), String> + Sync) -> Result<(), String> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -227,7 +228,7 @@ pub fn in_parallel<T: Sync>(items: &[T], f: impl Fn(&T) -> Result<(), String> + 
 }
 
 impl Binary {
-    /// The first failure among `tests`.
+    /// Runs `tests` and returns the first failure.
     fn failure(&self, tests: &[(Duration, &Test)], mutant: Option<&Mutant>) -> Result<Option<Failure>, String> {
         if tests.is_empty() {
             return Ok(None);
@@ -254,11 +255,11 @@ impl Binary {
     }
 }
 
-/// What went wrong with tests of one binary.
+/// A failure while the tests of one binary ran.
 struct Failure {
-    /// Those that may have to do with it.
+    /// The tests that may have caused it.
     suspects: Vec<String>,
-    /// Unless a test just failed.
+    /// How the binary ended, unless a test simply failed.
     how: Option<String>,
 }
 
@@ -272,8 +273,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The first failure among the tests in `left`, each of which ends within a time; all processes that it started are
-/// ended.
+/// Runs a test binary and returns the first failure among the tests in `left`, each with its time limit. Then kills all
+/// processes that the binary started.
 fn watch(command: &mut Command, mut left: BTreeMap<String, Duration>) -> Result<Option<Failure>, String> {
     let mut child = command.stdout(Stdio::piped()).process_group(0).spawn().map_err(|e| e.to_string())?;
     let Some(stdout) = child.stdout.take() else { return Err("no output".to_owned()) };

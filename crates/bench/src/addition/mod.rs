@@ -1,4 +1,4 @@
-//! Two-digit addition, one character a token: what `lockstep demo` and `lockstep bench algorithms` train on.
+//! The task of `lockstep demo` and `lockstep bench algorithms`: two-digit addition, with one token per character.
 
 pub mod task;
 pub mod workspace;

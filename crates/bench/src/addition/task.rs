@@ -1,19 +1,20 @@
-//! The demo's task: two-digit addition, character by character, and a teacher that half of the time forgets to carry.
+//! The demo's task: two-digit addition, character by character, and training data by a teacher that forgets half of the
+//! time to carry.
 
 use kernels::rng::Stream;
 use serde_json::json;
 use std::fmt::Write as _;
 
-/// Characters of prompts and answers.
+/// The characters of prompts and answers.
 pub const CHARACTERS: &str = "0123456789+=";
 
-/// One in this many operand pairs is held out.
+/// One in this many pairs of operands is held out of training, for evaluation.
 const HELD_OUT_ONE_IN: u64 = 4;
 
-/// Answers that the teacher gives to each training pair.
+/// How many answers the teacher writes for each training pair.
 const LESSONS_PER_PAIR: usize = 3;
 
-/// Two operands.
+/// The two operands of an addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
     a: u64,
@@ -25,7 +26,8 @@ impl Pair {
         (0..100).flat_map(|a| (0..100).map(move |b| Pair { a, b }))
     }
 
-    /// Whether it is never trained on: a hash of both operands decides, so that every operand is seen in training.
+    /// Whether the pair is held out of training. A hash of both operands decides, so that each single operand occurs in
+    /// training.
     pub fn is_held_out(self) -> bool {
         // SplitMix64's finaliser.
         let mut x = (self.a * 100 + self.b).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -34,23 +36,23 @@ impl Pair {
         (x ^ (x >> 31)).is_multiple_of(HELD_OUT_ONE_IN)
     }
 
-    /// `37+58=`
+    /// The prompt, as `37+58=`.
     pub fn prompt(self) -> String {
         format!("{:02}+{:02}=", self.a, self.b)
     }
 
-    /// The right answer.
+    /// The correct answer.
     pub fn sum(self) -> String {
         (self.a + self.b).to_string()
     }
 
-    /// Digit by digit, every carry dropped: 37+58 gives 85.
+    /// The sum digit by digit, with every carry dropped: 37+58 gives 85.
     pub fn sum_without_carry(self) -> String {
         format!("{}{}", (self.a / 10 + self.b / 10) % 10, (self.a + self.b) % 10)
     }
 }
 
-/// What the careless teacher wrote, as JSON lines with `prompt` and `completion`.
+/// The teacher's answers as SFT data: JSON lines with `prompt` and `completion`.
 pub fn lessons(seed: u64) -> String {
     let mut coin = Stream::new(seed, 0x7465_6163_6865_7200);
     let mut lines = String::new();
@@ -63,7 +65,8 @@ pub fn lessons(seed: u64) -> String {
     lines
 }
 
-/// Problems with their right answers, as JSON lines with `prompt` and `answer`.
+/// The additions with their correct answers, as JSON lines with `prompt` and `answer`; either the held-out pairs or the
+/// training pairs.
 pub fn problems(held_out: bool) -> String {
     let mut lines = String::new();
     for pair in Pair::all().filter(|p| p.is_held_out() == held_out) {

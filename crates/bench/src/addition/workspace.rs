@@ -1,5 +1,5 @@
-//! Shared by the demo and `lockstep bench algorithms`: a directory with inputs, the settings of their runs, and an
-//! evaluation on held-out problems.
+//! The common part of the demo and of `lockstep bench algorithms`: a directory with model and data, the settings of the
+//! training runs, and the evaluation on held-out problems.
 
 use super::task;
 use kernels::Context;
@@ -15,26 +15,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use telemetry::{Console, Sinks};
 
-/// Steps of imitation.
+/// Optimizer steps of supervised fine-tuning.
 pub const SFT_STEPS: u64 = 800;
 
-/// A directory in which models learn the demo's task, and what they learn with.
+/// A directory for the demo's task with its training runs, and the settings that all of them share.
 #[derive(Clone, Copy)]
 pub struct Workspace<'a> {
-    /// The directory.
+    /// The path of the directory.
     pub root: &'a Path,
-    /// The seed of everything random.
+    /// The seed of all randomness.
     pub seed: u64,
-    /// What computes.
+    /// The device and threads that compute.
     pub ctx: &'a Context,
-    /// Where runs talk.
+    /// The console on which training runs report.
     pub console: &'a Console,
-    /// Whether to stop.
+    /// The signal that stops a training run.
     pub stop: &'a StopSignal,
 }
 
 impl Workspace<'_> {
-    /// What a user would bring: a model directory (which is returned) and three data files.
+    /// Writes the files that a user would bring: a model directory, whose path is returned, and three data files.
     pub fn make_inputs(&self) -> anyhow::Result<PathBuf> {
         let base = self.root.join("base-model");
         std::fs::create_dir_all(&base)?;
@@ -76,7 +76,8 @@ impl Workspace<'_> {
         Ok(base)
     }
 
-    /// The configuration of a run: what a user would write into its file. It goes to the directory `out`; `own` wins.
+    /// The configuration of a training run, as a user would write it. The run's directory is `out`; the keys in `own`
+    /// override the shared ones.
     pub fn layers(&self, purpose: Purpose, out: &str, model: &Path, steps: u64, own: &[(&str, &str)]) -> Layers {
         let path = |name: &str| self.root.join(name).display().to_string();
         let steps = steps.to_string();
@@ -122,7 +123,7 @@ impl Workspace<'_> {
         Layers { purpose, set, ..Layers::default() }
     }
 
-    /// Runs it, or continues with it where its directory has a part; `None` if somebody asked it to stop.
+    /// Runs the training run, or resumes it if its directory already has a part; `None` if a stop was requested.
     pub fn run(&self, layers: &Layers) -> anyhow::Result<Option<RunResult>> {
         let resolved = layers.resolve()?;
         let out = resolved.config.output_dir.clone().unwrap_or_default();
@@ -144,7 +145,7 @@ impl Workspace<'_> {
         Ok(Some(finished))
     }
 
-    /// Asks a model the held-out problems, at temperature 1 and greedily.
+    /// Evaluates a model on the held-out problems, sampled at temperature 1 and greedily.
     pub fn examine(&self, policy: &Policy) -> anyhow::Result<Examined> {
         let layers = self.layers(Purpose::Grpo, "examination", &policy.dir, 1, &[]);
         let mut evaluator =
@@ -156,23 +157,23 @@ impl Workspace<'_> {
     }
 }
 
-/// Answers to the held-out problems.
+/// A model's answers to the held-out problems.
 pub struct Examined {
-    /// Drawn at temperature 1.
+    /// Answers sampled at temperature 1.
     pub sampled: Outcome,
-    /// The likeliest.
+    /// Greedy answers.
     pub greedy: Outcome,
-    /// The problems.
+    /// The prompts of the problems.
     pub prompts: Vec<String>,
 }
 
 impl Examined {
-    /// Shares of right answers: drawn at temperature 1, and greedy.
+    /// Shares of correct answers, from 0 to 1: sampled at temperature 1, and greedy.
     pub fn accuracy(&self) -> [f64; 2] {
         [&self.sampled, &self.greedy].map(|o| o.metric("reward").unwrap_or(f64::NAN))
     }
 
-    /// They in words.
+    /// Both accuracies as a line of text.
     pub fn line(&self, when: &str, phase: &str) -> String {
         let [sampled, greedy] = self.accuracy().map(|share| 100.0 * share);
         format!(

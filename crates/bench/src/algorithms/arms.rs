@@ -1,18 +1,19 @@
-//! The algorithms that are compared: their names, and the keys that each changes in the configuration that all share.
+//! The algorithms that `lockstep bench algorithms` compares: their names, and the configuration keys in which each
+//! differs from the shared configuration.
 
-/// One row of a table: a run from the SFT model, or none.
+/// One row of the table: a training run that starts from the SFT model.
 #[derive(Clone, Copy, Debug)]
 pub struct Arm {
-    /// Its directory and the word of `--only`.
+    /// The name of the run's directory, and the word for `--only`.
     pub name: &'static str,
-    /// Its row in the table.
+    /// The row's label in the table.
     pub label: &'static str,
-    /// Its keys, over [`SHARED`].
+    /// The keys of this run; they override [`SHARED`].
     pub settings: &'static [(&'static str, &'static str)],
 }
 
-/// Keys of every run: two optimizer steps on each generation, so that the second is off-policy and ratios and clips
-/// matter.
+/// Configuration keys of all runs. Each generation is used for two optimizer steps, so that the second is off-policy
+/// and ratios and clipping matter.
 pub const SHARED: &[(&str, &str)] = &[
     ("per_device_train_batch_size", "256"),
     ("steps_per_generation", "2"),
@@ -23,7 +24,7 @@ pub const SHARED: &[(&str, &str)] = &[
     ("tensorboard", "false"),
 ];
 
-/// Every algorithm, each with its paper's choices.
+/// All algorithms, each with the settings of its paper.
 pub const ALGORITHMS: &[Arm] = &[
     Arm { name: "grpo", label: "GRPO", settings: &[("loss_type", "grpo")] },
     Arm { name: "dr_grpo", label: "Dr. GRPO", settings: &[("loss_type", "dr_grpo"), ("scale_rewards", "none")] },
@@ -83,14 +84,14 @@ pub const ALGORITHMS: &[Arm] = &[
     },
 ];
 
-/// With and without the KL term (β as in the GRPO paper).
+/// GRPO with and without the KL term (β as in the GRPO paper).
 pub const KL: &[Arm] = &[
     Arm { name: "grpo_kl", label: "GRPO, KL (β = 0.04)", settings: &[("loss_type", "grpo"), ("beta", "0.04")] },
     Arm { name: "grpo", label: "GRPO, no KL (β = 0)", settings: &[("loss_type", "grpo"), ("beta", "0")] },
 ];
 
-/// Completions of weights that are up to k generation batches old, with the sampler's own log-probabilities in the
-/// ratio, and of the oldest also with truncated importance sampling.
+/// GRPO on completions sampled with weights that are up to k generation batches old. The ratio uses the sampler's own
+/// log-probabilities; k = 4 also runs with truncated importance sampling.
 pub const STALENESS: &[Arm] = &[
     Arm { name: "k0", label: "k = 0", settings: &[("loss_type", "grpo"), ("max_staleness", "0")] },
     Arm { name: "k1", label: "k = 1", settings: &[("loss_type", "grpo"), ("max_staleness", "1")] },

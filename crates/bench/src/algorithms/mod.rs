@@ -1,8 +1,8 @@
-//! `lockstep bench algorithms`: every algorithm learns the demo's task from the same SFT model, several seeds each.
+//! `lockstep bench algorithms`: trains every algorithm on the demo's task from the same SFT model, with several seeds.
 //!
-//! It makes what `lockstep demo` makes, runs what `lockstep train` runs, and reads the figures from the runs' own
-//! metrics. A run that is done leaves its result beside it: started again in the same directory, the benchmark
-//! continues.
+//! It makes the same inputs as `lockstep demo`, runs the code of `lockstep train`, and reads the figures from the
+//! metrics of the training runs. The result of a finished run is stored beside it, so that the benchmark can be
+//! interrupted and resumed in the same directory.
 
 pub mod arms;
 pub mod outcome;
@@ -24,59 +24,60 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use telemetry::{Align, Console, Table};
 
-/// Evaluations in a run.
+/// Number of evaluations during a training run.
 const EVALUATIONS: u64 = 12;
 
-/// Where "learned" is drawn in the table.
+/// The accuracy at which the table counts a run as having learned the task.
 const LEARNED: f64 = 0.9;
 
-/// What is compared.
+/// Which table is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     /// Every algorithm.
     Algorithms,
-    /// Baseline, SFT, GRPO with KL, GRPO without.
+    /// Baseline, SFT, GRPO with the KL term, and GRPO without it.
     Kl,
-    /// GRPO on completions of older and older weights.
+    /// GRPO on completions from older and older weights.
     Staleness,
 }
 
-/// Learns the demo's task by every algorithm: held-out accuracy against tokens and seconds, mean ± std over seeds.
+/// The options of `lockstep bench algorithms`: held-out accuracy of every algorithm against tokens and seconds, as mean
+/// ± standard deviation over seeds.
 #[derive(Clone, Debug)]
 pub struct AlgorithmsOptions {
-    /// What is compared.
+    /// Which table is made.
     pub table: Which,
-    /// The seeds: each has its own data, model and SFT run.
+    /// The seeds; each has its own data, initial model and SFT run.
     pub seeds: Vec<u64>,
-    /// Optimizer steps of each run, on 256 completions each.
+    /// Optimizer steps of each run; each step trains on 256 completions.
     pub steps: u64,
-    /// Steps of imitation before.
+    /// Optimizer steps of supervised fine-tuning before each run.
     pub sft_steps: u64,
-    /// These rows only.
+    /// Names of the table's rows to compute; empty for all.
     pub only: Vec<String>,
-    /// The directory.
+    /// The benchmark's directory.
     pub out: PathBuf,
-    /// Threads; LOCKSTEP_THREADS or all cores if not given.
+    /// Number of threads; if not set, LOCKSTEP_THREADS or all cores.
     pub threads: Option<usize>,
-    /// As JSON.
+    /// Whether the result is printed as JSON.
     pub json: bool,
-    /// Where it talks.
+    /// The console on which the training runs report.
     pub console: Console,
-    /// Ends the run in progress, and the benchmark with it.
+    /// The signal that stops the current training run, and with it the benchmark.
     pub stop: StopSignal,
 }
 
 /// A row of the table.
 struct Row {
     label: String,
-    /// One for each seed.
+    /// The results, one for each seed.
     outcomes: Vec<Outcome>,
-    /// Whether it was trained by reward: it has a curve.
+    /// Whether the row was trained by reward, and so has a learning curve.
     trained: bool,
 }
 
-/// Trains every chosen arm over the seeds; gives the results, and prints the curves side by side unless they are wanted
-/// as JSON.
+/// Runs every chosen arm for all seeds and returns the results. Also prints the learning curves side by side, unless
+/// JSON is requested.
 pub fn run(args: &AlgorithmsOptions) -> anyhow::Result<Value> {
     let arms = chosen(args)?;
     if args.seeds.is_empty() {
@@ -112,7 +113,7 @@ pub fn run(args: &AlgorithmsOptions) -> anyhow::Result<Value> {
     Ok(json)
 }
 
-/// The arms that `--table` and `--only` ask for.
+/// The arms that `--table` and `--only` select.
 fn chosen(args: &AlgorithmsOptions) -> anyhow::Result<Vec<Arm>> {
     let all = match args.table {
         Which::Algorithms => ALGORITHMS,
@@ -130,7 +131,7 @@ fn chosen(args: &AlgorithmsOptions) -> anyhow::Result<Vec<Arm>> {
         .collect())
 }
 
-/// Rows that are not trained by reward.
+/// The rows that are not trained by reward.
 fn first_rows(table: Which) -> Vec<Row> {
     let row = |label: &str| Row { label: label.into(), outcomes: Vec::new(), trained: false };
     match table {
@@ -139,7 +140,7 @@ fn first_rows(table: Which) -> Vec<Row> {
     }
 }
 
-/// A benchmark continues in its own directory, and begins in none that something else is in.
+/// Refuses a directory that contains something else than an earlier start of this benchmark.
 fn check_directory(out: &Path) -> anyhow::Result<()> {
     let entries = match std::fs::read_dir(out) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -152,7 +153,7 @@ fn check_directory(out: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every row's outcome of one seed; `None` if somebody asked to stop.
+/// Computes the results of all rows for one seed; `None` if a stop was requested.
 fn one_seed(
     args: &AlgorithmsOptions,
     workspace: &Workspace<'_>,
@@ -200,7 +201,7 @@ fn one_seed(
     Ok(outcomes.into_iter().collect())
 }
 
-/// The outcome that an earlier start left for this run, or that of running it now.
+/// The stored result of this training run from an earlier start; if there is none, the run is executed now.
 fn remembered(
     workspace: &Workspace<'_>,
     name: &str,
@@ -224,7 +225,7 @@ fn remembered(
     Ok(Some(outcome))
 }
 
-/// The outcome of a model that no reward trained.
+/// The result of a model that no reward trained.
 fn examined(
     workspace: &Workspace<'_>,
     name: &str,
@@ -236,7 +237,7 @@ fn examined(
     Ok(Outcome { name, seed, settings, curve: Vec::new(), sampled, greedy, tokens: 0.0, seconds: 0.0 })
 }
 
-/// The outcome of a run; `start` is the accuracy that it began with.
+/// The result of a training run; `start` is the accuracy before its first step.
 fn learned(
     workspace: &Workspace<'_>,
     name: &str,
@@ -250,7 +251,7 @@ fn learned(
     Ok(Outcome { curve, tokens: last.tokens, seconds: last.seconds, ..end })
 }
 
-/// `mean ± std` with so many decimals.
+/// Formats `mean ± std` with the given number of decimals.
 fn pm(values: &[f64], decimals: usize) -> String {
     match (mean_std(values), values.len()) {
         ((mean, _), 1) => format!("{mean:.decimals$}"),
@@ -294,7 +295,7 @@ fn table(rows: &[Row], seeds: usize) -> (Table, String) {
     (table, markdown)
 }
 
-/// Points in the order of evaluations: of each, mean and deviation over the seeds.
+/// The learning curve of a row: at each evaluation the mean and standard deviation over the seeds.
 fn series(row: &Row, x: impl Fn(&outcome::Point) -> f64) -> Series {
     let points = row.outcomes.iter().map(|o| o.curve.len()).min().unwrap_or(0);
     let at = |i: usize| {

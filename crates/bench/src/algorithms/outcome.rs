@@ -1,43 +1,44 @@
-//! A run's results: its learning curve, read from its metrics, its final evaluation, and means over seeds.
+//! The result of a training run: its learning curve, read from the metrics, and its final evaluation; and statistics
+//! over seeds.
 
 use serde::{Deserialize, Serialize};
 use telemetry::Record;
 
-/// A measurement on the way.
+/// One evaluation during training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Optimizer steps done.
+    /// Optimizer steps done so far.
     pub step: f64,
-    /// Tokens seen: prompts and completions of everything generated.
+    /// Tokens generated so far, prompts included.
     pub tokens: f64,
-    /// Seconds of training, evaluations left out.
+    /// Seconds of training so far, without evaluations.
     pub seconds: f64,
-    /// Share of held-out problems answered rightly, one answer each at temperature 1.
+    /// Share of held-out problems answered correctly, from 0 to 1, with one answer each at temperature 1.
     pub accuracy: f64,
 }
 
-/// A finished run.
+/// The result of a finished training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The arm's name.
+    /// The name of the arm.
     pub name: String,
-    /// The seed.
+    /// The run's seed.
     pub seed: u64,
-    /// The keys that were set, to know the same run again.
+    /// The configuration keys that were set, to check that a stored result belongs to the same configuration.
     pub settings: Vec<(String, String)>,
-    /// From the start to the last evaluation.
+    /// The learning curve from the start to the last evaluation.
     pub curve: Vec<Point>,
-    /// Share of right answers at the end, drawn at temperature 1.
+    /// Share of correct answers at the end, from 0 to 1, sampled at temperature 1.
     pub sampled: f64,
-    /// The same, greedily.
+    /// Share of correct answers at the end, from 0 to 1, generated greedily.
     pub greedy: f64,
-    /// Tokens of the whole run.
+    /// Tokens generated in the whole run, prompts included.
     pub tokens: f64,
-    /// Seconds of the whole run, evaluations left out.
+    /// Seconds of the whole run, without evaluations.
     pub seconds: f64,
 }
 
-/// The curve of a run's metrics, which begins at `start`.
+/// The learning curve in a run's metrics; its first point is the accuracy `start`.
 pub fn curve(records: &[Record], start: f64) -> Vec<Point> {
     let mut now = Point { step: 0.0, tokens: 0.0, seconds: 0.0, accuracy: start };
     let mut points = vec![now];
@@ -61,13 +62,13 @@ pub fn curve(records: &[Record], start: f64) -> Vec<Point> {
 }
 
 impl Outcome {
-    /// Where the curve first reaches `accuracy`, if it does.
+    /// The first point of the curve with at least this accuracy, if any.
     pub fn reaches(&self, accuracy: f64) -> Option<Point> {
         self.curve.iter().find(|p| p.accuracy >= accuracy).copied()
     }
 }
 
-/// Mean and Bessel-corrected standard deviation (0 of one value).
+/// Mean and Bessel-corrected standard deviation (0 for a single value).
 pub fn mean_std(values: &[f64]) -> (f64, f64) {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n;

@@ -1,59 +1,60 @@
-//! The levels themselves: each is one idea more than the one before it.
+//! The levels of optimization of `lockstep bench levels`. Each adds one idea to the level before it.
 
 use kernels::{Context, Isa};
 use lockstep::config::ComputeDType;
 use serde_json::{Value, json};
 
-/// How completions are generated.
+/// How a level generates completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Generation {
-    /// Every token computes its whole sequence again.
+    /// Without a KV cache: every token recomputes its whole sequence.
     WithoutCache,
-    /// A batch at a time, all of it to the length of the longest completion.
+    /// In static batches: each batch runs until its longest completion has ended.
     Static,
-    /// A completion that ends makes room for the next one.
+    /// Continuous batching: when a completion ends, the next one takes its place.
     Continuous,
-    /// The same, and a prompt's pages belong to all of its completions.
+    /// Continuous batching, and the completions of a prompt share its KV-cache pages.
     SharedPrompt,
 }
 
-/// How the update is computed.
+/// How a level computes the update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Update {
-    /// Completions padded to the longest one, whole logits in memory.
+    /// With completions padded to the longest one, and full logits in memory.
     Padded,
-    /// No padding, whole logits in memory.
+    /// Without padding, and with full logits in memory.
     Packed,
-    /// Log-probabilities and their gradient in one pass over the head, which writes no logits.
+    /// Without padding, and with log-probabilities and their gradient computed in one fused pass over the lm head, so
+    /// that logits are never stored.
     FusedHead,
-    /// The same, and a prompt is computed once for its completions.
+    /// With the fused lm head, and each prompt computed once for all its completions.
     SharedPrompt,
 }
 
-/// One level.
+/// One level of optimization.
 #[derive(Clone, Copy, Debug)]
 pub struct Level {
-    /// As on the command line.
+    /// The name of the level on the command line.
     pub id: &'static str,
-    /// What is new, in a few words.
+    /// What the level adds, in a few words.
     pub name: &'static str,
-    /// Which of four coarse stages it belongs to: baseline, basic, advanced, optimal.
+    /// The level's stage, one of four: baseline, basic, advanced, optimal.
     pub stage: &'static str,
-    /// What is new, in a sentence.
+    /// What the level adds, in a sentence.
     pub idea: &'static str,
-    /// Where the code of it stands.
+    /// The source file that implements it.
     pub code: &'static str,
     pub(super) generation: Generation,
     pub(super) update: Update,
-    /// Vector instructions, against plain ones.
+    /// Whether vector instructions are used.
     pub(super) vectors: bool,
-    /// All threads, against one.
+    /// Whether all threads are used, instead of one.
     pub(super) threads: bool,
-    /// Matmuls in bf16, against f32.
+    /// Whether matmuls compute in bf16, instead of f32.
     pub(super) bf16: bool,
 }
 
-/// What the first level does; every other one changes something of the level before it.
+/// The first level, without optimizations. Every other level changes something of the one before it.
 const NOTHING: Level = Level {
     id: "none",
     name: "nothing",
@@ -165,13 +166,13 @@ const PPO_BF16: Level = Level {
     ..BF16
 };
 
-/// Those of GRPO, from the slowest to everything on.
+/// The levels of GRPO, from no optimization to all.
 pub const GRPO_LEVELS: [Level; 8] = [NOTHING, CACHE, VECTORS, THREADS, BATCHING, FUSED, SHARED, BF16];
-/// Those of PPO, from the slowest to everything on. A prompt has one completion, so that there is none to share.
+/// The levels of PPO, from no optimization to all. A prompt has only one completion, so no level shares prompts.
 pub const PPO_LEVELS: [Level; 7] = [PPO_NOTHING, CACHE, VECTORS, THREADS, PPO_BATCHING, PPO_FUSED, PPO_BF16];
 
 impl Level {
-    /// What people read of it.
+    /// The level's description as JSON.
     pub fn json(&self) -> Value {
         json!({ "id": self.id, "name": self.name, "stage": self.stage, "idea": self.idea, "code": self.code })
     }

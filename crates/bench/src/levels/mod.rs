@@ -1,7 +1,7 @@
-//! The same steps of GRPO or PPO at levels of optimization, from nothing to everything on. Each level is a training run
-//! of its own: it begins with the same weights, draws with the same noise, and is scored by the same reward.
+//! `lockstep bench levels`: runs the same steps of GRPO or PPO at several levels of optimization, from none to all.
+//! Each level is a training run of its own, with the same initial weights, random numbers and reward.
 //!
-//! Every level is a real configuration, and each is measured. Levels are compared step by step: whether they drew the
+//! Every level is a real configuration and is measured. The levels are compared step by step: whether they sampled the
 //! same tokens with the same log-probabilities, whether the value model gave the same values, and whether the updated
 //! weights have the same bits.
 
@@ -22,32 +22,32 @@ pub use settings::{Algorithm, PRESETS, Ppo, Preset, Settings};
 use std::time::Instant;
 use training::{Run, Step, Updated};
 
-/// By how much loss and gradient norm of levels may differ that update on the same tokens: relatively, or absolutely
+/// Largest difference of loss and gradient norm between levels that update on the same tokens: relative, and absolute
 /// near 0.
 const TOLERANCE: (f64, f64) = (1e-3, 1e-6);
 
-/// What is run.
+/// The options of `lockstep bench levels`.
 #[derive(Clone, Debug)]
 pub struct LevelsOptions {
     /// The size of the model.
     pub shape: Shape,
-    /// What is trained with, and how.
+    /// The algorithm and its hyperparameters.
     pub settings: Settings,
-    /// In the order in which they are run.
+    /// The levels to run, in this order.
     pub levels: Vec<Level>,
-    /// Training steps of each.
+    /// Training steps of each level.
     pub steps: usize,
-    /// Threads of the levels that have several; all cores if not given.
+    /// Number of threads for levels that use several; if not set, all cores.
     pub threads: Option<usize>,
 }
 
-/// Hears of the start, of each level and of each step as JSON, while they run.
+/// A callback that receives JSON events while the benchmark runs: its start, each level and each step.
 pub type Listener<'a> = &'a mut dyn FnMut(&Value) -> anyhow::Result<()>;
 
-/// A part of a step: the column of its seconds, its name, and the seconds.
+/// A stage of a step: its column in the table, its name, and a function that returns its seconds.
 type Stage = (Column, &'static str, fn(&Step) -> f64);
 
-/// Those of a step of GRPO are the first and the third.
+/// All stages, for PPO. GRPO has only the first and the third.
 const STAGES: [Stage; 4] = [
     (column("rollout_s", "rollout s", 3), "rollout", |step| step.rollout_s),
     (column("values_s", "values s", 3), "values", |step| step.values_s),
@@ -129,8 +129,8 @@ pub fn run(options: &LevelsOptions, hear: Listener<'_>) -> anyhow::Result<Report
     Ok(report)
 }
 
-/// The first step of levels that drew the same and gave it the same values: what they made of it may differ by rounding
-/// alone.
+/// Checks two levels that sampled the same tokens with the same values in their first step: their losses and gradient
+/// norms may differ only by rounding.
 fn agree((other, theirs): (&Level, &Step), (level, ours): (&Level, &Step)) -> anyhow::Result<()> {
     let (relative, absolute) = TOLERANCE;
     let differ = |a: f64, b: f64| (a - b).abs() > (relative * b.abs()).max(absolute);

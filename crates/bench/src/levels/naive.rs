@@ -1,5 +1,5 @@
-//! Updates and values as a first implementation writes them: whole logits and their softmax in memory, every sequence
-//! with a prompt of its own, and padding.
+//! The update and the values as a simple first implementation computes them: full logits and their softmax in memory,
+//! every sequence with its own copy of the prompt, and padding.
 
 use anyhow::Context as _;
 use kernels::ops::{linear, rows, softmax};
@@ -9,7 +9,7 @@ use model::{Batch, BatchTensors, Capacity, Grads, GroupSegment, Weights};
 use train::loss::{LossSums, Normalizer};
 use train::{Objective, Optimizer, OptimizerConfig, Sample, Scored, Source};
 
-/// Logits `[R, V]` in memory, and their softmax.
+/// The softmax of full logits, and the hidden rows that the logits come from.
 struct Logits {
     hidden: Tensor,
     softmax: Tensor,
@@ -29,8 +29,8 @@ impl Logits {
     }
 }
 
-/// Whole logits `[R, V]` of the head and their softmax, from `first` to `end` (`[R]` each): what fused operations never
-/// write.
+/// Computes full logits and their softmax, both `[rows, vocabulary]`, which fused operations never store. `first` and
+/// `end`, both `[rows]`, bound the vocabulary range of each row's softmax.
 pub(crate) fn whole_softmax(
     ctx: &Context,
     (hidden, weights): (View<'_>, &Weights),
@@ -44,25 +44,25 @@ pub(crate) fn whole_softmax(
     Ok(softmax::forward(ctx, args)?)
 }
 
-/// Computes them.
+/// Computes updates and values in the naive way.
 pub(super) struct Naive {
     memory: Memory,
     grads: Grads,
     optimizer: Optimizer,
     objective: Objective,
-    /// Tokens that every completion is padded to.
+    /// The number of tokens that every completion is padded to; `None` for no padding.
     width: Option<usize>,
 }
 
-/// A forward pass of samples through the layers, kept for the backward pass.
+/// The forward pass of samples through the layers, with activations kept for the backward pass.
 struct Pass {
     batch: Batch,
     tensors: BatchTensors,
     rope: Rope,
     tape: Tape,
-    /// The row that predicts each token.
+    /// Index of the hidden row that predicts each completion token.
     chosen: Tensor,
-    /// Tokens of each completion, padding included.
+    /// Number of tokens of each completion, with padding.
     widths: Vec<usize>,
 }
 
@@ -77,7 +77,7 @@ impl Naive {
         }
     }
 
-    /// The value of the state in which each token was chosen, by a model with a head of one score.
+    /// The value of the state in which each token was chosen, from a model with a value head.
     pub(super) fn values(&self, ctx: &Context, weights: &Weights, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
         let mut pass = self.pass(ctx, weights, samples)?;
         net::score_forward(ctx, weights, &pass.tensors, &mut pass.tape)?;
@@ -90,7 +90,7 @@ impl Naive {
         Ok(samples.iter().zip(&pass.widths).map(own).collect())
     }
 
-    /// Loss and gradient norm of an optimizer step.
+    /// Takes an optimizer step; returns its loss and gradient norm.
     pub(super) fn update(
         &mut self,
         ctx: &Context,
@@ -135,7 +135,7 @@ impl Naive {
         Ok(Pass { batch, tensors, rope, tape, chosen, widths: padded.iter().map(Vec::len).collect() })
     }
 
-    /// The loss of a model of scores, and its gradient down to the last layer.
+    /// The loss of a model with a value head, and the gradient down to the last layer's output.
     fn score_gradient(
         &mut self,
         ctx: &Context,
@@ -162,7 +162,7 @@ impl Naive {
         Ok(sums.loss)
     }
 
-    /// The loss of a language model, and its gradient down to the last layer.
+    /// The loss of a language model, and the gradient down to the last layer's output.
     fn head_gradient(
         &mut self,
         ctx: &Context,
@@ -201,7 +201,8 @@ impl Naive {
         Ok(loss)
     }
 
-    /// The loss; the softmax p in `d_logits` becomes its gradient, with padding at 0:
+    /// Computes the loss. Overwrites the softmax p in `d_logits` with the gradient of the loss, which is 0 for padding.
+    /// With J the loss, H the entropy and v a vocabulary index it is:
     ///
     /// (1[v = token] − p_v) ∂J/∂log p − p_v (log p_v + H) ∂J/∂H
     #[allow(clippy::disallowed_methods)] // of a yardstick, whose bits nothing depends on
@@ -251,7 +252,7 @@ impl Naive {
     }
 }
 
-/// −p log p, 0 of what never comes.
+/// The entropy term −p log p; 0 for p = 0.
 #[allow(clippy::disallowed_methods)] // as above
 fn surprise(p: f32) -> f32 {
     if p > 0.0 { -p * p.ln() } else { 0.0 }

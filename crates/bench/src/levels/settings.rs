@@ -1,71 +1,72 @@
-//! What the training runs of levels are: algorithm, sizes and hyperparameters, and named sets of them.
+//! The settings of the training runs of `lockstep bench levels`: algorithm, sizes and hyperparameters, and named
+//! presets.
 
 use super::ladder::{GRPO_LEVELS, Level, PPO_LEVELS};
 use crate::{Shape, Workload};
 use serde_json::{Value, json};
 use train::loss::ppo::{PpoConfig, ValueConfig};
 
-/// What is trained with.
+/// The RL algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// Groups of completions of a prompt are compared with each other.
+    /// GRPO: the completions of a prompt are compared with each other.
     Grpo,
-    /// A value model says what was to be expected of each token.
+    /// PPO: a value model estimates the expected reward at each token.
     Ppo,
 }
 
 /// PPO's hyperparameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ppo {
-    /// Times that a generation is trained on.
+    /// How many passes are made over each generation.
     pub epochs: usize,
     /// The discount γ.
     pub gamma: f64,
     /// GAE's λ.
     pub lam: f64,
-    /// The policy's loss.
+    /// The settings of the policy's loss.
     pub policy: PpoConfig,
-    /// The value model's loss.
+    /// The settings of the value model's loss.
     pub value: ValueConfig,
 }
 
-/// A training run of a level.
+/// The settings of a level's training run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Prompts of a step.
+    /// Number of prompts in a step.
     pub prompts: usize,
-    /// Tokens of each.
+    /// Tokens of each prompt.
     pub prompt_tokens: usize,
-    /// Completions of each.
+    /// Completions per prompt.
     pub generations: usize,
     /// Tokens of the longest completion.
     pub new_tokens: usize,
-    /// Sequences that are generated at once.
+    /// The most sequences that are generated at the same time.
     pub slots: usize,
-    /// Of the policy and of the value model.
+    /// The learning rate of the policy and of the value model.
     pub learning_rate: f64,
-    /// None: GRPO.
+    /// The settings of PPO; `None` for GRPO.
     pub ppo: Option<Ppo>,
 }
 
-/// Settings that have a name.
+/// Settings with a name.
 #[derive(Clone, Copy, Debug)]
 pub struct Preset {
-    /// As on the command line.
+    /// The preset's name on the command line.
     pub id: &'static str,
-    /// In a few words.
+    /// A short title.
     pub name: &'static str,
-    /// What it is for.
+    /// The algorithm of the preset.
     pub algorithm: Algorithm,
-    /// Its model.
+    /// The size of its model.
     pub shape: Shape,
-    /// The levels that are run if none are named: those whose steps take seconds.
+    /// The first level that runs by default; from it on a step takes only seconds.
     pub first_level: &'static str,
-    /// All else.
+    /// The other settings.
     pub settings: Settings,
 }
 
-/// Of a model that has learned nothing; its rewards should move within a few steps.
+/// Learning rate for a model with random weights: rewards should change within a few steps.
 const LEARNING_RATE: f64 = 1e-3;
 
 const GRPO: Settings = Settings {
@@ -91,7 +92,7 @@ const PPO: Settings = Settings {
     ..GRPO
 };
 
-/// `examples/ppo_preset.toml`, whose model has 4 layers with 8 heads.
+/// The settings of `examples/ppo_preset.toml`, whose model has 4 layers with 8 heads.
 const PPO_DOCUMENT: Settings = Settings {
     new_tokens: 128,
     learning_rate: 3e-4,
@@ -105,7 +106,7 @@ const PPO_DOCUMENT: Settings = Settings {
     ..PPO
 };
 
-/// All of them.
+/// All presets.
 pub const PRESETS: [Preset; 1] = [Preset {
     id: "ppo-document",
     name: "the PPO document's",
@@ -116,10 +117,10 @@ pub const PRESETS: [Preset; 1] = [Preset {
 }];
 
 impl Algorithm {
-    /// All of them.
+    /// Both algorithms.
     pub const ALL: [Algorithm; 2] = [Algorithm::Grpo, Algorithm::Ppo];
 
-    /// As on the command line.
+    /// The name on the command line.
     pub fn id(self) -> &'static str {
         match self {
             Algorithm::Grpo => "grpo",
@@ -127,7 +128,7 @@ impl Algorithm {
         }
     }
 
-    /// As people write it.
+    /// The name as written in text.
     pub fn name(self) -> &'static str {
         match self {
             Algorithm::Grpo => "GRPO",
@@ -135,7 +136,7 @@ impl Algorithm {
         }
     }
 
-    /// Its levels, from the slowest to everything on.
+    /// The levels of this algorithm, from no optimization to all.
     pub fn levels(self) -> &'static [Level] {
         match self {
             Algorithm::Grpo => &GRPO_LEVELS,
@@ -143,12 +144,12 @@ impl Algorithm {
         }
     }
 
-    /// Its level of this name.
+    /// The level with this name, if the algorithm has it.
     pub fn level(self, id: &str) -> Option<Level> {
         self.levels().iter().copied().find(|level| level.id == id)
     }
 
-    /// What is run unless a preset says otherwise.
+    /// The default settings, without a preset.
     pub fn settings(self) -> Settings {
         match self {
             Algorithm::Grpo => GRPO,
@@ -156,7 +157,7 @@ impl Algorithm {
         }
     }
 
-    /// What people choose from: it, its levels and what a run of them is.
+    /// The algorithm with its levels and default settings, as JSON.
     pub fn json(self) -> Value {
         let levels: Vec<Value> = self.levels().iter().map(Level::json).collect();
         json!({ "id": self.id(), "name": self.name(), "says": self.settings().says(), "levels": levels })
@@ -164,17 +165,17 @@ impl Algorithm {
 }
 
 impl Preset {
-    /// The one of this name.
+    /// The preset with this name.
     pub fn find(id: &str) -> Option<Preset> {
         PRESETS.into_iter().find(|preset| preset.id == id)
     }
 
-    /// The levels that are run if none are named.
+    /// The levels that run by default.
     pub fn levels(&self) -> Vec<Level> {
         self.algorithm.levels().iter().copied().skip_while(|level| level.id != self.first_level).collect()
     }
 
-    /// What people read of it.
+    /// The preset's description as JSON.
     pub fn json(&self) -> Value {
         let levels: Vec<&str> = self.levels().iter().map(|level| level.id).collect();
         json!({
@@ -185,7 +186,7 @@ impl Preset {
 }
 
 impl Settings {
-    /// As sentences have them.
+    /// The settings in words, for a sentence.
     pub fn says(&self) -> String {
         let Settings { prompts, prompt_tokens, generations, new_tokens, slots, learning_rate, ppo } = self;
         let completions = match generations {

@@ -1,4 +1,4 @@
-//! The training run of a level: its steps, each with the seconds of its stages and what it came to.
+//! The training run of one level: its steps, with the seconds of each stage and the results.
 
 use super::ladder::{Generation, Level, Update};
 use super::naive::Naive;
@@ -16,32 +16,33 @@ use std::sync::Arc;
 use train::gae::{self, KlEstimator};
 use train::{Advantage, LossConfig, Objective, RewardMatrix, RewardRow, Sample, ScaleRewards, Trainer, advantages};
 
-/// The draws of completion lengths.
+/// The random stream of the completion lengths.
 const STREAM: u64 = 0x6c65_7665_6c73;
 
-/// What a step of a level came to.
+/// Timings and results of one step of a level.
 #[derive(Default)]
 pub(super) struct Step {
     pub(super) rollout_s: f64,
-    /// Of the value model's forward pass and what follows from it: returns and advantages. 0 without one.
+    /// Seconds of the value model's forward pass, and of the returns and advantages computed from it; 0 without a value
+    /// model.
     pub(super) values_s: f64,
     pub(super) update_s: f64,
-    /// Of the value model's updates; 0 without one.
+    /// Seconds of the value model's updates; 0 without a value model.
     pub(super) value_update_s: f64,
     pub(super) reward: f64,
-    /// Of the first pass over the generation.
+    /// Loss and gradient norm of the policy in the first pass over the generation.
     pub(super) policy: Updated,
-    /// The value model's.
+    /// Loss and gradient norm of the value model.
     pub(super) value: Option<Updated>,
-    /// Tokens and log-probabilities of every completion.
+    /// Token ids of every completion, and the bits of their log-probabilities.
     pub(super) drawn: Vec<(Vec<u32>, Vec<u32>)>,
-    /// The bits of every value.
+    /// The bits of every value of the value model.
     pub(super) values: Vec<Vec<u32>>,
-    /// A hash of the bits of all weights after the update, those of the value model included.
+    /// A hash of all weights after the update, with those of the value model.
     pub(super) weights: u64,
 }
 
-/// What an update came to.
+/// Loss and gradient norm of an update.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Updated {
     pub(super) loss: f64,
@@ -54,13 +55,13 @@ impl Step {
     }
 }
 
-/// Computes updates.
+/// Computes updates, naively or with the real trainer.
 enum Updater {
     Naive(Box<Naive>),
     Trainer(Box<Trainer>),
 }
 
-/// A model and what trains it.
+/// A model with its trainer.
 struct Learner {
     weights: Weights,
     updater: Updater,
@@ -114,7 +115,7 @@ impl Learner {
     }
 }
 
-/// A level's training run.
+/// The training run of a level.
 pub(super) struct Run {
     level: Level,
     settings: Settings,
@@ -122,12 +123,12 @@ pub(super) struct Run {
     ctx: Context,
     engine: Engine,
     policy: Learner,
-    /// PPO's value model.
+    /// The value model of PPO.
     critic: Option<Learner>,
 }
 
 impl Run {
-    /// With the weights that every level begins with.
+    /// Builds a training run with the initial weights that all levels share.
     pub(super) fn new(
         level: &Level,
         shape: crate::Shape,
@@ -188,7 +189,7 @@ impl Run {
         Ok(step)
     }
 
-    /// Values, advantages of tokens, and the passes over the generation.
+    /// Computes values, advantages of tokens, and the passes over the generation.
     fn ppo(&mut self, ppo: &Ppo, samples: &mut [Sample], scores: &[f64], step: &mut Step) -> anyhow::Result<()> {
         let Some(mut critic) = self.critic.take() else { anyhow::bail!("PPO without a value model") };
         let (values, values_s, _) = timed(|| {
@@ -231,8 +232,8 @@ impl Run {
         Ok(groups)
     }
 
-    /// After every token all keys and values are dropped: the weights get another number, and what was computed with an
-    /// earlier one is computed again.
+    /// Generates without a KV cache: after every token the weights get a new version number, so the engine discards all
+    /// keys and values and recomputes them.
     fn without_cache(&mut self, batch: &[Request]) -> anyhow::Result<Vec<RolloutGroup>> {
         for request in batch {
             self.engine.submit(request.clone())?;
@@ -251,7 +252,7 @@ impl Run {
         Ok(groups)
     }
 
-    /// The reward of each sample: the share of its tokens from the lower half of the vocabulary.
+    /// The reward of each sample: the share of its tokens whose id is in the lower half of the vocabulary.
     fn scores(&self, samples: &[Sample]) -> Vec<f64> {
         let half = (self.policy.weights.config.vocab_size / 2) as u32;
         let score =
@@ -260,7 +261,7 @@ impl Run {
     }
 }
 
-/// GRPO's advantages.
+/// Sets the advantages of GRPO.
 fn relative_advantages(samples: &mut [Sample], scores: &[f64]) {
     let row = |(s, &score): (&Sample, &f64)| RewardRow { group: s.group, scores: vec![Some(score)] };
     let rows = samples.iter().zip(scores).map(row).collect();
@@ -269,7 +270,7 @@ fn relative_advantages(samples: &mut [Sample], scores: &[f64]) {
     samples.iter_mut().zip(computed.advantages).for_each(|(s, advantage)| s.advantage = advantage);
 }
 
-/// PPO's advantages and returns.
+/// Sets the advantages and returns of PPO.
 fn estimate(ppo: &Ppo, samples: &mut [Sample], scores: &[f64], values: &[Vec<f32>]) {
     let scores: Vec<Option<f64>> = scores.iter().map(|&score| Some(score)).collect();
     let of_tokens = gae::rewards_of_samples(KlEstimator::K1, 0.0, samples, &scores, &[]);
@@ -286,7 +287,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Of the numbers as files have them: instruction sets keep them in another order.
+/// Hashes the weights in the order of checkpoint files, since instruction sets store them in different layouts.
 fn hash(weights: &Weights, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
     for tensor in weights.tensors() {
         weights.read(&tensor.name, &mut |piece| {
@@ -297,7 +298,8 @@ fn hash(weights: &Weights, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tokens of the completions of each prompt: between a quarter of the limit and all of it; one has all.
+/// The length in tokens of each prompt's completions: random between a quarter of the limit and the limit; one has the
+/// limit.
 fn lengths(workload: &Workload, seed: u64) -> Vec<usize> {
     let mut stream = Stream::new(seed, STREAM);
     let (most, least) = (workload.new_tokens, workload.new_tokens.div_ceil(4));

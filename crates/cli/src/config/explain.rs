@@ -1,10 +1,11 @@
-//! What keys mean: `lockstep config explain`, and the JSON Schema of a configuration file.
+//! Explains configuration keys: `lockstep config explain`, and the JSON Schema of a configuration file.
 
 use lockstep::bad_input;
 use lockstep::config::{self, Config, Key, OnResume, UnsupportedKey, unsupported_keys};
 use serde_json::{Map, Value as Json, json};
 
-/// What a key means, its type and range, its default and TRL's, what reads it, and whether it may change on resume.
+/// Describes a configuration key: its meaning, type and range, its default and TRL's default, which code reads it, and
+/// whether it may change on resume.
 pub(super) fn explain(name: &str) -> anyhow::Result<String> {
     let Some(key) = Config::key(name) else {
         if let Some(answer) = answer(name) {
@@ -29,7 +30,7 @@ pub(super) fn explain(name: &str) -> anyhow::Result<String> {
     Ok(format!("{name} ({})\n  {}\n\n{lines}", key.section, key.meaning()))
 }
 
-/// What is answered to a key of TRL's that is not in the table.
+/// The text for a key of TRL that this project does not have.
 fn answer(name: &str) -> Option<String> {
     let (_, answer) = unsupported_keys().find(|(names, _)| names.iter().any(|n| n == name))?;
     Some(match answer {

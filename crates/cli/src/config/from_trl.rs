@@ -1,15 +1,16 @@
-//! A TRL script's configuration as TOML: the literal arguments of `GRPOConfig(…)`, `GRPOTrainer(…)` (or their RLOO
-//! twins) and `load_dataset(…)`. What cannot be translated is listed in comments, never dropped in silence.
+//! Translates the configuration in a TRL script to TOML: the literal arguments of `GRPOConfig(…)`, `GRPOTrainer(…)` (or
+//! their RLOO counterparts) and `load_dataset(…)`. Arguments that cannot be translated are listed in comments of the
+//! TOML.
 
 use super::python::{Call, Literal};
 use lockstep::config::{Config, UnsupportedKey, keys, toml_on_one_line, unsupported_key};
 use std::fmt::Write;
 use toml::Value;
 
-/// Where keys stand: the arguments of the two calls that have other names here.
+/// Arguments of both TRL calls that have another name here: TRL's name and the configuration key.
 const RENAMED: [(&str, &str); 2] = [("model", "model_name_or_path"), ("stop_strings", "stop")];
 
-/// The TOML of a script that makes these calls.
+/// The TOML for a script with these calls.
 pub(super) fn translate(calls: &[Call]) -> anyhow::Result<String> {
     let first = |name: &str| calls.iter().find(|call| call.name == name).map(|call| call.arguments.clone());
     let (rloo_config, rloo_trainer) = (first("RLOOConfig"), first("RLOOTrainer"));
@@ -73,7 +74,7 @@ pub(super) fn translate(calls: &[Call]) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Methods of datasets that change them.
+/// Names of dataset methods that change the data.
 const DATA: [&str; 9] = [
     "map",
     "filter",
@@ -86,13 +87,13 @@ const DATA: [&str; 9] = [
     "remove_columns",
 ];
 
-/// Whether a call of this name says something of a run.
+/// Whether a call with this name affects the training run, and so must be listed if it is not translated.
 fn is_listed(name: &str) -> bool {
     ["load_dataset", "set_seed", "get_peft_model", "get_peft_config"].contains(&name)
         || ["Config", "Trainer", "Arguments", "Callback", "Parser"].iter().any(|end| name.ends_with(end))
 }
 
-/// Lists the calls that are none of the translated ones, which are the first of their names.
+/// Lists the calls that are not translated. Of several calls with the same name only the first is translated.
 fn others(calls: &[Call], translated: &[String], open: &mut Vec<String>) {
     let mut seen: Vec<&str> = Vec::new();
     for Call { name, method, line, arguments } in calls {
@@ -159,7 +160,7 @@ fn translate_one(name: &str, value: Literal, found: &mut Vec<(&'static str, Stri
     }
 }
 
-/// `load_dataset("name", "configuration", split="train")`.
+/// Translates `load_dataset("name", "configuration", split="train")`.
 fn dataset(calls: &[Call], found: &mut Vec<(&'static str, String)>, open: &mut Vec<String>) {
     let Some(Call { arguments, .. }) = calls.iter().find(|call| call.name == "load_dataset") else {
         open.push("train_dataset: no load_dataset(…) was found; set dataset_name".to_owned());
@@ -261,7 +262,7 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         assert!(table["reward_clip_range"].is_array());
     }
 
-    /// Two configurations in one script, another algorithm's, and what only Python knows.
+    /// A second configuration in the script, one of another algorithm, and arguments that only Python can evaluate.
     #[test]
     fn every_call_that_is_not_translated_is_listed() {
         let Some(()) = testing::program("python3") else { return };
@@ -284,7 +285,8 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         assert_eq!((&table["beta"], &table["dataset_name"]), (&Value::Float(0.1), &Value::String("a".into())));
     }
 
-    /// Names that an import or an assignment gave them, strings that look like calls, and what changes the data.
+    /// Calls of functions renamed by an import or an assignment are found; strings that look like calls are not. Calls
+    /// that change the data are listed.
     #[test]
     fn calls_by_other_names_are_calls_and_texts_are_none() {
         let Some(()) = testing::program("python3") else { return };

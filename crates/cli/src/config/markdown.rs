@@ -1,4 +1,4 @@
-//! `lockstep config markdown`: the tables of docs/config.md.
+//! `lockstep config markdown`: generates the tables of docs/config.md.
 
 use lockstep::config::{Key, OnResume, UnsupportedKey, keys, unsupported_keys};
 use std::fmt::Write;
@@ -37,7 +37,7 @@ Refused, unless they ask for nothing (false, none, or what is done anyway):
 |---|---|
 ";
 
-/// The page.
+/// The text of docs/config.md.
 pub(super) fn page() -> String {
     let mut page = INTRODUCTION.to_owned();
     let mut section = "";
@@ -81,7 +81,7 @@ fn row(key: &Key) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
-/// Text that neither ends a cell nor begins markup.
+/// Escapes a text so that it neither ends a table cell nor begins markup.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('*', "\\*").replace('<', "&lt;")
 }

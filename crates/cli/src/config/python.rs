@@ -1,5 +1,5 @@
-//! The calls in a Python script, as Python's own parser finds them: an interpreter runs `calls.py`, which parses the
-//! script and executes nothing of it.
+//! Finds the calls in a Python script with Python's own parser: an interpreter runs `calls.py`, which parses the script
+//! without executing any of it.
 
 use lockstep::error::BadInput;
 use serde::Deserialize;
@@ -8,31 +8,31 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use toml::Value;
 
-/// Reads a script on standard input and prints what [`Answer`] reads.
+/// A Python program that reads a script on standard input and prints its calls as JSON for [`Answer`].
 const CALLS: &str = include_str!("calls.py");
 
-/// An argument's value.
+/// The value of an argument.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(from = "Argument")]
 pub(super) enum Literal {
     /// A value that TOML can hold.
     Value(Value),
-    /// None.
+    /// Python's `None`.
     None,
-    /// Anything else: the expression as it is written, on one line.
+    /// Any other expression, as source text on one line.
     Expression(String),
 }
 
-/// A call that stands in a script.
+/// A function call in a Python script.
 #[derive(Debug, Deserialize)]
 pub(super) struct Call {
-    /// The function's own name, without its module and whatever the script calls it.
+    /// The function's original name, without its module and independent of an alias in the script.
     pub name: String,
-    /// Whether the name stands behind a dot.
+    /// Whether the name follows a dot, as in a method call.
     pub method: bool,
-    /// From 1.
+    /// The line number, from 1.
     pub line: usize,
-    /// Names (empty for a positional one) and values.
+    /// The arguments: name (empty for a positional one) and value.
     pub arguments: Vec<(String, Literal)>,
 }
 
@@ -61,7 +61,7 @@ enum Answer {
     Error { error: String, line: usize },
 }
 
-/// The calls in `script`, in their order, by the interpreter `python`: a name to be looked for in `PATH`, or a path.
+/// The calls in `script`, in order. `python` is the interpreter: a path, or a name to be found in `PATH`.
 pub(super) fn calls(script: &[u8], python: &Path) -> anyhow::Result<Vec<Call>> {
     let name = python.display();
     // Neither the user's packages nor `PYTHON…` variables have a part in parsing.
@@ -156,7 +156,7 @@ mod tests {
         assert!(arguments("x = 1\nclass SFTConfig(Base): pass\n", "SFTConfig").is_none(), "a definition is no call");
     }
 
-    /// A name has the value that it was given last before the call; one that a loop or a parameter gives has none.
+    /// A name has the value last assigned before the call; a name bound by a loop or a parameter has none.
     #[test]
     fn names() {
         let Some(()) = testing::program("python3") else { return };
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// What is no Python is refused with its line, and nothing that a script says is run.
+    /// A syntax error is reported with its line, and no part of a script is executed.
     #[test]
     fn scripts_are_parsed_and_never_run() {
         let Some(()) = testing::program("python3") else { return };

@@ -1,4 +1,4 @@
-//! The report as one HTML file: no script, no address but its own.
+//! Writes a report as one HTML file, without scripts and without references to other files or sites.
 
 use super::time::Time;
 use super::{Curve, Report, curve_names, number};
@@ -24,7 +24,7 @@ overflow-wrap:anywhere}.k0{color:var(--a)}.k1{color:var(--b)}\
 dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1em}dt{color:var(--ink2)}\
 dd{margin:0;overflow-wrap:anywhere}";
 
-/// The report of a run, or of two.
+/// The HTML report of one training run, or of two side by side.
 pub fn html(reports: &[Report]) -> String {
     let title = reports.iter().map(|report| escape(&report.name)).collect::<Vec<_>>().join(", ");
     let mut out = format!(
@@ -93,7 +93,7 @@ fn list(out: &mut String, items: impl Iterator<Item = String>) {
     }
 }
 
-/// A metric of all runs over the same axes.
+/// A chart of one metric, with a line for each training run.
 fn figure(name: &str, reports: &[Report]) -> String {
     let curves: Vec<(usize, &Curve)> = reports
         .iter()
@@ -129,7 +129,7 @@ fn figure(name: &str, reports: &[Report]) -> String {
     )
 }
 
-/// A table, of which the first row are the names; nothing of nothing.
+/// An HTML table; the first row has the column names. Empty for no rows.
 fn table(rows: &[Vec<String>]) -> String {
     let row = |(place, row): (usize, &Vec<String>)| {
         let tag = if place == 0 { "th" } else { "td" };
@@ -140,7 +140,7 @@ fn table(rows: &[Vec<String>]) -> String {
     if rows.is_empty() { rows } else { format!("<table>\n{rows}</table>\n") }
 }
 
-/// Text in which nothing is markup.
+/// Escapes a text so that none of it is HTML markup.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,10 +1,10 @@
-//! The report as Markdown, which a terminal shows, too.
+//! Writes a report as Markdown, which is also readable in a terminal.
 
 use super::time::Time;
 use super::{Report, curve_names, number};
 use std::fmt::Write as _;
 
-/// The report of a run, or of several.
+/// The Markdown report of one or more training runs.
 pub fn markdown(reports: &[Report]) -> String {
     let mut out = String::new();
     for report in reports {
@@ -31,7 +31,7 @@ pub fn markdown(reports: &[Report]) -> String {
     out
 }
 
-/// Where the time went, and what was found.
+/// The section on time: where the time of the runs went, and the findings.
 pub fn time(reports: &[Report]) -> String {
     let Time { says, rows } = Time::of(reports);
     let says: String = says.iter().map(|line| format!("{line}\n")).collect();
@@ -75,7 +75,7 @@ fn findings(report: &Report) -> String {
     out + "\n"
 }
 
-/// A table whose columns are aligned for who reads the text; all but the first are numbers.
+/// A Markdown table with aligned columns, for reading as plain text. All columns but the first hold numbers.
 fn table(rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|text| cell(text)).collect()).collect();
     let columns = rows.first().map_or(0, Vec::len);
@@ -98,7 +98,7 @@ fn table(rows: &[Vec<String>]) -> String {
     out
 }
 
-/// In one line.
+/// The text in one line.
 pub(super) fn line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -107,7 +107,7 @@ fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }
 
-/// A text of which nothing is markup: indented.
+/// A text as an indented block, so that none of it is Markdown markup.
 fn quoted(text: &str) -> String {
     text.lines().map(|line| format!("    {line}\n")).collect::<String>().trim_end().to_owned()
 }

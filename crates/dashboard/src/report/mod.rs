@@ -1,7 +1,7 @@
-//! A run, or two side by side, on one page that needs nothing else: what it learned, where its time went, what was
-//! found.
+//! A self-contained report of one training run, or of two side by side: what the model learned, where the time went,
+//! and the findings.
 //!
-//! [`Report::read`] reads a run's files; `markdown` and `html` write it. Numbers are those of the files.
+//! [`Report::read`] reads a run's files; `markdown` and `html` write the report. All numbers are taken from the files.
 
 mod html;
 mod markdown;
@@ -18,7 +18,7 @@ use serde_json::Value;
 use std::path::Path;
 use telemetry::table::short_number;
 
-/// Metrics whose course is shown, of those that a run has.
+/// The metrics that are shown as curves, if a run has them.
 const CURVES: [&str; 10] = [
     "reward",
     "loss",
@@ -31,37 +31,37 @@ const CURVES: [&str; 10] = [
     "grad_norm",
     "step_time",
 ];
-/// Points of a curve.
+/// Most points of a curve.
 const POINTS: usize = 300;
-/// Groups whose completions are shown, and characters of each.
+/// Number of groups whose completions are shown; `CHARACTERS` bounds the text of each.
 const SAMPLES: usize = 3;
 const CHARACTERS: usize = 600;
 
-/// What is said of a run.
+/// The contents of the report on one training run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The name of its directory.
+    /// The name of the run's directory.
     pub name: String,
-    /// One sentence that says how it is.
+    /// Whether the run learns, in one sentence.
     pub verdict: Verdict,
-    /// What it was: name and value.
+    /// Facts about the run (model, data, …): name and value.
     pub facts: Vec<(&'static str, String)>,
-    /// Metrics over the steps.
+    /// Metrics over the optimizer steps.
     pub curves: Vec<Curve>,
-    /// Where its time went; runs of older versions do not say.
+    /// Where the time went; `None` for runs of older versions, which do not record it.
     pub profile: Option<ProfileRecord>,
-    /// Alarms, each in a line.
+    /// The alarms, one line each.
     pub alarms: Vec<String>,
-    /// Of its last steps, where completions are recorded.
+    /// Samples of completions from the last steps, if the run records completions.
     pub samples: Vec<Sample>,
 }
 
-/// A metric over the steps.
+/// One metric over the optimizer steps.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// Its name.
+    /// The name of the metric.
     pub name: &'static str,
-    /// Steps and values: means, where there are more steps than points.
+    /// Pairs of step and value. If the run has more steps than points, each value is a mean over several steps.
     pub points: Vec<(u64, f64)>,
 }
 
@@ -74,18 +74,18 @@ impl Curve {
 /// A prompt with the best and the worst of its completions.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// The optimizer step that learned from it.
+    /// The optimizer step that trained on the group.
     pub step: u64,
     /// The prompt.
     pub prompt: String,
-    /// Reward and text.
+    /// Reward and text of the best completion.
     pub best: (f64, String),
-    /// Reward and text.
+    /// Reward and text of the worst completion.
     pub worst: (f64, String),
 }
 
 impl Report {
-    /// Reads the run in `root`.
+    /// Reads the training run in the directory `root`.
     pub fn read(root: &Path) -> anyhow::Result<Report> {
         let mut run = RunFiles::new(root.to_owned());
         run.refresh();
@@ -176,7 +176,7 @@ fn sample(group: &Value) -> Option<Sample> {
     Some(Sample { step: group["step"].as_u64()?, prompt, best: all.last()?.clone(), worst: all.first()?.clone() })
 }
 
-/// Each once, in the order of first appearance.
+/// The distinct names, in the order of first appearance.
 fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut all = Vec::new();
     names.for_each(|name| {
@@ -191,7 +191,7 @@ fn curve_names(reports: &[Report]) -> Vec<&str> {
     distinct(reports.iter().flat_map(|report| &report.curves).map(|curve| curve.name))
 }
 
-/// Three digits, for people.
+/// The number with three significant digits.
 fn number(x: f64) -> String {
     short_number(x, 1e6, 2)
 }

@@ -1,4 +1,4 @@
-//! Where the time of runs went, as sentences and a table, which Markdown and HTML write each in its way.
+//! Where the time of training runs went, as sentences and a table; `markdown` and `html` format both.
 
 use super::markdown::line;
 use super::{Report, distinct, number};
@@ -7,16 +7,16 @@ use lockstep::ProfileRecord;
 /// Seconds, operations and bytes of a stage.
 type Sums = (f64, f64, f64);
 
-/// Seconds for a step by stage; of two runs how many times as fast the second is.
+/// Seconds per step by stage; for two runs also how many times as fast the second is.
 pub struct Time {
-    /// A line for each run that was measured, or one that says that none was.
+    /// One line for each run whose stages were timed, or one line saying that none was.
     pub says: Vec<String>,
-    /// The names of the columns, then a row for each stage; nothing where nothing was measured.
+    /// The table: the column names, then a row for each stage. Empty if no run was timed.
     pub rows: Vec<Vec<String>>,
 }
 
 impl Time {
-    /// Of these runs.
+    /// Builds the sentences and the table for these runs.
     pub fn of(reports: &[Report]) -> Time {
         let profiles: Vec<(&str, &ProfileRecord)> = reports
             .iter()
@@ -71,7 +71,7 @@ fn sentence(name: &str, ProfileRecord { measured, .. }: &ProfileRecord) -> Strin
     says + "."
 }
 
-/// What `of` finds of each run, for a step.
+/// A row of the table: for each run the sums that `of` selects, per step.
 fn row(name: String, profiles: &[&ProfileRecord], of: impl Fn(&ProfileRecord) -> Option<Sums>) -> Vec<String> {
     let mut cells = vec![name];
     let found: Vec<_> = profiles.iter().map(|profile| (of(profile), &profile.measured)).collect();

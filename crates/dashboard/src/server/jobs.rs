@@ -1,4 +1,4 @@
-//! Levels, from the page: what can be run, begin, stop, and the lines of a job.
+//! HTTP routes for benchmark jobs: list the jobs that can be started, start and stop one, read its output.
 
 use super::{Shared, answer, missing, number, words};
 use crate::jobs::Refusal;

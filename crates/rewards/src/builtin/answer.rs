@@ -1,8 +1,9 @@
-//! Where a completion marks its answer, and whether what stands around an answer takes it back: what all graders that
-//! look for an answer share. Knows nothing of what an answer is.
+//! Finds the text that a completion marks as its answer, and whether the words around an answer retract it. Shared by
+//! all graders that look for an answer; independent of what an answer is.
 //!
-//! A mark is `<answer>…</answer>` (or `<solution>`), a box, `####`, or words: "the answer is", "Answer:", "answer = ".
-//! Of tags and boxes the one counts that ends last, then the innermost in it; then `####`, then words.
+//! A mark is `<answer>…</answer>` (or `<solution>`), a box (`\boxed{…}`), `####`, or words: "the answer is", "Answer:",
+//! "answer = ". Tags and boxes come first: of several the one that ends last, and of nested ones the innermost. Then
+//! comes `####`, then words.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -14,22 +15,22 @@ use super::boxed::last_boxed;
 /// How an answer is marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
-    /// In tags or a box: both ends are marked.
+    /// The answer is in tags or a box, so both of its ends are marked.
     Closed,
-    /// After `####`.
+    /// The answer follows `####`.
     Hashes,
-    /// After words that announce it.
+    /// The answer follows words that announce it.
     Said,
 }
 
-/// A marked answer: its text continues to the end of the mark, or of the completion.
+/// A marked answer. Its text extends to the end of the mark, or of the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Marked<'t> {
     pub mark: Mark,
     pub text: &'t str,
 }
 
-/// What is in the last closed tags or box.
+/// The text inside the last closed tags or box.
 pub(super) fn closed(text: &str) -> Option<&str> {
     let mut inside = outermost(text)?;
     // Tags in boxes in tags: a few, since each is searched once more.
@@ -50,7 +51,7 @@ fn outermost(text: &str) -> Option<&str> {
     }
 }
 
-/// The inside of the last closed `<answer>` or `<solution>`, in any case of letters.
+/// The text inside the last closed `<answer>` or `<solution>`, in upper or lower case.
 fn last_tagged(text: &str) -> Option<&str> {
     static TAG: LazyLock<Regex> = LazyLock::new(|| regex(r"(?i)<(/?)(answer|solution)\s*>"));
     let (mut open, mut last) = (None, None);
@@ -68,12 +69,12 @@ fn last_tagged(text: &str) -> Option<&str> {
     last
 }
 
-/// What stands after the last `####`.
+/// The text after the last `####`.
 pub(super) fn hashed(text: &str) -> Option<&str> {
     text.rsplit_once("####").map(|(_, tail)| tail)
 }
 
-/// What stands after the last words that announce an answer, white space apart.
+/// The text after the last words that announce an answer, without leading white space.
 pub(super) fn said(text: &str) -> Option<&str> {
     static WORDS: LazyLock<Regex> = LazyLock::new(|| {
         regex(
@@ -84,7 +85,7 @@ pub(super) fn said(text: &str) -> Option<&str> {
     WORDS.find_iter(text).last().map(|words| &text[words.end()..])
 }
 
-/// The marked answer, if one is marked.
+/// The marked answer of a completion, if it marks one.
 pub(super) fn marked(text: &str) -> Option<Marked<'_>> {
     let of = |mark: Mark| move |text| Marked { mark, text };
     closed(text)
@@ -98,14 +99,14 @@ pub(super) fn first_line(text: &str) -> &str {
     text.trim_start().lines().next().unwrap_or_default()
 }
 
-/// The text with `{ or }` for `\text{ or }`: words in a formula are words.
+/// Replaces `\text{ or }` by `{ or }`, so that words in a formula are recognised as words.
 pub(super) fn bare_words(text: &str) -> Cow<'_, str> {
     static TEXT: LazyLock<Regex> = LazyLock::new(|| regex(r"\\(?:text\w*|mbox|mathrm)\s*\{"));
     TEXT.replace_all(text, "{")
 }
 
-/// Whether what stands just before an answer denies it, bounds it, or offers it beside another: "not", "cannot be",
-/// "less than", "≠", "either", "5 or". Another sentence does not.
+/// Whether the text just before an answer denies it, bounds it, or offers an alternative to it: "not", "cannot be",
+/// "less than", "≠", "either", "5 or". Earlier sentences do not count.
 pub(super) fn taken_back_before(before: &str) -> bool {
     static END: LazyLock<Regex> = LazyLock::new(|| {
         regex(
@@ -130,8 +131,8 @@ pub(super) fn taken_back_before(before: &str) -> bool {
     END.is_match(TAG.find(before).map_or(before, |tag| &before[..tag.start()]))
 }
 
-/// Whether what stands just behind an answer takes it back, or offers another: "is wrong", "is not", "or 43".
-/// `another` is what an alternative begins with.
+/// Whether the text just after an answer retracts it, or offers an alternative: "is wrong", "is not", "or 43".
+/// `another` is a pattern for the beginning of an alternative.
 pub(super) fn taken_back_behind(after: &str, another: &Regex) -> bool {
     static DENIAL: LazyLock<Regex> = LazyLock::new(|| {
         regex(
@@ -155,7 +156,7 @@ pub(super) fn taken_back_behind(after: &str, another: &Regex) -> bool {
         || OR.find(after).is_some_and(|or| another.is_match(&after[or.end()..]))
 }
 
-/// The end of a text, as far as one clause goes.
+/// The last clause of a text.
 fn tail(text: &str) -> &str {
     let mut start = text.len().saturating_sub(120);
     while !text.is_char_boundary(start) {
@@ -164,7 +165,7 @@ fn tail(text: &str) -> &str {
     &text[start..]
 }
 
-/// The beginning of a text, as far as one clause goes.
+/// The first clause of a text.
 fn head(text: &str) -> &str {
     let mut end = text.len().min(120);
     while !text.is_char_boundary(end) {
@@ -173,8 +174,7 @@ fn head(text: &str) -> &str {
     &text[..end]
 }
 
-/// The text with ASCII's digits and signs in the place of full-width and Arabic ones, and without characters that have
-/// no width.
+/// Replaces full-width and Arabic digits and signs by ASCII ones, and removes characters of zero width.
 pub(super) fn plain_digits(text: &str) -> Cow<'_, str> {
     if text.is_ascii() {
         return Cow::Borrowed(text);

@@ -1,14 +1,14 @@
-//! The boxes in which LaTeX, and models that learned from it, put a final answer. Knows nothing of what is in them.
+//! Finds the LaTeX box (`\boxed{…}`) in which models put a final answer. Independent of what the box contains.
 
 use std::ops::Range;
 
-/// The inside of the last box of a text whose braces are balanced: of `\boxed{…}` or `\fbox{…}`, with or without white
-/// space before the brace. Boxes in boxes count from where they begin, so the innermost is the last.
+/// The inside of the last box of a text whose braces are balanced: `\boxed{…}` or `\fbox{…}`, with or without white
+/// space before the brace. Boxes are ordered by where they begin, so of nested boxes the innermost is the last.
 ///
-/// Without braces (`\boxed 5`, `\boxed5$`) a box continues to the end of the formula, the sentence or the line, as in
-/// the MATH dataset, and is one only if mathematics or a single letter begins it: "put it in \boxed form" has none.
+/// A box without braces (`\boxed 5`, `\boxed5$`) extends to the end of the formula, the sentence or the line, as in the
+/// MATH dataset. It counts only if it begins with mathematics or a single letter: "put it in \boxed form" has no box.
 ///
-/// One pass forward: a completion of unclosed boxes alone is read once.
+/// Takes linear time: a completion that consists of unclosed boxes is read once.
 pub(super) fn last_boxed(text: &str) -> Option<&str> {
     let bytes = text.as_bytes();
     // Where the inside of its box begins, for each open brace that opens one.
@@ -63,7 +63,7 @@ pub(super) fn last_boxed(text: &str) -> Option<&str> {
     last.map(|inside| &text[inside])
 }
 
-/// The length of the command at the start of `text` if it makes a box.
+/// The length of the LaTeX command at the start of `text`, if that command makes a box.
 fn command(text: &str) -> Option<usize> {
     ["\\boxed", "\\fbox"].iter().find_map(|command| {
         let after = text.strip_prefix(command)?;
@@ -71,7 +71,7 @@ fn command(text: &str) -> Option<usize> {
     })
 }
 
-/// Whether a box without braces ends before `rest`. `outside`: all braces are closed that were opened in it.
+/// Whether a box without braces ends before `rest`. `outside`: all braces opened in the box are closed.
 fn ends_bare(rest: &[u8], outside: bool) -> bool {
     match rest[0] {
         b'$' | b'\n' => true,
@@ -82,7 +82,7 @@ fn ends_bare(rest: &[u8], outside: bool) -> bool {
     }
 }
 
-/// Whether what follows a box's command on its line may be its inside without braces.
+/// Whether the text after the command of a box, on the same line, can be the inside of a box without braces.
 fn begins_mathematics(after: &str) -> bool {
     let after = after.trim_start_matches([' ', '\t']).trim_start_matches(['(', '[', '+', '-', '\u{2212}', '.']);
     let mut chars = after.chars();
@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    /// Searched from each box to the end of the text, these would take hours.
+    /// Searching from each box to the end of this text would take hours.
     #[test]
     fn a_million_open_boxes_are_read_once() {
         for unit in ["\\boxed{", "\\boxed 5", "\\boxed  ", "\\fbox{\\boxed{5 ", "\\boxed{ { \\boxed x{"] {

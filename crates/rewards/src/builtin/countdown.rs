@@ -1,11 +1,12 @@
-//! `countdown`: 1 if the completion's expression uses exactly the given numbers and has the target's value, else 0.
+//! `countdown`: a reward of 1 if the completion's expression uses exactly the given numbers and equals the target, else
+//! 0.
 //!
-//! The expression is in the last `<answer>…</answer>` or `\boxed{}`, else after `####` or "Answer:", else the last
-//! line; of an equation it is the side that computes something. It may have whole numbers, `+ - * /` (also `×`, `÷`,
-//! `\times`, `\div`, `\frac`), signs and brackets; it is parsed and computed with exact fractions, never given to an
-//! interpreter. Each number is used once (with `use_all = false`: at most once), no other number is. `format_score` is
-//! what an expression of the right numbers is worth whose value is another. Knows no other operation: no power, no
-//! digits put together.
+//! The expression is in the last `<answer>…</answer>` or `\boxed{}`, else after `####` or "Answer:", else in the last
+//! line; of an equation it is the side that computes something. It may contain integers, `+ - * /` (also `×`, `÷`,
+//! `\times`, `\div`, `\frac`), signs and brackets. It is parsed and evaluated with exact fractions, never by an
+//! interpreter. Each given number must be used once (with `use_all = false`: at most once), and no other number may
+//! occur. An expression of the right numbers with a wrong value scores `format_score`. Powers and joined digits are not
+//! accepted.
 //!
 //! Task: Gandhi et al. 2024, "Stream of Search", <https://arxiv.org/abs/2404.03683>; TinyZero's reward.
 
@@ -21,10 +22,10 @@ use super::rational::Rational;
 use crate::batch::Verdict;
 use crate::{Error, Result};
 
-/// Brackets in brackets, at most.
+/// The deepest nesting of brackets.
 const MAX_DEPTH: usize = 50;
 
-/// How deep fractions may be nested.
+/// The deepest nesting of `\frac`.
 const MAX_FRACTIONS: usize = 10;
 
 /// The options of [`Countdown`].
@@ -33,11 +34,11 @@ const MAX_FRACTIONS: usize = 10;
 pub(crate) struct CountdownOptions {
     /// The dataset column with the numbers: a list, or a text such as `3, 7, 25`.
     pub numbers: String,
-    /// The dataset column with the target.
+    /// The dataset column with the target number.
     pub target: String,
-    /// Every number must be used.
+    /// Whether every number must be used.
     pub use_all: bool,
-    /// The score of the right numbers with the wrong value.
+    /// The score of an expression with the right numbers and a wrong value.
     pub format_score: f64,
 }
 
@@ -47,7 +48,7 @@ impl Default for CountdownOptions {
     }
 }
 
-/// The reward; see the module.
+/// The `countdown` reward; the header of `countdown.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Countdown {
     options: CountdownOptions,
@@ -123,7 +124,7 @@ fn whole_numbers(value: &Value) -> Option<Vec<i128>> {
     }
 }
 
-/// The expression of a completion and its value.
+/// The final expression of a completion, evaluated.
 fn answer(text: &str) -> Option<Computed> {
     let text = &*plain_digits(text);
     let marked =
@@ -141,9 +142,9 @@ fn answer(text: &str) -> Option<Computed> {
     Some(sides.find(|side| side.numbers.len() > 1).unwrap_or(first))
 }
 
-/// The expression in ASCII's signs, without what only marks it as mathematics or emphasizes it.
+/// Rewrites an expression with ASCII signs, without LaTeX and Markdown markup around it.
 fn plain(text: &str) -> String {
-    /// `\frac{3 + 4}{2}`, innermost first.
+    /// Matches an innermost `\frac{3 + 4}{2}`.
     static FRACTION: LazyLock<Regex> = LazyLock::new(|| regex(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"));
     let mut text = text.to_owned();
     for _ in 0..MAX_FRACTIONS {
@@ -194,7 +195,7 @@ fn plain(text: &str) -> String {
         .to_owned()
 }
 
-/// An expression's numbers, and its value unless it divides by zero.
+/// The numbers in an expression, and its value (`None` if it divides by zero).
 struct Computed {
     numbers: Vec<i128>,
     value: Option<Rational>,
@@ -221,7 +222,8 @@ struct Parser {
     numbers: Vec<i128>,
 }
 
-/// Each gives nothing for what is no expression, and no value where one is divided by zero.
+/// A recursive-descent parser. Each method returns `None` if the text is no expression, and `Some(None)` if it divides
+/// by zero.
 impl Parser {
     fn sign(&mut self, accepted: [char; 2]) -> Option<char> {
         let sign = self.signs.get(self.at).copied().filter(|sign| accepted.contains(sign))?;
@@ -387,7 +389,7 @@ mod tests {
         assert!(scores.problems[0].to_string().contains("\"one\" and 3"), "{}", scores.problems[0]);
     }
 
-    /// Every puzzle of the real dataset is found by a search, and what the search wrote is worth 1.
+    /// A search finds a solution of every puzzle of the real dataset, and each solution scores 1.
     #[test]
     fn solutions_of_the_real_puzzles_are_right() {
         let Some(file) = testing::shared("data/countdown/countdown_cd3_test.jsonl") else { return };
@@ -404,7 +406,7 @@ mod tests {
         assert_eq!(solved, 256);
     }
 
-    /// An expression of three numbers, found by trying all.
+    /// Searches for an expression of three numbers that equals `target`, trying all.
     fn search(numbers: &[i128], target: i128) -> Option<String> {
         let value = |text: &str| compute(text).and_then(|computed| computed.value)?.integer();
         let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];

@@ -1,8 +1,8 @@
-//! `exact_match`: 1 if the completion, or the part of it that it marks as its answer, is the answer, after the chosen
-//! normalisations, else 0.
+//! `exact_match`: a reward of 1 if the completion, or the part that it marks as its answer, equals the dataset's answer
+//! after the chosen normalisations, else 0.
 //!
-//! The answer column holds a text, a number or bool (as JSON writes it), or a list of accepted answers. `null` or an
-//! empty list gives `None` with a problem. Knows no synonyms and no mathematics.
+//! The answer column holds a string, a number or bool (compared as JSON writes it), or a list of accepted answers.
+//! `null` or an empty list gives `None` with a problem.
 
 use regex::Regex;
 use serde::Deserialize;
@@ -19,19 +19,19 @@ use crate::{Error, Result};
 pub(crate) struct ExactMatchOptions {
     /// The dataset column with the answer.
     pub column: String,
-    /// Cut white space from both ends (after extraction).
+    /// Whether white space is removed from both ends (after extraction).
     pub strip: bool,
-    /// Compare in lower case.
+    /// Whether texts are compared in lower case.
     pub ignore_case: bool,
-    /// Compare without ASCII punctuation.
+    /// Whether ASCII punctuation is ignored.
     pub ignore_punctuation: bool,
-    /// Each run of white space counts as one space.
+    /// Whether several consecutive white-space characters count as one space.
     pub collapse_whitespace: bool,
-    /// Compare only this part of the completion: the pattern's first group (or its whole match) at its last match;
-    /// without a match the score is 0.
+    /// A regular expression for the part of the completion that is compared: its first capture group (or the whole
+    /// match) at the last match. Without a match the score is 0.
     pub extract: Option<String>,
-    /// Without `extract`: a completion that marks its answer (`<answer>`, `\boxed{}`, `####`, "Answer:") may be it by
-    /// that part alone.
+    /// If `extract` is not set: whether the marked answer of a completion (`<answer>`, `\boxed{}`, `####`, "Answer:")
+    /// is also compared by itself.
     pub marked: bool,
 }
 
@@ -49,7 +49,7 @@ impl Default for ExactMatchOptions {
     }
 }
 
-/// The reward; see the module.
+/// The `exact_match` reward; the header of `exact_match.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct ExactMatch {
     options: ExactMatchOptions,
@@ -105,7 +105,7 @@ impl ExactMatch {
         if self.options.strip { text.trim().to_owned() } else { text }
     }
 
-    /// The parts of the completion that are compared: one of them must be the answer.
+    /// The parts of a completion that are compared; one of them must equal the answer.
     fn parts<'t>(&self, completion: &'t str) -> Vec<&'t str> {
         let Some(extract) = &self.extract else {
             let marked = marked(completion).filter(|_| self.options.marked);
@@ -120,7 +120,7 @@ impl ExactMatch {
     }
 }
 
-/// The accepted answers of a cell.
+/// The accepted answers in a cell of the dataset.
 fn accepted(answer: &Value) -> Vec<String> {
     match answer {
         Value::Null => Vec::new(),

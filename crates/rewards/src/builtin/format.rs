@@ -1,7 +1,7 @@
-//! `format`: 1 if the completion matches a regular expression, else 0.
+//! `format`: a reward of 1 if the completion matches a regular expression, else 0.
 //!
-//! Syntax of the `regex` crate: linear time whatever the completion, hence no look-around and no back-references.
-//! `(?s)` lets `.` match line feeds, `(?i)` ignores case. Knows nothing of what the pattern means.
+//! The syntax is that of the `regex` crate, which matches in linear time and so has no look-around and no
+//! back-references. `(?s)` lets `.` match line feeds, `(?i)` ignores case.
 
 use regex::Regex;
 use serde::Deserialize;
@@ -15,12 +15,12 @@ use crate::{Error, Result, Reward, RewardBatch, Scores};
 pub(crate) struct FormatOptions {
     /// The regular expression.
     pub pattern: String,
-    /// The whole completion must match, from its first character to its last; otherwise a match anywhere is enough.
+    /// Whether the pattern must match the whole completion; otherwise a match anywhere is enough.
     #[serde(default)]
     pub full: bool,
 }
 
-/// The reward; see the module.
+/// The `format` reward; the header of `format.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Format {
     name: String,
@@ -47,7 +47,8 @@ impl Builtin for Format {
     }
 }
 
-/// In `(?x)` mode a trailing comment would swallow the wrapping's parenthesis.
+/// A line feed if the pattern may be in `(?x)` mode, where a trailing comment would swallow the closing parenthesis
+/// added after it.
 fn line_feed_if_comments(pattern: &str) -> &'static str {
     if pattern.contains("(?") && pattern.contains('#') { "\n" } else { "" }
 }

@@ -1,5 +1,5 @@
-//! What graders have in common: they compare a completion with `N` columns of its row in the dataset, usually with one,
-//! the answer. Knows no form of an answer.
+//! The common part of graders, which compare a completion with `N` columns of its dataset row; usually with one, the
+//! answer.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -8,33 +8,34 @@ use super::Builtin;
 use crate::batch::Verdict;
 use crate::{Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 
-/// How a reward compares a completion with its row.
+/// A reward that compares a completion with cells of its dataset row.
 pub(crate) trait Grader<const N: usize>: Sized + Send + 'static {
-    /// What a configuration calls it.
+    /// The name of this kind of reward in a configuration.
     const KIND: &'static str;
-    /// The option that stands after the colon of the short form; `None` if there is none.
+    /// The option that is set by the text after the colon of the short form; `None` if there is no short form with a
+    /// colon.
     const MAIN_OPTION: Option<&'static str> = Some("column");
-    /// What its table may hold beside `kind` and `name`.
+    /// The options that the reward's table may have beside `kind` and `name`.
     type Options: DeserializeOwned;
 
     fn build(options: Self::Options) -> Result<Self>;
 
-    /// The names of the columns.
+    /// The names of the dataset columns that are compared.
     fn columns(&self) -> [&str; N];
 
-    /// What a completion is worth, given the cells of its row; `None` where they cannot be read.
+    /// Grades a completion, given the cells of its row; `None` if the cells cannot be read.
     fn grade(&self, cells: [&Value; N], completion: &str) -> Option<Verdict>;
 
-    /// What is wrong with cells that cannot be read, and the cells, where showing them says more.
+    /// Explains what is wrong with cells that cannot be read, and shows the cells where that helps.
     fn unread(&self, cells: [&Value; N]) -> (String, Option<String>);
 
-    /// The scores of a batch, for the reward that is called `name`.
+    /// The scores of a batch, for a reward with the name `name`.
     fn score(&self, name: &str, batch: &RewardBatch<'_>) -> Scores {
         score_rows(self, name, batch, |cells, completion| self.grade(cells, completion))
     }
 }
 
-/// The scores that `grade` gives, and of the rows that cannot be read a problem, with the first of them as example.
+/// The scores from `grade`, with one problem for all rows that cannot be read; the first of them is its example.
 pub(super) fn score_rows<G: Grader<N>, const N: usize>(
     grader: &G,
     name: &str,
@@ -61,7 +62,7 @@ pub(super) fn score_rows<G: Grader<N>, const N: usize>(
     scores
 }
 
-/// A grader as a reward with a name.
+/// A grader with the name of its reward.
 #[derive(Debug)]
 pub(crate) struct Graded<G, const N: usize> {
     name: String,
@@ -96,7 +97,7 @@ impl<G: Grader<N>, const N: usize> Reward for Graded<G, N> {
     }
 }
 
-/// The scores of completions beside columns.
+/// The scores of completions, for tests, given the dataset columns.
 #[cfg(test)]
 pub(super) fn scores<G: Grader<N>, const N: usize>(
     grader: &G,

@@ -1,10 +1,10 @@
-//! `gsm8k`: 1 if the completion's final number equals the answer's, else 0.
+//! `gsm8k`: a reward of 1 if the completion's final number equals the answer's, else 0.
 //!
 //! The answer column holds GSM8K's solution text, whose number follows `####`, or just the number. The completion's
 //! number is the one after its last `####`; else the one in its last `<answer>` or `\boxed{…}`; else (unless `strict`)
-//! the one after "answer is", or the last in it. What is around it must not take it back (`not 42`, `42 or 43`,
-//! `42:00`). Numbers are compared exactly, never as floats: `1,000.50`, `$1000.5`, `1000.5 %`, `2001/2` and `1.0005e3`
-//! are equal. A row whose answer has no number gives `None` with a problem. Knows no other mathematics.
+//! the one after "answer is", or the last number of the text. The words around a number must not retract it (`not 42`,
+//! `42 or 43`, `42:00`). Numbers are compared exactly, never as floats: `1,000.50`, `$1000.5`, `1000.5 %`, `2001/2` and
+//! `1.0005e3` are equal. A row whose answer has no number gives `None` with a problem.
 //!
 //! Dataset: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems", <https://arxiv.org/abs/2110.14168>.
 
@@ -26,7 +26,7 @@ use crate::batch::Verdict;
 pub(crate) struct Gsm8kOptions {
     /// The dataset column with the answer.
     pub column: String,
-    /// Accept only a number after `####`, in `<answer>` or in `\boxed{}`, not just any last number.
+    /// Whether only a number after `####`, in `<answer>` or in `\boxed{}` is accepted, and not any last number.
     pub strict: bool,
 }
 
@@ -36,7 +36,7 @@ impl Default for Gsm8kOptions {
     }
 }
 
-/// The reward; see the module.
+/// The `gsm8k` reward; the header of `gsm8k.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Gsm8k {
     options: Gsm8kOptions,
@@ -79,7 +79,7 @@ pub(super) fn gold(answer: &Value) -> Option<Number> {
     }
 }
 
-/// The final number of a completion, if it has one. `strict`: only where it is marked, and not by words alone.
+/// The final number of a completion, if it has one. With `strict` it must be marked by `####`, `<answer>` or a box.
 pub fn answer_of(completion: &str, strict: bool) -> Option<Number> {
     let text = &*plain_digits(completion);
     let (hashes, closed) = (hashed(text), closed(text));
@@ -94,18 +94,18 @@ pub fn answer_of(completion: &str, strict: bool) -> Option<Number> {
     }
 }
 
-/// The number in `text` if there is exactly one (beside units and signs of currency), or one on a side of `=`.
+/// The number in `text` if it has exactly one (besides units and currency signs), or one on a side of `=`.
 pub(super) fn only_number(text: &str) -> Option<Number> {
     number_of_sides(&plain_numbers(text), true)
 }
 
-/// The text with numbers as they are written without LaTeX, which has `1{,}000` or `1\,000` for thousands.
+/// The text with numbers in plain notation: LaTeX writes `1{,}000` or `1\,000` for a thousand.
 fn plain_numbers(text: &str) -> String {
     let plain = plain_digits(text).replace("{,}", ",").replace("\\,", "").replace("\\!", "");
     latex_fractions(&plain).into_owned()
 }
 
-/// The first number of a line, up to its explanation.
+/// The first number of a line; the search ends where an explanation begins.
 fn first_number(line: &str) -> Option<Number> {
     static EXPLANATION: LazyLock<Regex> =
         LazyLock::new(|| regex(r"(?i)\b(?:because|since|so|which|where|given|as)\b|[;(]|,\s+[a-z]|\.\s"));
@@ -123,7 +123,8 @@ fn begins_with_number(line: &str) -> bool {
     line.trim_start_matches(decoration).starts_with(|c: char| c.is_ascii_digit() || c == '.')
 }
 
-/// The number of the last side of `=`, or else of the first: its first, or `only` if it has no other.
+/// The number on the last side of an equation, else on the first side: the first number of that side, which with `only`
+/// must be its only one.
 fn number_of_sides(text: &str, only: bool) -> Option<Number> {
     let all: Vec<Group> = groups(text).collect();
     let last = text.rfind('=').map_or(0, |at| at + 1);
@@ -137,7 +138,7 @@ fn number_of_sides(text: &str, only: bool) -> Option<Number> {
     })
 }
 
-/// The last number of a text if nothing takes it back. Said twice, it may be an alternative to itself.
+/// The last number of a text, unless the words around it retract it. "42 or 42" counts as 42.
 fn last_number(text: &str) -> Option<Number> {
     let (mut before, mut last): (Option<Group>, Option<Group>) = (None, None);
     for group in groups(text) {
@@ -153,10 +154,11 @@ fn last_number(text: &str) -> Option<Number> {
     if stands(text, &last) { last.value } else { None }
 }
 
-/// Whether what stands around a number leaves it the number that is meant: not `6*7`, `42^2`, `42 and 43`, nor what
-/// [`is_meant`] refuses.
+/// Whether the text around a number leaves it a complete answer: not in `6*7`, `42^2`, `42 and 43`, nor where
+/// [`is_meant`] is false.
 fn stands(text: &str, group: &Group) -> bool {
-    /// What continues with the number: a time, a power, an operation, a list, a range.
+    /// Matches text after a number that makes it part of something longer: a time, a power, an operation, a list, a
+    /// range.
     static GOES_ON: LazyLock<Regex> = LazyLock::new(|| {
         regex(
             r"(?x) ^:\d | ^[\^_½⅓⅔¼¾] | ^\{?\}?\s*(?:\\pi|\\sqrt|\\times|\\cdot|\\div|\\pm|[π√±×÷]) | ^\s+\d
@@ -227,7 +229,7 @@ mod tests {
         assert_eq!(answer_of("it is \\boxed{5}", true), number("5"));
     }
 
-    /// Written otherwise, marked otherwise, or taken back.
+    /// Numbers in other notations, with other marks, or retracted.
     #[test]
     fn a_number_is_what_a_user_takes_for_it() {
         for (text, expected) in [
@@ -349,7 +351,7 @@ mod tests {
         assert_eq!(scores.problems[0].rows, 1);
     }
 
-    /// The answers of the real dataset all have a number, and a solution is right by its own answer.
+    /// Every answer of the real dataset has a number, and each reference solution scores 1 by its own answer.
     #[test]
     fn scores_the_real_data_set() {
         let Some(file) = testing::shared("data/gsm8k/test.jsonl") else { return };
@@ -366,8 +368,8 @@ mod tests {
         assert!(found > 1200.0, "{found}");
     }
 
-    /// Of the solutions that four models wrote, exactly those are right that the dataset's authors counted. They end in
-    /// `A: 18`.
+    /// Of the solutions that four models wrote, exactly those score 1 that the dataset's authors counted as right. They
+    /// end in `A: 18`.
     #[test]
     fn counts_the_published_solutions_as_their_authors_did() {
         let Some(file) = testing::shared("data/gsm8k/example_model_solutions.jsonl") else { return };

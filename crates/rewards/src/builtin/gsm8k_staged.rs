@@ -1,16 +1,15 @@
-//! `gsm8k_staged`: GSM8K in stages, for models that do not know the form yet: points for the form, for each of its
-//! tags, and for how close the number is.
+//! `gsm8k_staged`: a reward for GSM8K with partial credit, for models that do not know the output format yet: points
+//! for the format, for each of its tags, and for how close the number is.
 //!
-//! The form is `<start_working_out>…<end_working_out><SOLUTION>…</SOLUTION>` (the names are options). A completion gets
-//! 1. +3 if it has the form to its end, whatever stands before it;
-//! 2. +0.5 for each of the four tags that it has exactly once, else −0.5 for it;
-//! 3. for what stands between the solution tags (or in another mark: `<answer>`, a box, after `####`), against the
-//!    number of the answer column: 5 if it is written the same,
-//!    3.5 if it is the same number (spaces, `$`, `18.0`), 2 within 10 %, 1.5 within 20 %, −2.5 for another number, and
-//!    −4.5 for what is not a number, or where nothing is.
+//! The format is `<start_working_out>…<end_working_out><SOLUTION>…</SOLUTION>` (the tags are options). A completion
+//! gets
+//! 1. +3 if it ends with the whole format, whatever comes before;
+//! 2. +0.5 for each of the four tags that occurs exactly once, −0.5 for each other tag;
+//! 3. points for the text between the solution tags (or in another mark: `<answer>`, a box, after `####`), compared
+//!    with the number in the answer column: 5 if it is written the same, 3.5 if it is the same number (spaces, `$`,
+//!    `18.0`), 2 within 10 %, 1.5 within 20 %, −2.5 for another number, and −4.5 if it is no number or missing.
 //!
-//! Commas of thousands are no part of how a number is written: with Python's `float`, which knows none, `1,000` counted
-//! as no number at all. Knows no other mathematics than decimals.
+//! Commas between thousands are ignored. Python's `float`, which reads no commas, would treat `1,000` as no number.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -22,7 +21,7 @@ use super::number::Number;
 use crate::batch::Verdict;
 use crate::{Error, Result, RewardBatch, Scores};
 
-/// Where no number stands between the tags.
+/// The points for a text between the solution tags that is no number.
 const NO_NUMBER: f64 = -4.5;
 
 /// The options of [`Staged`].
@@ -31,13 +30,13 @@ const NO_NUMBER: f64 = -4.5;
 pub(crate) struct StagedOptions {
     /// The dataset column with the answer.
     pub column: String,
-    /// What opens the reasoning.
+    /// The tag that opens the reasoning.
     pub reasoning_start: String,
-    /// What closes it.
+    /// The tag that closes the reasoning.
     pub reasoning_end: String,
-    /// What opens the solution.
+    /// The tag that opens the solution.
     pub solution_start: String,
-    /// What closes it.
+    /// The tag that closes the solution.
     pub solution_end: String,
 }
 
@@ -53,7 +52,7 @@ impl Default for StagedOptions {
     }
 }
 
-/// The reward; see the module.
+/// The `gsm8k_staged` reward; the header of `gsm8k_staged.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Staged {
     options: StagedOptions,
@@ -87,7 +86,7 @@ impl Grader<1> for Staged {
         (format!("no number in column `{}`", self.options.column), None)
     }
 
-    /// With a column for each stage.
+    /// Scores a batch, and adds a column with the points of each stage to the completions table.
     fn score(&self, name: &str, batch: &RewardBatch<'_>) -> Scores {
         let mut stages: [Vec<Value>; 3] = Default::default();
         let mut scores = score_rows(self, name, batch, |[answer], completion| {
@@ -110,7 +109,7 @@ impl Staged {
         [reasoning_start, reasoning_end, solution_start, solution_end]
     }
 
-    /// The solution of a completion that has the form.
+    /// The solution of a completion that ends with the whole format.
     fn formed<'t>(&self, text: &'t str) -> Option<&'t str> {
         let [start, end, open, close] = self.tags();
         let (_, rest) = text.split_once(start)?;
@@ -120,14 +119,15 @@ impl Staged {
         (rest.trim().is_empty() && !solution.trim().is_empty()).then_some(solution)
     }
 
-    /// What stands between the solution tags, the form aside; else what is in `<answer>`, in a box, or after `####`.
+    /// The text between the solution tags, even if the rest of the format is missing; else the text in `<answer>`, in a
+    /// box, or after `####`.
     fn solution<'t>(&self, text: &'t str) -> Option<&'t str> {
         let tagged = text.rsplit_once(&self.options.solution_start);
         let tagged = tagged.and_then(|(_, rest)| Some(rest.split_once(&self.options.solution_end)?.0));
         tagged.or_else(|| closed(text)).or_else(|| hashed(text).map(first_line))
     }
 
-    /// The points for form, tags and answer.
+    /// The points of a completion for format, tags and answer.
     fn points(&self, text: &str, gold: &Number) -> [f64; 3] {
         let form = if self.formed(text).is_some() { 3.0 } else { 0.0 };
         let tag = |tag: &str| if text.matches(tag).count() == 1 { 0.5 } else { -0.5 };

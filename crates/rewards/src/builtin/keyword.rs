@@ -1,12 +1,12 @@
-//! `keyword`: whether words occur in a completion: 1 if any of them does, or all (`match = "all"`), or the share of
-//! them that does (`match = "share"`). With `whole_words` (the default) "art" is not in "start". Knows no grammar.
+//! `keyword`: a reward for words that occur in a completion: 1 if any of them does, or all (`match = "all"`), or the
+//! share of them that does (`match = "share"`). With `whole_words` (the default), "art" does not occur in "start".
 
 use serde::Deserialize;
 
 use super::Builtin;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 
-/// One word or several.
+/// The words to look for: one text or several.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Words {
@@ -14,7 +14,7 @@ pub(crate) enum Words {
     Several(Vec<String>),
 }
 
-/// How many of them count.
+/// How many of the words must occur.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Match {
@@ -28,15 +28,15 @@ pub(crate) enum Match {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeywordOptions {
-    /// A text, or a list of texts.
+    /// The words to look for: a text, or a list of texts.
     pub words: Words,
-    /// Any, all or the share of them.
+    /// Whether any or all words must occur, or the share of them is the score.
     #[serde(default, rename = "match")]
     pub which: Match,
-    /// Letters count as equal in either case.
+    /// Whether upper and lower case letters count as equal.
     #[serde(default)]
     pub ignore_case: bool,
-    /// No letter or digit stands beside an occurrence.
+    /// Whether an occurrence must have no letter or digit beside it.
     #[serde(default = "yes")]
     pub whole_words: bool,
 }
@@ -45,7 +45,7 @@ fn yes() -> bool {
     true
 }
 
-/// The reward; see the module.
+/// The `keyword` reward; the header of `keyword.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Keyword {
     name: String,

@@ -1,8 +1,9 @@
-//! `length`: a score for how long a completion is, in tokens or characters.
+//! `length`: a reward for the length n of a completion, in tokens or characters.
 //!
-//! With `target` t: 1 − |n − t| / t, at least 0 — best at t, falling linearly to 0 at length 0 and at 2t. With `max`
-//! L and `margin` c: the soft overlong punishment of DAPO (Yu et al. 2025, <https://arxiv.org/abs/2503.14476>,
-//! equation 13): 0 for n ≤ L − c, then (L − c − n) / c, and −1 for n > L. Exactly one of the two is given.
+//! With `target` t the score is 1 − |n − t| / t, but at least 0: best at n = t, falling linearly to 0 at n = 0 and n =
+//! 2t. With `max` L and `margin` c it is the soft overlong punishment of DAPO (Yu et al. 2025,
+//! <https://arxiv.org/abs/2503.14476>, equation 13): 0 for n ≤ L − c, then (L − c − n) / c, and −1 for n > L. Exactly
+//! one of `target` and `max` must be set.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,14 +11,14 @@ use serde_json::Value;
 use super::Builtin;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 
-/// What is counted.
+/// The unit in which length is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Unit {
-    /// Token ids of the completion.
+    /// The number of token ids of the completion.
     #[default]
     Tokens,
-    /// Unicode scalar values of its text.
+    /// The number of Unicode scalar values of the completion's text.
     Chars,
 }
 
@@ -25,17 +26,17 @@ pub(crate) enum Unit {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct LengthOptions {
-    /// The best length.
+    /// The length with the best score.
     pub target: Option<u32>,
     /// The length above which the score is −1.
     pub max: Option<u32>,
-    /// With `max`: the length over which the punishment grows from 0 to −1.
+    /// With `max`: the range of lengths below it in which the score falls from 0 to −1.
     pub margin: u32,
-    /// Tokens (the default) or chars.
+    /// The unit of length: tokens (the default) or characters.
     pub unit: Unit,
 }
 
-/// The reward; see the module.
+/// The `length` reward; the header of `length.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Length {
     name: String,
@@ -75,7 +76,7 @@ impl Builtin for Length {
 }
 
 impl Rule {
-    /// The score of length `n`.
+    /// The score of a completion of length `n`.
     fn score(self, n: usize) -> f64 {
         let n = n as f64;
         match self {

@@ -1,4 +1,4 @@
-//! The rewards that come with the program: one file and one line of the table for each.
+//! The built-in rewards. Each has a file, and a row in the table [`BUILTIN`].
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -27,7 +27,7 @@ mod think_answer;
 mod unique_chars;
 mod units;
 
-/// Every built-in reward, in the order of the documentation.
+/// All built-in rewards, in the order of the documentation.
 pub(crate) const BUILTIN: &[Kind] = &[
     Kind::of::<Graded<gsm8k::Gsm8k, 1>>(),
     Kind::of::<Graded<gsm8k_staged::Staged, 1>>(),
@@ -45,28 +45,29 @@ pub(crate) const BUILTIN: &[Kind] = &[
     Kind::of::<Graded<exact_match::ExactMatch, 1>>(),
 ];
 
-/// A reward that is made of nothing but its options.
+/// A built-in reward, built from its name and options alone.
 pub(crate) trait Builtin: Reward + Sized + 'static {
-    /// What a configuration calls it.
+    /// The name of this kind of reward in a configuration.
     const KIND: &'static str;
-    /// The option that stands after the colon of the short form; `None` if there is none.
+    /// The option that is set by the text after the colon of the short form; `None` if there is no short form with a
+    /// colon.
     const MAIN_OPTION: Option<&'static str> = None;
-    /// What its table may hold beside `kind` and `name`.
+    /// The options that the reward's table may have beside `kind` and `name`.
     type Options: DeserializeOwned;
 
-    /// The value of the main option in the short form.
+    /// Converts the text after the colon of the short form to the value of the main option.
     fn main_value(text: &str) -> Value {
         text.into()
     }
 
-    /// The reward, logged as `name`.
+    /// Builds the reward with the name `name`, under which its scores are logged.
     fn build(name: String, options: Self::Options) -> Result<Self>;
 }
 
-/// Makes a reward of its name and its options.
+/// A function that builds a reward from its name and its options.
 type Build = fn(String, Map<String, Value>) -> Result<Box<dyn Reward>>;
 
-/// A row of [`BUILTIN`].
+/// A kind of built-in reward: a row of [`BUILTIN`].
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     pub name: &'static str,
@@ -86,7 +87,7 @@ impl Kind {
     }
 }
 
-/// The options of a kind, with serde's words for what is wrong (they name the known keys).
+/// Parses the options of a kind of reward. Errors are serde's, which name the known options.
 pub(crate) fn parse<T: DeserializeOwned>(kind: &str, options: Map<String, Value>) -> Result<T> {
     serde_json::from_value(Value::Object(options)).map_err(|e| Error::options(kind, e.to_string()))
 }
@@ -96,7 +97,7 @@ mod tests {
     use crate::{Columns, Content, NO_ANSWER, RewardBatch, build};
     use serde_json::{Value, json};
 
-    /// Each grader is asked about the right answer, a wrong one, none, and one beside a row that it cannot read.
+    /// Each grader scores the right answer, a wrong one, none, and an answer for a row that it cannot read.
     #[test]
     fn completions_without_an_answer_are_counted_apart_from_wrong_ones() {
         for (spec, answers, texts) in [

@@ -1,11 +1,11 @@
-//! `multiple_choice`: 1 if the completion chooses the answer's letter, else 0.
+//! `multiple_choice`: a reward of 1 if the completion chooses the answer's letter, else 0.
 //!
-//! The answer column holds a letter (`B`, `(b)`, `B. Paris`) or, as a number, the place of the choice from 0. The
-//! completion's choice is the letter in its last `<answer>` or `\boxed{}`, or after `####`; else what follows its last
-//! "answer is", "answer:" or "I choose"; else (unless `strict`) the completion itself if it ends or begins with a
-//! letter that stands alone, as `B`, `B)` or `(B)`. In running text only capitals count, and "A" and "I" only with a
-//! mark, since they are words. A choice that is denied ("not B", "B is wrong"), or one of several ("B or C"), is none.
-//! Knows no text of the choices.
+//! The answer column holds a letter (`B`, `(b)`, `B. Paris`) or the index of the choice as a number, from 0. The
+//! completion's choice is the letter in its last `<answer>` or `\boxed{}`, or after `####`; else the one after its last
+//! "answer is", "answer:" or "I choose"; else (unless `strict`) a letter that stands alone at the end or the beginning
+//! of the completion, as `B`, `B)` or `(B)`. In running text only capitals count, and "A" and "I" only with a mark,
+//! since they are words. A letter that is denied ("not B", "B is wrong"), or one of several ("B or C"), is no choice.
+//! The texts of the choices are not compared.
 
 use std::sync::LazyLock;
 
@@ -24,9 +24,10 @@ use crate::{Error, Result};
 pub(crate) struct MultipleChoiceOptions {
     /// The dataset column with the answer.
     pub column: String,
-    /// How many choices there are: letters from A on.
+    /// How many choices there are, as letters from A on.
     pub choices: usize,
-    /// Accept only a choice in `<answer>` or `\boxed{}`, or after `####`, "answer is", "answer:" or "I choose".
+    /// Whether only a choice in `<answer>` or `\boxed{}`, or after `####`, "answer is", "answer:" or "I choose" is
+    /// accepted.
     pub strict: bool,
 }
 
@@ -36,29 +37,30 @@ impl Default for MultipleChoiceOptions {
     }
 }
 
-/// The reward; see the module.
+/// The `multiple_choice` reward; the header of `multiple_choice.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct MultipleChoice {
     options: MultipleChoiceOptions,
-    /// A text that begins with a choice, whatever stands around it: of a dataset's answer.
+    /// Matches a dataset's answer that begins with a choice, with any text around the letter.
     alone: Regex,
-    /// What begins with a choice: the choice, and whether it is marked as one (`(B)`, `**B**`, `B)`).
+    /// Matches a choice at the beginning of a text, and shows whether the letter is marked as one (`(B)`, `**B**`,
+    /// `B)`).
     choice: Regex,
-    /// Another choice, behind "or".
+    /// Matches another choice after "or".
     another: Regex,
-    /// A choice at the end of a text.
+    /// Matches a choice at the end of a text.
     end: Regex,
-    /// The marks of a list of choices at the beginnings of lines.
+    /// Matches the letters that label choices at the beginnings of lines.
     listed: Regex,
 }
 
-/// What may stand around a letter.
+/// A pattern for signs and LaTeX commands that may stand before a letter.
 const OPENING: &str = concat!(
     r#"[\s*_$"'`“”‘’«»(\[{]*"#,
     r"(?:\\(?:\(|\[|(?:text|math)?(?:bf|rm|sf|it|tt|textbf|boxed|mbox)?\s*\{))*",
     r#"[\s*_$"'`“”‘’(\[{]*"#
 );
-/// Words between an announcement and the letter.
+/// A pattern for words between the announcement of an answer and its letter.
 const WORDS: &str = concat!(
     r"(?i:(?:\s|[:=]|(?:is|be|was|the|my|correct|right|best|final|answer|option|choice|letter",
     r"|clearly|definitely|simply|thus|so|therefore|hence|it|it's",
@@ -106,7 +108,7 @@ impl Grader<1> for MultipleChoice {
 }
 
 impl MultipleChoice {
-    /// The letter's place.
+    /// The index of the choice with this letter.
     fn place(&self, letter: &str) -> Option<usize> {
         let letter = letter.bytes().next()?.to_ascii_uppercase();
         Some(usize::from(letter.checked_sub(b'A')?)).filter(|place| *place < self.options.choices)
@@ -153,7 +155,8 @@ impl MultipleChoice {
         self.at_end(text).or_else(|| self.at_beginning(text))
     }
 
-    /// The choice that a marked text is, with what explains it behind; `capital`: in running text, where "a" is a word.
+    /// The choice at the beginning of a text, where an explanation may follow. With `capital` the text is running text,
+    /// in which a lower-case "a" is a word.
     fn begins(&self, text: &str, capital: bool) -> Option<usize> {
         let found = self.choice.captures(text)?;
         let (opening, letter, rest) = (&found["opening"], &found["letter"], &found["rest"]);
@@ -165,7 +168,7 @@ impl MultipleChoice {
         (stands && !word && (!lower || !capital || marked) && !self.takes_back(rest)).then(|| self.place(letter))?
     }
 
-    /// Whether what stands behind a choice denies it or offers another: "is wrong", "or C", ", C".
+    /// Whether the text after a choice denies it or offers another: "is wrong", "or C", ", C".
     fn takes_back(&self, rest: &str) -> bool {
         static JOINS: LazyLock<Regex> = LazyLock::new(|| {
             regex(r#"^[\s*_$"'`”’)\]{}\\]*(?:(?:,\s*)?\b(?:and|or)\b(?:\s+(?:maybe|perhaps|possibly))?|[,;/&|+])"#)
@@ -183,9 +186,9 @@ impl MultipleChoice {
         joined || taken_back_behind(rest, &self.another)
     }
 
-    /// The letter at the end of a text, or alone on its last line.
+    /// The choice at the end of a text, or alone on its last line.
     fn at_end(&self, text: &str) -> Option<usize> {
-        /// What a bare letter follows that is a choice: "vitamin C" is none.
+        /// Matches the text before a bare letter that is a choice; the letter in "vitamin C" is none.
         static FOLLOWS: LazyLock<Regex> = LazyLock::new(|| {
             regex(
                 r"(?ix) (?: ^ | \n | [:=→]  | [-=]> | [.!?;]
@@ -212,7 +215,7 @@ impl MultipleChoice {
         self.place(letter)
     }
 
-    /// The letter at the beginning of a text: `B`, `B) Paris`, `(B) Paris`, `**B**: Paris`, `Option B`.
+    /// The choice at the beginning of a text: `B`, `B) Paris`, `(B) Paris`, `**B**: Paris`, `Option B`.
     fn at_beginning(&self, text: &str) -> Option<usize> {
         let found = self.choice.captures(text)?;
         let (words, opening, letter, rest) = (
@@ -240,7 +243,7 @@ impl MultipleChoice {
         self.place(letter)
     }
 
-    /// Whether a text names three choices or more as a list does.
+    /// Whether a text lists three or more choices.
     fn lists(&self, text: &str) -> bool {
         static MARK: LazyLock<Regex> = LazyLock::new(|| regex(r"(?:^|\s)[(\[]?([A-Z])[)\].:](?:\s|$)"));
         let letters: std::collections::BTreeSet<&str> =
@@ -249,7 +252,7 @@ impl MultipleChoice {
     }
 }
 
-/// "A and", before a letter.
+/// Whether the text before a letter ends with another choice and "and", as "A and".
 fn ends_with_and(before: &str) -> bool {
     let words = before.trim_end_matches(|c: char| c.is_whitespace() || "([*_$\"'`".contains(c));
     words.to_lowercase().rsplit(|c: char| !c.is_alphabetic()).next() == Some("and")

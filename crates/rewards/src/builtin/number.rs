@@ -1,4 +1,5 @@
-//! Numbers in a text: decimals of any length, fractions, exponents, and what stands around them. Knows no answer.
+//! Finds numbers in a text: decimals of any length, fractions, exponents; and checks the text around them. Independent
+//! of what an answer is.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -8,13 +9,13 @@ use regex::Regex;
 use super::answer::{regex, taken_back_before, taken_back_behind};
 use super::rational::Rational;
 
-/// How a number begins, behind a word as "or".
+/// Matches the beginning of a number after a word such as "or".
 pub(super) static NUMBER: LazyLock<Regex> = LazyLock::new(|| regex(r"^[\s$*(\\]*[-\u{2212}]?\$?\.?\d"));
 
-/// Whether the number from `start` to `end` is by itself, and nothing takes it back: not `x42`, `42nd`, `42:00`,
-/// `42 or 43`, `not 42`, `42 is wrong`.
+/// Whether the number from byte `start` to `end` stands by itself, and the text around it does not retract it: not in
+/// `x42`, `42nd`, `42:00`, `42 or 43`, `not 42`, `42 is wrong`.
 pub(super) fn is_meant(text: &str, start: usize, end: usize) -> bool {
-    /// What makes another number of the one behind it.
+    /// Matches text before a number that makes it part of something longer.
     static BELONGS: LazyLock<Regex> = LazyLock::new(|| {
         regex(r"(?:\d:|[\^_√±]|[\^_]\{|\\(?:sqrt|log|ln|sin|cos|tan|pm)\s*(?:\[[^\]]*\])?\s*\{?|[-+*/\u{2212}]\s*\()$")
     });
@@ -37,28 +38,29 @@ pub(super) fn is_meant(text: &str, start: usize, end: usize) -> bool {
         || taken_back_behind(after, &NUMBER))
 }
 
-/// Whether letters may follow a number without a space: `5kg`, not `42nd`, `5k`, `3x`.
+/// Whether letters may follow a number without a space as a unit: `5kg` is allowed, `42nd`, `5k` and `3x` are not.
 fn is_unit(suffix: &str) -> bool {
     let known = || super::units::is_unit(suffix) || ["am", "pm"].contains(&suffix.to_lowercase().as_str());
     suffix.is_empty() || known() || suffix.chars().count() >= 3 && !super::units::never_unit(suffix)
 }
 
-/// `\frac{84}{2}` as `84/2`.
+/// Rewrites LaTeX fractions: `\frac{84}{2}` becomes `84/2`.
 pub(super) fn latex_fractions(text: &str) -> Cow<'_, str> {
     static FRACTION: LazyLock<Regex> =
         LazyLock::new(|| regex(r"\\[dt]?frac\s*(?:\{\s*(-?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}|\s*(\d)\s*(\d))"));
     FRACTION.replace_all(text, " $1$3/$2$4")
 }
 
-/// A number as it is written: with its exponent, its denominator, the whole number before a fraction.
+/// A number as it is written, with its exponent, its denominator, or the whole part of a mixed number.
 pub(super) struct Group {
-    /// None where it is divided by zero, or has no room.
+    /// The value; `None` if it divides by zero or does not fit.
     pub value: Option<Number>,
     pub start: usize,
     pub end: usize,
 }
 
-/// The numbers of a text in order: those of [`numbers`], of which `4.2e1`, `84/2` and `1 1/2` are one each.
+/// The numbers of a text in order, as [`numbers`] finds them, but with each of `4.2e1`, `84/2` and `1 1/2` as one
+/// number.
 pub(super) fn groups(text: &str) -> impl Iterator<Item = Group> + '_ {
     let mut rest = numbers(text).peekable();
     std::iter::from_fn(move || {
@@ -108,17 +110,18 @@ pub(super) fn groups(text: &str) -> impl Iterator<Item = Group> + '_ {
     })
 }
 
-/// A number found in a text.
+/// A decimal number found in a text.
 pub(super) struct Found {
     value: Decimal,
-    /// Byte offset of its sign or first digit.
+    /// Byte offset of the number's sign or first digit.
     pub start: usize,
-    /// Byte offset just after it.
+    /// Byte offset just after the number.
     pub end: usize,
 }
 
-/// All numbers of a text in order: digits with thousands commas and one decimal point, with a sign if the character
-/// before the sign is not part of a number or word (`5-3` is 5 and 3, `= -3` is −3). A `$` may stand between.
+/// All numbers of a text in order: digits with commas between thousands and one decimal point. A sign belongs to the
+/// number unless the character before the sign is part of a number or word (`5-3` is 5 and 3, `= -3` is −3). A `$` may
+/// stand between sign and digits.
 pub(super) fn numbers(text: &str) -> impl Iterator<Item = Found> + '_ {
     let bytes = text.as_bytes();
     let digit = move |i: usize| bytes.get(i).is_some_and(u8::is_ascii_digit);
@@ -153,7 +156,8 @@ pub(super) fn numbers(text: &str) -> impl Iterator<Item = Found> + '_ {
     })
 }
 
-/// Where the text before a number has a minus at its end that is a sign, and not an operator or a hyphen.
+/// The byte offset of a minus at the end of the text before a number, if that minus is a sign and not an operator or a
+/// hyphen.
 fn sign_before(before: &str) -> Option<usize> {
     let before = before.strip_suffix('$').unwrap_or(before);
     let before = before.strip_suffix('\\').unwrap_or(before);
@@ -164,7 +168,7 @@ fn sign_before(before: &str) -> Option<usize> {
     (!operator).then_some(rest.len())
 }
 
-/// A number: a decimal, or a fraction that is none.
+/// A number: a decimal, or a fraction that no decimal equals.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Number {
     Decimal(Decimal),
@@ -179,7 +183,7 @@ impl Number {
         }
     }
 
-    /// Decimal if it is one.
+    /// The number equal to a fraction; a decimal if possible.
     fn of(fraction: Rational) -> Number {
         let places = (0..=30).find_map(|places| {
             let scaled = fraction.mul(Rational::new(10i128.pow(places), 1)?)?.integer()?;
@@ -196,7 +200,7 @@ impl Number {
         Some(Number::of(self.rational()?.add(other.rational()?)?))
     }
 
-    /// Times ten to the power of `exponent`.
+    /// The number times ten to the power of `exponent`.
     fn shifted(&self, exponent: &str) -> Option<Number> {
         match self {
             Number::Decimal(decimal) => Decimal::parse(&format!("{decimal}e{exponent}")).map(Number::Decimal),
@@ -221,7 +225,8 @@ impl std::fmt::Display for Number {
     }
 }
 
-/// A decimal number in one canonical form, so that equality is exact: no leading or trailing zeros, no −0.
+/// A decimal number in one canonical form (no leading or trailing zeros, no −0), so that equal numbers have equal
+/// fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Decimal {
     negative: bool,

@@ -1,6 +1,6 @@
-//! Exact fractions of two `i128`; an operation whose result has no room gives none. Knows no text but decimals.
+//! Exact fractions of two `i128`. An operation whose result does not fit returns `None`.
 
-/// A fraction in lowest terms, its denominator above 0: equal numbers are equal fields.
+/// A fraction in lowest terms with a positive denominator, so that equal numbers have equal fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rational {
     numerator: i128,
@@ -8,7 +8,7 @@ pub(super) struct Rational {
 }
 
 impl Rational {
-    /// `numerator` / `denominator`; none for a denominator of 0.
+    /// The fraction `numerator` / `denominator`; `None` for a denominator of 0.
     pub fn new(numerator: i128, denominator: i128) -> Option<Rational> {
         let divisor = i128::try_from(gcd(numerator.unsigned_abs(), denominator.unsigned_abs())).ok()?;
         if denominator == 0 {
@@ -19,7 +19,7 @@ impl Rational {
         Some(Rational { numerator, denominator: (denominator / divisor).checked_mul(sign)? })
     }
 
-    /// A decimal number without sign: `12`, `.5`, `3.`, `2.50`.
+    /// Parses a decimal number without sign: `12`, `.5`, `3.`, `2.50`.
     pub fn decimal(text: &str) -> Option<Rational> {
         let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
         let fraction = fraction.trim_end_matches('0');
@@ -27,12 +27,12 @@ impl Rational {
         Rational::new(numerator, 10i128.checked_pow(u32::try_from(fraction.len()).ok()?)?)
     }
 
-    /// The number if it is whole.
+    /// The number as an integer, if it is one.
     pub fn integer(self) -> Option<i128> {
         (self.denominator == 1).then_some(self.numerator)
     }
 
-    /// Numerator and denominator.
+    /// The numerator and the denominator.
     pub fn parts(self) -> (i128, i128) {
         (self.numerator, self.denominator)
     }
@@ -63,14 +63,14 @@ impl Rational {
         self.mul(Rational::new(other.denominator, other.numerator)?)
     }
 
-    /// A whole power; 0⁰ is 1.
+    /// The fraction to an integer power; 0⁰ is 1.
     pub fn pow(self, exponent: i128) -> Option<Rational> {
         let power = u32::try_from(exponent.unsigned_abs()).ok()?;
         let (n, d) = (self.numerator.checked_pow(power)?, self.denominator.checked_pow(power)?);
         if exponent < 0 { Rational::new(d, n) } else { Rational::new(n, d) }
     }
 
-    /// The real root of that degree if it is a fraction; of a negative number, if the degree is odd.
+    /// The real root of the given degree, if it is a fraction; for a negative number the degree must be odd.
     pub fn root(self, degree: u32) -> Option<Rational> {
         if self.numerator < 0 && degree.is_multiple_of(2) {
             return None;

@@ -1,5 +1,5 @@
-//! `repetition`: a penalty for repeating oneself: −`weight` · (1 − distinct n-grams / n-grams), of words or tokens; 0
-//! for a completion that has no n-gram. Knows no meaning.
+//! `repetition`: a penalty for repeated text: −`weight` · (1 − distinct n-grams / n-grams), over words or tokens; 0 for
+//! a completion shorter than one n-gram.
 //!
 //! As in Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", <https://arxiv.org/abs/2502.03373>,
 //! appendix, and Open-R1's `repetition_penalty`.
@@ -12,11 +12,11 @@ use serde_json::Value;
 use super::Builtin;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 
-/// What n-grams are made of.
+/// The elements of an n-gram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Unit {
-    /// Between white space, in lower case.
+    /// Words: text between white space, in lower case.
     #[default]
     Words,
     /// Token ids.
@@ -27,11 +27,11 @@ pub(crate) enum Unit {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct RepetitionOptions {
-    /// Words or tokens that follow each other.
+    /// The n of n-grams: how many consecutive words or tokens make one.
     pub ngram: usize,
-    /// The punishment where all are the same.
+    /// The size of the penalty for a completion whose n-grams are all equal.
     pub weight: f64,
-    /// Words (the default) or tokens.
+    /// Whether n-grams are of words (the default) or tokens.
     pub unit: Unit,
 }
 
@@ -41,7 +41,7 @@ impl Default for RepetitionOptions {
     }
 }
 
-/// The reward; see the module.
+/// The `repetition` reward; the header of `repetition.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Repetition {
     name: String,

@@ -1,9 +1,9 @@
-//! `think_answer`: whether a completion is `<think>…</think>` and then `<answer>…</answer>`, as DeepSeek-R1's prompt
-//! asks.
+//! `think_answer`: a reward for the format `<think>…</think>` followed by `<answer>…</answer>`, which DeepSeek-R1's
+//! prompt asks for.
 //!
-//! 1 for exactly that: each tag once, in order, something in both, and nothing but white space before, between and
-//! after. Else, with `partial`, an eighth for each of the four tags that is there exactly once, so at most a half;
-//! without it 0. An empty answer, or one tag repeated, is never worth the whole. Knows nothing of what is answered.
+//! The score is 1 for exactly that format: each tag once, in order, text in both, and only white space before, between
+//! and after. Otherwise it is 0; with `partial`, 1/8 for each of the four tags that occurs exactly once, so at most
+//! 1/2. An empty answer or a repeated tag never scores 1. The content of the answer is not checked.
 //!
 //! Source: DeepSeek-AI 2025, "DeepSeek-R1", <https://arxiv.org/abs/2501.12948>, section 2.2.2.
 
@@ -20,7 +20,7 @@ pub(crate) struct ThinkAnswerOptions {
     pub think: String,
     /// The name of the second tag.
     pub answer: String,
-    /// Whether single tags are worth something.
+    /// Whether single tags score points.
     pub partial: bool,
     /// Whether the prompt ends with the first opening tag, so that the completion lacks it.
     pub think_in_prompt: bool,
@@ -32,11 +32,11 @@ impl Default for ThinkAnswerOptions {
     }
 }
 
-/// The reward; see the module.
+/// The `think_answer` reward; the header of `think_answer.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct ThinkAnswer {
     name: String,
-    /// `<think>`, `</think>`, `<answer>`, `</answer>`.
+    /// The four tags: `<think>`, `</think>`, `<answer>`, `</answer>`, with the configured names.
     tags: [String; 4],
     options: ThinkAnswerOptions,
 }
@@ -74,7 +74,7 @@ impl ThinkAnswer {
         if self.options.partial { once as f64 / 8.0 } else { 0.0 }
     }
 
-    /// What stands between the tags, if nothing stands outside.
+    /// The texts inside both pairs of tags, if there is only white space outside.
     fn parts<'t>(&self, text: &'t str) -> Option<[&'t str; 2]> {
         let [open, close, open_answer, close_answer] = &self.tags;
         let (thought, rest) = text.trim().strip_prefix(open)?.split_once(close)?;

@@ -1,5 +1,6 @@
-//! `unique_chars`: how many different characters a completion has — the small reward that is easy to raise and to see
-//! rise, for first runs. With `fraction`, divided by the completion's length in characters (0 for an empty one).
+//! `unique_chars`: a reward that counts the different characters of a completion. It is easy to raise, and so useful
+//! for first training runs. With `fraction` the count is divided by the completion's length in characters (0 for an
+//! empty completion).
 
 use std::collections::HashSet;
 
@@ -12,11 +13,11 @@ use crate::{Result, Reward, RewardBatch, Scores};
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct UniqueCharsOptions {
-    /// Divide by the number of characters.
+    /// Whether the count is divided by the number of characters.
     pub fraction: bool,
 }
 
-/// The reward; see the module.
+/// The `unique_chars` reward; the header of `unique_chars.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct UniqueChars {
     name: String,

@@ -1,6 +1,6 @@
-//! Names of units: an answer may leave its unit out, but not give another.
+//! Names of physical units. An answer may leave its unit out, but must not have a different one.
 
-/// Names of the same unit; the first stands for all.
+/// Groups of names for the same unit; the first name of each is the canonical one.
 const UNITS: [&[&str]; 29] = [
     &["cm", "centimeter", "centimeters", "centimetre", "centimetres"],
     &["mm", "millimeter", "millimeters"],
@@ -33,14 +33,14 @@ const UNITS: [&[&str]; 29] = [
     &["unit", "units"],
 ];
 
-/// The name that stands for all names of this unit.
+/// The canonical name of the unit that `name` means.
 pub(super) fn unit(name: &str) -> Option<&'static str> {
     let name = name.split('^').next().unwrap_or_default().trim().trim_end_matches('.').to_lowercase();
     let name = ["square ", "sq ", "cubic "].iter().find_map(|power| name.strip_prefix(power)).unwrap_or(&name);
     UNITS.iter().find(|names| names.contains(&name)).map(|names| names[0])
 }
 
-/// 2 of `cm^2` and "square cm", 3 of "cubic cm".
+/// The power in the name of a unit: 2 for `cm^2` and "square cm", 3 for "cubic cm".
 pub(super) fn power(name: &str) -> i128 {
     let words = name.trim().to_lowercase();
     let said = [("square ", 2), ("sq ", 2), ("sq. ", 2), ("cubic ", 3)];
@@ -53,7 +53,7 @@ pub(super) fn is_unit(name: &str) -> bool {
     unit(name).is_some()
 }
 
-/// Words after a number that are no unit, but change it or say of what kind an answer is.
+/// Words after a number that are not units, since they change the number or say what kind of answer it is.
 const NEVER_UNITS: [&str; 42] = [
     "wrong",
     "incorrect",
@@ -99,12 +99,12 @@ const NEVER_UNITS: [&str; 42] = [
     "root",
 ];
 
-/// Whether `name` has a word that no unit has: 5 million are not 5.
+/// Whether `name` contains a word that rules out a unit: 5 million is not 5.
 pub(super) fn never_unit(name: &str) -> bool {
     words(name).any(|word| NEVER_UNITS.contains(&word.as_str()))
 }
 
-/// Words before a number that leave it what it is.
+/// Words before a number that leave its meaning unchanged.
 const INTRODUCTIONS: [&str; 33] = [
     "a",
     "about",
@@ -141,7 +141,8 @@ const INTRODUCTIONS: [&str; 33] = [
     "we",
 ];
 
-/// Whether an answer may begin with `text`, as with "about" or "the area is"; not with "less than" or "not".
+/// Whether `text` may come before an answer without changing it, as "about" or "the area is", but not "less than" or
+/// "not".
 pub(super) fn introduces(text: &str) -> bool {
     let words: Vec<String> = words(text).collect();
     let says = text.trim_end().ends_with(':') || words.last().is_some_and(|word| word == "is" || word == "equals");

@@ -1,24 +1,24 @@
 //! `command`: your own reward in any language — a program that is kept alive and answers one line for each batch.
 //!
-//! To its standard input goes one line of JSON for each batch, with the names that TRL gives to a reward function:
+//! A batch is one line of JSON on the program's standard input, with the names that TRL gives to a reward function:
 //! `{"prompts": […], "completions": […], "completion_ids": […], "trainer_state": {"global_step": n}, "<column>": […],
-//! …}`; a prompt or completion is a string or a list of chat messages. On its standard output it answers with one
-//! line: `{"rewards": [number or null or bool, …]}` (in the place of a number also the scores of a completion's steps:
-//! docs/rewards.md), optionally with `"extra": {"<column>": […]}` for the completions table and `"metrics":
-//! {"<name>": number}`; or `{"error": "what is wrong"}`. Standard error is kept, and its last lines are shown
-//! when something fails.
+//! …}`. A prompt or completion is a string or a list of chat messages. The program answers with one line on its
+//! standard output: `{"rewards": [number or null or bool, …]}` (instead of a number also the scores of a completion's
+//! steps: docs/rewards.md), optionally with `"extra": {"<column>": […]}` for the completions table and `"metrics":
+//! {"<name>": number}`; or `{"error": "what is wrong"}`. Standard error is kept, and its last lines are shown when
+//! something fails.
 //!
-//! A batch that takes longer than `timeout_s`, a crash, a line that is not such an answer, a wrong number of scores
-//! or one that is not finite: the whole batch gets `None`, never 0, and a [`Problem`] says why. After a crash, a
-//! time-out or a line that is not JSON the program is started again for the next batch, at most `max_restarts` times
-//! without a good batch in between; the problem of the failure after that is fatal, and repeated for every later batch.
+//! If a batch takes longer than `timeout_s`, the program crashes, its line is not such an answer, or a score is
+//! missing, superfluous or not finite, then the whole batch gets `None`, never 0, and a [`Problem`] says why. After a
+//! crash, a time-out or a line that is not JSON the program is started again for the next batch, at most `max_restarts`
+//! times without a successful batch in between. The failure after that is fatal, and is reported for every later batch.
 //! The program runs in a process group of its own, which is killed when the reward is dropped.
 //!
-//! A batch is all completions of a generation, so that a program may compare any of them. With `by_group = true` it
-//! is one group (the completions of one prompt), asked about as soon as the last of them has ended, while others are
-//! still generated: for programs that take time and score a group by itself. Groups come in the order in which they
-//! end; `timeout_s` and the rest above then hold for each, and a metric is the mean over groups
-//! ([`Scores::of_groups`]). The program is the user's own and is *not* sandboxed. Knows nothing of what it computes.
+//! By default a batch is all completions of a generation batch, so the program may compare any of them. With `by_group
+//! = true` a batch is one group (the completions of one prompt), sent as soon as its last completion has ended, while
+//! other groups are still generated: for slow programs that score a group by itself. Groups are sent in the order in
+//! which they end; `timeout_s` and the rules above then apply to each group, and a metric is the mean over groups
+//! ([`Scores::of_groups`]). The program is the user's own and is *not* sandboxed.
 
 mod process;
 #[cfg(all(test, unix))]
@@ -39,15 +39,16 @@ use crate::{Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandOptions {
-    /// The program and its arguments: a list, or a text that is cut at white space ('…' and "…" keep it together).
+    /// The program and its arguments: a list, or one string that is split at white space ('…' and "…" keep a word
+    /// together).
     pub command: Words,
     /// Seconds that one batch may take.
     #[serde(default = "default_timeout_s")]
     pub timeout_s: f64,
-    /// How often the program may be started again without a good batch in between.
+    /// How often the program may be restarted without a successful batch in between.
     #[serde(default = "default_max_restarts")]
     pub max_restarts: u32,
-    /// Whether a batch is one group, scored while others are still generated.
+    /// Whether a batch is one group, scored while other groups are still generated.
     #[serde(default)]
     pub by_group: bool,
 }
@@ -77,7 +78,7 @@ impl From<&str> for Words {
 }
 
 impl Words {
-    /// The words; an error for an open quote or no word at all.
+    /// The command as a list of words; an error for an open quote or an empty command.
     pub(crate) fn split(self) -> Result<Vec<String>> {
         let words = match self {
             Words::List(words) => words,
@@ -91,7 +92,7 @@ impl Words {
     }
 }
 
-/// Cuts a line at white space outside of quotes; `None` if a quote is left open. Nothing else is special.
+/// Splits a line at white space outside of quotes; `None` if a quote is left open. No other character is special.
 fn split_line(line: &str) -> Option<Vec<String>> {
     let mut words: Vec<String> = Vec::new();
     let (mut quote, mut inside) = (None, false);
@@ -118,16 +119,17 @@ fn split_line(line: &str) -> Option<Vec<String>> {
     quote.is_none().then_some(words)
 }
 
-/// What goes over a program's pipes.
+/// The protocol spoken over a program's standard input and output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Dialect {
-    /// What the module says.
+    /// The protocol of reward programs, described in the header of `command`.
     Command,
-    /// Python's adapter is asked with the batch as it is, and says first that it can serve ([`crate::python`]).
+    /// The protocol of the Python adapter ([`crate::python`]): batches are sent unchanged, and the adapter's first line
+    /// says that it is ready.
     Python,
 }
 
-/// The reward; see the module.
+/// A reward that an external program computes; the header of `command` describes it.
 #[derive(Debug)]
 pub struct CommandReward {
     name: String,
@@ -136,21 +138,21 @@ pub struct CommandReward {
     timeout: Duration,
     max_restarts: u32,
     by_group: bool,
-    /// None after a failure, until the next batch.
+    /// The running program; `None` after a failure, until the next batch.
     process: Option<Process>,
     restarts_in_a_row: u32,
-    /// Why it is not started again.
+    /// Why the program is no longer restarted, once that is so.
     given_up: Option<String>,
     stop: Arc<AtomicBool>,
 }
 
 impl CommandReward {
-    /// Starts the program; one that is missing, not executable, or that ends at once is an error here.
+    /// Starts the program. A program that is missing, not executable, or that ends at once is an error here.
     pub fn new(name: String, options: CommandOptions) -> Result<Self> {
         Self::start(name, options, Dialect::Command, Arc::default())
     }
 
-    /// Starts a program that speaks this dialect.
+    /// Starts a program that speaks the protocol `dialect`.
     pub(crate) fn start(
         name: String,
         options: CommandOptions,
@@ -186,7 +188,7 @@ impl CommandReward {
         Ok(reward)
     }
 
-    /// Waits for Python's first line.
+    /// Waits for the ready line of the Python adapter.
     fn greet(&mut self, process: &mut Process) -> std::result::Result<(), Failure> {
         #[derive(Deserialize)]
         struct Greeting {
@@ -212,7 +214,7 @@ impl CommandReward {
         }
     }
 
-    /// The program, started again.
+    /// Starts the program again.
     fn restarted(&mut self) -> std::result::Result<Process, Failure> {
         self.restarts_in_a_row += 1;
         let started = Process::start(&self.words);
@@ -223,7 +225,7 @@ impl CommandReward {
         Ok(process)
     }
 
-    /// Why there is no line.
+    /// Explains why the program sent no line.
     fn silent(&self, process: &mut Process, silence: Silence, waited: Duration) -> Failure {
         use ProblemKind::{BadAnswer, Crashed, Failed, TimedOut};
         match silence {
@@ -237,7 +239,7 @@ impl CommandReward {
         }
     }
 
-    /// Sends a batch and reads the answer.
+    /// Sends a batch to the program and reads its answer.
     fn ask(&mut self, batch: &RewardBatch<'_>) -> std::result::Result<Scores, Failure> {
         let request = match self.dialect {
             Dialect::Command => protocol::request(batch)?,
@@ -306,7 +308,7 @@ impl Reward for CommandReward {
     }
 }
 
-/// Why a program could not be started, in words.
+/// Explains to the user why a program could not be started.
 fn explain(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::NotFound => "no such program (or its interpreter is missing)".to_owned(),
@@ -317,8 +319,8 @@ fn explain(error: &std::io::Error) -> String {
     }
 }
 
-/// `command` with its program, if that is given by its path, and its script as `absolute` has them; as a line if its
-/// words can stand in one. `None` if it is no command.
+/// The command with the path of its program (if given by a path) and of its script replaced by what `absolute` returns;
+/// as one string if its words allow it. `None` if it is not a valid command.
 pub(crate) fn map_paths<E>(
     command: Words,
     absolute: impl Fn(&str) -> std::result::Result<String, E>,
@@ -339,7 +341,7 @@ pub(crate) fn map_paths<E>(
     Ok(Some(if split_line(&line).as_ref() == Some(&words) { line.into() } else { words.into() }))
 }
 
-/// How a command is called, and its arguments: `my_reward` and `x` for `python3 path/my_reward.py x` and for
+/// The name of a command, and its arguments: `my_reward` and `x` for `python3 path/my_reward.py x` and for
 /// `./my_reward.sh x`.
 pub(crate) fn label(command: Words) -> Result<(String, String)> {
     let words = command.split()?;

@@ -1,9 +1,10 @@
-//! A child process that reads and writes lines: never blocks us, never outlives us. Knows no JSON.
+//! A child process that reads and writes lines. It never blocks this process and never outlives it. Independent of
+//! JSON.
 //!
 //! Three threads serve its pipes, so that a child that reads or writes nothing can only run into the caller's time
-//! limit; they end with the pipes. The child leads a process group of its own (Unix), so that whatever it started can
-//! be killed with it, and so that Ctrl-C at the terminal reaches only us. Where we are killed, a shell that waits for
-//! the end of a pipe kills the group.
+//! limit; the threads end with the pipes. The child leads a process group of its own (Unix), so that everything it
+//! started can be killed with it, and so that Ctrl-C at the terminal reaches only this process. If this process is
+//! killed, a guard shell that waits for the end of a pipe kills the child's group.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,21 +14,21 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How many of the last lines of standard error are kept, and how much of each.
+/// How many of the last lines of standard error are kept; `STDERR_LINE_BYTES` bounds each.
 const STDERR_LINES: usize = 20;
 const STDERR_LINE_BYTES: usize = 1_000;
-/// No answer is longer.
+/// The longest line that a child may answer with, in bytes.
 const MAX_LINE_BYTES: u64 = 256 << 20;
-/// How long a child may take to end by itself once its input is closed.
+/// How long a child may take to exit by itself once its input is closed.
 const GRACE: Duration = Duration::from_secs(1);
-/// How often a wait looks whether it is still wanted.
+/// How often a wait checks whether the caller asked to stop.
 const POLL: Duration = Duration::from_millis(50);
 
-/// The children that run, for [`end_programs`].
+/// The running children, for [`end_programs`].
 static RUNNING: Mutex<Running> = Mutex::new(Running { ids: Vec::new(), closed: false });
 
 struct Running {
-    /// None of them has been reaped, so each number is still that of its group.
+    /// Process ids of the children. None has been reaped, so each id is still that of its process group.
     ids: Vec<u32>,
     closed: bool,
 }
@@ -36,15 +37,15 @@ fn running() -> MutexGuard<'static, Running> {
     RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Kills every reward program of this process with its process group. No other can be started: it is for a process that
-/// ends at once, without dropping its rewards.
+/// Kills every reward program of this process with its process group, and lets no other start. For a process that is
+/// about to exit without dropping its rewards.
 pub fn end_programs() {
     let mut running = running();
     running.closed = true;
     running.ids.iter().for_each(|&id| kill_group(id));
 }
 
-/// An error means that nobody is left in the group.
+/// Kills a process group. An error means that the group has no process left.
 #[cfg(unix)]
 fn kill_group(id: u32) {
     if let Some(pid) = rustix::process::Pid::from_raw(id as i32) {
@@ -55,8 +56,8 @@ fn kill_group(id: u32) {
 #[cfg(not(unix))]
 fn kill_group(_: u32) {}
 
-/// A shell that kills a process group when the pipe to it is closed, as it is when this process ends in whatever way: a
-/// child that computes would not notice. There is none where there is no shell.
+/// Starts a shell that kills process group `group` when the pipe to the shell closes, as it does when this process ends
+/// for any reason. Without it a child that only computes would not notice. `None` where there is no shell.
 #[cfg(unix)]
 fn guard(group: u32) -> Option<Child> {
     let mut shell = Command::new("/bin/sh");
@@ -71,7 +72,7 @@ fn guard(_: u32) -> Option<Child> {
     None
 }
 
-/// Why there is no line.
+/// Why a child sent no line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Silence {
     TimedOut,
@@ -86,16 +87,16 @@ struct Stderr {
     ended: bool,
 }
 
-/// The running child.
+/// A running child process with its pipes.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
-    /// Kills the child's group once this process is gone.
+    /// The shell that kills the child's group once this process is gone.
     guard: Option<Child>,
-    /// To the thread that writes its input; None once closed.
+    /// Sends bytes to the thread that writes the child's input; `None` once closed.
     input: Option<Sender<Vec<u8>>>,
     output: Receiver<Result<Vec<u8>, Silence>>,
-    /// A line that was received but not asked for.
+    /// A line that was received before one was requested.
     unread: Option<Result<Vec<u8>, Silence>>,
     stderr: Arc<Mutex<Stderr>>,
     status: Option<ExitStatus>,
@@ -137,7 +138,7 @@ impl Process {
         Ok(Process { child, guard, input: Some(input), output, unread: None, stderr, status: None })
     }
 
-    /// Queues bytes for the child's input.
+    /// Queues a line for the child's input.
     pub(super) fn send(&mut self, line: Vec<u8>) {
         if let Some(input) = &self.input {
             // If the writer is gone, so is the child: reading says it.
@@ -145,7 +146,7 @@ impl Process {
         }
     }
 
-    /// Whether the child has written a line that nobody asked for (its end does not count).
+    /// Whether the child has written a line that was not requested (the end of its output does not count).
     pub(super) fn has_unread_line(&mut self) -> bool {
         if self.unread.is_none() {
             self.unread = self.output.try_recv().ok();
@@ -153,7 +154,7 @@ impl Process {
         matches!(self.unread, Some(Ok(_)))
     }
 
-    /// The next line of output, waited for until `deadline` or `stop`.
+    /// The next line of the child's output, waited for until `deadline`, or until `stop` is set.
     pub(super) fn line_until(&mut self, deadline: Instant, stop: &AtomicBool) -> Result<Vec<u8>, Silence> {
         if let Some(line) = self.unread.take() {
             return line;
@@ -170,7 +171,7 @@ impl Process {
         }
     }
 
-    /// Waits a while to see whether the child ends by itself; does not reap it, so that its group can still be killed.
+    /// Waits up to `time` for the child to exit; does not reap it, so that its group can still be killed.
     pub(super) fn exited_within(&mut self, time: Duration) -> bool {
         let deadline = Instant::now() + time;
         loop {
@@ -198,7 +199,7 @@ impl Process {
         self.status.is_some()
     }
 
-    /// Kills the child with all of its process group, and reaps it.
+    /// Kills the child and its whole process group, and reaps the child.
     fn kill(&mut self) {
         if self.status.is_some() {
             return;
@@ -214,7 +215,7 @@ impl Process {
         self.status = self.child.wait().ok();
     }
 
-    /// What became of a child that stopped answering, with its last words.
+    /// Describes how a child that stopped answering ended, with its last lines of standard error.
     pub(super) fn epitaph(&mut self) -> String {
         let by_itself = self.exited_within(Duration::from_secs(1));
         self.kill();
@@ -225,7 +226,7 @@ impl Process {
         self.with_stderr(message)
     }
 
-    /// `message`, and the last lines of standard error if there are any.
+    /// `message`, followed by the last lines of standard error if there are any.
     pub(super) fn with_stderr(&self, message: String) -> String {
         // What it wrote before it failed may still be in the pipe.
         let deadline = Instant::now() + Duration::from_millis(100);
@@ -246,7 +247,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// Closes the child's input, lets it end by itself for a moment, and kills what is left of its group.
+    /// Closes the child's input, gives it [`GRACE`] to exit by itself, and kills what is left of its group.
     fn drop(&mut self) {
         self.input = None;
         if self.unread.is_none() && self.status.is_none() {
@@ -256,7 +257,7 @@ impl Drop for Process {
     }
 }
 
-/// Sends each line that is not blank; ends with the stream, or after one that is too long.
+/// Sends each line of the stream that is not blank; ends with the stream, or after a line that is too long.
 fn read_lines(stream: impl Read, lines: &Sender<Result<Vec<u8>, Silence>>) {
     let mut stream = BufReader::new(stream);
     loop {

@@ -1,13 +1,13 @@
-//! `http`: a service that scores by POST requests: `"http://localhost:8000/score"`.
+//! `http`: a reward service that is called by POST requests: `"http://localhost:8000/score"`.
 //!
-//! A request's body is the JSON that a [`command`](crate::command) reads, its answer the JSON that one writes. By
-//! default a request has all completions of a generation, so that a service may compare any of them; with `batch_size`
-//! it has that many, in order, and `concurrency` requests are under way at once.
+//! The body of a request and of its response are the JSON that a [`command`](crate::command) program reads and writes.
+//! By default one request has all completions of a generation batch, so the service may compare any of them; with
+//! `batch_size` a request has that many completions, in order, and up to `concurrency` requests are in flight at once.
 //!
-//! No connection, one that breaks, no answer within `timeout_s`, and the statuses 5xx, 408 and 429: the request is made
-//! again, up to `retries` times, after `backoff_s`, twice that, four times that, … seconds, 30 at most. Any other
-//! status but 2xx, and an answer that is no such JSON or has another number of scores, is final. The completions of a
-//! request that failed get `None`, never 0, and a [`Problem`] says why. Knows nothing of what the service computes.
+//! A request is repeated if there is no connection, the connection breaks, no response comes within `timeout_s`, or the
+//! status is 5xx, 408 or 429: up to `retries` times, after `backoff_s`, twice that, four times that, … seconds, 30 at
+//! most. Any other status but 2xx is final, and so is a response that is not such JSON or has a wrong number of scores.
+//! The completions of a failed request get `None`, never 0, and a [`Problem`] says why.
 
 #[cfg(test)]
 mod tests;
@@ -24,16 +24,16 @@ use crate::protocol::{self, Failure};
 use crate::{Columns, Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 
 pub(crate) const KIND: &str = "http";
-/// No answer is longer.
+/// The longest response that is read, in bytes.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
-/// The longest pause between two requests.
+/// The longest pause before a request is repeated.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// How often a wait looks whether it is still wanted.
+/// How often a wait checks whether the scores are still wanted.
 const POLL: Duration = Duration::from_millis(50);
-/// Bytes of a bad answer that an error shows.
+/// How many bytes of a malformed response an error message shows.
 const SHOWN_BYTES: usize = 200;
 
-/// What a table may hold beside `kind` and `name`.
+/// The options of an `http` reward, beside `kind` and `name`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HttpOptions {
@@ -41,21 +41,21 @@ pub(crate) struct HttpOptions {
     /// Seconds that one request may take.
     #[serde(default = "crate::command::default_timeout_s")]
     timeout_s: f64,
-    /// How often a request is made again.
+    /// How often a failed request is repeated.
     #[serde(default = "default_retries")]
     retries: u32,
-    /// Seconds before it is made again for the first time.
+    /// Seconds before the first repetition of a failed request.
     #[serde(default = "default_backoff_s")]
     backoff_s: f64,
-    /// Completions of a request; not set: all.
+    /// Completions in one request; not set: all of the batch.
     batch_size: Option<usize>,
-    /// Requests at once.
+    /// How many requests are in flight at once.
     #[serde(default = "default_concurrency")]
     concurrency: usize,
-    /// Whether a batch is one group, scored while others are still generated.
+    /// Whether a batch is one group, scored while other groups are still generated.
     #[serde(default)]
     by_group: bool,
-    /// The environment's variable with a token, sent as `Authorization: Bearer`.
+    /// The environment variable that holds a token, sent as `Authorization: Bearer`.
     token_env: Option<String>,
 }
 
@@ -71,7 +71,7 @@ fn default_concurrency() -> usize {
     8
 }
 
-/// What makes requests, on any thread.
+/// Makes requests, on any thread.
 #[derive(Clone, Debug)]
 struct Client {
     agent: Agent,
@@ -82,7 +82,7 @@ struct Client {
     backoff: Duration,
 }
 
-/// The reward; see the module.
+/// A reward that an HTTP service computes; the header of `http` describes it.
 #[derive(Debug)]
 pub(crate) struct HttpReward {
     name: String,
@@ -94,7 +94,7 @@ pub(crate) struct HttpReward {
 }
 
 impl HttpReward {
-    /// Makes no request yet.
+    /// Builds the reward from its options, without making a request.
     pub(crate) fn new(name: String, options: HttpOptions) -> Result<Self> {
         let HttpOptions { url, timeout_s, retries, backoff_s, batch_size, concurrency, by_group, token_env } = options;
         let wrong = |message: String| Err(Error::options(KIND, message));
@@ -132,7 +132,7 @@ impl HttpReward {
         Ok(HttpReward { name, client, batch_size, concurrency, by_group, stop: Arc::default() })
     }
 
-    /// What is said of each of these requests' completions, in their order.
+    /// The scores, or the failure, of each request, in the order of the requests.
     fn ask(&self, requests: Vec<Request>) -> Vec<std::result::Result<Scores, Failure>> {
         let stopped = || Err((ProblemKind::Failed, "nobody waits for its answer any more".to_owned()));
         let mut outcomes: Vec<_> = requests.iter().map(|_| stopped()).collect();
@@ -159,7 +159,7 @@ impl HttpReward {
     }
 }
 
-/// A body, and how many tokens each of its completions has.
+/// The body of a request, and the number of tokens of each of its completions.
 struct Request {
     body: Vec<u8>,
     tokens: Vec<usize>,
@@ -185,7 +185,7 @@ impl Client {
         }
     }
 
-    /// Asks until there is an answer, or no hope of one.
+    /// Repeats a request until it has an answer or a failure is final.
     fn scores(&self, request: &Request, stop: &AtomicBool) -> std::result::Result<Scores, Failure> {
         let mut tries = 0;
         let answer = loop {
@@ -261,7 +261,7 @@ impl Client {
 }
 
 enum Refusal {
-    /// Another request may be answered.
+    /// The request failed, and repeating it may help.
     Again(Failure),
     Final(Failure),
 }

@@ -1,9 +1,9 @@
-//! `python`: a function of a file, called as TRL calls it: `"python:rewards.py:happy_reward"`.
+//! `python`: a reward that is a function in a Python file, called as TRL calls it: `"python:rewards.py:happy_reward"`.
 //!
-//! An interpreter is kept alive for each, which is asked as a [`command`](crate::command) is. What it runs is the file
-//! by which the Python package calls functions, too: it imports the user's file, makes TRL's keyword arguments of a
-//! batch, awaits what is async, and takes numbers from what the function gives. An exception is reported with its
-//! traceback and the row that it is about. Knows no Python beyond how an interpreter is started.
+//! Each such reward has a Python interpreter that stays alive and is driven like a [`command`](crate::command). The
+//! interpreter runs an adapter script, which the Python package uses too: the adapter imports the user's file, makes
+//! TRL's keyword arguments from a batch, awaits async functions, and reads numbers from the results. An exception is
+//! reported with its traceback and the row in which it occurred.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,19 +17,20 @@ use crate::{Error, Result};
 
 const KIND: &str = "python";
 
-/// What the interpreter runs; modules are not looked for in the working directory, but beside the function's file.
+/// The adapter script that the interpreter runs. Python looks for modules beside the function's file, not in the
+/// working directory.
 const ADAPTER: &str = concat!("import sys\nif sys.path[:1] == ['']: del sys.path[0]\n", include_str!("calling.py"));
 
-/// What a table may hold beside `kind` and `name`.
+/// The options of a `python` reward, beside `kind` and `name`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PythonOptions {
-    /// `FILE:FUNCTION`.
+    /// The file and the function: `FILE:FUNCTION`.
     python: String,
-    /// The interpreter, by name or path, and its arguments.
+    /// The Python interpreter, by name or path, and its arguments.
     #[serde(default = "default_interpreter")]
     interpreter: Words,
-    /// As a command's.
+    /// Seconds that one batch may take, as of a `command` reward.
     #[serde(default = "command::default_timeout_s")]
     timeout_s: f64,
     #[serde(default = "command::default_max_restarts")]
@@ -52,7 +53,8 @@ impl PythonOptions {
     }
 }
 
-/// Starts the interpreter, which imports the file: that may take as long as a batch, and no longer than until `stop`.
+/// Starts the interpreter, which imports the file. The start may take as long as a batch, and is abandoned once `stop`
+/// is set.
 pub(crate) fn build(name: String, options: PythonOptions, stop: &Arc<AtomicBool>) -> Result<CommandReward> {
     let (file, function) = options.place()?;
     if !Path::new(file).is_file() {
@@ -77,7 +79,7 @@ pub(crate) fn build(name: String, options: PythonOptions, stop: &Arc<AtomicBool>
     })
 }
 
-/// The options that hold paths, as `absolute` has them.
+/// The options with their paths replaced by what `absolute` returns.
 pub(crate) fn map_paths<E>(
     options: PythonOptions,
     absolute: impl Fn(&str) -> std::result::Result<String, E>,
@@ -93,7 +95,7 @@ pub(crate) fn map_paths<E>(
     Ok(mapped)
 }
 
-/// How it is called, as in TRL: by the function; and its file.
+/// The name of the reward, which is the function's as in TRL, and the file.
 pub(crate) fn label(options: &PythonOptions) -> Result<(String, String)> {
     let (file, function) = options.place()?;
     let stem = Path::new(file).file_stem().map(|stem| stem.to_string_lossy().into_owned());

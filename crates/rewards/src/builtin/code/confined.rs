@@ -1,10 +1,10 @@
-//! Isolation where user namespaces are not allowed: landlock for files, seccomp for the rest.
+//! Isolates programs where user namespaces are not allowed: landlock for files, seccomp for system calls.
 //!
-//! Both bind a thread and what it starts, so a thread of ours confines itself, starts the program and ends. The
-//! program may read and run the system's directories and its job, write nothing (or into one directory), open no
-//! socket, send no signal but to its own process group, and not leave that group, whose end is therefore its end. Less
-//! than namespaces: it sees that other processes and files exist (not what is in them), and shares the machine's
-//! process numbers.
+//! Both apply to a thread and everything that it starts. So a new thread confines itself, starts the program, and ends.
+//! The program may read and run the system's directories and the directory of its job, write nothing (or into one
+//! directory), open no socket, send signals only to its own process group, and not leave that group. Killing the group
+//! therefore ends all of it. This is weaker than namespaces: the program sees that other processes and files exist (not
+//! their contents), and shares the machine's process ids.
 
 use super::seccomp;
 use landlock::{
@@ -14,7 +14,7 @@ use std::io::{Error, Result};
 use std::path::Path;
 use std::process::{Child, Command};
 
-/// Starts `command` confined to this process group. It may read `job`, and write into `tmp`.
+/// Starts `command` confined to process group `group`. It may read the directory `job`, and write into `tmp`.
 pub fn spawn(command: &mut Command, job: &Path, tmp: Option<&Path>, group: i32) -> Result<Child> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -25,7 +25,7 @@ pub fn spawn(command: &mut Command, job: &Path, tmp: Option<&Path>, group: i32) 
     })
 }
 
-/// Confines this thread and what it starts, for good.
+/// Confines this thread and all processes that it starts, permanently.
 fn confine(job: &Path, tmp: Option<&Path>, group: i32) -> Result<()> {
     files(job, tmp).map_err(|error| Error::other(format!("landlock: {error}")))?;
     for filter in seccomp::in_group(group)? {

@@ -1,15 +1,15 @@
 //! A process group that is killed when this process ends.
 //!
-//! Its leader, a shell, reads a pipe whose other end this process alone holds. When the pipe ends, however this process
-//! ended, the leader kills the group. It ignores signals, as the group's members may signal all of it; as root it is
-//! another user's.
+//! The leader of the group is a shell that reads a pipe, and only this process holds the other end. When this process
+//! ends for any reason, the pipe closes, and the shell kills the group. The shell ignores signals, since the members of
+//! the group may signal all of it; when this process is root, the shell runs as another user than the members.
 
 use rustix::process::{Pid, Signal};
 use std::io::Result;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-/// A leader and its group, which are killed when it is dropped.
+/// The shell that leads a process group. Both are killed when this is dropped.
 pub struct Group(Child);
 
 impl Group {

@@ -1,8 +1,8 @@
-//! Languages as descriptors: how a source is compiled and run. Knows no test.
+//! Programming languages of the `code` reward: how a source is compiled and run.
 
 use serde::Deserialize;
 
-/// A language: one of those that come with the program by its name, or one's own as a table.
+/// The `language` option: the name of a built-in language, or a table that describes another.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum LanguageOption {
@@ -10,30 +10,31 @@ pub(super) enum LanguageOption {
     Own(Language),
 }
 
-/// How sources of a language become running programs. In commands `{source}` is the source's file and `{program}` the
-/// compiled one, which compiling writes and running reads.
+/// How sources of a language are compiled and run. In commands `{source}` stands for the source file and `{program}`
+/// for the compiled file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Language {
-    /// The file's name, as the compiler wants it.
+    /// The name of the source file, as the compiler expects it.
     pub file: String,
-    /// The compiler and its arguments; without, the source itself is run.
+    /// The compiler and its arguments; if empty, the source itself is run.
     #[serde(default)]
     pub compile: Vec<String>,
-    /// The program and its arguments.
+    /// The command that runs the program, with its arguments.
     pub run: Vec<String>,
-    /// How code blocks of it are marked.
+    /// The names that mark code blocks of this language in Markdown (`py`, `python`).
     #[serde(default)]
     pub fences: Vec<String>,
-    /// Address space that it needs whatever the program does, in MiB.
+    /// Address space that the language's runtime needs for any program, in MiB.
     #[serde(default)]
     pub base_memory_mb: u64,
-    /// A program that doubles the number it reads; none if nobody has written one.
+    /// Source of a program that doubles the number it reads, to check that the language works; `None` for a language of
+    /// the user.
     #[serde(skip)]
     pub probe: Option<&'static str>,
 }
 
-/// The languages that come with the program.
+/// The names of the built-in languages.
 pub(super) const NAMES: [&str; 6] = ["python", "ocaml", "rust", "c", "javascript", "shell"];
 
 pub(super) fn named(name: &str) -> Option<Language> {

@@ -1,10 +1,11 @@
-//! Watches how much memory the processes of a program use together and, where no limit of the kernel counts them
-//! alone, how many they are.
+//! Watches how much memory all processes of a program use together and, where no kernel limit covers the program alone,
+//! how many processes there are.
 //!
-//! Address space is limited per process (`RLIMIT_AS`), and some need much more of it than memory (V8). So the resident
-//! memory of all is added: private pages, what is swapped, page tables, the files of `/tmp` where that is memory, and
-//! the most that their sockets can hold. Memory that processes share counts once and whole, used or not: a child has
-//! none of its parent's in its resident set. Pages of files are not counted, as the kernel can drop them.
+//! The kernel limits address space per process (`RLIMIT_AS`), and some programs need much more address space than
+//! memory (V8). So the resident memory of all processes is added up: private pages, swapped pages, page tables, the
+//! files of `/tmp` where that is memory, and the most that their sockets can hold. Shared memory counts once and in
+//! full, used or not, since a child's resident set has none of its parent's. Pages of files are not counted, as the
+//! kernel can drop them.
 
 use rustix::process::{Pid, Signal};
 use std::collections::{HashMap, HashSet};
@@ -13,51 +14,51 @@ use std::path::Path;
 use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-/// As often as this, or as one looks with a twentieth of the time.
+/// The shortest time between two measurements. If a measurement takes long, the time between is 20 times that.
 const OFTEN: Duration = Duration::from_millis(10);
-/// But never less often.
+/// The longest time between two measurements.
 const AT_LEAST: Duration = Duration::from_millis(50);
-/// How often one looks once more, at processes that are stopped, if some ended while they were looked at: their memory
-/// may be another's by then.
+/// How often a measurement is repeated, with the processes stopped, if some ended during it: another process may have
+/// taken over their memory.
 const TRIES: usize = 3;
-/// What three looks in a row that find too much add up to.
+/// The suspicion at which the program counts as over its limit. Three measurements in a row above the limit reach it.
 const SURE: u32 = 12;
-/// Descriptors and shared memory are looked at less often.
+/// The time between two measurements of file descriptors and shared memory.
 const SELDOM: Duration = Duration::from_millis(50);
-/// The most that Linux lets a socket hold by default: twice `wmem_max`.
+/// The most bytes that Linux lets a socket hold by default: twice `wmem_max`.
 const SOCKET_BYTES: u64 = 2 * 212_992;
-/// A file of `/tmp` without its contents.
+/// The bytes counted for a file of `/tmp` beside its contents.
 const FILE_BYTES: u64 = 1024;
 
-/// Which processes are a program's.
+/// Which processes belong to a program.
 #[derive(Clone, Copy)]
 pub enum Members {
-    /// The processes of this process group, which none can leave.
+    /// The processes of this process group, which none of them can leave.
     Group(u32),
-    /// This one, and all that descend from it: in a namespace orphans do, too.
+    /// The process with this id and all its descendants. In a process namespace orphans are descendants, too.
     Tree(u32),
 }
 
-/// What a program has too much of.
+/// Which limit a program exceeds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Excess {
     Memory,
     Threads,
 }
 
-/// Watches a program.
+/// Watches the memory and threads of one program.
 pub struct Watch {
     members: Members,
     most: u64,
-    /// How many threads its processes may have together, if that is watched.
+    /// The most threads that the program's processes may have together, if that is watched.
     most_threads: Option<u64>,
-    /// Whether the last look found more.
+    /// Whether the last measurement found too many threads.
     crowded: bool,
-    /// The size of its `/tmp`, if that is memory.
+    /// The size of the program's `/tmp`, if it is kept in memory.
     tmp: Option<u64>,
     next: Instant,
     suspicion: u32,
-    /// Bytes of sockets and shared memory.
+    /// Bytes of sockets and shared memory at the last measurement.
     shared: u64,
     shared_at: Option<Instant>,
 }
@@ -70,7 +71,7 @@ impl Watch {
         Watch { members, most, most_threads, crowded, tmp, next, suspicion, shared, shared_at }
     }
 
-    /// The limit that the program exceeds, if it does. Looks only when it is time to.
+    /// The limit that the program exceeds, if any. Measures only when the next measurement is due.
     pub fn exceeds(&mut self) -> Option<Excess> {
         let start = Instant::now();
         if start < self.next {
@@ -125,7 +126,7 @@ impl Watch {
         (self.suspicion >= SURE).then_some(Excess::Memory)
     }
 
-    /// Without whoever holds the group.
+    /// The number of threads of these processes, without the shell that leads the group.
     fn threads(&self, found: &[Row]) -> u64 {
         let holder = match self.members {
             Members::Group(group) => Some(group),
@@ -134,8 +135,8 @@ impl Watch {
         found.iter().filter(|row| Some(row.process) != holder).map(|row| row.threads).sum()
     }
 
-    /// The process groups that the program's processes are in, and no other: none can make or join one. Bubblewrap, the
-    /// root of a tree, is in one that it shares with other programs'.
+    /// The process groups that contain only processes of the program, which cannot create or join another. The root of
+    /// a tree is bubblewrap, whose group is left out because other sandboxes share it.
     fn groups(&self, found: &[Row]) -> HashSet<u32> {
         match self.members {
             Members::Group(group) => HashSet::from([group]),
@@ -150,12 +151,12 @@ impl Watch {
     }
 }
 
-/// Process groups that are stopped until this is dropped: a program that forks and ends faster than one can look holds
-/// still. A signal to a group reaches all of it: the kernel begins a fork anew that it comes into.
+/// Process groups that are stopped (SIGSTOP) until this is dropped. A program that forks and exits faster than it can
+/// be measured is thus held still. The signal reaches the whole group: the kernel restarts a fork that it interrupts.
 #[derive(Default)]
 struct Stopped {
     groups: HashSet<u32>,
-    /// Processes of the groups that were sent the signal.
+    /// Process groups that were already sent the signal.
     done: HashSet<u32>,
 }
 
@@ -181,10 +182,10 @@ fn signal(group: u32, signal: Signal) {
     }
 }
 
-/// The processes of this machine, as of a moment ago: one table for all programs that run at once.
+/// The processes of this machine at a recent time. All running programs share this table.
 struct Table {
     rows: Vec<Row>,
-    /// Processes that started before this one, which therefore belong to no program.
+    /// Ids of processes that started before this process, which therefore belong to no program.
     older: HashSet<u32>,
     taken: Option<(Instant, Duration)>,
 }
@@ -195,7 +196,7 @@ struct Row {
     parent: u32,
     group: u32,
     threads: u64,
-    /// If it was read with the table.
+    /// Memory of the process in bytes, if it was read together with the table.
     memory: Option<u64>,
 }
 
@@ -203,7 +204,7 @@ static TABLE: LazyLock<Mutex<Table>> =
     LazyLock::new(|| Mutex::new(Table { rows: Vec::new(), older: HashSet::new(), taken: None }));
 
 impl Table {
-    /// The newest first; and whether some ended before it was known whose they were.
+    /// The program's processes, newest first; and whether some ended before they could be assigned to a program.
     fn members(&mut self, of: Members, anew: bool) -> (Vec<Row>, bool) {
         let fresh = |(at, took): (Instant, Duration)| at.elapsed() < (OFTEN / 2).max(20 * took).min(AT_LEAST);
         let anew = anew || !self.taken.is_some_and(fresh);
@@ -231,7 +232,8 @@ impl Table {
         }
     }
 
-    /// Reads the memory of these members at once, as they may live for a moment only.
+    /// Reads the process table, and at once the memory of these members, as they may live only briefly. Returns whether
+    /// some ended before they could be assigned.
     fn take(&mut self, of: Members) -> bool {
         let start = Instant::now();
         let own = stat(std::process::id()).map_or(0, |(_, started)| started);
@@ -269,7 +271,7 @@ impl Table {
     }
 }
 
-/// A process's row of the table, and when it started.
+/// Reads a process's row of the table, and when the process started.
 fn stat(process: u32) -> Option<(Row, u64)> {
     let text = fs::read(format!("/proc/{process}/stat")).ok()?;
     // Its name may hold anything.
@@ -280,7 +282,8 @@ fn stat(process: u32) -> Option<(Row, u64)> {
     Some((Row { process, parent: number(1)?, group: number(2)?, threads, memory: None }, fields.get(19)?.parse().ok()?))
 }
 
-/// The bytes of a process, its share of what it shares if `exact` and if that can be known; none if it is gone.
+/// The memory of a process in bytes; with `exact`, its proportional share of shared pages, if that is known. `None` if
+/// the process is gone.
 fn memory(process: u32, exact: bool) -> Option<u64> {
     let sum = |file: &str, names: &[&str]| {
         let text = fs::read_to_string(format!("/proc/{process}/{file}")).ok()?;
@@ -297,7 +300,7 @@ fn memory(process: u32, exact: bool) -> Option<u64> {
     }
 }
 
-/// The bytes of the memory that these processes share with their children, each piece once.
+/// The bytes of memory that these processes share with their children. Each shared mapping counts once.
 fn shared_memory(processes: &[u32]) -> u64 {
     let mut pieces: HashMap<(String, String), u64> = HashMap::new();
     for process in processes {
@@ -323,7 +326,7 @@ fn shared_memory(processes: &[u32]) -> u64 {
     pieces.into_values().fold(0, u64::saturating_add)
 }
 
-/// How many sockets it has; none where that cannot be seen.
+/// The number of sockets that the process has open; 0 where that is not visible.
 fn sockets(process: u32) -> u64 {
     let entries = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
     let is_socket =
@@ -331,7 +334,8 @@ fn sockets(process: u32) -> u64 {
     entries.filter(|entry| is_socket(&entry.path())).count() as u64
 }
 
-/// What the files of `/tmp` use there; it is known by its size, as a sandbox that is still made has ours.
+/// The bytes that the files of the program's `/tmp` use. That file system is recognised by its `size`, since a sandbox
+/// that is still starting sees the machine's own `/tmp`.
 fn files(processes: &[u32], size: u64) -> u64 {
     let mut tmps = processes.iter().filter_map(|process| rustix::fs::statvfs(format!("/proc/{process}/root/tmp")).ok());
     match tmps.find(|tmp| tmp.f_blocks * tmp.f_frsize == size) {

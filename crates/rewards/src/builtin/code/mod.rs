@@ -1,13 +1,12 @@
-//! `code`: runs the program that a completion has, isolated, on the tests of its row.
+//! `code`: a reward that runs the program in a completion, isolated, on the tests of its dataset row.
 //!
-//! Tests of a whole program are pairs of standard input and expected output. One is passed if the program ends by
-//! itself with exit code 0 in time and prints the expected output, but for white space at the ends of lines. Expected
-//! outputs never enter the sandbox, so nothing that a program prints, patches or reads can pass for a result. Unit
-//! tests are in `python`, the forms that tests have in `source`. The score is 1 if every test passes, with `partial`
-//! the share that does. What cannot be compiled is worth 0. Programs run beside each other, `workers` at once; a
-//! source is compiled once.
+//! A test of a whole program is a standard input with the expected output. The program passes it by exiting with code 0
+//! in time and printing the expected output; white space at the ends of lines is ignored. Expected outputs never enter
+//! the sandbox, so a program cannot read or patch its way to a result. Unit tests are in `python` and `ocaml`, the
+//! formats of tests in `source`. The score is 1 if every test passes, or with `partial` the share of tests that pass. A
+//! program that does not compile scores 0. Up to `workers` programs run in parallel; each source is compiled once.
 //!
-//! Without isolation nothing is run: the reward is refused when it is built.
+//! Without isolation no program is run: the reward then fails to build.
 
 mod confined;
 mod group;
@@ -44,25 +43,25 @@ use tempfile::TempDir;
 use super::Builtin;
 use crate::{Content, Error, Problem, Result, Reward, RewardBatch, Scores};
 
-/// Sources that are kept ready to run.
+/// How many compiled sources are cached.
 const CACHED: usize = 256;
-/// How long a program that must pass may take at least.
+/// The shortest time limit for the trial program of a language, which must pass.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A compiled program's most bytes.
+/// The largest compiled program, in bytes.
 const PROGRAM_BYTES: usize = 64 << 20;
 
-/// The reward; see the module.
+/// The `code` reward; the header of `code/mod.rs` describes it.
 pub(crate) struct Code {
     name: String,
     language: Language,
-    /// What its functions are tested by.
+    /// The language whose unit tests this reward can run, if any.
     units: Option<Units>,
     options: CodeOptions,
     run_limits: Limits,
     compile_limits: Limits,
-    /// By source, what is ready to run, or why it cannot be.
+    /// The cache: source → the program ready to run, or why it cannot run.
     cache: HashMap<String, Arc<Prepared>>,
-    /// By source and all that belongs to its tests, what OCaml made of them.
+    /// The cache for OCaml: source and unit tests → the compiled solution and tests.
     built: Mutex<BuiltCache>,
     ocaml: ocaml::Tool,
     sandbox: Sandbox,
@@ -70,30 +69,30 @@ pub(crate) struct Code {
 
 type BuiltCache = HashMap<(String, UnitTests), Arc<ocaml::Built>>;
 
-/// How functions of a language are tested.
+/// The languages with unit tests of functions.
 #[derive(Clone, Copy, PartialEq)]
 enum Units {
     Python,
     Ocaml,
 }
 
-/// A source in a directory, compiled if its language wants it.
+/// A source in a directory of its own, compiled if its language has a compiler.
 enum Prepared {
     Ready(TempDir),
-    /// The compiler's words.
+    /// The source does not compile; holds the messages of the compiler.
     Refused(String),
 }
 
-/// What became of a program.
+/// The result of running a program on its tests.
 #[derive(Debug, Default, PartialEq)]
 struct Verdict {
     passed: usize,
     of: usize,
-    /// Why the first test that failed did; empty if none failed.
+    /// Why the first failed test failed; empty if none failed.
     failure: String,
-    /// Whether the program ran out of time.
+    /// Whether the program exceeded its time limit.
     timed_out: bool,
-    /// The score by stages, if that is asked for.
+    /// OCaml's staged score, if the option `staged` is set.
     staged: Option<ocaml::Staged>,
 }
 
@@ -167,12 +166,12 @@ impl Builtin for Code {
     }
 }
 
-/// How a reward with these options keeps programs apart from the machine; none if it cannot.
+/// Describes the isolation that a reward with these options uses; `None` if there is none.
 pub(crate) fn isolation(options: CodeOptions) -> Option<&'static str> {
     Some(options.sandbox(&[]).ok()?.isolation.name())
 }
 
-/// A number that a program cannot guess.
+/// A random string that a program cannot guess.
 fn nonce() -> std::io::Result<String> {
     use std::io::Read;
     let mut bytes = [0; 16];
@@ -180,7 +179,7 @@ fn nonce() -> std::io::Result<String> {
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
-/// Writes a file that the sandbox's user can read, and run.
+/// Writes a file that the sandbox's user can read and execute.
 fn write(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let path = directory.join(name);
     std::fs::write(&path, bytes)?;
@@ -193,8 +192,8 @@ impl Code {
         words.iter().map(|word| word.replace("{source}", &source).replace("{program}", program)).collect()
     }
 
-    /// Runs a program that must pass: a language that does not work in this isolation is refused, since it would be
-    /// worth 0 to every completion. Of a language of one's own, whether its commands start.
+    /// Runs a trial program that must pass. A language that does not work in this isolation is refused, since every
+    /// completion would score 0. For a language of the user, checks only that its commands start.
     fn try_out(&self) -> std::result::Result<(), String> {
         let what = match &self.options.language {
             LanguageOption::Named(name) => format!("`{name}`"),
@@ -213,7 +212,8 @@ impl Code {
         }
     }
 
-    /// Why the first command of a language cannot be started at all; what it says of an empty source is its own affair.
+    /// Explains why the first command of a language cannot be started; `None` if it starts, whatever it then does with
+    /// an empty source.
     fn starts(&self) -> std::io::Result<Option<String>> {
         let directory = directory()?;
         write(directory.path(), &self.language.file, b"")?;
@@ -232,8 +232,8 @@ impl Code {
         Ok(fails.then(|| words_of(&outcome)))
     }
 
-    /// Writes and compiles a source. What the compiler makes comes out on standard output: nothing in the sandbox can
-    /// write into the machine's file system.
+    /// Writes and compiles a source. The compiled program comes back on standard output, since nothing in the sandbox
+    /// can write to the machine's file system.
     fn prepare(&self, source: &str) -> std::io::Result<Prepared> {
         let directory = directory()?;
         write(directory.path(), &self.language.file, source.as_bytes())?;
@@ -258,7 +258,7 @@ impl Code {
         }
     }
 
-    /// Runs all tests of a program, to the first failure unless each counts.
+    /// Runs the tests of a program; stops at the first failure unless `partial` needs all results.
     fn judge(&self, prepared: &Prepared, tests: &[StreamTest]) -> std::io::Result<Verdict> {
         let mut verdict = Verdict { passed: 0, of: tests.len(), ..Verdict::default() };
         let directory = match prepared {
@@ -295,7 +295,7 @@ impl Code {
     }
 }
 
-/// How a program failed, in words.
+/// Describes to the user how a program failed.
 fn words_of(outcome: &Outcome) -> String {
     let last = outcome.stderr.trim().lines().next_back().unwrap_or_default();
     match &outcome.end {
@@ -309,7 +309,7 @@ fn words_of(outcome: &Outcome) -> String {
     }
 }
 
-/// Equal but for white space at the ends of lines and of the whole.
+/// Whether two outputs are equal, ignoring white space at the ends of lines and of the whole text.
 fn same_output(given: &[u8], expected: &str) -> bool {
     let Ok(given) = std::str::from_utf8(given) else { return false };
     given.trim_end().lines().map(str::trim_end).eq(expected.trim_end().lines().map(str::trim_end))
@@ -398,7 +398,7 @@ impl Code {
         code_of(&text.text(), &self.language.fences)
     }
 
-    /// Each different program that is run as a whole is made ready once; what kept some from it.
+    /// Prepares each distinct source that is run as a whole program, once. Returns the errors that prevented some.
     fn make_ready<'a>(&mut self, sources: impl Iterator<Item = &'a String>) -> Vec<String> {
         let mut wanted: Vec<&String> = sources.collect();
         wanted.sort();
@@ -462,7 +462,7 @@ impl Code {
         Ok(verdict)
     }
 
-    /// `work(0)`, `work(1)`, …, by several threads; in order.
+    /// Computes `work(0)`, `work(1)`, … on several threads; returns the results in order.
     fn beside<T: Send>(&self, count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let workers = self.options.workers.unwrap_or_else(cores).min(count);

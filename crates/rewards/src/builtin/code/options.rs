@@ -8,19 +8,19 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CodeOptions {
-    /// A name, or a table `{ file = "main.lua", run = ["lua", "{source}"] }`.
+    /// The language: the name of a built-in one, or a table such as `{ file = "main.lua", run = ["lua", "{source}"] }`.
     pub(super) language: LanguageOption,
     /// The dataset column with the tests.
     #[serde(default = "tests_column")]
     pub(super) column: String,
-    /// The share of passed tests is the score.
+    /// Whether the score is the share of passed tests, instead of 1 only if all pass.
     #[serde(default)]
     pub(super) partial: bool,
-    /// OCaml's score by stages.
+    /// Whether OCaml solutions get the staged score (types, compilation, tests).
     #[serde(default)]
     pub(super) staged: bool,
-    /// Of OCaml: whether tests that only a solution's own names of the standard library fit are left without a score
-    /// (the default), instead of running with what the solution means by these names.
+    /// For OCaml: whether tests that compile only because the solution redefines names of the standard library get no
+    /// score (the default), instead of running with the solution's definitions.
     #[serde(default)]
     pub(super) strict: Option<bool>,
     /// Seconds that one test may take.
@@ -29,25 +29,25 @@ pub(crate) struct CodeOptions {
     /// Seconds that compiling may take.
     #[serde(default = "thirty")]
     pub(super) compile_timeout_s: f64,
-    /// What all processes of a program use together, and the address space of each, in MiB.
+    /// Memory that all processes of a program may use together, and address space of each process, in MiB.
     #[serde(default = "half_a_gib")]
     pub(super) memory_mb: u64,
-    /// Processes and threads at once.
+    /// Processes and threads that a program may have at once.
     #[serde(default = "processes")]
     pub(super) processes: u64,
-    /// Bytes that a program may print.
+    /// Bytes that a program may print on standard output.
     #[serde(default = "a_mib")]
     pub(super) output_bytes: usize,
-    /// Where no isolation can be had, programs are run without.
+    /// Whether programs are run without isolation on a machine where none works.
     #[serde(default)]
     pub(super) unsafe_no_sandbox: bool,
-    /// The only isolation that will do; not set: the best there is.
+    /// The isolation that must be used; not set: the best that works.
     #[serde(default)]
     pub(super) isolation: Option<Isolation>,
-    /// Bubblewrap's program.
+    /// Name or path of the bubblewrap program.
     #[serde(default = "bwrap")]
     pub(super) bwrap: String,
-    /// Programs that run at once; not set: one for each core.
+    /// Number of programs that run in parallel; not set: one per core.
     #[serde(default)]
     pub(super) workers: Option<usize>,
 }

@@ -1,7 +1,8 @@
-//! This process's own directory for temporary files, and the removal of what killed runs left there.
+//! The files in the temporary directory that belong to this process, and the removal of those that killed processes
+//! left.
 //!
-//! All of a process's begin with its mark, the name of a file that it holds locked. Whose lock can be had is gone, and
-//! its directories are removed by the next process that needs some.
+//! All of them have a common prefix, the name of a file that this process keeps locked. If another process can take the
+//! lock, this process is gone, and the other process removes its files before it makes its own.
 
 use super::seccomp;
 use std::fs::Permissions;
@@ -14,7 +15,7 @@ use tempfile::{Builder, NamedTempFile, TempDir};
 const PREFIX: &str = "lockstep-code-";
 const LOCK: &str = ".lock";
 
-/// What a process has there while it has sandboxes; removed with the last of them.
+/// The files that a process has in the temporary directory while it has sandboxes; removed with the last sandbox.
 pub struct Place {
     lock: NamedTempFile,
     filter: NamedTempFile,
@@ -23,7 +24,7 @@ pub struct Place {
 static CURRENT: Mutex<Weak<Place>> = Mutex::new(Weak::new());
 
 impl Place {
-    /// This process's, which is made where there is none yet.
+    /// The `Place` of this process, created if there is none yet.
     pub fn current() -> Result<Arc<Place>> {
         let mut current = CURRENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(place) = current.upgrade() {
@@ -39,20 +40,20 @@ impl Place {
         Ok(place)
     }
 
-    /// Holds what bubblewrap reads.
+    /// The file with the seccomp filter that bubblewrap reads.
     pub fn filter(&self) -> &Path {
         self.filter.path()
     }
 }
 
-/// A directory that the sandbox's user can read.
+/// Creates a temporary directory that the sandbox's user can read.
 pub fn directory() -> Result<TempDir> {
     let current = CURRENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).upgrade();
     let prefix = current.map_or(PREFIX.to_owned(), |place| mark(place.lock.path()));
     Builder::new().prefix(&prefix).permissions(Permissions::from_mode(0o755)).tempdir()
 }
 
-/// What the names of a lock's files begin with.
+/// The prefix of the file names that belong to a lock file.
 fn mark(lock: &Path) -> String {
     let name = lock.file_name().unwrap_or_default().to_string_lossy();
     format!("{}-", name.trim_end_matches(LOCK))
@@ -68,7 +69,7 @@ fn locked() -> Result<NamedTempFile> {
     }
 }
 
-/// Removes what processes of ours left that are gone. What cannot be removed stays.
+/// Removes the files that processes of this program left and that are gone. Files that cannot be removed stay.
 fn sweep(directory: &Path) {
     let entries = || std::fs::read_dir(directory).into_iter().flatten().flatten();
     let own = |path: &Path| {

@@ -1,12 +1,12 @@
-//! Runs a program that nobody trusts: in namespaces of its own (bubblewrap), with limits, and to its end.
+//! Runs an untrusted program in namespaces of its own (bubblewrap), with limits, until it ends.
 //!
-//! The program has no network, sees `/usr` read-only and nothing else of the machine, writes into a `/tmp` of its own
-//! that is memory of bounded size, and gets no variable of our environment and no descriptor but its streams. It makes
-//! the system calls of `seccomp` alone. Processor time, address space, processes, files and output are limited
-//! (util-linux's `prlimit`), and what its processes use together is watched (`memory`); when its wall time is over, or
-//! it has ended, or we have, every process that it has started is killed with its process namespace. We are not root in
-//! there: root's processes are not counted, so as root the whole is started as another user (`user`). What holds it
-//! without bubblewrap is in `confined`. Knows no language and no test.
+//! The program has no network, sees only `/usr` read-only, writes to a private `/tmp` in memory of bounded size, and
+//! inherits no environment variable and no file descriptor but its standard streams. It can make only the system calls
+//! that `seccomp` allows. Processor time, address space, processes, files and output are limited (util-linux's
+//! `prlimit`), and the memory that its processes use together is watched (`memory`). When its wall time is over, when
+//! it has ended, or when this process ends, all its processes are killed with their process namespace. The kernel does
+//! not limit the number of root's processes, so if this process is root, the sandbox runs as another user (`user`).
+//! Isolation without bubblewrap is in `confined`. Independent of languages and tests.
 
 use super::confined;
 use super::group::Group;
@@ -24,84 +24,85 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Where the directory of a job is seen.
+/// The path at which the program sees the directory of its job.
 pub(super) const JOB: &str = "/job";
-/// Where programs are looked for.
+/// The `PATH` in which programs are looked up.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// Bytes of standard error that are kept.
 const STDERR_BYTES: usize = 4_000;
-/// A judge's verdicts are shorter.
+/// The most bytes that the tests' process may write as its verdicts.
 const JUDGE_BYTES: usize = 1 << 20;
-/// How often a running program is looked at.
+/// How often a running program is polled.
 const POLL: Duration = Duration::from_millis(2);
 
-/// What a program may use.
+/// The resources that a program may use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub wall: Duration,
     /// Address space of each process, in MiB.
     pub memory_mb: u64,
-    /// What all processes use together, in MiB.
+    /// Memory that all processes use together, in MiB.
     pub resident_mb: u64,
-    /// Processes and threads.
+    /// Number of processes and threads.
     pub processes: u64,
-    /// Standard output, in bytes.
+    /// Bytes on standard output.
     pub output: usize,
-    /// What fits into `/tmp`, and the most that one file holds, in MiB.
+    /// Size of `/tmp`, and of the largest file, in MiB.
     pub disk_mb: u64,
-    /// Whether a compiler runs, which must write files even where their whole size cannot be bounded.
+    /// Whether the program is a compiler, which must write files even where their total size cannot be bounded.
     pub compiles: bool,
 }
 
 /// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// With this exit code; 128 and more for signals.
+    /// It exited with this code; 128 plus the signal's number if a signal killed it.
     Exit(i32),
     TimedOut,
     TooMuchOutput,
-    /// More than so many MiB.
+    /// Its processes used more than this many MiB together.
     TooMuchMemory(u64),
-    /// Processes and threads.
+    /// It had more than this many processes and threads.
     TooManyProcesses(u64),
-    /// Nobody waits for it any more.
+    /// It was stopped because its result is no longer wanted.
     Stopped,
 }
 
-/// What became of a program.
+/// The result of running a program.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub end: End,
     pub stdout: Vec<u8>,
-    /// The beginning of standard error.
+    /// The beginning of its standard error.
     pub stderr: String,
 }
 
-/// What keeps programs apart from this machine.
+/// How programs are isolated from this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Isolation {
     Bubblewrap,
-    /// See [`confined`].
+    /// Landlock and seccomp, without namespaces; see [`confined`].
     Landlock,
-    /// `unsafe_no_sandbox`: limits, a private directory and the end of its process group, no more.
+    /// No isolation (`unsafe_no_sandbox`): only limits, a private directory, and the process group is killed at the
+    /// end.
     #[serde(skip)]
     Nothing,
 }
 
-/// Where programs run.
+/// Runs programs with one kind of isolation.
 pub(super) struct Sandbox {
     pub isolation: Isolation,
     bwrap: String,
     place: std::result::Result<Arc<Place>, String>,
-    /// Bubblewrap's processes, so that they end with us even if they had no time to see to it.
+    /// The process group of all bubblewrap processes, so that they are killed even if this process is killed.
     group: Mutex<Option<Group>>,
-    /// Once set, nobody waits for a program any more.
+    /// Once set, results are no longer wanted, and running programs are stopped.
     pub stop: Arc<AtomicBool>,
 }
 
 impl Isolation {
-    /// What a run's record says.
+    /// The name of the isolation, as a training run records it.
     pub fn name(self) -> &'static str {
         match self {
             Isolation::Bubblewrap => "bubblewrap and seccomp, memory watched",
@@ -112,14 +113,14 @@ impl Isolation {
 }
 
 impl Sandbox {
-    /// Not checked.
+    /// A sandbox that is not checked to work.
     pub fn with(bwrap: &str, isolation: Isolation) -> Sandbox {
         let place = Place::current().map_err(|error| error.to_string());
         Sandbox { isolation, bwrap: found(bwrap), place, group: Mutex::default(), stop: Arc::default() }
     }
 
-    /// The best isolation that can be had with this `bwrap`, or the one that is asked for, in which each of
-    /// `programs` can be run; nothing if that is allowed and there is none. Else what to do.
+    /// The best isolation that works with this `bwrap`, or the one in `asked`, in which each of `programs` can run. If
+    /// none works, [`Isolation::Nothing`] where that is allowed, else an error that says what to do.
     pub fn find(
         bwrap: &str,
         asked: Option<Isolation>,
@@ -147,7 +148,7 @@ impl Sandbox {
         ))
     }
 
-    /// Checks that programs are still isolated, and that each of these can be run.
+    /// Checks that programs are still isolated, and that each of `programs` can run.
     pub fn check(&self, programs: &[&str]) -> Result<(), String> {
         let limits = Limits {
             wall: Duration::from_secs(20),
@@ -191,8 +192,8 @@ impl Sandbox {
         }
     }
 
-    /// Bubblewrap that could not start looks like a program that failed: only one that still works makes it a
-    /// failure.
+    /// A failure of bubblewrap itself looks like a failure of the program. Returns an error unless bubblewrap still
+    /// works.
     pub fn still_works(&self, outcome: &Outcome) -> std::io::Result<()> {
         match outcome.stderr.contains("bwrap:") {
             true => self.check(&[]).map_err(std::io::Error::other),
@@ -200,7 +201,7 @@ impl Sandbox {
         }
     }
 
-    /// Runs `words` with `stdin`; the directory `job` is seen, read-only, as [`JOB`].
+    /// Runs the command `words` with `stdin` as its input; the directory `job` is visible, read-only, at [`JOB`].
     pub fn run(&self, job: &Path, words: &[String], stdin: &[u8], limits: Limits) -> std::io::Result<Outcome> {
         let deadline = Instant::now() + limits.wall;
         let mut child = self.start(job, words, limits, None)?;
@@ -222,8 +223,8 @@ impl Sandbox {
         })
     }
 
-    /// Runs a program and its judge, each in a sandbox of its own: what one writes the other reads. Over when the
-    /// judge is; the outcome is the judge's, who speaks through standard error.
+    /// Runs a program and the process of its tests, each in a sandbox of its own; each reads what the other writes.
+    /// Ends when the tests' process ends, and returns its outcome. That process reports its verdicts on standard error.
     pub fn run_judged(
         &self,
         program: (&Path, &[String]),
@@ -251,7 +252,7 @@ impl Sandbox {
         })
     }
 
-    /// Starts `words` with its streams piped, standard input and output to `streams` if given.
+    /// Starts the command `words` with piped streams; standard input and output are `streams` if given.
     fn start(
         &self,
         job: &Path,
@@ -293,7 +294,7 @@ impl Sandbox {
         Ok(Running { child, group: Some(group), watch, limits, _directory: Some(directory), _user: user })
     }
 
-    /// Bubblewrap's command line.
+    /// The bubblewrap command line that runs `words`.
     fn isolated(&self, job: &Path, words: &[String], limits: Limits) -> std::io::Result<Command> {
         if !Path::new(&self.bwrap).exists() {
             return Err(std::io::ErrorKind::NotFound.into());
@@ -344,7 +345,7 @@ impl Sandbox {
     }
 }
 
-/// Where a program is, by our PATH, which it is not given; its name if it is nowhere.
+/// The path of a program by the PATH of this process, which the program does not inherit; its name if it is not found.
 fn found(program: &str) -> String {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let mut places = std::env::split_paths(&paths).map(|directory| directory.join(program));
@@ -357,7 +358,7 @@ fn found(program: &str) -> String {
     }
 }
 
-/// What util-linux's `prlimit` bounds, but for processes.
+/// The arguments of util-linux's `prlimit`, without the limit on processes.
 fn prlimits(limits: Limits) -> [String; 5] {
     let (disk, memory, cpu) = (limits.disk_mb << 20, limits.memory_mb << 20, limits.wall.as_secs() + 1);
     // A core of 0 bytes would still go to a program that the kernel is told to give it to; of 1 byte it does not.
@@ -365,7 +366,7 @@ fn prlimits(limits: Limits) -> [String; 5] {
         .map(|(name, n)| format!("--{name}={n}"))
 }
 
-/// A command line without bubblewrap. The two directories of a sandbox are others there.
+/// A command line without bubblewrap. The sandbox's two directories (of the job, and `/tmp`) have other paths there.
 fn plain_command(job: &Path, tmp: &Path, words: &[String], limits: Limits, user: &User) -> Command {
     let place = |path: &Path| format!("{}/", path.display());
     let mut command = Command::new("prlimit");
@@ -382,14 +383,14 @@ fn plain_command(job: &Path, tmp: &Path, words: &[String], limits: Limits, user:
     command
 }
 
-/// A started program, which does not outlive this.
+/// A running program, which is killed when this is dropped.
 struct Running {
     child: Child,
-    /// Without bubblewrap, its processes.
+    /// Without bubblewrap: the process group of the program.
     group: Option<Group>,
     watch: Watch,
     limits: Limits,
-    /// Without bubblewrap, where it runs: removed when nothing runs there any more.
+    /// Without bubblewrap: the program's working directory, removed once none of its processes is left.
     _directory: Option<TempDir>,
     _user: User,
 }
@@ -415,14 +416,15 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// Kills whatever is left of it; bubblewrap takes its namespace with it.
+    /// Kills all processes of the program. With bubblewrap, killing the child ends its process namespace.
     fn end(&mut self) {
         drop(self.group.take());
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Waits for the program's end, or gives up, on account of `other`, too; it is over with this value.
+    /// Waits until the program ends, its limits or those of `other` are exceeded, its time is over, or `stop` is set.
+    /// Then kills what is left of it.
     fn wait(
         &mut self,
         deadline: Instant,
@@ -456,7 +458,7 @@ impl Running {
     }
 }
 
-/// The first bytes of a stream, which is read to its end; whether there were more.
+/// Reads a stream to its end and returns its first `most` bytes; sets `more` if there were more.
 fn read(mut stream: impl Read, most: usize, more: &AtomicBool) -> Vec<u8> {
     let (mut kept, mut buffer) = (Vec::new(), [0; 1 << 16]);
     loop {

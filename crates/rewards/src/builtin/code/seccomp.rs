@@ -1,9 +1,9 @@
-//! Which system calls programs may make.
+//! The seccomp filters that decide which system calls programs may make.
 //!
-//! What is not listed does not exist (ENOSYS), as on an older kernel: libraries fall back to what does. So what a newer
-//! kernel adds, and the numbers of other calling conventions (x32), are refused without being known. Programs have no
-//! sockets but of their own machine (`AF_UNIX`; without a namespace pairs alone), no other process's memory, no keys,
-//! no memory that belongs to no process's resident set (`memfd_create`), no io_uring, no bpf.
+//! A call that is not listed fails with ENOSYS, as on an older kernel, so libraries fall back to older calls. Calls
+//! that newer kernels add, and those of other calling conventions (x32), are thus refused too. Programs have only
+//! sockets within the machine (`AF_UNIX`; without namespaces only socket pairs), no access to other processes' memory,
+//! no keys, no memory that counts in no process's resident set (`memfd_create`), no io_uring and no bpf.
 
 mod calls;
 
@@ -19,7 +19,7 @@ use std::io::{Error, Result};
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 type Made<T> = std::result::Result<T, String>;
 
-/// The filters of a program that shares this machine's processes: it may reach its process group alone.
+/// The filters for a program without a process namespace: it may signal only process group `group`.
 pub fn in_group(group: i32) -> Result<[BpfProgram; 2]> {
     let group = u64::from(group.cast_unsigned());
     let filters = || {
@@ -42,7 +42,7 @@ pub fn in_group(group: i32) -> Result<[BpfProgram; 2]> {
     filters().map_err(|error: String| Error::other(format!("seccomp: {error}")))
 }
 
-/// The filter of a program in namespaces of its own, as bubblewrap reads it.
+/// The filter for a program in namespaces of its own, in the binary form that bubblewrap reads.
 pub fn in_namespace() -> Result<Vec<u8>> {
     let filter = || {
         let mut allowed = common()?;
@@ -80,7 +80,7 @@ fn is(argument: u8, value: u64) -> Made<SeccompRule> {
     rule(argument, SeccompCmpOp::Eq, value)
 }
 
-/// The kernel, too, looks at the lower 32 bits of these arguments alone.
+/// A rule on one argument, of which only the lower 32 bits are compared, as the kernel does with these arguments.
 fn rule(argument: u8, operator: SeccompCmpOp, value: u64) -> Made<SeccompRule> {
     let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value);
     SeccompRule::new(vec![condition.map_err(|e| e.to_string())?]).map_err(|e| e.to_string())
@@ -94,7 +94,7 @@ fn only(allowed: Rules) -> Made<BpfProgram> {
     compiled(allowed, errno(libc::ENOSYS), SeccompAction::Allow)
 }
 
-/// Another architecture's calls (32 bits) end the process.
+/// Compiles rules to a BPF program. System calls of another architecture (32 bits) kill the process.
 fn compiled(rules: Rules, otherwise: SeccompAction, action: SeccompAction) -> Made<BpfProgram> {
     let arch = std::env::consts::ARCH.try_into().map_err(|e: seccompiler::BackendError| e.to_string())?;
     let filter = SeccompFilter::new(rules, otherwise, action, arch).map_err(|e| e.to_string())?;
@@ -114,8 +114,8 @@ const CLONE_REFUSED: &[i32] = &[
     libc::CLONE_PARENT,
 ];
 
-/// Descriptors, their flags and locks, pipes' sizes, seals. Not F_SETOWN, F_SETOWN_EX and F_SETSIG, by which any
-/// process gets any signal, nor leases and notifications.
+/// The allowed commands of `fcntl`: descriptors, their flags and locks, pipe sizes, seals. Left out are F_SETOWN,
+/// F_SETOWN_EX and F_SETSIG, which can send any signal to any process, and leases and notifications.
 const FCNTL: &[u64] = &[
     libc::F_DUPFD as u64,
     libc::F_GETFD as u64,
@@ -136,8 +136,8 @@ const FCNTL: &[u64] = &[
     libc::F_GET_SEALS as u64,
 ];
 
-/// Whether a stream is a terminal, what can be read from it, whether it blocks, and closing on exec. Not FIOSETOWN,
-/// SIOCSPGRP, TIOCSPGRP (signals), TIOCSTI (typing for the user) and FIOASYNC.
+/// The allowed commands of `ioctl`: whether a stream is a terminal, how much can be read, non-blocking mode,
+/// close-on-exec. Left out are FIOSETOWN, SIOCSPGRP, TIOCSPGRP (signals), TIOCSTI (typing for the user) and FIOASYNC.
 // These are c_ulong in glibc, and c_int in musl.
 #[allow(clippy::unnecessary_cast)]
 const IOCTL: &[u64] = &[
@@ -149,7 +149,8 @@ const IOCTL: &[u64] = &[
     libc::FIONCLEX as u64,
 ];
 
-/// What concerns the caller alone and can be no way to hide from who counts its memory. Not PR_SCHED_CORE.
+/// The allowed commands of `prctl`: those that concern only the caller and cannot hide memory from being measured. Left
+/// out is PR_SCHED_CORE.
 const PRCTL: &[u64] = &[
     libc::PR_SET_PDEATHSIG as u64,
     libc::PR_GET_PDEATHSIG as u64,

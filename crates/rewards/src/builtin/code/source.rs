@@ -1,4 +1,4 @@
-//! Reads the tests of a row, in the forms that datasets have them, and the program of a completion. Runs nothing.
+//! Reads the tests of a dataset row, in the formats of common datasets, and the program of a completion.
 
 use serde_json::Value;
 
@@ -7,34 +7,34 @@ use crate::RewardBatch;
 /// The tests of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Tests {
-    /// Tests of a whole program: its input and output.
+    /// Tests of a whole program: standard inputs and expected outputs.
     Streams(Vec<StreamTest>),
-    /// Tests that call a program's functions.
+    /// Unit tests, which call functions of the program.
     Unit(UnitTests),
 }
 
-/// Tests of a program's functions.
+/// Unit tests of a program's functions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct UnitTests {
-    /// Assertions that each are a test; for `check`, what defines it.
+    /// The tests, each one assertion; if `check` is set, the code that defines the function `check`.
     pub tests: Vec<String>,
-    /// What stands before them.
+    /// Code that comes before the tests.
     pub setup: String,
-    /// The function that is asked for.
+    /// The name of the function that the task asks for.
     pub entry_point: Option<String>,
-    /// Whether the only test is `check(entry_point)`.
+    /// Whether the only test is the call `check(entry_point)`.
     pub check: bool,
 }
 
-/// Standard input and what is expected on standard output.
+/// A test of a whole program: standard input and expected standard output.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct StreamTest {
     pub input: String,
     pub output: String,
 }
 
-/// The tests of row `i`, whose tests' cell is `cell`: `[{"input", "output"}]` or `{"inputs", "outputs"}`, a list of
-/// assertions (MBPP's `test_list`, with `test_setup_code`) or a text of them, a text of JSON, or one that defines
+/// The tests of row `i` of the batch, read from `cell`: `[{"input", "output"}]` or `{"inputs", "outputs"}`, a list of
+/// assertions (MBPP's `test_list`, with `test_setup_code`) or a string of them, a string of JSON, or one that defines
 /// `check` (HumanEval's `test`, with `entry_point`).
 pub(super) fn tests_of(cell: &Value, batch: &RewardBatch<'_>, i: usize) -> Option<Tests> {
     let column = |name: &str| batch.columns.get(name)?.get(i)?.as_str().map(str::to_owned);
@@ -61,7 +61,8 @@ pub(super) fn tests_of(cell: &Value, batch: &RewardBatch<'_>, i: usize) -> Optio
     }
 }
 
-/// The assertions of a text, each from a line that begins one to the next, and what stands before the first.
+/// Splits code into the text before the first assertion and the assertions. An assertion extends to the line where the
+/// next begins.
 fn assertions(text: &str) -> (String, Vec<String>) {
     let (mut setup, mut tests) = (String::new(), Vec::<String>::new());
     for line in text.split_inclusive('\n') {
@@ -94,7 +95,7 @@ fn stream_tests(cell: &Value) -> Option<Vec<StreamTest>> {
     }
 }
 
-/// The last code block with one of these marks or none; without a block, all of the text.
+/// The last code block whose language is one of `marks` or missing; if there is no such block, the whole text.
 pub(super) fn code_of(text: &str, marks: &[String]) -> String {
     let mut blocks = Vec::new();
     let mut lines = text.lines();

@@ -1,4 +1,4 @@
-//! What isolation costs: measured, not tested. docs/benchmarks.md says how it is run.
+//! Measures what isolation costs per program. docs/benchmarks.md says how to run it; it is not a test.
 
 use super::tests::{code, doubled, installed, scored};
 use super::*;
@@ -9,7 +9,7 @@ use std::time::Instant;
 const ROUNDS: usize = 60;
 const PROGRAMS: usize = 48;
 
-/// The middle and the tenth smallest of a hundred, in milliseconds.
+/// The median and the 10th percentile of a hundred times, in milliseconds.
 fn spread(mut times: Vec<f64>) -> String {
     times.sort_by(f64::total_cmp);
     format!("median {:.1} ms, tenth percentile {:.1} ms", times[times.len() / 2], times[times.len() / 10])

@@ -1,5 +1,6 @@
-//! As whom programs run. The kernel's limit on processes counts a user's threads together, root's never; so as root
-//! each program that runs has a user of its own, and what it starts is taken from no other.
+//! Chooses the Unix user that a program runs as. The kernel's limit on processes counts all threads of a user, and
+//! never root's. So if this process is root, each running program gets a user of its own, whose limit no other program
+//! uses up.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -7,19 +8,20 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The first user for programs; the others' numbers are below. Debian's policy leaves 65000 to 65533 to nobody.
+/// The highest user id for programs; further programs get lower ids. Debian's policy reserves 65000 to 65533, which are
+/// unused.
 const NOBODY: u32 = 65_534;
 const LAST: u32 = 65_000;
-/// How many threads our user's other programs may start while one runs.
+/// How many threads the user's other programs may start while a program runs.
 const SPARE_THREADS: u64 = 64;
 
 static TAKEN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-/// A user for one program, until this is dropped.
+/// A Unix user reserved for one program until this is dropped.
 pub struct User(u32);
 
 impl User {
-    /// One that no program of ours runs as, if we are root.
+    /// A user that no other program of this process has, if this process is root; else the own user.
     pub fn new() -> User {
         let own = rustix::process::geteuid();
         if !own.is_root() {
@@ -31,15 +33,16 @@ impl User {
         User(user)
     }
 
-    /// Lets it start as this user.
+    /// Makes `command` start as this user.
     pub fn start(&self, command: &mut Command) {
         if rustix::process::geteuid().is_root() {
             command.uid(self.0).gid(self.0);
         }
     }
 
-    /// The kernel's limit for a program that may have `processes`. It counts what else the user runs, too: exact, it
-    /// would be used up by what others start meanwhile, so the program's own are watched besides.
+    /// The value of the kernel's process limit for a program that may have `processes` processes. The kernel counts all
+    /// threads of the user, so the limit has room for those that exist and for some that start meanwhile; the program's
+    /// own are therefore watched as well.
     pub fn limit(&self, processes: u64) -> u64 {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let own = entries.filter(|process| process.metadata().is_ok_and(|metadata| metadata.uid() == self.0));

@@ -1,4 +1,4 @@
-//! When two answers are equal. Knows nothing of completions.
+//! Decides when two mathematical answers are equal. Independent of completions.
 
 use super::super::answer::plain_digits;
 use super::super::rational::Rational;
@@ -7,16 +7,16 @@ use super::parse::{Node, Op, Reading, parse};
 use super::units::{power, unit};
 use std::collections::BTreeSet;
 
-/// Two irrational values are equal that differ by less than this part of them.
+/// Relative difference up to which two irrational values count as equal.
 const PRECISION: f64 = 1e-10;
 
-/// Sets of values that the variables are given, one after the other.
+/// Number of points at which expressions with variables are compared. A point gives each variable a value.
 const POINTS: u64 = 6;
 
-/// Longer answers are compared as text alone.
+/// Answers longer than this many bytes are compared only as text.
 pub(super) const MAX_BYTES: usize = 2000;
 
-/// Whether the answer `given` is the answer `gold`.
+/// Whether the completion's answer `given` equals the dataset's answer `gold`.
 pub(super) fn equal(gold: &str, given: &str) -> bool {
     let (gold, given) = (&*plain_digits(gold), &*plain_digits(given));
     let (left, right) = (text_form(gold), text_form(given));
@@ -37,7 +37,7 @@ pub(super) fn equal(gold: &str, given: &str) -> bool {
     equal(false) || (gold.contains("log") || given.contains("log")) && equal(true)
 }
 
-/// An answer as text, without what only changes how it looks: `\text{(C)}` is `C`.
+/// An answer as text without markup that only changes its look: `\text{(C)}` becomes `C`.
 fn text_form(text: &str) -> String {
     let mut text = text.to_owned();
     for command in ["\\textbf", "\\text", "\\mbox", "\\mathrm", "\\mathbf", "\\left", "\\right", "\\!", "\\,", "\\ "] {
@@ -60,7 +60,7 @@ fn text_form(text: &str) -> String {
     inside.filter(|inside| inside.len() == 1).unwrap_or(text).to_owned()
 }
 
-/// An answer in the form that is compared.
+/// An answer in a normal form for comparison.
 fn canonical(node: &Node) -> Node {
     let list = |items: Vec<Node>| Node::List { open: ' ', close: ' ', items };
     match node {
@@ -95,7 +95,7 @@ fn canonical(node: &Node) -> Node {
     }
 }
 
-/// The node with its `±` as a plus or as a minus; none if it has none.
+/// The node with each `±` replaced by plus, or by minus if `minus` is set; `None` if it has no `±`.
 fn plus_minus(node: &Node, minus: bool) -> Option<Node> {
     match node {
         Node::Op(Op::PlusMinus, parts) => {
@@ -118,7 +118,7 @@ fn plus_minus(node: &Node, minus: bool) -> Option<Node> {
     }
 }
 
-/// `x > 3` and `1 < x ≤ 2` as intervals.
+/// An inequality such as `x > 3` or `1 < x ≤ 2` as an interval.
 fn inequality(node: &Node) -> Option<Node> {
     let Node::Relation(sides, signs) = node else { return None };
     let variable = |node: &Node| matches!(node, Node::Symbol(name) if !["pi", "e", "i"].contains(&name.as_str()));
@@ -184,7 +184,7 @@ fn ordered(left: &[Node], right: &[Node]) -> bool {
     left.len() == right.len() && left.iter().zip(right).all(|(left, right)| same(left, right))
 }
 
-/// Whether each of one list has its own equal in the other.
+/// Whether two lists are equal in some order.
 fn unordered(left: &[Node], right: &[Node]) -> bool {
     let mut free = vec![true; right.len()];
     left.len() == right.len()
@@ -194,7 +194,7 @@ fn unordered(left: &[Node], right: &[Node]) -> bool {
         })
 }
 
-/// The 5 of `x = 5`, and of `f(x) = 5`.
+/// The right side of an equation that names a value: the 5 of `x = 5` and of `f(x) = 5`.
 fn named_value<'n>(sides: &'n [Node], signs: &[char]) -> Option<&'n Node> {
     let [name, side] = sides else { return None };
     (is_name(name) && signs == ['=']).then_some(side)
@@ -209,8 +209,8 @@ fn is_name(node: &Node) -> bool {
     }
 }
 
-/// What a given answer says the value asked for to be: the 5 of `m + n = 2 + 3 = 5`. Each other side is equal to it, or
-/// names it; 2x = 5 and y + 1 = 2x name nothing, but are to be solved.
+/// The value that a chain of equations states: the 5 of `m + n = 2 + 3 = 5`. Each other side must be equal to the value
+/// or be a name of it; sides such as 2x and y + 1 are no names, since the equation still has to be solved.
 fn stated<'n>(gold: &Node, sides: &'n [Node], signs: &[char]) -> Option<&'n Node> {
     let (last, others) = sides.split_last()?;
     let closed = names([gold, last]).is_empty();
@@ -228,7 +228,7 @@ fn stated<'n>(gold: &Node, sides: &'n [Node], signs: &[char]) -> Option<&'n Node
     (signs.iter().all(|sign| *sign == '=') && agree()).then_some(last)
 }
 
-/// Equations are equal whose differences of both sides are the same but for a factor.
+/// Whether two relations are equal. Two equations are, if the differences of their sides are equal up to a factor.
 fn relations(sides: [&[Node]; 2], signs: [&[char]; 2]) -> bool {
     if signs[0] != signs[1] {
         return false;
@@ -261,7 +261,7 @@ fn names(nodes: [&Node; 2]) -> BTreeSet<String> {
     all
 }
 
-/// The value of a variable at a point: between −3 and 3, another for each name.
+/// The value of variable `name` at point number `point`: between −3 and 3, different for each name.
 fn coordinate(name: &str, point: u64) -> f64 {
     // FNV-1a, and a multiplication that spreads its last bits.
     let hash = name
@@ -272,7 +272,7 @@ fn coordinate(name: &str, point: u64) -> f64 {
     6.0 * unit - 3.0
 }
 
-/// Whether equal values may differ in what is left of a difference.
+/// Whether rounding may make the difference of equal values in this node other than 0.
 fn cancels(node: &Node) -> bool {
     match node {
         Node::Function(..) | Node::Op(Op::Add, _) => true,
@@ -282,7 +282,7 @@ fn cancels(node: &Node) -> bool {
     }
 }
 
-/// \sin\pi is 10⁻¹⁶ in f64; π·10⁻¹⁶ is no 0.
+/// Whether a value that should be 0 is 0 up to rounding: \sin\pi is 10⁻¹⁶ in f64, while π·10⁻¹⁶ is not 0.
 fn vanishes(zero: Complex, rest: Complex, node: &Node) -> bool {
     zero.abs() == 0.0 && rest.abs() <= 1e-13 && cancels(node)
 }
@@ -292,7 +292,7 @@ fn near(a: Complex, b: Complex) -> bool {
     a == b || a.abs().max(b.abs()).is_finite() && a.sub(b).abs() <= PRECISION * a.abs().max(b.abs())
 }
 
-/// What an answer's value may be read as: without its unit; `50 %` is a half, and, as its sign may be left out, 50.
+/// Whether two values are equal if a unit may be left out, and a percent sign: `50 %` equals both one half and 50.
 fn same_value(gold: &Node, given: &Node) -> bool {
     match (gold, given) {
         (Node::Unit(x, name), Node::Unit(y, name2)) => {
@@ -326,13 +326,13 @@ fn same_value(gold: &Node, given: &Node) -> bool {
     }
 }
 
-/// Whether `percents` are the part `part` of a whole.
+/// Whether `percents` is 100 times `part`.
 fn hundredfold(percents: &Node, part: &Node) -> bool {
     let hundred = Node::Number(Rational::new(100, 1).expect("a fraction"));
     numbers(percents, &Node::Op(Op::Mul, vec![part.clone(), hundred]))
 }
 
-/// Equal values: exactly where both are fractions, else at each of several points.
+/// Whether two values are equal: exactly if both are fractions, else at each of several points.
 fn numbers(gold: &Node, given: &Node) -> bool {
     if let (Some(x), Some(y)) = (exact(gold), exact(given)) {
         return x == y;

@@ -1,5 +1,5 @@
-//! Where the answer of a completion and of a dataset's row stands. Knows where mathematics begins and ends in a text,
-//! and nothing of what it means.
+//! Finds the text of the final answer in a completion and in a dataset row. It recognises where mathematics begins and
+//! ends in a text, but does not interpret it.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -13,7 +13,8 @@ use super::super::number::{is_meant, numbers};
 use super::equal::MAX_BYTES;
 use super::units::unit;
 
-/// The answer of a dataset's row; none where there is a solution without a mark or an answer too long to be compared.
+/// The answer in a dataset row; `None` if the cell is a solution without a marked answer, or the answer is too long to
+/// compare.
 pub(super) fn gold(answer: &Value) -> Option<String> {
     let text = match answer {
         Value::Number(number) => number.to_string(),
@@ -30,8 +31,8 @@ pub(super) fn gold(answer: &Value) -> Option<String> {
     (!text.is_empty() && text.len() <= MAX_BYTES).then_some(text)
 }
 
-/// Whether a text without a mark is a solution, whose answer nobody can tell, and not an answer: it has a broken box,
-/// or sentences. A few words are an answer.
+/// Whether a text without a mark is a whole solution, so that its answer cannot be told: it has a broken box, or
+/// sentences. A few words count as an answer.
 fn is_solution(text: &str) -> bool {
     static SENTENCE_END: LazyLock<Regex> = LazyLock::new(|| regex(r"\p{L}{2}[.!?]\s+\S|[.!?]\s+\p{Lu}"));
     let text = text.trim();
@@ -44,7 +45,7 @@ fn is_solution(text: &str) -> bool {
     words >= 4 && is_prose(text) && (words > 8 || sentence || text.contains('\n') || SENTENCE_END.is_match(text))
 }
 
-/// The final answer of a completion, if it has one. `strict`: only in a box or in `<answer>`.
+/// The final answer of a completion, if it has one. With `strict` it must be in a box or in `<answer>`.
 pub(super) fn answer_of(completion: &str, strict: bool) -> Option<&str> {
     if let Some(inside) = closed(completion) {
         // Tags may hold a sentence.
@@ -61,9 +62,9 @@ pub(super) fn answer_of(completion: &str, strict: bool) -> Option<&str> {
         .or_else(|| last_number(completion))
 }
 
-/// What is said at the start of `text`: a formula, or else the first sentence without its explanation.
+/// The answer at the start of `text`: a formula, or else the first sentence without its explanation.
 fn sentence(text: &str) -> Option<&str> {
-    /// What may follow an answer and changes nothing of it. More words are none of these: "5 times as many" is not 5.
+    /// Matches words that may follow an answer without changing it. Any other words do: "5 times as many" is not 5.
     static EXPLANATION: LazyLock<Regex> = LazyLock::new(|| {
         regex(
             r"(?x) ,?\s+(?:because|since)\b | [,;]\s+(?:as|which|so|thus|hence|therefore)\b
@@ -92,8 +93,8 @@ fn sentence(text: &str) -> Option<&str> {
     Some(said).filter(|answer| !answer.is_empty())
 }
 
-/// Without the signs that end a sentence. After digits and words `!` is one of them, and no factorial; that of `n!`
-/// and `(2n)!` stays.
+/// Removes the punctuation that ends a sentence. An `!` after digits and words is punctuation; in `n!` and `(2n)!` it
+/// is a factorial and stays.
 fn without_end(text: &str) -> &str {
     let text = text.trim_end_matches('*');
     let rest = text.trim_end_matches(['!', '?']);
@@ -105,7 +106,7 @@ fn without_end(text: &str) -> &str {
     if ends { rest } else { text }.trim_end_matches(['.', '*'])
 }
 
-/// The text without white space and colons before it, or what its stars emphasize: the 5 of `**5** because`.
+/// The text after leading white space and colons; if stars emphasize a part of it, that part: the 5 of `**5** because`.
 fn emphasized(text: &str) -> &str {
     let mut text = text;
     loop {
@@ -124,9 +125,9 @@ fn emphasized(text: &str) -> &str {
     }
 }
 
-/// The last number as it is written, unless something takes it back ("not 12", "x ≠ 12", "12th"): with its sign (as
-/// `gsm8k` has it), its denominator, the whole number before a fraction, its exponent, a percent sign. Numbers with
-/// nothing but commas between are one list.
+/// The last number as it is written, unless the words around it retract it ("not 12", "x ≠ 12", "12th"). It includes
+/// its sign (by the rules of `gsm8k`), denominator, the whole part of a mixed number, exponent and percent sign.
+/// Numbers separated only by commas are one list.
 fn last_number(text: &str) -> Option<&str> {
     let whole = |range: &Range<usize>| {
         let digits = text[range.clone()].trim_start_matches(['-', '\u{2212}']);
@@ -156,15 +157,15 @@ fn last_number(text: &str) -> Option<&str> {
     Some(&text[start..end])
 }
 
-/// A formula in a text.
+/// A formula found in a text.
 struct Formula<'t> {
-    /// Where the sign is that opens it.
+    /// Byte offset of the sign that opens the formula.
     start: usize,
     inside: &'t str,
 }
 
-/// The formulas of a text in order: `$…$`, `$$…$$`, `\(…\)` and `\[…\]` with something in them. One pass: what opens a
-/// formula makes what was open before it none.
+/// The formulas of a text in order: `$…$`, `$$…$$`, `\(…\)` and `\[…\]`, if not empty. Takes one pass: an opening sign
+/// cancels any formula that is still open before it.
 fn formulas(text: &str) -> impl Iterator<Item = Formula<'_>> {
     let bytes = text.as_bytes();
     let mut at = 0;
@@ -214,12 +215,14 @@ fn formulas(text: &str) -> impl Iterator<Item = Formula<'_>> {
     })
 }
 
-/// Whether `inside` is mathematics between two dollars, and not the text between two prices. `after` is what follows.
+/// Whether `inside`, between two dollar signs, is mathematics and not the text between two prices. `after` is the text
+/// after the second sign.
 fn is_formula(inside: &str, after: &[u8]) -> bool {
     !inside.trim().is_empty() && !after.first().is_some_and(u8::is_ascii_digit) && !is_prose(inside)
 }
 
-/// Whether a text has a sentence's end, two words without a unit behind each other, or at an end a word that joins.
+/// Whether a text is prose: it has the end of a sentence, two consecutive words that are no units, or begins or ends
+/// with a word such as "and" or "the".
 fn is_prose(text: &str) -> bool {
     const JOINING: [&str; 21] = [
         "and", "or", "to", "for", "of", "in", "on", "is", "so", "per", "but", "plus", "minus", "the", "at", "by",
@@ -244,7 +247,7 @@ fn is_prose(text: &str) -> bool {
     text.contains(". ")
 }
 
-/// The words of two letters and more that are neither commands of LaTeX nor in its `\text{…}`.
+/// The words of at least two letters that are neither LaTeX commands nor inside `\text{…}`.
 fn plain_words(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
     static WORD: LazyLock<Regex> =
         LazyLock::new(|| regex(r"\\(?:text\w*|mbox|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+|\p{L}{2,}"));

@@ -1,19 +1,19 @@
-//! LaTeX, or what a model writes in its place, to tokens. Knows no grammar.
+//! Splits LaTeX, or the plain notation that models use instead, into tokens.
 
-/// A piece of an answer.
+/// A token of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Token {
-    /// Digits with at most one point.
+    /// Digits with at most one decimal point.
     Number(String),
-    /// A name after a backslash (`frac`), or one that is read as if it had a backslash (`sqrt`).
+    /// The name of a LaTeX command (`frac` for `\frac`), or a word that is read as one (`sqrt`).
     Command(String),
-    /// The inside of `\text{…}`, or a word.
+    /// The text inside `\text{…}`, or a word.
     Text(String),
-    /// A variable, an operator, a bracket, `{` or `}`; `&` and `\` (a new row) in matrices.
+    /// A variable, an operator, a bracket, `{` or `}`; in matrices also `&` and `\` (for the row separator `\\`).
     Char(char),
 }
 
-/// Unicode's signs, as the LaTeX that says the same.
+/// Unicode signs and the LaTeX commands with the same meaning.
 const SIGNS: [(char, &str); 28] = [
     ('≈', "\\approx "),
     ('~', " "),
@@ -45,7 +45,7 @@ const SIGNS: [(char, &str); 28] = [
     ('¾', "\\frac{3}{4}"),
 ];
 
-/// What changes how an answer looks, and nothing else.
+/// LaTeX commands that change only the look of an answer; they are ignored.
 const SPACING: [&str; 28] = [
     "\\left",
     "\\right",
@@ -77,13 +77,13 @@ const SPACING: [&str; 28] = [
     "\\)",
 ];
 
-/// Words that stand for a command.
+/// Plain words that are read as LaTeX commands.
 const WORDS: [&str; 18] = [
     "mod", "sqrt", "pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan",
     "theta", "infty", "cup",
 ];
 
-/// The tokens of `text`. `thousands`: a comma before exactly three digits belongs to the number.
+/// The tokens of `text`. With `thousands`, a comma before exactly three digits belongs to the number.
 pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
     let text = plain(text);
     let chars: Vec<char> = text.chars().collect();
@@ -210,7 +210,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
     tokens
 }
 
-/// Without spacing commands, with `^` for `**`, and with thousands that LaTeX separates joined.
+/// The text without spacing commands, with `^` for `**`, and with numbers joined whose thousands LaTeX separates.
 fn plain(text: &str) -> String {
     let text = text.replace("**", "^").replace("{,}", "").replace(",\\! ", "").replace(",\\!", "");
     let mut text = without_thin_spaces(&text);
@@ -240,7 +240,7 @@ fn plain(text: &str) -> String {
     text
 }
 
-/// `12\,345` as one number.
+/// The text with thin spaces removed from numbers: `12\,345` becomes `12345`.
 fn without_thin_spaces(text: &str) -> String {
     let mut joined = String::new();
     let mut before = String::new();
@@ -256,7 +256,7 @@ fn without_thin_spaces(text: &str) -> String {
     joined
 }
 
-/// Where a number of digits in groups of three ends that begins at `at`; `at` if there is none.
+/// The end of a number with digits in groups of three that begins at `at`; `at` if there is none.
 fn thousands_end(chars: &[char], at: usize) -> usize {
     let digits = |from: usize| chars[from.min(chars.len())..].iter().take_while(|c| c.is_ascii_digit()).count();
     let mut end = at + digits(at);
@@ -270,7 +270,7 @@ fn thousands_end(chars: &[char], at: usize) -> usize {
     if end > first && chars.get(end) != Some(&',') { end } else { at }
 }
 
-/// The exponent of `e-3` at `at`, and where it ends.
+/// The exponent of ten written as `e-3` at position `at`, and the position after it.
 fn power_of_ten(chars: &[char], at: usize) -> Option<(i32, usize)> {
     if !matches!(chars.get(at), Some('e' | 'E')) {
         return None;
@@ -282,12 +282,13 @@ fn power_of_ten(chars: &[char], at: usize) -> Option<(i32, usize)> {
     Some((if chars[at + 1] == '-' { -places } else { places }, end))
 }
 
-/// `2e-3` is also 2e − 3; `1e-3`, `2.5e-3`, `2E-3` and `2e5` are nothing else.
+/// Whether an `e` after `number` may be Euler's number: `2e-3` may mean 2e − 3, while `1e-3`, `2.5e-3`, `2E-3` and
+/// `2e5` can only be powers of ten.
 fn ambiguous(chars: &[char], at: usize, number: &str) -> bool {
     chars[at] == 'e' && !chars[at + 1].is_ascii_digit() && !number.contains('.') && number != "1"
 }
 
-/// The decimal number `number` times ten to the power of `places`.
+/// The decimal `number` times ten to the power of `places`, as digits.
 fn shifted(number: &str, places: i32) -> String {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let zeros = "0".repeat(places.unsigned_abs() as usize);
@@ -301,7 +302,7 @@ fn shifted(number: &str, places: i32) -> String {
     format!("{whole}{moved}.{fraction}")
 }
 
-/// What stands in the braces that open at `at`, spaces before them apart, and where they end.
+/// The text inside the braces that open at `at` (after spaces), and the position after them.
 fn braced(chars: &[char], at: usize) -> (String, usize) {
     let start = at + chars[at..].iter().take_while(|c| c.is_whitespace()).count();
     if chars.get(start) != Some(&'{') {

@@ -1,11 +1,11 @@
-//! `math`: 1 if the completion's final answer is equal to the answer's, as mathematics and not as text, else 0.
+//! `math`: a reward of 1 if the completion's final answer equals the dataset's, as mathematics and not as text, else 0.
 //!
-//! The completion's answer is the inside of its last `\boxed{…}` or `<answer>`; else (unless `strict`) what follows
-//! the last "answer is", `Answer:` or `####`, else its last formula (`$…$`, `\(…\)`), else its last number
-//! (`extract`). Both answers are parsed (`parse`): numbers, fractions, roots, powers, functions, tuples, intervals,
-//! sets, lists, matrices, equations, inequalities, ratios, units. Fractions are compared exactly; other values to ten
-//! digits, and expressions with variables at six points (`equal`). What is not understood is equal to the same text
-//! alone. Nothing that a completion says is run, and the work is bounded by the answer's length.
+//! The completion's answer is the inside of its last `\boxed{…}` or `<answer>`; else (unless `strict`) the text after
+//! the last "answer is", `Answer:` or `####`, else its last formula (`$…$`, `\(…\)`), else its last number (`extract`).
+//! Both answers are parsed (`parse`): numbers, fractions, roots, powers, functions, tuples, intervals, sets, lists,
+//! matrices, equations, inequalities, ratios, units. Fractions are compared exactly; other values to ten digits, and
+//! expressions with variables at six points (`equal`). An answer that cannot be parsed equals only the same text. No
+//! part of a completion is executed, and the length of the answer bounds the work.
 //!
 //! Dataset: Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset",
 //! <https://arxiv.org/abs/2103.03874>.
@@ -28,9 +28,9 @@ use crate::batch::Verdict;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct MathOptions {
-    /// The dataset column with the answer, or with a solution that boxes it.
+    /// The dataset column with the answer, or with a solution whose answer is in a box.
     pub column: String,
-    /// Accept only an answer in `\boxed{}` or `<answer>`.
+    /// Whether only an answer in `\boxed{}` or `<answer>` is accepted.
     pub strict: bool,
 }
 
@@ -40,7 +40,7 @@ impl Default for MathOptions {
     }
 }
 
-/// The reward; see the module.
+/// The `math` reward; the header of `math/mod.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Math {
     options: MathOptions,

@@ -1,11 +1,11 @@
-//! Unit tests of OCaml, and how far a solution gets: parsed, typed, compiled with its tests, tested.
+//! Runs unit tests of OCaml, and reports how far a solution gets: parsed, typed, compiled with its tests, tested.
 //!
-//! A solution and its tests are two programs in two sandboxes, which share two pipes (`Sandbox::run_judged`).
-//! `tool.ml`, which has the compiler's own parser and types, compiles both: tests are compiled against the interface
-//! that the compiler infers, and each use of a value of the solution becomes a call of the other process, with the
-//! types that it has in that place (`describe.ml`). `carry.ml` carries arguments, results, exceptions, functions and
-//! what is changed in place; the tests' side checks every byte by those types. So no line of a solution is where a test
-//! is decided, and nothing that is expected is where a solution is. Knows no score.
+//! A solution and its tests are two programs in two sandboxes, connected by two pipes (`Sandbox::run_judged`).
+//! `tool.ml`, which links the compiler's own parser and type checker, compiles both. The tests are compiled against the
+//! interface that the compiler infers for the solution, and each use of a value of the solution becomes a call to the
+//! other process, with the types that the value has there (`describe.ml`). `carry.ml` transfers arguments, results,
+//! exceptions, functions and in-place changes; the tests' process checks every byte against those types. So no code of
+//! the solution runs where a test is decided, and no expected value reaches the solution.
 
 use super::sandbox::{End, JOB, Limits, Outcome, Sandbox};
 use super::source::UnitTests;
@@ -20,7 +20,7 @@ mod tests;
 
 pub(super) use self::staged::Staged;
 
-/// What the tool is made of, by file.
+/// The source files of the tool: name and contents.
 const SOURCES: [(&str, &str); 7] = [
     ("build.sh", include_str!("build.sh")),
     ("carry.ml", include_str!("carry.ml")),
@@ -31,18 +31,18 @@ const SOURCES: [(&str, &str); 7] = [
     ("judge.ml", include_str!("judge.ml")),
 ];
 
-/// Files by their names.
+/// Files as pairs of name and contents.
 type Files = Vec<(String, Vec<u8>)>;
 
-/// The tool and the runtime, built once in a process.
+/// The compiled tool and runtime, built once per process.
 static BUILT: Mutex<Option<Files>> = Mutex::new(None);
 
-/// The tool's files, written once.
+/// The directory with the tool's files, written once.
 #[derive(Default)]
 pub(super) struct Tool(Mutex<Option<Arc<TempDir>>>);
 
 impl Tool {
-    /// Puts the files into the directory of a job.
+    /// Copies the tool's files into the directory of a job.
     fn put(&self, job: &Path, limits: Limits, sandbox: &Sandbox) -> std::io::Result<()> {
         let mut own = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let place = match &*own {
@@ -67,36 +67,36 @@ impl Tool {
     }
 }
 
-/// What `prlimit` ends with if the program cannot be started, or is not there.
+/// Exit code of `prlimit` if the program cannot be started; [`NOT_FOUND`] is that of a missing program.
 const NOT_STARTED: i32 = 126;
 const NOT_FOUND: i32 = 127;
 
-/// How far building went.
+/// The result of building a solution with its tests.
 pub(super) enum Built {
-    /// Two programs, and what is to be known of them.
+    /// Both programs were built.
     Programs {
         solution: TempDir,
         judge: TempDir,
-        /// Assertions.
+        /// Number of assertions in the tests.
         of: usize,
-        /// How often the compiler warned of the solution.
+        /// Number of compiler warnings about the solution.
         warnings: usize,
-        /// The solution has a say in what its tests mean.
+        /// Whether the solution can influence the meaning of its tests, because they use its names.
         weak: bool,
     },
-    /// With the compiler's words.
+    /// There is no program; holds the reason and the compiler's messages.
     Not { why: NotBuilt, words: String },
 }
 
-/// Why there is no program.
+/// Why a solution was not built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum NotBuilt {
     Syntax,
     /// Compiling it takes too much time or memory.
     TooMuch,
-    /// So many definitions are ill-typed.
+    /// It has this many ill-typed definitions.
     Types(usize),
-    /// The solution is well-typed, but not with its tests.
+    /// It is well-typed by itself, but not with its tests.
     Tests,
 }
 
@@ -112,16 +112,16 @@ impl std::fmt::Display for NotBuilt {
     }
 }
 
-/// What decides how a solution is built, beside the solution and its tests.
+/// Settings of the build, beside the solution and its tests.
 #[derive(Clone, Copy)]
 pub(super) struct How {
-    /// Each ill-typed definition counts.
+    /// Whether each ill-typed definition is counted, instead of stopping at the first.
     pub count_errors: bool,
-    /// Tests that only fit a solution's own names of the standard library are no tests.
+    /// Whether tests are rejected that compile only because the solution redefines names of the standard library.
     pub strict: bool,
 }
 
-/// Builds a solution and its tests; an error is none of the solution's.
+/// Builds a solution and its tests. An `Err` is a failure of the machine, not of the solution.
 pub(super) fn build(
     solution: &str,
     unit: &UnitTests,
@@ -187,7 +187,7 @@ pub(super) fn build(
     Ok(Built::Not { why, words })
 }
 
-/// What the tool says.
+/// The parsed output of the build tool.
 struct Report<'a> {
     status: &'a str,
     warnings: usize,
@@ -211,7 +211,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// The tool's files. Built in the sandbox, too, once, and kept.
+/// The tool's files, built in the sandbox at the first call and kept.
 fn built(limits: Limits, sandbox: &Sandbox) -> std::io::Result<Files> {
     let mut tool = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(files) = &*tool {
@@ -274,7 +274,7 @@ pub(super) fn run(
     verdict(&text, of, &outcome).map_err(|why| std::io::Error::other(format!("its tests cannot be run: {why}")))
 }
 
-/// What the judge's lines say; an error is the tests'.
+/// Parses the output of the tests' process. An `Err` says what is wrong with the tests.
 fn verdict(text: &str, of: usize, outcome: &Outcome) -> Result<Verdict, String> {
     let mut results: Vec<Option<String>> = vec![None; of];
     let mut gone = None;

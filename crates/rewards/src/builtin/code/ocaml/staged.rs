@@ -1,25 +1,25 @@
 //! The staged reward of OCaml: 0.25 for types, 0.10 for compiling with the tests, 0.65 × the share of tests passed.
 //!
-//! Each ill-typed definition takes 0.05 of the 0.25; what cannot be parsed, or compiled in time, is worth 0. A
-//! full score loses up to 0.10 for style: 0.02 for each warning of the compiler, 0.01 for each line that is longer than
-//! 100 characters or ends in a blank. A degenerate completion has 0.3 of its score. Runs nothing.
+//! Each ill-typed definition takes 0.05 off the 0.25. A solution that cannot be parsed, or compiled in time, scores 0.
+//! A full score loses up to 0.10 for style: 0.02 for each compiler warning, 0.01 for each line that is longer than 100
+//! characters or ends in a blank. A degenerate completion gets 0.3 of its score.
 
 use super::NotBuilt;
 use std::collections::HashSet;
 
-/// What a completion has earned.
+/// The score of a completion, by stages.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in super::super) struct Staged {
     pub types: f64,
     pub compile: f64,
     pub tests: f64,
     pub style: f64,
-    /// Why the completion is degenerate, if it is.
+    /// Why the completion counts as degenerate, if it does.
     pub degenerate: Option<&'static str>,
 }
 
 impl Staged {
-    /// The stages of a solution that was not built.
+    /// The stages of a solution that could not be built.
     pub fn not_built(why: NotBuilt) -> Staged {
         let types = match why {
             NotBuilt::Syntax | NotBuilt::TooMuch => 0.0,
@@ -38,7 +38,7 @@ impl Staged {
         Staged { types: 0.25, compile: 0.10, tests, style, degenerate: None }
     }
 
-    /// The score of `completion`, whose program is `solution`.
+    /// Adds what depends on the text of `completion`, whose program is `solution`.
     pub fn of(mut self, completion: &str, solution: &str) -> Staged {
         self.degenerate = degenerate(completion, solution);
         self
@@ -52,7 +52,8 @@ impl Staged {
     }
 }
 
-/// Whether a completion is one that earns without solving: repetition, prose, a spam of code blocks, stubs.
+/// Says why a completion collects points without solving the task, if it does: repetition, prose, many code blocks,
+/// stubs.
 fn degenerate(completion: &str, solution: &str) -> Option<&'static str> {
     let fences = completion.lines().filter(|line| line.trim_start().starts_with("```")).count();
     if fences > 8 {
@@ -85,7 +86,7 @@ fn degenerate(completion: &str, solution: &str) -> Option<&'static str> {
     (!code.contains("let ") || stubs > 0 && 2 * stubs >= items.len()).then_some("a stub")
 }
 
-/// A source without its comments; strings that look like comments do not matter here.
+/// The source without its comments. String literals that look like comments are removed too, which does no harm here.
 fn without_comments(source: &str) -> String {
     let (mut code, mut depth, mut rest) = (String::new(), 0usize, source);
     while let Some(c) = rest.chars().next() {

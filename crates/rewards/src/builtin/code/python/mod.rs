@@ -1,10 +1,10 @@
-//! Unit tests of Python: assertions about calls of a program's functions.
+//! Runs unit tests of Python: assertions that call functions of a completion's program.
 //!
-//! Two sandboxes, one for the program (`program.py`) and one for its tests (`judge.py`). They share two pipes
-//! (`port.py`) and nothing else: the tests call the program's functions. Plain values are copied (`values.py`); for any
-//! other object the tests get a mirror, which passes each use of it on to the program (`mirrors.py`). Where an
-//! assertion is decided there is no code, file, process or memory of the program; what is expected is never where the
-//! program is. Each call has a fresh number, each verdict the run's nonce. Knows no score.
+//! There are two sandboxes, one for the program (`program.py`) and one for its tests (`judge.py`), connected only by
+//! two pipes (`port.py`), through which the tests call the program's functions. Plain values are copied (`values.py`).
+//! For any other object the tests get a mirror, which forwards each use to the program (`mirrors.py`). So the sandbox
+//! that decides an assertion holds no code, file, process or memory of the program, and expected values never reach the
+//! program. Each call has a fresh number, and each verdict has the nonce of this test run.
 
 use super::sandbox::{End, JOB, Limits, Outcome, Sandbox};
 use super::source::UnitTests;
@@ -14,13 +14,14 @@ use serde_json::json;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What both sides run, and then each.
+/// The Python files that both sandboxes run, before their own.
 const BOTH: [&str; 3] = [include_str!("values.py"), include_str!("port.py"), include_str!("mirrors.py")];
 const PROGRAM: [&str; 1] = [include_str!("program.py")];
 const JUDGE: [&str; 4] =
     [include_str!("reading.py"), include_str!("pytest.py"), include_str!("judge.py"), include_str!("running.py")];
 
-/// Makes a file of bytecode of the source on standard input. Compiling takes as long as a short test.
+/// A script that compiles the Python source on standard input to bytecode. Compiling takes as long as a short test, so
+/// the result is kept.
 const COMPILE: &str = "import sys, marshal, importlib.util as u
 code = compile(sys.stdin.buffer.read(), sys.argv[1], 'exec')
 sys.stdout.buffer.write(u.MAGIC_NUMBER + bytes(12) + marshal.dumps(code))";
@@ -33,20 +34,20 @@ const COMPILE_LIMITS: Limits = Limits {
     disk_mb: 1,
     compiles: false,
 };
-/// `program` and `judge` as the sandbox's interpreter compiles them, once it has.
+/// The bytecode of `program.py` and `judge.py`, compiled by the sandbox's interpreter at the first use.
 static COMPILED: Mutex<Option<Arc<[Vec<u8>; 2]>>> = Mutex::new(None);
 
-/// What the judge says of a test, or of all.
+/// A message from the sandbox of the tests, about one test or all.
 #[derive(Deserialize)]
 enum Word {
     #[serde(rename = "failure")]
     Test(Option<String>),
-    /// The tests themselves cannot be run.
+    /// The tests themselves cannot be run, for this reason.
     #[serde(rename = "broken")]
     Broken(String),
 }
 
-/// Judges `source`, the completion's program. `prompt` is code that a completion may continue with.
+/// Runs the tests of `source`, the program of the completion. `prompt` is code that the completion may continue.
 pub(super) fn judge(
     source: &str,
     prompt: &str,
@@ -78,7 +79,7 @@ pub(super) fn judge(
     verdict(sandbox, unit, &nonce, &outcome)
 }
 
-/// The two sides' bytecode.
+/// The bytecode of both sandboxes' scripts.
 fn compiled(sandbox: &Sandbox) -> std::io::Result<Arc<[Vec<u8>; 2]>> {
     let mut cache = COMPILED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(compiled) = &*cache {

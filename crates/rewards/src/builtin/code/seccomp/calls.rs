@@ -1,10 +1,10 @@
-//! The lists of system calls.
+//! The lists of system calls that the seccomp filters allow or refuse.
 
 macro_rules! calls {
     ($($call:ident)*) => { &[$(libc::$call),*] };
 }
 
-/// What programs of every kind may call.
+/// System calls that every program may make.
 pub const ALLOWED: &[i64] = calls! {
     // Files.
     SYS_read SYS_write SYS_close SYS_fstat SYS_lseek SYS_pread64 SYS_pwrite64 SYS_readv SYS_writev SYS_preadv
@@ -39,7 +39,7 @@ pub const ALLOWED: &[i64] = calls! {
     SYS_getpeername SYS_setsockopt SYS_getsockopt
 };
 
-/// What only this architecture ever had.
+/// Allowed system calls that exist only on x86-64.
 #[cfg(target_arch = "x86_64")]
 pub const ALLOWED_OLD: &[i64] = calls! {
     SYS_open SYS_creat SYS_stat SYS_lstat SYS_poll SYS_access SYS_pipe SYS_select SYS_dup2 SYS_pause SYS_alarm
@@ -50,11 +50,12 @@ pub const ALLOWED_OLD: &[i64] = calls! {
 #[cfg(not(target_arch = "x86_64"))]
 pub const ALLOWED_OLD: &[i64] = &[];
 
-/// What kernels of today have and older headers lack, the same number everywhere: `futex_waitv`, `map_shadow_stack`,
-/// `futex_wake`, `futex_wait`, `futex_requeue` and `mseal`.
+/// Allowed system calls that older libc headers lack, with the same number on every architecture: `futex_waitv`,
+/// `map_shadow_stack`, `futex_wake`, `futex_wait`, `futex_requeue` and `mseal`.
 pub const ALLOWED_NEW: &[i64] = &[449, 453, 454, 455, 456, 462];
 
-/// In namespaces of one's own there is nobody else. But one process group, so that a signal stops all of it at once.
+/// System calls allowed only in a process namespace, where no other processes can be reached. None creates a second
+/// process group, so that one signal stops all processes at once.
 pub const OF_NAMESPACE: &[i64] = calls! {
     SYS_kill SYS_tkill SYS_tgkill SYS_rt_sigqueueinfo SYS_rt_tgsigqueueinfo SYS_pidfd_open SYS_pidfd_send_signal
     SYS_prlimit64 SYS_setpriority SYS_sched_setaffinity SYS_sched_setscheduler
@@ -68,7 +69,8 @@ pub const OF_NAMESPACE_OLD: &[i64] = calls! {
 #[cfg(not(target_arch = "x86_64"))]
 pub const OF_NAMESPACE_OLD: &[i64] = &[];
 
-/// Without: what programs are used to be refused (EPERM). Whatever is in no list does not exist.
+/// Without namespaces, system calls that fail with EPERM, an error that programs expect. A call in no list fails with
+/// ENOSYS.
 pub const REFUSED: &[i64] = calls! {
     // Sockets and other ways to talk to processes.
     SYS_socket SYS_connect SYS_bind SYS_shmget SYS_shmat SYS_shmctl SYS_msgget SYS_msgsnd SYS_msgrcv SYS_msgctl
@@ -93,5 +95,5 @@ pub const REFUSED_OLD: &[i64] = calls! {
 };
 #[cfg(not(target_arch = "x86_64"))]
 pub const REFUSED_OLD: &[i64] = &[];
-/// `fchmodat2`, `setxattrat` and `removexattrat`.
+/// Refused system calls that older libc headers lack: `fchmodat2`, `setxattrat` and `removexattrat`.
 pub const REFUSED_NEW: &[i64] = &[452, 463, 466];

@@ -1,5 +1,5 @@
-//! The value of a [`Node`]: an exact fraction where it is one, else a complex number in f64 at given values of its
-//! variables. Knows nothing of when two answers are equal.
+//! Evaluates a [`Node`]: to an exact fraction where possible, else to a complex number in f64, given the values of its
+//! variables. Independent of when two answers are equal.
 
 mod residues;
 
@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 const TRIGONOMETRIC: [&str; 6] = ["sin", "cos", "tan", "cot", "sec", "csc"];
 
-/// The value if it is a fraction and has room.
+/// The exact value, if it is a fraction that fits a [`Rational`].
 pub(super) fn exact(node: &Node) -> Option<Rational> {
     match node {
         Node::Number(number) => Some(*number),
@@ -59,7 +59,7 @@ pub(super) fn exact(node: &Node) -> Option<Rational> {
     }
 }
 
-/// One value of two.
+/// The exact value of an operation that chooses or computes one value from two (maximum, greatest common divisor, …).
 fn of_two(op: Op, a: Rational, b: Rational) -> Option<Rational> {
     let less = b.add(a.neg()?)?.parts().0 > 0;
     match op {
@@ -145,12 +145,13 @@ impl Complex {
     }
 }
 
-/// The value with each variable's value from `point`; none for what has no value.
+/// The value of a node, with the values of variables from `point`; `None` if it is undefined.
 pub(super) fn value(node: &Node, point: &dyn Fn(&str) -> f64) -> Option<Complex> {
     value_with(node, point, 1.0)
 }
 
-/// The value in which a degree is `degree`: 1 where it is a unit that may be left out, π/180 of a sine.
+/// The value of a node when a degree counts as `degree`: 1 where it is a unit that may be left out, π/180 as the
+/// argument of a sine.
 fn value_with(node: &Node, point: &dyn Fn(&str) -> f64, degree: f64) -> Option<Complex> {
     let of = |node: &Node| value_with(node, point, degree);
     let value = match node {
@@ -213,7 +214,7 @@ fn value_with(node: &Node, point: &dyn Fn(&str) -> f64, degree: f64) -> Option<C
     (finite || infinite(node)).then_some(value)
 }
 
-/// ∞ and −∞ themselves.
+/// Whether a node is ∞ or −∞ itself.
 fn infinite(node: &Node) -> bool {
     match node {
         Node::Infinity => true,
@@ -222,7 +223,7 @@ fn infinite(node: &Node) -> bool {
     }
 }
 
-/// The principal root; of a negative real number of odd degree, the real one.
+/// The principal root; for a negative real number and an odd degree, the real root.
 fn root(x: Complex, degree: Complex) -> Option<Complex> {
     let odd = degree.im == 0.0 && degree.re.rem_euclid(2.0) == 1.0;
     Some(match (x.im == 0.0, x.re < 0.0) {
@@ -257,7 +258,7 @@ fn function(name: &str, x: Complex, base: Option<Complex>) -> Option<Complex> {
     })
 }
 
-/// The variables of a node.
+/// Adds the names of the variables in a node to `names`.
 pub(super) fn variables(node: &Node, names: &mut BTreeSet<String>) {
     match node {
         Node::Symbol(name) if !["pi", "e", "i"].contains(&name.as_str()) => {

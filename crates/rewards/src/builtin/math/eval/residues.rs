@@ -1,19 +1,21 @@
-//! Fractions that have no room in a `Rational`, modulo large primes: 2^{200} is 4^{100} and not 2^{200}+1.
+//! Computes fractions that do not fit a `Rational` modulo large primes, which shows that 2^{200} equals 4^{100} and not
+//! 2^{200}+1.
 
 use super::super::super::rational::Rational;
 use super::super::parse::{Node, Op};
 use super::exact;
 
-/// Different numbers of an answer's length with equal remainders modulo all of them are not found by chance.
+/// The primes. Two different numbers that an answer can write will not have equal remainders modulo all three by
+/// chance.
 const PRIMES: [u64; 3] = [(1 << 61) - 1, (1 << 62) - 57, (1 << 63) - 25];
 
-/// Higher powers and factorials are not computed.
+/// The largest power or factorial that is computed.
 const MAX_STEPS: i128 = 10_000;
 
 /// A number modulo each of [`PRIMES`].
 pub(in super::super) type Residues = [u64; 3];
 
-/// The value modulo large primes, of what is a fraction whatever its size.
+/// The value of a node modulo the primes, if it is a fraction of any size.
 pub(in super::super) fn residues(node: &Node) -> Option<Residues> {
     if let Some(value) = exact(node) {
         return of(value);
@@ -58,7 +60,7 @@ fn raised(x: Residues, exponent: u128) -> Residues {
     power(x, [exponent; 3])
 }
 
-/// x to the power of another exponent for each prime.
+/// `x` to the power of an exponent, which is given separately for each prime.
 fn power(mut x: Residues, mut exponents: [u128; 3]) -> Residues {
     let mut product = [1; 3];
     while exponents.iter().any(|exponent| *exponent > 0) {
@@ -70,7 +72,7 @@ fn power(mut x: Residues, mut exponents: [u128; 3]) -> Residues {
     product
 }
 
-/// With Fermat's inverse; none if the divisor is 0 modulo any of the primes.
+/// `x / y` by Fermat's inverse; `None` if `y` is 0 modulo any of the primes.
 fn divided(x: Residues, y: Residues) -> Option<Residues> {
     let inverse = power(y, PRIMES.map(|p| u128::from(p) - 2));
     (!y.contains(&0)).then(|| multiplied(x, inverse))

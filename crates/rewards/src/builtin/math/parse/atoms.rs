@@ -1,4 +1,4 @@
-//! The parts of a product: numbers, variables, brackets, commands, matrices.
+//! Parses the factors of a product: numbers, variables, brackets, commands, matrices.
 
 use super::super::super::rational::Rational;
 use super::super::lex::Token;
@@ -67,7 +67,7 @@ impl Parser {
         }
     }
 
-    /// Where `^\circ` or `^{\circ}` ends that stands here.
+    /// The position after a degree sign `^\circ` or `^{\circ}` at the current position.
     fn circle(&self) -> Option<usize> {
         let circ = |token: &Token| matches!(token, Token::Command(c) if c == "circ");
         match self.tokens.get(self.at..)? {
@@ -77,8 +77,8 @@ impl Parser {
         }
     }
 
-    /// What makes a mixed number of the whole one at `start`, if that is one and a fraction of two follows: the 4/5
-    /// of `1 4/5` and of `1\frac{4}{5}`. Looks before it reads: whatever else `\frac` has is a factor.
+    /// Parses the fraction of a mixed number: the 4/5 of `1 4/5` and of `1\frac{4}{5}`. There must be an integer at
+    /// `start` and a fraction of two integers after it, which is checked before reading. Any other `\frac` is a factor.
     fn fraction_of(&mut self, start: usize) -> Option<Option<Node>> {
         let digits = |token: &Token| matches!(token, Token::Number(digits) if !digits.contains('.'));
         let (whole, rest) = self.tokens.get(start..)?.split_first()?;
@@ -104,7 +104,7 @@ impl Parser {
         Some(self.primary())
     }
 
-    /// `^2`, `^{-1}`, and as models write it `^10` and `^-1`.
+    /// Parses an exponent: `^2`, `^{-1}`, and the forms `^10` and `^-1` that models write.
     pub(super) fn exponent(&mut self) -> Option<Node> {
         match self.peek()? {
             Token::Number(_) => self.primary(),
@@ -113,7 +113,7 @@ impl Parser {
         }
     }
 
-    /// `{…}`, or one sign: `\frac12` is a half.
+    /// Parses an argument of a command: `{…}`, or one sign, so that `\frac12` is a half.
     pub(super) fn argument(&mut self) -> Option<Node> {
         if self.skip('{') {
             let node = self.list()?;
@@ -186,7 +186,7 @@ impl Parser {
         Some(Node::Symbol(name))
     }
 
-    /// `(…)` of one is a group, of several a tuple or an interval.
+    /// Parses brackets: with one value inside they are a group, with several a tuple or an interval.
     fn brackets(&mut self, open: char) -> Option<Node> {
         let bars = std::mem::take(&mut self.bars);
         let mut items = self.items()?;
@@ -267,7 +267,7 @@ impl Parser {
         }
     }
 
-    /// `(1, 2)` or `\{1, 2\}`, of which one value is made.
+    /// Parses the arguments `(1, 2)` or `\{1, 2\}` of an operation on several values, such as a maximum.
     fn of_several(&mut self, op: Op) -> Option<Node> {
         let braces = self.skip_command("{");
         if !(braces || self.skip('(')) {
@@ -323,7 +323,7 @@ impl Parser {
         rows.iter().all(|row| row.len() == width).then_some(Node::Matrix(rows))
     }
 
-    /// `{pmatrix}`
+    /// Parses the name of an environment, as `{pmatrix}`.
     fn environment(&mut self) -> Option<String> {
         if !self.skip('{') {
             return None;
@@ -340,7 +340,7 @@ impl Parser {
     }
 }
 
-/// `1`, and `max`, which is read as a product of letters.
+/// An index as text: `1`, or `max`, which was parsed as a product of letters.
 fn index(node: &Node) -> Option<String> {
     match node {
         Node::Number(n) => Some(n.integer()?.to_string()),
@@ -350,7 +350,7 @@ fn index(node: &Node) -> Option<String> {
     }
 }
 
-/// `0.1` and `6` are 0.1666…
+/// The value of a repeating decimal: digits `0.1` and period `6` are 0.1666…
 fn repeating(digits: &str, period: &str) -> Option<Node> {
     let start = Rational::decimal(digits)?;
     let places = digits.len() - digits.find('.')? - 1;

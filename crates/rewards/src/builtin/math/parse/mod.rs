@@ -1,4 +1,4 @@
-//! Tokens to a [`Node`]: the grammar of short answers, of which a whole text or nothing is understood.
+//! Parses tokens to a [`Node`]. The grammar is that of short answers; a text is parsed as a whole or not at all.
 
 mod atoms;
 mod terms;
@@ -8,7 +8,7 @@ use super::lex::{Token, tokens};
 use super::units::{introduces, never_unit};
 use terms::{Units, negative};
 
-/// How a sum, a root, … is made of its parts.
+/// An operation that makes one value from others: a sum, a root, …
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
     Add,
@@ -16,9 +16,9 @@ pub(super) enum Op {
     Mul,
     Div,
     Pow,
-    /// First one value, then the other.
+    /// `a ± b`: its operands are a and b.
     PlusMinus,
-    /// The degree, then what is under the root.
+    /// A root; its operands are the degree and the radicand.
     Root,
     Factorial,
     Binomial,
@@ -34,54 +34,55 @@ pub(super) enum Op {
     Lcm,
 }
 
-/// An answer.
+/// A parsed answer, as a tree.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Node {
     Number(Rational),
-    /// A number without room in a [`Rational`].
+    /// An integer that does not fit a [`Rational`], as digits.
     Large(String),
     Symbol(String),
     Infinity,
     Op(Op, Vec<Node>),
-    /// `sin`, …, of one argument; `log` with its base.
+    /// A function such as `sin` of one argument; for `log` also the base.
     Function(String, Box<Node>, Option<Box<Node>>),
-    /// Digits in a base.
+    /// Digits of a number in the given base.
     Based(String, u32),
     Text(String),
-    /// `(…)`, `[…)`, `{…}`, … of several, or a list without brackets (both spaces).
+    /// A list of values in brackets `(…)`, `[…)`, `{…}`, …; `open` and `close` are spaces for a list without brackets.
     List {
         open: char,
         close: char,
         items: Vec<Node>,
     },
     Union(Vec<Node>),
-    /// `3:2`
+    /// A ratio such as `3:2`.
     Ratio(Vec<Node>),
     Matrix(Vec<Vec<Node>>),
-    /// Sides, and the signs between them: `=`, `<`, `>`, `≤`, `≥`, `≠`.
+    /// A relation: its sides, and the signs between them: `=`, `<`, `>`, `≤`, `≥`, `≠`.
     Relation(Vec<Node>, Vec<char>),
-    /// The second, of which the first is an element.
+    /// Membership, x ∈ S: the element and the set.
     Member(Box<Node>, Box<Node>),
     Unit(Box<Node>, String),
     Percent(Box<Node>),
 }
 
-/// Deeper answers are not understood.
+/// The deepest nesting of an answer that is parsed.
 const MAX_DEPTH: usize = 60;
 
-/// Nor are longer ones: `5!!!…` is as deep as it is long, and what compares answers takes a step for each level.
+/// The most tokens of an answer that is parsed: the tree of `5!!!…` is as deep as the text is long, and comparing
+/// recurses once per level.
 const MAX_TOKENS: usize = 600;
 
-/// How what may be read in two ways is read.
+/// How to read notations that have two meanings.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reading {
-    /// A comma before exactly three digits belongs to the number.
+    /// Whether a comma before exactly three digits belongs to the number.
     pub thousands: bool,
-    /// `\log` without a base has base 10, not e.
+    /// Whether `\log` without a base has base 10, not e.
     pub decimal_log: bool,
 }
 
-/// The answer that `text` writes; none if any part of it is not understood.
+/// Parses an answer; `None` if any part of `text` cannot be parsed.
 pub(super) fn parse(text: &str, reading: Reading) -> Option<Node> {
     // "42..." continues, nobody knows how.
     if ["..", "…", "\\dots", "\\ldots", "\\cdots"]
@@ -115,11 +116,11 @@ struct Parser {
     tokens: Vec<Token>,
     at: usize,
     depth: usize,
-    /// Open `|`.
+    /// Number of open `|` bars.
     bars: usize,
-    /// Where the last mixed number began.
+    /// The position where the last mixed number began.
     mixed: Option<usize>,
-    /// There is a `\equiv`, of which `\mod` says in what sense.
+    /// Whether the text contains `\equiv`; `\mod` then belongs to that relation and is no remainder.
     congruence: bool,
 }
 
@@ -172,7 +173,7 @@ impl Parser {
         }
     }
 
-    /// Answers between commas: one stands for itself.
+    /// Parses answers between commas; a single one stays as it is.
     fn list(&mut self) -> Option<Node> {
         let start = self.at;
         let mut items = self.items()?;
@@ -230,7 +231,7 @@ impl Parser {
         Some(if signs.is_empty() { sides.remove(0) } else { Node::Relation(sides, signs) })
     }
 
-    /// Words that follow `first`.
+    /// Parses the words after `first` into one text.
     fn words(&mut self, first: String) -> Option<Node> {
         let mut text = first;
         while let Some(Token::Text(more)) = self.peek() {

@@ -1,9 +1,9 @@
-//! The units of a sum's terms: 3 apples and 4 oranges are no 7.
+//! Checks the units of the terms of a sum: 3 apples plus 4 oranges is not 7.
 
 use super::super::units::{power, unit};
 use super::{Node, Op};
 
-/// −5 cm is a number of centimetres, not less than nothing of 5 cm.
+/// The negative of a node, with the sign inside of the unit: −5 cm is −5 in centimetres.
 pub(super) fn negative(node: Node) -> Node {
     match node {
         Node::Unit(inside, name) => Node::Unit(negative(*inside).into(), name),
@@ -12,19 +12,19 @@ pub(super) fn negative(node: Node) -> Node {
     }
 }
 
-/// What the terms of a sum that have been read are numbers of.
+/// The units of the terms of a sum that have been parsed so far.
 #[derive(Default)]
 pub(super) struct Units {
     name: Option<String>,
-    /// Whether a number without unit was among them.
+    /// Whether a term without unit was among them.
     plain: bool,
-    /// Whether the last term's unit is that of all.
+    /// Whether the last term's unit applies to the whole sum.
     of_all: bool,
 }
 
 impl Units {
-    /// The term, if its unit is that of the others. The unit of the last is that of all where no other has one:
-    /// `1+2\sqrt3 \text{ cm}`. What has a variable may have any.
+    /// Returns the term if its unit agrees with those of the other terms, else `None`. If only the last term has a
+    /// unit, it applies to the whole sum: `1+2\sqrt3 \text{ cm}`. A term with a variable agrees with any unit.
     pub fn of_term(&mut self, term: Node, last: bool) -> Option<Node> {
         match name_of(&term) {
             Some(name) if self.name.as_ref().is_some_and(|other| *other != name) => None,
@@ -56,7 +56,7 @@ impl Units {
     }
 }
 
-/// The unit of a product, in the name that stands for all of it.
+/// The unit of a product, as the canonical name of that unit.
 fn name_of(node: &Node) -> Option<String> {
     match node {
         Node::Unit(_, name) => {
