@@ -1,4 +1,4 @@
-//! A vocabulary of single characters, built in memory.
+//! Tokenizers whose tokens are single characters, built in memory.
 
 use super::{SpecialTokens, Tokenizer, failed};
 use crate::Result;
