@@ -19,9 +19,9 @@ pub struct KvCache {
 /// The KV-cache pages of one layer.
 #[derive(Debug)]
 pub(crate) struct LayerPages {
-    /// Keys: [pages, KV heads, head dim, 64 positions].
+    /// Keys: `[pages, KV heads, head dim, 64 positions]`.
     pub keys: Tensor,
-    /// Values: [pages, KV heads, 64 positions, head dim].
+    /// Values: `[pages, KV heads, 64 positions, head dim]`.
     pub values: Tensor,
 }
 

@@ -19,7 +19,7 @@ pub struct Dropout {
     p: f64,
     seed: u64,
     step: u64,
-    /// Index in the optimizer batch of each row's sequence [rows].
+    /// Index in the optimizer batch of each row's sequence `[rows]`.
     samples: Tensor,
 }
 

@@ -15,7 +15,7 @@ pub struct InferRows {
     device: Tensor,
     /// Copy of the lists in host memory.
     staging: Vec<u32>,
-    /// Block tables as they were last set: [tables, table_len].
+    /// Block tables as they were last set: `[tables, table_len]`.
     tables: Vec<u32>,
     table_len: usize,
     lists: Lists,

@@ -108,7 +108,7 @@ struct TiedEmbeddingGrads {
     places: Vec<u32>,
     /// The token id of each row of `sums`.
     ids: Vec<u32>,
-    /// The gradient sums [rows allocated, H].
+    /// The gradient sums `[rows allocated, H]`.
     sums: Tensor,
 }
 

@@ -14,9 +14,9 @@ use kernels::{Context, Error, Matrix, Memory, Result, Tensor, View, ViewMut};
 /// read in the forward pass and for the gradient of the input only.
 #[derive(Debug)]
 pub struct Linear {
-    /// Weight [outputs, inputs].
+    /// Weight `[outputs, inputs]`.
     pub matrix: Matrix,
-    /// Bias [outputs].
+    /// Bias `[outputs]`.
     pub bias: Option<Tensor>,
     /// LoRA matrices of this layer. Present in the parameters of an adapter, and in the gradients and optimizer moments
     /// of an adapter.
@@ -27,9 +27,9 @@ pub struct Linear {
 /// adds `s · B_i A_i` to the output rows from `first[i]`.
 #[derive(Debug)]
 pub struct LowRank {
-    /// The matrices A_i stacked: [sum of the ranks, inputs].
+    /// The matrices A_i stacked: `[sum of the ranks, inputs]`.
     pub a: Matrix,
-    /// The matrices B_i, each [outputs of part i, rank].
+    /// The matrices B_i, each `[outputs of part i, rank]`.
     pub b: Vec<Matrix>,
     /// First output row of each block.
     pub first: Vec<usize>,
@@ -57,7 +57,7 @@ impl LowRank {
 /// The input of a linear layer in the forward pass, as its backward pass needs it.
 #[derive(Clone, Copy)]
 pub(crate) struct SavedInput<'a> {
-    /// The layer's input [rows, inputs].
+    /// The layer's input `[rows, inputs]`.
     pub x: View<'a>,
     /// The adapters of these rows.
     pub low_rank: LowRankRows<'a>,
@@ -67,8 +67,8 @@ pub(crate) struct SavedInput<'a> {
 }
 
 impl Linear {
-    /// Forward: y = x Wᵀ + b, then y += s · (x Aᵀ) Bᵀ for the rows that have an adapter. `x` is [rows, inputs]; `y`,
-    /// [rows, outputs], is overwritten.
+    /// Forward: y = x Wᵀ + b, then y += s · (x Aᵀ) Bᵀ for the rows that have an adapter. `x` is `[rows, inputs]`; `y`,
+    /// `[rows, outputs]`, is overwritten.
     ///
     /// The adapter's term is added after the bias (PEFT's order), so that an adapter whose B is 0 changes no bit. With
     /// dropout some inputs of A are zeroed.
@@ -93,8 +93,8 @@ impl Linear {
         ctx.fuses_gates(&self.matrix)
     }
 
-    /// For the fused weight of gate and up: y = f(x Wgateᵀ) ⊙ x Wupᵀ. `y`, [rows, outputs / 2], is overwritten; `kept`,
-    /// [rows, outputs], gets what the backward pass needs.
+    /// For the fused weight of gate and up: y = f(x Wgateᵀ) ⊙ x Wupᵀ. `y`, `[rows, outputs / 2]`, is overwritten; `kept`,
+    /// `[rows, outputs]`, gets what the backward pass needs.
     pub(crate) fn forward_gated(
         &self,
         ctx: &Context,
@@ -107,7 +107,7 @@ impl Linear {
         glu::fused(ctx, glu::Fused { activation, x, w: &self.matrix, bias, kept, y })
     }
 
-    /// Backward: the gradient of the input dX = dY W + s · (dY B) A overwrites `d_x`, [rows, inputs]. The gradients of
+    /// Backward: the gradient of the input dX = dY W + s · (dY B) A overwrites `d_x`, `[rows, inputs]`. The gradients of
     /// weight (dYᵀ X), bias (Σ dY) and adapter accumulate into `grad`. Frozen parameters have no elements in `grad`,
     /// and their gradients are not computed.
     pub(crate) fn backward(

@@ -57,7 +57,7 @@ impl Weights {
         self.version += 1;
     }
     /// The matrix of the head: `[V, H]`, which turns hidden states into logits (the embedding where the two are tied),
-    /// or [labels, H] of a score head.
+    /// or `[labels, H]` of a score head.
     pub fn head(&self) -> &Matrix {
         self.params.head.as_ref().unwrap_or(&self.params.embedding)
     }

@@ -23,7 +23,7 @@ pub struct Params {
     pub layers: Vec<Layer>,
     /// Weight of the final norm `[H]`.
     pub norm: Tensor,
-    /// Head `[V, H]`, absent where it is tied to the embedding; or a score head [labels, H].
+    /// Head `[V, H]`, absent where it is tied to the embedding; or a score head `[labels, H]`.
     pub head: Option<Matrix>,
     /// Specification of each tensor of [`Params::tensors`].
     specs: Vec<ParamSpec>,

@@ -15,7 +15,7 @@ pub struct Part {
     pub name: String,
     /// The rows of the parameter that hold this tensor.
     pub rows: Range<usize>,
-    /// The tensor's shape in files: [rows, inputs] of a matrix, [rows] of a vector.
+    /// The tensor's shape in files: `[rows, inputs]` of a matrix, `[rows]` of a vector.
     pub shape: Vec<usize>,
 }
 

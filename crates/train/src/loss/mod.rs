@@ -8,9 +8,9 @@
 //!   term of the loss's own (`cispo`, `sapo`, `vespo`);
 //! - r = e^ρ: the importance ratio, with ρ = log π_θ − log π_old of the token or of the sequence (`ratio`);
 //! - K: the KL divergence to the reference model (`kl`), with weight β;
-//! - w_s: the weight of the sequence's tokens, in which `grpo`, `bnpo`, `dr_grpo`, `dapo` and `luspo` differ. It depends
-//!   on the [`Normalizer`] of the whole optimizer batch, which is known before the first micro-batch, so that cutting
-//!   the batch into micro-batches changes nothing;
+//! - w_s: the weight of the sequence's tokens, in which `grpo`, `bnpo`, `dr_grpo`, `dapo` and `luspo` differ. It
+//!   depends on the [`Normalizer`] of the whole optimizer batch, which is known before the first micro-batch, so that
+//!   cutting the batch into micro-batches changes nothing;
 //! - k: 0 for tokens that `off_policy` or [`entropy`] leaves out of the policy term, else 1;
 //! - c: the importance-sampling correction for a sampler that was not the old policy ([`sampling`]); a constant.
 //!
