@@ -27,7 +27,7 @@ pub const VALUES: &str = "values";
 /// Returns: the target of the value estimate of each token's state.
 pub const RETURNS: &str = "returns";
 
-/// The columns of one completion, by name.
+/// The columns of one completion, by name: numbers for each of its tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Columns(BTreeMap<Cow<'static, str>, Column>);
 

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-/// Result of this crate.
+/// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of this crate.
+/// An error of the `model` crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or directory could not be read or written.

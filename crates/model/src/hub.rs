@@ -33,7 +33,7 @@ fn locate_on(hub: &Hub, name: &str, kind: HubKind) -> Result<PathBuf> {
     hub.find(name, kind)
 }
 
-/// What a Hub id names.
+/// The kind of repository on the Hugging Face Hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HubKind {
     /// A model.

@@ -1,4 +1,4 @@
-//! Low-rank adapters in PEFT's directories: `adapter_config.json` and `adapter_model.safetensors`.
+//! Reads and writes LoRA adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 //!
 //! A field of `adapter_config.json` that asks for an unsupported feature is an error; it is never ignored.
 
@@ -128,7 +128,7 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
             return Err(format!("`{key}` = {value} is not supported; a plain LoRA adapter leaves it unset"));
         }
     }
-    // Most ways to initialise change A and B alone; these take something out of the base model's weights.
+    // Most initialisations change A and B alone; these also change the base model's weights.
     if let Some(way) = json.get("init_lora_weights").and_then(Value::as_str)
         && ["pissa", "olora", "corda", "loftq", "lora_ga"].iter().any(|w| way.to_lowercase().starts_with(w))
     {
@@ -182,7 +182,7 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
 /// not read.
 pub fn load_adapter(memory: &Memory, dir: &Path, base: &Weights) -> Result<Adapter> {
     let AdapterConfig { lora, scores, .. } = load_adapter_config(dir)?;
-    // PEFT's name of the key, which is ours but for what stands before it.
+    // PEFT's key is `target_modules`; this crate's has the prefix `lora_`.
     let bad = |message: String| Error::file(dir.join(ADAPTER_CONFIG), message.replace("lora_target", "target"));
     match (scores, base.config.head) {
         (true, Head::Lm) => {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Prompt {
-    /// Token ids.
+    /// Token ids of the prompt.
     pub ids: Vec<u32>,
 }
 

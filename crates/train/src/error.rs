@@ -1,9 +1,9 @@
 //! Errors of a training step.
 
-/// Result of this crate.
+/// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of this crate.
+/// An error of the `train` crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An error of the `kernels` crate.

@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(pass_at_k(&[vec![false; 2], vec![false; 2]], 2), Some(0.0));
     }
 
-    /// A crashed reward is no wrong answer.
+    /// A completion whose reward function failed does not count as a wrong answer.
     #[test]
     fn what_was_not_scored_is_left_out() {
         assert_eq!(pass_at_k(&[vec![], vec![]], 1), None);
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(pass_at_k(&[vec![true], vec![false; 2]], 2), Some(0.0), "and it has no part in the mean");
     }
 
-    /// The difference at which the model gives this probability.
+    /// The difference of rewards at which the model's probability of the preference is p.
     fn logit(p: f64) -> f64 {
         (p / (1.0 - p)).ln()
     }
@@ -82,7 +82,7 @@ mod tests {
         let both = [nine(0.92), nine(0.62)].concat();
         assert!((calibration_error(&both) - (0.02 + 0.28) / 2.0).abs() < 1e-12);
         assert!((brier_score(&nine(0.6)) - (9.0 * 0.16 + 0.36) / 10.0).abs() < 1e-12);
-        // A model that knows nothing.
+        // A model that gives probability ½ to every pair.
         assert_eq!((calibration_error(&[0.0; 7]), brier_score(&[0.0; 7])), (0.0, 0.25));
         assert_eq!(calibration_error(&[1e4, 1e4]), 0.0);
     }

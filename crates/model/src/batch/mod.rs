@@ -33,7 +33,7 @@ use std::ops::Range;
 pub struct GroupSegment<'a> {
     /// Token ids of the prefix.
     pub prefix: &'a [u32],
-    /// Token ids of each branch.
+    /// Token ids of each branch (completion).
     pub branches: &'a [&'a [u32]],
 }
 

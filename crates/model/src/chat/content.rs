@@ -6,8 +6,8 @@ use std::borrow::Cow;
 
 /// A prompt or a completion: a text, or a conversation.
 ///
-/// A conversation's messages are kept as JSON objects (`role`, `content`, and whatever else the dataset carries), so
-/// that nothing is lost on the way to a reward program.
+/// A conversation's messages are kept as JSON objects (`role`, `content`, and other fields of the dataset), so that
+/// reward functions receive them complete.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {

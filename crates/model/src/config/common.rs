@@ -172,7 +172,7 @@ fn head(f: &Fields<'_>) -> Result<Head> {
     }
     let labels = match f.get("id2label") {
         Some(Value::Object(names)) => names.len(),
-        // Two is what transformers leaves out.
+        // transformers does not write the default of 2 labels.
         _ => f.size("num_labels", Some(2))?,
     };
     if labels == 0 { Err(f.error("id2label", "has no label")) } else { Ok(Head::Score(labels)) }

@@ -17,7 +17,7 @@ impl<'a> Fields<'a> {
         self.map.get(key).filter(|v| !v.is_null())
     }
     pub fn error(&self, key: &str, message: impl Into<String>) -> Error {
-        // A value may be large: what names it is enough.
+        // The value may be large, so it is shortened.
         let value = self.map.get(key).map(|v| shorten(&v.to_string()));
         Error::Config { field: format!("{}{key}", self.prefix), value, message: message.into() }
     }
@@ -68,7 +68,7 @@ impl<'a> Fields<'a> {
     pub fn ids(&self, key: &str, default: &[u32]) -> Result<Vec<u32>> {
         let one = |v: &Value| match (v.as_u64(), v.as_i64()) {
             (Some(id), _) if id <= u64::from(u32::MAX) => Ok(Some(id as u32)),
-            // What some libraries write for none.
+            // Some libraries write -1 for none.
             (None, Some(-1)) => Ok(None),
             _ => Err(self.error(key, format!("expected a token id, not {v}"))),
         };

@@ -201,7 +201,8 @@ impl ModelConfig {
         config.raw.insert("label2id".into(), numbers.into());
         config
     }
-    /// The same configuration with another padding token, which transformers needs to score several texts at once.
+    /// The same configuration with another padding token. transformers needs a padding token to score several texts in
+    /// one batch.
     pub(crate) fn padded_with(&self, pad_token_id: Option<u32>) -> ModelConfig {
         let mut config = ModelConfig { pad_token_id, ..self.clone() };
         if let Some(id) = pad_token_id {
@@ -209,7 +210,8 @@ impl ModelConfig {
         }
         config
     }
-    /// The same configuration, computing in `compute`: f32 or bf16. bf16 needs an even number of inputs of each matrix.
+    /// The same configuration for a model that computes in `compute`: f32 or bf16. bf16 requires that each matrix has
+    /// an even number of inputs.
     pub fn computing_in(&self, compute: kernels::DType) -> Result<ModelConfig> {
         let sizes = [("hidden_size", self.hidden_size), ("intermediate_size", self.intermediate_size)];
         let odd = sizes.into_iter().find(|(_, size)| compute == kernels::DType::Bf16 && size % 2 != 0);
@@ -257,7 +259,7 @@ impl ModelConfig {
             QkNorm::AllHeads => Some((self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, 2)),
         }
     }
-    /// Width of the fused query, key and value rows: (heads + 2 · kv heads) · head_dim.
+    /// Width of one row of fused queries, keys and values: (query heads + 2 · KV heads) · head dim.
     pub fn qkv_width(&self) -> usize {
         (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
     }

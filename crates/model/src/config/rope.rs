@@ -5,12 +5,12 @@
 //! Sources: Su et al. 2021 (RoPE); Chen et al. 2023 (linear position interpolation); the Llama 3.1 release (llama3);
 //! Peng et al. 2023 (YaRN).
 
-/// Rotary position settings.
+/// Settings of the rotary position embedding (rope).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// Base θ of the frequencies: `rope_theta` in `config.json`.
     pub theta: f64,
-    /// How the frequencies are changed for longer contexts.
+    /// How rotary frequencies are changed for contexts longer than those of pretraining.
     pub scaling: RopeScaling,
 }
 
@@ -40,7 +40,7 @@ pub enum RopeScaling {
     Yarn {
         /// Factor by which frequencies are divided.
         factor: f64,
-        /// The factor on cos and sin.
+        /// Factor on cosines and sines.
         attention_factor: f64,
         /// A frequency that rotates more often than this over the original context is kept.
         beta_fast: f64,
@@ -57,7 +57,7 @@ impl Rope {
     /// Computes the inverse frequencies `[head_dim / 2]`, and the factor on cos and sin.
     pub fn inv_freq(&self, head_dim: usize) -> (Vec<f32>, f32) {
         let dim = head_dim as f32;
-        // θ^(i / dim) in f32: the power of the rounded exponent, rounded once.
+        // θ^(2i / dim) in f32: the exponent is rounded, then the power is rounded once.
         let powers: Vec<f32> = (0..head_dim / 2)
             .map(|i| libm::pow(f64::from(self.theta as f32), f64::from((2 * i) as f32 / dim)) as f32)
             .collect();

@@ -1,4 +1,4 @@
-//! Mistral: a sliding window on every layer.
+//! Mistral: the Llama architecture with a sliding window on every layer.
 
 use crate::config::{Defaults, Fields, like_llama, only, slides};
 use crate::{Family, ModelConfig, Result};

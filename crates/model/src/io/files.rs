@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(FileList::read(dir.path()).unwrap().as_ref(), Some(&list));
         assert_eq!(FileList::of(dir.path(), 7).unwrap(), list, "the list does not list itself");
         list.check(dir.path(), |_| true).unwrap();
-        // A file more is nobody's harm.
+        // An additional file is no error.
         fs::write(dir.path().join("notes.txt"), "mine").unwrap();
         list.check(dir.path(), |_| true).unwrap();
         let path = dir.path().join("value_model/config.json");

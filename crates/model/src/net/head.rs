@@ -16,7 +16,8 @@ pub fn inv_temperature(temperature: f64) -> f32 {
 /// Computes log-probabilities and entropies of the batch's scored tokens after [`forward`](super::forward); read them
 /// with [`Tape::logps`] and [`Tape::entropies`].
 ///
-/// logp = zₜ/T − ln Σᵥ e^(zᵥ/T), with z = hidden Wᵀ the logits and t the token.
+/// logp = zₜ/T − ln Σᵥ e^(zᵥ/T), with z = hidden Wᵀ the logits, t the token, v over the vocabulary, and T the
+/// temperature.
 pub fn head_forward<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,

@@ -149,7 +149,7 @@ pub(super) struct Buffers<'a> {
     pub scratch: &'a mut LayerScratch,
 }
 
-/// Buffers of the backward pass, for one layer at a time.
+/// Gradient buffers of the backward pass, used for one layer at a time.
 pub(super) struct BackwardBuffers {
     /// The gradient of the residual stream `[T, H]`.
     pub d_x: Tensor,

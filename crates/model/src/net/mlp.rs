@@ -97,7 +97,7 @@ pub(super) fn backward(
         _ => b.d_x.rows(0..n),
     };
 
-    // The gates' backward pass makes u by the way; but an adapter of down reads u before.
+    // The backward pass of the gates also computes u. But an adapter on the down projection reads u earlier.
     let low_rank = pass.low_rank(layer, Linears::Down);
     let later = low_rank.is_empty();
     let d_x = b.narrow.view_mut(n, f);
@@ -110,7 +110,8 @@ pub(super) fn backward(
     }
     let low_rank = pass.low_rank(layer, Linears::GateUp);
     let adapted = !low_rank.is_empty();
-    // Below an adapter the weight is frozen, so that rows may be cut between groups, too.
+    // If there is an adapter, the weight is frozen and its gradient is not summed over groups, so rows may be cut
+    // anywhere.
     let at_once = if adapted && b.d_gates.is_some() { ctx.rows_at_once() } else { n };
     for rows in pieces(n, at_once) {
         let (gate_up, d_y) = (gate_up.rows(rows.clone()), b.narrow.view(n, f).rows(rows.clone()));

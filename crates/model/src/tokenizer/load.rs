@@ -1,4 +1,4 @@
-//! Reading a tokenizer directory as transformers does.
+//! Reads the tokenizer files of a model directory, as transformers does.
 
 use super::{SpecialTokens, Tokenizer, failed};
 use crate::io::without_bom;

@@ -40,7 +40,7 @@ impl SpecialTokens {
 /// A text of up to this many bytes is always encoded to count its tokens.
 const ALWAYS_ENCODED: usize = 1 << 20;
 
-/// A tokenizer.
+/// A tokenizer with its special tokens and settings.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,

@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use kernels::Isa;
 
-    /// Room is taken as tokens come; what was summed before stays.
+    /// Memory grows as tokens occur, and earlier sums are kept.
     #[test]
     fn sums_of_a_tied_embedding_survive_growth() {
         let ctx = Context::cpu(Isa::best(), 1);

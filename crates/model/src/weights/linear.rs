@@ -67,8 +67,8 @@ pub(crate) struct SavedInput<'a> {
 }
 
 impl Linear {
-    /// Forward: y = x Wᵀ + b, then y += s · (x Aᵀ) Bᵀ for the rows that have an adapter. `x` is `[rows, inputs]`; `y`,
-    /// `[rows, outputs]`, is overwritten.
+    /// Forward: y = x Wᵀ + b, then y += s · (x Aᵀ) Bᵀ for the rows that have an adapter. `x` is `[rows, inputs]`;
+    /// `y: [rows, outputs]` is overwritten.
     ///
     /// The adapter's term is added after the bias (PEFT's order), so that an adapter whose B is 0 changes no bit. With
     /// dropout some inputs of A are zeroed.
@@ -93,8 +93,8 @@ impl Linear {
         ctx.fuses_gates(&self.matrix)
     }
 
-    /// For the fused weight of gate and up: y = f(x Wgateᵀ) ⊙ x Wupᵀ. `y`, `[rows, outputs / 2]`, is overwritten; `kept`,
-    /// `[rows, outputs]`, gets what the backward pass needs.
+    /// For the fused weight of gate and up: y = f(x Wgateᵀ) ⊙ x Wupᵀ. `y: [rows, outputs / 2]` is overwritten;
+    /// `kept: [rows, outputs]` gets what the backward pass needs.
     pub(crate) fn forward_gated(
         &self,
         ctx: &Context,
@@ -107,7 +107,7 @@ impl Linear {
         glu::fused(ctx, glu::Fused { activation, x, w: &self.matrix, bias, kept, y })
     }
 
-    /// Backward: the gradient of the input dX = dY W + s · (dY B) A overwrites `d_x`, `[rows, inputs]`. The gradients of
+    /// Backward: the gradient of the input dX = dY W + s · (dY B) A overwrites `d_x: [rows, inputs]`. The gradients of
     /// weight (dYᵀ X), bias (Σ dY) and adapter accumulate into `grad`. Frozen parameters have no elements in `grad`,
     /// and their gradients are not computed.
     pub(crate) fn backward(

@@ -14,7 +14,7 @@ pub(super) const PREFIX: &str = "base_model.model.";
 pub enum TargetModules {
     /// Every linear layer of the decoder layers; not the head.
     AllLinear,
-    /// Modules whose name is one of these, or ends in a dot and one of these.
+    /// Modules whose name is one of these, or ends in `.` and one of these.
     Names(Vec<String>),
     /// Modules whose whole name, such as `model.layers.0.self_attn.q_proj`, matches this regular expression.
     Regex(String),
@@ -110,7 +110,7 @@ impl LoraConfig {
     }
 
     fn matcher(&self) -> impl Fn(&str) -> bool {
-        // What does not compile was refused by `check`.
+        // Patterns that do not compile were refused by `check`.
         let regex = match &self.target_modules {
             TargetModules::Regex(pattern) => whole(pattern).ok(),
             _ => None,

@@ -17,7 +17,7 @@ const PIECE: usize = if cfg!(test) { 1 << 7 } else { 1 << 18 };
 /// In a tree of [trained parameters](Params::trained), frozen parameters are present but have no elements.
 #[derive(Debug)]
 pub struct Params {
-    /// Embedding `[V, H]`.
+    /// Token embedding `[V, H]`: V tokens of the vocabulary, H hidden size.
     pub embedding: Matrix,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
@@ -102,7 +102,7 @@ impl Params {
         let norm = |name: Option<&str>| name.map(|_| vector(h));
         let whole = |rows: usize, cols: usize| Matrix::zeros_of(memory, rows, cols, dtype);
         let matrix = |rows: usize, cols: usize| whole(size(rows), size(cols));
-        // A head of scores has no meaning before it is trained, so it is never frozen.
+        // A new score head has no meaning before it is trained, so it is never frozen.
         let head = |rows: usize| if c.head == Head::Lm { size(rows) } else { rows };
         let linear = |rows: usize, cols: usize, bias: bool| Linear {
             matrix: matrix(rows, cols),

@@ -397,13 +397,13 @@ mod tests {
 
     type Written = kernels::Result<()>;
 
-    /// An optimizer that writes the last norm alone.
+    /// A test optimizer that writes only the final norm.
     fn set(params: &mut NextParams<'_>, x: f32) -> Written {
         params.write("model.norm.weight", &[x; 4]);
         Ok(())
     }
 
-    /// One that adds 1 to every tensor, but for those whose number `leaves`.
+    /// A test optimizer that adds 1 to every tensor, except those with an index in `leaves`.
     fn add(params: &mut NextParams<'_>, leaves: &[usize]) -> Written {
         for (_, tensor) in params.tensors_mut().into_iter().enumerate().filter(|(i, _)| !leaves.contains(i)) {
             let (from, mut to) = tensor.overwrite();

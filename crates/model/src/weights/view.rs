@@ -49,7 +49,7 @@ pub struct ModelView<'a> {
 pub struct Version {
     /// The version of the base weights.
     pub base: u64,
-    /// The version of the adapter, where all sequences have the same one.
+    /// The version of the adapter; none without an adapter, or if sequences have different ones.
     pub adapter: Option<u64>,
 }
 

@@ -96,7 +96,7 @@ pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
         let mean = mean(group).unwrap_or(0.0);
         let std = match scale {
             ScaleRewards::Batch => batch_std,
-            // Undivided advantages still report which groups have no deviation.
+            // The metrics report groups without deviation even if advantages are not divided.
             ScaleRewards::Group | ScaleRewards::None if group.len() > 1 => deviation(group),
             ScaleRewards::Group | ScaleRewards::None => Some(0.0),
         };
@@ -165,7 +165,7 @@ fn metrics(matrix: &RewardMatrix, rewards: &[Option<f64>], zero_std: usize) -> V
 /// TRL's constant that is added to a standard deviation before dividing by it.
 const SMALL: f64 = 1e-4;
 
-/// A standard deviation up to this is called zero (the absolute tolerance of `torch.isclose`).
+/// A standard deviation up to this counts as zero (the absolute tolerance of `torch.isclose`).
 const ZERO_STD: f64 = 1e-8;
 
 /// The score; `None` if it is NaN.

@@ -72,7 +72,7 @@ mod tests {
     use crate::RewardRow;
     use crate::advantages::compute;
 
-    /// Completions of a group each, with their tokens and rewards of steps.
+    /// Computes advantages of completions, each given as (group, number of tokens, rewards of steps, total reward).
     fn of(rows: &[(u64, usize, Option<StepRewards>, Option<f64>)], scale: ScaleRewards) -> Vec<Advantage> {
         let prompt = model::Prompt::new([1]);
         let sample = |(group, tokens, _, _): &(u64, usize, Option<StepRewards>, Option<f64>)| Sample {

@@ -41,12 +41,12 @@ pub fn ranking(
     [(centre - pull) / p, (centre + pull) / p]
 }
 
-/// −ln σ(x), without overflow.
+/// −ln σ(x) with the sigmoid σ, without overflow.
 pub fn negative_log_sigmoid(x: f64) -> f64 {
     (-x).max(0.0) + libm::log1p(libm::exp(-x.abs()))
 }
 
-/// σ(x), without overflow.
+/// The sigmoid σ(x), without overflow.
 pub fn sigmoid(x: f64) -> f64 {
     let e = libm::exp(-x.abs());
     if x >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) }

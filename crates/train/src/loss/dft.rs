@@ -30,7 +30,8 @@ mod tests {
     use super::*;
     use kernels::check::{directional_error, normal};
 
-    /// The probability is held constant: the gradient is that of the value with the weights of the point.
+    /// The token's probability is held constant: the gradient equals that of the loss with its weights fixed at this
+    /// point.
     #[test]
     fn the_gradient_is_that_of_the_value_with_constant_weights() {
         let x: Vec<f64> = normal::<f64>(7, 9).iter().map(|x| -(x.abs() + 0.1)).collect();

@@ -113,7 +113,7 @@ pub(crate) struct Token {
     pub advantage: f64,
 }
 
-/// The policy term of one token.
+/// The policy term of one token, with its derivatives.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Term {
     /// Value of the policy term L.

@@ -15,7 +15,8 @@ use crate::Advantage;
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
-/// Settings of PPO's policy loss; names and defaults are those of TRL's `PPOConfig`, which has no entropy bonus.
+/// Settings of PPO's policy loss; names and defaults are those of TRL's `PPOConfig`, except for the entropy bonus,
+/// which TRL does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PpoConfig {
     /// Clip range ε of the importance ratio.

@@ -133,7 +133,7 @@ pub struct SamplingMetrics {
     pub importance_sampling_ratio: [f64; 3],
     /// Share of corrections that the bounds changed.
     pub bounded_ratio: f64,
-    /// Mean and largest |log π_old − log π_sampler| over tokens.
+    /// Mean and largest |log π_old − log π_sampler| over tokens: how far the sampler was from the old policy.
     pub sampling_logp_difference: [f64; 2],
 }
 

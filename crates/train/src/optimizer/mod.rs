@@ -81,7 +81,7 @@ impl OptimizerKind {
     }
 }
 
-/// `key=value` pairs of `optim_args`.
+/// The `key=value` pairs of transformers' `optim_args`.
 struct Args {
     pairs: Vec<(String, String)>,
     /// The keys that the optimizer reads.

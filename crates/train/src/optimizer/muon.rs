@@ -294,7 +294,7 @@ mod tests {
         "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "hidden_act": "silu", "tie_word_embeddings": false}"#;
 
-    /// The formula in f64, with plain loops.
+    /// Reference for the Newton-Schulz iterations: the formula in f64 with plain loops.
     fn orthogonal(u: &[f64], rows: usize, cols: usize, steps: u32) -> Vec<f64> {
         let at = |x: &[f64], cols: usize, i: usize, j: usize| x[i * cols + j];
         let matmul = |a: &[f64], b: &[f64], m: usize, k: usize, n: usize| -> Vec<f64> {
@@ -388,7 +388,8 @@ mod tests {
         }
     }
 
-    /// What `conformance/muon_fixtures.py` made: torch.optim.Muon's steps, and the same with iterations in f32.
+    /// Compares with fixtures of `conformance/muon_fixtures.py`: the steps of torch.optim.Muon, and the same with
+    /// iterations in f32.
     #[test]
     fn the_steps_are_torch_s() {
         #[derive(Deserialize)]

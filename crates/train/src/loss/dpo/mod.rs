@@ -101,9 +101,9 @@ impl<T: Float> Answer<'_, T> {
 pub struct PairLoss {
     /// The loss φ of the pair.
     pub value: f64,
-    /// ∂φ/∂log π_θ of a token of the chosen answer.
+    /// Derivative of φ with respect to log π_θ of each token of the chosen answer.
     pub d_chosen: f64,
-    /// ∂φ/∂log π_θ of a token of the rejected answer.
+    /// Derivative of φ with respect to log π_θ of each token of the rejected answer.
     pub d_rejected: f64,
     /// Log-probabilities under the current policy of the chosen and the rejected answer, summed over tokens.
     pub logps: [f64; 2],
