@@ -21,7 +21,7 @@ pub enum Error {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of what is wrong with the file, field or tensor.
         message: String,
     },
     /// The text is not the JSON object that a `config.json` must be.
@@ -34,7 +34,7 @@ pub enum Error {
         field: String,
         /// The field's value as JSON; none if it is absent.
         value: Option<String>,
-        /// What is wrong with it.
+        /// Description of what is wrong with the file, field or tensor.
         message: String,
     },
     /// A tensor of a weight file is missing, unexpected or unreadable, or has the wrong shape.
@@ -44,7 +44,7 @@ pub enum Error {
         path: PathBuf,
         /// Name of the tensor in the file.
         tensor: String,
-        /// What is wrong with it.
+        /// Description of what is wrong with the file, field or tensor.
         message: String,
     },
     /// An error of the tokenizer.
@@ -58,7 +58,7 @@ pub enum Error {
     Sequence {
         /// Index of the sequence, counted over all groups.
         index: usize,
-        /// What does not fit.
+        /// Description of what does not fit the model.
         message: String,
     },
     /// Invalid arguments.

@@ -76,7 +76,7 @@ pub fn longest(groups: &[PromptGroup<'_>]) -> usize {
     sequences(groups).map(|s| s.prompt.len() + s.completion.len()).max().unwrap_or(0).max(1)
 }
 
-/// An [`Error::Sequence`] if a sequence is empty, too long, or has token ids that the model lacks.
+/// An [`Error::Sequence`] if a prompt is empty or a token id is outside the model's vocabulary.
 pub fn check_groups(config: &ModelConfig, groups: &[PromptGroup<'_>]) -> Result<()> {
     for (index, PromptCompletion { prompt, completion }) in sequences(groups).enumerate() {
         if prompt.is_empty() {

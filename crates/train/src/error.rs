@@ -20,7 +20,7 @@ pub enum Error {
     Sample {
         /// Index of the sample (or pair) in the optimizer batch.
         index: usize,
-        /// What does not fit.
+        /// Description of what does not fit.
         message: String,
     },
     /// An optimizer step was taken while a checkpoint still holds the optimizer's state.
@@ -34,7 +34,7 @@ pub enum Error {
     NonFinite {
         /// Number of steps skipped in a row.
         count: u32,
-        /// What was not finite: "the loss" or "the gradient norm".
+        /// The quantity that was not finite: "the loss" or "the gradient norm".
         what: &'static str,
         /// The non-finite value.
         value: f64,

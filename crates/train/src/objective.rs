@@ -36,7 +36,7 @@ pub enum Objective {
     Dft,
 }
 
-/// What a sequence of the optimizer batch comes from.
+/// The sample or preference pair that a sequence of the optimizer batch comes from.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// A sample of its own.
@@ -60,7 +60,7 @@ impl<'a> Source<'a> {
 /// A sequence and the model's output for it. Each slice has one element per completion token.
 #[derive(Debug)]
 pub struct Scored<'a> {
-    /// Where the sequence comes from.
+    /// The sample or preference pair that the sequence comes from.
     pub source: Source<'a>,
     /// The tokens that the loss uses ([`Objective::loss_mask`]).
     pub mask: &'a [bool],

@@ -83,11 +83,12 @@ pub struct Trainer {
     skipped_in_a_row: u32,
     pub(crate) skipped_total: u64,
     entropy: EntropyControl,
-    /// What was accumulated since the last step; none if nothing was.
+    /// Loss, counts and measurements accumulated since the last step; none if nothing was accumulated.
     accumulated: Option<Accumulated>,
 }
 
-/// What the calls of [`Trainer::accumulate`] in one step add up to, besides the gradients.
+/// Loss, counts and measurements that the calls of [`Trainer::accumulate`] in one step add up to (the gradients are
+/// elsewhere).
 struct Accumulated {
     /// The loss function of these calls.
     loss: Objective,

@@ -32,7 +32,7 @@ const BRANCHES: usize = 500;
 const CONSTANT: f64 = 65_536.0;
 
 thread_local! {
-    /// What the current rendering on this thread may still use: bytes and elements, and namespaces.
+    /// Budget that the current rendering on this thread has left: bytes and elements, and namespaces.
     static LEFT: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 

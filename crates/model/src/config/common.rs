@@ -1,5 +1,5 @@
-//! What the `config.json` files of all model families have in common, and errors for every setting that is not
-//! supported.
+//! Reads the settings that the `config.json` files of all model families share, with errors for every setting that is
+//! not supported.
 
 use super::fields::Fields;
 use super::rope_fields::rope;

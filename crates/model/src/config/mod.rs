@@ -150,7 +150,7 @@ pub struct ModelConfig {
     pub rope: Rope,
     /// Rotary position settings of layers with a sliding window, where they differ from those of the other layers.
     pub local_rope: Option<Rope>,
-    /// Which rotary position settings each layer uses.
+    /// For each layer, the rotary position settings that it uses.
     pub layer_ropes: Vec<LayerRope>,
     /// Sliding window w of each layer: a query at position p attends to the keys j with p − w < j ≤ p. None attends to
     /// all earlier positions.

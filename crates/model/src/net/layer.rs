@@ -52,7 +52,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Where a decoder layer finds its input.
+/// Where a decoder layer reads its input from.
 pub(super) enum Input<'a> {
     /// The buffer `x` holds the input: the first layer, or a layer that is recomputed.
     Ready,

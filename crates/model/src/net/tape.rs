@@ -26,7 +26,7 @@ pub(super) struct Activations {
     pub inputs: Vec<Tensor>,
     /// The activations of each layer; those of a single layer where only inputs or nothing is kept.
     pub saved: Vec<LayerActivations>,
-    /// What the attention or MLP part of a layer adds to the residual stream `[T, H]`.
+    /// Output of the attention or MLP part of a layer, which is added to the residual stream `[T, H]`.
     pub delta: Tensor,
     /// The residual stream after the last layer `[T, H]`.
     pub last: Tensor,

@@ -82,7 +82,7 @@ struct Slot<T> {
 
 struct Shared {
     writer: SlotWriter,
-    /// What readers in other processes find in the slot; none while it is written.
+    /// Description of the published contents, which other processes read; none while the slot is written.
     published: Option<Contents>,
 }
 

@@ -30,7 +30,7 @@ use crate::Advantage;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// What GRPO's advantages are divided by.
+/// The standard deviation that GRPO's advantages are divided by, if any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleRewards {

@@ -11,13 +11,14 @@
 //! batch in the same way, and the KL divergence is in the loss. On-policy, the paper's k2 estimator has the same
 //! gradient as `beta` with `use_bias_correction_kl`: log π_θ − log π_ref times ∇ log π_θ.
 //!
-//! It combines with any policy loss of [`crate::loss`]; the paper clips per token. s is not Bessel-corrected.
+//! REINFORCE++ advantages work with any policy loss of [`crate::loss`]; the paper clips per token. The deviation s is
+//! not Bessel-corrected.
 
 use super::{Advantages, RewardMatrix, ZERO_STD, deviation, mean, metrics};
 use crate::gae::{KlEstimator, kl};
 use crate::{Advantage, Sample};
 
-/// What is subtracted from a reward before normalisation over the batch.
+/// The baseline that is subtracted from a reward before normalisation over the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Baseline {
     /// Nothing; normalisation subtracts the batch's mean.

@@ -187,7 +187,7 @@ impl LossType {
     }
 }
 
-/// What distinguishes the policy losses.
+/// A policy loss: the parts in which the policy losses differ.
 pub(crate) trait PolicyLoss {
     /// The weight w of each token of a sequence with `tokens` tokens in the loss.
     fn weight(&self, config: &LossConfig, tokens: usize, normalizer: &Normalizer) -> f64;

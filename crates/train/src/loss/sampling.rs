@@ -37,7 +37,7 @@ pub enum CorrectionMode {
 pub struct Correction {
     /// Whether the correction is applied.
     pub enabled: bool,
-    /// Whether it is per token or per sequence, truncated or masked.
+    /// Whether the correction is per token or per sequence, and truncated or masked at its bounds.
     pub mode: CorrectionMode,
     /// Upper bound of the correction.
     pub clip_max: Option<f64>,

@@ -27,7 +27,7 @@ pub enum MomentsDType {
     Bf16,
 }
 
-/// Which optimizer is used.
+/// The optimizer: AdamW or Muon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerKind {
@@ -119,7 +119,7 @@ impl Args {
 /// Optimizer settings; names and defaults are transformers'.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerConfig {
-    /// Which optimizer is used.
+    /// The optimizer: AdamW or Muon.
     pub optim: OptimizerKind,
     /// AdamW's decay rate β₁ of the first moment.
     pub adam_beta1: f64,
@@ -166,7 +166,7 @@ pub struct GradNorm {
 pub(crate) struct StateTree {
     /// torch's name of the state, such as `exp_avg`.
     pub name: &'static str,
-    /// Whether it is kept in the dtype [`OptimizerConfig::moments`]; else in f32.
+    /// Whether this state is kept in the dtype [`OptimizerConfig::moments`]; else it is f32.
     pub in_moments_dtype: bool,
     /// Which parameters have this state.
     pub keeps: fn(&ParamSpec) -> bool,
