@@ -1,4 +1,4 @@
-//! The files of a model directory that are read before its weights.
+//! The files of a model directory that are read before its weights: configuration, tokenizer, chat template.
 
 use crate::io::{CopiedFiles, check_listed};
 use crate::scoring::padding_token;
@@ -7,25 +7,26 @@ use kernels::DType;
 use std::path::Path;
 use std::sync::Arc;
 
-/// All of a model directory but the weights: enough to plan a run.
+/// All of a model directory but the weights: enough to plan a training run.
 pub struct ModelAssets {
-    /// The shape of the model.
+    /// The model's configuration.
     pub config: Arc<ModelConfig>,
-    /// Text to ids and back.
+    /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// How a conversation becomes text, if the model says so.
+    /// The chat template, if the model has one.
     pub chat: Option<Arc<ChatTemplate>>,
-    /// Ids that end a completion.
+    /// Token ids that end a completion.
     pub eos_ids: Vec<u32>,
-    /// What is written beside the weights when the model is saved.
+    /// Files that are copied beside the weights when the model is saved.
     pub copied: CopiedFiles,
-    /// The directory is of a language model, and `config` has a head of one score in its place.
+    /// Whether the directory holds a language model whose head is replaced by a new score head of one label; `config`
+    /// then describes the score model.
     pub head_is_new: bool,
 }
 
 impl ModelAssets {
-    /// Loads them, and checks that they fit together. A language model can become one of scores, whose head is then
-    /// new: [`ModelAssets::config`] has it.
+    /// Loads the files of `dir` and checks that they fit together. If `head` asks for scores and the directory holds a
+    /// language model, [`ModelAssets::config`] gets a new score head.
     pub fn load(dir: &Path, head: Head) -> Result<ModelAssets> {
         check_listed(dir, CopiedFiles::has)?;
         let config = ModelConfig::load(&dir.join("config.json"))?;
@@ -56,7 +57,7 @@ impl ModelAssets {
         Ok(ModelAssets { config, tokenizer: Arc::new(tokenizer), chat, eos_ids, copied, head_is_new })
     }
 
-    /// The same assets, for computing in `dtype`.
+    /// The same assets, for a model that computes in `dtype`.
     pub fn computing_in(self, dtype: DType) -> Result<ModelAssets> {
         Ok(ModelAssets { config: Arc::new(self.config.computing_in(dtype)?), ..self })
     }

@@ -1,56 +1,57 @@
-//! Named columns of values beside the tokens of a completion: samplers record them and scorers add to them, from the
-//! engine to the loss.
+//! Named columns of numbers beside the tokens of a completion. Samplers record some of them and scorers add others;
+//! they pass from the rollout engine to the loss.
 //!
-//! A column has one row per token, of one number or several side by side (the k most likely tokens of a teacher, say).
+//! A column has one row per token: a single number, or several (say, for the k most likely tokens of a teacher model).
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// log π of the sampler: of all logits / T, before penalty and truncation.
+/// Log-probability of each token under the sampler: from all logits / temperature, before penalties and truncation.
 pub const SAMPLER_LOGPS: &str = "sampler_logps";
-/// The k tokens that the sampler found likeliest, the likeliest first: k wide.
+/// Ids of the k most likely tokens under the sampler at each token, most likely first. Width k.
 pub const TOP_IDS: &str = "top_ids";
-/// log π of the tokens of `top_ids`, computed as [`SAMPLER_LOGPS`].
+/// Log-probabilities of the tokens in `top_ids`, computed as [`SAMPLER_LOGPS`].
 pub const TOP_LOGPS: &str = "top_logps";
-/// Entropy of the sampler's distribution over all tokens, in nats: of all logits / T, as [`SAMPLER_LOGPS`].
+/// Entropy of the sampler's distribution over all tokens, in nats, from all logits / temperature as [`SAMPLER_LOGPS`].
 pub const ENTROPIES: &str = "entropies";
-/// log π_old, where the sampler was not the old policy (another weight version, another engine).
+/// Log-probability of each token under the old policy of PPO's and GRPO's ratio, where that differs from the sampler
+/// (another weight version or engine).
 pub const OLD_LOGPS: &str = "old_logps";
-/// log π_ref
+/// Log-probability of each token under the reference model.
 pub const REF_LOGPS: &str = "ref_logps";
-/// log π after the optimizer step that learned from the token.
+/// Log-probability of each token after the optimizer step that learned from it.
 pub const NEW_LOGPS: &str = "new_logps";
-/// The value of the state in which the token was chosen, at rollout.
+/// Value estimates at rollout time: the value of the state in which each token was chosen.
 pub const VALUES: &str = "values";
-/// The return of that state, which its value is to come near.
+/// Returns: the target of the value estimate of each token's state.
 pub const RETURNS: &str = "returns";
 
-/// The columns of one completion, by name.
+/// The columns of one completion, by name: numbers for each of its tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Columns(BTreeMap<Cow<'static, str>, Column>);
 
-/// Numbers of every token.
+/// One column: the numbers of every token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Column {
-    /// Numbers per token.
+    /// How many numbers each token has.
     pub width: usize,
-    /// Token by token.
+    /// The numbers, token after token.
     pub values: Values,
 }
 
-/// The numbers of a column. Written as bits, so that NaN and infinities come back too.
+/// The numbers of a column. They are serialised as bits, so that NaN and infinities survive.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Values {
-    /// Log-probabilities, values, rewards.
+    /// Floating-point numbers: log-probabilities, value estimates, rewards.
     F32(#[serde(with = "bits")] Vec<f32>),
-    /// Token ids, numbers of experts.
+    /// Integers: token ids, expert indices.
     U32(Vec<u32>),
 }
 
 impl Column {
-    /// Tokens that it has numbers of.
+    /// Number of tokens in the column.
     pub fn tokens(&self) -> usize {
         let len = match &self.values {
             Values::F32(values) => values.len(),
@@ -61,7 +62,7 @@ impl Column {
 }
 
 impl Columns {
-    /// Columns of one number per token.
+    /// Builds columns that have one number per token.
     pub fn of<const N: usize>(columns: [(&'static str, Vec<f32>); N]) -> Columns {
         let mut out = Columns::default();
         columns.into_iter().for_each(|(name, values)| out.set(name, values));
@@ -73,22 +74,22 @@ impl Columns {
         self.insert(name, Column { width: 1, values: Values::F32(values) });
     }
 
-    /// Sets any column.
+    /// Sets a column of any width.
     pub fn insert(&mut self, name: impl Into<Cow<'static, str>>, column: Column) {
         self.0.insert(name.into(), column);
     }
 
-    /// Takes a column out.
+    /// Removes a column and returns it.
     pub fn remove(&mut self, name: &str) -> Option<Column> {
         self.0.remove(name)
     }
 
-    /// A column.
+    /// The column of this name, if there is one.
     pub fn get(&self, name: &str) -> Option<&Column> {
         self.0.get(name)
     }
 
-    /// A column of one f32 per token.
+    /// The numbers of a column that has one f32 per token; none if there is no such column.
     pub fn f32(&self, name: &str) -> Option<&[f32]> {
         match self.0.get(name) {
             Some(Column { width: 1, values: Values::F32(values) }) => Some(values),
@@ -96,22 +97,22 @@ impl Columns {
         }
     }
 
-    /// [`SAMPLER_LOGPS`]
+    /// Log-probabilities under the sampler: column [`SAMPLER_LOGPS`].
     pub fn sampler_logps(&self) -> Option<&[f32]> {
         self.f32(SAMPLER_LOGPS)
     }
 
-    /// [`OLD_LOGPS`], or what the sampler recorded.
+    /// Log-probabilities under the old policy: column [`OLD_LOGPS`], or else [`SAMPLER_LOGPS`].
     pub fn old_logps(&self) -> Option<&[f32]> {
         self.f32(OLD_LOGPS).or_else(|| self.sampler_logps())
     }
 
-    /// [`REF_LOGPS`]
+    /// Log-probabilities under the reference model: column [`REF_LOGPS`].
     pub fn ref_logps(&self) -> Option<&[f32]> {
         self.f32(REF_LOGPS)
     }
 
-    /// All of them, in the order of their names.
+    /// All columns, ordered by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Column)> {
         self.0.iter().map(|(name, column)| (name.as_ref(), column))
     }

@@ -1,73 +1,73 @@
-//! Errors between a model directory and a model in memory. Every message names the file or the field.
+//! Errors of loading, using and saving models. Every message names the file or the field.
 
 use std::path::{Path, PathBuf};
 
-/// Result of this crate.
+/// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of this crate.
+/// An error of the `model` crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or directory could not be read or written.
     #[error("{path}: {source}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file is there, but it is not what it should be.
+    /// The content of a file is wrong.
     #[error("{path}: {message}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of what is wrong with the file, field or tensor.
         message: String,
     },
-    /// A `config.json` that cannot be read at all.
+    /// The text is not the JSON object that a `config.json` must be.
     #[error("config.json: {0}")]
     NotJson(String),
-    /// A field of `config.json` that is missing, malformed, or asks for something that is not supported.
+    /// A field of `config.json` is missing or malformed, or asks for something that is not supported.
     #[error("config.json: `{field}`{}: {message}", value.as_ref().map(|v| format!(" = {v}")).unwrap_or_default())]
     Config {
-        /// The field, with dots for nesting.
+        /// Name of the field, with dots for nested objects.
         field: String,
         /// The field's value as JSON; none if it is absent.
         value: Option<String>,
-        /// What is wrong with it.
+        /// Description of what is wrong with the file, field or tensor.
         message: String,
     },
-    /// A tensor of a weight file that is missing, unexpected, misshapen or unreadable.
+    /// A tensor of a weight file is missing, unexpected or unreadable, or has the wrong shape.
     #[error("{path}: tensor `{tensor}`: {message}")]
     Tensor {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor's name in it.
+        /// Name of the tensor in the file.
         tensor: String,
-        /// What is wrong with it.
+        /// Description of what is wrong with the file, field or tensor.
         message: String,
     },
-    /// The tokenizer cannot do it.
+    /// An error of the tokenizer.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
     /// The chat template could not be read or rendered.
     #[error("chat template: {0}")]
     Chat(String),
-    /// A sequence that the model has no place for.
+    /// A sequence does not fit the model.
     #[error("sequence {index}: {message}")]
     Sequence {
-        /// The sequence's number, counted over all groups.
+        /// Index of the sequence, counted over all groups.
         index: usize,
-        /// What does not fit.
+        /// Description of what does not fit the model.
         message: String,
     },
-    /// Arguments that do not fit each other.
+    /// Invalid arguments.
     #[error("{0}")]
     Value(String),
-    /// A [`StopCheck`](crate::StopCheck) said so.
+    /// A [`StopCheck`](crate::StopCheck) stopped the pass.
     #[error("stopped as asked")]
     Stopped,
-    /// An error of an operation.
+    /// An error of the `kernels` crate.
     #[error(transparent)]
     Kernel(#[from] kernels::Error),
 }

@@ -1,22 +1,23 @@
-//! From names to files: paths as they are, ids of the Hugging Face Hub through its local cache, as its own tools lay it
-//! out, and downloads into it (feature `hub`).
+//! Finds model and dataset files by name. A name is a path, or an id of the Hugging Face Hub. Ids are looked up in the
+//! Hub's local cache, in the layout that `huggingface_hub` uses, and downloaded into it if missing (feature `hub`).
 //!
-//! `models--ORG--NAME/refs/main` names the commit, and `snapshots/COMMIT/` has the files; models and datasets that
-//! other tools have fetched are found, and what is fetched here is found by them. A marker in the repository's folder
-//! says that a download was broken off; the next run continues with it.
+//! In the cache `models--ORG--NAME/refs/main` has the current commit, and `snapshots/COMMIT/` has the files. The cache
+//! is shared with other tools in both directions. A marker file in the repository's folder says that a download is
+//! incomplete; the next start continues it.
 
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// The endings of data files.
+/// File extensions of datasets that can be read.
 pub const DATA_ENDINGS: [&str; 3] = ["jsonl", "json", "parquet"];
 
-/// Returns early with a message.
+/// Returns from the function with an error of this message.
 macro_rules! bad {
     ($($format:tt)*) => { return Err(Error::Value(format!($($format)*))) };
 }
 
-/// The path that `name` stands for: itself if it exists, else a Hub id's snapshot, fetched where it is not yet cached.
+/// The local path of a model or dataset: `name` itself if that path exists, else the snapshot of the Hub id `name`,
+/// which is downloaded if it is not in the cache.
 pub fn locate(name: &str, kind: HubKind) -> Result<PathBuf> {
     locate_on(&Hub::from_env(), name, kind)
 }
@@ -32,7 +33,7 @@ fn locate_on(hub: &Hub, name: &str, kind: HubKind) -> Result<PathBuf> {
     hub.find(name, kind)
 }
 
-/// What a Hub id names.
+/// The kind of repository on the Hugging Face Hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HubKind {
     /// A model.
@@ -42,7 +43,7 @@ pub enum HubKind {
 }
 
 impl HubKind {
-    /// In words.
+    /// The kind as a noun for messages.
     fn noun(self) -> &'static str {
         match self {
             HubKind::Model => "model",
@@ -57,21 +58,21 @@ impl HubKind {
     }
 }
 
-/// Where the Hub's cache is, and whether the Hub may be asked.
+/// Where the Hub's cache is, and whether downloads are allowed.
 #[derive(Clone, Debug)]
 struct Hub {
-    /// The cache.
+    /// Directory of the cache.
     cache: PathBuf,
-    /// Nothing is fetched.
+    /// Whether downloads are forbidden.
     offline: bool,
 }
 
-/// The file that stands in a repository's folder while it is fetched.
+/// Name of the marker file in a repository's folder while its download is incomplete.
 const UNFINISHED: &str = ".lockstep-unfinished";
 
 impl Hub {
-    /// As huggingface_hub reads the environment: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`;
-    /// `HF_ENDPOINT`; `HF_HUB_OFFLINE`.
+    /// Reads the environment as `huggingface_hub` does: the cache is `HF_HUB_CACHE`, else `HF_HOME/hub`, else
+    /// `~/.cache/huggingface/hub`; `HF_HUB_OFFLINE` forbids downloads.
     fn from_env() -> Hub {
         let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let cache = variable("HF_HUB_CACHE")
@@ -83,7 +84,7 @@ impl Hub {
         Hub { cache, offline: std::env::var("HF_HUB_OFFLINE").is_ok_and(yes) }
     }
 
-    /// The files of `name`: from the cache, or fetched into it.
+    /// The directory with the files of the Hub id `name`, which are downloaded if they are not in the cache.
     fn find(&self, name: &str, kind: HubKind) -> Result<PathBuf> {
         if let Some(snapshot) = self.cached(name, kind) {
             return Ok(snapshot);
@@ -106,7 +107,7 @@ impl Hub {
         self.cache.join(format!("{}--{}", kind.folder(), name.replace('/', "--")))
     }
 
-    /// The snapshot that `main` names, if all of it is there.
+    /// The snapshot of the branch `main` in the cache; none if it is missing or incomplete.
     fn cached(&self, name: &str, kind: HubKind) -> Option<PathBuf> {
         let repository = self.repository(name, kind);
         let commit = std::fs::read_to_string(repository.join("refs/main")).ok()?;
@@ -126,7 +127,7 @@ impl Hub {
         )
     }
 
-    /// Fetches the files that a run can use.
+    /// Downloads the files of a repository that this program can read.
     #[cfg(feature = "hub")]
     fn fetch(&self, name: &str, kind: HubKind) -> Result<()> {
         use hf_hub::{Cache, Repo, api::sync::ApiBuilder};
@@ -164,7 +165,8 @@ impl Hub {
     }
 }
 
-/// Whether a run reads `file`: of a model, the configuration, weights and words at its top; of a dataset, its tables.
+/// Whether this program can read `file`: of a model, configuration, weights, tokenizer and chat template in its top
+/// directory; of a dataset, its data files.
 #[cfg(feature = "hub")]
 fn wanted(file: &str, kind: HubKind) -> bool {
     let ending = Path::new(file).extension().and_then(|e| e.to_str()).unwrap_or_default();
@@ -174,7 +176,8 @@ fn wanted(file: &str, kind: HubKind) -> bool {
     }
 }
 
-/// `ORG/NAME`, in the Hub's letters. (A mistyped path is more often one word than the id of an old model is.)
+/// Whether `name` has the form `ORG/NAME` of a Hub id. Old ids without ORG are not accepted: a single word is more
+/// often a mistyped path.
 fn is_hub_id(name: &str) -> bool {
     let word = |part: &str| {
         !part.is_empty()

@@ -1,13 +1,14 @@
-//! Random weights of a shape: matrices N(0, `initializer_range`²), norms that multiply with 1, biases 0.
+//! Random initial weights for a model configuration: matrices are normal with mean 0 and standard deviation
+//! `initializer_range`; norm weights multiply by 1; biases are 0.
 //!
-//! An element depends on the seed, its tensor's name and its place in it alone, so a model with more layers starts with
-//! the same first layers, and the order of filling does not matter.
+//! An element depends only on the seed, the name of its tensor and its position in the tensor. So a model with more
+//! layers starts with the same first layers, and the order in which tensors are filled does not matter.
 
 use crate::io::TensorSink;
 use crate::{ModelConfig, Result};
 use kernels::rng::Stream;
 
-/// Fills `sink` with random weights.
+/// Fills every tensor of `sink` with random weights.
 pub fn random(config: &ModelConfig, seed: u64, sink: &mut dyn TensorSink) -> Result<()> {
     for spec in sink.tensors() {
         let count = spec.shape.iter().product();
@@ -17,8 +18,8 @@ pub fn random(config: &ModelConfig, seed: u64, sink: &mut dyn TensorSink) -> Res
     Ok(())
 }
 
-/// A new low-rank adapter as PEFT draws it: A uniform in ±1/√K (Kaiming's, a = √5), B 0, so that it changes nothing
-/// yet.
+/// Initialises a new LoRA adapter as PEFT does: A is uniform in ±1/√K, with K the number of inputs (Kaiming, a = √5); B
+/// is 0, so that the adapter does not change the model yet.
 pub(crate) fn adapter(seed: u64, sink: &mut dyn TensorSink) -> Result<()> {
     for spec in sink.tensors().into_iter().filter(|s| s.name.ends_with("lora_A.weight")) {
         let [r, k] = spec.shape[..] else { unreachable!("a matrix") };
@@ -29,7 +30,8 @@ pub(crate) fn adapter(seed: u64, sink: &mut dyn TensorSink) -> Result<()> {
     Ok(())
 }
 
-/// The first `count` elements of the tensor `name`: `norm` where it is the weight of one.
+/// The first `count` elements of the tensor `name`. A norm's weight is `norm`, a bias is 0, and all else is normal with
+/// standard deviation `std`.
 fn tensor(name: &str, count: usize, std: f32, norm: f32, seed: u64) -> Vec<f32> {
     if name.ends_with(".bias") {
         vec![0.0; count]
@@ -41,7 +43,8 @@ fn tensor(name: &str, count: usize, std: f32, norm: f32, seed: u64) -> Vec<f32> 
     }
 }
 
-/// FNV-1a, 64 bits: a fixed number for a name, whatever the platform or the version of the standard library.
+/// The 64-bit FNV-1a hash of a tensor's name: the same number on every platform and with every version of the standard
+/// library.
 fn fnv1a(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }

@@ -1,25 +1,27 @@
-//! Keys and values in pages: for each layer, or one layer's at a time where a batch needs no other.
+//! The KV cache: attention's keys and values in pages of 64 positions. It has pages for every layer, or pages of one
+//! layer that all layers use in turn when a batch consists of whole sequences.
 
 use crate::ModelConfig;
 use kernels::ops::attention::{self, Pages, PagesMut};
 use kernels::{Context, DType, Memory, Result, Tensor};
 
-/// Positions of a page.
+/// Positions in one page of the KV cache: 64.
 pub use kernels::ops::attention::BLOCK;
 
-/// Pages of keys and values. It knows no sequence: block tables say whose a page is.
+/// A KV cache: a pool of pages with keys and values. The cache does not know sequences; the caller's block tables say
+/// which sequence uses which page.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerPages>,
     blocks: usize,
 }
 
-/// One layer's pages.
+/// The KV-cache pages of one layer.
 #[derive(Debug)]
 pub(crate) struct LayerPages {
-    /// `[blocks, nkv, hd, 64]`
+    /// Keys: `[pages, KV heads, head dim, 64 positions]`.
     pub keys: Tensor,
-    /// `[blocks, nkv, 64, hd]`
+    /// Values: `[pages, KV heads, 64 positions, head dim]`.
     pub values: Tensor,
 }
 
@@ -27,7 +29,7 @@ impl LayerPages {
     pub(crate) fn zeros(memory: &Memory, c: &ModelConfig, blocks: usize) -> LayerPages {
         LayerPages::of(memory, c, blocks, c.compute)
     }
-    /// Pages of this dtype: gradients are f32 whatever the model computes in.
+    /// KV-cache pages of the given dtype: gradients of keys and values are f32 whatever the model computes in.
     pub(crate) fn of(memory: &Memory, c: &ModelConfig, blocks: usize, dtype: DType) -> LayerPages {
         let zeros = |shape: &[usize]| Tensor::zeros(memory, shape, dtype);
         LayerPages {
@@ -44,33 +46,35 @@ impl LayerPages {
 }
 
 impl KvCache {
-    /// `blocks` pages for every layer, for sequences that continue. Booked under "kv cache".
+    /// A KV cache with `blocks` pages in every layer, for sequences that grow from step to step (decoding). Its memory
+    /// is booked under "kv cache".
     pub fn new(memory: &Memory, config: &ModelConfig, blocks: usize) -> KvCache {
         let memory = memory.part("kv cache");
         KvCache { layers: (0..config.num_layers).map(|_| LayerPages::zeros(&memory, config, blocks)).collect(), blocks }
     }
-    /// `blocks` pages that the layers use one after the other, for batches that hold whole sequences.
+    /// A KV cache with `blocks` pages that all layers use in turn, for batches of whole sequences (training and
+    /// scoring).
     pub(crate) fn one_layer(memory: &Memory, config: &ModelConfig, blocks: usize) -> KvCache {
         KvCache { layers: vec![LayerPages::zeros(memory, config, blocks)], blocks }
     }
-    /// Pages of each layer.
+    /// Number of pages in each layer.
     pub fn blocks(&self) -> usize {
         self.blocks
     }
-    /// Bytes of one page over all layers of a model.
+    /// Bytes of one KV-cache page, summed over all layers of the model.
     pub fn block_bytes(c: &ModelConfig) -> usize {
         2 * c.num_layers * c.num_kv_heads * c.head_dim * BLOCK * c.compute.bytes()
     }
-    /// Copies page `from` over page `to`, in every layer.
+    /// Copies KV-cache page `from` over page `to`, in every layer.
     pub fn copy_block(&mut self, ctx: &Context, from: u32, to: u32) -> Result<()> {
         self.layers.iter_mut().try_for_each(|layer| attention::copy_block(ctx, from, to, layer.view_mut()))
     }
-    /// The pages of layer `layer`.
+    /// The KV-cache pages of layer `layer`.
     pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut LayerPages {
         let shared = self.layers.len() == 1;
         &mut self.layers[if shared { 0 } else { layer }]
     }
-    /// Overwrites every page with `x`: tests poison it with NaN.
+    /// Overwrites every key and value with `x`: tests fill the cache with NaN to find reads of unwritten positions.
     pub fn fill(&mut self, x: f32) {
         for layer in &mut self.layers {
             layer.keys.view_mut().fill(x);

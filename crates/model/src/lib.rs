@@ -1,5 +1,5 @@
-//! A decoder-only transformer as Hugging Face directories describe it: configuration, weight files, tokenizer, chat
-//! template, forward and backward. It knows no prompt's text, no reward and no optimizer.
+//! Decoder-only transformers that load from Hugging Face model directories: configuration, weight files, tokenizer,
+//! chat template, forward pass and backward pass. This crate has no code for rewards, losses or optimizers.
 
 mod assets;
 mod error;

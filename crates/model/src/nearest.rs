@@ -1,18 +1,19 @@
-//! The nearest of known names, for misspelt ones.
+//! Suggestions for misspelt names: the most similar of the known ones.
 
-/// The name nearest to `name`, if any is near enough to be meant.
+/// The known name most similar to `name`, or none if no known name is similar enough.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (name.chars().count() / 3).max(2);
     known.into_iter().map(|k| (distance(name, k), k)).min().filter(|(d, _)| *d <= limit).map(|(_, k)| k)
 }
 
-/// The question that ends a message about an unknown name; nothing if none is near.
+/// The end of an error message about an unknown name, "; did you mean `…`?", or an empty string if no known name is
+/// similar.
 pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     nearest(name, known).map_or_else(String::new, |near| format!("; did you mean `{near}`?"))
 }
 
-/// Optimal string alignment distance: insertions, deletions, changes and swaps of neighbours; letter case is free, and
-/// so is `-` for `_`.
+/// Optimal string alignment distance: the number of insertions, deletions, substitutions and swaps of neighbours.
+/// Differences in letter case, and `-` for `_`, cost nothing.
 fn distance(a: &str, b: &str) -> usize {
     let fold = |text: &str| text.to_lowercase().replace('-', "_").chars().collect::<Vec<char>>();
     let (a, b) = (fold(a), fold(b));

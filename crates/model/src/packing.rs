@@ -1,32 +1,33 @@
-//! Groups of sequences to micro-batches, which are cut between groups only.
+//! Packs groups (a prompt with its completions) into micro-batches. Cuts are made between groups only.
 //!
-//! Every sum over tokens runs in the order of the sequences and continues from micro-batch to micro-batch, so where the
-//! cuts lie changes no bit. A group is never cut: its prompt is computed once, forward and backward.
+//! Every sum over tokens runs in the order of the sequences and continues from micro-batch to micro-batch, so the
+//! positions of the cuts do not change a bit of the result. A group is never cut, because its prompt is computed once
+//! for all its completions.
 
 use crate::{Batch, Capacity, Error, GroupSegment, ModelConfig, Result};
 use std::ops::Range;
 
-/// A prompt and its completion.
+/// One sequence: a prompt and its completion.
 #[derive(Clone, Copy, Debug)]
 pub struct PromptCompletion<'a> {
-    /// Prompt ids; not empty.
+    /// Token ids of the prompt; not empty.
     pub prompt: &'a [u32],
-    /// Completion ids; the scored tokens. An empty one takes no part.
+    /// Token ids of the completion, which are scored. A sequence with an empty completion is skipped.
     pub completion: &'a [u32],
 }
 
-/// A prompt and the completions that share its computation. The caller that makes the group says what belongs to it:
-/// two groups may have equal prompts.
+/// A prompt and the completions that share its computation. The caller decides which completions form a group: two
+/// groups may have equal prompts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptGroup<'a> {
-    /// Prompt ids; not empty.
+    /// Token ids of the prompt; not empty.
     pub prompt: &'a [u32],
-    /// Completion ids; the scored tokens. An empty one takes no part.
+    /// Token ids of each completion, which are scored. Empty completions are skipped.
     pub completions: Vec<&'a [u32]>,
 }
 
 impl<'a> PromptGroup<'a> {
-    /// Groups of sequences that come without any: each run of equal prompts is one.
+    /// Forms groups from a list of sequences: consecutive sequences with equal prompts become one group.
     pub fn by_prompt(sequences: &[PromptCompletion<'a>]) -> Vec<PromptGroup<'a>> {
         let mut out: Vec<PromptGroup<'a>> = Vec::new();
         for sequence in sequences {
@@ -38,13 +39,14 @@ impl<'a> PromptGroup<'a> {
         out
     }
 
-    /// The room that the group takes in a micro-batch.
+    /// How much of a micro-batch the group takes.
     pub fn capacity(&self, sharing: bool) -> Capacity {
         let lengths: Vec<usize> = self.branches().map(<[u32]>::len).collect();
         Capacity::of_group(self.prompt.len(), &lengths, sharing)
     }
 
-    /// A group that stands for this one where it is left out: none of its sequences takes part, and all are counted.
+    /// A placeholder for a group that is left out of the update: same prompt, as many completions, all empty. So the
+    /// sequences keep their indices, but none is computed.
     pub fn left_out(&self) -> PromptGroup<'a> {
         PromptGroup { prompt: self.prompt, completions: vec![&[]; self.completions.len()] }
     }
@@ -61,19 +63,20 @@ pub(crate) fn sequences<'a>(groups: &'a [PromptGroup<'a>]) -> impl Iterator<Item
         .flat_map(|g| g.completions.iter().map(|&completion| PromptCompletion { prompt: g.prompt, completion }))
 }
 
-/// A completion followed by one more token. A head says of every token what stands *before* it, so the score of a whole
-/// sequence is asked for at one more. That token is never computed, and may be any.
+/// The completion with one more token appended. A head's output at a token belongs to the text *before* that token, so
+/// the score of a whole sequence is read at an extra token. The extra token is never computed, and its id does not
+/// matter.
 pub fn followed(prompt: &[u32], completion: &[u32]) -> Vec<u32> {
     let last = completion.last().or(prompt.last());
     completion.iter().chain(last).copied().collect()
 }
 
-/// Positions of the longest sequence; at least 1.
+/// Length of the longest sequence in tokens; at least 1.
 pub fn longest(groups: &[PromptGroup<'_>]) -> usize {
     sequences(groups).map(|s| s.prompt.len() + s.completion.len()).max().unwrap_or(0).max(1)
 }
 
-/// Refuses what the model has no place for: [`Error::Sequence`].
+/// An [`Error::Sequence`] if a prompt is empty or a token id is outside the model's vocabulary.
 pub fn check_groups(config: &ModelConfig, groups: &[PromptGroup<'_>]) -> Result<()> {
     for (index, PromptCompletion { prompt, completion }) in sequences(groups).enumerate() {
         if prompt.is_empty() {
@@ -88,15 +91,15 @@ pub fn check_groups(config: &ModelConfig, groups: &[PromptGroup<'_>]) -> Result<
     Ok(())
 }
 
-/// Groups that go through the model together. Sequences are counted over all groups, in order.
+/// A micro-batch: groups that are computed in one forward pass. Sequences are counted over all groups, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MicroBatch<'a> {
-    /// Each group, and the sequences that it has (those with an empty completion among them).
+    /// Each group, and the indices of its sequences (including those with an empty completion).
     groups: Vec<(&'a PromptGroup<'a>, Range<usize>)>,
     capacity: Capacity,
 }
 
-/// Cuts `groups` into micro-batches of at most `max_tokens` rows. A larger group is a micro-batch of its own.
+/// Cuts `groups` into micro-batches of at most `max_tokens` rows. A group larger than that is a micro-batch of its own.
 pub fn micro_batches<'a>(groups: &'a [PromptGroup<'a>], max_tokens: usize, sharing: bool) -> Vec<MicroBatch<'a>> {
     let mut out: Vec<MicroBatch<'a>> = Vec::new();
     let mut first = 0;
@@ -119,12 +122,12 @@ pub fn micro_batches<'a>(groups: &'a [PromptGroup<'a>], max_tokens: usize, shari
 }
 
 impl MicroBatch<'_> {
-    /// What its batch takes.
+    /// Size of the micro-batch.
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }
 
-    /// Packs it. The scores of its [`scored`](Self::scored) sequences come one behind the other.
+    /// Packs the micro-batch. The scores of its [`scored`](Self::scored) sequences follow one another.
     pub fn batch(&self, sharing: bool) -> Batch {
         let branches: Vec<Vec<&[u32]>> = self.groups.iter().map(|(group, _)| group.branches().collect()).collect();
         let both = self.groups.iter().zip(&branches);
@@ -133,7 +136,7 @@ impl MicroBatch<'_> {
         Batch::new(&segments, sharing)
     }
 
-    /// The sequences that take part, group by group, in order.
+    /// Indices of the sequences with a non-empty completion, group by group, in order.
     pub fn scored_groups(&self) -> impl Iterator<Item = impl Iterator<Item = usize>> {
         self.groups.iter().map(|(group, sequences)| {
             let taking_part = group.completions.iter().zip(sequences.clone()).filter(|(c, _)| !c.is_empty());
@@ -141,7 +144,7 @@ impl MicroBatch<'_> {
         })
     }
 
-    /// The sequences that take part, in order.
+    /// Indices of the sequences with a non-empty completion, in order.
     pub fn scored(&self) -> impl Iterator<Item = usize> {
         self.scored_groups().flatten()
     }

@@ -1,6 +1,6 @@
-//! Low-rank adapters in PEFT's directories: `adapter_config.json` and `adapter_model.safetensors`.
+//! Reads and writes LoRA adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 //!
-//! A field that asks for something that is not done here is an error, never ignored.
+//! A field of `adapter_config.json` that asks for an unsupported feature is an error; it is never ignored.
 
 use crate::io::{
     CopiedFiles, SaveOptions, check_listed, load_tensors, load_weights, read_metadata, save_model, save_tensors_with,
@@ -15,24 +15,24 @@ use kernels::Memory;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// The file that makes a directory one of an adapter.
+/// Name of the configuration file of a PEFT adapter directory.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 
-/// Whether a directory is an adapter's: PEFT's files, and no model beside them.
+/// Whether the directory holds a PEFT adapter and not a full model.
 pub fn is_adapter(dir: &Path) -> bool {
     dir.join(ADAPTER_CONFIG).exists() && !dir.join("config.json").exists()
 }
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// The metadata entry of the weights' file that says what model they were trained on. PEFT refuses fields that it does
-/// not know in `adapter_config.json`, and reads over those here.
+/// The metadata entry of `adapter_model.safetensors` with the hash of the base model that the adapter was trained on.
+/// It is in the metadata because PEFT refuses unknown fields in `adapter_config.json`, but ignores unknown metadata.
 const BASE_SHA256: &str = "base_model_sha256";
 
-/// The model that an adapter is for.
+/// The base model that an adapter belongs to.
 #[derive(Clone, Copy, Debug)]
 pub struct BaseModel<'a> {
-    /// A path or a Hub id.
+    /// Path or Hugging Face Hub id of the base model.
     pub name: &'a str,
-    /// A hash of its weights, if it is known.
+    /// SHA-256 of the base model's weights, if it is known.
     pub sha256: Option<&'a str>,
 }
 
@@ -42,12 +42,13 @@ impl<'a> From<&'a str> for BaseModel<'a> {
     }
 }
 
-/// The hash of the base model's weights with which the adapter in `dir` was saved.
+/// The hash of the base model's weights that was saved with the adapter in `dir`; none if it was not saved.
 pub fn base_sha256(dir: &Path) -> Result<Option<String>> {
     read_metadata(&dir.join(WEIGHTS), BASE_SHA256)
 }
 
-/// Fields that say nothing about what is computed, or only about what another field would have to switch on.
+/// Fields of `adapter_config.json` that do not change what is computed, or that only refine a feature which another
+/// field would have to switch on. They are ignored.
 const ABOUT: &[&str] = &[
     "auto_mapping",
     "ensure_weight_tying",
@@ -59,7 +60,7 @@ const ABOUT: &[&str] = &[
     "revision",
     "runtime_config",
 ];
-/// Fields that are read.
+/// Fields of `adapter_config.json` that this file reads.
 const READ: &[&str] = &[
     "base_model_name_or_path",
     "lora_alpha",
@@ -71,24 +72,25 @@ const READ: &[&str] = &[
     "task_type",
     "use_rslora",
 ];
-/// Fields whose values that ask for nothing are not null, false or empty.
+/// Other fields of `adapter_config.json`, each with a string value that switches nothing on. Null, false and empty
+/// values switch nothing on in any field.
 const NEUTRAL: &[(&str, &str)] = &[("bias", "none")];
 
-/// What PEFT calls the head of a model of scores; it names both in the files of either.
+/// Names that PEFT gives to the head of a sequence-classification model; it lists both in `modules_to_save`.
 const SCORE_HEADS: [&str; 2] = ["classifier", "score"];
 
-/// What an `adapter_config.json` says.
+/// A parsed `adapter_config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterConfig {
-    /// The adapter.
+    /// Rank, alpha, dropout and target modules of the adapter.
     pub lora: LoraConfig,
-    /// The model that it is for: a path or a Hub id.
+    /// The base model: a path or a Hub id.
     pub base: Option<String>,
-    /// Whether it has a head of scores beside it (a reward model's).
+    /// Whether the adapter comes with a score head, as the adapter of a reward model does.
     pub scores: bool,
 }
 
-/// The `adapter_config.json` of `dir`.
+/// Reads `adapter_config.json` in `dir`.
 pub fn load_adapter_config(dir: &Path) -> Result<AdapterConfig> {
     check_listed(dir, |name| name == ADAPTER_CONFIG)?;
     let path = dir.join(ADAPTER_CONFIG);
@@ -126,7 +128,7 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
             return Err(format!("`{key}` = {value} is not supported; a plain LoRA adapter leaves it unset"));
         }
     }
-    // Most ways to initialise change A and B alone; these take something out of the base model's weights.
+    // Most initialisations change A and B alone; these also change the base model's weights.
     if let Some(way) = json.get("init_lora_weights").and_then(Value::as_str)
         && ["pissa", "olora", "corda", "loftq", "lora_ga"].iter().any(|w| way.to_lowercase().starts_with(w))
     {
@@ -176,10 +178,11 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
     Ok(AdapterConfig { lora, base, scores })
 }
 
-/// The adapter of the PEFT directory `dir`, for the model `base`. On `Device::Meta` its weights are not read.
+/// Loads the adapter of the PEFT directory `dir` for the base model `base`. On `Device::Meta` the adapter's weights are
+/// not read.
 pub fn load_adapter(memory: &Memory, dir: &Path, base: &Weights) -> Result<Adapter> {
     let AdapterConfig { lora, scores, .. } = load_adapter_config(dir)?;
-    // PEFT's name of the key, which is ours but for what stands before it.
+    // PEFT's key is `target_modules`; this crate's has the prefix `lora_`.
     let bad = |message: String| Error::file(dir.join(ADAPTER_CONFIG), message.replace("lora_target", "target"));
     match (scores, base.config.head) {
         (true, Head::Lm) => {
@@ -205,8 +208,8 @@ pub fn read_adapter(dir: &Path, adapter: &mut Adapter) -> Result<()> {
     load_tensors(&dir.join(WEIGHTS), &mut AdapterFilesMut(&mut adapter.params))
 }
 
-/// Writes an adapter, and its head of scores, as a directory that PEFT, and this crate, load; `base` is the model that
-/// it is for.
+/// Writes an adapter, with its score head if it has one, as a directory that PEFT and this crate can load. `base` is
+/// the model that the adapter belongs to.
 pub fn save_adapter<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel<'a>>) -> Result<()> {
     let (lora, base) = (&adapter.lora, base.into());
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
@@ -242,9 +245,9 @@ pub fn save_adapter<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel
 }
 
 impl HeldWeights {
-    /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT
-    /// does. The files beside the weights are `copied` from the model's directory, which is the adapter's base. The
-    /// weights are what they compute in: every bit of them, and no more.
+    /// Saves the model as a directory that this crate and transformers can load. A model with an adapter saves the
+    /// adapter alone, as PEFT does. The tokenizer files are `copied` from the model's directory. Weights are saved in
+    /// the dtype that the model computes in, which keeps every bit.
     pub fn save(&self, dir: &Path, base: BaseModel<'_>, copied: &CopiedFiles) -> Result<()> {
         if let Some(adapter) = &self.adapter {
             save_adapter(dir, adapter, base)?;
@@ -256,7 +259,8 @@ impl HeldWeights {
 }
 
 impl AdaptedWeights {
-    /// Takes up the weights that [`HeldWeights::save`] wrote to `dir`: the adapter's, where there is one.
+    /// Reads back the weights that [`HeldWeights::save`] wrote to `dir`: the adapter's weights if the model has an
+    /// adapter, else the model's.
     pub fn restore(&mut self, dir: &Path) -> Result<()> {
         let config = self.config().clone();
         match &mut self.adapter {

@@ -1,33 +1,32 @@
-//! What a sequence continues from.
+//! Prompts as token ids, shared between sequences.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// A prompt. It is shared by identity: what has the same `Arc` is computed once, and nobody compares ids to find that
-/// out.
+/// A prompt. Sequences that hold the same `Arc` share its computation; token ids are not compared.
 ///
-/// Its tokens stand at positions 0, 1, 2, …; prompts with other positions, or with attachments (images), get fields
-/// here.
+/// The tokens are at positions 0, 1, 2, …. Other positions, or attachments such as images, would become further fields
+/// of this struct.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Prompt {
-    /// Token ids.
+    /// Token ids of the prompt.
     pub ids: Vec<u32>,
 }
 
 impl Prompt {
-    /// A prompt of these ids.
+    /// A prompt with these token ids.
     pub fn new(ids: impl Into<Vec<u32>>) -> Arc<Prompt> {
         Arc::new(Prompt { ids: ids.into() })
     }
 }
 
-/// Makes one [`Prompt`] of all that are equal, for datasets whose rows repeat a prompt.
+/// Replaces equal prompts by one shared [`Prompt`], for datasets whose rows repeat a prompt.
 #[derive(Debug, Default)]
 pub struct PromptSet(HashSet<Arc<Prompt>>);
 
 impl PromptSet {
-    /// `prompt`, or the one that was its equal before it.
+    /// Returns an earlier prompt equal to `prompt`, or else `prompt` itself.
     pub fn share(&mut self, prompt: Arc<Prompt>) -> Arc<Prompt> {
         if let Some(known) = self.0.get(&prompt) {
             return known.clone();

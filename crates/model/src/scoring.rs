@@ -1,5 +1,5 @@
-//! Log-probabilities of given completions under given weights, without gradients: those of a reference model, or of a
-//! held-out set.
+//! Scores given completions without gradients: log-probabilities, entropies and values, for a reference model, a value
+//! or reward model, or a held-out set.
 
 use crate::net::{Rope, Scores, Tape, forward, most_likely, score, score_forward};
 use crate::packing::{
@@ -10,13 +10,13 @@ use crate::{Batch, BatchTensors, Capacity, GroupSegment, ModelConfig, Result, St
 use kernels::ops::linear;
 use kernels::{Context, DType, Matrix, Memory, Tensor};
 
-/// Bytes of logits that [`Scorer::logits`] has in memory at once: those of one row, if that is more.
+/// Most bytes of logits that [`Scorer::logits`] has in memory at once (but at least one row).
 const LOGITS_BYTES: usize = 16 << 20;
 
-/// Rows of a head that are read at once.
+/// Rows of the head's matrix that are read at once.
 const ROWS_AT_ONCE: usize = 1024;
 
-/// Buffers for scoring. They grow to the largest micro-batch seen.
+/// Scores completions. Its buffers grow to the largest micro-batch seen.
 pub struct Scorer {
     memory: Memory,
     rope: Option<(usize, Rope)>,
@@ -27,20 +27,20 @@ pub struct Scorer {
 }
 
 impl Scorer {
-    /// A scorer that computes up to `max_tokens` rows at once (more for a group larger than that).
+    /// A scorer that computes micro-batches of up to `max_tokens` rows; a larger group is a micro-batch of its own.
     pub fn new(memory: &Memory, max_tokens: usize, prefix_sharing: bool) -> Scorer {
         let stop = StopCheck::default();
         Scorer { memory: memory.clone(), rope: None, tape: None, max_tokens, prefix_sharing, stop }
     }
 
-    /// Ends scoring before its next layer, with [`Error::Stopped`](crate::Error::Stopped), once `stop` (or the flag
-    /// that it is of) says so.
+    /// Makes scoring check `stop` before each layer, and end with [`Error::Stopped`](crate::Error::Stopped) once it
+    /// says so.
     pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
         self.stop = stop.into();
         self.tape = self.tape.take().map(|tape| tape.stop_with(self.stop.clone()));
     }
 
-    /// Takes the memory for micro-batches up to `capacity` and sequences up to `positions` now.
+    /// Allocates memory now for micro-batches up to `capacity` and sequences up to `positions` tokens.
     pub fn reserve(&mut self, config: &ModelConfig, capacity: Capacity, positions: usize) {
         let old = self.tape.as_ref().map_or(Capacity::default(), Tape::capacity);
         if self.tape.is_none() || !old.holds(capacity) {
@@ -51,8 +51,9 @@ impl Scorer {
         grow_rope(&mut self.rope, &self.memory, config, positions);
     }
 
-    /// The score of the row that predicts each completion token of each sequence: the values of the states in which the
-    /// tokens were chosen, by a model with a head of one score. Runs of equal prompts are computed as one group.
+    /// Values of the completion tokens of each sequence, from a model with a score head of one label: for each token,
+    /// the value of the state in which it was chosen. Consecutive sequences with equal prompts are computed as one
+    /// group.
     pub fn values<'a>(
         &mut self,
         ctx: &Context,
@@ -62,7 +63,8 @@ impl Scorer {
         self.values_of_groups(ctx, model, &PromptGroup::by_prompt(sequences))
     }
 
-    /// As [`values`](Self::values), of groups; sequences are counted over all groups, in order.
+    /// As [`values`](Self::values), for groups that the caller formed. The results are in the order of the sequences
+    /// over all groups.
     pub fn values_of_groups<'a>(
         &mut self,
         ctx: &Context,
@@ -84,8 +86,8 @@ impl Scorer {
         Ok(out)
     }
 
-    /// The score of each sequence, which is that of its last token, by a model with a head of one score. Runs of equal
-    /// prompts are computed as one group.
+    /// The score of each sequence, read at its last token, from a model with a score head of one label. Consecutive
+    /// sequences with equal prompts are computed as one group.
     pub fn sequence_scores<'a>(
         &mut self,
         ctx: &Context,
@@ -99,8 +101,8 @@ impl Scorer {
         Ok(values.iter().map(|values| values.last().copied().unwrap_or(f32::NAN)).collect())
     }
 
-    /// Log-probabilities and entropies of every completion token of each sequence at `temperature`. Runs of equal
-    /// prompts are computed as one group.
+    /// Log-probabilities and entropies of every completion token of each sequence, at `temperature`. Consecutive
+    /// sequences with equal prompts are computed as one group.
     pub fn score<'a>(
         &mut self,
         ctx: &Context,
@@ -111,7 +113,8 @@ impl Scorer {
         self.score_groups(ctx, model, &PromptGroup::by_prompt(sequences), temperature)
     }
 
-    /// As [`score`](Self::score), of groups; sequences are counted over all groups, in order.
+    /// As [`score`](Self::score), for groups that the caller formed. The results are in the order of the sequences over
+    /// all groups.
     pub fn score_groups<'a>(
         &mut self,
         ctx: &Context,
@@ -132,8 +135,9 @@ impl Scorer {
         Ok(out)
     }
 
-    /// Log-probabilities and entropies of every completion token of each sequence, and what else is said in its place.
-    /// It computes the head twice. Runs of equal prompts are computed as one group.
+    /// Log-probabilities and entropies of every completion token of each sequence, and for each token whether it is the
+    /// most likely one and what the mean logit is. The logits are computed twice. Consecutive sequences with equal
+    /// prompts are computed as one group.
     pub fn compare<'a>(
         &mut self,
         ctx: &Context,
@@ -161,9 +165,8 @@ impl Scorer {
         Ok(out)
     }
 
-    /// The logits `[T, V]` of all T tokens of each sequence, for those who measure more than its completion's
-    /// log-probabilities: `take` is called with the number of the sequence and its next rows. No more than a few rows
-    /// are in memory at once.
+    /// Computes the logits `[T, V]` of all T tokens of each sequence over the vocabulary of V tokens. `take` is called
+    /// with the index of the sequence and its next rows; only a few rows are in memory at once.
     pub fn logits<'a>(
         &mut self,
         ctx: &Context,
@@ -195,7 +198,7 @@ impl Scorer {
         Ok(())
     }
 
-    /// Does `compute` with each micro-batch, in order.
+    /// Calls `compute` for each micro-batch, in order.
     fn each(
         &mut self,
         config: &ModelConfig,
@@ -212,18 +215,18 @@ impl Scorer {
     }
 }
 
-/// What a model says of the completion tokens of a sequence beside the others of the vocabulary.
+/// How the completion tokens of a sequence compare with the other tokens of the vocabulary.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Compared {
-    /// The scores of the tokens themselves.
+    /// Log-probabilities and entropies of the completion tokens.
     pub scores: Scores,
-    /// Whether no other token is likelier; of equals the first is.
+    /// Whether each completion token is the most likely token; of equally likely tokens the lowest id is.
     pub is_likeliest: Vec<bool>,
-    /// The mean logit of the vocabulary in each one's place.
+    /// The mean logit over the vocabulary at each completion token.
     pub mean_logits: Vec<f64>,
 }
 
-/// The mean of the rows of a head `[V, H]`: hidden · mean is the mean logit.
+/// The mean of the rows of a head's matrix `[V, H]`: its dot product with a hidden state is the mean logit.
 fn mean_row(head: &Matrix) -> Vec<f64> {
     let mut sums = vec![0.0; head.cols()];
     for first in (0..head.rows()).step_by(ROWS_AT_ONCE) {
@@ -235,7 +238,7 @@ fn mean_row(head: &Matrix) -> Vec<f64> {
     sums.into_iter().map(|sum| sum / head.rows() as f64).collect()
 }
 
-/// Makes `rope` reach `positions`.
+/// Replaces the rope tables by larger ones if they have fewer than `positions` positions.
 pub fn grow_rope(rope: &mut Option<(usize, Rope)>, memory: &Memory, config: &ModelConfig, positions: usize) {
     if rope.as_ref().is_none_or(|(have, _)| *have < positions) {
         *rope = None;
@@ -243,14 +246,14 @@ pub fn grow_rope(rope: &mut Option<(usize, Rope)>, memory: &Memory, config: &Mod
     }
 }
 
-/// What TRL has a model of scores take for padding, whatever its config.json says: the tokenizer's padding token, or
-/// its end token.
+/// The padding token that TRL gives to a reward model, whatever its config.json says: the tokenizer's padding token, or
+/// else its end token.
 pub fn padding_token(tokenizer: &Tokenizer, config: &ModelConfig) -> Option<u32> {
     tokenizer.pad_id().or_else(|| tokenizer.eos_id()).or(config.pad_token_id)
 }
 
-/// Leaves out padding at the end: transformers takes the score of the last token that is none, and the end token may be
-/// the padding token.
+/// Removes padding tokens from the end. transformers scores the last token that is not padding, and the end token may
+/// be the padding token.
 pub fn strip_padding(ids: &mut Vec<u32>, pad: Option<u32>) {
     while ids.last().copied().is_some_and(|id| Some(id) == pad) {
         ids.pop();

@@ -1,21 +1,21 @@
-//! Cancels a pass between two layers, once nobody waits for its result.
+//! Cancels a forward or backward pass between two layers, once its result is no longer needed.
 
 use crate::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a pass asks before each layer and each piece of the head: whether it is still wanted. The default always wants
-/// it.
+/// A check that a pass makes before each layer and each piece of the head: whether it should stop. The default never
+/// stops.
 #[derive(Clone, Default)]
 pub struct StopCheck(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 
 impl StopCheck {
-    /// Asks `is_requested`, which gives true from some time on.
+    /// A check that calls `is_requested`, which starts to return true when the pass should stop.
     pub fn new(is_requested: impl Fn() -> bool + Send + Sync + 'static) -> StopCheck {
         StopCheck(Some(Arc::new(is_requested)))
     }
 
-    /// [`Error::Stopped`] once that is so.
+    /// Returns [`Error::Stopped`] if the pass should stop.
     pub(crate) fn check(&self) -> Result<()> {
         match &self.0 {
             Some(is_requested) if is_requested() => Err(Error::Stopped),

@@ -1,29 +1,29 @@
 //! Errors of a training step.
 
-/// Result of this crate.
+/// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of this crate.
+/// An error of the `train` crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A kernel refused its arguments.
+    /// An error of the `kernels` crate.
     #[error(transparent)]
     Kernel(#[from] kernels::Error),
-    /// The model refused a batch.
+    /// An error of the `model` crate.
     #[error(transparent)]
     Model(#[from] model::Error),
-    /// A configuration that cannot be honoured.
+    /// An invalid configuration or use of the trainer.
     #[error("{0}")]
     Config(String),
-    /// A sample whose parts do not fit together.
+    /// A sample is incomplete, or its parts do not fit together.
     #[error("sample {index}: {message}")]
     Sample {
-        /// The sample's place in the optimizer batch.
+        /// Index of the sample (or pair) in the optimizer batch.
         index: usize,
-        /// What does not fit.
+        /// Description of what does not fit.
         message: String,
     },
-    /// A step while somebody holds the optimizer's state.
+    /// An optimizer step was taken while a checkpoint still holds the optimizer's state.
     #[error("an optimizer step while its state is held, by a checkpoint that is still written: wait for that first")]
     Held,
     /// Three optimizer steps in a row had a loss or gradient that is not finite.
@@ -32,11 +32,11 @@ pub enum Error {
          continue. Lower learning_rate, or look at the last completions and rewards for values that overflow"
     )]
     NonFinite {
-        /// Skipped steps in a row.
+        /// Number of steps skipped in a row.
         count: u32,
-        /// "the loss" or "the gradient norm".
+        /// The quantity that was not finite: "the loss" or "the gradient norm".
         what: &'static str,
-        /// The value found.
+        /// The non-finite value.
         value: f64,
     },
 }

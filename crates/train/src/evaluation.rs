@@ -1,17 +1,18 @@
-//! Measures of held-out data: pass@k of completions, and how far a reward model's probabilities can be believed.
+//! Metrics on held-out data: pass@k of completions, and the calibration of a reward model's preference probabilities.
 //!
-//! Of a pair whose rewards differ by d = r_c − r_r, P(chosen ≻ rejected) = p = σ(d). Brier score (Brier 1950): the mean
-//! of (1 − p)². Expected calibration error (Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599): pairs in ten equal
-//! bins of the confidence max(p, 1 − p) ∈ [½, 1]; the mean over pairs of |share of right pairs in the bin − mean
-//! confidence in the bin|.
+//! For a preference pair whose rewards differ by d = r_chosen − r_rejected, the model's probability of the preference
+//! is p = σ(d). The Brier score (Brier 1950) is the mean of (1 − p)². The expected calibration error (Naeini et al.
+//! 2015; Guo et al. 2017, arXiv:1706.04599) sorts pairs into ten equal bins of the confidence max(p, 1 − p) ∈ [½, 1],
+//! and averages over pairs |share of correctly ordered pairs in the bin − mean confidence in the bin|.
 
 use crate::loss::bradley_terry::sigmoid;
 
-/// Bins of confidence.
+/// Number of bins of confidence.
 const BINS: usize = 10;
 
-/// The unbiased estimate 1 − C(n − c, k) / C(n, k), with c of a prompt's n scored completions right, averaged over the
-/// prompts of which k were scored (Chen et al. 2021, arXiv:2107.03374); none if there is no such prompt.
+/// pass@k: the unbiased estimate 1 − C(n − c, k) / C(n, k) for a prompt with c correct completions among n scored ones,
+/// averaged over the prompts with at least k scored completions (Chen et al. 2021, arXiv:2107.03374); none if there is
+/// no such prompt.
 pub fn pass_at_k(groups: &[Vec<bool>], k: usize) -> Option<f64> {
     let of_group = |group: &Vec<bool>| {
         let n = group.len();
@@ -26,14 +27,14 @@ pub fn pass_at_k(groups: &[Vec<bool>], k: usize) -> Option<f64> {
     (count > 0).then(|| enough().map(of_group).sum::<f64>() / count as f64)
 }
 
-/// The Brier score of pairs whose rewards differ by so much.
+/// The Brier score of preference pairs, given each pair's difference r_chosen − r_rejected of rewards.
 pub fn brier_score(differences: &[f64]) -> f64 {
     differences.iter().map(|d| sigmoid(-d).powi(2)).sum::<f64>() / differences.len().max(1) as f64
 }
 
-/// The expected calibration error of pairs whose rewards differ by so much.
+/// The expected calibration error of preference pairs, given each pair's difference r_chosen − r_rejected of rewards.
 pub fn calibration_error(differences: &[f64]) -> f64 {
-    // Of each bin: right pairs (a draw is half right) minus the sum of confidences.
+    // For each bin: the number of correctly ordered pairs (a tie counts ½) minus the sum of confidences.
     let mut bins = [0.0; BINS];
     for &d in differences {
         let confidence = sigmoid(d.abs());
@@ -57,7 +58,7 @@ mod tests {
         assert_eq!(pass_at_k(&[vec![false; 2], vec![false; 2]], 2), Some(0.0));
     }
 
-    /// A crashed reward is no wrong answer.
+    /// A completion whose reward function failed does not count as a wrong answer.
     #[test]
     fn what_was_not_scored_is_left_out() {
         assert_eq!(pass_at_k(&[vec![], vec![]], 1), None);
@@ -67,7 +68,7 @@ mod tests {
         assert_eq!(pass_at_k(&[vec![true], vec![false; 2]], 2), Some(0.0), "and it has no part in the mean");
     }
 
-    /// The difference at which the model gives this probability.
+    /// The difference of rewards at which the model's probability of the preference is p.
     fn logit(p: f64) -> f64 {
         (p / (1.0 - p)).ln()
     }
@@ -81,7 +82,7 @@ mod tests {
         let both = [nine(0.92), nine(0.62)].concat();
         assert!((calibration_error(&both) - (0.02 + 0.28) / 2.0).abs() < 1e-12);
         assert!((brier_score(&nine(0.6)) - (9.0 * 0.16 + 0.36) / 10.0).abs() < 1e-12);
-        // A model that knows nothing.
+        // A model that gives probability ½ to every pair.
         assert_eq!((calibration_error(&[0.0; 7]), brier_score(&[0.0; 7])), (0.0, 0.25));
         assert_eq!(calibration_error(&[1e4, 1e4]), 0.0);
     }

@@ -1,22 +1,22 @@
-//! From the score of a completion to an advantage of each of its tokens: PPO's rewards, and generalised advantage
-//! estimation.
+//! PPO's advantages: rewards of tokens from the score of a completion, and generalised advantage estimation (GAE).
 //!
 //! The reward of token t (Ziegler et al. 2019, arXiv:1909.08593; InstructGPT, Ouyang et al. 2022, arXiv:2203.02155):
 //!
 //! r_t = −β k_t + [t is the last token] · score
 //!
-//! or, where steps of the completion have scores (process rewards), each at the last token of its step. k_t is an
-//! estimate of the KL divergence from the sampling policy to the reference ([`KlEstimator`]). GAE (Schulman et al.
-//! 2016, arXiv:1506.02438), with V_t the value of the state in which token t is chosen:
+//! If steps of the completion have rewards (process rewards), each is given at the last token of its step instead. k_t
+//! is an estimate of the KL divergence from the sampling policy to the reference model ([`KlEstimator`]) and β its
+//! weight. GAE (Schulman et al. 2016, arXiv:1506.02438), with V_t the value of the state in which token t is chosen,
+//! gives advantages A and returns R:
 //!
 //! δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γ λ A_{t+1},  R_t = A_t + V_t
 //!
-//! A completion is an episode and V after its last token is 0. That holds for a completion which the length limit cut,
-//! too: its score is of the text as it is, so a value of what might have followed would count beside what was already
-//! scored (TRL and InstructGPT do the same; a missing-EOS penalty says that ending is wanted).
+//! A completion is an episode, and V after its last token is 0. This holds for a completion that reached the length
+//! limit, too: the text was scored as it is, so the value of a possible continuation would be counted in addition (TRL
+//! and InstructGPT do the same; a missing-EOS penalty rewards ending).
 //!
-//! Tokens that the mask leaves out (a tool's answer) are no actions but part of what happens between two: the recursion
-//! runs over the others alone, and nothing of theirs is read. Arithmetic is f64. It knows no model and no loss.
+//! Tokens outside the mask (such as tool output) are not actions, but part of what happens between two actions: the
+//! recursion runs over the other tokens alone, and nothing of these tokens is read. Arithmetic is f64.
 
 mod samples;
 
@@ -24,20 +24,20 @@ pub use samples::{TokenRewards, estimate_samples, rewards_of_samples, whiten_sam
 
 use serde::{Deserialize, Serialize};
 
-/// How the KL divergence to the reference is estimated at a token, d = log π_ref − log π (Schulman 2020,
+/// How the KL divergence to the reference model is estimated at a token, with d = log π_ref − log π (Schulman 2020,
 /// <http://joschu.net/blog/kl-approx.html>).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimator {
-    /// −d: unbiased, of either sign.
+    /// k1 = −d: unbiased, of either sign.
     #[default]
     K1,
-    /// e^d − 1 − d: unbiased, never negative.
+    /// k3 = e^d − 1 − d: unbiased, never negative.
     K3,
 }
 
 impl KlEstimator {
-    /// The estimate at one token.
+    /// Estimates the KL divergence at one token.
     pub fn estimate(self, logp: f64, ref_logp: f64) -> f64 {
         let d = ref_logp - logp;
         match self {
@@ -48,7 +48,7 @@ impl KlEstimator {
     }
 }
 
-/// k of each token; 0 where `mask` is false.
+/// The estimated KL divergence at each token; 0 where `mask` is false.
 pub fn kl(estimator: KlEstimator, logps: &[f32], ref_logps: &[f32], mask: &[bool]) -> Vec<f64> {
     assert!(logps.len() == mask.len() && ref_logps.len() == mask.len());
     let token = |t: usize| match mask[t] {
@@ -58,7 +58,7 @@ pub fn kl(estimator: KlEstimator, logps: &[f32], ref_logps: &[f32], mask: &[bool
     (0..mask.len()).map(token).collect()
 }
 
-/// r of each token: `kl` times −`kl_coef`, and `score` at the last token that `mask` keeps.
+/// The reward of each token: −`kl_coef` times the token's `kl`, plus `score` at the last token that `mask` keeps.
 pub fn token_rewards(kl_coef: f64, kl: &[f64], score: f64, mask: &[bool]) -> Vec<f64> {
     assert_eq!(kl.len(), mask.len());
     let mut rewards: Vec<f64> = kl.iter().zip(mask).map(|(k, &m)| if m { -kl_coef * k } else { 0.0 }).collect();
@@ -68,16 +68,16 @@ pub fn token_rewards(kl_coef: f64, kl: &[f64], score: f64, mask: &[bool]) -> Vec
     rewards
 }
 
-/// What GAE says of a completion, one element per token; 0 where the mask is false.
+/// The result of GAE for one completion, with one element per token; 0 where the mask is false.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Estimates {
-    /// A
+    /// Advantages.
     pub advantages: Vec<f64>,
-    /// R, what the value model is to learn.
+    /// Returns, which the value model learns.
     pub returns: Vec<f64>,
 }
 
-/// Advantages and returns of one completion from the rewards and values of its tokens.
+/// Computes advantages and returns of one completion from the rewards and values of its tokens.
 pub fn estimate(gamma: f64, lambda: f64, rewards: &[f64], values: &[f64], mask: &[bool]) -> Estimates {
     assert!(rewards.len() == mask.len() && values.len() == mask.len());
     let mut out = Estimates { advantages: vec![0.0; mask.len()], returns: vec![0.0; mask.len()] };
@@ -92,11 +92,11 @@ pub fn estimate(gamma: f64, lambda: f64, rewards: &[f64], values: &[f64], mask: 
     out
 }
 
-/// Added to a variance before its root is divided by: TRL's.
+/// TRL's ε, added to a variance before taking the square root that is divided by.
 const VARIANCE_EPSILON: f64 = 1e-8;
 
-/// Brings the tokens that `masks` keep to variance 1 over all rows and, with `shift_mean`, to mean 0. The variance is
-/// Bessel-corrected. Fewer than two tokens have none, and stay.
+/// Normalises the numbers of the tokens that `masks` keep to variance 1 over all rows, and to mean 0 if `shift_mean`.
+/// The variance is Bessel-corrected. Fewer than two numbers stay as they are.
 pub fn whiten(rows: &mut [Vec<f64>], masks: &[Vec<bool>], shift_mean: bool) {
     let Some(Moments { mean, variance }) = Moments::of(kept(rows, masks)) else { return };
     let scale = 1.0 / (variance + VARIANCE_EPSILON).sqrt();
@@ -108,8 +108,8 @@ pub fn whiten(rows: &mut [Vec<f64>], masks: &[Vec<bool>], shift_mean: bool) {
     }
 }
 
-/// The share of the returns' variance that the values explain, 1 − Var(R − V) / Var(R), over the tokens that `masks`
-/// keep: 1 is perfect, 0 no better than a constant. None where the returns do not vary.
+/// The explained variance of the value model, 1 − Var(R − V) / Var(R) with returns R and values V, over the tokens that
+/// `masks` keep: 1 is perfect, 0 no better than a constant. None if the returns do not vary.
 pub fn explained_variance(returns: &[Vec<f64>], values: &[Vec<f64>], masks: &[Vec<bool>]) -> Option<f64> {
     let errors: Vec<Vec<f64>> =
         returns.iter().zip(values).map(|(r, v)| r.iter().zip(v).map(|(r, v)| r - v).collect()).collect();
@@ -129,7 +129,7 @@ struct Moments {
 }
 
 impl Moments {
-    /// The moments of at least two numbers.
+    /// Mean and variance of at least two numbers.
     fn of(numbers: impl Iterator<Item = f64> + Clone) -> Option<Moments> {
         let count = numbers.clone().count();
         if count < 2 {
@@ -141,27 +141,27 @@ impl Moments {
     }
 }
 
-/// β, fixed or controlled: after each generation with mean divergence KL per completion (Ziegler et al. 2019, section
-/// 2.2)
+/// The weight β of the KL divergence, fixed or adaptive. If adaptive, it is updated after each generation of n
+/// completions with mean divergence KL per completion (Ziegler et al. 2019, section 2.2):
 ///
-/// e = clip(KL / target − 1, −0.2, 0.2),  β ← β (1 + e n / horizon), with n completions.
+/// e = clip(KL / target − 1, −0.2, 0.2), β ← β (1 + e n / horizon).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KlController {
-    /// β now.
+    /// The current β.
     pub kl_coef: f64,
 }
 
-/// What an adaptive β aims at.
+/// The target of an adaptive β.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KlTarget {
-    /// KL per completion in nats; above 0.
+    /// Target KL divergence per completion, in nats; above 0.
     pub target: f64,
-    /// Completions after which an error of 1 would have doubled β; above 0.
+    /// Number of completions after which an error of 1 would have doubled β; above 0.
     pub horizon: f64,
 }
 
 impl KlController {
-    /// Moves β after `completions` completions whose mean divergence was `kl`. A divergence that is not a number moves
+    /// Updates β after `completions` completions with mean divergence `kl`. A NaN or infinite divergence changes
     /// nothing.
     pub fn update(&mut self, target: &KlTarget, kl: f64, completions: usize) {
         let error = (kl / target.target - 1.0).clamp(-0.2, 0.2);

@@ -1,11 +1,11 @@
-//! Samples in, new weights out: advantages, losses, the optimizer, and one update step.
+//! Training: advantages, losses, optimizers, and the trainer that takes one optimizer step on a batch of samples.
 //!
-//! Knows token ids, log-probabilities and numbers called advantages. Does not know prompt text, rewards' meaning,
-//! files, or how the samples were made.
+//! This crate works with token ids, log-probabilities and advantages. It has no code for prompt text, reward functions,
+//! files or sampling.
 //!
-//! Read first: `sample.rs` (what comes in), [`advantages`] and [`gae`] (rewards to advantages), [`loss`] (value and
-//! gradient of each loss, one file each), `objective.rs` (which loss, on what), `trainer.rs` (accumulate, reduce, step)
-//! with `passes.rs`, `optimizer/mod.rs` and `schedule.rs`.
+//! Where to start reading: `sample.rs` (the input), [`advantages`] and [`gae`] (from rewards to advantages), [`loss`]
+//! (value and gradient of each loss, one file each), `objective.rs` (which loss is applied to what), `trainer.rs`
+//! (accumulate gradients, reduce, step) with `passes.rs`, `optimizer/mod.rs` and `schedule.rs`.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 

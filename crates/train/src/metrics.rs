@@ -1,10 +1,10 @@
-//! The metrics that one optimizer step reports, under TRL's names.
+//! Metrics of one optimizer step, under TRL's names.
 
 use crate::loss::sampling::SamplingMetrics;
 use crate::means::{ClipRatios, Means};
 use serde::{Deserialize, Serialize};
 
-/// What one optimizer step measured. Means are over the tokens (or sequences) of the whole optimizer batch.
+/// Measurements of one optimizer step. Means are over the tokens (or sequences) of the whole optimizer batch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UpdateMetrics {
     /// The loss that was minimised.
@@ -13,58 +13,59 @@ pub struct UpdateMetrics {
     pub grad_norm: f64,
     /// The learning rate of this step.
     pub learning_rate: f64,
-    /// Mean entropy of the tokens that the loss uses; of skipped groups those that the sampler recorded with these
-    /// weights, others have no part in it. None where that leaves no token.
+    /// Mean entropy of the tokens that the loss uses, in nats. Tokens of skipped groups count if the sampler recorded
+    /// their entropies with the current weights, and are left out otherwise. None if no token remains.
     pub entropy: Option<f64>,
-    /// Mean KL divergence to the reference (k3), if `beta` ≠ 0.
+    /// Mean KL divergence to the reference model (estimator k3), if `beta` ≠ 0.
     pub kl: Option<f64>,
-    /// What the loss reports beyond this.
+    /// Further metrics of the loss.
     pub means: Means,
-    /// How much was clipped (losses that clip).
+    /// Clip ratios, if the loss clips.
     pub clip: Option<ClipRatios>,
-    /// How far the sampler was from the old policy, where that is corrected for.
+    /// Statistics of the importance-sampling correction, if it is on.
     pub sampling: Option<SamplingMetrics>,
     /// The loss without its entropy bonus, if it has one.
     pub policy_loss: Option<f64>,
-    /// The weight of the entropy bonus after this step, if there is one.
+    /// Coefficient of the entropy bonus after this step, if there is one.
     pub entropy_coef: Option<f64>,
-    /// Whether the samples carry their sampler's record (all but supervised ones).
+    /// Whether the samples carry their sampler's log-probabilities (all but supervised samples do).
     pub sampled: bool,
-    /// Samples of the optimizer batch.
+    /// Number of samples in the optimizer batch.
     pub sequences: u64,
-    /// Completion tokens that the loss uses.
+    /// Number of completion tokens that the loss uses.
     pub loss_tokens: u64,
-    /// Rows that went through the model (a shared prompt counts once).
+    /// Number of rows (tokens) that went through the model; a shared prompt counts once.
     pub computed_tokens: u64,
-    /// Groups that were left out, since their gradient is known to be 0. None where the trainer computes all.
+    /// Number of groups that were skipped, because their gradient is known to be 0. None if the trainer does not skip
+    /// groups.
     pub skipped_groups: Option<u64>,
-    /// Rows that they would have had in the model.
+    /// Number of rows that the skipped groups would have had in the model.
     pub skipped_tokens: Option<u64>,
-    /// Micro-batches that the step was cut into.
+    /// Number of micro-batches that the step was cut into.
     pub micro_batches: u64,
-    /// Tokens whose recorded sampler log-probability differs in any bit from the trainer's, over the sequences sampled
-    /// wholly with the weights that the step started from. It must be 0.
+    /// Number of tokens whose log-probability recorded by the sampler differs in any bit from the trainer's. Only
+    /// sequences that were sampled entirely with the weights before this step are compared. It must be 0.
     pub logp_mismatch_tokens: u64,
-    /// Tokens that were compared.
+    /// Number of tokens whose log-probabilities were compared.
     pub logp_compared_tokens: u64,
-    /// The largest difference among them.
+    /// Largest difference between sampler's and trainer's log-probabilities among the compared tokens.
     pub max_logp_difference: f64,
-    /// The step was not taken: the loss or the gradient was not finite.
+    /// Whether the step was skipped because the loss or the gradient was not finite.
     pub skipped: bool,
-    /// Steps skipped so far in the run.
+    /// Number of steps skipped so far in the training run.
     pub skipped_total: u64,
-    /// Seconds in the forward pass, head and loss included.
+    /// Seconds in forward passes, including head and loss.
     pub forward_time_s: f64,
-    /// Seconds in the backward pass.
+    /// Seconds in backward passes.
     pub backward_time_s: f64,
-    /// Seconds in gradient norm and optimizer.
+    /// Seconds in computing the gradient norm and in the optimizer.
     pub optimizer_time_s: f64,
 }
 
 impl UpdateMetrics {
-    /// The logged values by name: TRL's, and Lockstep's own `sampling/logp_mismatch_tokens`,
-    /// `sampling/logp_compared_tokens`, `sampling/max_logp_difference`, `update/…` and `skipped_steps`.
-    /// TRL's value over several optimizer steps is the mean of each. Times and counts are fields, not entries.
+    /// The logged metrics by name: TRL's, and Lockstep's own `sampling/logp_mismatch_tokens`,
+    /// `sampling/logp_compared_tokens`, `sampling/max_logp_difference`, `update/…` and `skipped_steps`. For a log
+    /// interval of several optimizer steps, TRL takes the mean of each. Times and counts are fields, not entries.
     pub fn entries(&self) -> Vec<(&str, f64)> {
         let mut out: Vec<(&str, f64)> =
             vec![("loss", self.loss), ("grad_norm", self.grad_norm), ("learning_rate", self.learning_rate)];

@@ -1,9 +1,9 @@
-//! The objective: from the model's log-probabilities and entropies of every completion token to a loss, and back to
-//! their gradients.
+//! The training objective: it computes the loss from the model's log-probabilities and entropies of every completion
+//! token, and the gradients with respect to them.
 //!
-//! The trainer hands over one group at a time: sequences of a prompt that lie behind one another, so that a loss may
-//! compare the two of a pair. A loss is a file in [`loss`](crate::loss); this one says which, what it needs of a
-//! sample, and what it reports. It knows no weights.
+//! The trainer passes one group at a time: consecutive sequences with the same prompt, so that a loss can compare the
+//! two answers of a preference pair. Each loss is a file in [`loss`](crate::loss). This file selects the loss, checks
+//! that samples have what it needs, and collects what it reports. It has no access to the weights.
 
 use crate::loss::bradley_terry::{RankingConfig, ranking};
 use crate::loss::dft::dft;
@@ -15,20 +15,20 @@ use crate::loss::{LossConfig, LossSums, LossType, Normalizer, Sequence, policy, 
 use crate::{Advantage, Error, PreferencePair, Result, Sample, Samples};
 use model::Columns;
 
-/// What is minimised.
+/// The loss that training minimises.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Objective {
     /// A policy-gradient loss over tokens.
     Policy(LossConfig),
-    /// RLOO's, over completions.
+    /// RLOO's loss, a sum over completions.
     Rloo(RlooConfig),
-    /// PPO's, for the policy.
+    /// PPO's policy loss.
     Ppo(PpoConfig),
-    /// PPO's, for the value model: a model with a head of one score.
+    /// PPO's value loss, for a value model: a model with a score head of one label.
     Value(ValueConfig),
-    /// A reward model's, for pairs: a model with a head of one score.
+    /// The loss of a reward model, on preference pairs; the model has a score head of one label.
     Ranking(RankingConfig),
-    /// DPO's, for pairs.
+    /// DPO and its variants, on preference pairs.
     Preference(DpoConfig),
     /// The mean negative log-likelihood of the completion tokens of the optimizer batch.
     Supervised,
@@ -36,19 +36,19 @@ pub enum Objective {
     Dft,
 }
 
-/// What a sequence of the optimizer batch is.
+/// The sample or preference pair that a sequence of the optimizer batch comes from.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// A sample.
+    /// A sample of its own.
     Sample(&'a Sample),
-    /// The chosen response of a pair, behind which its rejected one comes.
+    /// The chosen response of a preference pair. Its rejected response is the next sequence.
     Chosen(&'a PreferencePair),
-    /// The rejected response of a pair.
+    /// The rejected response of a preference pair.
     Rejected(&'a PreferencePair),
 }
 
 impl<'a> Source<'a> {
-    /// The sample, if it is one.
+    /// The sample; none for a response of a preference pair.
     pub(crate) fn sample(self) -> Option<&'a Sample> {
         match self {
             Source::Sample(sample) => Some(sample),
@@ -57,20 +57,22 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A sequence and the model's output for it; the slices have one element per completion token.
+/// A sequence and the model's output for it. Each slice has one element per completion token.
 #[derive(Debug)]
 pub struct Scored<'a> {
-    /// The sequence.
+    /// The sample or preference pair that the sequence comes from.
     pub source: Source<'a>,
-    /// Which tokens the loss uses ([`Objective::loss_mask`]).
+    /// The tokens that the loss uses ([`Objective::loss_mask`]).
     pub mask: &'a [bool],
-    /// log π_θ of each token; of a model of scores, the score of the row that predicts it.
+    /// Log-probability of each token under the current policy; for a model with a score head, the score at the row that
+    /// predicts the token.
     pub logps: &'a [f32],
-    /// Entropy of the distribution that each token comes from, in nats; 0 of a model of scores.
+    /// Entropy of the next-token distribution at each token, in nats; 0 for a model with a score head.
     pub entropies: &'a [f32],
-    /// ∂J/∂logps: overwritten.
+    /// Gradient of the loss J with respect to `logps`: overwritten.
     pub d_logps: &'a mut [f32],
-    /// ∂J/∂H of each entropy: overwritten where [`Objective::has_entropy_grad`], else not read.
+    /// Gradient of the loss J with respect to `entropies`: overwritten if [`Objective::has_entropy_grad`], else left as
+    /// it is.
     pub d_entropies: &'a mut [f32],
 }
 
@@ -89,17 +91,17 @@ impl Objective {
         }
     }
 
-    /// Whether it is of pairs.
+    /// Whether the loss is defined on preference pairs.
     pub fn is_of_pairs(&self) -> bool {
         matches!(self, Objective::Preference(_) | Objective::Ranking(_))
     }
 
-    /// Whether it is of a model with a head of scores.
+    /// Whether the loss is for a model with a score head.
     pub fn is_of_scores(&self) -> bool {
         matches!(self, Objective::Value(_) | Objective::Ranking(_))
     }
 
-    /// Whether samples are the policy's own, with the record of their sampler.
+    /// Whether the samples were generated by a policy and carry their sampler's log-probabilities.
     pub fn is_policy(&self) -> bool {
         !matches!(
             self,
@@ -111,7 +113,7 @@ impl Objective {
         )
     }
 
-    /// Whether it clips and reports how much.
+    /// Whether the loss clips the importance ratio and reports how often.
     pub fn clips(&self) -> bool {
         match self {
             Objective::Policy(config) => config.loss_type.clips(),
@@ -120,12 +122,12 @@ impl Objective {
         }
     }
 
-    /// Whether the KL divergence to the reference is in the loss.
+    /// Whether the loss contains the KL divergence to the reference model.
     pub fn has_kl(&self) -> bool {
         matches!(self, Objective::Policy(config) if config.beta != 0.0)
     }
 
-    /// The quantile of entropy below which tokens are left out, if it leaves any out.
+    /// The quantile of token entropies below which tokens are left out of the loss; none if no token is left out.
     pub fn entropy_quantile(&self) -> Option<f64> {
         match self {
             Objective::Policy(config) if config.top_entropy_quantile < 1.0 => Some(1.0 - config.top_entropy_quantile),
@@ -133,7 +135,7 @@ impl Objective {
         }
     }
 
-    /// The entropy bonus beside a loss; PPO has its own in the loss.
+    /// Settings of the entropy bonus that is added to the loss. PPO's loss contains its own bonus instead.
     pub fn entropy(&self) -> EntropyConfig {
         match self {
             Objective::Policy(config) => config.entropy,
@@ -141,7 +143,7 @@ impl Objective {
         }
     }
 
-    /// Whether the gradient goes through entropies too in this step.
+    /// Whether the loss of this step has a gradient with respect to entropies.
     pub fn has_entropy_grad(&self, normalizer: &Normalizer) -> bool {
         match self {
             Objective::Ppo(config) => config.entropy_coef != 0.0,
@@ -149,9 +151,9 @@ impl Objective {
         }
     }
 
-    /// Whether the gradient of a sequence without an advantage, or without a token in the loss, is 0 whatever the model
-    /// says of it. Not where the loss has more terms than the policy's (KL divergence, entropy), nor where the
-    /// entropies of all tokens say which are left out.
+    /// Whether a sequence has gradient 0, whatever the model's output, if it has no advantage or no token in the loss.
+    /// This does not hold if the loss has more terms than the policy term (KL divergence, entropy), or if the entropies
+    /// of all tokens decide which tokens are left out.
     pub fn can_skip(&self) -> bool {
         match self {
             Objective::Policy(config) => {
@@ -162,9 +164,9 @@ impl Objective {
         }
     }
 
-    /// Adds to `sums` what is known of a sequence that is not computed and has no gradient: its part of J, 0 or a
-    /// constant; how much of it is clipped, nothing; the sampler's distance from the old policy. Where `on_policy`, its
-    /// ratio is 1; elsewhere it is not known, and what a loss reports of ratios is left out.
+    /// Adds to `sums` what is known of a skipped sequence, which is not computed since its gradient is 0: its
+    /// contribution to the loss (0 or a constant), no clipping, and the sampler's distance from the old policy. If
+    /// `on_policy`, its importance ratio is 1; else the ratio is unknown, and metrics of ratios leave the sequence out.
     pub(crate) fn evaluate_skipped(
         &self,
         normalizer: &Normalizer,
@@ -184,8 +186,9 @@ impl Objective {
         sums.means = before.unwrap_or_else(|| std::mem::take(&mut sums.means));
     }
 
-    /// Adds a group's part of J to `sums`, and overwrites its gradient. `normalizer` are those of the whole optimizer
-    /// batch. The entropy bonus is not in [`LossSums::loss`], but its entropies in [`LossSums::entropy`].
+    /// Adds a group's contribution to the loss J to `sums`, and overwrites the group's gradients. `normalizer` has the
+    /// counts of the whole optimizer batch. [`LossSums::loss`] does not include the entropy bonus; its entropies are in
+    /// [`LossSums::entropy`].
     pub fn evaluate(&self, normalizer: &Normalizer, group: &mut [Scored<'_>], sums: &mut LossSums) {
         match self {
             Objective::Ranking(config) => {
@@ -235,7 +238,7 @@ impl Objective {
         }
     }
 
-    /// Whether `samples` are of the loss's kind and have what it needs.
+    /// An error if `samples` are of the wrong kind (sequences or pairs) for the loss, or lack something that it needs.
     pub fn check(&self, samples: Samples<'_>) -> Result<()> {
         match (samples, self.is_of_pairs()) {
             (Samples::Sequences(samples), false) => {
@@ -295,7 +298,7 @@ impl Objective {
     }
 }
 
-/// Whether every column has a row per token.
+/// An error if a column does not have one row per token.
 fn fits(index: usize, tokens: usize, columns: &Columns) -> Result<()> {
     columns.iter().try_for_each(|(name, column)| fit(index, tokens, name, column.tokens()))
 }
@@ -305,7 +308,7 @@ fn fit(index: usize, tokens: usize, what: &str, len: usize) -> Result<()> {
     if len == tokens { Ok(()) } else { Err(Error::Sample { index, message: message() }) }
 }
 
-/// The score of a response is that of its last token.
+/// Evaluates the reward-model loss of a pair. The score of a response is the score of its last token.
 fn rank(config: &RankingConfig, normalizer: &Normalizer, pair: &mut [Scored<'_>], sums: &mut LossSums) {
     let Source::Chosen(PreferencePair { margin, .. }) = pair[0].source else { unreachable!("the chosen one is first") };
     let last = |scored: &Scored<'_>| scored.logps.last().map_or(0.0, |&r| f64::from(r));

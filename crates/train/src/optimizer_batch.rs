@@ -1,5 +1,5 @@
-//! The part of an optimizer batch that goes through the model: sequences in order, each with the tokens that the loss
-//! uses, and the prompts that neighbours share.
+//! The sequences of an optimizer batch that go through the model, in order: each with the tokens that the loss uses,
+//! and grouped by the prompts that neighbours share.
 
 use crate::objective::{Objective, Source};
 use crate::{Error, Result, Samples};
@@ -8,16 +8,17 @@ use model::{ModelConfig, Prompt, PromptGroup};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// A sequence of the optimizer batch.
+/// One sequence of the optimizer batch.
 pub(crate) struct Sequence<'a> {
     pub(crate) source: Source<'a>,
     pub(crate) prompt: &'a Arc<Prompt>,
     pub(crate) completion: Cow<'a, [u32]>,
-    /// Which completion tokens the loss uses.
+    /// The completion tokens that the loss uses.
     pub(crate) mask: Vec<bool>,
 }
 
-/// The sequences of `samples`, which must be what the loss takes. A pair is two, the chosen one first.
+/// The sequences of `samples`, after checking that the loss accepts them. A preference pair becomes two sequences, the
+/// chosen one first.
 pub(crate) fn sequences<'a>(loss: &Objective, samples: Samples<'a>) -> Result<Vec<Sequence<'a>>> {
     if samples.is_empty() {
         return Err(Error::Config("an optimizer step needs at least one sample".into()));
@@ -47,7 +48,8 @@ pub(crate) fn sequences<'a>(loss: &Objective, samples: Samples<'a>) -> Result<Ve
     })
 }
 
-/// A response's tokens, and which of them the loss uses: of a score, the one that the head is asked for it at.
+/// The tokens of a response of a preference pair, and which of them the loss uses. A reward model gets an extra token
+/// at the end, at which the score of the whole response is read; it alone is used.
 fn scored_tokens<'a>(loss: &Objective, ids: &'a [u32]) -> (Cow<'a, [u32]>, Vec<bool>) {
     if !matches!(loss, Objective::Ranking(_)) {
         return (Cow::Borrowed(ids), vec![true; ids.len()]);
@@ -57,7 +59,7 @@ fn scored_tokens<'a>(loss: &Objective, ids: &'a [u32]) -> (Cow<'a, [u32]>, Vec<b
     (Cow::Owned(followed), mask)
 }
 
-/// The groups that share a prompt, which is the same by identity.
+/// Groups consecutive sequences that share a prompt (the same `Arc`).
 pub(crate) fn groups<'a>(model: &ModelConfig, sequences: &'a [Sequence<'_>]) -> Result<Vec<PromptGroup<'a>>> {
     let groups: Vec<PromptGroup<'a>> = sequences
         .chunk_by(|a, b| Arc::ptr_eq(a.prompt, b.prompt))
@@ -68,7 +70,7 @@ pub(crate) fn groups<'a>(model: &ModelConfig, sequences: &'a [Sequence<'_>]) -> 
         .collect();
     check_groups(model, &groups).map_err(|e| match e {
         model::Error::Sequence { index, message } => {
-            // A pair is two sequences.
+            // A preference pair is two sequences.
             let index = if sequences[index].source.sample().is_some() { index } else { index / 2 };
             Error::Sample { index, message }
         }

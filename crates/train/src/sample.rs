@@ -1,20 +1,21 @@
-//! The trainer's input: sequences with columns of values for each token, or pairs of responses to compare.
+//! The trainer's input: samples (a prompt and a completion, with numbers for each token), or preference pairs (two
+//! responses to a prompt).
 
 use model::columns::{RETURNS, VALUES};
 use model::{Columns, Prompt, PromptCompletion};
 use std::sync::Arc;
 
-/// How much better than expected a completion was.
+/// The advantage of a completion: how much better than expected it was.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Advantage {
-    /// One number for every token of the completion.
+    /// The same number for every token of the completion.
     Sequence(f32),
-    /// One number per completion token.
+    /// A number for each completion token.
     Tokens(Vec<f32>),
 }
 
 impl Advantage {
-    /// The advantage, of the same form, of a completion that is neither better nor worse.
+    /// Zero advantages of the same form, for a completion that is neither better nor worse than expected.
     pub fn zero(&self) -> Advantage {
         match self {
             Advantage::Sequence(_) => Advantage::Sequence(0.0),
@@ -22,7 +23,7 @@ impl Advantage {
         }
     }
 
-    /// Whether it is 0 of every token.
+    /// Whether the advantage of every token is 0.
     pub fn is_zero(&self) -> bool {
         match self {
             Advantage::Sequence(a) => *a == 0.0,
@@ -38,7 +39,8 @@ impl Advantage {
         }
     }
 
-    /// One number for it: the mean over tokens, where each has its own (0 of none).
+    /// A single number for the completion: its advantage, or the mean over tokens if each has its own (0 without
+    /// tokens).
     pub fn mean(&self) -> f64 {
         match self {
             Advantage::Sequence(a) => f64::from(*a),
@@ -47,30 +49,31 @@ impl Advantage {
     }
 }
 
-/// One sequence to learn from. Lists have one element per completion token.
+/// One sequence to learn from: a prompt and a completion. Lists have one element per completion token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// The group that it was sampled in, by its number in the run; samples of a group lie behind one another. 0 of
+    /// Index in the training run of the group that it was sampled in. The samples of a group are consecutive. 0 for
     /// supervised samples.
     pub group: u64,
-    /// The prompt. Consecutive samples of one prompt, the same by identity, share its computation.
+    /// The prompt. Consecutive samples with the same prompt (the same `Arc`) share its computation.
     pub prompt: Arc<Prompt>,
-    /// Completion ids, sampled or inserted (tools).
+    /// Token ids of the completion, sampled by the model or inserted (tool output).
     pub completion: Vec<u32>,
-    /// Which completion tokens the loss may use: those that the model sampled.
+    /// The completion tokens that the loss may use: those that the model sampled.
     pub mask: Vec<bool>,
-    /// The weight version that each token (and its KV entry) was sampled with. Empty for supervised samples.
+    /// For each token, the version of the weights that it (and its KV-cache entry) was sampled with. Empty for
+    /// supervised samples.
     pub versions: Vec<u64>,
-    /// The completion ended because of its length, not because the model ended it.
+    /// Whether the completion reached the length limit instead of being ended by the model.
     pub truncated: bool,
-    /// Ignored by supervised training.
+    /// The advantage; supervised training does not use it.
     pub advantage: Advantage,
-    /// What is known of each token: by its sampler, a reference model, a value model.
+    /// Further numbers for each token: from its sampler, a reference model, or a value model.
     pub columns: Columns,
 }
 
 impl Sample {
-    /// A sample for supervised training: the loss is on every completion token.
+    /// A sample for supervised training: the loss uses every completion token.
     pub fn supervised(prompt: Arc<Prompt>, completion: Vec<u32>) -> Sample {
         let mask = vec![true; completion.len()];
         Sample {
@@ -85,33 +88,33 @@ impl Sample {
         }
     }
 
-    /// What is scored of it.
+    /// Prompt and completion as token ids.
     pub fn sequence(&self) -> PromptCompletion<'_> {
         PromptCompletion { prompt: &self.prompt.ids, completion: &self.completion }
     }
 
-    /// Whether weights of this version sampled every token.
+    /// Whether every token was sampled with weights of this version.
     pub(crate) fn is_of_version(&self, version: u64) -> bool {
         !self.versions.is_empty() && self.versions.iter().all(|&v| v == version)
     }
 
-    /// log π_old of each token; none of supervised samples.
+    /// Log-probability of each token under the old policy; empty for supervised samples.
     pub fn old_logps(&self) -> &[f32] {
         self.columns.old_logps().unwrap_or_default()
     }
 
-    /// The values at rollout and the returns of the states in which the tokens were chosen (PPO).
+    /// PPO's value estimates at rollout and returns, for the state in which each token was chosen.
     pub(crate) fn values_and_returns(&self) -> Option<(&[f32], &[f32])> {
         self.columns.f32(VALUES).zip(self.columns.f32(RETURNS))
     }
 }
 
-/// A response to a prompt, of a pair.
+/// One response of a preference pair.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Response {
-    /// Token ids; at least one.
+    /// Token ids of the response; at least one.
     pub ids: Vec<u32>,
-    /// What is known of each token: the reference's log-probabilities (DPO).
+    /// Further numbers for each token: log-probabilities under the reference model (DPO).
     pub columns: Columns,
 }
 
@@ -121,30 +124,30 @@ impl From<Vec<u32>> for Response {
     }
 }
 
-/// Two responses to a prompt, of which one is preferred.
+/// A preference pair: two responses to a prompt, one of which is preferred.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PreferencePair {
-    /// The prompt, which both share.
+    /// The prompt of both responses.
     pub prompt: Arc<Prompt>,
     /// The preferred response.
     pub chosen: Response,
-    /// The answer that was not preferred.
+    /// The response that was not preferred.
     pub rejected: Response,
-    /// How much better the chosen one is, where the data says so (reward models).
+    /// How much better the chosen response is, if the data says so (reward models); else 0.
     pub margin: f32,
 }
 
-/// What a loss takes.
+/// The input of a loss.
 #[derive(Clone, Copy, Debug)]
 pub enum Samples<'a> {
-    /// Sequences, each by itself.
+    /// Samples, each by itself.
     Sequences(&'a [Sample]),
-    /// Pairs.
+    /// Preference pairs.
     Pairs(&'a [PreferencePair]),
 }
 
 impl Samples<'_> {
-    /// Sequences, or pairs.
+    /// Number of samples or pairs.
     pub fn len(&self) -> usize {
         match self {
             Samples::Sequences(samples) => samples.len(),
@@ -152,7 +155,7 @@ impl Samples<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no samples or pairs.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,4 +1,4 @@
-//! Learning rate over the optimizer steps, by transformers' `get_scheduler` formulas.
+//! Learning-rate schedules over the optimizer steps, by the formulas of transformers' `get_scheduler`.
 //!
 //! With s = step (from 0), w = warm-up steps, n = total steps, the learning rate is multiplied by s / max(1, w) while
 //! s < w, then by
@@ -8,31 +8,31 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The shape after warm-up; the names are transformers' `lr_scheduler_type`.
+/// The shape of the schedule; the names are transformers' `lr_scheduler_type`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
-    /// Never changes; no warm-up.
+    /// Constant, without warm-up.
     Constant,
     /// Warm-up, then constant.
     ConstantWithWarmup,
-    /// Warm-up, then straight to 0 at the last step.
+    /// Warm-up, then linear decay to 0 at the last step.
     #[default]
     Linear,
-    /// Warm-up, then half a cosine to 0 at the last step.
+    /// Warm-up, then decay along half a cosine to 0 at the last step.
     Cosine,
 }
 
-/// A learning rate for every optimizer step.
+/// A learning-rate schedule: the learning rate of every optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// How the learning rate changes: constant, linear, cosine, …
+    /// Shape of the schedule.
     pub kind: ScheduleKind,
-    /// The highest learning rate.
+    /// The highest learning rate, reached after warm-up.
     pub learning_rate: f64,
-    /// Steps of rising learning rate.
+    /// Number of warm-up steps, in which the learning rate rises.
     pub warmup_steps: u64,
-    /// All optimizer steps of the run.
+    /// Number of optimizer steps of the whole training run.
     pub total_steps: u64,
 }
 
@@ -42,7 +42,7 @@ impl Schedule {
         self.learning_rate * self.factor(step)
     }
 
-    /// What the highest learning rate is multiplied by at `step`.
+    /// The factor on the highest learning rate at `step`.
     pub fn factor(&self, step: u64) -> f64 {
         let (s, w, n) = (step as f64, self.warmup_steps as f64, self.total_steps as f64);
         if self.kind == ScheduleKind::Constant {

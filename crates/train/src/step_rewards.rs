@@ -1,18 +1,18 @@
 //! Rewards for the steps of a completion, in place of one reward for the whole completion.
 
-/// The weighted rewards of one completion, of which some belong to steps.
+/// The weighted rewards of one completion, where some belong to steps of it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepRewards {
-    /// The index of each step's last token, and its reward.
+    /// For each step, the index of its last token and its reward.
     pub steps: Vec<(usize, f64)>,
-    /// What is said of the whole completion beside, if anything is.
+    /// A further reward of the whole completion, if there is one.
     pub at_end: Option<f64>,
 }
 
 impl StepRewards {
-    /// Each reward at its token, as far as `mask` keeps it: that of a token which the model did not choose goes to the
-    /// last that it chose before (or, before the first, to the first), the whole completion's to the last. Steps that
-    /// end at the same token stay apart.
+    /// The token that gets each reward. A step's reward goes to its last token; if `mask` excludes that token (the
+    /// model did not sample it), to the last kept token before it, or else to the first kept token. The whole
+    /// completion's reward goes to the last kept token. Steps that end at the same token stay separate.
     pub(crate) fn placed(&self, mask: &[bool]) -> Vec<(usize, f64)> {
         let Some(last) = mask.iter().rposition(|&m| m) else { return Vec::new() };
         let chosen = |token: usize| {

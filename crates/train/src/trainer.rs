@@ -1,11 +1,12 @@
-//! One optimizer step: samples in, weights one version further.
+//! The trainer: it takes optimizer steps, from samples to the next version of the weights.
 //!
-//! samples → groups → micro-batches → forward → log-probabilities → loss and its gradient → backward, adding to the
-//! gradients → clip → optimizer. The loss sees log-probabilities alone, on the host: T numbers.
+//! The stages of a step: samples → groups → micro-batches → forward pass → log-probabilities → loss and its gradient →
+//! backward pass, accumulating gradients → clipping → optimizer. The loss is computed on the host from
+//! log-probabilities and entropies alone, a few numbers per token.
 //!
-//! [`Trainer::update`] is [`accumulate`](Trainer::accumulate), once or for each part of the optimizer batch,
-//! [`reduce`](Trainer::reduce) and [`step`](Trainer::step). Losses divide by the counts of the whole optimizer batch
-//! ([`Trainer::normalizer`]), which are known before, so that the parts add up to the same bits.
+//! [`Trainer::update`] consists of [`accumulate`](Trainer::accumulate), once or for each part of the optimizer batch,
+//! [`reduce`](Trainer::reduce) and [`step`](Trainer::step). Losses divide by counts of the whole optimizer batch
+//! ([`Trainer::normalizer`]), which are known beforehand, so the gradients of the parts add up to the same bits.
 
 mod held_out;
 mod passes;
@@ -30,45 +31,47 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// This many skipped steps in a row end the run.
+/// The number of skipped optimizer steps in a row that ends a training run with an error.
 pub const MAX_SKIPPED_IN_A_ROW: u32 = 3;
 
-/// How a [`Trainer`] works.
+/// Settings of a [`Trainer`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainerConfig {
-    /// What is minimised.
+    /// The loss to minimise.
     pub objective: Objective,
-    /// How steps are taken.
+    /// Settings of the optimizer.
     pub optimizer: OptimizerConfig,
-    /// The adapter that is trained, which the weights must have; none: every parameter is trained.
+    /// The LoRA adapter to train, which the weights must have; none: every parameter is trained.
     pub adapter: Option<LoraConfig>,
-    /// Logits are divided by it, as in sampling; above 0.
+    /// Temperature that logits are divided by, the same as in sampling; above 0.
     pub temperature: f64,
-    /// Rows of a micro-batch; a larger group is a micro-batch of its own. It changes memory, never the result.
+    /// Most rows (tokens) of a micro-batch; a larger group is a micro-batch of its own. This setting changes memory
+    /// use, never the result.
     pub max_tokens_per_micro_batch: usize,
-    /// Consecutive samples with the same prompt compute it once.
+    /// Whether consecutive samples with the same prompt share the prompt's computation.
     pub prefix_sharing: bool,
-    /// Neither compute nor learn from groups whose gradient is known to be 0, where the objective lets it be known
-    /// ([`Objective::can_skip`]). It changes time and some metrics, never the result.
+    /// Whether to skip groups whose gradient is known to be 0, if the objective allows it ([`Objective::can_skip`]).
+    /// This setting changes time and some metrics, never the result.
     pub skip_zero_gradients: bool,
-    /// Keep only each layer's input, and compute the rest again in the backward pass.
+    /// Whether to keep only each layer's input in the forward pass, and compute the other activations again in the
+    /// backward pass.
     pub gradient_checkpointing: bool,
 }
 
-/// What a trainer must remember from step to step besides the [moments](Trainer::optimizer). A checkpoint keeps it
-/// without looking inside.
+/// State of a trainer that lasts from step to step, besides the [optimizer's moments](Trainer::optimizer). A checkpoint
+/// stores it without interpreting it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
-    /// Optimizer steps taken (skipped ones not counted): the exponent of AdamW's bias correction.
+    /// Number of optimizer steps taken (without skipped ones): the exponent of AdamW's bias correction.
     steps: u64,
     skipped_in_a_row: u32,
     skipped_total: u64,
-    /// The weight of the entropy bonus, if it adapts.
+    /// State of the entropy bonus, if its coefficient is adaptive.
     #[serde(default)]
     entropy: Option<EntropyControl>,
 }
 
-/// Gradients, moments and buffers of a training run. The weights stay the caller's.
+/// The trainer of one model: gradients, optimizer state and activation buffers. The weights belong to the caller.
 pub struct Trainer {
     pub(crate) config: TrainerConfig,
     pub(crate) memory: Memory,
@@ -80,13 +83,14 @@ pub struct Trainer {
     skipped_in_a_row: u32,
     pub(crate) skipped_total: u64,
     entropy: EntropyControl,
-    /// What was accumulated since the last step.
+    /// Loss, counts and measurements accumulated since the last step; none if nothing was accumulated.
     accumulated: Option<Accumulated>,
 }
 
-/// What the calls of [`Trainer::accumulate`] of a step add up to, besides the gradients.
+/// Loss, counts and measurements that the calls of [`Trainer::accumulate`] in one step add up to (the gradients are
+/// elsewhere).
 struct Accumulated {
-    /// The loss of the last call.
+    /// The loss function of these calls.
     loss: Objective,
     normalizer: Normalizer,
     measured: Measured,
@@ -97,14 +101,14 @@ struct Accumulated {
     is_reduced: bool,
 }
 
-/// Forward passes that were made to know the [`Normalizer`], and can be continued with.
+/// Forward passes that were computed to obtain the [`Normalizer`], and are reused for the gradient.
 #[derive(Default)]
 struct Ahead {
     forwards: Vec<Forward>,
     forward_time_s: f64,
 }
 
-/// What a step is taken with.
+/// Parameters of one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepParams {
     /// The learning rate.
@@ -112,8 +116,8 @@ pub struct StepParams {
 }
 
 impl Trainer {
-    /// A trainer for weights of this shape, its moments zero. The tape is taken at [`reserve`](Self::reserve), or grows
-    /// with the samples.
+    /// A trainer for a model of this configuration, with zero moments. Activation buffers are allocated by
+    /// [`reserve`](Self::reserve), or grow with the samples.
     pub fn new(memory: &Memory, model: &Arc<ModelConfig>, config: TrainerConfig) -> Result<Trainer> {
         if !(config.temperature.is_finite() && config.temperature > 0.0) {
             let why = "training needs a sampling temperature above 0: at 0 every completion has probability 1";
@@ -136,20 +140,20 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// The configuration that it was made with.
+    /// The settings that the trainer was created with.
     pub fn config(&self) -> &TrainerConfig {
         &self.config
     }
 
-    /// Ends the passes of a gradient before their next layer once `stop` (or the flag that it is of) says so. What was
-    /// accumulated is discarded then, with [`model::Error::Stopped`]: a step that has not begun to change anything.
+    /// Makes the passes of a gradient check `stop` before each layer, and end with [`model::Error::Stopped`] once it
+    /// says so. The accumulated gradient is then discarded, and the step has changed nothing.
     pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
         self.stop = stop.into();
         self.tape = self.tape.take().map(|tape| tape.stop_with(self.stop.clone()));
     }
 
-    /// Takes the memory for updates of up to `tokens` rows, in micro-batches up to `capacity` and sequences up to
-    /// `positions`, now.
+    /// Allocates memory now for updates of up to `tokens` rows, in micro-batches of up to `capacity`, with sequences of
+    /// up to `positions` tokens.
     pub fn reserve(&mut self, model: &ModelConfig, tokens: usize, capacity: Capacity, positions: usize) {
         self.grads.reserve(tokens);
         let old = self.tape.as_ref().map_or(Capacity::default(), Tape::capacity);
@@ -162,9 +166,9 @@ impl Trainer {
         grow_rope(&mut self.rope, &self.memory, model, positions);
     }
 
-    /// One optimizer step on all of `samples`: forward, loss, backward, clip, optimizer, and the next version of
-    /// `model`. A step whose loss or gradient is not finite changes nothing, is counted, and the third in a row is an
-    /// error.
+    /// Takes one optimizer step on all of `samples`: forward pass, loss, backward pass, clipping, optimizer, and the
+    /// next version of `model`. A step whose loss or gradient is not finite is skipped: it is counted and changes
+    /// nothing. The third skipped step in a row is an error.
     pub fn update<'a>(
         &mut self,
         ctx: &Context,
@@ -176,8 +180,8 @@ impl Trainer {
         self.step(ctx, model, StepParams { learning_rate })
     }
 
-    /// The gradient on all of `samples`, for the [`step`](Self::step) that follows: an [`update`](Self::update) up to
-    /// where it changes anything.
+    /// Computes the gradient on all of `samples`, for the [`step`](Self::step) that follows. Together they are an
+    /// [`update`](Self::update); this part does not change the weights.
     pub fn gradient<'a>(&mut self, ctx: &Context, model: ModelView<'_>, samples: impl Into<Samples<'a>>) -> Result<()> {
         let (samples, loss) = (samples.into(), self.config.objective.clone());
         self.accumulated = None;
@@ -186,8 +190,8 @@ impl Trainer {
         self.reduce(ctx)
     }
 
-    /// What `loss` divides by, where `samples` are the whole optimizer batch. Counts alone, unless the loss leaves out
-    /// the tokens of least entropy: then the model is asked for their entropies.
+    /// Computes the counts that `loss` divides by, if `samples` are the whole optimizer batch. If the loss leaves out
+    /// the tokens of lowest entropy, this runs the model to get the entropies; else it only counts.
     pub fn normalizer(
         &mut self,
         ctx: &Context,
@@ -198,8 +202,8 @@ impl Trainer {
         Ok(self.normalize(ctx, model, samples, loss)?.0)
     }
 
-    /// Adds the gradient of `loss` on `samples`, a part of the optimizer batch, to what was accumulated since the last
-    /// step.
+    /// Computes the gradient of `loss` on `samples`, a part of the optimizer batch, and adds it to what was accumulated
+    /// since the last step.
     pub fn accumulate(
         &mut self,
         ctx: &Context,
@@ -211,8 +215,8 @@ impl Trainer {
         self.accumulate_after(ctx, model, samples, loss, normalizer, Ahead::default())
     }
 
-    /// Finishes the gradient of the optimizer batch from what was accumulated. With several ranks, this is where their
-    /// gradients, and the sums in `Accumulated`, would be added in the order of the ranks.
+    /// Finishes the accumulated gradient of the optimizer batch. With several ranks, their gradients and the sums in
+    /// `Accumulated` would be added here, in the order of the ranks.
     pub fn reduce(&mut self, ctx: &Context) -> Result<()> {
         let Some(accumulated) = &mut self.accumulated else { return Err(nothing_accumulated()) };
         let start = Instant::now();
@@ -222,7 +226,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Takes the step, unless the loss or the gradient is not finite: clip, optimizer, and the next version of `model`.
+    /// Takes the optimizer step, unless the loss or the gradient is not finite: clipping, optimizer, and the next
+    /// version of `model`.
     pub fn step(&mut self, ctx: &Context, model: &mut impl Trainable, params: StepParams) -> Result<UpdateMetrics> {
         let Some(accumulated) = self.accumulated.take().filter(|a| a.is_reduced) else {
             return Err(nothing_accumulated());
@@ -267,8 +272,9 @@ impl Trainer {
         })
     }
 
-    /// [`normalizer`](Self::normalizer), with the forward passes that can be continued with: that of a lone
-    /// micro-batch, whose tape is still there; with dropout, which has a pass to come, those of all.
+    /// As [`normalizer`](Self::normalizer), and returns the forward passes that can be reused: that of a single
+    /// micro-batch, whose activations are still on the tape, or all of them with dropout, where another pass follows
+    /// anyway.
     fn normalize(
         &mut self,
         ctx: &Context,
@@ -339,7 +345,7 @@ impl Trainer {
         }
         batch.count_skipped(sequences.len(), model.version().trained(), measured);
         self.check_skipped(ctx, model, &batch, &all, &skipped, measured)?;
-        // Sequences without a token take no part in the model, but count in the metrics.
+        // Sequences with an empty completion are not computed, but count in the metrics.
         for Sequence { source, mask, .. } in sequences.iter().filter(|s| s.completion.is_empty()) {
             let (d_logps, d_entropies): (&mut [f32], &mut [f32]) = (&mut [], &mut []);
             let empty = Scored { source: *source, mask, logps: &[], entropies: &[], d_logps, d_entropies };
@@ -352,7 +358,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Takes the memory for these micro-batches, and says how many rows they have.
+    /// Allocates memory for these micro-batches, and returns the number of their rows.
     fn reserve_for(&mut self, model: &ModelConfig, micro: &[MicroBatch<'_>], positions: usize) -> Result<usize> {
         let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity()));
         let rows = micro.iter().map(|m| m.capacity().tokens).sum();
@@ -361,7 +367,8 @@ impl Trainer {
         Ok(rows)
     }
 
-    /// Whether the step can be taken; an error if it is one too many that cannot.
+    /// Whether loss and gradient are finite, so that the step can be taken. An error after too many skipped steps in a
+    /// row.
     fn check_finite(&mut self, loss: f64, norm: GradNorm) -> Result<bool> {
         if loss.is_finite() && norm.finite {
             self.skipped_in_a_row = 0;
@@ -376,12 +383,12 @@ impl Trainer {
         Err(Error::NonFinite { count: self.skipped_in_a_row, what, value })
     }
 
-    /// The moments and masters, which a checkpoint keeps.
+    /// The optimizer with its moments and master weights, which a checkpoint stores.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 
-    /// The moments, to overwrite when a run continues.
+    /// The optimizer, to overwrite its state when a training run is resumed.
     pub fn optimizer_mut(&mut self) -> &mut Optimizer {
         &mut self.optimizer
     }
@@ -391,7 +398,7 @@ impl Trainer {
         &self.grads
     }
 
-    /// What a checkpoint keeps besides.
+    /// The trainer's counters and entropy coefficient, which a checkpoint stores.
     pub fn state(&self) -> TrainerState {
         TrainerState {
             steps: self.optimizer.steps,
@@ -401,7 +408,7 @@ impl Trainer {
         }
     }
 
-    /// Continues from saved counters.
+    /// Restores the state from a checkpoint.
     pub fn set_state(&mut self, state: TrainerState) {
         self.optimizer.steps = state.steps;
         (self.skipped_in_a_row, self.skipped_total) = (state.skipped_in_a_row, state.skipped_total);
@@ -410,7 +417,7 @@ impl Trainer {
 }
 
 impl TrainerState {
-    /// Optimizer steps taken.
+    /// Number of optimizer steps taken.
     pub fn steps(&self) -> u64 {
         self.steps
     }

@@ -1,14 +1,16 @@
-//! A batch of whole sequences, packed without padding: a prefix once, then the branches that continue from it.
+//! A batch of whole sequences, packed without padding: each prefix (prompt) once, then the branches (completions) that
+//! continue it.
 //!
-//! Rows are laid out `[prefix][branch 0][branch 1]…`, group after group. Every branch attends the prefix and itself. A
-//! row is the token that goes in; it predicts the one that follows. The last token of a branch predicts nothing and is
-//! attended by nobody, so it has no row.
+//! Rows are laid out as `[prefix][branch 0][branch 1]…`, group after group. Each branch attends to the prefix and to
+//! itself. A row is an input token; it predicts the next token. The last token of a branch predicts nothing that is
+//! scored, and no row attends to it, so it has no row.
 //!
-//! Keys and values lie in pages of [`BLOCK`] positions. The prefix's full pages are shared by the branches; the page
-//! that the prefix ends in the middle of is each branch's own, and the prefix's rows are written into all of them, so
-//! that every branch sees the same pages as if it were alone: the same bits, packed or not, shared or not.
+//! Keys and values are in KV-cache pages of [`BLOCK`] positions. Branches share the pages that the prefix fills. A page
+//! that the prefix fills in part is copied for each branch: the prefix's rows are written into all copies. So each
+//! branch sees the same pages as if it were alone, and gets the same bits, whether sequences are packed and prefixes
+//! shared or not.
 //!
-//! It does not know where a token came from, nor what is done with its score.
+//! This module does not know where tokens come from, nor how scores are used.
 
 mod dropout;
 mod pieces;
@@ -23,31 +25,31 @@ use kernels::{Memory, Tensor, View};
 use pieces::head_pieces;
 use std::ops::Range;
 
-/// A prefix and the branches that continue it: a prompt and its completions.
+/// A group: a prefix and the branches that continue it, such as a prompt and its completions.
 ///
-/// A branch's tokens are the ones scored, each given all before it; a token with nothing before it (the first of a
-/// branch with an empty prefix) is not. A prefix with no branch is computed whole and scores nothing.
+/// The tokens of branches are scored, each given all tokens before it. The first token of a branch with an empty prefix
+/// has nothing before it and is not scored. A prefix without branches is computed, and nothing is scored.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupSegment<'a> {
-    /// Token ids before every branch.
+    /// Token ids of the prefix.
     pub prefix: &'a [u32],
-    /// Token ids of each branch.
+    /// Token ids of each branch (completion).
     pub branches: &'a [&'a [u32]],
 }
 
-/// Sizes of batches: what one holds, or what buffers have room for.
+/// The size of a batch, or of the largest batch that buffers have room for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Rows: tokens that go in.
+    /// Number of rows (input tokens).
     pub tokens: usize,
-    /// Pages of keys and values.
+    /// Number of KV-cache pages.
     pub blocks: usize,
-    /// Tokens that are scored.
+    /// Number of scored tokens.
     pub score_rows: usize,
 }
 
 impl Capacity {
-    /// What a group takes, by its lengths.
+    /// Size of a group, given the lengths of its prefix and branches and whether branches share the prefix.
     pub fn of_group(prefix: usize, branches: &[usize], sharing: bool) -> Capacity {
         if !sharing && branches.len() > 1 {
             return branches
@@ -57,7 +59,7 @@ impl Capacity {
         }
         let rows = |tokens: usize| tokens.saturating_sub(1);
         let pages = |positions: usize| positions.div_ceil(BLOCK);
-        // The first branch continues in the prefix's pages; the others share the full ones.
+        // The first branch continues in the prefix's pages; the other branches share the full ones.
         let first = pages(prefix + branches.first().map_or(0, |&b| rows(b)));
         let own = |b: usize| if rows(b) == 0 { 0 } else { pages(prefix + rows(b)) - prefix / BLOCK };
         Capacity {
@@ -66,12 +68,12 @@ impl Capacity {
             score_rows: branches.iter().map(|&b| if prefix == 0 { rows(b) } else { b }).sum(),
         }
     }
-    /// The largest micro-batch of up to `max_tokens` tokens that `groups` groups, each as large as `one`, of
-    /// `completions` completions in all can be cut into.
+    /// Upper bound on the size of a micro-batch of up to `max_tokens` tokens, cut from `groups` groups that have
+    /// `completions` completions in all, each group no larger than `one`.
     pub fn of_micro_batch(one: Capacity, groups: usize, completions: usize, max_tokens: usize) -> Capacity {
-        // A group is never cut, so one that is larger than the budget is a micro-batch of its own. Shorter groups share
-        // a micro-batch up to the budget; each of their sequences may leave its own last page unfilled, and the
-        // prompt's.
+        // A group larger than the budget is a micro-batch of its own, since groups are never cut. Smaller groups share
+        // a micro-batch up to the budget; each of their sequences may leave its last page, and the prompt's last page,
+        // partly unused.
         let tokens = one.tokens.max(max_tokens.min(groups * one.tokens));
         let blocks = tokens.div_ceil(BLOCK) + 2 * completions;
         Capacity {
@@ -80,7 +82,7 @@ impl Capacity {
             score_rows: one.score_rows.max((tokens + completions).min(groups * one.score_rows)),
         }
     }
-    /// Room for either.
+    /// The elementwise maximum: room for either batch.
     pub fn max(self, other: Capacity) -> Capacity {
         Capacity {
             tokens: self.tokens.max(other.tokens),
@@ -88,7 +90,7 @@ impl Capacity {
             score_rows: self.score_rows.max(other.score_rows),
         }
     }
-    /// Whether `other` fits in it.
+    /// Whether a batch of size `other` fits.
     pub fn holds(self, other: Capacity) -> bool {
         self.max(other) == self
     }
@@ -105,44 +107,45 @@ impl std::ops::Add for Capacity {
     }
 }
 
-/// A packed batch, on the host. T rows, S block tables, W writes, R scores.
+/// A packed batch in host memory. In the shapes: T rows, S block tables (one per sequence), W writes to the KV cache, R
+/// scored tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Token of each row `[T]`.
+    /// Token id of each row `[T]`.
     pub ids: Vec<u32>,
     /// Position of each row in its sequence `[T]`.
     pub positions: Vec<u32>,
-    /// Block table of each row `[T]`.
+    /// Index of the block table of each row `[T]`.
     pub tables_of_rows: Vec<u32>,
-    /// Block tables `[S, table_len]`, padded with 0.
+    /// Block tables `[S, table_len]`: the KV-cache pages of each sequence, padded with 0.
     pub tables: Vec<u32>,
-    /// Pages that the longest sequence needs.
+    /// Number of pages of the longest sequence.
     pub table_len: usize,
-    /// Pages that all need.
+    /// Number of pages of all sequences.
     pub blocks: usize,
-    /// Row of each write of a key and a value, ascending `[W]`.
+    /// For each write of a key and a value, the row that it comes from, ascending `[W]`.
     pub write_rows: Vec<u32>,
-    /// Slot (page · 64 + place) of each write `[W]`.
+    /// For each write, its slot in the KV cache: page · 64 + position in the page `[W]`.
     pub write_slots: Vec<u32>,
-    /// First row of each independent group, and T at last: no page is shared across groups.
+    /// First row of each independent group, then T. Groups share no pages.
     pub groups: Vec<u32>,
-    /// First score of each of these groups, and R at last.
+    /// Index of the first scored token of each group, then R.
     pub score_groups: Vec<u32>,
-    /// First branch of each of these groups, counted over all groups, and their number at last.
+    /// Index of the first branch of each group, counted over all groups, then the number of branches.
     pub branch_groups: Vec<u32>,
-    /// The row that predicts each scored token `[R]`, in the order of branches and tokens.
+    /// The row that predicts each scored token `[R]`, in the order of branches and of their tokens.
     pub score_rows: Vec<u32>,
-    /// Each scored token `[R]`.
+    /// Token id of each scored token `[R]`.
     pub targets: Vec<u32>,
-    /// The scores of each branch of each group, in the order given.
+    /// The range of scored tokens of each branch, in the order in which groups and branches were given.
     pub scores_of_branches: Vec<Range<usize>>,
-    /// The branch that each row belongs to, counted over all groups `[T]`; of a prefix's rows the first of its group as
-    /// it was given, whether the prefix is shared or not.
+    /// Index of the branch that each row belongs to `[T]`, counted over all groups. A prefix's rows belong to the first
+    /// branch of the group as it was given, whether the prefix is shared or not.
     pub branches_of_rows: Vec<u32>,
 }
 
 impl Batch {
-    /// Packs groups. Without `sharing` every branch gets a copy of its prefix: a group of its own.
+    /// Packs groups. Without `sharing` every branch becomes a group with its own copy of the prefix.
     pub fn new(groups: &[GroupSegment<'_>], sharing: bool) -> Batch {
         let mut batch = Packer::default();
         for group in groups {
@@ -157,13 +160,13 @@ impl Batch {
         }
         batch.finish()
     }
-    /// The room that the batch takes.
+    /// Size of the batch.
     pub fn capacity(&self) -> Capacity {
         Capacity { tokens: self.ids.len(), blocks: self.blocks, score_rows: self.targets.len() }
     }
 }
 
-/// A batch being built: block tables of their own lengths.
+/// A batch being built. Its block tables are not padded to one length yet.
 #[derive(Default)]
 struct Packer {
     batch: Batch,
@@ -171,7 +174,7 @@ struct Packer {
 }
 
 impl Packer {
-    /// `owner`: the branch that the prefix's rows belong to.
+    /// Adds a group. `owner` is the index of the branch that the prefix's rows belong to.
     fn group(&mut self, group: &GroupSegment<'_>, owner: u32) {
         let prefix = group.prefix;
         let first_row = self.batch.ids.len() as u32;
@@ -179,7 +182,8 @@ impl Packer {
         self.batch.score_groups.push(self.batch.targets.len() as u32);
         self.batch.branch_groups.push(self.batch.scores_of_branches.len() as u32);
 
-        // Tables: the prefix's, in which the first branch continues, then one for each other branch that has rows.
+        // Block tables: one for the prefix, which the first branch continues, then one for each other branch that has
+        // rows.
         let rows_of = |branch: &[u32]| branch.len().saturating_sub(1);
         let first_table = self.tables.len();
         let first = self.table(&[], prefix.len() + group.branches.first().map_or(0, |b| rows_of(b)));
@@ -193,7 +197,7 @@ impl Packer {
         }
 
         for (position, &id) in prefix.iter().enumerate() {
-            // A row of the page that the prefix ends in the middle of is written for every branch.
+            // A prefix row in a partly filled page is written to the copy of every branch.
             let straddles = position >= prefix.len() / BLOCK * BLOCK;
             let tables = first_table..if straddles { self.tables.len() } else { first_table + 1 };
             self.row(id, position, first_table, tables);
@@ -205,7 +209,7 @@ impl Packer {
                 self.row(id, prefix.len() + i, table, table..table + 1);
                 self.batch.branches_of_rows.push(self.batch.scores_of_branches.len() as u32);
             }
-            // Token i is predicted by the row before it: the prefix's last for the first.
+            // Token i of a branch is predicted by the row before it; for i = 0 that is the prefix's last row.
             let scored = usize::from(prefix.is_empty())..tokens.len();
             let start = self.batch.targets.len();
             for i in scored {
@@ -217,7 +221,7 @@ impl Packer {
         }
     }
 
-    /// A table for `positions` positions that begins with `shared` pages and continues with new ones.
+    /// A block table for `positions` positions: it begins with the pages `shared` and continues with new ones.
     fn table(&mut self, shared: &[u32], positions: usize) -> Vec<u32> {
         let mut table = shared.to_vec();
         while table.len() * BLOCK < positions {
@@ -251,27 +255,28 @@ impl Packer {
     }
 }
 
-/// A [`Batch`] on the device.
+/// A [`Batch`] in device memory.
 #[derive(Debug)]
 pub struct BatchTensors {
     pub(crate) capacity: Capacity,
     pub(crate) rows: InferRows,
-    /// Token of each row `[T]`, on the host.
+    /// Token id of each row `[T]`, in host memory.
     pub(crate) ids: Vec<u32>,
-    /// First row and first branch of each independent group `[G + 1]`, on the host.
+    /// First row and first branch of each independent group `[G + 1]`, in host memory.
     group_starts: Vec<(u32, u32)>,
-    /// The other indices that a forward or backward pass reads, one list after the other, to be copied at once: groups
-    /// and score groups `[G + 1]`, score rows and targets `[R]`, and the groups of each of the head's pieces.
+    /// Index lists that a forward or backward pass reads, concatenated so that they are copied at once: first rows and
+    /// first scored tokens of the G groups `[G + 1]`, rows and ids of the R scored tokens `[R]`, and the group offsets
+    /// of each piece of the head.
     lists: Tensor,
-    /// Where each of the lists ends, but those of pieces.
+    /// End of each of the first four lists.
     ends: [usize; 4],
-    /// Scored rows that the head computes at once, and where the list of their groups is.
+    /// For each piece of the head: its range of scored rows, and the range in `lists` with its group offsets.
     head_pieces: Vec<(Range<usize>, Range<usize>)>,
     pub(crate) dropout: Option<Dropout>,
 }
 
 impl BatchTensors {
-    /// Copies a batch to the device. Booked under "workspace".
+    /// Copies a batch to the device. Memory is booked under "workspace".
     pub fn new(memory: &Memory, batch: &Batch) -> BatchTensors {
         let tables = batch.tables.len().checked_div(batch.table_len).unwrap_or(0);
         let room = [batch.ids.len(), batch.write_rows.len(), 0];
@@ -309,38 +314,38 @@ impl BatchTensors {
             dropout: None,
         }
     }
-    /// What adapters do not see from the next [`forward`](crate::net::forward) on, whose backward pass does the same;
-    /// at first they see everything.
+    /// Sets the dropout on the inputs of LoRA adapters, for the next [`forward`](crate::net::forward) and its backward
+    /// pass. A new batch has none.
     pub fn set_dropout(&mut self, dropout: Option<Dropout>) {
         self.dropout = dropout;
     }
-    /// The rows of each independent group, and the branches that it has.
+    /// For each independent group, its rows and its branches.
     pub(crate) fn sequences(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         let range = |from: u32, to: u32| from as usize..to as usize;
         self.group_starts.windows(2).map(move |g| (range(g[0].0, g[1].0), range(g[0].1, g[1].1)))
     }
-    /// The room that the batch takes.
+    /// Size of the batch.
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }
-    /// `[G + 1]`
+    /// First row of each of the G groups, then the number of rows `[G + 1]`.
     pub(crate) fn groups(&self) -> View<'_> {
         self.lists.rows(0..self.ends[0])
     }
-    /// `[G + 1]`
+    /// First scored token of each of the G groups, then the number of scored tokens `[G + 1]`.
     pub(crate) fn score_groups(&self) -> View<'_> {
         self.lists.rows(self.ends[0]..self.ends[1])
     }
-    /// The scored rows in pieces that the head computes one after the other, with the offsets of the groups of each,
-    /// counted from its first row.
+    /// The pieces of scored rows that the head computes one after the other, each with the offsets of its groups,
+    /// counted from the piece's first row.
     pub(crate) fn head_pieces(&self) -> impl Iterator<Item = (Range<usize>, View<'_>)> {
         self.head_pieces.iter().map(|(piece, groups)| (piece.clone(), self.lists.rows(groups.clone())))
     }
-    /// `[R]`
+    /// The rows that predict the R scored tokens `[R]`.
     pub(crate) fn score_rows(&self) -> View<'_> {
         self.lists.rows(self.ends[1]..self.ends[2])
     }
-    /// `[R]`
+    /// Token ids of the R scored tokens `[R]`.
     pub(crate) fn targets(&self) -> View<'_> {
         self.lists.rows(self.ends[2]..self.ends[3])
     }

@@ -1,14 +1,16 @@
-//! Scored rows in pieces, so that a pass can be cancelled between two pieces of its head.
+//! Cuts the scored rows of a batch into pieces, so that a pass can be cancelled between two pieces of the head.
 
 use std::ops::Range;
 
-/// Rows of a piece: as many as the head's operation has in a block, so that pieces cost nothing.
+/// Most rows of a piece. It equals the block size of the head's operation, so that cutting costs nothing.
 const MOST: usize = 512;
-/// Sums over the rows of a group are formed in steps of so many (bf16 on tiles).
+/// Pieces are cut at multiples of this many rows of a group, since sums over rows are formed in steps of 32 (bf16 on
+/// AMX tiles).
 const STEP: usize = 32;
 
-/// Pieces of up to 512 rows, cut between groups or at multiples of 32 rows of one, where no bit depends on it; and the
-/// offsets of the groups of each, counted from its first row. `groups: [G + 1]`.
+/// Cuts rows into pieces of up to 512 rows: between groups, or at multiples of 32 rows of a group, where a cut changes
+/// no bit. `groups: [G + 1]` has the first row of each group, then the number of rows. Each piece comes with the
+/// offsets of its groups, counted from its first row.
 pub(super) fn head_pieces(groups: &[u32]) -> Vec<(Range<usize>, Vec<u32>)> {
     let mut out: Vec<(Range<usize>, Vec<u32>)> = Vec::new();
     for ends in groups.windows(2) {

@@ -1,27 +1,29 @@
-//! Which rows a step computes. All that the device must be told of a step is one tensor and goes there in one copy;
-//! where each list lies depends on the step's sizes alone, so that a decode step can be captured and replayed.
+//! The rows that an inference step computes. All index lists of a step are in one tensor, which is copied to the device
+//! at once. The place of each list depends only on the step's sizes, so that a decode step can be captured and
+//! replayed.
 
 use kernels::ops::attention::{self, BLOCK};
 use kernels::ops::sample;
 use kernels::{DType, Memory, Tensor, View};
 use std::ops::Range;
 
-/// The rows of a step: T rows of S sequences, W writes, D rows that a token is sampled from.
+/// The rows of an inference step, on the device. In the shapes: T rows of S sequences, W writes to the KV cache, and D
+/// rows from which a token is sampled.
 #[derive(Debug)]
 pub struct InferRows {
-    /// One list after the other, in the order of [`Lists`], with room for more.
+    /// All lists, concatenated in the order of [`Lists`]; the tensor has room for more.
     device: Tensor,
-    /// The host's copy, from which the device's is written.
+    /// Copy of the lists in host memory.
     staging: Vec<u32>,
-    /// Block tables as they were last set, `[tables][table_len]`.
+    /// Block tables as they were last set: `[tables, table_len]`.
     tables: Vec<u32>,
     table_len: usize,
     lists: Lists,
-    /// Room for so many of D.
+    /// Largest D (rows to sample from) that there is room for.
     max_sampled: usize,
 }
 
-/// Where each list lies.
+/// The range of each list in the tensor.
 #[derive(Clone, Debug, Default)]
 struct Lists {
     ids: Range<usize>,
@@ -30,37 +32,39 @@ struct Lists {
     write_rows: Range<usize>,
     write_slots: Range<usize>,
     tables: Range<usize>,
-    /// This one and the next are the last, so that they can be copied alone and be longer.
+    /// `sampled` and `draws` come last, so that they can be copied alone and grow.
     sampled: Range<usize>,
     draws: Range<usize>,
 }
 
-/// The rows of a step, on the host.
+/// The rows of an inference step, in host memory.
 #[derive(Clone, Copy, Default)]
 pub struct StepRows<'a> {
-    /// Token of each row.
+    /// Token id of each row.
     pub ids: &'a [u32],
-    /// Each row's position in its sequence; rows of a sequence are in ascending order.
+    /// Position of each row in its sequence; ascending within a sequence.
     pub positions: &'a [u32],
-    /// Each row's block table.
+    /// Index of the block table of each row.
     pub tables_of_rows: &'a [u32],
-    /// Row `write_rows[i]` goes to slot (page · 64 + place) `write_slots[i]`; every row is written at least once.
+    /// Rows to write to the KV cache: row `write_rows[i]` goes to slot `write_slots[i]`. Every row is written at least
+    /// once.
     pub write_rows: &'a [u32],
-    /// The slot of the KV cache that each row writes, as many as rows.
+    /// Slots in the KV cache to write to: page · 64 + position in the page; as many as `write_rows`.
     pub write_slots: &'a [u32],
-    /// Rows that a token is sampled from.
+    /// Rows from which a token is sampled.
     pub sampled: &'a [u32],
-    /// How: what [`sample::pack`] makes of them.
+    /// Sampling parameters of these rows, as [`sample::pack`] packs them.
     pub draws: &'a [u32],
 }
 
 impl InferRows {
-    /// Room for `max_rows` rows and as many writes, `max_sequences` block tables of `table_len` pages, and as many rows
-    /// to sample from, with histories as long as their tables reach. Booked under "workspace".
+    /// Buffers for up to `max_rows` rows and as many writes, `max_sequences` block tables of `table_len` pages, and
+    /// `max_sequences` rows to sample from, with token histories up to the length of a table. Memory is booked under
+    /// "workspace".
     pub fn new(memory: &Memory, max_rows: usize, max_sequences: usize, table_len: usize) -> InferRows {
         InferRows::with_room(memory, [max_rows, max_rows, max_sequences], max_sequences, table_len)
     }
-    /// Room for rows, writes, and rows to sample from, and for block tables.
+    /// Buffers for the given numbers of rows, writes, rows to sample from, and block tables of `table_len` pages.
     pub fn with_room(
         memory: &Memory,
         [rows, writes, max_sampled]: [usize; 3],
@@ -78,11 +82,11 @@ impl InferRows {
             max_sampled,
         }
     }
-    /// Sets the first pages of block table `table`; [`set`](Self::set) copies it.
+    /// Sets the first pages of block table `table`. The next [`set`](Self::set) copies it to the device.
     pub fn set_table(&mut self, table: usize, blocks: &[u32]) {
         self.tables[table * self.table_len..(table + 1) * self.table_len][..blocks.len()].copy_from_slice(blocks);
     }
-    /// Sets the rows of a step, in one copy.
+    /// Sets the rows of a step, with one copy to the device.
     pub fn set(&mut self, step: StepRows<'_>) {
         assert!(step.sampled.len() <= self.max_sampled, "{} rows to sample from", step.sampled.len());
         let tables = step.tables_of_rows.iter().max().map_or(0, |&last| last as usize + 1);
@@ -105,7 +109,8 @@ impl InferRows {
         };
         self.device.rows_mut(0..staging.len()).copy_from_u32(staging);
     }
-    /// Sets other rows to sample from, in one copy: of a step that has more of them than there is room for at once.
+    /// Replaces the rows to sample from, with one copy to the device. For steps that sample from more rows than there
+    /// is room for at once.
     pub fn set_sampled(&mut self, rows: &[u32], draws: &[u32]) {
         assert!(rows.len() <= self.max_sampled, "{} rows to sample from", rows.len());
         let start = self.lists.sampled.start;
@@ -116,24 +121,24 @@ impl InferRows {
         self.lists.draws = self.lists.sampled.end..self.staging.len();
         self.device.rows_mut(start..self.staging.len()).copy_from_u32(&self.staging[start..]);
     }
-    /// D of them are set at most.
+    /// Largest number of rows to sample from.
     pub fn max_sampled(&self) -> usize {
         self.max_sampled
     }
-    /// The rows to sample from, u32 `[D]`.
+    /// The D rows to sample from, u32 `[D]`.
     pub fn sampled(&self) -> View<'_> {
         self.device.rows(self.lists.sampled.clone())
     }
-    /// How to sample from them.
+    /// Packed sampling parameters of the rows to sample from.
     pub fn draws(&self) -> View<'_> {
         self.device.rows(self.lists.draws.clone())
     }
-    /// T, the rows set.
+    /// Number of rows of the step.
     pub fn rows(&self) -> usize {
         self.lists.ids.len()
     }
 
-    /// Runs of rows of one block table each, and that table: the sequences of a step.
+    /// The sequences of a step: ranges of consecutive rows with the same block table, and the index of that table.
     pub(crate) fn sequences(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         let mut start = 0;
         self.staging[self.lists.tables_of_rows.clone()].chunk_by(|a, b| a == b).map(move |run| {
@@ -157,29 +162,29 @@ impl InferRows {
     }
 }
 
-/// The rows set, as operations read them.
+/// The lists of a step, as operations read them. T rows, S sequences, W writes.
 #[derive(Clone, Copy)]
 pub(crate) struct RowViews<'a> {
-    /// `[T]`
+    /// Token ids `[T]`.
     pub ids: View<'a>,
-    /// `[T]`
+    /// Positions in the sequences `[T]`.
     pub positions: View<'a>,
-    /// `[T]`
+    /// Index of the block table of each row `[T]`.
     tables_of_rows: View<'a>,
-    /// `[S, table_len]`
+    /// Block tables `[S, table_len]`.
     tables: View<'a>,
-    /// `[W]`
+    /// Row of each write to the KV cache `[W]`.
     pub write_rows: View<'a>,
-    /// `[W]`
+    /// Slot of each write to the KV cache `[W]`.
     pub write_slots: View<'a>,
 }
 
 impl<'a> RowViews<'a> {
-    /// T
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.ids.shape()[0]
     }
-    /// What attention reads.
+    /// The lists that attention reads.
     pub fn attention(&self) -> attention::Rows<'a> {
         attention::Rows { positions: self.positions, tables_of_rows: self.tables_of_rows, tables: self.tables }
     }

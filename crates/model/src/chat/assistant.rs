@@ -1,5 +1,6 @@
-//! Which tokens of a conversation the assistant wrote: what a template's `{% generation %}` marks, or, where it marks
-//! nothing, what the template prints between the header of an answer and the next message.
+//! Finds the tokens of a conversation that the assistant wrote. They are what the chat template marks with
+//! `{% generation %}`, or, in a template without such marks, what it prints between the header of an answer and the
+//! next message.
 
 use super::environment::{MARKS, marked, says_what_is_generated};
 use super::{Chat, ChatTemplate, PromptEncoder};
@@ -8,8 +9,8 @@ use serde_json::Value;
 use std::ops::Range;
 
 impl PromptEncoder<'_> {
-    /// The ids of a conversation as the template renders it whole, and which of them an assistant said (transformers'
-    /// `return_assistant_tokens_mask`). An error where that cannot be known, or is none of them.
+    /// Token ids of a whole rendered conversation, and for each whether an assistant wrote it (transformers'
+    /// `return_assistant_tokens_mask`). An error if that cannot be determined, or if no token is the assistant's.
     pub fn encode_said(&self, messages: &[Value]) -> Result<(Vec<u32>, Vec<bool>)> {
         let Some(template) = self.template else {
             return Err(Error::Value("the data has conversations, but the model has no chat template".into()));
@@ -37,7 +38,8 @@ impl PromptEncoder<'_> {
 }
 
 impl ChatTemplate {
-    /// A conversation and the bytes of it that the template marks as generated; none where it marks nothing.
+    /// Renders a conversation, and gives the byte ranges that the template marks as generated; none if the template has
+    /// no such marks.
     fn render_marked(&self, chat: &Chat<'_>) -> Result<Option<(String, Vec<Range<usize>>)>> {
         let name = self.choose(chat.tools.is_some())?;
         if !says_what_is_generated(&self.sources[name]) {
@@ -46,7 +48,7 @@ impl ChatTemplate {
         Ok(Some(without_marks(&self.render_as(&marked(name), chat)?)))
     }
 
-    /// The bytes of `text`, the whole conversation, that are the assistant's messages.
+    /// Byte ranges of the assistant's messages in `text`, the whole rendered conversation.
     fn said(&self, chat: &Chat<'_>, text: &str) -> Result<Vec<Range<usize>>> {
         let mut said = Vec::new();
         for i in (0..chat.messages.len()).filter(|&i| chat.messages[i]["role"] == "assistant") {
@@ -59,7 +61,7 @@ impl ChatTemplate {
                 said.push(head.len()..with.len());
                 continue;
             }
-            // A template that renders an earlier answer in another way than the last one: the answer's own text.
+            // The template renders an earlier answer differently from the last one: mark the answer's own text.
             let Some((_, spans)) = self.with_marked_content(chat, i)?.filter(|(same, _)| same == text) else {
                 return Err(Error::Value(format!(
                     "message {} of the conversation: the chat template has no {{% generation %}}, and does not render \
@@ -72,7 +74,8 @@ impl ChatTemplate {
         Ok(said)
     }
 
-    /// The conversation and where the text of message `i` stands in it; none where that is no text.
+    /// Renders the conversation, and gives the byte range of the text of message `i` in it; none if that message's
+    /// content is not a text.
     fn with_marked_content(&self, chat: &Chat<'_>, i: usize) -> Result<Option<(String, Vec<Range<usize>>)>> {
         let mut messages = chat.messages.to_vec();
         let Some(Value::String(content)) = messages[i].get_mut("content") else { return Ok(None) };
@@ -81,7 +84,7 @@ impl ChatTemplate {
     }
 }
 
-/// A text without its marks, and the bytes that stood between them.
+/// Removes the marks from a text, and gives the byte ranges that were between them.
 fn without_marks(marked: &str) -> (String, Vec<Range<usize>>) {
     let (mut text, mut spans, mut begin) = (String::with_capacity(marked.len()), Vec::new(), None);
     for c in marked.chars() {
@@ -94,7 +97,8 @@ fn without_marks(marked: &str) -> (String, Vec<Range<usize>>) {
     (text, spans)
 }
 
-/// Each run of `mask` ends with the token that ends the turn: the special one in it, or right behind it.
+/// Extends each stretch of assistant tokens in `mask` to the special token that ends the turn, if that token is in it
+/// or right after it; what follows that token is removed from `mask`.
 fn end_with_the_turn(ids: &[u32], mask: &mut [bool], special: &[u32]) {
     let ends: Vec<usize> = (1..=mask.len()).filter(|&at| mask[at - 1] && !mask.get(at).is_some_and(|&m| m)).collect();
     for end in ends {

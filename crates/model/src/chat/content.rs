@@ -1,13 +1,13 @@
-//! The content of a prompt or a completion: text, or messages. Knows no template.
+//! The content of a prompt or a completion: a text, or chat messages. Chat templates are applied elsewhere.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::borrow::Cow;
 
-/// A prompt or a completion: text, or a conversation.
+/// A prompt or a completion: a text, or a conversation.
 ///
-/// A conversation's messages are kept as JSON objects (`role`, `content`, and whatever else the dataset carries), so
-/// that nothing is lost on the way to a reward program.
+/// A conversation's messages are kept as JSON objects (`role`, `content`, and other fields of the dataset), so that
+/// reward functions receive them complete.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
@@ -18,12 +18,13 @@ pub enum Content {
 }
 
 impl Content {
-    /// One assistant message: how a completion of a conversational prompt is shown to rewards, as TRL does.
+    /// A conversation of one assistant message. Rewards get the completion of a conversational prompt in this form, as
+    /// in TRL.
     pub fn assistant(text: impl Into<String>) -> Self {
         Content::Messages(vec![serde_json::json!({"role": "assistant", "content": text.into()})])
     }
 
-    /// Reads a text, or messages that each have a role and a content; the error says what is wrong.
+    /// Reads a text, or a list of messages with a role and a content, from JSON. The error says what is wrong.
     pub fn read(value: &Value) -> Result<Content, String> {
         match value {
             Value::String(text) => Ok(Content::Text(text.clone())),
@@ -49,7 +50,7 @@ impl Content {
         }
     }
 
-    /// A prompt with a system prompt before it, unless it has one itself.
+    /// Puts a system message or text before a prompt, unless the prompt has a system message itself.
     pub fn after_system(self, system: &str) -> Content {
         let message = |role: &str, text: &str| serde_json::json!({"role": role, "content": text});
         match self {
@@ -61,8 +62,8 @@ impl Content {
         }
     }
 
-    /// Splits off what two answers both begin with: messages of conversations; characters of texts, without a space at
-    /// the end. Neither answer is left empty.
+    /// Splits two answers into their common beginning and two different rests: common messages of conversations, or
+    /// common characters of texts without a space at the end. Neither rest is empty.
     pub fn split_common(chosen: Content, rejected: Content) -> Result<[Content; 3], String> {
         match (chosen, rejected) {
             (Content::Text(chosen), Content::Text(rejected)) => {
@@ -88,9 +89,9 @@ impl Content {
         }
     }
 
-    /// The text to score: the text itself, or the text of all messages joined by line feeds.
+    /// The text to score: the text itself, or the texts of all messages joined by newlines.
     ///
-    /// A message's `content` may be a string or a list of parts, of which those with a `text` count.
+    /// A message's `content` may be a string or a list of parts; parts with a `text` are used.
     pub fn text(&self) -> Cow<'_, str> {
         match self {
             Content::Text(text) => Cow::Borrowed(text),
@@ -99,7 +100,7 @@ impl Content {
     }
 }
 
-/// A message with `role` and `content`, also where it has them as `from` and `value`, as ShareGPT's data do.
+/// A message with `role` and `content`. Messages in ShareGPT's form, with `from` and `value`, are converted.
 fn in_chatml(message: &Value) -> Value {
     let mut message = message.clone();
     if let Value::Object(fields) = &mut message
@@ -114,13 +115,13 @@ fn in_chatml(message: &Value) -> Value {
     message
 }
 
-/// Elements that both begin with, but never all of either.
+/// Length of the common beginning of two lists; less than the length of either.
 fn common<T: PartialEq>(a: &[T], b: &[T]) -> usize {
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     same.min(a.len().min(b.len()).saturating_sub(1))
 }
 
-/// The beginning of a value's JSON.
+/// The first characters of a value's JSON, for messages.
 fn beginning(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 60 { text } else { text.chars().take(60).chain("…".chars()).collect() }

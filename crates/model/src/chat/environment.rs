@@ -1,4 +1,4 @@
-//! The Jinja environment of transformers: its syntax settings, functions and filters.
+//! The Jinja environment in which transformers renders chat templates: its syntax settings, functions and filters.
 
 use super::{limits, operators, python};
 use crate::{Error, Result};
@@ -42,7 +42,7 @@ pub(super) fn new(sources: &BTreeMap<String, String>) -> Result<Environment<'sta
     Ok(env)
 }
 
-/// The error with its place in the template and its causes.
+/// Converts an error, with its location in the template and its causes.
 pub(super) fn failed(error: minijinja::Error) -> Error {
     let mut message = error.to_string();
     let mut cause = std::error::Error::source(&error);
@@ -53,8 +53,8 @@ pub(super) fn failed(error: minijinja::Error) -> Error {
     Error::Chat(message)
 }
 
-/// `tojson(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of transformers: nothing is escaped
-/// but what JSON must escape.
+/// The filter `tojson(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of transformers: only what
+/// JSON must escape is escaped.
 fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> std::result::Result<String, minijinja::Error> {
     let bad = |message: &str| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {message}"));
     let argument = |place: usize, name: &str| -> std::result::Result<Option<Value>, minijinja::Error> {
@@ -94,22 +94,22 @@ fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> std::result
     python::Json { ensure_ascii, indent, item, key, sort_keys }.dump(value).map_err(|m| bad(&m))
 }
 
-/// Printed around what an assistant said: characters that no text has (Unicode's noncharacters).
+/// Marks that are printed around the assistant's text: Unicode noncharacters, which no text contains.
 pub(super) const MARKS: [char; 2] = ['\u{FDD0}', '\u{FDD1}'];
 
-/// The name of the template that prints [`MARKS`].
+/// Name of the variant of a template that prints [`MARKS`].
 pub(super) fn marked(name: &str) -> String {
     format!("{name} with marks")
 }
 
-/// Whether a template has `{% generation %}`.
+/// Whether a template has `{% generation %}` blocks.
 pub(super) fn says_what_is_generated(source: &str) -> bool {
     source.contains("endgeneration")
 }
 
-/// `{% generation %}` … `{% endgeneration %}` mark what an assistant said; they print nothing, or [`MARKS`], and open a
-/// scope. So does `with`, which takes their place and keeps their whitespace marks: towards the text outside and inside
-/// there is a block, as there was.
+/// Replaces `{% generation %}` … `{% endgeneration %}`, which mark the assistant's text, by `with` blocks: both print
+/// nothing and open a scope. With `marks`, the blocks print [`MARKS`] around their text. Whitespace control (`-` and
+/// `+`) of the tags is kept.
 fn generation(source: &str, marks: bool) -> String {
     let [begin_mark, end_mark] = MARKS;
     let mut out = String::with_capacity(source.len());
@@ -144,7 +144,7 @@ fn generation(source: &str, marks: bool) -> String {
     out
 }
 
-/// The end of a tag with its whitespace mark.
+/// The end of a tag: `%}` with its whitespace-control sign.
 fn inside_end(tag: &str) -> &str {
     let marks = ["-%}", "+%}", "%}"];
     marks.into_iter().find(|end| tag.ends_with(end)).unwrap_or_default()

@@ -1,5 +1,6 @@
-//! The budget of a template. Templates come with models, from anywhere: one that builds without end must end with an
-//! error. minijinja counts instructions (its fuel); this file counts what a single instruction can build or walk over.
+//! Limits on chat templates. Templates are downloaded with models, so one that would build values without end must fail
+//! with an error. minijinja limits the number of instructions (its fuel); this file limits what a single instruction
+//! can build or read.
 
 use crate::{Error, Result};
 use minijinja::machinery::{Token, ast, tokenize};
@@ -8,34 +9,34 @@ use minijinja::value::{Value, ValueKind};
 use minijinja::{Error as Failure, ErrorKind};
 use std::cell::Cell;
 
-/// Bytes of text and elements of lists that one rendering may build or walk over, in all. A conversation of a million
+/// Budget of one rendering: bytes of text and elements of lists that it may build or read. A conversation of a million
 /// tokens has 4 MB, and templates copy a message a few times.
 pub(super) const BUDGET: usize = 64 << 20;
-/// Elements of one value, with all that it holds.
+/// Most elements of one value, nested ones included.
 const ELEMENTS: usize = 1 << 20;
-/// Lists within lists.
+/// Deepest nesting of lists.
 pub(super) const DEPTH: usize = 200;
-/// Namespaces of a rendering: they can hold one another.
+/// Most `namespace` objects of one rendering. They are limited because they can contain one another.
 const NAMESPACES: usize = 1000;
-/// Instructions of one rendering, a hundred or so for each message.
+/// Most instructions of one rendering; a message takes about a hundred.
 const FUEL: u64 = 10_000_000;
-/// Bytes of a template's text outside its expressions that one rendering may print.
+/// Most bytes of literal text (outside expressions) that one rendering may print.
 const PRINTED: u64 = 1 << 30;
-/// Bytes of a template.
+/// Most bytes of a template's source.
 const SOURCE: usize = 1 << 20;
-/// Tokens of one expression: `1+1+1…` is as deep as it is long.
+/// Most tokens of one expression: the syntax tree of `1+1+1…` is as deep as the expression is long.
 const TOKENS: usize = 2000;
-/// Branches of a template: each `elif` is within the one before.
+/// Most `elif` branches of a template: each is nested in the one before.
 const BRANCHES: usize = 500;
-/// Bytes or elements of what is computed when a template is read, such as `"=" * 40`.
+/// Most bytes or elements of a constant that is computed when a template is compiled, such as `"=" * 40`.
 const CONSTANT: f64 = 65_536.0;
 
 thread_local! {
-    /// What is left to the rendering on this thread: bytes and elements, namespaces.
+    /// Budget that the current rendering on this thread has left: bytes and elements, and namespaces.
     static LEFT: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
-/// A rendering begins on this thread.
+/// Resets the budget at the start of a rendering on this thread.
 pub(super) fn begin() {
     LEFT.set((BUDGET, NAMESPACES));
 }
@@ -44,7 +45,7 @@ pub(super) fn too_large(what: &str) -> Failure {
     Failure::new(ErrorKind::InvalidOperation, format!("{what}: a template may not build values that large"))
 }
 
-/// Counts bytes or elements that are about to be built or walked over.
+/// Subtracts bytes or elements that are about to be built or read from the budget; an error if it is exhausted.
 pub(super) fn charge(amount: usize) -> std::result::Result<(), Failure> {
     let (left, namespaces) = LEFT.get();
     let rest = left.checked_sub(amount).ok_or_else(|| {
@@ -55,7 +56,7 @@ pub(super) fn charge(amount: usize) -> std::result::Result<(), Failure> {
     Ok(())
 }
 
-/// Counts a namespace.
+/// Subtracts one namespace from the budget; an error if none is left.
 pub(super) fn charge_namespace() -> std::result::Result<(), Failure> {
     let (left, namespaces) = LEFT.get();
     let rest = namespaces.checked_sub(1).ok_or_else(|| too_large(&format!("more than {NAMESPACES} namespaces")))?;
@@ -63,15 +64,15 @@ pub(super) fn charge_namespace() -> std::result::Result<(), Failure> {
     Ok(())
 }
 
-/// What a value holds, with all that its elements hold.
+/// Size of a value, nested values included.
 #[derive(Default)]
 pub(super) struct Size {
     pub(super) elements: usize,
-    /// Bytes of its strings, and a few for each element that is none.
+    /// Bytes of the value's strings, and 8 for each element that is not a string.
     pub(super) text: usize,
 }
 
-/// The size of a value; an error if it is too large or too deep to be walked over.
+/// The size of a value; an error if the value is too large or nested too deeply.
 pub(super) fn size(value: &Value) -> std::result::Result<Size, Failure> {
     let mut size = Size::default();
     add_size(value, 0, &mut size)?;
@@ -97,19 +98,19 @@ fn add_size(value: &Value, depth: usize, size: &mut Size) -> std::result::Result
     }
 }
 
-/// The instructions that a rendering of this template may take.
+/// Most instructions that one rendering may run, given the length of the template's longest literal text.
 pub(super) fn fuel(longest_literal: usize) -> u64 {
     FUEL.min(PRINTED / longest_literal.max(1) as u64)
 }
 
-/// Checks a template before it is compiled, and gives the length of its longest text outside expressions.
+/// Checks a template's source before it is compiled, and returns the length of its longest literal text.
 pub(super) fn check_source(name: &str, source: &str, syntax: &SyntaxConfig) -> Result<usize> {
     let refuse = |what: &str| Err(Error::Chat(format!("template `{name}`: {what}")));
     if source.len() > SOURCE {
         return refuse(&format!("{} bytes, more than {SOURCE}", source.len()));
     }
     let (mut longest, mut tokens, mut line, mut branches) = (0, 0, 0, 0);
-    // What cannot be read as tokens is refused by the parser, which says why.
+    // The parser refuses source that cannot be tokenized, and says why.
     for (token, span) in tokenize(source, false, syntax.clone()).map_while(std::result::Result::ok) {
         match token {
             Token::TemplateData(text) => longest = longest.max(text.len()),
@@ -127,7 +128,7 @@ pub(super) fn check_source(name: &str, source: &str, syntax: &SyntaxConfig) -> R
     Ok(longest)
 }
 
-/// Checks that what the compiler computes beforehand is small.
+/// Checks that constants which the compiler computes are small.
 pub(super) fn check_constants(name: &str, tree: &ast::Stmt<'_>) -> Result<()> {
     let tree = serde_json::to_value(tree).map_err(|e| Error::Chat(format!("template `{name}`: {e}")))?;
     constant(&tree).map(drop).map_err(|size| {
@@ -135,9 +136,9 @@ pub(super) fn check_constants(name: &str, tree: &ast::Stmt<'_>) -> Result<()> {
     })
 }
 
-/// A bound of a constant expression of the tree: its length if it is a text or a list, and its value if it is a number.
-/// None if it is no constant; an error if one that is computed is too large. A node of the tree is its kind, and in
-/// `inner` its fields and its place.
+/// Upper bounds for a constant expression of the syntax tree: its length if it is a text or a list, and its value if it
+/// is a number. None if the expression is not constant; an error if a computed constant is too large. A node of the
+/// tree has its kind in `expr`, and its fields and location in `inner`.
 fn constant(node: &serde_json::Value) -> std::result::Result<Option<(f64, f64)>, f64> {
     use serde_json::Value as Json;
     let fields = match node {
@@ -175,7 +176,7 @@ fn constant(node: &serde_json::Value) -> std::result::Result<Option<(f64, f64)>,
                 let (length, value) = match fields["op"].as_str() {
                     Some("Mul") => (times(a, y) + times(b, x), x * y),
                     Some("Pow") => (0.0, libm::pow(x.max(2.0), y)),
-                    // A quotient by something small is large.
+                    // Division by a small number gives a large one.
                     Some("Div" | "FloorDiv") => (0.0, f64::INFINITY),
                     Some("Concat") => (a + b + 80.0, 0.0),
                     _ => (a + b, x + y),

@@ -1,9 +1,9 @@
-//! Chat templates: messages to the text that a model was trained to see, as transformers renders them.
+//! Chat templates: rendering messages to the text format that a model was trained on, as transformers does.
 //!
-//! Templates are Jinja for Python; minijinja renders them, and what differs is made equal here: how values print,
-//! `tojson`, Python's methods on strings, `{% generation %}` blocks, and what transformers does to messages before
-//! rendering (keys with null values are dropped, reasoning goes by several names). It does not know tokens, but for
-//! the names of special ones.
+//! Templates are written in Jinja for Python; the minijinja crate renders them. This module makes the differences
+//! disappear: how values print, `tojson`, Python's string methods, `{% generation %}` blocks, and what transformers
+//! does to messages before rendering (it drops keys with null values and unifies the names of reasoning). Of the
+//! tokenizer it uses only the names of special tokens.
 
 mod assistant;
 mod content;
@@ -24,27 +24,28 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Names that a message's reasoning goes by; templates read the first.
+/// Keys under which a message may have its reasoning. Templates read the first one.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-/// Marks where the final message ends in the rendered text. The space shows whether the template trims.
+/// Mark at the end of the final message in the rendered text, where the model continues it. The space at its end shows
+/// whether the template trims messages.
 const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// A conversation to render.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Chat<'a> {
-    /// Objects with `role` and `content`, and whatever else the template reads.
+    /// The messages: objects with `role` and `content`, and other fields that the template reads.
     pub messages: &'a [Value],
     /// Tools that the model may call, as JSON schemas.
     pub tools: Option<&'a [Value]>,
-    /// Whether to end with the header of an assistant's answer.
+    /// Whether the text ends with the header of an assistant's answer.
     pub add_generation_prompt: bool,
-    /// Whether to end within the last message, for the model to continue it.
+    /// Whether the text ends within the last message, so that the model continues that message.
     pub continue_final_message: bool,
-    /// Further variables of the template, such as `enable_thinking`: transformers' `chat_template_kwargs`.
+    /// More variables for the template, such as `enable_thinking`: transformers' `chat_template_kwargs`.
     pub kwargs: Option<&'a Map<String, Value>>,
 }
 
-/// The chat template of a model, or several by name.
+/// The chat template of a model, or several templates with names.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: minijinja::Environment<'static>,
@@ -53,7 +54,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// A template, and the special tokens that it may print by name.
+    /// Compiles a template. `special` has the special tokens that it may print by name.
     pub fn new(source: &str, special: &SpecialTokens) -> Result<ChatTemplate> {
         ChatTemplate::named([("default".to_owned(), source.to_owned())].into(), special)
     }
@@ -63,8 +64,8 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, sources, special: special.clone() })
     }
 
-    /// The template of a model directory: `chat_template.jinja` and `additional_chat_templates/`, or else the entry of
-    /// `tokenizer_config.json`. None if the model has none.
+    /// Loads the templates of a model directory: from `chat_template.jinja` and `additional_chat_templates/`, or else
+    /// from `tokenizer_config.json`. None if the model has no template.
     pub fn load(dir: &Path, special: &SpecialTokens) -> Result<Option<ChatTemplate>> {
         let mut sources = files(dir)?;
         if sources.is_empty() {
@@ -79,7 +80,7 @@ impl ChatTemplate {
         ChatTemplate::named(sources, special).map(Some)
     }
 
-    /// The text of the template; of several, the default.
+    /// The source text of the template; of several, the default one.
     pub fn source(&self) -> &str {
         self.sources.get("default").or(self.sources.values().next()).map_or("", String::as_str)
     }
@@ -89,7 +90,7 @@ impl ChatTemplate {
         self.render_as(self.choose(chat.tools.is_some())?, chat)
     }
 
-    /// Renders the chat by the template of that name.
+    /// Renders a conversation with the template `name`.
     fn render_as(&self, name: &str, chat: &Chat<'_>) -> Result<String> {
         if chat.messages.is_empty() {
             return Err(Error::Chat("a conversation needs at least one message".into()));
@@ -118,7 +119,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Which of several templates renders.
+    /// Name of the template to render with: the one for tools if there are tools, else the default.
     fn choose(&self, tools: bool) -> Result<&str> {
         let has = |name: &'static str| self.sources.contains_key(name).then_some(name);
         has("tool_use").filter(|_| tools).or_else(|| has("default")).ok_or_else(|| {
@@ -128,7 +129,7 @@ impl ChatTemplate {
     }
 }
 
-/// The templates that lie in a directory as files.
+/// Reads the template files of a directory.
 fn files(dir: &Path) -> Result<BTreeMap<String, String>> {
     let mut sources = BTreeMap::new();
     let mut read = |name: &str, path: &Path| -> Result<()> {
@@ -155,7 +156,7 @@ fn files(dir: &Path) -> Result<BTreeMap<String, String>> {
     Ok(sources)
 }
 
-/// The templates of the entry in `tokenizer_config.json`: one, or a list of `{name, template}`.
+/// Reads the templates in `tokenizer_config.json`: one text, or a list of `{name, template}`.
 fn of_config(entry: &Value) -> Option<BTreeMap<String, String>> {
     match entry {
         Value::String(source) => Some([("default".to_owned(), source.clone())].into()),
@@ -167,7 +168,7 @@ fn of_config(entry: &Value) -> Option<BTreeMap<String, String>> {
     }
 }
 
-/// A message as templates see it: without nulls, its reasoning under the names that templates read.
+/// Prepares a message for the template: drops null fields, and puts the reasoning under the keys that templates read.
 fn plain_message(message: &Value) -> Result<Value> {
     let Value::Object(message) = message else {
         return Err(Error::Chat(format!("a message is an object with role and content, not {message}")));
@@ -181,12 +182,12 @@ fn plain_message(message: &Value) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// Puts the mark at the end of the last message's text, and returns that text without it.
+/// Appends the mark to the text of the last message, and returns that text without the mark.
 fn mark_final(messages: &mut [Value]) -> Result<String> {
     let lacks = || Error::Chat("continue_final_message: the last message has no text to continue".into());
     let text = match messages.last_mut().and_then(|m| m.get_mut("content")).ok_or_else(lacks)? {
         Value::String(text) => text,
-        // The last block that has a text.
+        // The last part of the content that has a text.
         Value::Array(blocks) => match blocks.iter_mut().rev().find_map(|b| b.get_mut("text")) {
             Some(Value::String(text)) => text,
             _ => return Err(lacks()),
@@ -203,7 +204,7 @@ fn cut_after_final(text: &str, last: &str) -> Result<String> {
         let message = "continue_final_message: the last message is not in the rendered text as it was given";
         return Err(Error::Chat(message.into()));
     };
-    // A template that trims messages has trimmed what lies before the mark, too.
+    // A template that trims messages has trimmed the text before the mark, too.
     let trimmed = !text[at..].starts_with(CONTINUE);
     let head = &text[..at];
     Ok(if trimmed { head.trim_end().to_owned() } else { head.to_owned() })

@@ -1,5 +1,5 @@
-//! Templates' operators and filters, counted: what they build or walk over is taken from the rendering's budget before
-//! they run.
+//! Jinja operators and filters that count their work: the size of what each builds or reads is subtracted from the
+//! rendering's budget before it runs. So a hostile chat template cannot use unbounded memory or time.
 
 use super::limits::{begin, charge, charge_namespace, size};
 use super::python;
@@ -11,10 +11,11 @@ use std::sync::LazyLock;
 
 type Outcome = std::result::Result<Value, Error>;
 
-/// All of them, keyword arguments as the last.
+/// All arguments of a call; keyword arguments are the last one.
 type Arguments = Rest<ValueOrKwargs>;
 
-/// An instruction's counted form, as a filter of the same arguments. Names with a colon are out of a template's reach.
+/// The counting filter that replaces an instruction, and its number of arguments; none if the instruction needs no
+/// counting. The filters' names contain a colon, so templates cannot call them.
 fn counted(instruction: &Instruction<'_>) -> Option<(&'static str, u16)> {
     let several = |n: usize| u16::try_from(n).ok().filter(|n| *n > 0);
     Some(match instruction {
@@ -36,7 +37,8 @@ fn counted(instruction: &Instruction<'_>) -> Option<(&'static str, u16)> {
     })
 }
 
-/// The instructions with counted operators. One takes the place of one, so that jumps stay as they are.
+/// Replaces operators by their counting filters. Each instruction is replaced by exactly one, so that jump targets stay
+/// valid.
 fn with_counted<'a>(instructions: &Instructions<'a>) -> Instructions<'a> {
     let mut out = Instructions::new(instructions.name(), instructions.source());
     let mut at = 0;
@@ -56,7 +58,7 @@ fn with_counted<'a>(instructions: &Instructions<'a>) -> Instructions<'a> {
     out
 }
 
-/// Renders a template of the environment within the budget.
+/// Renders a template of the environment within the budget of one rendering.
 pub(super) fn render(env: &Environment<'static>, name: &str, variables: Value) -> std::result::Result<String, Error> {
     let template = env.get_template(name)?;
     let compiled = machinery::get_compiled_template(&template);
@@ -69,7 +71,7 @@ pub(super) fn render(env: &Environment<'static>, name: &str, variables: Value) -
     Ok(text)
 }
 
-/// Adds the counted operators, filters and functions to an environment.
+/// Adds the counting operators, filters and functions to an environment.
 pub(super) fn add(env: &mut Environment<'static>) {
     for (name, operator) in OPERATORS {
         let operator = *operator;
@@ -93,7 +95,7 @@ pub(super) fn add(env: &mut Environment<'static>) {
         let arguments = arguments.into_values();
         checked(dict.call(state, &arguments)?)
     });
-    // Jinja has none, and it prints all there is.
+    // Jinja has no `debug`, and minijinja's prints all variables.
     env.remove_global("debug");
     env.set_unknown_method_callback(|state, value, method, arguments| {
         let all: Vec<Value> = std::iter::once(value).chain(arguments).cloned().collect();
@@ -104,7 +106,7 @@ pub(super) fn add(env: &mut Environment<'static>) {
     });
 }
 
-/// minijinja's filters, but for those that only look at one element or at a length.
+/// minijinja's filters, except those that only look at one element or at a length.
 fn filters() -> Vec<(&'static str, Value)> {
     macro_rules! table {
         ($($name:ident)*) => { vec![$((stringify!($name), Value::from_function(filters::$name))),*] };
@@ -118,9 +120,9 @@ fn filters() -> Vec<(&'static str, Value)> {
     all
 }
 
-/// Bytes and elements that a filter or a method of this name builds or walks over, as a bound.
+/// Upper bound on the bytes and elements that a filter or method of this name builds or reads.
 fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
-    // A piece of a text that becomes a value.
+    // Bytes of one piece of a text as a value.
     const PIECE: usize = 32;
     let (mut elements, mut text, mut longest) = (0_usize, 0_usize, 0);
     for argument in arguments {
@@ -138,10 +140,10 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
             (Some(from), Some(to)) => text.saturating_add(subject.matches(from).count().saturating_mul(to.len())),
             _ => text.saturating_mul(text),
         },
-        // Of a text, the characters are joined.
+        // If the subject is a text, its characters are joined.
         "join" => text.saturating_add((elements + subject.len()).saturating_mul(longest)),
         "indent" => {
-            // The width, or the text of it, by place or by name.
+            // The width as a number, or the indentation as a text; positional or by name.
             let width = arguments.iter().skip(1).filter_map(|v| {
                 let named = v.is_kwargs().then(|| v.get_attr("width").ok()).flatten();
                 let width = named.as_ref().unwrap_or(v);
@@ -178,7 +180,8 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
     Ok(elements.saturating_add(more))
 }
 
-/// A sequence that is computed on demand becomes a list: on demand of on demand would be as deep as a loop is long.
+/// Turns a lazily computed sequence into a list. Lazy sequences over lazy sequences would nest as deep as a loop is
+/// long.
 fn flat(value: Value) -> Outcome {
     if value.kind() != ValueKind::Iterable {
         return Ok(value);
@@ -191,18 +194,18 @@ fn flat(value: Value) -> Outcome {
     Ok(Value::from(items))
 }
 
-/// A new value that holds others.
+/// Charges the budget for a new value with all that it contains, then returns it.
 fn checked(value: Value) -> Outcome {
     charge(size(&value)?.elements)?;
     Ok(value)
 }
 
-/// What minijinja makes of an operator.
+/// Evaluates an operator as minijinja does.
 fn native(expression: &Expression<'_, '_>, arguments: &[Value]) -> Outcome {
     let names = ["a", "b", "c", "d"];
     let operands = Value::from_pairs(names.into_iter().zip(arguments.iter().cloned()));
     let outcome = expression.eval(operands);
-    // Its place is that of the expression here, not the template's.
+    // The error's location is within the expression of this file, not within the template, so it is dropped.
     flat(outcome.map_err(|e| Error::new(e.kind(), e.detail().unwrap_or_default().to_owned()))?)
 }
 
@@ -269,7 +272,7 @@ fn concatenate(v: &[Value]) -> Outcome {
 }
 
 fn slice(v: &[Value]) -> Outcome {
-    // From the end, a text's characters are elements.
+    // A slice from the end collects the characters of a text as elements.
     charge(v[0].as_str().map_or_else(|| v[0].len().unwrap_or(0), |text| text.len().saturating_mul(4)))?;
     native(&SLICE, v)
 }

@@ -1,33 +1,34 @@
-//! From prompts to token ids, as transformers makes them: the chat template for conversations, plain encoding for text.
+//! Converts prompts and answers to token ids, as transformers and TRL do: by the chat template for conversations, by
+//! plain encoding for texts.
 
 use super::{Chat, ChatTemplate, Content};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 
-/// Encodes prompts.
+/// Encodes prompts, and prompts with answers, to token ids.
 #[derive(Clone, Copy, Debug)]
 pub struct PromptEncoder<'a> {
     /// The tokenizer.
     pub tokenizer: &'a Tokenizer,
-    /// The chat template, where the model has one.
+    /// The chat template, if the model has one.
     pub template: Option<&'a ChatTemplate>,
-    /// `chat_template_kwargs`.
+    /// More variables for the template: transformers' `chat_template_kwargs`.
     pub kwargs: &'a Map<String, Value>,
-    /// Tools that the template tells the model of, as JSON schemas.
+    /// Tools that the template describes to the model, as JSON schemas.
     pub tools: Option<&'a [Value]>,
 }
 
 impl PromptEncoder<'_> {
-    /// What the model is shown: the rendered conversation ending in the header of the assistant's answer, or the text
-    /// itself.
+    /// The text that the model sees: a text prompt itself, or a conversation rendered up to the header of the
+    /// assistant's answer.
     pub fn render(&self, prompt: &Content) -> Result<String> {
         let messages = match prompt {
             Content::Text(text) => return Ok(text.clone()),
             Content::Messages(messages) => messages,
         };
         if let Some(template) = self.template {
-            // As TRL: a conversation that ends in an assistant's message is continued, any other is answered.
+            // As in TRL: if the last message is the assistant's, it is continued; else it is answered.
             let continued = messages.last().is_some_and(|m| m["role"] == "assistant");
             let chat = Chat {
                 messages,
@@ -45,22 +46,22 @@ impl PromptEncoder<'_> {
         ))
     }
 
-    /// A conversation that nobody has to answer.
+    /// A conversation that is rendered whole, without the header of a further answer.
     pub(super) fn whole<'c>(&'c self, messages: &'c [Value]) -> Chat<'c> {
         Chat { messages, kwargs: Some(self.kwargs), tools: self.tools, ..Chat::default() }
     }
 
-    /// The ids of a prompt.
+    /// Token ids of a prompt.
     pub fn encode(&self, prompt: &Content) -> Result<Vec<u32>> {
         let text = self.render(prompt)?;
-        // A rendered conversation has its start token already.
+        // A rendered conversation contains its start token already.
         let rendered = matches!(prompt, Content::Messages(_)) && self.template.is_some();
         if rendered { self.tokenizer.encode_rendered(&text) } else { self.tokenizer.encode(&text) }
     }
 
-    /// The ids of a prompt with an answer, as TRL encodes either side of a pair: a conversation as the template renders
-    /// it whole; a text with the end token behind it, unless it ends so already. A text after a conversation is the
-    /// assistant's message; a model without a chat template sees its text.
+    /// Token ids of a prompt with an answer, as TRL encodes a chosen or rejected answer. A conversation is rendered
+    /// whole by the template. A text gets an end token, unless it ends with one. A text answer to a conversation
+    /// becomes the assistant's message; a model without a chat template gets the plain text.
     pub fn encode_answered(&self, prompt: &Content, answer: &Content) -> Result<Vec<u32>> {
         if let (Content::Messages(prompt), Some(template)) = (prompt, self.template) {
             let said = match answer {
@@ -80,8 +81,9 @@ impl PromptEncoder<'_> {
         Ok(ids)
     }
 
-    /// The ids of a prompt that two answers share, and of what follows it in either. Where a token spans the end of the
-    /// prompt and the beginning of an answer, it is the answer's. No list is empty, and the answers differ.
+    /// Token ids of a prompt with two answers: the part that both share, and the rest of each answer. A token that
+    /// spans the end of the prompt and the beginning of an answer belongs to the answer. No list is empty, and the
+    /// answers differ.
     pub fn encode_pair(&self, prompt: &Content, chosen: &Content, rejected: &Content) -> Result<[Vec<u32>; 3]> {
         let bad = |message: &str| Err(Error::Value(message.to_owned()));
         let (chosen, rejected) = (self.encode_answered(prompt, chosen)?, self.encode_answered(prompt, rejected)?);
@@ -99,8 +101,8 @@ impl PromptEncoder<'_> {
         Ok([chosen[..shared].to_vec(), chosen[shared..].to_vec(), rejected[shared..].to_vec()])
     }
 
-    /// The ids of what supervised fine-tuning learns after `prompt`: for a conversation the answer as the template
-    /// renders it, for a text the text; then the end token, unless it is there already.
+    /// Token ids that supervised fine-tuning learns after `prompt`: the answer as the template renders it in a
+    /// conversation, or the plain text; then the end token, unless it is there already.
     pub fn encode_completion(&self, prompt: &Content, completion: &Content) -> Result<Vec<u32>> {
         let bad = |message: &str| Err(Error::Value(message.to_owned()));
         let mut ids = match (prompt, completion) {

@@ -1,9 +1,9 @@
-//! How Python prints values: in templates, as JSON, and dates.
+//! Prints values as Python does: in templates, as JSON, and dates.
 
 use super::limits::{DEPTH, charge, too_large};
 use minijinja::value::{Value, ValueKind};
 
-/// A JSON value as a template's.
+/// Converts a JSON value to a template value.
 pub(super) fn value(json: &serde_json::Value) -> Value {
     use serde_json::Value as Json;
     match json {
@@ -20,7 +20,7 @@ pub(super) fn value(json: &serde_json::Value) -> Value {
     }
 }
 
-/// `str(value)`. Its length is taken from the rendering's budget.
+/// Python's `str(value)`. The length is subtracted from the rendering's budget.
 pub(super) fn print(value: &Value) -> Result<String, minijinja::Error> {
     let mut out = String::new();
     match value.as_str() {
@@ -34,7 +34,7 @@ pub(super) fn print(value: &Value) -> Result<String, minijinja::Error> {
     Ok(out)
 }
 
-/// `repr(value)`.
+/// Python's `repr(value)`.
 fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), minijinja::Error> {
     if depth > DEPTH {
         return Err(too_large("lists within lists"));
@@ -79,7 +79,7 @@ fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), minijinja::
     charge(out.len() - from + 2)
 }
 
-/// A string literal: in single quotes, unless only those occur inside.
+/// Writes a Python string literal: in single quotes, or in double quotes if the text contains single ones only.
 fn quoted(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -104,7 +104,7 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// The shortest digits that read back as `x`; an exponent below 1e-4 and from 1e16 on.
+/// Python's `repr` of a float: the shortest digits that read back as `x`, with an exponent below 1e-4 and from 1e16 up.
 fn float(x: f64) -> String {
     if x.is_nan() {
         return "nan".into();
@@ -123,14 +123,14 @@ fn float(x: f64) -> String {
     format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
-/// How `json.dumps` writes.
+/// Settings of Python's `json.dumps`.
 pub(super) struct Json {
     pub(super) ensure_ascii: bool,
-    /// The text that indents one level; none: everything on one line.
+    /// Indentation of one level; none: everything on one line.
     pub(super) indent: Option<String>,
-    /// Between items.
+    /// Separator between items.
     pub(super) item: String,
-    /// Between key and value.
+    /// Separator between key and value.
     pub(super) key: String,
     pub(super) sort_keys: bool,
 }
@@ -146,7 +146,7 @@ impl Json {
         if depth > DEPTH {
             return Err("nested too deeply".into());
         }
-        // An element with the line, the separators and the indentation before it.
+        // Charges the budget for an element with its line break, separators and indentation.
         let indent = self.indent.as_ref().map_or(0, String::len);
         charge(2 + self.item.len() + self.key.len() + indent * depth).map_err(|e| e.to_string())?;
         match value.kind() {
@@ -172,7 +172,7 @@ impl Json {
                     match key.as_str() {
                         Some(text) => self.string(text, out),
                         None => {
-                            // Numbers, booleans and none are legal keys, and become strings.
+                            // Numbers, booleans and null are legal keys, and become strings.
                             let mut text = String::new();
                             self.write(&key, depth + 1, &mut text)?;
                             self.string(&text, out)
@@ -256,8 +256,8 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// `strftime` of a time in seconds since 1970, in UTC: transformers takes the local time, which no two machines share.
-/// Conversions that it does not know stay as they are.
+/// Python's `strftime` for a time in seconds since 1970, in UTC. transformers uses local time, which differs between
+/// machines. Unsupported conversions are left as they are.
 pub(super) fn strftime(format: &str, seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     // Civil date from a day number (Hinnant, "chrono-compatible low-level date algorithms"); years start in March.
@@ -270,7 +270,7 @@ pub(super) fn strftime(format: &str, seconds: u64) -> String {
     let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
     let year = era * 400 + year_of_era + u64::from(month <= 2);
     let leap = year % 4 == 0 && year % 100 != 0 || year % 400 == 0;
-    // Days before March, or since.
+    // January and February are at the end of the shifted year.
     let day_of_year = if month > 2 { of_year + 60 + u64::from(leap) } else { of_year - 305 };
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let (weekday, month_name) = (DAYS[((days + 4) % 7) as usize], MONTHS[month as usize - 1]);

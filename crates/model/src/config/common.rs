@@ -1,4 +1,5 @@
-//! What the configurations of all families have in common, and errors for every setting that is not supported.
+//! Reads the settings that the `config.json` files of all model families share, with errors for every setting that is
+//! not supported.
 
 use super::fields::Fields;
 use super::rope_fields::rope;
@@ -7,7 +8,8 @@ use crate::Result;
 use kernels::DType;
 use serde_json::Value;
 
-/// Fields that would change the arithmetic, and the values of them that change nothing. Null changes nothing either.
+/// Fields of `config.json` that would change the arithmetic, each with the values that change nothing. Any other value
+/// is an error. Null changes nothing either.
 const NEUTRAL: &[(&str, &[&str])] = &[
     ("attention_dropout", &["0", "0.0"]),
     ("hidden_dropout", &["0", "0.0"]),
@@ -30,11 +32,11 @@ const NEUTRAL: &[(&str, &[&str])] = &[
     ("logits_scaling", &["1", "1.0"]),
 ];
 
-/// What a family's configuration class in transformers takes for a field that is absent.
+/// Defaults that a family's configuration class in transformers has for fields that are absent.
 pub(crate) struct Defaults {
-    /// None: as many as there are query heads.
+    /// Number of KV heads; none: as many as there are query heads.
     pub num_key_value_heads: Option<usize>,
-    /// None: `hidden_size / num_attention_heads`.
+    /// Head dim; none: `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
     pub max_position_embeddings: usize,
     pub rms_norm_eps: f64,
@@ -46,7 +48,7 @@ pub(crate) struct Defaults {
 }
 
 impl Default for Defaults {
-    /// What most classes take.
+    /// The defaults of most configuration classes.
     fn default() -> Defaults {
         Defaults {
             num_key_value_heads: None,
@@ -62,8 +64,8 @@ impl Default for Defaults {
     }
 }
 
-/// A model like Llama: RMS norms before attention and MLP, SwiGLU, rotary positions and full attention in every layer,
-/// no biases. The family's file changes what it has otherwise.
+/// Reads the configuration of a model like Llama: RMS norms before attention and MLP, SwiGLU, rotary positions and full
+/// attention in every layer, no biases. The family's own file then changes what differs.
 pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defaults) -> Result<ModelConfig> {
     refuse_unhonoured(f)?;
     let num_heads = f.size("num_attention_heads", None)?;
@@ -137,7 +139,7 @@ pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defa
     })
 }
 
-/// A switch that the family does not have: its weights have no place for another value.
+/// An error if the boolean field `key` is not `value`: the family's weights support no other value.
 pub(crate) fn only(f: &Fields<'_>, family: &Family, key: &str, value: bool) -> Result<()> {
     match f.bool(key, value)? == value {
         true => Ok(()),
@@ -162,7 +164,7 @@ fn refuse_unhonoured(f: &Fields<'_>) -> Result<()> {
     Ok(())
 }
 
-/// By the architecture that the weights were saved from.
+/// The kind of head, from the name in `architectures`.
 fn head(f: &Fields<'_>) -> Result<Head> {
     let architecture = f.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str);
     if !architecture.is_some_and(|a| a.ends_with(SCORES)) {
@@ -170,7 +172,7 @@ fn head(f: &Fields<'_>) -> Result<Head> {
     }
     let labels = match f.get("id2label") {
         Some(Value::Object(names)) => names.len(),
-        // Two is what transformers leaves out.
+        // transformers does not write the default of 2 labels.
         _ => f.size("num_labels", Some(2))?,
     };
     if labels == 0 { Err(f.error("id2label", "has no label")) } else { Ok(Head::Score(labels)) }

@@ -1,12 +1,12 @@
-//! Fields of a JSON object, with errors that name the field and its value.
+//! Typed reading of the fields of a JSON object, with errors that name the field and its value.
 
 use crate::{Error, Result, nearest};
 use serde_json::{Map, Value};
 
-/// Sizes past this are a mistake, and would overflow products of two of them.
+/// The largest size that a field may have. Larger ones are mistakes, and multiplying two of them would overflow.
 const MAX_SIZE: u64 = 1 << 31;
 
-/// The fields of one JSON object, under a prefix for messages.
+/// The fields of one JSON object, and a prefix for their names in error messages.
 pub(crate) struct Fields<'a> {
     pub map: &'a Map<String, Value>,
     pub prefix: &'a str,
@@ -17,7 +17,7 @@ impl<'a> Fields<'a> {
         self.map.get(key).filter(|v| !v.is_null())
     }
     pub fn error(&self, key: &str, message: impl Into<String>) -> Error {
-        // A value may be large: what names it is enough.
+        // The value may be large, so it is shortened.
         let value = self.map.get(key).map(|v| shorten(&v.to_string()));
         Error::Config { field: format!("{}{key}", self.prefix), value, message: message.into() }
     }
@@ -26,7 +26,7 @@ impl<'a> Fields<'a> {
         let near = near.map_or_else(String::new, |near| format!("; there is `{near}`, which nothing reads"));
         self.error(key, format!("is missing{near}"))
     }
-    /// A positive size, or `default` where the field is absent or null.
+    /// Reads a positive integer, or `default` where the field is absent or null.
     pub fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
         match (self.get(key), default) {
             (None, Some(default)) => Ok(default),
@@ -44,7 +44,7 @@ impl<'a> Fields<'a> {
             Some(v) => v.as_bool().ok_or_else(|| self.error(key, "expected true or false")),
         }
     }
-    /// A positive finite number.
+    /// Reads a positive finite number; none where the field is absent or null.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         match self.get(key) {
             None => Ok(None),
@@ -63,12 +63,12 @@ impl<'a> Fields<'a> {
             Some(v) => v.as_str().map(Some).ok_or_else(|| self.error(key, "expected a string")),
         }
     }
-    /// Token ids: one, several, or `default` where the field is absent; an explicit null is none. A negative id is how
-    /// old configs write "none".
+    /// Reads one token id or several, or `default` where the field is absent; an explicit null is no ids. Old
+    /// configurations write -1 for "none".
     pub fn ids(&self, key: &str, default: &[u32]) -> Result<Vec<u32>> {
         let one = |v: &Value| match (v.as_u64(), v.as_i64()) {
             (Some(id), _) if id <= u64::from(u32::MAX) => Ok(Some(id as u32)),
-            // What some libraries write for none.
+            // Some libraries write -1 for none.
             (None, Some(-1)) => Ok(None),
             _ => Err(self.error(key, format!("expected a token id, not {v}"))),
         };
@@ -81,7 +81,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The field `layer_types`, one for each layer; none if it is absent.
+/// Reads `layer_types`: for each layer whether it uses a sliding window; none if the field is absent.
 pub(crate) fn slides(f: &Fields<'_>, num_layers: usize) -> Result<Option<Vec<bool>>> {
     let types = match f.get("layer_types") {
         None => return Ok(None),

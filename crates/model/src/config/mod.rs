@@ -1,9 +1,8 @@
-//! `config.json`: the shape of a model, and every switch of its arithmetic.
+//! `config.json`: the sizes of a model, and every switch of its arithmetic.
 //!
-//! Read as transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`) write it,
-//! with the defaults of transformers 5.23 for what is absent. A setting that the model here would not honour is an
-//! error that names the field and its value; fields that transformers itself does not read for the family are not
-//! looked at. It does not know weights or files of weights.
+//! Files of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`) are read,
+//! and absent fields get the defaults of transformers 5.23. A setting that this crate does not support is an error that
+//! names the field and its value. Fields that transformers itself does not read for the family are ignored.
 
 mod common;
 mod fields;
@@ -19,67 +18,67 @@ use crate::{Error, Result};
 use kernels::DType;
 pub use kernels::ops::glu::Activation;
 
-/// A model family: what a `model_type` names.
+/// A model family, such as Llama or Qwen 3, as `model_type` in `config.json` names it.
 #[derive(Debug)]
 pub struct Family {
-    /// `model_type` in `config.json`.
+    /// The family's `model_type` in `config.json`.
     pub model_type: &'static str,
-    /// The entry in `architectures` of a language model.
+    /// The name in `architectures` of the family's language models.
     pub architecture: &'static str,
-    /// The entry in `architectures` of a model that gives scores.
+    /// The name in `architectures` of the family's sequence-classification models, which give scores.
     pub score_architecture: &'static str,
-    /// Reads its configuration.
+    /// Reads the `config.json` of a model of this family.
     pub(crate) read: fn(&Fields<'_>, &'static Family) -> Result<ModelConfig>,
 }
 
-/// How q and k are normed.
+/// Which RMS norms attention has on queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
-    /// Not at all.
+    /// No norm on queries and keys.
     Off,
-    /// Each head by itself (Qwen 3, Gemma 3).
+    /// A norm over each head by itself (Qwen 3, Gemma 3).
     EachHead,
-    /// All heads together (OLMo 2).
+    /// A norm over all heads together (OLMo 2).
     AllHeads,
 }
 
-/// The norms of one half of a layer, by what files call them.
+/// The norms of the attention or MLP part of a decoder layer, by their names in weight files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HalfNorms {
-    /// The norm of what the half reads.
+    /// Name of the norm before the part, on its input.
     pub before: Option<&'static str>,
-    /// The norm of what the half adds to the residual stream.
+    /// Name of the norm after the part, on what it adds to the residual stream.
     pub after: Option<&'static str>,
 }
 
-/// The norms of a layer.
+/// The norms of a decoder layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerNorms {
-    /// Norms of the attention half.
+    /// Norms of the attention part.
     pub attention: HalfNorms,
-    /// Norms of the MLP half.
+    /// Norms of the MLP part.
     pub mlp: HalfNorms,
 }
 
-/// How a layer rotates queries and keys.
+/// Which rotary position embedding (rope) a layer applies to queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerRope {
-    /// By [`ModelConfig::rope`].
+    /// The rope of [`ModelConfig::rope`].
     Global,
-    /// By [`ModelConfig::local_rope`].
+    /// The rope of [`ModelConfig::local_rope`].
     Local,
-    /// Not at all: the layer knows no positions.
+    /// No rope: attention in this layer ignores positions.
     Off,
 }
 
-/// What an element of a weight file is.
+/// The dtype of tensors in a weight file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileDType {
-    /// IEEE single.
+    /// IEEE 754 single precision, 32 bits.
     F32,
-    /// bfloat16.
+    /// bfloat16, 16 bits.
     Bf16,
-    /// IEEE half.
+    /// IEEE 754 half precision, 16 bits.
     F16,
 }
 
@@ -92,7 +91,7 @@ impl FileDType {
             FileDType::F16 => "float16",
         }
     }
-    /// Bytes of an element.
+    /// Bytes of one element in the file.
     pub fn bytes(self) -> usize {
         match self {
             FileDType::F32 => 4,
@@ -101,57 +100,60 @@ impl FileDType {
     }
 }
 
-/// How the architectures of transformers end that give scores.
+/// Suffix of the names in `architectures` of transformers models that give scores.
 const SCORES: &str = "ForSequenceClassification";
 
-/// What hidden rows are turned into.
+/// The head of a model: what hidden states are turned into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Head {
-    /// Logits of the next token.
+    /// Language-model head: logits of the next token.
     #[default]
     Lm,
-    /// This many scores (of a value or a reward model: 1), as transformers' `…ForSequenceClassification`.
+    /// Score head with this many labels, as in transformers' `…ForSequenceClassification`; a reward or value model has
+    /// 1.
     Score(usize),
 }
 
 /// A parsed `config.json`.
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
-    /// The family.
+    /// The model family.
     pub family: &'static Family,
     /// H, the width of the residual stream.
     pub hidden_size: usize,
     /// F, the width of the MLP.
     pub intermediate_size: usize,
-    /// Layers.
+    /// Number of decoder layers.
     pub num_layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub num_heads: usize,
-    /// Key (and value) heads; divides [`num_heads`](Self::num_heads).
+    /// Number of KV heads; divides [`num_heads`](Self::num_heads).
     pub num_kv_heads: usize,
-    /// Width of a head; even.
+    /// Head dim: the width of one attention head; even.
     pub head_dim: usize,
-    /// V, rows of the embedding.
+    /// V, the number of rows of the embedding.
     pub vocab_size: usize,
-    /// Positions that the model was made for.
+    /// Context length that the model was trained for, in positions.
     pub max_position_embeddings: usize,
-    /// ε of every RMS norm.
+    /// The ε of every RMS norm.
     pub rms_norm_eps: f32,
-    /// Added to the weight of every RMS norm: 1 where files hold it less 1.
+    /// Added to the weight of every RMS norm: 1 in families whose files store the weight minus 1 (Gemma), else 0.
     pub norm_offset: f32,
-    /// What the MLP passes its gate through.
+    /// Activation function of the MLP's gate.
     pub activation: Activation,
-    /// What the embedding's rows are multiplied with: 1, or √[`hidden_size`](Self::hidden_size).
+    /// Factor on the embedding's rows: 1, or √[`hidden_size`](Self::hidden_size) in Gemma.
     pub embedding_multiplier: f32,
-    /// Scores of attention are divided by its root: [`head_dim`](Self::head_dim), where the family has no other.
+    /// Attention scores are divided by the square root of this number. It is [`head_dim`](Self::head_dim) unless the
+    /// family has another.
     pub query_pre_attn_scalar: f64,
-    /// Rotary positions.
+    /// Rotary position settings of layers with full attention, and of all layers where there is no `local_rope`.
     pub rope: Rope,
-    /// The rope of layers with a sliding window, where it differs from the others'.
+    /// Rotary position settings of layers with a sliding window, where they differ from those of the other layers.
     pub local_rope: Option<Rope>,
-    /// Which of them each layer has.
+    /// For each layer, the rotary position settings that it uses.
     pub layer_ropes: Vec<LayerRope>,
-    /// For each layer its sliding window: a query at position p sees the keys j with p − w < j ≤ p. None sees all.
+    /// Sliding window w of each layer: a query at position p attends to the keys j with p − w < j ≤ p. None attends to
+    /// all earlier positions.
     pub windows: Vec<Option<usize>>,
     /// Whether q, k and v have a bias.
     pub attention_bias: bool,
@@ -159,33 +161,34 @@ pub struct ModelConfig {
     pub attention_output_bias: bool,
     /// Whether gate, up and down have a bias.
     pub mlp_bias: bool,
-    /// How q and k are normed.
+    /// Which norms attention has on queries and keys.
     pub qk_norm: QkNorm,
-    /// The norms of each layer.
+    /// The norms of each decoder layer.
     pub norms: LayerNorms,
-    /// What the model's hidden rows become.
+    /// The kind of head: logits, or scores.
     pub head: Head,
-    /// Whether the head is the embedding, in a language model.
+    /// Whether a language model uses its embedding matrix as the head's weight, too.
     pub tie_word_embeddings: bool,
-    /// The token that starts a sequence.
+    /// Id of the token that starts a sequence.
     pub bos_token_id: Option<u32>,
-    /// The tokens that end a sequence.
+    /// Ids of the tokens that end a sequence.
     pub eos_token_ids: Vec<u32>,
-    /// The token that padding would be made of.
+    /// Id of the padding token.
     pub pad_token_id: Option<u32>,
-    /// The dtype that the weights were saved in, if it says so.
+    /// The dtype that the weights were saved in, if `config.json` says so.
     pub dtype: Option<FileDType>,
-    /// What matmuls read: weights, and the activations that feed them, in f32 or in bf16. Not a thing of the file:
-    /// the caller that loads the model chooses it (f32 by default).
+    /// The dtype of the weights, and of the activations that matmuls read: f32 or bf16. It does not come from
+    /// `config.json`; the caller that loads the model chooses it (f32 by default).
     pub compute: DType,
     /// Standard deviation of random initial weights.
     pub initializer_range: f32,
-    /// The JSON as it was read, for saving without loss.
+    /// The JSON object as it was read, so that saving loses no field.
     pub raw: serde_json::Map<String, serde_json::Value>,
 }
 
 impl ModelConfig {
-    /// The same trunk under a head of `labels` scores, as transformers' `…ForSequenceClassification` describes it.
+    /// The configuration of the same decoder with a score head of `labels` labels instead of its head, as transformers'
+    /// `…ForSequenceClassification` has it.
     pub fn with_score_head(&self, labels: usize) -> ModelConfig {
         let mut config = ModelConfig { head: Head::Score(labels), ..self.clone() };
         let (mut names, mut numbers) = (serde_json::Map::new(), serde_json::Map::new());
@@ -198,7 +201,8 @@ impl ModelConfig {
         config.raw.insert("label2id".into(), numbers.into());
         config
     }
-    /// The same configuration with another padding token, which transformers needs to score several texts at once.
+    /// The same configuration with another padding token. transformers needs a padding token to score several texts in
+    /// one batch.
     pub(crate) fn padded_with(&self, pad_token_id: Option<u32>) -> ModelConfig {
         let mut config = ModelConfig { pad_token_id, ..self.clone() };
         if let Some(id) = pad_token_id {
@@ -206,7 +210,8 @@ impl ModelConfig {
         }
         config
     }
-    /// The same configuration, computing in `compute`: f32 or bf16. bf16 needs an even number of inputs of each matrix.
+    /// The same configuration for a model that computes in `compute`: f32 or bf16. bf16 requires that each matrix has
+    /// an even number of inputs.
     pub fn computing_in(&self, compute: kernels::DType) -> Result<ModelConfig> {
         let sizes = [("hidden_size", self.hidden_size), ("intermediate_size", self.intermediate_size)];
         let odd = sizes.into_iter().find(|(_, size)| compute == kernels::DType::Bf16 && size % 2 != 0);
@@ -216,36 +221,37 @@ impl ModelConfig {
         }
         Ok(ModelConfig { compute, ..self.clone() })
     }
-    /// [`embedding_multiplier`](Self::embedding_multiplier), rounded to what the model computes in, as transformers has
-    /// it.
+    /// The factor on the embedding's rows ([`embedding_multiplier`](Self::embedding_multiplier)), rounded to the dtype
+    /// that the model computes in, as transformers does.
     pub fn embedding_scale(&self) -> f32 {
         match self.compute {
             DType::F32 => self.embedding_multiplier,
             _ => half::bf16::from_f32(self.embedding_multiplier).to_f32(),
         }
     }
-    /// What scores of attention are multiplied with.
+    /// The factor on attention scores: 1 / √[`query_pre_attn_scalar`](Self::query_pre_attn_scalar).
     pub fn attention_scale(&self) -> f32 {
         (1.0 / self.query_pre_attn_scalar.sqrt()) as f32
     }
-    /// Rows of a head that has a matrix of its own.
+    /// Rows of the head's matrix; none where the head shares the embedding's matrix.
     pub fn head_rows(&self) -> Option<usize> {
         match self.head {
             Head::Lm => (!self.tie_word_embeddings).then_some(self.vocab_size),
             Head::Score(labels) => Some(labels),
         }
     }
-    /// Rotary inverse frequencies `[head_dim / 2]` of such a layer, and the factor on cos and sin, as transformers
-    /// computes them.
+    /// Rotary inverse frequencies `[head_dim / 2]` of layers of this kind, and the factor on cos and sin, as
+    /// transformers computes them.
     pub fn inv_freq(&self, rope: LayerRope) -> (Vec<f32>, f32) {
         match rope {
             LayerRope::Global => self.rope.inv_freq(self.head_dim),
             LayerRope::Local => self.local_rope.as_ref().unwrap_or(&self.rope).inv_freq(self.head_dim),
-            // A rotation by nothing: the same operations as elsewhere.
+            // A rotation by angle 0: the same operations as in the other layers.
             LayerRope::Off => (vec![0.0; self.head_dim / 2], 1.0),
         }
     }
-    /// Widths of the norm weights of q and k, and the number of norms in a row.
+    /// Width of the q norm's weight, width of the k norm's weight, and the number of norms in one fused row; none
+    /// without these norms.
     pub(crate) fn qk_norm_widths(&self) -> Option<(usize, usize, usize)> {
         match self.qk_norm {
             QkNorm::Off => None,
@@ -253,7 +259,7 @@ impl ModelConfig {
             QkNorm::AllHeads => Some((self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, 2)),
         }
     }
-    /// Width of the fused query, key and value rows: (heads + 2 · kv heads) · head_dim.
+    /// Width of one row of fused queries, keys and values: (query heads + 2 · KV heads) · head dim.
     pub fn qkv_width(&self) -> usize {
         (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
     }

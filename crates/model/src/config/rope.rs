@@ -1,61 +1,63 @@
-//! Rotary inverse frequencies, as transformers 5.23 computes them: in f32, step by step. The power itself is rounded
-//! correctly here; torch's is so but for about one in two hundred, which it misses by one unit in the last place.
+//! Rotary inverse frequencies, as transformers 5.23 computes them: in f32, step by step. Only the power function
+//! differs: here it is correctly rounded, while torch's result is off by one unit in the last place for about one input
+//! in two hundred.
 //!
 //! Sources: Su et al. 2021 (RoPE); Chen et al. 2023 (linear position interpolation); the Llama 3.1 release (llama3);
 //! Peng et al. 2023 (YaRN).
 
-/// Rotary position settings.
+/// Settings of the rotary position embedding (rope).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Base wavelength.
+    /// Base θ of the frequencies: `rope_theta` in `config.json`.
     pub theta: f64,
-    /// How the frequencies are changed for longer contexts.
+    /// How rotary frequencies are changed for contexts longer than those of pretraining.
     pub scaling: RopeScaling,
 }
 
 /// How rotary frequencies are changed for contexts longer than those of pretraining.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// Frequencies are not changed.
     Default,
-    /// Divided by a factor.
+    /// Linear: all frequencies are divided by a factor.
     Linear {
-        /// The factor.
+        /// Factor by which frequencies are divided.
         factor: f64,
     },
-    /// Long wavelengths divided by a factor, short ones kept, those between interpolated.
+    /// Llama 3: frequencies of long wavelengths are divided by a factor, those of short wavelengths are kept, those
+    /// between are interpolated.
     Llama3 {
-        /// The factor.
+        /// Factor by which frequencies are divided.
         factor: f64,
-        /// Wavelengths longer than the original context over this are divided.
+        /// Wavelengths longer than the original context length divided by this number have their frequencies divided.
         low_freq_factor: f64,
-        /// Wavelengths shorter than the original context over this are kept.
+        /// Wavelengths shorter than the original context length divided by this number keep their frequencies.
         high_freq_factor: f64,
         /// Context length of pretraining.
         original_max_position_embeddings: f64,
     },
-    /// YaRN.
+    /// YaRN: a ramp over the dimensions between kept and divided frequencies.
     Yarn {
-        /// The factor.
+        /// Factor by which frequencies are divided.
         factor: f64,
-        /// The factor on cos and sin.
+        /// Factor on cosines and sines.
         attention_factor: f64,
-        /// Rotations over the original context above which a frequency is kept.
+        /// A frequency that rotates more often than this over the original context is kept.
         beta_fast: f64,
-        /// Rotations below which it is divided.
+        /// A frequency that rotates less often than this over the original context is divided.
         beta_slow: f64,
         /// Context length of pretraining.
         original_max_position_embeddings: f64,
-        /// Whether the bounds of the ramp are rounded to whole dimensions.
+        /// Whether the ends of the ramp are rounded to integer dimensions.
         truncate: bool,
     },
 }
 
 impl Rope {
-    /// Inverse frequencies `[head_dim / 2]`, and the factor on cos and sin.
+    /// Computes the inverse frequencies `[head_dim / 2]`, and the factor on cos and sin.
     pub fn inv_freq(&self, head_dim: usize) -> (Vec<f32>, f32) {
         let dim = head_dim as f32;
-        // θ^(i / dim) in f32: the power of the rounded exponent, rounded once.
+        // θ^(2i / dim) in f32: the exponent is rounded, then the power is rounded once.
         let powers: Vec<f32> = (0..head_dim / 2)
             .map(|i| libm::pow(f64::from(self.theta as f32), f64::from((2 * i) as f32 / dim)) as f32)
             .collect();
@@ -67,7 +69,7 @@ impl Rope {
                 let (factor, context) = (factor as f32, original_max_position_embeddings);
                 let longest = (context / low_freq_factor) as f32;
                 let shortest = (context / high_freq_factor) as f32;
-                // A number over a tensor is, in torch, the reciprocal times the number.
+                // torch computes number / tensor as the tensor's reciprocal times the number.
                 let scale = |f: f32| {
                     let wavelength = 1.0 / f * std::f64::consts::TAU as f32;
                     if wavelength > longest {
@@ -91,7 +93,7 @@ impl Rope {
                 truncate,
             } => {
                 let dim = head_dim as f64;
-                // The dimension that turns `rotations` times over the original context.
+                // The dimension whose angle makes `rotations` full rotations over the original context.
                 let dimension = |rotations: f64| {
                     dim * libm::log(context / (rotations * std::f64::consts::TAU)) / (2.0 * libm::log(self.theta))
                 };

@@ -1,11 +1,12 @@
-//! Rotary settings from JSON, in both generations of field names.
+//! Reads rotary position settings from `config.json`, with the field names of transformers 4 and 5.
 
 use super::fields::Fields;
 use super::{Rope, RopeScaling};
 use crate::Result;
 use serde_json::{Map, Value};
 
-/// Rotary settings. `rope_scaling` (transformers 4) wins over `rope_parameters` (5); θ inside wins over θ outside.
+/// Reads rotary position settings. `rope_scaling` (transformers 4) takes precedence over `rope_parameters` (5), and a θ
+/// inside either of them over the θ outside.
 pub(crate) fn rope(f: &Fields<'_>, max_position_embeddings: usize, default_theta: f64) -> Result<Rope> {
     let given = |key| match f.get(key) {
         None => Ok(None),
@@ -55,7 +56,7 @@ pub(crate) fn rope(f: &Fields<'_>, max_position_embeddings: usize, default_theta
         let at = if r.get("rope_theta").is_some() { &r } else { f };
         return Err(at.error("rope_theta", "expected a number above 1"));
     }
-    // The field outside wins, as transformers has it.
+    // The field outside takes precedence, as in transformers.
     let original = match (f.number("original_max_position_embeddings")?, r.number("original_max_position_embeddings")?)
     {
         (Some(n), _) | (None, Some(n)) => n,

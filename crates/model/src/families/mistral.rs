@@ -1,4 +1,4 @@
-//! Mistral: a sliding window on every layer.
+//! Mistral: the Llama architecture with a sliding window on every layer.
 
 use crate::config::{Defaults, Fields, like_llama, only, slides};
 use crate::{Family, ModelConfig, Result};
@@ -22,7 +22,7 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
         ..Defaults::default()
     };
     let mut c = like_llama(f, family, defaults)?;
-    // Null is no window; absent is the default of the configuration class.
+    // Null means no window; an absent field has the default of the configuration class.
     let window = match f.map.get("sliding_window") {
         None => Some(4096),
         Some(Value::Null) => None,

@@ -1,5 +1,5 @@
-//! The model families, one file each: `model_type`, how `config.json` is read, and how a model differs from Llama. A
-//! new family is a file here and a line in [`FAMILIES`].
+//! The supported model families, one file each: the `model_type`, how `config.json` is read, and how the model differs
+//! from Llama. A new family is a file here and an entry in [`FAMILIES`].
 
 mod gemma3;
 mod llama;
@@ -17,7 +17,7 @@ use crate::{Error, Family, ModelConfig, Result};
 use serde_json::Value;
 use std::path::Path;
 
-/// All families.
+/// All supported model families.
 pub const FAMILIES: [&Family; 8] = [
     &llama::FAMILY,
     &mistral::FAMILY,
@@ -51,7 +51,7 @@ impl ModelConfig {
             return Err(f.error("model_type", format!("is missing; supported: {}", supported())));
         };
         let Some(family) = FAMILIES.into_iter().find(|family| family.model_type == model_type) else {
-            // Such as "gemma3", whose text model is the family gemma3_text.
+            // For example "gemma3", whose text model is the family gemma3_text.
             if f.get("vision_config").is_some() {
                 let supported = supported();
                 let message = format!("is of text and images (vision_config), not supported; supported: {supported}");

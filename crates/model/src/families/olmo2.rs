@@ -1,4 +1,5 @@
-//! OLMo 2: norms after attention and MLP instead of before them, and over all heads of q and of k together.
+//! OLMo 2: norms after attention and MLP instead of before them, and norms over all heads of q together and all heads
+//! of k together.
 
 use crate::config::{Defaults, Fields, HalfNorms, LayerNorms, QkNorm, like_llama};
 use crate::{Family, ModelConfig, Result};
@@ -17,7 +18,7 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     like_olmo(f, family, 10_000.0)
 }
 
-/// What OLMo 2 and 3 have in common.
+/// Reads the settings that OLMo 2 and OLMo 3 have in common.
 pub(super) fn like_olmo(f: &Fields<'_>, family: &'static Family, rope_theta: f64) -> Result<ModelConfig> {
     let defaults = Defaults {
         max_position_embeddings: 2048,

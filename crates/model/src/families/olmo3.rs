@@ -1,4 +1,5 @@
-//! OLMo 3: OLMo 2 with a sliding window on three layers of four; frequencies are scaled in the other layers alone.
+//! OLMo 3: OLMo 2 with a sliding window on three of four layers. Rope scaling applies only to the layers without a
+//! window.
 
 use super::olmo2::like_olmo;
 use crate::config::{Fields, LayerRope, rope, slides};
@@ -32,8 +33,9 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     Ok(c)
 }
 
-/// The fields with the rotary settings of one kind of layers: transformers 5 writes them under its name; of
-/// transformers 4, `rope_scaling` is for full attention and θ for both.
+/// The fields of `config.json` with the rope settings of one kind of layer. transformers 5 writes them under the kind's
+/// name in `rope_parameters`. In files of transformers 4, `rope_scaling` applies to full attention only and θ to both
+/// kinds.
 pub(super) fn of_layers(f: &Fields<'_>, kind: &str) -> Map<String, Value> {
     let mut map = f.map.clone();
     if kind == "sliding_attention" {

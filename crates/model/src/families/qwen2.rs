@@ -1,4 +1,4 @@
-//! Qwen 2 and 2.5: biases on q, k and v; a sliding window on the upper layers, if it is switched on.
+//! Qwen 2 and 2.5: biases on q, k and v, and a sliding window on the upper layers if it is switched on.
 
 use crate::config::{Defaults, Fields, like_llama, only, slides};
 use crate::{Family, ModelConfig, Result};
@@ -21,13 +21,13 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     Ok(c)
 }
 
-/// The sliding window of each layer, of Qwen 2 and 3.
+/// The sliding window of each layer, for Qwen 2 and Qwen 3.
 pub(super) fn windows(f: &Fields<'_>, num_layers: usize) -> Result<Vec<Option<usize>>> {
     let window = match (f.bool("use_sliding_window", false)?, f.map.get("sliding_window")) {
         (false, _) | (true, Some(Value::Null)) => None,
         (true, _) => Some(f.size("sliding_window", Some(4096))?),
     };
-    // Zero layers below the first one that slides is a legal value.
+    // `max_window_layers` is the first layer with a window, so 0 is a legal value.
     let first = match f.get("max_window_layers") {
         None => 28,
         Some(v) => v.as_u64().ok_or_else(|| f.error("max_window_layers", "expected an integer"))?,

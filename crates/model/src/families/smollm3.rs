@@ -1,5 +1,5 @@
-//! SmolLM 3: every fourth layer has no positions (NoPE, Kazemnejad et al. 2023, arXiv 2305.19466), and it is these that
-//! a sliding window is for, if it is switched on.
+//! SmolLM 3: every fourth layer has no rotary positions (NoPE, Kazemnejad et al. 2023, arXiv 2305.19466). If a sliding
+//! window is switched on, it applies to these layers.
 
 use crate::config::{Defaults, Fields, LayerRope, like_llama, slides};
 use crate::{Family, ModelConfig, Result};
@@ -42,7 +42,7 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     Ok(c)
 }
 
-/// `no_rope_layers` has, despite its name, a 1 for each layer that rotates.
+/// Reads which layers have rotary positions. Despite its name, `no_rope_layers` has a 1 for each layer with rope.
 fn ropes(f: &Fields<'_>, num_layers: usize) -> Result<Vec<LayerRope>> {
     let rope = |rotates: bool| if rotates { LayerRope::Global } else { LayerRope::Off };
     match f.get("no_rope_layers") {

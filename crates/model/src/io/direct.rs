@@ -1,9 +1,9 @@
-//! A file that is written past the page cache, where the system allows it.
+//! Writes a file with direct I/O, past the page cache, where the system supports it.
 //!
-//! What is written is not read soon. In the page cache it costs more of a processor than all that makes it: a page for
-//! every 4 KiB, a copy, and writing it back; and it evicts what is used. Whole blocks go straight from memory to the
-//! disk instead, one piece while the next is filled; the last bytes, and whatever is patched after a [`Seek`], take the
-//! ordinary way.
+//! Checkpoints are not read soon after they are written. In the page cache they would cost more CPU time than producing
+//! the bytes (a page for every 4 KiB, a copy, writing back) and would evict data in use. So full pieces go directly
+//! from memory to the disk, one piece while the next is filled. The last bytes, and what is patched after a [`Seek`],
+//! are written in the ordinary way.
 
 use std::fs::File;
 use std::io::{Error, Result, Seek, SeekFrom, Write};
@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-/// What memory, place and length are multiples of: the largest block of common disks.
+/// Alignment of memory addresses, file offsets and lengths: the largest block size of common disks.
 const BLOCK: usize = 4096;
-/// Bytes that are written at once, for which smaller files never wait: smaller pieces wake this thread and the writer
-/// more often, each time in place of a thread that computes. (Small in tests, for several of them.)
+/// Bytes of one direct write; smaller files are not written directly. Smaller pieces would wake this thread and the
+/// writer more often, each time in place of a computing thread. (Small in tests, so that there are several pieces.)
 const AT_ONCE: usize = if cfg!(test) { 2 * BLOCK } else { 8 << 20 };
 
-/// Linux's `O_DIRECT`, where it is known.
+/// Value of Linux's `O_DIRECT` flag on this platform, if known.
 const DIRECT: Option<i32> = match () {
     () if !cfg!(target_os = "linux") => None,
     () if cfg!(target_arch = "x86_64") => Some(0o40000),
@@ -25,11 +25,11 @@ const DIRECT: Option<i32> = match () {
     () => None,
 };
 
-/// The file, and the same one past the cache.
+/// The file, opened twice: in the ordinary way, and for direct I/O.
 struct Disk {
     path: PathBuf,
     file: File,
-    /// Not yet opened, opened, or not to be had.
+    /// The outer none: not opened yet. The inner none: direct I/O is not available.
     direct: Option<Option<File>>,
 }
 
@@ -38,7 +38,8 @@ impl Disk {
         if bytes.len() == AT_ONCE {
             let direct = self.direct.get_or_insert_with(|| open_direct(&self.path));
             if let Some(file) = direct {
-                // Whatever the reason (it may be that a block is larger here), the ordinary way succeeds or names it.
+                // If this fails for any reason (the disk's block may be larger), the ordinary write below succeeds or
+                // reports the error.
                 if file.seek(SeekFrom::Start(at)).is_ok() && file.write_all(bytes).is_ok() {
                     return Ok(());
                 }
@@ -54,14 +55,14 @@ fn open_direct(path: &Path) -> Option<File> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt;
-        // Some file systems refuse it.
+        // Some file systems do not support direct I/O.
         File::options().write(true).custom_flags(DIRECT?).open(path).ok()
     }
     #[cfg(not(unix))]
     None
 }
 
-/// [`AT_ONCE`] bytes from `start` on, a multiple of [`BLOCK`] in memory.
+/// A buffer of [`AT_ONCE`] bytes, which begin at `start`, an address that is a multiple of [`BLOCK`].
 struct Piece {
     memory: Vec<u8>,
     start: usize,
@@ -78,10 +79,11 @@ impl Piece {
     }
 }
 
-/// A thread that writes a whole piece while the next one is filled, so that the disk need not wait for either.
+/// A thread that writes one full piece while the next one is filled, so that disk and producer do not wait for each
+/// other.
 struct Writer {
     pieces: Sender<(Piece, u64)>,
-    /// Receives each piece when it is written, or when writing it failed.
+    /// Returns each piece after it was written, or after writing it failed.
     written: Receiver<(Piece, Result<()>)>,
     thread: JoinHandle<Disk>,
 }
@@ -92,7 +94,7 @@ impl Writer {
         let work = move || {
             for (mut piece, at) in of_pieces {
                 let result = disk.put(piece.bytes(), at);
-                // Nobody waits for it any more after an error.
+                // After an error nobody receives the result.
                 let _ = done.send((piece, result));
             }
             disk
@@ -103,15 +105,15 @@ impl Writer {
 }
 
 pub(super) struct DirectFile {
-    /// None: the writer has it.
+    /// The open file; none while the writer has it.
     disk: Option<Disk>,
-    /// From the first whole piece on. One piece of it is always on its way.
+    /// The writer thread, started by the first full piece. From then on one piece is always being written.
     writer: Option<Writer>,
-    /// What is filled.
+    /// The piece that is being filled.
     piece: Piece,
-    /// Bytes that wait in it.
+    /// Bytes in the piece so far.
     len: usize,
-    /// Where in the file they belong.
+    /// Offset in the file of the piece's first byte.
     at: u64,
 }
 
@@ -121,13 +123,13 @@ impl DirectFile {
         Ok(DirectFile { disk: Some(disk), writer: None, piece: Piece::new(), len: 0, at: 0 })
     }
 
-    /// Writes what waits, and waits until all of the file is on the disk.
+    /// Writes the remaining bytes, and waits until the whole file is on the disk.
     pub fn finish(mut self) -> Result<()> {
         self.flush()?;
         self.disk()?.file.sync_all()
     }
 
-    /// Hands the filled piece to the writer, and takes the one that it wrote before.
+    /// Gives the full piece to the writer, and takes back the piece that was written before.
     fn hand_over(&mut self) -> Result<()> {
         let empty = match (&self.writer, self.disk.take()) {
             (Some(writer), _) => {
@@ -149,7 +151,7 @@ impl DirectFile {
         Ok(())
     }
 
-    /// The disk, when the writer has written all that it was given.
+    /// The open file, after the writer has finished all its pieces.
     fn disk(&mut self) -> Result<&mut Disk> {
         if let Some(Writer { pieces, written, thread }) = self.writer.take() {
             drop(pieces);
@@ -160,7 +162,7 @@ impl DirectFile {
     }
 }
 
-/// After an error nothing can be written any more.
+/// The error of all writes after a failed one.
 fn gone() -> Error {
     Error::other("an earlier part of it could not be written")
 }
@@ -187,7 +189,7 @@ impl Write for DirectFile {
 }
 
 impl Seek for DirectFile {
-    /// From there on nothing is written past the cache: places are no longer multiples of a block.
+    /// After a seek nothing is written directly: offsets are no longer multiples of a block.
     fn seek(&mut self, to: SeekFrom) -> Result<u64> {
         self.flush()?;
         let at = self.at;
@@ -200,7 +202,7 @@ impl Seek for DirectFile {
 }
 
 impl Drop for DirectFile {
-    /// After an error: nobody writes to the file any more when it is removed.
+    /// Waits for the writer after an error, so that nobody writes to the file when it is removed.
     fn drop(&mut self) {
         let _ = self.disk();
     }

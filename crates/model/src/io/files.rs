@@ -1,5 +1,5 @@
-//! `files.json`: the files of a checkpoint with their lengths and checksums, which binds them to each other. A file of
-//! another step is whole by itself, and its own checksum is right; the list knows that it is another one.
+//! `files.json` in a checkpoint: its files with their lengths and checksums. It detects a file that is intact by
+//! itself, but belongs to the checkpoint of another step.
 
 use super::{ZERO_CHECKSUM, checksum, find_checksum, write_json};
 use crate::{Error, Result};
@@ -9,30 +9,30 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The name of the file that lists the others of its directory.
+/// Name of the file that lists the other files of its directory.
 pub const FILE_LIST: &str = "files.json";
 
-/// The files of a directory that belong together.
+/// The files of a directory that were written together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileList {
-    /// Optimizer steps that were done when they were written.
+    /// Number of optimizer steps done when the files were written.
     pub step: u64,
-    /// By path below the directory, with `/`.
+    /// The files by path relative to the directory, with `/` as separator.
     pub files: BTreeMap<String, ListedFile>,
 }
 
-/// A file of a list.
+/// Length and checksum of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedFile {
-    /// The file's length.
+    /// Length of the file in bytes.
     pub bytes: u64,
-    /// XXH3 (64 bits) of its bytes; of a file of tensors that has one, the checksum in its header, which is compared
-    /// with the bytes when they are read.
+    /// XXH3 (64 bits) of the file's bytes. For a safetensors file that has a checksum in its header, that checksum; it
+    /// is verified when the tensors are read.
     pub xxh3: String,
 }
 
 impl FileList {
-    /// All files below `dir`, as they are now.
+    /// Lists all files below `dir` as they are now.
     pub fn of(dir: &Path, step: u64) -> Result<FileList> {
         let (mut files, mut open) = (BTreeMap::new(), vec![PathBuf::new()]);
         while let Some(below) = open.pop() {
@@ -52,12 +52,12 @@ impl FileList {
         Ok(FileList { step, files })
     }
 
-    /// Writes it into `dir`.
+    /// Writes the list to `dir`.
     pub fn write(&self, dir: &Path) -> Result<()> {
         write_json(&dir.join(FILE_LIST), &serde_json::json!(self))
     }
 
-    /// The list in `dir`; models, and checkpoints of older versions, have none.
+    /// Reads the list of `dir`; none if there is none, as in models and in checkpoints of older versions.
     pub fn read(dir: &Path) -> Result<Option<FileList>> {
         let path = dir.join(FILE_LIST);
         let text = match fs::read(&path) {
@@ -69,7 +69,7 @@ impl FileList {
         serde_json::from_slice(&text).map(Some).map_err(|e| Error::file(&path, format!("is damaged: {e}")))
     }
 
-    /// Refuses a file of `dir` that is missing, or not the listed one, of those whose path `which` takes.
+    /// An error if a file of `dir` is missing or differs from the list. Only paths that `which` accepts are checked.
     pub fn check(&self, dir: &Path, which: impl Fn(&str) -> bool) -> Result<()> {
         for (name, listed) in self.files.iter().filter(|(name, _)| which(name)) {
             let path = dir.join(name);
@@ -106,7 +106,7 @@ impl ListedFile {
     }
 }
 
-/// The checksum that the header of a file of tensors has.
+/// The checksum in the header of a safetensors file, if it has one.
 fn in_header(path: &Path) -> std::io::Result<Option<String>> {
     let mut start = Vec::new();
     fs::File::open(path)?.take(super::METADATA_BYTES).read_to_end(&mut start)?;
@@ -114,7 +114,7 @@ fn in_header(path: &Path) -> std::io::Result<Option<String>> {
     Ok(digits.filter(|digits| digits != ZERO_CHECKSUM))
 }
 
-/// Refuses the files of `dir` of these names that are not those of its list, where it has one.
+/// An error if a file of `dir` that `which` accepts differs from the directory's list. Does nothing without a list.
 pub(crate) fn check_listed(dir: &Path, which: impl Fn(&str) -> bool) -> Result<()> {
     FileList::read(dir)?.map_or(Ok(()), |list| list.check(dir, which))
 }
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(FileList::read(dir.path()).unwrap().as_ref(), Some(&list));
         assert_eq!(FileList::of(dir.path(), 7).unwrap(), list, "the list does not list itself");
         list.check(dir.path(), |_| true).unwrap();
-        // A file more is nobody's harm.
+        // An additional file is no error.
         fs::write(dir.path().join("notes.txt"), "mine").unwrap();
         list.check(dir.path(), |_| true).unwrap();
         let path = dir.path().join("value_model/config.json");

@@ -1,10 +1,11 @@
-//! Weight files: Hugging Face directories in, Hugging Face directories out.
+//! Reading and writing Hugging Face model directories.
 //!
-//! Reading: `model.safetensors`, or the shards that `model.safetensors.index.json` lists; f32, f16 or bf16,
-//! memory-mapped, and widened, handed over and released one tensor after the other. Writing: the same in pieces that
-//! the cache holds, each file under a temporary name until it is complete and on disk.
+//! Reading: `model.safetensors`, or the shards that `model.safetensors.index.json` lists, in f32, f16 or bf16. Files
+//! are memory-mapped, and one tensor after the other is widened to f32, passed on and released. Writing: the same
+//! formats, in pieces that fit the CPU cache. Each file has a temporary name until it is complete and on disk.
 //!
-//! It does not know how weights are held in memory: what holds them is a [`TensorSink`] or a [`TensorSource`].
+//! This module does not know how weights are stored in memory: it reads into a [`TensorSink`] and writes from a
+//! [`TensorSource`].
 
 mod direct;
 mod files;
@@ -26,19 +27,19 @@ pub(crate) use save::{save_tensors_with, write_json};
 use crate::Result;
 use std::ops::Range;
 
-/// The metadata entry that holds a file's checksum: XXH3 (64 bits) of the whole file with 0s in its own place.
+/// The metadata entry with a file's checksum: XXH3 (64 bits) of the whole file, with zeros in place of the checksum.
 const CHECKSUM: &str = "xxh3";
-/// The metadata comes first in a header: in so many bytes of a file.
+/// The metadata comes first in the header, within this many bytes of the file's beginning.
 const METADATA_BYTES: u64 = 4096;
-/// What stands in its place until it is known.
+/// Placeholder for the checksum until it is known.
 const ZERO_CHECKSUM: &str = "0000000000000000";
 
-/// The checksum of bytes that are no file of tensors, in the digits of one.
+/// XXH3 checksum of bytes, as 16 hexadecimal digits.
 pub fn checksum(bytes: &[u8]) -> String {
     format!("{:016x}", twox_hash::XxHash3_64::oneshot(bytes))
 }
 
-/// A JSON file without the byte order mark that Windows' editors put first.
+/// Removes the byte order mark that Windows editors put at the beginning of a file.
 pub(crate) fn without_bom(mut bytes: Vec<u8>) -> Vec<u8> {
     const MARK: &[u8] = "\u{feff}".as_bytes();
     if bytes.starts_with(MARK) {
@@ -47,7 +48,7 @@ pub(crate) fn without_bom(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Where the digits of the checksum are in a header, if it has one.
+/// Range of the checksum's digits in a header, if it has a checksum.
 fn find_checksum(header: &[u8]) -> Option<Range<usize>> {
     let before = format!("\"{CHECKSUM}\":\"");
     let start = header.windows(before.len()).position(|bytes| bytes == before.as_bytes())? + before.len();
@@ -55,30 +56,30 @@ fn find_checksum(header: &[u8]) -> Option<Range<usize>> {
     (header.get(end) == Some(&b'"')).then_some(start..end)
 }
 
-/// A tensor's name in files and its shape there.
+/// Name and shape of a tensor in a weight file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Such as `model.layers.0.self_attn.q_proj.weight`.
+    /// The name, such as `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// Such as `[rows, columns]`.
+    /// The shape, such as `[rows, columns]`.
     pub shape: Vec<usize>,
 }
 
-/// Where tensors of files go.
+/// Receives tensors that are read from files.
 pub trait TensorSink {
-    /// Every tensor that it wants.
+    /// Every tensor that the sink must receive.
     fn tensors(&self) -> Vec<TensorSpec>;
-    /// Takes the elements, row-major, of one of its tensors.
+    /// Receives the elements of one tensor, in row-major order.
     fn put(&mut self, name: &str, data: &[f32]) -> Result<()>;
 }
 
-/// Where tensors of files come from.
+/// Provides tensors that are written to files.
 pub trait TensorSource {
-    /// Every tensor that it has, in the order in which they are written.
+    /// Every tensor of the source, in the order in which they are written.
     fn tensors(&self) -> Vec<TensorSpec>;
-    /// Hands over the elements, row-major, of one of its tensors, piece after piece.
+    /// Passes the elements of one tensor to `take`, in row-major order, piece after piece.
     fn read(&self, name: &str, take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()>;
-    /// All of them.
+    /// All elements of one tensor.
     fn get(&self, name: &str) -> Result<Vec<f32>> {
         let mut all = Vec::new();
         self.read(name, &mut |piece| {

@@ -1,4 +1,4 @@
-//! Reading weight files into a sink.
+//! Reads weight files into a sink.
 
 use super::safetensors::{Entry, elements, entries, metadata};
 use super::{METADATA_BYTES, TensorSink, TensorSpec, ZERO_CHECKSUM, check_listed, find_checksum, without_bom};
@@ -12,7 +12,7 @@ use twox_hash::XxHash3_64;
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 
-/// A mapped file and what it holds.
+/// A memory-mapped weight file and the tensors in it.
 struct File {
     path: PathBuf,
     map: FileMap,
@@ -35,9 +35,9 @@ impl File {
     }
 }
 
-/// Compares the bytes with the checksum that the file has, if it has one: those of this crate do.
+/// Verifies the checksum of a file, if it has one. Files that this crate writes do.
 fn verify(path: &Path, map: &FileMap) -> Result<()> {
-    /// Bytes that are resident at the same time.
+    /// Bytes of the mapped file that are in memory at once.
     const PIECE: usize = 16 << 20;
     let bytes = map.bytes();
     let most = METADATA_BYTES.min(bytes.len() as u64);
@@ -57,17 +57,17 @@ fn verify(path: &Path, map: &FileMap) -> Result<()> {
     Err(Error::file(path, "is damaged: its bytes do not have the checksum (XXH3) that was written with them"))
 }
 
-/// A text of the metadata of a safetensors file.
+/// Reads a text entry from the metadata of a safetensors file.
 pub(crate) fn read_metadata(path: &Path, name: &str) -> Result<Option<String>> {
     metadata(path, FileMap::open(path)?.bytes(), name)
 }
 
-/// The files of a model, and where each tensor is.
+/// The weight files of a model, and which file each tensor is in.
 struct Files {
     files: Vec<File>,
-    /// By name: the file, as an index.
+    /// Index of the file that has the tensor of this name.
     places: HashMap<String, usize>,
-    /// What lists the tensors: the only file, or the index.
+    /// Path of the file that lists the tensors: the only weight file, or the index of shards.
     listing: PathBuf,
 }
 
@@ -101,7 +101,7 @@ impl Files {
         let mut files: Vec<File> = Vec::new();
         let mut places = HashMap::new();
         for (tensor, name) in map {
-            // A name that leads out of the directory is no shard of this model.
+            // A name with a path outside the directory is not a shard of this model.
             let Some(name) = name.as_str().filter(|n| Path::new(n).file_name().is_some_and(|f| f == *n)) else {
                 return Err(Error::tensor(&index, tensor, format!("is in {name}, which is no file name")));
             };
@@ -129,9 +129,10 @@ impl Files {
         Some((file, &file.entries[name]))
     }
 
-    /// Hands every tensor of the sink over, each under the name that `alias` gives it in the files.
+    /// Reads every tensor of `specs` into the sink. `alias` gives the name that a tensor has in the files.
     fn load_into(&self, specs: &[TensorSpec], sink: &mut dyn TensorSink, alias: impl Fn(&str) -> String) -> Result<()> {
-        // All shapes first: an error comes before minutes of reading, and before anything is overwritten.
+        // All shapes are checked first, so that an error comes before minutes of reading and before anything is
+        // overwritten.
         for spec in specs {
             let name = alias(&spec.name);
             let Some((file, entry)) = self.find(&name) else {
@@ -169,15 +170,15 @@ impl Files {
 
 /// Reads the weights of the model directory `dir` into `sink`.
 ///
-/// A head in the files of a model that ties it to the embedding is accepted if it equals the embedding (and stands
-/// for it where that is absent). Where they differ, transformers would untie them; here it is an error that says so.
+/// If the model ties head and embedding, its files may contain a head that equals the embedding, or a head instead of
+/// an embedding. A head that differs is an error; transformers would untie the two.
 pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink) -> Result<()> {
     let files = Files::of_model(dir)?;
     let specs = sink.tensors();
     let known: std::collections::HashSet<&str> = specs.iter().map(|s| s.name.as_str()).collect();
     let tied = config.head_rows().is_none();
     let tied_head = |name: &str| tied && name == HEAD;
-    // Old checkpoints carry rotary frequencies, which follow from the configuration.
+    // Old checkpoints contain rotary frequencies, which follow from the configuration.
     let derived = |name: &str| name.ends_with("rotary_emb.inv_freq");
     files.refuse_unexpected(|name| known.contains(name) || tied_head(name) || derived(name))?;
 
@@ -196,7 +197,7 @@ pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink)
     files.load_into(&specs, sink, |name| if only_head && name == EMBEDDING { HEAD.into() } else { name.into() })
 }
 
-/// Reads one safetensors file into `sink`: each tensor that it wants, and nothing else may be there.
+/// Reads one safetensors file into `sink`. The file must have exactly the tensors that the sink lists.
 pub fn load_tensors(path: &Path, sink: &mut dyn TensorSink) -> Result<()> {
     let files = Files::one(path.to_owned())?;
     let specs = sink.tensors();

@@ -1,8 +1,9 @@
-//! The safetensors container: a little-endian u64 length, that many bytes of JSON, then the tensors' bytes.
+//! The safetensors format: a little-endian u64 with the header's length, a header in JSON, then the bytes of the
+//! tensors.
 //!
-//! The header is read here and not by the `safetensors` crate, whose errors do not say which tensor of a damaged file
-//! is meant. The checks are the same: offsets follow one another without gap or overlap, sizes fit shape and dtype,
-//! and the last byte is the file's last.
+//! The header is read here and not by the `safetensors` crate, whose errors do not name the tensor of a damaged file.
+//! The checks are the same: offsets follow one another without gap or overlap, sizes fit shape and dtype, and the last
+//! tensor ends at the end of the file.
 
 use crate::{Error, FileDType, Result};
 use half::{bf16, f16};
@@ -11,17 +12,17 @@ use std::ops::Range;
 use std::path::Path;
 use zerocopy::IntoBytes;
 
-/// Headers past this are refused: no model has one, and a damaged length must not ask for memory.
+/// Most bytes of a header. No model has a larger one, and a damaged length must not make this program allocate memory.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// One tensor of a file.
+/// A tensor in a safetensors file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) name: String,
-    /// As the file names it: `F32`, `BF16`, `I8`, …
+    /// The dtype as the file names it: `F32`, `BF16`, `I8`, ….
     pub(super) dtype: String,
     pub(super) shape: Vec<usize>,
-    /// The tensor's bytes, counted from the start of the file.
+    /// Range of the tensor's bytes, counted from the start of the file.
     pub(super) bytes: Range<usize>,
 }
 
@@ -35,7 +36,7 @@ fn readable(name: &str) -> Option<FileDType> {
     }
 }
 
-/// What the file calls `dtype`.
+/// The format's name of `dtype`.
 fn written(dtype: FileDType) -> &'static str {
     match dtype {
         FileDType::F32 => "F32",
@@ -44,7 +45,7 @@ fn written(dtype: FileDType) -> &'static str {
     }
 }
 
-/// Bits of an element of any dtype of the format, to check sizes of tensors that are not read, too.
+/// Bits of one element of any dtype of the format: sizes are checked even for tensors that are not read.
 fn bits(dtype: &str) -> Option<usize> {
     Some(match dtype {
         "F4" => 4,
@@ -76,7 +77,7 @@ fn parsed_header(path: &Path, file: &[u8]) -> Result<(Map<String, Value>, usize)
     Ok((header, start))
 }
 
-/// The tensors that the header of `file` (all bytes of it) lists, in the order of their bytes.
+/// The tensors that the header lists, in the order of their bytes. `file` has all bytes of the file.
 pub(super) fn entries(path: &Path, file: &[u8]) -> Result<Vec<Entry>> {
     let bad = |message: String| Error::file(path, message);
     let (header, start) = parsed_header(path, file)?;
@@ -125,7 +126,7 @@ fn entry(path: &Path, name: String, info: &Value, start: usize) -> Result<Entry>
     Ok(Entry { dtype: dtype.to_owned(), shape, bytes, name })
 }
 
-/// The elements of `entry`, widened to f32.
+/// The elements of a tensor, converted to f32.
 pub(super) fn elements(path: &Path, entry: &Entry, file: &[u8]) -> Result<Vec<f32>> {
     let bytes = &file[entry.bytes.clone()];
     let Some(dtype) = readable(&entry.dtype) else {
@@ -139,13 +140,14 @@ pub(super) fn elements(path: &Path, entry: &Entry, file: &[u8]) -> Result<Vec<f3
     })
 }
 
-/// Text entries of the header's metadata.
+/// Reads a text entry of the header's metadata.
 pub(super) fn metadata(path: &Path, file: &[u8], name: &str) -> Result<Option<String>> {
     let (header, _) = parsed_header(path, file)?;
     Ok(header.get("__metadata__").and_then(|m| m.get(name)?.as_str()).map(str::to_owned))
 }
 
-/// The length and the header of a file of these tensors, in this order. transformers asks for the format entry.
+/// The beginning of a file with these tensors in this order: the header's length and the header. transformers requires
+/// the metadata entry `format`.
 pub(super) fn header(specs: &[super::TensorSpec], dtype: FileDType, metadata: &[(&str, &str)]) -> Vec<u8> {
     let mut header = Map::new();
     let metadata = [("format", "pt")].into_iter().chain(metadata.iter().copied());
@@ -166,9 +168,10 @@ pub(super) fn header(specs: &[super::TensorSpec], dtype: FileDType, metadata: &[
     bytes
 }
 
-/// The bytes of `data` as `dtype`, in `room` where they have to be made; none if a finite element is too large for it.
+/// Converts `data` to bytes of `dtype`. `room` is used where a conversion is necessary. None if a finite element is too
+/// large for the dtype.
 pub(super) fn narrowed<'a>(data: &'a [f32], dtype: FileDType, room: &'a mut Vec<u8>) -> Option<&'a [u8]> {
-    /// Vectors come of lengths that are known; `extend` asks for room at each element.
+    /// Resizes the vector once: `extend` would check its capacity for every element.
     fn put<const N: usize>(data: &[f32], bytes: &mut Vec<u8>, narrow: impl Fn(f32) -> [u8; N]) {
         bytes.resize(N * data.len(), 0);
         bytes.as_chunks_mut().0.iter_mut().zip(data).for_each(|(to, &x)| *to = narrow(x));

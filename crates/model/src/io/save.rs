@@ -1,4 +1,4 @@
-//! Writing a model directory.
+//! Writes model directories.
 
 use super::direct::DirectFile;
 use super::safetensors::{header, narrowed};
@@ -14,14 +14,14 @@ use twox_hash::XxHash3_64;
 /// How weights are written.
 #[derive(Clone, Copy, Debug)]
 pub struct SaveOptions {
-    /// What elements are in the file; f32 keeps every bit of the weights.
+    /// Dtype of the tensors in the file; f32 keeps every bit of the weights.
     pub dtype: FileDType,
-    /// A file takes at most this many bytes of tensors (unless a single one is larger).
+    /// Most bytes of tensors in one file (unless a single tensor is larger).
     pub max_shard_bytes: u64,
 }
 
 impl SaveOptions {
-    /// The smallest dtype that keeps every bit of weights of this shape, which is what they compute in.
+    /// Options with the smallest dtype that keeps every bit of the weights: the dtype that the model computes in.
     pub fn exact(config: &ModelConfig) -> SaveOptions {
         let dtype = if config.compute == kernels::DType::Bf16 { FileDType::Bf16 } else { FileDType::F32 };
         SaveOptions { dtype, ..SaveOptions::default() }
@@ -34,10 +34,11 @@ impl Default for SaveOptions {
     }
 }
 
-/// Characters of a file's name that are in the name of the temporary one, at most: it may be as long as names can be.
+/// Most characters of a file's name that its temporary name repeats: the name may already have the greatest possible
+/// length.
 pub const PARTIAL_NAME: usize = 200;
 
-/// Files beside the weights that make text of ids and ids of text.
+/// The tokenizer's files in a model directory.
 const TOKENIZER_FILES: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",
@@ -52,13 +53,14 @@ const TOKENIZER_FILES: &[&str] = &[
 
 const GENERATION_CONFIG: &str = "generation_config.json";
 
-/// The files of a model's directory that are copied when it is saved again. They are held in memory: the directory may
-/// be gone by then.
+/// Files of a model directory that are copied when the model is saved elsewhere. They are kept in memory, because the
+/// directory may be gone by then.
 #[derive(Clone, Debug, Default)]
 pub struct CopiedFiles(Vec<(&'static str, Vec<u8>)>);
 
 impl CopiedFiles {
-    /// Reads those that `dir` has: of the tokenizer, the chat template, and `generation_config.json`.
+    /// Reads the files that are copied: those of the tokenizer, the chat template and `generation_config.json`, as far
+    /// as `dir` has them.
     pub fn read(dir: &Path) -> Result<CopiedFiles> {
         let names = TOKENIZER_FILES.iter().copied().chain([GENERATION_CONFIG]).filter(|name| dir.join(name).exists());
         let read = |name: &'static str| {
@@ -68,7 +70,7 @@ impl CopiedFiles {
         Ok(CopiedFiles(names.map(read).collect::<Result<_>>()?))
     }
 
-    /// Whether a model's directory is read for a file of this name, its weights aside.
+    /// Whether a file of this name is read when a model directory is loaded (weights aside).
     pub(crate) fn has(name: &str) -> bool {
         name == "config.json" || name == GENERATION_CONFIG || TOKENIZER_FILES.contains(&name)
     }
@@ -86,13 +88,13 @@ impl CopiedFiles {
     }
 }
 
-/// A file while it is written: what has been written can be patched.
+/// A file being written: earlier bytes can be patched.
 pub trait WriteSeek: Write + Seek {}
 impl<T: Write + Seek> WriteSeek for T {}
 
-/// Writes a file under a temporary name, flushes it to the disk, and only then gives it its name.
+/// Writes a file under a temporary name, flushes it to the disk, and then renames it.
 ///
-/// A reader of `path` sees the old file or the whole new one, even after a power failure.
+/// A reader of `path` sees either the old file or the complete new one, even after a power failure.
 pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> Result<()>) -> Result<()> {
     let fail = |e| Error::io(path, e);
     let name = path.file_name().ok_or_else(|| Error::file(path, "is no file name"))?;
@@ -106,18 +108,17 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> R
         sync_directory(path.parent().unwrap_or(Path::new(".")))
     };
     attempt().inspect_err(|_| {
-        // The error that matters is the one that is returned.
+        // The returned error is the one that matters.
         let _ = std::fs::remove_file(&temporary);
     })
 }
 
-/// Removes what processes that are gone left beside `path` when they wrote it: files and directories of the name
-/// `.NAME.PID.partial`, of which something may stand between the last two parts. What cannot be removed is in nobody's
-/// way.
+/// Removes temporary files and directories that terminated processes left beside `path`. Their names are
+/// `.NAME.PID.partial`, possibly with something between PID and `partial`. What cannot be removed is ignored.
 pub fn sweep_partial(path: &Path) {
-    // Where processes cannot be listed, none is known to be gone.
+    // Without `/proc` it is unknown which processes have terminated.
     let (Some(name), true) = (path.file_name(), Path::new("/proc/self").exists()) else { return };
-    // A long name is cut in that of the temporary file.
+    // The temporary name repeats only the beginning of a long name.
     let start: String = format!(".{}", name.to_string_lossy()).chars().take(PARTIAL_NAME + 1).collect();
     let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -132,14 +133,14 @@ pub fn sweep_partial(path: &Path) {
     }
 }
 
-/// Makes renames in `dir` durable.
+/// Flushes the directory, which makes renames in it durable.
 fn sync_directory(dir: &Path) -> Result<()> {
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, e))
 }
 
-/// Writes a directory that transformers, and this crate, load: config, weights, generation config, and the files that
-/// come from another directory, if given (its generation config, too).
+/// Writes a model directory that transformers and this crate can load: configuration, weights, generation config, and
+/// the files copied from another directory, if given (with its generation config).
 pub fn save_model(
     dir: &Path,
     config: &ModelConfig,
@@ -157,12 +158,12 @@ pub fn save_model(
     Ok(())
 }
 
-/// Writes one safetensors file of everything in `source`.
+/// Writes all tensors of `source` to one safetensors file.
 pub fn save_tensors(path: &Path, source: &dyn TensorSource, dtype: FileDType) -> Result<()> {
     save_tensors_with(path, source, dtype, &[])
 }
 
-/// [`save_tensors`] with more entries of the file's metadata.
+/// As [`save_tensors`], with additional entries in the file's metadata.
 pub(crate) fn save_tensors_with(
     path: &Path,
     source: &dyn TensorSource,
@@ -177,7 +178,7 @@ pub(crate) fn write_json(path: &Path, json: &Value) -> Result<()> {
     write_atomically(path, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(path, e)))
 }
 
-/// The configuration as it was read, but for the dtype of the file that lies beside it.
+/// The configuration as it was read, with the dtype of the weights that are written.
 fn config_json(config: &ModelConfig, dtype: FileDType) -> Map<String, Value> {
     let mut json = config.raw.clone();
     let key = if json.contains_key("torch_dtype") && !json.contains_key("dtype") { "torch_dtype" } else { "dtype" };
@@ -228,7 +229,7 @@ fn save_weights(dir: &Path, source: &dyn TensorSource, options: SaveOptions) -> 
     if count > 1 {
         write_json(&dir.join(index), &json!({"metadata": {"total_size": total}, "weight_map": map}))?;
     }
-    // Files of an earlier save that would be read instead of, or beside, these.
+    // Files of an earlier save would be read instead of, or beside, the new ones.
     let mine: Vec<String> = (0..count).map(name).collect();
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))? {
         let file = entry.map_err(|e| Error::io(dir, e))?.file_name();
@@ -242,7 +243,7 @@ fn save_weights(dir: &Path, source: &dyn TensorSource, options: SaveOptions) -> 
     sync_directory(dir)
 }
 
-/// The file's checksum is taken on the way and put into its header at last.
+/// Writes one safetensors file. The checksum is computed on the way, and written into the header at the end.
 fn write_file(
     path: &Path,
     specs: &[TensorSpec],

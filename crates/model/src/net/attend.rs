@@ -1,4 +1,4 @@
-//! The attention half of a layer, forward and backward.
+//! The attention part of a decoder layer, forward and backward.
 //!
 //! ```text
 //! x       = m + delta                        m, delta: what the layer before leaves
@@ -8,8 +8,8 @@
 //! delta   = a Woᵀ                            through a norm, where the family has one here
 //! ```
 //!
-//! Because keys and values are read from pages here, too, a row's sums run in the same order whether the rows before it
-//! are in this pass or were computed long ago: training, prefill and decoding give the same bits.
+//! Training reads keys and values from KV-cache pages, as decoding does. So the sums of a row run in the same order
+//! whether earlier rows are in this pass or were computed long ago: training, prefill and decoding give the same bits.
 
 use super::layer::{BackwardBuffers, Buffers, Input, LayerActivations, Linears, Pass};
 use super::norms::{self, HalfInput, InputBackward};
@@ -18,7 +18,8 @@ use crate::weights::{Layer, SavedInput, trained};
 use kernels::ops::{attention, qk_norm, rope};
 use kernels::{DType, Result, Tensor, View, ViewMut};
 
-/// From `input` to `x` and `delta`.
+/// The forward pass of the attention part: forms the layer's input in `x` as `input` says, and writes the attention
+/// output to `delta`.
 pub(super) fn forward(
     pass: &Pass<'_>,
     layer: usize,
@@ -102,7 +103,8 @@ pub(super) fn forward(
     }
 }
 
-/// `b.d_x` is the gradient of x + delta and becomes that of x.
+/// The backward pass of the attention part: `b.d_x` holds the gradient of the sum x + delta and is overwritten with the
+/// gradient of x.
 pub(super) fn backward(
     pass: &Pass<'_>,
     layer: usize,
@@ -188,7 +190,7 @@ fn geometry(pass: &Pass<'_>, layer: usize) -> attention::Geometry {
     }
 }
 
-/// Rotation of the query and key heads of fused rows.
+/// Arguments for the rotary embedding of the query and key heads in fused q, k, v rows.
 fn rotate<'a>(pass: &Pass<'a>, layer: usize, x: ViewMut<'a>) -> rope::Rotate<'a> {
     let Pass { config: c, rope, rows, .. } = *pass;
     let heads = c.num_heads + c.num_kv_heads;

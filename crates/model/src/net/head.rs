@@ -1,4 +1,4 @@
-//! The head: hidden rows to log-probabilities of given tokens, or to scores; forward and backward.
+//! The head of a model: from hidden states to log-probabilities of given tokens, or to scores; forward and backward.
 
 use super::tape::TapeBackward;
 use super::{Rope, Tape};
@@ -7,15 +7,17 @@ use crate::weights::{Grads, ModelView};
 use kernels::ops::{linear, lm_head, rows, sample, zero};
 use kernels::{Context, DType, Memory, Result, Tensor, View};
 
-/// What logits are multiplied with at a temperature: 1/T rounded to f32, the same number for sampler and trainer.
+/// The factor on logits at a sampling temperature: 1 / temperature, rounded to f32, the same number for sampler and
+/// trainer.
 pub fn inv_temperature(temperature: f64) -> f32 {
     (1.0 / temperature) as f32
 }
 
-/// After [`forward`](super::forward): log-probabilities and entropies of the batch's scored tokens ([`Tape::logps`],
-/// [`Tape::entropies`]).
+/// Computes log-probabilities and entropies of the batch's scored tokens after [`forward`](super::forward); read them
+/// with [`Tape::logps`] and [`Tape::entropies`].
 ///
-/// logp = zₜ/T − ln Σᵥ e^(zᵥ/T), with z = hidden Wᵀ the logits and t the token.
+/// logp = zₜ/T − ln Σᵥ e^(zᵥ/T), with z = hidden Wᵀ the logits, t the token, v over the vocabulary, and T the
+/// temperature.
 pub fn head_forward<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -52,8 +54,9 @@ pub fn head_forward<'a>(
     Ok(())
 }
 
-/// The backward pass of [`head_forward`], from the gradients of log-probabilities and entropies `[R]`: overwrites the
-/// tape's gradient of the hidden rows, and accumulates the head's into `grads`, if it is trained.
+/// The backward pass of [`head_forward`]. It reads the gradients of log-probabilities and entropies, one for each of
+/// the R scored tokens `[R]`, overwrites the tape's gradient of the hidden states, and accumulates the gradient of the
+/// head into `grads` unless the head is frozen.
 pub fn head_backward<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -89,10 +92,11 @@ pub fn head_backward<'a>(
     Ok(spread(ctx, batch, n, r, back)?)
 }
 
-/// After [`forward`](super::forward) of a model with a head of one score: the score of the row that predicts each of
-/// the batch's tokens, which is that of the text before the token ([`Tape::scores`]).
+/// Computes scores after [`forward`](super::forward) of a model with a score head of one label (a reward or value
+/// model). The score for a token comes from the hidden state that predicts it, so it is the score of the text before
+/// the token. Read the scores with [`Tape::scores`].
 ///
-/// s = hidden · w
+/// score = hidden · w, with w the weight of the head.
 pub fn score_forward<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -107,8 +111,8 @@ pub fn score_forward<'a>(
     linear::forward(ctx, linear::Forward { x, w: model.into().head()?, bias: None, y, accumulate: false })
 }
 
-/// The backward pass of [`score_forward`], from the gradient of the scores `[R]`: overwrites the tape's gradient of
-/// the hidden rows, and accumulates the head's into `grads`.
+/// The backward pass of [`score_forward`]. It reads the gradient of the R scores `[R]`, overwrites the tape's gradient
+/// of the hidden states, and accumulates the gradient of the head into `grads`.
 pub fn score_backward<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -129,24 +133,26 @@ pub fn score_backward<'a>(
     spread(ctx, batch, n, r, back)
 }
 
-/// From the gradient of the `r` scored rows to that of all `n` hidden rows, which it overwrites.
+/// Scatters the gradients of the `r` hidden states that predict scored tokens into the gradient of all `n` hidden
+/// states, which is overwritten.
 fn spread(ctx: &Context, batch: &BatchTensors, n: usize, r: usize, back: &mut TapeBackward) -> Result<()> {
     let (d_out, rows) = (back.d_score_rows.rows(0..r), batch.score_rows());
     zero(ctx, back.d_hidden.rows_mut(0..n));
     rows::scatter_add(ctx, rows::ScatterAdd { d_out, rows, d_x: back.d_hidden.rows_mut(0..n) })
 }
 
-/// Scores of a batch's tokens, in its order ([`Batch::scores_of_branches`] says whose they are).
+/// Log-probabilities and entropies of a batch's scored tokens, in the order of the batch ([`Batch::scores_of_branches`]
+/// has the range of each completion).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
-    /// Log-probability of each token at the temperature.
+    /// Log-probability of each scored token at the sampling temperature.
     pub logps: Vec<f32>,
-    /// Entropy of the distribution that it comes from, in nats.
+    /// Entropy of the next-token distribution at each scored token, in nats.
     pub entropies: Vec<f32>,
 }
 
-/// Log-probabilities and entropies of a batch's scored tokens: forward only. The batch must fit `tape` (any tape; with
-/// [`Tape::forward_only`] memory does not grow with the number of layers).
+/// Computes log-probabilities and entropies of a batch's scored tokens, without gradients. The batch must fit `tape`.
+/// Any tape will do; with [`Tape::forward_only`] memory does not grow with the number of layers.
 pub fn score<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -162,8 +168,8 @@ pub fn score<'a>(
     Ok(Scores { logps: tape.logps().to_vec_f32(), entropies: tape.entropies().to_vec_f32() })
 }
 
-/// After [`head_forward`]: the most likely token in the place of each scored one, of equals the first. It computes all
-/// logits again.
+/// The most likely token at the position of each scored token, the lowest id of equally likely ones. Call it after
+/// [`head_forward`]; it computes all logits again.
 pub(crate) fn most_likely<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,

@@ -1,4 +1,4 @@
-//! One layer of the decoder: an attention half and an MLP half, each with its forward and its backward pass.
+//! One decoder layer: an attention part and an MLP part, each with its forward and its backward pass.
 //!
 //! ```text
 //! x                           the layer's input, a residual stream     [T, H]
@@ -6,11 +6,12 @@
 //! x' = m + mlp(m)             `mlp.rs`                                 [T, H]
 //! ```
 //!
-//! A sum is formed where it is next read: by the norm that begins the next half. Until then it is two tensors, the
-//! stream and `delta`. In the backward pass the stream's gradient passes the sum unchanged, and each half adds its
-//! own to it.
+//! The sum of the residual stream and a part's output (`delta`) is formed by the norm that begins the next part; until
+//! then they are two tensors. In the backward pass the gradient of the residual stream passes through each sum
+//! unchanged, and each part adds its own gradient to it.
 //!
-//! Legend of these files: T rows, H hidden, F ffn, nh heads, nkv kv heads, hd head width.
+//! Letters in the shapes of these files: T rows (tokens), H hidden size, F MLP width, nh query heads, nkv KV heads, hd
+//! head dim.
 
 use super::{Rope, attend, mlp};
 use crate::ModelConfig;
@@ -20,20 +21,20 @@ use crate::kv::LayerPages;
 use crate::weights::{Layer, LowRankRows, RowAdapters};
 use kernels::{Context, DType, Memory, Result, Tensor, View, ViewMut};
 
-/// What all layers of a pass have in common.
+/// Arguments that all layers of one pass share.
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
     pub ctx: &'a Context,
     pub config: &'a ModelConfig,
     pub rope: &'a Rope,
     pub rows: RowViews<'a>,
-    /// The adapter of each row.
+    /// The LoRA adapter of each row.
     pub adapters: &'a RowAdapters<'a>,
-    /// What adapters do not see; none in inference.
+    /// Dropout on the inputs of adapters; none in inference.
     pub dropout: Option<&'a Dropout>,
 }
 
-/// The linear layers of a layer, in the order of [`Layer::linears`].
+/// The four linear layers of a decoder layer, in the order of [`Layer::linears`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Linears {
     Qkv,
@@ -43,7 +44,7 @@ pub(super) enum Linears {
 }
 
 impl<'a> Pass<'a> {
-    /// What adapters add to this linear layer.
+    /// The LoRA adapters of this linear layer, by rows.
     pub fn low_rank(&self, layer: usize, linear: Linears) -> LowRankRows<'a> {
         let place = 4 * layer as u32 + linear as u32;
         let dropout = self.dropout.map(|dropout| dropout.of(place, self.rows.positions));
@@ -51,45 +52,50 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Where a layer finds its input.
+/// Where a decoder layer reads its input from.
 pub(super) enum Input<'a> {
-    /// `x` holds it: the first layer, or a layer that is recomputed.
+    /// The buffer `x` holds the input: the first layer, or a layer that is recomputed.
     Ready,
-    /// The input is `mid` of the layer before, plus `delta`.
+    /// The input is the sum of `delta` and the `mid` of the layer before.
     After(&'a LayerActivations),
-    /// As `After`, where all layers share one [`LayerActivations`]: `mid` is still in it.
+    /// As `After`, where all layers share one [`LayerActivations`], which still holds the `mid` of the layer before.
     AfterInPlace,
 }
 
-/// What a layer computes in the forward pass, and reads in the backward pass. T rows of each are in use.
+/// The activations of one decoder layer: written by the forward pass and read by the backward pass. The first T rows of
+/// each tensor are in use.
 ///
-/// What feeds a matmul or attention has the model's compute dtype; the residual stream and what norms remember are
-/// f32. What is cheap to recompute is not kept: see [`LayerScratch`].
+/// Inputs of matmuls and of attention have the model's compute dtype; the residual stream and the statistics of norms
+/// are f32. What is cheap to recompute is not kept: see [`LayerScratch`].
 pub(super) struct LayerActivations {
-    /// 1 / rms of x `[T]`
+    /// 1 / rms of each row of the layer's input x `[T]`.
     pub attend_rstd: Tensor,
-    /// q, k, v before their norms `[T, (nh + 2 nkv)·hd]`, and 1 / rms of each norm `[T, nh + nkv]` or `[T, 2]`.
+    /// Queries, keys and values before the q/k norms `[T, (nh + 2 nkv)·hd]`, and 1 / rms of each of these norms
+    /// `[T, nh + nkv]` (a norm for each head) or `[T, 2]` (one for q, one for k).
     pub raw_qkv: Option<(Tensor, Tensor)>,
-    /// q, k, v `[T, (nh + 2 nkv)·hd]`
+    /// Queries, keys and values as attention reads them `[T, (nh + 2 nkv)·hd]`.
     pub qkv: Tensor,
-    /// a, what the heads attend to `[T, nh·hd]`.
+    /// a, the output of the attention heads before the output projection `[T, nh·hd]`.
     pub attended: Tensor,
-    /// Log-sum-exp of each query's scores `[T, nh]`.
+    /// Log-sum-exp of each query's attention scores `[T, nh]`.
     pub lse: Tensor,
-    /// What attention gives before the norm after it `[T, H]`, and 1 / rms of it `[T]`; none without that norm.
+    /// Output of the attention part before the norm after it `[T, H]`, and 1 / rms of each row `[T]`; none if the model
+    /// has no norm there.
     pub attention_out: Option<(Tensor, Tensor)>,
-    /// What the MLP gives before the norm after it `[T, H]`, and 1 / rms of it `[T]`; none without that norm.
+    /// Output of the MLP part before the norm after it `[T, H]`, and 1 / rms of each row `[T]`; none if the model has
+    /// no norm there.
     pub mlp_out: Option<(Tensor, Tensor)>,
-    /// m `[T, H]`
+    /// m, the residual stream after the attention part `[T, H]`.
     pub mid: Tensor,
-    /// 1 / rms of m `[T]`
+    /// 1 / rms of each row of m `[T]`.
     pub mlp_rstd: Tensor,
-    /// g Wgateᵀ, g Wupᵀ `[T, 2F]`; none where there is no backward pass.
+    /// Gate and up projections of the MLP's input g, g Wgateᵀ and g Wupᵀ `[T, 2F]`; none where there is no backward
+    /// pass.
     pub gate_up: Option<Tensor>,
 }
 
 impl LayerActivations {
-    /// Room for `rows` rows, and for the gates, if they are `kept`.
+    /// Activations for `rows` rows; gate and up projections are among them if they are `kept`.
     pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, kept: bool) -> LayerActivations {
         let zeros = |width: usize| Tensor::zeros(memory, &[rows, width], DType::F32);
         let fed = |width: usize| Tensor::zeros(memory, &[rows, width], c.compute);
@@ -109,19 +115,19 @@ impl LayerActivations {
     }
 }
 
-/// What a half of a layer hands from one operation to the next, the same memory for all layers. The backward pass
-/// recomputes `normed` and `gated`, to the same bits, from what was kept.
+/// Scratch that all layers use. The backward pass recomputes `normed` and `gated` from the kept activations, to the
+/// same bits.
 pub(super) struct LayerScratch {
-    /// h or g, the normed input of a half `[T, H]`.
+    /// The normed input of the attention part (h) or of the MLP part (g) `[T, H]`.
     pub normed: Tensor,
-    /// u, act(gate) · up `[T, F]`.
+    /// u = act(gate) · up, the MLP's hidden activation `[T, F]`.
     pub gated: Tensor,
-    /// What matmuls write in f32 that is rounded, or not kept.
+    /// f32 outputs of matmuls that are rounded to the compute dtype afterwards, or not kept.
     pub wide: Scratch,
 }
 
 impl LayerScratch {
-    /// Room for `rows` rows of a model whose gates are `kept`, or not.
+    /// Scratch for `rows` rows; smaller in f32 if gate and up projections are `kept` as activations.
     pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, kept: bool) -> LayerScratch {
         let fed = |width: usize| Tensor::zeros(memory, &[rows, width], c.compute);
         let gates = 2 * c.intermediate_size * rows.min(memory.rows_at_once());
@@ -134,35 +140,36 @@ impl LayerScratch {
     }
 }
 
-/// A layer's place: its input, what it computes, and the pages that hold its keys and values meanwhile.
+/// The buffers of one layer in a pass: its input, its activations, KV-cache pages for its keys and values, and scratch.
 pub(super) struct Buffers<'a> {
-    /// `[T, H]`
+    /// The layer's input, a residual stream `[T, H]`.
     pub x: &'a mut Tensor,
     pub saved: &'a mut LayerActivations,
     pub pages: &'a mut LayerPages,
     pub scratch: &'a mut LayerScratch,
 }
 
-/// Buffers of the backward pass, for one layer at a time.
+/// Gradient buffers of the backward pass, used for one layer at a time.
 pub(super) struct BackwardBuffers {
     /// The gradient of the residual stream `[T, H]`.
     pub d_x: Tensor,
     /// The gradient of a norm's output `[T, H]`.
     pub d_normed: Tensor,
-    /// The gradient of what a half gives, before the norm after it `[T, H]`; none without such a norm.
+    /// The gradient of a part's output before the norm after it `[T, H]`; none in a model without such norms.
     pub d_out: Option<Tensor>,
-    /// Gradients of a, of u, and of q, k, v before the norms of their heads.
+    /// Gradients of a (attention heads' output), of u (the MLP's hidden activation), and of q, k, v before the q/k
+    /// norms.
     pub narrow: Scratch,
-    /// Gradients of q, k, v, and of gate and up where they are f32.
+    /// Gradients of q, k, v as attention reads them, and of gate and up where those are f32.
     pub wide: Scratch,
-    /// Gradients of gate and up `[T, 2F]`, rounded for the matmuls that read them; none where those are f32.
+    /// Gradients of gate and up `[T, 2F]`, rounded to bf16 for the matmuls that read them; none in f32.
     pub d_gates: Option<Tensor>,
-    /// Gradients of the pages.
+    /// Gradients of the keys and values in the KV-cache pages.
     pub d_pages: LayerPages,
 }
 
 impl BackwardBuffers {
-    /// Room for `rows` rows in `blocks` pages.
+    /// Buffers for `rows` rows whose keys and values fill `blocks` KV-cache pages.
     pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, blocks: usize) -> BackwardBuffers {
         let stream = || Tensor::zeros(memory, &[rows, c.hidden_size], DType::F32);
         let scratch = |width: usize| Scratch::new(memory, rows * width);
@@ -181,25 +188,26 @@ impl BackwardBuffers {
     }
 }
 
-/// Memory for rows of one width, then of another.
+/// f32 memory that is viewed as rows of one width, then of another.
 pub(super) struct Scratch(Tensor);
 
 impl Scratch {
-    /// f32, for so many elements.
+    /// Scratch of `elements` f32 elements.
     pub fn new(memory: &Memory, elements: usize) -> Scratch {
         Scratch(Tensor::zeros(memory, &[elements], DType::F32))
     }
-    /// `[rows, width]`, to read.
+    /// The scratch as a matrix `[rows, width]`, to read.
     pub fn view(&self, rows: usize, width: usize) -> View<'_> {
         self.0.rows(0..rows * width).reshape(&[rows, width])
     }
-    /// `[rows, width]`, to write.
+    /// The scratch as a matrix `[rows, width]`, to write.
     pub fn view_mut(&mut self, rows: usize, width: usize) -> ViewMut<'_> {
         self.0.rows_mut(0..rows * width).reshape(&[rows, width])
     }
 }
 
-/// The forward pass of layer `layer`: from `x` (written first, if `input` says so) to `saved.mid` and `delta`.
+/// The forward pass of decoder layer `layer`. It reads the input x (and first forms x if `input` says so), and writes
+/// the residual stream after attention to `saved.mid` and the MLP's output to `delta`.
 pub(super) fn forward(
     pass: &Pass<'_>,
     layer: usize,
@@ -212,8 +220,9 @@ pub(super) fn forward(
     mlp::forward(pass, layer, w, buffers, delta)
 }
 
-/// The backward pass of [`forward`]: `b.d_x` is the gradient of x' and becomes that of x; `g` accumulates the weights'.
-/// `groups: [G + 1]` are the first rows of the batch's independent groups.
+/// The backward pass of [`forward`]. `b.d_x` holds the gradient of the layer's output x' and is overwritten with the
+/// gradient of the layer's input x; gradients of the weights accumulate into `g`. `groups: [G + 1]` has the first row
+/// of each of the G independent groups of the batch, then the number of rows.
 pub(super) fn backward(
     pass: &Pass<'_>,
     layer: usize,

@@ -1,4 +1,4 @@
-//! The MLP half of a layer, forward and backward.
+//! The MLP part of a decoder layer, forward and backward.
 //!
 //! ```text
 //! m     = x + delta                          delta: what the attention half adds
@@ -7,8 +7,9 @@
 //! delta = u Wdownᵀ                         through a norm, where the family has one here
 //! ```
 //!
-//! On tiles gate and up go through u without being written as f32, but for adapters, which add to them in f32, and
-//! where F is no multiple of a panel. Otherwise they are written, some rows at a time unless f32 is kept.
+//! On CPUs with matrix tiles (AMX), u is computed from gate and up without writing these as f32. The exceptions are
+//! layers with adapters, which add to gate and up in f32, and an MLP width F that is no multiple of a panel. In these
+//! cases gate and up are written: some rows at a time, or all rows where f32 activations are kept.
 
 use super::layer::{BackwardBuffers, Buffers, LayerScratch, Linears, Pass};
 use super::norms::{self, HalfInput, InputBackward};
@@ -17,7 +18,8 @@ use kernels::ops::glu;
 use kernels::{DType, Error, Result, Tensor, View};
 use std::ops::Range;
 
-/// Reads the residual stream `x` and the pending sum `delta`; writes `s.mid` and the new `delta`.
+/// The forward pass of the MLP part: reads the residual stream `x` and `delta`, which is to be added to it; writes
+/// their sum to `s.mid` and the MLP's output to `delta`.
 pub(super) fn forward(
     pass: &Pass<'_>,
     layer: usize,
@@ -67,7 +69,8 @@ pub(super) fn forward(
     }
 }
 
-/// `b.d_x` is the gradient of m + delta and becomes that of m.
+/// The backward pass of the MLP part: `b.d_x` holds the gradient of the sum m + delta and is overwritten with the
+/// gradient of m.
 pub(super) fn backward(
     pass: &Pass<'_>,
     layer: usize,
@@ -94,7 +97,7 @@ pub(super) fn backward(
         _ => b.d_x.rows(0..n),
     };
 
-    // The gates' backward pass makes u by the way; but an adapter of down reads u before.
+    // The backward pass of the gates also computes u. But an adapter on the down projection reads u earlier.
     let low_rank = pass.low_rank(layer, Linears::Down);
     let later = low_rank.is_empty();
     let d_x = b.narrow.view_mut(n, f);
@@ -107,7 +110,8 @@ pub(super) fn backward(
     }
     let low_rank = pass.low_rank(layer, Linears::GateUp);
     let adapted = !low_rank.is_empty();
-    // Below an adapter the weight is frozen, so that rows may be cut between groups, too.
+    // If there is an adapter, the weight is frozen and its gradient is not summed over groups, so rows may be cut
+    // anywhere.
     let at_once = if adapted && b.d_gates.is_some() { ctx.rows_at_once() } else { n };
     for rows in pieces(n, at_once) {
         let (gate_up, d_y) = (gate_up.rows(rows.clone()), b.narrow.view(n, f).rows(rows.clone()));
@@ -129,7 +133,7 @@ pub(super) fn backward(
     norms::input_backward(pass, norm, &mut g.mlp_norm, args)
 }
 
-/// `0..n` in pieces of at most `most`.
+/// Cuts `0..n` into ranges of at most `most` elements.
 fn pieces(n: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     (0..n).step_by(most.max(1)).map(move |start| start..n.min(start + most))
 }

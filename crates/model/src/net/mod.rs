@@ -1,9 +1,9 @@
-//! The decoder: tokens in, hidden rows out, and the backward pass.
+//! The decoder: the forward pass from token ids to hidden states, and the backward pass.
 //!
-//! Read `layer.rs` first, then `attend.rs` and `mlp.rs`: equations, forward beside backward. The same forward serves
-//! decoding, prefill, scoring and training; they differ in the rows they pass, in whose pages keys and values lie,
-//! and in what is kept. So a token's bits do not depend on which of them computed it. It does not know sampling,
-//! losses or the optimizer.
+//! Read `layer.rs` first, then `attend.rs` and `mlp.rs`: equations, and forward beside backward. Decoding, prefill,
+//! scoring and training call the same forward function. They differ only in the rows that they pass, in the KV cache
+//! that they use, and in which activations are kept; so a token gets the same bits from each of them. This module has
+//! no sampling, losses or optimizer.
 
 mod attend;
 mod head;
@@ -26,7 +26,8 @@ use kernels::{Context, Error, Result};
 use layer::{Buffers, Input, Pass};
 use tape::Activations;
 
-/// Computes `rows` on top of what `kv` holds, writing their keys and values to it. Hidden rows: [`Workspace::hidden`].
+/// The forward pass of inference: computes `rows`, attending to the keys and values in `kv`, and writes their own keys
+/// and values to `kv`. [`Workspace::hidden`] then has the hidden states.
 pub fn infer<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -41,7 +42,8 @@ pub fn infer<'a>(
     layers_forward(&pass, weights, kv, &mut workspace.activations, || Ok(()))
 }
 
-/// Computes a batch of whole sequences, keeping in `tape` what [`backward`] needs. Hidden rows: [`Tape::hidden`].
+/// The forward pass of training: computes a batch of whole sequences and keeps in `tape` what [`backward`] needs.
+/// [`Tape::hidden`] then has the hidden states.
 pub fn forward<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -67,7 +69,7 @@ fn pass<'a>(
     Pass { ctx, config: &weights.config, rope, rows: batch.rows.views(), adapters, dropout: batch.dropout.as_ref() }
 }
 
-/// Embedding, layers, final norm. Before each layer, `check` may end it.
+/// Embedding, decoder layers, final norm. `check` is called before each layer, and an error from it ends the pass.
 fn layers_forward<E: From<Error>>(
     pass: &Pass<'_>,
     weights: &Weights,
@@ -109,8 +111,8 @@ fn layers_forward<E: From<Error>>(
     Ok(())
 }
 
-/// The backward pass of [`forward`], from the gradient of the hidden rows ([`Tape::d_hidden_mut`], as
-/// [`head_backward`] writes it): accumulates into `grads` (all but the head's).
+/// The backward pass of [`forward`]. It starts from the gradient of the hidden states ([`Tape::d_hidden_mut`], written
+/// by [`head_backward`]) and accumulates the gradients of all parameters but the head into `grads`.
 pub fn backward<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,

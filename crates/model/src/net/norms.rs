@@ -1,11 +1,13 @@
-//! The norms of a half of a layer: before it, after it, or neither.
+//! RMS norms around the attention and MLP parts of a decoder layer: before the part, after it, or neither, as the model
+//! family has it.
 
 use super::layer::Pass;
 use crate::weights::trained;
 use kernels::ops::{residual, rmsnorm, zero};
 use kernels::{Result, Tensor, View, ViewMut};
 
-/// What a half of a layer reads: the residual stream, with the sum that it begins with, through its norm if it has one.
+/// Arguments of `input`: the residual stream `x`, and `delta`, which is added to `x` first and the sum written to
+/// `sum`; then the norm, if there is one, writes `y`.
 pub(super) struct HalfInput<'a> {
     pub x: View<'a>,
     pub delta: Option<View<'a>>,
@@ -14,7 +16,8 @@ pub(super) struct HalfInput<'a> {
     pub rstd: ViewMut<'a>,
 }
 
-/// Forms it.
+/// Computes the input of the attention or MLP part of a layer: adds `delta` to the residual stream, then applies the
+/// norm, if there is one.
 pub(super) fn input(pass: &Pass<'_>, norm: Option<&Tensor>, input: HalfInput<'_>) -> Result<()> {
     let HalfInput { x, delta, sum, y, rstd } = input;
     match norm {
@@ -26,7 +29,7 @@ pub(super) fn input(pass: &Pass<'_>, norm: Option<&Tensor>, input: HalfInput<'_>
     }
 }
 
-/// What [`input`] wrote to `y`, from the stream, to the same bits.
+/// Computes again, from the residual stream, what [`input`] wrote to `y`, to the same bits.
 pub(super) fn recompute_input(
     pass: &Pass<'_>,
     norm: Option<&Tensor>,
@@ -43,12 +46,12 @@ pub(super) fn recompute_input(
     }
 }
 
-/// What the backward pass of [`input`] reads and writes.
+/// Arguments of the backward pass of [`input`].
 pub(super) struct InputBackward<'a> {
     pub x: View<'a>,
     pub rstd: View<'a>,
     pub d_y: View<'a>,
-    /// *Accumulates into.*
+    /// Gradient of the residual stream. *Accumulates into.*
     pub d_x: ViewMut<'a>,
     pub groups: View<'a>,
 }
@@ -71,7 +74,8 @@ pub(super) fn input_backward(
     }
 }
 
-/// The norm after a half: from what the half gave, which is kept with its 1 / rms, to `delta`.
+/// Applies the norm after the attention or MLP part of a layer: reads the part's output `out`, keeps 1 / rms in `rstd`,
+/// and writes the normed output to `delta`.
 pub(super) fn output(
     pass: &Pass<'_>,
     weight: &Tensor,
@@ -92,7 +96,8 @@ pub(super) fn output(
     rmsnorm::forward(pass.ctx, norm)
 }
 
-/// The backward pass of [`output`], from the gradient of `delta`, which is the stream's: overwrites `d_out`.
+/// The backward pass of [`output`]. `d_y` is the gradient of `delta`, which equals the gradient of the residual stream;
+/// `d_out` is overwritten.
 pub(super) fn output_backward(
     pass: &Pass<'_>,
     (weight, d_weight): (&Tensor, &mut Option<Tensor>),

@@ -1,18 +1,18 @@
-//! Rotary angles on the device.
+//! Tables of rotary position embedding (rope) on the device.
 
 use crate::ModelConfig;
 use crate::config::LayerRope;
 use kernels::Memory;
 use kernels::ops::rope;
 
-/// Rotary angles of a model on the device, for positions `0..max_positions`: a table for each kind of layer that it
-/// has.
+/// Tables of cosines and sines for rotary position embedding, for positions `0..max_positions`: one table for each kind
+/// of rope that the model's layers have.
 pub struct Rope {
     tables: Vec<(LayerRope, rope::Table)>,
 }
 
 impl Rope {
-    /// The cosines and sines of `config`'s frequencies. Booked under "workspace".
+    /// Computes the tables of `config`'s rotary frequencies. Their memory is booked under "workspace".
     pub fn new(memory: &Memory, config: &ModelConfig, max_positions: usize) -> Rope {
         let memory = memory.part("workspace");
         let mut tables: Vec<(LayerRope, rope::Table)> = Vec::new();
@@ -25,7 +25,7 @@ impl Rope {
         Rope { tables }
     }
 
-    /// The table of a kind of layer that the model has.
+    /// The table for layers of this kind. Panics if the model has no such layer.
     pub(super) fn of(&self, kind: LayerRope) -> &rope::Table {
         let (_, table) = self.tables.iter().find(|(other, _)| *other == kind).expect("a table for every kind of layer");
         table

@@ -1,5 +1,5 @@
-//! Buffers of fixed capacity, allocated once: the activations that a forward pass keeps for the backward pass, or
-//! scratch alone.
+//! Buffers for passes through the decoder, allocated once with a fixed capacity: the activations that a forward pass
+//! keeps for the backward pass, or scratch alone for inference.
 
 use super::layer::{BackwardBuffers, LayerActivations, LayerScratch};
 use crate::ModelConfig;
@@ -9,34 +9,34 @@ use crate::kv::KvCache;
 use crate::weights::AdapterRanges;
 use kernels::{DType, Error, Memory, Result, Tensor, View, ViewMut};
 
-/// How much of a pass is kept.
+/// What a forward pass keeps for the backward pass.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keep {
-    /// One layer's: each layer overwrites the one before.
+    /// Nothing: each layer overwrites the activations of the layer before.
     Nothing,
-    /// Every layer's input, and one layer's activations.
+    /// Every layer's input, and the activations of one layer (activation checkpointing).
     Inputs,
     /// Every layer's activations.
     All,
 }
 
-/// What a pass through the layers writes.
+/// The tensors that a pass through the decoder layers writes. T is the number of rows (tokens), H the hidden size.
 pub(super) struct Activations {
-    /// The input of each layer `[T, H]`; of one, where nothing is kept.
+    /// The input of each layer `[T, H]`; a single tensor where nothing is kept.
     pub inputs: Vec<Tensor>,
-    /// What each layer computes; or what one does, where only inputs or nothing is kept.
+    /// The activations of each layer; those of a single layer where only inputs or nothing is kept.
     pub saved: Vec<LayerActivations>,
-    /// What a layer's two halves add to the residual stream `[T, H]`.
+    /// Output of the attention or MLP part of a layer, which is added to the residual stream `[T, H]`.
     pub delta: Tensor,
     /// The residual stream after the last layer `[T, H]`.
     pub last: Tensor,
-    /// 1 / rms of it `[T]`.
+    /// 1 / rms of each row of `last` `[T]`.
     pub rstd: Tensor,
-    /// `last` after the final norm `[T, H]`, of what matmuls read.
+    /// `last` after the final norm `[T, H]`, in the dtype that matmuls read.
     pub hidden: Tensor,
-    /// What a half of a layer hands on.
+    /// Scratch that all layers use.
     pub scratch: LayerScratch,
-    /// T of the last pass.
+    /// Number of rows (tokens) of the last pass.
     pub rows: usize,
     keep: Keep,
 }
@@ -59,20 +59,20 @@ impl Activations {
         }
     }
 
-    /// Whether the layers share one [`LayerActivations`], so that the backward pass has to recompute it.
+    /// Whether all layers share one [`LayerActivations`], so that the backward pass has to recompute each layer.
     pub fn shares(&self) -> bool {
         self.keep != Keep::All
     }
-    /// Which of `inputs` is layer `layer`'s.
+    /// Index into `inputs` of the input of layer `layer`.
     pub fn input_of(&self, layer: usize) -> usize {
         if self.keep == Keep::Nothing { 0 } else { layer }
     }
-    /// Which of `saved` is layer `layer`'s.
+    /// Index into `saved` of the activations of layer `layer`.
     pub fn saved_of(&self, layer: usize) -> usize {
         if self.keep == Keep::All { layer } else { 0 }
     }
 
-    /// Takes `rows` rows into use, if there is room.
+    /// Starts a pass of `rows` rows; an error if the buffers are too small.
     pub fn begin(&mut self, rows: usize) -> Result<()> {
         let room = self.hidden.shape()[0];
         if rows > room {
@@ -83,35 +83,35 @@ impl Activations {
     }
 }
 
-/// Buffers of inference: one layer's, used by all. Booked under "workspace".
+/// Buffers for inference: one set that all layers use. Their memory is booked under "workspace".
 pub struct Workspace {
     pub(super) activations: Activations,
     pub(super) adapters: AdapterRanges,
 }
 
 impl Workspace {
-    /// Buffers for up to `max_rows` rows.
+    /// Buffers for passes of up to `max_rows` rows.
     pub fn new(memory: &Memory, config: &ModelConfig, max_rows: usize) -> Workspace {
         let activations = Activations::new(&memory.part("workspace"), config, max_rows, Keep::Nothing);
         Workspace { activations, adapters: AdapterRanges::default() }
     }
-    /// The hidden rows `[T, H]` of the last [`infer`](super::infer), after the final norm.
+    /// The hidden states `[T, H]` of the last [`infer`](super::infer), after the final norm.
     pub fn hidden(&self) -> View<'_> {
         self.activations.hidden.rows(0..self.activations.rows)
     }
 }
 
-/// What the scored rows need, in the forward and backward pass.
+/// Buffers of the head for the scored tokens, in the forward and backward pass. R is the number of scored tokens.
 pub(super) struct HeadBuffers {
-    /// Hidden rows that predict scored tokens `[R, H]`.
+    /// Hidden states that predict the scored tokens `[R, H]`.
     pub hidden: Tensor,
-    /// Log-probabilities, or scores `[R]`.
+    /// Log-probabilities of the scored tokens, or scores of a score head `[R]`.
     pub logps: Tensor,
-    /// `[R]`
+    /// Log-sum-exp of the logits for each scored token `[R]`.
     pub lse: Tensor,
-    /// `[R]`
+    /// Entropy of the next-token distribution for each scored token, in nats `[R]`.
     pub entropies: Tensor,
-    /// R of the last pass, and its temperature.
+    /// R (number of scored tokens) of the last pass.
     pub rows: usize,
     pub inv_temperature: f32,
 }
@@ -119,15 +119,15 @@ pub(super) struct HeadBuffers {
 /// Buffers that only the backward pass needs.
 pub(super) struct TapeBackward {
     pub layer: BackwardBuffers,
-    /// The gradient of the hidden rows `[T, H]`.
+    /// The gradient of the hidden states `[T, H]`.
     pub d_hidden: Tensor,
-    /// The gradient of the hidden rows that predict scored tokens `[R, H]`.
+    /// The gradient of the hidden states that predict scored tokens `[R, H]`.
     pub d_score_rows: Tensor,
 }
 
-/// Buffers of training: the activations of every layer (or, with checkpointing, the input of every layer and the
-/// activations of one), the pages of one layer, and the gradients of the backward pass. Booked under "activations"
-/// (what is kept for the backward pass) and "workspace".
+/// Buffers for training: the activations of every layer (with checkpointing, the input of every layer and the
+/// activations of one), the KV-cache pages of one layer, and the gradients of activations. Memory is booked under
+/// "activations" (what is kept for the backward pass) and "workspace".
 pub struct Tape {
     pub(super) activations: Activations,
     pub(super) pages: KvCache,
@@ -138,7 +138,7 @@ pub struct Tape {
 }
 
 impl Tape {
-    /// Buffers for batches up to `capacity`. With `checkpointing` the backward pass computes every layer a second
+    /// Buffers for batches of up to `capacity`. With `checkpointing` the backward pass computes every layer a second
     /// time, to the same bits.
     pub fn new(memory: &Memory, config: &ModelConfig, capacity: Capacity, checkpointing: bool) -> Tape {
         let keep = if checkpointing { Keep::Inputs } else { Keep::All };
@@ -151,8 +151,8 @@ impl Tape {
         };
         Tape { back: Some(back), ..Tape::with(&memory, config, capacity, keep) }
     }
-    /// Buffers for [`forward`](super::forward) and [`score`](super::score) alone: there is no backward pass, and
-    /// their size does not grow with the number of layers.
+    /// Buffers for [`forward`](super::forward) and [`score`](super::score) alone. There is no backward pass, and the
+    /// size of the buffers does not grow with the number of layers.
     pub fn forward_only(memory: &Memory, config: &ModelConfig, capacity: Capacity) -> Tape {
         Tape::with(memory, config, capacity, Keep::Nothing)
     }
@@ -176,44 +176,45 @@ impl Tape {
             capacity,
         }
     }
-    /// What passes over it ask before each layer: they end with [`Error::Stopped`](crate::Error::Stopped) where they
-    /// are wanted no more, and what they have written by then means nothing.
+    /// Makes every pass over this tape check `stop` before each layer. A stopped pass ends with
+    /// [`Error::Stopped`](crate::Error::Stopped), and what it wrote to the buffers must not be used.
     pub fn stop_with(mut self, stop: StopCheck) -> Tape {
         self.stop = stop;
         self
     }
-    /// What the tape has room for.
+    /// The largest batch that the tape has room for.
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }
-    /// The hidden rows `[T, H]` of the last forward, after the final norm.
+    /// The hidden states `[T, H]` of the last forward pass, after the final norm.
     pub fn hidden(&self) -> View<'_> {
         self.activations.hidden.rows(0..self.activations.rows)
     }
-    /// The gradient of the hidden rows `[T, H]`, from which [`backward`](super::backward) starts.
+    /// The gradient of the hidden states `[T, H]`, from which [`backward`](super::backward) starts.
     ///
-    /// Panics on a tape that is for forward only.
+    /// Panics on a tape made by `forward_only`.
     pub fn d_hidden_mut(&mut self) -> ViewMut<'_> {
         let rows = self.activations.rows;
         self.back.as_mut().expect("a tape with a backward pass").d_hidden.rows_mut(0..rows)
     }
-    /// Log-probabilities of the scored tokens `[R]`, of the last [`head_forward`](super::head_forward).
+    /// Log-probabilities of the R scored tokens `[R]`, from the last [`head_forward`](super::head_forward).
     pub fn logps(&self) -> View<'_> {
         self.head.logps.rows(0..self.head.rows)
     }
-    /// The hidden rows that predict them `[R, H]`.
+    /// The hidden states that predict the R scored tokens `[R, H]`.
     pub(crate) fn scored_hidden(&self) -> View<'_> {
         self.head.hidden.rows(0..self.head.rows)
     }
-    /// Scores of the rows that predict them `[R]`, of the last [`score_forward`](super::score_forward).
+    /// Scores from a score head, one for each of the R scored tokens `[R]`, from the last
+    /// [`score_forward`](super::score_forward).
     pub fn scores(&self) -> View<'_> {
         self.logps()
     }
-    /// Entropies of the distributions that scored tokens come from `[R]`, in nats.
+    /// Entropy of the next-token distribution at each of the R scored tokens `[R]`, in nats.
     pub fn entropies(&self) -> View<'_> {
         self.head.entropies.rows(0..self.head.rows)
     }
-    /// Refuses a batch that it has no room for.
+    /// An error if the tape has no room for a batch of this size.
     pub(super) fn check(&self, batch: Capacity) -> Result<()> {
         let room = self.capacity;
         let of = [

@@ -1,4 +1,4 @@
-//! A vocabulary of single characters, built in memory.
+//! Tokenizers whose tokens are single characters, built in memory.
 
 use super::{SpecialTokens, Tokenizer, failed};
 use crate::Result;
@@ -25,11 +25,11 @@ pub(super) fn characters(chars: impl IntoIterator<Item = char>, special: &Specia
         "padding": null,
         "added_tokens": added,
         "normalizer": null,
-        // Every character alone, line ends too.
+        // Every character is a token of its own, line breaks included.
         "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": false},
         "post_processor": null,
         "decoder": {"type": "Fuse"},
-        // Without an unk token, the name must be one that no text can be.
+        // Without an unk token, its name must be one that no text contains.
         "model": {"type": "WordLevel", "vocab": vocab, "unk_token": special.unk.as_deref().unwrap_or("")},
     });
     let inner = tokenizers::Tokenizer::from_bytes(json.to_string()).map_err(failed)?;

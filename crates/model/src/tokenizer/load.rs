@@ -1,4 +1,4 @@
-//! Reading a tokenizer directory as transformers does.
+//! Reads the tokenizer files of a model directory, as transformers does.
 
 use super::{SpecialTokens, Tokenizer, failed};
 use crate::io::without_bom;
@@ -23,7 +23,7 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer> {
     let map = object(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
     let special = special_tokens(&config, &map);
 
-    // Special tokens that the settings name and tokenizer.json does not have.
+    // Special tokens that the settings name and `tokenizer.json` lacks.
     let more = ["additional_special_tokens", "extra_special_tokens"].into_iter().filter_map(|key| config.get(key));
     let more = more.filter_map(Value::as_array).flatten().filter_map(token_text);
     let mut missing: Vec<String> = special.named().map(|(_, token)| token.to_owned()).chain(more).collect();
@@ -39,25 +39,26 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer> {
     Ok(Tokenizer { inner, special, config, longest: Default::default() })
 }
 
-/// A `tokenizer.json`. What is no JSON, and some settings that are wrong, the crate answers with a panic: when it reads
-/// them, or with the first text (a template that names a token it does not have).
+/// Parses a `tokenizer.json`. The `tokenizers` crate panics on invalid JSON and on some wrong settings, either while
+/// reading or with the first text (for example if a template names a token that is missing). So JSON is checked first
+/// and a text is encoded here, with panics caught.
 fn parse(bytes: Vec<u8>) -> std::result::Result<tokenizers::Tokenizer, String> {
     let bytes = without_bom(bytes);
     serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).map_err(|e| format!("not JSON: {e}"))?;
     let parse_and_try = || {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
-        // Files may carry the batch settings of their author; ids here are of one text, and whole. A text that is
-        // padded to millions of tokens takes seconds.
+        // Files may contain the author's settings for truncation and padding. Here ids belong to one whole text, and
+        // padding a text to millions of tokens would take seconds.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
-        // Whether it is an error does not matter: encoding that text reports it.
+        // An error here does not matter: encoding a real text reports it.
         let _ = tokenizer.encode("a b", true);
         Ok(tokenizer)
     };
     quietly(parse_and_try).unwrap_or_else(|panic| Err(format!("the tokenizers library cannot use it: {panic}")))
 }
 
-/// What `f` gives, or the words of its panic, which are not printed.
+/// The result of `f`, or the message of its panic, which is not printed.
 fn quietly<T>(f: impl FnOnce() -> T + std::panic::UnwindSafe) -> std::result::Result<T, String> {
     use std::cell::Cell;
     thread_local!(static QUIET: Cell<bool> = const { Cell::new(false) });
@@ -79,7 +80,7 @@ fn quietly<T>(f: impl FnOnce() -> T + std::panic::UnwindSafe) -> std::result::Re
     })
 }
 
-/// Puts the start token before every text, the end token after it.
+/// Makes encoding add the start token before every text, and the end token after it.
 fn surround(inner: &mut tokenizers::Tokenizer, special: &SpecialTokens, bos: bool, eos: bool) -> Result<()> {
     let token = |on: bool, token: &Option<String>| token.clone().filter(|_| on);
     let (bos, eos) = (token(bos, &special.bos), token(eos, &special.eos));
@@ -97,13 +98,14 @@ fn surround(inner: &mut tokenizers::Tokenizer, special: &SpecialTokens, bos: boo
     Ok(())
 }
 
-/// Named tokens: of `tokenizer_config.json`, else of `special_tokens_map.json`, else of the tokenizer class.
+/// The named special tokens: from `tokenizer_config.json`, else from `special_tokens_map.json`, else the defaults of
+/// the tokenizer class.
 fn special_tokens(config: &Map<String, Value>, map: &Map<String, Value>) -> SpecialTokens {
     let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or("");
     let token = |name: &str, of_qwen: Option<&str>, of_llama: Option<&str>| {
         let value = config.get(name).or_else(|| map.get(name));
         match value {
-            // An explicit null is no token; only what is absent has a default.
+            // An explicit null means no token; only an absent field has a default.
             Some(value) => token_text(value),
             None if class.starts_with("Qwen2Tokenizer") => of_qwen.map(str::to_owned),
             None if class.starts_with("LlamaTokenizer") => of_llama.map(str::to_owned),
@@ -119,12 +121,12 @@ fn special_tokens(config: &Map<String, Value>, map: &Map<String, Value>) -> Spec
     }
 }
 
-/// A token as settings write it: its text, or an object with it.
+/// The text of a token in settings: a string, or an object with `content`.
 fn token_text(value: &Value) -> Option<String> {
     value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }
 
-/// The end tokens of `generation_config.json`; none if it says nothing about them.
+/// Ids of the end tokens in `generation_config.json`; none if the file is missing or has no `eos_token_id`.
 pub(super) fn generation_eos(dir: &Path) -> Result<Option<Vec<u32>>> {
     let path = dir.join("generation_config.json");
     let bad = || Error::file(&path, "`eos_token_id` is neither a token id nor a list of them");
@@ -136,7 +138,7 @@ pub(super) fn generation_eos(dir: &Path) -> Result<Option<Vec<u32>>> {
     }
 }
 
-/// A file of one JSON object; none if it is not there.
+/// Reads a file with one JSON object; none if the file does not exist.
 pub(crate) fn object(path: &Path) -> Result<Option<Map<String, Value>>> {
     let text = match std::fs::read(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),

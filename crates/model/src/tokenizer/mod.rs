@@ -1,7 +1,7 @@
-//! Text to token ids and back: `tokenizer.json` with the settings that transformers reads beside it.
+//! Tokenizers: text to token ids and back, from `tokenizer.json` and the settings that transformers reads beside it.
 //!
-//! Ids are those of transformers: the `tokenizers` crate does the work, and what transformers adds on top (special
-//! tokens by name, `add_bos_token`, several end tokens) is added here. It knows no chat and no model.
+//! Token ids equal those of transformers. The `tokenizers` crate does the work; this module adds what transformers adds
+//! to it (special tokens by name, `add_bos_token`, several end tokens). Chat templates are in another module.
 
 mod characters;
 mod load;
@@ -15,21 +15,21 @@ pub use stream::TextStream;
 use crate::{Error, ModelConfig, Result};
 use std::path::Path;
 
-/// The tokens that have a name, as chat templates see them.
+/// The special tokens that have a name, as chat templates see them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Starts a text.
+    /// Token that starts a text.
     pub bos: Option<String>,
-    /// Ends a text.
+    /// Token that ends a text.
     pub eos: Option<String>,
-    /// Fills a batch.
+    /// Padding token.
     pub pad: Option<String>,
-    /// Stands for what the vocabulary lacks.
+    /// Token for what is not in the vocabulary.
     pub unk: Option<String>,
 }
 
 impl SpecialTokens {
-    /// With their names in `tokenizer_config.json`: those that there are.
+    /// The special tokens that are present, each with its name in `tokenizer_config.json`.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, &str)> {
         [("bos_token", &self.bos), ("eos_token", &self.eos), ("pad_token", &self.pad), ("unk_token", &self.unk)]
             .into_iter()
@@ -37,17 +37,17 @@ impl SpecialTokens {
     }
 }
 
-/// Bytes of a text that is encoded to learn how many tokens it has.
+/// A text of up to this many bytes is always encoded to count its tokens.
 const ALWAYS_ENCODED: usize = 1 << 20;
 
-/// A tokenizer.
+/// A tokenizer with its special tokens and settings.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     special: SpecialTokens,
-    /// `tokenizer_config.json`, for saving.
+    /// The content of `tokenizer_config.json`, for saving.
     config: serde_json::Map<String, serde_json::Value>,
-    /// Bytes of the longest token, once they were counted.
+    /// Bytes of the longest token, computed when first needed.
     longest: std::sync::OnceLock<usize>,
 }
 
@@ -57,13 +57,14 @@ impl Tokenizer {
         load::load(dir)
     }
 
-    /// A tokenizer whose tokens are single characters: the special tokens first (pad, bos, eos, unk, those that there
-    /// are), then `chars`, repeated ones once. A character that it lacks is an error, unless there is an unk token.
+    /// A tokenizer whose tokens are single characters: first the special tokens that are present (pad, bos, eos, unk),
+    /// then `chars` without repetitions. Encoding a character outside the vocabulary is an error, unless there is an
+    /// unk token.
     pub fn characters(chars: impl IntoIterator<Item = char>, special: &SpecialTokens) -> Result<Tokenizer> {
         characters::characters(chars, special)
     }
 
-    /// Writes `tokenizer.json` and `tokenizer_config.json`.
+    /// Writes `tokenizer.json` and `tokenizer_config.json` to `dir`.
     pub fn save(&self, dir: &Path) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
         let json = self.inner.to_string(true).map_err(failed)?;
@@ -75,9 +76,9 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The ids of a text, with the special tokens that the tokenizer puts around it: transformers' `tokenizer(text)`.
+    /// Token ids of a text, with the special tokens that the tokenizer adds around it: transformers' `tokenizer(text)`.
     ///
-    /// Where the text itself begins with the start token, no second one is put before it.
+    /// A text that begins with the start token does not get a second one.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = self.ids(text, true)?;
         if let Some(bos) = self.bos_id()
@@ -89,12 +90,14 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The ids of a text that holds its special tokens already, such as a rendered chat: nothing is put around it.
+    /// Token ids of a text that already contains its special tokens, such as a rendered chat: no start or end token is
+    /// added.
     pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>> {
         self.ids(text, false)
     }
 
-    /// The ids of a text that holds its special tokens already, each with the bytes of the text that it stands for.
+    /// Token ids of a text that already contains its special tokens, and the byte range of the text that each id stands
+    /// for.
     pub fn encode_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<std::ops::Range<usize>>)> {
         let encoding = self.inner.encode(text, false).map_err(failed)?;
         let offsets = encoding.get_offsets().iter().map(|&(begin, end)| begin..end).collect();
@@ -112,50 +115,51 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Whether this is a vocabulary of characters, and `c` is not one of them.
+    /// Whether the vocabulary consists of characters, and `c` is not one of them.
     fn characters_lack(&self, c: char) -> bool {
         matches!(self.inner.get_model(), tokenizers::ModelWrapper::WordLevel(_))
             && self.inner.token_to_id(c.encode_utf8(&mut [0; 4])).is_none()
     }
 
-    /// The text of ids. Bytes that are not UTF-8 become U+FFFD; ids that the vocabulary lacks, nothing.
+    /// Decodes token ids to text. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary become nothing.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         self.inner.decode(ids, skip_special).map_err(failed)
     }
 
-    /// The id of a token.
+    /// The id of the token with this text.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
-    /// The token of an id.
+    /// The text of the token with this id.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
-    /// The tokens that have a name.
+    /// The special tokens that have a name.
     pub fn special(&self) -> &SpecialTokens {
         &self.special
     }
-    /// The start token.
+    /// Id of the start token.
     pub fn bos_id(&self) -> Option<u32> {
         self.token_id(self.special.bos.as_deref()?)
     }
-    /// The end token.
+    /// Id of the end token.
     pub fn eos_id(&self) -> Option<u32> {
         self.token_id(self.special.eos.as_deref()?)
     }
-    /// The padding token.
+    /// Id of the padding token.
     pub fn pad_id(&self) -> Option<u32> {
         self.token_id(self.special.pad.as_deref()?)
     }
-    /// The ids of the special tokens that are in the text of a rendered chat but not in what a reader sees.
+    /// Ids of all special tokens, in ascending order. They are in a rendered chat but not in the text that a reader
+    /// sees.
     pub fn special_ids(&self) -> Vec<u32> {
         let added = self.inner.get_added_tokens_decoder();
         let mut ids: Vec<u32> = added.into_iter().filter(|(_, t)| t.special).map(|(id, _)| id).collect();
         ids.sort_unstable();
         ids
     }
-    /// The first token, by id, that `other` does not have at the same id, in words; none where it reads all ids alike.
-    /// It may have more.
+    /// Describes the first token, by id, that `other` does not have at the same id; none if `other` agrees on all
+    /// tokens of this tokenizer. `other` may have more tokens.
     pub fn differs_in(&self, other: &Tokenizer) -> Option<String> {
         let mut own: Vec<(String, u32)> = self.inner.get_vocab(true).into_iter().collect();
         own.sort_unstable_by_key(|(_, id)| *id);
@@ -167,19 +171,19 @@ impl Tokenizer {
         })
     }
 
-    /// Bytes of the longest token.
+    /// Length of the longest token in bytes.
     pub fn longest_token(&self) -> usize {
         let bytes = || self.inner.get_vocab(true).keys().map(String::len).max().unwrap_or(0).max(1);
         *self.longest.get_or_init(bytes)
     }
 
-    /// Whether a text of so many bytes is known to have more than `tokens` tokens without being encoded, which takes
-    /// sixty times its memory. Below a mebibyte, whatever is looked at is encoded.
+    /// Whether a text of `bytes` bytes certainly has more than `tokens` tokens. This avoids encoding it, which takes
+    /// sixty times the text's memory. Always false up to one mebibyte: such texts are encoded.
     pub fn is_beyond(&self, bytes: usize, tokens: usize) -> bool {
         bytes > ALWAYS_ENCODED && bytes / self.longest_token() > tokens
     }
 
-    /// One more than the highest id.
+    /// Size of the vocabulary: the highest id plus 1.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
     }
@@ -199,8 +203,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The ids that end a completion: those of `generation_config.json` in `dir`, or else of the configuration, and the
-    /// tokenizer's own. Ascending, each once.
+    /// Ids of the tokens that end a completion: those of `generation_config.json` in `dir`, or else of `config`, and
+    /// the tokenizer's own end token. Ascending, without repetitions.
     pub fn eos_ids(&self, dir: &Path, config: &ModelConfig) -> Result<Vec<u32>> {
         let mut ids = match load::generation_eos(dir)? {
             Some(ids) => ids,

@@ -1,27 +1,28 @@
-//! Text of a growing sequence, piece by piece.
+//! Incremental decoding: the text of a growing sequence of tokens, piece by piece.
 
 use super::Tokenizer;
 use crate::Result;
 
-/// Turns ids into text as they come. A character whose bytes are spread over several tokens comes out when it is whole.
+/// Decodes token ids as they arrive. A character whose bytes are spread over several tokens is returned when it is
+/// complete.
 ///
-/// The text of a token depends on its neighbours (leading spaces, byte fallback), so the last tokens that gave text are
-/// decoded again with the new ones, and what is new in the result is the piece.
+/// The text of a token depends on its neighbours (leading spaces, byte fallback). So the last tokens whose text was
+/// returned are decoded again with the new ones, and only the difference is returned.
 #[derive(Clone, Debug, Default)]
 pub struct TextStream {
     ids: Vec<u32>,
-    /// Ids before this one gave their text already.
+    /// Number of leading ids whose text was returned already.
     given: usize,
     skip_special: bool,
 }
 
 impl TextStream {
-    /// An empty text; special tokens give no text if `skip_special`.
+    /// Starts with an empty text. Special tokens give no text if `skip_special`.
     pub fn new(skip_special: bool) -> TextStream {
         TextStream { skip_special, ..TextStream::default() }
     }
 
-    /// Takes the next id and returns the text that it completes, maybe none.
+    /// Adds the next id, and returns the text that it completes, which may be empty.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
         self.ids.push(id);
         let text = tokenizer.decode(&self.ids, self.skip_special)?;
@@ -32,7 +33,7 @@ impl TextStream {
         self.give(tokenizer, text)
     }
 
-    /// The text that is still held back: bytes of a character that never became whole.
+    /// Returns the remaining text: bytes of a character that was never completed.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
         let text = tokenizer.decode(&self.ids, self.skip_special)?;
         self.give(tokenizer, text)
@@ -42,7 +43,7 @@ impl TextStream {
         let before = tokenizer.decode(&self.ids[..self.given], self.skip_special)?;
         let piece = text.strip_prefix(&before).unwrap_or_default().to_owned();
         if !piece.is_empty() {
-            // What gave text last stays, as the neighbour of what comes next.
+            // The tokens of the last piece stay, as left neighbours of the next ones.
             self.ids.drain(..self.given);
             self.given = self.ids.len();
         }

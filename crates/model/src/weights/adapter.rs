@@ -1,4 +1,4 @@
-//! A low-rank adapter: an object of its own, with its own version, over base weights that it does not change.
+//! LoRA adapters: objects with versions of their own, over base weights that they do not change.
 
 use super::files::{AdapterFiles, AdapterFilesMut};
 use super::lora::{LoraConfig, adapter_name};
@@ -8,22 +8,24 @@ use crate::{ModelConfig, Result};
 use kernels::Memory;
 use std::sync::Arc;
 
-/// A low-rank adapter over [`Weights`]. A model of scores has its head in it, which is trained beside it.
+/// A LoRA adapter over [`Weights`]. The adapter of a reward or value model includes the score head, which is trained
+/// with it.
 #[derive(Debug)]
 pub struct Adapter {
     /// Rank, scale and target modules.
     pub lora: LoraConfig,
-    /// The low-rank matrices and, of a reward model, the head of scores. The model's own parameters have no elements
-    /// here.
+    /// The low-rank matrices and, for a reward or value model, the score head. The base model's own parameters have no
+    /// elements here.
     pub params: Params,
-    /// Counts the updates, as [`Weights::version`].
+    /// Number of updates so far, as [`Weights::version`].
     pub version: u64,
-    /// The shape of the model that it is for.
+    /// Configuration of the base model.
     pub config: Arc<ModelConfig>,
 }
 
 impl Adapter {
-    /// A new adapter, drawn with `seed`, which changes nothing yet (B is 0). Booked under "adapter".
+    /// A new adapter with random A and zero B, so that it does not change the model yet. Its memory is booked under
+    /// "adapter".
     pub fn new(memory: &Memory, base: &Weights, lora: &LoraConfig, seed: u64) -> Result<Adapter> {
         let mut adapter = Adapter::zeros(memory, base, lora)?;
         if memory.has_values() {
@@ -32,7 +34,8 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// An adapter of zeros, under the head of scores that `base` has. Booked under "adapter".
+    /// An adapter of zeros, with a copy of the score head of `base` if it has one. Its memory is booked under
+    /// "adapter".
     pub fn zeros(memory: &Memory, base: &Weights, lora: &LoraConfig) -> Result<Adapter> {
         lora.check(&base.config)?;
         let params = Params::adapter(&memory.part("adapter"), &base.config, lora);
@@ -47,25 +50,25 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// Makes what `params` now hold the next version.
+    /// Increases the version: call it after changing `params`.
     pub fn publish(&mut self) {
         self.version += 1;
     }
 
-    /// Numbers in its files.
+    /// Number of elements of the adapter's tensors.
     pub fn len(&self) -> usize {
         AdapterFiles(&self.params).tensors().iter().map(|t| t.shape.iter().product::<usize>()).sum()
     }
 
-    /// Whether it adapts nothing, which [`LoraConfig::check`] refuses.
+    /// Whether the adapter has no elements, which [`LoraConfig::check`] refuses.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 impl Weights {
-    /// Adds the adapter to the matrices, W ← W + s · B A (summed in f64, then rounded), and takes its head of scores:
-    /// the same function, but for rounding, without the adapter's work.
+    /// Merges the adapter into the weights: W ← W + s · B A (summed in f64, then rounded), and replaces the score head
+    /// by the adapter's. The merged model computes the same function up to rounding, without the extra matmuls.
     pub fn merge(&mut self, adapter: &Adapter) {
         let (scale, r) = (f64::from(adapter.lora.scale()), adapter.lora.r);
         let parts: Vec<_> = adapter.lora.targets(self.params.specs()).into_iter().flatten().collect();

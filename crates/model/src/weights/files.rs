@@ -1,4 +1,4 @@
-//! Parameters under the names that Hugging Face and PEFT files give them.
+//! Reading and writing parameters under the names that Hugging Face and PEFT files use.
 
 use super::lora::PREFIX;
 use super::spec::{HEAD, Role, SCORES, specs};
@@ -9,25 +9,26 @@ use kernels::{DType, Memory};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A tree of parameters to read: of weights, gradients, or an optimizer's moments. What is frozen in it is left out.
+/// Parameters by name, to read: weights, gradients, or an optimizer's moments. Frozen parameters, which have no
+/// elements, are left out.
 pub struct Named<'a> {
-    /// The tree.
+    /// The parameters.
     pub params: &'a Params,
 }
 
-/// A tree of parameters to write.
+/// Parameters by name, to write.
 pub struct NamedMut<'a> {
-    /// The tree.
+    /// The parameters.
     pub params: &'a mut Params,
 }
 
-/// Every tensor of a model's files, in the order of its parameters.
+/// Name and shape of every tensor in a model's weight files, in the order of the parameters.
 pub fn tensor_specs(config: &ModelConfig) -> Vec<TensorSpec> {
     let parts = specs(config).into_iter().flat_map(|s| s.parts);
     parts.map(|p| TensorSpec { name: p.name, shape: p.shape }).collect()
 }
 
-/// The tensors of `params` that have elements, of one role or of any.
+/// Name and shape of the tensors of `params` that have elements: those of one role, or all.
 fn listed(params: &Params, role: Option<Role>) -> Vec<TensorSpec> {
     let there = params.specs().iter().zip(params.tensors()).filter(|(_, tensor)| tensor.bytes() > 0);
     let of_role = there.filter(|(spec, _)| role.is_none_or(|role| spec.role == role));
@@ -35,7 +36,7 @@ fn listed(params: &Params, role: Option<Role>) -> Vec<TensorSpec> {
     parts.map(|p| TensorSpec { name: p.name.clone(), shape: p.shape.clone() }).collect()
 }
 
-/// What takes the pieces of a tensor.
+/// A callback that receives the pieces of a tensor.
 type Take<'a> = &'a mut dyn FnMut(&[f32]) -> Result<()>;
 
 fn read(params: &Params, name: &str, take: Take<'_>) -> Result<()> {
@@ -68,7 +69,7 @@ impl TensorSink for NamedMut<'_> {
     }
 }
 
-/// The model itself, without adapters.
+/// The tensors of the model itself, without adapters, to write to files.
 impl TensorSource for Weights {
     fn tensors(&self) -> Vec<TensorSpec> {
         tensor_specs(&self.config)
@@ -78,7 +79,7 @@ impl TensorSource for Weights {
     }
 }
 
-/// The model itself, without adapters.
+/// The tensors of the model itself, without adapters, to read from files.
 impl TensorSink for Weights {
     fn tensors(&self) -> Vec<TensorSpec> {
         tensor_specs(&self.config)
@@ -88,14 +89,14 @@ impl TensorSink for Weights {
     }
 }
 
-/// The adapters of weights, to read; with them a head of scores, which is trained beside them (PEFT's
+/// The tensors of a PEFT adapter file, to write to a file: the LoRA matrices, and a score head if there is one (PEFT's
 /// `modules_to_save`).
 pub(crate) struct AdapterFiles<'a>(pub &'a Params);
 
-/// An adapter's tensors under their names in files, to write.
+/// The tensors of a PEFT adapter file, to read from a file.
 pub(crate) struct AdapterFilesMut<'a>(pub &'a mut Params);
 
-/// The head of scores, if there is one, as PEFT's files call it, then the adapters.
+/// Lists the tensors of an adapter file: the score head under PEFT's name, if there is one, then the LoRA matrices.
 fn of_adapter(params: &Params) -> Vec<TensorSpec> {
     let mut specs = listed(params, Some(Role::Base));
     specs.retain(|s| s.name == SCORES);
@@ -104,7 +105,7 @@ fn of_adapter(params: &Params) -> Vec<TensorSpec> {
     specs
 }
 
-/// What this crate calls a tensor of PEFT's files.
+/// Converts the name of a tensor in PEFT's files to this crate's name.
 fn own_name(name: &str) -> &str {
     name.strip_prefix(PREFIX).filter(|n| *n == SCORES).unwrap_or(name)
 }
@@ -127,7 +128,7 @@ impl TensorSink for AdapterFilesMut<'_> {
     }
 }
 
-/// A language model's files, of which the head is left out.
+/// Reads a language model's weight files without the head.
 struct Trunk<'a>(&'a mut Weights, Vec<TensorSpec>);
 
 impl TensorSink for Trunk<'_> {
@@ -140,13 +141,13 @@ impl TensorSink for Trunk<'_> {
 }
 
 impl ModelConfig {
-    /// Elements of the largest tensor.
+    /// Number of elements of the model's largest tensor.
     pub fn largest_tensor(&self) -> usize {
         tensor_specs(self).iter().map(|t| t.shape.iter().product()).max().unwrap_or(0)
     }
-    /// Bytes of the host that reading the weights takes at most beside what they take when all are read. A tensor is an
-    /// array of f32 beside the bytes of its file, at most f32, and then beside the parameter that it is written to;
-    /// those that come after it are untouched until then.
+    /// Upper bound on the host memory, in bytes, that reading the weight files takes beyond the memory of the weights
+    /// themselves. While a tensor is read it exists as an f32 array beside its bytes in the file (at most f32), and
+    /// then beside its parameter. Memory of parameters that are read later is still untouched then.
     pub fn reading_bytes(&self) -> usize {
         let own = self.compute.bytes();
         let (mut most, mut after) = (0usize, 0);
@@ -160,7 +161,8 @@ impl ModelConfig {
 }
 
 impl Weights {
-    /// The weights of a Hugging Face directory whose `config.json` is `config`. On `Device::Meta` no file is read.
+    /// Loads the weights of a Hugging Face directory whose `config.json` is `config`. On `Device::Meta` no file is
+    /// read.
     pub fn load(memory: &Memory, dir: &Path, config: &Arc<ModelConfig>) -> Result<Weights> {
         let mut weights = Weights::zeros(memory, config);
         memory.check()?;
@@ -169,8 +171,8 @@ impl Weights {
         }
         Ok(weights)
     }
-    /// The trunk of the language model in a Hugging Face directory whose `config.json` is `config`, under a head of
-    /// one score that begins at 0. Version 0. On `Device::Meta` no file is read.
+    /// Loads the language model in a Hugging Face directory, whose `config.json` is `config`, with a new score head of
+    /// one label (all 0) in place of its own head. The version is 0. On `Device::Meta` no file is read.
     pub fn load_scorer(memory: &Memory, dir: &Path, config: &ModelConfig) -> Result<Weights> {
         let mut weights = Weights::zeros(memory, &Arc::new(config.with_score_head(1)));
         memory.check()?;
@@ -179,7 +181,7 @@ impl Weights {
         }
         Ok(weights)
     }
-    /// The trunk of `other` under a head of one score that begins at 0. Version 0.
+    /// Copies `other` with a new score head of one label (all 0) in place of its own head. The version is 0.
     pub fn scorer(memory: &Memory, other: &Weights) -> Weights {
         let mut weights = Weights::zeros(memory, &Arc::new(other.config.with_score_head(1)));
         let mut own = weights.params.tensors_mut();

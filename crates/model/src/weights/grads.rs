@@ -1,9 +1,9 @@
-//! The gradient of every parameter.
+//! Gradients of the parameters.
 //!
-//! Where head and embedding are one matrix, it gets a gradient as both. Each is one chain over the tokens in order,
-//! so that cutting the batch into other micro-batches changes no bit, and the chains would interleave in one sum. So
-//! what the matrix gets as the embedding is summed apart until [`Grads::finish`]: only rows of tokens that occur,
-//! which are few.
+//! With tied embeddings, one matrix gets a gradient as the head and as the embedding. Each of the two gradients is a
+//! sum over the tokens in order. They are summed apart, so that cutting the batch into other micro-batches does not
+//! interleave the two sums differently and change bits. The embedding's sum is kept apart until [`Grads::finish`]; it
+//! needs rows only for the tokens that occur.
 
 use super::lora::LoraConfig;
 use super::params::Params;
@@ -11,23 +11,24 @@ use crate::ModelConfig;
 use kernels::ops::{embedding, rows, zero};
 use kernels::{Context, DType, Matrix, Memory, Result, Tensor, View};
 
-/// The gradient of every parameter, accumulated over micro-batches.
+/// Gradients of the trained parameters, accumulated over micro-batches.
 pub struct Grads {
-    /// The gradients of what is trained; where head and embedding are tied, `embedding` is only the head's until
+    /// The gradients of what is trained. With tied embeddings, `embedding` has only the head's gradient until
     /// [`Grads::finish`].
     pub params: Params,
-    /// What a tied matrix gets as the embedding.
+    /// With tied embeddings: the gradient that the matrix gets as the embedding.
     tied: Option<TiedEmbeddingGrads>,
-    /// What embeddings are multiplied with.
+    /// The factor on the embedding's rows in the forward pass.
     scale: f32,
 }
 
 impl Grads {
-    /// All zero, for training every parameter. Booked under "gradients".
+    /// Zero gradients for training every parameter. Their memory is booked under "gradients".
     pub fn zeros(memory: &Memory, config: &ModelConfig) -> Grads {
         Grads::trained(memory, config, None)
     }
-    /// All zero, for training every parameter, or only the adapters where there are some. Booked under "gradients".
+    /// Zero gradients for training every parameter, or only the adapter if `lora` is given. Their memory is booked
+    /// under "gradients".
     pub fn trained(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Grads {
         let memory = memory.part("gradients");
         let tied = config.head_rows().is_none() && lora.is_none();
@@ -37,17 +38,18 @@ impl Grads {
             scale: config.embedding_scale(),
         }
     }
-    /// Whether they are those of an adapter.
+    /// Whether these are the gradients of an adapter.
     pub(crate) fn of_adapter(&self) -> bool {
         self.params.layers.iter().flat_map(|l| l.linears()).any(|l| l.low_rank.is_some())
     }
-    /// Takes the memory for updates of up to `tokens` tokens that go in now; else it grows with what occurs.
+    /// Allocates the memory that an update of up to `tokens` input tokens needs. Without this call memory grows with
+    /// the tokens that occur.
     pub fn reserve(&mut self, tokens: usize) {
         if let Some(tied) = &mut self.tied {
             tied.reserve(tokens);
         }
     }
-    /// Forgets everything, before the first micro-batch of an update.
+    /// Sets all gradients to zero, before the first micro-batch of an update.
     pub fn zero(&mut self, ctx: &Context) {
         for tensor in self.params.tensors_mut() {
             zero(ctx, tensor.view_mut());
@@ -56,14 +58,15 @@ impl Grads {
             tied.clear(ctx);
         }
     }
-    /// Where the gradient of the head accumulates; none if it is frozen.
+    /// The gradient of the head, to accumulate into; none if the head is frozen.
     pub fn head_mut(&mut self) -> Option<&mut Matrix> {
         match self.tied {
             Some(_) => Some(&mut self.params.embedding),
             None => self.params.head.as_mut().and_then(trained_matrix),
         }
     }
-    /// Adds the gradient `d_out: [T, H]` of what the embedding gave for the tokens `ids: [T]`, unless it is frozen.
+    /// Adds the gradient `d_out: [T, H]` of the embedding's output for the T tokens `ids`, unless the embedding is
+    /// frozen.
     pub(crate) fn add_embedding(&mut self, ctx: &Context, ids: &[u32], d_out: View<'_>) -> Result<()> {
         match (&mut self.tied, trained_matrix(&mut self.params.embedding)) {
             (Some(tied), _) => tied.add(ctx, ids, d_out),
@@ -75,14 +78,15 @@ impl Grads {
             (None, None) => Ok(()),
         }
     }
-    /// Adds what was kept apart. Once, after the last micro-batch of an update.
+    /// Adds the embedding's gradient, which was kept apart, to the tied matrix. Call it once, after the last
+    /// micro-batch of an update.
     pub fn finish(&mut self, ctx: &Context) -> Result<()> {
         match &mut self.tied {
             Some(tied) => tied.add_to(ctx, self.scale, &mut self.params.embedding),
             None => Ok(()),
         }
     }
-    /// Bytes it holds.
+    /// Bytes of memory of the gradients.
     pub fn bytes(&self) -> usize {
         self.params.tensors().iter().map(|t| t.bytes()).sum::<usize>()
             + self.tied.as_ref().map_or(0, |tied| tied.sums.bytes())
@@ -97,14 +101,14 @@ fn on_device(ctx: &Context, ids: &[u32]) -> Tensor {
     Tensor::from_u32(&ctx.memory().part("workspace"), &[ids.len()], ids)
 }
 
-/// Sums for some rows of a matrix `[V, H]`: those of tokens that occur.
+/// Gradient sums for the rows of an embedding matrix `[V, H]` whose tokens occur in the batch.
 struct TiedEmbeddingGrads {
     memory: Memory,
-    /// Where each token's sum lies `[V]`; [`NOWHERE`] if it has not occurred.
+    /// Row in `sums` of each token of the vocabulary; [`NOWHERE`] if the token has not occurred.
     places: Vec<u32>,
-    /// The token of each sum.
+    /// The token id of each row of `sums`.
     ids: Vec<u32>,
-    /// `[room, H]`
+    /// The gradient sums `[rows allocated, H]`.
     sums: Tensor,
 }
 
@@ -116,7 +120,7 @@ impl TiedEmbeddingGrads {
         TiedEmbeddingGrads { memory: memory.clone(), places: vec![NOWHERE; vocabulary], ids: Vec::new(), sums }
     }
 
-    /// Room for as many tokens, each of which may be another one.
+    /// Makes room for `tokens` different tokens.
     fn reserve(&mut self, tokens: usize) {
         let (room, hidden) = (self.sums.shape()[0], self.sums.shape()[1]);
         let needed = tokens.min(self.places.len());
@@ -134,7 +138,7 @@ impl TiedEmbeddingGrads {
         self.ids.drain(..).for_each(|id| self.places[id as usize] = NOWHERE);
     }
 
-    /// `sums[place of ids[t]] += d_out[t]`, t ascending.
+    /// Adds `d_out[t]` to the sum of token `ids[t]`, for t ascending.
     fn add(&mut self, ctx: &Context, ids: &[u32], d_out: View<'_>) -> Result<()> {
         for &id in ids {
             let place = &mut self.places[id as usize];
@@ -151,7 +155,7 @@ impl TiedEmbeddingGrads {
         rows::scatter_add(ctx, rows::ScatterAdd { d_out, rows: places.view(), d_x: self.sums.view_mut() })
     }
 
-    /// Adds the sums, times `scale`, to the gradient `d_table`, and forgets them.
+    /// Adds the sums, times `scale`, to the gradient `d_table` of the matrix, then clears them.
     fn add_to(&mut self, ctx: &Context, scale: f32, d_table: &mut Matrix) -> Result<()> {
         let (ids, d_out) = (on_device(ctx, &self.ids), self.sums.rows(0..self.ids.len()));
         embedding::backward(ctx, embedding::Backward { ids: ids.view(), d_out, scale, d_table })?;
@@ -165,7 +169,7 @@ mod tests {
     use super::*;
     use kernels::Isa;
 
-    /// Room is taken as tokens come; what was summed before stays.
+    /// Memory grows as tokens occur, and earlier sums are kept.
     #[test]
     fn sums_of_a_tied_embedding_survive_growth() {
         let ctx = Context::cpu(Isa::best(), 1);

@@ -1,4 +1,4 @@
-//! A linear layer's weight, and how its matmul is computed.
+//! Linear layers: the weight, the bias, and the matmuls of the forward and backward pass.
 
 use super::lora::LoraConfig;
 use super::spec::Part;
@@ -7,36 +7,38 @@ use super::view::LowRankRows;
 use kernels::ops::{glu, linear, lora};
 use kernels::{Context, Error, Matrix, Memory, Result, Tensor, View, ViewMut};
 
-/// A linear layer's weight, and how its matmul is computed.
+/// A linear layer: its weight, bias and adapters, and how its matmuls are computed.
 ///
-/// This is the seam for adapters and quantised weights: a layer's code says *what* is multiplied, this type *how*.
-/// The low-rank matmuls of adapters are added here, and a frozen matrix, which has no elements among the gradients,
-/// is read in the forward matmul and in that of d_x alone.
+/// Adapters and quantised weights are implemented behind this type: a decoder layer says *what* is multiplied, this
+/// type *how*. It adds the low-rank matmuls of adapters. A frozen matrix has no elements among the gradients; it is
+/// read in the forward pass and for the gradient of the input only.
 #[derive(Debug)]
 pub struct Linear {
-    /// `[N, K]`
+    /// Weight `[outputs, inputs]`.
     pub matrix: Matrix,
-    /// `[N]`
+    /// Bias `[outputs]`.
     pub bias: Option<Tensor>,
-    /// Low-rank additions to some of its rows: in the tree of an adapter, and in those of its gradients and moments.
+    /// LoRA matrices of this layer. Present in the parameters of an adapter, and in the gradients and optimizer moments
+    /// of an adapter.
     pub low_rank: Option<LowRank>,
 }
 
-/// Low-rank additions to rows of a fused matrix: block i adds `s · B_i A_i` to the rows from `first[i]`.
+/// The LoRA matrices of one linear layer. A fused layer (such as q, k and v) has a block for each adapted part: block i
+/// adds `s · B_i A_i` to the output rows from `first[i]`.
 #[derive(Debug)]
 pub struct LowRank {
-    /// The `A_i`, one below the other: `[Σ r, K]`.
+    /// The matrices A_i stacked: `[sum of the ranks, inputs]`.
     pub a: Matrix,
-    /// The `B_i: [N_i, r]`.
+    /// The matrices B_i, each `[outputs of part i, rank]`.
     pub b: Vec<Matrix>,
-    /// The first row of each block.
+    /// First output row of each block.
     pub first: Vec<usize>,
-    /// `s`
+    /// The scale s.
     pub scale: f32,
 }
 
 impl LowRank {
-    /// Zeros for these parts of a matrix; none if there are none.
+    /// LoRA matrices of zeros for these parts of a fused weight; none if there are no parts.
     pub(super) fn zeros(memory: &Memory, lora: &LoraConfig, parts: &[Part]) -> Option<LowRank> {
         let cols = parts.first()?.shape[1];
         let b = parts.iter().map(|p| Matrix::zeros(memory, p.rows.len(), lora.r));
@@ -52,22 +54,24 @@ impl LowRank {
     }
 }
 
-/// What a layer was given in the forward pass.
+/// The input of a linear layer in the forward pass, as its backward pass needs it.
 #[derive(Clone, Copy)]
 pub(crate) struct SavedInput<'a> {
-    /// `[T, K]`
+    /// The layer's input `[rows, inputs]`.
     pub x: View<'a>,
-    /// What adapters add for these rows.
+    /// The adapters of these rows.
     pub low_rank: LowRankRows<'a>,
-    /// `[G + 1]`: the first rows of independent groups, between which a batch may be cut.
+    /// First row of each of the G independent groups of the batch, then the number of rows `[G + 1]`. A batch may be
+    /// cut between groups.
     pub groups: View<'a>,
 }
 
 impl Linear {
-    /// y = x Wᵀ + b, then y += s · (x Aᵀ) Bᵀ for the rows that have an adapter: `x: [T, K]`, `y: [T, N]` overwrites.
+    /// Forward: y = x Wᵀ + b, then y += s · (x Aᵀ) Bᵀ for the rows that have an adapter. `x` is `[rows, inputs]`;
+    /// `y: [rows, outputs]` is overwritten.
     ///
-    /// The adapter continues what the layer would give without it, bias included (PEFT's order), so that an adapter
-    /// whose B is 0 changes no bit. With dropout the adapter does not see all of `x`.
+    /// The adapter's term is added after the bias (PEFT's order), so that an adapter whose B is 0 changes no bit. With
+    /// dropout some inputs of A are zeroed.
     pub(crate) fn forward(
         &self,
         ctx: &Context,
@@ -83,14 +87,14 @@ impl Linear {
         })
     }
 
-    /// Whether [`forward_gated`](Self::forward_gated) does what [`forward`](Self::forward) does, and faster. Not
-    /// with an adapter, which adds to gate and up in f32.
+    /// Whether [`forward_gated`](Self::forward_gated) computes what [`forward`](Self::forward) and the activation
+    /// compute, and faster. Do not use it with an adapter, which adds to gate and up in f32.
     pub(crate) fn can_fuse_gates(&self, ctx: &Context) -> bool {
         ctx.fuses_gates(&self.matrix)
     }
 
-    /// Of gate and up, one below the other: y = f(x Wgateᵀ) ⊙ x Wupᵀ (`y: [T, N/2]` overwrites), and in `kept: [T,
-    /// N]` what the backward pass of that needs.
+    /// For the fused weight of gate and up: y = f(x Wgateᵀ) ⊙ x Wupᵀ. `y: [rows, outputs / 2]` is overwritten;
+    /// `kept: [rows, outputs]` gets what the backward pass needs.
     pub(crate) fn forward_gated(
         &self,
         ctx: &Context,
@@ -103,8 +107,9 @@ impl Linear {
         glu::fused(ctx, glu::Fused { activation, x, w: &self.matrix, bias, kept, y })
     }
 
-    /// dX = dY W + s · (dY B) A (`d_x: [T, K]` overwrites); dW += dYᵀ X, db += Σₜ dY, and the adapter's (accumulate
-    /// into `grad`). Of what is frozen, which has no elements in `grad`, no gradient is computed.
+    /// Backward: the gradient of the input dX = dY W + s · (dY B) A overwrites `d_x: [rows, inputs]`. The gradients of
+    /// weight (dYᵀ X), bias (Σ dY) and adapter accumulate into `grad`. Frozen parameters have no elements in `grad`,
+    /// and their gradients are not computed.
     pub(crate) fn backward(
         &self,
         ctx: &Context,
@@ -126,12 +131,13 @@ impl Linear {
         })
     }
 
-    /// The half of [`backward`](Self::backward) that gives the input's gradient: dX = dY W.
+    /// The part of [`backward`](Self::backward) that computes the gradient of the input: dX = dY W.
     pub(crate) fn backward_input(&self, ctx: &Context, d_y: View<'_>, d_x: ViewMut<'_>) -> Result<()> {
         linear::backward_input(ctx, linear::BackwardInput { d_y, w: &self.matrix, d_x, accumulate: false })
     }
 
-    /// The half of [`backward`](Self::backward) for weight and bias: dW += dYᵀ X, db += Σₜ dY, unless they are frozen.
+    /// The part of [`backward`](Self::backward) for weight and bias: dW += dYᵀ X, db += Σ dY over the rows, unless they
+    /// are frozen.
     pub(crate) fn backward_weight(
         &self,
         ctx: &Context,

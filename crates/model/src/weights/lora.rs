@@ -1,74 +1,75 @@
-//! Which matrices get a low-rank adapter, and of what rank and scale. Names and meanings are PEFT's.
+//! LoRA settings: which matrices get a low-rank adapter, and its rank and scale. Names and meanings are PEFT's.
 
 use super::spec::{ParamSpec, Part, Role, stack};
 use crate::{Error, ModelConfig, Result};
 
-/// The modules of a layer that can be adapted, by their last name.
+/// The modules of a decoder layer that can be adapted, by the last part of their names.
 pub const LINEAR_MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
-/// What PEFT puts before the name of a module of the model in its files.
+/// Prefix that PEFT's files put before the name of a module of the model.
 pub(super) const PREFIX: &str = "base_model.model.";
 
-/// Which modules are adapted.
+/// Which modules get an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetModules {
-    /// Every linear layer but the head.
+    /// Every linear layer of the decoder layers; not the head.
     AllLinear,
-    /// Modules whose name is one of these, or ends in a dot and one of these.
+    /// Modules whose name is one of these, or ends in `.` and one of these.
     Names(Vec<String>),
     /// Modules whose whole name, such as `model.layers.0.self_attn.q_proj`, matches this regular expression.
     Regex(String),
 }
 
-/// A low-rank adapter (LoRA): `W x` becomes `W x + s · B (A x)` with `A: [r, K]`, `B: [N, r]`.
+/// Settings of a low-rank adapter (LoRA): `W x` becomes `W x + s · B (A x)`, with rank r, scale s, `A: [r, inputs]` and
+/// `B: [outputs, r]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraConfig {
-    /// The rank of every adapter.
+    /// The rank of the adapter, the same for every matrix.
     pub r: usize,
-    /// With the rank, the scale.
+    /// LoRA's alpha: the scale is `alpha / r`, or as `use_rslora` says.
     pub alpha: f64,
     /// The scale is `alpha / √r` (rsLoRA, Kalajdzievski 2023, arXiv 2312.03732) instead of `alpha / r`.
     pub use_rslora: bool,
-    /// The chance that an input is dropped before A sees it, in training; in [0, 1).
+    /// Probability in [0, 1) that an input of A is dropped in training.
     pub dropout: f64,
-    /// Which modules have one.
+    /// Which modules get an adapter.
     pub target_modules: TargetModules,
 }
 
 impl Default for LoraConfig {
-    /// TRL's rank and alpha, and the modules that PEFT adapts in these families if none are named.
+    /// TRL's default rank and alpha, and the modules that PEFT adapts by default in these families.
     fn default() -> LoraConfig {
         let names = ["q_proj", "v_proj"].map(str::to_owned).to_vec();
         LoraConfig { r: 16, alpha: 32.0, use_rslora: false, dropout: 0.0, target_modules: TargetModules::Names(names) }
     }
 }
 
-/// The regular expression of a whole name.
+/// Compiles a regular expression that must match a whole name.
 fn whole(pattern: &str) -> Result<regex::Regex> {
     let bad =
         |e: regex::Error| Error::Value(format!("`lora_target_modules`: `{pattern}` is no regular expression: {e}"));
     regex::Regex::new(&format!("^(?:{pattern})$")).map_err(bad)
 }
 
-/// Whether `name` names `module`, as PEFT decides it.
+/// Whether the target `name` selects `module`, by PEFT's rule: the module's name is `name`, or ends in `.name`.
 fn names(name: &str, module: &str) -> bool {
     module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 impl LoraConfig {
-    /// Elements of the largest matrix, or more: of B of the widest matmul.
+    /// Upper bound on the number of elements of the adapter's largest matrix.
     pub fn largest_tensor(&self, config: &ModelConfig) -> usize {
         let widths = [config.intermediate_size, config.hidden_size, config.num_heads * config.head_dim];
         self.r * widths.into_iter().max().unwrap_or(0)
     }
 
-    /// What `B (A x)` is multiplied with.
+    /// The scale: the factor on `B (A x)`.
     pub fn scale(&self) -> f32 {
         let r = self.r as f64;
         (self.alpha / if self.use_rslora { r.sqrt() } else { r }) as f32
     }
 
-    /// Refuses what no model, or not this one, can have.
+    /// An error if the settings are invalid, or select no module of this model.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
         let bad = |message: String| Err(Error::Value(message));
         if self.r == 0 {
@@ -109,7 +110,7 @@ impl LoraConfig {
     }
 
     fn matcher(&self) -> impl Fn(&str) -> bool {
-        // What does not compile was refused by `check`.
+        // Patterns that do not compile were refused by `check`.
         let regex = match &self.target_modules {
             TargetModules::Regex(pattern) => whole(pattern).ok(),
             _ => None,
@@ -121,14 +122,16 @@ impl LoraConfig {
         }
     }
 
-    /// The parts of each linear layer that are adapted, in the layers' order; empty where none is.
+    /// The parts of each linear layer that get an adapter (q, k and v are parts of one fused layer), in the order of
+    /// the layers; an empty list for a layer without.
     pub(super) fn targets(&self, base: &[ParamSpec]) -> Vec<Vec<Part>> {
         let wanted = self.matcher();
         linears(base).map(|spec| spec.parts.iter().filter(|p| wanted(module_of(p))).cloned().collect()).collect()
     }
 }
 
-/// The matrices of the layers, in the order of [`Layer::linears_mut`](super::Layer::linears_mut).
+/// The specifications of the decoder layers' matrices, in the order of
+/// [`Layer::linears_mut`](super::Layer::linears_mut).
 fn linears(base: &[ParamSpec]) -> impl Iterator<Item = &ParamSpec> {
     base.iter().filter(|s| s.matrix && s.parts[0].name.starts_with("model.layers."))
 }
@@ -137,7 +140,7 @@ fn module_of(part: &Part) -> &str {
     part.name.strip_suffix(".weight").unwrap_or(&part.name)
 }
 
-/// The linear layers that can be adapted: name, and shape of the weight.
+/// The linear layers that can be adapted: the name of each, and the shape of its weight.
 fn modules(config: &ModelConfig) -> impl Iterator<Item = (String, Vec<usize>)> {
     let specs = super::spec::specs(config);
     let parts: Vec<_> =
@@ -145,13 +148,13 @@ fn modules(config: &ModelConfig) -> impl Iterator<Item = (String, Vec<usize>)> {
     parts.into_iter()
 }
 
-/// The name that PEFT's files have for `A` or `B` of the module that `part` is the weight of.
+/// The name of a LoRA matrix in PEFT's files. `which` is `A` or `B`; `part` is the weight that is adapted.
 pub(super) fn adapter_name(part: &Part, which: &str) -> String {
     format!("{PREFIX}{}.lora_{which}.weight", module_of(part))
 }
 
-/// What an adapter's tensors are, in their order: of each linear layer that has adapted parts the A, one below the
-/// other, then each B.
+/// Specifications of an adapter's tensors, in order: for each linear layer with adapted parts, the A matrices stacked
+/// in one tensor, then the B matrix of each part.
 pub(super) fn adapter_specs(base: &[ParamSpec], lora: &LoraConfig) -> Vec<ParamSpec> {
     let matrix = |cols: usize, parts: &[(String, usize)]| ParamSpec {
         parts: stack(parts, |rows| vec![rows, cols]),

@@ -1,9 +1,8 @@
-//! The parameters of a decoder: in the form that matmuls read, with their names and places in Hugging Face files.
+//! The parameters of a decoder, in the layout that matmuls read, with the names that they have in Hugging Face files.
 //!
-//! [`Params`] is one tree of tensors, and everything that has one value per parameter is such a tree: the weights,
-//! their gradients, the optimizer's moments. Matrices that are multiplied with the same input are fused (q, k and v;
-//! gate and up), so a tensor here may hold the rows of several tensors of a file; [`Params::specs`] says which. It
-//! does not know files, nor how the numbers are used.
+//! [`Params`] is a tree of tensors. Everything with one number per parameter has this type: weights, gradients, an
+//! optimizer's moments. Matrices with the same input are fused (q, k and v; gate and up), so a tensor here may hold the
+//! rows of several tensors of a file; [`Params::specs`] says which.
 
 mod adapter;
 mod files;
@@ -36,34 +35,35 @@ use crate::ModelConfig;
 use kernels::{Matrix, Memory, Tensor, ViewMut};
 use std::sync::Arc;
 
-/// Parameters with the configuration that gives them meaning, and the number of the version that they are.
+/// The weights of a model: parameters, configuration and version.
 #[derive(Debug)]
 pub struct Weights {
-    /// The shape of the model.
+    /// The model's configuration.
     pub config: Arc<ModelConfig>,
     /// The parameters.
     pub params: Params,
-    /// Counts the updates: [`Weights::publish`] after changing `params`. Cached keys and values belong to one version.
+    /// Number of updates so far; [`Weights::publish`] increases it after `params` changed. A KV cache belongs to one
+    /// version.
     pub version: u64,
 }
 
 impl Weights {
-    /// All zero, version 0. Booked under "weights".
+    /// Weights of zeros, with version 0. Their memory is booked under "weights".
     pub fn zeros(memory: &Memory, config: &Arc<ModelConfig>) -> Weights {
         Weights { config: config.clone(), params: Params::zeros(&memory.part("weights"), config), version: 0 }
     }
-    /// Makes what `params` now hold the next version.
+    /// Increases the version: call it after changing `params`.
     pub fn publish(&mut self) {
         self.version += 1;
     }
-    /// The matrix `[V, H]` that turns hidden rows into logits: the head, or the embedding where they are tied; or the
-    /// one that turns them into scores `[n, H]`.
+    /// The matrix of the head: `[V, H]`, which turns hidden states into logits (the embedding where the two are tied),
+    /// or `[labels, H]` of a score head.
     pub fn head(&self) -> &Matrix {
         self.params.head.as_ref().unwrap_or(&self.params.embedding)
     }
 }
 
-/// Where the gradient of a parameter accumulates; none if it is frozen.
+/// The gradient of a parameter, to accumulate into; none if the parameter is frozen.
 pub(crate) fn trained(gradient: &mut Tensor) -> Option<ViewMut<'_>> {
     (gradient.bytes() > 0).then(|| gradient.view_mut())
 }

@@ -1,24 +1,24 @@
-//! The next version of parameters, while an optimizer writes it.
+//! The next version of a model's parameters, while an optimizer writes it.
 
 use super::{ParamSpec, Params};
 use kernels::{Tensor, View, ViewMut};
 
-/// The next version of parameters, made in place of the current one, or in another slot while the current one stays as
-/// it is.
+/// The next version of a model's parameters, while an optimizer writes it. It is written over the current version, or
+/// to another slot while the current version stays unchanged.
 ///
 /// An optimizer reads [`current`](Self::current) and writes what it changes: whole [tensors](Self::tensors_mut), or
-/// [parts](Self::write) by their names. What it did not write is copied when the version is published
-/// ([`copy_rest`](Self::copy_rest)), so that a parameter that an optimizer leaves alone is never left out of a slot.
+/// [parts](Self::write) by name. When the version is published, [`copy_rest`](Self::copy_rest) copies what the
+/// optimizer did not write, so that the new slot is complete.
 pub struct NextParams<'a> {
     from: Option<&'a Params>,
     to: &'a mut Params,
-    /// Which parts of each tensor were written.
+    /// For each tensor, which of its parts were written.
     written: Vec<Vec<bool>>,
-    /// Bytes.
+    /// Bytes that were copied.
     copied: u64,
 }
 
-/// A tensor of [`NextParams`].
+/// One tensor of [`NextParams`].
 pub struct NextTensor<'a> {
     from: Option<&'a Tensor>,
     to: &'a mut Tensor,
@@ -26,28 +26,28 @@ pub struct NextTensor<'a> {
 }
 
 impl<'a> NextParams<'a> {
-    /// In the place of the current version.
+    /// Writes the next version over the current one.
     pub fn in_place(params: &'a mut Params) -> NextParams<'a> {
         NextParams { written: unwritten(params), from: None, to: params, copied: 0 }
     }
 
-    /// In `to`, a tree of the same shape whose numbers do not matter.
+    /// Writes the next version to `to`, a tree of the same shape as `from`; the numbers in `to` do not matter.
     pub fn apart(from: &'a Params, to: &'a mut Params) -> NextParams<'a> {
         assert!(from.specs() == to.specs(), "slots of one shape");
         NextParams { written: unwritten(from), from: Some(from), to, copied: 0 }
     }
 
-    /// What the tensors are, in their order.
+    /// Specification of each tensor, in order.
     pub fn specs(&self) -> &[ParamSpec] {
         self.to.specs()
     }
 
-    /// The current version. In place, what was written already is the next one's.
+    /// The current version. When writing in place, it already contains what was written of the next version.
     pub fn current(&self) -> &Params {
         self.from.unwrap_or(self.to)
     }
 
-    /// Overwrites a tensor of files, as [`Params::write`].
+    /// Overwrites one tensor by its name in files, as [`Params::write`].
     pub fn write(&mut self, name: &str, data: &[f32]) -> bool {
         let done = self.to.write(name, data);
         for (spec, written) in self.to.specs().iter().zip(&mut self.written) {
@@ -64,13 +64,14 @@ impl<'a> NextParams<'a> {
         from.into_iter().zip(tensors).map(|(from, (to, written))| NextTensor { from, to, written }).collect()
     }
 
-    /// All of it as the current version is, to be changed: where that is elsewhere, a copy, which is counted.
+    /// All parameters of the current version, to change in place. If the current version is in another slot, it is
+    /// copied first, and the bytes are counted.
     pub fn copied(&mut self) -> &mut Params {
         self.copy_unwritten();
         self.to
     }
 
-    /// Copies what was not written, which is nothing in place. Gives the bytes that were copied in all.
+    /// Copies everything that was not written (nothing, when writing in place). Returns the bytes copied in total.
     pub fn copy_rest(mut self) -> u64 {
         self.copy_unwritten();
         self.copied
@@ -101,8 +102,8 @@ impl<'a> NextParams<'a> {
 }
 
 impl<'a> NextTensor<'a> {
-    /// The current version's elements, where they lie elsewhere; and where the next version's go, all of which are to
-    /// be written. In place they are the current ones.
+    /// The current version's elements, if they are in another slot, and the elements of the next version, all of which
+    /// must be written. In place, the second are the current elements.
     pub fn overwrite(self) -> (Option<View<'a>>, ViewMut<'a>) {
         self.written.fill(true);
         (self.from.map(Tensor::view), self.to.view_mut())

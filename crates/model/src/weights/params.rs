@@ -1,4 +1,4 @@
-//! The tree of parameters.
+//! The tree of a decoder's parameters.
 
 use super::linear::{Linear, LowRank};
 use super::lora::{LoraConfig, adapter_specs};
@@ -8,76 +8,78 @@ use kernels::matrix::PANEL;
 use kernels::{DType, Matrix, Memory, Tensor};
 use std::ops::Range;
 
-/// Elements of a piece of a tensor: 1 MiB. (Small in tests, for several of them.)
+/// Elements of one piece when a tensor is read in pieces: 1 MiB of f32. (Small in tests, so that there are several
+/// pieces.)
 const PIECE: usize = if cfg!(test) { 1 << 7 } else { 1 << 18 };
 
-/// One number per parameter of a decoder.
+/// A tree of tensors with one number per parameter of a decoder: weights, gradients or an optimizer's moments.
 ///
-/// In a tree of [what is trained](Params::trained), parameters that are frozen are there and have no elements.
+/// In a tree of [trained parameters](Params::trained), frozen parameters are present but have no elements.
 #[derive(Debug)]
 pub struct Params {
-    /// Embedding `[V, H]`.
+    /// Token embedding `[V, H]`: V tokens of the vocabulary, H hidden size.
     pub embedding: Matrix,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
     /// Weight of the final norm `[H]`.
     pub norm: Tensor,
-    /// Head `[V, H]`, absent where it is the embedding; or that of scores `[n, H]`.
+    /// Head `[V, H]`, absent where it is tied to the embedding; or a score head `[labels, H]`.
     pub head: Option<Matrix>,
-    /// What [`Params::tensors`] are.
+    /// Specification of each tensor of [`Params::tensors`].
     specs: Vec<ParamSpec>,
-    /// What its numbers are: where bf16, vectors (which operations read as f32) hold bf16 numbers too.
+    /// The dtype of the numbers. In a bf16 tree, vectors are stored as f32 (operations read them so) but hold bf16
+    /// numbers.
     dtype: DType,
 }
 
-/// The parameters of a layer.
+/// The parameters of a decoder layer. nh: query heads, nkv: KV heads, hd: head dim, H: hidden size, F: MLP width.
 #[derive(Debug)]
 pub struct Layer {
-    /// Queries, keys and values `[(nh + 2 nkv)·hd, H]`.
+    /// Fused projection to queries, keys and values `[(nh + 2 nkv)·hd, H]`.
     pub qkv: Linear,
-    /// Attention output `[H, nh·hd]`.
+    /// Attention output projection `[H, nh·hd]`.
     pub o: Linear,
-    /// Gate, then up `[2F, H]`.
+    /// Fused gate and up projections of the MLP `[2F, H]`.
     pub gate_up: Linear,
-    /// `[H, F]`
+    /// Down projection of the MLP `[H, F]`.
     pub down: Linear,
     /// Weight of the norm before attention `[H]`.
     pub attention_norm: Option<Tensor>,
-    /// Weight of the norm after it `[H]`.
+    /// Weight of the norm after attention `[H]`.
     pub attention_post_norm: Option<Tensor>,
     /// Weight of the norm before the MLP `[H]`.
     pub mlp_norm: Option<Tensor>,
-    /// Weight of the norm after it `[H]`.
+    /// Weight of the norm after the MLP `[H]`.
     pub mlp_post_norm: Option<Tensor>,
-    /// Weights of the norms of queries and keys: of each head `[hd]`, or of all `[nh·hd]` and `[nkv·hd]`.
+    /// Weights of the q norm and the k norm: over each head `[hd]`, or over all heads `[nh·hd]` and `[nkv·hd]`.
     pub qk_norm: Option<(Tensor, Tensor)>,
 }
 
 impl Layer {
-    /// The layer's four matrices, in the order of their tensors.
+    /// The layer's four linear layers, in the order of their tensors.
     pub fn linears(&self) -> [&Linear; 4] {
         [&self.qkv, &self.o, &self.gate_up, &self.down]
     }
-    /// The layer's four matrices, to write.
+    /// The layer's four linear layers, to write.
     pub fn linears_mut(&mut self) -> [&mut Linear; 4] {
         [&mut self.qkv, &mut self.o, &mut self.gate_up, &mut self.down]
     }
 }
 
 impl Params {
-    /// Zeros, without adapters.
+    /// Parameters of zeros, without adapters.
     pub fn zeros(memory: &Memory, config: &ModelConfig) -> Params {
         Params::base(memory, config, true, config.compute)
     }
 
-    /// Zeros for the f32 masters of what is trained and computes in bf16: every parameter of the model, or its head
-    /// of scores where there are adapters. Adapters are f32 themselves.
+    /// Zeros for the f32 master weights of a model that computes in bf16: every parameter, or only the score head where
+    /// an adapter is trained. Adapters are f32 themselves.
     pub fn masters(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Params {
         Params::base(memory, config, lora.is_none(), DType::F32)
     }
 
-    /// Zeros for what is trained: everything, or the adapters and a head of scores where there are adapters. For
-    /// gradients and moments.
+    /// Zeros for gradients or moments of what is trained: every parameter, or the adapter and the score head if `lora`
+    /// is given.
     pub fn trained(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Params {
         let mut params = Params::base(memory, config, lora.is_none(), DType::F32);
         if let Some(lora) = lora {
@@ -86,7 +88,7 @@ impl Params {
         params
     }
 
-    /// Zeros for an adapter of weights that compute as `config` says; a head of scores is with it.
+    /// Zeros for the parameters of an adapter of a model with this configuration, including its score head.
     pub(super) fn adapter(memory: &Memory, config: &ModelConfig, lora: &LoraConfig) -> Params {
         let mut params = Params::base(memory, config, false, config.compute);
         params.add_adapter(memory, lora);
@@ -100,7 +102,7 @@ impl Params {
         let norm = |name: Option<&str>| name.map(|_| vector(h));
         let whole = |rows: usize, cols: usize| Matrix::zeros_of(memory, rows, cols, dtype);
         let matrix = |rows: usize, cols: usize| whole(size(rows), size(cols));
-        // A head of scores has no meaning before it is trained, so it is never frozen.
+        // A new score head has no meaning before it is trained, so it is never frozen.
         let head = |rows: usize| if c.head == Head::Lm { size(rows) } else { rows };
         let linear = |rows: usize, cols: usize, bias: bool| Linear {
             matrix: matrix(rows, cols),
@@ -128,7 +130,7 @@ impl Params {
         }
     }
 
-    /// Gives it adapters, all zero.
+    /// Adds LoRA matrices of zeros to the tree.
     fn add_adapter(&mut self, memory: &Memory, lora: &LoraConfig) {
         let targets = lora.targets(&self.specs);
         for (linear, parts) in self.layers.iter_mut().flat_map(Layer::linears_mut).zip(&targets) {
@@ -137,19 +139,19 @@ impl Params {
         self.specs.extend(adapter_specs(&self.specs, lora));
     }
 
-    /// Overwrites every number with that of a tree of the same shape and dtypes.
+    /// Copies every number from a tree of the same shape and dtypes.
     pub fn copy_from(&mut self, other: &Params) {
         for (own, other) in self.tensors_mut().into_iter().zip(other.tensors()) {
             own.view_mut().copy_from(other.view());
         }
     }
 
-    /// What the tensors of [`Params::tensors`] are, in their order.
+    /// Specification of each tensor of [`Params::tensors`], in order.
     pub fn specs(&self) -> &[ParamSpec] {
         &self.specs
     }
 
-    /// Zeros of the same shapes in bf16. For moments: no matmul reads such a tree.
+    /// Replaces every tensor by zeros of the same shape in bf16. For optimizer moments: no matmul reads such a tree.
     pub fn zeros_in_bf16(mut self, memory: &Memory) -> Params {
         for tensor in self.tensors_mut() {
             let shape = tensor.shape().to_vec();
@@ -159,7 +161,7 @@ impl Params {
         self
     }
 
-    /// The same tree, in which only the parameters that `these` accepts keep their elements.
+    /// Drops the elements of all parameters but those that `these` accepts.
     pub fn keep(mut self, memory: &Memory, these: impl Fn(&ParamSpec) -> bool) -> Params {
         let dropped: Vec<bool> = self.specs.iter().map(|spec| !these(spec)).collect();
         for (slot, _) in self.slots_mut().into_iter().zip(dropped).filter(|(_, dropped)| *dropped) {
@@ -171,12 +173,12 @@ impl Params {
         self
     }
 
-    /// What the parameters of a model are, without its adapters.
+    /// Specifications of a model's parameters, without adapters.
     pub fn shapes(config: &ModelConfig) -> Vec<ParamSpec> {
         specs(config)
     }
 
-    /// Every parameter's elements as they lie in memory, in a fixed order: what the optimizer streams over.
+    /// All tensors as they lie in memory, in a fixed order: the optimizer iterates over them.
     pub fn tensors(&self) -> Vec<&Tensor> {
         self.slots().into_iter().map(Slot::tensor).collect()
     }
@@ -185,7 +187,8 @@ impl Params {
         self.slots_mut().into_iter().map(SlotMut::tensor).collect()
     }
 
-    /// A row-major copy of the tensor that files call `name`; none if there is none of that name, or it is frozen here.
+    /// A row-major copy of the tensor `name` of Hugging Face files; none if there is no such tensor, or it is frozen
+    /// and has no elements here.
     pub fn read(&self, name: &str) -> Option<Vec<f32>> {
         let (index, rows) = self.find(name)?;
         Some(match self.slots()[index] {
@@ -193,7 +196,7 @@ impl Params {
             Slot::Vector(v) => (rows.end <= v.shape()[0]).then(|| v.rows(rows).to_vec_f32())?,
         })
     }
-    /// [`Params::read`] piece after piece, each of which is in the cache when it is taken.
+    /// As [`Params::read`], but passes the tensor to `take` in pieces that fit the CPU cache.
     pub fn read_pieces(&self, name: &str, take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Option<Result<()>> {
         let (index, rows) = self.find(name)?;
         match self.slots()[index] {
@@ -211,8 +214,8 @@ impl Params {
             _ => None,
         }
     }
-    /// Overwrites the tensor that files call `name` with row-major elements, rounded if the tree is bf16; false if
-    /// there is none of that name, or it is frozen here.
+    /// Overwrites the tensor `name` of Hugging Face files with row-major `data`, rounded if the tree is bf16. Returns
+    /// false if there is no such tensor, or it is frozen and has no elements here.
     pub fn write(&mut self, name: &str, data: &[f32]) -> bool {
         let Some((index, rows)) = self.find(name) else { return false };
         let rounded = self.dtype == DType::Bf16;
@@ -230,7 +233,7 @@ impl Params {
         true
     }
 
-    /// The parameter and the rows of it that files call `name`.
+    /// Index of the parameter that holds the tensor `name` of Hugging Face files, and the rows that hold it.
     fn find(&self, name: &str) -> Option<(usize, Range<usize>)> {
         let found = |(i, s): (usize, &ParamSpec)| Some((i, s.parts.iter().find(|p| p.name == name)?.rows.clone()));
         self.specs.iter().enumerate().find_map(found)

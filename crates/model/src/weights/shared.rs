@@ -1,5 +1,5 @@
-//! Weights that several processes read where they lie: what a slot of shared memory holds, its writer's side
-//! ([`Sharing`], [`WeightSlots::shared`](super::WeightSlots::shared)) and its readers' ([`SharedSlot`]).
+//! Weights in shared memory, which several processes read without a copy: the layout of a shared slot, the writer's
+//! side ([`Sharing`], [`WeightSlots::shared`](super::WeightSlots::shared)) and the readers' side ([`SharedSlot`]).
 
 use super::{Adapter, LoraConfig, Params, Weights};
 use crate::ModelConfig;
@@ -8,23 +8,24 @@ use kernels::{Device, Memory, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How slots are made that other processes read.
+/// How slots of shared memory are created.
 #[derive(Clone, Debug, Default)]
 pub struct Sharing {
-    /// The run that the weights belong to.
+    /// Id of the training run that the weights belong to.
     pub run: [u8; 16],
-    /// A directory for files, where processes do not see each other's `/proc`; none: memfds.
+    /// Directory for the slots' files, for processes that do not see each other's `/proc`; none: slots are memfds.
     pub dir: Option<PathBuf>,
 }
 
-/// Where a version can be read.
+/// Where other processes can read a published version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// The version's number.
+    /// Number under which the version was published.
     pub number: u64,
-    /// What readers open.
+    /// Path that readers open.
     pub path: PathBuf,
-    /// The number that the slot says: an earlier one, if the weights have not changed since.
+    /// Number that is stored in the slot: an earlier one, if the weights have not changed since they were first
+    /// published.
     pub stored_as: u64,
 }
 
@@ -40,8 +41,9 @@ impl Sharing {
         })
     }
 
-    /// Base weights that never change: `load` makes them in the memory that it is given, then nobody can write them,
-    /// and this process reads them as others do, at the path. Below adapters, which have the slots.
+    /// Shares base weights that never change, below adapters that are trained. `load` fills the shared memory that it
+    /// is given; then the memory is sealed against writes. Returns the weights, read from the shared memory, and the
+    /// path at which other processes read them.
     pub fn base(
         &self,
         memory: &Memory,
@@ -58,25 +60,25 @@ impl Sharing {
     }
 }
 
-/// A slot of another process.
+/// A slot of shared memory that another process writes.
 pub struct SharedSlot {
     reader: SlotReader,
 }
 
 impl SharedSlot {
-    /// Opens and maps what is at [`Published::path`].
+    /// Opens and maps the slot at [`Published::path`].
     pub fn open(path: &Path) -> Result<SharedSlot> {
         Ok(SharedSlot { reader: SlotReader::open(path)? })
     }
 
-    /// The run that it belongs to.
+    /// Id of the training run that the slot belongs to.
     pub fn run(&self) -> [u8; 16] {
         self.reader.run()
     }
 
-    /// The weights that it holds now, where they lie, and what they are. None while they are written. They stay as they
-    /// are until what this gives is dropped. An error that names the first parameter which differs if they are not of
-    /// such a model.
+    /// The weights that the slot holds now, in place, and their description; none while they are written. They stay
+    /// unchanged until the returned weights are dropped. If the slot holds another kind of model, the error names the
+    /// first parameter that differs.
     pub fn weights(&self, memory: &Memory, config: &Arc<ModelConfig>) -> Result<Option<(Weights, Contents)>> {
         self.reader.expect_layout(&layout(&Params::zeros(&Memory::new(Device::Meta), config)).0)?;
         let Some(pin) = self.reader.pin()? else { return Ok(None) };
@@ -86,7 +88,7 @@ impl SharedSlot {
         Ok(Some((weights, pin.contents())))
     }
 
-    /// The adapter that it holds now, as [`weights`](Self::weights).
+    /// The adapter that the slot holds now, as [`weights`](Self::weights).
     pub fn adapter(
         &self,
         memory: &Memory,
@@ -101,13 +103,14 @@ impl SharedSlot {
         Ok(Some((Adapter { lora: lora.clone(), params, version, config: config.clone() }, pin.contents())))
     }
 
-    /// Whether what it holds now has the checksum that it was published with: an error if not.
+    /// Verifies the checksum that the slot's contents were published with; an error if it does not match.
     pub fn audit(&self) -> Result<()> {
         self.reader.pin()?.as_ref().map_or(Ok(()), Pin::audit)
     }
 }
 
-/// What lies in a slot of such parameters, a line for each tensor; and its bytes. Tensors are allocated in this order.
+/// The layout of a slot with these parameters, as text with a line for each tensor, and the slot's size in bytes.
+/// Tensors are allocated in this order.
 fn layout(params: &Params) -> (String, usize) {
     let (mut text, mut bytes) = ("tensors, each aligned to 64; matrices in panels of 32 rows\n".to_owned(), 0);
     for (spec, tensor) in params.specs().iter().zip(params.tensors()) {

@@ -1,4 +1,4 @@
-//! Versioned slots: readers hold a version while the next one is made.
+//! Slots for versions of weights: readers keep using one version while the optimizer writes the next one.
 
 use super::shared::{Published, Sharing};
 use super::{Adapter, LoraConfig, ModelView, NextParams, Params, Weights};
@@ -8,17 +8,17 @@ use kernels::memory::slot::{Contents, SlotWriter};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What has versions: [`Weights`] and [`Adapter`].
+/// Types with versions: [`Weights`] and [`Adapter`].
 pub trait Versioned {
-    /// Another one of this shape, whose numbers do not matter.
+    /// Allocates another object of the same shape; its numbers do not matter.
     fn like(&self, memory: &Memory) -> Self;
     /// The parameters.
     fn params(&self) -> &Params;
     /// The parameters, to write.
     fn params_mut(&mut self) -> &mut Params;
-    /// How often they were updated.
+    /// The version: how many times the parameters were updated.
     fn version(&self) -> u64;
-    /// Makes it this version.
+    /// Sets the version.
     fn set_version(&mut self, version: u64);
 }
 
@@ -59,21 +59,22 @@ impl Versioned for Adapter {
     }
 }
 
-/// The current version, and slots of earlier ones.
+/// The current version of weights or of an adapter, and slots with earlier versions.
 ///
-/// An update is made in place where nobody else holds the current version: a synchronous run has one slot. Otherwise it
-/// reads the current version and writes a slot that nobody holds any more, or a new one ([`slots`](Self::slots)).
-/// Neither copies; what an optimizer left alone is copied, and [counted](Self::bytes_copied).
+/// If nobody else holds the current version, an update overwrites it in place: a synchronous training run has one slot.
+/// Otherwise the update reads the current version and writes a slot that nobody holds, or a new one
+/// ([`slots`](Self::slots)). Neither case copies the weights; only tensors that the optimizer did not write are copied,
+/// and [counted](Self::bytes_copied).
 pub struct WeightSlots<T> {
     memory: Memory,
     current: Slot<T>,
     earlier: Vec<Slot<T>>,
     bytes_copied: u64,
-    /// Slots are in memory that other processes read.
+    /// How slots are shared, if other processes read them.
     sharing: Option<Sharing>,
 }
 
-/// Numbers of a version, and what shares them.
+/// The numbers of one version, and the shared memory that they are in, if any.
 struct Slot<T> {
     numbers: Arc<T>,
     shared: Option<Shared>,
@@ -81,7 +82,7 @@ struct Slot<T> {
 
 struct Shared {
     writer: SlotWriter,
-    /// What readers find in it; none while it is written.
+    /// Description of the published contents, which other processes read; none while the slot is written.
     published: Option<Contents>,
 }
 
@@ -90,7 +91,7 @@ impl<T: Versioned> Slot<T> {
         Slot { numbers: Arc::new(numbers), shared: None }
     }
 
-    /// One like `of`, in memory of its own kind.
+    /// Allocates a slot for numbers of the shape of `of`, in shared memory if `sharing` is given.
     fn like(of: &T, memory: &Memory, sharing: Option<&Sharing>) -> kernels::Result<Slot<T>> {
         let Some(sharing) = sharing else { return Ok(Slot::new(of.like(memory))) };
         let writer = sharing.slot(of.params(), false)?;
@@ -99,7 +100,7 @@ impl<T: Versioned> Slot<T> {
         Ok(Slot { numbers: Arc::new(numbers), shared: Some(Shared { writer, published: None }) })
     }
 
-    /// The contents, to write, if nobody reads them: neither here nor, by a pin, in another process.
+    /// The slot's contents, to write; none if somebody reads them in this process, or has pinned them in another.
     fn writable(&mut self) -> kernels::Result<Option<&mut T>> {
         if Arc::get_mut(&mut self.numbers).is_none() {
             return Ok(None);
@@ -115,14 +116,14 @@ impl<T: Versioned> Slot<T> {
 }
 
 impl<T: Versioned> WeightSlots<T> {
-    /// One slot, which holds `first`; others are taken from `memory`.
+    /// A single slot with `first` as the current version; further slots are allocated from `memory`.
     pub fn new(memory: &Memory, first: T) -> WeightSlots<T> {
         let current = Slot::new(first);
         WeightSlots { memory: memory.clone(), current, earlier: Vec::new(), bytes_copied: 0, sharing: None }
     }
 
-    /// Slots that other processes read, too. `first` is copied into the first of them; their bytes are booked in
-    /// `memory`.
+    /// Slots in shared memory, which other processes read, too. `first` is copied into the first slot. The bytes of
+    /// slots are booked in `memory`.
     pub fn shared(memory: &Memory, first: T, sharing: Sharing) -> kernels::Result<WeightSlots<T>> {
         let mut current = Slot::like(&first, memory, Some(&sharing))?;
         if let Some(numbers) = current.writable()? {
@@ -133,8 +134,8 @@ impl<T: Versioned> WeightSlots<T> {
         Ok(WeightSlots { memory, current, earlier: Vec::new(), bytes_copied: 0, sharing: Some(sharing) })
     }
 
-    /// Takes the memory of so many slots now: `max_staleness` + 1 of a run that trains while older versions sample.
-    /// What is taken on a device without values is counted (`lockstep plan`).
+    /// Allocates slots now, until there are `slots`: a training run that samples with older versions needs
+    /// `max_staleness` + 1. On a device without values the bytes are only counted (`lockstep plan`).
     pub fn reserve(&mut self, slots: usize) -> kernels::Result<()> {
         while self.slots() < slots {
             let slot = Slot::like(&*self.current.numbers, &self.memory, self.sharing.as_ref())?;
@@ -143,8 +144,9 @@ impl<T: Versioned> WeightSlots<T> {
         self.memory.check()
     }
 
-    /// Lets other processes read the current version, as `number`, and says where. A version that was published before,
-    /// and did not change (a skipped step), is where it was, under its first number.
+    /// Publishes the current version to other processes as number `number`, and returns where to read it. A version
+    /// that was published before and has not changed since (after a skipped step) stays where it is, under its first
+    /// number.
     pub fn publish(&mut self, number: u64, lineage: [u8; 16], checksum: bool) -> kernels::Result<Published> {
         let version = self.current.numbers.version();
         let refused = |why: &str| kernels::Error::Value { op: "WeightSlots::publish", message: why.into() };
@@ -163,33 +165,33 @@ impl<T: Versioned> WeightSlots<T> {
         Ok(Published { number, path: shared.writer.path().to_owned(), stored_as: contents.number })
     }
 
-    /// The current version, to look at.
+    /// The current version, to read.
     pub fn current(&self) -> &T {
         &self.current.numbers
     }
 
-    /// The current version, to keep: it stays as it is until this is dropped.
+    /// A shared pointer to the current version, which does not change until the pointer is dropped.
     pub fn hold(&self) -> Arc<T> {
         self.current.numbers.clone()
     }
 
-    /// Slots taken up to now.
+    /// Number of slots allocated so far.
     pub fn slots(&self) -> usize {
         1 + self.earlier.len()
     }
 
-    /// Bytes of versions that were copied because somebody held them.
+    /// Total bytes that were copied from version to version because somebody held the old one.
     pub fn bytes_copied(&self) -> u64 {
         self.bytes_copied
     }
 
-    /// Changes the current version's numbers, under its number: when it is loaded.
+    /// Changes the numbers of the current version without a new version number: for loading weights.
     pub fn overwrite<R>(&mut self, write: impl FnOnce(&mut T) -> R) -> R {
         write(self.writable().expect("weights are loaded where there is room for a copy of what is held"))
     }
 
-    /// Makes the next version of the current one. After an error that is still the current one; what was written in its
-    /// place stays.
+    /// Lets `write` make the next version from the current one. After an error the current version stays current; if it
+    /// was being updated in place, what was written to it remains.
     pub fn update<R, E: From<kernels::Error>>(
         &mut self,
         write: impl FnOnce(&mut NextParams<'_>) -> std::result::Result<R, E>,
@@ -214,7 +216,7 @@ impl<T: Versioned> WeightSlots<T> {
         result
     }
 
-    /// A slot that nobody holds, one more if there is none.
+    /// Returns a slot that nobody holds; allocates one if there is none.
     fn free(&mut self) -> kernels::Result<Slot<T>> {
         for index in 0..self.earlier.len() {
             if self.earlier[index].writable()?.is_some() {
@@ -224,7 +226,8 @@ impl<T: Versioned> WeightSlots<T> {
         Slot::like(&*self.current.numbers, &self.memory, self.sharing.as_ref())
     }
 
-    /// A slot that holds what the current version does and that nobody else holds; it becomes the current one.
+    /// The current version, to write. If somebody holds it, its numbers are first copied to another slot, which becomes
+    /// the current one.
     fn writable(&mut self) -> kernels::Result<&mut T> {
         if self.current.writable()?.is_none() {
             let mut slot = self.free()?;
@@ -237,43 +240,43 @@ impl<T: Versioned> WeightSlots<T> {
     }
 }
 
-/// A model that is trained: base weights and, where only that is trained, an adapter, each in its slots.
+/// A model in training: base weights and, if only an adapter is trained, that adapter, each with its slots.
 pub struct AdaptedWeights {
-    /// The base, which is frozen where there is an adapter.
+    /// The base weights, which are frozen if there is an adapter.
     pub base: WeightSlots<Weights>,
-    /// The adapter.
+    /// The LoRA adapter, if the model has one.
     pub adapter: Option<WeightSlots<Adapter>>,
-    /// Where other processes read a base that never changes.
+    /// Path at which other processes read base weights that never change.
     pub shared_base: Option<PathBuf>,
 }
 
-/// The versions of a model that somebody keeps.
+/// One version of a model's weights, which stays unchanged as long as this is kept.
 pub struct HeldWeights {
-    /// The base.
+    /// The base weights.
     pub base: Arc<Weights>,
-    /// The adapter.
+    /// The LoRA adapter, if the model has one.
     pub adapter: Option<Arc<Adapter>>,
 }
 
 impl HeldWeights {
-    /// What a pass computes with.
+    /// A view for a forward pass.
     pub fn view(&self) -> ModelView<'_> {
         ModelView::new(&self.base, self.adapter.as_deref())
     }
 }
 
 impl AdaptedWeights {
-    /// The current versions, to keep: they stay as they are until this is dropped.
+    /// Holds the current versions of base and adapter, which do not change until this is dropped.
     pub fn hold(&self) -> HeldWeights {
         HeldWeights { base: self.base.hold(), adapter: self.adapter.as_ref().map(WeightSlots::hold) }
     }
-    /// The first version of both.
+    /// The first versions of base weights and adapter.
     pub fn new(memory: &Memory, weights: Weights, adapter: Option<Adapter>) -> AdaptedWeights {
         let adapter = adapter.map(|adapter| WeightSlots::new(memory, adapter));
         AdaptedWeights { base: WeightSlots::new(memory, weights), adapter, shared_base: None }
     }
-    /// The first version of both, where other processes read them: what is trained in slots; a base below an adapter at
-    /// `shared_base`, in memory of [`Sharing::base`].
+    /// The first versions of base weights and adapter, readable by other processes. What is trained is in shared slots;
+    /// base weights below an adapter are at `shared_base`, in memory of [`Sharing::base`].
     pub fn shared(
         memory: &Memory,
         weights: Weights,
@@ -294,37 +297,37 @@ impl AdaptedWeights {
             }
         })
     }
-    /// Lets other processes read what is trained, as [`WeightSlots::publish`].
+    /// Publishes what is trained (adapter or base weights) to other processes, as [`WeightSlots::publish`].
     pub fn publish(&mut self, number: u64, lineage: [u8; 16]) -> kernels::Result<Published> {
         match &mut self.adapter {
             Some(adapter) => adapter.publish(number, lineage, false),
             None => self.base.publish(number, lineage, false),
         }
     }
-    /// Takes the memory of so many slots of what is trained, as [`WeightSlots::reserve`].
+    /// Allocates slots for what is trained, as [`WeightSlots::reserve`].
     pub fn reserve(&mut self, slots: usize) -> kernels::Result<()> {
         match &mut self.adapter {
             Some(adapter) => adapter.reserve(slots),
             None => self.base.reserve(slots),
         }
     }
-    /// The shape of the model.
+    /// The model's configuration.
     pub fn config(&self) -> &Arc<ModelConfig> {
         &self.base.current().config
     }
-    /// What its adapter is, if it has one.
+    /// Settings of the adapter, if the model has one.
     pub fn lora(&self) -> Option<&LoraConfig> {
         self.adapter.as_ref().map(|a| &a.current().lora)
     }
-    /// Bytes of versions that were copied because somebody held them.
+    /// Total bytes that were copied from version to version because somebody held the old one.
     pub fn bytes_copied(&self) -> u64 {
         self.base.bytes_copied() + self.adapter.as_ref().map_or(0, WeightSlots::bytes_copied)
     }
-    /// The version of what is trained.
+    /// The version of what is trained: of the adapter if there is one, else of the base weights.
     pub fn version(&self) -> u64 {
         self.view().version().trained()
     }
-    /// Makes what is trained this version.
+    /// Sets the version of what is trained.
     pub fn set_version(&mut self, version: u64) {
         match &mut self.adapter {
             Some(adapter) => adapter.overwrite(|a| a.version = version),
@@ -339,9 +342,9 @@ impl<'a> From<&'a AdaptedWeights> for ModelView<'a> {
     }
 }
 
-/// What a trainer reads in its passes, and changes in its steps.
+/// A model that a trainer can read in its passes and update in its steps.
 pub trait Trainable {
-    /// What its passes compute with.
+    /// A view for forward and backward passes.
     fn view(&self) -> ModelView<'_>;
     /// Makes the next version of what is trained, as [`WeightSlots::update`].
     fn update<R, E: From<kernels::Error>>(
@@ -394,13 +397,13 @@ mod tests {
 
     type Written = kernels::Result<()>;
 
-    /// An optimizer that writes the last norm alone.
+    /// A test optimizer that writes only the final norm.
     fn set(params: &mut NextParams<'_>, x: f32) -> Written {
         params.write("model.norm.weight", &[x; 4]);
         Ok(())
     }
 
-    /// One that adds 1 to every tensor, but for those whose number `leaves`.
+    /// A test optimizer that adds 1 to every tensor, except those with an index in `leaves`.
     fn add(params: &mut NextParams<'_>, leaves: &[usize]) -> Written {
         for (_, tensor) in params.tensors_mut().into_iter().enumerate().filter(|(i, _)| !leaves.contains(i)) {
             let (from, mut to) = tensor.overwrite();

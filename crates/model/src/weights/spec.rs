@@ -1,25 +1,25 @@
-//! Which tensors of a Hugging Face file a parameter holds, and in which of its rows.
+//! How parameters map to the tensors of Hugging Face files: which tensors a parameter holds, and in which of its rows.
 
 use crate::{Head, ModelConfig};
 use std::ops::Range;
 
-/// The name of the language model head in files.
+/// Name of the language-model head in weight files.
 pub(super) const HEAD: &str = "lm_head.weight";
-/// The head of scores in files.
+/// Name of the score head in weight files.
 pub(super) const SCORES: &str = "score.weight";
 
-/// A tensor of a Hugging Face file, as rows of a parameter.
+/// A tensor of a Hugging Face file, which is a range of rows of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The name in files, such as `model.layers.0.self_attn.q_proj.weight`.
+    /// The tensor's name in files, such as `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// The part's rows in the parameter.
+    /// The rows of the parameter that hold this tensor.
     pub rows: Range<usize>,
-    /// The shape in files: `[rows, K]` of a matrix, `[rows]` of a vector.
+    /// The tensor's shape in files: `[rows, inputs]` of a matrix, `[rows]` of a vector.
     pub shape: Vec<usize>,
 }
 
-/// What a parameter is for.
+/// Whether a parameter belongs to the model or to an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A parameter of the model itself.
@@ -28,15 +28,15 @@ pub enum Role {
     Adapter,
 }
 
-/// What a parameter is: the file tensors that it holds, one below the other.
+/// Specification of a parameter: the tensors of files that it holds, stacked by rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamSpec {
-    /// The tensors in files that the parameter is made of, in the order of its rows.
+    /// The tensors of files that the parameter holds, in the order of its rows.
     pub parts: Vec<Part>,
-    /// A matrix (a matmul's weight, or the embedding), or else a vector (a norm's weight or a bias). Weight decay is
-    /// for matrices alone.
+    /// Whether the parameter is a matrix (a matmul's weight, or the embedding) and not a vector (a norm's weight or a
+    /// bias). Only matrices get weight decay.
     pub matrix: bool,
-    /// Whether it is the model's or an adapter's.
+    /// Whether the parameter belongs to the model or to an adapter.
     pub role: Role,
 }
 
@@ -59,13 +59,14 @@ pub(super) fn stack(parts: &[(String, usize)], shape: impl Fn(usize) -> Vec<usiz
     parts.iter().map(&mut part).collect()
 }
 
-/// The norms of a layer in the order of its parameters.
+/// Names of the norms of a decoder layer, in the order of the parameters.
 fn layer_norms(c: &ModelConfig) -> [Option<&'static str>; 4] {
     let norms = c.norms;
     [norms.attention.before, norms.attention.after, norms.mlp.before, norms.mlp.after]
 }
 
-/// The parameters of a model without adapters, in the order of [`Params::tensors`](super::Params::tensors).
+/// Specifications of a model's parameters without adapters, in the order of
+/// [`Params::tensors`](super::Params::tensors).
 pub(super) fn specs(c: &ModelConfig) -> Vec<ParamSpec> {
     let (h, f, v, hd) = (c.hidden_size, c.intermediate_size, c.vocab_size, c.head_dim);
     let (q, kv) = (c.num_heads * hd, c.num_kv_heads * hd);

@@ -1,4 +1,4 @@
-//! What a pass computes with: base weights, and the adapter of each sequence.
+//! A view of a model for one forward or backward pass: the base weights, and the LoRA adapter of each sequence.
 
 use super::linear::LowRank;
 use super::{Adapter, LoraConfig, Weights};
@@ -8,21 +8,22 @@ use kernels::{Error, Matrix, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The adapters of a pass. Without one, a sequence sees the base weights alone: those of the reference model.
+/// The adapters of a pass. A sequence without an adapter uses the base weights alone, as the reference model does.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Adapters<'a> {
-    /// None.
+    /// No adapter.
     #[default]
     Off,
-    /// One for every sequence.
+    /// One adapter for every sequence.
     One(&'a Adapter),
-    /// One or none for each sequence: each branch of a batch, as given, or each block table of a step. Branches that
-    /// share their prefix must name the same.
+    /// One adapter or none for each sequence: for each branch of a packed batch, in the order given, or for each block
+    /// table of an inference step. Branches that share a prefix must have the same adapter.
     PerSequence(&'a [Option<&'a Adapter>]),
 }
 
 impl<'a> Adapters<'a> {
-    /// One adapter or none for each sequence: [`PerSequence`](Self::PerSequence) only where they differ.
+    /// Builds from one adapter or none for each sequence; the result is [`PerSequence`](Self::PerSequence) only where
+    /// they differ.
     pub fn of_sequences(adapters: &'a [Option<&'a Adapter>]) -> Adapters<'a> {
         match adapters.first() {
             Some(&first) if adapters.iter().all(|&other| same(first, other)) => {
@@ -34,26 +35,26 @@ impl<'a> Adapters<'a> {
     }
 }
 
-/// What a pass computes with. Plain [`Weights`] are a view without adapters.
+/// The weights and adapters that a pass computes with. Plain [`Weights`] convert to a view without adapters.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelView<'a> {
-    /// The base.
+    /// The base weights.
     pub weights: &'a Weights,
-    /// What is added to it.
+    /// The adapters that are added to the base weights.
     pub adapters: Adapters<'a>,
 }
 
-/// The versions that cached keys and values belong to.
+/// Versions of the weights that a KV cache was computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
     /// The version of the base weights.
     pub base: u64,
-    /// The version of the adapter, where all sequences have the same one.
+    /// The version of the adapter; none without an adapter, or if sequences have different ones.
     pub adapter: Option<u64>,
 }
 
 impl Version {
-    /// The version of what training changes: the adapter, or the base weights where there is none.
+    /// The version of what is trained: of the adapter, or of the base weights where there is no adapter.
     pub fn trained(self) -> u64 {
         self.adapter.unwrap_or(self.base)
     }
@@ -66,30 +67,30 @@ impl<'a> From<&'a Weights> for ModelView<'a> {
 }
 
 impl<'a> ModelView<'a> {
-    /// `weights` with `adapter` for every sequence, if there is one.
+    /// A view of `weights`, with `adapter` for every sequence if there is one.
     pub fn new(weights: &'a Weights, adapter: Option<&'a Adapter>) -> ModelView<'a> {
         ModelView { weights, adapters: adapter.map_or(Adapters::Off, Adapters::One) }
     }
-    /// The shape of the model.
+    /// The model's configuration.
     pub fn config(&self) -> &'a Arc<ModelConfig> {
         &self.weights.config
     }
-    /// The adapter of every sequence; none if there is none, or not one for all.
+    /// The adapter that every sequence uses; none if there is no adapter, or if sequences have different ones.
     pub fn adapter(&self) -> Option<&'a Adapter> {
         match self.adapters {
             Adapters::One(adapter) => Some(adapter),
             _ => None,
         }
     }
-    /// What the adapter of every sequence is.
+    /// The settings of the adapter that every sequence uses.
     pub fn lora(&self) -> Option<&'a LoraConfig> {
         self.adapter().map(|a| &a.lora)
     }
-    /// The versions of both.
+    /// The versions of the base weights and of the adapter.
     pub fn version(&self) -> Version {
         Version { base: self.weights.version, adapter: self.adapter().map(|a| a.version) }
     }
-    /// What turns hidden rows into logits, or into scores.
+    /// The matrix of the head, which turns hidden states into logits or scores.
     pub fn head(&self) -> Result<&'a Matrix> {
         match (self.weights.config.head, self.adapters) {
             (Head::Lm, _) | (_, Adapters::Off) => Ok(self.weights.head()),
@@ -108,16 +109,18 @@ impl<'a> ModelView<'a> {
 pub(crate) enum RowAdapters<'a> {
     /// The same adapter, or none, for all rows.
     All(Option<&'a Adapter>),
-    /// Those of ascending ranges of rows, by a sequence that names it; rows between them have none.
+    /// Ranges of rows in ascending order, each with the index of a sequence that has the range's adapter, and the
+    /// adapters by sequence. Rows between ranges have no adapter.
     Ranges(&'a [(Range<usize>, usize)], &'a [Option<&'a Adapter>]),
 }
 
-/// Where the ranges of [`RowAdapters`] are; kept from step to step, it asks for no memory.
+/// Memory for the ranges of [`RowAdapters`]. It is reused from step to step, so that a step allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct AdapterRanges(Vec<(Range<usize>, usize)>);
 
 impl<'a> RowAdapters<'a> {
-    /// `sequences`: runs of rows with the sequences that they belong to, all of which must name the same adapter.
+    /// Finds the adapter of each row. `sequences` gives consecutive ranges of rows with the range of sequences that
+    /// they belong to; all sequences of one range must have the same adapter.
     pub fn new(
         adapters: Adapters<'a>,
         sequences: impl Iterator<Item = (Range<usize>, Range<usize>)>,
@@ -153,7 +156,7 @@ impl<'a> RowAdapters<'a> {
         Ok(RowAdapters::Ranges(ranges, of_sequences))
     }
 
-    /// The adapter that a backward pass trains: all rows have it, or none has one.
+    /// The adapter that a backward pass trains; none without adapters. An error if rows have different adapters.
     pub fn trained(&self) -> Result<Option<&'a Adapter>> {
         match self {
             RowAdapters::All(adapter) => Ok(*adapter),
@@ -171,7 +174,7 @@ impl<'a> RowAdapters<'a> {
     }
 }
 
-/// Whether two sequences have the same adapter, the same object, or both none.
+/// Whether two sequences have the same adapter object, or neither has one.
 fn same(a: Option<&Adapter>, b: Option<&Adapter>) -> bool {
     match (a, b) {
         (None, None) => true,
@@ -180,27 +183,27 @@ fn same(a: Option<&Adapter>, b: Option<&Adapter>) -> bool {
     }
 }
 
-/// What adapters add to one linear layer, for some rows of a pass.
+/// The adapters of one linear layer, for some rows of a pass.
 #[derive(Clone, Copy)]
 pub(crate) struct LowRankRows<'a> {
     pub adapters: &'a RowAdapters<'a>,
     pub layer: usize,
-    /// The layer's place in [`Layer::linears`](super::Layer::linears).
+    /// Index of the linear layer in [`Layer::linears`](super::Layer::linears).
     pub linear: usize,
-    /// What they do not see.
+    /// Dropout on the inputs of the adapters.
     pub dropout: Option<lora::Dropout<'a>>,
-    /// The first of the rows.
+    /// Index in the pass of the first of these rows.
     pub first: usize,
 }
 
 impl<'a> LowRankRows<'a> {
-    /// The adapters of some of the rows.
+    /// The same adapters for a range of these rows.
     pub fn rows(self, rows: Range<usize>) -> LowRankRows<'a> {
         let first = self.first + rows.start;
         LowRankRows { dropout: self.dropout.map(|d| d.rows(rows)), first, ..self }
     }
 
-    /// Whether no adapter of the pass adds to this layer.
+    /// Whether no adapter of the pass changes this linear layer.
     pub fn is_empty(&self) -> bool {
         match self.adapters {
             RowAdapters::All(adapter) => adapter.is_none_or(|a| self.of(a).is_none()),
@@ -210,7 +213,7 @@ impl<'a> LowRankRows<'a> {
         }
     }
 
-    /// Does `compute` with each range of the `len` rows that an adapter adds to.
+    /// Calls `compute` for each range of the `len` rows that has an adapter on this linear layer.
     pub fn each(
         &self,
         len: usize,

@@ -1,5 +1,6 @@
-//! GDPO, group reward-decoupled normalisation (arXiv:2601.05242): each reward is compared within its group before they
-//! are summed, so that rewards of different size or spread do not drown each other.
+//! GDPO, group reward-decoupled normalisation (arXiv:2601.05242): the rewards of each function are normalised within
+//! the group before they are summed, so that functions with a larger scale or spread do not drown out the others.
+//! Below, r_ik is the reward of sample i by function k with weight w_k.
 //!
 //! ```text
 //! z_ik = (r_ik − mean of k in its group) / (s_k + 1e-4)   s_k: the group's standard deviation of k
@@ -7,12 +8,11 @@
 //! A_i  = (z_i − mean of z) / (s + 1e-4)                    over the whole batch
 //! ```
 //!
-//! A function that scored one sample of a group has no deviation there and says nothing of it.
+//! A function that scored only one sample of a group has no deviation there, and contributes nothing.
 
 use super::{Advantages, RewardMatrix, SMALL, ZERO_STD, deviation, given, mean, metrics, per_sequence};
 
-/// Computes the advantages of samples; `scale_rewards` has no part in it. Panics if a row has the wrong number of
-/// columns.
+/// Computes GDPO's advantages. `scale_rewards` is not used. Panics if a row has the wrong number of scores.
 pub fn compute(matrix: &RewardMatrix) -> Advantages {
     let rewards = matrix.totals();
     let mut sums: Vec<Option<f64>> = rewards.iter().map(|r| r.map(|_| 0.0)).collect();

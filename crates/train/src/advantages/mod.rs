@@ -1,5 +1,5 @@
-//! Rewards to advantages, one file for each way; here GRPO's, and what all share. As TRL's trainers compute them, in
-//! f64.
+//! Advantages from rewards, as TRL's trainers compute them, in f64. This file has GRPO's and the code that all share;
+//! each other estimator has a file.
 //!
 //! ```text
 //! r_i = Σ_k w_k r_ik                            r_ik: reward of sample i by function k, if it gave one; w_k: weight
@@ -7,15 +7,16 @@
 //! A_i = r_i − mean of its group                 without division
 //! ```
 //!
-//! Where all rewards of a group are equal its advantages are 0, exactly: the mean of equal numbers is that number,
-//! though the rounded sum over their count may be another.
+//! If all rewards of a group are equal, its advantages are exactly 0: the mean of equal numbers is set to that number,
+//! since the rounded sum divided by the count may differ from it.
 //!
-//! A sample that no function scored is left out of every mean and deviation, and its advantage is 0. A score of NaN is
-//! none, as in TRL, where the two are one; an infinite one stays, so that it shows in the loss.
+//! A sample that no reward function scored is left out of every mean and deviation, and gets advantage 0. A score of
+//! NaN counts as no score, as in TRL. An infinite score is kept, so that it shows in the loss.
 //!
-//! GRPO: Shao et al. 2024, arXiv:2402.03300. Without division: Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783. Several
-//! rewards, each normalised first: [`gdpo`]. Against the others of the group: [`rloo`]. Per token, over the batch:
-//! [`reinforce_plus_plus`]. Of steps: [`process`]. (PPO's are in [`crate::gae`].)
+//! GRPO: Shao et al. 2024, arXiv:2402.03300. Without division by the deviation: Liu et al. 2025 (Dr. GRPO),
+//! arXiv:2503.20783. Several rewards, each normalised first: [`gdpo`]. Baseline from the other completions of the
+//! group: [`rloo`]. Per token, normalised over the batch: [`reinforce_plus_plus`]. Rewards of steps: [`process`].
+//! (PPO's advantages are in [`crate::gae`].)
 
 pub mod gdpo;
 pub mod process;
@@ -29,7 +30,7 @@ use crate::Advantage;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// What an advantage is divided by.
+/// The standard deviation that GRPO's advantages are divided by, if any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleRewards {
@@ -38,54 +39,54 @@ pub enum ScaleRewards {
     Group,
     /// The standard deviation of the whole batch.
     Batch,
-    /// Nothing.
+    /// Advantages are not divided.
     None,
 }
 
-/// How several rewards become one advantage; the names are TRL's.
+/// How the rewards of several functions are combined into one advantage; the names are TRL's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MultiObjectiveAggregation {
-    /// The weighted sum of the rewards is compared within the group.
+    /// The weighted sum of the rewards is normalised within the group.
     #[default]
     SumThenNormalize,
-    /// Each is compared within the group, then summed, then compared within the batch ([`gdpo`]).
+    /// Each reward is normalised within the group; their weighted sum is then normalised over the batch ([`gdpo`]).
     NormalizeThenSum,
 }
 
-/// The scores of a sample.
+/// The scores of one sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RewardRow {
-    /// The sample's group.
+    /// Index of the sample's group.
     pub group: u64,
-    /// One per function; `None` (or NaN) where it gave no score.
+    /// The score of each reward function; `None` (or NaN) if the function gave no score.
     pub scores: Vec<Option<f64>>,
 }
 
-/// Rewards of a generation batch: one row per sample, one column per reward function.
+/// The rewards of a generation batch: a row for each sample, a column for each reward function.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RewardMatrix {
-    /// One per sample; those of a group lie behind one another.
+    /// One row per sample. The samples of a group are consecutive.
     pub rows: Vec<RewardRow>,
-    /// Names of the functions, for the metrics.
+    /// Names of the reward functions, for metrics.
     pub names: Vec<String>,
-    /// Weight of each function.
+    /// Weight of each reward function.
     pub weights: Vec<f64>,
 }
 
 /// Advantages, total rewards, and what TRL logs about them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advantages {
-    /// One per sample.
+    /// The advantage of each sample.
     pub advantages: Vec<Advantage>,
-    /// The weighted total of each sample; `None` where no function scored it.
+    /// The weighted total reward of each sample; `None` if no function scored it.
     pub rewards: Vec<Option<f64>>,
-    /// TRL's `reward`, `reward_std`, `frac_reward_zero_std`, `rewards/<name>/mean` and `rewards/<name>/std`; `None`
-    /// where TRL has NaN (nothing to average).
+    /// TRL's metrics `reward`, `reward_std`, `frac_reward_zero_std`, `rewards/<name>/mean` and `rewards/<name>/std`;
+    /// `None` where TRL reports NaN (nothing to average).
     pub metrics: Vec<(String, Option<f64>)>,
 }
 
-/// Computes the advantages of samples. Panics if a row has the wrong number of columns.
+/// Computes GRPO's advantages. Panics if a row has the wrong number of scores.
 pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
     let rewards = matrix.totals();
     let batch_std = if rewards.len() > 1 { deviation(&rewards) } else { Some(0.0) };
@@ -95,7 +96,7 @@ pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
         let mean = mean(group).unwrap_or(0.0);
         let std = match scale {
             ScaleRewards::Batch => batch_std,
-            // Undivided advantages still report which groups have no deviation.
+            // The metrics report groups without deviation even if advantages are not divided.
             ScaleRewards::Group | ScaleRewards::None if group.len() > 1 => deviation(group),
             ScaleRewards::Group | ScaleRewards::None => Some(0.0),
         };
@@ -105,7 +106,7 @@ pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
         let equal = all_equal(group);
         advantages.extend(group.iter().map(|reward| match (reward, scale, std) {
             (None, ..) => 0.0,
-            // Their mean is rounded, and would leave some 1e-17 of them.
+            // Their mean is rounded, and the difference could be about 1e-17 instead of 0.
             _ if equal => 0.0,
             (Some(r), ScaleRewards::None, _) => r - mean,
             (Some(r), _, Some(std)) => (r - mean) / (std + SMALL),
@@ -117,13 +118,13 @@ pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
     Advantages { advantages: per_sequence(&advantages), rewards, metrics }
 }
 
-/// One advantage for each completion.
+/// One advantage for each completion, the same for all its tokens.
 fn per_sequence(advantages: &[f64]) -> Vec<Advantage> {
     advantages.iter().map(|&a| Advantage::Sequence(a as f32)).collect()
 }
 
 impl RewardMatrix {
-    /// The rows of each group.
+    /// The range of rows of each group.
     pub fn groups(&self) -> impl Iterator<Item = Range<usize>> {
         let mut first = 0;
         self.rows.chunk_by(|a, b| a.group == b.group).map(move |group| {
@@ -133,7 +134,8 @@ impl RewardMatrix {
         })
     }
 
-    /// The weighted total of each sample; `None` where no function scored it. Panics if a row lacks a column.
+    /// The weighted total reward of each sample; `None` if no function scored it. Panics if a row has the wrong number
+    /// of scores.
     pub fn totals(&self) -> Vec<Option<f64>> {
         let functions = self.names.len();
         assert!(
@@ -144,7 +146,7 @@ impl RewardMatrix {
     }
 }
 
-/// What TRL logs about rewards, of which `zero_std` lie in groups whose standard deviation is zero.
+/// Computes TRL's metrics of rewards. `zero_std` is the number of samples in groups whose standard deviation is zero.
 fn metrics(matrix: &RewardMatrix, rewards: &[Option<f64>], zero_std: usize) -> Vec<(String, Option<f64>)> {
     let mut metrics = Vec::new();
     for (k, name) in matrix.names.iter().enumerate() {
@@ -160,13 +162,13 @@ fn metrics(matrix: &RewardMatrix, rewards: &[Option<f64>], zero_std: usize) -> V
     metrics
 }
 
-/// What keeps a quotient by a standard deviation finite, TRL's.
+/// TRL's constant that is added to a standard deviation before dividing by it.
 const SMALL: f64 = 1e-4;
 
-/// A standard deviation up to this is called zero (the absolute tolerance of `torch.isclose`).
+/// A standard deviation up to this counts as zero (the absolute tolerance of `torch.isclose`).
 const ZERO_STD: f64 = 1e-8;
 
-/// The score, if it is one.
+/// The score; `None` if it is NaN.
 fn given(score: Option<f64>) -> Option<f64> {
     score.filter(|r| !r.is_nan())
 }
@@ -181,15 +183,15 @@ fn mean(values: &[Option<f64>]) -> Option<f64> {
     (count > 0).then(|| values.iter().flatten().sum::<f64>() / count as f64)
 }
 
-/// Whether all values are the same finite number: each is their mean, whatever a sum of them is rounded to. An infinite
-/// one has no mean, which must show.
+/// Whether all values are the same finite number. Such values equal their mean, whatever rounding would give. An
+/// infinite value has no mean, and must show in the result.
 fn all_equal(values: &[Option<f64>]) -> bool {
     let mut given = values.iter().flatten();
     given.next().is_some_and(|first| first.is_finite() && given.all(|value| value == first))
 }
 
-/// Bessel-corrected; `None` below two values. One that overflows is NaN, not infinite: what is divided by it must not
-/// become 0.
+/// Bessel-corrected standard deviation; `None` for fewer than two values. On overflow it is NaN and not infinite, so
+/// that dividing by it does not give 0.
 fn deviation(values: &[Option<f64>]) -> Option<f64> {
     let count = values.iter().flatten().count();
     let mean = mean(values)?;

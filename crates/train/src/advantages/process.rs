@@ -7,23 +7,23 @@
 //! A_t = Σ over the completion's steps with end ≥ t of r̃
 //! ```
 //!
-//! What is said of a whole completion counts as a step that ends with it.
+//! A reward of the whole completion counts as a step that ends with the completion.
 
 use super::{Advantages, RewardMatrix, SMALL, ScaleRewards, all_equal, deviation, mean};
 use crate::{Advantage, Sample, StepRewards};
 
-/// How rewards of steps become advantages of GRPO.
+/// How GRPO turns rewards of steps into advantages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProcessRewards {
-    /// The sum of the steps' scores is the completion's reward.
+    /// The completion's reward is the sum of its steps' rewards.
     #[default]
     Sum,
-    /// Each step has its own.
+    /// Each step's reward is normalised by itself, and tokens get advantages of their own.
     PerStep,
 }
 
-/// Puts advantages of tokens in the place of those of `samples` in groups with rewards of steps. Completions without
-/// any reward keep 0, and so do tokens that the mask leaves out.
+/// Replaces the advantages of completions by advantages of tokens in groups that have rewards of steps. Completions
+/// without any reward keep 0, and so do tokens outside the mask.
 pub fn per_step(
     advantages: &mut Advantages,
     matrix: &RewardMatrix,
@@ -53,7 +53,7 @@ pub fn per_step(
         for i in group {
             let mut to_go = vec![0.0; samples[i].mask.len()];
             for &(token, reward) in &placed[i] {
-                // One step alone has no deviation, and nothing to be compared with.
+                // A single step has no standard deviation, and nothing to be compared with.
                 let divisor = divisor.filter(|_| !equal);
                 to_go[token] += divisor.map_or(0.0, |divisor| (reward - mean) / divisor);
             }
@@ -72,7 +72,7 @@ mod tests {
     use crate::RewardRow;
     use crate::advantages::compute;
 
-    /// Completions of a group each, with their tokens and rewards of steps.
+    /// Computes advantages of completions, each given as (group, number of tokens, rewards of steps, total reward).
     fn of(rows: &[(u64, usize, Option<StepRewards>, Option<f64>)], scale: ScaleRewards) -> Vec<Advantage> {
         let prompt = model::Prompt::new([1]);
         let sample = |(group, tokens, _, _): &(u64, usize, Option<StepRewards>, Option<f64>)| Sample {

@@ -1,35 +1,38 @@
 //! REINFORCE++ (Hu et al. 2025, arXiv:2501.03262): advantages of tokens, normalised over the whole batch instead of
-//! within a group, so that one completion per prompt is enough.
+//! within a group, so that one completion per prompt is enough. Below, r is the reward of a completion, k_i the KL
+//! estimate at token i with weight β, and s the standard deviation of A.
 //!
 //! ```text
 //! A_t = r − β Σ_{i ≥ t} k_i,  k_i = log π_old(i) − log π_ref(i)    the reward comes at the last token, the KL at each
 //! A_t ← (A_t − mean of A) / max(s, 1e-4)                            over all tokens of the generation batch
 //! ```
 //!
-//! With [`Baseline::Group`] (the paper's "REINFORCE++ w/ baseline") A_t = r − mean of the group instead, normalised
-//! likewise, and the KL divergence is in the loss: the paper's k2 estimator has on policy the gradient that `beta` with
-//! `use_bias_correction_kl` has, log π_θ − log π_ref times ∇ log π_θ.
+//! With [`Baseline::Group`] (the paper's "REINFORCE++ w/ baseline"), A_t = r − mean of the group, normalised over the
+//! batch in the same way, and the KL divergence is in the loss. On-policy, the paper's k2 estimator has the same
+//! gradient as `beta` with `use_bias_correction_kl`: log π_θ − log π_ref times ∇ log π_θ.
 //!
-//! The policy loss on top is any of [`crate::loss`]; the paper clips per token. s is not Bessel-corrected.
+//! REINFORCE++ advantages work with any policy loss of [`crate::loss`]; the paper clips per token. The deviation s is
+//! not Bessel-corrected.
 
 use super::{Advantages, RewardMatrix, ZERO_STD, deviation, mean, metrics};
 use crate::gae::{KlEstimator, kl};
 use crate::{Advantage, Sample};
 
-/// What a reward is compared with before the batch.
+/// The baseline that is subtracted from a reward before normalisation over the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Baseline {
-    /// Nothing: the batch's mean alone.
+    /// Nothing; normalisation subtracts the batch's mean.
     Batch,
-    /// The mean of its group.
+    /// The mean reward of the completion's group.
     Group,
 }
 
-/// The least divisor.
+/// Lower bound of the standard deviation that is divided by.
 const LEAST: f64 = 1e-4;
 
-/// Computes the advantages of `samples`, one for each row, at the tokens that `masks` keep; 0 elsewhere. `beta` acts
-/// with [`Baseline::Batch`] alone. The samples' own advantages are not read. Panics if there is a β and no reference.
+/// Computes the advantages of the tokens of `samples` that `masks` keep; other tokens get 0. Row i of `matrix` has the
+/// rewards of sample i. `beta` is used with [`Baseline::Batch`] only. The advantages in `samples` are not read. Panics
+/// if `beta` is used and a sample has no reference log-probabilities.
 pub fn compute(
     matrix: &RewardMatrix,
     samples: &[Sample],

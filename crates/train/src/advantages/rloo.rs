@@ -1,5 +1,7 @@
-//! RLOO's advantages (Ahmadian et al. 2024, arXiv:2402.14740), as TRL's `RLOOTrainer` computes them: against the mean
-//! of the *other* completions of the group, with the KL divergence in the reward.
+//! RLOO's advantages (Ahmadian et al. 2024, arXiv:2402.14740), as TRL's `RLOOTrainer` computes them: a completion's
+//! reward minus the mean reward of the *other* completions of its group, with the KL divergence subtracted from
+//! rewards. Below, r_i is the reward of completion i, m the mask of its tokens, G the group's size, s a standard
+//! deviation.
 //!
 //! ```text
 //! r_i ← clamp(r_i, reward_clip_range) − β Σ_t m (log π_old − log π_ref)
@@ -12,16 +14,16 @@ use crate::Sample;
 use crate::gae::{KlEstimator, kl};
 use serde::{Deserialize, Serialize};
 
-/// What becomes of rewards; names, meanings and defaults are those of TRL's `RLOOConfig`.
+/// How rewards become RLOO's advantages; names, meanings and defaults are those of TRL's `RLOOConfig`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RlooRewards {
-    /// Weight of the KL divergence to the reference; 0 for none.
+    /// Weight of the KL divergence to the reference model; 0 for none.
     pub beta: f64,
-    /// Bounds of the reward, before the KL divergence.
+    /// Bounds that rewards are clipped to, before the KL divergence is subtracted.
     pub reward_clip_range: Option<[f64; 2]>,
-    /// Whether advantages are brought to mean 0 and deviation 1 over the batch.
+    /// Whether advantages are normalised to mean 0 and standard deviation 1 over the batch.
     pub normalize_advantages: bool,
-    /// Completions that the length limit cut out have no part in the loss, and none in the KL divergence.
+    /// Leave completions that reached the length limit out of the loss and of the KL divergence.
     pub mask_truncated_completions: bool,
 }
 
@@ -36,8 +38,8 @@ impl Default for RlooRewards {
     }
 }
 
-/// Computes the advantages of `samples`, one for each row; their own advantages are not read. Panics if there is a β
-/// and no reference.
+/// Computes the advantages of `samples`. Row i of `matrix` has the rewards of sample i. The advantages in `samples` are
+/// not read. Panics if `beta` is not 0 and a sample has no reference log-probabilities.
 pub fn compute(matrix: &RewardMatrix, samples: &[Sample], config: &RlooRewards) -> Advantages {
     let rewards = matrix.totals();
     assert_eq!(rewards.len(), samples.len());
@@ -67,9 +69,9 @@ pub fn compute(matrix: &RewardMatrix, samples: &[Sample], config: &RlooRewards) 
         }
         let scored = group.iter().flatten().count();
         let sum: f64 = group.iter().flatten().sum();
-        // Normalised, they would move the others' mean.
+        // With normalisation, exact zeros would shift the mean of the other advantages.
         let equal = !config.normalize_advantages && all_equal(group);
-        // Alone, there is nothing to compare with: TRL's 0/0 becomes 0.
+        // A single completion has nothing to be compared with: TRL's 0/0 becomes 0.
         advantages.extend(group.iter().map(|r| match r {
             Some(_) if equal => Some(0.0),
             Some(r) if scored > 1 => Some(r - (sum - r) / (scored - 1) as f64),

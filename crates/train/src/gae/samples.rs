@@ -1,21 +1,21 @@
-//! Rewards, advantages and returns of all samples of a generation.
+//! PPO's rewards, advantages and returns for all samples of a generation batch.
 
 use super::{Estimates, KlEstimator, estimate, explained_variance, kl, token_rewards, whiten};
 use crate::{Sample, StepRewards};
 
-/// The rewards of the tokens of a generation.
+/// Rewards of all tokens of a generation batch.
 pub struct TokenRewards {
-    /// One row per sample, one element per token.
+    /// The rewards: one row per sample, one element per token.
     pub rewards: Vec<Vec<f64>>,
-    /// The mean divergence from the reference per completion, in nats; none if no completion has a score.
+    /// Mean KL divergence to the reference model per completion, in nats; none if no completion has a score.
     pub kl: Option<f64>,
-    /// What TRL logs of them.
+    /// TRL's `objective/` metrics.
     pub metrics: Vec<(&'static str, f64)>,
 }
 
-/// The reward of each token: its divergence from the reference, weighed with `kl_coef`, and the completion's score at
-/// its end, or in its place the rewards of `steps`, where it has them (none: no completion has). A completion
-/// without a score has no part in means.
+/// Computes the reward of each token: −`kl_coef` times its KL divergence, plus the completion's score at the last
+/// token, or the rewards of `steps` at their last tokens if the completion has them (an empty `steps`: no completion
+/// has). Completions without a score do not count in the means.
 pub fn rewards_of_samples(
     estimator: KlEstimator,
     kl_coef: f64,
@@ -63,13 +63,13 @@ pub fn rewards_of_samples(
     TokenRewards { rewards, kl: Some(kl), metrics }
 }
 
-/// Divides the rewards of tokens by their standard deviation over the generation.
+/// Divides the rewards of tokens by their standard deviation over the generation batch.
 pub fn whiten_samples(rewards: &mut [Vec<f64>], samples: &[Sample]) {
     whiten(rewards, &masks(samples), false);
 }
 
-/// The advantage and the return of each token, advantages whitened over the generation; and the share of the returns'
-/// variance that `values` explain, where they vary.
+/// Computes the advantage and the return of each token, with advantages normalised over the generation batch, and the
+/// share of the returns' variance that `values` explain (none if returns do not vary).
 pub fn estimate_samples(
     gamma: f64,
     lambda: f64,

@@ -1,11 +1,11 @@
-//! BNPO's normalisation as TRL understands it: the mean over the tokens of the batch. TRL's batch is the local
-//! micro-batch, so that its result depends on the micro-batch size; here it is the optimizer batch.
+//! BNPO's normalisation as in TRL: the mean over the tokens of the batch. TRL takes the mean over a local micro-batch,
+//! so its result depends on the micro-batch size; here it is the mean over the optimizer batch.
 //!
-//! J = 1/max(1, N) Σ_s Σ_t m L, with N tokens in the loss.
+//! J = 1/max(1, N) Σ_s Σ_t m L over sequences s and tokens t, with mask m, policy term L, and N tokens in the loss.
 
 use super::{LossConfig, Normalizer, PolicyLoss};
 
-/// w_s = 1 / max(1, N)
+/// BNPO. Each token has the weight 1 / max(1, N), with N tokens in the loss of the optimizer batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Bnpo;
 

@@ -1,24 +1,26 @@
 //! Reward models: the Bradley–Terry loss of pairs of answers (Bradley & Terry 1952; InstructGPT, arXiv:2203.02155).
 //!
-//! r is the score of the last token of an answer. P(chosen ≻ rejected) = σ(r_c − r_r), and with margin m and weight c:
+//! The reward r of an answer is the score at its last token; r_c and r_r are those of the chosen and the rejected
+//! answer. P(chosen ≻ rejected) = σ(r_c − r_r). With margin m, centering coefficient c and P pairs:
 //!
 //! J = 1/P Σ_pairs [ −ln σ(r_c − r_r − m) + c (r_c + r_r)² ]
 //!
 //! ∂J/∂r_c = (−σ(m − r_c + r_r) + 2c (r_c + r_r)) / P; ∂J/∂r_r = (σ(m − r_c + r_r) + 2c (r_c + r_r)) / P.
 //!
-//! Margins: Llama 2, arXiv:2307.09288, eq. 2. Centering, which fixes the constant that the first term leaves free:
-//! arXiv:2312.09244, eq. 2. Knows no model.
+//! Margins are from Llama 2, arXiv:2307.09288, eq. 2. Centering (arXiv:2312.09244, eq. 2) fixes the additive constant
+//! of the rewards, which the first term leaves free.
 
 use super::LossSums;
 
-/// How a reward model is trained; the name and the default are TRL's.
+/// Settings of the reward-model loss; the name and the default are TRL's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankingConfig {
-    /// c: how strongly the scores of a pair are drawn to a mean of 0; none: not at all.
+    /// Weight c of the centering term, which draws the mean of a pair's rewards to 0; none: no centering.
     pub center_rewards_coefficient: Option<f64>,
 }
 
-/// Adds one pair's part of J to `sums`, and returns ∂J/∂(r_c, r_r). `pairs` is P, of the whole optimizer batch.
+/// Adds one preference pair's contribution to the loss J to `sums`, and returns the gradients of J with respect to the
+/// rewards of the chosen and the rejected answer. `pairs` is the number of pairs in the whole optimizer batch.
 pub fn ranking(
     config: &RankingConfig,
     pairs: usize,
@@ -39,12 +41,12 @@ pub fn ranking(
     [(centre - pull) / p, (centre + pull) / p]
 }
 
-/// −ln σ(x), without overflow.
+/// −ln σ(x) with the sigmoid σ, without overflow.
 pub fn negative_log_sigmoid(x: f64) -> f64 {
     (-x).max(0.0) + libm::log1p(libm::exp(-x.abs()))
 }
 
-/// σ(x), without overflow.
+/// The sigmoid σ(x), without overflow.
 pub fn sigmoid(x: f64) -> f64 {
     let e = libm::exp(-x.abs());
     if x >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) }

@@ -1,5 +1,6 @@
-//! CISPO (MiniMax-M1, Chen et al. 2025, arXiv:2506.13585): the ratio is bounded and held constant, and log π_θ carries
-//! the gradient, so that no token drops out of it.
+//! CISPO (MiniMax-M1, Chen et al. 2025, arXiv:2506.13585): the importance ratio r is bounded and held constant (sg),
+//! and the gradient goes through log π_θ, so that no token loses its gradient. A is the advantage, m the mask, N the
+//! number of tokens in the loss:
 //!
 //! L = −sg[min(r, ε_max)] A log π_θ, J = 1/N Σ_s Σ_t m L
 //!
@@ -8,7 +9,7 @@
 
 use super::{LossConfig, LossSums, Normalizer, PolicyLoss, Term, Token, Whole, clip};
 
-/// w_s = 1 / max(1, N)
+/// The CISPO loss. Each token has the weight 1 / max(1, N), with N tokens in the loss of the optimizer batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Cispo;
 
@@ -24,7 +25,7 @@ impl PolicyLoss for Cispo {
         Term { value: slope * logp, d_logp: slope, high, ..Term::default() }
     }
 
-    /// `cispo_clip_ratio`: the share with r > ε_max and A > 0.
+    /// Reports `cispo_clip_ratio`: the share of tokens with a ratio above the bound and a positive advantage.
     fn report(&self, _: &LossConfig, whole: &Whole<'_>, sums: &mut LossSums) {
         sums.means.add("cispo_clip_ratio", whole.high as f64, whole.counted);
     }

@@ -1,18 +1,19 @@
-//! The clipped surrogate of PPO (Schulman et al. 2017, arXiv:1707.06347), with a wider upper side (DAPO, Yu et al.
-//! 2025, arXiv:2503.14476) and an upper bound δ of the unclipped side (INTELLECT-2, arXiv:2505.07291):
+//! The clipped surrogate of PPO (Schulman et al. 2017, arXiv:1707.06347), optionally with a wider upper range (DAPO, Yu
+//! et al. 2025, arXiv:2503.14476) and an upper bound δ of the unclipped ratio (INTELLECT-2, arXiv:2505.07291). With
+//! importance ratio r and advantage A:
 //!
 //! L = −min(min(r, δ) A, clip(r, 1 − ε, 1 + ε_high) A)
 //!
-//! ∂L/∂ρ = −r A where the side that is taken is neither clipped nor bounded, else 0.
+//! With ρ = ln r, ∂L/∂ρ = −r A if the selected side is neither clipped nor bounded, else 0.
 
 use super::{LossConfig, Term};
 
-/// The smaller of both; NaN where `x` is (`f64::min` would hide it).
+/// The smaller of the two numbers; NaN if `x` is NaN (`f64::min` would hide it).
 pub fn at_most(x: f64, bound: f64) -> f64 {
     if x > bound { bound } else { x }
 }
 
-/// L of a token with ratio `ratio` and advantage `advantage`.
+/// The clipped surrogate of a token, and its derivative.
 pub fn surrogate(config: &LossConfig, ratio: f64, advantage: f64) -> Term {
     let (lower, upper) = (1.0 - config.epsilon, 1.0 + config.epsilon_high());
     let bounded = config.delta.map_or(ratio, |delta| at_most(ratio, delta));

@@ -6,59 +6,60 @@ use super::sampling::Correction;
 use crate::Sample;
 use serde::{Deserialize, Serialize};
 
-/// What the importance ratio is of.
+/// Whether importance ratios are per token or per sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImportanceSamplingLevel {
-    /// Each token has its own.
+    /// Each token has its own importance ratio.
     #[default]
     Token,
-    /// The geometric mean over the sequence (GSPO, Zheng et al. 2025, arXiv:2507.18071).
+    /// One ratio for the sequence: the geometric mean of its tokens' ratios (GSPO, Zheng et al. 2025,
+    /// arXiv:2507.18071).
     Sequence,
 }
 
-/// The policy loss.
+/// Settings of a policy loss.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossConfig {
-    /// Which term, and how tokens are averaged.
+    /// The variant of the loss: its policy term, and how tokens are averaged.
     pub loss_type: LossType,
-    /// What the ratio is of.
+    /// Whether importance ratios are per token or per sequence.
     pub importance_sampling_level: ImportanceSamplingLevel,
-    /// The clip range below 1.
+    /// Clip range of the importance ratio below 1.
     pub epsilon: f64,
-    /// The clip range above 1; `None`: as below. In `cispo`, the largest ratio itself.
+    /// Clip range of the importance ratio above 1; `None`: the same as below. In `cispo`, the largest ratio itself.
     pub epsilon_high: Option<f64>,
-    /// Upper bound of the unclipped ratio (two-sided clipping, INTELLECT-2, arXiv:2505.07291).
+    /// Upper bound δ of the unclipped ratio (two-sided clipping, INTELLECT-2, arXiv:2505.07291).
     pub delta: Option<f64>,
-    /// `sapo`'s τ where the advantage is above 0.
+    /// Temperature τ of `sapo` for advantages above 0.
     pub sapo_temperature_pos: f64,
-    /// `sapo`'s τ where the advantage is 0 or below.
+    /// Temperature τ of `sapo` for advantages of 0 or below.
     pub sapo_temperature_neg: f64,
-    /// `vespo`'s k where the advantage is not negative.
+    /// Exponent k of `vespo` for advantages of 0 or above.
     pub vespo_k_pos: f64,
-    /// `vespo`'s λ where the advantage is not negative.
+    /// Decay λ of `vespo` for advantages of 0 or above.
     pub vespo_lambda_pos: f64,
-    /// `vespo`'s k where the advantage is negative.
+    /// Exponent k of `vespo` for negative advantages.
     pub vespo_k_neg: f64,
-    /// `vespo`'s λ where the advantage is negative.
+    /// Decay λ of `vespo` for negative advantages.
     pub vespo_lambda_neg: f64,
-    /// Weight of the KL divergence to the reference; 0 for none.
+    /// Weight β of the KL divergence to the reference model; 0 for none.
     pub beta: f64,
-    /// Multiply the KL estimate by the ratio (DeepSeek-V3.2, arXiv:2512.02556). TRL's default: its gradient is
-    /// unbiased, and on policy it is log π_θ − log π_ref.
+    /// Multiply the KL estimate by the importance ratio (DeepSeek-V3.2, arXiv:2512.02556). This is TRL's default: the
+    /// gradient is unbiased, and on-policy it is log π_θ − log π_ref times ∇ log π_θ.
     pub use_bias_correction_kl: bool,
-    /// Leave completions that the length limit cut out of the loss.
+    /// Leave completions that reached the length limit out of the loss.
     pub mask_truncated_completions: bool,
-    /// Leave sequences with a negative advantage out of the policy term where the mean of log π_sampler − log π_θ is
-    /// above this.
+    /// Leave a sequence with a negative advantage out of the policy term if the mean over its tokens of log π_sampler −
+    /// log π_θ is above this.
     pub off_policy_mask_threshold: Option<f64>,
     /// The share ρ of tokens, those of highest entropy, that stay in the policy term; 1 for all.
     pub top_entropy_quantile: f64,
-    /// The entropy bonus.
+    /// Settings of the entropy bonus.
     pub entropy: EntropyConfig,
-    /// The correction for a sampler that was not the old policy.
+    /// Importance-sampling correction for samplers that are not the old policy.
     pub importance_sampling: Correction,
-    /// The constant of `dr_grpo`.
+    /// The constant that `dr_grpo` divides by.
     pub max_completion_length: usize,
 }
 
@@ -89,7 +90,7 @@ impl Default for LossConfig {
 }
 
 impl LossConfig {
-    /// The clip range above 1.
+    /// The clip range above 1, which defaults to the range below.
     pub fn epsilon_high(&self) -> f64 {
         self.epsilon_high.unwrap_or(self.epsilon)
     }

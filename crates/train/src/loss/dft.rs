@@ -1,17 +1,18 @@
-//! Dynamic fine-tuning (Wu et al. 2025, arXiv:2508.05629): supervised fine-tuning whose tokens are weighted by their
-//! own probability, so that unlikely ones do not pull the most.
+//! Dynamic fine-tuning (Wu et al. 2025, arXiv:2508.05629): supervised fine-tuning in which each token is weighted by
+//! its own probability, so that unlikely tokens do not have the largest gradients.
 //!
-//! J = −1/max(1, N) Σ_s Σ_t m sg(π_θ) log π_θ; ∂J/∂log π_θ(t) = −m_t π_θ(t) / max(1, N).
+//! With N tokens in the loss, mask m and sg the stop-gradient, J = −1/max(1, N) Σ_s Σ_t m sg(π_θ) log π_θ over
+//! sequences s and tokens t; ∂J/∂log π_θ(t) = −m_t π_θ(t) / max(1, N).
 
 use super::{LossSums, Normalizer};
 use kernels::check::Float;
 
-/// −p log p of a token, p held constant.
+/// The loss −p log p of a token with probability p, whose first factor is held constant.
 pub fn term(logp: f64) -> f64 {
     -libm::exp(logp) * logp
 }
 
-/// Adds one sequence's part of J to `sums`, and overwrites `d_logps`.
+/// Adds one sequence's contribution to the loss J to `sums`, and overwrites `d_logps` with ∂J/∂log π_θ.
 pub fn dft<T: Float>(normalizer: &Normalizer, logps: &[T], mask: &[bool], d_logps: &mut [T], sums: &mut LossSums) {
     assert!(logps.len() == mask.len() && d_logps.len() == mask.len());
     let weight = 1.0 / normalizer.tokens.max(1) as f64;
@@ -29,7 +30,8 @@ mod tests {
     use super::*;
     use kernels::check::{directional_error, normal};
 
-    /// The probability is held constant: the gradient is that of the value with the weights of the point.
+    /// The token's probability is held constant: the gradient equals that of the loss with its weights fixed at this
+    /// point.
     #[test]
     fn the_gradient_is_that_of_the_value_with_constant_weights() {
         let x: Vec<f64> = normal::<f64>(7, 9).iter().map(|x| -(x.abs() + 0.1)).collect();

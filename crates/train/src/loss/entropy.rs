@@ -1,34 +1,36 @@
-//! The entropy of the policy in the loss: a bonus, its adaptive weight, and training on the tokens of highest entropy.
+//! The policy's entropy in the loss: an entropy bonus, its adaptive coefficient, and training on the tokens of highest
+//! entropy only.
 //!
 //! ```text
 //! J ← J − coef · H, H = 1/max(1, n) Σ H_t over the n tokens that are kept;  ∂J/∂H_t = −coef/n
 //! ```
 //!
-//! The bonus is a mean over tokens whatever the loss divides by. Kept are the tokens in the loss whose entropy is at
-//! least the (1 − ρ) quantile of all tokens of the optimizer batch, ρ = `top_entropy_quantile` (Wang et al. 2025,
-//! Beyond the 80/20 Rule, arXiv:2506.01939).
+//! The bonus is a mean over tokens, whatever the loss divides by. Tokens in the loss are kept if their entropy is at
+//! least the (1 − ρ) quantile of the entropies in the optimizer batch, with ρ = `top_entropy_quantile` (Wang et al.
+//! 2025, Beyond the 80/20 Rule, arXiv:2506.01939).
 //!
-//! Adaptive (Skywork-OR1, arXiv:2505.22312): after each step coef grows by `entropy_coef_delta` where H ≤
-//! `entropy_target`, else it shrinks, between its bounds; it is applied in steps that follow an H ≤ `entropy_target`.
+//! Adaptive coefficient (Skywork-OR1, arXiv:2505.22312): after each step the coefficient grows by `entropy_coef_delta`
+//! if the mean entropy H ≤ `entropy_target`, and shrinks by it otherwise, between two bounds. The bonus is applied only
+//! in steps that follow a step with H ≤ `entropy_target`.
 
 use super::{LossSums, Normalizer};
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
-/// The bonus; names, meanings and defaults are TRL's.
+/// Settings of the entropy bonus; names, meanings and defaults are TRL's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EntropyConfig {
-    /// Weight of the bonus; adaptive: where it begins.
+    /// Coefficient of the bonus; its initial value if the coefficient is adaptive.
     pub entropy_coef: f64,
-    /// Whether it adapts.
+    /// Whether the coefficient is adaptive.
     pub use_adaptive_entropy: bool,
     /// The lower bound of the adaptive coefficient.
     pub entropy_coef_min: f64,
     /// The upper bound of the adaptive coefficient.
     pub entropy_coef_max: f64,
-    /// How much it changes in a step.
+    /// Change of the adaptive coefficient in one step.
     pub entropy_coef_delta: f64,
-    /// The entropy per token, in nats, that it aims at.
+    /// Target of the mean entropy per token, in nats.
     pub entropy_target: f64,
 }
 
@@ -46,20 +48,20 @@ impl Default for EntropyConfig {
 }
 
 impl EntropyConfig {
-    /// Whether there is a bonus, be it 0 for now.
+    /// Whether there is a bonus, even if its coefficient is 0 at present.
     pub fn is_on(&self) -> bool {
         self.entropy_coef != 0.0 || self.use_adaptive_entropy
     }
 }
 
-/// The weight of the bonus and what it adapts to: what a checkpoint holds of it. Kept as bits, since nothing is
-/// measured yet (∞) at the start.
+/// State of the entropy bonus, which a checkpoint stores. It is serialised as bits, because the last entropy is ∞
+/// before the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "[u64; 2]", from = "[u64; 2]")]
 pub struct EntropyControl {
-    /// The weight.
+    /// The coefficient.
     pub coef: f64,
-    /// H of the last step.
+    /// Mean entropy of the last step.
     pub last: f64,
 }
 
@@ -76,17 +78,17 @@ impl From<[u64; 2]> for EntropyControl {
 }
 
 impl EntropyControl {
-    /// Before the first step.
+    /// The state before the first step.
     pub fn new(config: &EntropyConfig) -> EntropyControl {
         EntropyControl { coef: config.entropy_coef, last: f64::INFINITY }
     }
 
-    /// The weight in the step to come.
+    /// The coefficient to apply in the next step.
     pub fn applied(&self, config: &EntropyConfig) -> f64 {
         if !config.use_adaptive_entropy || self.last <= config.entropy_target { self.coef } else { 0.0 }
     }
 
-    /// Adapts to the H of a step.
+    /// Adapts the coefficient to the mean entropy of a step.
     pub fn adapt(&mut self, config: &EntropyConfig, entropy: f64) {
         if config.use_adaptive_entropy {
             self.coef = if entropy <= config.entropy_target {
@@ -99,7 +101,8 @@ impl EntropyControl {
     }
 }
 
-/// The bonus of one sequence: adds its kept entropies to `sums`, and overwrites `d_entropies` with ∂J/∂H_t.
+/// Adds the entropies of a sequence's kept tokens to `sums`, and overwrites `d_entropies` with the gradient ∂J/∂H_t of
+/// the loss with respect to each entropy.
 pub fn bonus<T: Float>(
     normalizer: &Normalizer,
     entropies: &[T],
@@ -117,8 +120,8 @@ pub fn bonus<T: Float>(
     }
 }
 
-/// The q quantile of `values`, 0 ≤ q ≤ 1, between neighbours by linear interpolation in f32, as `torch.quantile`;
-/// `None` of nothing. NaN where one value is.
+/// The q quantile of `values`, 0 ≤ q ≤ 1, interpolated linearly in f32 as `torch.quantile` does. `None` if there are no
+/// values; NaN if a value is NaN.
 pub fn quantile(mut values: Vec<f32>, q: f64) -> Option<f32> {
     if values.iter().any(|v| v.is_nan()) {
         return Some(f32::NAN);
@@ -127,6 +130,6 @@ pub fn quantile(mut values: Vec<f32>, q: f64) -> Option<f32> {
     let rank = q as f32 * (values.len().checked_sub(1)? as f32);
     let (below, above) = (values[rank.floor() as usize], values[rank.ceil() as usize]);
     let share = rank - rank.floor();
-    // As `torch.lerp`: from the nearer side.
+    // As `torch.lerp`: interpolates from the nearer side.
     Some(if share < 0.5 { below + share * (above - below) } else { above - (above - below) * (1.0 - share) })
 }

@@ -1,10 +1,12 @@
 //! GRPO (Shao et al. 2024, arXiv:2402.03300): the mean over sequences of the mean over their tokens.
 //!
-//! J = 1/B Σ_s 1/max(1, n_s) Σ_t m L, with B sequences, n_s tokens in the loss of sequence s.
+//! J = 1/B Σ_s 1/max(1, n_s) Σ_t m L over sequences s and tokens t, with mask m, policy term L, B sequences, and n_s
+//! tokens in the loss of sequence s.
 
 use super::{LossConfig, Normalizer, PolicyLoss};
 
-/// w_s = 1 / (B max(1, n_s))
+/// GRPO. Each token has the weight 1 / (B max(1, n)), with B sequences in the optimizer batch and n tokens in the loss
+/// of its sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Grpo;
 

@@ -1,22 +1,23 @@
-//! The KL divergence from the policy to the reference, estimated at each sampled token (k3 of Schulman 2020,
-//! <http://joschu.net/blog/kl-approx.html>):
+//! The KL divergence from the policy to the reference model, estimated at each sampled token (estimator k3 of Schulman
+//! 2020, <http://joschu.net/blog/kl-approx.html>):
 //!
 //! K = e^d − d − 1, d = log π_ref − log π_θ; ∂K/∂log π_θ = 1 − e^d.
 //!
-//! Bias-corrected (DeepSeek-V3.2, arXiv:2512.02556): r K, whose gradient also goes through r.
+//! With bias correction (DeepSeek-V3.2, arXiv:2512.02556) the estimate is r K with r the importance ratio, and the
+//! gradient also goes through r.
 
-/// K of one token.
+/// The estimated KL divergence at one token, and its derivatives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kl {
-    /// K, or r K.
+    /// The estimate K, or r K with bias correction.
     pub value: f64,
-    /// The estimate's derivative with respect to log π_θ of the token, the ratio held constant.
+    /// Derivative of the estimate with respect to log π_θ of the token, with the importance ratio held constant.
     pub d_logp: f64,
-    /// The estimate's derivative with respect to the ratio ρ.
+    /// Derivative of the estimate with respect to the log-ratio ρ.
     pub d_log_ratio: f64,
 }
 
-/// K of one token; times `ratio` if that is given.
+/// Estimates the KL divergence at one token; multiplied by the importance ratio `ratio` if given.
 pub fn token(logp: f64, ref_logp: f64, ratio: Option<f64>) -> Kl {
     let d = ref_logp - logp;
     // expm1 keeps the digits of a small divergence.

@@ -1,11 +1,11 @@
-//! LUSPO, length-unbiased sequence policy optimisation (arXiv:2602.05261): GSPO whose sequences count by
-//! their length. Meant for `importance_sampling_level = "sequence"`.
+//! LUSPO, length-unbiased sequence policy optimisation (arXiv:2602.05261): GSPO in which the weight of a sequence is
+//! proportional to its length. It is meant for `importance_sampling_level = "sequence"`.
 //!
-//! J = 1/B Σ_s Σ_t m L, with B sequences; L is the clipped surrogate.
+//! J = 1/B Σ_s Σ_t m L over sequences s and tokens t, with mask m, the clipped surrogate L, and B sequences.
 
 use super::{LossConfig, Normalizer, PolicyLoss};
 
-/// w_s = 1 / B
+/// LUSPO. Each token has the weight 1 / B, with B sequences in the optimizer batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Luspo;
 

@@ -1,21 +1,21 @@
-//! Losses: the value, and its gradient with respect to the log-probability of every completion token.
+//! Losses: the value of each loss, and its gradient with respect to the log-probability of every completion token.
 //!
-//! A policy loss is a sum over the tokens of the optimizer batch that the mask keeps:
+//! A policy loss J is a sum over sequences s and tokens t of the optimizer batch, with a mask m of tokens in the loss:
 //!
 //! J = Σ_s w_s Σ_t m_{s,t} (k_{s,t} c_{s,t} L_{s,t} + β K_{s,t})
 //!
-//! - L: the policy term of the importance ratio r and the advantage A: the clipped surrogate (`clip`), or the loss's
-//!   own (`cispo`, `sapo`, `vespo`);
-//! - r = e^ρ, ρ = log π_θ − log π_old, of the token or of the sequence (`ratio`);
-//! - K: the KL divergence to the reference (`kl`);
-//! - w_s: the weight of the sequence's tokens, which is what tells `grpo`, `bnpo`, `dr_grpo`, `dapo` and `luspo` apart.
-//!   It depends on [`Normalizer`] of the whole optimizer batch, known before the first micro-batch, so that cutting the
-//!   batch changes nothing;
-//! - k: 0 for tokens that `off_policy` or [`entropy`] leave out of the policy term, else 1;
-//! - c: the correction for a sampler that was not the old policy ([`sampling`]); a constant.
+//! - L: the policy term, a function of the importance ratio r and the advantage A: the clipped surrogate (`clip`), or a
+//!   term of the loss's own (`cispo`, `sapo`, `vespo`);
+//! - r = e^ρ: the importance ratio, with ρ = log π_θ − log π_old of the token or of the sequence (`ratio`);
+//! - K: the KL divergence to the reference model (`kl`), with weight β;
+//! - w_s: the weight of the sequence's tokens, in which `grpo`, `bnpo`, `dr_grpo`, `dapo` and `luspo` differ. It
+//!   depends on the [`Normalizer`] of the whole optimizer batch, which is known before the first micro-batch, so that
+//!   cutting the batch into micro-batches changes nothing;
+//! - k: 0 for tokens that `off_policy` or [`entropy`] leaves out of the policy term, else 1;
+//! - c: the importance-sampling correction for a sampler that was not the old policy ([`sampling`]); a constant.
 //!
-//! A further loss is another file with a `PolicyLoss` and a line in [`policy`]. [`rloo`] is a sum over sequences
-//! instead, [`entropy`] a bonus beside any of them. Knows no model.
+//! A new policy loss is a file with a `PolicyLoss` and a line in [`policy`]. [`rloo`] is a sum over sequences instead,
+//! and [`entropy`] a bonus that any of them can have.
 
 mod bnpo;
 pub mod bradley_terry;
@@ -50,23 +50,23 @@ use crate::Advantage;
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
-/// What losses divide by: counts of the whole optimizer batch, known before its first part is accumulated.
+/// The counts that losses divide by: of the whole optimizer batch, known before its first part is accumulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Normalizer {
-    /// Sequences, those without a token in the loss included.
+    /// Number of sequences, including those without a token in the loss.
     pub sequences: usize,
-    /// Tokens in the loss.
+    /// Number of tokens in the loss.
     pub tokens: usize,
-    /// Tokens in the loss whose entropy is below this are left out of the policy term and the entropy bonus.
+    /// Tokens in the loss with an entropy below this are left out of the policy term and of the entropy bonus.
     pub entropy_threshold: Option<f32>,
-    /// Tokens that this leaves.
+    /// Number of tokens in the loss that the entropy threshold keeps.
     pub entropy_tokens: usize,
-    /// The entropy bonus's weight in this step.
+    /// Coefficient of the entropy bonus in this step.
     pub entropy_coef: f64,
 }
 
 impl Normalizer {
-    /// The counts of these masks, one per sequence; all tokens' entropies count, and there is no entropy bonus.
+    /// Counts the tokens of these masks, one mask per sequence. There is no entropy threshold and no entropy bonus.
     pub fn of<'a>(masks: impl IntoIterator<Item = &'a Vec<bool>>) -> Normalizer {
         let (mut sequences, mut tokens) = (0, 0);
         for mask in masks {
@@ -76,77 +76,76 @@ impl Normalizer {
         Normalizer { sequences, tokens, entropy_threshold: None, entropy_tokens: tokens, entropy_coef: 0.0 }
     }
 
-    /// Whether a token of this entropy is among those that the threshold leaves. What is not a number stays, so that it
-    /// shows.
+    /// Whether the entropy threshold keeps a token of this entropy. NaN is kept, so that it shows.
     pub fn keeps(&self, entropy: f64) -> bool {
         let keeps = |threshold: f64| entropy >= threshold || entropy.is_nan() || threshold.is_nan();
         self.entropy_threshold.is_none_or(|threshold| keeps(f64::from(threshold)))
     }
 }
 
-/// One completion; the slices have one element per completion token.
+/// One completion as a policy loss reads it. Each slice has one element per completion token.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence<'a, T> {
-    /// log π_θ
+    /// Log-probabilities under the current policy, log π_θ.
     pub logps: &'a [T],
-    /// Entropy of π_θ; needed (and read) only if there is an entropy threshold.
+    /// Entropies under the current policy; read only if there is an entropy threshold.
     pub entropies: &'a [T],
-    /// log π_old
+    /// Log-probabilities under the old policy, log π_old.
     pub old_logps: &'a [T],
-    /// What the sampler recorded; equal to `old_logps` where it was the old policy.
+    /// Log-probabilities that the sampler recorded; equal to `old_logps` if the sampler was the old policy.
     pub sampler_logps: &'a [T],
-    /// log π_ref; needed if β ≠ 0.
+    /// Log-probabilities under the reference model, log π_ref; required if β ≠ 0.
     pub ref_logps: Option<&'a [T]>,
-    /// Which tokens the loss uses. The values of the others are never read.
+    /// The tokens that the loss uses. Other elements of the slices are never read.
     pub mask: &'a [bool],
-    /// A
+    /// The advantage A.
     pub advantage: &'a Advantage,
 }
 
-/// What the policy term of a token depends on.
+/// The quantities that the policy term of a token depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Token {
-    /// r, of the token or the sequence.
+    /// Importance ratio of the token or of the sequence.
     pub ratio: f64,
-    /// log π_θ
+    /// Log-probability under the current policy, log π_θ.
     pub logp: f64,
-    /// A
+    /// The advantage A.
     pub advantage: f64,
 }
 
-/// The policy term of one token.
+/// The policy term of one token, with its derivatives.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Term {
-    /// L
+    /// Value of the policy term L.
     pub value: f64,
-    /// ∂L/∂ρ, through the ratio (of the token or the sequence).
+    /// Derivative ∂L/∂ρ with respect to the log-ratio of the token or the sequence.
     pub d_log_ratio: f64,
-    /// ∂L/∂log π_θ of this token where the ratio is held constant.
+    /// Derivative ∂L/∂log π_θ of this token with the ratio held constant.
     pub d_logp: f64,
-    /// The ratio is below the clip range, and the clip acts.
+    /// Whether the ratio is below the clip range, and the clip acts.
     pub low: bool,
-    /// The ratio is above the clip range, and the clip acts.
+    /// Whether the ratio is above the clip range, and the clip acts.
     pub high: bool,
 }
 
-/// A sequence after its last token, for what a loss reports.
+/// Totals of a whole sequence, from which a loss reports its metrics.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Whole<'a> {
-    /// A
+    /// The advantage A.
     pub advantage: &'a Advantage,
-    /// Which tokens the loss uses.
+    /// The tokens that the loss uses.
     pub mask: &'a [bool],
-    /// How many.
+    /// Number of tokens that the loss uses.
     pub tokens: usize,
-    /// Tokens with [`Term::low`], or 1 for the sequence at sequence level.
+    /// Number of tokens with [`Term::low`]; 0 or 1 if ratios are per sequence.
     pub low: u64,
-    /// Tokens with [`Term::high`], or 1 for the sequence at sequence level.
+    /// Number of tokens with [`Term::high`]; 0 or 1 if ratios are per sequence.
     pub high: u64,
-    /// What they are counted of: tokens, or 1.
+    /// The number that `low` and `high` are counted among: tokens, or 1 if ratios are per sequence.
     pub counted: u64,
 }
 
-/// The policy term and how it is averaged; the names are TRL's.
+/// The policy losses: the policy term, and how tokens are averaged. The names are TRL's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossType {
@@ -159,18 +158,18 @@ pub enum LossType {
     /// Sum over tokens, divided by all tokens of the optimizer step.
     #[default]
     Dapo,
-    /// The clipped ratio weighs log π_θ, so that no token loses its gradient.
+    /// log π_θ times the bounded ratio, so that no token loses its gradient.
     Cispo,
-    /// A sigmoid of the ratio in the place of the clip.
+    /// A sigmoid of the ratio instead of clipping.
     Sapo,
-    /// Mean over sequences of the sum over tokens; meant for the sequence's ratio.
+    /// Mean over sequences of the sum over tokens; meant for per-sequence ratios.
     Luspo,
-    /// A smooth weight of the whole sequence's ratio weighs log π_θ.
+    /// log π_θ times a smooth weight of the whole sequence's ratio.
     Vespo,
 }
 
 impl LossType {
-    /// All, with their names in TRL.
+    /// All losses, with their names in TRL.
     pub const NAMES: [(&str, LossType); 8] = [
         ("grpo", LossType::Grpo),
         ("bnpo", LossType::Bnpo),
@@ -188,12 +187,12 @@ impl LossType {
     }
 }
 
-/// What tells one policy loss from another.
+/// A policy loss: the parts in which the policy losses differ.
 pub(crate) trait PolicyLoss {
-    /// w: what each token of a sequence with `tokens` tokens in the loss counts.
+    /// The weight w of each token of a sequence with `tokens` tokens in the loss.
     fn weight(&self, config: &LossConfig, tokens: usize, normalizer: &Normalizer) -> f64;
 
-    /// L of one token: the clipped surrogate, unless the loss has its own.
+    /// The policy term L of one token: the clipped surrogate, unless the loss has its own term.
     fn term(&self, config: &LossConfig, token: &Token) -> Term {
         clip::surrogate(config, token.ratio, token.advantage)
     }
@@ -203,14 +202,14 @@ pub(crate) trait PolicyLoss {
         false
     }
 
-    /// Adds what the loss reports of a sequence: how much was clipped, unless it has its own.
+    /// Adds the loss's metrics of a sequence to `sums`: how much was clipped, unless the loss reports something else.
     fn report(&self, config: &LossConfig, whole: &Whole<'_>, sums: &mut LossSums) {
         let _ = config;
         sums.count_clipped(whole.low, whole.high, whole.counted);
     }
 }
 
-/// Adds one sequence's part of J to `sums`, and overwrites `d_logps` with ∂J/∂log π_θ.
+/// Adds one sequence's contribution to the loss J to `sums`, and overwrites `d_logps` with ∂J/∂log π_θ.
 pub fn policy<T: Float>(
     config: &LossConfig,
     normalizer: &Normalizer,
@@ -236,7 +235,7 @@ pub fn policy<T: Float>(
     }
 }
 
-/// A sequence and what it is evaluated with.
+/// A sequence, and the settings that its loss is evaluated with.
 struct Case<'a, T> {
     config: &'a LossConfig,
     normalizer: &'a Normalizer,
@@ -245,7 +244,8 @@ struct Case<'a, T> {
 }
 
 impl<T: Float> Case<'_, T> {
-    /// [`policy`] of a given loss. Arithmetic is f64 whatever `T` is: these are a few numbers per token.
+    /// Evaluates [`policy`] for a given loss. Arithmetic is f64 whatever `T` is: there are only a few numbers per
+    /// token.
     fn evaluate(&self, loss: &impl PolicyLoss, d_logps: &mut [T], sums: &mut LossSums) {
         let (config, normalizer) = (self.config, self.normalizer);
         let Sequence { logps, entropies, old_logps, sampler_logps, ref_logps, mask, advantage } = *self.sequence;
@@ -255,7 +255,7 @@ impl<T: Float> Case<'_, T> {
         let tokens = ratio.tokens();
         let weight = loss.weight(config, tokens, normalizer);
 
-        // At sequence level every token's term pulls at the one ratio.
+        // With a per-sequence ratio, the terms of all tokens contribute to the gradient of that ratio.
         let mut d_sequence_ratio = 0.0;
         let (mut low, mut high) = (0, 0);
         for t in 0..mask.len() {
@@ -296,7 +296,7 @@ impl<T: Float> Case<'_, T> {
             ratio::spread(d_sequence_ratio, mask, d_logps);
         }
         let (low, high, counted) = match (config.importance_sampling_level, advantage) {
-            // One ratio, one advantage: the sequence is clipped or not.
+            // One ratio and one advantage: the whole sequence is clipped or not.
             (ImportanceSamplingLevel::Sequence, Advantage::Sequence(_)) => (u64::from(low > 0), u64::from(high > 0), 1),
             _ => (low, high, tokens as u64),
         };
@@ -305,7 +305,7 @@ impl<T: Float> Case<'_, T> {
 }
 
 impl Term {
-    /// Times a constant; a term that is left out is 0 even where it was not finite.
+    /// Multiplies the term by a constant. With 0 the term becomes 0 even if it was not finite.
     fn scale(&mut self, by: f64) {
         if by == 0.0 {
             *self = Term { low: self.low, high: self.high, ..Term::default() };

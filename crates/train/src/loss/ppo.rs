@@ -1,26 +1,27 @@
-//! PPO's two losses (Schulman et al. 2017, arXiv:1707.06347; for language models Ziegler et al. 2019,
-//! arXiv:1909.08593), with N tokens in the loss of the optimizer batch:
+//! PPO's policy loss and value loss (Schulman et al. 2017, arXiv:1707.06347; for language models Ziegler et al. 2019,
+//! arXiv:1909.08593), with N tokens in the loss of the optimizer batch and mask m:
 //!
 //! policy: J = 1/N Σ m (−min(r A, clip(r, 1 − ε, 1 + ε) A) − c_H H),  r = π_θ / π_old
 //! value:  J = c_V/N Σ m ½ max((V − R)², (clip(V, V_old − ε_V, V_old + ε_V) − R)²)
 //!
-//! H is the entropy of the distribution that the token comes from, V the value of the state in which it is chosen. A
-//! and R are those of [`gae`](crate::gae). The value loss is clipped as the policy's is: where V has left the range
-//! around what it was at rollout and the clipped side is worse, its gradient is 0.
+//! H is the entropy of the next-token distribution, and V the value of the state in which the token is chosen. The
+//! advantages A and returns R are from [`gae`](crate::gae). The value loss is clipped like the policy loss: if V has
+//! left the range around its value at rollout and the clipped side is worse, its gradient is 0.
 //!
-//! Means have the names of TRL's `PPOTrainer`. Knows no model.
+//! Metrics have the names of TRL's `PPOTrainer`.
 
 use super::{LossConfig, LossSums, Normalizer, clip};
 use crate::Advantage;
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
-/// The policy's loss; names and defaults are those of TRL's `PPOConfig`, which has no entropy bonus.
+/// Settings of PPO's policy loss; names and defaults are those of TRL's `PPOConfig`, except for the entropy bonus,
+/// which TRL does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PpoConfig {
-    /// ε
+    /// Clip range ε of the importance ratio.
     pub cliprange: f64,
-    /// c_H
+    /// Coefficient c_H of the entropy bonus.
     pub entropy_coef: f64,
 }
 
@@ -30,12 +31,12 @@ impl Default for PpoConfig {
     }
 }
 
-/// The value model's loss; names and defaults are those of TRL's `PPOConfig`.
+/// Settings of PPO's value loss; names and defaults are those of TRL's `PPOConfig`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ValueConfig {
-    /// ε_V
+    /// Clip range ε_V of the value around its value at rollout.
     pub cliprange_value: f64,
-    /// c_V
+    /// Coefficient c_V of the value loss.
     pub vf_coef: f64,
 }
 
@@ -45,23 +46,23 @@ impl Default for ValueConfig {
     }
 }
 
-/// A completion as the policy's loss sees it; the slices have one element per completion token.
+/// A completion as the policy loss reads it. Each slice has one element per completion token.
 #[derive(Clone, Copy, Debug)]
 pub struct Actions<'a, T> {
-    /// log π_θ
+    /// Log-probabilities under the current policy, log π_θ.
     pub logps: &'a [T],
-    /// log π_old
+    /// Log-probabilities under the old policy, log π_old.
     pub old_logps: &'a [T],
-    /// H
+    /// Entropies of the next-token distributions, in nats.
     pub entropies: &'a [T],
-    /// Which tokens the loss uses. The values of the others are never read.
+    /// The tokens that the loss uses. Other elements of the slices are never read.
     pub mask: &'a [bool],
-    /// A
+    /// Advantages.
     pub advantage: &'a Advantage,
 }
 
-/// Adds one completion's part of the policy's J to `sums`; overwrites `d_logps` with ∂J/∂log π_θ and `d_entropies` with
-/// ∂J/∂H.
+/// Adds one completion's contribution to the policy loss J to `sums`; overwrites `d_logps` with ∂J/∂log π_θ and
+/// `d_entropies` with the gradient with respect to entropies.
 pub fn policy<T: Float>(
     config: &PpoConfig,
     normalizer: &Normalizer,
@@ -95,7 +96,7 @@ pub fn policy<T: Float>(
         high += u64::from(term.high);
         tokens += 1;
     }
-    // Without a bonus, entropies are reported alone: one that is not finite spoils no step.
+    // Without a bonus, entropies are only reported: a non-finite one must not spoil the step.
     let bonus = if config.entropy_coef == 0.0 { 0.0 } else { config.entropy_coef * entropy };
     sums.loss += weight * (loss - bonus);
     sums.tokens += tokens;
@@ -107,20 +108,20 @@ pub fn policy<T: Float>(
     sums.means.add("val/ratio", ratios, tokens);
 }
 
-/// A completion as the value loss sees it; the slices have one element per completion token.
+/// A completion as the value loss reads it. Each slice has one element per completion token.
 #[derive(Clone, Copy, Debug)]
 pub struct States<'a, T> {
-    /// V
+    /// Value estimates V of the value model in training.
     pub values: &'a [T],
-    /// V at rollout.
+    /// Value estimates at rollout.
     pub old_values: &'a [T],
-    /// R
+    /// Returns, which are the targets of the values.
     pub returns: &'a [T],
-    /// Which tokens the loss uses. The values of the others are never read.
+    /// The tokens that the loss uses. Other elements of the slices are never read.
     pub mask: &'a [bool],
 }
 
-/// Adds one completion's part of the value model's J to `sums`, and overwrites `d_values` with ∂J/∂V.
+/// Adds one completion's contribution to the value loss J to `sums`, and overwrites `d_values` with ∂J/∂V.
 pub fn value<T: Float>(
     config: &ValueConfig,
     normalizer: &Normalizer,

@@ -1,4 +1,5 @@
-//! The importance ratio r = e^ρ of new to old policy.
+//! The importance ratio r = e^ρ of the new to the old policy, per token or per sequence. m is the mask of tokens in the
+//! loss:
 //!
 //! - token: ρ_t = log π_θ(t) − log π_old(t);
 //! - sequence (GSPO, Zheng et al. 2025, arXiv:2507.18071): ρ = Σ_t m_t (log π_θ(t) − log π_old(t)) / max(1, Σ_t m_t),
@@ -7,16 +8,16 @@
 use super::ImportanceSamplingLevel;
 use kernels::check::Float;
 
-/// The ratios of one sequence.
+/// The importance ratios of one sequence.
 #[derive(Clone, Debug)]
 pub struct Ratio {
-    /// One per token, or a single one.
+    /// One ratio per token, or a single one for the sequence.
     ratios: Vec<f64>,
     tokens: usize,
 }
 
 impl Ratio {
-    /// The ratios at `level`, over the tokens that `mask` keeps.
+    /// Computes the ratios per token or per sequence, over the tokens that `mask` keeps.
     pub fn new<T: Float>(level: ImportanceSamplingLevel, logps: &[T], old_logps: &[T], mask: &[bool]) -> Ratio {
         let tokens = mask.iter().filter(|&&m| m).count();
         let log_ratio = |t: usize| if mask[t] { logps[t].f64() - old_logps[t].f64() } else { 0.0 };
@@ -30,18 +31,18 @@ impl Ratio {
         Ratio { ratios, tokens }
     }
 
-    /// The ratio that token `t` is weighed with.
+    /// The importance ratio of token `t`.
     pub fn at(&self, t: usize) -> f64 {
         if self.ratios.len() == 1 { self.ratios[0] } else { self.ratios[t] }
     }
 
-    /// Tokens that the mask keeps.
+    /// Number of tokens that the mask keeps.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 }
 
-/// Adds to `d_logps` what the gradient `d_log_ratio` of a sequence's ρ gives to its tokens.
+/// Adds the gradient with respect to a sequence's log-ratio ρ to the gradients `d_logps` of its tokens.
 pub fn spread<T: Float>(d_log_ratio: f64, mask: &[bool], d_logps: &mut [T]) {
     let tokens = mask.iter().filter(|&&m| m).count().max(1) as f64;
     for (d, &m) in d_logps.iter_mut().zip(mask) {

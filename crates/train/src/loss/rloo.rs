@@ -1,25 +1,25 @@
-//! RLOO (Ahmadian et al. 2024, arXiv:2402.14740): REINFORCE on whole completions, here with PPO's clip, as TRL's
-//! `RLOOTrainer`. The advantage is against the mean of the other completions ([`crate::advantages::rloo`]), the KL
-//! divergence is in the reward.
+//! RLOO (Ahmadian et al. 2024, arXiv:2402.14740): REINFORCE on whole completions, here with PPO's clipping, as TRL's
+//! `RLOOTrainer`. A completion's advantage A is relative to the mean reward of the other completions
+//! ([`crate::advantages::rloo`]); the KL divergence is subtracted from rewards. With B sequences and mask m:
 //!
 //! J = −1/B Σ_s min(r A, clip(r, 1 − ε, 1 + ε_high) A), r = e^ρ, ρ = Σ_t m (log π_θ − log π_old)
 //!
-//! The ratio is that of the whole completion, not GSPO's geometric mean; ∂ρ/∂log π_θ(t) = m_t. A sequence without a
-//! token in the loss has r = 1 and still counts −A, without a gradient.
+//! The ratio r is that of the whole completion, not GSPO's geometric mean; ∂ρ/∂log π_θ(t) = m_t. A sequence without a
+//! token in the loss has r = 1: it contributes −A to the loss, but no gradient.
 
 use super::{LossConfig, LossSums, Normalizer, Sequence, clip};
 use crate::{Advantage, Sample};
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
-/// The loss; names, meanings and defaults are those of TRL's `RLOOConfig`.
+/// Settings of the RLOO loss; names, meanings and defaults are those of TRL's `RLOOConfig`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RlooConfig {
-    /// The clip range below 1.
+    /// Clip range of the ratio below 1.
     pub epsilon: f64,
-    /// The clip range above 1; `None`: as below.
+    /// Clip range of the ratio above 1; `None`: the same as below.
     pub epsilon_high: Option<f64>,
-    /// Leave completions that the length limit cut out of the loss.
+    /// Leave completions that reached the length limit out of the loss.
     pub mask_truncated_completions: bool,
 }
 
@@ -37,8 +37,8 @@ impl RlooConfig {
     }
 }
 
-/// Adds one sequence's part of J to `sums`, and overwrites `d_logps` with ∂J/∂log π_θ. Panics if the advantage is per
-/// token.
+/// Adds one sequence's contribution to the loss J to `sums`, and overwrites `d_logps` with ∂J/∂log π_θ. Panics if the
+/// advantage is per token.
 pub fn rloo<T: Float>(
     config: &RlooConfig,
     normalizer: &Normalizer,

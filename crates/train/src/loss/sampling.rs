@@ -1,45 +1,47 @@
-//! Importance sampling for samples whose sampler was not the old policy: another weight version, or another engine.
+//! Importance-sampling correction for samples whose sampler was not the old policy: another weight version, or another
+//! engine. The correction c is:
 //!
 //! ```text
 //! c = e^(log π_old − log π_sampler) of the token, or e^Σ of the sequence
 //! truncate: c ← clamp(c, clip_min, clip_max)      mask: c ← 0 where c < clip_min or c > clip_max
 //! ```
 //!
-//! c multiplies the policy term, not the KL term, and is a constant. Where the sampler is the old policy, as in every
-//! synchronous run, c is exactly 1. Truncated weights are those of IMPALA (Espeholt et al. 2018, arXiv:1802.01561);
-//! leaving out whole sequences that are too far away is also in Li et al. 2025 (arXiv:2512.23075), who judge by the
-//! worst token where here it is the product over tokens, as in TRL. The metrics are of c **before** it is truncated or
-//! masked (TRL logs it after, where nothing above `clip_max` can be seen).
+//! c multiplies the policy term but not the KL term, and is held constant. If the sampler is the old policy, as in
+//! every synchronous training run, c is exactly 1. Truncated weights are from IMPALA (Espeholt et al. 2018,
+//! arXiv:1802.01561). Leaving out whole sequences that are too far off-policy is also in Li et al. 2025
+//! (arXiv:2512.23075), by the worst token; here it is by the product over tokens, as in TRL. Metrics are of c
+//! **before** it is truncated or masked. (TRL logs it after, so that nothing above `clip_max` can be seen.)
 
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
-/// What c is of, and what happens to a c outside its bounds; the names are those of TRL's
-/// `vllm_importance_sampling_mode`.
+/// Whether the importance-sampling correction c is per token or per sequence, and what happens to a c outside its
+/// bounds; the names are those of TRL's `vllm_importance_sampling_mode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CorrectionMode {
-    /// A ratio for each token, clamped to the bounds.
+    /// A correction for each token, clamped to the bounds.
     TokenTruncate,
-    /// A ratio for each token; tokens beyond the bounds are left out.
+    /// A correction for each token; tokens beyond the bounds are left out.
     TokenMask,
-    /// One ratio for the sequence, clamped to the bounds.
+    /// One correction for the sequence, clamped to the bounds.
     SequenceTruncate,
-    /// One ratio for the sequence; a sequence beyond the bounds is left out.
+    /// One correction for the sequence; a sequence beyond the bounds is left out.
     #[default]
     SequenceMask,
 }
 
-/// The correction; TRL's defaults for its `vllm_importance_sampling_*` keys, but off.
+/// Settings of the importance-sampling correction. Defaults are those of TRL's `vllm_importance_sampling_*` keys,
+/// except that it is off.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Correction {
-    /// Whether it is made.
+    /// Whether the correction is applied.
     pub enabled: bool,
-    /// How.
+    /// Whether the correction is per token or per sequence, and truncated or masked at its bounds.
     pub mode: CorrectionMode,
-    /// The upper bound.
+    /// Upper bound of the correction.
     pub clip_max: Option<f64>,
-    /// The lower bound.
+    /// Lower bound of the correction.
     pub clip_min: Option<f64>,
 }
 
@@ -49,17 +51,18 @@ impl Default for Correction {
     }
 }
 
-/// c of the tokens of one sequence.
+/// The importance-sampling corrections of one sequence.
 #[derive(Clone, Debug)]
 pub struct Weights {
-    /// Before bounds; one per token, or a single one. Empty: 1 for all.
+    /// Corrections before bounds: one per token, or a single one. Empty: 1 for all tokens.
     raw: Vec<f64>,
     bounded: Vec<f64>,
     of_sequence: bool,
 }
 
 impl Weights {
-    /// The weights of a sequence's tokens. A token whose sampler's log-probability is not known (NaN) counts as equal.
+    /// Computes the corrections of a sequence. A token whose sampler log-probability is unknown (NaN) has the
+    /// correction 1.
     pub fn new<T: Float>(config: &Correction, old_logps: &[T], sampler_logps: &[T], mask: &[bool]) -> Weights {
         if !config.enabled {
             return Weights { raw: Vec::new(), bounded: Vec::new(), of_sequence: false };
@@ -83,7 +86,7 @@ impl Weights {
         Weights { bounded: raw.iter().map(bound).collect(), raw, of_sequence }
     }
 
-    /// What token `t` is weighed with.
+    /// The correction of token `t`.
     pub fn at(&self, t: usize) -> f64 {
         match self.bounded.as_slice() {
             [one] if self.of_sequence => *one,
@@ -93,7 +96,7 @@ impl Weights {
     }
 }
 
-/// Sums for TRL's `sampling/` metrics.
+/// Sums from which TRL's `sampling/` metrics are computed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingSums {
     ratio: Extremes,
@@ -123,21 +126,21 @@ impl Extremes {
     }
 }
 
-/// How far the sampler was from the old policy, over an optimizer batch.
+/// Metrics of how far the sampler was from the old policy, over an optimizer batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SamplingMetrics {
-    /// Smallest, mean and largest c before its bounds, over tokens or sequences.
+    /// Smallest, mean and largest correction before its bounds, over tokens or sequences.
     pub importance_sampling_ratio: [f64; 3],
-    /// The share of c that its bounds changed.
+    /// Share of corrections that the bounds changed.
     pub bounded_ratio: f64,
-    /// Mean and largest |log π_old − log π_sampler| over tokens.
+    /// Mean and largest |log π_old − log π_sampler| over tokens: how far the sampler was from the old policy.
     pub sampling_logp_difference: [f64; 2],
 }
 
 impl SamplingSums {
-    /// Adds a sequence.
+    /// Adds a sequence to the sums.
     pub fn add<T: Float>(&mut self, weights: &Weights, old_logps: &[T], sampler_logps: &[T], mask: &[bool]) {
-        // One c of the sequence counts even where no token is kept, as in TRL.
+        // A correction per sequence counts even if no token is kept, as in TRL.
         let kept = |t: usize| weights.of_sequence || mask[t];
         for (t, (&raw, &bounded)) in weights.raw.iter().zip(&weights.bounded).enumerate() {
             if kept(t) {
@@ -150,7 +153,7 @@ impl SamplingSums {
         }
     }
 
-    /// The metrics.
+    /// Computes the metrics from the sums.
     pub fn metrics(&self) -> SamplingMetrics {
         SamplingMetrics {
             importance_sampling_ratio: [self.ratio.min, self.ratio.mean(), self.ratio.max],

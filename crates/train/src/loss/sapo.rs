@@ -1,13 +1,14 @@
-//! SAPO, soft adaptive policy optimisation (Gao et al. 2025, arXiv:2511.20347): a sigmoid gate in the place of the
-//! clip, narrower where the advantage is not positive.
+//! SAPO, soft adaptive policy optimisation (Gao et al. 2025, arXiv:2511.20347): a sigmoid gate instead of clipping,
+//! narrower if the advantage is not positive. With importance ratio r = e^ρ, advantage A and sigmoid σ:
 //!
 //! L = −(4/τ) σ(τ (r − 1)) A, τ = `sapo_temperature_pos` where A > 0, else `sapo_temperature_neg`
 //!
-//! ∂L/∂ρ = −4 σ (1 − σ) r A, which at r = 1 is −A, as without a gate. Averaged as [`super::grpo`].
+//! ∂L/∂ρ = −4 σ (1 − σ) r A, which at r = 1 is −A, as without a gate. Tokens are averaged as in [`super::grpo`].
 
 use super::{LossConfig, LossSums, Normalizer, PolicyLoss, Term, Token, Whole, grpo};
 
-/// w_s = 1 / (B max(1, n_s))
+/// The SAPO loss. Each token has the weight 1 / (B max(1, n)), with B sequences in the optimizer batch and n tokens in
+/// the loss of its sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Sapo;
 
@@ -27,6 +28,6 @@ impl PolicyLoss for Sapo {
         }
     }
 
-    /// Nothing is clipped.
+    /// Reports nothing, since nothing is clipped.
     fn report(&self, _: &LossConfig, _: &Whole<'_>, _: &mut LossSums) {}
 }

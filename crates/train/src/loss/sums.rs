@@ -1,26 +1,26 @@
-//! Sums over an optimizer batch from which the losses' metrics are made.
+//! Sums over an optimizer batch, from which the loss and its metrics are computed.
 
 use super::sampling::SamplingSums;
 use crate::{ClipRatios, Means};
 
-/// Sums over sequences, in their order, from which the metrics of an optimizer step are made.
+/// Sums over sequences, in their order, from which the loss and the metrics of an optimizer step are computed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossSums {
-    /// J so far.
+    /// The loss J so far.
     pub loss: f64,
-    /// Tokens so far.
+    /// Number of tokens in the loss so far.
     pub tokens: u64,
-    /// Sum of K over tokens.
+    /// Sum over tokens of the estimated KL divergence to the reference model.
     pub kl: f64,
-    /// What a loss reports beyond this.
+    /// Further metrics of the loss.
     pub means: Means,
-    /// Sum of the entropies that the entropy bonus takes.
+    /// Sum of the token entropies in the entropy bonus.
     pub entropy: f64,
-    /// How far the sampler was from the old policy, where that is corrected for.
+    /// Statistics of the importance-sampling correction; none if there is no correction.
     pub sampling: Option<SamplingSums>,
     low: f64,
     high: f64,
-    /// What `low` and `high` count: tokens, or sequences at sequence level.
+    /// The number that `low` and `high` are counted among: tokens, or sequences if ratios are per sequence.
     counted: u64,
     low_min: f64,
     high_max: f64,
@@ -45,13 +45,13 @@ impl Default for LossSums {
 }
 
 impl LossSums {
-    /// Mean K per token.
+    /// Mean estimated KL divergence per token.
     pub fn kl_mean(&self) -> f64 {
         self.kl / self.tokens.max(1) as f64
     }
 
-    /// The clip ratios. Where no sequence has a token, the extremes are 0 (TRL has NaN); a loss that does not clip
-    /// reports none, and all are 0.
+    /// The clip ratios. If no sequence has a token in the loss, minimum and maximum are 0 (TRL has NaN). If the loss
+    /// does not clip, all are 0.
     pub fn clip_ratios(&self) -> ClipRatios {
         let per = |x: f64| x / self.counted.max(1) as f64;
         let finite = |x: f64| if x.is_finite() { x } else { 0.0 };
@@ -64,7 +64,8 @@ impl LossSums {
         }
     }
 
-    /// Counts the clipped ones among `of` tokens (or 1, the sequence).
+    /// Adds the numbers of tokens clipped below (`low`) and above (`high`) among `of` tokens of a sequence.
+    /// Per-sequence ratios have `of` = 1.
     pub(super) fn count_clipped(&mut self, low: u64, high: u64, of: u64) {
         self.low += low as f64;
         self.high += high as f64;

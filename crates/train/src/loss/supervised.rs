@@ -1,11 +1,12 @@
 //! Supervised fine-tuning: the mean negative log-likelihood of the completion tokens of the optimizer batch.
 //!
-//! J = −1/max(1, N) Σ_s Σ_t m log π_θ; ∂J/∂log π_θ(t) = −m_t / max(1, N).
+//! With N tokens in the loss and mask m, J = −1/max(1, N) Σ_s Σ_t m log π_θ over sequences s and tokens t; ∂J/∂log
+//! π_θ(t) = −m_t / max(1, N).
 
 use super::{LossSums, Normalizer};
 use kernels::check::Float;
 
-/// Adds one sequence's part of J to `sums`, and overwrites `d_logps`.
+/// Adds one sequence's contribution to the loss J to `sums`, and overwrites `d_logps` with ∂J/∂log π_θ.
 pub fn supervised<T: Float>(
     normalizer: &Normalizer,
     logps: &[T],

@@ -1,14 +1,15 @@
-//! VESPO, variational sequence-level soft policy optimisation (arXiv:2602.10693): a Gamma-shaped weight of the whole
-//! sequence's importance weight, held constant, in the place of the clip; log π_θ carries the gradient.
+//! VESPO, variational sequence-level soft policy optimisation (arXiv:2602.10693). Instead of clipping, log π_θ is
+//! multiplied by a smooth, Gamma-shaped weight φ of the whole sequence's importance weight w. φ is held constant (sg).
+//! A is the advantage, m the mask, N the number of tokens in the loss.
 //!
 //! ```text
 //! L = −sg[φ(w)] A log π_θ, φ(w) = e^λ w^k e^(−λw), so that φ(1) = 1;  J = 1/N Σ_s Σ_t m L
 //! ln w = Σ_t m (clamp(ρ_t, ±20) + clamp(ln c_t, ln 1e-8, 20)), then clamped to ln 1e-8 .. 20
 //! ```
 //!
-//! ρ_t = log π_θ(t) − log π_old(t), summed and not averaged; c_t the token's importance-sampling
-//! [correction](super::sampling), which is in w instead of in front of L. k and λ are `vespo_k_pos`, `vespo_lambda_pos`
-//! where A ≥ 0, else `vespo_k_neg`, `vespo_lambda_neg`. ∂L/∂log π_θ = −φ A.
+//! ρ_t = log π_θ(t) − log π_old(t), summed and not averaged. c_t is the token's importance-sampling
+//! [correction](super::sampling), which is a factor of w and not of L. k and λ are `vespo_k_pos` and `vespo_lambda_pos`
+//! if A ≥ 0, else `vespo_k_neg` and `vespo_lambda_neg`. ∂L/∂log π_θ = −φ A.
 
 use super::sampling::Weights;
 use super::{LossConfig, LossSums, Normalizer, PolicyLoss, Term, Token, Whole};
@@ -17,15 +18,15 @@ use kernels::check::Float;
 const LOWEST: f64 = -18.420_680_743_952_367; // ln 1e-8
 const HIGHEST: f64 = 20.0;
 
-/// w_s = 1 / max(1, N)
+/// The VESPO loss. Each token has the weight 1 / max(1, N), with N tokens in the loss of the optimizer batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Vespo {
-    /// ln w
+    /// Logarithm of the sequence's importance weight w.
     pub log_weight: f64,
 }
 
 impl Vespo {
-    /// With ln w of a sequence.
+    /// Computes the importance weight of a sequence.
     pub fn new<T: Float>(logps: &[T], old_logps: &[T], mask: &[bool], correction: &Weights) -> Vespo {
         let kept = |t: &usize| mask[*t];
         let ratio: f64 =
@@ -35,7 +36,7 @@ impl Vespo {
         Vespo { log_weight: (ratio + correction).clamp(LOWEST, HIGHEST) }
     }
 
-    /// φ(w)
+    /// The weight φ(w) of the sequence's tokens, for this advantage.
     pub fn phi(&self, config: &LossConfig, advantage: f64) -> f64 {
         let (k, lambda) = match advantage >= 0.0 {
             true => (config.vespo_k_pos, config.vespo_lambda_pos),
@@ -43,7 +44,7 @@ impl Vespo {
         };
         let lambda = lambda.max(1e-4);
         let phi = libm::exp(lambda + k * self.log_weight - lambda * libm::exp(self.log_weight));
-        // A weight that is not a number weighs nothing in TRL; here it must show.
+        // A NaN weight becomes 0 in TRL; here it stays NaN, so that it shows.
         if phi == f64::INFINITY { 0.0 } else { phi }
     }
 }
@@ -62,7 +63,7 @@ impl PolicyLoss for Vespo {
         true
     }
 
-    /// `vespo/phi_seq_mean`: the mean of φ over sequences; over tokens where the advantage is per token.
+    /// Reports `vespo/phi_seq_mean`: the mean of φ over sequences, or over tokens if advantages are per token.
     fn report(&self, config: &LossConfig, whole: &Whole<'_>, sums: &mut LossSums) {
         let name = "vespo/phi_seq_mean";
         match whole.advantage {

@@ -1,5 +1,5 @@
-//! AdamW: the update itself is [`kernels::ops::adamw`]. This file knows which parameter decays, and whose random bits
-//! round the moments.
+//! AdamW. The update is computed by [`kernels::ops::adamw`]; this file decides which parameters get weight decay and
+//! which random bits round bf16 moments.
 
 use super::{Definition, OptimizerKind, Rule, StateTree, Step};
 use crate::Result;
@@ -7,10 +7,10 @@ use kernels::Context;
 use kernels::ops::adamw;
 use model::weights::{ParamSpec, Params};
 
-/// Random bits of the moments' rounding, apart from every other use of the seed.
+/// Constant that separates the random bits for rounding moments from other uses of the seed.
 const ROUNDING: u64 = 0x4d4f_4d45_4e54_5300;
 
-/// transformers' names of implementations that compute the same.
+/// The names that transformers gives to implementations of AdamW, which all compute the same.
 pub(super) const DEFINITION: Definition = Definition {
     names: &[
         "adamw_torch",
@@ -26,7 +26,7 @@ pub(super) const DEFINITION: Definition = Definition {
     parse: |_| Ok(OptimizerKind::AdamW),
 };
 
-/// Decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101).
+/// AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101).
 pub(super) struct AdamW;
 
 impl Rule for AdamW {
@@ -43,14 +43,14 @@ impl Rule for AdamW {
     }
 }
 
-/// A step on the parameters that `of` chooses; `trees` are their two moments.
+/// Takes a step on the parameters that `of` selects. `trees` has the first and second moments.
 pub(super) fn step_on(ctx: &Context, step: Step<'_, '_>, of: impl Fn(&ParamSpec) -> bool) -> Result<()> {
     let Step { weights, masters, trees, grads, norm, number, learning_rate, config, .. } = step;
     let [m, v] = trees else { unreachable!("AdamW keeps two moments") };
     let chosen: Vec<(bool, bool)> = weights.specs().iter().map(|spec| (of(spec), spec.matrix)).collect();
     let mut first_block = 0;
     let moments = m.tensors_mut().into_iter().zip(v.tensors_mut());
-    // Adapters come last, and have no master.
+    // Adapters come last, and have no f32 master.
     let mut masters = masters.map(Params::tensors_mut).unwrap_or_default().into_iter();
     for (((weight, grad), (m, v)), (chosen, decays)) in
         weights.tensors_mut().into_iter().zip(grads.tensors()).zip(moments).zip(chosen)

@@ -1,8 +1,8 @@
-//! The optimizer: gradients in, the next weights out, with clipping by the global gradient norm.
+//! Optimizers: they compute the next weights from gradients, with clipping by the global gradient norm.
 //!
-//! What an optimizer computes is a [`Rule`], one file each: `adamw.rs`, `muon.rs`. This file has what they share: the
-//! f32 masters of weights that compute in bf16, the norm, the count of steps, and the state that a checkpoint keeps. To
-//! add one: its file, and its lines in [`OPTIMIZERS`], [`OptimizerKind`] and [`OptimizerKind::rule`].
+//! Each optimizer is a [`Rule`] in a file of its own: `adamw.rs`, `muon.rs`. This file has what they share: the f32
+//! master weights of models that compute in bf16, the gradient norm, the step count, and the state that a checkpoint
+//! stores. A new optimizer is a file, and entries in [`OPTIMIZERS`], [`OptimizerKind`] and [`OptimizerKind::rule`].
 
 mod adamw;
 mod muon;
@@ -16,45 +16,45 @@ use model::{FileDType, Grads, LoraConfig, ModelConfig};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What AdamW's moments are kept in.
+/// The dtype in which AdamW's moments are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MomentsDType {
-    /// As torch.
+    /// f32, as in torch.
     #[default]
     F32,
-    /// Half the memory, by stochastic rounding.
+    /// bf16 with stochastic rounding, which halves the memory.
     Bf16,
 }
 
-/// Which optimizer.
+/// The optimizer: AdamW or Muon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerKind {
     /// AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101).
     #[default]
     AdamW,
-    /// Muon for the matrices of the layers, AdamW for everything else.
+    /// Muon for the matrices of decoder layers, AdamW for all other parameters.
     Muon(MuonConfig),
 }
 
-/// An optimizer as configurations name it.
+/// How configurations select an optimizer.
 struct Definition {
-    /// transformers' names, where it has the optimizer; the usual one first.
+    /// Names of the optimizer, those of transformers if it has them; the usual one first.
     names: &'static [&'static str],
-    /// Takes what `optim_args` says.
+    /// Parses the optimizer's arguments from `optim_args`.
     parse: fn(&mut Args) -> std::result::Result<OptimizerKind, String>,
 }
 
 const OPTIMIZERS: &[Definition] = &[adamw::DEFINITION, muon::DEFINITION];
 
 impl OptimizerKind {
-    /// Every name that [`parse`](Self::parse) knows; the first is the default's.
+    /// Every name that [`parse`](Self::parse) accepts; the first is the default optimizer's.
     pub fn names() -> impl Iterator<Item = &'static str> {
         OPTIMIZERS.iter().flat_map(|definition| definition.names).copied()
     }
 
-    /// From transformers' `optim` and `optim_args` ("momentum=0.9,ns_steps=5").
+    /// Parses transformers' `optim` and `optim_args` ("momentum=0.9,ns_steps=5").
     pub fn parse(optim: &str, args: &str) -> std::result::Result<OptimizerKind, String> {
         let definition = OPTIMIZERS.iter().find(|definition| definition.names.contains(&optim));
         let definition = definition.ok_or_else(|| OptimizerKind::unknown(optim))?;
@@ -64,7 +64,7 @@ impl OptimizerKind {
         Ok(kind)
     }
 
-    /// The error for a name that [`names`](Self::names) lacks.
+    /// The error message for a name that is not in [`names`](Self::names).
     pub fn unknown(optim: &str) -> String {
         format!(
             "there is no optimizer `{optim}`: expected one of {}; AdamW in half the memory is adamw_torch with \
@@ -81,10 +81,10 @@ impl OptimizerKind {
     }
 }
 
-/// `key=value` pairs of `optim_args`.
+/// The `key=value` pairs of transformers' `optim_args`.
 struct Args {
     pairs: Vec<(String, String)>,
-    /// The keys that were asked for.
+    /// The keys that the optimizer reads.
     known: Vec<&'static str>,
 }
 
@@ -96,7 +96,7 @@ impl Args {
         });
         Ok(Args { pairs: pairs.collect::<std::result::Result<_, _>>()?, known: Vec::new() })
     }
-    /// Takes a value out; the default where it is not given.
+    /// Removes and returns the value of `key`; `default` if it is absent.
     fn take<T: std::str::FromStr>(&mut self, key: &'static str, default: T) -> std::result::Result<T, String> {
         self.known.push(key);
         let Some(at) = self.pairs.iter().position(|(name, _)| name == key) else { return Ok(default) };
@@ -116,24 +116,24 @@ impl Args {
     }
 }
 
-/// How steps are taken; names and defaults are transformers'.
+/// Optimizer settings; names and defaults are transformers'.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerConfig {
-    /// Which optimizer.
+    /// The optimizer: AdamW or Muon.
     pub optim: OptimizerKind,
-    /// AdamW's decay of the first moment.
+    /// AdamW's decay rate β₁ of the first moment.
     pub adam_beta1: f64,
-    /// AdamW's decay of the second moment.
+    /// AdamW's decay rate β₂ of the second moment.
     pub adam_beta2: f64,
-    /// Added to the root of AdamW's second moment.
+    /// AdamW's ε, added to the square root of the second moment.
     pub adam_epsilon: f64,
-    /// Decoupled decay of matrices; biases and norm weights do not decay.
+    /// Coefficient of decoupled weight decay, for matrices only; biases and norm weights do not decay.
     pub weight_decay: f64,
-    /// The gradient is scaled down to this L2 norm; 0 for no clipping.
+    /// Largest L2 norm of the gradient, which is scaled down to it; 0 for no clipping.
     pub max_grad_norm: f64,
-    /// What AdamW's moments are kept in.
+    /// The dtype in which AdamW's moments are kept.
     pub moments: MomentsDType,
-    /// The seed of what is random in a step: the rounding of bf16 moments, and an adapter's dropout.
+    /// Seed of the random numbers of a step: rounding of bf16 moments, and LoRA dropout.
     pub seed: u64,
 }
 
@@ -152,74 +152,74 @@ impl Default for OptimizerConfig {
     }
 }
 
-/// The global norm of a gradient.
+/// The global norm of the gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradNorm {
     /// L2 norm over all parameters.
     pub norm: f64,
-    /// Every element is finite.
+    /// Whether every element of the gradient is finite.
     pub finite: bool,
 }
 
-/// What an optimizer remembers of a parameter: a tree beside the weights', under this name in checkpoints.
+/// A kind of optimizer state: one number per parameter, stored in checkpoints under this name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StateTree {
-    /// torch's name of it.
+    /// torch's name of the state, such as `exp_avg`.
     pub name: &'static str,
-    /// Whether it is kept in [`OptimizerConfig::moments`], or in f32.
+    /// Whether this state is kept in the dtype [`OptimizerConfig::moments`]; else it is f32.
     pub in_moments_dtype: bool,
-    /// The parameters that it is of.
+    /// Which parameters have this state.
     pub keeps: fn(&ParamSpec) -> bool,
 }
 
-/// How one optimizer makes the next weights.
+/// The update rule of an optimizer.
 pub(crate) trait Rule: Send {
-    /// The state that it keeps for each parameter. Checkpoints write each tree to a file of its own, and the memory
-    /// plan counts them.
+    /// The kinds of state that the optimizer keeps. Checkpoints write each to a file of its own, and the memory plan
+    /// counts them.
     fn trees(&self) -> &'static [StateTree];
 
-    /// Takes the memory that its steps need.
+    /// Allocates the memory that steps need.
     fn reserve(&mut self, _memory: &Memory, _model: &ModelConfig, _adapter: Option<&LoraConfig>) {}
 
-    /// One step on every parameter that has a gradient.
+    /// Takes one step on every parameter that has a gradient.
     fn step(&mut self, ctx: &Context, step: Step<'_, '_>) -> Result<()>;
 }
 
 /// Arguments of [`Rule::step`].
 pub(crate) struct Step<'a, 'w> {
-    /// The next version of the weights, *written* from the current one; where there are masters, from them, rounded.
-    /// What a rule does not write stays as it is.
+    /// The next version of the weights, *written* from the current one, or from the f32 masters with rounding if there
+    /// are masters. Parameters that the rule does not write stay unchanged.
     pub weights: &'a mut NextParams<'w>,
-    /// f32 masters of weights that compute in bf16; adapters have none. *Updated.*
+    /// f32 master weights of a model that computes in bf16; adapters have none. *Updated.*
     pub masters: Option<&'a mut Params>,
-    /// In the order of [`Rule::trees`]. *Updated.*
+    /// Optimizer state, in the order of [`Rule::trees`]. *Updated.*
     pub trees: &'a mut [Params],
-    /// Frozen parameters have no elements.
+    /// Gradients; frozen parameters have no elements.
     pub grads: &'a Params,
-    /// `[2]`, as [`grad_norm::global`] writes it.
+    /// The gradient norm `[2]`, as [`grad_norm::global`] writes it.
     pub norm: &'a Tensor,
-    /// What gradients are multiplied with: 1, or less where the norm is above `max_grad_norm`.
+    /// Factor on gradients: 1, or less if the norm is above `max_grad_norm`.
     pub clip: f32,
-    /// The number of this step, from 1.
+    /// Index of this step, counted from 1.
     pub number: u64,
     pub learning_rate: f64,
     pub config: &'a OptimizerConfig,
 }
 
-/// An optimizer's state, and what it steps with.
+/// An optimizer: its settings, update rule and state.
 pub struct Optimizer {
     config: OptimizerConfig,
     rule: Box<dyn Rule>,
     state: Arc<OptimizerState>,
-    /// What [`grad_norm::global`] writes.
+    /// The gradient norm, as [`grad_norm::global`] writes it.
     norm: Tensor,
     measured: f64,
-    /// Steps taken.
+    /// Number of steps taken.
     pub(crate) steps: u64,
 }
 
-/// What an optimizer remembers of every parameter that is trained, in the order in which the weights lie in memory; and
-/// the f32 masters of those that compute in bf16. In f32 a weight is its own master.
+/// An optimizer's state for every trained parameter, in the order of the weights in memory, and the f32 master weights
+/// of a model that computes in bf16. In f32 the weights are their own masters.
 pub struct OptimizerState {
     masters: Option<Params>,
     kinds: &'static [StateTree],
@@ -227,18 +227,19 @@ pub struct OptimizerState {
     trees: Vec<Params>,
 }
 
-/// What an optimizer remembers of the parameters: one file of a checkpoint.
+/// A kind of optimizer state, as one file of a checkpoint.
 pub struct SavedTree<'a> {
-    /// torch's name of it, such as `exp_avg`.
+    /// torch's name of the state, such as `exp_avg`.
     pub name: &'static str,
-    /// The dtype that it is stored in.
+    /// The dtype in which the state is stored.
     pub dtype: FileDType,
-    /// Under the names and in the row-major order of Hugging Face files.
+    /// The numbers, under the names and in the row-major order of Hugging Face files.
     pub tensors: Named<'a>,
 }
 
 impl Optimizer {
-    /// A state of zeros, of every parameter or, where there is an adapter, of the adapter's. Booked under "optimizer".
+    /// An optimizer with a state of zeros, for every parameter or only for the adapter if there is one. Memory is
+    /// booked under "optimizer".
     pub fn new(
         memory: &Memory,
         model: &ModelConfig,
@@ -266,23 +267,23 @@ impl Optimizer {
         Optimizer { config, rule, state: Arc::new(state), norm, measured: 0.0, steps: 0 }
     }
 
-    /// The state, to look at.
+    /// The optimizer's state, to read.
     pub fn state(&self) -> &OptimizerState {
         &self.state
     }
 
-    /// The state, to keep: a checkpoint is written from it meanwhile. [`step`](Self::step) is an error until it is
-    /// dropped.
+    /// A shared pointer to the state, from which a checkpoint is written in the background. [`step`](Self::step) is an
+    /// error until it is dropped.
     pub fn hold(&self) -> Arc<OptimizerState> {
         self.state.clone()
     }
 
-    /// The state, to overwrite when a run is resumed.
+    /// The state, to overwrite when a training run is resumed.
     pub fn state_mut(&mut self) -> Result<&mut OptimizerState> {
         Arc::get_mut(&mut self.state).ok_or(Error::Held)
     }
 
-    /// The global norm of `grads`, which [`step`](Self::step) clips with.
+    /// Computes the global norm of `grads`, which the next [`step`](Self::step) clips by.
     pub fn measure(&mut self, ctx: &Context, grads: &Grads) -> Result<GradNorm> {
         let views: Vec<_> = grads.params.tensors().iter().map(|t| t.view()).collect();
         grad_norm::global(ctx, &views, self.norm.view_mut())?;
@@ -291,7 +292,7 @@ impl Optimizer {
         Ok(GradNorm { norm: self.measured, finite: out[1] == 1.0 && out[0].is_finite() })
     }
 
-    /// One step on every parameter that is trained, with the norm measured last.
+    /// Takes one step on every trained parameter, clipping by the norm that was measured last.
     pub fn step(
         &mut self,
         ctx: &Context,
@@ -322,7 +323,7 @@ impl Optimizer {
 }
 
 impl OptimizerState {
-    /// Makes the weights the masters' first values, before the first step.
+    /// Initialises the master weights from the weights, before the first step.
     fn adopt(&mut self, weights: &Params) {
         let Some(masters) = &mut self.masters else { return };
         for part in masters.specs().iter().flat_map(|s| &s.parts).map(|p| p.name.clone()).collect::<Vec<_>>() {
@@ -332,18 +333,18 @@ impl OptimizerState {
         }
     }
 
-    /// The f32 masters of weights that compute in bf16, under the names and in the row-major order of Hugging Face
-    /// files.
+    /// The f32 master weights of a model that computes in bf16, under the names and in the row-major order of Hugging
+    /// Face files.
     pub fn masters(&self) -> Option<Named<'_>> {
         self.masters.as_ref().map(|params| Named { params })
     }
 
-    /// The master weights, to overwrite when a run is resumed.
+    /// The master weights, to overwrite when a training run is resumed.
     pub fn masters_mut(&mut self) -> Option<NamedMut<'_>> {
         self.masters.as_mut().map(|params| NamedMut { params })
     }
 
-    /// What the optimizer remembers.
+    /// The kinds of optimizer state, to save.
     pub fn trees(&self) -> impl Iterator<Item = SavedTree<'_>> {
         self.kinds.iter().zip(&self.trees).map(|(kind, params)| SavedTree {
             name: kind.name,
@@ -352,7 +353,7 @@ impl OptimizerState {
         })
     }
 
-    /// The state trees by their names, to overwrite when a run is resumed.
+    /// The kinds of optimizer state by name, to overwrite when a training run is resumed.
     pub fn trees_mut(&mut self) -> impl Iterator<Item = (&'static str, NamedMut<'_>)> {
         self.kinds.iter().map(|kind| kind.name).zip(self.trees.iter_mut().map(|params| NamedMut { params }))
     }

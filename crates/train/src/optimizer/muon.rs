@@ -1,6 +1,7 @@
-//! Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon), as `torch.optim.Muon` computes it, in f32: the
-//! momentum of each matrix of a layer is made orthogonal by Newton-Schulz iterations. Embedding, head, norms, biases
-//! and adapters take AdamW's step.
+//! Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon), as `torch.optim.Muon` computes it, in f32. The
+//! momentum of each matrix of the decoder layers is orthogonalised by Newton-Schulz iterations. Embedding, head, norms,
+//! biases and adapters are updated by AdamW. Below, b is the momentum buffer, μ the momentum, p the parameter, lr the
+//! learning rate.
 //!
 //! ```text
 //! g = clip · grad
@@ -11,8 +12,8 @@
 //! p ← p (1 − lr · weight_decay) − lr · s · X,   s = √max(1, rows/cols), or 0.2 √max(rows, cols)
 //! ```
 //!
-//! q, k, v, gate and up are matrices of their own, although two or three of them lie in one tensor. torch iterates in
-//! bf16, which moves singular values by some percent; the iterations here are f32 matmuls.
+//! q, k, v, gate and up are updated as separate matrices, although two or three of them are in one tensor. torch
+//! iterates in bf16, which changes singular values by some percent; the iterations here are f32 matmuls.
 
 use super::{Args, Definition, OptimizerKind, Rule, StateTree, Step, adamw};
 use crate::Result;
@@ -22,33 +23,33 @@ use model::weights::{ParamSpec, Params, Part, Role};
 use model::{LoraConfig, ModelConfig};
 use serde::{Deserialize, Serialize};
 
-/// Coefficients of the quintic iteration: steep at 0, so that small singular values grow quickly.
+/// Coefficients a, b, c of the quintic Newton-Schulz iteration: steep at 0, so that small singular values grow quickly.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
 
-/// What the learning rate is multiplied with for a matrix's shape.
+/// The factor on the learning rate that depends on a matrix's shape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdjustLr {
-    /// √max(1, rows / cols): "original".
+    /// √max(1, rows / cols), torch's "original".
     #[default]
     Original,
-    /// 0.2 √max(rows, cols): "match_rms_adamw", with which AdamW's learning rates and decays can be kept (Moonshot AI
-    /// 2025, arXiv:2502.16982).
+    /// 0.2 √max(rows, cols), torch's "match_rms_adamw": AdamW's learning rates and weight decays can be reused
+    /// (Moonshot AI 2025, arXiv:2502.16982).
     MatchRmsAdamW,
 }
 
 /// Muon's arguments; names and defaults are torch's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MuonConfig {
-    /// μ
+    /// The momentum μ.
     pub momentum: f64,
-    /// Whether the update looks one step ahead.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
-    /// Newton-Schulz iterations.
+    /// Number of Newton-Schulz iterations.
     pub ns_steps: u32,
-    /// The least norm that the update is divided by.
+    /// Lower bound of the norm that the update is divided by.
     pub eps: f64,
-    /// `adjust_lr_fn`
+    /// Factor on the learning rate by a matrix's shape: torch's `adjust_lr_fn`.
     pub adjust_lr: AdjustLr,
 }
 
@@ -88,13 +89,13 @@ impl MuonConfig {
     }
 }
 
-/// The parameters that Muon is for: matrices of layers.
+/// Whether Muon updates this parameter: a matrix of a decoder layer.
 fn is_hidden_matrix(spec: &ParamSpec) -> bool {
     let of_layer = |part: &Part| part.name.contains(".layers.");
     spec.matrix && spec.role == Role::Base && spec.parts.iter().all(of_layer)
 }
 
-/// Muon, and AdamW for the rest.
+/// Muon for the matrices of decoder layers, and AdamW for all other parameters.
 pub(super) struct Muon {
     config: MuonConfig,
     iterations: Option<NewtonSchulz>,
@@ -105,7 +106,8 @@ impl Muon {
         Muon { config, iterations: None }
     }
 
-    /// A step of one matrix `param: [rows, cols]`, row-major; `update` is the clipped gradient, and scratch afterwards.
+    /// Takes a step on one matrix `param: [rows, cols]`, row-major. `update` has the clipped gradient, and is used as
+    /// scratch.
     #[allow(clippy::too_many_arguments)]
     fn matrix_step(
         &self,
@@ -148,7 +150,7 @@ impl Rule for Muon {
     }
 
     fn reserve(&mut self, memory: &Memory, model: &ModelConfig, adapter: Option<&LoraConfig>) {
-        // Where an adapter is trained, no matrix of a layer is.
+        // If an adapter is trained, no matrix of a decoder layer is.
         let shapes = if adapter.is_some() { Vec::new() } else { Params::shapes(model) };
         let shapes = shapes.into_iter().filter(is_hidden_matrix).flat_map(|spec| spec.parts).map(|part| part.shape);
         let sides = shapes.map(|shape| (shape[0].min(shape[1]), shape[0].max(shape[1])));
@@ -182,7 +184,7 @@ impl Rule for Muon {
     }
 }
 
-/// Memory of the iterations: for each shape `[m, n]`, m ≤ n, that a model's matrices have.
+/// Memory of the Newton-Schulz iterations, for each shape `[m, n]` with m ≤ n of the model's matrices.
 struct NewtonSchulz {
     memory: Memory,
     shapes: Vec<Iteration>,
@@ -191,13 +193,13 @@ struct NewtonSchulz {
 struct Iteration {
     m: usize,
     n: usize,
-    /// `[m, n]`
+    /// The matrix X and its next value `[m, n]`.
     x: Tensor,
     next: Tensor,
-    /// `[m, m]`
+    /// G = X Xᵀ and its square `[m, m]`.
     gram: Tensor,
     square: Tensor,
-    /// X, its transpose and G as matmuls read them.
+    /// X, its transpose and G in the layout that matmuls read.
     packed: Matrix,
     transposed: Matrix,
     packed_gram: Matrix,
@@ -222,7 +224,8 @@ impl NewtonSchulz {
         NewtonSchulz { memory: memory.clone(), shapes: sides.into_iter().map(iteration).collect() }
     }
 
-    /// Replaces `u: [rows, cols]`, row-major, by an approximation of U Vᵀ of its singular value decomposition.
+    /// Replaces the row-major matrix `u: [rows, cols]` by an approximation of U Vᵀ, where U and V are from its singular
+    /// value decomposition.
     fn orthogonalise(
         &mut self,
         ctx: &Context,
@@ -248,7 +251,7 @@ impl NewtonSchulz {
 }
 
 impl Iteration {
-    /// X ← a X + (b G + c G²) X
+    /// One Newton-Schulz iteration: X ← a X + (b G + c G²) X, with G = X Xᵀ.
     fn iterate(&mut self, ctx: &Context, x: &mut [f32]) -> Result<()> {
         let [a, b, c] = COEFFICIENTS;
         let matmul = |x: &Tensor, w: &Matrix, y: &mut Tensor| {
@@ -259,7 +262,7 @@ impl Iteration {
         matmul(&self.x, &self.packed, &mut self.gram)?;
         let mut gram = self.gram.to_vec_f32();
         self.packed_gram.pack_rows(0, &gram);
-        // G is symmetric, so that G Gᵀ = G².
+        // G is symmetric, so G Gᵀ = G².
         matmul(&self.gram, &self.packed_gram, &mut self.square)?;
         gram.iter_mut().zip(self.square.to_vec_f32()).for_each(|(g, square)| *g = b * *g + c * square);
         self.gram.view_mut().copy_from_f32(&gram);
@@ -270,7 +273,7 @@ impl Iteration {
     }
 }
 
-/// `[rows, cols]` to `[cols, rows]`.
+/// Transposes a row-major matrix `[rows, cols]`.
 fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
 }
@@ -291,7 +294,7 @@ mod tests {
         "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "hidden_act": "silu", "tie_word_embeddings": false}"#;
 
-    /// The formula in f64, with plain loops.
+    /// Reference for the Newton-Schulz iterations: the formula in f64 with plain loops.
     fn orthogonal(u: &[f64], rows: usize, cols: usize, steps: u32) -> Vec<f64> {
         let at = |x: &[f64], cols: usize, i: usize, j: usize| x[i * cols + j];
         let matmul = |a: &[f64], b: &[f64], m: usize, k: usize, n: usize| -> Vec<f64> {
@@ -385,7 +388,8 @@ mod tests {
         }
     }
 
-    /// What `conformance/muon_fixtures.py` made: torch.optim.Muon's steps, and the same with iterations in f32.
+    /// Compares with fixtures of `conformance/muon_fixtures.py`: the steps of torch.optim.Muon, and the same with
+    /// iterations in f32.
     #[test]
     fn the_steps_are_torch_s() {
         #[derive(Deserialize)]

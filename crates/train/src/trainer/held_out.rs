@@ -1,4 +1,4 @@
-//! The loss on held-out samples, without a gradient.
+//! The loss on held-out samples, computed without a gradient.
 
 use crate::loss::entropy::quantile;
 use crate::loss::{LossSums, Normalizer};
@@ -7,13 +7,13 @@ use crate::{Error, Result, Sample, Samples, Trainer};
 use model::net::Scores;
 
 impl Trainer {
-    /// The weight of the entropy bonus in the next step; none where the loss has no bonus.
+    /// The coefficient of the entropy bonus in the next step; none if the loss has no bonus.
     pub fn entropy_coef(&self) -> Option<f64> {
         self.config.objective.entropy().is_on().then_some(self.entropy.coef)
     }
 
-    /// The loss of `samples` as one optimizer batch, of which the model says `scores`; the entropy bonus has the weight
-    /// of the next step. Entropies are read only where the loss has a use for them.
+    /// The loss of `samples`, treated as one optimizer batch, given the model's log-probabilities and entropies in
+    /// `scores`. The entropy bonus has the coefficient of the next step. Entropies are read only if the loss uses them.
     pub fn loss(&self, samples: &[Sample], scores: &[Scores]) -> Result<f64> {
         let objective = &self.config.objective;
         objective.check(Samples::Sequences(samples))?;

@@ -1,13 +1,14 @@
-//! The passes of one micro-batch: forward, the loss on the host, backward; and what they measure.
+//! The passes over one micro-batch: forward on the device, loss on the host, backward on the device; and their
+//! measurements.
 //!
-//! With an adapter's dropout, the gradient is that of a forward pass with dropout. A policy's loss compares its
-//! log-probabilities with those of sampler and reference, which know no dropout, so they come from a pass without it,
-//! and ∂J/∂log π_θ is taken there:
+//! With LoRA dropout, the gradient is that of a forward pass with dropout. A policy loss compares its log-probabilities
+//! with those of the sampler and the reference model, which use no dropout. So they come from a pass without dropout,
+//! the loss's gradient ∂J/∂log π_θ is computed there, and a second pass with dropout is differentiated:
 //!
 //! ∇ = Σ_t ∂J/∂log π_θ(t) ∇ log π_θ,dropped(t)
 //!
-//! That costs a second forward pass. The other losses (supervised, of pairs, of scores) are those of the pass with
-//! dropout, which is then the only one.
+//! This costs a second forward pass. The other losses (supervised, pairs, scores) are computed from the pass with
+//! dropout alone.
 
 use crate::loss::{LossSums, Normalizer};
 use crate::objective::{Objective, Scored};
@@ -20,21 +21,21 @@ use model::{BatchTensors, MicroBatch, ModelView};
 use std::cell::Cell;
 use std::time::Instant;
 
-/// What the model says of a micro-batch's scored tokens; the tape holds the rest.
+/// The model's output for the scored tokens of a micro-batch. The tape holds the activations.
 pub(crate) struct Forward {
     tensors: BatchTensors,
-    /// What a second pass, which the gradient is of, drops.
+    /// Dropout of the second pass, which is differentiated; none if there is no second pass.
     dropout: Option<Dropout>,
     pub(crate) logps: Vec<f32>,
     pub(crate) entropies: Vec<f32>,
 }
 
-/// What the micro-batches of a step add up to.
+/// Sums over the micro-batches of a step.
 #[derive(Default)]
 pub(crate) struct Measured {
     pub(crate) sums: LossSums,
     pub(crate) entropy: f64,
-    /// Tokens in the loss whose entropy nobody knows: their group was skipped.
+    /// Number of tokens in the loss with unknown entropy, because their group was skipped.
     pub(crate) unknown_entropies: usize,
     pub(crate) skipped_groups: u64,
     pub(crate) skipped_tokens: u64,
@@ -45,19 +46,19 @@ pub(crate) struct Measured {
     pub(crate) backward_time_s: f64,
 }
 
-/// What a call of [`Trainer::accumulate`] computes the loss of, and the loss.
+/// The sequences and the loss of one call of [`Trainer::accumulate`].
 pub(crate) struct LossBatch<'a> {
     pub(crate) loss: &'a Objective,
     pub(crate) normalizer: &'a Normalizer,
     pub(crate) sequences: &'a [Sequence<'a>],
-    /// Sequences of the optimizer batch before these.
+    /// Number of sequences of the optimizer batch that earlier calls accumulated.
     pub(crate) before: usize,
-    /// The sequences of skipped groups that are not counted yet, ascending.
+    /// Indices of sequences of skipped groups that are not counted in the metrics yet, ascending.
     pub(crate) skipped: Cell<&'a [usize]>,
 }
 
 impl Trainer {
-    /// The chance that an input of the adapter is dropped.
+    /// Probability that an input of the LoRA adapter is dropped.
     pub(crate) fn dropout(&self) -> f64 {
         self.config.adapter.as_ref().map_or(0.0, |lora| lora.dropout)
     }
@@ -76,7 +77,7 @@ impl Trainer {
         let p = self.dropout();
         let mut dropout = (p > 0.0).then(|| {
             let samples: Vec<u32> = micro.scored().map(|i| (batch.before + i) as u32).collect();
-            // Skipped steps count, so that no two have the same noise.
+            // Skipped steps count, so that no two steps have the same noise.
             let step = self.optimizer.steps + self.skipped_total;
             Dropout::new(&self.memory, p, self.config.optimizer.seed, step, &packed, &samples)
         });
@@ -88,7 +89,7 @@ impl Trainer {
         Ok(Forward { tensors, dropout, logps, entropies })
     }
 
-    /// A forward pass, kept on the tape: log-probabilities (or scores) and entropies.
+    /// Runs a forward pass, keeping activations on the tape. Returns log-probabilities (or scores) and entropies.
     fn pass(
         &mut self,
         ctx: &Context,
@@ -113,7 +114,7 @@ impl Trainer {
         Ok((logps, entropies))
     }
 
-    /// Loss and backward pass of one micro-batch, whose forward pass was the last one.
+    /// Computes the loss and the backward pass of a micro-batch. Its forward pass must be the last one on the tape.
     pub(crate) fn backward(
         &mut self,
         ctx: &Context,
@@ -149,7 +150,8 @@ impl Trainer {
     }
 }
 
-/// Adds a micro-batch's part of J to the sums, and gives ∂J/∂log π_θ and ∂J/∂H of its tokens.
+/// Adds a micro-batch's contribution to the loss J to the sums. Returns the gradients of J with respect to the
+/// log-probability and the entropy of each scored token.
 fn loss_and_gradient(
     batch: &LossBatch<'_>,
     version: u64,
@@ -184,8 +186,9 @@ fn loss_and_gradient(
 }
 
 impl Measured {
-    /// Counts the tokens whose recorded log-probability is not, bit for bit, the trainer's, if all of the sample's
-    /// tokens were sampled with `version`. Tokens that were not sampled have no record.
+    /// Counts the tokens whose log-probability recorded by the sampler differs in any bit from the trainer's, if all
+    /// tokens of the sample were sampled with weights of `version`. Tokens that were not sampled (such as tool output)
+    /// are not compared.
     pub(crate) fn compare(&mut self, sample: &Sample, logps: &[f32], version: u64) {
         if !sample.is_of_version(version) {
             return;
@@ -196,7 +199,7 @@ impl Measured {
                 self.compared += 1;
                 self.mismatches += u64::from(recorded.to_bits() != logp.to_bits());
                 let difference = (f64::from(recorded) - f64::from(logp)).abs();
-                // Once NaN, it stays NaN: it must show.
+                // Once the maximum is NaN it stays NaN, so that it shows.
                 if difference > self.max_difference || difference.is_nan() {
                     self.max_difference = difference;
                 }

@@ -1,12 +1,13 @@
-//! Groups whose gradient is known before anything is computed: it is 0 where no token of the group has both a place in
-//! the loss and an advantage. Neither their forward nor their backward pass is made, their prompt's included.
+//! Skips groups whose gradient is known to be 0 beforehand: those in which no token is in the loss and has an
+//! advantage. Neither forward nor backward pass is computed for their completions and prompt.
 //!
-//! Only whole groups are left out: sums over tokens are cut into chunks and steps that begin with a group's first row,
-//! so what the others add keeps its bits, and so does the sum (docs/arithmetic.md, "Groups that are left out"). What
-//! losses divide by, and the numbers that name dropout's noise, stay those of the whole batch.
+//! Only whole groups are skipped. Sums over tokens are cut into chunks that begin with a group's first row, so the
+//! contributions of other groups, and the total, keep their bits (docs/arithmetic.md, "Groups that are left out"). The
+//! counts that losses divide by, and the indices that determine dropout noise, remain those of the whole batch.
 //!
-//! What is not computed is not compared with the sampler's record. So that this does not go unseen for ever, one
-//! skipped group in 64, chosen by its number in the run, has its forward pass made, for the comparison alone.
+//! The log-probabilities of skipped groups are not compared with the sampler's. To notice differences all the same, the
+//! forward pass of one skipped group in 64 (chosen by its index in the training run) is computed for the comparison
+//! alone.
 
 use super::passes::{LossBatch, Measured};
 use crate::loss::Normalizer;
@@ -19,19 +20,19 @@ use model::packing::{longest, micro_batches};
 use model::{ModelView, PromptGroup};
 use std::borrow::Cow;
 
-/// The groups of an optimizer batch that are left out.
+/// The groups of an optimizer batch that are skipped.
 #[derive(Default)]
 pub(crate) struct Skipped {
-    /// The places of the skipped groups among all groups, ascending.
+    /// Indices of the skipped groups among all groups, ascending.
     groups: Vec<usize>,
-    /// The skipped groups whose forward pass is made all the same, to compare log-probabilities.
+    /// Indices of the skipped groups whose forward pass is computed all the same, to compare log-probabilities.
     checked: Vec<usize>,
-    /// The sequences with a completion in skipped groups, ascending.
+    /// Indices of the sequences of skipped groups that have a completion, ascending.
     pub(crate) sequences: Vec<usize>,
 }
 
 impl Skipped {
-    /// Finds them among `groups`, the runs of `sequences` that share a prompt.
+    /// Finds the groups to skip. `groups` has consecutive `sequences` that share a prompt.
     pub(crate) fn of(groups: &[PromptGroup<'_>], sequences: &[Sequence<'_>]) -> Skipped {
         let (mut skipped, mut first) = (Skipped::default(), 0);
         for (place, group) in groups.iter().enumerate() {
@@ -51,7 +52,7 @@ impl Skipped {
         skipped
     }
 
-    /// The groups that are computed; in the place of others stand some whose sequences take no part.
+    /// The groups to compute, with placeholders without completions at the indices of skipped groups.
     pub(crate) fn others<'g, 'a>(&self, groups: &'g [PromptGroup<'a>]) -> Cow<'g, [PromptGroup<'a>]> {
         match self.groups.is_empty() {
             true => Cow::Borrowed(groups),
@@ -65,25 +66,28 @@ fn only<'a>(groups: &[PromptGroup<'a>], keeps: impl Fn(usize) -> bool) -> Vec<Pr
     places.map(|(place, group)| if keeps(place) { group.clone() } else { group.left_out() }).collect()
 }
 
-/// Whether no token has both a place in the loss and an advantage. One that is NaN is none: it must show.
+/// Whether no token of the sequence is in the loss and has a non-zero advantage. A NaN advantage counts as non-zero, so
+/// that it shows.
 fn has_no_gradient(Sequence { source, mask, .. }: &Sequence<'_>) -> bool {
     let Some(sample) = source.sample() else { return false };
     mask.iter().enumerate().all(|(t, &m)| !m || sample.advantage.at(t) == 0.0)
 }
 
-/// One number in 64, spread evenly over any that follow each other (Fibonacci hashing: the product with 2⁶⁴ / φ), so
-/// that a dataset whose length is a power of two does not have the same prompts checked in every epoch.
+/// Whether this skipped group is checked: one index in 64, spread evenly over consecutive indices (Fibonacci hashing:
+/// multiplication by 2⁶⁴ / φ). So a dataset whose length is a power of two does not have the same prompts checked in
+/// every epoch.
 fn is_checked(group: u64) -> bool {
     group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58 == 0
 }
 
 impl Trainer {
-    /// Whether groups without a gradient are left out.
+    /// Whether the trainer skips groups without a gradient for this loss.
     pub(crate) fn skips(&self, loss: &Objective) -> bool {
         self.config.skip_zero_gradients && loss.can_skip()
     }
 
-    /// Counts what was left out, and makes the forward passes that are compared.
+    /// Counts the skipped groups and their rows, and computes the forward passes of those whose log-probabilities are
+    /// compared.
     pub(crate) fn check_skipped(
         &mut self,
         ctx: &Context,
@@ -99,7 +103,7 @@ impl Trainer {
         let version = model.version().trained();
         let checked = only(groups, |place| skipped.checked.contains(&place));
         let micro = micro_batches(&checked, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        // There is nothing to compare with where other weights sampled.
+        // There is nothing to compare if other weights sampled the tokens.
         let of_sampler = |i: usize| batch.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
         for micro in micro.iter().filter(|micro| micro.scored().any(of_sampler)) {
             self.reserve_for(model.config(), std::slice::from_ref(micro), longest(&checked))?;
@@ -117,13 +121,13 @@ impl Trainer {
 }
 
 impl LossBatch<'_> {
-    /// Counts the sequences before `end` that are skipped, in their place: sums of metrics keep their order.
+    /// Adds skipped sequences with an index below `end` to the metrics, so that sums run in the order of all sequences.
     pub(crate) fn count_skipped(&self, end: usize, version: u64, measured: &mut Measured) {
         let (before, after) = self.skipped.get().split_at(self.skipped.get().partition_point(|&i| i < end));
         self.skipped.set(after);
         for Sequence { source, mask, .. } in before.iter().map(|&i| &self.sequences[i]) {
             let Some(sample) = source.sample() else { continue };
-            // What the sampler recorded is what this pass would compute, if its weights are the same.
+            // With the same weights, the sampler recorded what this pass would compute.
             let on_policy = sample.is_of_version(version);
             match sample.columns.f32(ENTROPIES).filter(|_| on_policy) {
                 Some(entropies) => {
@@ -138,7 +142,7 @@ impl LossBatch<'_> {
 }
 
 impl Measured {
-    /// The mean over the tokens in the loss whose entropy is known; none where skipped groups have all of them.
+    /// Mean entropy over the tokens in the loss whose entropy is known; none if it is known for none.
     pub(crate) fn mean_entropy(&self, normalizer: &Normalizer) -> Option<f64> {
         let known = normalizer.tokens - self.unknown_entropies;
         (known > 0 || self.unknown_entropies == 0).then(|| self.entropy / known.max(1) as f64)

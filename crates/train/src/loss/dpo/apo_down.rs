@@ -1,5 +1,6 @@
-//! Anchored preference optimization, "down" (D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 8): where chosen answers
-//! are worse than the model's own; both become less likely, the rejected ones more so.
+//! Anchored preference optimization, "down" (D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 8): for chosen answers
+//! that are worse than the model's own. Both answers become less likely, the rejected one more so. φ is the loss of a
+//! pair; ρ_c and ρ_r are log π_θ − log π_ref of the chosen and the rejected answer; σ is the sigmoid:
 //!
 //! φ = σ(a) + 1 − σ(x), a = β ρ_c, x = β (ρ_c − ρ_r); ∂φ/∂ρ_c = β (σ(a) σ(−a) − σ(x) σ(−x)), ∂φ/∂ρ_r = β σ(x) σ(−x)
 

@@ -1,5 +1,6 @@
-//! Anchored preference optimization, "zero" (D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 7): where chosen answers
-//! are better than the model's own; they become likelier, rejected ones less likely.
+//! Anchored preference optimization, "zero" (D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 7): for chosen answers
+//! that are better than the model's own. Chosen answers become likelier, rejected ones less likely. φ is the loss of a
+//! pair; ρ_c and ρ_r are log π_θ − log π_ref of the chosen and the rejected answer; σ is the sigmoid:
 //!
 //! φ = 1 − σ(a) + σ(b), a = β ρ_c, b = β ρ_r; ∂φ/∂ρ_c = −β σ(a) σ(−a), ∂φ/∂ρ_r = β σ(b) σ(−b)
 

@@ -1,4 +1,6 @@
-//! DiscoPOP, the log-ratio modulated loss (Lu et al. 2024, arXiv:2406.08414, eq. 5), which a language model found.
+//! DiscoPOP, the log-ratio modulated loss (Lu et al. 2024, arXiv:2406.08414, eq. 5), which was discovered by a language
+//! model. φ is the loss of a pair; ρ_c and ρ_r are log π_θ − log π_ref of the chosen and the rejected answer; σ is the
+//! sigmoid:
 //!
 //! φ = (1 − m) · −log σ(x) + m e^{−x}, m = σ(x/τ), x = β (ρ_c − ρ_r), τ = `discopop_tau`
 //!
@@ -9,7 +11,7 @@ use super::{DpoConfig, Phi, Ratios, logistic, softplus};
 pub(super) fn phi(config: &DpoConfig, ratios: &Ratios) -> Phi {
     let x = config.beta * (ratios.chosen - ratios.rejected);
     let (m, other) = (logistic(x / config.discopop_tau), logistic(-x / config.discopop_tau));
-    // m e^{−x}: where e^{−x} overflows, m is as small.
+    // m e^{−x}, computed so that it stays finite where e^{−x} overflows, since m is small there.
     let exponential = libm::exp(-x - softplus(-x / config.discopop_tau));
     let slope = -other * logistic(-x) - exponential + other / config.discopop_tau * (exponential - m * softplus(-x));
     Phi::of_difference(other * softplus(-x) + exponential, config.beta * slope)

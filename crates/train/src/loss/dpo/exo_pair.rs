@@ -1,5 +1,6 @@
-//! Efficient exact optimization of pairs (Ji et al. 2024, arXiv:2402.00856, eq. 16): the KL divergence of the policy's
-//! preference q from the data's, (1 − ε, ε).
+//! Efficient exact optimization on pairs (Ji et al. 2024, arXiv:2402.00856, eq. 16): the KL divergence from the
+//! policy's preference (q, 1 − q) to that of the data, (1 − ε, ε). φ is the loss of a pair; ρ_c and ρ_r are log π_θ −
+//! log π_ref of the chosen and the rejected answer; σ is the sigmoid:
 //!
 //! φ = q (log q − log(1 − ε)) + (1 − q) (log(1 − q) − log ε), q = σ(x), x = β (ρ_c − ρ_r), ε = `label_smoothing` > 0
 //!

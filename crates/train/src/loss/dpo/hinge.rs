@@ -1,4 +1,5 @@
-//! SLiC's loss (Zhao et al. 2023, arXiv:2305.10425).
+//! SLiC's hinge loss (Zhao et al. 2023, arXiv:2305.10425). φ is the loss of a pair; ρ_c and ρ_r are log π_θ − log π_ref
+//! of the chosen and the rejected answer:
 //!
 //! φ = max(0, 1 − x), x = β (ρ_c − ρ_r); ∂φ/∂ρ_c = −∂φ/∂ρ_r = −β where x < 1, else 0
 
@@ -6,6 +7,6 @@ use super::{DpoConfig, Phi, Ratios};
 
 pub(super) fn phi(config: &DpoConfig, ratios: &Ratios) -> Phi {
     let x = config.beta * (ratios.chosen - ratios.rejected);
-    // Written so that NaN stays NaN.
+    // Written so that NaN gives NaN.
     if x >= 1.0 { Phi::of_difference(0.0, 0.0) } else { Phi::of_difference(1.0 - x, -config.beta) }
 }

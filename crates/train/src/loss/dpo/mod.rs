@@ -1,11 +1,11 @@
-//! Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290) and its relatives: pairs of answers to one
-//! prompt, no reward model.
+//! Direct preference optimization (DPO, Rafailov et al. 2023, arXiv:2305.18290) and its variants: losses on pairs of
+//! answers to one prompt, without a reward model. With P pairs and mask m, and ρ_c and ρ_r for the chosen and the
+//! rejected answer:
 //!
-//! J = 1/P Σ_pairs φ(ρ_c, ρ_r), ρ = Σ_t m (log π_θ − log π_ref) of the chosen and of the rejected answer
+//! J = 1/P Σ_pairs φ(ρ_c, ρ_r), where ρ = Σ_t m (log π_θ − log π_ref) over the tokens t of an answer
 //!
-//! Each φ is a file here, with its derivatives; [`DpoLoss`] lists them. Names and formulas are those of TRL's
-//! `DPOTrainer`. A token of the chosen answer has the gradient ∂φ/∂ρ_c, one of the rejected answer ∂φ/∂ρ_r. Knows no
-//! model and no data.
+//! Each function φ is a file here, with its derivatives; [`DpoLoss`] lists them. Names and formulas are those of TRL's
+//! `DPOTrainer`. A token of the chosen answer has the gradient ∂φ/∂ρ_c, a token of the rejected answer ∂φ/∂ρ_r.
 
 mod apo_down;
 mod apo_zero;
@@ -24,47 +24,48 @@ use super::LossSums;
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
-/// What is minimised of a pair, by TRL's names. x = β (ρ_c − ρ_r).
+/// The loss φ of a preference pair, by TRL's names. Here x = β (ρ_c − ρ_r), where ρ is log π_θ − log π_ref of the
+/// chosen or the rejected answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DpoLoss {
-    /// DPO's own: −log σ(x).
+    /// DPO's loss: −log σ(x).
     #[default]
     Sigmoid,
-    /// SLiC's max(0, 1 − x).
+    /// SLiC's hinge loss: max(0, 1 − x).
     Hinge,
-    /// IPO's square of the distance from 1/(2β), by means over tokens.
+    /// IPO: the squared distance of the mean log-ratios' difference from 1/(2β).
     Ipo,
-    /// EXO's reverse KL divergence from the smoothed preference; needs `label_smoothing` > 0.
+    /// EXO: the reverse KL divergence to the smoothed preference; needs `label_smoothing` > 0.
     ExoPair,
-    /// NCA's: raises the likelihood of the chosen answer, too.
+    /// NCA: also raises the likelihood of the chosen answer.
     NcaPair,
-    /// −log σ(x) without the bias of pairs that are the wrong way round.
+    /// Robust DPO: −log σ(x), corrected for a share of pairs with swapped labels.
     Robust,
-    /// BCO's: each answer is classified by itself.
+    /// BCO: each answer is classified by itself.
     BcoPair,
-    /// SPPO's squares, with the chosen answer the winner for certain.
+    /// SPPO: squared distances, where the chosen answer wins with certainty.
     SppoHard,
-    /// APO where chosen answers are better than the model's own.
+    /// APO for chosen answers that are better than the model's own.
     ApoZero,
-    /// APO where chosen answers are worse than the model's own.
+    /// APO for chosen answers that are worse than the model's own.
     ApoDown,
-    /// DiscoPOP's blend of the logistic and the exponential loss.
+    /// DiscoPOP: a blend of the logistic and the exponential loss.
     Discopop,
-    /// −log σ of the difference of means over tokens.
+    /// DPO's loss with mean log-ratios over tokens instead of sums.
     SigmoidNorm,
 }
 
-/// The loss; names, meanings and defaults are those of TRL's `DPOConfig`.
+/// Settings of the DPO losses; names, meanings and defaults are those of TRL's `DPOConfig`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DpoConfig {
-    /// How strongly the policy is held to the reference; above 0.
+    /// β: how strongly the policy is kept close to the reference model; above 0.
     pub beta: f64,
-    /// φ
+    /// The loss φ of a pair.
     pub loss_type: DpoLoss,
-    /// ε of [`DpoLoss::Robust`] and [`DpoLoss::ExoPair`], from 0 to below 0.5; the others do not read it.
+    /// ε of [`DpoLoss::Robust`] and [`DpoLoss::ExoPair`], from 0 to below 0.5; other losses do not use it.
     pub label_smoothing: f64,
-    /// τ of [`DpoLoss::Discopop`], above 0; the others do not read it.
+    /// τ of [`DpoLoss::Discopop`], above 0; other losses do not use it.
     pub discopop_tau: f64,
 }
 
@@ -74,14 +75,14 @@ impl Default for DpoConfig {
     }
 }
 
-/// One answer of a pair; the slices have one element per completion token.
+/// One answer of a preference pair. Each slice has one element per token of the answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer<'a, T> {
-    /// log π_θ
+    /// Log-probabilities under the current policy, log π_θ.
     pub logps: &'a [T],
-    /// log π_ref
+    /// Log-probabilities under the reference model, log π_ref.
     pub ref_logps: &'a [T],
-    /// Which tokens the loss uses. The values of the others are never read.
+    /// The tokens that the loss uses. Other elements of the slices are never read.
     pub mask: &'a [bool],
 }
 
@@ -95,50 +96,50 @@ impl<T: Float> Answer<'_, T> {
     }
 }
 
-/// What a pair says: the loss's value with the metrics that go with it.
+/// The loss of a preference pair, its derivatives, and what its metrics are computed from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PairLoss {
-    /// φ
+    /// The loss φ of the pair.
     pub value: f64,
-    /// ∂φ/∂log π_θ of a token of the chosen answer.
+    /// Derivative of φ with respect to log π_θ of each token of the chosen answer.
     pub d_chosen: f64,
-    /// ∂φ/∂log π_θ of a token of the rejected answer.
+    /// Derivative of φ with respect to log π_θ of each token of the rejected answer.
     pub d_rejected: f64,
-    /// Σ_t m log π_θ of chosen and rejected.
+    /// Log-probabilities under the current policy of the chosen and the rejected answer, summed over tokens.
     pub logps: [f64; 2],
-    /// β ρ of chosen and rejected: the rewards that the policy stands for.
+    /// Implicit rewards β ρ of the chosen and the rejected answer, where ρ is log π_θ − log π_ref of an answer.
     pub rewards: [f64; 2],
 }
 
-/// What a loss reads of a pair.
+/// The log-ratios of a pair, which its loss depends on.
 #[derive(Clone, Copy, Debug)]
 struct Ratios {
-    /// ρ_c
+    /// ρ_c: log π_θ − log π_ref of the chosen answer.
     chosen: f64,
-    /// ρ_r
+    /// ρ_r: log π_θ − log π_ref of the rejected answer.
     rejected: f64,
-    /// Tokens of either answer in the loss; at least 1.
+    /// Number of tokens in the loss of the chosen and the rejected answer; at least 1.
     tokens: [f64; 2],
 }
 
-/// φ and its derivatives.
+/// The loss φ of a pair and its derivatives.
 #[derive(Clone, Copy, Debug)]
 struct Phi {
     value: f64,
-    /// ∂φ/∂ρ_c
+    /// Derivative ∂φ/∂ρ_c with respect to the log-ratio of the chosen answer.
     d_chosen: f64,
-    /// ∂φ/∂ρ_r
+    /// Derivative ∂φ/∂ρ_r with respect to the log-ratio of the rejected answer.
     d_rejected: f64,
 }
 
 impl Phi {
-    /// A function of ρ_c − ρ_r, by its value and its slope.
+    /// A loss that depends on ρ_c − ρ_r alone, from its value and slope.
     fn of_difference(value: f64, slope: f64) -> Phi {
         Phi { value, d_chosen: slope, d_rejected: -slope }
     }
 }
 
-/// The loss of one pair.
+/// Evaluates the loss of one preference pair.
 pub fn pair<T: Float>(config: &DpoConfig, [chosen, rejected]: [&Answer<'_, T>; 2]) -> PairLoss {
     let logps = [chosen.sum(chosen.logps), rejected.sum(rejected.logps)];
     let ratios = [logps[0] - chosen.sum(chosen.ref_logps), logps[1] - rejected.sum(rejected.ref_logps)];
@@ -161,8 +162,8 @@ pub fn pair<T: Float>(config: &DpoConfig, [chosen, rejected]: [&Answer<'_, T>; 2
     PairLoss { value, d_chosen, d_rejected, logps, rewards: ratios.map(|ratio| config.beta * ratio) }
 }
 
-/// Adds a pair's part of J, one of `pairs`, to `sums` with the metrics of TRL's `DPOTrainer`, and overwrites `d_logps`,
-/// chosen first, with ∂J/∂log π_θ.
+/// Adds one preference pair's contribution to the loss J, which has `pairs` pairs, to `sums`, with the metrics of TRL's
+/// `DPOTrainer`. Overwrites `d_logps` (chosen answer first) with ∂J/∂log π_θ.
 pub fn dpo<T: Float>(
     config: &DpoConfig,
     pairs: usize,
@@ -185,7 +186,7 @@ pub fn dpo<T: Float>(
 }
 
 impl PairLoss {
-    /// What TRL logs of a pair, by its names. Accuracy is 1 where the chosen answer's reward is the higher one.
+    /// TRL's metrics of a pair. The accuracy is 1 if the chosen answer has the higher reward.
     pub fn metrics(&self) -> [(&'static str, f64); 6] {
         let [chosen, rejected] = self.rewards;
         [
@@ -204,7 +205,7 @@ fn softplus(x: f64) -> f64 {
     x.max(0.0) + libm::log1p(libm::exp(-x.abs()))
 }
 
-/// σ(x)
+/// The sigmoid σ(x).
 fn logistic(x: f64) -> f64 {
     1.0 / (1.0 + libm::exp(-x))
 }

@@ -1,5 +1,6 @@
-//! Noise contrastive alignment of pairs (Chen et al. 2024, arXiv:2402.05369): the likelihood of the chosen answer is
-//! held up, too.
+//! Noise contrastive alignment on pairs (Chen et al. 2024, arXiv:2402.05369): it also keeps the likelihood of the
+//! chosen answer high. φ is the loss of a pair; ρ_c and ρ_r are log π_θ − log π_ref of the chosen and the rejected
+//! answer; σ is the sigmoid:
 //!
 //! φ = −log σ(a) − ½ log σ(−a) − ½ log σ(−b), a = β ρ_c, b = β ρ_r
 //!

@@ -1,5 +1,6 @@
-//! Self-play preference optimization (Wu et al. 2024, arXiv:2405.00675, eq. 4.7) where the chosen answer wins with
-//! probability 1 and the rejected one with 0.
+//! Self-play preference optimization (Wu et al. 2024, arXiv:2405.00675, eq. 4.7), where the chosen answer wins with
+//! probability 1 and the rejected one with 0. φ is the loss of a pair; ρ_c and ρ_r are log π_θ − log π_ref of the
+//! chosen and the rejected answer:
 //!
 //! φ = (ρ_c − 1/(2β))² + (ρ_r + 1/(2β))²; ∂φ/∂ρ_c = 2 (ρ_c − 1/(2β)), ∂φ/∂ρ_r = 2 (ρ_r + 1/(2β))
 
