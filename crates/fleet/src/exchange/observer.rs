@@ -33,6 +33,8 @@ pub(crate) struct Observer {
     /// Jobs that were offered and are not known to be taken or done. True if the last scan did not find the job.
     offered: BTreeMap<JobName, bool>,
     processing: BTreeSet<(WorkerName, JobName)>,
+    /// What was taken from a worker since the last scan.
+    released: BTreeSet<(WorkerName, JobName)>,
     results: BTreeSet<(WorkerName, JobName)>,
     workers: BTreeMap<WorkerName, Seen>,
 }
@@ -47,12 +49,12 @@ impl Observer {
     /// Says that a job was withdrawn from whoever works on it. A worker that takes it again is reported again.
     pub(crate) fn withdrawn(&mut self, job: JobName) {
         self.offered.remove(&job);
-        self.processing.retain(|(_, known)| *known != job);
+        self.released.extend(self.processing.iter().filter(|(_, known)| *known == job).cloned());
     }
 
     /// Says that a worker no longer has a job. If the worker takes the job again, that is reported again.
     pub(crate) fn released(&mut self, worker: &WorkerName, job: JobName) {
-        self.processing.remove(&(worker.clone(), job));
+        self.released.insert((worker.clone(), job));
     }
 
     /// Says that a result was deleted. Another result of the same worker and job will be reported again.
@@ -99,7 +101,9 @@ impl Observer {
                 events.push(Event::Progress(name.clone()));
             }
         }
-        for (worker, job) in scan.processing.difference(&self.processing) {
+        let released = std::mem::take(&mut self.released);
+        let is_new = |key: &&(WorkerName, JobName)| !self.processing.contains(*key) || released.contains(*key);
+        for (worker, job) in scan.processing.iter().filter(is_new) {
             self.offered.remove(job);
             events.push(Event::Claimed(worker.clone(), *job));
         }
