@@ -10,7 +10,8 @@ use std::time::Instant;
 const RESULTS: &str = "docs/nightly.md";
 const HEAD: &str = "# Checks that CI does not run
 
-The last result of each; `cargo xtask nightly` runs them all, `cargo xtask nightly NAME` one, and writes this table.
+These checks take too long for CI. `cargo xtask nightly` runs them all, `cargo xtask nightly NAME` runs one; the command
+writes this table, which has the last result of each.
 
 | check | date | commit | machine | seconds | result |
 |---|---|---|---|---|---|
