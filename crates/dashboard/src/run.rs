@@ -155,8 +155,8 @@ impl RunFiles {
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
     }
 
-    /// The process that writes to the run now, from the run's lock file; `None` if no process does, or if it was on this
-    /// machine and is gone.
+    /// The process that writes to the run now, from the run's lock file; `None` if no process does, or if it was on
+    /// this machine and is gone.
     fn writer(&self) -> Option<Value> {
         let holder = self.json("run.lock");
         let pid = holder.get("pid")?.as_u64()?;

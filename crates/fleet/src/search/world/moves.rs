@@ -84,6 +84,32 @@ impl World {
         moves
     }
 
+    fn sample(&mut self, i: usize) {
+        let Doing::Sampling(job, slot, weights) = self.workers[i].doing.clone() else { return };
+        let memory = slot.and_then(|slot| Some(self.learner.as_ref()?.memory[slot]));
+        let is_torn = memory.is_some_and(|now| now.is_none_or(|(.., now)| now != weights));
+        let (mut tokens, more) = tokens(job.name, if is_torn { TORN } else { weights }, &job.payload);
+        // Every group is continued then.
+        let more = more || self.environment.liar;
+        tokens ^= u64::from(self.environment.liar && i == 0 && job.payload.is_empty());
+        let mut bytes = tokens.to_le_bytes().to_vec();
+        if self.environment.judge && job.name == (JobName::Rollout { number: 0, chunk: 0 }) {
+            bytes.push(u8::from(std::mem::replace(&mut self.scored, true)));
+        }
+        let worker = self.workers[i].name.clone();
+        let answer = Answer { fingerprint: tokens, more };
+        let lineage = job.lineage.of_result(job.continues);
+        let result = JobResult { job: job.name, lineage, worker, answer, bytes };
+        self.workers[i].doing = Doing::Made(result, slot);
+    }
+
+    pub(super) fn payload(&self, job: JobName) -> Vec<u8> {
+        let JobName::Rollout { number, .. } = job else { return Vec::new() };
+        let Some(learner) = &self.learner else { return Vec::new() };
+        let before = learner.kept.range(JobName::Rollout { number, chunk: 0 }..job);
+        before.flat_map(|(_, result)| result.bytes[..8].to_vec()).collect()
+    }
+
     /// Whether a result is wrong: its tokens are not what its job gives.
     pub(super) fn is_lie(&self, result: &JobResult) -> bool {
         let weights = self.published.get(&self.plan.version_of(result.job)).copied();
