@@ -1,8 +1,8 @@
 //! The moves that are possible in a state of the simulated run.
 
-use super::{Doing, Move, World, tokens};
+use super::{Doing, Move, TORN, World, tokens};
 use crate::coordinator::Event;
-use crate::job::{JobName, JobResult};
+use crate::job::{Answer, JobName, JobResult};
 
 impl World {
     /// All possible moves, each with whether it is a fault. The end of a run must be reachable without further faults.
@@ -84,7 +84,7 @@ impl World {
         moves
     }
 
-    fn sample(&mut self, i: usize) {
+    pub(super) fn sample(&mut self, i: usize) {
         let Doing::Sampling(job, slot, weights) = self.workers[i].doing.clone() else { return };
         let memory = slot.and_then(|slot| Some(self.learner.as_ref()?.memory[slot]));
         let is_torn = memory.is_some_and(|now| now.is_none_or(|(.., now)| now != weights));
