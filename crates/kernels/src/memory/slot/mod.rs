@@ -9,9 +9,9 @@
 //! not while that process is merely stopped:
 //!
 //! - A reader's memory comes from a [`Pin`], which is a shared lock. It cannot be written. Every tensor in it keeps the
-//! pin.
+//!   pin.
 //! - A writer's memory can be written while the writer has the exclusive lock, which [`SlotWriter::publish`] releases.
-//! `publish` takes the slot's tensors by exclusive reference, so nobody is still writing one then.
+//!   `publish` takes the slot's tensors by exclusive reference, so nobody is still writing one then.
 //!
 //! A process of the same user that ignores these rules (it maps a file of `weights_dir` for writing, or debugs the
 //! writer) can change the numbers that a reader sees. With a memfd only debugging is left: its seals prevent everything
