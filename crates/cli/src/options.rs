@@ -78,7 +78,7 @@ pub fn device(name: &str) -> Result<Device, String> {
 }
 
 impl ConfigArgs {
-    /// The layers of the configuration in their order of precedence.
+    /// The layers of the configuration, later ones overriding earlier ones.
     pub fn layers(&self, purpose: Purpose) -> anyhow::Result<Layers> {
         let mut flags = self.more.clone();
         flags.given("--model", "model_name_or_path", self.model.clone());

@@ -51,7 +51,7 @@ one; `epoch`, `num_tokens` and `peak_bytes` are those of its end. `<…>` stands
 const FILES_HEAD: &str = "
 ## Files
 
-[runs.md](runs.md) says how they are kept whole, and what a resume does with them.
+[runs.md](runs.md) says how a run keeps these files whole when it is killed, and what a resume does with them.
 
 | file | which runs | what is in it |
 |---|---|---|

@@ -19,7 +19,7 @@ pub const ROOT: &str = "(root)";
 /// The import graph: for each pair (importing module, imported module) the first place of the import.
 pub type Arrows = BTreeMap<(String, String), Place>;
 
-/// A line of a source file.
+/// A place in the source: a file and a line number.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place {
     pub file: PathBuf,

@@ -16,7 +16,8 @@
 //!
 //! The gradient of the weight is summed in chunks of 64 tokens, counted from the first token of each segment; a
 //! segment's last chunk may be shorter. The terms of a chunk are summed from 0 by fused multiply-adds in ascending
-//! order of t, then added to d_weight, chunk by chunk. So a batch may be cut between segments.
+//! order of t, then added to d_weight, chunk by chunk. So a batch that is computed in several calls, cut between
+//! segments (the packed sequences), gives the same bits.
 
 pub(crate) mod cpu;
 mod cuda;

@@ -184,7 +184,8 @@ mod tests {
         }
     }
 
-    /// Every way to truncate, from one token to all, with ties and with rows that are not finite.
+    /// Top-k, top-p and min-p that keep anything from one token to all of them, on logits with ties and with NaN and
+    /// infinities: the device draws the tokens of the CPU.
     #[test]
     fn so_they_are_whatever_stays() {
         let mut rows = Vec::new();

@@ -19,7 +19,7 @@ pub struct Measured {
     pub first_step: u64,
     /// The last step that is measured.
     pub last_step: u64,
-    /// Steps in the sum.
+    /// How many optimizer steps were measured; `seconds` and the totals below are sums over them.
     pub steps: u64,
     /// Wall-clock seconds of the steps, without evaluations.
     pub seconds: f64,

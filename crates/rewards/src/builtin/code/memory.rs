@@ -3,9 +3,9 @@
 //!
 //! The kernel limits address space per process (`RLIMIT_AS`), and some programs need much more address space than
 //! memory (V8). So the resident memory of all processes is added up: private pages, swapped pages, page tables, the
-//! files of `/tmp` where that is memory, and the most that their sockets can hold. Shared memory counts once and in
-//! full, used or not, since a child's resident set has none of its parent's. Pages of files are not counted, as the
-//! kernel can drop them.
+//! files of `/tmp` where that is memory, and the most that their sockets can hold. A shared-memory object counts
+//! once and with its full size, touched or not: no process's resident set has the pages that only another one touched.
+//! Pages of files are not counted, as the kernel can drop them.
 
 use rustix::process::{Pid, Signal};
 use std::collections::{HashMap, HashSet};
