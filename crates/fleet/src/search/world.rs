@@ -5,7 +5,7 @@ mod moves;
 
 use crate::coordinator::{Action, Coordinator, Dropped, Event, HowEnded, Rules, Saved, SyncedBatch};
 use crate::exchange::{Observer, Queue, Seen};
-use crate::job::{Answer, BatchDigest, Job, JobName, JobResult, Lineage, WorkerName};
+use crate::job::{BatchDigest, Job, JobName, JobResult, Lineage, WorkerName};
 use crate::plan::Plan;
 use std::collections::{BTreeMap, VecDeque};
 use twox_hash::XxHash3_64;
