@@ -71,11 +71,9 @@ impl Observer {
     /// does not count as having died during the job.
     pub(crate) fn compare(&mut self, scan: Scan) -> Vec<Event> {
         let mut events = Vec::new();
-        let mut done = BTreeSet::new();
         for (key, content) in &scan.results {
             let (worker, job) = key;
             self.offered.remove(job);
-            done.insert(*job);
             if let Some((lineage, answer)) = content.filter(|_| !self.results.contains(key)) {
                 events.push(Event::Result { worker: worker.clone(), job: *job, lineage, answer });
             }
@@ -108,7 +106,8 @@ impl Observer {
             events.push(Event::Claimed(worker.clone(), *job));
         }
         for (worker, job) in self.processing.difference(&scan.processing) {
-            if !done.contains(job) {
+            // Another worker's result does not say what became of this claim.
+            if !scan.results.contains_key(&(worker.clone(), *job)) {
                 events.push(Event::Returned { worker: worker.clone(), job: *job, faulty: false });
             }
         }
