@@ -117,7 +117,7 @@ pub struct AlgorithmsFlags {
     /// The seeds: each has its own data, model and SFT run.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,3")]
     pub seeds: Vec<u64>,
-    /// Optimizer steps of each run, on 256 completions each.
+    /// Optimizer steps of each run; each step learns from 256 completions.
     #[arg(long, value_name = "N", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
     /// Steps of imitation before.

@@ -1,4 +1,5 @@
-//! `lockstep report` and `lockstep profile`: where the time of training runs goes, and what they learned.
+//! `lockstep report` and `lockstep profile`: where the time of training runs goes, and how rewards and other metrics
+//! moved.
 
 use crate::options::LogArgs;
 use crate::output;

@@ -55,7 +55,7 @@ pub fn run_begins(steps: u64) {
     NOTHING_TO_SAVE.store(false, Ordering::Relaxed);
 }
 
-/// Records how many steps the run has done.
+/// Stores how many steps the run has done, for the message that a signal prints.
 pub fn steps_done(steps: u64) {
     STEPS.store(steps, Ordering::Relaxed);
 }

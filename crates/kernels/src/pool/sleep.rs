@@ -1,4 +1,4 @@
-//! Threads that sleep until a condition holds: a lock, a counter and a condition variable.
+//! Lets threads sleep until a condition holds: a lock, a counter of sleeping threads and a condition variable.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};

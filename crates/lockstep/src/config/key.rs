@@ -1,4 +1,5 @@
-//! Methods of [`Key`], a key of the configuration: its value, default, type, documentation and conditions.
+//! Methods of [`Key`], a key of the configuration: its value, default, type, documentation, and the condition
+//! under which it has an effect.
 
 use super::keys::{Config, Key};
 use super::methods::{ALL, Algorithm, Methods, Purpose, each};

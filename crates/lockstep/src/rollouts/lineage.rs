@@ -2,7 +2,8 @@
 //! weights if their lineages are equal.
 //!
 //! Before the first step, the lineage is the first 16 bytes of a SHA-256 over the model's files, the data, the settings
-//! and the arithmetic. Each generation batch that is learned from advances it, because the next weights are a function
+//! and the arithmetic version (which changes when this program's kernels give other bits). Each generation batch that
+//! is learned from advances it, because the next weights are a function
 //! of the weights before, of the batch, and of the settings.
 
 use model::columns::{ENTROPIES, TOP_IDS, TOP_LOGPS, Values};

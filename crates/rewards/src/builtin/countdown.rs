@@ -406,7 +406,8 @@ mod tests {
         assert_eq!(solved, 256);
     }
 
-    /// Searches for an expression of three numbers that equals `target`, trying all.
+    /// Searches for an expression of the three `numbers` that equals `target`, by trying every order, operator and
+    /// pair of parentheses.
     fn search(numbers: &[i128], target: i128) -> Option<String> {
         let value = |text: &str| compute(text).and_then(|computed| computed.value)?.integer();
         let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
