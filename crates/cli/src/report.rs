@@ -1,5 +1,5 @@
-//! `lockstep report` and `lockstep profile`: where the time of training runs goes, and how rewards and other metrics
-//! moved.
+//! `lockstep report`, which writes a page about runs that exist (time, memory, curves of rewards and metrics, samples),
+//! and `lockstep profile`, which trains a few steps and prints where their time goes.
 
 use crate::options::LogArgs;
 use crate::output;

@@ -113,7 +113,7 @@ impl Objective {
         )
     }
 
-    /// Whether the loss clips the importance ratio and reports how often.
+    /// Whether tokens outside the clip range lose their gradient, and their share is reported (`clip_ratio/…`).
     pub fn clips(&self) -> bool {
         match self {
             Objective::Policy(config) => config.loss_type.clips(),

@@ -1,7 +1,8 @@
 //! Keys of TRL and of transformers' TrainingArguments that this program does not have, listed in
 //! `unsupported_keys.toml`. Keys without meaning here are accepted, with a note. Keys that ask for a feature that is
 //! missing are errors, unless their value switches the feature off. A test proves that every field of TRL's
-//! configuration classes is either one of this program's configuration keys or in this list.
+//! configuration classes (GRPO, RLOO, SFT, DPO, Reward, Model, Script) is either one of this program's configuration
+//! keys or in this list.
 
 use serde::Deserialize;
 use std::sync::LazyLock;

@@ -1,4 +1,5 @@
-//! Hashes of model weights. An adapter may be used only with the base weights that it was trained on.
+//! Hashes of model weights. An adapter is refused with other base weights than those that it was trained
+//! on, unless `allow_other_base` is set.
 
 use crate::bad_input;
 use crate::error::OrBadInput;

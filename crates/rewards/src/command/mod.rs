@@ -331,8 +331,9 @@ pub(crate) fn map_paths<E>(
     }
     // Of `python3 -u a.py b.json` the first; a word without a point or a slash may be anything.
     for word in words.iter_mut().skip(1).filter(|word| !word.starts_with('-') && word.contains(['.', '/'])) {
-        let path = absolute(word)?;
-        if std::path::Path::new(&path).is_file() {
+        let (path, given) = (absolute(word)?, std::path::Path::new(word));
+        // `absolute` may return something else than a path: the name of the file.
+        if std::path::Path::new(&path).is_file() || given.is_absolute() && given.is_file() {
             *word = path;
             break;
         }

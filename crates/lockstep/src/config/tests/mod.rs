@@ -413,6 +413,15 @@ fn settings_of_weights_are_the_keys_that_decide_bits() {
     let reward = |path: &str| of(&[("reward_funcs", &format!("command:{path} -x"))]);
     assert_eq!(reward("/a/score.sh"), reward("/b/score.sh"));
     assert_ne!(reward("/a/score.sh"), reward("/a/other.sh"));
+    // Nor does the place of a script.
+    let scripts = ["a", "b"].map(|name| {
+        let dir = tempfile::Builder::new().prefix(name).tempdir().unwrap();
+        std::fs::write(dir.path().join("score.py"), "").unwrap();
+        dir
+    });
+    let script = |place: usize| reward(&format!("python3 {}/score.py", scripts[place].path().display()));
+    assert_eq!(script(0), script(1));
+    assert!(script(0).contains("python3 score.py"), "{}", script(0));
 }
 
 #[test]

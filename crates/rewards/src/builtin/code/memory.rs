@@ -1,5 +1,5 @@
 //! Watches how much memory all processes of a program use together and, where no kernel limit covers the program alone,
-//! how many processes there are.
+//! how many threads they have.
 //!
 //! The kernel limits address space per process (`RLIMIT_AS`), and some programs need much more address space than
 //! memory (V8). So the resident memory of all processes is added up: private pages, swapped pages, page tables, the
