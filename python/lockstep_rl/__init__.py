@@ -1,7 +1,8 @@
-"""GRPO, PPO and their relatives under TRL's names: a TRL script runs when its import is changed.
+"""The package `lockstep_rl`: TRL's trainers and configurations (GRPO, PPO, DPO, SFT and more) over an engine in Rust. A
+TRL script runs when its import is changed.
 
-The engine is Rust; neither torch nor transformers is needed. Both are used where they are installed and their objects
-are given: models, tokenizers, callbacks.
+The package needs neither torch nor transformers. If they are installed, trainers also take their objects: models,
+tokenizers, callbacks.
 """
 
 from . import ops, rewards

@@ -1,4 +1,5 @@
-"""`python -m lockstep_rl …` is the program `lockstep`; with TRL's arguments it trains as TRL's command line does."""
+"""`python -m lockstep_rl …` runs the program `lockstep`. With TRL's arguments, `grpo`, `sft`, … train as TRL's command
+line does."""
 
 import signal
 import sys
@@ -18,7 +19,7 @@ def main() -> int:
 
         if _setup.takes(arguments):
             return _setup.main(arguments)
-    # The program has handlers of its own; Python's would raise KeyboardInterrupt after it.
+    # The program handles Ctrl-C itself; Python's handler would raise KeyboardInterrupt after the program has ended.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.main(["lockstep", *arguments])
 

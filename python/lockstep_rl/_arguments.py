@@ -1,4 +1,4 @@
-"""What scripts ask the arguments of a run for, as of transformers' TrainingArguments: one process trains."""
+"""Properties and methods of transformers' TrainingArguments that scripts use, for training in a single process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 @dataclasses.dataclass
 class AcceleratorConfig:
-    """accelerate's ways of handing out batches, as scripts read and set them. The engine draws its rows itself: only
-    that a stream is not dispatched is looked at."""
+    """accelerate's settings of how batches are handed to processes, as scripts read and set them. The engine draws its
+    rows itself, so only one setting has an effect: for a streamed dataset, `dispatch_batches` must not be True."""
 
     split_batches: bool = False
     dispatch_batches: bool | None = None
@@ -24,7 +24,8 @@ class AcceleratorConfig:
 
     @classmethod
     def of(cls, value: Any) -> AcceleratorConfig:
-        """Of what `accelerator_config` is given: nothing, a dict, or an object of transformers' class."""
+        """Makes an AcceleratorConfig from the field `accelerator_config`: None, a dict, or an object of transformers'
+        class."""
         if value is None or isinstance(value, cls):
             return value or cls()
         fields = value if isinstance(value, dict) else getattr(value, "__dict__", None)
@@ -37,7 +38,7 @@ class AcceleratorConfig:
 
 
 class ArgumentMethods:
-    """Properties and methods of TrainingArguments, where one process trains and the engine has the devices."""
+    """Properties and methods of transformers' TrainingArguments. One process trains, and the engine has the devices."""
 
     world_size = 1
     process_index = 0
@@ -47,22 +48,22 @@ class ArgumentMethods:
 
     @property
     def n_gpu(self) -> int:
-        """Devices that torch would spread a batch over: none does."""
+        """Number of GPUs: 0 on the CPU, else 1."""
         return 0 if str(getattr(self, "device", None) or "cpu") == "cpu" else 1
 
     @property
     def train_batch_size(self) -> int:
-        """per_device_train_batch_size: there is one device."""
+        """Equal to `per_device_train_batch_size`, because there is one device."""
         return self.per_device_train_batch_size
 
     @property
     def eval_batch_size(self) -> int:
-        """per_device_eval_batch_size: there is one device."""
+        """Equal to `per_device_eval_batch_size`, because there is one device."""
         return self.per_device_eval_batch_size
 
     @property
     def parallel_mode(self) -> Any:
-        """Not parallel; transformers' own word where it is imported."""
+        """transformers' `ParallelMode.NOT_PARALLEL` if transformers is imported, else the text `not_parallel`."""
         if "transformers" in sys.modules:
             from transformers.training_args import ParallelMode
 
@@ -70,7 +71,7 @@ class ArgumentMethods:
         return "not_parallel"
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """The steps of the warm-up of a run of so many."""
+        """Returns the number of warm-up steps in training of `num_training_steps` steps."""
         steps = self.warmup_steps or 0
         if 0 < steps < 1:
             return math.ceil(num_training_steps * steps)
@@ -79,11 +80,11 @@ class ArgumentMethods:
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Any:
-        """There is no other process to wait for."""
+        """A context manager that does nothing: there is no other process to wait for."""
         yield
 
     def to_sanitized_dict(self) -> dict:
-        """The fields as numbers and texts alone, with the batch sizes."""
+        """Returns the fields and the batch sizes as bools, numbers and texts; other values become texts."""
         values = {
             **self.to_dict(), "train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size,
         }

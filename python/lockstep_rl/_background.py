@@ -1,4 +1,4 @@
-"""Training on a thread of its own, so that another cell of a notebook can look at it."""
+"""Training on a thread of its own, so that other cells of a notebook can run meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BackgroundRun:
-    """A training in the background: what `trainer.start()` gives."""
+    """Training in the background, as `trainer.start()` returns it."""
 
     def __init__(self, trainer: Any, train: Callable[[], Any]):
         self._trainer = trainer
@@ -21,31 +21,32 @@ class BackgroundRun:
     def _go(self) -> None:
         try:
             self._output = self._train()
-        except BaseException as error:  # a reward's exception, or a stop: given to whoever waits
+        except BaseException as error:  # a reward's exception, or a stop: `result` raises it
             self._error = error
 
     @property
     def is_running(self) -> bool:
-        """Whether it is running."""
+        """Whether training still runs."""
         return self._thread.is_alive()
 
     @property
     def step(self) -> int:
-        """Optimizer steps done."""
+        """Number of optimizer steps done."""
         return self._trainer.state.global_step
 
     @property
     def metrics(self) -> dict:
-        """What was logged last."""
+        """Metrics that were logged last; empty before the first log."""
         history = self._trainer.state.log_history
         return dict(history[-1]) if history else {}
 
     def stop(self) -> None:
-        """Asks it to stop, with a checkpoint."""
+        """Asks training to stop, with a checkpoint."""
         self._trainer.stop()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Waits for what `train` gives; raises what it raised."""
+        """Waits until training has ended. Returns what `train` returns, or raises what it raised; raises TimeoutError
+        after `timeout` seconds."""
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise TimeoutError(f"the run is not over: step {self.step} of {self._trainer.state.max_steps}")

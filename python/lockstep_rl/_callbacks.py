@@ -1,4 +1,4 @@
-"""What callbacks see of a run and may ask of it: transformers' names."""
+"""Callbacks of a trainer, and the state and control that they receive, under transformers' names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._overrides import REFUSED_METHODS, check_callback
 
 @dataclasses.dataclass
 class TrainerState:
-    """Where a run stands, under transformers' names."""
+    """State of a trainer as callbacks see it, with the fields of transformers' TrainerState."""
 
     epoch: float | None = None
     global_step: int = 0
@@ -37,7 +37,7 @@ class TrainerState:
 
 @dataclasses.dataclass
 class TrainerControl:
-    """What a callback asks for by setting a field."""
+    """Requests of a callback to the trainer. A callback makes a request by setting a field to True."""
 
     should_training_stop: bool = False
     should_epoch_stop: bool = False
@@ -47,48 +47,49 @@ class TrainerControl:
 
 
 class TrainerCallback:
-    """Base class of callbacks; one of transformers' serves as well. Each method gets the arguments, the state and the
-    control of the trainer, and `model`, `processing_class` and more as keyword arguments."""
+    """Base class of callbacks; transformers' TrainerCallback works, too. Each method receives the trainer's arguments,
+    state and control, and `model`, `processing_class` and more as keyword arguments."""
 
     def on_init_end(self, args, state, control, **kwargs):
-        """The trainer was made."""
+        """Called when the trainer has been made."""
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Training begins."""
+        """Called before training begins."""
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Training has ended."""
+        """Called after training has ended."""
 
     def on_epoch_begin(self, args, state, control, **kwargs):
-        """An epoch begins."""
+        """Called before each epoch."""
 
     def on_epoch_end(self, args, state, control, **kwargs):
-        """An epoch has ended."""
+        """Called after each epoch."""
 
     def on_step_begin(self, args, state, control, **kwargs):
-        """A step begins."""
+        """Called before each optimizer step."""
 
     def on_step_end(self, args, state, control, **kwargs):
-        """A step has ended."""
+        """Called after each optimizer step."""
 
     def on_optimizer_step(self, args, state, control, **kwargs):
-        """The optimizer has made a step."""
+        """Called after each optimizer step, before `on_step_end`."""
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
-        """An evaluation was made."""
+        """Called after each evaluation, with its metrics."""
 
     def on_predict(self, args, state, control, metrics, **kwargs):
-        """`predict` was called."""
+        """Called after `predict`, with its metrics."""
 
     def on_save(self, args, state, control, **kwargs):
-        """A checkpoint is on the disk."""
+        """Called after a checkpoint has been written."""
 
     def on_log(self, args, state, control, logs, **kwargs):
-        """Metrics were logged."""
+        """Called when metrics are logged."""
 
 
 class NotHere:
-    """What transformers gives callbacks and the engine has inside: false, and without attributes."""
+    """Placeholder for an object that transformers passes to callbacks but that exists only inside the engine
+    (optimizer, data loaders). The placeholder is falsy, and reading an attribute raises an error with the reason."""
 
     def __init__(self, name: str, why: str):
         vars(self).update(_name=name, _why=why)
@@ -117,7 +118,7 @@ _NOT_HERE = {
 
 
 class CallbackList:
-    """Calls callbacks in order, and remembers what they ask for."""
+    """The callbacks of a trainer. Calls them in order, and passes their requests on to the trainer."""
 
     def __init__(self, callbacks: list, trainer: Any):
         self.callbacks: list = []
@@ -133,32 +134,32 @@ class CallbackList:
         self.callbacks.append(callback)
 
     def pop(self, callback: Any) -> Any:
-        """Takes out a callback, or the first of a class."""
+        """Removes and returns a callback: the object given, or the first one of a class."""
         for own in self.callbacks:
             if own is callback or (isinstance(callback, type) and isinstance(own, callback)):
                 self.callbacks.remove(own)
                 return own
         return None
 
-    # As transformers' CallbackHandler has them.
+    # Names of these methods in transformers' CallbackHandler.
     add_callback = add
     pop_callback = pop
     remove_callback = pop
 
     @property
     def callback_list(self) -> str:
-        """Their names, a line each."""
+        """Class names of the callbacks, one per line."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def call(self, event: str, **kwargs: Any) -> None:
-        """Calls `event` of each one that has it."""
+        """Calls the method `event` of each callback that has this method."""
         trainer = self.trainer
         for callback in list(self.callbacks):
             method = getattr(callback, event, None)
             if method is None:
                 continue
             live = trainer._model
-            # A model that is the caller's own object is brought up to date for those that look at it alone.
+            # If the user gave a model object, its weights are updated only for callbacks that use `model`.
             model = live.get() if not live.is_given() or may_use(method, "model") else live.base()
             control = method(
                 trainer.args, trainer.state, trainer.control,

@@ -1,8 +1,8 @@
-"""How TRL calls a reward function: its keyword arguments, and what it may give back.
+"""How TRL calls a reward function: its keyword arguments, and what it may return.
 
-The package calls functions so. The engine does it without the package: for `reward_funcs = ["python:FILE:FUNCTION"]` it
-runs this text in an interpreter of its own (crates/rewards/src/python.rs), which is why only the standard library is
-imported.
+The package calls reward functions through this module. For `reward_funcs = ["python:FILE:FUNCTION"]`, the engine does
+so without the package: it runs the text of this file in a separate interpreter (crates/rewards/src/python.rs).
+Therefore this file imports only the standard library.
 """
 
 import asyncio
@@ -17,24 +17,24 @@ import time
 import traceback
 import types
 
-# Columns that are no keyword arguments, or are given as others.
+# Dataset columns that are not passed as keyword arguments of the same name.
 _LEFT_OUT = ("prompt", "completion", "completion_ids")
-# Keyword arguments that no column may have the name of.
+# Names of the other keyword arguments of reward functions; no dataset column may have one of them.
 _TAKEN = ("prompts", "completions", "trainer_state", "log_extra", "log_metric")
 
-# A failed batch is asked about again, row by row, to name the one at fault, for as long as this.
+# Seconds for finding the row at which a batch failed, by calling the function with each row alone.
 _SEARCH_S = 5.0
 
 
 def is_async(function):
-    """Whether calling it gives something to await."""
+    """Whether `function` is an async function, or an object whose `__call__` is one."""
     function = function.func if isinstance(function, functools.partial) else function
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
 
 
 class RewardFunction:
-    """A reward function, and what the engine calls in its place: with a batch, a dict, for an answer, which JSON can
-    hold."""
+    """Wraps a reward function for the engine, which calls the wrapper with a batch (a dict). The result is a dict of
+    values that JSON can hold: `rewards`, `extra` columns and `metrics`."""
 
     def __init__(self, name, call):
         self.name = name
@@ -53,7 +53,7 @@ class RewardFunction:
             try:
                 self._name_the_row(error, arguments, batch)
             except Exception:
-                pass  # What the function raised is what is said, whatever the search for its row runs into.
+                pass  # The function's own exception is raised below, even if the search for its row fails.
             raise
         for column, values in self.extra.items():
             if len(values) != count:
@@ -62,7 +62,7 @@ class RewardFunction:
         return {"rewards": rewards, "extra": plain(self.extra), "metrics": metrics}
 
     def loggers(self):
-        """TRL's `log_extra` and `log_metric`, which begin anew."""
+        """Returns TRL's arguments `log_extra` and `log_metric`, and forgets what they logged for the batch before."""
         self.extra, self.metrics = {}, {}
         return {"log_extra": self._log_extra, "log_metric": self._log_metric}
 
@@ -73,24 +73,24 @@ class RewardFunction:
         self.metrics.setdefault(name, []).append(float(value))
 
     def result(self, arguments):
-        """What the function gives for these arguments."""
+        """Calls the function with these arguments and returns its result, which is awaited if the function is async."""
         result = self.call(**arguments, **self.loggers())
         return self.awaited(_wait_for(result)) if inspect.isawaitable(result) else result
 
     def awaited(self, coroutine):
-        """What an async function gives."""
+        """Runs a coroutine to its end and returns its result."""
         raise NotImplementedError
 
     def columns(self, batch):
-        """The dataset's columns."""
+        """Returns the dataset's columns for a batch."""
         return batch["columns"]
 
     def state(self, batch):
-        """TRL's `trainer_state`."""
+        """Returns TRL's argument `trainer_state`."""
         raise NotImplementedError
 
     def arguments(self, batch):
-        """TRL's keyword arguments, but for the loggers."""
+        """Returns TRL's keyword arguments of a reward function, without `log_extra` and `log_metric`."""
         columns = {name: column for name, column in self.columns(batch).items() if name not in _LEFT_OUT}
         for name in _TAKEN:
             if name in columns:
@@ -104,7 +104,8 @@ class RewardFunction:
         }
 
     def rewards(self, given, count):
-        """A number, None or a list of steps for each completion, of what a function gave."""
+        """Checks what a reward function returned. Returns a number, None or a list of step scores for each
+        completion."""
         if hasattr(given, "tolist"):
             given = given.tolist()
         if isinstance(given, (str, bytes, dict)) or not hasattr(given, "__len__"):
@@ -127,8 +128,8 @@ class RewardFunction:
             ) from None
 
     def _name_the_row(self, error, arguments, batch):
-        """Notes on `error` which completion it is about: the first alone of which the function fails in the same way.
-        It is asked again for that, a few seconds at most."""
+        """Adds a note to `error` with the first completion for which the function fails in the same way when it is
+        called with that completion alone. This search ends after a few seconds."""
         words = f"in reward `{self.name}`, step {batch['step'] + 1}"
         count, begun = len(batch["completions"]), time.monotonic()
         for i in range(count):
@@ -154,7 +155,7 @@ async def _wait_for(awaitable):
 
 
 def _number(value):
-    """A number as JSON can hold it."""
+    """Converts a score to a float that JSON can hold; NaN and infinities become texts."""
     if isinstance(value, (str, bytes)):
         raise TypeError
     value = float(value)
@@ -164,7 +165,8 @@ def _number(value):
 
 
 def _step(step):
-    """A token's score, or `{"end": characters, "score": number}` or `{"token": index, "score": number}`."""
+    """Converts the score of a token, or of a step: `{"end": characters, "score": number}` or `{"token": index, "score":
+    number}`."""
     if isinstance(step, dict):
         place = {key: int(value) for key, value in step.items() if key != "score"}
         return {**place, "score": _number(step["score"])}
@@ -172,7 +174,7 @@ def _step(step):
 
 
 def plain(value):
-    """What JSON can hold of a value: numbers that it cannot, and objects that it does not know, are null."""
+    """Converts a value to what JSON can hold. NaN, infinities and objects of unknown types become None."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     elif hasattr(value, "item"):
@@ -187,7 +189,8 @@ def plain(value):
 
 
 def note(error, text):
-    """Adds a line to what a traceback shows (where Python can, from 3.11 on)."""
+    """Adds a line to what the traceback of an exception shows. Before Python 3.11, the line is added to the exception's
+    message."""
     if hasattr(error, "add_note"):
         error.add_note(text)
     elif not error.args:
@@ -196,9 +199,9 @@ def note(error, text):
         error.args = (f"{error.args[0]} ({text})", *error.args[1:])
 
 
-# What follows serves a function of a file, in an interpreter without the package.
+# The rest of this file calls a reward function of a file, in an interpreter without the package.
 
-# Lines of a traceback that are shown.
+# Most lines of a traceback that a message shows.
 _MOST_LINES = 30
 
 
@@ -216,7 +219,7 @@ class _FileFunction(RewardFunction):
     loop = None
 
     def awaited(self, coroutine):
-        # One for all batches: what a function keeps open (a session of a client) belongs to it.
+        # One event loop for all batches: a client session that the function keeps open is bound to its event loop.
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self.loop)
@@ -227,8 +230,8 @@ class _FileFunction(RewardFunction):
 
 
 def _channels():
-    """Where batches come from and answers go. What a function prints goes to standard error, which is shown when
-    something fails, and there is nothing for it to read."""
+    """Returns the files from which batches are read and to which answers are written. Standard output of the function
+    goes to standard error, which is shown if something fails; its standard input is empty."""
     batches, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -239,14 +242,14 @@ def _channels():
 
 
 def _function_of(path, name):
-    """A function of a file, which is imported as a script's own module is: what stands beside it can be, too."""
+    """Imports a file as Python imports a script, and returns a function of it. The file may import files beside it."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     stem = os.path.splitext(os.path.basename(path))[0]
     module = types.ModuleType(stem if stem not in sys.modules else f"reward_{stem}")
     module.__file__ = path
     sys.modules[module.__name__] = module
     loader = importlib.machinery.SourceFileLoader(module.__name__, path)
-    # No bytecode is kept: an edited file must not be taken for the one before.
+    # Compiled from its source each time, so that an edited file is never taken from a bytecode cache.
     exec(loader.source_to_code(loader.get_data(path), path), module.__dict__)
     function = module
     for part in name.split("."):
@@ -259,7 +262,7 @@ def _function_of(path, name):
 
 
 def _words(error):
-    """An exception and its traceback, from the function on."""
+    """Returns the message for an exception: its text, and its traceback from the reward function on."""
     if isinstance(error, _NoFunction):
         return str(error)
     trace = error.__traceback__
@@ -271,7 +274,8 @@ def _words(error):
 
 
 def _serve(path, name):
-    """Answers batches, a line of JSON each. The first line says that the file could be read, or why not."""
+    """Answers batches until the input ends. Each batch and each answer is a line of JSON. The first answer says whether
+    the file could be imported, or why not."""
     batches, answers = _channels()
 
     def answer(value):

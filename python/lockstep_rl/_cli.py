@@ -1,6 +1,7 @@
 """`lockstep-rl grpo --model_name_or_path … --reward_funcs my_module.fn`: the arguments of TRL's command line.
 
-Every field of a configuration class is a flag under its own name; `--config FILE.yaml` has them as keys.
+Each field of a configuration class is a flag of the same name. A YAML file, given by `--config FILE.yaml`, has the same
+names as keys.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _TRAINERS = {
     "reward": _trainers.RewardTrainer,
 }
 _ONLINE = ("grpo", "rloo")
-# TRL's registry of `--reward_funcs`.
+# Rewards that TRL's `--reward_funcs` knows by name.
 _REWARDS = {
     "accuracy_reward": rewards.accuracy_reward,
     "reasoning_accuracy_reward": rewards.reasoning_accuracy_reward,
@@ -32,7 +33,7 @@ _REWARDS = {
 
 
 def takes(arguments: list[str]) -> bool:
-    """Whether these are TRL's arguments, and not those of the program `lockstep`."""
+    """Whether these are arguments of TRL's command line, and not of the program `lockstep`."""
     if not arguments or arguments[0] not in _TRAINERS:
         return False
     flags = [word.partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")]
@@ -41,7 +42,7 @@ def takes(arguments: list[str]) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Trains as TRL's scripts do: the exit code."""
+    """Trains as TRL's scripts do, and returns the exit code."""
     method = arguments[0]
     try:
         _run(method, _parsed(method, arguments[1:]))
@@ -76,7 +77,7 @@ def _run(method: str, values: dict) -> None:
 
 
 def _name_the_data(values: dict) -> None:
-    """TRL's names of data as the engine's keys."""
+    """Replaces TRL's names of dataset arguments by the engine's keys."""
     mixture = values.pop("datasets", None)
     for name in ("streaming", "test_split_size"):
         if values.pop(name, None):
@@ -101,8 +102,8 @@ def _name_the_data(values: dict) -> None:
 
 
 def _reward_funcs(values: dict) -> list:
-    """What `--reward_funcs` and `--reward_model_name_or_path` name: TRL's, a function by its import path, or one of
-    the engine's."""
+    """Returns the rewards that `--reward_funcs` and `--reward_model_name_or_path` name: TRL's own, functions by their
+    import path, or built-in rewards."""
     model = values.pop("reward_model_name_or_path", None)
     functions: list = [] if model is None else [model]
     for name in values.pop("reward_funcs", None) or []:
@@ -129,7 +130,7 @@ def _imported(name: str) -> Any:
     return getattr(found, function)
 
 
-# Flags of TRL's that are fields of no configuration class here.
+# TRL's flags that are not fields of a configuration class, with their help texts.
 _SCRIPT_FLAGS = {
     "model_name_or_path": "the model to train: a directory or a Hub id",
     "reward_funcs": "rewards: import paths (my_module.my_function), TRL's names, or the engine's",
@@ -141,7 +142,7 @@ _LISTS = {name: {"type": "array", "items": {"type": "string"}} for name in ("rew
 
 
 def _parsed(method: str, arguments: list[str]) -> dict:
-    """The values of the flags that were given, and of the file that `--config` names, below them."""
+    """Returns the values of the flags, and of the file that `--config` names. A flag overrides the file."""
     fields = _TRAINERS[method].config_class._fields
     parser = argparse.ArgumentParser(
         prog=f"lockstep-rl {method}", allow_abbrev=False, argument_default=argparse.SUPPRESS,

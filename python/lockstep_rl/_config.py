@@ -1,7 +1,7 @@
-"""TRL's configuration classes, made of the engine's own table of keys (`lockstep config explain`).
+"""TRL's configuration classes, generated from the engine's table of keys, which `lockstep config explain` prints.
 
-Every field of TRL's classes and of `TrainingArguments` is one of: supported; accepted without meaning here, which is
-said once; refused, with what to do instead.
+Each field of TRL's classes and of transformers' TrainingArguments is supported, accepted without effect (a warning says
+so once), or refused with a message that says what to do instead.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import Any
 from . import _native
 from ._arguments import AcceleratorConfig, ArgumentMethods
 
-# Set by a trainer's arguments and by the class, not by its user.
+# Keys that a trainer sets from its own arguments; they are not fields of a configuration class.
 _NOT_FIELDS = {"model_name_or_path", "reward_funcs"}
 
-# Why a field does nothing was said already.
+# Warnings that were already given.
 _said: set[str] = set()
 
 
 def warn_once(text: str, category: type[Warning] = UserWarning, stacklevel: int = 3) -> None:
-    """Warns of `text`, the first time only."""
+    """Warns with `text`, only the first time that this text is used."""
     if text not in _said:
         _said.add(text)
         warnings.warn(text, category, stacklevel=stacklevel + 1)
 
 
 def asks_for_nothing(value: Any) -> bool:
-    """Whether a field without meaning here was left as good as unset."""
+    """Whether the value of an unsupported field means the same as leaving the field unset: None, False or empty."""
     return value is None or value is False or (isinstance(value, (str, list, tuple, dict)) and len(value) == 0)
 
 
 def plain(value: Any, name: str) -> Any:
-    """`value` as JSON has it: enums as their values, NumPy's scalars as Python's, paths as text."""
+    """Converts `value` to what JSON can hold: enums to their values, NumPy scalars to Python's, paths to texts."""
     if value is None or isinstance(value, (bool, int, str)) and type(value) in (bool, int, str):
         return value
     if isinstance(value, float):
@@ -70,13 +70,13 @@ _TYPES = {
 
 
 def alternatives(schema: dict) -> list[dict]:
-    """The schemas that a value may fit, none of which has others inside."""
+    """Returns the schemas of a nested `anyOf` as a flat list; another schema is returned as a list of one."""
     parts = schema.get("anyOf")
     return [schema] if parts is None else [leaf for part in parts for leaf in alternatives(part)]
 
 
 def _check_type(name: str, value: Any, schema: dict) -> None:
-    """Raises a TypeError where `value` is of another kind than the key's JSON Schema says."""
+    """Raises a TypeError if the type of `value` does not fit the key's JSON Schema."""
     kinds = [part.get("type") for part in alternatives(schema)]
     expected = [_TYPES[kind] for kind in kinds if kind in _TYPES]
     if not expected or value is None:
@@ -91,7 +91,7 @@ def _check_type(name: str, value: Any, schema: dict) -> None:
 
 
 class Field:
-    """A field of TRL's: what becomes of it."""
+    """A field of a configuration class: its status (supported, ignored, refused, or an alias), default and meaning."""
 
     def __init__(self, row: dict):
         self.name: str = row["name"]
@@ -104,10 +104,10 @@ class Field:
         self.trl: str = row.get("trl", "")
 
 
-# Where metrics may go; wandb, trackio and mlflow by way of their own packages.
+# Values of `report_to`. wandb, trackio and mlflow receive metrics through their own packages.
 REPORTERS = ("none", "all", "tensorboard", "wandb", "trackio", "mlflow")
 
-# What TRL's field asks for, in the engine's keys: name → (value → values), where the names alone are not enough.
+# Functions that translate the value of a TRL field into the engine's keys, where name or meaning differ.
 def _of_bf16(on: Any) -> dict:
     return {"dtype": "bf16"} if on else {}
 
@@ -166,7 +166,7 @@ _SPECIAL = {
     "accelerator_config": lambda value: {},
 }
 
-# What becomes of these fields, for the documentation.
+# What these fields do, for docs/python/fields.md.
 MAPPED = {
     "bf16": "dtype = \"bf16\"",
     "report_to": "tensorboard (on by itself): the engine's; wandb, trackio and mlflow through their own packages",
@@ -190,7 +190,7 @@ def _own(name: str, default: Any, doc: str, **schema: Any) -> dict:
             "type": schema["type"]}
 
 
-# Of trainers that have `compute_metrics`: fields of transformers' that this package itself reads.
+# Fields of transformers' TrainingArguments that this package reads itself, in trainers with `compute_metrics`.
 _OF_METRICS = {
     row["name"]: row
     for row in (
@@ -207,7 +207,7 @@ _OF_METRICS = {
              "and predict have a list of them.", type="boolean"),
     )
 }
-# Of every trainer: fields that this package itself reads.
+# Fields of every trainer that this package reads itself.
 _OF_PAGES = {
     row["name"]: row
     for row in (
@@ -215,7 +215,7 @@ _OF_PAGES = {
              "port.", anyOf=[{"type": "boolean"}, {"type": "integer"}], type="boolean"),
     )
 }
-# Of trainers whose completions other processes make: fields that this package itself reads.
+# Fields of trainers with worker processes that this package reads itself.
 _OF_WORKERS = {
     row["name"]: row
     for row in (
@@ -226,7 +226,7 @@ _OF_WORKERS = {
              type="integer"),
     )
 }
-# TRL's, of the server that generates there.
+# TRL's fields for its vLLM server, which have no effect here.
 _OF_SERVERS = {
     name: {"name": name, "status": "ignored", "doc": f"workers are started by the trainer and share its memory: {why}"}
     for name, why in (
@@ -238,7 +238,7 @@ _OF_SERVERS = {
     )
 }
 _WITH_METRICS = ("sft", "dpo", "reward")
-# The trainers that generate what they evaluate.
+# The same field of trainers that generate completions to evaluate: it has no effect there.
 _WITHOUT_METRICS = {
     "per_device_eval_batch_size": {
         "name": "per_device_eval_batch_size", "status": "ignored",
@@ -248,7 +248,7 @@ _WITHOUT_METRICS = {
 
 
 class _Config(ArgumentMethods):
-    """What the configuration classes share."""
+    """Base class of the configuration classes."""
 
     method = ""
     _algorithm: str | None = None
@@ -262,7 +262,7 @@ class _Config(ArgumentMethods):
                 _check_type(name, value, field.schema)
         self.accelerator_config = AcceleratorConfig.of(self.accelerator_config)
         values = self.values()
-        # What a trainer's arguments say is not known yet.
+        # Placeholders for what the trainer's own arguments will say, so that all other values can be checked now.
         values.setdefault("model_name_or_path", "model")
         values.setdefault("dataset_name", "memory")
         if values.get("eval_strategy", "no") != "no":
@@ -273,14 +273,14 @@ class _Config(ArgumentMethods):
         _native.check(self.method, json.dumps(values))
 
     def values(self) -> dict:
-        """What was set, as the engine's keys. Warns of what has no meaning here, and refuses what cannot be done."""
+        """Returns the fields that were set, as the engine's keys. Warns about fields that have no effect here."""
         values: dict = {} if self._algorithm is None else {"algorithm": self._algorithm}
         if self.method == "sft":
-            # The engine's own default is all rows at once.
+            # Without this key, the engine would take all rows as one batch.
             values["per_device_eval_batch_size"] = plain(self.per_device_eval_batch_size, "per_device_eval_batch_size")
         for name, value in vars(self).items():
             field = self._fields.get(name)
-            if field is None:  # of a subclass
+            if field is None:  # a field that a subclass added
                 continue
             if value == field.default:
                 continue
@@ -301,7 +301,8 @@ class _Config(ArgumentMethods):
 
     @classmethod
     def of_training_arguments(cls, args: Any) -> Any:
-        """The same fields of transformers' TrainingArguments, with their values, which are not TRL's defaults."""
+        """Makes a configuration with the values of transformers' TrainingArguments. Where transformers and TRL have
+        different defaults, transformers' values count."""
         values = {}
         for field in dataclasses.fields(args):
             own, value = cls._fields.get(field.name), getattr(args, field.name, None)
@@ -312,11 +313,11 @@ class _Config(ArgumentMethods):
         return cls(**values)
 
     def to_dict(self) -> dict:
-        """The fields with their values."""
+        """Returns the fields and their values as a dict."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def to_json_string(self) -> str:
-        """The fields as JSON."""
+        """Returns the fields and their values as JSON."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
 
@@ -324,7 +325,7 @@ _PYTHON = {"integer": int, "number": float, "boolean": bool, "string": str, "obj
 
 
 def _annotation(field: Field) -> Any:
-    """The Python type of a field's values, which command-line parsers read."""
+    """Returns the Python type of a field's values, which command-line parsers read."""
     parts = alternatives(field.schema)
     kind = parts[0].get("type")
     items = alternatives(parts[0].get("items", {}))[0].get("type")
@@ -337,7 +338,7 @@ def _config(name: str, method: str, trl: str | None, algorithm: str | None = Non
     hidden = _NOT_FIELDS | ({"algorithm"} if algorithm is not None or method not in ("grpo",) else set())
     fields = {row.name: row for row in rows if row.name not in hidden}
     aliases = {row.trl_name: row.name for row in rows if row.trl_name and row.trl_name not in fields}
-    # A field of TRL's that is a key under another name, and is listed as none, is that key.
+    # TRL's name of a key that has another name here becomes a field, too: an alias of the key.
     for alias, own in aliases.items():
         fields[alias] = Field({"name": alias, "status": "alias", "doc": f"{own} under TRL's name"})
     aliases |= {row.trl_name: row.name for row in rows if row.trl_name and fields[row.trl_name].status != "supported"}
@@ -361,7 +362,7 @@ def _config(name: str, method: str, trl: str | None, algorithm: str | None = Non
 
 
 def _naming_the_nearest(init: Any, name: str, fields: list[str]) -> Any:
-    """`init`, whose error about an unknown field names the nearest that there is."""
+    """Wraps `init` so that the error about an unknown field suggests the most similar name."""
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -375,8 +376,8 @@ def _naming_the_nearest(init: Any, name: str, fields: list[str]) -> Any:
 
 
 def field_table(method: str) -> list[dict]:
-    """Every field of a configuration class (`grpo`, `rloo`, `ppo`, `sft`, `dpo`, `reward`): its name, its status
-    (`supported`, `ignored`, `refused`), default and meaning."""
+    """Returns every field of a configuration class (`grpo`, `rloo`, `ppo`, `sft`, `dpo` or `reward`). Each is a dict
+    with its name, status (`supported`, `ignored` or `refused`), default and meaning."""
     own = _OF_METRICS if method in _WITH_METRICS else _WITHOUT_METRICS
     rows = [own.get(row["name"], row) for row in _native.fields(method)]
     rows += [row for name, row in {**own, **_OF_PAGES}.items() if name not in {row["name"] for row in rows}]
@@ -384,7 +385,8 @@ def field_table(method: str) -> list[dict]:
 
 
 def _without_patience(row: dict) -> dict:
-    """As in TRL, a reward that scores nothing is warned of and ends no run by itself."""
+    """Returns the field `reward_patience` with the default None: as in TRL, a reward that scores nothing causes
+    warnings and does not end training."""
     schema = {"anyOf": [row["schema"], {"type": "null"}]}
     doc = f"{row['doc']} Not set: for ever, with a warning each time."
     return {**row, "default": None, "schema": schema, "doc": doc}
@@ -398,18 +400,19 @@ DPOConfig = _config("DPOConfig", "dpo", "TRL's DPOConfig")
 RewardConfig = _config("RewardConfig", "reward", "TRL's RewardConfig")
 
 
-# A batch is generated by the weights of the batch before, unless another staleness is asked for.
+# In AsyncGRPOConfig, `max_staleness` is 1 by default: a batch is generated while the batch before it is learned from.
 _STALE = {row["name"]: {**row, "default": 1} for row in field_table("grpo") if row["name"] == "max_staleness"}
 
 
 class AsyncGRPOConfig(
     _config("AsyncGRPOConfig", "grpo", "TRL's experimental AsyncGRPOConfig", own=_STALE | _OF_WORKERS | _OF_SERVERS)
 ):
-    """GRPOConfig for completions that other processes make while the model trains. `max_staleness` counts generation
-    batches (TRL's counts weight updates, 4, and discards older samples; here nothing is discarded)."""
+    """GRPOConfig for AsyncGRPOTrainer, whose completions are generated by other processes while the model trains.
+    `max_staleness` counts generation batches. (TRL's counts weight updates, with a default of 4, and discards older
+    samples; here no sample is discarded.)"""
 
     def values(self) -> dict:
-        """The engine's own default is one process's: none."""
+        """Returns the engine's keys, always with `max_staleness`, whose default in the engine is 0."""
         return {**super().values(), "max_staleness": self.max_staleness}
 
 

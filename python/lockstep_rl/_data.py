@@ -1,4 +1,4 @@
-"""Datasets of any kind as rows, and rows as JSON for the engine."""
+"""Datasets of any kind as lists of rows, and rows as JSON for the engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 import math
 from typing import Any
 
-# Rows that are read of a stream whose length nobody knows.
+# Most rows of a stream that are read without `max_samples`.
 STREAM_ROWS = 1_000_000
 
 
 def rows_of(dataset: Any, name: str, most: int | None = None) -> list[dict]:
-    """The rows of a `datasets.Dataset`, an `IterableDataset` (as many as `max_samples` says), a list of dicts, or
-    anything with `__len__` and `__getitem__`."""
+    """Returns the rows of a dataset as dicts. The dataset may be a `datasets.Dataset`, an `IterableDataset` (of which
+    `most` rows are read, if given), a list of dicts, or any object with `__len__` and `__getitem__`."""
     if isinstance(dataset, dict):
         raise TypeError(f"`{name}` is a dict of datasets: give one of them ({', '.join(map(str, dataset))})")
     if isinstance(dataset, (list, tuple)):
@@ -42,16 +42,17 @@ def rows_of(dataset: Any, name: str, most: int | None = None) -> list[dict]:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether its rows are read one after another, and nobody knows how many there are."""
+    """Whether the dataset can only be iterated over, and has no length."""
     return not isinstance(dataset, dict) and hasattr(dataset, "__iter__") and not hasattr(dataset, "__len__")
 
 
-# Rows of a datasets.Dataset that are asked for at once.
+# Number of rows that are read from a `datasets.Dataset` at once.
 _AT_ONCE = 1000
 
 
 def _rows_of_columns(dataset: Any) -> list[dict]:
-    """The rows of a `datasets.Dataset`, with its format and transforms: by column, which is much faster than by row."""
+    """Returns the rows of a `datasets.Dataset`, with its format and transforms applied. The dataset is read by column,
+    which is much faster than by row."""
     rows: list[dict] = []
     for first in range(0, len(dataset), _AT_ONCE):
         part = dataset[first : first + _AT_ONCE]
@@ -61,7 +62,8 @@ def _rows_of_columns(dataset: Any) -> list[dict]:
 
 
 class Encoder(json.JSONEncoder):
-    """What JSON cannot hold (dates, images, bytes) is null for the engine; rewards are given the object itself."""
+    """JSON encoder for rows. Values that JSON cannot hold (dates, images, bytes) become null for the engine; reward
+    functions receive the original objects."""
 
     def default(self, value: Any) -> Any:
         if hasattr(value, "tolist"):
@@ -72,7 +74,7 @@ class Encoder(json.JSONEncoder):
 
 
 def json_of(rows: list[dict], name: str, needed: tuple[str, ...]) -> list[str]:
-    """Each row as a JSON object; the columns that the engine reads must be whole."""
+    """Returns each row as a JSON object. Columns in `needed` are those that the engine reads; they must not be None."""
     texts = []
     for i, row in enumerate(rows):
         for column in needed:
@@ -88,7 +90,7 @@ def json_of(rows: list[dict], name: str, needed: tuple[str, ...]) -> list[str]:
 
 
 def _finite(value: Any) -> Any:
-    """Numbers that JSON cannot hold are null."""
+    """Replaces NaN and infinities by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

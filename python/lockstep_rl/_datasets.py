@@ -1,4 +1,4 @@
-"""The data of a trainer: as they were given, and as the engine reads them."""
+"""The training and evaluation data of a trainer: datasets as they were given, and the rows that the engine reads."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from ._rewards import Source
 
 @dataclasses.dataclass
 class RowSet:
-    """Rows in memory, as they were given and as JSON; none where the engine reads a file."""
+    """Rows of a dataset in memory, as they were given and as JSON; empty if the engine reads a file instead."""
 
     rows: list[dict] = dataclasses.field(default_factory=list)
     texts: list[str] | None = None
 
     @functools.cached_property
     def source(self) -> Source:
-        """For rewards; looks at every row, once."""
+        """The rows as reward functions receive them; computed once, by comparing every row with its JSON."""
         return Source(self.rows, self.texts or [])
 
 
 class EvalData(NamedTuple):
-    """Held-out data: the engine's keys that name it, and what is in memory, by name where there are several sets."""
+    """Evaluation data: the engine's keys that name the datasets, and the rows in memory (`sets` by name, if there are
+    several datasets)."""
 
     values: dict = {}
     rows: RowSet = RowSet()
@@ -37,16 +38,16 @@ EVAL_KEYS = {"eval_dataset_name", "eval_datasets"}
 
 
 class WithDatasets:
-    """A trainer's part that has the data."""
+    """Mixin of a trainer with its training and evaluation data."""
 
     args: Any
     _values: dict
-    # Columns of the data that the engine itself reads.
+    # Columns of the datasets that the engine reads.
     columns: tuple[str, ...] = ("prompt",)
 
     @property
     def train_dataset(self) -> Any:
-        """The training data, as they were given."""
+        """The training dataset, as it was given."""
         return self._given_train
 
     @train_dataset.setter
@@ -61,7 +62,7 @@ class WithDatasets:
 
     @property
     def eval_dataset(self) -> Any:
-        """The held-out data, as they were given."""
+        """The evaluation dataset, or the dict of datasets, as it was given."""
         return self._given_eval
 
     @eval_dataset.setter
@@ -73,7 +74,7 @@ class WithDatasets:
         self._values.update(self._eval.values)
 
     def _eval_data(self, dataset: Any) -> EvalData:
-        """Held-out rows, or several sets of them under names."""
+        """Reads an evaluation dataset, or a dict of several by name."""
         if dataset is None:
             return EvalData()
         if not isinstance(dataset, dict):
@@ -89,7 +90,7 @@ class WithDatasets:
         return EvalData({"eval_datasets": names}, RowSet(), sets)
 
     def _rows(self, dataset: Any, name: str, most: str) -> tuple[str, RowSet]:
-        """What the engine calls a dataset, and its rows where it is in memory."""
+        """Returns the engine's name of a dataset (a path, or `memory`), and its rows if they are in memory."""
         if isinstance(dataset, (str, os.PathLike)):
             return check_path(os.fspath(dataset), name), RowSet()
         if is_stream(dataset):
@@ -98,7 +99,8 @@ class WithDatasets:
         return "memory", RowSet(rows, json_of(rows, name, self.columns))
 
     def _not_dispatched(self) -> None:
-        """Of a stream, what transformers' arguments say of their own accord."""
+        """Sets what transformers also sets for a streamed dataset: `dispatch_batches` is False, and no data loader
+        workers."""
         config = self.args.accelerator_config
         if config.dispatch_batches:
             raise ValueError(

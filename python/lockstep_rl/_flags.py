@@ -1,4 +1,4 @@
-"""Flags of a command line, from JSON Schemas of their values, and texts as values."""
+"""Command-line flags made from the JSON Schemas of their values, and the conversion of their texts to values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ._config import alternatives
 
 
 def kinds(schema: dict) -> list[str]:
-    """The types that a value may have."""
+    """Returns the JSON types that a value may have."""
     return [part["type"] for part in alternatives(schema) if "type" in part]
 
 
 def add_flag(parser: argparse.ArgumentParser, name: str, text: str, schema: dict, default: Any = None) -> None:
-    """`--name` and `--na-me`, and `--no_name` of what is on by itself, or may be in TRL."""
+    """Adds the flags `--name` and `--na-me`, and `--no_name` for a boolean that is on by default, or a field without a
+    schema."""
     several = {"nargs": "+"} if "array" in kinds(schema) else {"nargs": "?", "const": "true"}
     names = list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
     parser.add_argument(*names, dest=name, help=text.replace("%", "%%"), **several)
@@ -26,7 +27,8 @@ def add_flag(parser: argparse.ArgumentParser, name: str, text: str, schema: dict
 
 
 def value_of(text: str | list[str], schema: dict) -> Any:
-    """A flag's text as its schema says; what does not fit stays text, of which others complain."""
+    """Converts a flag's text to the type of its schema. A text that does not fit is returned unchanged; the field's own
+    check refuses it later."""
     possible = kinds(schema)
     if isinstance(text, list):
         items = next((part["items"] for part in alternatives(schema) if "items" in part), {})
@@ -40,7 +42,7 @@ def value_of(text: str | list[str], schema: dict) -> Any:
                 return read(text)
             except ValueError:
                 continue
-    if not possible:  # a field without meaning here, or refused
+    if not possible:  # a field without effect here, or a refused one
         if word in ("true", "false"):
             return word == "true"
         if word in ("none", "null"):
@@ -49,7 +51,7 @@ def value_of(text: str | list[str], schema: dict) -> Any:
 
 
 def read_file(path: str) -> dict:
-    """The arguments of a YAML file, but for its `env`, which is set."""
+    """Returns the arguments in a YAML file. Those below `env` are not returned, but set as environment variables."""
     try:
         import yaml
     except ImportError:

@@ -1,7 +1,7 @@
-"""Models and tokenizers that are given in memory, as files that the engine reads.
+"""Files of models and tokenizers that a trainer is given as objects in memory, so that the engine can read them.
 
-They lie in a fresh directory `given-…` inside the run's own: what was there before is never touched, and whoever
-resumes the run, or puts its adapter on the model again, finds them.
+They are written into a new directory `given-…` in the run's directory, so existing files are never overwritten. They
+stay there for resuming, and for loading the run's adapter with its base model.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import shutil
 from typing import Any
 
 PREFIX = "given-"
-# In a directory of ours, and locked while its process lives.
+# File in each directory `given-…`, locked as long as the process that made the directory lives.
 MARKER = "written_by_lockstep_rl.json"
 
 
 class GivenFiles:
-    """A new directory in `root`, which is made if need be. Another process does not sweep it until `close`."""
+    """A new directory `given-…` in `root`, which is created if needed. Until `close`, no other process deletes the new
+    directory."""
 
     def __init__(self, root: str):
         self.made_root = not os.path.isdir(root)
@@ -35,27 +36,28 @@ class GivenFiles:
         self._marker.flush()
 
     def place(self, name: str) -> str:
-        """A new directory below."""
+        """Makes a directory inside, and returns its path."""
         path = os.path.join(self.path, name)
         os.makedirs(path)
         return path
 
     def close(self) -> None:
-        """Ends the lock."""
+        """Releases the lock on the directory."""
         self._marker.close()
 
     def remove(self) -> None:
-        """Deletes the directory, and the run's where it was made for it and is empty."""
+        """Deletes the directory, and also `root` if it was created for this directory and is empty."""
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
         if self.made_root:
             try:
                 os.rmdir(self.root)
             except OSError:
-                pass  # it has become a run
+                pass  # it contains other files
 
     def or_earlier(self) -> str:
-        """The directory of an earlier start of the run with the same files, in the place of this one; else this."""
+        """Returns the directory of an earlier start of the run if it has the same files, and deletes this one.
+        Otherwise returns this one."""
         for name in sorted(os.listdir(self.root)):
             other = os.path.join(self.root, name)
             if other != self.path and is_ours(other) and _same(self.path, other):
@@ -70,8 +72,8 @@ def is_ours(path: str) -> bool:
 
 
 def sweep(root: str) -> None:
-    """Deletes what processes left that were killed before their run began: directories of ours in `root` that no
-    configuration names and nobody has locked."""
+    """Deletes directories `given-…` in `root` that were left by processes killed before their training began.
+    Directories that are locked or named in the run's configuration stay."""
     try:
         with open(os.path.join(root, "config.toml")) as file:
             named = file.read()
@@ -95,7 +97,8 @@ def _lock(file: Any) -> bool:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two directories have the same files with the same bytes, but for the marker and their own names."""
+    """Whether two directories have the same files with the same bytes. The marker file and the directories' own paths
+    are ignored."""
     files = {}
     for root in (one, other):
         found = (os.path.join(place, name) for place, _, names in os.walk(root) for name in names)

@@ -1,4 +1,4 @@
-"""`trainer.model`: a model of transformers' with the engine's weights as they are now."""
+"""`trainer.model`: a transformers model with the engine's current weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ._models import sync_weights
 
 
 class Model:
-    """What `trainer.model` is where the model was given by name: its files, and with torch and transformers everything
-    that a model of transformers' has, which is loaded when it is first used and has the weights of that moment."""
+    """`trainer.model` if the model was given by name. Without torch and transformers it can only be saved. With them it
+    acts as a transformers model, which is loaded at first use and has the weights of that moment."""
 
     _loaded: Any = None
 
@@ -25,11 +25,11 @@ class Model:
 
     @property
     def name_or_path(self) -> str:
-        """The name or directory of the weights as they are now."""
+        """Name or directory of the model with its current weights."""
         return self._live.path()
 
     def save_pretrained(self, directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Writes the model as it is now, with its tokenizer."""
+        """Writes the model with its current weights, and its tokenizer."""
         if kwargs:
             self._live.current(self).save_pretrained(directory, **kwargs)
             return
@@ -48,8 +48,8 @@ class Model:
 
     @property
     def __class__(self) -> type:
-        # So that isinstance is true of the classes of transformers, PEFT and torch; asked without torch, nobody means
-        # them.
+        # Makes isinstance true for classes of transformers, PEFT and torch. While torch is not imported, no caller can
+        # mean such a class.
         if "torch" in sys.modules and _has_packages():
             return type(self._live.current(self))
         return Model
@@ -72,7 +72,7 @@ def _has_packages() -> bool:
 
 
 class LiveModel:
-    """The model of a trainer with the weights of the moment."""
+    """The model of a trainer, whose weights are updated from the engine when the model is used."""
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
@@ -87,15 +87,15 @@ class LiveModel:
             self.handle = None
 
     def get(self) -> Any:
-        """What `trainer.model` is."""
+        """Returns the object for `trainer.model`."""
         return self.handle if self.handle is not None else self.current(None)
 
     def path(self) -> str:
-        """A name or directory of what `train` left, or begins with."""
+        """Returns the name or directory of the trained model, or of the initial model before training."""
         return self._trainer._current_model()
 
     def save(self, directory: str) -> None:
-        """Writes the files of the model as it is now."""
+        """Writes the files of the model with its current weights."""
         live = self._engine()
         if live is not None:
             live.save(directory)
@@ -109,11 +109,11 @@ class LiveModel:
             shutil.copytree(source, directory, dirs_exist_ok=True)
 
     def is_given(self) -> bool:
-        """Whether it is the object that was given, with which callbacks that look at it have to be called."""
+        """Whether `trainer.model` is the model object that the user gave."""
         return self.handle is None
 
     def current(self, handle: Any, used: str = "trainer.model") -> Any:
-        """The object, after the weights have been brought up to date."""
+        """Updates the weights of the transformers model, and returns the model."""
         if self._object is None:
             self._object = self._load(used)
             self._fingerprint = None if handle is None else _fingerprint(self._object)
@@ -132,7 +132,8 @@ class LiveModel:
         return self._object
 
     def to_train(self) -> Any:
-        """What training begins with: what was given, or its object where somebody has changed that."""
+        """Returns the model with which training begins: the one that was given, or `trainer.model` if its weights were
+        changed."""
         if self._trainer._result is not None or self._object is None:
             return self._given
         if self.handle is not None and _fingerprint(self._object) == self._fingerprint:
@@ -140,7 +141,7 @@ class LiveModel:
         return self._object
 
     def base(self) -> Any:
-        """The object as it is, for those that do not look at it."""
+        """Returns the model without updating its weights."""
         return self._object if self._object is not None else self._given
 
     def _engine(self) -> Any:
@@ -178,7 +179,8 @@ class LiveModel:
 
 
 def load(name: str, trainer: Any, used: str) -> Any:
-    """A model of transformers, of the kind that the trainer trains."""
+    """Loads a transformers model of the kind that the trainer trains: a causal language model, or a sequence
+    classifier."""
     if not _has_packages():
         raise AttributeError(
             f"`{used}` needs torch and transformers, which train nothing here: pip install torch transformers. "
@@ -197,19 +199,19 @@ def load(name: str, trainer: Any, used: str) -> Any:
 
 
 class LiveReference(LiveModel):
-    """The reference model of a trainer that has none of its own: the model that training begins with, which does not
-    move, or moves with `sync_ref_model`."""
+    """The reference model of a trainer that was given none: the initial model or, with `sync_ref_model`, the reference
+    model in the newest checkpoint."""
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)
         self.handle = Model(self)
 
     def path(self) -> str:
-        """The name or directory of the model that training begins with."""
+        """Returns the name or directory of the initial model."""
         return self._trainer._values.get("model_name_or_path") or self._trainer._current_model()
 
     def save(self, directory: str) -> None:
-        """Writes it as a model of transformers."""
+        """Writes the reference model as transformers does."""
         self.current(self.handle).save_pretrained(directory)
 
     def current(self, handle: Any, used: str = "trainer.ref_model") -> Any:
@@ -223,7 +225,7 @@ class LiveReference(LiveModel):
         return self._object
 
     def _newest(self) -> str | None:
-        """The newest checkpoint with a reference that has moved."""
+        """Returns the newest checkpoint that contains an updated reference model, or None."""
         if not self._trainer._values.get("sync_ref_model"):
             return None
         place = os.path.join(self._trainer._values["output_dir"], "checkpoints")
@@ -245,20 +247,20 @@ class LiveReference(LiveModel):
 
 
 def _fingerprint(model: Any) -> list:
-    """Tells whether somebody has changed the weights."""
+    """Returns shapes and sums of the weights, which differ if somebody has changed the weights."""
     return [(tuple(p.shape), p.detach().double().sum().item()) for p in model.state_dict().values()]
 
 
 def may_use(function: Any, argument: str) -> bool:
-    """Whether a call of `function` with `argument` as a keyword can look at it: it has a parameter of that name, or one
-    of all keywords that its body uses."""
+    """Whether a function can read the keyword argument `argument`: it has a parameter of that name, or `**kwargs` that
+    its body uses."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is None:
         return True
     count = code.co_argcount + code.co_kwonlyargcount
     if argument in code.co_varnames[:count]:
         return True
-    if not code.co_flags & 0x08:  # takes no keywords that it does not name
+    if not code.co_flags & 0x08:  # the function has no **kwargs
         return False
     everything = code.co_varnames[count + bool(code.co_flags & 0x04)]
     return _reads(code, everything)
@@ -267,7 +269,7 @@ def may_use(function: Any, argument: str) -> bool:
 def _reads(code: Any, name: str) -> bool:
     import dis
 
-    if name in code.co_cellvars:  # a function inside has it
+    if name in code.co_cellvars:  # an inner function uses it
         return True
     used = (instruction.argval for instruction in dis.get_instructions(code) if "LOAD" in instruction.opname)
     return any(value == name or (isinstance(value, tuple) and name in value) or value == "locals" for value in used)

@@ -1,4 +1,5 @@
-"""For loops of one's own: a model in memory that is sampled from, scored and stepped, without files between.
+"""Classes for a training loop of your own: a model in memory generates, scores and is trained, without files in
+between.
 
     model = Model("dir")
     engine, trainer = Engine(model), Trainer(model, GRPOConfig(learning_rate=1e-5))
@@ -8,8 +9,8 @@
             group.set_advantages(my_rewards(group))
         metrics = trainer.step(groups)
 
-Ids and numbers are NumPy arrays; what comes from the engine is handed over without a copy, and so are ids of dtype
-uint32 that go in to be scored. `numpy.from_dlpack(tensor)` takes those of other packages as they are.
+Token ids and numbers are NumPy arrays. Arrays from the engine are passed without a copy, and so are token ids of dtype
+uint32 that are scored. Arrays of other packages are read through DLPack, as `numpy.from_dlpack(tensor)` does.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _numpy() -> Any:
 
 
 def _array(values: Any, dtype: str) -> Any:
-    """A contiguous NumPy array of this type: the memory of what was given where that is one, of any package."""
+    """Returns a contiguous NumPy array of this dtype; without a copy if `values` is such an array, of any package."""
     numpy = _numpy()
     if not isinstance(values, numpy.ndarray) and hasattr(values, "__dlpack__"):
         values = numpy.from_dlpack(values)
@@ -48,7 +49,7 @@ def _array(values: Any, dtype: str) -> Any:
 
 @dataclasses.dataclass
 class Sampling:
-    """How tokens are drawn; the names are transformers'. Temperature 0 is greedy."""
+    """Settings for sampling tokens, under transformers' names. Temperature 0 is greedy decoding."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -63,18 +64,18 @@ class Sampling:
 
 @dataclasses.dataclass
 class Completion:
-    """What follows a prompt: ids and what is known of each, as arrays of the same length."""
+    """A completion of a prompt: its token ids, and values for each token as arrays of the same length."""
 
     ids: Any
-    # log π of the old policy: where `version` says with which weights they were sampled, the trainer checks them.
+    # Log-probabilities under the policy that sampled the ids. If `version` names its weights, the trainer checks them.
     logprobs: Any
     # "stop" or "length"
     finish_reason: str = "stop"
     version: int | None = None
-    # One number for the completion, or one per token.
+    # The advantage: one number for the completion, or one for each token.
     advantage: Any = None
     ref_logprobs: Any = None
-    # Tokens that the loss may use; all where there is none.
+    # Boolean mask of the tokens that the loss uses; None: all tokens.
     mask: Any = None
 
     def _given(self, place: str) -> tuple:
@@ -94,13 +95,13 @@ class Completion:
 
 @dataclasses.dataclass
 class Group:
-    """A prompt and its completions."""
+    """A prompt (token ids) and its completions."""
 
     prompt: Any
     completions: list[Completion]
 
     def set_advantages(self, rewards: Any) -> None:
-        """GRPO's: each reward against the mean of the group, over its standard deviation + 10⁻⁴."""
+        """Sets GRPO's advantages: (reward − mean of the group) / (standard deviation of the group + 10⁻⁴)."""
         if len(rewards) != len(self.completions):
             raise ValueError(f"{len(rewards)} rewards for {len(self.completions)} completions")
         rewards = [float(reward) for reward in rewards]
@@ -120,7 +121,7 @@ class Scores:
 
 
 class Model:
-    """A model of a directory or the Hub in memory, with its tokenizer."""
+    """A language model in memory with its tokenizer, from a directory or the Hugging Face Hub."""
 
     def __init__(
         self, name: str, *, adapter: str | None = None, dtype: str = "f32", device: str | None = None,
@@ -135,34 +136,35 @@ class Model:
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the vocabulary."""
+        """Number of tokens in the vocabulary."""
         return self._native.vocab_size
 
     @property
     def max_position_embeddings(self) -> int:
-        """Tokens of the longest sequence."""
+        """Length of the longest possible sequence, in tokens."""
         return self._native.max_position_embeddings
 
     @property
     def eos_ids(self) -> list[int]:
-        """Ids that end a completion."""
+        """Token ids that end a completion."""
         return self._native.eos_ids
 
     @property
     def version(self) -> int:
-        """How many steps the weights have come."""
+        """Number of optimizer steps that the weights have taken."""
         return self._native.version
 
     def encode(self, text: str) -> Any:
-        """The ids of a text."""
+        """Returns the token ids of a text."""
         return self._native.encode(text)
 
     def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
-        """The text of ids."""
+        """Returns the text of token ids."""
         return self._native.decode(_array(ids, "uint32"), skip_special_tokens)
 
     def score(self, sequences: list, temperature: float = 1.0) -> list[Scores]:
-        """Scores of each `(prompt ids, completion ids)`. Equal prompts behind one another are computed once."""
+        """Returns log-probabilities and entropies for each pair `(prompt ids, completion ids)` in `sequences`. If
+        neighbouring pairs have the same prompt, it is computed once."""
         if not temperature > 0:
             raise ValueError(f"`temperature` = {temperature}: expected a number above 0")
         prompts = [_array(prompt, "uint32") for prompt, _ in sequences]
@@ -172,13 +174,13 @@ class Model:
         return [Scores(*arrays) for arrays in self._native.score(prompts, completions, temperature)]
 
     def save(self, directory: str) -> None:
-        """Writes a directory that loads again, here and in transformers."""
+        """Writes a model directory that this package and transformers can load."""
         self._native.save(os.fspath(directory))
 
 
 class Engine:
-    """Generates with a model's weights as they are at each call. `max_num_seqs` completions are written at once;
-    `max_model_len` tokens, at most, has a prompt with its completion."""
+    """Generates completions with the weights that a model has at each call. At most `max_num_seqs` completions run at
+    once. A prompt with its completion has at most `max_model_len` tokens."""
 
     def __init__(self, model: Model, *, max_num_seqs: int = 64, max_model_len: int = 4096):
         for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
@@ -188,8 +190,8 @@ class Engine:
         self._native = _native.Generator(model._native, max_num_seqs, max_model_len)
 
     def generate(self, prompts: list, sampling: Sampling | None = None, num_generations: int = 1) -> list[Group]:
-        """`num_generations` completions of each prompt, texts or ids. The noise is that of `sampling.seed` and of the
-        prompt's number since the engine was made."""
+        """Returns `num_generations` completions of each prompt. A prompt is a text or token ids. The random numbers
+        depend on `sampling.seed` and on the prompt's index, counted since the engine was made."""
         sampling = sampling or Sampling()
         if num_generations < 1:
             raise ValueError(f"`num_generations` = {num_generations}: expected 1 or more")
@@ -207,8 +209,8 @@ class Engine:
 
 
 class Trainer:
-    """Takes optimizer steps on a model, in place. The loss, the optimizer and the temperature are those of a
-    GRPOConfig, RLOOConfig or PPOConfig; `learning_rate` is constant unless a step names another."""
+    """Takes optimizer steps on a model, in place. `args` is a GRPOConfig, RLOOConfig or PPOConfig; it sets the loss,
+    the optimizer and the temperature. The learning rate is constant, unless a step is given another one."""
 
     def __init__(self, model: Model, args: Any = None):
         args = GRPOConfig() if args is None else args
@@ -223,7 +225,7 @@ class Trainer:
         self._native = _native.Stepper(model._native, args.method, json.dumps({**needed, **values}))
 
     def step(self, groups: list[Group], learning_rate: float | None = None) -> dict[str, float]:
-        """One optimizer step on all of the groups: what it measured, under TRL's names."""
+        """Takes one optimizer step on all groups. Returns its metrics under TRL's names."""
         if not any(group.completions for group in groups):
             raise ValueError("step: there is no completion to learn from")
         given = [

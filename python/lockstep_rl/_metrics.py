@@ -1,4 +1,5 @@
-"""`compute_metrics`: what transformers' evaluation gives it, from the outputs that the engine hands over by batch."""
+"""`compute_metrics`: metrics of a user's function, computed from the outputs of the engine's evaluation as in
+transformers."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from typing import Any
 
 from ._loop import _numpy
 
-# What transformers pads with where sequences of several lengths are one array.
+# Value with which transformers pads sequences of different lengths in one array.
 PADDING = -100
 
 
 class EvalPrediction:
-    """What `compute_metrics` is given, where transformers is not imported, which has its own: `predictions`,
-    `label_ids`, and `inputs` and `losses` where `include_for_metrics` asks for them. As a sequence it has those that
-    are not None."""
+    """The argument of `compute_metrics` if transformers is not imported; otherwise transformers' own class is used. Its
+    fields are `predictions`, `label_ids`, and, if `include_for_metrics` names them, `inputs` and `losses`. Used as a
+    sequence, it has those fields that are not None."""
 
     def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None):
         self.predictions = predictions
@@ -41,7 +42,7 @@ class EvalPrediction:
 
 
 def checked(compute_metrics: Any, preprocess: Any, args: Any) -> None:
-    """Refuses what could not be called hours later."""
+    """Refuses functions and settings that would otherwise fail at the first evaluation, hours later."""
     for name, function in (("compute_metrics", compute_metrics), ("preprocess_logits_for_metrics", preprocess)):
         if function is not None and not callable(function):
             raise TypeError(f"`{name}` must be a function, but is {function!r:.80}")
@@ -60,8 +61,8 @@ def checked(compute_metrics: Any, preprocess: Any, args: Any) -> None:
 
 
 class EvalMetrics:
-    """The engine calls `begin`, `batch` for each one and `end` for every set of held-out rows, and reads `batch_size`,
-    `keeps_outputs` and `needs_loss`."""
+    """Collects the outputs of an evaluation, and calls `compute_metrics`. For each evaluation dataset the engine calls
+    `begin`, then `batch` for every batch, then `end`. It also reads `batch_size`, `keeps_outputs` and `needs_loss`."""
 
     def __init__(self, trainer: Any, prefix: str = "eval", predicts: bool = False):
         args = trainer.args
@@ -76,7 +77,7 @@ class EvalMetrics:
         self.joins: bool = args.eval_do_concat_batches
         self.wants_inputs = "inputs" in args.include_for_metrics
         self.needs_loss = "loss" in args.include_for_metrics
-        # Outputs that `preprocess` has made small are no longer the engine's to count.
+        # Whether the engine counts the memory of the outputs: those of `preprocess` are small.
         self.keeps_outputs = self.keeps and self.preprocess is None
         self.results: dict[str, tuple] = {}
         self.others: dict[str, Any] = {}
@@ -137,14 +138,14 @@ class EvalMetrics:
             key, value = str(key).removeprefix(own), _scalar(value)
             if isinstance(value, (bool, int, float)):
                 numbers[key] = float(value)
-            else:  # lists, texts: not the engine's
+            else:  # lists and texts, which the engine does not take
                 self.others[place + key] = value
-        # Logits are large: nobody else may keep them.
+        # Logits are large, so they are freed now.
         del self.predictions, self.labels, predictions, labels
         return numbers
 
     def take_others(self) -> dict[str, Any]:
-        """Metrics that are no numbers, with their set's prefix."""
+        """Returns the metrics that are not numbers, with their dataset's prefix, and forgets them."""
         others, self.others = self.others, {}
         return others
 
@@ -161,7 +162,7 @@ class EvalMetrics:
 
 
 class _Array:
-    """Outputs of all batches in one array, made once."""
+    """The outputs of all batches in one array, which is allocated once."""
 
     def __init__(self, sequences: int, longest: int, vocab: int | None):
         shape = (sequences, 1) if vocab is None else (sequences, longest, vocab)
@@ -179,7 +180,7 @@ class _Array:
 
 
 class _Batches:
-    """Arrays of batches, or tuples, lists and dicts of them."""
+    """The outputs of each batch: arrays, or tuples, lists and dicts of arrays."""
 
     def __init__(self, joins: bool):
         self.all: list = []
@@ -195,7 +196,7 @@ class _Batches:
 
 
 def _joined(batches: list) -> Any:
-    """One behind the other; the second dimension is padded to the widest."""
+    """Concatenates batches. The second dimension is padded to that of the widest batch."""
     first = batches[0]
     if isinstance(first, dict):
         return {key: _joined([batch[key] for batch in batches]) for key in first}
@@ -223,7 +224,8 @@ def _each(value: Any, of_one: Callable) -> Any:
 
 
 def _tensors(value: Any) -> Any:
-    """PyTorch's tensors over the same memory where PyTorch is installed, as in transformers; else the arrays."""
+    """Converts arrays to PyTorch tensors over the same memory, as transformers does. Without PyTorch they stay
+    arrays."""
     if find_spec("torch") is None:
         return value
     import torch
@@ -232,7 +234,7 @@ def _tensors(value: Any) -> Any:
 
 
 def _arrays(value: Any) -> Any:
-    """NumPy's arrays of PyTorch's tensors, or of arrays of any package."""
+    """Converts PyTorch tensors, or arrays of any package, to NumPy arrays."""
 
     def array(one: Any) -> Any:
         if hasattr(one, "detach"):
@@ -245,7 +247,7 @@ def _arrays(value: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """The number in an array or tensor of one."""
+    """Returns the number in an array or tensor of one element; a larger one becomes a list."""
     if not hasattr(value, "item"):
         return value
     count = value.numel() if hasattr(value, "numel") else value.size

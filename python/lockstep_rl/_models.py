@@ -1,4 +1,4 @@
-"""Models in and out: names and directories as they are, transformers' models by way of files."""
+"""Models in and out: names and directories are passed to the engine, transformers models are passed through files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from . import _native, _peft
 
 
 def check_path(name: str, argument: str) -> str:
-    """The absolute path of what exists; a name that can only be a path must."""
+    """Returns the absolute path if `name` exists, and `name` if it may be a Hub id. If `name` can only be a path,
+    raises FileNotFoundError."""
     if not name:
         raise ValueError(f"`{argument}` is empty")
     if os.path.exists(name):
@@ -23,7 +24,8 @@ def check_path(name: str, argument: str) -> str:
 
 
 def source_of(model: Any, processing_class: Any) -> str | None:
-    """The name or directory that the engine can read as it is; none where `write_given` has to write files first."""
+    """Returns the name or directory that the engine can read directly, or None if `write_given` must write files
+    first."""
     if processing_class is not None and not isinstance(processing_class, (str, os.PathLike)):
         if not hasattr(processing_class, "save_pretrained"):
             raise TypeError(
@@ -44,8 +46,8 @@ def source_of(model: Any, processing_class: Any) -> str | None:
 
 
 def write_given(model: Any, processing_class: Any, target: str) -> None:
-    """Writes a model and its tokenizer into an empty directory; the weights of a model that is given by name are linked
-    to."""
+    """Writes a model and its tokenizer into an empty directory. The weights of a model that is given by name are
+    linked."""
     if isinstance(model, (str, os.PathLike)):
         tokenizer = _tokenizer_for(None, processing_class)
         _save_tokenizer(tokenizer, _link(_directory_of(os.fspath(model), "model"), target))
@@ -62,7 +64,7 @@ def write_given(model: Any, processing_class: Any, target: str) -> None:
 
 
 def check_reference(model: Any) -> Any:
-    """A reference model: the path or name of one, or a loaded one as it is."""
+    """Checks a reference model. Returns its absolute path, its Hub id, or the loaded model."""
     if isinstance(model, (str, os.PathLike)):
         return check_path(os.fspath(model), "ref_model")
     if not hasattr(model, "save_pretrained") or _peft.is_peft_model(model):
@@ -73,14 +75,16 @@ def check_reference(model: Any) -> Any:
 
 
 def of_reference(model: Any) -> dict[str, Callable[[str], None]]:
-    """What writes the files of a reference model that is in memory."""
+    """Returns a function that writes the files of a reference model in memory, by the engine's key; no function if none
+    is in memory."""
     if model is None or isinstance(model, str):
         return {}
     return {"ref_model": model.save_pretrained}
 
 
 def _is_same_place(processing_class: Any, source: str) -> bool:
-    """Whether it is the name of what the model's directory has. A tokenizer object may have been changed since."""
+    """Whether `processing_class` names the model's own directory. False for a tokenizer object, which may have been
+    changed since it was loaded."""
     if not isinstance(processing_class, (str, os.PathLike)):
         return False
     name = os.fspath(processing_class)
@@ -88,14 +92,14 @@ def _is_same_place(processing_class: Any, source: str) -> bool:
 
 
 def _directory_of(name: str, argument: str) -> str:
-    """The directory of a model; one of the Hub is downloaded, if need be."""
+    """Returns the directory of a model. A model of the Hub is downloaded if needed."""
     name = check_path(name, argument)
     return os.path.abspath(name) if os.path.isdir(name) else _native.locate(name)
 
 
 def _link(source: str, target: str) -> str:
-    """Links to the files of a model but for its tokenizer's, and gives the directory where that belongs: below an
-    adapter the model's."""
+    """Makes links in `target` to a model's files, except those of its tokenizer. Returns the directory where the
+    tokenizer belongs: for an adapter, that of its base model."""
     for name in os.listdir(source):
         if not _is_of_tokenizer(name) and name != "adapter_config.json":
             os.symlink(os.path.join(source, name), os.path.join(target, name))
@@ -120,14 +124,15 @@ def _save_tokenizer(tokenizer: Any, target: str) -> None:
 
 
 def _tokenizer_for(model: Any, processing_class: Any) -> Any:
-    """What writes the tokenizer: the one that was given, or that of the files that the model was loaded from."""
+    """Returns an object that writes the tokenizer: the tokenizer that was given, or the files from which the model was
+    loaded."""
     if processing_class is None or isinstance(processing_class, (str, os.PathLike)):
         return _tokenizer_of(os.fspath(processing_class or name_of(model)))
     return processing_class
 
 
 class _TokenizerFiles:
-    """The tokenizer's files of a directory."""
+    """The tokenizer's files in a directory."""
 
     def __init__(self, path: str):
         self.path = path
@@ -154,7 +159,7 @@ def _tokenizer_of(name: str) -> Any:
 
 
 def with_eos(processing_class: Any, eos: str, model: Any) -> Any:
-    """The tokenizer with another end of a sequence, as SFTConfig's `eos_token` has it."""
+    """Returns the tokenizer with another end-of-sequence token: the one that SFTConfig's `eos_token` names."""
     if processing_class is None or isinstance(processing_class, (str, os.PathLike)):
         own = os.fspath(processing_class or (model if isinstance(model, (str, os.PathLike)) else name_of(model)))
         return _WithEos(_tokenizer_of(own), eos)
@@ -165,7 +170,7 @@ def with_eos(processing_class: Any, eos: str, model: Any) -> Any:
 
 
 class _WithEos:
-    """A tokenizer's files with another end of a sequence."""
+    """A tokenizer's files, written with another end-of-sequence token."""
 
     def __init__(self, files: _TokenizerFiles, eos: str):
         with open(os.path.join(files.path, "tokenizer.json")) as file:
@@ -196,14 +201,14 @@ def _is_of_tokenizer(name: str) -> bool:
 
 
 def name_of(model: Any) -> str:
-    """The name or directory that a model was loaded from; empty where nobody knows."""
+    """Returns the name or directory from which a model was loaded; an empty text if that is unknown."""
     inner = model.get_base_model() if _peft.is_peft_model(model) else model
     return getattr(inner, "name_or_path", "") or ""
 
 
 def sync_weights(model: Any, directory: str, file: str | None = None) -> None:
-    """Writes the engine's weights into a transformers model, or an adapter's into a PeftModel, in place; those of one
-    file, or of all that a model has."""
+    """Copies weights that the engine has written into a transformers model, or an adapter's weights into a PeftModel,
+    in place. They are read from `file` in the directory, or from all of the model's files there."""
     own = model.state_dict()
     of_adapter = _peft.is_peft_model(model)
     names = _peft.names_in_model if of_adapter else (lambda name: (name,))
@@ -215,7 +220,7 @@ def sync_weights(model: Any, directory: str, file: str | None = None) -> None:
     except _OtherNames:
         if of_adapter:
             raise
-        # Of a family whose files have other names than its modules.
+        # In this model family, tensors have other names in files than in modules.
         fresh = type(model).from_pretrained(directory, dtype=next(model.parameters()).dtype)
         model.load_state_dict(fresh.state_dict())
         return
@@ -227,16 +232,16 @@ def sync_weights(model: Any, directory: str, file: str | None = None) -> None:
 
 
 def _is_of_model(name: str) -> bool:
-    """Whether it is a file of a model's weights, or an adapter's: a checkpoint has others."""
+    """Whether a file has weights of a model or an adapter. A checkpoint contains other tensor files, too."""
     return name.endswith(".safetensors") and name.startswith(("model", "adapter_model"))
 
 
 class _OtherNames(RuntimeError):
-    """A file has names that the model has not."""
+    """Raised if a file has a tensor whose name the model does not have."""
 
 
 def _copy(file: str, own: dict, names: Callable[[str], tuple]) -> set[str]:
-    """Copies the tensors of a file into those of a model, and gives their names there."""
+    """Copies the tensors of a file into those of a model, and returns their names in the model."""
     import torch
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""Progress and metrics of a run below a notebook's cell: a bar, and a table of what was logged."""
+"""Progress of training below a notebook's cell: a progress bar, and a table of logged metrics."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from ._callbacks import TrainerCallback
 
-# The bar moves so often, and the table shows so many rows.
+# Seconds between updates of the progress bar, and the most rows of the table.
 _PERIOD_S, _ROWS = 0.25, 20
-# Columns in this order, where there are such metrics, and so many of the rewards.
+# Columns of the table, in this order, if these metrics were logged; and the most columns of rewards.
 _COLUMNS = ("loss", "reward", "reward_std", "kl", "entropy", "completions/mean_length", "eval_loss", "eval_reward")
 _REWARDS = 4
 
 
 class NotebookProgress(TrainerCallback):
-    """Shows a run in Jupyter."""
+    """Shows the progress of training in Jupyter."""
 
     def __init__(self) -> None:
         self.handle: Any = None
@@ -24,29 +24,29 @@ class NotebookProgress(TrainerCallback):
         self.began = self.shown = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Training begins: an empty table."""
+        """Shows an empty table when training begins."""
         from IPython.display import HTML, display
 
         self.logs, self.began = [], time.monotonic()
         self.handle = display(HTML(self.render(state)), display_id=True)
 
     def on_step_end(self, args, state, control, **kwargs):
-        """A step has ended."""
+        """Updates the progress bar after a step, but not more often than every quarter of a second."""
         if time.monotonic() - self.shown > _PERIOD_S:
             self.update(state)
 
     def on_log(self, args, state, control, logs, **kwargs):
-        """A row of the table."""
+        """Adds a row of metrics to the table."""
         if "train_runtime" not in logs:
             self.logs.append({"step": state.global_step, **logs})
         self.update(state)
 
     def on_train_end(self, args, state, control, **kwargs):
-        """The last state stays."""
+        """Shows the final state."""
         self.update(state)
 
     def update(self, state: Any) -> None:
-        """Shows what there is now, if training has begun."""
+        """Shows the current state, if training has begun."""
         if self.handle is not None:
             from IPython.display import HTML
 
@@ -54,7 +54,7 @@ class NotebookProgress(TrainerCallback):
             self.handle.update(HTML(self.render(state)))
 
     def render(self, state: Any) -> str:
-        """The bar and the table as HTML."""
+        """Returns the progress bar and the table as HTML."""
         steps, most = state.global_step, max(state.max_steps, 1)
         seconds = time.monotonic() - self.began
         left = f", about {seconds / steps * (most - steps):.0f} s left" if 0 < steps < most else ""
@@ -62,7 +62,7 @@ class NotebookProgress(TrainerCallback):
         return f"<div>{bar} step {steps} of {state.max_steps or '…'}, {seconds:.0f} s{left}</div>{self.table()}"
 
     def table(self) -> str:
-        """What was logged last, as a table."""
+        """Returns the rows that were logged last as an HTML table."""
         rows = self.logs[-_ROWS:]
         if not rows:
             return ""

@@ -1,4 +1,4 @@
-"""What the engine tells during a run: the trainer's state, log and callbacks follow."""
+"""Receives the engine's events during training, and updates the trainer's state, its log and its callbacks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from ._rewards import RewardSet
 
 STOP, SAVE, EVALUATE = 1, 2, 4
-# Transformers logs these itself, and at a step that is due alone; the rest is TRL's.
+# Metrics that transformers logs itself, only at steps that are due; TRL logs all others.
 _OF_TRANSFORMERS = ("loss", "grad_norm", "learning_rate", "epoch")
 
 
 class Observer:
-    """Told by the engine how the run proceeds; tells the trainer's state and callbacks. The engine gives it `live`, the
-    model while one of these is called."""
+    """Receives the engine's events, updates the trainer's state and calls callbacks. While the engine calls one of
+    these methods, the attribute `live` has the model."""
 
     def __init__(self, trainer: Any, rewards: RewardSet | None, only_evaluate: dict | None, eval_metrics: Any):
         self.trainer = trainer
@@ -60,7 +60,7 @@ class Observer:
             self.only_evaluate.update(metrics)
             return 0
         if self.rewards is not None:
-            # TRL logs what a reward logs under the name that it gives; the engine keeps rewards apart.
+            # TRL logs a reward's metric under the name that the reward gave; the engine adds the reward's name.
             for long, name in self.rewards.metrics_seen.items():
                 if long in metrics and name not in metrics:
                     metrics[name] = metrics.pop(long)
@@ -69,7 +69,7 @@ class Observer:
         if is_evaluation:
             self._evaluated(metrics)
             return self._wishes()
-        # The last step is logged even if that is not due, when TRL has its metrics in the entry of the whole run.
+        # The engine logs the last step even if it is not due. TRL has its metrics in the last entry, with the runtime.
         every = trainer.state.logging_steps
         is_due = step % every == 0 or (step == 1 and getattr(trainer.args, "logging_first_step", False))
         trainer._tail = {} if is_due else {key: metrics[key] for key in metrics if key not in _OF_TRANSFORMERS}
@@ -77,8 +77,8 @@ class Observer:
         return self._wishes()
 
     def _evaluated(self, metrics: dict) -> None:
-        """By way of the trainer's own `evaluate`; then the best one so far, as transformers has it: callbacks compare
-        with the one before."""
+        """Calls the trainer's `evaluate`, and then updates the best metric. The order is that of transformers, so that
+        callbacks compare with the best metric before this evaluation."""
         trainer, state = self.trainer, self.trainer.state
         trainer._pending = metrics
         try:
@@ -117,7 +117,8 @@ class Observer:
 
 
 def best_metric(args: Any) -> str | None:
-    """The metric of the best model; as in transformers the loss, where the best one is to be loaded."""
+    """Returns the name of the metric that decides which model is best. As in transformers, this is the loss if
+    `load_best_model_at_end` is set and no metric is named."""
     name = getattr(args, "metric_for_best_model", None)
     if name is None and getattr(args, "load_best_model_at_end", False):
         return "loss"
@@ -125,8 +126,8 @@ def best_metric(args: Any) -> str | None:
 
 
 def link_checkpoint(root: str, step: int, path: str) -> str:
-    """A link `checkpoint-N`, where transformers' scripts look for it; those to checkpoints that are gone are removed. A
-    name that somebody has is left alone."""
+    """Makes a link `checkpoint-N` to a checkpoint, because transformers' scripts look for that name. Removes such links
+    to deleted checkpoints, and replaces no existing file."""
     for name in os.listdir(root):
         other = os.path.join(root, name)
         if name.startswith("checkpoint-") and os.path.islink(other) and not os.path.exists(other):

@@ -1,5 +1,5 @@
-"""Methods of transformers' and TRL's trainers that a subclass, a mixin or a patch may have in another way: those that
-are called here, and those that are not, which are refused."""
+"""Methods of transformers' and TRL's trainers that a subclass, a mixin or a patch may override. Overriding a method
+that is never called here is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REWARDS = "rewards are called by the engine: give them in reward_funcs"
 _CHECKPOINTS = "checkpoints are written and read inside the engine: override save_model, which is called for each"
 _ENGINE = "the engine trains: it is never called"
 
-# What nobody calls here, each with its reason.
+# Methods that are never called here, each with the reason.
 REFUSED_METHODS: dict[str, str] = {
     name: why
     for why, names in {
@@ -51,7 +51,7 @@ REFUSED_METHODS: dict[str, str] = {
     for name in names.split()
 }
 
-# Events of transformers' callbacks that the engine does not tell.
+# Events of transformers' callbacks that never occur here, each with the reason.
 _NEVER_TOLD = {
     "on_prediction_step": "evaluation has no prediction steps; on_evaluate has its metrics",
     "on_substep_end": "gradients are accumulated inside the engine; on_step_end is told of each step",
@@ -62,7 +62,7 @@ _OF_LIBRARIES = ("transformers", "trl", "lockstep_rl")
 
 
 def check_class(trainer: Any) -> None:
-    """Refuses methods, of the trainer's classes, mixins and patches of them, that would never be called."""
+    """Raises a TypeError if a class, mixin or patch of the trainer overrides a method that is never called."""
     for cls in type(trainer).__mro__:
         for name, value in vars(cls).items():
             if name in REFUSED_METHODS and not name.startswith("__") and value is not None:
@@ -72,7 +72,7 @@ def check_class(trainer: Any) -> None:
 
 
 def check_attribute(trainer: Any, name: str, value: Any) -> None:
-    """The same of a method that is set on the object."""
+    """Raises an AttributeError if a method that is never called is set on a trainer object."""
     if name in REFUSED_METHODS and value is not None:
         raise AttributeError(
             f"{type(trainer).__name__}: `{name}` is never called here: {REFUSED_METHODS[name]}"
@@ -80,8 +80,8 @@ def check_attribute(trainer: Any, name: str, value: Any) -> None:
 
 
 def check_callback(callback: Any) -> None:
-    """Refuses a callback that waits for what is never told. Those of the libraries themselves do no more then than show
-    progress."""
+    """Raises a TypeError if a callback has a method for an event that never occurs. Callbacks of transformers, TRL and
+    this package are accepted, because they only show progress at these events."""
     for name, why in _NEVER_TOLD.items():
         method = getattr(callback, name, None)
         place = getattr(getattr(method, "__func__", method), "__module__", None) or ""

@@ -1,4 +1,4 @@
-"""PEFT's configurations and models, without importing it."""
+"""PEFT's configurations and models. PEFT itself is only imported to make or load a model with an adapter."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NEW = "_is_new_in_lockstep"
 
 
 def is_peft_model(model: Any) -> bool:
-    """Whether it is a PeftModel: a model with adapters on it."""
+    """Whether a model is a PeftModel: a base model with adapters."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def config_of(model: Any) -> Any:
-    """The configuration of a PeftModel's only adapter."""
+    """Returns the configuration of a PeftModel's only adapter."""
     configs = model.peft_config
     if list(configs) != [_ADAPTER]:
         raise ValueError(
@@ -31,8 +31,8 @@ def config_of(model: Any) -> Any:
 
 
 def save_base(model: Any, target: str) -> str:
-    """Writes a PeftModel as the engine reads one: the adapter in `target`, and the model below in a directory there,
-    which is returned."""
+    """Writes a PeftModel as the engine reads one: the adapter into `target`, and the base model into a directory
+    inside, whose path is returned."""
     config_of(model)
     below = os.path.join(os.path.abspath(target), "base")
     save_below(model, below)
@@ -44,12 +44,13 @@ def save_base(model: Any, target: str) -> str:
 
 
 def has_scores(model: Any) -> bool:
-    """Whether a model of transformers ends in a head of scores."""
+    """Whether a transformers model has a score head, as sequence classifiers do."""
     return hasattr(model, "score") and "CausalLM" not in type(model).__name__
 
 
 def _add_scores(model: Any, target: str) -> None:
-    """A head of scores is trained beside the adapter: it belongs to the files, as PEFT's SEQ_CLS has it."""
+    """Adds the score head to an adapter's files, as PEFT does for SEQ_CLS: the head is trained together with the
+    adapter."""
     from safetensors.torch import load_file, save_file
 
     with open(os.path.join(target, "adapter_config.json")) as file:
@@ -64,7 +65,7 @@ def _add_scores(model: Any, target: str) -> None:
 
 
 def save_below(model: Any, target: str) -> None:
-    """Writes the model below an adapter."""
+    """Writes the base model of a PeftModel."""
     base = model.get_base_model()
     state = base.state_dict()
     copies = [name for name in state if ".modules_to_save." in name]
@@ -77,12 +78,14 @@ def save_below(model: Any, target: str) -> None:
 
 
 def is_new_adapter(model: Any) -> bool:
-    """Whether `wrapped` has put the adapter on it: training begins with the engine's own."""
+    """Whether `wrapped` put the adapter on this model. Training then begins with an adapter that the engine
+    initialises."""
     return bool(getattr(model, _NEW, False))
 
 
 def set_base(source: str, target: str, below: str) -> None:
-    """Writes the configuration of the adapter in `source` into `target`, with the directory `below` as its model."""
+    """Writes the configuration of the adapter in `source` into `target`, with the directory `below` as its base
+    model."""
     with open(os.path.join(source, "adapter_config.json")) as file:
         config = json.load(file)
     with open(os.path.join(target, "adapter_config.json"), "w") as file:
@@ -90,7 +93,7 @@ def set_base(source: str, target: str, below: str) -> None:
 
 
 def wrapped(model: Any, peft_config: Any, values: dict) -> Any:
-    """A loaded model under a new adapter, as PEFT makes one."""
+    """Returns a loaded model with a new adapter, made by PEFT."""
     peft = _package()
     if peft_config is None or isinstance(peft_config, dict):
         modules = values.get("lora_target_modules")
@@ -103,7 +106,7 @@ def wrapped(model: Any, peft_config: Any, values: dict) -> Any:
             task_type="CAUSAL_LM" if "CausalLM" in type(model).__name__ else "SEQ_CLS",
         )
     if has_scores(model):
-        # The head is trained beside the adapter, and belongs to its files.
+        # The score head is trained together with the adapter, and saved in its files.
         peft_config = copy.deepcopy(peft_config)
         peft_config.modules_to_save = ["score"]
     model = peft.get_peft_model(model, peft_config)
@@ -112,7 +115,7 @@ def wrapped(model: Any, peft_config: Any, values: dict) -> Any:
 
 
 def loaded(directory: str, load: Any) -> Any:
-    """The model of an adapter's directory, with `load` for the model below."""
+    """Loads an adapter's directory as a PeftModel; `load` loads the base model."""
     peft = _package()
     config = peft.PeftConfig.from_pretrained(directory)
     return peft.PeftModel.from_pretrained(load(config.base_model_name_or_path), directory, is_trainable=True)
@@ -127,14 +130,14 @@ def _package() -> Any:
 
 
 def names_in_model(name: str) -> tuple:
-    """A tensor of an adapter's file under the names that it may have in the PeftModel."""
+    """Returns the names that a tensor of an adapter's file may have in the PeftModel."""
     stem, _, leaf = name.rpartition(".")
     return f"{stem}.{_ADAPTER}.{leaf}", f"{stem}.modules_to_save.{_ADAPTER}.{leaf}", name
 
 
 def lora_values(peft_config: Any, has_weights: bool = False, has_scores: bool = False) -> dict:
-    """A `peft.LoraConfig`, or a dict of its fields, as the engine's keys. How weights begin is of no interest where an
-    adapter has them; a head of scores is always trained beside it."""
+    """Returns a `peft.LoraConfig`, or a dict of its fields, as the engine's keys. `init_lora_weights` is ignored if the
+    adapter already has weights. A score head is always trained together with an adapter."""
     if peft_config is None:
         return {}
     fields = peft_config if isinstance(peft_config, dict) else getattr(peft_config, "__dict__", None)
@@ -144,7 +147,7 @@ def lora_values(peft_config: Any, has_weights: bool = False, has_scores: bool = 
     if kind != "LORA":
         raise ValueError(f"`peft_config`: adapters are LoRA here, not {kind}")
     values: dict = {"use_peft": True}
-    # PEFT's defaults, which are others than those of the engine's keys.
+    # PEFT's defaults, which differ from those of the engine's keys.
     values.update(lora_r=fields.get("r", 8), lora_alpha=fields.get("lora_alpha", 8))
     values["lora_dropout"] = fields.get("lora_dropout", 0.0)
     values["use_rslora"] = bool(fields.get("use_rslora", False))
@@ -153,7 +156,7 @@ def lora_values(peft_config: Any, has_weights: bool = False, has_scores: bool = 
         values["lora_target_modules"] = sorted(modules) if isinstance(modules, (set, frozenset)) else modules
         if isinstance(modules, str):
             values["lora_target_modules"] = [modules]
-    # What PEFT has by itself asks for nothing, such as the parameters of variants that are off.
+    # Fields with PEFT's default value are ignored, such as the parameters of variants that are off.
     own = dataclasses.fields(peft_config) if dataclasses.is_dataclass(peft_config) else ()
     defaults = {field.name: field.default for field in own}
     for name, value in fields.items():
@@ -174,5 +177,5 @@ _LORA_IGNORED = {
     "task_type", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "auto_mapping",
     "runtime_config", "layers_pattern", "fan_in_fan_out", "megatron_core", "ensure_weight_tying",
 }
-# The values besides none and false that ask for plain LoRA.
+# Values besides None and False that mean plain LoRA.
 _LORA_NEUTRAL = {"bias": ("none", None), "init_lora_weights": (True, None)}

@@ -1,4 +1,4 @@
-"""Arguments and methods of TRL's trainers that are not supported, each with its reason; arguments under old names."""
+"""Arguments of TRL's trainers that are not supported, each with the reason; and arguments under old names."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ REFUSED_ARGUMENTS = {
     "gen_kwargs": "set the fields of the configuration",
 }
 
-# What gen_kwargs (transformers' generate) says under another name.
+# Names in `gen_kwargs` (arguments of transformers' `generate`), and the fields that replace them.
 _GENERATION = {"max_new_tokens": "max_completion_length", "max_length": "max_completion_length"}
 
 
 def with_gen_kwargs(args: Any, gen_kwargs: dict) -> Any:
-    """Old scripts give the trainer arguments of `generate`."""
+    """Returns a copy of the configuration with the values of `gen_kwargs`, an argument of the trainer in old
+    scripts."""
     warnings.warn("`gen_kwargs` is old: set these fields of the configuration instead", FutureWarning, stacklevel=4)
     args = copy.copy(args)
     for name, value in gen_kwargs.items():

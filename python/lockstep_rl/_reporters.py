@@ -1,6 +1,7 @@
-"""`report_to`: metrics to wandb, trackio and mlflow by way of their own packages, as transformers' callbacks name them.
+"""`report_to`: callbacks that send metrics to wandb, trackio and mlflow through their own packages, with transformers'
+names.
 
-TensorBoard's files are the engine's own.
+TensorBoard's files are written by the engine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ._callbacks import TrainerCallback
 
 
 def reporters(args: Any) -> list[TrainerCallback]:
-    """A callback for each service that `args.report_to` names."""
+    """Returns a callback for each service that `args.report_to` names."""
     names = args.report_to or []
     names = [names] if isinstance(names, str) else list(names)
     if "all" in names:
@@ -30,7 +31,7 @@ def _package(name: str) -> Any:
 
 
 def grouped(logs: dict) -> dict:
-    """Metrics under the groups that transformers gives them: `eval/…`, and `train/…` for the others."""
+    """Returns the metrics under transformers' names: `eval/…` for those of evaluations, `train/…` for the others."""
     named = {}
     for key, value in logs.items():
         named[f"eval/{key.removeprefix('eval_')}" if key.startswith("eval_") else f"train/{key}"] = value
@@ -38,30 +39,30 @@ def grouped(logs: dict) -> dict:
 
 
 class _Reporter(TrainerCallback):
-    """Tells a service of a run: begins it once, even if training is resumed."""
+    """Base class of callbacks that report to a service. The service's run begins once, even if training is resumed."""
 
     def __init__(self, package: Any, args: Any):
         self.package = package
         self.begun = False
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Training begins."""
+        """Begins the service's run when training begins."""
         if not self.begun:
             self.begun = True
             self.begin(args)
 
     def on_log(self, args, state, control, logs, **kwargs):
-        """Metrics were logged."""
+        """Reports logged metrics."""
         if not self.begun:  # an evaluation before training
             self.on_train_begin(args, state, control)
         self.log({key: value for key, value in logs.items() if value is not None}, state.global_step)
 
     def begin(self, args: Any) -> None:
-        """A run of the service."""
+        """Begins a run of the service."""
         raise NotImplementedError
 
     def log(self, logs: dict, step: int) -> None:
-        """Metrics of a step."""
+        """Reports the metrics of a step."""
         raise NotImplementedError
 
 
@@ -84,13 +85,13 @@ class _Trackio(_Reporter):
         self.package.log({**grouped(logs), "train/global_step": step})
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Training has ended."""
+        """Ends the service's run."""
         self.package.finish()
         self.begun = False
 
 
 class _MLflow(_Reporter):
-    # A call takes so many parameters, and a value so many characters.
+    # MLflow's limits: parameters in a call, and characters in a value.
     MOST, LONGEST = 100, 500
 
     def begin(self, args: Any) -> None:
@@ -102,11 +103,11 @@ class _MLflow(_Reporter):
             self.package.log_params(dict(fields[at : at + self.MOST]))
 
     def log(self, logs: dict, step: int) -> None:
-        # Names of its metrics may not have an @.
+        # MLflow refuses an @ in the name of a metric.
         self.package.log_metrics({key.replace("@", "_at_"): float(value) for key, value in logs.items()}, step=step)
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Training has ended."""
+        """Ends the service's run."""
         if self.begun and self.owns:
             self.package.end_run()
         self.begun = False

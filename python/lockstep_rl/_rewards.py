@@ -1,4 +1,4 @@
-"""Reward functions as TRL takes them, each behind the call that the engine makes."""
+"""The rewards of a trainer: reward functions as TRL takes them, built-in rewards, and reward models."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from ._models import name_of as name_of_model, source_of, write_given
 from .rewards import Builtin
 
 logger = logging.getLogger("lockstep_rl")
-# Names of directories of reward models that were given in memory begin so.
+# Prefix of directories of reward models that were given in memory.
 OF_MODEL = "reward_model_"
 
 
 def by_group(function: Callable) -> Callable:
-    """Marks a reward function whose score of a completion depends on its group (the completions of one prompt) alone:
-    it is called with one group at a time, on another thread, while the others are still generated."""
+    """Marks a reward function that scores each group (the completions of one prompt) independently of the others. The
+    function is then called with one group at a time, on another thread, while other groups are still being
+    generated."""
     function.by_group = True
     return function
 
 
 def name_of(function: Any) -> str:
-    """The name that its scores are logged under, as in TRL: the function's, or the class's of a callable object."""
+    """Returns the name under which a reward's scores are logged, as in TRL: the function's name, or the class name of a
+    callable object."""
     inner = function.func if isinstance(function, functools.partial) else function
     return getattr(inner, "__name__", None) or type(inner).__name__
 
 
 class _Loop:
-    """An event loop on a thread of its own, on which all async rewards of a batch run at the same time."""
+    """An event loop on a thread of its own, on which all async rewards of a batch run concurrently."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -45,7 +47,7 @@ class _Loop:
 
 
 class RewardSet:
-    """The rewards of a trainer: specifications for the engine, and the Python functions among them."""
+    """The rewards of a trainer: their specifications for the engine, and the Python functions among them."""
 
     def __init__(self, reward_funcs: Any, processing_classes: Any = None, required: bool = True):
         given = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
@@ -64,7 +66,7 @@ class RewardSet:
             )
         self.given = given
         self.names: list[str] = []
-        # Reward models whose files are written, by the place of their specification.
+        # Functions that write the files of reward models in memory, by index in `specs`.
         self.in_memory: dict[int, Callable[[str], None]] = {}
         self.specs: list[str | dict] = []
         self.functions: list[_Function] = []
@@ -98,7 +100,7 @@ class RewardSet:
                 )
         self.sources: list[Source] = []
         self.state: Any = None
-        # Nobody else tells the state: its trainer is another process.
+        # True in a worker, where `state` takes the step from each batch, because the trainer is in another process.
         self.counts_steps = False
         self.metrics_seen: dict[str, str] = {}
         self._loop: _Loop | None = None
@@ -110,19 +112,19 @@ class RewardSet:
             self.in_memory[len(self.specs) - 1] = functools.partial(write_given, model, tokenizer)
 
     def objects(self) -> dict[str, Callable[[str], None]]:
-        """What writes the files of each model that is in memory, by the directory's name, whose last part names the
-        reward."""
+        """Returns functions that write the files of reward models in memory, by directory. The last part of a
+        directory's name is the reward's name."""
         return {f"{OF_MODEL}{place}/{self.names[place]}": write for place, write in self.in_memory.items()}
 
     def specs_at(self, places: dict[str, str]) -> list[str | dict]:
-        """The specifications, with these directories of what was in memory."""
+        """Returns the specifications, with the directories of the reward models that were in memory."""
         specs = list(self.specs)
         for place, name in zip(self.in_memory, self.objects()):
             specs[place] = f"model:{places[name]}"
         return specs
 
     def judged(self, name: str, rewards: list, arguments: dict) -> None:
-        """Warns, as TRL does, of a completion that no reward function of a batch has judged."""
+        """Warns, as TRL does, about a completion for which all reward functions returned None."""
         if len(self.functions) != len(self.specs) or any(function.by_group for function in self.functions):
             return
         self._silent[name] = [reward is None for reward in rewards]
@@ -144,7 +146,7 @@ class RewardSet:
         return self._loop
 
     def columns_of(self, batch: dict) -> dict:
-        """The columns with the dataset's own objects where JSON would change them."""
+        """Returns the columns of a batch, with the dataset's own objects where JSON would change them."""
         for source in self.sources:
             own = source.columns_of(batch)
             if own is not None:
@@ -152,7 +154,8 @@ class RewardSet:
         return batch["columns"]
 
     def result_of(self, function: _Function, arguments: dict) -> Any:
-        """What an async function gives. The first of a batch starts all of them."""
+        """Returns the result of an async function. The first call for a batch starts all async functions of that
+        batch."""
         if function.name not in self._started:
             for other in self.functions:
                 if other.is_async and (other is function or not (function.by_group or other.by_group)):
@@ -165,7 +168,8 @@ def _is_model(function: Any) -> bool:
 
 
 def _spec_of(text: str) -> str:
-    """A directory is a reward model's; what the engine has under this name is that; the rest is a Hub id."""
+    """Returns the engine's specification for a reward that is given as a text. A directory or a Hub id is a reward
+    model; other names are built-in rewards."""
     if os.path.isdir(text):
         return f"model:{text}"
     kind = text.partition(":")[0]
@@ -179,7 +183,7 @@ def _spec_of(text: str) -> str:
 
 
 class Source:
-    """A dataset whose rows have columns that JSON would change (dates, images, tuples)."""
+    """Rows of a dataset, and the columns that JSON would change (dates, images, tuples)."""
 
     def __init__(self, rows: list[dict], texts: list[str]):
         self.rows = rows
@@ -192,7 +196,7 @@ class Source:
         }
 
     def columns_of(self, batch: dict) -> dict | None:
-        """Those columns of a batch; None where the batch is of another dataset."""
+        """Returns those columns for a batch, or None if the batch is from another dataset."""
         if not self.changed or any(row >= len(self.rows) for row in batch["rows"]):
             return None
         for at, row in enumerate(batch["rows"]):
@@ -210,7 +214,7 @@ def _same(value: Any, own: Any) -> bool:
 
 
 class _Function(RewardFunction):
-    """A function of a trainer."""
+    """A Python reward function of a trainer."""
 
     def __init__(self, name: str, call: Callable, rewards: RewardSet):
         super().__init__(name, call)
@@ -239,7 +243,7 @@ class _Function(RewardFunction):
         return self.set.loop.start(coroutine).result()
 
     def columns(self, batch: dict) -> dict:
-        """With the dataset's own objects, not what JSON made of them."""
+        """Returns the dataset's columns with its own objects, not with what JSON made of them."""
         return self.set.columns_of(batch)
 
     def state(self, batch: dict) -> Any:

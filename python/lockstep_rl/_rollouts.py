@@ -1,4 +1,4 @@
-"""`rollout_func`: completions that a Python function makes, with the engine, an environment or another model."""
+"""`rollout_func`: a Python function that makes completions, with the engine, an environment or another model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "ma
 
 
 class RolloutEngine:
-    """What `trainer.generate` asks while `rollout_func` is called."""
+    """The engine that `trainer.generate` uses while `rollout_func` is called."""
 
     def __init__(self, native: Any, trainer: Any):
         self.native = native
         self.trainer = trainer
 
     def generate(self, prompts: list, num_generations: int, sampling: dict) -> list[dict]:
-        """The completions of each prompt, one prompt after the other."""
+        """Returns the completions of all prompts; those of the same prompt follow each other."""
         if not isinstance(prompts, (list, tuple)):
             raise TypeError(f"generate: `prompts` must be a list, but is {type(prompts).__name__}")
         if num_generations < 1:
@@ -40,7 +40,7 @@ def _plain_ids(prompt: Any) -> Any:
 
 
 class RolloutFunction:
-    """What the engine calls in the place of generating."""
+    """Wraps `rollout_func`. The engine calls the wrapper instead of generating."""
 
     def __init__(self, function: Callable, trainer: Any):
         if not callable(function):
@@ -58,7 +58,8 @@ class RolloutFunction:
 
 
 def _completions(output: Any, count: int) -> list[tuple]:
-    """A tuple for each completion: its prompt's ids, its own, log-probabilities, mask, and columns as JSON."""
+    """Returns a tuple for each completion: the prompt's token ids, the completion's token ids, log-probabilities, mask,
+    and further columns as JSON."""
     if not hasattr(output, "keys"):
         raise TypeError(f"rollout_func must return a dict, but returned {type(output).__name__}")
     missing = [name for name in _NEEDED if name not in output]
@@ -102,7 +103,8 @@ def _optional(values: Any, name: str, count: int, convert: Callable) -> list:
 
 
 def _logps(values: Any, name: str) -> list[float]:
-    """One number per token; what is not known is None or NaN, and the best of several is a list's first."""
+    """Returns one log-probability for each token; NaN if it is unknown. If a token has a list of log-probabilities, the
+    first one is taken."""
     firsts = [value[0] if isinstance(value, (list, tuple)) and value else value for value in values]
     try:
         return [float("nan") if value is None else float(value) for value in firsts]

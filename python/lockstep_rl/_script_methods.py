@@ -1,4 +1,4 @@
-"""What scripts call of a trainer before and after training."""
+"""Attributes and methods of a trainer that scripts use before and after training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 
-# Attributes of TRL's trainers, and the fields of the arguments that they are.
+# Attributes of TRL's trainers, and the fields of the arguments from which they are read.
 OF_ARGS = {
     name: name
     for name in (
@@ -23,25 +23,25 @@ OF_ARGS = {
 
 
 class OneProcess:
-    """accelerate's object, as far as one process needs it."""
+    """Stands in for accelerate's `Accelerator`, as far as a single process needs it."""
 
     is_main_process = is_local_main_process = is_last_process = True
     process_index = local_process_index = 0
     num_processes = 1
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Prints."""
+        """Prints its arguments."""
         print(*args, **kwargs)
 
     def wait_for_everyone(self) -> None:
-        """There is nobody else."""
+        """Does nothing: there is no other process."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"accelerator has no `{name}`: one process trains, in the engine; there is no accelerate")
 
 
 class ScriptMethods:
-    """Methods of transformers' Trainer that have little to do with training."""
+    """Mixin with those methods of transformers' Trainer that have little to do with training."""
 
     args: Any
     state: Any
@@ -49,7 +49,7 @@ class ScriptMethods:
     _current_model: Any
 
     def push_to_hub(self, commit_message: str = "End of training", **kwargs: Any) -> Any:
-        """Uploads the model with huggingface_hub, where that is installed."""
+        """Uploads the model to the Hugging Face Hub. This needs the package huggingface_hub."""
         try:
             import huggingface_hub
         except ImportError:
@@ -62,14 +62,15 @@ class ScriptMethods:
         return api.upload_folder(repo_id=name, folder_path=self._current_model(), commit_message=commit_message)
 
     def log_metrics(self, split: str, metrics: dict) -> None:
-        """Prints metrics, each on its line."""
+        """Prints metrics, one per line."""
         width = max(map(len, metrics), default=0)
         print(f"***** {split} metrics *****")
         for name, value in sorted(metrics.items()):
             print(f"  {name:<{width}} = {value:.4f}" if isinstance(value, float) else f"  {name:<{width}} = {value}")
 
     def save_metrics(self, split: str, metrics: dict, combined: bool = True) -> None:
-        """Writes metrics to `SPLIT_results.json` of `output_dir`, and to those of all splits there."""
+        """Writes metrics to `SPLIT_results.json` in `output_dir`. With `combined`, they are also added to
+        `all_results.json`."""
         place = self._values["output_dir"]
         os.makedirs(place, exist_ok=True)
         for name, keeps in [(f"{split}_results.json", False), *([("all_results.json", True)] if combined else [])]:
@@ -82,23 +83,24 @@ class ScriptMethods:
                 json.dump({**there, **metrics}, file, indent=4, sort_keys=True)
 
     def save_state(self) -> None:
-        """Writes `state` to `trainer_state.json` of `output_dir`. Checkpoints have their own."""
+        """Writes `trainer.state` to `trainer_state.json` in `output_dir`. Resuming does not need this file: a
+        checkpoint has its own state."""
         os.makedirs(self._values["output_dir"], exist_ok=True)
         with open(os.path.join(self._values["output_dir"], "trainer_state.json"), "w") as file:
             json.dump(dataclasses.asdict(self.state), file, indent=2, sort_keys=True, default=str)
 
     def is_world_process_zero(self) -> bool:
-        """True: one process trains."""
+        """Returns True: one process trains."""
         return True
 
     is_local_process_zero = is_world_process_zero
 
     @property
     def accelerator(self) -> OneProcess:
-        """What scripts ask accelerate's object for where one process trains."""
+        """A stand-in for accelerate's `Accelerator`, for a single process."""
         return OneProcess()
 
     @property
     def hub_model_id(self) -> str | None:
-        """The repository of `push_to_hub`."""
+        """The Hub repository to which `push_to_hub` uploads."""
         return getattr(self.args, "hub_model_id", None)

@@ -1,4 +1,4 @@
-"""What TRL's scripts take from it besides trainers: the classes of their arguments, and the parser of these."""
+"""Classes and functions, besides trainers, that TRL's scripts import: their arguments, and the parser of these."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._flags import add_flag, kinds, read_file, value_of
 
 @dataclasses.dataclass
 class ScriptArguments:
-    """The data of a script, as TRL names them."""
+    """Arguments of a script that name its dataset, as in TRL."""
 
     dataset_name: str | None = None
     dataset_config: str | None = None
@@ -27,7 +27,7 @@ class ScriptArguments:
 
 @dataclasses.dataclass
 class ModelConfig:
-    """The model of a script and its adapter, as TRL names them. Weights are not quantised in this build."""
+    """Arguments of a script that describe its model and adapter, as in TRL. Quantised weights are not supported."""
 
     model_name_or_path: str | None = None
     model_revision: str = "main"
@@ -52,7 +52,7 @@ class ModelConfig:
 
 @dataclasses.dataclass
 class DatasetMixtureConfig:
-    """Datasets to join, as TRL's `--config` files have them: each a dict of `path`, and, if they are needed, `name`,
+    """Datasets to concatenate, as in TRL's `--config` files. Each is a dict with `path` and, if needed, `name`,
     `data_dir`, `data_files`, `split` and `columns`."""
 
     datasets: list[dict] = dataclasses.field(default_factory=list)
@@ -61,8 +61,8 @@ class DatasetMixtureConfig:
 
 
 def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
-    """The datasets, read with the package `datasets` and joined, as the split `train`; with `test_split_size` a part of
-    them is the split `test`."""
+    """Reads the datasets with the package `datasets`, and concatenates them into the split `train`. With
+    `test_split_size`, a part of the rows becomes the split `test`."""
     import datasets
 
     if not mixture_config.datasets:
@@ -83,7 +83,8 @@ def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
 
 
 def get_peft_config(model_args: ModelConfig) -> dict | None:
-    """The adapter that the arguments ask for: `peft_config` of a trainer, as a dict of `peft.LoraConfig`'s fields."""
+    """Returns the adapter that the arguments describe, as a dict of `peft.LoraConfig`'s fields for a trainer's
+    `peft_config`. Without `use_peft`, returns None."""
     if not model_args.use_peft:
         return None
     modules = model_args.lora_target_modules
@@ -102,15 +103,15 @@ def get_peft_config(model_args: ModelConfig) -> dict | None:
 
 
 def get_quantization_config(model_args: ModelConfig) -> None:
-    """None: weights are not quantised in this build, and arguments that ask for it are an error."""
+    """Returns None, because quantised weights are not supported. Raises a ValueError if the arguments ask for them."""
     for name in ("load_in_4bit", "load_in_8bit"):
         if getattr(model_args, name):
             raise ValueError(f"--{name}: weights are not quantised in this build: remove it; bf16 halves them (--bf16)")
 
 
 class TrlParser(argparse.ArgumentParser):
-    """Reads the fields of dataclasses from the command line and from the YAML file that `--config` names. A field that
-    several have is that of a class of the script's, before a configuration class's."""
+    """Parses the fields of dataclasses from the command line, and from the YAML file that `--config` names. A field
+    that several classes have belongs to a class of the script, rather than to a configuration class."""
 
     def __init__(self, dataclass_types: Any = None, **kwargs: Any):
         super().__init__(**{"allow_abbrev": False, "argument_default": argparse.SUPPRESS, **kwargs})
@@ -137,8 +138,8 @@ class TrlParser(argparse.ArgumentParser):
         return_remaining_strings: bool = False,
         fail_with_unknown_args: bool = True,
     ) -> tuple:
-        """An object of each class. With `return_remaining_strings` what nobody knows comes last, as a list; else it is
-        an error, of the file only where `fail_with_unknown_args`."""
+        """Returns an object of each class. With `return_remaining_strings`, a list of the unknown arguments comes last.
+        Otherwise unknown arguments are an error (those of the file only with `fail_with_unknown_args`)."""
         given, unknown = self.parse_known_args(sys.argv[1:] if args is None else list(args))
         values = vars(given)
         file = read_file(values.pop("config")) if "config" in values else {}
@@ -158,7 +159,7 @@ class TrlParser(argparse.ArgumentParser):
         return (*made, remaining) if return_remaining_strings else made
 
     def parse_args_into_dataclasses(self, args: Any = None, return_remaining_strings: bool = False) -> tuple:
-        """As `parse_args_and_config`."""
+        """Does the same as `parse_args_and_config`."""
         return self.parse_args_and_config(args, return_remaining_strings)
 
     def _read(self, name: str, text: Any) -> Any:
@@ -176,7 +177,7 @@ _KINDS = {bool: "boolean", int: "integer", float: "number", dict: "object"}
 
 
 def _schema_of(hint: Any) -> dict:
-    """The JSON Schema of a dataclass's field, as far as flags need it."""
+    """Returns the JSON Schema of a dataclass field's type, as far as flags need it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         parts = [_schema_of(part) for part in arguments if part is not type(None)]

@@ -1,5 +1,5 @@
-"""A trainer that a file makes: `python -m lockstep_rl train setup.py` trains it, and `worker --setup setup.py` works
-for its run, with its reward functions.
+"""`python -m lockstep_rl train setup.py` trains with the trainer that a file makes. `worker --setup setup.py` generates
+for its training run, with its reward functions.
 
     # setup.py
     def get_trainer():
@@ -20,14 +20,14 @@ _FUNCTION = "get_trainer"
 
 
 def takes(arguments: list[str]) -> bool:
-    """Whether these name a file that makes a trainer."""
+    """Whether these arguments name a file that makes a trainer."""
     if arguments[:1] == ["worker"]:
         return any(word == "--setup" or word.startswith("--setup=") for word in arguments)
     return arguments[:1] == ["train"] and any(word.endswith(".py") for word in arguments[1:2])
 
 
 def main(arguments: list[str]) -> int:
-    """Trains or works: the exit code."""
+    """Trains, or works for a training run; returns the exit code."""
     try:
         _train(arguments[1:]) if arguments[0] == "train" else _work(arguments[1:])
     except (ValueError, TypeError, OSError, ImportError) as error:
@@ -40,7 +40,8 @@ def main(arguments: list[str]) -> int:
 
 
 def trainer_of(file: str) -> Any:
-    """What `get_trainer` of the file returns. The file is a module, so that processes can import its functions."""
+    """Returns the trainer that `get_trainer` of a file makes. The file is imported as a module, so that other processes
+    can import its functions."""
     if not os.path.isfile(file):
         raise FileNotFoundError(f"{file}: no such file")
     place, name = os.path.split(os.path.abspath(file))

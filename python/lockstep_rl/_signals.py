@@ -1,7 +1,7 @@
 """Ctrl-C while the engine works.
 
-Python's own handler only notes a signal until the interpreter continues, which may be many steps later; but it writes
-to the wakeup descriptor at once. A thread that reads there tells the engine.
+Python runs its signal handler only when the interpreter continues, which may be many steps later. But it writes to the
+wakeup file descriptor at once. A thread reads from that descriptor, and asks the engine to stop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def in_notebook() -> bool:
 
 
 class Interrupts:
-    """While it is entered on the main thread, a first Ctrl-C asks `stop`, and a second ends the process."""
+    """Context manager for the main thread. A first Ctrl-C asks `stop` to stop training; a second one ends the process,
+    except in a notebook."""
 
     def __init__(self, stop: Any):
         self.stop = stop

@@ -1,4 +1,4 @@
-"""What TRL's trainers share, over the engine's runs."""
+"""Base class of TRL's trainers, which starts the engine's training and evaluation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ._signals import Interrupts, in_notebook
 
 
 class TrainOutput(NamedTuple):
-    """What `train` gives, as in transformers."""
+    """Result of `train`, as in transformers: number of optimizer steps, mean loss, and metrics."""
 
     global_step: int
     training_loss: float
@@ -40,7 +40,7 @@ class TrainOutput(NamedTuple):
 
 
 class PredictionOutput(NamedTuple):
-    """What `predict` gives, as in transformers."""
+    """Result of `predict`, as in transformers."""
 
     predictions: Any
     label_ids: Any
@@ -48,18 +48,19 @@ class PredictionOutput(NamedTuple):
 
 
 class Trainer(WithDatasets, ScriptMethods):
-    """What the trainers share: a model, data, callbacks, and one run of the engine at a time."""
+    """Base class of the trainers: a model, data and callbacks. The engine trains or evaluates for a trainer once at a
+    time."""
 
     config_class: Any = None
-    # What the engine calls in the place of generating.
+    # The wrapped `rollout_func`, which the engine calls instead of generating.
     _rollout_function: Any = None
-    # Whether it trains a head of scores.
+    # Whether the trained model has a score head.
     _trains_scores = False
-    # Where the run is shown, with `dashboard`.
+    # Address of the page in the browser, with `dashboard`.
     dashboard_url: str | None = None
-    # Whether other processes make its completions.
+    # Whether worker processes generate the completions.
     _is_distributed = False
-    # Of models with experts, which there are none of.
+    # TRL's attribute for mixture-of-experts models, which are not supported.
     aux_loss_enabled = False
 
     def __init__(
@@ -103,12 +104,12 @@ class Trainer(WithDatasets, ScriptMethods):
         self._peft_config = peft_config
         self._values.update(lora_values(peft_config, has_weights=of_adapter, has_scores=self._trains_scores))
         self._values["output_dir"] = self._output_dir(model)
-        # What the engine reads as it is; else files are written when they are read first.
+        # Name or directory that the engine can read; None if files are written when they are first needed.
         self._source = source_of(model, processing_class)
         self._values["model_name_or_path"] = self._source
         self._written: Any = None
         self._given_of: str | None = None
-        # What the engine tells of its weights while it trains, whether it does, and what it leaves.
+        # The engine's model while it calls this trainer, whether it trains now, its stop signal, and its result.
         self._live: Any = None
         self._trains_now = False
         self._stop: Any = None
@@ -133,7 +134,7 @@ class Trainer(WithDatasets, ScriptMethods):
         self._callbacks.call("on_init_end")
 
     def _refuse(self, kind: str, others: dict) -> None:
-        """Arguments that are TRL's and not supported, and those that nobody knows."""
+        """Raises an error for arguments of TRL that are not supported, and for unknown ones."""
         for name, value in others.items():
             why = REFUSED_ARGUMENTS.get(name)
             if why is None:
@@ -143,7 +144,8 @@ class Trainer(WithDatasets, ScriptMethods):
                 raise ValueError(f"{kind}: `{name}` is not supported: {why}")
 
     def _output_dir(self, model: Any) -> str:
-        """The directory that was asked for; of those that nobody named, the first that holds no run yet."""
+        """Returns `output_dir`. If it is not set, returns `trainer_output`, or the first `trainer_output-N` that does
+        not exist."""
         name = self._values.get("output_dir")
         if name is not None:
             return os.path.abspath(os.fspath(name))
@@ -153,11 +155,11 @@ class Trainer(WithDatasets, ScriptMethods):
             name, number = os.path.abspath(f"trainer_output-{number}"), number + 1
         return name
 
-    # What a user asks for.
+    # Public methods.
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **others: Any) -> TrainOutput:
-        """Trains to the end, or continues: after the newest checkpoint of `output_dir` (True), or after the one whose
-        directory is given."""
+        """Trains to the end. `resume_from_checkpoint` continues training after the newest checkpoint of `output_dir`
+        (True), or after the checkpoint in a directory."""
         for name in others:
             raise TypeError(f"train() has no argument `{name}`")
         check_class(self)
@@ -190,19 +192,19 @@ class Trainer(WithDatasets, ScriptMethods):
             "train_steps_per_second": steps / seconds,
             "train_loss": loss,
         }
-        # As in TRL: with the metrics of the steps since the last log.
+        # As in TRL, the entry also has the metrics of the steps since the last logged one.
         self.log({**self._tail, **metrics})
         self._callbacks.call("on_train_end")
         return TrainOutput(self.state.global_step, loss, metrics)
 
     def start(self, resume_from_checkpoint: str | bool | None = None) -> BackgroundRun:
-        """Trains on a thread of its own, and returns at once: `step` and `metrics` of the result are live, `result()`
-        waits for the end."""
+        """Trains on another thread, and returns at once. The returned object has the current `step` and `metrics`, and
+        `result()` waits for the end."""
         return BackgroundRun(self, lambda: self.train(resume_from_checkpoint=resume_from_checkpoint))
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict:
-        """Evaluates the model as it is now, and logs the metrics. While training it is called for each evaluation that
-        is due, with the metrics that the engine has for it."""
+        """Evaluates the model with its current weights, logs the metrics and returns them. During training, it is
+        called for each evaluation that is due, and takes the metrics that the engine has computed."""
         if self._pending is not None:
             if eval_dataset is not None and eval_dataset is not self.eval_dataset:
                 raise RuntimeError("evaluate: while training it is of the trainer's own eval_dataset")
@@ -217,7 +219,8 @@ class Trainer(WithDatasets, ScriptMethods):
         return metrics
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
-        """Adds an entry to `state.log_history`, and tells callbacks. It is called for everything that is logged."""
+        """Adds an entry to `state.log_history`, and calls `on_log` of the callbacks. It is called for everything that
+        is logged."""
         if self.state.epoch is not None:
             logs = {**logs, "epoch": self.state.epoch}
         self.state.log_history.append({**logs, "step": self.state.global_step})
@@ -226,9 +229,9 @@ class Trainer(WithDatasets, ScriptMethods):
     def predict(
         self, test_dataset: Any, ignore_keys: Any = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """The metrics of a dataset, which are not logged. SFTTrainer, DPOTrainer and RewardTrainer give what
-        `compute_metrics` is given, too, as `predictions` and `label_ids` (by name of several sets); the others, which
-        generate completions, None, and so does `prediction_loss_only`."""
+        """Returns the metrics of a dataset, without logging them. `predictions` and `label_ids` are what
+        `compute_metrics` receives (dicts by name, for a dict of datasets). They are None in trainers that generate
+        completions, and with `prediction_loss_only`."""
         if test_dataset is None:
             raise ValueError("predict: `test_dataset` is missing")
         own = self._eval_metrics(metric_key_prefix, predicts=True)
@@ -250,10 +253,10 @@ class Trainer(WithDatasets, ScriptMethods):
             raise ValueError("evaluate: there is no eval_dataset: give one here or to the trainer")
         metrics: dict = {}
         with tempfile.TemporaryDirectory(prefix="lockstep-evaluate-") as place:
-            # A run that takes no step: the model as it is now, in a directory that nobody keeps.
+            # A run without optimizer steps evaluates the current weights, in a temporary directory.
             values.update(output_dir=os.path.join(place, "run"), model_name_or_path=self._current_model())
             for key, write in self._objects().items():
-                if key.startswith(OF_MODEL) and key not in values:  # in memory still
+                if key.startswith(OF_MODEL) and key not in values:  # its files are not written yet
                     values[key] = os.path.join(place, key)
                     os.makedirs(values[key])
                     write(values[key])
@@ -261,47 +264,48 @@ class Trainer(WithDatasets, ScriptMethods):
             values.pop("metric_for_best_model", None), values.pop("early_stopping_patience", None)
             self._run(values=values, evaluation=data, only_evaluate=metrics, eval_metrics=own)
         if "eval_num_tokens" in metrics:
-            # Those that were trained on, not those of this run.
+            # The tokens that were trained on, not those of this evaluation.
             metrics["eval_num_tokens"] = 0 if self._result is None else self._result["num_tokens"]
         if metric_key_prefix != "eval":
             metrics = {metric_key_prefix + key.removeprefix("eval"): value for key, value in metrics.items()}
         return metrics
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the model as it is now, with its tokenizer; without a directory, into `output_dir`. While training it
-        is called for each checkpoint, which the engine has written by then."""
+        """Writes the model with its current weights, and its tokenizer, into `output_dir` (by default that of the
+        arguments). During training, it is called for each checkpoint, after the engine has written it."""
         if not _internal_call:
             self._model.save(os.fspath(output_dir or self.args.output_dir or "trainer_output"))
 
     def end(self) -> None:
-        """Nothing is left to end: a run closes its files and reporters itself."""
+        """Does nothing: files and reporters are closed when training ends."""
 
     def add_callback(self, callback: Any) -> None:
-        """Adds a callback, or the class of one."""
+        """Adds a callback, given as an object or a class."""
         self._callbacks.add(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Takes out a callback, or the first of a class."""
+        """Removes a callback: the object given, or the first one of a class."""
         self._callbacks.pop(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """The same, and gives it."""
+        """Removes a callback as `remove_callback` does, and returns it."""
         return self._callbacks.pop(callback)
 
     def stop(self) -> None:
-        """Asks the run to stop, from any thread: with a checkpoint, as Ctrl-C does."""
+        """Asks training to stop with a checkpoint, as Ctrl-C does. It may be called from any thread."""
         if self._stop is not None:
             self._stop.request()
 
     @property
     def model(self) -> Any:
-        """The model with its weights as they are now: the transformers model that was given (under its new adapter,
-        with `peft_config`), or one that is loaded when it is first used. While training, in callbacks."""
+        """The model with its current weights. It is the transformers model that was given (with its new adapter, if
+        `peft_config` was given), or one that is loaded at first use. During training, its weights are current inside
+        callbacks."""
         return self._model.get()
 
     @property
     def callback_handler(self) -> CallbackList:
-        """The callbacks."""
+        """The callbacks, under transformers' name."""
         return self._callbacks
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -316,36 +320,37 @@ class Trainer(WithDatasets, ScriptMethods):
             return getattr(self.args, field)
         raise AttributeError(f"{type(self).__name__} has no `{name}`")
 
-    # What the engine asks for.
+    # Internal methods.
 
     def _rewards(self) -> RewardSet | None:
         return None
 
     def _eval_metrics(self, prefix: str, predicts: bool) -> Any:
-        """What the engine hands the outputs of evaluations to."""
+        """Returns the object to which the engine passes the outputs of evaluations, or None."""
         return None
 
     def _evaluation_values(self) -> dict:
-        """The engine's keys of a run that only evaluates, but for its model and data."""
+        """Returns the engine's keys for an evaluation, except those of the evaluation data."""
         return {key: value for key, value in self._values.items() if key not in EVAL_KEYS}
 
     def _samples_per_step(self) -> int:
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
 
     def _current_model(self) -> str:
-        """A name or directory of the model that training begins with, or has left."""
+        """Returns the name or directory of the trained model, or of the initial model before training."""
         if self._result is not None:
             return self._result["model"]
         objects = self._objects()
         if "model_name_or_path" not in objects:
             return self._source
-        # Files of what is in memory, as long as nobody asks again.
+        # Temporary files of the model in memory, kept until the next call.
         self._written = tempfile.TemporaryDirectory(prefix="lockstep-given-")
         objects["model_name_or_path"](self._written.name)
         return self._written.name
 
     def _objects(self) -> dict[str, Any]:
-        """What is given in memory and read as files: by the engine's key, a function that writes a directory."""
+        """Returns functions that write the files of what was given in memory, by the engine's key. Each function writes
+        into a directory."""
         model = self._model.to_train()
         if self._source is not None and model is self._given_model:
             return {}
@@ -356,7 +361,8 @@ class Trainer(WithDatasets, ScriptMethods):
 
     @contextlib.contextmanager
     def _files(self, resume: str | None) -> Any:
-        """The keys of what is given in memory, as directories within the run's own. They stay if it has begun."""
+        """Context manager that writes what was given in memory into directories of the run, and yields the engine's
+        keys for them. The files stay if training has begun."""
         objects = self._objects()
         if not objects:
             yield {}
@@ -432,11 +438,11 @@ class Trainer(WithDatasets, ScriptMethods):
                     only_evaluate=only_evaluate is not None,
                     distributed=self._is_distributed and only_evaluate is None,
                 )
-                # A signal that came while the engine worked is raised by now.
+                # Lets Python raise KeyboardInterrupt for a signal that came while the engine worked.
                 time.sleep(0)
         except KeyboardInterrupt as interrupt:
             if only_evaluate is None:
-                # A callback that was interrupted may not have heard of the last step.
+                # The last step may be missing in `state`, if a callback was interrupted.
                 self.state.global_step = self._stop.steps_done()
                 place = values["output_dir"]
                 note(interrupt, f"stopped after step {self.state.global_step}; "
@@ -453,7 +459,7 @@ class Trainer(WithDatasets, ScriptMethods):
         return ended
 
     def _begun(self, directory: str) -> None:
-        """The run has its directory, and makes its first step next."""
+        """Called when the run's directory exists, before the first step."""
         wanted = self.args.dashboard
         if wanted is False:
             return
@@ -466,7 +472,7 @@ class Trainer(WithDatasets, ScriptMethods):
                            port, error, directory)
 
     def _ended(self) -> None:
-        """The run has ended, however it did."""
+        """Called when the engine has ended, also after an error."""
 
     @staticmethod
     def _warn_of_torch_contexts() -> None:
@@ -476,14 +482,14 @@ class Trainer(WithDatasets, ScriptMethods):
 
 
 def is_training_arguments(args: Any) -> bool:
-    """Whether they are transformers' own; a configuration of TRL's has a class here."""
+    """Whether `args` are transformers' own TrainingArguments, not a subclass such as TRL's configurations."""
     transformers = sys.modules.get("transformers")
     return transformers is not None and type(args) is transformers.TrainingArguments
 
 
 def by_set(metrics: dict, datasets: Any, prefix: str) -> list[dict]:
-    """The metrics of an evaluation of several sets, set by set, as transformers logs them; what is of all of them is
-    with the last."""
+    """Splits the metrics of an evaluation by dataset, as transformers logs them. Metrics of all datasets together are
+    with the last one."""
     if not isinstance(datasets, dict):
         return [metrics]
     names = sorted(datasets, key=len, reverse=True)
@@ -495,7 +501,7 @@ def by_set(metrics: dict, datasets: Any, prefix: str) -> list[dict]:
 
 
 def run_of(resume: str) -> str:
-    """The directory of the run that `resume` is, or is a checkpoint of."""
+    """Returns the run's directory; `resume` is this directory or one of its checkpoints."""
     place = os.path.realpath(resume)
     for root in (place, os.path.dirname(place), os.path.dirname(os.path.dirname(place))):
         if os.path.exists(os.path.join(root, "config.toml")):

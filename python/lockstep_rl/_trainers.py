@@ -1,4 +1,4 @@
-"""TRL's trainers."""
+"""TRL's trainers: GRPO, RLOO, PPO, SFT, DPO and reward models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from ._trainer import Trainer, TrainOutput
 from ._workers import WorkerProcesses, check_sendable, of_workers
 
 
-# Generations in which a reward may score nothing: more than a run has.
+# A `reward_patience` that no training run reaches.
 _ENDLESS = 1 << 40
 
 
 class GRPOTrainer(Trainer):
-    """TRL's GRPOTrainer: completions of each prompt are generated, scored by `reward_funcs`, and compared."""
+    """TRL's GRPOTrainer: generates several completions of each prompt, scores them with `reward_funcs`, and learns from
+    how the scores of one prompt's completions compare."""
 
     config_class = GRPOConfig
     def __init__(
@@ -43,7 +44,7 @@ class GRPOTrainer(Trainer):
         rollout_func: Callable | None = None,
         **others: Any,
     ):
-        # A teacher may be all that teaches.
+        # Distillation may train without rewards, from the teacher model alone.
         required = getattr(args, "algorithm", None) != "distillation"
         self._reward_set = RewardSet(reward_funcs, reward_processing_classes, required)
         self.reward_funcs = self._reward_set.given
@@ -77,7 +78,7 @@ class GRPOTrainer(Trainer):
 
     @property
     def reward_weights(self) -> Any:
-        """The weight of each reward: a tensor where torch is imported, else a list."""
+        """The weight of each reward: a tensor if torch is imported, else a list."""
         weights = self.args.reward_weights or [1.0] * len(self._reward_set.specs)
         if "torch" in sys.modules:
             import torch
@@ -87,7 +88,7 @@ class GRPOTrainer(Trainer):
 
     @property
     def entropy_coef(self) -> float:
-        """The weight of the entropy bonus as it is now."""
+        """The current weight of the entropy bonus."""
         if self._result is not None and self._result.get("entropy_coef") is not None:
             return self._result["entropy_coef"]
         logged = [entry["entropy_coef"] for entry in self.state.log_history if "entropy_coef" in entry]
@@ -95,17 +96,18 @@ class GRPOTrainer(Trainer):
 
     @property
     def ref_model(self) -> Any:
-        """The reference model, which `beta` asks for: the model that training begins with, or, with `sync_ref_model`,
-        as the last checkpoint has it. None with an adapter, without which the model is its own reference."""
+        """The reference model, if `beta` is not 0: the initial model or, with `sync_ref_model`, the reference model in
+        the newest checkpoint. None with an adapter, because the base model without the adapter is the reference."""
         if not self._values.get("beta") or self._values.get("use_peft"):
             return None
         return self._reference.get()
 
     def generate(self, prompts: list, num_generations: int = 1, **sampling: Any) -> list[dict]:
-        """For `rollout_func`: the run's own engine, with the weights as they are, completes each prompt (a text, a list
-        of messages, or ids). A dict for each completion, those of a prompt behind one another: `prompt_ids`,
-        `completion_ids`, `logprobs`, `finish_reason`. `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty`,
-        `max_new_tokens` and `stop` are the run's where they are not given."""
+        """Generates completions inside `rollout_func`, with the engine and its current weights. A prompt is a text, a
+        list of messages, or token ids. Returns a dict for each completion, with `prompt_ids`, `completion_ids`,
+        `logprobs` and `finish_reason`; completions of the same prompt follow each other. `temperature`, `top_p`,
+        `top_k`, `min_p`, `repetition_penalty`, `max_new_tokens` and `stop` may be given; their defaults are the
+        trainer's settings."""
         if self._rollout_engine is None:
             raise RuntimeError(
                 "generate() is for rollout_func, while it is called; elsewhere take lockstep_rl.Model and Engine"
@@ -120,10 +122,11 @@ class GRPOTrainer(Trainer):
 
 
 class AsyncGRPOTrainer(GRPOTrainer):
-    """TRL's experimental AsyncGRPOTrainer: processes generate and score while this one trains. Reward functions are
-    called in those processes, with the completions of one prompt at a time, so they are defined at the top level of a
-    module, and the script that trains has `if __name__ == "__main__":`. The same weights as GRPOTrainer's with the same
-    `max_staleness`, however many workers there are and whichever of them die."""
+    """TRL's experimental AsyncGRPOTrainer: worker processes generate and score completions while this process trains.
+    Reward functions are called in the workers, with the completions of one prompt at a time. Therefore they must be
+    defined at the top level of a module, and a script that trains needs `if __name__ == "__main__":`. The resulting
+    weights are those of GRPOTrainer with the same `max_staleness`, with any number of workers, even if some of them
+    die."""
 
     config_class = AsyncGRPOConfig
     _is_distributed = True
@@ -157,14 +160,14 @@ class AsyncGRPOTrainer(GRPOTrainer):
 
 
 class RLOOTrainer(GRPOTrainer):
-    """TRL's RLOOTrainer: REINFORCE with the other completions of the prompt as the baseline."""
+    """TRL's RLOOTrainer: REINFORCE, with the other completions of the same prompt as the baseline."""
 
     config_class = RLOOConfig
 
 
 class PPOTrainer(GRPOTrainer):
-    """Proximal policy optimisation with a value model. TRL no longer has it; the arguments are GRPOTrainer's, and of
-    its last own signature `reward_model` (a reward function) and `ref_model`."""
+    """Proximal policy optimization with a value model. TRL no longer has this trainer. Its arguments are GRPOTrainer's
+    and two of TRL's last PPOTrainer: `reward_model` (a reward function) and `ref_model`."""
 
     config_class = PPOConfig
 
@@ -177,21 +180,21 @@ class PPOTrainer(GRPOTrainer):
 
     @property
     def ref_model(self) -> Any:
-        """The reference model: what was given, or the model that training begins with."""
+        """The reference model: the one that was given, or the initial model."""
         return self._reference.get() if self._given_reference is None else self._given_reference
 
     def _objects(self) -> dict[str, Any]:
         return {**super()._objects(), **of_reference(self._given_reference)}
 
     def _evaluation_values(self) -> dict:
-        # An evaluation compares with nothing.
+        # An evaluation needs no reference model.
         return {**super()._evaluation_values(), "ref_model": None}
 
 
 class OfflineTrainer(Trainer):
-    """What the trainers share that learn from rows as they are: `compute_metrics`."""
+    """Base class of the trainers that learn from given rows instead of generating. They have `compute_metrics`."""
 
-    # Whether what `compute_metrics` is given are logits.
+    # Whether `compute_metrics` receives logits.
     _has_logits = True
 
     def __init__(
@@ -213,7 +216,7 @@ class OfflineTrainer(Trainer):
 
 
 class PairTrainer(OfflineTrainer):
-    """What the trainers share that learn from pairs of answers."""
+    """Base class of the trainers that learn from pairs of a chosen and a rejected answer."""
 
     columns = ("chosen", "rejected")
 
@@ -233,9 +236,9 @@ _RENAMED = {"chosen_input_ids": "chosen_ids", "rejected_input_ids": "rejected_id
 
 
 class SFTTrainer(OfflineTrainer):
-    """TRL's SFTTrainer: on rows with a prompt and a completion, of which the completion is learned, or on whole ones, a
-    `text` or a conversation in `messages`. `formatting_func` makes the text of each row. `compute_metrics` is given
-    logits `[N, T, V]` and labels `[N, T]`, -100 where nothing is learned."""
+    """TRL's SFTTrainer. In rows with a prompt and a completion, the completion is learned; in rows with a `text`, or a
+    conversation in `messages`, the whole row. `formatting_func` makes the text of each row. `compute_metrics` receives
+    logits `[rows, tokens, vocabulary]` and labels `[rows, tokens]`, which are -100 where nothing is learned."""
 
     config_class = SFTConfig
     columns = ("prompt", "completion", "text", "messages", "input_ids")
@@ -287,8 +290,9 @@ class SFTTrainer(OfflineTrainer):
 
 
 class DPOTrainer(PairTrainer):
-    """TRL's DPOTrainer, on rows with a chosen and a rejected answer. `compute_metrics` is given logits `[2N, T, V]` and
-    the token ids `[2N, T]`: of each batch first the chosen answers, behind their prompts, then the rejected ones."""
+    """TRL's DPOTrainer, for rows with a chosen and a rejected answer. `compute_metrics` receives logits `[2 * rows,
+    tokens, vocabulary]` and token ids `[2 * rows, tokens]`. In each batch, the chosen answers (after their prompts)
+    come first, then the rejected ones."""
 
     config_class = DPOConfig
 
@@ -305,9 +309,10 @@ class DPOTrainer(PairTrainer):
         return input_ids
 
     def _evaluation_values(self) -> dict:
-        """The reference stays what training begins with; below an adapter it is there already."""
+        """Returns the engine's keys for an evaluation. The reference stays the model with which training began; with an
+        adapter, it is the base model and needs no key."""
         values = super()._evaluation_values()
-        if self._reference is not None and "ref_model" not in values:  # in memory still
+        if self._reference is not None and "ref_model" not in values:  # its files are not written yet
             self._written_reference = tempfile.TemporaryDirectory(prefix="lockstep-given-")
             values["ref_model"] = self._written_reference.name
             of_reference(self._reference)["ref_model"](values["ref_model"])
@@ -320,13 +325,14 @@ class DPOTrainer(PairTrainer):
 
     @property
     def ref_model(self) -> Any:
-        """The reference model that was given; None where the model that training begins with is it."""
+        """The reference model that was given; None if the initial model is the reference."""
         return self._reference
 
 
 class RewardTrainer(PairTrainer):
-    """TRL's RewardTrainer: a model that scores answers, from rows with a chosen and a rejected one. `compute_metrics`
-    is given the scores `[2N, 1]`, of each batch first those of the chosen answers, and no labels: `()`."""
+    """TRL's RewardTrainer: trains a model that scores answers, on rows with a chosen and a rejected answer.
+    `compute_metrics` receives scores `[2 * rows, 1]`, in each batch first those of the chosen answers, and no labels
+    (an empty tuple)."""
 
     config_class = RewardConfig
     _has_logits = False

@@ -1,4 +1,5 @@
-"""Processes that generate and score for a run: those that a trainer starts, and those that join by hand."""
+"""Worker processes, which generate and score completions for a training run. A trainer starts them, or they are started
+by hand."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ from . import _native
 from ._callbacks import TrainerState
 from ._rewards import RewardSet, logger
 
-# Seconds in which workers may end by themselves once their learner has.
+# Seconds that workers have to end by themselves after the learner has ended.
 _GRACE = 20.0
 
 
 def check_sendable(functions: list[Callable]) -> None:
-    """Refuses functions that another process cannot have."""
+    """Raises a TypeError for reward functions that cannot be sent to another process, because they cannot be
+    pickled."""
     for function in functions:
         try:
             pickle.dumps(function)
@@ -34,7 +36,8 @@ def check_sendable(functions: list[Callable]) -> None:
 
 
 def of_workers(rewards: RewardSet) -> list[tuple[str, Any, bool]]:
-    """The functions as the engine takes them. A worker has one group at a time."""
+    """Returns the reward functions as the engine takes them in a worker, where each call has the completions of one
+    group."""
     for function in rewards.functions:
         function.by_group = True
     return [(function.name, function, True) for function in rewards.functions]
@@ -44,7 +47,7 @@ def work(
     run: str, name: str, functions: list[Callable], threads: int | None = None, stop: Any = None,
     profiles: list[str] | None = None,
 ) -> None:
-    """Generates and scores for the run in this process, until the run ends."""
+    """Generates and scores completions for a training run in this process, until the run ends."""
     rewards = RewardSet(functions, required=False)
     rewards.state, rewards.counts_steps = TrainerState(), True
     say = lambda text: print(text, flush=True)  # noqa: E731
@@ -53,7 +56,8 @@ def work(
 
 
 def _process(run: str, name: str, functions: list[Callable], threads: int | None, log: str) -> None:
-    """What a worker process does. It ends with its parent; Ctrl-C is the parent's."""
+    """Main function of a worker process. The process ends with its parent, and ignores Ctrl-C, which the parent
+    handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 1)
@@ -69,13 +73,13 @@ def _process(run: str, name: str, functions: list[Callable], threads: int | None
     threading.Thread(target=watch, name="lockstep-parent", daemon=True).start()
     try:
         work(run, name, functions, threads, stop)
-    except ValueError as refused:  # the same the next time
+    except ValueError as refused:  # it would fail again in the same way
         print(f"error: {refused}", file=sys.stderr, flush=True)
         os._exit(2)
 
 
 class WorkerProcesses:
-    """The workers of a run, which are started again when one ends by itself."""
+    """The worker processes of a training run. A worker that ends by itself is started again."""
 
     def __init__(self, run: str, functions: list[Callable], count: int, threads: int | None, restarts: int):
         self.arguments = (run, functions, threads)
@@ -113,7 +117,7 @@ class WorkerProcesses:
                     self.processes[name] = self.start(name)
 
     def end(self) -> None:
-        """Waits until they have ended, for some seconds."""
+        """Waits until the workers have ended, and kills those that take too long."""
         self.ends.set()
         self.thread.join()
         until = time.monotonic() + _GRACE

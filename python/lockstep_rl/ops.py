@@ -1,6 +1,5 @@
-"""Single operations of the engine, on NumPy's arrays (or what `numpy.from_dlpack` takes): what the O-GRPO document
-promises as functions of their own. They compute with the engine's threads and its arithmetic.
-"""
+"""Single operations of the engine as functions, on NumPy arrays or arrays that `numpy.from_dlpack` takes. They use the
+engine's threads and its arithmetic."""
 
 from __future__ import annotations
 
@@ -11,10 +10,10 @@ from ._loop import _numpy
 
 
 def masked_softmax(x: Any, lengths: Any = None, *, first: Any = None, scale: float = 1.0) -> Any:
-    """Scale, mask and softmax in one pass. Row r of `x` [..., C] sees its columns from `first[r]` (0) to `lengths[r]`
-    (all); the others are 0, and a row that sees none is 0. Sums are of 32 bits, whatever the type of `x`; what is seen
-    must be finite. The result has the type and shape of `x`.
-    """
+    """Scales, masks and applies softmax in one pass. Row r of `x` [..., columns] uses its columns from `first[r]`
+    (default 0) up to, but without, `lengths[r]` (default: all). All other columns of the result are 0; so is a row that
+    uses no column. Sums are computed in f32, whatever the dtype of `x`; the used values must be finite. The result has
+    the dtype and shape of `x`."""
     numpy = _numpy()
     x = _of_any(x)
     if x.ndim == 0 or x.dtype.kind != "f":
@@ -56,12 +55,13 @@ def fused_sample(
     step: int = 0,
     first_row: int = 0,
 ) -> tuple[Any, Any, Any]:
-    """The next token of each row of `hidden` [R, H] under the head `weight` [V, H]: logits, penalty, temperature,
-    top-k, top-p, min-p and the draw in one pass, in which the logits are never written out where none of them
-    truncates. Gives ids, their log-probabilities before penalty and truncation, and those in what was drawn from.
+    """Samples the next token of each row of `hidden` [rows, hidden size], with the lm head `weight` [vocabulary, hidden
+    size]. Logits, repetition penalty, temperature, top-k, top-p, min-p and the draw are one pass; if nothing truncates,
+    the logits are never stored. Returns three arrays: token ids, their log-probabilities before penalty and truncation,
+    and their log-probabilities in the distribution from which they were drawn.
 
-    The noise is that of `seed`, `step` and the row's number (`first_row` on): it depends on nothing else. `history` are
-    the ids so far of each row, for the penalty.
+    The random numbers depend only on `seed`, `step` and the row's index, which is counted from `first_row`. `history`
+    has the token ids so far of each row, for the repetition penalty.
     """
     numpy = _numpy()
     hidden, weight = (numpy.ascontiguousarray(_of_any(array), dtype="float32") for array in (hidden, weight))
@@ -76,7 +76,7 @@ def fused_sample(
 
 
 class DeviceBatch:
-    """Arrays that lie behind one another in the memory of a device."""
+    """Several arrays, one behind the other in the memory of a device."""
 
     def __init__(self, arrays: dict[str, Any]):
         numpy = _numpy()
@@ -97,16 +97,16 @@ class DeviceBatch:
 
     @property
     def copies(self) -> int:
-        """Copies from the host that it took."""
+        """Number of copies from the host to the device."""
         return self._words.copies
 
     @property
     def copied_bytes(self) -> int:
-        """Their bytes."""
+        """Number of bytes in these copies from the host to the device."""
         return self._words.copied_bytes
 
     def __getitem__(self, name: str) -> Any:
-        """An array, back on the host."""
+        """Returns an array, copied back to the host."""
         at, words, nbytes, dtype, shape = self._places[name]
         return self._words.words(at, at + words).view("uint8")[:nbytes].view(dtype).reshape(shape)
 
@@ -118,9 +118,9 @@ class DeviceBatch:
 
 
 def h2d_once(arrays: dict[str, Any]) -> DeviceBatch:
-    """Several arrays of the host to a device in a single copy, in the place of one for each. The device of this build
-    is the processor, whose memory the host shares; what crosses is counted on a second one with memory of its own.
-    """
+    """Copies several arrays from the host to a device in a single copy, instead of one copy for each. In this build the
+    device is the CPU, which shares the host's memory; copies are counted on a second CPU device with memory of its
+    own."""
     return DeviceBatch(arrays)
 
 

@@ -1,11 +1,11 @@
-"""The engine's graders as functions, with TRL's keyword arguments; given to a trainer, they run inside the engine.
+"""The engine's graders as functions, with TRL's keyword arguments. Given to a trainer, they run inside the engine.
 
     from lockstep_rl import rewards
 
     rewards.gsm8k(completions=["so 4 + 4 is 8"], answer=["#### 8"])        # [1.0]
     GRPOTrainer(model, [rewards.math, rewards.builtin("length", max=512, margin=128)], ...)
 
-What each scores and its options are in docs/rewards.md. Those that TRL has keep its names below.
+docs/rewards.md says what each grader scores, and which options it has. Rewards that TRL has, too, have TRL's names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from . import _native
 from ._data import Encoder
 
-# What a trainer gives every reward beside the dataset's columns.
+# Keyword arguments that a trainer passes to every reward and that are not columns of the dataset.
 _NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
 
 
@@ -38,7 +38,8 @@ class Builtin:
     def __call__(
         self, completions: list, prompts: list | None = None, completion_ids: list | None = None, **columns: Any
     ) -> list[float | None]:
-        """A score for each completion; None, and a warning, where it could not judge."""
+        """Returns a score for each completion. If the grader cannot score a completion, returns None for it and
+        warns."""
         count = len(completions)
         columns = {name: values for name, values in columns.items() if name not in _NOT_COLUMNS}
         for name, values in {"prompts": prompts, "completion_ids": completion_ids, **columns}.items():
@@ -62,7 +63,7 @@ class Builtin:
 
 
 def builtin(kind: str, **options: Any) -> Builtin:
-    """The grader of this name (or `"name:option"`), with its options."""
+    """Returns the grader of this name (or `"name:option"`), with its options."""
     if not isinstance(kind, str):
         raise TypeError(f"`kind` must be the name of a grader, but is {kind!r}")
     return Builtin({"kind": kind, **options} if options else kind)
@@ -78,26 +79,27 @@ exact_match = builtin("exact_match")
 repetition = builtin("repetition")
 unique_chars = builtin("unique_chars")
 
-# TRL's.
+# Rewards that TRL has, too.
 
 accuracy_reward = builtin("math", column="solution", name="accuracy_reward")
 
 
 def reasoning_accuracy_reward(completions: list, solution: list, **kwargs: Any) -> list[float | None]:
-    """The same of what follows `</think>`; 0 where the reasoning has not ended."""
+    """Scores the text after `</think>` as `accuracy_reward` does; a completion without `</think>` scores 0."""
     answers = [text.rpartition("</think>") for text in map(_text, completions)]
     judged = accuracy_reward(completions=[answer for _, _, answer in answers], solution=solution)
     return [score if found else 0.0 for score, (_, found, _) in zip(judged, answers)]
 
 
 def think_format_reward(completions: list, **kwargs: Any) -> list[float]:
-    """1 where the completion begins with `<think>`, which occurs only there, and has a `</think>`."""
+    """Scores 1 if the completion begins with `<think>`, has it only there, and contains `</think>`; else 0."""
     form = re.compile(r"<think>(?!.*<think>)(.*?)</think>.*", re.DOTALL)
     return [float(form.fullmatch(_text(completion)) is not None) for completion in completions]
 
 
 def get_soft_overlong_punishment(max_completion_len: int, soft_punish_cache: int) -> Builtin:
-    """DAPO's: 0 up to max_completion_len − soft_punish_cache tokens, falling to −1 at max_completion_len."""
+    """Returns DAPO's reward for length: 0 up to `max_completion_len - soft_punish_cache` tokens, falling to −1 at
+    `max_completion_len`."""
     name = "soft_overlong_punishment_reward"
     return builtin("length", max=max_completion_len, margin=soft_punish_cache, name=name)
 

@@ -1,7 +1,6 @@
-"""Writes what follows from the package itself: `docs/python/fields.md` (what becomes of every field of TRL's),
-`docs/python/api.md` (the public names), and the type stubs of the configuration classes. With `--check` it only says
-what differs from the files.
-"""
+"""Generates files from the package itself: `docs/python/fields.md` (what each field of TRL's configurations does),
+`docs/python/api.md` (the public names), and the type stubs of the configuration classes. With `--check`, it writes
+nothing and names the files that would change."""
 
 import dataclasses
 import inspect
@@ -57,7 +56,7 @@ def cell(text: object) -> str:
 
 
 def fields() -> str:
-    """One table of each status, with the classes that have the field."""
+    """Returns `docs/python/fields.md`: one table for each status, with the classes that have each field."""
     rows: dict[tuple, list[str]] = {}
     for method, label in METHODS.items():
         for name, field in CLASSES[method]._fields.items():
@@ -85,7 +84,7 @@ def fields() -> str:
 
 
 def async_fields() -> dict:
-    """What AsyncGRPOConfig has beside GRPOConfig's fields, or with another default."""
+    """Returns the fields of AsyncGRPOConfig that GRPOConfig lacks, or that have another default there."""
     plain = _config.GRPOConfig._fields
     fields = _config.AsyncGRPOConfig._fields.items()
     return {name: field for name, field in fields if name not in plain or plain[name].default != field.default}
@@ -106,7 +105,8 @@ def entry(level: str, name: str, member: object) -> list[str]:
 
 
 def members(cls: type, own: type) -> list[str]:
-    """The public methods and properties of a class that it or a base of this package defines, but not `own`."""
+    """Returns the entries of a class's public methods and properties, if the class or a base of this package, other
+    than `own`, defines them."""
     out = []
     for name, value in inspect.getmembers(cls):
         home = next((base for base in cls.__mro__ if name in vars(base)), object)
@@ -142,13 +142,14 @@ def api() -> str:
 
 
 def kind(cls: type, field: dataclasses.Field) -> str:
-    """The type of a field's values; of those that take several kinds, any."""
+    """Returns the type of a field's values; Any if they may have several types."""
     name = field.type.__name__ if isinstance(field.type, type) and "[" not in str(field.type) else str(field.type)
     return "Any" if field.name in _config._SPECIAL or "dict" in name else name
 
 
 def stubs() -> str:
-    """Dataclasses are made when the package is imported; type checkers read them here."""
+    """Returns the type stubs. The configuration classes are generated at import, so type checkers cannot read them
+    elsewhere."""
     out = ['"""Made by `python python/tools/generate.py`; a test keeps it current."""\n', "import dataclasses",
            "from typing import Any\n", "class _Config:", "    method: str",
            "    def values(self) -> dict[str, Any]: ...", "    def to_dict(self) -> dict[str, Any]: ...",

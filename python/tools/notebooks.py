@@ -1,6 +1,5 @@
-"""Writes and runs the notebooks of `docs/python/notebooks`: `python tools/notebooks.py` executes each on a tiny model
-and fails where a cell does. Outputs are not kept, so that the files change with their cells alone.
-"""
+"""Runs the notebooks in `docs/python/notebooks`: `python tools/notebooks.py` executes each on a tiny model, and fails
+if a cell fails. Outputs are not saved, so a notebook changes only with its cells."""
 
 import json
 import os
@@ -12,7 +11,7 @@ NOTEBOOKS = pathlib.Path(__file__).resolve().parents[2] / "docs/python/notebooks
 
 
 def run(path: pathlib.Path, place: str) -> None:
-    """Executes a notebook in a directory."""
+    """Executes a notebook, with `place` as the working directory."""
     import nbformat
     from nbclient import NotebookClient
 
