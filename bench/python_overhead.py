@@ -1,5 +1,5 @@
-"""What Python costs: the same run through `lockstep_rl.GRPOTrainer` and through the program `lockstep train`, in turns;
-and how much of a slow reward in Python hides behind generation. Prints JSON.
+"""Measures what Python costs: the same training through `lockstep_rl.GRPOTrainer` and through `lockstep train`,
+alternately. Also measures how much of a slow Python reward's time overlaps with generation. Prints JSON.
 
     python bench/python_overhead.py MODEL_DIR [PAIRS]
 """
@@ -32,7 +32,7 @@ GRPOTrainer(model, "unique_chars", args, [json.loads(line) for line in open(rows
 
 
 def measured(arguments):
-    """Seconds of the clock and of the processors that a process takes."""
+    """Runs a process. Returns its wall-clock seconds and its processor seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.perf_counter()
     subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -42,9 +42,9 @@ def measured(arguments):
 
 
 def steps_of(out):
-    """Seconds of the steps after the first, by the run's own clock."""
+    """Returns the seconds of all steps after the first, from the run's metrics."""
     with open(os.path.join(out, "metrics.jsonl")) as file:
-        # Lines of alarms have no time.
+        # Lines of alarms have no `step_time`.
         times = [entry["step_time"] for entry in map(json.loads, file) if "step_time" in entry]
     return sum(times[1:])
 
@@ -71,16 +71,16 @@ def overhead(model, place, pairs):
         ratios = [a / b for a, b in zip(python, program)]
         result[key] = dict(
             python=statistics.median(python), program=statistics.median(program),
-            # The median of the pairs, with its interval (low, high, probability); and of the fastest run of each, which
-            # neighbours of the machine disturb least.
+            # The median ratio of the pairs with its confidence interval (low, high, probability), and the ratio of the
+            # fastest runs, which other work on the machine disturbs least.
             ratio=statistics.median(ratios), interval=interval(ratios), best_ratio=min(python) / min(program),
         )  # fmt: skip
     return result
 
 
 def timeline(model, place):
-    """A reward of 50 ms a completion, asked once a batch, and by group beside generation. Eight completions are written
-    at a time, so that groups end one after another."""
+    """Times a reward that takes 50 ms for each completion, called once for each batch, and called by group during
+    generation. Eight completions are generated at a time, so that groups end one after another."""
     from lockstep_rl import GRPOConfig, GRPOTrainer, by_group
 
     result = {}
@@ -91,7 +91,7 @@ def timeline(model, place):
             begun = time.perf_counter()
             for _ in completions:
                 end = time.perf_counter() + 0.05
-                while time.perf_counter() < end:  # pure Python, which holds the interpreter
+                while time.perf_counter() < end:  # pure Python, which keeps the interpreter's lock
                     pass
             calls.append((begun, time.perf_counter()))
             return [float(len(text)) for text in completions]

@@ -1,13 +1,14 @@
-"""How far transformers in bf16 is from f64, both with the same weights rounded to bf16.
+"""Measures how far transformers in bf16 is from f64, both with the same weights rounded to bf16.
 
     pip install torch==2.15.* transformers==5.23.* safetensors
     python conformance/bf16_fixtures.py crates/model/tests/fixtures ../shared/models/stories260k
 
-For each model directory below the first argument that `model_fixtures.py` writes, and for the pretrained one, a file
-bf16.safetensors (stories_bf16.safetensors):
-    ids      [T]
-    logits   [T, V] in f64, of the rounded weights
-    error    [1] relative L2 error of transformers' logits in bf16: the better of its two attention implementations
+For each model directory that `model_fixtures.py` wrote below the first argument, the script writes bf16.safetensors;
+for the pretrained model of the second argument, stories_bf16.safetensors. Their tensors:
+
+    ids      [tokens]
+    logits   [tokens, vocabulary] in f64, with the rounded weights
+    error    [1] relative L2 error of transformers' logits in bf16, for the better of its two attention implementations
 """
 
 import sys

@@ -1,8 +1,10 @@
-"""Writes crates/model/tests/fixtures/chat.json: conversations, and what transformers makes of them.
+"""Writes crates/model/tests/fixtures/chat.json: conversations, and the texts that transformers makes of them.
 
-Run from the repository root: python conformance/chat_fixtures.py [SHARED]
-SHARED is the folder with data/chat_templates and models/qwen2.5-tokenizer (default: ../shared).
-Made with transformers 5.23.0. Templates are named, not copied: the test reads them where this script did.
+    python conformance/chat_fixtures.py [SHARED]        from the repository's root
+
+SHARED is the folder with data/chat_templates and models/qwen2.5-tokenizer (default: ../shared). Made with transformers
+5.23.0. The fixture has the names of chat templates, not their texts: the test reads them from the same folder as this
+script.
 """
 
 import json
@@ -121,7 +123,7 @@ for template in sorted((shared / "data/chat_templates").glob("*.jinja")):
                 continue
             if "tools_in_user_message" in kwargs and "tools_in_user_message" not in source:
                 continue
-            # The Llama templates print the start token, which this tokenizer has none of; and today's date.
+            # The Llama templates print a start token, which this tokenizer lacks, and today's date.
             fixed = {"bos_token": "<|begin_of_text|>", "date_string": "26 Jul 2024"} if "llama" in template.stem else {}
             case = {
                 "template": template.name,
@@ -140,11 +142,11 @@ for template in sorted((shared / "data/chat_templates").glob("*.jinja")):
             )
             try:
                 case["text"] = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-            except Exception as error:  # a template's own refusal, or Python's of the template
+            except Exception as error:  # raised by the template itself, or by Python while it runs
                 case["error"] = str(error)[:100]
                 cases.append(case)
                 continue
-            # The training variants differ from these by a line or two: their text is enough.
+            # Token ids only for these two: training variants differ by a line or two, so their texts suffice.
             if template.stem in ("qwen2_5", "qwen3"):
                 case["ids"] = tokenizer.apply_chat_template(messages, return_dict=False, **options)
             cases.append(case)

@@ -1,9 +1,10 @@
-"""Writes crates/model/tests/fixtures/config.json: configs, and the rotary frequencies transformers computes from them.
+"""Writes crates/model/tests/fixtures/config.json: model configurations, and transformers' rotary frequencies for them.
 
-Run from the repository root: python conformance/config_fixtures.py
-Made with transformers 5.23.0. Each entry has a config as transformers 4 wrote it and the same as 5.23 writes it, the
-inverse frequencies as bits of f32, the factor on cos and sin, the same of layers with a window where they have their own, and
-each layer's sliding window.
+    python conformance/config_fixtures.py        from the repository's root
+
+Made with transformers 5.23.0. Each entry has a configuration as transformers 4 wrote it and as 5.23 writes it, the
+inverse frequencies as bits of f32, the factor on cos and sin, both also for layers with a sliding window if they have
+their own, and each layer's sliding window.
 """
 
 import json
@@ -63,7 +64,7 @@ DEFAULTS = {"olmo3": Olmo3RotaryEmbedding, "gemma3_text": Gemma3RotaryEmbedding}
 
 
 def frequencies(config, layer_type):
-    """Bits of the inverse frequencies of such layers, and the factor on cos and sin."""
+    """Returns the bits of the inverse frequencies of layers of this type, and the factor on cos and sin."""
     nested = "full_attention" in config.rope_parameters
     kind = (config.rope_parameters[layer_type] if nested else config.rope_parameters)["rope_type"]
     default = DEFAULTS.get(config.model_type, LlamaRotaryEmbedding).compute_default_rope_parameters

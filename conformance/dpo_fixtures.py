@@ -2,9 +2,10 @@
 
     pip install trl==1.16.0 torch==2.15.0 transformers==5.23.0 && python conformance/dpo_fixtures.py
 
-Preference pairs of token ids go through the real DPOTrainer (float32, CPU) on the tiny random model that
-conformance/trl_fixtures.py made (crates/train/tests/fixtures/trl). The reference model's weights are 0.9 times the policy's, so that
-the rewards are not 0. Two pairs share a prompt. The data set is given as ids, under the names that TRL's own preparation writes.
+The real DPOTrainer (float32, CPU) trains on preference pairs of token ids, with the tiny random model that
+conformance/trl_fixtures.py made (crates/train/tests/fixtures/trl). The reference model's weights are 0.9 times the
+policy's, so that the rewards are not 0. Two pairs share a prompt. The dataset has token ids, in columns with the names
+that TRL's own preparation writes.
 """
 
 import json

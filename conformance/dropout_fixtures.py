@@ -1,13 +1,17 @@
-"""PEFT's adapters with dropout, under the masks that Lockstep draws: log-probabilities, loss and every gradient in f64.
+"""Makes fixtures of PEFT's adapters with dropout, under Lockstep's masks: log-probabilities, loss, every gradient in
+f64.
 
     pip install numpy torch==2.15.* transformers==5.23.* peft==0.21.* safetensors
     python conformance/dropout_fixtures.py crates/model/tests/fixtures
 
-For each family with a directory FAMILY/lora (lora_fixtures.py) the file FAMILY/lora/dropout.safetensors is written:
-    ids, logps (of ids[1:]), loss (their negative mean), "grad.NAME" of each tensor of the adapter, in f64
+For each model family with a directory FAMILY/lora (made by lora_fixtures.py), the script writes
+FAMILY/lora/dropout.safetensors with these tensors, in f64:
 
-Where the dropout stands and what its gradient is are PEFT's; the masks are ours, drawn here by their definition in
-crates/kernels/src/ops/lora/dropout.rs and crates/model/src/net/dropout.rs for P, SEED, STEP and a sequence in place SAMPLE.
+    ids, logps (of ids[1:]), loss (their negative mean), "grad.NAME" of each tensor of the adapter
+
+The position of the dropout and its gradient are PEFT's. The masks are Lockstep's: the script draws them by their
+definition in crates/kernels/src/ops/lora/dropout.rs and crates/model/src/net/dropout.rs, for dropout probability P,
+SEED, STEP, and the sequence with index SAMPLE.
 """
 
 import sys
@@ -22,7 +26,7 @@ from safetensors.torch import load_file, save_file
 P, SEED, STEP, SAMPLE = 0.25, 11, (1 << 32) + 3, 5
 STREAM = 0x64726F70
 MASK = 0xFFFFFFFF
-# The linear layers of a layer, and the modules that are fused in each.
+# The linear layers of a transformer layer, each with the modules that are fused in its matrix.
 LINEARS = [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
 
 
@@ -57,12 +61,12 @@ class Mask(torch.nn.Module):
 
 
 def mask(model):
-    """Our masks in the place of PEFT's dropout; says how many."""
+    """Replaces PEFT's dropout by Lockstep's masks, and returns the number of replaced modules."""
     modules = {name: m for name, m in model.named_modules() if hasattr(m, "lora_dropout")}
     for name, module in modules.items():
         layer, own = int(name.split(".layers.")[1].split(".")[0]), name.rsplit(".", 1)[1]
         linear = next(i for i, parts in enumerate(LINEARS) if own in parts)
-        # Blocks are counted over those parts of a fused matrix that are adapted.
+        # The block is the module's index among those parts of the fused matrix that have an adapter.
         siblings = [part for part in LINEARS[linear] if f"{name.rsplit('.', 1)[0]}.{part}" in modules]
         module.lora_dropout["default"] = Mask(layer, linear, siblings.index(own))
     return len(modules)

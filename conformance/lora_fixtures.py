@@ -1,30 +1,36 @@
-"""Low-rank adapters that PEFT wrote for the model fixtures, with what PEFT computes in f64: logits, loss, every gradient.
+"""Makes fixtures of low-rank adapters that PEFT wrote, with what PEFT computes in f64: logits, loss, every gradient.
 
     pip install torch==2.15.* transformers==5.23.* peft==0.21.* safetensors
     python conformance/lora_fixtures.py crates/model/tests/fixtures
 
-For each of some families (the directories that model_fixtures.py makes) a directory `FAMILY/lora` is written:
-    adapter_config.json, adapter_model.safetensors    as PEFT's save_pretrained writes them, f32
-    expected.safetensors    ids, logits [T, V], loss (mean negative log-likelihood of ids[1:]), "grad.NAME" of each tensor of
-                            the adapter under its name in the file, in f64
-and of a model of scores, whose head is in the adapter's file, `FAMILY/score/lora`: ids, logits [T, 1] (the scores), weights [T]
-and, of the sum of weights · scores, the gradient of each tensor.
+For some model families (directories that model_fixtures.py makes), the script writes a directory `FAMILY/lora`:
 
-The other way round, adapters that Lockstep wrote are loaded through PEFT. In each directory `MODEL/ours` with an `adapter` in it there
-is then
-    expected.safetensors    ids, logits [T, V] of PEFT in f64, or the scores [T, 1] of a model of scores, whose head PEFT reads from the adapter
-The adapters are written, in the folder of the fixtures, by
+    adapter_config.json, adapter_model.safetensors    as PEFT's save_pretrained writes them, f32
+    expected.safetensors    in f64: ids, logits [tokens, vocabulary], loss (mean negative log-likelihood of ids[1:]),
+                            "grad.NAME" of each tensor of the adapter under its name in the file
+
+For a reward model, whose score head is in the adapter's file, it writes `FAMILY/score/lora`: ids, logits [tokens, 1]
+(the scores), weights [tokens], and the gradient of sum(weights · scores) for each tensor.
+
+The other direction: PEFT loads adapters that Lockstep wrote. Each directory `MODEL/ours` that contains an `adapter`
+gets
+
+    expected.safetensors    ids, logits [tokens, vocabulary] of PEFT in f64; for a reward model the scores [tokens, 1],
+                            with the head that PEFT reads from the adapter
+
+In the folder of the fixtures, these commands write the adapters (the logits.json that they also write is not used
+here):
 
     cargo run -p lockstep-model --example adapter -- qwen2 qwen2/ours 2 q_proj v_proj down_proj
     cargo run -p lockstep-model --example adapter -- qwen3 qwen3/ours 3 all-linear
     cargo run -p lockstep-model --example adapter -- llama3/score llama3/score/ours 2 k_proj o_proj gate_proj
 
-(the logits.json that these leave is of no use here); `ours` in the place of the folder's name makes these files alone:
+With `ours` as the first argument, the script makes only the files of this direction:
 
     python conformance/lora_fixtures.py ours crates/model/tests/fixtures
 
-For any other model, PEFT's f64 logits are compared with the ones in LOGITS.json ({"ids": [...], "logits": [...]}), which the
-example computed, by
+For any other model, this command compares PEFT's f64 logits with those that the example computed, in LOGITS.json
+({"ids": [...], "logits": [...]}):
 
     python conformance/lora_fixtures.py check MODEL ADAPTER LOGITS.json
 """
@@ -39,7 +45,7 @@ import transformers
 from safetensors.torch import save_file
 
 CONFIGS = {
-    # Every module, two of three parts of a fused matrix, one layer only; alpha / r and alpha / sqrt(r).
+    # All modules; two of the three parts of a fused matrix; one layer only. Scales alpha / r and alpha / sqrt(r).
     "llama3": dict(r=4, lora_alpha=6, target_modules="all-linear"),
     "qwen2": dict(r=3, lora_alpha=2, use_rslora=True, target_modules=["q_proj", "v_proj", "up_proj"]),
     "qwen3": dict(r=2, lora_alpha=5, target_modules=r".*\.1\.(self_attn\.(k|o)_proj|mlp\.(gate|down)_proj)"),
@@ -47,7 +53,8 @@ CONFIGS = {
 
 
 def norm_in_f64(module):
-    """transformers computes RMS norms in f32 whatever the dtype of the model; the expected values are exact."""
+    """Makes a norm module compute in f64. transformers computes RMS norms in f32, whatever the model's dtype, but
+    expected values must be exact."""
 
     def forward(x):
         return module.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
@@ -85,7 +92,7 @@ def make(fixtures):
         model = peft.get_peft_model(base(fixtures / name), peft.LoraConfig(task_type="CAUSAL_LM", **config))
         for parameter in model.parameters():
             if parameter.requires_grad:
-                # B too: an adapter that is new would change nothing.
+                # B is random, too: with its initial zeros, the adapter would change nothing.
                 parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
         out = fixtures / name / "lora"
         save(model, out, name)
@@ -108,7 +115,8 @@ def make(fixtures):
 
 
 def logits_of(model, ids):
-    """Of every position, for a model of scores too: what its forward does before it picks one."""
+    """Returns the logits of every position; for a reward model the scores of every position, from which its own forward
+    picks one."""
     if not hasattr(model.get_base_model(), "score"):
         return model(input_ids=ids, use_cache=False).logits[0]
     inner = model.get_base_model()

@@ -1,16 +1,20 @@
-"""Random tiny models of each family, with what transformers computes for them in f64: logits, loss, every gradient.
+"""Makes random tiny models of each family, with what transformers computes for them in f64: logits, loss, every
+gradient.
 
     pip install torch==2.15.* transformers==5.23.* safetensors
     python conformance/model_fixtures.py crates/model/tests/fixtures [FAMILY...]
 
-Weights are drawn so that every part matters (matrices N(0, 1.5/sqrt(fan_in)), biases N(0, 0.5), norms U(0.5, 1.5)): with
-the usual initialisation, deleting all biases and norms would change the logits by 1e-7 and a test would see nothing.
+Weights are drawn so that every part matters (matrices N(0, 1.5/sqrt(fan_in)), biases N(0, 0.5), norms U(0.5, 1.5)).
+With the usual initialisation, deleting all biases and norms would change the logits by only 1e-7, and a test would not
+notice.
 
-For each family a directory is written:
-    config.json          as transformers 5 spells it
-    config_v4.json       the same model as transformers 4 spelt it
+For each family, the script writes a directory:
+
+    config.json          as transformers 5 writes it
+    config_v4.json       the same model as transformers 4 wrote it
     model.safetensors    f32
-    expected.safetensors ids, logits [T, V], loss (mean negative log-likelihood of ids[1:]), "grad.NAME", in f64
+    expected.safetensors in f64: ids, logits [tokens, vocabulary], loss (mean negative log-likelihood of ids[1:]),
+                         "grad.NAME"
 """
 
 import json
@@ -22,7 +26,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-TOKENS = 80  # crosses a page of 64 positions
+TOKENS = 80  # more than one KV-cache block of 64 positions
 SHAPE = dict(
     vocab_size=43,
     hidden_size=20,
@@ -37,7 +41,7 @@ SHAPE = dict(
 )
 
 CONFIGS = {
-    # A pretraining context of 64: of the five wavelengths one is kept, one interpolated and three divided.
+    # With a pretraining context of 64, rope scaling keeps one of the five wavelengths, interpolates one, divides three.
     "llama3": transformers.LlamaConfig(
         **SHAPE,
         num_attention_heads=2,
@@ -72,7 +76,7 @@ CONFIGS = {
         sliding_window=23,
         rope_parameters=dict(rope_type="default", rope_theta=10000.0),
     ),
-    # The layer without positions is the one with a window.
+    # The layer without rope is the one with a sliding window.
     "smollm3": transformers.SmolLM3Config(
         **{**SHAPE, "num_hidden_layers": 3, "tie_word_embeddings": True},
         num_attention_heads=2,
@@ -88,7 +92,7 @@ CONFIGS = {
         num_key_value_heads=1,
         rope_parameters=dict(rope_type="default", rope_theta=10000.0),
     ),
-    # Only the layer without a window has scaled frequencies.
+    # Only the layer without a sliding window has scaled rope frequencies.
     "olmo3": transformers.Olmo3Config(
         **SHAPE,
         num_attention_heads=2,
@@ -102,7 +106,8 @@ CONFIGS = {
             sliding_attention=dict(rope_type="default", rope_theta=10000.0),
         ),
     ),
-    # Scores are divided by the root of what is not head_dim, which is not hidden_size / num_attention_heads.
+    # Attention scores are divided by the root of a number that differs from head_dim; and head_dim differs from
+    # hidden_size / num_attention_heads.
     "gemma3": transformers.Gemma3TextConfig(
         **{**SHAPE, "num_hidden_layers": 3, "tie_word_embeddings": True},
         num_attention_heads=4,
@@ -120,7 +125,7 @@ CONFIGS = {
 
 
 def draw(model, generator):
-    # Gemma's norms multiply with 1 + weight.
+    # Gemma's norms multiply by 1 + weight.
     norm = -0.5 if model.config.model_type.startswith("gemma") else 0.5
     for name, p in model.named_parameters():
         if name.endswith("norm.weight"):
@@ -132,7 +137,8 @@ def draw(model, generator):
 
 
 def norm_in_f64(module):
-    """transformers computes RMS norms in f32 whatever the dtype of the model; the expected values are exact."""
+    """Makes a norm module compute in f64. transformers computes RMS norms in f32, whatever the model's dtype, but
+    expected values must be exact."""
     gemma = type(module).__name__.startswith("Gemma")
 
     def forward(x):

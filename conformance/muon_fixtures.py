@@ -1,10 +1,10 @@
-"""Steps of torch.optim.Muon, as it is (its iterations in bf16) and with its iterations in f32.
+"""Makes a fixture of steps of torch.optim.Muon, both as it is (iterations in bf16) and with its iterations in f32.
 
     pip install torch==2.15.*
     python conformance/muon_fixtures.py crates/train/tests/fixtures
 
-writes muon.json: for each case the arguments, a matrix [rows, cols], the gradients of its steps, and the matrix after
-each of them, by torch (`torch`) and in f32 (`f32`). Numbers are row-major.
+Writes muon.json. Each case has the optimizer's arguments, a matrix [rows, cols], the gradients of its steps, and the
+matrix after each step, with iterations in bf16 (`torch`) and in f32 (`f32`). Numbers are row-major.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Parquet files as pyarrow writes them, in every compression: the same rows in each, with text in a column that is marked as
-text and in one that is bare bytes, nulls, lists and structs; in pages of both versions.
+"""Writes Parquet files with pyarrow, one in every compression. All have the same rows: text in a column that is marked
+as text and in one of bare bytes, nulls, lists and structs; data pages are of version 1 or 2.
 
     pip install pyarrow && python conformance/parquet_fixtures.py
 """

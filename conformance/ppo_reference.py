@@ -1,8 +1,9 @@
-"""PPO in f64, slow and obvious, as Ouyang et al. 2022 (arXiv:2203.02155) and Schulman et al. 2017 (arXiv:1707.06347)
-describe it and TRL's former PPOTrainer names it: makes crates/train/tests/fixtures/ppo/cases.json.
+"""Makes crates/train/tests/fixtures/ppo/cases.json: PPO in f64, in slow and obvious code.
 
-Loops over completions and tokens, in the formulas' own words; gradients by torch's autograd. Nothing of Lockstep is
-imported. Inputs are rounded to f32 first, because that is what Lockstep is given.
+PPO is computed as Ouyang et al. 2022 (arXiv:2203.02155) and Schulman et al. 2017 (arXiv:1707.06347) describe it, with
+the names of TRL's former PPOTrainer. The code loops over completions and tokens with the papers' formulas; gradients
+are those of torch's autograd. Nothing of Lockstep is imported. Inputs are rounded to f32 first, because Lockstep's
+inputs are f32.
 
     python conformance/ppo_reference.py
 """
@@ -22,7 +23,8 @@ def f32(x):
 
 
 def rollouts():
-    """Seven completions, one of a single token, one with tokens that no policy sampled, one without any that count."""
+    """Returns seven completions; one has a single token, one has tokens that no policy sampled, and one has no token
+    that counts."""
     g = torch.Generator().manual_seed(3)
     lengths = [6, 1, 8, 3, 5, 2, 8]
     masks = [[True] * n for n in lengths]
@@ -72,7 +74,8 @@ def rewards(rows, c):
 
 
 def advantages(rows, c):
-    """Every advantage from its definition, A_t = sum over l of (gamma lam)^l delta_{t+l}, not by the recursion."""
+    """Computes each advantage from its definition, A_t = sum over l of (gamma lam)^l delta_{t+l}, not by the
+    recursion."""
     for row in rows:
         n = len(row["mask"])
         actions = [t for t in range(n) if row["mask"][t]]
@@ -97,7 +100,7 @@ def losses(rows, c):
             if not row["mask"][t]:
                 continue
             ratio = torch.exp(row["logps"][t] - row["old_logps"][t])
-            # What Lockstep's losses are given is f32.
+            # The inputs of Lockstep's losses are f32.
             advantage, target = f32(row["advantages"][t]), f32(row["returns"][t])
             free = -advantage * ratio
             clipped = -advantage * torch.clamp(ratio, 1 - c["cliprange"], 1 + c["cliprange"])
@@ -168,7 +171,7 @@ def main():
         case(kl_coef=0.0, lam=1.0),
         case(lam=0.0, kl_coef=0.2),
     ]
-    # The cases must show something: clips on both sides, and not everywhere.
+    # The cases must test something: some ratios and some values are clipped, and some are not.
     for c in cases:
         assert 0 < c["metrics"]["policy/clipfrac_avg"] < 1 and 0 < c["metrics"]["val/clipfrac_avg"] < 1, c["config"]
     OUT.parent.mkdir(parents=True, exist_ok=True)

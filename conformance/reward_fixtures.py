@@ -2,10 +2,10 @@
 
     pip install trl==1.16.0 torch==2.15.0 transformers==5.23.0 && python conformance/reward_fixtures.py
 
-Preference pairs of token ids go through the real RewardTrainer (float32, CPU) on the trunk of the tiny random model that
-conformance/trl_fixtures.py made (crates/train/tests/fixtures/trl) under a head of one score, which is part of the fixture. Two
-pairs share a prompt, one has sides of equal length, and the margins are 0, small and larger than any difference. The data set
-is given as ids, under the names that TRL's own preparation writes.
+The real RewardTrainer (float32, CPU) trains on preference pairs of token ids. The model is the tiny random one that
+conformance/trl_fixtures.py made (crates/train/tests/fixtures/trl), with a score head, which is part of the fixture. Two
+pairs share a prompt, one pair has answers of equal length, and the margins are 0, small, and larger than any difference
+of scores. The dataset has token ids, in columns with the names that TRL's own preparation writes.
 """
 
 import json
@@ -66,7 +66,7 @@ class Gradient(TrainerCallback):
 
 
 class Noting(RewardTrainer):
-    """Keeps what every micro-batch's loss was: the log has the loss rounded."""
+    """RewardTrainer that records the loss of every micro-batch, because TRL's log has it rounded."""
 
     def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
         out = super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
@@ -111,7 +111,7 @@ def run(rows, margins, accumulation=1, **config):
         loss = sum(trainer.noted) / accumulation
         assert abs(log["loss"] - loss) < 1e-3 * abs(loss), (log, trainer.noted)
         keys = ["accuracy", "margin", "mean_reward"]
-        # Over several micro-batches TRL logs the mean of their extremes, not the extremes.
+        # With several micro-batches, TRL logs the mean of their extremes, not the extremes of the whole batch.
         keys += ["min_reward", "max_reward"] if accumulation == 1 else []
         metrics = {k: digits(log[k]) for k in keys}
         config |= dict(margins=margins, gradient_accumulation_steps=accumulation)

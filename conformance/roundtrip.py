@@ -1,11 +1,13 @@
-"""Model directories and tokenizers written by Lockstep, read by transformers: same weights, same logits, same ids.
+"""Checks that transformers reads model directories and tokenizers that Lockstep wrote: same weights, logits and token
+ids.
 
     cargo build -p lockstep-model --example resave
     python conformance/roundtrip.py target/debug/examples/resave
 
-For each family fixture: the directory is loaded and saved by Lockstep (one file, and sharded; f32, bf16, f16), loaded by
-transformers, and compared with the original: every tensor and the logits of some ids, in f32 bit for bit. Then random
-weights of each config, and the character tokenizer through AutoTokenizer. Ends with a line of what was compared.
+For each model family's fixture, Lockstep loads and saves the directory (one file, and sharded; in f32, bf16 and f16).
+transformers loads the result, which is compared with the original: every tensor, and the logits of some ids, in f32 bit
+for bit. The same is checked for random weights of each config, and for the character tokenizer through AutoTokenizer.
+The last line says what was compared.
 """
 
 import json
@@ -63,7 +65,7 @@ for family in families:
             if name.endswith("bias"):
                 assert (x == 0).all(), name
             elif name.endswith("norm.weight"):
-                # Gemma's norms multiply with 1 + weight.
+                # Gemma's norms multiply by 1 + weight.
                 assert (x == (0 if saved.config.model_type.startswith("gemma") else 1)).all(), name
             else:
                 assert abs(x.std().item() / std - 1) < 0.3, (name, x.std(), std)

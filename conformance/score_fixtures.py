@@ -1,17 +1,18 @@
-"""Models of one score that transformers wrote, with what it computes in f64: scores, every gradient.
+"""Makes fixtures of reward models that transformers wrote, with what it computes in f64: scores, every gradient.
 
     pip install torch==2.15.* transformers==5.23.* safetensors
     python conformance/score_fixtures.py crates/model/tests/fixtures
 
-For each family (the directories that model_fixtures.py makes) a directory `FAMILY/score` is written: the family's trunk under a
-random head, as `…ForSequenceClassification` with num_labels 1 saves it.
+For each model family (directories that model_fixtures.py makes), the script writes a directory `FAMILY/score`: the
+family's model with a random score head, as `…ForSequenceClassification` with num_labels 1 saves it.
+
     config.json, model.safetensors    f32
-    expected.safetensors    ids [T], scores [T] of every position, last [1] (what the classification model itself returns for ids),
-                            weights [T], loss = sum of weights * scores, "grad.NAME", in f64
+    expected.safetensors    in f64: ids [tokens], scores [tokens] of every position, last [1] (what the classification
+                            model itself returns for ids), weights [tokens], loss = sum of weights * scores, "grad.NAME"
 
     python conformance/score_fixtures.py check DIR...
 
-The other way round: transformers loads directories that Lockstep wrote, and every tensor must be in its place.
+This command checks the other direction: transformers loads directories that Lockstep wrote, and finds every tensor.
 """
 
 import sys
@@ -22,11 +23,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 FAMILIES = ("llama3", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3", "gemma3")
-TOKENS = 70  # crosses a page of 64 positions
+TOKENS = 70  # more than one KV-cache block of 64 positions
 
 
 def norm_in_f64(module):
-    """transformers computes RMS norms in f32 whatever the dtype of the model; the expected values are exact."""
+    """Makes a norm module compute in f64. transformers computes RMS norms in f32, whatever the model's dtype, but
+    expected values must be exact."""
     gemma = type(module).__name__.startswith("Gemma")
 
     def forward(x):
@@ -57,7 +59,7 @@ def make(fixtures):
         ids = torch.randint(0, config.vocab_size, (1, TOKENS), generator=generator)
         weights = torch.randn(TOKENS, generator=generator, dtype=torch.float64) / TOKENS
         scores = model.score(model.model(input_ids=ids, use_cache=False).last_hidden_state)[0, :, 0]
-        # A sum that cancels by chance would say nothing about its terms.
+        # Weights are drawn again if the terms of the sum nearly cancel, because such a sum tests little.
         while (weights * scores).sum().abs() < 0.3 * (weights * scores).norm():
             weights = torch.randn(TOKENS, generator=generator, dtype=torch.float64) / TOKENS
         last = model(input_ids=ids, use_cache=False).logits[0]

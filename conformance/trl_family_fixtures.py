@@ -1,14 +1,15 @@
-"""Makes crates/train/tests/fixtures/trl_family/cases.json: steps of TRL's GRPOTrainer with the losses, masks, corrections and
-bonuses beyond the clipped surrogate, and of its RLOOTrainer, as numbers.
+"""Makes crates/train/tests/fixtures/trl_family/cases.json: steps of TRL's GRPOTrainer and RLOOTrainer, as numbers.
 
     pip install trl==1.16.0 torch==2.15.0 transformers==5.23.0 && python conformance/trl_family_fixtures.py
 
-Model, rollouts, rewards and old log-probabilities are those of trl_fixtures.py, whose files must be there. What is not TRL's own
-here, beyond what is said there:
-- a trainer that corrects for its sampler thinks that it uses vLLM; what vLLM would have recorded (`sampler_logps`) comes through
-  its `rollout_func`;
-- old log-probabilities are returned in the place of those that TRL computes when it takes a generation in;
-- RLOOTrainer has no `rollout_func`: its generation returns the completions.
+The GRPOTrainer's steps have the losses, masks, corrections and bonuses beyond the clipped surrogate. Model, rollouts,
+rewards and old log-probabilities are those of trl_fixtures.py, whose files must exist. These parts are not TRL's own,
+besides those that trl_fixtures.py names:
+
+- To correct for its sampler, the trainer believes that it uses vLLM. The log-probabilities that vLLM would have
+recorded (`sampler_logps`) come through the trainer's `rollout_func`.
+- Old log-probabilities replace those that TRL computes when it receives generated completions.
+- RLOOTrainer has no `rollout_func`: its generation method returns the fixed completions.
 """
 
 import json
@@ -30,7 +31,7 @@ rloo_trainer.shuffle_sequence_dict = lambda batch: batch
 
 
 class Old:
-    """Returns replayed old log-probabilities in the place of the first that are computed without a gradient."""
+    """Mixin that returns fixed old log-probabilities instead of the first ones that are computed without a gradient."""
 
     def _generate_and_score_completions(self, inputs):
         self.first = True
@@ -49,7 +50,7 @@ class Grpo(Old, base.Replay):
 
 
 class Rloo(Old, RLOOTrainer):
-    """RLOOTrainer that replays completions and notes what it computes."""
+    """RLOOTrainer that replays fixed completions, and records what it computes."""
 
     def _tokenize_prompts(self, prompts):
         return [p for p in self.data["prompts"] for _ in range(G)], None, {}
@@ -111,7 +112,7 @@ def run(data, model_dir, old, *, algorithm="grpo", vllm=False, none_rewards=Fals
             with torch.no_grad():
                 for p in trainer.ref_model.parameters():
                     p.mul_(0.9)
-        # Otherwise the first without a gradient are the reference's, and base.Replay puts the old ones in.
+        # Otherwise, the first ones without a gradient are the reference model's, and base.Replay sets the old ones.
         trainer.computes_old = vllm or algorithm == "rloo"
         if vllm:
             trainer.use_vllm, trainer._last_loaded_step = True, 0
@@ -141,7 +142,8 @@ def run(data, model_dir, old, *, algorithm="grpo", vllm=False, none_rewards=Fals
 
 
 def sampler(data, old):
-    """What a stale sampler recorded: the old policy plus noise, so that ratios of tokens and of sequences leave their bounds."""
+    """Returns log-probabilities of a stale sampler: those of the old policy plus noise, so that ratios of tokens and of
+    sequences exceed their bounds."""
     g = torch.Generator().manual_seed(3)
     return [(torch.tensor(row) + torch.randn(len(row), generator=g) * 0.3).tolist() for row in old]
 

@@ -2,13 +2,16 @@
 
     pip install trl==1.16.0 torch==2.15.0 transformers==5.23.0 && python conformance/trl_fixtures.py
 
-A tiny random Qwen3 model (float32, CPU) is given rollouts: fixed prompts, completions, rewards and old log-probabilities
-are replayed into the real GRPOTrainer through its `rollout_func`. What is not TRL's own here:
-- `old_per_token_logps` of the "changed" cases are put into the output of `_generate_and_score_completions`, where TRL would
-  have put those of an earlier model; the "on" cases leave them out, as TRL does on policy;
-- the shuffle of a generation batch is the identity (it only renames rows);
-- the reference model's weights are 0.9 times the policy's, so that the KL divergence is not 0.
-Loss, gradient norm, and the per-token gradient are read before the optimizer step; metrics are TRL's log.
+The real GRPOTrainer trains a tiny random Qwen3 model (float32, CPU). Fixed prompts, completions, rewards and old
+log-probabilities are replayed into it through its `rollout_func`. These parts are not TRL's own:
+
+- In cases named "changed", `old_per_token_logps` are put into the output of `_generate_and_score_completions`, where
+TRL would have those of an earlier model. Cases named "on" have none, as TRL has none on policy.
+- The shuffle of a generation batch is the identity; a shuffle would only reorder rows.
+- The reference model's weights are 0.9 times the policy's, so that the KL divergence is not 0.
+
+Loss, gradient norm and the gradient for each token's log-probability are read before the optimizer step; metrics are
+from TRL's log.
 """
 
 import itertools
@@ -43,7 +46,7 @@ grpo_trainer.shuffle_sequence_dict = lambda batch: batch
 
 
 def tiny_model():
-    """Weights that make every part matter: matrices N(0, 1.5/sqrt(fan_in)), norms U(0.5, 1.5)."""
+    """Returns a model with weights that make every part matter: matrices N(0, 1.5/sqrt(fan_in)), norms U(0.5, 1.5)."""
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, max_position_embeddings=64, tie_word_embeddings=True,
@@ -68,7 +71,8 @@ def tokenizer():
 
 
 def rollouts():
-    """4 prompts x 4 completions: lengths 1 to 8, some ended by EOS, those of length 8 cut by the limit."""
+    """Returns 4 prompts with 4 completions each, of 1 to 8 tokens. Some end with EOS; those of 8 tokens are cut by the
+    limit."""
     g = torch.Generator().manual_seed(2)
     draw = lambda n: torch.randint(2, VOCAB, (n,), generator=g).tolist()
     prompts = [draw(n) for n in (5, 3, 7, 4)]
@@ -76,16 +80,16 @@ def rollouts():
     for n in (8, 3, 5, 1, 2, 8, 4, 6, 7, 5, 8, 2, 3, 8, 4, 6):
         completions.append(draw(n) if n == MAX_LENGTH else draw(n - 1) + [EOS])
     masks = [[int(t % 3 != 1) for t in range(len(c))] for c in completions]
-    # The third group has no spread.
+    # The rewards of the third group are all equal.
     a = [1.0, 0.0, 0.5, 0.25, 2.0, 1.5, -1.0, 0.0, 0.75, 0.75, 0.75, 0.75, 0.1, 0.2, 0.4, 0.8]
     b = [0.0, 3.0, 1.0, 2.0, 0.5, 0.0, 0.0, 4.0, 1.0, 1.0, 1.0, 1.0, -2.0, 1.0, 0.0, 0.3]
-    # Some scores missing; the 7th completion and all but one of the second group have none.
+    # Some scores are missing; the 7th completion, and all but one of the second group, have no score at all.
     a_none, b_none = list(a), list(b)
     for i in (1, 4, 5, 6, 13):
         a_none[i] = None
     for i in (3, 4, 5, 6, 15):
         b_none[i] = None
-    # Old policy = current one + noise per sequence and per token.
+    # Log-probabilities of the old policy: the current ones, plus noise for each sequence and each token.
     noise = []
     g = torch.Generator().manual_seed(NOISE_SEED)
     for c in completions:
@@ -97,11 +101,11 @@ def rollouts():
     )  # fmt: skip
 
 
-NOISE_SEED = 0  # the first that `check_margins` accepts
+NOISE_SEED = 0  # the first seed that `check_margins` accepts
 
 
 class Replay(GRPOTrainer):
-    """GRPOTrainer that replays old log-probabilities and notes what it computes."""
+    """GRPOTrainer that replays old log-probabilities, and records what it computes."""
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
@@ -124,7 +128,7 @@ class Replay(GRPOTrainer):
 
 
 class Gradient(TrainerCallback):
-    """Notes the gradient norm after clipping, in f64."""
+    """Callback that records the gradient norm after clipping, in f64."""
 
     norm = None
 
@@ -133,7 +137,7 @@ class Gradient(TrainerCallback):
 
 
 def digits(x):
-    """Nine significant digits: all that an f32 has."""
+    """Rounds numbers to nine significant digits, which is all that an f32 has."""
     if isinstance(x, list):
         return [digits(v) for v in x]
     return float(f"{x:.9g}") if isinstance(x, float) else x
@@ -203,7 +207,7 @@ def run(data, model_dir, old, *, none_rewards=False, env_mask=False, keep_weight
 
 
 def adamw():
-    """Four steps of torch's AdamW with clipping, as the optimizer's own test."""
+    """Returns four steps of torch's AdamW with gradient clipping, for the optimizer's own test."""
     g = torch.Generator().manual_seed(5)
     p = torch.nn.Parameter(torch.randn(6, generator=g))
     start = p.detach().tolist()
@@ -234,7 +238,8 @@ def schedules():
 
 
 def check_margins(data):
-    """No ratio so near a clip bound that a rounding error could flip it, and both sides clipped at both levels."""
+    """Asserts that no ratio is so near a clip bound that a rounding error could decide, and that both sides are
+    clipped, for ratios of tokens and of sequences."""
     bounds = torch.tensor([1 - EPSILON, 1 + EPSILON_HIGH, 1.4])
     ratios = [torch.tensor(n).neg() for n in data["noise"]]
     for level in ([r for row in ratios for r in row.tolist()], [r.mean().item() for r in ratios]):

@@ -1,8 +1,10 @@
 """Writes crates/lockstep/tests/fixtures/trl_keys.json: the fields of TRL's configurations, with their defaults.
 
-Run from the repository root: python conformance/trl_keys_fixtures.py SITE_PACKAGES
-where SITE_PACKAGES holds trl 1.16.0 and transformers 5.23.0 (`pip download --no-deps`, unpacked, is enough: the sources
-are read, not imported). Each class has its own fields and those that it inherits; a default that is no literal is null.
+    python conformance/trl_keys_fixtures.py SITE_PACKAGES        from the repository's root
+
+SITE_PACKAGES contains trl 1.16.0 and transformers 5.23.0 (`pip download --no-deps`, unpacked, is enough: the sources
+are read, not imported). Each class has its own fields and those that it inherits; a default that is not a literal is
+null.
 """
 
 import ast
@@ -25,7 +27,7 @@ FILES = {
 
 
 def default(node):
-    """The default of a field: a literal, or that of `field(default=…)`."""
+    """Returns the default of a field: a literal, or the one in `field(default=…)`."""
     if isinstance(node, ast.Call):
         for keyword in node.keywords:
             if keyword.arg == "default":
@@ -40,7 +42,7 @@ def default(node):
 
 
 def fields(name):
-    """Field → default, a parent's first, so that the class's own win."""
+    """Returns the fields of a class with their defaults. A class's own field replaces that of its parent."""
     tree = ast.parse((ROOT / FILES[name]).read_text())
     (definition,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     found = {}

@@ -1,10 +1,11 @@
-"""Makes python/tests/fixtures/trl_log.json: what TRL's GRPOTrainer logs over four steps of given rollouts.
+"""Makes python/tests/fixtures/trl_log.json: what TRL's GRPOTrainer logs over four steps with given rollouts.
 
     pip install trl==1.16.0 torch==2.15.0 transformers==5.23.0 lockstep-rl && python conformance/trl_log_fixtures.py
 
-A tiny random Qwen3 model (float32, CPU) and its tokenizer are made by `lockstep init`, as python/tests/conftest.py makes
-them. A run of lockstep_rl writes rollouts; TRL's real GRPOTrainer replays their ids through its `rollout_func`, with the
-same rewards and the same configuration. What is not TRL's own here: the shuffle of a generation batch is the identity.
+`lockstep init` makes a tiny random Qwen3 model (float32, CPU) and its tokenizer, as in python/tests/conftest.py.
+Training with lockstep_rl writes rollouts; TRL's real GRPOTrainer replays their token ids through its `rollout_func`,
+with the same rewards and the same configuration. One part is not TRL's own: the shuffle of a generation batch is the
+identity.
 """
 
 import json
@@ -37,12 +38,12 @@ grpo_trainer.shuffle_sequence_dict = lambda batch: batch
 
 
 def lengths(completions, **kwargs):
-    """Minus the number of characters."""
+    """Reward function: minus the number of characters."""
     return [-float(len(text)) for text in completions]
 
 
 def replayed(model, place, rollouts):
-    """TRL's log over the rollouts, one generation after another."""
+    """Returns TRL's log over the rollouts, one generation batch after another."""
     batches = [rollouts[at : at + 8] for at in range(0, len(rollouts), 8)]
 
     def rollout(prompts, trainer):

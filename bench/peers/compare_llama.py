@@ -1,12 +1,13 @@
-"""Rollout of Lockstep beside llama.cpp: the same weights, prompt, completions, tokens and threads, in interleaved pairs.
+"""Compares the rollout of Lockstep with llama.cpp's: same weights, prompt, completions, tokens and threads.
 
     python compare_llama.py --lockstep target/release/lockstep --model DIR --work DIR [--dtype f32] [--completions 1,8,64] …
 
-First it is shown that both compute the same model: greedy completions of a pretrained one (--stories) must be equal token by
-token, and the log-probabilities of llama.cpp's greedy completion of DIR must be ours. Then llama.cpp's settings are searched
-for each number of completions (flash attention, type of keys and values, one cache or one per sequence), and its fastest is
-measured in pairs with ours, each run a process of its own that does an unmeasured rollout first. Greedy: for llama.cpp that is
-an argmax over its logits, for us also the log-probability that training needs.
+First the script checks that both programs compute the same model. Greedy completions of a pretrained model (--stories)
+must be equal token by token, and Lockstep must give llama.cpp's greedy completion of DIR the same log-probabilities.
+Then it searches llama.cpp's settings for each number of completions: flash attention, type of keys and values, one
+cache or one per sequence. The fastest settings are measured in interleaved pairs with Lockstep. Each measurement is a
+process of its own that first makes an unmeasured rollout. Decoding is greedy: for llama.cpp this is an argmax over its
+logits, for Lockstep also the log-probability that training needs.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-# Our bf16 is asked for by a flag; f32 is what there is without it.
+# Lockstep computes in f32 unless a flag says bf16.
 dtype = [] if args.dtype == "f32" else ["--dtype", args.dtype]
 
 
@@ -64,7 +65,7 @@ def ours(prompt, completions):
 
 
 def check_stories(model, tokens=128):
-    """The same greedy tokens of a pretrained model in f32, where neither has rounding to hide behind."""
+    """Checks that both programs give the same greedy tokens for a pretrained model in f32."""
     generate = [args.lockstep, "generate", "--model", model, "--raw", "--temperature", 0, "--json", "--threads", args.threads]
     mine = pairs.run([*generate, "--prompt", "Once upon a time", "--max-new-tokens", tokens])
     prompt = args.work / "stories-prompt.json"
@@ -80,7 +81,7 @@ def check_stories(model, tokens=128):
 
 
 def check_model(gguf, prompt, tokens=32):
-    """Log-probabilities of llama.cpp's own greedy completion, computed by both."""
+    """Compares the log-probabilities of llama.cpp's greedy completion, as both programs compute them."""
     theirs = peer(gguf, prompt, 1, tokens, ["--kv", args.dtype], "--logprobs")
     line = json.dumps(dict(prompt_ids=json.loads(prompt.read_text()), completion_ids=theirs["ids"]))
     score = [args.lockstep, "score", "--model", args.model, "--input", "-", "--threads", args.threads, *dtype]
@@ -94,7 +95,8 @@ def check_model(gguf, prompt, tokens=32):
 
 
 def fastest(gguf, prompt, completions):
-    """The settings with which llama.cpp would take the least time for the whole workload, judged by shorter runs."""
+    """Returns the settings with which llama.cpp would take the least time for the whole workload, estimated from
+    shorter runs."""
     kinds = dict.fromkeys(["f16", "f32", args.dtype])
     tried = []
     for kv, flash, split in itertools.product(kinds, [False, True], [False, True] if completions > 1 else [False]):

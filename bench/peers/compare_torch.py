@@ -1,9 +1,10 @@
-"""Lockstep's matmuls beside torch's on this CPU: forward, input gradient and weight gradient of a linear layer.
+"""Compares Lockstep's matmuls with torch's on this CPU: forward, input and weight gradient of a linear layer.
 
     python compare_torch.py --lockstep target/release/lockstep [--dtype bf16] [--threads 2] [--pairs 7]
 
-Ours are those of `lockstep bench gemm`: activations as their producers leave them, the weight packed once. torch's are `linear(x, W)`,
-`d_y @ W` and `d_yᵀ @ x`, all operands of the dtype. Both print medians; pairs are interleaved.
+Lockstep's times are those of `lockstep bench gemm`: activations in the layout in which other operations leave them, and
+the weight packed once. torch computes `linear(x, W)`, `d_y @ W` and `d_yᵀ @ x`, with all operands in the dtype. Both
+print medians; measurements are interleaved pairs.
 """
 
 import argparse
@@ -24,7 +25,7 @@ parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
 parser.add_argument("--threads", type=int, required=True)
 parser.add_argument("--pairs", type=int, default=7)
 parser.add_argument("--json", action="store_true")
-parser.add_argument("--torch", metavar="SHAPES", help=argparse.SUPPRESS)  # the child that times torch: "M×K×N,…"
+parser.add_argument("--torch", metavar="SHAPES", help=argparse.SUPPRESS)  # for the child that times torch
 args = parser.parse_args()
 
 

@@ -1,9 +1,10 @@
-"""A GRPO step of Lockstep beside TRL's fastest on this CPU: the same shape, prompts' length, completions, tokens, threads.
+"""Compares a GRPO step of Lockstep with TRL's fastest on this CPU: same shape, prompt length, completions, threads.
 
     python compare_trl.py --lockstep target/release/lockstep --python VENV/bin/python --shape 7m --model DIR [--completions 64] …
 
-TRL's configuration is searched: dtype × micro-batch × gradient checkpointing with an allocator that keeps its memory, then the
-fastest of them with the default allocator. The fastest of all is measured in interleaved pairs with ours.
+TRL's configuration is searched: first dtype × micro-batch × gradient checkpointing, with an allocator that keeps its
+memory; then the fastest of these with the default allocator. The fastest of all is measured in interleaved pairs with
+Lockstep.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""One rollout of llama.cpp on this machine's CPU, timed: the same work as a row of `lockstep bench rollout --completions`.
+"""Times one rollout of llama.cpp on this machine's CPU: the same work as a row of `lockstep bench rollout
+--completions`.
 
     python llama_rollout.py --gguf FILE --prompt-ids FILE --completions N --new-tokens N [--kv f16] [--flash] [--split]
 
-The prompt is computed once and its keys and values are shared by all completions (llama_memory_seq_cp); then every decode
-step carries one token of each. Greedy, by numpy over the logits: llama.cpp's own samplers first build a list of the whole
-vocabulary for each token, which is slower. Prints one line of JSON.
+The prompt is computed once, and all completions share its keys and values (llama_memory_seq_cp). After that, each
+decode step computes one token of every completion. Decoding is greedy, by numpy over the logits: llama.cpp's own
+samplers are slower, because they first build a list of the whole vocabulary for each token. Prints one line of JSON.
 """
 
 import argparse
@@ -65,7 +66,8 @@ def decode(n):
 
 
 def rollout(new_tokens):
-    """Ids [G, new_tokens], log-probabilities of the first completion if asked for, seconds of the prompt and of decode."""
+    """Returns token ids [completions, new_tokens], the log-probabilities of the first completion if requested, and the
+    seconds of prefill and of decode."""
     ll.llama_memory_clear(memory, False)
     ids, logprobs = np.zeros((G, new_tokens), np.int32), []
 
@@ -96,7 +98,7 @@ def rollout(new_tokens):
     return ids, logprobs, first - start, time.perf_counter() - first
 
 
-rollout(min(N, 2))  # takes the memory
+rollout(min(N, 2))  # allocates memory before the measurement
 ids, logprobs, prompt_s, decode_s = rollout(N)
 out = dict(
     completions=G, prompt_tokens=P, new_tokens=N, rollout_s=prompt_s + decode_s, decode_s=decode_s,

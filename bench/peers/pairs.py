@@ -1,4 +1,5 @@
-"""What both comparisons need: processes that print JSON, ratios of interleaved pairs, tables. Knows neither peer."""
+"""Helpers of the comparisons with other programs: processes that print JSON, interleaved pairs and their ratios,
+tables."""
 
 import json
 import math
@@ -11,8 +12,8 @@ import tempfile
 
 
 def run(command, stdin=None, may_fail=False, **environment):
-    """What `command` prints, as JSON (the whole, or its last line), and its peak of resident memory under `peak_rss_bytes`.
-    If it fails, so do we, or there is None where it `may_fail`."""
+    """Runs `command` and returns the JSON that it prints (its whole output, or the last line), with the peak of its
+    resident memory as `peak_rss_bytes`. If the command fails, returns None with `may_fail`, and otherwise exits."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         child = subprocess.Popen(
             [str(c) for c in command], stdin=subprocess.PIPE, stdout=out, stderr=err, text=True, env=os.environ | environment
@@ -20,7 +21,7 @@ def run(command, stdin=None, may_fail=False, **environment):
         if stdin:
             child.stdin.write(stdin)
         child.stdin.close()
-        _, status, usage = os.wait4(child.pid, 0)  # unlike RUSAGE_CHILDREN: this child alone
+        _, status, usage = os.wait4(child.pid, 0)  # the usage of this child alone, unlike RUSAGE_CHILDREN
         child.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0), err.seek(0)
         if child.returncode and may_fail:
@@ -36,8 +37,8 @@ def run(command, stdin=None, may_fail=False, **environment):
 
 
 def interleaved(ours, theirs, pairs, key, higher_is_better):
-    """Runs `ours` and `theirs` in turns; each pair begins with the other one, so that a machine that slows down or speeds
-    up favours neither. Returns the results of both and the ratios by `key`, above 1 where we are better."""
+    """Runs `ours` and `theirs` alternately. The order changes with each pair, so a machine that slows down or speeds up
+    favours neither. Returns the results of both and the ratios of `key`; a ratio above 1 means that ours is better."""
     mine, peers, ratios = [], [], []
     for pair in range(pairs):
         if pair % 2 == 0:
@@ -53,8 +54,9 @@ def interleaved(ours, theirs, pairs, key, higher_is_better):
 
 
 def interval(values):
-    """The narrowest symmetric pair of order statistics that holds the median with 95 % probability, whatever the
-    distribution: low, high, and the probability, which is smaller where there are fewer than six values."""
+    """Returns a confidence interval of the median (low, high, probability): the narrowest symmetric pair of order
+    statistics that contains the median with 95 % probability, whatever the distribution. The probability is smaller
+    with fewer than six values."""
     values, n = sorted(values), len(values)
     outside = lambda k: 2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n  # noqa: E731
     k = 0
@@ -82,7 +84,7 @@ def table(headings, rows):
 
 
 def machine():
-    """The processor in words, and what else ran on it: figures of a busy machine say so."""
+    """Describes the processor and the load on it, because measurements on a busy machine are less reliable."""
     info = open("/proc/cpuinfo").read() if os.path.exists("/proc/cpuinfo") else ""
     name = re.search(r"model name\s*:\s*(.*)", info)
     flags = [f for f in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if re.search(rf"\b{f}\b", info)]

@@ -1,12 +1,12 @@
-"""Reward against processor seconds where groups have no gradient: computed, left out, sampled again, and TRL's.
+"""Compares reward against processor seconds when groups without a gradient are computed, left out or replaced; and TRL.
 
     python bench/peers/skip_curves.py --lockstep target/release/lockstep --out DIR [--gsm8k TRAIN.jsonl --model DIR]
 
-Two tasks. The demo's sums: `lockstep demo` makes the model that GRPO starts from, and the problems. With --gsm8k, also
-GSM8K's questions under a small pretrained model that cannot solve them: the reward is 1 where the completion contains
-the word "happy", and a last pair of runs has GSM8K's own reward, under which no group has a gradient. Every run is a
-process of its own with one thread; seconds are the processor's, without evaluations, so that other work on the machine
-moves them little. Started again with the same directory, it continues with the runs that are missing. Writes
+There are two tasks. For the demo's sums, `lockstep demo` makes the initial model and the problems. With --gsm8k, there
+are also GSM8K's questions, with a small pretrained model that cannot solve them: the reward is 1 if the completion
+contains the word "happy". The last pair of runs uses GSM8K's own reward, under which no group has a gradient. Every run
+is a process of its own with one thread. Seconds are processor seconds without evaluations, so other work on the machine
+hardly changes them. If the script is started again with the same directory, it only makes the missing runs. It writes
 curves.json, curves.svg and table.md into the directory. Needs requirements-trl.txt and `datasets`.
 """
 
@@ -40,7 +40,7 @@ COMMON = dict(num_generations=8, lr_scheduler_type="linear", logging_steps=1)
 
 
 def trl(task, model, data, seed, steps, out):
-    """One run of TRL in this process: rewards and processor seconds by step, as JSON."""
+    """Trains with TRL once, in this process. Prints rewards and processor seconds of each step as JSON."""
     import torch
     import transformers
     from datasets import load_dataset
@@ -56,7 +56,7 @@ def trl(task, model, data, seed, steps, out):
         return [float(bool(re.search(pattern, text))) for text in completions]
 
     class Clock(transformers.TrainerCallback):
-        """The processor's seconds at the end of each step."""
+        """Records the processor seconds at the end of each step."""
 
         def __init__(self):
             self.seconds = []
@@ -89,7 +89,7 @@ def trl(task, model, data, seed, steps, out):
 
 
 def lockstep(program, task, model, data, seed, steps, out, more):
-    """One run of Lockstep: the same."""
+    """Trains with Lockstep once. Returns rewards and processor seconds of each step."""
     format = f'[{{ kind = "format", pattern = \'{task.get("pattern")}\', name = "happy" }}]'
     reward = f"reward_funcs={format}" if task.get("pattern") else task["reward"]
     settings = [
@@ -110,7 +110,7 @@ def lockstep(program, task, model, data, seed, steps, out, more):
     found = dict(rewards=[], seconds=[], skipped=[])
     for line in lines:
         seconds += line["cpu_time_s"]
-        # Of all groups that were sampled, also of those that gave way to others.
+        # The mean reward of all sampled groups, also of those that dynamic sampling replaced.
         found["rewards"].append(line.get("dynamic_sampling/reward", line["reward"]))
         found["seconds"].append(seconds)
         found["skipped"].append(line["frac_reward_zero_std"])
@@ -118,12 +118,12 @@ def lockstep(program, task, model, data, seed, steps, out, more):
 
 
 def smoothed(values, width):
-    """Means of the last `width` values."""
+    """Returns moving averages, each over the last `width` values."""
     return [statistics.mean(values[max(0, i + 1 - width) : i + 1]) for i in range(len(values))]
 
 
 def picture(found, width):
-    """A panel for each task, a line for each run."""
+    """Returns curves.svg: a panel for each task, and a line for each way to train."""
     wide, high, left, top, gap = 430, 300, 56, 44, 56
     tasks = [name for name in TASKS if "label" in TASKS[name] and any(key[0] == name for key in found)]
     total = left + len(tasks) * (wide + gap)
@@ -164,7 +164,7 @@ def picture(found, width):
 
 
 def table(found, width):
-    """Means over seeds."""
+    """Returns table.md: means over the seeds."""
     lines = [
         "| task | | share of groups without spread | processor s of all steps | reward, last steps | s to its reward |",
         "|---|---|---|---|---|---|",
@@ -190,7 +190,8 @@ def table(found, width):
 
 
 def short_questions(source, out):
-    """GSM8K's questions of at most 200 bytes: 260 thousand parameters read 512 positions."""
+    """Writes GSM8K's questions of at most 200 bytes, because the model of 260 thousand parameters reads at most 512
+    positions."""
     rows = [json.loads(line) for line in pathlib.Path(source).read_text().splitlines()]
     rows = [row for row in rows if len(row["question"].encode()) <= 200]
     lines = [json.dumps({"prompt": row["question"] + "\n", "answer": row["answer"]}) for row in rows]
@@ -227,7 +228,7 @@ def main():
     found = {tuple(key): run for key, run in json.loads(cache.read_text())} if cache.exists() else {}
     planned = [(name, arm, int(seed)) for seed in args.seeds.split(",") for name in places for arm in ARMS]
     for name, arm, seed in planned:
-        # Without a gradient there is nothing to compare but the seconds.
+        # Without a gradient only the seconds of the first two are compared, so the others are not run.
         if (name, arm, seed) in found or ("label" not in TASKS[name] and arm not in list(ARMS)[:2]):
             continue
         (model, data), task = places[name], TASKS[name]

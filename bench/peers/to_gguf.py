@@ -1,8 +1,8 @@
-"""Writes a Hugging Face directory (Llama or Qwen2) as one GGUF file for llama.cpp: the same numbers, no tokenizer.
+"""Writes a Hugging Face directory (Llama or Qwen2) as one GGUF file for llama.cpp: same weights, no tokenizer.
 
     python to_gguf.py DIR FILE.gguf [--dtype f32|bf16]
 
-Matrices are written as --dtype, norms and biases as f32, as llama.cpp wants them.
+Matrices are written in --dtype, norms and biases in f32, as llama.cpp expects.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def tensors(directory):
-    """Name and f32 array of each tensor of the directory's safetensors files, one at a time."""
+    """Yields name and f32 array of each tensor in the directory's safetensors files, one at a time."""
     for file in sorted(directory.glob("*.safetensors")):
         size = int(np.fromfile(file, "<u8", 1)[0])
         with open(file, "rb") as f:
@@ -25,13 +25,14 @@ def tensors(directory):
             kind = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[entry["dtype"]]
             begin, end = entry["data_offsets"]
             flat = np.fromfile(file, kind, (end - begin) // np.dtype(kind).itemsize, offset=8 + size + begin)
-            if entry["dtype"] == "BF16":  # the upper half of an f32
+            if entry["dtype"] == "BF16":  # bf16 is the upper half of an f32
                 flat = (flat.astype("<u4") << 16).view("<f4")
             yield name, flat.astype("<f4").reshape(entry["shape"])
 
 
 def paired(weight, head_dim):
-    """Rows of a head reordered from (i, i + half) to (2i, 2i + 1): llama.cpp rotates neighbours in Llama models."""
+    """Reorders the rows of each head from (i, i + half) to (2i, 2i + 1), because llama.cpp's rope rotates neighbouring
+    rows in Llama models."""
     half = head_dim // 2
     order = np.stack([np.arange(half), np.arange(half) + half], 1).ravel()
     return weight.reshape(-1, head_dim, *weight.shape[1:])[:, order].reshape(weight.shape)

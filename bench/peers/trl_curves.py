@@ -1,9 +1,10 @@
-"""The reward of GRPO under TRL and under lockstep_rl: the same script, three seeds each, as docs/python/trl-curves.svg.
+"""Compares the reward curves of GRPO under TRL and under lockstep_rl, and draws docs/python/trl-curves.svg.
 
     pip install trl==1.16.0 torch==2.15.0 transformers==5.23.0 lockstep-rl && python bench/peers/trl_curves.py
 
-A tiny random Qwen3 that reads letters, in f32 on the processor, learns to write vowels. Each run is a process of its
-own, in turns; what is measured is the time from the first step to the end, and the most memory of the process.
+The same script trains under both, with three seeds each: a tiny random Qwen3 model, in f32 on the CPU, whose tokens are
+letters, learns to write vowels. Each run is a process of its own, and the two alternate. Measured are the seconds from
+the first step to the end, and the peak memory of the process.
 """
 
 import json
@@ -25,7 +26,7 @@ FIELDS = dict(
 
 
 def run(who, model, seed, out):
-    """One run, in this process: its rewards by step."""
+    """Trains once, in this process. Prints the reward of each step, seconds and peak memory as JSON."""
     sys.path.insert(0, str(ROOT / "python/tests"))
     from conftest import WORDS, vowels
 
@@ -52,7 +53,7 @@ def run(who, model, seed, out):
 
 
 def plot(found):
-    """All curves in one picture."""
+    """Draws all curves in one picture."""
     most = max(reward for runs in found.values() for entry in runs for reward in entry["rewards"])
     width, height, left, top = 640, 320, 46, 16
     x = lambda i: left + i * (width - left - 16) / (STEPS - 1)

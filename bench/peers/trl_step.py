@@ -1,10 +1,10 @@
-"""One GRPO step of TRL on this machine's CPU, timed: the same work as `lockstep bench step`.
+"""Times one GRPO step of TRL on this machine's CPU: the same work as `lockstep bench step`.
 
     python bench/peers/trl_step.py --model DIR --completions 64 --tokens 128 [--dtype bf16] [--micro-batch 16] [--checkpointing]
 
-DIR is a Hugging Face directory with random weights (`lockstep init`). Prompts are 88 random ids, completions have exactly
---tokens tokens, rewards are random, beta is 0. Prints one line of JSON: the median seconds of a step, of its generation and
-of the rest, and the peak of resident memory. The first step is left out.
+DIR is a Hugging Face directory with random weights (`lockstep init`). Prompts are 88 random token ids, completions have
+exactly --tokens tokens, rewards are random, and beta is 0. The first step is not measured. Prints one line of JSON: the
+median seconds of a step, of its generation and of its other parts, and the peak of resident memory.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def reward(completions, **_):
 
 
 class Timed(GRPOTrainer):
-    """Notes when generation begins and ends, and when a step ends."""
+    """GRPOTrainer that records when generation begins and ends, and when a step ends."""
 
     generations, ends = [], []
 

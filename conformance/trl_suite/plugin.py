@@ -1,4 +1,4 @@
-"""What pytest needs to run TRL's tests without a network, and to keep a record of each: a plugin of the runner."""
+"""A pytest plugin for TRL's tests: it runs them without a network, and records the outcome of each."""
 
 import importlib
 import importlib.util
@@ -19,7 +19,7 @@ _load_dataset = datasets.load_dataset
 
 
 def load_dataset(path, name=None, *args, **kwargs):
-    """`datasets.load_dataset`, which finds the datasets of TRL's tests on this machine."""
+    """Replaces `datasets.load_dataset`, and finds the datasets of TRL's tests on this machine."""
     organization, _, dataset = path.partition("/")
     place = PLACE / "datasets" / dataset / (name or "default")
     if organization != "trl-internal-testing" or not place.is_dir():
@@ -29,7 +29,7 @@ def load_dataset(path, name=None, *args, **kwargs):
 
 
 def _of_other_version(name):
-    """For a helper or a private name of TRL's that the tests import and the installed version has not."""
+    """Stands in for a helper or private name that TRL's tests import and the installed version of TRL lacks."""
     if name.startswith("__"):
         raise AttributeError(name)
     if name.startswith("is_") and name.endswith("_available"):
@@ -41,7 +41,7 @@ def _of_other_version(name):
     return absent
 
 
-# Before the tests import them.
+# These names are replaced before the tests import them.
 datasets.load_dataset = load_dataset
 for module in ("trl.import_utils", "trl.trainer.sft_trainer"):
     importlib.import_module(module).__getattr__ = _of_other_version
@@ -53,7 +53,7 @@ def _write(**entry):
 
 
 def _reason(report):
-    """The line of a failure that says what is wrong."""
+    """Returns the line of a failure that says what is wrong."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else str(report.longrepr or "")
     return " ".join(text.split())[:400]

@@ -1,10 +1,11 @@
-"""The tiny models and datasets that TRL's tests name, made on this machine by TRL's own generators, which are in its
-checkout: the models in the layout of the Hub's cache, where transformers and the engine find them, the datasets as
-Parquet files. Nothing is fetched.
+"""Makes the tiny models and datasets that TRL's tests name, on this machine and without a network.
 
-What the generators take from the Hub is put in its place here: one tokenizer for all (Qwen2.5's, with the chat template
-that TRL's checkout has for the family), generation configurations that name its end, and configurations of the three
-models that reward models are cut from.
+They are made by TRL's own generators, which are in its checkout. Models have the layout of the Hub's cache, where
+transformers and the engine find them; datasets are Parquet files.
+
+This script replaces what the generators would download from the Hub. All models get one tokenizer (Qwen2.5's, with the
+chat template that TRL's checkout has for the family), generation configurations with that tokenizer's end token, and
+the configurations that `reference_configs` has.
 """
 
 import argparse
@@ -16,10 +17,10 @@ import runpy
 import sys
 import traceback
 
-# A commit's name in the cache: any name does.
+# The commit's name in the Hub's cache; any name works.
 COMMIT = "0" * 40
 
-# Families whose chat template TRL has in `trl/chat_templates`; the others get the tokenizer's own.
+# Model families with a chat template in TRL's `trl/chat_templates`; others get the tokenizer's own template.
 TEMPLATES = {
     "Qwen/Qwen3-8B": "qwen3_training",
     "Qwen/Qwen3-4B-Instruct-2507": "qwen3_instruct_2507",
@@ -35,7 +36,7 @@ TEMPLATES = {
 
 
 def reference_configs():
-    """The configurations of the models that TRL's reward models are cut from."""
+    """Returns the configurations of the models from which TRL makes its tiny reward models."""
     from transformers import GPTNeoXConfig, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
     qwen = dict(max_position_embeddings=32768, rms_norm_eps=1e-6, tie_word_embeddings=False, eos_token_id=151645)
@@ -49,7 +50,7 @@ def reference_configs():
 
 
 def tokenizer_like(reference, checkout, directory):
-    """The tokenizer of `directory` with the chat template of the model `reference`."""
+    """Returns the tokenizer of `directory` with the chat template of the model `reference`."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
@@ -61,7 +62,7 @@ def tokenizer_like(reference, checkout, directory):
 
 
 def make_models(checkout, tokenizer_dir, hub):
-    """Runs every generator of a text model that did not run yet."""
+    """Runs every generator of a text model that has not run yet."""
     scripts = checkout / "scripts" / "generate_tiny_models"
     record = hub / "made.json"
     made = json.loads(record.read_text()) if record.exists() else []
@@ -108,7 +109,7 @@ def make_models(checkout, tokenizer_dir, hub):
 
 
 def make_datasets(checkout, target):
-    """Runs the generators of TRL's text datasets: CONFIGURATION/SPLIT.parquet."""
+    """Runs the generators of TRL's text datasets, which become files CONFIGURATION/SPLIT.parquet."""
     todo = [name for name in ("zen", "toolcall", "harmony") if not (target / name).exists()]
     if not todo:
         return

@@ -1,4 +1,4 @@
-"""What became of the tests, beside what `table.toml` says of them; and the page about it."""
+"""Reports the outcomes of TRL's tests, compared with what `table.toml` expects, and makes the page about them."""
 
 import collections
 import json
@@ -6,7 +6,7 @@ import pathlib
 import re
 import tomllib
 
-# The order of the page; every kind of the table is one of these.
+# Kinds of exclusion in `table.toml`, in the order of the page.
 KINDS = {
     "another engine": "needs vLLM, Liger, DeepSpeed or another package that trains or generates in the engine's place",
     "torch's internals": "looks at or patches what exists only where torch trains: autograd, data loaders, optimizers",
@@ -14,14 +14,14 @@ KINDS = {
     "TRL's own": "TRL's wording, private names, helpers or logger, which are no part of what a script uses",
     "refused": "refused with an error that says why and what to do instead",
 }
-# Kinds of which no test passes.
+# Kinds whose tests must not pass.
 LATEST = ("later", "refused")
 BY_ITS_MARK = "skipped by its own mark"
 ON_TRL = "fails under TRL itself"
 
 
 def outcomes_of(record):
-    """The last outcome of every test, in the order of the run; `missing` of those that never began."""
+    """Returns the last outcome of every test, in the order of the run. A test that never began is `missing`."""
     outcomes = {}
     for line in pathlib.Path(record).read_text().splitlines() if pathlib.Path(record).exists() else []:
         entry = json.loads(line)
@@ -29,14 +29,14 @@ def outcomes_of(record):
             outcomes.setdefault(test, {"outcome": "missing", "reason": "it never began"})
         if "test" in entry:
             before = outcomes.get(entry["test"], {}).get("outcome")
-            # A failure in setup or teardown stays.
+            # A failure in a test's setup or teardown is not replaced by a pass.
             if before != "failed" or entry["outcome"] != "passed":
                 outcomes[entry["test"]] = entry
     return outcomes
 
 
 class Table:
-    """`table.toml`: the tests that are excluded, and why; and what fails under TRL itself on this machine."""
+    """`table.toml`: the tests that are excluded, and why. Also the tests that fail under TRL itself on this machine."""
 
     def __init__(self, path, on_trl):
         self.on_trl = json.loads(on_trl.read_text()) if on_trl.exists() else {}
@@ -48,21 +48,22 @@ class Table:
             self.entries.append((patterns, entry["kind"], entry["reason"]))
 
     def of(self, test):
-        """Kind and reason of an excluded test; None where it should pass."""
+        """Returns kind and reason of an excluded test, or None if the test should pass."""
         for patterns, kind, reason in self.entries:
             if any(pattern.fullmatch(test) for pattern in patterns):
                 return kind, reason
         return None
 
     def unused(self, outcomes):
-        """Patterns that no test of a whole run fits."""
+        """Returns the patterns that match no test of a whole run."""
         patterns = [pattern for entry in self.entries for pattern in entry[0]]
         return [pattern.pattern for pattern in patterns if not any(pattern.fullmatch(test) for test in outcomes)]
 
 
 def verdicts_of(outcomes, table):
-    """Test → (verdict, kind, reason). The verdict is passed, excluded, failed, or `passes` of a test that the table
-    wrongly excludes; those that never come to lockstep_rl (TRL's own collators, say) may pass and stay excluded."""
+    """Returns test → (verdict, kind, reason). The verdict is passed, excluded, failed, or `passes` for a test that
+    passes although the table excludes it as refused or for later. Tests excluded for another reason (they never use
+    lockstep_rl, say) may pass and stay excluded."""
     result = {}
     for test, entry in outcomes.items():
         excluded = table.of(test)
@@ -81,7 +82,7 @@ def verdicts_of(outcomes, table):
 
 
 def _sentence(reason):
-    """A failure's line as a short reason: without this machine's paths."""
+    """Returns a short reason for a failure, without this machine's paths."""
     return re.sub(r"/[^ '\"]*/", "…/", reason)[:120].rstrip(". ")
 
 
@@ -90,7 +91,7 @@ def _file(test):
 
 
 def counts(verdicts):
-    """File → a counter of verdicts."""
+    """Returns file → a counter of verdicts."""
     files = collections.defaultdict(collections.Counter)
     for test, (verdict, _, _) in verdicts.items():
         files[_file(test)][verdict] += 1
@@ -98,7 +99,7 @@ def counts(verdicts):
 
 
 def print_summary(outcomes, table):
-    """Prints counts, and what is not as the table says; gives how many those are."""
+    """Prints counts, and the tests that differ from the table. Returns the number of such tests."""
     verdicts = verdicts_of(outcomes, table)
     for file, count in counts(verdicts).items():
         print(f"{file}: {sum(count.values())} tests, " + ", ".join(f"{n} {word}" for word, n in sorted(count.items())))
@@ -111,7 +112,8 @@ def print_summary(outcomes, table):
 
 
 def of_trl(outcomes, path, whole):
-    """Prints what fails under TRL itself, and records it, of some tests beside what is recorded of the others."""
+    """Prints and records the tests that fail under TRL itself. After a run of some tests, what is recorded about the
+    others stays."""
     bad = ("failed", "died", "missing")
     failed = {test: entry["reason"][:200] for test, entry in outcomes.items() if entry["outcome"] in bad}
     for test, reason in failed.items():
@@ -125,7 +127,7 @@ def of_trl(outcomes, path, whole):
 
 
 def page(outcomes, table, state):
-    """docs/python/trl-suite.md."""
+    """Returns the text of docs/python/trl-suite.md."""
     verdicts = verdicts_of(outcomes, table)
     lines = [
         "# TRL's own tests, on lockstep_rl",

@@ -1,16 +1,18 @@
-"""Runs TRL's own black-box tests on lockstep_rl, with the import changed, and says what became of each.
+"""Runs TRL's own black-box tests on lockstep_rl, with the import changed, and reports the outcome of each.
 
     python conformance/trl_suite/run.py --trl CHECKOUT --tokenizer DIRECTORY [-k EXPRESSION] [FILE …]
 
-CHECKOUT is a clone of TRL (with or without a work tree) or a directory with its `tests/`, `scripts/` and
-`trl/chat_templates/`; nothing of it is part of this repository. DIRECTORY has Qwen2.5's tokenizer. This Python needs
-torch, transformers, peft, datasets, pytest, TRL of the pinned version (whose helpers the tests import) and lockstep_rl.
+CHECKOUT is a clone of TRL (with or without a work tree), or a directory with its `tests/`, `scripts/` and
+`trl/chat_templates/`; none of it is part of this repository. DIRECTORY has Qwen2.5's tokenizer. The Python environment
+needs torch, transformers, peft, datasets, pytest, TRL of the pinned version (whose helpers the tests import) and
+lockstep_rl.
 
-In a copy of the tests `from trl import …` becomes `from lockstep_rl import …`; nothing else is changed. Models and
-datasets are made here (prepare.py). What each test is expected to do is in `table.toml`; the runner fails where
-one that should pass does not, or one that is listed as refused or for later passes. `--write` makes
-docs/python/trl-suite.md of a whole run.
-`--package trl` runs the files as they are, on TRL itself: what fails there on this machine is marked in the page.
+In a copy of the tests, `from trl import …` becomes `from lockstep_rl import …`; nothing else is changed. Models and
+datasets are made here (prepare.py). `table.toml` says what each test is expected to do. The script fails if a test that
+should pass does not, or if a test passes that is listed as refused or for later. `--write` makes
+docs/python/trl-suite.md from a whole run.
+
+`--package trl` runs the unchanged files on TRL itself; the page marks tests that fail there on this machine.
 """
 
 import argparse
@@ -27,12 +29,12 @@ import report
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 FILES = ("grpo", "rloo", "sft", "dpo", "reward")
-# What is taken of the checkout.
+# Parts of the checkout that are copied.
 PARTS = ("tests", "scripts", "pyproject.toml", "trl/chat_templates")
 
 
 def take(source, ref, target):
-    """Copies the parts of TRL's checkout that are needed; gives the name of its state."""
+    """Copies the parts of TRL's checkout that are needed, and returns the name of its commit."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     git = ["git", "-C", str(source)] if (source / ".git").exists() else ["git", f"--git-dir={source}"]
@@ -49,7 +51,7 @@ def take(source, ref, target):
 
 
 def rewrite(checkout, package, target):
-    """A copy of TRL's tests whose trainers are those of `package`."""
+    """Makes a copy of TRL's tests that imports the trainers from `package`."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(checkout / "tests", target / "tests", ignore=shutil.ignore_patterns("experimental", "distributed"))
     for file in FILES:
@@ -63,7 +65,7 @@ def rewrite(checkout, package, target):
 
 
 def run_file(file, options, place, suite, record):
-    """Runs one file; begins again behind a test in which the process died."""
+    """Runs the tests of one file. If the process dies in a test, a new one continues after that test."""
     name = f"tests/test_{file}_trainer.py"
     environment = {
         **os.environ,
