@@ -10,7 +10,7 @@ FAMILY/lora/dropout.safetensors with these tensors, in f64:
     ids, logps (of ids[1:]), loss (their negative mean), "grad.NAME" of each tensor of the adapter
 
 The position of the dropout and its gradient are PEFT's. The masks are Lockstep's: the script draws them by their
-definition in crates/kernels/src/ops/lora/dropout.rs and crates/model/src/net/dropout.rs, for dropout probability P,
+definition in crates/kernels/src/ops/lora/dropout.rs and crates/model/src/batch/dropout.rs, for dropout probability P,
 SEED, STEP, and the sequence with index SAMPLE.
 """
 

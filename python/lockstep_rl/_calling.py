@@ -1,7 +1,7 @@
 """How TRL calls a reward function: its keyword arguments, and what it may return.
 
 The package calls reward functions through this module. For `reward_funcs = ["python:FILE:FUNCTION"]`, the engine does
-so without the package: it runs the text of this file in a separate interpreter (crates/rewards/src/python.rs).
+so without the package: it runs the text of this file in a separate interpreter (crates/rewards/src/python/mod.rs).
 Therefore this file imports only the standard library.
 """
 
