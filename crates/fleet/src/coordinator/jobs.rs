@@ -123,7 +123,9 @@ impl Coordinator {
             }
             return;
         }
-        if !self.is_open(job) {
+        // Weights that this learner does not know yet: if the batch before them could not be read, they will be others.
+        let is_unknown = self.rules.published && !self.lineages.contains_key(&self.plan.version_of(job));
+        if !self.is_open(job) || is_unknown {
             // Left over from an earlier learner.
             out.push(Action::Withdraw(job));
             return;
