@@ -193,7 +193,7 @@ fn a_run_without_one_of_the_rules_fails() {
         ("frontier", Rules { frontier: false, ..all }, sound, one.clone(), Budget { power: 1, ..none }, "stuck"),
         ("needed", Rules { needed: false, ..all }, sound, plan(4, 1, 2, false), none, "stuck"),
         ("kill", Rules { kill: false, ..all }, sound, one.clone(), Budget { stops: 1, ..none }, "stuck"),
-        ("lineage", Rules { lineage: false, ..all }, sound, one.clone(), Budget { rots: 1, ..none }, "other weights"),
+        ("lineage", Rules { lineage: false, ..all }, sound, one.clone(), Budget { rots: 1, ..none }, "differ"),
         ("continues", Rules { continues: false, ..all }, liar, plan(3, 1, 2, true), none, "other weights"),
         ("published", Rules { published: false, ..all }, sound, plan(2, 2, 0, false), none, "stuck"),
         ("reclaim", Rules { reclaim: false, ..all }, sound, one.clone(), Budget { kills: 1, ..none }, "stuck"),
