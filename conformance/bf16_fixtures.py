@@ -1,10 +1,10 @@
 """Measures how far transformers in bf16 is from f64, both with the same weights rounded to bf16.
 
     pip install torch==2.15.* transformers==5.23.* safetensors
-    python conformance/bf16_fixtures.py crates/model/tests/fixtures ../shared/models/stories260k
+    python conformance/bf16_fixtures.py crates/model/tests/fixtures ../shared/models/stories260k [FAMILY...]
 
 For each model directory that `model_fixtures.py` wrote below the first argument, the script writes bf16.safetensors;
-for the pretrained model of the second argument, stories_bf16.safetensors. Their tensors:
+for the pretrained model of the second argument, unless families are named, stories_bf16.safetensors. Their tensors:
 
     ids      [tokens]
     logits   [tokens, vocabulary] in f64, with the rounded weights
@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 import transformers
+from model_fixtures import CONFIGS
 from safetensors.torch import load_file, save_file
 
-FAMILIES = ["llama3", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3", "gemma3"]
 STORY = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421]
 
 
@@ -42,11 +42,12 @@ def compare(directory, ids, out):
 
 
 def main():
-    fixtures, stories = Path(sys.argv[1]), Path(sys.argv[2])
-    for family in FAMILIES:
+    fixtures, stories, names = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    for family in names or CONFIGS:
         ids = load_file(fixtures / family / "expected.safetensors")["ids"]
         compare(fixtures / family, ids, fixtures / family / "bf16.safetensors")
-    compare(stories, torch.tensor(STORY * 3), fixtures / "stories_bf16.safetensors")
+    if not names:
+        compare(stories, torch.tensor(STORY * 3), fixtures / "stories_bf16.safetensors")
 
 
 main()

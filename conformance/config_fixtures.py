@@ -80,7 +80,7 @@ for name, old in v4.items():
     new = json.loads(config.to_json_string(use_diff=False))
     inv_freq, scaling = frequencies(config, "full_attention")
     window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None) if config.model_type.startswith(("qwen", "smollm", "olmo3", "gemma")) else None
+    types = getattr(config, "layer_types", None)
     slides = [t == "sliding_attention" for t in types] if types else [window is not None] * 4
     rows.append(
         {

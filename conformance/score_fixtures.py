@@ -1,7 +1,7 @@
 """Makes fixtures of reward models that transformers wrote, with what it computes in f64: scores, every gradient.
 
     pip install torch==2.15.* transformers==5.23.* safetensors
-    python conformance/score_fixtures.py crates/model/tests/fixtures
+    python conformance/score_fixtures.py crates/model/tests/fixtures [FAMILY...]
 
 For each model family (directories that model_fixtures.py makes), the script writes a directory `FAMILY/score`: the
 family's model with a random score head, as `…ForSequenceClassification` with num_labels 1 saves it.
@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 import transformers
+from model_fixtures import CONFIGS
 from safetensors.torch import load_file, save_file
 
-FAMILIES = ("llama3", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3", "gemma3")
 TOKENS = 70  # more than one KV-cache block of 64 positions
 
 
@@ -38,8 +38,10 @@ def norm_in_f64(module):
     module.forward = forward
 
 
-def make(fixtures):
-    for seed, name in enumerate(FAMILIES):
+def make(fixtures, names):
+    for seed, name in enumerate(CONFIGS):
+        if names and name not in names:
+            continue
         generator = torch.Generator().manual_seed(200 + seed)
         config = transformers.AutoConfig.from_pretrained(fixtures / name, num_labels=1)
         model = transformers.AutoModelForSequenceClassification.from_config(
@@ -93,4 +95,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "check":
         check(sys.argv[2:])
     else:
-        make(Path(sys.argv[1]))
+        make(Path(sys.argv[1]), sys.argv[2:])

@@ -13,6 +13,7 @@ pub fn check() -> Result<(), String> {
     let listed: BTreeMap<&str, &str> =
         listed.lines().filter_map(|line| line.split_once(' ')).map(|(h, n)| (n.trim(), h)).collect();
     let scripts = std::fs::read_dir("conformance").map_err(|e| format!("conformance: {e}"))?;
+    let mut changed = Vec::new();
     for entry in scripts.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if !(name.ends_with("_fixtures.py") || name.ends_with("_reference.py")) {
@@ -22,14 +23,15 @@ pub fn check() -> Result<(), String> {
         match listed.get(name.as_str()) {
             Some(&made_with) if made_with == hash => println!("{name}: fixtures are of this script"),
             Some(_) => {
-                return Err(format!(
-                    "conformance/{name} changed after its fixtures were made: run it again, then put {hash} into {LIST}"
+                changed.push(format!(
+                    "conformance/{name} changed after its fixtures were made: run it again as its head says, then put \
+                     {hash} into {LIST}"
                 ));
             }
-            None => return Err(format!("conformance/{name} is not in {LIST}: add `{hash} {name}`")),
+            None => changed.push(format!("conformance/{name} is not in {LIST}: add `{hash} {name}`")),
         }
     }
-    Ok(())
+    if changed.is_empty() { Ok(()) } else { Err(changed.join("\n")) }
 }
 
 /// The FNV-1a hash of a file, which is enough to detect a change.

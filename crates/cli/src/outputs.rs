@@ -88,7 +88,8 @@ mod tests {
         if page != now {
             let made = std::env::temp_dir().join("lockstep-outputs.md");
             std::fs::write(&made, now).unwrap();
-            panic!("docs/outputs.md is not what the tables say: {} is (as `lockstep outputs`)", made.display());
+            let made = made.display();
+            panic!("docs/outputs.md is old: cargo run -- outputs > docs/outputs.md (or copy {made})");
         }
     }
 

@@ -95,7 +95,8 @@ mod tests {
         if page != now {
             let made = std::env::temp_dir().join("lockstep-config.md");
             std::fs::write(&made, now).unwrap();
-            panic!("docs/config.md is not what the table says: {} is (as `lockstep config markdown`)", made.display());
+            let made = made.display();
+            panic!("docs/config.md is old: cargo run -- config markdown > docs/config.md (or copy {made})");
         }
     }
 }

@@ -16,7 +16,8 @@ impl Expected {
         Expected::read(&folder(family).join("expected.safetensors"))
     }
     pub fn read(path: &Path) -> Expected {
-        Expected(std::fs::read(path).unwrap())
+        let read = |e| panic!("{}: {e} (made by a script of conformance/: CONTRIBUTING.md)", path.display());
+        Expected(std::fs::read(path).unwrap_or_else(read))
     }
     pub fn names(&self) -> Vec<String> {
         let file = safetensors::SafeTensors::deserialize(&self.0).unwrap();
@@ -31,6 +32,19 @@ impl Expected {
     }
     pub fn ids(&self) -> Vec<u32> {
         self.words("ids").into_iter().map(|b| i64::from_le_bytes(b) as u32).collect()
+    }
+}
+
+/// A family that is not in the list is compared with nothing.
+#[test]
+fn every_family_has_fixtures() {
+    let listed = FAMILIES.map(|name| ModelConfig::load(&folder(name).join("config.json")).unwrap().family.model_type);
+    for family in model::families::FAMILIES.map(|family| family.model_type) {
+        assert!(
+            listed.contains(&family),
+            "{family} is not compared with transformers: make its fixtures (CONTRIBUTING.md, Adding a model family), \
+             and add their directory to FAMILIES in crates/model/tests/net/main.rs"
+        );
     }
 }
 
