@@ -64,7 +64,19 @@ export async function overview(main, run, words, runs) {
         );
       }),
     );
-    fill(alarms, ...facts.alarms.map((line) => alarm(run, line)));
+    // The browser keeps what the reader has opened.
+    const opened = new Set([...alarms.querySelectorAll("details[open]")].map((one) => one.dataset.alarm));
+    const [open, over] = [facts.alarms.filter(isOpen), facts.alarms.filter((line) => !isOpen(line))];
+    const ended = over.length
+      ? h(
+          "details",
+          { class: "ended", "data-alarm": "ended" },
+          h("summary", {}, counted(over.length, "ended alarm")),
+          over.map((line) => alarm(run, line, facts)),
+        )
+      : null;
+    fill(alarms, ...open.map((line) => alarm(run, line, facts)), ended);
+    alarms.querySelectorAll("details").forEach((one) => (one.open = opened.has(one.dataset.alarm)));
     fill(
       tools,
       h(
@@ -110,13 +122,17 @@ function chosen(keys) {
   return list.slice(0, 12);
 }
 
+const isOpen = (line) => line.alarm.until === undefined;
+
+const named = ({ id, subject }) => id.replaceAll("_", " ") + (subject ? ` (${subject})` : "");
+
 function health(facts) {
-  const open = facts.alarms.filter((line) => line.alarm.until === undefined);
-  const names = (list) => list.map((one) => one.id.replaceAll("_", " ")).join(", ");
+  const open = facts.alarms.filter(isOpen).map((line) => line.alarm);
   const findings = facts.profile?.findings ?? [];
-  const slow = findings.length ? ` Time: ${names(findings)}.` : "";
-  if (!open.length) return `No alarm is raised.${slow}`;
-  return `${counted(open.length, "alarm")}: ${names(open.map((line) => line.alarm))}.${slow}`;
+  const slow = findings.length ? ` Time: ${findings.map(named).join(", ")}.` : "";
+  if (!open.length) return `No alarm is active.${slow}`;
+  const since = open.map((one) => `${named(one)}, since step ${one.since}`).join("; ");
+  return `${counted(open.length, "alarm")}: ${since}.${slow}`;
 }
 
 function left(facts, series) {
@@ -130,26 +146,26 @@ function left(facts, series) {
   return `About ${seconds(mean * (facts.total - facts.step))} are left.`;
 }
 
-function alarm(run, { step, alarm }) {
-  const over = alarm.until === undefined ? "" : ` It was over after step ${alarm.until}.`;
+/** One line that opens: what was measured, what helps, examples, and the step's rollouts. */
+function alarm(run, { alarm }, facts) {
+  const open = alarm.until === undefined;
+  const steps = open ? `since step ${alarm.since}` : `step ${alarm.since} – ${alarm.until}`;
+  const [first, last] = facts.group_steps ?? [];
+  const isRecorded = facts.groups && first <= alarm.since && alarm.since <= last;
   return h(
-    "article",
-    { class: alarm.until === undefined ? "alarm open" : "alarm" },
-    h(
-      "h2",
-      {},
-      `${alarm.until === undefined ? "⚠ " : ""}${alarm.id.replaceAll("_", " ")}${alarm.subject ? ` (${alarm.subject})` : ""}`,
-    ),
-    h("p", {}, `Since step ${alarm.since}: ${alarm.evidence}.${over}`),
+    "details",
+    { class: open ? "alarm open" : "alarm", "data-alarm": `${alarm.id} ${alarm.subject ?? ""} ${alarm.since}` },
+    h("summary", {}, open ? "⚠ " : "", h("b", {}, named(alarm)), `, ${steps}`),
+    h("p", {}, `${alarm.evidence}.`),
     alarm.remedy ? h("p", {}, h("b", {}, "What helps: "), alarm.remedy) : null,
     alarm.examples?.length
       ? h(
           "details",
-          {},
+          { "data-alarm": `examples ${alarm.id} ${alarm.subject ?? ""} ${alarm.since}` },
           h("summary", {}, counted(alarm.examples.length, "example")),
           alarm.examples.map((text) => h("pre", {}, typeof text === "string" ? text : JSON.stringify(text))),
         )
       : null,
-    h("a", { href: address(run, "rollouts", { step: alarm.since }) }, `Read step ${alarm.since}`),
+    isRecorded ? h("a", { href: address(run, "rollouts", { step: alarm.since }) }, `Read step ${alarm.since}`) : null,
   );
 }

@@ -71,7 +71,7 @@ impl RunFiles {
             let Ok(Value::Object(mut line)) = serde_json::from_slice(line) else { continue };
             let step = line.get("step").and_then(Value::as_u64).unwrap_or(0);
             match line.remove("alarm") {
-                Some(alarm) => self.alarms.push(json!({ "step": step, "alarm": alarm })),
+                Some(alarm) => self.add_alarm(json!({ "step": step, "alarm": alarm })),
                 None => self.series.add(step, &line),
             }
         }
@@ -79,6 +79,23 @@ impl RunFiles {
             self.head = bytes[..whole.min(256)].to_vec();
         }
         self.read += whole as u64;
+    }
+
+    /// Adds an alarm. The line that says that an alarm has ended takes the place of the line that raised it, so that
+    /// each alarm is in the list once.
+    fn add_alarm(&mut self, line: Value) {
+        let is_same = |old: &Value| {
+            ["id", "subject", "since"].iter().all(|key| old["alarm"].get(key) == line["alarm"].get(key))
+        };
+        match self.alarms.iter_mut().find(|old| is_same(old)) {
+            Some(old) => *old = line,
+            None => self.alarms.push(line),
+        }
+    }
+
+    /// How many alarms hold now.
+    pub fn active_alarms(&self) -> usize {
+        self.alarms.iter().filter(|line| line["alarm"].get("until").is_none()).count()
     }
 
     /// The metrics read so far.
@@ -199,7 +216,7 @@ impl RunFiles {
         verdict("reward", &[], true)
     }
 
-    /// The alarms, the newest last; an alarm that has ended has the key `until`.
+    /// The alarms, each once, the newest last; an alarm that has ended has the key `until`.
     pub fn alarms(&self) -> &[Value] {
         &self.alarms
     }
@@ -279,11 +296,34 @@ mod tests {
         run.refresh();
         assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 0.5), (2, 0.75)]);
         assert_eq!(run.alarms()[0]["alarm"]["id"], "truncated");
+        assert_eq!((run.alarms().len(), run.active_alarms()), (1, 1));
         assert_eq!(run.state(), "stopped");
         std::fs::write(&log, "{\"step\":1,\"reward\":2}\n").unwrap();
         run.refresh();
         assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 2.0)]);
         assert!(run.alarms().is_empty());
         assert_eq!(run.facts("x")["groups"], Value::Null);
+    }
+
+    #[test]
+    fn an_alarm_that_ended_is_one_alarm_and_not_active() {
+        let dir = tempfile::tempdir().unwrap();
+        let line = |step: u64, alarm: Value| json!({ "step": step, "alarm": alarm }).to_string() + "\n";
+        // Raised, ended, raised again; and one for each of two rewards.
+        let lines = [
+            line(181, json!({ "id": "zero_variance", "since": 179 })),
+            line(181, json!({ "id": "constant_reward", "subject": "happy", "since": 179 })),
+            line(182, json!({ "id": "constant_reward", "subject": "said", "since": 179 })),
+            line(233, json!({ "id": "zero_variance", "since": 179, "until": 233 })),
+            line(239, json!({ "id": "zero_variance", "since": 237 })),
+        ];
+        std::fs::write(dir.path().join("metrics.jsonl"), lines.concat()).unwrap();
+        let mut run = RunFiles::new(dir.path().to_owned());
+        run.refresh();
+        let found: Vec<_> = run.alarms().iter().map(|line| &line["alarm"]).collect();
+        let since: Vec<_> = found.iter().map(|alarm| (&alarm["since"], alarm.get("until"))).collect();
+        let (first, second) = (json!(179), json!(237));
+        assert_eq!(since, [(&first, Some(&json!(233))), (&first, None), (&first, None), (&second, None)]);
+        assert_eq!(run.active_alarms(), 3);
     }
 }

@@ -171,7 +171,7 @@ async fn runs(State(site): Shared) -> Response {
         let mut run = lock(&run);
         run.refresh();
         let (step, total) = run.progress();
-        let alarms = run.alarms().iter().filter(|line| line["alarm"].get("until").is_none()).count();
+        let alarms = run.active_alarms();
         json!({
             "id": name, "state": run.state(), "step": step, "total": total, "silent_s": run.silent_s(),
             "verdict": run.verdict().to_json(), "alarms": alarms,
