@@ -1,7 +1,7 @@
 //! The files of one training run, read incrementally as they grow.
 
 use crate::series::Series;
-use crate::verdict::{Verdict, verdict};
+use crate::verdict::{Moved, Verdict, moved, verdict};
 use lockstep::TokenTexts;
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value, json};
@@ -216,6 +216,16 @@ impl RunFiles {
         verdict("reward", &[], true)
     }
 
+    /// For each reward function, how its mean changed, the one that moved first before the others.
+    fn moved(&self) -> Value {
+        let name = |key: &str| Some(key.strip_prefix("rewards/")?.strip_suffix("/mean")?.to_owned());
+        let rewards = self.series.keys().filter_map(|key| Some((name(key)?, self.series.values(key).collect::<Vec<_>>())));
+        let mut all: Vec<_> = rewards.filter_map(|(name, values)| Some((name, moved(&values)?))).collect();
+        all.sort_by_key(|(_, moved)| moved.half.unwrap_or(u64::MAX));
+        let line = |(name, m): &(String, Moved)| json!({ "name": name, "from": m.from, "to": m.to, "half": m.half });
+        all.iter().map(line).collect()
+    }
+
     /// The alarms, each once, the newest last; an alarm that has ended has the key `until`.
     pub fn alarms(&self) -> &[Value] {
         &self.alarms
@@ -235,6 +245,7 @@ impl RunFiles {
             "silent_s": self.silent_s(),
             "verdict": self.verdict().to_json(),
             "alarms": self.alarms,
+            "moved": self.moved(),
             "config": self.config(),
             "origins": self.origins(),
             "record": self.json("record.json"),
@@ -275,7 +286,26 @@ fn meaning(name: &str) -> Option<(String, Value)> {
     if !metric.remedy.is_empty() {
         text = format!("{text}. What helps where it is not: {}", metric.remedy);
     }
-    Some((name.to_owned(), text.into()))
+    Some((name.to_owned(), without_markdown(&text).into()))
+}
+
+/// The text of Markdown: of `[text](address)` the text, and no backticks.
+fn without_markdown(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, label, after)) = link(rest) {
+        plain += before;
+        plain += label;
+        rest = after;
+    }
+    (plain + rest).replace('`', "")
+}
+
+/// What is before the first link, its text, and what is behind it.
+fn link(text: &str) -> Option<(&str, &str, &str)> {
+    let (before, rest) = text.split_at_checked(text.find("](")?)?;
+    let (before, label) = before.rsplit_once('[')?;
+    Some((before, label, rest.split_once(')')?.1))
 }
 
 #[cfg(test)]
@@ -303,6 +333,16 @@ mod tests {
         assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 2.0)]);
         assert!(run.alarms().is_empty());
         assert_eq!(run.facts("x")["groups"], Value::Null);
+    }
+
+    #[test]
+    fn a_tooltip_has_no_markdown() {
+        let text = "Seconds of `step_time`; see [profiling](profiling.md) and [more](a.md), a[0] (not a link).";
+        let plain = "Seconds of step_time; see profiling and more, a[0] (not a link).";
+        assert_eq!(without_markdown(text), plain);
+        let all = telemetry::outputs::SECTIONS.iter().flat_map(|section| section.metrics);
+        let texts: Vec<_> = all.filter_map(|metric| meaning(metric.name)).collect();
+        assert!(texts.len() > 50 && texts.iter().all(|(_, text)| !text.as_str().unwrap().contains("](")));
     }
 
     #[test]

@@ -84,6 +84,32 @@ impl Change {
     }
 }
 
+/// How a metric changed, for the question which of several moved first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Moved {
+    /// The mean of the first tenth of the values.
+    pub from: f64,
+    /// The mean of the last tenth.
+    pub to: f64,
+    /// The step at which half of the way was reached; `None` if the metric did not move by more than noise. It is the
+    /// first whose neighbourhood has the mean (five values; in long runs a twentieth of all).
+    pub half: Option<u64>,
+}
+
+/// How a metric changed; `None` if there are too few values. The values are pairs of step and value.
+pub fn moved(values: &[(u64, f64)]) -> Option<Moved> {
+    let (steps, values): (Vec<u64>, Vec<f64>) = values.iter().filter(|(_, x)| x.is_finite()).copied().unzip();
+    if values.len() < 4 {
+        return None;
+    }
+    let (tenth, around) = (values.len().div_ceil(10).max(2), (values.len() / 40).max(2));
+    let (from, to) = (mean(&values[..tenth]), mean(&values[values.len() - tenth..]));
+    let near = |i: usize| mean(&values[i.saturating_sub(around)..(i + around + 1).min(values.len())]);
+    let is_half = |&i: &usize| (near(i) - (from + to) / 2.0) * (to - from) >= 0.0;
+    let half = Change::of(&values).counts().then(|| (0..values.len()).find(is_half)).flatten();
+    Some(Moved { from, to, half: half.map(|i| steps[i]) })
+}
+
 /// What the last third of the values does, after an improvement.
 enum Tail {
     Improves,
@@ -150,6 +176,22 @@ mod tests {
         2.675, 2.8, 2.8, 2.737, 2.8, 2.8, 2.8, 2.8, 2.8, 2.769, 2.8, 2.8, 2.769, 2.8, 2.8, 2.8, 2.769, 2.8,
         2.769, 2.737, 2.769, 2.769, 2.8, 2.8, 2.8, 2.8, 2.769, 2.8, 2.8, 2.8, 2.8,
     ];
+
+    #[test]
+    fn what_moved_first_is_found_by_half_of_its_way() {
+        let of = |of: &dyn Fn(f64) -> f64| -> Option<Moved> {
+            let values = noisy(60, of);
+            moved(&(1..).zip(values).collect::<Vec<_>>())
+        };
+        let half = |middle: f64| of(&|t| 1.0 / (1.0 + (-20.0 * (t - middle)).exp())).unwrap().half.unwrap();
+        assert!((16..=20).contains(&half(0.3)), "{}", half(0.3));
+        assert!((40..=44).contains(&half(0.7)), "{}", half(0.7));
+        assert_eq!(of(&|_| 0.8).unwrap().half, None, "noise alone");
+        // What falls moves, too; what never changes has no noise and does not.
+        assert_eq!(of(&|t| -t).unwrap().half.map(|step| step / 10), Some(3));
+        assert_eq!(moved(&[(1, 0.8); 9]).unwrap().half, None);
+        assert_eq!(moved(&[(1, 0.8); 3]), None);
+    }
 
     #[test]
     fn level_is_said_only_of_a_last_third_that_is_level() {
