@@ -24,7 +24,7 @@ const CHARTS = [
   "async/lag_mean",
 ];
 // What the table of two runs needs beside the charts.
-const RESULTS = ["reward", "eval_reward", "loss", "eval_loss", "kl", "completions/mean_length", "step_time", "time_s"];
+const RESULTS = ["reward", "eval_reward", "loss", "eval_loss", "kl", "completions/mean_length", "step_time"];
 const NUMBERS = [
   ["reward", "reward"],
   ["loss", "loss"],

@@ -16,9 +16,8 @@ const most = (series, key) => {
 };
 
 /** From the first line of metrics to the last, stops between them included. */
-export function lasted(series) {
-  const times = there(series, "time_s");
-  return times.length > 1 ? times.at(-1) - times[0] : undefined;
+export function lasted({ written_s: [first, last] }) {
+  return first === null ? undefined : last - first;
 }
 
 const ROWS = [
@@ -28,7 +27,7 @@ const ROWS = [
   ["kl, mean of the last tenth", (series) => end(series, "kl"), number],
   ["mean length, last tenth", (series) => end(series, "completions/mean_length"), number],
   ["a step, mean of the last tenth", (series) => end(series, "step_time"), seconds],
-  ["from first to last line", lasted, seconds],
+  ["from first to last line", (series, facts) => lasted(facts), seconds],
   ["steps", (series, facts) => facts.step, number],
   ["alarms that hold", (series, facts) => facts.alarms.filter((line) => line.alarm.until === undefined).length, number],
 ];

@@ -8,8 +8,8 @@ const NEVER = 2 ** 32 - 1;
 export async function run(main, name, words, runs) {
   const [facts, table] = [await get(`runs/${name}`), h("section", {})];
   const record = facts.record ?? {};
-  const times = await get(`runs/${name}/series`, { keys: "time_s,num_tokens", px: 4000 });
-  const written = (times?.keys.time_s.mean ?? []).filter((x) => x !== null);
+  const times = await get(`runs/${name}/series`, { keys: "num_tokens" });
+  const [first, last] = facts.written_s;
   const date = (s) => new Date(1000 * s).toLocaleString();
   const list = (title, rows) =>
     rows.length
@@ -36,11 +36,11 @@ export async function run(main, name, words, runs) {
       table,
       list(
         "Duration",
-        written.length > 1
+        first !== null
           ? [
-              ["first line", date(written[0])],
-              ["last line", date(written.at(-1))],
-              ["between them", seconds(lasted(times))],
+              ["first line", date(first)],
+              ["last line", date(last)],
+              ["between them", seconds(lasted(facts))],
               ...times.keys.num_tokens.mean
                 .filter((x) => x !== null)
                 .slice(-1)

@@ -79,8 +79,12 @@ pub fn list(file: &GroupFile, wanted: &Wanted) -> Value {
         places.truncate(READ_AT_MOST);
         places.retain(|&place| file.read(place).is_ok_and(|group| fits(&group, wanted)));
     }
-    let shown: Vec<Value> =
-        places.iter().skip(wanted.after).take(wanted.limit).map(|&place| summary(file, place, &wanted.updated)).collect();
+    let shown: Vec<Value> = places
+        .iter()
+        .skip(wanted.after)
+        .take(wanted.limit)
+        .map(|&place| summary(file, place, &wanted.updated))
+        .collect();
     let next = wanted.after + shown.len();
     let next = if next < places.len() { Some(next) } else { None };
     json!({ "total": places.len(), "unread": unread, "groups": shown, "next": next })

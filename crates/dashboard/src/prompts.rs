@@ -79,11 +79,11 @@ pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
             by_prompt.entry(entry.prompt_hash).or_default().push(place);
         }
     }
-    let mut all: Vec<Prompt> = by_prompt.into_values().map(|places| Prompt { file, places }).collect();
+    let mut all: Vec<Prompt<'_>> = by_prompt.into_values().map(|places| Prompt { file, places }).collect();
     for prompt in &mut all {
         prompt.places.sort_by_key(|&place| (file.index()[place].step, place));
     }
-    let order = |prompt: &Prompt| -> f64 {
+    let order = |prompt: &Prompt<'_>| -> f64 {
         match wanted.sort.as_str() {
             "rose" => prompt.first().1 - prompt.last().1,
             "unsolved" => prompt.best().1,
@@ -111,7 +111,8 @@ mod tests {
         // Rewards of three prompts at steps 1 to 4: one rises, one rises and falls, one stays at 0.
         let rewards = [[0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 2.5, 1.5], [0.0, 0.0, 0.0, 0.0]];
         for (step, prompt) in (0..4).flat_map(|step| (0..3).map(move |prompt| (step, prompt))) {
-            let completion = |i| Completion { rewards: vec![Some(rewards[prompt][step])], ..Completion::new(i, vec![1]) };
+            let completion =
+                |i| Completion { rewards: vec![Some(rewards[prompt][step])], ..Completion::new(i, vec![1]) };
             let group = Group {
                 id: (3 * step + prompt) as u64,
                 step: Some(step as u64 + 1),
@@ -128,19 +129,17 @@ mod tests {
         }
         drop(log);
         let file = GroupFile::open(&dir.path().join("rollouts.bin")).unwrap();
-        let sorted = |sort: &str, limit: usize| {
-            prompts(&file, &Wanted { sort: sort.into(), limit, ..Wanted::default() })
-        };
+        let sorted =
+            |sort: &str, limit: usize| prompts(&file, &Wanted { sort: sort.into(), limit, ..Wanted::default() });
         let first = |sort: &str| sorted(sort, 9)["prompts"][0]["prompt"].as_str().unwrap().to_owned();
         assert_eq!(["fell", "rose", "unsolved"].map(first), ["question 1", "question 0", "question 2"]);
         let fell = &sorted("fell", 1);
         assert_eq!((&fell["total"], &fell["next"]), (&json!(3), &json!(1)));
         let one = &fell["prompts"][0];
-        assert_eq!([&one["first"], &one["best"], &one["last"]], [
-            &json!([1, 1.0, 1]),
-            &json!([3, 2.5, 7]),
-            &json!([4, 1.5, 10])
-        ]);
+        assert_eq!(
+            [&one["first"], &one["best"], &one["last"]],
+            [&json!([1, 1.0, 1]), &json!([3, 2.5, 7]), &json!([4, 1.5, 10])]
+        );
         let hash = u64::from_str_radix(one["prompt_hash"].as_str().unwrap(), 16).unwrap();
         let alone = prompts(&file, &Wanted { prompt: Some(hash), limit: 1, ..Wanted::default() });
         assert_eq!(alone["prompts"][0]["points"].as_array().unwrap().len(), 4);

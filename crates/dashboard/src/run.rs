@@ -84,9 +84,8 @@ impl RunFiles {
     /// Adds an alarm. The line that says that an alarm has ended takes the place of the line that raised it, so that
     /// each alarm is in the list once.
     fn add_alarm(&mut self, line: Value) {
-        let is_same = |old: &Value| {
-            ["id", "subject", "since"].iter().all(|key| old["alarm"].get(key) == line["alarm"].get(key))
-        };
+        let is_same =
+            |old: &Value| ["id", "subject", "since"].iter().all(|key| old["alarm"].get(key) == line["alarm"].get(key));
         match self.alarms.iter_mut().find(|old| is_same(old)) {
             Some(old) => *old = line,
             None => self.alarms.push(line),
@@ -216,10 +215,17 @@ impl RunFiles {
         verdict("reward", &[], true)
     }
 
+    /// When the first and the last line of metrics were written, in seconds since 1970.
+    fn written_s(&self) -> [Option<f64>; 2] {
+        let times = || self.series.values("time_s").map(|(_, time)| time);
+        [times().next(), times().last()]
+    }
+
     /// For each reward function, how its mean changed, the one that moved first before the others.
     fn moved(&self) -> Value {
         let name = |key: &str| Some(key.strip_prefix("rewards/")?.strip_suffix("/mean")?.to_owned());
-        let rewards = self.series.keys().filter_map(|key| Some((name(key)?, self.series.values(key).collect::<Vec<_>>())));
+        let rewards =
+            self.series.keys().filter_map(|key| Some((name(key)?, self.series.values(key).collect::<Vec<_>>())));
         let mut all: Vec<_> = rewards.filter_map(|(name, values)| Some((name, moved(&values)?))).collect();
         all.sort_by_key(|(_, moved)| moved.half.unwrap_or(u64::MAX));
         let line = |(name, m): &(String, Moved)| json!({ "name": name, "from": m.from, "to": m.to, "half": m.half });
@@ -246,6 +252,7 @@ impl RunFiles {
             "verdict": self.verdict().to_json(),
             "alarms": self.alarms,
             "moved": self.moved(),
+            "written_s": self.written_s(),
             "config": self.config(),
             "origins": self.origins(),
             "record": self.json("record.json"),
@@ -326,6 +333,7 @@ mod tests {
         run.refresh();
         assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 0.5), (2, 0.75)]);
         assert_eq!(run.alarms()[0]["alarm"]["id"], "truncated");
+        assert_eq!(run.facts("x")["written_s"], json!([null, null]), "lines without a time");
         assert_eq!((run.alarms().len(), run.active_alarms()), (1, 1));
         assert_eq!(run.state(), "stopped");
         std::fs::write(&log, "{\"step\":1,\"reward\":2}\n").unwrap();

@@ -75,8 +75,10 @@ impl Change {
         let tenth = values.len().div_ceil(10).max(2);
         let variance = deviation(values).powi(2);
         // A first value is one value: its own error is in it.
-        let noise = 3.0 * (variance + variance / tenth as f64).sqrt();
-        Change { from: values[0], to: mean(&values[values.len() - tenth..]), noise }
+        let to = mean(&values[values.len() - tenth..]);
+        // Means of equal values differ by rounding.
+        let noise = (3.0 * (variance + variance / tenth as f64).sqrt()).max(1e-9 * to.abs());
+        Change { from: values[0], to, noise }
     }
 
     fn counts(&self) -> bool {
