@@ -31,8 +31,10 @@ pub fn check() -> Result<(), String> {
     };
     let (before, after) = (read("held-out accuracy after SFT")?, read("held-out accuracy after GRPO")?);
     let planned = memory(&program, &out.join("grpo"));
+    let recorded = recorded(&program, &out.join("grpo"));
     let _ = std::fs::remove_dir_all(&out);
     let (planned, measured) = planned?;
+    recorded?;
     println!("peak memory: {:.0} MiB planned, {:.0} MiB measured", planned / 1048576.0, measured / 1048576.0);
     if (planned - measured).abs() > PLAN_TOLERANCE_BYTES.max(PLAN_TOLERANCE * measured) {
         return Err("lockstep plan is off by more than 2 % and 10 MB".to_owned());
@@ -41,6 +43,19 @@ pub fn check() -> Result<(), String> {
         return Err(format!("held-out accuracy {before} % after SFT (at most 70), {after} % after GRPO (at least 95)"));
     }
     Ok(())
+}
+
+/// The completions of the demo's GRPO run are recorded to the last step, for the dashboard, and what steps did to some.
+fn recorded(program: &Path, run: &Path) -> Result<(), String> {
+    let index = Command::new(program).arg("rollouts").arg(run).arg("--index").output();
+    let index = index.map_err(|e| format!("{}: {e}", program.display()))?;
+    let text = String::from_utf8_lossy(&index.stdout);
+    let last = text.lines().last().unwrap_or_default();
+    if !last.contains("\"step\":500") {
+        return Err(format!("the demo's last recorded group is {last:?}: not of step 500"));
+    }
+    let scored = std::fs::metadata(run.join("updates.bin")).map_or(0, |file| file.len());
+    if scored == 0 { Err("the demo scored no group after its step".to_owned()) } else { Ok(()) }
 }
 
 /// The peak of resident memory for the configuration of a training run, in bytes: as `lockstep plan` predicts, and as

@@ -40,6 +40,10 @@ pub struct Args {
     pub log: LogArgs,
 }
 
+/// What GRPO records, so that the dashboard shows its completions and what each step did to their tokens. No bit of
+/// training depends on it.
+const RECORDED: &[(&str, &str)] =
+    &[("record_rollouts", "true"), ("record_entropies", "true"), ("max_rollouts_bytes", "67108864")];
 /// How many held-out completions are shown before and after GRPO.
 const SHOWN: usize = 8;
 
@@ -69,7 +73,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     console.print(&before.line("after", "SFT"));
 
     let taught_dir = taught.dir.model();
-    let rewarded = workspace.run(&workspace.layers(Purpose::Grpo, "grpo", &taught_dir, args.steps, &[]))?;
+    let rewarded = workspace.run(&workspace.layers(Purpose::Grpo, "grpo", &taught_dir, args.steps, RECORDED))?;
     let Some(rewarded) = rewarded else { return Err(Stopped.into()) };
     let after = workspace.examine(&rewarded.policy)?;
 

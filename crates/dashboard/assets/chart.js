@@ -4,7 +4,7 @@ import { css, h, number } from "/lib.js";
 const sync = "lockstep";
 
 /** A chart of one metric: `runs` are [{name, series}], the first one's band is shown. */
-export function chart(key, runs, { height = 150, onstep, marks = [], meaning } = {}) {
+export function chart(key, runs, { height = 150, onstep, marks = [], meaning, range } = {}) {
   const title = h("h3", meaning ? { title: meaning } : {}, key);
   const value = h("output", { class: "value" });
   const box = h("div", { class: "plot", tabindex: 0, role: "img" });
@@ -13,8 +13,9 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning } =
   const all = runs.map(({ series }) => [series.steps, series.keys[key]?.mean ?? []]);
   const steps = [...new Set(all.flatMap(([steps]) => steps))].sort((a, b) => a - b);
   const aligned = (of, series) => {
+    // A step that the other run alone has is no gap of this one: uPlot draws the line over what is undefined.
     const known = new Map(series.steps.map((step, i) => [step, of?.[i] ?? null]));
-    return steps.map((step) => known.get(step) ?? null);
+    return steps.map((step) => known.get(step));
   };
   const data = [steps];
   const lines = [{ label: "step" }];
@@ -23,15 +24,15 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning } =
     const own = series.keys[key];
     const line = aligned(own?.mean, series);
     // What comes once in many steps (an evaluation) is joined; a gap of what comes in each stays one.
-    const known = line.filter((x) => x !== null).length;
+    const [known, all] = [line.filter((x) => x !== null && x !== undefined).length, series.steps.length];
     data.push(line);
     lines.push({
       label: name,
       stroke: colors[i],
       width: 1.6,
       dash: i ? [5, 3] : undefined,
-      points: { show: known < 40, size: 4 },
-      spanGaps: known < steps.length / 2,
+      points: { show: known < 40, size: 4, fill: colors[i] },
+      spanGaps: known < all / 2,
     });
     if (i === 0 && own?.min) {
       data.push(aligned(own.max, series), aligned(own.min, series));
@@ -39,14 +40,15 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning } =
       bands.push({ series: [2, 3], fill: colors[0] + "2e" });
     }
   });
-  const last = (i) => data[i]?.filter((x) => x !== null).at(-1);
+  const last = (i) => data[i]?.filter((x) => x !== null && x !== undefined).at(-1);
   const say = (at) => {
-    const shown = at === null || at === undefined ? last(1) : data[1]?.[at];
-    const other = runs.length > 1 ? data[data.length - 1]?.[at ?? data[0].length - 1] : undefined;
-    value.textContent = `${at === null || at === undefined ? "" : `step ${steps[at]}: `}${number(shown)}${other === undefined ? "" : ` · ${number(other)}`}`;
+    const isEnd = at === null || at === undefined;
+    const of = (i) => number(isEnd ? last(i) : data[i]?.[at]);
+    const other = runs.length > 1 ? ` · ${of(data.length - 1)}` : "";
+    value.textContent = `${isEnd ? "" : `step ${steps[at]}: `}${of(1)}${other}`;
   };
   say(null);
-  const first = data[1]?.find((x) => x !== null);
+  const first = data[1]?.find((x) => x !== null && x !== undefined);
   box.setAttribute("aria-label", `${key}: from ${number(first)} to ${number(last(1))} in ${steps.length} points`);
   const axis = {
     stroke: css("--ink3"),
@@ -62,7 +64,7 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning } =
       {
         width: Math.max(200, box.clientWidth),
         height,
-        scales: { x: { time: false } },
+        scales: { x: { time: false }, ...(range ? { y: { range } } : {}) },
         axes: [
           { ...axis, size: 26 },
           { ...axis, values: (_, ticks) => ticks.map((x) => number(x, digits(ticks))) },
@@ -116,6 +118,7 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning } =
     if (box.clientWidth && plot?.width !== box.clientWidth) draw();
   });
   watch.observe(box);
+  if (range) figure.dataset.range = range.join(" ");
   figure.end = () => {
     watch.disconnect();
     plot?.destroy();

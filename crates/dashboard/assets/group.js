@@ -1,5 +1,5 @@
 // A group as one thing: the prompt once, its completions beside what they earned.
-import { change, counted, fill, get, h, number } from "/lib.js";
+import { address, change, counted, fill, get, h, number, spread } from "/lib.js";
 
 // What a token's colour says: its name, what a full colour means, and the value of token t (null: none).
 export const COLORS = {
@@ -46,37 +46,52 @@ export function shade(color, completion, t) {
   return [TURNS.includes(color) ? (x >= 0 ? "up" : "down") : color, amount];
 }
 
+/** The colours that say something of a group: values are of PPO alone. */
+export const colorsOf = (data) =>
+  Object.keys(COLORS).filter((name) => name !== "value" || data?.completions.some((one) => one.values));
+
+/** From the groups of a step to those of the prompt, or back: the group that is read stays. */
+export const turn = (data, words) =>
+  words.prompt || words.by
+    ? change({ prompt: "", by: "", step: data.step, g: data.place, all: "" })
+    : change({ prompt: data.prompt_hash, g: data.place, all: "" });
+
 export function group(box, run, data, words) {
   const color = COLORS[words.color] ? words.color : "surprise";
   const names = data.reward_names ?? [];
   const chosen = Number(words.c ?? -1);
-  const best = Math.max(...data.completions.map((c) => total(c, data)).filter(Number.isFinite));
+  const totals = data.completions.map((c) => total(c, data)).filter(Number.isFinite);
+  const best = Math.max(...totals);
+  const isAlone = totals.filter((x) => x === best).length === 1;
   const what = data.of === "evaluations" ? `Evaluation of row ${(data.prompt_id ?? 0) + 1}` : `Group ${data.group}`;
   const heading = h("h1", {}, `${what}, step ${data.step}`);
   const columns = Object.entries(data.columns ?? {});
   const history = h(
     "button",
-    { onclick: () => change({ prompt: words.prompt ? "" : data.prompt_hash, g: "", all: "" }) },
-    words.prompt ? "Back to the step" : "History of this prompt",
+    { onclick: () => turn(data, words) },
+    words.prompt || words.by ? `All groups of step ${data.step}` : "History of this prompt",
   );
   const colors = h(
     "div",
     { class: "colors", role: "group", "aria-label": "Colour of tokens" },
-    Object.keys(COLORS).map((name) =>
+    colorsOf(data).map((name) =>
       h("button", { "aria-pressed": String(name === color), onclick: () => change({ color: name }) }, name),
     ),
     h(
       "span",
       { class: "scale" },
-      [0, 0.25, 0.5, 0.75, 1].map((share) =>
+      (TURNS.includes(color) ? [-1, -0.5, 0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).map((share) =>
         h(
           "i",
-          { class: `t ${TURNS.includes(color) ? "up" : color}`, style: { "--a": share } },
+          {
+            class: `t ${TURNS.includes(color) ? (share < 0 ? "down" : "up") : color}`,
+            style: { "--a": Math.abs(share) },
+          },
           color === "ratio" ? `× ${number(Math.exp(share * COLORS.ratio.full))}` : number(share * COLORS[color].full),
         ),
       ),
     ),
-    h("small", {}, missing(color, data) ?? COLORS[color].says),
+    h("small", {}, missing(color, data, run, words) ?? COLORS[color].says),
   );
   fill(
     box,
@@ -87,7 +102,7 @@ export function group(box, run, data, words) {
       h(
         "p",
         {},
-        `Reward ${number(data.reward)} ± ${number(data.spread)}`,
+        `Reward ${number(data.reward)} ± ${spread(data.spread)}`,
         data.spread <= 1e-8 ? ": no spread, so nothing is learned from it." : ".",
         " ",
         history,
@@ -105,22 +120,79 @@ export function group(box, run, data, words) {
         )
       : null,
     colors,
+    color === "ratio" ? pushed(data) : null,
     ...(data.problems ?? []).map((problem) => h("p", { class: "warn" }, `⚠ ${problem.reward}: ${problem.message}`)),
     ...data.completions.map((one) =>
-      completion(run, data, one, names, color, one.number === chosen, total(one, data) === best),
+      completion(run, data, one, names, color, one.number === chosen, isAlone && total(one, data) === best),
     ),
   );
   if (chosen >= 0) box.querySelector(".chosen")?.scrollIntoView({ block: "nearest" });
 }
 
-function missing(color, data) {
+function missing(color, data, run, words) {
   if (color === "entropy" && !data.completions.some((c) => c.entropies))
     return "Entropies are not recorded: record_entropies = true records them.";
-  if (color === "ratio" && !data.completions.some((c) => c.new_logprobs))
-    return "Not recorded of this group: the filter “updated” shows the groups that were scored after the step.";
-  if (color === "value" && !data.completions.some((c) => c.values)) return "Only runs of PPO have values.";
-  return null;
+  if (color !== "ratio" || data.completions.some((c) => c.new_logprobs)) return null;
+  const near = data.nearest_scored;
+  if (!near) return "This group was not scored after its step, and no other one was.";
+  const there = { color, step: near.step, g: near.place };
+  return [
+    "This group was not scored after its step. Nearest that was: ",
+    h("a", { href: address(run, "rollouts", there) }, `a group of step ${near.step}`),
+    ". The filter “scored after the step” lists all.",
+  ];
 }
+
+/** What the step did to the tokens of the group: each token once, with its strongest change. */
+export function moves(data) {
+  const found = new Map();
+  for (const one of data.completions)
+    (one.pieces ?? []).forEach((piece, t) => {
+      const change = one.mask && !one.mask[t] ? null : COLORS.ratio.of(one, t);
+      if (change === null || Number.isNaN(change)) return;
+      const sign = change >= 0 ? 1 : -1;
+      const key = `${sign} ${one.ids[t]}`;
+      const now = found.get(key) ?? { piece, sign, change, count: 0, number: one.number };
+      const isMore = Math.abs(change) > Math.abs(now.change);
+      found.set(key, { ...now, count: now.count + 1, ...(isMore ? { change, number: one.number } : {}) });
+    });
+  const all = [...found.values()].sort((a, b) => Math.abs(b.change) - Math.abs(a.change));
+  return [1, -1].map((sign) => all.filter((one) => one.sign === sign).slice(0, 8));
+}
+
+/** The tokens that the step made likelier and less likely, the strongest first. */
+function pushed(data) {
+  if (!data.completions.some((c) => c.new_logprobs && c.pieces)) return null;
+  const list = (name, tokens) =>
+    h(
+      "div",
+      {},
+      h("dt", {}, name),
+      h(
+        "dd",
+        {},
+        tokens.length
+          ? tokens.map((one) =>
+              h(
+                "button",
+                {
+                  class: "token",
+                  title: `${counted(one.count, "time")} in this group; the strongest is in completion ${one.number + 1}`,
+                  onclick: () => change({ c: one.number }),
+                },
+                h("span", { class: `t ${one.sign > 0 ? "up" : "down"}`, style: { "--a": 0.6 } }, visible(one.piece)),
+                ` × ${number(Math.exp(one.change))}${one.count > 1 ? ` (${one.count})` : ""}`,
+              ),
+            )
+          : "none",
+      ),
+    );
+  const [up, down] = moves(data);
+  return h("dl", { class: "pushed" }, list("Pushed up most", up), list("Pushed down most", down));
+}
+
+// A token on its own: its spaces and line ends are seen.
+const visible = (piece) => piece.replaceAll(" ", "␣").replaceAll("\n", "⏎");
 
 const total = (c, data) =>
   (c.rewards ?? []).reduce((sum, x, i) => sum + (x === null ? 0 : x * (data.weights?.[i] ?? 1)), 0);

@@ -2,7 +2,7 @@
 
 /** An element: attributes, listeners (`onclick`), and children, of which texts become text and never markup. */
 export function h(tag, attributes = {}, ...children) {
-  const svg = ["svg", "rect", "line", "path", "g", "title", "text"].includes(tag) && attributes.svg !== false;
+  const svg = ["svg", "rect", "circle", "line", "path", "g", "title", "text"].includes(tag) && attributes.svg !== false;
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false || name === "svg") continue;
@@ -62,6 +62,17 @@ export function number(x, digits = 3) {
   return Number(x.toPrecision(digits)).toString();
 }
 
+/** A spread of rewards; what only rounding makes of equal rewards is 0. */
+export const spread = (x) => number(Math.abs(x) <= 1e-8 ? 0 : x);
+
+/** A share from 0 to 1. */
+export function percent(x) {
+  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  const size = Math.abs(100 * x);
+  if (size > 0 && size < 0.01) return "< 0.01 %";
+  return `${Number((100 * x).toFixed(size >= 10 ? 0 : size >= 1 ? 1 : 2))} %`;
+}
+
 export function seconds(s) {
   if (s === null || s === undefined || !Number.isFinite(s)) return "–";
   if (s < 1) return `${number(1000 * s)} ms`;
@@ -71,6 +82,9 @@ export function seconds(s) {
 }
 
 export const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
+
+/** A text with `code` in backticks. */
+export const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
 /** A key of the configuration as the page writes it. */
 export const key = (name) => h("code", {}, name);

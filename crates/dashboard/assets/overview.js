@@ -1,6 +1,7 @@
 // Is it learning? Is something wrong? How long will it take?
 import { chart, sparkline } from "/chart.js";
-import { address, change, counted, fill, get, h, number, seconds } from "/lib.js";
+import { results } from "/results.js";
+import { address, change, counted, fill, get, h, marked, number, percent, place, seconds } from "/lib.js";
 
 // The charts of a run, of those that it has, the first ones.
 const CHARTS = [
@@ -22,15 +23,17 @@ const CHARTS = [
   "mean_token_accuracy",
   "async/lag_mean",
 ];
+// What the table of two runs needs beside the charts.
+const RESULTS = ["reward", "eval_reward", "loss", "eval_loss", "kl", "completions/mean_length", "step_time"];
 const NUMBERS = [
   ["reward", "reward"],
   ["loss", "loss"],
   ["kl", "KL"],
   ["entropy", "entropy"],
   ["completions/mean_length", "mean length"],
-  ["completions/clipped_ratio", "share cut"],
+  ["completions/clipped_ratio", "share cut", percent],
   ["grad_norm", "gradient norm"],
-  ["step_time", "s for a step"],
+  ["step_time", "last step", seconds],
 ];
 
 export async function overview(main, run, words, runs) {
@@ -39,32 +42,67 @@ export async function overview(main, run, words, runs) {
   const say = h("section", { class: "verdict" });
   const numbers = h("section", { class: "numbers", "aria-label": "Numbers" });
   const alarms = h("section", { class: "alarms", "aria-label": "Alarms" });
+  const compared = h("section", { class: "results", "aria-label": "Results of two runs" });
   const tools = h("p", { class: "tools" });
+  const order = h("p", { class: "order" });
+  // The filter stays the same element, so that it keeps the cursor while the charts are drawn anew.
+  const all = h("button", {
+    onclick: () => {
+      const { metrics, filter: text } = place().words;
+      filter.value = "";
+      change({ metrics: metrics || text ? "" : "all", filter: "" });
+    },
+  });
+  const filter = h("input", {
+    type: "search",
+    placeholder: "Filter metrics",
+    "aria-label": "Filter metrics",
+    value: words.filter ?? "",
+    oninput: () => {
+      clearTimeout(filter.waits);
+      filter.waits = setTimeout(() => change({ filter: filter.value }), 200);
+    },
+  });
+  const search = h("p", { class: "tools" }, all, filter);
   const grid = h("section", { class: "charts", "aria-label": "Charts" });
-  main.append(say, numbers, alarms, tools, grid);
+  main.append(say, numbers, alarms, tools, compared, order, search, grid);
 
   async function draw(words, fresh) {
     if (fresh) facts = (await get(`runs/${run}`)) ?? facts;
-    const keys = chosen(facts.keys);
-    const all = [...new Set([...keys, ...NUMBERS.map(([key]) => key)])].filter((key) => facts.keys.includes(key));
-    const query = { keys: all.join(","), px: 500 };
+    const keys = shown(facts.keys, words);
+    const asked = [...new Set([...keys, ...NUMBERS.map(([key]) => key), ...RESULTS])];
+    const query = { keys: asked.filter((key) => facts.keys.includes(key)).join(","), px: 500 };
     const series = await get(`runs/${run}/series`, query);
-    const other = words.vs && words.vs !== run ? await get(`runs/${words.vs}/series`, query) : null;
+    const isTwo = words.vs && words.vs !== run;
+    const otherFacts = isTwo ? await get(`runs/${words.vs}`) : null;
+    const other = otherFacts ? await get(`runs/${words.vs}/series`, { ...query, keys: asked.join(",") }) : null;
     fill(say, h("h1", {}, facts.verdict.says), h("p", {}, health(facts), " ", left(facts, series)));
     fill(
       numbers,
-      ...NUMBERS.filter(([key]) => facts.keys.includes(key)).map(([key, name]) => {
+      ...NUMBERS.filter(([key]) => facts.keys.includes(key)).map(([key, name, text]) => {
         const values = series.keys[key].mean;
         return h(
           "div",
           {},
           h("span", { class: "name", title: facts.meanings?.[key] }, name),
-          h("b", {}, number(values.filter((x) => x !== null).at(-1))),
+          h("b", {}, (text ?? number)(values.filter((x) => x !== null).at(-1))),
           sparkline(values),
         );
       }),
     );
-    fill(alarms, ...facts.alarms.map((line) => alarm(run, line)));
+    // The browser keeps what the reader has opened.
+    const opened = new Set([...alarms.querySelectorAll("details[open]")].map((one) => one.dataset.alarm));
+    const [open, over] = [facts.alarms.filter(isOpen), facts.alarms.filter((line) => !isOpen(line))];
+    const ended = over.length
+      ? h(
+          "details",
+          { class: "ended", "data-alarm": "ended" },
+          h("summary", {}, counted(over.length, "ended alarm")),
+          over.map((line) => alarm(run, line, facts, series)),
+        )
+      : null;
+    fill(alarms, ...open.map((line) => alarm(run, line, facts, series)), ended);
+    alarms.querySelectorAll("details").forEach((one) => (one.open = opened.has(one.dataset.alarm)));
     fill(
       tools,
       h(
@@ -87,15 +125,20 @@ export async function overview(main, run, words, runs) {
         ? h("span", {}, `A point is ${series.width} steps; the band is their least and greatest value.`)
         : null,
     );
+    fill(compared, other ? results([run, words.vs], [facts, otherFacts], [series, other]) : null);
+    fill(order, first(facts.moved ?? []));
+    fill(all, words.metrics || words.filter ? "The main metrics" : `All metrics (${facts.keys.length})`);
     charts.forEach((one) => one.end());
     const marks = (facts.record?.starts ?? []).map((start) => start.step).filter((step) => step > 0);
     const both = [{ name: run, series }, ...(other ? [{ name: words.vs, series: other }] : [])];
     const onstep = facts.groups
       ? (step) => (location.hash = address(run, "rollouts", { step: nearest(step, series.width) }))
       : undefined;
-    charts = keys.map((key) => chart(key, both, { onstep, marks, meaning: facts.meanings?.[key] }));
-    fill(grid, ...charts);
-    if (!charts.length) fill(grid, h("p", { class: "none" }, "Nothing has been logged yet."));
+    const range = together(keys.filter(isReward), both);
+    const options = (key) => ({ onstep, marks, meaning: facts.meanings?.[key], range: isReward(key) ? range : undefined });
+    charts = keys.map((key) => chart(key, both, options(key)));
+    const none = words.filter ? `No metric's name contains “${words.filter}”.` : "Nothing has been logged yet.";
+    fill(grid, charts.length ? charts : h("p", { class: "none" }, none));
   }
   await draw(words, false);
   return { update: draw, end: () => charts.forEach((one) => one.end()) };
@@ -103,20 +146,55 @@ export async function overview(main, run, words, runs) {
 
 const nearest = (step, width) => step + (width > 1 ? Math.floor(width / 2) : 0);
 
-function chosen(keys) {
-  const rewards = keys.filter((key) => /^rewards\/.*\/mean$/.test(key));
+const isReward = (key) => /^rewards\/.*\/mean$/.test(key);
+
+/** The keys of the charts: the main ones; all of them, or those whose name contains the filter's text. */
+function shown(keys, words) {
+  const rewards = keys.filter(isReward);
   const known = CHARTS.filter((key) => keys.includes(key));
-  const list = [...known.slice(0, 2), ...(rewards.length > 1 ? rewards : []), ...known.slice(2)];
-  return list.slice(0, 12);
+  const at = known.indexOf("reward") + 1;
+  const main = [...known.slice(0, at), ...(rewards.length > 1 ? rewards : []), ...known.slice(at)];
+  if (!words.metrics && !words.filter) return main.slice(0, 12);
+  const text = (words.filter ?? "").toLowerCase();
+  return [...new Set([...main, ...keys])].filter((key) => key.toLowerCase().includes(text));
 }
 
+/** One range for the charts of all reward functions, so that their curves can be compared. */
+function together(keys, runs) {
+  const values = keys.flatMap((key) =>
+    runs.flatMap(({ series }) => [series.keys[key]?.min ?? [], series.keys[key]?.max ?? [], series.keys[key]?.mean ?? []]),
+  );
+  const there = values.flat().filter((x) => x !== null);
+  if (keys.length < 2 || !there.length) return undefined;
+  const [low, high] = [Math.min(...there), Math.max(...there)];
+  const edge = 0.05 * (high - low || 1);
+  return [low - edge, high + edge];
+}
+
+/** Which reward moved first, in a sentence. */
+function first(moved) {
+  if (moved.length < 2) return null;
+  const went = ({ name, from, to, half }) => `${name} (${number(from, 2)} → ${number(to, 2)}) at step ${half}`;
+  const [moves, stays] = [moved.filter((one) => one.half !== null), moved.filter((one) => one.half === null)];
+  const still = stays.length
+    ? ` ${stays.map((one) => one.name).join(", ")} ${stays.length > 1 ? "do" : "does"} not move by more than noise.`
+    : "";
+  if (!moves.length) return `Rewards:${still}`;
+  return `Rewards that reached half of their change, in order: ${moves.map(went).join(", ")}.${still}`;
+}
+
+const isOpen = (line) => line.alarm.until === undefined;
+
+const named = ({ id, subject }) => id.replaceAll("_", " ") + (subject ? ` (${subject})` : "");
+
 function health(facts) {
-  const open = facts.alarms.filter((line) => line.alarm.until === undefined);
-  const names = (list) => list.map((one) => one.id.replaceAll("_", " ")).join(", ");
-  const findings = facts.profile?.findings ?? [];
-  const slow = findings.length ? ` Time: ${names(findings)}.` : "";
-  if (!open.length) return `No alarm is raised.${slow}`;
-  return `${counted(open.length, "alarm")}: ${names(open.map((line) => line.alarm))}.${slow}`;
+  const open = facts.alarms.filter(isOpen).map((line) => line.alarm);
+  // Groups without spread cost time, and are no question of speed.
+  const findings = (facts.profile?.findings ?? []).filter((one) => one.id !== "zero_spread");
+  const slow = findings.length ? ` Time: ${findings.map(named).join(", ")}.` : "";
+  if (!open.length) return `No alarm is active.${slow}`;
+  const since = open.map((one) => `${named(one)}, since step ${one.since}`).join("; ");
+  return `${counted(open.length, "alarm")}: ${since}.${slow}`;
 }
 
 function left(facts, series) {
@@ -130,26 +208,36 @@ function left(facts, series) {
   return `About ${seconds(mean * (facts.total - facts.step))} are left.`;
 }
 
-function alarm(run, { step, alarm }) {
-  const over = alarm.until === undefined ? "" : ` It was over after step ${alarm.until}.`;
+/** What all completions of a group earning the same means depends on what they earn. */
+function solved({ id, since }, facts, series) {
+  if (!["zero_variance", "entropy_collapse", "constant_reward"].includes(id)) return null;
+  const at = series.steps.findLastIndex((step, i) => step <= since && (series.keys.reward?.mean[i] ?? null) !== null);
+  if (at < 0) return null;
+  const isLevel = facts.verdict.state === "level";
+  const rest = isLevel ? " If that is the most that a completion can earn, nothing is left to learn." : "";
+  return ` The mean reward was ${number(series.keys.reward.mean[at])} then.${rest}`;
+}
+
+/** One line that opens: what was measured, what helps, examples, and the step's rollouts. */
+function alarm(run, { alarm }, facts, series) {
+  const open = alarm.until === undefined;
+  const steps = open ? `since step ${alarm.since}` : `step ${alarm.since} – ${alarm.until}`;
+  const [first, last] = facts.group_steps ?? [];
+  const isRecorded = facts.groups && first <= alarm.since && alarm.since <= last;
   return h(
-    "article",
-    { class: alarm.until === undefined ? "alarm open" : "alarm" },
-    h(
-      "h2",
-      {},
-      `${alarm.until === undefined ? "⚠ " : ""}${alarm.id.replaceAll("_", " ")}${alarm.subject ? ` (${alarm.subject})` : ""}`,
-    ),
-    h("p", {}, `Since step ${alarm.since}: ${alarm.evidence}.${over}`),
-    alarm.remedy ? h("p", {}, h("b", {}, "What helps: "), alarm.remedy) : null,
+    "details",
+    { class: open ? "alarm open" : "alarm", "data-alarm": `${alarm.id} ${alarm.subject ?? ""} ${alarm.since}` },
+    h("summary", {}, open ? "⚠ " : "", h("b", {}, named(alarm)), `, ${steps}`),
+    h("p", {}, marked(`${alarm.evidence}.`), solved(alarm, facts, series)),
+    alarm.remedy ? h("p", {}, h("b", {}, "What helps: "), marked(alarm.remedy)) : null,
     alarm.examples?.length
       ? h(
           "details",
-          {},
+          { "data-alarm": `examples ${alarm.id} ${alarm.subject ?? ""} ${alarm.since}` },
           h("summary", {}, counted(alarm.examples.length, "example")),
           alarm.examples.map((text) => h("pre", {}, typeof text === "string" ? text : JSON.stringify(text))),
         )
       : null,
-    h("a", { href: address(run, "rollouts", { step: alarm.since }) }, `Read step ${alarm.since}`),
+    isRecorded ? h("a", { href: address(run, "rollouts", { step: alarm.since }) }, `Read step ${alarm.since}`) : null,
   );
 }

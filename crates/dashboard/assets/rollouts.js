@@ -1,6 +1,7 @@
 // What is it writing? All groups as a map, and the ones that are read.
-import { COLORS, group } from "/group.js";
-import { address, change, counted, fill, get, h, number, place } from "/lib.js";
+import { colorsOf, group, turn } from "/group.js";
+import { address, change, counted, fill, get, h, number, place, spread } from "/lib.js";
+import { ORDER, history, row } from "/prompts.js";
 
 const ONLY = [
   ["", "all"],
@@ -12,10 +13,10 @@ const ONLY = [
 ];
 const SORT = [
   ["", "as drawn"],
-  ["-reward", "reward, falling"],
-  ["reward", "reward, rising"],
-  ["-spread", "spread"],
-  ["-tokens", "length"],
+  ["-reward", "highest reward first"],
+  ["reward", "lowest reward first"],
+  ["-spread", "largest spread first"],
+  ["-tokens", "longest first"],
 ];
 
 export async function rollouts(main, run, words) {
@@ -54,12 +55,15 @@ export async function rollouts(main, run, words) {
   const tools = h("form", { class: "tools", onsubmit: (event) => event.preventDefault() });
   const side = h("ol", { class: "groups", "aria-label": "Groups" });
   const read = h("article", { class: "read" });
+  const curve = h("section", { class: "history", "aria-label": "The prompt's rewards" });
   const fresh = h("p", { class: "fresh", role: "status" });
-  main.append(map, tools, fresh, h("div", { class: "two" }, h("div", { class: "side" }, side), read));
+  main.append(map, tools, fresh, h("div", { class: "two" }, h("div", { class: "side" }, side), h("div", {}, curve, read)));
 
+  // What is filtered or searched without a step is of all steps.
+  const isAll = (words) => words.all || (!words.step && (words.q || words.only));
   const query = (words) => ({
     of,
-    step: words.prompt || words.all ? undefined : words.step,
+    step: words.prompt || isAll(words) ? undefined : words.step,
     prompt: words.prompt,
     only: words.only,
     sort: words.sort,
@@ -67,6 +71,13 @@ export async function rollouts(main, run, words) {
     limit: 40,
   });
   let asked = "";
+  // The prompt whose curve is shown, with its points.
+  let traced = null;
+
+  async function trace(hash) {
+    if (traced?.prompt_hash === hash) return;
+    traced = hash ? ((await get(`runs/${run}/prompts`, { of, prompt: hash }))?.prompts[0] ?? null) : null;
+  }
 
   async function draw(words, isNews) {
     if (isNews) return news();
@@ -75,19 +86,25 @@ export async function rollouts(main, run, words) {
       const step = steps[1];
       words = { ...words, step };
     }
-    const wanted = JSON.stringify(query(words));
-    if (wanted !== asked) {
-      asked = wanted;
-      list = (await get(`runs/${run}/groups`, query(words))) ?? { groups: [], total: 0 };
+    const byPrompt = words.by === "prompts";
+    const wanted = byPrompt ? { of, sort: words.order, limit: 40 } : query(words);
+    if (JSON.stringify([byPrompt, wanted]) !== asked) {
+      asked = JSON.stringify([byPrompt, wanted]);
+      const none = { groups: [], prompts: [], total: 0 };
+      list = (await get(`runs/${run}/${byPrompt ? "prompts" : "groups"}`, wanted)) ?? none;
       drawTools(words);
       drawSide(words);
     }
+    const hash = byPrompt ? (words.prompt ?? list.prompts[0]?.prompt_hash) : words.prompt;
+    await trace(hash);
     mark(words);
-    const g = words.g ?? list.groups[0]?.place;
-    [...side.querySelectorAll("a")].forEach((a) =>
-      a.setAttribute("aria-current", a.dataset.place === String(g) ? "true" : "false"),
-    );
-    if (g === undefined) return fill(read, h("p", { class: "none" }, "No group fits."));
+    const g = Number(words.g ?? (byPrompt ? traced?.last[2] : list.groups[0]?.place) ?? NaN);
+    [...side.querySelectorAll("a")].forEach((a) => {
+      const isHere = byPrompt ? a.dataset.prompt === hash : a.dataset.place === String(g);
+      a.setAttribute("aria-current", String(isHere));
+    });
+    history(curve, traced, g);
+    if (Number.isNaN(g)) return fill(read, h("p", { class: "none" }, "No group fits."));
     if (read.dataset.place !== String(g)) {
       const data = await get(`runs/${run}/groups/${g}`, { of });
       read.dataset.place = g;
@@ -118,9 +135,24 @@ export async function rollouts(main, run, words) {
     const [first, last] = steps;
     const step = Number(words.step ?? last);
     const go = (to) => () => change({ step: Math.min(last, Math.max(first, to)), g: "", prompt: "", all: "" });
-    const one = !words.prompt && !words.all;
+    const byPrompt = words.by === "prompts";
+    const one = !words.prompt && !isAll(words);
+    const of_ = (by, text) =>
+      h(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": String((words.by ?? "") === by),
+          onclick: () => change({ by, prompt: "", g: "", c: "" }),
+        },
+        text,
+      );
+    const lists = h("span", { role: "group", "aria-label": "List of" }, of_("", "Groups"), " ", of_("prompts", "Prompts"));
+    const count = h("span", { class: "count" }, counted(list.total ?? 0, byPrompt ? "prompt" : "group"));
+    if (byPrompt) return fill(tools, lists, choice("order", ORDER), count);
     fill(
       tools,
+      lists,
       words.prompt
         ? h(
             "span",
@@ -161,7 +193,8 @@ export async function rollouts(main, run, words) {
             h("input", {
               type: "checkbox",
               checked: !one,
-              onchange: (event) => change({ all: event.target.checked ? 1 : "", g: "" }),
+              onchange: (event) =>
+                change({ all: event.target.checked ? 1 : "", step: event.target.checked ? words.step : step, g: "" }),
             }),
             " all steps",
           ),
@@ -186,41 +219,42 @@ export async function rollouts(main, run, words) {
         value: words.q ?? "",
         onchange: (event) => change({ q: event.target.value, g: "" }),
       }),
-      h(
-        "span",
-        { class: "count" },
-        counted(list.total ?? 0, "group"),
-        list.unread ? ` of the first 2,000 that were read` : "",
-      ),
+      count,
+      list.unread ? h("span", {}, "of the first 2,000 that were read") : null,
     );
   }
 
   function drawSide(words) {
+    const marks = (one) => `${one.spread <= 1e-8 ? " · no spread" : ""}${one.scored ? " · scored after the step" : ""}`;
+    const line = (one) =>
+      h(
+        "li",
+        {},
+        h(
+          "a",
+          { href: address(run, "rollouts", { ...words, g: one.place }), "data-place": one.place },
+          h("span", { class: "bar" }, bar(one)),
+          h("span", { class: "prompt" }, one.prompt || `group ${one.group}`),
+          h("small", {}, `step ${one.step} · reward ${number(one.reward)} ± ${spread(one.spread)}${marks(one)}`),
+        ),
+      );
+    const byPrompt = words.by === "prompts";
+    const [shown, kind] = byPrompt ? [list.prompts, "prompts"] : [list.groups, "groups"];
+    const wanted = byPrompt ? { of, sort: words.order, limit: 40 } : query(words);
+    const more = async () => {
+      const next = await get(`runs/${run}/${kind}`, { ...wanted, cursor: list.next });
+      list = { ...list, [kind]: [...shown, ...next[kind]], next: next.next };
+      drawSide(words);
+      await draw(place().words, false);
+    };
+    const left = (list.total ?? 0) - shown.length;
     fill(
       side,
-      ...list.groups.map((one) =>
-        h(
-          "li",
-          {},
-          h(
-            "a",
-            {
-              href: address(run, "rollouts", { ...words, g: one.place }),
-              "data-place": one.place,
-            },
-            h("span", { class: "bar" }, bar(one)),
-            h("span", { class: "prompt" }, one.prompt || `group ${one.group}`),
-            h(
-              "small",
-              {},
-              `step ${one.step} · reward ${number(one.reward)} ± ${number(one.spread)}${one.spread <= 1e-8 ? " · no spread" : ""}`,
-            ),
-          ),
-        ),
-      ),
+      shown.map((one) => (byPrompt ? row(run, one, words) : line(one))),
+      list.next
+        ? h("li", { class: "more" }, h("button", { onclick: more }, `Show ${Math.min(40, left)} of ${left} more`))
+        : null,
     );
-    if (list.next)
-      side.append(h("li", { class: "more" }, `${list.total - list.groups.length} more: narrow the search.`));
   }
 
   let scale = [0, 1];
@@ -247,7 +281,7 @@ export async function rollouts(main, run, words) {
     "aria-label": `${count(facts)} groups; rewards from ${number(scale[0])} to ${number(scale[1])}`,
   });
   cells.cells.forEach((column, x) =>
-    column.forEach(([reward, spread, at], y) => {
+    column.forEach(([reward, deviation, at], y) => {
       const share = (reward - scale[0]) / (scale[1] - scale[0] || 1);
       const rect = h(
         "rect",
@@ -256,13 +290,14 @@ export async function rollouts(main, run, words) {
           y: y * high,
           width: wide - 0.5,
           height: high - 0.5,
-          class: spread <= 1e-8 ? "flat" : "",
+          class: deviation <= 1e-8 ? "flat" : "",
           "fill-opacity": reward === null ? 0 : 0.08 + 0.92 * share,
-          onclick: () => change({ step: cells.steps[x], g: at, prompt: "", all: "", only: "", q: "" }),
+          onclick: () => change({ step: cells.steps[x], g: at, prompt: "", all: "", only: "", q: "", by: "" }),
         },
-        h("title", {}, `step ${cells.steps[x]}: reward ${number(reward)} ± ${number(spread)}`),
+        h("title", {}, `step ${cells.steps[x]}: reward ${number(reward)} ± ${spread(deviation)}`),
       );
       rect.dataset.step = cells.steps[x];
+      rect.dataset.place = at;
       drawing.append(rect);
     }),
   );
@@ -271,19 +306,24 @@ export async function rollouts(main, run, words) {
     h(
       "p",
       { class: "legend" },
-      `step ${cells.steps[0]} – ${cells.steps.at(-1)}, each step's groups from the best to the worst; dark is a high reward (${number(scale[0])} – ${number(scale[1])}), a hollow cell has no spread.`,
+      `step ${cells.steps[0]} – ${cells.steps.at(-1)}, each step's groups from the best to the worst; full colour is a high reward (${number(scale[0])} – ${number(scale[1])}), a cell with a border has no spread.`,
     ),
   );
 
   function mark(words) {
     drawing.querySelectorAll(".now").forEach((rect) => rect.classList.remove("now"));
+    const places = new Set((traced?.points ?? []).map(([, , place]) => String(place)));
+    if (traced) {
+      drawing.querySelectorAll("rect").forEach((rect) => rect.classList.toggle("now", places.has(rect.dataset.place)));
+      return;
+    }
     const at = cells.steps.filter((step) => step <= Number(words.step ?? steps[1])).at(-1);
     drawing.querySelectorAll(`[data-step="${at}"]`).forEach((rect) => rect.classList.add("now"));
   }
 
   function next(by, words) {
-    const places = list.groups.map((one) => one.place);
-    const at = places.indexOf(Number(words.g ?? places[0]));
+    const places = words.by === "prompts" ? traced.points.map(([, , place]) => place) : list.groups.map((one) => one.place);
+    const at = places.indexOf(Number(words.g ?? read.dataset.place));
     const to = places[at + by];
     if (to !== undefined) change({ g: to, c: by > 0 ? 0 : undefined });
   }
@@ -312,12 +352,15 @@ export async function rollouts(main, run, words) {
         change({ step: Math.max(steps[0], step - 1), g: "", c: "" });
         break;
       case "c": {
-        const all = Object.keys(COLORS);
+        const all = colorsOf(read.group);
         change({ color: all[(all.indexOf(words.color ?? "surprise") + 1) % all.length] });
         break;
       }
       case "h":
-        if (read.group) change({ prompt: words.prompt ? "" : read.group.prompt_hash, g: "", all: "" });
+        if (read.group) turn(read.group, words);
+        break;
+      case "p":
+        change({ by: words.by === "prompts" ? "" : "prompts", prompt: "", g: "", c: "" });
         break;
       case "b":
         change({ only: words.only === "best" ? "" : "best", g: "" });

@@ -1,9 +1,16 @@
 // What was it? The configuration, what it was made of, and how it continued.
-import { change, counted, fill, get, h, key, number } from "/lib.js";
+import { lasted } from "/results.js";
+import { change, counted, fill, get, h, key, number, seconds } from "/lib.js";
+
+// Steps that no run reaches: the largest number of 32 bits, or more.
+const NEVER = 2 ** 32 - 1;
 
 export async function run(main, name, words, runs) {
   const [facts, table] = [await get(`runs/${name}`), h("section", {})];
   const record = facts.record ?? {};
+  const times = await get(`runs/${name}/series`, { keys: "num_tokens" });
+  const [first, last] = facts.written_s;
+  const date = (s) => new Date(1000 * s).toLocaleString();
   const list = (title, rows) =>
     rows.length
       ? h(
@@ -28,6 +35,20 @@ export async function run(main, name, words, runs) {
       h("p", {}, h("code", {}, facts.directory)),
       table,
       list(
+        "Duration",
+        first !== null
+          ? [
+              ["first line", date(first)],
+              ["last line", date(last)],
+              ["between them", seconds(lasted(facts))],
+              ...times.keys.num_tokens.mean
+                .filter((x) => x !== null)
+                .slice(-1)
+                .map((count) => ["tokens", count.toLocaleString("en")]),
+            ]
+          : [],
+      ),
+      list(
         "Machine",
         [
           ["instruction set", record.isa],
@@ -48,7 +69,7 @@ export async function run(main, name, words, runs) {
         "Starts",
         (record.starts ?? []).map((start) => [
           `step ${start.step}`,
-          `${new Date(1000 * start.time_s).toLocaleString()}${start.changes?.length ? `, changed: ${start.changes.join("; ")}` : ""}${start.command ? ` · ${start.command.join(" ")}` : ""}`,
+          `${new Date(1000 * start.time_s).toLocaleString()}${start.changes?.length ? `, changed: ${start.changes.join("; ")}` : ""}${start.command && `${start.command}` !== `${record.command}` ? ` · ${start.command.join(" ")}` : ""}`,
         ]),
       ),
       record.command ? h("section", {}, h("h2", {}, "Command"), h("pre", {}, record.command.join(" "))) : null,
@@ -66,12 +87,14 @@ export async function run(main, name, words, runs) {
     const other = words.vs && words.vs !== name ? await get(`runs/${words.vs}`) : null;
     const shown = words.keys ?? (other ? "differing" : "set");
     const all = Object.keys({ ...facts.config, ...(other?.config ?? {}) }).sort();
-    const text = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
+    const plain = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
+    const text = (value, of = "") => (of.endsWith("_steps") && value >= NEVER ? `never (${value})` : plain(value));
     const differs = (one) => text(facts.config[one]) !== text(other?.config[one]);
     const isSet = (one) => facts.origins[one] !== undefined;
     const keys = all.filter((one) => shown === "all" || (shown === "differing" ? other && differs(one) : isSet(one)));
     const choice = (id, what) =>
       h("button", { "aria-pressed": String(shown === id), onclick: () => change({ keys: id }) }, what);
+    const toChoose = shown === "differing" && !other;
     fill(
       table,
       h("h2", {}, "Configuration"),
@@ -94,11 +117,12 @@ export async function run(main, name, words, runs) {
               .map((one) => h("option", { value: one.id, selected: one.id === words.vs }, one.id)),
           ),
         ),
-        h("span", { class: "count" }, counted(keys.length, "key")),
+        toChoose ? null : h("span", { class: "count" }, counted(keys.length, "key")),
       ),
+      toChoose ? h("p", { class: "none" }, "Choose another run to see which keys differ.") : null,
       h(
         "table",
-        {},
+        { hidden: toChoose },
         h(
           "thead",
           {},
@@ -119,9 +143,9 @@ export async function run(main, name, words, runs) {
               h(
                 "td",
                 { title: facts.origins[one] ? `from ${facts.origins[one]}` : "the default" },
-                text(facts.config[one]),
+                text(facts.config[one], one),
               ),
-              other ? h("td", {}, text(other.config[one])) : null,
+              other ? h("td", {}, text(other.config[one], one)) : null,
             ),
           ),
         ),

@@ -1,5 +1,5 @@
 // Where does the time of a step go?
-import { change, fill, get, h, number, seconds } from "/lib.js";
+import { change, fill, get, h, marked, number, percent, seconds } from "/lib.js";
 
 const STAGES = [
   ["rollout_time_s", "rollout"],
@@ -9,6 +9,10 @@ const STAGES = [
   ["backward_time_s", "backward"],
   ["optimizer_time_s", "optimizer"],
 ];
+
+// A stage has one colour everywhere; what is none of these is grey.
+const COLOR = { rollout: 0, rewards: 1, reference: 2, forward: 3, update: 3, backward: 4, optimizer: 5 };
+const color = (name) => `stage ${COLOR[name] === undefined ? "other" : `s${COLOR[name]}`}`;
 
 export async function time(main, run, words) {
   let facts = await get(`runs/${run}`);
@@ -48,13 +52,14 @@ export async function time(main, run, words) {
       h(
         "h1",
         {},
-        `A step takes ${seconds(whole)}; ${Math.round((100 * parts[0][1]) / whole)} % of it is ${parts[0][0]}.`,
+        `A step takes ${seconds(whole)} on average; ${percent(parts[0][1] / whole)} of it is ${parts[0][0]}.`,
       ),
       h("p", {}, pace(whole, mean)),
       found(facts.profile),
     );
     const high = Math.max(...series.keys.step_time.mean.filter((x) => x !== null));
     const [wide, tall] = [Math.max(2, Math.min(14, 720 / series.steps.length)), 180];
+    const chosen = series.steps.filter((at) => at <= Number(words.step ?? 1)).at(-1) ?? series.steps[0];
     const drawing = h("svg", {
       viewBox: `0 0 ${series.steps.length * wide} ${tall}`,
       width: "100%",
@@ -65,29 +70,43 @@ export async function time(main, run, words) {
     });
     series.steps.forEach((at, i) => {
       let y = tall;
-      has.forEach(([key, name], k) => {
-        const size = ((series.keys[key].mean[i] ?? 0) / high) * tall;
+      const known = has.map(([key, name]) => [name, series.keys[key].mean[i] ?? 0]);
+      const all = series.keys.step_time.mean[i] ?? 0;
+      const other = Math.max(0, all - known.reduce((sum, [, x]) => sum + x, 0));
+      [...known, ["everything else", other]].forEach(([name, took]) => {
+        const size = (took / high) * tall;
         y -= size;
         drawing.append(
           h(
             "rect",
             {
-              class: `stage s${k}`,
+              class: color(name),
               x: i * wide,
               y,
               width: wide - 0.5,
               height: Math.max(0, size),
               onclick: () => change({ step: at }),
             },
-            h("title", {}, `step ${at}: ${name} ${seconds(series.keys[key].mean[i])}`),
+            h("title", {}, `step ${at}: ${name} ${seconds(took)} of ${seconds(all)}`),
           ),
         );
       });
+      if (at === chosen)
+        drawing.append(
+          h("rect", { class: "here", x: i * wide, y: 0, width: wide - 0.5, height: tall, "pointer-events": "none" }),
+        );
     });
     fill(
       stack,
       h("h2", {}, "Each step by stage"),
+      h("p", { class: "legend" }, `full height: ${seconds(high)}; click a step to see its spans below`),
       drawing,
+      h(
+        "p",
+        { class: "legend ends" },
+        h("span", {}, `step ${series.steps[0]}`),
+        h("span", {}, `step ${series.steps.at(-1)}`),
+      ),
       h(
         "table",
         {},
@@ -103,21 +122,14 @@ export async function time(main, run, words) {
         h(
           "tbody",
           {},
-          has.map(([key, name], k) =>
+          [...parts, ["everything else", Math.max(0, rest)]].map(([name, took]) =>
             h(
               "tr",
               {},
-              h("th", { scope: "row" }, h("i", { class: `stage s${k}` }), name),
-              h("td", {}, seconds(mean(key))),
-              h("td", {}, `${number((100 * mean(key)) / whole)} %`),
+              h("th", { scope: "row" }, h("i", { class: color(name) }), name),
+              h("td", {}, seconds(took)),
+              h("td", {}, percent(took / whole)),
             ),
-          ),
-          h(
-            "tr",
-            {},
-            h("th", { scope: "row" }, "everything else"),
-            h("td", {}, seconds(Math.max(0, rest))),
-            h("td", {}, `${number((100 * Math.max(0, rest)) / whole)} %`),
           ),
         ),
       ),
@@ -148,7 +160,7 @@ export async function time(main, run, words) {
         h(
           "rect",
           {
-            class: `stage s${names.indexOf(span.name) % 6}`,
+            class: color(span.name),
             x: (1000 * (span.start_us - first)) / length,
             y: 26 * tracks.indexOf(span.track) + 2,
             width: Math.max(0.6, (1000 * span.duration_us) / length),
@@ -185,7 +197,7 @@ export async function time(main, run, words) {
       h(
         "p",
         { class: "legend" },
-        names.map((name, k) => h("span", {}, h("i", { class: `stage s${k % 6}` }), name)),
+        names.map((name) => h("span", {}, h("i", { class: color(name) }), name)),
       ),
     );
   }
@@ -195,8 +207,8 @@ export async function time(main, run, words) {
 
 // What the run found itself: what was measured, and what usually helps.
 function found(profile) {
-  const findings = profile?.findings ?? [];
   if (!profile) return null;
+  const findings = [...(profile.findings ?? []), ...byShare(profile.measured)];
   if (!findings.length)
     return h("p", { class: "findings" }, "No finding: none of the rules of docs/profiling.md holds.");
   return h(
@@ -206,12 +218,34 @@ function found(profile) {
       h(
         "li",
         {},
-        h("b", {}, finding.id),
+        h("b", {}, title(finding.id)),
+        ":",
         ` ${finding.says} ${finding.evidence} `,
-        h("span", { class: "remedy" }, `What helps: ${finding.remedy}.`),
+        h("span", { class: "remedy" }, "What helps: ", marked(finding.remedy), "."),
       ),
     ),
   );
+}
+
+const title = (id) => id[0].toUpperCase() + id.slice(1).replaceAll("_", " ");
+
+// What a stage's share offers, beside the findings.
+function byShare(measured) {
+  const reference = measured?.stages?.find((stage) => stage.path === "reference");
+  const share = reference ? reference.seconds / measured.seconds : 0;
+  if (share < 0.1) return [];
+  const says = "The reference model scores each completion.";
+  return [{ id: "reference", says, evidence: `It takes ${percent(share)} of a step.`, remedy: "beta = 0 removes it" }];
+}
+
+// Stages in the order of their seconds, what is inside of one below it.
+function ordered(stages) {
+  const below = (path, depth) =>
+    stages
+      .filter((stage) => stage.path.startsWith(path) && stage.path.split("/").length === depth)
+      .sort((a, b) => b.seconds - a.seconds)
+      .flatMap((stage) => [stage, ...below(`${stage.path}/`, depth + 1)]);
+  return below("", 1);
 }
 
 // Stages inside stages, operations and bytes, beside what the machine can.
@@ -228,21 +262,23 @@ function inside(profile) {
       "p",
       {},
       `${number(measured.cpu_s / whole)} of ${measured.cores} cores were busy`,
-      measured.waited_s === null ? "." : `; threads waited ${seconds(measured.waited_s)} for a core.`,
+      measured.waited_s === null
+        ? "."
+        : `; in all of these steps together threads waited ${seconds(measured.waited_s)} for a core.`,
       ceilings
         ? ` This machine does ${number(ceilings.flops_per_s / 1e9)} GFLOP/s and reads ${number(ceilings.bytes_per_s / 1e9)} GB/s.`
         : "",
     ),
     h(
       "table",
-      { class: "wide" },
+      { class: "wide stages" },
       h(
         "thead",
         {},
         h(
           "tr",
           {},
-          ["stage", "s for a step", "share", "GFLOP/s", "of the ceiling", "GB/s", "of the ceiling"].map((name) =>
+          ["stage", "time a step", "share", "GFLOP/s", "of the ceiling", "GB/s", "of the ceiling"].map((name) =>
             h("th", { scope: "col" }, name),
           ),
         ),
@@ -250,13 +286,13 @@ function inside(profile) {
       h(
         "tbody",
         {},
-        stages.map((stage) =>
+        ordered(stages).map((stage) =>
           h(
             "tr",
             {},
             h("th", { scope: "row", class: `deep${stage.path.split("/").length - 1}` }, stage.path.split("/").at(-1)),
             h("td", {}, seconds(stage.seconds / steps)),
-            h("td", {}, `${number((100 * stage.seconds) / whole)} %`),
+            h("td", {}, percent(stage.seconds / whole)),
             h("td", {}, rate(stage.flops, stage)),
             h("td", {}, per(stage.flops, stage, ceilings?.flops_per_s)),
             h("td", {}, rate(stage.bytes, stage)),

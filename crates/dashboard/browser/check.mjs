@@ -1,46 +1,10 @@
 // What people see is what the files say: numbers, tokens and colours of the page against a run's own records.
 import { spawn } from "node:child_process";
 import assert from "node:assert/strict";
-import { mkdirSync, readFileSync } from "node:fs";
-import { chromium } from "playwright-core";
+import { mkdirSync } from "node:fs";
+import { base, browser, lines, noise, open, test, work } from "./page.mjs";
 
-const [base, work] = [process.argv[2].replace(/\/$/, ""), process.argv[3]];
-const lines = (name) => readFileSync(`${work}/${name}`, "utf8").trim().split("\n").map(JSON.parse);
 const [records, index] = [lines("a.jsonl"), lines("a.index.jsonl")];
-const browser = await chromium.launch({
-  executablePath: process.env.CHROMIUM,
-  args: [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-  ],
-});
-const noise = [];
-
-async function open(address, { width = 1280, height = 900, scheme = "light", script } = {}) {
-  const page = await browser.newPage({ viewport: { width, height }, colorScheme: scheme });
-  if (script) await page.addInitScript({ path: script });
-  page.setDefaultTimeout(15000);
-  page.on("console", (message) => noise.push(`${address}: ${message.text()}`));
-  page.on("pageerror", (error) => noise.push(`${address}: ${error.message}`));
-  page.on("dialog", (dialog) => {
-    noise.push(`${address}: a dialog says ${dialog.message()}`);
-    dialog.dismiss();
-  });
-  await page.goto(`${base}/${address}`);
-  return page;
-}
-
-async function test(name, check) {
-  const since = Date.now();
-  await check();
-  console.log(`ok: ${name} (${Date.now() - since} ms)`);
-}
 
 await test("a group shows the rewards, advantages, lengths, ends and tokens that are recorded", async () => {
   const page = await open("#/a/rollouts?step=7");
@@ -399,6 +363,8 @@ await test("PPO's levels have a value model, and its document's hyperparameters 
   await page.close();
 });
 
+await import("./answers.mjs");
+
 /** What axe-core finds that keeps people from using the page: rule and elements. */
 async function barriers(page) {
   const { violations } = await page.evaluate(() => axe.run(document, { preload: false, resultTypes: ["violations"] }));
@@ -406,6 +372,16 @@ async function barriers(page) {
     .filter(({ impact }) => impact === "serious" || impact === "critical")
     .map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html.slice(0, 120)).join(" | ")}`);
 }
+
+const VIEWS = [
+  "overview",
+  "overview?metrics=all&vs=b",
+  "rollouts?step=3&all=1&q=script",
+  "rollouts?by=prompts&color=ratio",
+  "time",
+  "levels",
+  "run",
+];
 
 await test("every view, light and dark, wide and narrow: nothing runs, nothing is beyond the edge, all can read it", async () => {
   const shots = process.env.SHOTS;
@@ -417,7 +393,7 @@ await test("every view, light and dark, wide and narrow: nothing runs, nothing i
     for (const scheme of ["light", "dark"]) {
       const script = "node_modules/axe-core/axe.min.js";
       const page = await open("#/a/overview", { width, height, scheme, script });
-      for (const view of ["overview", "rollouts?step=3&all=1&q=script", "time", "levels", "run"]) {
+      for (const view of VIEWS) {
         await page.goto(`${base}/#/a/${view}`);
         await page.waitForTimeout(450);
         const beyond = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
@@ -425,7 +401,7 @@ await test("every view, light and dark, wide and narrow: nothing runs, nothing i
         const low = await page.evaluate(contrast);
         assert.deepEqual(low, [], `${view} ${scheme}`);
         assert.deepEqual(await barriers(page), [], `${view} ${scheme} at ${width}`);
-        if (shots) await page.screenshot({ path: `${shots}/${view.split("?")[0]}-${width}-${scheme}.png` });
+        if (shots) await page.screenshot({ path: `${shots}/${view.replace(/[?=&]/g, "-")}-${width}-${scheme}.png` });
       }
       await page.keyboard.press("?");
       await page.waitForSelector("dialog[open]");

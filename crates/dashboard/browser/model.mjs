@@ -54,3 +54,18 @@ execFileSync(process.env.LOCKSTEP ?? "../../../target/debug/lockstep", [
   "--out",
   `${work}/model`,
 ]);
+// A run by its log alone: an alarm that was raised, ended and raised again, and two rewards, one of which moves later.
+const metrics = [];
+const rises = (step, middle) => 1 / (1 + Math.exp((middle - step) / 2)) + 0.01 * ((step * 5) % 7);
+for (let step = 1; step <= 60; step++) {
+  const rewards = { "rewards/early/mean": rises(step, 15), "rewards/late/mean": rises(step, 40) };
+  const times = { time_s: 1.7e9 + step, step_time: 0.5 };
+  metrics.push({ step, reward: rises(step, 15) + rises(step, 40), ...rewards, "rewards/still/mean": 0.8, ...times });
+  const alarm = (since, rest) => metrics.push({ step, alarm: { id: "zero_variance", since, evidence: "x", ...rest } });
+  if (step === 20) alarm(18, {});
+  if (step === 30) alarm(18, { until: 30 });
+  if (step === 45) alarm(43, {});
+}
+mkdirSync(`${work}/runs/logged`, { recursive: true });
+writeFileSync(`${work}/runs/logged/config.toml`, "max_steps = 60\nsave_steps = 4294967295  # file\n");
+writeFileSync(`${work}/runs/logged/metrics.jsonl`, metrics.map((line) => JSON.stringify(line)).join("\n") + "\n");

@@ -79,8 +79,12 @@ pub fn list(file: &GroupFile, wanted: &Wanted) -> Value {
         places.truncate(READ_AT_MOST);
         places.retain(|&place| file.read(place).is_ok_and(|group| fits(&group, wanted)));
     }
-    let shown: Vec<Value> =
-        places.iter().skip(wanted.after).take(wanted.limit).map(|&place| summary(file, place)).collect();
+    let shown: Vec<Value> = places
+        .iter()
+        .skip(wanted.after)
+        .take(wanted.limit)
+        .map(|&place| summary(file, place, &wanted.updated))
+        .collect();
     let next = wanted.after + shown.len();
     let next = if next < places.len() { Some(next) } else { None };
     json!({ "total": places.len(), "unread": unread, "groups": shown, "next": next })
@@ -107,10 +111,14 @@ pub(crate) fn plain(content: &Value) -> String {
     }
 }
 
-fn summary(file: &GroupFile, place: usize) -> Value {
-    let entry = &file.index()[place];
+/// The beginning of a group's prompt, as text.
+pub(crate) fn prompt_of(file: &GroupFile, place: usize) -> String {
     let prompt = file.read(place).ok().and_then(|group| Some(plain(&serde_json::to_value(group.prompt?).ok()?)));
-    let prompt = prompt.unwrap_or_default();
+    prompt.unwrap_or_default().chars().take(160).collect()
+}
+
+fn summary(file: &GroupFile, place: usize, updated: &HashSet<u64>) -> Value {
+    let entry = &file.index()[place];
     json!({
         "place": place,
         "group": entry.group,
@@ -120,7 +128,8 @@ fn summary(file: &GroupFile, place: usize) -> Value {
         "completions": entry.completions,
         "tokens": entry.tokens,
         "prompt_hash": format!("{:016x}", entry.prompt_hash),
-        "prompt": prompt.chars().take(160).collect::<String>(),
+        "prompt": prompt_of(file, place),
+        "scored": updated.contains(&entry.group),
     })
 }
 
@@ -157,6 +166,15 @@ pub fn updated(updates: Option<&GroupFile>) -> HashSet<u64> {
     updates.iter().flat_map(|file| file.index()).map(|entry| entry.group).collect()
 }
 
+/// The group with recorded log-probabilities after its step that is nearest to this one by step: `{"place", "step"}`.
+fn nearest(file: &GroupFile, place: usize, updated: &HashSet<u64>) -> Value {
+    let index = file.index();
+    let step = index[place].step.unwrap_or(0);
+    let scored = (0..index.len()).filter(|&other| updated.contains(&index[other].group));
+    let away = |other: &usize| index[*other].step.map_or(u64::MAX, |other| other.abs_diff(step));
+    scored.min_by_key(away).map_or(Value::Null, |other| json!({ "place": other, "step": index[other].step }))
+}
+
 /// For each completion of a group, the log-probabilities of its tokens after the optimizer step, where they are
 /// recorded.
 fn after_step(updates: Option<&GroupFile>, group: u64) -> Vec<Vec<Value>> {
@@ -178,7 +196,8 @@ pub fn group(
     updates: Option<&GroupFile>,
 ) -> anyhow::Result<Value> {
     let group = file.read(place)?;
-    let mut of_group = summary(file, place);
+    let updated = updated(updates);
+    let mut of_group = summary(file, place, &updated);
     let (lines, after) = (group.lines(), after_step(updates, group.id));
     let completions =
         lines.iter().enumerate().map(|(number, line)| completion(line, number, texts, after.get(number), (0, WINDOW)));
@@ -193,6 +212,7 @@ pub fn group(
         put("sampling", first.get("sampling"));
         put("lineage", first.get("lineage"));
         put("reward_names", first.get("reward_names"));
+        of_group.insert("nearest_scored".into(), nearest(file, place, &updated));
         of_group.insert("weights".into(), json!(group.reward_weights));
         of_group.insert("problems".into(), json!(group.problems));
         of_group.insert("completions".into(), completions.into());
@@ -355,6 +375,9 @@ mod tests {
         }
         let updates = GroupFile::open(&updates).unwrap();
         let one = group(&file, 2, None, Some(&updates)).unwrap();
+        assert_eq!(one["scored"], true);
+        let other = group(&file, 0, None, Some(&updates)).unwrap();
+        assert_eq!((&other["scored"], &other["nearest_scored"]), (&json!(false), &json!({ "place": 2, "step": 2 })));
         assert_eq!(one["completions"][1]["new_logprobs"], json!([-1.0, -0.5, -2.0]));
         assert_eq!(one["completions"][0]["new_logprobs"], Value::Null);
         let wanted =

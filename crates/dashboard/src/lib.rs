@@ -11,6 +11,7 @@
 //! | `series` | metrics by step, and the buckets that a chart of some pixels shows |
 //! | `verdict` | one sentence that says how a run is |
 //! | `groups` | recorded rollouts: summaries, a group, its tokens |
+//! | `prompts` | the same by prompt: how its reward changed |
 //! | `report` | a run, or two, on one page: `lockstep report` |
 //! | `jobs` | levels of optimization, measured from the page |
 //! | `guard` | who may ask |
@@ -20,6 +21,7 @@ mod assets;
 mod groups;
 mod guard;
 mod jobs;
+mod prompts;
 pub mod report;
 mod run;
 mod runs;

@@ -1,7 +1,7 @@
 //! The files of one training run, read incrementally as they grow.
 
 use crate::series::Series;
-use crate::verdict::{Verdict, verdict};
+use crate::verdict::{Moved, Verdict, moved, verdict};
 use lockstep::TokenTexts;
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value, json};
@@ -71,7 +71,7 @@ impl RunFiles {
             let Ok(Value::Object(mut line)) = serde_json::from_slice(line) else { continue };
             let step = line.get("step").and_then(Value::as_u64).unwrap_or(0);
             match line.remove("alarm") {
-                Some(alarm) => self.alarms.push(json!({ "step": step, "alarm": alarm })),
+                Some(alarm) => self.add_alarm(json!({ "step": step, "alarm": alarm })),
                 None => self.series.add(step, &line),
             }
         }
@@ -79,6 +79,22 @@ impl RunFiles {
             self.head = bytes[..whole.min(256)].to_vec();
         }
         self.read += whole as u64;
+    }
+
+    /// Adds an alarm. The line that says that an alarm has ended takes the place of the line that raised it, so that
+    /// each alarm is in the list once.
+    fn add_alarm(&mut self, line: Value) {
+        let is_same =
+            |old: &Value| ["id", "subject", "since"].iter().all(|key| old["alarm"].get(key) == line["alarm"].get(key));
+        match self.alarms.iter_mut().find(|old| is_same(old)) {
+            Some(old) => *old = line,
+            None => self.alarms.push(line),
+        }
+    }
+
+    /// How many alarms hold now.
+    pub fn active_alarms(&self) -> usize {
+        self.alarms.iter().filter(|line| line["alarm"].get("until").is_none()).count()
     }
 
     /// The metrics read so far.
@@ -199,7 +215,24 @@ impl RunFiles {
         verdict("reward", &[], true)
     }
 
-    /// The alarms, the newest last; an alarm that has ended has the key `until`.
+    /// When the first and the last line of metrics were written, in seconds since 1970.
+    fn written_s(&self) -> [Option<f64>; 2] {
+        let times = || self.series.values("time_s").map(|(_, time)| time);
+        [times().next(), times().last()]
+    }
+
+    /// For each reward function, how its mean changed, the one that moved first before the others.
+    fn moved(&self) -> Value {
+        let name = |key: &str| Some(key.strip_prefix("rewards/")?.strip_suffix("/mean")?.to_owned());
+        let rewards =
+            self.series.keys().filter_map(|key| Some((name(key)?, self.series.values(key).collect::<Vec<_>>())));
+        let mut all: Vec<_> = rewards.filter_map(|(name, values)| Some((name, moved(&values)?))).collect();
+        all.sort_by_key(|(_, moved)| moved.half.unwrap_or(u64::MAX));
+        let line = |(name, m): &(String, Moved)| json!({ "name": name, "from": m.from, "to": m.to, "half": m.half });
+        all.iter().map(line).collect()
+    }
+
+    /// The alarms, each once, the newest last; an alarm that has ended has the key `until`.
     pub fn alarms(&self) -> &[Value] {
         &self.alarms
     }
@@ -218,6 +251,8 @@ impl RunFiles {
             "silent_s": self.silent_s(),
             "verdict": self.verdict().to_json(),
             "alarms": self.alarms,
+            "moved": self.moved(),
+            "written_s": self.written_s(),
             "config": self.config(),
             "origins": self.origins(),
             "record": self.json("record.json"),
@@ -258,7 +293,26 @@ fn meaning(name: &str) -> Option<(String, Value)> {
     if !metric.remedy.is_empty() {
         text = format!("{text}. What helps where it is not: {}", metric.remedy);
     }
-    Some((name.to_owned(), text.into()))
+    Some((name.to_owned(), without_markdown(&text).into()))
+}
+
+/// The text of Markdown: of `[text](address)` the text, and no backticks.
+fn without_markdown(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, label, after)) = link(rest) {
+        plain += before;
+        plain += label;
+        rest = after;
+    }
+    (plain + rest).replace('`', "")
+}
+
+/// What is before the first link, its text, and what is behind it.
+fn link(text: &str) -> Option<(&str, &str, &str)> {
+    let (before, rest) = text.split_at_checked(text.find("](")?)?;
+    let (before, label) = before.rsplit_once('[')?;
+    Some((before, label, rest.split_once(')')?.1))
 }
 
 #[cfg(test)]
@@ -279,11 +333,45 @@ mod tests {
         run.refresh();
         assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 0.5), (2, 0.75)]);
         assert_eq!(run.alarms()[0]["alarm"]["id"], "truncated");
+        assert_eq!(run.facts("x")["written_s"], json!([null, null]), "lines without a time");
+        assert_eq!((run.alarms().len(), run.active_alarms()), (1, 1));
         assert_eq!(run.state(), "stopped");
         std::fs::write(&log, "{\"step\":1,\"reward\":2}\n").unwrap();
         run.refresh();
         assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 2.0)]);
         assert!(run.alarms().is_empty());
         assert_eq!(run.facts("x")["groups"], Value::Null);
+    }
+
+    #[test]
+    fn a_tooltip_has_no_markdown() {
+        let text = "Seconds of `step_time`; see [profiling](profiling.md) and [more](a.md), a[0] (not a link).";
+        let plain = "Seconds of step_time; see profiling and more, a[0] (not a link).";
+        assert_eq!(without_markdown(text), plain);
+        let all = telemetry::outputs::SECTIONS.iter().flat_map(|section| section.metrics);
+        let texts: Vec<_> = all.filter_map(|metric| meaning(metric.name)).collect();
+        assert!(texts.len() > 50 && texts.iter().all(|(_, text)| !text.as_str().unwrap().contains("](")));
+    }
+
+    #[test]
+    fn an_alarm_that_ended_is_one_alarm_and_not_active() {
+        let dir = tempfile::tempdir().unwrap();
+        let line = |step: u64, alarm: Value| json!({ "step": step, "alarm": alarm }).to_string() + "\n";
+        // Raised, ended, raised again; and one for each of two rewards.
+        let lines = [
+            line(181, json!({ "id": "zero_variance", "since": 179 })),
+            line(181, json!({ "id": "constant_reward", "subject": "happy", "since": 179 })),
+            line(182, json!({ "id": "constant_reward", "subject": "said", "since": 179 })),
+            line(233, json!({ "id": "zero_variance", "since": 179, "until": 233 })),
+            line(239, json!({ "id": "zero_variance", "since": 237 })),
+        ];
+        std::fs::write(dir.path().join("metrics.jsonl"), lines.concat()).unwrap();
+        let mut run = RunFiles::new(dir.path().to_owned());
+        run.refresh();
+        let found: Vec<_> = run.alarms().iter().map(|line| &line["alarm"]).collect();
+        let since: Vec<_> = found.iter().map(|alarm| (&alarm["since"], alarm.get("until"))).collect();
+        let (first, second) = (json!(179), json!(237));
+        assert_eq!(since, [(&first, Some(&json!(233))), (&first, None), (&first, None), (&second, None)]);
+        assert_eq!(run.active_alarms(), 3);
     }
 }

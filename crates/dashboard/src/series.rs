@@ -1,7 +1,7 @@
 //! Metrics by step, stored in columns, and their aggregation into buckets for charts.
 //!
-//! A bucket covers 2^k steps on a grid that begins at step 0, where k is the smallest that gives no more buckets than
-//! the chart has pixels. So only the last bucket ever changes, all metrics and runs share the grid. Each bucket keeps
+//! A bucket covers 2^k steps on a grid that begins at step 0, where k is the smallest that gives no more buckets with
+//! values than the chart has pixels: a run that logs each 25th step is shown step by step. So only the last bucket ever changes, all metrics and runs share the grid. Each bucket keeps
 //! its smallest and greatest value, so that a spike of one step stays visible.
 
 use serde_json::{Map, Value, json};
@@ -78,10 +78,14 @@ impl Series {
     /// {KEY: {"mean", "min", "max", "last", "non_finite"}}}`. If a bucket is one step, only `mean` is given.
     pub fn buckets(&self, keys: &[String], from: u64, to: u64, pixels: usize) -> Value {
         let to = to.min(self.last_step().unwrap_or(0));
-        let span = to.saturating_sub(from) + 1;
+        let mut grid: Vec<u64> = self.steps.iter().copied().filter(|step| (from..=to).contains(step)).collect();
+        grid.sort_unstable();
+        grid.dedup();
         let mut width = 1u64;
-        while span.div_ceil(width) > pixels.max(1) as u64 {
+        while grid.len() > pixels.max(1) {
             width *= 2;
+            grid.iter_mut().for_each(|step| *step = *step / width * width);
+            grid.dedup();
         }
         let mut all: BTreeMap<u64, Vec<Bucket>> = BTreeMap::new();
         for (place, key) in keys.iter().enumerate() {
@@ -154,6 +158,15 @@ mod tests {
         let after = series.buckets(&["reward".into()], 0, u64::MAX, 500);
         let means = |value: &Value| value["keys"]["reward"]["mean"].as_array().unwrap().clone();
         assert_eq!(means(&all)[..steps - 1], means(&after)[..steps - 1]);
+    }
+
+    #[test]
+    fn what_is_logged_seldom_is_shown_step_by_step() {
+        let mut series = Series::default();
+        (1..=40).for_each(|i| series.add(25 * i, &line(i as f64)));
+        let all = series.buckets(&["reward".into()], 0, u64::MAX, 500);
+        assert_eq!((&all["width"], all["steps"].as_array().unwrap().len()), (&json!(1), 40));
+        assert_eq!(series.buckets(&["reward".into()], 0, u64::MAX, 20)["width"], 64);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::assets::asset;
 use crate::groups::{self, Wanted};
 use crate::guard::{Guard, POLICY};
 use crate::jobs::Jobs;
+use crate::prompts;
 use crate::run::RunFiles;
 use crate::runs::{Runs, lock};
 use axum::Router;
@@ -24,6 +25,8 @@ use std::time::Duration;
 
 /// Most browsers that may receive live updates at once.
 const STREAMS: usize = 64;
+/// Most metrics in one response.
+const MOST_KEYS: usize = 512;
 /// How often a run's files are checked for new data.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -98,6 +101,7 @@ fn router(site: Arc<Site>) -> Router {
         .route("/api/runs/{run}/series", get(series))
         .route("/api/runs/{run}/map", get(map))
         .route("/api/runs/{run}/groups", get(list))
+        .route("/api/runs/{run}/prompts", get(prompts))
         .route("/api/runs/{run}/groups/{place}", get(group))
         .route("/api/runs/{run}/groups/{place}/completions/{number}", get(completion))
         .route("/api/runs/{run}/spans", get(spans))
@@ -171,7 +175,7 @@ async fn runs(State(site): Shared) -> Response {
         let mut run = lock(&run);
         run.refresh();
         let (step, total) = run.progress();
-        let alarms = run.alarms().iter().filter(|line| line["alarm"].get("until").is_none()).count();
+        let alarms = run.active_alarms();
         json!({
             "id": name, "state": run.state(), "step": step, "total": total, "silent_s": run.silent_s(),
             "verdict": run.verdict().to_json(), "alarms": alarms,
@@ -192,7 +196,7 @@ async fn series(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Resp
     let (words, mut run) = (words(&uri), lock(&run));
     run.refresh();
     let keys = words.get("keys").map_or("", String::as_str);
-    let keys: Vec<String> = keys.split(',').filter(|key| !key.is_empty()).take(64).map(str::to_owned).collect();
+    let keys: Vec<String> = keys.split(',').filter(|key| !key.is_empty()).take(MOST_KEYS).map(str::to_owned).collect();
     let pixels = number(&words, "px", 500).clamp(1, 4000);
     answer(&run.series().buckets(&keys, number(&words, "from", 0), number(&words, "to", u64::MAX), pixels))
 }
@@ -234,6 +238,19 @@ async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respon
         limit: number(&words, "limit", 20).clamp(1, 200),
     };
     answer(&groups::list(&file, &wanted))
+}
+
+async fn prompts(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
+    let words = words(&uri);
+    let file = site.runs.get(&name).and_then(|run| groups_of(&mut lock(&run), &words));
+    let Some(file) = file else { return missing() };
+    let wanted = prompts::Wanted {
+        sort: words.get("sort").cloned().unwrap_or_default(),
+        prompt: words.get("prompt").and_then(|hash| u64::from_str_radix(hash, 16).ok()),
+        after: number(&words, "cursor", 0),
+        limit: number(&words, "limit", 20).clamp(1, 200),
+    };
+    answer(&prompts::prompts(&file, &wanted))
 }
 
 async fn group(State(site): Shared, Path((name, place)): Path<(String, usize)>, uri: Uri) -> Response {

@@ -45,8 +45,8 @@ impl AfterStep {
             return;
         }
         let group = groups[self.count % groups.len()];
-        // What a token takes in a whole step is more than its score will.
-        let per_token_s = self.per_token_s.unwrap_or(step_s / tokens(part).max(1) as f64);
+        // A step generates, computes a gradient and updates: four forward passes at least, of which a score is one.
+        let per_token_s = self.per_token_s.unwrap_or(step_s / 4.0 / tokens(part).max(1) as f64);
         let estimate = per_token_s * tokens(group) as f64;
         if self.spent_s + estimate <= SHARE * (now - self.began_s) {
             self.chosen = group.to_vec();
@@ -135,8 +135,8 @@ mod tests {
             }
             assert!(spent <= SHARE * now, "{spent} of {now}");
         }
-        // The first one once a hundredth of the run pays for a third of a step; then each fifth step.
-        assert!((34..=36).contains(&scored[0].0), "{scored:?}");
+        // The first one once a hundredth of the run pays for a quarter of a third of a step; then each fifth step.
+        assert!((8..=10).contains(&scored[0].0), "{scored:?}");
         assert!(scored.len() >= 70, "{}", scored.len());
         assert!(scored.iter().take(4).map(|one| one.1).eq([1, 3, 1, 3]), "the one that teaches nothing is left out");
         after.choose(&part[2..4], 1000.0);

@@ -1,0 +1,167 @@
+// Questions that a user has, answered by the page as by the files.
+import assert from "node:assert/strict";
+import { base, lines, open, test } from "./page.mjs";
+
+const short = (x) => Number(x.toPrecision(3));
+
+await test("an alarm that ended is folded, and the count is of those that hold", async () => {
+  const page = await open("#/logged/overview");
+  await page.waitForSelector(".alarm");
+  assert.equal(await page.textContent("#head .warn"), "⚠ 1 alarm");
+  assert.match(await page.textContent(".verdict p"), /^1 alarm: zero variance, since step 43\./);
+  const shown = await page.$$eval(".alarms > details > summary", (all) => all.map((one) => one.textContent));
+  assert.deepEqual(shown, ["⚠ zero variance, since step 43", "1 ended alarm"]);
+  assert.equal(await page.isVisible(".ended .alarm"), false);
+  await page.click(".ended > summary");
+  assert.equal(await page.textContent(".ended .alarm > summary"), "zero variance, step 18 – 30");
+  // Nothing is recorded that could be read.
+  assert.equal(await page.locator("text=Read step").count(), 0);
+  await page.close();
+});
+
+await test("which reward moved first is said, and charts of rewards have one scale", async () => {
+  const page = await open("#/logged/overview");
+  await page.waitForSelector(".chart .u-over");
+  const says = await page.textContent(".order");
+  const [, early, late] = /early \(.*\) at step (\d+), late \(.*\) at step (\d+)\. still does not move/.exec(says);
+  assert.ok(Math.abs(early - 15) <= 3 && Math.abs(late - 40) <= 3, says);
+  const names = await page.$$eval(".chart h3", (all) => all.map((one) => one.textContent));
+  const rewards = names.filter((name) => name.startsWith("rewards/"));
+  assert.deepEqual(rewards, ["rewards/early/mean", "rewards/late/mean", "rewards/still/mean"]);
+  assert.equal(names.indexOf(rewards[0]) + 2, names.indexOf(rewards[2]), "side by side");
+  // The same pixel's place has the same value in each.
+  const places = await page.$$eval(".chart", (all) => {
+    const of = all.filter((one) => one.querySelector("h3").textContent.startsWith("rewards/"));
+    return of.map((one) => one.dataset.range);
+  });
+  assert.equal(new Set(places).size, 1);
+  assert.ok(places[0], "no scale");
+  await page.close();
+});
+
+await test("all metrics are there, and a filter finds them by name", async () => {
+  const page = await open("#/a/overview");
+  await page.waitForSelector(".chart h3");
+  const facts = await (await fetch(`${base}/api/runs/a`)).json();
+  const names = () => page.$$eval(".chart h3", (all) => all.map((one) => one.textContent));
+  assert.ok((await names()).length <= 12);
+  await page.click(`text=All metrics (${facts.keys.length})`);
+  await page.waitForFunction((n) => document.querySelectorAll(".chart").length === n, facts.keys.length);
+  assert.deepEqual((await names()).toSorted(), facts.keys.toSorted());
+  await page.fill('input[aria-label="Filter metrics"]', "clip_ratio");
+  const wanted = facts.keys.filter((key) => key.includes("clip_ratio"));
+  await page.waitForFunction((n) => document.querySelectorAll(".chart").length === n, wanted.length);
+  assert.deepEqual((await names()).toSorted(), wanted.toSorted());
+  await page.close();
+});
+
+await test("prompts are listed by how far their reward fell, and one's history keeps its group", async () => {
+  const index = lines("a.index.jsonl");
+  const groups = new Map();
+  for (const entry of index) groups.set(entry.prompt_hash, [...(groups.get(entry.prompt_hash) ?? []), entry]);
+  const falls = [...groups].map(([hash, all]) => ({
+    hash,
+    fall: Math.max(...all.map((one) => one.reward)) - all.at(-1).reward,
+    last: all.at(-1),
+  }));
+  falls.sort((a, b) => b.fall - a.fall);
+  const page = await open("#/a/rollouts?by=prompts");
+  await page.waitForSelector(".groups a[data-prompt]");
+  assert.equal(await page.textContent(".count"), `${falls.length} prompts`);
+  const first = await page.textContent(".groups a small");
+  assert.ok(first.includes(`last ${short(falls[0].last.reward)} (step ${falls[0].last.step})`), first);
+  assert.equal(await page.locator(".point").count(), groups.get(falls[0].hash).length);
+  assert.ok((await page.textContent(".read h1")).endsWith(`step ${falls[0].last.step}`));
+  await page.selectOption('select[aria-label="order"]', "rose");
+  await page.waitForFunction(() => location.hash.includes("order=rose"));
+  // A point of the curve leads to its group.
+  await page.locator(".point").nth(1).click();
+  await page.waitForFunction(() => document.querySelectorAll(".point")[1]?.classList.contains("now"));
+  const step = /step (\d+)/.exec(await page.textContent(".point.now title"))[1];
+  assert.ok((await page.textContent(".read h1")).endsWith(`step ${step}`));
+
+  await page.goto(`${base}/#/a/rollouts?step=7`);
+  await page.waitForFunction(() => document.querySelector(".read h1")?.textContent.endsWith("step 7"));
+  const heading = await page.textContent(".read h1");
+  await page.click("text=History of this prompt");
+  await page.waitForSelector(".point.now");
+  assert.equal(await page.textContent(".read h1"), heading);
+  const marked = await page.$$eval(".map rect.now", (all) => all.map((one) => Number(one.dataset.place)));
+  const hash = index.find((entry) => heading.startsWith(`Group ${entry.group},`)).prompt_hash;
+  const places = index.flatMap((entry, place) => (entry.prompt_hash === hash ? [place] : []));
+  assert.deepEqual(marked.toSorted(), places.toSorted());
+  await page.click("text=All groups of step 7");
+  await page.waitForFunction(() => !location.hash.includes("prompt="));
+  assert.equal(await page.textContent(".read h1"), heading);
+  await page.close();
+});
+
+await test("a long list goes on, and a filter without a step says that it is of all steps", async () => {
+  const page = await open("#/a/rollouts?only=best");
+  await page.waitForSelector(".groups .more button");
+  assert.equal(await page.getByLabel("all steps").isChecked(), true);
+  const before = await page.locator(".groups a").count();
+  await page.click(".groups .more button");
+  await page.waitForFunction((n) => document.querySelectorAll(".groups a").length > n, before);
+  const { length } = lines("a.index.jsonl");
+  assert.equal(await page.locator(".groups a").count(), Math.min(length, 80));
+  await page.close();
+});
+
+await test("a group without spread keeps its reward's colour", async () => {
+  const page = await open("#/c/rollouts");
+  await page.waitForSelector(".map rect");
+  const cells = await page.$$eval(".map rect", (all) =>
+    all.map((one) => {
+      const style = getComputedStyle(one);
+      return { flat: one.classList.contains("flat"), fill: style.fill, stroke: style.stroke, a: style.fillOpacity };
+    }),
+  );
+  assert.equal(new Set(cells.map((one) => one.fill)).size, 1, "one colour, of which each cell has a share");
+  assert.ok(cells.every((one) => one.fill !== "none" && Number(one.a) > 0));
+  for (const one of cells.filter((one) => one.flat)) assert.notEqual(one.stroke, "none");
+  await page.close();
+});
+
+await test("the tokens that a step pushed most are listed, and a group without them leads to one with", async () => {
+  const [sampled, after, index] = ["training", "updates", "index"].map((name) => lines(`c.${name}.jsonl`));
+  const scored = new Set(after.map((line) => line.group));
+  const place = index.findIndex((entry) => !scored.has(entry.group));
+  const page = await open(`#/c/rollouts?step=${index[place].step}&g=${place}&color=ratio`);
+  await page.waitForSelector(".colors small a");
+  const away = (entry) => Math.abs(entry.step - index[place].step);
+  const nearest = index.filter((entry) => scored.has(entry.group)).toSorted((a, b) => away(a) - away(b))[0];
+  assert.equal(await page.textContent(".colors small a"), `a group of step ${nearest.step}`);
+  await page.click(".colors small a");
+  await page.waitForSelector(".pushed .token");
+  const [of, new_] = [sampled, after].map((all) => all.filter((line) => line.group === nearest.group));
+  const changes = of.flatMap((line, i) => line.logprobs.map((logp, t) => new_[i].tokens.new_logps[t] - logp));
+  const first = (at) => page.textContent(`.pushed > div:nth-child(${at}) .token`);
+  if (Math.max(...changes) >= 0)
+    assert.ok((await first(1)).includes(`× ${short(Math.exp(Math.max(...changes)))}`), await first(1));
+  if (Math.min(...changes) < 0)
+    assert.ok((await first(2)).includes(`× ${short(Math.exp(Math.min(...changes)))}`), await first(2));
+  const scale = await page.$$eval(".scale i", (all) => all.map((one) => one.className));
+  assert.deepEqual([...new Set(scale)], ["t down", "t up"]);
+  await page.close();
+});
+
+await test("two runs have a table of results, and keys that differ need another run", async () => {
+  const page = await open("#/a/overview?vs=b");
+  await page.waitForSelector(".results td");
+  const rows = await page.$$eval(".results tbody tr", (all) =>
+    all.map((row) => [...row.children].map((cell) => cell.textContent)),
+  );
+  const [, a, b] = rows.find(([name]) => name.startsWith("reward"));
+  for (const [run, shown] of [["a", a], ["b", b]]) {
+    const { keys } = await (await fetch(`${base}/api/runs/${run}/series?keys=reward&px=500`)).json();
+    const last = keys.reward.mean.slice(-4);
+    assert.equal(Number(shown), short(last.reduce((x, y) => x + y, 0) / last.length), run);
+  }
+  await page.goto(`${base}/#/logged/run?keys=differing`);
+  await page.waitForSelector("text=Choose another run to see which keys differ.");
+  await page.click("text=set here");
+  await page.waitForSelector("text=never (4294967295)");
+  assert.ok((await page.textContent("main")).includes("between them59 s"));
+  await page.close();
+});

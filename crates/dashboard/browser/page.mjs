@@ -1,0 +1,40 @@
+// The browser that all checks share, and what they hold the page against.
+import { readFileSync } from "node:fs";
+import { chromium } from "playwright-core";
+
+export const [base, work] = [process.argv[2].replace(/\/$/, ""), process.argv[3]];
+export const lines = (name) => readFileSync(`${work}/${name}`, "utf8").trim().split("\n").map(JSON.parse);
+export const browser = await chromium.launch({
+  executablePath: process.env.CHROMIUM,
+  args: [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+  ],
+});
+export const noise = [];
+
+export async function open(address, { width = 1280, height = 900, scheme = "light", script } = {}) {
+  const page = await browser.newPage({ viewport: { width, height }, colorScheme: scheme });
+  if (script) await page.addInitScript({ path: script });
+  page.setDefaultTimeout(15000);
+  page.on("console", (message) => noise.push(`${address}: ${message.text()}`));
+  page.on("pageerror", (error) => noise.push(`${address}: ${error.message}`));
+  page.on("dialog", (dialog) => {
+    noise.push(`${address}: a dialog says ${dialog.message()}`);
+    dialog.dismiss();
+  });
+  await page.goto(`${base}/${address}`);
+  return page;
+}
+
+export async function test(name, check) {
+  const since = Date.now();
+  await check();
+  console.log(`ok: ${name} (${Date.now() - since} ms)`);
+}

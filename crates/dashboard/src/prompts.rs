@@ -1,0 +1,148 @@
+//! Recorded groups by prompt: what the model earned for the same prompt from step to step.
+
+use crate::groups::prompt_of;
+use crate::series::short;
+use lockstep::wire::file::GroupFile;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+
+/// Most points of a prompt's curve in a list of prompts, and of the curve of one prompt.
+const IN_LIST: usize = 40;
+const ALONE: usize = 2000;
+
+/// The prompts that the page requests.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// The order: `fell` (from the best reward to the last, most first), `rose` (from the first to the last, most
+    /// first), or `unsolved` (the lowest best reward first).
+    pub sort: String,
+    /// Only this prompt, with all points.
+    pub prompt: Option<u64>,
+    /// Index of the first prompt in the response; `limit` is the number of prompts.
+    pub after: usize,
+    /// Most prompts in the response.
+    pub limit: usize,
+}
+
+/// A prompt with the places of its groups, in the order of their steps.
+struct Prompt<'a> {
+    file: &'a GroupFile,
+    places: Vec<usize>,
+}
+
+impl Prompt<'_> {
+    /// Step, reward and place of a group.
+    fn point(&self, place: usize) -> (u64, f64, usize) {
+        let entry = &self.file.index()[place];
+        (entry.step.unwrap_or(0), entry.reward, place)
+    }
+
+    fn first(&self) -> (u64, f64, usize) {
+        self.point(self.places[0])
+    }
+
+    fn last(&self) -> (u64, f64, usize) {
+        self.point(self.places[self.places.len() - 1])
+    }
+
+    /// The group with the highest reward; of several the last, from which a fall began.
+    fn best(&self) -> (u64, f64, usize) {
+        let points = self.places.iter().map(|&place| self.point(place));
+        points.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_else(|| self.last())
+    }
+
+    fn to_json(&self, most: usize) -> Value {
+        let every = self.places.len().div_ceil(most).max(1);
+        // The last point is always there.
+        let is_shown = |at: &usize| (self.places.len() - 1 - at).is_multiple_of(every);
+        let point = |(step, reward, place): (u64, f64, usize)| json!([step, short(reward), place]);
+        let points = (0..self.places.len()).filter(is_shown).map(|at| point(self.point(self.places[at])));
+        let last = self.last().2;
+        json!({
+            "prompt_hash": format!("{:016x}", self.file.index()[last].prompt_hash),
+            "prompt": prompt_of(self.file, last),
+            "groups": self.places.len(),
+            "first": point(self.first()),
+            "best": point(self.best()),
+            "last": point(self.last()),
+            "points": points.collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The requested prompts, and how many there are: `{"total", "prompts": […], "next"}`. A point is `[step, reward,
+/// place]`.
+pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
+    let mut by_prompt: HashMap<u64, Vec<usize>> = HashMap::new();
+    for (place, entry) in file.index().iter().enumerate() {
+        if entry.step.is_some() && wanted.prompt.is_none_or(|prompt| prompt == entry.prompt_hash) {
+            by_prompt.entry(entry.prompt_hash).or_default().push(place);
+        }
+    }
+    let mut all: Vec<Prompt<'_>> = by_prompt.into_values().map(|places| Prompt { file, places }).collect();
+    for prompt in &mut all {
+        prompt.places.sort_by_key(|&place| (file.index()[place].step, place));
+    }
+    let order = |prompt: &Prompt<'_>| -> f64 {
+        match wanted.sort.as_str() {
+            "rose" => prompt.first().1 - prompt.last().1,
+            "unsolved" => prompt.best().1,
+            _ => prompt.last().1 - prompt.best().1,
+        }
+    };
+    all.sort_by(|a, b| order(a).total_cmp(&order(b)).then(a.places[0].cmp(&b.places[0])));
+    let most = if wanted.prompt.is_some() { ALONE } else { IN_LIST };
+    let shown: Vec<Value> =
+        all.iter().skip(wanted.after).take(wanted.limit).map(|prompt| prompt.to_json(most)).collect();
+    let next = Some(wanted.after + shown.len()).filter(|&next| next < all.len());
+    json!({ "total": all.len(), "prompts": shown, "next": next })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockstep::wire::file::GroupLog;
+    use lockstep::wire::{Completion, Group};
+
+    #[test]
+    fn prompts_are_sorted_by_how_their_reward_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = GroupLog::open(&dir.path().join("rollouts.bin")).unwrap();
+        // Rewards of three prompts at steps 1 to 4: one rises, one rises and falls, one stays at 0.
+        let rewards = [[0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 2.5, 1.5], [0.0, 0.0, 0.0, 0.0]];
+        for (step, prompt) in (0..4).flat_map(|step| (0..3).map(move |prompt| (step, prompt))) {
+            let completion =
+                |i| Completion { rewards: vec![Some(rewards[prompt][step])], ..Completion::new(i, vec![1]) };
+            let group = Group {
+                id: (3 * step + prompt) as u64,
+                step: Some(step as u64 + 1),
+                prompt_ids: vec![prompt as u32],
+                prompt: Some(format!("question {prompt}").into()),
+                reward_names: vec!["r".into()],
+                reward_weights: vec![1.0],
+                completions: vec![completion(0), completion(1)],
+                ..Group::default()
+            };
+            let mut record = Vec::new();
+            group.write(&mut record);
+            log.append(&record).unwrap();
+        }
+        drop(log);
+        let file = GroupFile::open(&dir.path().join("rollouts.bin")).unwrap();
+        let sorted =
+            |sort: &str, limit: usize| prompts(&file, &Wanted { sort: sort.into(), limit, ..Wanted::default() });
+        let first = |sort: &str| sorted(sort, 9)["prompts"][0]["prompt"].as_str().unwrap().to_owned();
+        assert_eq!(["fell", "rose", "unsolved"].map(first), ["question 1", "question 0", "question 2"]);
+        let fell = &sorted("fell", 1);
+        assert_eq!((&fell["total"], &fell["next"]), (&json!(3), &json!(1)));
+        let one = &fell["prompts"][0];
+        assert_eq!(
+            [&one["first"], &one["best"], &one["last"]],
+            [&json!([1, 1.0, 1]), &json!([3, 2.5, 7]), &json!([4, 1.5, 10])]
+        );
+        let hash = u64::from_str_radix(one["prompt_hash"].as_str().unwrap(), 16).unwrap();
+        let alone = prompts(&file, &Wanted { prompt: Some(hash), limit: 1, ..Wanted::default() });
+        assert_eq!(alone["prompts"][0]["points"].as_array().unwrap().len(), 4);
+        assert_eq!(alone["total"], 1);
+    }
+}
