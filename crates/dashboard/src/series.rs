@@ -1,8 +1,9 @@
 //! Metrics by step, stored in columns, and their aggregation into buckets for charts.
 //!
 //! A bucket covers 2^k steps on a grid that begins at step 0, where k is the smallest that gives no more buckets with
-//! values than the chart has pixels: a run that logs each 25th step is shown step by step. So only the last bucket ever changes, all metrics and runs share the grid. Each bucket keeps
-//! its smallest and greatest value, so that a spike of one step stays visible.
+//! values than the chart has pixels: a run that logs each 25th step is shown step by step. So only the last bucket ever
+//! changes, all metrics and runs share the grid. Each bucket keeps its smallest and greatest value, so that a spike of
+//! one step stays visible.
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;

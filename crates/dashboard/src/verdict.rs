@@ -6,8 +6,8 @@ use telemetry::table::short_number;
 /// The verdict on a training run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// The state: `learning`, `level`, `falling`, `learned` (noise hides what follows), `not yet`, `worse`, or `nothing`
-    /// if there are too few values.
+    /// The state: `learning`, `level`, `falling`, `learned` (noise hides what follows), `not yet`, `worse`, or
+    /// `nothing` if there are too few values.
     pub state: &'static str,
     /// The verdict as a sentence.
     pub says: String,
