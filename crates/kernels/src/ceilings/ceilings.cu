@@ -1,4 +1,5 @@
-// What a device can do at most: copies of its memory, and multiply-adds that touch none.
+// Kernels that measure a GPU's peaks: a copy, for the memory's bandwidth, and multiply-adds that touch no memory, for
+// FLOP/s.
 
 KERNEL(ceilings_copy, 256, const float* from, float* to, u64 count) {
     u64 step = (u64)gridDim.x * blockDim.x;
@@ -6,7 +7,7 @@ KERNEL(ceilings_copy, 256, const float* from, float* to, u64 count) {
     for (u64 i = thread_of_grid(); i < count; i += step) to[i] = from[i];
 }
 
-// Eight chains to a thread, which converge to 1: no denormal, no infinity.
+// Each thread computes eight chains of multiply-adds. The chains converge to 1, so no denormal or infinity occurs.
 KERNEL(ceilings_chains, 256, float* to, float a, float b, u32 rounds) {
     float chain[8];
 #pragma unroll

@@ -1,13 +1,18 @@
-// Runs CUDA kernels on the CPU, for tests: a fiber per thread of a block, blocks one after the other.
+// Runs CUDA kernels on the CPU, for tests: each thread of a block is a fiber, and blocks run one after the other.
 //
-// What it is strict about, because hardware is not, or not always:
-// - shared memory is NaN when a block begins, and an access that is not ordered after another thread's write (or a write
-//   after its read) by __syncthreads, or inside a warp by __syncwarp, is an error, whatever happened to run first;
-// - all threads meet at the same __syncthreads, all lanes of a warp at the same shuffle; waiting for ever is an error;
-// - the order of blocks, warps and threads is the schedule's: 0 ascending, 1 descending, from 2 on random by that seed;
-// - memory outside an allocation is not mapped: touching it ends the launch with the thread that did;
-// - a launch's arguments are of the types that the kernel declares.
-// Not modelled: what several blocks do at once, caches, the order in which other threads see writes to global memory.
+// The emulator is stricter than hardware:
+// - Shared memory is NaN when a block begins. An access must be ordered after other threads' writes, and a write also
+//   after their reads, by __syncthreads or (within a warp) by __syncwarp. Otherwise it is an error, even if the threads
+//   happened to run in a harmless order.
+// - All threads of a block must meet at the same __syncthreads, and all lanes of a warp at the same shuffle. Waiting
+//   for ever is an error.
+// - The schedule chooses the order of blocks, warps and threads: 0 is ascending, 1 is descending, any other number is
+//   random with that seed.
+// - Memory outside an allocation is not mapped. Touching it ends the launch with an error that names the thread.
+// - The arguments of a launch must have the types that the kernel declares.
+//
+// Not modelled: blocks that run at the same time, caches, and the order in which other threads see writes to global
+// memory.
 #pragma once
 #define EMULATED 1
 #include <csetjmp>
@@ -33,8 +38,10 @@ struct Dimensions {
     unsigned x, y, z;
 };
 
+// What a fiber does: not started, can run, waits at __syncthreads, waits for other lanes of its warp, has ended.
 enum class State : uint8_t { New, Ready, AtBarrier, InWarp, Done };
 
+// One emulated thread. `site` is the source line at which it waits.
 struct Fiber {
     void* stack_pointer;
     char* stack;
@@ -42,6 +49,8 @@ struct Fiber {
     unsigned site;
 };
 
+// One emulated warp: the lanes that have arrived at a shuffle or __syncwarp (a bit each), its source line, the number
+// of __syncwarp so far, and the data of each lane.
 struct Warp {
     uint32_t arrived;
     unsigned site;
@@ -49,24 +58,27 @@ struct Warp {
     void* lanes[32];
 };
 
-// Who last wrote and read a part of shared memory, and when: barriers that the block and the thread's warp had passed.
+// An access to shared memory: its thread and warp, and how many barriers the block and the warp had passed by then.
+// SEVERAL stands for more than one thread or warp.
 struct Access {
     static constexpr uint16_t NOBODY = 0xffff, SEVERAL = 0xfffe;
     uint16_t thread, warp;
     uint32_t block_epoch, warp_epoch;
 };
 
+// The last write and the last reads of GRANULE bytes of shared memory.
 struct Cell {
     Access write, read;
 };
 
-// What a launch is called with, as the host lays it out.
+// The arguments of a launch, laid out as the struct `Launch` of emulated.rs.
 struct Launch {
     unsigned grid[3];
     unsigned threads;
     unsigned schedule;
     unsigned seconds;
-    // Of the tensor cores: bits of an aligned term, products of a step, the exponent of a term that is 0.
+    // Of the tensor cores (device/cuda/tensor_core.rs): bits after the binary point of an aligned term, products that
+    // one step adds, and the exponent that a term of 0 counts as having.
     unsigned fraction, depth;
     int zero;
     void** arguments;
@@ -75,6 +87,7 @@ struct Launch {
     uint64_t fault;
 };
 
+// A registered kernel. `signature` has a letter for the type of each argument; `call` unpacks the arguments.
 struct Kernel {
     const char* name;
     const char* signature;
@@ -90,7 +103,7 @@ static std::vector<Kernel>& kernels() {
     return all;
 }
 
-// Everything of the launch that runs. One at a time: the host sees to it.
+// The state of the current launch. The host runs one launch at a time.
 static struct {
     Dimensions thread, block, block_size, grid;
     std::vector<Fiber> fibers;
@@ -108,6 +121,7 @@ static struct {
     Cell cells[SHARED_BYTES / GRANULE];
 } now;
 
+// Switches stacks: saves registers and the stack pointer to *from, and resumes what was saved at `to`.
 extern "C" void emulator_switch(void** from, void* to);
 #if defined(__x86_64__)
 asm(".text\n.local emulator_switch\n.type emulator_switch,@function\nemulator_switch:\n"
@@ -127,13 +141,14 @@ asm(".text\n.local emulator_switch\n.type emulator_switch,%function\nemulator_sw
 #error "the CUDA emulator switches stacks on x86-64 and aarch64"
 #endif
 
+// Puts the current thread into a state, and switches to the scheduler.
 static void leave(State state) {
     Fiber& me = now.fibers[now.current];
     me.state = state;
     emulator_switch(&me.stack_pointer, now.host);
 }
 
-// Ends the launch with this message.
+// Ends the launch with an error, whose message is printed as by printf.
 [[noreturn]] __attribute__((format(printf, 1, 2))) static void fail(const char* format, ...) {
     char what[400];
     va_list list;
@@ -153,6 +168,7 @@ static void release_barrier() {
         if (f.state == State::AtBarrier) f.state = State::Ready;
 }
 
+// __syncthreads of source line `site`.
 static void barrier(unsigned site) {
     if (now.at_barrier && now.barrier_site != site)
         fail("waits at __syncthreads of line %u, others at that of line %u", site, now.barrier_site);
@@ -162,7 +178,8 @@ static void barrier(unsigned site) {
     leave(State::AtBarrier);
 }
 
-// All lanes of a warp show what is theirs; the last one to arrive runs `work` over the warp, and all go on.
+// Lets all lanes of a warp meet at source line `site`. Each lane shows its data `mine`. The last lane to arrive runs
+// `work` on the warp, then all lanes continue.
 template <class Work>
 static void collective(uint32_t lanes, unsigned site, void* mine, Work work) {
     unsigned lane = now.current % WARP;
@@ -185,7 +202,7 @@ static void collective(uint32_t lanes, unsigned site, void* mine, Work work) {
     leave(State::InWarp);
 }
 
-// Every lane gets the value of the lane that it names.
+// A warp shuffle: returns the `value` of lane `from`.
 template <class T>
 static T shuffle(uint32_t lanes, T value, unsigned site, unsigned from) {
     struct Lane {
@@ -198,7 +215,8 @@ static T shuffle(uint32_t lanes, T value, unsigned site, unsigned from) {
     return me.result;
 }
 
-// One step of tensor cores: c plus products of bf16 (device/cuda/tensor_core.rs: the formula in Rust, which it equals).
+// One step of tensor cores: c plus `count` products of bf16, to the same bits as the formula in Rust
+// (device/cuda/tensor_core.rs).
 static float tensor_step(float c, const uint16_t* a, const uint16_t* b, unsigned count) {
     uint32_t bits;
     memcpy(&bits, &c, 4);
@@ -223,7 +241,7 @@ static float tensor_step(float c, const uint16_t* a, const uint16_t* b, unsigned
         finite &= fields[0] != 255 && fields[1] != 255;
         special += wide(a[i]) * wide(b[i]);
         int64_t sizes_of[2] = {(a[i] & 127) | (fields[0] ? 128 : 0), (b[i] & 127) | (fields[1] ? 128 : 0)};
-        // 14 bits after the point.
+        // A product of two bf16 significands has 14 bits after the binary point.
         int exponent = (fields[0] ? fields[0] : 1) + (fields[1] ? fields[1] : 1) - 254;
         term(i, (a[i] ^ b[i]) >> 15, sizes_of[0] * sizes_of[1] << (now.of->fraction - 14), exponent);
     }
@@ -242,7 +260,8 @@ static float tensor_step(float c, const uint16_t* a, const uint16_t* b, unsigned
         sum += signs[i] * (below > 62 ? 0 : sizes[i] >> below);
     }
     uint64_t size = sum < 0 ? -sum : sum;
-    // Digit by digit from the top: size has at most 2^23 ... 2^24 - 1 units of the result, or is denormal.
+    // Scales the sum to a significand of f32, cutting off bits: 2^23 to 2^24 - 1 for a normal number, less for a
+    // denormal one.
     int unit = largest - (int)now.of->fraction;
     while (size >= 1u << 24 || (size && unit < -149)) size >>= 1, unit++;
     while (size && size < 1u << 23 && unit > -149) size <<= 1, unit--;
@@ -254,7 +273,7 @@ static float tensor_step(float c, const uint16_t* a, const uint16_t* b, unsigned
     return out;
 }
 
-// mma.sync.m16n8k16 of bf16: lanes hold what mma.cuh says.
+// The instruction mma.sync.m16n8k16 of bf16. mma.cuh lists the elements that each lane holds.
 static void mma(float* c, const uint32_t* a, const uint32_t* b, unsigned site) {
     struct Lane {
         float* c;
@@ -279,16 +298,19 @@ static void mma(float* c, const uint32_t* a, const uint32_t* b, unsigned site) {
     });
 }
 
+// Whether a barrier orders the current thread after an earlier access.
 static bool ordered(const Access& before) {
     unsigned warp = now.current / WARP;
     return before.block_epoch != now.epoch || (before.warp == warp && before.warp_epoch != now.warps[warp].epoch);
 }
 
+// An access by the current thread, now.
 static Access here() {
     unsigned warp = now.current / WARP;
     return {(uint16_t)now.current, (uint16_t)warp, now.epoch, now.warps[warp].epoch};
 }
 
+// Records an access to shared memory; fails if it is not ordered after earlier ones of other threads.
 static void touch(unsigned offset, unsigned bytes, bool write, unsigned site) {
     for (unsigned i = offset / GRANULE; i < (offset + bytes) / GRANULE; i++) {
         Cell& cell = now.cells[i];
@@ -312,11 +334,12 @@ static void touch(unsigned offset, unsigned bytes, bool write, unsigned site) {
     }
 }
 
-// Where an array of shared memory lies in this launch.
+// The offset of a shared array in the block's shared memory. It is assigned anew in each launch.
 struct Slot {
     unsigned offset, launch;
 };
 
+// An element of a shared array, whose reads and writes are checked.
 template <class T>
 struct Element {
     T* at;
@@ -333,6 +356,7 @@ struct Element {
     T operator+=(T x) const { return *this = (T) * this + x; }
 };
 
+// A shared array of a kernel.
 template <class T>
 struct Array {
     unsigned offset, count, site;
@@ -352,6 +376,7 @@ struct Array {
     }
 };
 
+// What a fiber runs: the kernel, for one thread.
 extern "C" void emulator_thread() {
     now.kernel->call(now.kernel->function, now.of->arguments);
     Fiber& me = now.fibers[now.current];
@@ -361,6 +386,7 @@ extern "C" void emulator_thread() {
     (void)me;
 }
 
+// Gives a fiber a stack, prepared so that switching to it calls emulator_thread.
 static void start(Fiber& fiber) {
     if (now.stacks.empty()) {
         void* stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -401,6 +427,7 @@ static uint32_t random_below(uint32_t n) {
     return (uint64_t)(now.random >> 8) * n >> 24;
 }
 
+// Reports a thread that waits for ever.
 static void deadlock() {
     for (unsigned i = 0; i < now.fibers.size(); i++) {
         State state = now.fibers[i].state;
@@ -415,6 +442,7 @@ static void deadlock() {
     }
 }
 
+// Runs the threads of one block to their end, in the order of the schedule.
 static void run_block(unsigned threads, std::vector<unsigned>& order) {
     for (Fiber& f : now.fibers) f.state = State::New;
     for (Warp& w : now.warps) w.arrived = w.epoch = 0;
@@ -426,7 +454,7 @@ static void run_block(unsigned threads, std::vector<unsigned>& order) {
     while (now.live && !now.failed) {
         bool any = false;
         if (schedule < 2) {
-            // A warp goes as far as it can before the next one begins.
+            // Each warp runs until all of its lanes wait or have ended, then the next warp.
             for (unsigned k = 0; k < warps; k++) {
                 unsigned warp = schedule == 0 ? k : warps - 1 - k;
                 for (bool moved = true; moved && !now.failed;) {
@@ -449,6 +477,7 @@ static void on_signal(int signal, siginfo_t* info, void*) {
     siglongjmp(now.out, signal);
 }
 
+// Runs all blocks of a launch. Returns 1 if the launch failed.
 static int run(Launch* of, const Kernel* kernel) {
     unsigned threads = of->threads;
     now.of = of;
@@ -461,7 +490,7 @@ static int run(Launch* of, const Kernel* kernel) {
     now.grid = {of->grid[0], of->grid[1], of->grid[2]};
     now.fibers.assign(threads, Fiber{});
     now.warps.assign(threads / WARP, Warp{});
-    // Before the first block no array has its place, and all of the memory may become one.
+    // The sizes of shared arrays are not known before the first block runs, so all shared memory becomes NaN.
     memset(now.shared, 0xff, sizeof now.shared);
     for (Cell& cell : now.cells) cell.write.thread = cell.read.thread = Access::NOBODY;
     std::vector<unsigned> order(threads), blocks(of->grid[0] * of->grid[1] * of->grid[2]);
@@ -520,8 +549,8 @@ extern "C" int emulator_find(const char* name) {
 
 extern "C" const char* emulator_signature(unsigned index) { return kernels()[index].signature; }
 
-// Device memory: unreadable pages before and after it, its end at the latter; what is not its own is filled so that a
-// write there is seen when it is freed.
+// Allocates device memory that ends at an unreadable page of the host, with another such page before it. Bytes between
+// those pages that are not part of the allocation are filled with a pattern, which emulator_free checks.
 static constexpr unsigned PAGE = 4096, UNTOUCHED = 0xa5;
 extern "C" void* emulator_allocate(size_t bytes) {
     size_t used = (bytes + 15) / 16 * 16, pages = (used + PAGE - 1) / PAGE * PAGE;
@@ -535,7 +564,7 @@ extern "C" void* emulator_allocate(size_t bytes) {
     return at;
 }
 
-// Whether nobody wrote beside it.
+// Frees device memory. Returns whether nothing was written beside the allocation.
 extern "C" int emulator_free(void* memory, size_t bytes) {
     size_t used = (bytes + 15) / 16 * 16, pages = (used + PAGE - 1) / PAGE * PAGE;
     char *at = (char*)memory, *start = at - (pages - used) - PAGE;
@@ -546,6 +575,7 @@ extern "C" int emulator_free(void* memory, size_t bytes) {
     return whole;
 }
 
+// The letter of an argument's type in a kernel's signature.
 template <class T>
 constexpr char kind(T*) { return 'p'; }
 constexpr char kind(float) { return 'f'; }

@@ -1,7 +1,9 @@
-// What every kernel begins with: types, and the functions and sums of the CPU, to the bit (docs/arithmetic.md).
+// The text that every CUDA source begins with: types, and the functions and sums of the CPU, which give the same bits
+// on the GPU (docs/arithmetic.md has the formulas).
 //
-// Products and sums are not contracted (NVRTC's -fmad=false): a fused multiply-add is written out as __fmaf_rn. Division
-// and square roots are rounded correctly, denormals are kept; no function of CUDA's mathematical library is called.
+// The compiler fuses no multiplication with an addition (NVRTC's -fmad=false): a fused multiply-add is written out as
+// __fmaf_rn. Division and square root are rounded correctly, and denormals are kept. No function of CUDA's mathematical
+// library is called.
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -9,37 +11,39 @@ typedef unsigned long long u64;
 #ifndef EMULATED
 #define DEVICE static __device__ __forceinline__
 #define DEVICE_METHOD __device__ __forceinline__
-// A kernel for blocks of at most `threads` threads, whole warps of them. One block on a processor is enough: the compiler
-// shall rather use registers than spill them so that more fit.
+// Declares a kernel for blocks of at most `threads` threads, a multiple of 32. The 1 asks for only one resident block
+// per multiprocessor, so that the compiler uses more registers rather than spill them.
 #define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 1) name(__VA_ARGS__)
-// An array that the threads of a block share.
+// Declares an array in shared memory, one for each block of threads.
 #define SHARED(type, name, count) __shared__ __align__(128) type name[count]
 #endif
 
 #define ALL_LANES 0xffffffffu
-// Lanes of the CPU's vectors, and rows of a panel of a matrix.
+// Lanes of the CPU's vectors, in whose order a kernel sums a row.
 #define LANES 16
+// Rows of one panel of a weight matrix (matrix.rs).
 #define PANEL 32
 
-// The thread's number in the grid's first dimension.
+// Index of the thread along the grid's first dimension, over all blocks.
 DEVICE u64 thread_of_grid() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 
-// Where element (row, col) of a matrix with `cols` inputs lies: [ceil(N / 32)][K][32].
+// Index in memory of element (row, col) of a weight matrix stored in panels of 32 rows: [ceil(rows / 32)][cols][32].
 DEVICE u64 panel_at(u64 cols, u64 row, u64 col) { return (row / PANEL * cols + col) * PANEL + row % PANEL; }
 
-// b > a ? b : a: if either is NaN, a.
+// The larger of a and b; if either is NaN, a.
 DEVICE float larger(float a, float b) { return b > a ? b : a; }
+// The smaller of a and b; if either is NaN, a.
 DEVICE float smaller(float a, float b) { return b < a ? b : a; }
 
 DEVICE float from_bf16(u16 x) { return __uint_as_float((u32)x << 16); }
-// The nearest, ties to even; NaN stays NaN.
+// Rounds to the nearest bf16, ties to even. NaN stays NaN.
 DEVICE u16 to_bf16(float x) {
     u32 bits = __float_as_uint(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)(bits >> 16 | 0x40);
     return (u16)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-// e^x where it and its inverse are normal numbers (Cephes expf).
+// e^x, if both e^x and e^-x are normal numbers (polynomial of Cephes expf).
 DEVICE float exp_power(float x) {
     float shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
     float r = __fmaf_rn(n, -0.6933594f, x);
@@ -57,18 +61,19 @@ DEVICE float exp_power(float x) {
 #define EXP_UNDERFLOW -87.33f
 #define EXP_OVERFLOW 88.72f
 
+// e^x, but about 1e-38 instead of 0 for x below -87.33. Infinite above 88.72; NaN stays NaN.
 DEVICE float exp_or_tiny(float x) {
     float e = exp_power(smaller(larger(x, EXP_UNDERFLOW), EXP_OVERFLOW));
     return x <= EXP_OVERFLOW ? e : x + __uint_as_float(0x7f800000u);
 }
 
-// e^x: 0 below -87.33, infinite above 88.72, NaN kept.
+// e^x: 0 for x below -87.33, infinite above 88.72; NaN stays NaN.
 DEVICE float exp_(float x) { return x < EXP_UNDERFLOW ? 0.0f : exp_or_tiny(x); }
 
-// 1 / (1 + e^-x)
+// The logistic function 1 / (1 + e^-x).
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp_or_tiny(0.0f - x)); }
 
-// ln x of a positive normal number (Cephes logf).
+// The natural logarithm of a positive normal number x (polynomial of Cephes logf).
 DEVICE float ln_(float x) {
     u32 bits = __float_as_uint(x);
     float e = (float)((int)(bits >> 23) - 127), m = __uint_as_float((bits & 0x7fffffu) | 0x3f800000u);
@@ -91,8 +96,9 @@ DEVICE float ln_(float x) {
     return __fmaf_rn(e, 0.6933594f, y);
 }
 
-// A sum of 16 neighbouring lanes, in the order of the CPU's vectors: halves folded onto each other, 8, 4, 2, 1. Each of
-// the lanes gets it: addition commutes, so all of them form the same tree. All lanes of the warp call it.
+// The sum of x over 16 neighbouring lanes of a warp, in the order in which the CPU sums a vector: halves are folded
+// onto each other, over distances of 8, 4, 2 and 1 lanes. All 16 lanes get the same bits, since addition commutes. All
+// lanes of the warp must call this function.
 DEVICE float sum_of_16(float x) {
     x = x + __shfl_xor_sync(ALL_LANES, x, 8);
     x = x + __shfl_xor_sync(ALL_LANES, x, 4);
@@ -100,21 +106,23 @@ DEVICE float sum_of_16(float x) {
     return x + __shfl_xor_sync(ALL_LANES, x, 1);
 }
 
-// The largest of 16 neighbouring lanes.
+// The largest x of 16 neighbouring lanes of a warp. All lanes of the warp must call this function.
 DEVICE float largest_of_16(float x) {
     x = larger(x, __shfl_xor_sync(ALL_LANES, x, 8));
     x = larger(x, __shfl_xor_sync(ALL_LANES, x, 4));
     x = larger(x, __shfl_xor_sync(ALL_LANES, x, 2));
     x = larger(x, __shfl_xor_sync(ALL_LANES, x, 1));
-    // The first lane compared lower lanes with higher ones, as the CPU does; where none is larger that matters.
+    // Only lane 0 compared lower lanes with higher ones, as the CPU does. That decides the result for NaN and for zeros
+    // of both signs, so all 16 lanes take the result of lane 0.
     return __shfl_sync(ALL_LANES, x, threadIdx.x % 32 / 16 * 16);
 }
 
+// Four random words of 32 bits.
 struct Words {
     u32 of[4];
 };
 
-// Philox4x32-10 (Salmon et al., SC 2011).
+// The random words of key `key` and counter `c`: Philox4x32-10 (Salmon et al., SC 2011).
 DEVICE Words philox(u64 key, Words c) {
     u32 k0 = (u32)key, k1 = (u32)(key >> 32);
     for (int round = 0; round < 10; round++) {
@@ -127,5 +135,5 @@ DEVICE Words philox(u64 key, Words c) {
     return c;
 }
 
-// A word as a number in [0, 1), 24 bits.
+// Maps a random word to a number in [0, 1), made of the word's upper 24 bits.
 DEVICE float unit(u32 word) { return (float)(word >> 8) * 5.9604644775390625e-8f; }

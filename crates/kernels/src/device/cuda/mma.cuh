@@ -1,10 +1,11 @@
-// Matmuls on tensor cores: bf16 with sums in f32 (device/cuda/tensor_core.rs has the formula of the instruction).
+// Matmuls on tensor cores, of bf16 with sums in f32. device/cuda/tensor_core.rs has the formula of the instruction.
 
-// c += a b of a warp: 16 rows, 8 columns, 16 terms. Lane l, with g = l / 4 and t = l % 4, has (PTX ISA, mma.m16n8k16)
+// One tensor-core instruction of a warp: c += a b, where c has 16 rows and 8 columns, and each sum has 16 terms. Lane l
+// of the warp, with g = l / 4 and t = l % 4, holds these elements (PTX ISA, mma.m16n8k16):
 //   a[0]: row g, terms 2t and 2t + 1    a[1]: row g + 8    a[2], a[3]: the same of terms 2t + 8 and 2t + 9
 //   b[0]: column g, terms 2t and 2t + 1                    b[1]: terms 2t + 8 and 2t + 9
 //   c[0], c[1]: row g, columns 2t and 2t + 1               c[2], c[3]: row g + 8
-// The first of two terms is the lower half of a word.
+// A word of a or b holds two terms, the first one in its lower half.
 #ifndef EMULATED
 DEVICE void mma_bf16(float* c, const u32* a, const u32* b) {
 #if __CUDA_ARCH__ >= 800
@@ -12,27 +13,30 @@ DEVICE void mma_bf16(float* c, const u32* a, const u32* b) {
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-    // No such instruction: the host has refused before.
+    // This architecture has no such instruction. The host refuses bf16 matmuls there, so this line is never reached.
     __trap();
 #endif
 }
 #endif
 
+// Packs two bf16 numbers into a word.
 DEVICE u32 two_bf16(u16 low, u16 high) { return (u32)low | (u32)high << 16; }
 
-// Operands of a matmul by index (row of the left one, column of the right one): terms `at` and `at + 1`, of which the
-// second is 0 if it is the end.
+// Each struct below reads an operand of a matmul in bf16. get(index, depth, end) returns terms `depth` and `depth + 1`
+// of one sum, for row `index` of the left operand or column `index` of the right operand. The second term is 0 at
+// `end`. DEEP: whether neighbours in memory are neighbours in depth.
 
-// Rows of an even width.
+// The rows of a row-major bf16 matrix with an even number of columns.
 struct EvenRows {
     const u16* at;
     u64 width;
     static const bool DEEP = true;
     DEVICE_METHOD u32 get(u64 index, u64 depth, u64) const { return ((const u32*)at)[(index * width + depth) / 2]; }
 };
-// Rows and columns of bf16, and of f32, which is rounded.
+// A number as bf16: f32 is rounded.
 DEVICE u16 as_bf16(u16 x) { return x; }
 DEVICE u16 as_bf16(float x) { return to_bf16(x); }
+// The rows of a row-major matrix of bf16, or of f32, which is rounded.
 template <class T>
 struct HalfRows {
     const T* at;
@@ -43,6 +47,7 @@ struct HalfRows {
         return two_bf16(as_bf16(two[0]), depth + 1 < end ? as_bf16(two[1]) : 0);
     }
 };
+// The columns of a row-major matrix of bf16, or of f32, which is rounded.
 template <class T>
 struct HalfColumns {
     const T* at;
@@ -53,7 +58,8 @@ struct HalfColumns {
         return two_bf16(as_bf16(one[0]), depth + 1 < end ? as_bf16(one[width]) : 0);
     }
 };
-// A matrix in pairs, [ceil(N / 32)][K / 2][32][2]: its rows by index, its inputs by depth.
+// A weight matrix in the layout of pairs, [ceil(N / 32)][K / 2][32][2] (matrix.rs). Index: the N rows (outputs); depth:
+// the K inputs.
 struct Pairs {
     const u16* at;
     u64 cols;
@@ -62,7 +68,8 @@ struct Pairs {
         return ((const u32*)at)[(index / PANEL * (cols / 2) + depth / 2) * PANEL + index % PANEL];
     }
 };
-// The other way round. A panel has an even number of rows, those past the last are 0.
+// The same weight matrix, transposed. Index: the K inputs; depth: the N rows (outputs). A panel has 32 rows, an even
+// number, and its rows past the last one of the matrix are 0, so the second term needs no check.
 struct PairsTransposed {
     const u16* at;
     u64 cols;
@@ -75,15 +82,17 @@ struct PairsTransposed {
 
 #define MMA_TILE 64
 #define MMA_THREADS 128
-// Pairs of terms that are in shared memory at once.
+// Pairs of terms of each row and column that are in shared memory at once.
 #define MMA_PAIRS 16
-// Rows of shared memory are so far apart that the lanes of a warp read different banks.
+// Words from one row to the next in shared memory, padded so that the lanes of a warp read different banks.
 #define MMA_LEFT_ROW (MMA_PAIRS + 4)
 #define MMA_RIGHT_ROW (MMA_TILE + 8)
 
-// c[row, col] = one chain of instructions over the depth of each segment, ascending, each segment filled up with zeros to
-// a multiple of 16, from what `start` gives; `finish` takes it. A block computes 64 x 64 of them, a warp 32 x 32.
-// `segments` has `count` + 1 offsets; null: all of the depth is one.
+// Computes a matmul on tensor cores. Element (row, col) of the output starts from start(row, col). One chain of
+// instructions adds its terms in ascending order, segment after segment; each segment is padded with zeros to a
+// multiple of 16 terms. Then finish(row, col, element) stores the element. A block of threads computes a tile of 64 x
+// 64 elements, a warp 32 x 32 of them. `segments` has `count` + 1 offsets into the terms (of the packed sequences); if
+// it is null, all `depth` terms are one segment.
 template <class Left, class Right, class Start, class Finish>
 DEVICE void matmul_bf16(Left left, Right right, u64 rows, u64 cols, u64 depth, const u32* segments, u64 count, Start start,
                         Finish finish) {
@@ -119,7 +128,7 @@ DEVICE void matmul_bf16(Left left, Right right, u64 rows, u64 cols, u64 depth, c
             __syncthreads();
 #pragma unroll
             for (u32 p = 0; p < MMA_PAIRS; p += 8) {
-                // Not one instruction further: adding zeros would make 0 of -0.
+                // No instruction beyond the end: adding zeros would change a sum of -0 to 0.
                 if (d0 + 2 * p >= end) break;
                 u32 a[2][4], b[4][2];
 #pragma unroll

@@ -1,27 +1,31 @@
-// Matmuls and sums that several operations share.
+// Matmuls in f32, sums over tokens, RMS norms and log-sum-exp, for the kernels of several operations.
 
-// Elements of an operand of a matmul by index (row of the left one, column of the right one) and depth.
+// Each struct below reads an operand of a matmul in f32. get(index, depth) returns the term `depth` of a sum, for row
+// `index` of the left operand or column `index` of the right operand.
+
+// The rows of a row-major matrix.
 struct Rows {
     const float* at;
     u64 width;
-    // Whether neighbours in memory are neighbours in depth.
+    // Whether neighbours in memory are neighbours in depth; else they are neighbours in index.
     static const bool DEEP = true;
     DEVICE_METHOD float get(u64 index, u64 depth) const { return at[index * width + depth]; }
 };
+// The columns of a row-major matrix.
 struct Columns {
     const float* at;
     u64 width;
     static const bool DEEP = false;
     DEVICE_METHOD float get(u64 index, u64 depth) const { return at[depth * width + index]; }
 };
-// A matrix in panels: its rows by index, its inputs by depth.
+// A weight matrix in panels (matrix.rs). Index: its rows (outputs); depth: its inputs.
 struct Panels {
     const float* at;
     u64 cols;
     static const bool DEEP = false;
     DEVICE_METHOD float get(u64 index, u64 depth) const { return at[panel_at(cols, index, depth)]; }
 };
-// The other way round.
+// The same weight matrix, transposed. Index: its inputs; depth: its rows (outputs).
 struct PanelsTransposed {
     const float* at;
     u64 cols;
@@ -33,8 +37,10 @@ struct PanelsTransposed {
 #define TILE_DEPTH 16
 #define TILE_THREADS 256
 
-// c[row, col] = fma chain over ascending depth of left[row, depth] * right[col, depth], from what `start` gives; `finish`
-// takes it. A block computes 64 x 64 of them, a thread 4 x 4. What an element depends on is its row and column alone.
+// Computes a matmul in f32. Element (row, col) of the output starts from start(row, col), and is one chain of fused
+// multiply-adds of left[row, depth] * right[col, depth] over ascending depth. Then finish(row, col, element) stores it.
+// A block of threads computes a tile of 64 x 64 elements, a thread 4 x 4 of them. So the bits of an element depend only
+// on its own row and column.
 template <class Left, class Right, class Start, class Finish>
 DEVICE void matmul(Left left, Right right, u64 rows, u64 cols, u64 depth, Start start, Finish finish) {
     SHARED(float, lefts, TILE_DEPTH * (TILE + 1));
@@ -61,7 +67,7 @@ DEVICE void matmul(Left left, Right right, u64 rows, u64 cols, u64 depth, Start 
             rights[d * (TILE + 1) + index] = there ? right.get(col0 + index, d0 + d) : 0.0f;
         }
         __syncthreads();
-        // Not one step further: adding 0 would make 0 of -0.
+        // No step beyond the end: adding 0 would change a sum of -0 to 0.
         u32 steps = depth - d0 < TILE_DEPTH ? (u32)(depth - d0) : TILE_DEPTH;
         for (u32 d = 0; d < steps; d++) {
             float a[4], b[4];
@@ -88,9 +94,10 @@ DEVICE void matmul(Left left, Right right, u64 rows, u64 cols, u64 depth, Start 
 #define CHUNK_COLUMNS 32
 #define CHUNK_THREADS 256
 
-// out[column] += the sum of each chunk of rows, chunks ascending: at most 64 rows of a segment, from its first. A chunk's
-// sum is a chain of sum = term(sum, row, column) from 0. A block has 32 columns and sums 8 chunks at a time. `segments` has
-// `count` + 1 offsets; null: all rows are one.
+// Adds the sum of each chunk of rows to out[column], one chunk after the other. A chunk is at most 64 rows of one
+// segment (a packed sequence), counted from the segment's first row. The sum of a chunk starts from 0, and each row
+// continues it: sum = term(sum, row, column). A block of threads has 32 columns, and sums 8 chunks at a time.
+// `segments` has `count` + 1 row offsets; if it is null, all rows are one segment.
 template <class Term>
 DEVICE void add_chunks(const u32* segments, u64 count, u64 rows, u64 columns, float* out, Term term) {
     SHARED(float, sums, CHUNK_THREADS);
@@ -128,10 +135,11 @@ DEVICE void add_chunks(const u32* segments, u64 count, u64 rows, u64 columns, fl
     if (adds) out[column] = total;
 }
 
-// The weight of a norm: an offset of 0 leaves its bits alone, -0 too.
+// The factor of a norm: weight + offset. An offset of 0 leaves the weight's bits as they are, also those of -0.
 DEVICE float norm_weight(float weight, float offset) { return offset == 0.0f ? weight : weight + offset; }
 
-// 16 lanes: 1 / sqrt(mean square + eps). All lanes of the warp call it.
+// The reciprocal root mean square 1 / sqrt(mean of x^2 + eps) of a row, computed by 16 lanes. `there`: whether these
+// lanes have a row. All lanes of the warp must call this function.
 DEVICE float norm_rstd(const float* x, u64 width, u32 lane, bool there, float eps) {
     float squares = 0.0f;
     for (u64 at = 0; at < width; at += LANES) {
@@ -141,7 +149,8 @@ DEVICE float norm_rstd(const float* x, u64 width, u32 lane, bool there, float ep
     return 1.0f / __fsqrt_rn(sum_of_16(squares) / (float)width + eps);
 }
 
-// 16 lanes: d_x = g * rstd - c * x, from d_x or from 0. All lanes of the warp call it.
+// Backward pass of an RMS norm for one row, computed by 16 lanes: d_x = g * rstd - c * x, added to d_x if `accumulate`
+// (g and c as in ops/rmsnorm/mod.rs). All lanes of the warp must call this function.
 DEVICE void norm_backward(const float* x, const float* weight, float offset, float rstd, const float* d_y, float* d_x,
                           u64 width, u32 lane, bool there, bool accumulate) {
     float sum = 0.0f;
@@ -159,16 +168,19 @@ DEVICE void norm_backward(const float* x, const float* weight, float offset, flo
     }
 }
 
-// What is kept of a chunk of a row's logits z: their largest m, the sum of exp(z - m), that of exp(z - m)(z - m).
+// Numbers that are kept of each chunk of a row's logits z: m = max z, the sum of exp(z-m), and the sum of
+// exp(z-m)(z-m).
 #define KEPT 3
-// Below it exp is 0, and it stands for -infinity where that 0 is multiplied.
+// A difference z - m for which exp gives 0. It replaces -infinity where -infinity times 0 would be NaN.
 #define FAR -1e4f
 
+// Maximum, log-sum-exp and entropy of a row of logits.
 struct HeadRow {
     float max, lse, entropy;
 };
 
-// Combines the chunks of a row, [chunks][KEPT], ascending, onto the largest maximum.
+// Combines the numbers that are kept of a row's chunks, [chunks][KEPT], in ascending order. Each chunk's sums are
+// scaled to the maximum of the row.
 DEVICE HeadRow combine_chunks(const float* kept, u64 chunks) {
     float max = __uint_as_float(0xff800000u), sum = 0.0f, slope = 0.0f;
     for (u64 c = 0; c < chunks; c++) max = larger(max, kept[c * KEPT]);
@@ -177,7 +189,7 @@ DEVICE HeadRow combine_chunks(const float* kept, u64 chunks) {
         sum = __fmaf_rn(of_chunk, factor, sum);
         slope = __fmaf_rn(__fmaf_rn(of_chunk, below > FAR ? below : FAR, kept[c * KEPT + 2]), factor, slope);
     }
-    // Anything else than a positive normal number is a row that is not finite, and says so.
+    // The sum of a finite row is finite and at least 1. Any other sum comes from non-finite logits, and gives NaN.
     bool finite = (__float_as_uint(sum) & 0x7fffffffu) < 0x7f800000u;
     float ln = sum >= 1.0f && finite ? ln_(sum) : __uint_as_float(0x7fc00000u);
     return HeadRow{max, max + ln, ln - slope / sum};

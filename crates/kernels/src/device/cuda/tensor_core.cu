@@ -1,4 +1,6 @@
-// c += a b, 16 x 8 of them with 16 terms, one after the other in memory: a [16][16], b [8][16], c [16][8]. A warp each.
+// Runs one tensor-core instruction in each warp, c += a b, on `count` matmuls that lie one after the other in memory.
+// Each has a: [16 rows][16 terms], b: [8 columns][16 terms], c: [16 rows][8 columns]; a word of a or b holds two bf16
+// terms. The host compares the results with the formula (self_test.rs).
 KERNEL(tensor_core_dot_products, 128, const u32* a, const u32* b, float* c, u64 count) {
     u64 one = thread_of_grid() / 32;
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

@@ -1,10 +1,15 @@
+// Paged attention: writes KV-cache pages, and computes the forward and backward pass (formulas in mod.rs).
+
+// Positions of a KV-cache page.
 #define BLOCK 64
+// Largest head_dim (hd).
 #define MOST_DIM 256
 
-// What the heads are: nh query heads on nkv kv heads of hd.
+// Elements of a fused row [q][k][v], with `heads` query heads and `kv_heads` kv heads of `hd` elements each.
 DEVICE u64 width_of(u32 heads, u32 kv_heads, u32 hd) { return (u64)(heads + 2 * kv_heads) * hd; }
 
-// A thread for each element of a write: keys transposed, values as they are.
+// Writes the keys and values of the listed rows into slots of KV-cache pages, a thread for each element. A page stores
+// keys transposed, [kv_heads][hd][64], and values as they are, [kv_heads][64][hd].
 KERNEL(attention_write_kv, 256, const float* qkv, const u32* rows, const u32* slots, float* keys, float* values, u32 heads,
        u32 kv_heads, u32 hd, u64 writes) {
     u64 i = thread_of_grid(), of_write = (u64)kv_heads * hd;
@@ -16,6 +21,7 @@ KERNEL(attention_write_kv, 256, const float* qkv, const u32* rows, const u32* sl
     values[start + slot * hd + dim] = qkv[key + of_write];
 }
 
+// Copies KV-cache page `from` over page `to`; both the keys and the values of a page have `count` elements.
 KERNEL(attention_copy_page, 256, float* keys, float* values, u64 from, u64 to, u64 count) {
     u64 i = thread_of_grid();
     if (i >= count) return;
@@ -23,7 +29,8 @@ KERNEL(attention_copy_page, 256, float* keys, float* values, u64 from, u64 to, u
     values[to * count + i] = values[from * count + i];
 }
 
-// The keys that a row sees: from `first` to its own; of page `block` of its sequence, slots start .. end.
+// The positions that a row attends to: from `first` to its own position. Of KV-cache page `block` of its sequence, the
+// row attends to slots start(block) .. end(block).
 struct Sight {
     u32 first, own;
     DEVICE_METHOD bool sees(u32 key) const { return key >= first && key <= own; }
@@ -31,11 +38,13 @@ struct Sight {
     DEVICE_METHOD u32 end(u32 block) const { return own - block * BLOCK < BLOCK - 1 ? own - block * BLOCK + 1 : BLOCK; }
 };
 
+// The positions that the row at `position` attends to, with a sliding window (0: none).
 DEVICE Sight sight_of(u32 position, u32 window) {
     return Sight{window && position + 1 > window ? position + 1 - window : 0, position};
 }
 
-// A block for a row and a query head; its 64 threads are the slots of a page, then the head's dimensions.
+// Forward pass: a block of threads for each row and query head. Its 64 threads are first the slots of a KV-cache page,
+// for the scores, then dimensions of the head, for the output.
 KERNEL(attention_forward, BLOCK, const float* qkv, const u32* positions, const u32* tables_of_rows, const u32* tables,
        const float* keys, const float* values, float* out, float* lse, u32 heads, u32 kv_heads, u32 hd, float scale,
        u32 window, u64 table_len) {
@@ -48,7 +57,7 @@ KERNEL(attention_forward, BLOCK, const float* qkv, const u32* positions, const u
     const u32* table = tables + tables_of_rows[row] * table_len;
     for (u32 i = thread; i < hd; i += BLOCK) q[i] = qkv[row * width_of(heads, kv_heads, hd) + head * hd + i];
     float minus_infinity = __uint_as_float(0xff800000u), m = minus_infinity, l = 0.0f;
-    // Dimensions thread, thread + 64, ...
+    // Dimensions thread, thread + 64, ... of the output.
     float o[MOST_DIM / BLOCK];
 #pragma unroll
     for (u32 d = 0; d < MOST_DIM / BLOCK; d++) o[d] = 0.0f;
@@ -67,7 +76,7 @@ KERNEL(attention_forward, BLOCK, const float* qkv, const u32* positions, const u
         if (thread % 32 == 0) tops[thread / 32] = top;
         __syncthreads();
         top = larger((float)tops[0], (float)tops[1]);
-        // The one rule of rescaling: only if a block's largest score is above what was.
+        // Online softmax: rescale only if the largest score of this page is above the maximum of the pages before it.
         if (top > m) {
             float alpha = exp_(m - top);
             m = top;
@@ -77,7 +86,7 @@ KERNEL(attention_forward, BLOCK, const float* qkv, const u32* positions, const u
         }
         p[thread] = thread >= start && thread < end ? exp_(z - m) : 0.0f;
         __syncthreads();
-        // Lane i of l sums slots i, i + 16, i + 32 and i + 48 of every block; what is not seen adds 0.
+        // Thread i < 16 adds slots i, i + 16, i + 32 and i + 48 of every page to its l; slots not attended to add 0.
         if (thread < LANES)
             for (u32 slot = thread; slot < BLOCK; slot += LANES) l = l + p[slot];
         for (u32 slot = start; slot < end; slot++) {
@@ -99,7 +108,7 @@ KERNEL(attention_forward, BLOCK, const float* qkv, const u32* positions, const u
     if (lse && thread == 0) lse[pair] = m + ln_(sum);
 }
 
-// 16 lanes to a pair of a row and a head: D = d_out . out
+// D = sum of d_out * out for each (row, query head), computed by 16 lanes. The backward pass needs it (mod.rs).
 KERNEL(attention_delta, 128, const float* d_out, const float* out, float* delta, u64 pairs, u64 hd) {
     u64 pair = thread_of_grid() / LANES;
     u32 lane = threadIdx.x % LANES;
@@ -113,12 +122,14 @@ KERNEL(attention_delta, 128, const float* d_out, const float* out, float* delta,
     if (pair < pairs && lane == 0) delta[pair] = sum;
 }
 
-// P and the gradient of the dot product q . k, of a slot that is seen.
+// For one slot that a row attends to: its probability P, and the gradient dS of the dot product q . k (mod.rs has the
+// formulas).
 struct Slopes {
     float p, d_s;
 };
 
-// q and d_out are functions of a dimension; the slot's key is keys[i * 64], its value values[i].
+// Computes P and dS of one slot. q(i) and d_out(i) return dimension i of the row's query and output gradient; the
+// slot's key is keys[i * 64], its value is values[i].
 template <class Q, class D>
 DEVICE Slopes slopes_of(Q q, D d_out, const float* keys, const float* values, u32 hd, float scale, float lse, float delta) {
     float z = 0.0f, d_p = 0.0f;
@@ -128,7 +139,8 @@ DEVICE Slopes slopes_of(Q q, D d_out, const float* keys, const float* values, u3
     return Slopes{p, p * (d_p - delta) * scale};
 }
 
-// A block for a row and a query head, as forward: d_q is a chain over the keys, ascending.
+// Gradient of the queries: a block of threads for each row and query head, as in the forward pass. d_q is one chain
+// over the keys, in ascending order.
 KERNEL(attention_backward_queries, BLOCK, const float* qkv, const u32* positions, const u32* tables_of_rows,
        const u32* tables, const float* keys, const float* values, const float* lse, const float* d_out, const float* delta,
        float* d_qkv, u32 heads, u32 kv_heads, u32 hd, float scale, u32 window, u64 table_len) {
@@ -170,8 +182,10 @@ KERNEL(attention_backward_queries, BLOCK, const float* qkv, const u32* positions
         if (thread + k * BLOCK < hd) d_qkv[at + thread + k * BLOCK] = d_q[k];
 }
 
-// A block for a page and a kv head, a thread for a slot: chains over the rows that see it, query head by query head, from
-// 0. Of page pages[i] these are looks[first[i]..first[i + 1]]: a row, and the place of the page in its sequence.
+// Gradients of keys and values: a block of threads for each KV-cache page and kv head, a thread for each slot. A
+// gradient is one chain, from 0, over the rows that attend to the slot, and for each row over its query heads. The rows
+// that attend to page pages[i] are entries looks[first[i]..first[i + 1]]. An entry has two numbers: the row, and the
+// index of the page in the block table of the row's sequence.
 KERNEL(attention_backward_pages, BLOCK, const float* qkv, const u32* positions, const float* keys, const float* values,
        const float* lse, const float* d_out, const float* delta, const u32* pages, const u32* first, const u32* looks,
        float* d_keys, float* d_values, u32 heads, u32 kv_heads, u32 hd, float scale, u32 window) {
@@ -205,13 +219,13 @@ KERNEL(attention_backward_pages, BLOCK, const float* qkv, const u32* positions, 
             __syncthreads();
         }
     }
-    // A slot of the page that nobody sees may have been written: its gradient is 0.
+    // No row attends to this slot. A row may still have been written to it: the gradient is 0.
     if (!touched)
         for (u32 i = 0; i < hd; i++) d_keys[page + i * BLOCK + slot] = d_values[page + slot * hd + i] = 0.0f;
 }
 
-// d_k and d_v of each write onto its row, in the order of the list. A thread has a dimension of a kv head, and the rows
-// whose number modulo the blocks of the second dimension is its own.
+// Adds the gradients d_k and d_v of each written slot to the row that was written there, in the order of the list of
+// writes. A thread has one dimension of a kv head, and the rows whose index modulo gridDim.y is its blockIdx.y.
 KERNEL(attention_gather, 128, const u32* rows, const u32* slots, const float* d_keys, const float* d_values, float* d_qkv,
        u32 heads, u32 kv_heads, u32 hd, u64 writes, u64 all) {
     u64 i = thread_of_grid(), of_row = (u64)kv_heads * hd;

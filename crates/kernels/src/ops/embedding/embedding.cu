@@ -1,10 +1,11 @@
-// out[t,h] = scale * table[ids[t],h], of a table in panels
+// Token embedding: out[t,h] = scale * table[ids[t],h]. The table is stored in panels (matrix.rs).
 KERNEL(embedding_forward, 256, const u32* ids, const float* table, float scale, float* out, u64 tokens, u64 hidden) {
     u64 i = thread_of_grid();
     if (i < tokens * hidden) out[i] = scale * table[panel_at(hidden, ids[i / hidden], i % hidden)];
 }
 
-// A thread adds, to one column of the ids whose number modulo the blocks of the second dimension is its own, ascending t.
+// Gradient of the table: d_table[ids[t],h] += scale * d_out[t,h], over ascending t. A thread has one column h, and the
+// token ids that modulo gridDim.y are its blockIdx.y.
 KERNEL(embedding_backward, 128, const u32* ids, const float* d_out, float scale, float* d_table, u64 tokens, u64 hidden) {
     u64 h = thread_of_grid();
     if (h >= hidden) return;

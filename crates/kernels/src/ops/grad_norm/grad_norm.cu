@@ -1,4 +1,5 @@
-// A chunk of a tensor: 16 lanes of sums of squares in f64, folded. The second half of the warp has nothing to do.
+// Sum of squares of each chunk of a tensor, in f64: 16 lanes sum every 16th element each, then their sums are folded.
+// The second half of the warp is idle.
 KERNEL(squares_of_chunks, 32, const float* x, double* sums, u64 count, u64 chunk) {
     u64 start = blockIdx.x * chunk, end = start + chunk < count ? start + chunk : count;
     u32 lane = threadIdx.x;
@@ -15,7 +16,8 @@ KERNEL(squares_of_chunks, 32, const float* x, double* sums, u64 count, u64 chunk
     if (lane == 0) sums[blockIdx.x] = lanes[0];
 }
 
-// The norm, and 1 if it is finite: chunks ascending, from -0 as Rust sums.
+// The L2 norm, and 1 if it is finite, else 0. The sums of chunks are added in ascending order from -0, as Rust's `sum`
+// does.
 KERNEL(norm_of_chunks, 32, const double* sums, float* out, u64 count) {
     if (threadIdx.x > 0) return;
     double sum = -0.0;

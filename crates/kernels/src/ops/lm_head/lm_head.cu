@@ -1,5 +1,6 @@
-// 16 lanes to a chunk of a row of a window of logits, `[rows][ids]` from id `first` on: scales them and keeps what the
-// log-sum-exp needs in partials[row][chunk], and the target's z in `picked`. 1/T is `betas[row]`, or without them `beta`.
+// Statistics of a window of the vocabulary: `logits` is [rows][ids], for token ids from `first` on. 16 lanes work on
+// each chunk of a row. They multiply its logits by 1/T (`betas[row]`, or `beta` if `betas` is null), store the numbers
+// for the log-sum-exp in partials[row][chunk], and the scaled logit of the row's target in picked[row].
 KERNEL(lm_head_statistics, 128, float* logits, float* partials, const u32* targets, float* picked, const float* betas,
        float beta, u64 rows, u64 ids, u64 first, u64 chunk, u64 chunks) {
     u64 i = thread_of_grid() / LANES, here = (ids + chunk - 1) / chunk, row = i / here, start = i % here * chunk;
@@ -30,7 +31,8 @@ KERNEL(lm_head_statistics, 128, float* logits, float* partials, const u32* targe
     kept[2] = slope;
 }
 
-// A thread for each row: its chunks, ascending, onto the largest maximum.
+// Combines the statistics of each row's chunks, a thread for each row: log-probability, log-sum-exp and entropy.
+// `logps` has the targets' scaled logits before, and their log-probabilities afterwards.
 KERNEL(lm_head_combine, 128, const float* partials, float* logps, float* lse, float* entropies, u64 rows, u64 chunks) {
     u64 row = thread_of_grid();
     if (row >= rows) return;
@@ -40,7 +42,8 @@ KERNEL(lm_head_combine, 128, const float* partials, float* logps, float* lse, fl
     if (entropies) entropies[row] = done.entropy;
 }
 
-// Logits of a window become the gradients of what they are before 1/T: beta dz.
+// Overwrites a window's logits with their gradient, beta * dz: z are the logits after multiplication by beta = 1/T
+// (formulas in mod.rs).
 KERNEL(lm_head_slopes, 256, float* logits, const u32* targets, float beta, const float* lse, const float* d_logps,
        const float* d_entropies, const float* entropies, u64 rows, u64 ids, u64 first) {
     u64 i = thread_of_grid();

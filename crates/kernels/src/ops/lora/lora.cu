@@ -1,10 +1,14 @@
+// LoRA adapters: the multiplication by the scale, and dropout of an adapter's input (formulas in mod.rs and
+// dropout.rs).
+
 KERNEL(lora_scale, 256, float* x, float scale, u64 count) {
     u64 i = thread_of_grid();
     if (i < count) x[i] = x[i] * scale;
 }
 
-// A thread for four columns 16 apart, which have a counter's words: factors[row, k] of block `block` of an adapter, and
-// dropped = factors . x
+// Applies dropout to the input x of block `block` of an adapter: factors[row, col] is 0 or `kept` = 1/(1 - p), and
+// dropped = factors * x. A thread has four columns that are 16 apart, for which one Philox counter gives the four
+// random words.
 KERNEL(lora_drop, 256, const float* x, const u32* samples, const u32* positions, float* factors, float* dropped, u64 key,
        u32 threshold, float kept, u32 block, u64 rows, u64 k) {
     u64 i = thread_of_grid(), counters = (k + 4 * LANES - 1) / (4 * LANES) * LANES, row = i / counters, c = i % counters;
@@ -19,19 +23,20 @@ KERNEL(lora_drop, 256, const float* x, const u32* samples, const u32* positions,
     }
 }
 
-// d_x += factors . d_dropped
+// Backward pass of dropout, element by element: d_x += factors * d_dropped.
 KERNEL(lora_undrop, 256, const float* factors, const float* d_dropped, float* d_x, u64 count) {
     u64 i = thread_of_grid();
     if (i < count) d_x[i] = __fmaf_rn(factors[i], d_dropped[i], d_x[i]);
 }
 
-// Rows of a matrix in panels from row `first` on: by index, and by depth.
+// The rows from `first` on of a weight matrix in panels. Index: rows; depth: inputs.
 struct PanelsFrom {
     const float* at;
     u64 cols, first;
     static const bool DEEP = false;
     DEVICE_METHOD float get(u64 index, u64 depth) const { return at[panel_at(cols, first + index, depth)]; }
 };
+// The same rows, transposed. Index: inputs; depth: rows.
 struct PanelsFromTransposed {
     const float* at;
     u64 cols, first;
@@ -39,15 +44,15 @@ struct PanelsFromTransposed {
     DEVICE_METHOD float get(u64 index, u64 depth) const { return at[panel_at(cols, first + depth, index)]; }
 };
 
-// The matmuls of one block of an adapter, which has the n columns of xa and d_xa, and rows of A, from `first` on; xa and
-// d_xa have `rank` columns. xa = dropped A^T
+// xa = dropped A^T, for one block of an adapter. In this and the next two kernels the block has n rows of A, from row
+// `first` on, and the same columns of xa and d_xa, which have `rank` columns in all.
 KERNEL(lora_lower, TILE_THREADS, const float* dropped, const float* a, float* xa, u64 rank, u64 first, u64 m, u64 n, u64 k) {
     matmul(
         Rows{dropped, k}, PanelsFrom{a, k, first}, m, n, k, [=](u64, u64) { return 0.0f; },
         [=](u64 row, u64 col, float c) { xa[row * rank + first + col] = c; });
 }
 
-// d_dropped = d_xa A
+// d_dropped = d_xa A, for one block of an adapter.
 KERNEL(lora_lower_backward, TILE_THREADS, const float* d_xa, const float* a, float* d_dropped, u64 rank, u64 first, u64 m,
        u64 n, u64 k) {
     matmul(
@@ -55,7 +60,7 @@ KERNEL(lora_lower_backward, TILE_THREADS, const float* d_xa, const float* a, flo
         [=](u64 row, u64 col, float c) { d_dropped[row * k + col] = c; });
 }
 
-// d_A += d_xa^T dropped
+// d_A += d_xa^T dropped, for one block of an adapter.
 KERNEL(lora_lower_weight, TILE_THREADS, const float* dropped, const float* d_xa, float* d_a, u64 rank, u64 first, u64 m, u64 n,
        u64 k) {
     matmul(

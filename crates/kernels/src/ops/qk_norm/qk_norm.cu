@@ -1,4 +1,5 @@
-// 16 lanes to a part of a row: q parts of q_dim, k parts of k_dim, and one that is copied.
+// One part of a fused row [q][k][v]. A row has q query parts of q_dim elements and k key parts of k_dim, which are
+// normalised; its values are one more part, which is copied. 16 lanes work on each part.
 struct Part {
     u64 row, start, dim, index;
     bool there, normed, of_query;
@@ -17,12 +18,13 @@ DEVICE Part part_of(u64 rows, u64 q, u64 k, u64 q_dim, u64 k_dim, u64 width) {
     return part;
 }
 
+// RMS norm of each query and key part of each row.
 KERNEL(qk_norm_forward, 128, const float* x, const float* q_weight, const float* k_weight, float offset, float eps, float* y,
        float* rstd, u64 rows, u64 q, u64 k, u64 q_dim, u64 k_dim, u64 width) {
     Part part = part_of(rows, q, k, q_dim, k_dim, width);
     u32 lane = threadIdx.x % LANES;
     u64 at = part.row * width + part.start;
-    // Lanes of other parts may share the warp: all of them go as far as the longest part.
+    // Two parts of different length may share a warp, so all lanes loop to the length of the longest part.
     u64 longest = q_dim > k_dim ? q_dim : k_dim;
     float squares = 0.0f;
     for (u64 i = lane; i < (longest + LANES - 1) / LANES * LANES; i += LANES) {
@@ -39,6 +41,7 @@ KERNEL(qk_norm_forward, 128, const float* x, const float* q_weight, const float*
     if (part.normed && lane == 0) rstd[part.row * (q + k) + part.index] = r;
 }
 
+// Gradient of the input, overwrites d_x.
 KERNEL(qk_norm_backward, 128, const float* x, const float* q_weight, const float* k_weight, float offset, const float* rstd,
        const float* d_y, float* d_x, u64 rows, u64 q, u64 k, u64 q_dim, u64 k_dim, u64 width) {
     Part part = part_of(rows, q, k, q_dim, k_dim, width);
@@ -51,7 +54,8 @@ KERNEL(qk_norm_backward, 128, const float* x, const float* q_weight, const float
         for (u64 i = lane; i < part.dim; i += LANES) d_x[at + i] = d_y[at + i];
 }
 
-// Of the weight of `parts` parts of `dim` from the part `first`, which begins at `start`: token by token, part by part.
+// Adds the gradient of the queries' or the keys' weight to d_weight, token by token, part by part. Its `parts` parts of
+// `dim` elements begin with part `first`, at element `start` of a row.
 KERNEL(qk_norm_backward_weight, CHUNK_THREADS, const float* x, const float* rstd, const float* d_y, const u32* segments,
        float* d_weight, u64 count, u64 rows, u64 parts, u64 dim, u64 first, u64 start, u64 normed, u64 width) {
     add_chunks(segments, count, rows, dim, d_weight, [=](float sum, u64 row, u64 i) {

@@ -1,4 +1,5 @@
-// A thread for each pair of a row; pairs of heads that are not rotated are copied. y may be x.
+// Rotary position embedding, a thread for each pair of elements (i, i + head_dim / 2) of a head. The first `heads`
+// heads of a row are rotated, others are copied. A `sign` of -1 rotates back (backward pass). y may be x.
 KERNEL(rope, 256, const float* x, float* y, const u32* positions, const float* cosines, const float* sines, float sign,
        u64 rows, u64 width, u64 heads, u64 head_dim) {
     u64 i = thread_of_grid(), pairs = width / 2, half = head_dim / 2;

@@ -1,10 +1,11 @@
-// out[r,h] = x[rows[r],h]
+// Gathers rows of x: out[r,h] = x[rows[r],h].
 KERNEL(rows_gather, 256, const float* x, const u32* rows, float* out, u64 chosen, u64 hidden) {
     u64 i = thread_of_grid();
     if (i < chosen * hidden) out[i] = x[rows[i / hidden] * hidden + i % hidden];
 }
 
-// A thread adds, to one column of the rows whose number modulo the blocks of the second dimension is its own, ascending r.
+// Backward pass of rows_gather: d_x[rows[r],h] += d_out[r,h], over ascending r. A thread has one column h, and the rows
+// of x whose index modulo gridDim.y is its blockIdx.y.
 KERNEL(rows_scatter_add, 128, const float* d_out, const u32* rows, float* d_x, u64 chosen, u64 hidden) {
     u64 h = thread_of_grid();
     if (h >= hidden) return;

@@ -1,15 +1,19 @@
-// What a row is drawn with: `words` has a column of `rows` words for each of these (cuda.rs writes them), then histories.
-#define RANDOM 0      // two words of Philox
-#define BETA 2        // 1/T
-#define KIND 3        // GREEDY and WHOLE
-#define TOP_K 4       // 0: all
-#define PENALTY 5
-#define TOP_P 6       // a double: low word, high word
-#define MIN_P 8       // a double
-#define HISTORY 10    // where it begins in `words`, and how long it is
+// Draws the next token of each row from its logits (mod.rs).
+//
+// Sampling parameters of a row: `words` has a column of `rows` words for each name below, as cuda.rs packs them; then
+// come the histories.
+#define RANDOM 0      // two random words of Philox
+#define BETA 2        // 1/T, T the temperature
+#define KIND 3        // the flags GREEDY and WHOLE
+#define TOP_K 4       // 0 keeps all tokens
+#define PENALTY 5     // repetition penalty
+#define TOP_P 6       // a double in two columns: low word, high word
+#define MIN_P 8       // a double in two columns
+#define HISTORY 10    // two columns: index in `words` of the row's history, and the history's length
 #define GREEDY 1u
-#define WHOLE 2u      // drawn from its whole row of logits: truncated, or with a penalty
+#define WHOLE 2u      // needs its whole row of logits at once: with truncation or a penalty
 
+// The sampling parameters of one row.
 struct Params {
     const u32* words;
     u64 rows, row;
@@ -17,14 +21,15 @@ struct Params {
     DEVICE_METHOD float real(u64 column) const { return __uint_as_float(word(column)); }
     DEVICE_METHOD double wide(u64 column) const { return __hiloint2double((int)word(column + 1), (int)word(column)); }
     DEVICE_METHOD bool is(u32 kind) const { return (word(KIND) & kind) != 0; }
-    // A number in [0, 1), 53 bits.
+    // The row's uniform random number in [0, 1), with 53 bits.
     DEVICE_METHOD double uniform() const {
         return (double)(((u64)word(RANDOM) << 32 | word(RANDOM + 1)) >> 11) * 1.1102230246251565e-16;
     }
 };
 
-// The first index whose cumulated weight exceeds the fraction u of all, the fraction of its own weight that was left, and
-// the sum of all. Where nothing has weight, the first.
+// What inverse_cdf finds. `at`: the first index whose cumulated weight exceeds the fraction u of the sum of all weights
+// (0 if no index has weight). `left`: how far into its own weight that point lies, from 0 to 1. `all`: the sum of all
+// weights.
 struct Found {
     u64 at;
     double left, all;
@@ -42,12 +47,13 @@ DEVICE Found inverse_cdf(u64 count, Weight weight, double u) {
         if (mine > 0.0) last = i;
         below = below + mine;
     }
-    // Rounding left u at the very end.
+    // Rounding left the point behind all weights: take the last index that has weight.
     return Found{last, 1.0 - 2.220446049250313e-16, all};
 }
 
-// A thread for each row: a chunk by the uniform, then a token of it. Greedy rows take the largest, the lowest id of equals.
-// Row 0 of this call is row `first` of `words`.
+// Draws the tokens of rows without truncation and penalty, a thread for each row. The random number chooses a chunk of
+// the vocabulary, then a token in it. A greedy row takes the largest logit, and of equal ones the lowest id. Row 0 of
+// this launch is row `first` of the `all` rows in `words`.
 KERNEL(sample_plain, 32, const float* logits, const float* partials, const u32* words, u32* ids, float* logps,
        float* truncated_logps, u64 rows, u64 first, u64 all, u64 vocab, u64 chunk, u64 chunks) {
     u64 row = thread_of_grid();
@@ -83,7 +89,8 @@ KERNEL(sample_plain, 32, const float* logits, const float* partials, const u32* 
 
 #define ROW_THREADS 256
 
-// A block for each row that is drawn from whole: warped = beta . penalised logits.
+// Computes warped = beta * logits, with the repetition penalty applied to the logits, for the rows with truncation or a
+// penalty (WHOLE). A block of threads for each row.
 KERNEL(sample_penalise, ROW_THREADS, const float* logits, const u32* words, float* warped, u64 first, u64 all, u64 vocab) {
     u64 row = blockIdx.x;
     Params params = Params{words, all, first + row};
@@ -93,7 +100,8 @@ KERNEL(sample_penalise, ROW_THREADS, const float* logits, const u32* words, floa
     float* to = warped + row * vocab;
     for (u64 i = threadIdx.x; i < vocab; i += ROW_THREADS) to[i] = z[i] * beta;
     __syncthreads();
-    // From the logit itself, so that a token seen twice is penalised once: both threads write the same.
+    // Computed from the original logit, so that a token that occurs twice is penalised once: its threads write the same
+    // number.
     const u32* history = words + params.word(HISTORY);
     for (u64 i = threadIdx.x; i < params.word(HISTORY + 1); i += ROW_THREADS) {
         u32 id = history[i];
@@ -112,7 +120,7 @@ struct Least {
     DEVICE_METHOD u32 operator()(u32 a, u32 b) const { return b < a ? b : a; }
 };
 
-// Of what each thread of the block has, folded. All of them call it.
+// Folds the values of all threads of a block into one, which all of them get. All threads must call it.
 template <class T, class Fold>
 DEVICE T fold_of_block(T mine, Fold fold) {
     SHARED(T, of, ROW_THREADS);
@@ -127,7 +135,7 @@ DEVICE T fold_of_block(T mine, Fold fold) {
     return all;
 }
 
-// What the block's first thread has. All of them call it.
+// Returns the value of the block's first thread. All threads must call it.
 template <class T>
 DEVICE T of_first_thread(T mine) {
     SHARED(T, first, 1);
@@ -138,8 +146,8 @@ DEVICE T of_first_thread(T mine) {
     return its;
 }
 
-// Calls put(place, i) for every i below `count` that `stays`, places ascending from 0; how many they are. All threads of
-// the block call it.
+// Calls put(place, i) for each i below `count` for which stays(i) is true, in ascending order; places count from 0.
+// Returns the number of these calls. All threads of the block must call it.
 template <class Stays, class Put>
 DEVICE u64 compact(u64 count, Stays stays, Put put) {
     SHARED(u32, counts, ROW_THREADS);
@@ -160,14 +168,16 @@ DEVICE u64 compact(u64 count, Stays stays, Put put) {
     return all;
 }
 
-// The order of total_cmp, the largest first, and back.
+// Maps a logit to a key whose ascending order is the descending order of Rust's f32::total_cmp.
 DEVICE u32 descending(float z) {
     u32 bits = __float_as_uint(z);
     return bits >> 31 ? bits : ~(bits | 0x80000000u);
 }
+// The logit of a key.
 DEVICE float of_descending(u32 key) { return __uint_as_float(key >> 31 ? key : ~key & 0x7fffffffu); }
 
-// The least key for which what `of` gives of the keys up to it is enough; the last key if none is. All threads call it.
+// Finds, bit by bit, the least key for which enough(key) is true, or the last key if there is none. `enough` must stay
+// true for all larger keys. All threads of the block must call this function.
 template <class Enough>
 DEVICE u32 first_key(Enough enough) {
     u32 key = 0;
@@ -176,7 +186,8 @@ DEVICE u32 first_key(Enough enough) {
     return key;
 }
 
-// Sorts `count` numbers, ascending, in memory for a power of two of them (bitonic). All threads call it.
+// Sorts `count` numbers in ascending order (bitonic sort). The array has room for the next power of two. All threads of
+// the block must call it.
 DEVICE void sort(u64* x, u64 count) {
     u64 room = 1;
     while (room < count) room *= 2;
@@ -197,20 +208,23 @@ DEVICE void sort(u64* x, u64 count) {
         }
 }
 
-// A row that is truncated.
+// One row to truncate: `z` are its logits after 1/T and penalty, `weights` are exp(z - max z). All threads of a block
+// call its methods together.
 struct Row {
     const float *z, *weights;
-    // Room for the ids that stay, and for as many numbers as the vocabulary, up to a power of two.
+    // Buffers: `ids` for the kept token ids, `sorted` for as many numbers as the vocabulary has entries, rounded up to
+    // a power of two.
     u32* ids;
     u64* sorted;
     u64 vocab;
 
-    // The most likely first; of equals the lowest id.
+    // A number by which tokens sort: the most likely one first, of equal logits the lowest id first.
     DEVICE_METHOD u64 place(u32 id) const { return (u64)descending(z[id]) << 32 | id; }
 
-    // The place of the last that stays where from the most likely on every id stays before which less than top_p of all
-    // is gathered, in that order. The ids are the first `count`. Only those are sorted that certainly reach the goal:
-    // sums of n numbers that are not negative differ, whatever their order, by less than 2 n 2^-52 of all.
+    // top-p: goes through the first `count` ids from the most likely one on, and keeps each id before which the weights
+    // sum to less than top_p of the total. Returns place(id) of the last kept id. Only ids that are sure to reach that
+    // sum are sorted: two sums of the same n non-negative numbers, in any order, differ by less than 2 n 2^-52 of the
+    // total.
     DEVICE_METHOD u64 nucleus(u64 count, double top_p) const {
         double total = -0.0;
         if (threadIdx.x == 0)
@@ -238,7 +252,7 @@ struct Row {
         return of_first_thread(last);
     }
 
-    // Makes `ids` those that stay, ascending; how many they are.
+    // Sets `ids` to the tokens that top-k, top-p and min-p keep, ascending. Returns how many they are.
     DEVICE_METHOD u64 keep(u32 top_k, double top_p, double min_p) const {
         bool by_rank = top_k > 0 && top_k < vocab, by_mass = top_p < 1.0;
         float least = 0.0f;
@@ -265,8 +279,9 @@ struct Row {
     }
 };
 
-// A block for each row that is drawn from whole: truncates what sample_penalise made of it, and draws. Sums that decide
-// are one thread's, in the CPU's order. `logits` are scaled ones, for the log-probability that is recorded.
+// Draws the tokens of rows with truncation or a penalty (WHOLE), a block of threads for each row. It truncates
+// `warped`, the output of sample_penalise, and draws from what is left. Sums that decide are computed by one thread, in
+// the CPU's order. The recorded log-probability is that of `logits`, which are multiplied by 1/T and have no penalty.
 KERNEL(sample_whole, ROW_THREADS, const float* logits, const float* partials, const u32* words, const float* warped,
        float* weights, u32* kept, u64* sorted, u32* ids, float* logps, float* truncated_logps, u64 first, u64 all, u64 vocab,
        u64 room, u64 chunks) {

@@ -1,4 +1,5 @@
-// 16 lanes to a row; lane i takes the seen columns first + i, first + i + 16, ...
+// The columns that a row sees (those that the mask leaves): `count` columns from `first` on. 16 lanes work on each row;
+// lane i takes columns first + i, first + i + 16, ... `there`: whether these lanes have a row.
 struct Seen {
     u64 row, first, count;
     bool there;
@@ -11,6 +12,7 @@ DEVICE Seen seen_by(const u32* first, const u32* end, u64 rows) {
     return Seen{row, from, end[row] - from, true};
 }
 
+// Masked softmax: y = softmax(scale * x) over the columns that a row sees, 0 in others.
 KERNEL(softmax_forward, 128, const float* x, float scale, const u32* first, const u32* end, float* y, u64 rows, u64 columns) {
     Seen seen = seen_by(first, end, rows);
     u32 lane = threadIdx.x % LANES;
@@ -30,6 +32,7 @@ KERNEL(softmax_forward, 128, const float* x, float scale, const u32* first, cons
         if (c < seen.first || c >= seen.first + seen.count) y[seen.row * columns + c] = 0.0f;
 }
 
+// Gradient of the scores: d_x = scale * y * (d_y - sum of d_y * y) in the columns that a row sees, 0 in others.
 KERNEL(softmax_backward, 128, const float* y, float scale, const u32* first, const u32* end, const float* d_y, float* d_x,
        u64 rows, u64 columns) {
     Seen seen = seen_by(first, end, rows);

@@ -1,3 +1,5 @@
+// Kernels that apply the functions of kernel.cuh, so that a test compares their results with the CPU's bits.
+
 KERNEL(functions, 256, const float* x, float* exps, float* lns, float* sigmoids, float* rounded, u64 count) {
     u64 i = thread_of_grid();
     if (i >= count) return;
@@ -7,7 +9,7 @@ KERNEL(functions, 256, const float* x, float* exps, float* lns, float* sigmoids,
     rounded[i] = from_bf16(to_bf16(x[i]));
 }
 
-// A sum and the largest of every 16 elements.
+// The sum and the maximum of every 16 neighbouring elements, stored for each of the 16.
 KERNEL(folds, 256, const float* x, float* sums, float* largest, u64 count) {
     u64 i = thread_of_grid();
     float mine = i < count ? x[i] : 0.0f, sum = sum_of_16(mine), top = largest_of_16(mine);

@@ -1,6 +1,7 @@
-// Bugs on purpose: every one of them must be found, whatever the schedule.
+// Kernels with planted bugs. The emulator must find every bug under every schedule (order of blocks and threads). Two
+// kernels are correct.
 
-// The right one: reverses the elements of each block.
+// Correct: reverses the elements of each block of threads.
 KERNEL(reverse, 128, const float* x, float* y) {
     SHARED(float, tile, 128);
     u64 i = thread_of_grid();
@@ -32,7 +33,7 @@ KERNEL(leaves_a_warp_unordered, 128, const float* x, float* y) {
     y[i] = tile[threadIdx.x ^ 1];
 }
 
-// Right: lanes of a warp need no more.
+// Correct: lanes that exchange data within one warp need __syncwarp only.
 KERNEL(orders_a_warp, 128, const float* x, float* y) {
     SHARED(float, tile, 128);
     u64 i = thread_of_grid();

@@ -1,5 +1,5 @@
-# Builds the tool that compiles solutions and their tests, and what both run with. Native code where there is a linker.
-# Prints a line "NAME BYTES" for each file, an empty line, and the files.
+# Builds the tool that compiles solutions and tests, and the runtime of both. The tool is native code if there is a
+# linker, else bytecode. Prints a line "NAME BYTES" for each file, an empty line, and the files.
 cp "$(dirname "$0")"/*.ml . || exit 1
 flags="-w -a -I +compiler-libs"
 parts="carry.ml describe.ml cut.ml tool.ml"

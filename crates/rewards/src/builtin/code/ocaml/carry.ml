@@ -1,11 +1,12 @@
-(* Carries calls between a solution and its tests, two processes that share two pipes. Both have this file and the same
-   table of types; the tests' side trusts no byte that it reads: each value is built by the type that the test has at
-   that place, or the program is gone. What is mutable keeps its identity: both sides number it, and each message
-   brings what has changed. Functions, lazy values and exceptions of the other side are asked by their number. *)
+(* Carries calls between the solution and its tests, two processes connected by two pipes. Both processes have this file
+   and the same table of types. The tests' process trusts no byte that it reads: it builds each value by the type that
+   the test has at that place, and refuses anything else. Mutable values keep their identity: both sides number them,
+   and each message carries what has changed. Functions, lazy values and exceptions stay on their side, and the other
+   side names them by number. *)
 
 type block = { fields : int array; mutates : bool; received : bool }
 
-(* Types by their place in a table. *)
+(* Types. Where a type contains another one, an int is the index of that type in the table. *)
 type desc =
   | Int
   | Char
@@ -15,25 +16,25 @@ type desc =
   | Int32
   | Int64
   | Nativeint
-  | Sum of int * block array  (* tuples, records and variants: constant constructors, and the others by their tag *)
-  | Tags of (int * int) array  (* polymorphic variants: hash, and the argument's type or -1 *)
-  | Floats of int * bool  (* a record of floats *)
+  | Sum of int * block array  (* tuples, records, variants: number of constant constructors; the others by tag *)
+  | Tags of (int * int) array  (* polymorphic variants: hash of the tag; type of its argument, or -1 *)
+  | Floats of int * bool  (* a record of floats: number of fields; whether it is mutable *)
   | Array of int
   | Arrow of int * int
   | Lazy of int
   | Buffer
   | Exn
-  | Opaque  (* abstract: carried by its structure, and sent back as what it was *)
-  | Nothing  (* of any type at all: there is no such value *)
+  | Opaque  (* abstract: sent by its structure; the solution gets back the value that it sent *)
+  | Nothing  (* polymorphic: a type that no value has *)
 
 type job = {
   types : desc array;
   values : int array;  (* the types at which tests use the solution's values, one for each use *)
-  exceptions : int array array;  (* those of the solution: the types of their arguments *)
-  hidden : bool;  (* tests leave their loops by `Exit`: the solution's is another *)
+  exceptions : int array array;  (* for each exception of the solution: the types of its arguments *)
+  hidden : bool;  (* tests leave loops by `Exit`: an `Exit` that is carried becomes another exception *)
 }
 
-exception Foreign of int * string  (* an exception that only the other side knows *)
+exception Foreign of int * string  (* an exception that only the other side knows: its number and text *)
 exception Malformed of string
 exception Cannot of string
 exception Carried of exn
@@ -53,7 +54,7 @@ let gone why = !give_up why; end_now 1
 let wrong why = raise (Malformed why)
 let cannot what = raise (Cannot what)
 
-(* Numbers and texts. *)
+(* Encoding of integers, strings and floats. *)
 
 let put b n =
   let rec go n =
@@ -101,15 +102,15 @@ let get_bits c =
 let put_float b x = put_bits b (Int64.bits_of_float x)
 let get_float c = Int64.float_of_bits (get_bits c)
 
-(* What is mutable. *)
+(* Mutable values. *)
 
 type shared = { id : int; value : Obj.t; ty : int; mutable last : string; mutable round : int }
 
 let objects : (int, shared) Hashtbl.t = Hashtbl.create 64
 let by_shape : (int, shared list) Hashtbl.t = Hashtbl.create 64
 let next = ref 0
-let round = ref 0  (* of calls that no other call contains *)
-let recent : shared list ref = ref []  (* touched in this round, and some before *)
+let round = ref 0  (* counts the calls that are not inside another call *)
+let recent : shared list ref = ref []  (* mutable values used in this round, and some used before *)
 let pending : shared Queue.t = Queue.create ()
 
 let shape v = (Obj.size v lsl 8) lor Obj.tag v
@@ -136,14 +137,15 @@ let refer b ty v =
 
 let begin_round () =
   incr round;
-  (* So that what both sides hold for long is kept up to date without going through all there ever was. *)
+  (* Only some of the values used in earlier rounds are checked for changes, so that rounds do not become slower and
+     slower. *)
   let rec some budget = function
     | o :: rest when budget > 0 -> o :: some (budget - 1 - Obj.size o.value) rest
     | _ -> []
   in
   recent := some 4096 !recent
 
-(* Functions and exceptions by their numbers. *)
+(* Functions and exceptions, by number. *)
 
 let functions : (int, Obj.t * int) Hashtbl.t = Hashtbl.create 64
 let proxies : (Obj.t * int * int) list ref = ref []
@@ -160,10 +162,10 @@ let fresh table value =
 
 let first n list = List.filteri (fun i _ -> i < n) list
 
-let depth = ref 0  (* of calls within calls *)
+let depth = ref 0  (* how many calls are inside each other now *)
 let statics : Obj.t array ref = ref [||]
 
-(* Types that each table begins with: those of the standard exceptions' arguments. *)
+(* The types that each table begins with: arguments of the standard library's exceptions. *)
 let first_types = [| String; Sum (0, [| { fields = [| 0; 2; 2 |]; mutates = false; received = true } |]); Int |]
 
 let standard =
@@ -185,7 +187,7 @@ let standard =
     ([%extension_constructor Scanf.Scan_failure], [| 0 |]);
   |]
 
-(* Values. *)
+(* Encoding and decoding of values. *)
 
 let desc ty = !job.types.(ty)
 
@@ -232,7 +234,8 @@ let rec encode b ty (v : Obj.t) =
   | Opaque -> encode_opaque b v
   | Nothing -> cannot "a value of any type"
 
-(* By its structure, which says what it is; the judge's copies of the solution's values are found again. *)
+(* Encodes a value of an abstract type by its structure. The tests' process sends a copy of a value of the solution by
+   the number of that value. *)
 and encode_opaque b v =
   if Obj.is_int v then (put b 0; put b (Obj.obj v))
   else if !judging then
@@ -240,7 +243,7 @@ and encode_opaque b v =
     | Some (_, id) -> put b 7; put b id
     | None -> structure b longest v
   else begin
-    (* The number by which it comes back. *)
+    (* The number by which the tests' process can send this value back. *)
     put b 7;
     put b (fresh kept v);
     let from = Buffer.length b in
@@ -282,7 +285,7 @@ and encode_exn b e =
     | Foreign (id, _) -> put b 1; put b id
     | _ -> put b 0; put b (fresh raised e); put_string b (try Printexc.to_string e with _ -> "an exception")
 
-(* Reads a value of a type; what it cannot be is refused, since nobody else checks it. *)
+(* Decodes a value of type `ty`. Anything that is no value of this type is refused, since nothing else checks it. *)
 let rec decode c ty : Obj.t =
   let number = Obj.repr in
   match desc ty with
@@ -297,7 +300,7 @@ let rec decode c ty : Obj.t =
   | Int64 -> Obj.repr (get_bits c)
   | Nativeint -> Obj.repr (Int64.to_nativeint (get_bits c))
   | Sum _ ->
-    (* Down the last fields without a stack: lists are long. *)
+    (* Tail recursion over the last fields: lists can be longer than the stack. *)
     let top = Obj.new_block 0 1 in
     let rec into block at ty =
       match desc ty with
@@ -394,7 +397,7 @@ and decode_structure c kind =
       own
     end
   | 5 ->
-    (* Not comparable, as what it stands for. *)
+    (* A function, since what it stands for cannot be compared either. *)
     let unknown = ref 0 in
     Obj.repr (fun () -> !unknown)
   | _ -> wrong "no such structure"
@@ -418,7 +421,7 @@ and decode_exn c : exn =
     let id = get c in
     Foreign (id, get_string c)
 
-(* Messages: new objects, what has changed, and what is said. *)
+(* Messages: new mutable values, changed contents of mutable values, and a call or reply. *)
 
 and contents b o =
   let v = o.value in
@@ -544,7 +547,7 @@ and receive () =
   List.iter change changes;
   c
 
-(* Sends a call and answers the other side's until it has replied. *)
+(* Sends a call, and answers the other side's calls until the reply comes. *)
 and ask say into =
   if !judging && !depth = 0 then begin_round ();
   incr depth;
@@ -561,7 +564,7 @@ and ask say into =
   | exception Carried e -> decr depth; raise e
   | exception Malformed why when !judging -> gone ("an answer to no call: " ^ why)
 
-(* What a test gives and cannot be carried says nothing of the solution. *)
+(* If a test passes a value that cannot be carried, the test is broken, whatever the solution. *)
 and post say = try send say with Cannot what when !judging -> !give_up ("?the test gives the solution " ^ what); end_now 1
 
 and ask_function id arg into =

@@ -1,4 +1,4 @@
-(* The tests as a tree: parsed, cut into assertions that each count, and what they mean by their names. *)
+(* Parses the tests, cuts them into assertions that count one by one, and finds which names mean the solution's. *)
 open Parsetree
 
 exception Broken of string  (* the tests cannot be run, whatever the solution *)
@@ -13,7 +13,7 @@ let dotted text =
   | [] -> Longident.Lident text
   | head :: rest -> List.fold_left (fun l name -> Longident.Ldot (l, name)) (Longident.Lident head) rest
 
-(* The compiler's words for an exception; none if it is no error of a source. *)
+(* The compiler's message for an exception; None if the exception is not an error in source code. *)
 let words_of e =
   match Location.error_of_exn e with
   | Some (`Ok report) ->
@@ -27,7 +27,7 @@ let parse name text =
   Location.init lexbuf name;
   Parse.implementation lexbuf
 
-(* The tests. *)
+(* Cutting the tests into assertions. *)
 
 let ident text = Ast_helper.Exp.ident (Location.mknoloc (dotted text))
 let number n = Ast_helper.Exp.constant (Ast_helper.Const.int n)
@@ -49,8 +49,8 @@ let asserts e =
 
 let is_false e = match e.pexp_desc with Pexp_construct ({ txt = Lident "false"; _ }, None) -> true | _ -> false
 
-(* The assertions that an expression is sure to come by become checks of their own, numbered from `next`. Whether
-   there is more to it than those is the second value. *)
+(* Makes each assertion that an expression is sure to reach a check of its own, numbered from `next`. The second result
+   says whether the expression contains anything else. *)
 let rec cut judge next e =
   let more = ref false in
   let rec spine e =
@@ -81,7 +81,7 @@ let rec cut judge next e =
   let cut = spine e in
   (cut, !more)
 
-(* An expression as a test. *)
+(* Makes an expression a test, with its assertions as checks. *)
 and test judge next conditions e =
   let first = !next in
   let has = asserts e in
@@ -116,7 +116,7 @@ let trimmed text =
   let n = String.length text in
   if n >= 2 && String.sub text (n - 2) 2 = ";;" then String.trim (String.sub text 0 (n - 2)) else text
 
-(* What stands before the tests, and the tests. *)
+(* Parses the code before the tests, and the tests. *)
 let parsed_tests setup tests =
   let broken e = match words_of e with Some (_, words) -> raise (Broken words) | None -> raise e in
   match (parse "setup.ml" setup, List.map (fun test -> parse "tests.ml" (trimmed test)) tests) with
@@ -126,7 +126,8 @@ let parsed_tests setup tests =
      | whole -> ([], [ whole ])
      | exception _ -> broken first)
 
-(* Names that are read in the tests, as they are written. *)
+(* Names that the tests use, as written: values, modules, names that they bind, functions that they call; and whether
+   they raise `Exit`. *)
 let names items =
   let values = ref [] and modules = ref [] and bound = ref [] and called = ref [] and raises = ref false in
   let rec head = function Longident.Lident name -> name | Ldot (l, _) -> head l | Lapply (l, _) -> head l in
@@ -171,7 +172,7 @@ let standard_module env name =
   | path, _ -> Describe.is_unit "Stdlib" path || Describe.is_unit ("Stdlib__" ^ name) path
   | exception Not_found -> false
 
-(* Whether a qualified name can be of the standard library. *)
+(* Whether a qualified name exists in the standard library. *)
 let known env lid =
   let find f = match f lid env with _ -> true | exception Not_found -> false in
   lid = Longident.Lident "" || find Env.find_value_by_name || find Env.find_type_by_name || find Env.find_constructor_by_name
@@ -179,12 +180,13 @@ let known env lid =
 
 let word name = match name.[0] with 'a' .. 'z' | '_' -> true | _ -> false
 
-(* Names of the standard library that the tests read. *)
+(* Values of the standard library that the tests use by name. *)
 let shared env items =
   let values, _, bound, _, _ = names items in
   List.sort_uniq compare (List.filter (fun name -> standard_value env name && not (List.mem name bound)) values)
 
-(* Those that are called with a constructor that only a solution can have, where the standard library's take a number or a text. *)
+(* Names of the standard library that must be the solution's here: the tests pass a constructor or record that the
+   standard library does not have to a function that there takes a type without parameters. *)
 let evident env items =
   let found = ref [] in
   let unknown e =
@@ -216,11 +218,12 @@ let evident env items =
 type plan = {
   values : string list;  (* names of the standard library that are the solution's in these tests *)
   modules : string list;
-  leaves : bool;  (* tests leave loops by `Exit` *)
+  leaves : bool;  (* tests leave loops by raising `Exit` *)
 }
 
-(* What tests ask of a solution beside what only it can have: what the column `entry_point` names; a module that is
-   used for what the standard library's has not; and where nothing else is asked, what they call. *)
+(* Finds the names of the standard library that mean the solution's in these tests: names in the column `entry_point`,
+   and modules of which the tests use something that the standard library's do not have. If the tests use nothing else
+   of the solution, also the functions that they call and the solution defines. *)
 let plan env defined entry items =
   let values, modules, bound, called, leaves = names items in
   let entry = List.filter (fun name -> name <> "") (String.split_on_char ' ' (String.map (fun c -> if c = ',' then ' ' else c) entry)) in
@@ -239,7 +242,7 @@ let plan env defined entry items =
     let modules = List.filter (fun name -> mine name && not (List.mem name bound)) (List.map fst modules) in
     { values = List.sort_uniq compare values; modules = List.sort_uniq compare modules; leaves }
 
-(* Names that nothing in the solution's text can be. *)
+(* Returns a name that does not occur in the solution's text. *)
 let fresh text name =
   let rec go name = if contains text name then go (name ^ "_") else name in
   go name
@@ -256,7 +259,7 @@ let head ours plan reopen =
      ^ alias "Stdlib" ours.stdlib
      ^ String.concat "" (List.map own plan.modules))
 
-(* After a module of the solution is opened, so is the standard library again. *)
+(* Opens the standard library again after each `open` of a solution's module: standard names keep their meaning. *)
 let reopened ours own bound env items =
   let std = Ast_helper.Opn.mk ~override:Override (Ast_helper.Mod.ident (Location.mknoloc (Longident.Lident ours.stdlib))) in
   let of_solution m =
@@ -284,7 +287,7 @@ let reopened ours own bound env items =
   let it = { Ast_mapper.default_mapper with expr; structure } in
   it.structure it items
 
-(* Names of the standard library that are asked for become the solution's. *)
+(* Replaces the names in `plan.values` by those of the solution. *)
 let renamed ours plan items =
   let expr it e =
     match e.pexp_desc with
@@ -295,7 +298,7 @@ let renamed ours plan items =
   let it = { Ast_mapper.default_mapper with expr } in
   it.structure it items
 
-(* Functions of the tests that have one type only, so that what they ask of the solution has one, too. *)
+(* Makes functions of the tests monomorphic, so that each of them uses the solution at one type. *)
 let single ours items =
   let binding it b =
     let b = Ast_mapper.default_mapper.value_binding it b in

@@ -1,10 +1,10 @@
-(* Types as the table by which both sides carry values (`carry.ml`), from the types that the compiler has inferred. *)
+(* Converts the types that the compiler has inferred to the table of types by which values are carried (`carry.ml`). *)
 open Types
 
 exception Uncarried of string
 exception Polymorphic
 
-(* What is used at any type is of none. *)
+(* Whether a value that is used at any type has type `Nothing`, which no value has. *)
 let any_is_none = ref false
 
 let uncarried format = Printf.ksprintf (fun what -> raise (Uncarried what)) format
@@ -40,7 +40,7 @@ let declaration env path = try Some (Env.find_type path env) with Not_found -> N
 let apply env params body args =
   try Ctype.apply env params body args with Ctype.Cannot_apply -> uncarried "a type that cannot be expanded"
 
-(* Without abbreviations, private ones either, and without what is unboxed. *)
+(* Expands a type: replaces abbreviations, private ones too, and unboxed types by what they stand for. *)
 let rec expand steps env ty =
   if steps > 100 then uncarried "an endless abbreviation";
   let ty = Btype.repr ty in
@@ -166,7 +166,7 @@ and extra own name desc =
   Hashtbl.replace table place (desc place);
   place
 
-(* As the standard library's own: {size; data; seed; initial_size}. *)
+(* A hash table, with the fields that it has in the standard library: {size; data; seed; initial_size}. *)
 and table_of own k v =
   let cell = block in
   let chain = extra own "chain" (fun chain -> Carry.Sum (1, [| cell ~mutates:true [ k; v; chain ] |])) in
@@ -197,7 +197,8 @@ and constructor env ty params args c =
   | None, Cstr_tuple parts -> block (List.map (fun part -> place env (apply env params part args)) parts)
   | None, Cstr_record labels -> fields env params args labels
   | Some result, cd_args ->
-    (* Of a generalized type: as this instance has it. What is existential is not taken from the solution. *)
+    (* A constructor of a GADT: its arguments have the types of this instance. If one of them is existential, the
+       constructor is not accepted from the solution. *)
     let parts, mutates =
       match cd_args with
       | Cstr_tuple parts -> (parts, false)
@@ -205,7 +206,7 @@ and constructor env ty params args c =
         (List.map (fun l -> l.ld_type) labels, List.exists (fun l -> l.ld_mutable = Asttypes.Mutable) labels)
     in
     let instance = Ctype.instance_list (result :: parts) in
-    (* Of a closed type nothing is changed by this. *)
+    (* Unifying with a type that has no free variables does not change that type. *)
     let known = Ctype.free_variables ty = [] in
     let possible = not known || (try Ctype.unify env (List.hd instance) ty; true with Ctype.Unify _ -> false) in
     let parts = List.tl instance in

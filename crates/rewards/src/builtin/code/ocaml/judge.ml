@@ -1,5 +1,6 @@
-(* The tests' side. Verdicts are lines: P and a number, F, a number and why; what ends them is E, B (the tests cannot be
-   run) or G (the solution answers no more). *)
+(* Runs in the tests' process. Writes lines: R at the start; P and the number of a test that passed; F, the number of a
+   test that failed, and why; last E (the end), B and why the tests cannot be run, or G and why the solution no longer
+   answers. *)
 let verdicts = ref stderr
 let pass = ref [||]
 let calls = ref 0
@@ -22,7 +23,7 @@ let give_up text =
   | _ -> tell "G" text
 
 let failed k reason =
-  (* A test that fails by itself says nothing of any solution. *)
+  (* A test that fails before it has called the solution would fail for every solution: the tests are broken. *)
   if !calls = 0 then (tell "B" ("a test fails that has called nothing of the solution: " ^ reason); Carry.end_now 0);
   tell "F" (string_of_int k ^ " " ^ reason)
 
@@ -46,14 +47,15 @@ let settle k reason =
     match reason with None -> tell "P" (string_of_int k) | Some reason -> failed k reason
   end
 
-(* One assertion. *)
+(* Runs assertion k and reports its verdict. *)
 let check k test =
   match test () with
   | true -> settle k None
   | false -> settle k (Some "false")
   | exception e -> settle k (Some (why e))
 
-(* Assertions k to l and what stands between them; `whole` is the number of what is no assertion, or -1. *)
+(* Runs code that contains assertions k to l. An exception fails those that have no verdict yet. `whole` is the number
+   under which the rest of the code, which is no assertion, gets a verdict, or -1. *)
 let item k l whole (work : unit -> unit) =
   match work () with
   | () -> if whole >= 0 then settle whole None
@@ -62,7 +64,7 @@ let item k l whole (work : unit -> unit) =
 let none = -1
 let single f = f
 
-(* The solution's value at its use k. *)
+(* The value of the solution that the tests use at place k. If it is a function, calling it calls the solution. *)
 let use k : 'a =
   incr calls;
   let ty = !Carry.job.values.(k) in

@@ -1,6 +1,6 @@
-# Makes tests of OCaml from MBPP's (standard input: its lines), as MultiPL-E does: values become those of OCaml, where
-# all of a task's have types in common. Beside them a solution that knows the answers by heart, as none of OCaml is
-# there.
+# Converts the tests of MBPP to OCaml, as MultiPL-E does. Standard input: MBPP's lines of JSON. Python values become
+# OCaml values; a task whose values have no common OCaml type is left out. MBPP has no OCaml solutions, so each task
+# gets one that contains the expected answers.
 import ast
 import json
 import sys

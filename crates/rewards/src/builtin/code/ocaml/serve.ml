@@ -1,4 +1,4 @@
-(* The solution's side: answers calls. Nothing that happens here decides a test. *)
+(* Runs in the solution's process: answers the calls of the tests. Nothing that happens here decides a test. *)
 let serve text values exceptions =
   Carry.prepare text exceptions;
   Carry.statics := values;

@@ -1,13 +1,14 @@
-(* Compiles a solution and its tests into two programs: `program`, the solution with what answers calls, and `judge`, the
-   tests with a call in the place of each use of the solution's values. Types come from the solution as the compiler has
-   inferred them; of its code nothing is in `judge`. What the tests mean by a name of the standard library is the standard
-   library's. Says on standard output how far that went. Arguments: the directory of their files and the runtime, `count` or `first`,
-   `strict` or `weak`. *)
+(* Compiles a solution and its tests into two programs. `program` is the solution, with code that answers calls. `judge`
+   is the tests, in which each use of a value of the solution is a call to the other process; it contains no code of the
+   solution, whose types are those that the compiler has inferred. A name of the standard library in the tests means the
+   standard library's. Writes to standard output how far that went, and both programs. Arguments: the directory of the
+   source files and the runtime; `count` (count type errors) or `first` (stop at the first one); `strict` or `weak`
+   (accept tests in which names of the standard library mean the solution's). *)
 open Parsetree
 open Typedtree
 open Cut
 
-exception Shadowed of string  (* a name of the standard library is the solution's here *)
+exception Shadowed of string  (* the tests use this name of the standard library, and the solution defines it *)
 exception Status of string * string
 
 let read path =
@@ -22,7 +23,7 @@ let ours : string list ref = ref []
 
 let begin_unit name =
   Location.input_name := name;
-  (* What directories hold is read once. *)
+  (* File names of a directory are read when it is added, and not again. *)
   Compmisc.init_path ();
   List.iter Load_path.add_dir !ours;
   Env.reset_cache ();
@@ -48,9 +49,10 @@ let compile name text =
   let typed = type_unit name (parse (name ^ ".ml") text) in
   translate name typed.structure typed.coercion
 
-(* The solution. *)
+(* Compiling the solution. *)
 
-(* How many definitions are ill-typed: the one with the first error becomes values of any type. *)
+(* Counts the ill-typed definitions, at most 5: the definition with the first error is replaced by values of any type,
+   then the solution is typed again. *)
 let type_errors parsed =
   let rec go found parsed =
     let env = Compmisc.initial_env () in
@@ -93,7 +95,7 @@ let type_errors parsed =
 
 let warnings = ref 0
 
-(* The solution's interface, once it is compiled. *)
+(* Compiles the solution and returns its interface. *)
 let solution text count =
   let error status e = match words_of e with Some (_, words) -> raise (Status (status, words)) | None -> raise e in
   let parsed = try parse "solution.ml" text with e -> error "syntax" e in
@@ -116,7 +118,8 @@ let solution text count =
   Location.warning_reporter := (fun _ _ -> None);
   typed.signature
 
-(* What is in the solution's place beside the tests: its exceptions, and nothing that could be called. *)
+(* The module that replaces the solution in the tests' process. It has the solution's exceptions, and nothing that can
+   be called. *)
 let rec stand_in env (signature : Types.signature) : Lambda.lambda =
   let nothing = Lambda.Lconst (Const_base (Const_int 0)) in
   let item : Types.signature_item -> Lambda.lambda option = function
@@ -135,7 +138,7 @@ let rec stand_in env (signature : Types.signature) : Lambda.lambda =
   in
   Lprim (Pmakeblock (0, Immutable, None), List.filter_map item signature, Loc_unknown)
 
-(* Names and exceptions of a signature, its modules' too. *)
+(* Calls `each` on every item of a signature and of the modules inside it. *)
 let rec walk env prefix (signature : Types.signature) each =
   List.iter (fun item ->
       each prefix item;
@@ -162,7 +165,7 @@ let value_text path =
   | Path.Pdot (path, name) -> Printf.sprintf "%s.( %s )" (module_ path) name
   | _ -> Describe.uncarried "a value without a name"
 
-(* Puts a call in the place of each use of the solution's values. *)
+(* Replaces each use of a value of the solution in the tests by a call to the solution's process. *)
 let judged stdenv plan allow_shadows judge_use structure =
   let of_solution = Describe.of_solution in
   let standard_name env lid =
@@ -184,7 +187,7 @@ let judged stdenv plan allow_shadows judge_use structure =
        | _ -> Describe.uncarried "physical equality of what is copied")
     | _ -> ()
   in
-  (* Another name for a module has no value. *)
+  (* An alias of a module needs no value at run time. *)
   let alias m = match m.mod_desc, m.mod_type with Tmod_ident _, Mty_alias _ -> true | _ -> false in
   let expr it e =
     match e.exp_desc with
@@ -228,7 +231,8 @@ let judged stdenv plan allow_shadows judge_use structure =
   let it = { Tast_mapper.default with expr; binding_op; module_expr; module_binding; open_declaration; class_expr } in
   it.structure it structure
 
-(* Whether tests fit any solution: names that nobody defines are values of any type. *)
+(* Returns the compiler's message if the tests are ill-typed for every solution, else None. Undefined names, and the
+   names in `any`, are values of any type. *)
 let fit_any any items =
   let any_value () =
     { Types.val_type = Btype.newgenvar (); val_kind = Val_reg; val_loc = Location.none; val_attributes = [];
@@ -251,7 +255,7 @@ let judge_alias = parse "head.ml" "module Judge' = Judge\n"
 
 type built = { structure : Typedtree.structure; count : int; guarantee : string }
 
-(* Whether tests have what is made for objects or modules as values. *)
+(* Whether the tests use language features for objects or for modules as values. *)
 let higher items =
   let found = ref false in
   let expr it e =
@@ -282,12 +286,14 @@ let cut_tests judge conditions (setup, tests) =
   let items = setup @ List.concat_map (test_items judge next conditions) tests in
   (items, !next)
 
-(* Why tests fit no solution, with these names as any value. *)
+(* Returns why the tests are ill-typed for every solution, whether conditions without `assert` count as tests or not;
+   None if they are well-typed for some. *)
 let unfit_any any tests =
   let fit conditions = fit_any any (judge_alias @ fst (cut_tests "Judge'" conditions tests)) in
   match fit true with None -> None | Some words -> (match fit false with None -> None | Some _ -> Some words)
 
-(* The tests with the solution behind calls; strong first, then what gives the solution more to say. *)
+(* Types the tests, with calls in place of the solution's values. Tries ways with a strong guarantee first, then ways in
+   which the solution can decide more. *)
 let tests_for text signature entry weak (setup, tests) =
   begin_unit "tests";
   let stdenv = Compmisc.initial_env () in
@@ -358,7 +364,8 @@ let tests_for text signature entry weak (setup, tests) =
      | None ->
        let words = List.filter (fun name -> word name && List.mem name defined) (shared stdenv all) in
        let data = unfit_any [] in
-       (* Where the tests cannot mean the standard library's, whatever the solution, they mean the solution's. *)
+       (* If the tests are ill-typed with the standard library's value of a name, for every solution, the name is the
+          solution's. *)
        let meant = if data = None then [] else List.filter (fun name -> unfit_any [ name ] = None) words in
        let again = if meant = [] then Error [] else attempts ~allow:false (with_values plan meant) in
        let looser () =
@@ -453,7 +460,7 @@ let build runtime count weak =
       emit "solution-stand-in" Ident.Set.empty
         (Lprim (Psetglobal (Ident.create_persistent "Solution"), [ stand_in env signature ], Loc_unknown));
       let ours = List.map (fun name -> Filename.concat runtime (name ^ ".cmo")) in
-      (* What the solution needs and nobody has is its own fault. *)
+      (* If the solution needs something that cannot be linked, that is a failure of the solution. *)
       (try link (ours [ "carry"; "serve" ] @ [ "solution.cmo"; "answers.cmo" ]) "program"
        with e -> (match words_of e with Some (_, words) -> raise (Status ("tests", words)) | None -> raise e));
       link (ours [ "carry"; "judge" ] @ [ "solution-stand-in.cmo"; "begins.cmo"; "tests.cmo" ]) "judge";

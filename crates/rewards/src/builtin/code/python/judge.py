@@ -1,28 +1,29 @@
-# Runs the tests of a row. The program is in another sandbox, behind a pipe: what the tests have of it are values and
-# mirrors (mirrors.py), so no code of the program runs where tests are decided, and no file or descriptor of it is here.
-# An answer is compared with what is expected here, by this interpreter; what is expected is never asked about.
+# Runs the tests of one row of the dataset. The program runs in another sandbox, behind two pipes, and the tests get
+# values and mirrors of its objects (mirrors.py). So no code of the program runs where tests are decided, and no file or
+# descriptor of the program is here. This interpreter compares answers with expected values; it never sends an expected
+# value to the program.
 
 replies, calls = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
 verdict = os.dup(2)
 null = os.open(os.devnull, os.O_RDWR)
 for descriptor in range(3):
     os.dup2(null, descriptor)
-# Methods of built-in types that compare.
+# Methods of built-in types whose result is a comparison or a test of membership.
 PREDICATES = {"startswith", "endswith", "issubset", "issuperset", "isdisjoint"}
-# Attributes of numbers and differences.
+# Attributes and methods of numbers, time differences and sequences.
 NUMERIC = {"real", "imag", "numerator", "denominator", "is_integer", "conjugate", "days", "seconds", "microseconds"}
 NUMERIC |= {"total_seconds", "is_zero", "count", "index"} | PREDICATES
-# A mirror that the tests made by a call of one of the program's classes; one that an operator made of an answer of the
-# program and a plain value, which may have been what is expected.
+# How a mirror came about. MADE: the tests called a class of the program. MIXED: an operator combined an object of the
+# program with a plain value, which may have been the expected value.
 MADE, MIXED = "made", "mixed"
 
 
 class Refused(TypeError):
-    """An object of the program's would decide how it compares with a plain value."""
+    """An object of the program would decide how it compares with a plain value."""
 
 
 class Raised(Exception):
-    """An exception of the program that would end an iteration of the tests."""
+    """Replaces a StopIteration of the program that would end an iteration of the tests."""
 
 
 def is_mirror(value):
@@ -30,18 +31,18 @@ def is_mirror(value):
 
 
 class Judge(Port):
-    """The judge's end, and what the program may be asked for."""
+    """The judge's end of the pipes. It decides what the program may ask for."""
 
     def __init__(self, *streams):
         super().__init__(*streams, first=0)
         self.lock = __import__("_thread").RLock()
-        # The tests' functions that the program may call, and objects that it may look into, by identity.
+        # Functions of the tests that the program may call, and objects that it may read attributes of, by id().
         self.callable, self.open, self.iterators, self.opaque = set(), {}, {}, False
         self.classes, self.names_stop, self.guards, self.random = set(), False, [], None
         self.broken = self.failed = None
         self.weak = False
 
-    # What the tests give to the program.
+    # Encoding of what the tests pass to the program.
 
     def break_off(self, why):
         self.broken = self.broken or why
@@ -71,7 +72,7 @@ class Judge(Port):
             is_async = code is not None and bool(code.co_flags & 0x80)  # inspect.CO_COROUTINE
             return ["function", self.keep(value), name if isinstance(name, str) else "function", doc, is_async, opaque]
         if kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__") and kind.__name__ != "generator":
-            # An iterator of any kind is one of a generator's.
+            # The program gets any iterator as a generator.
             if id(value) not in self.iterators:
                 self.iterators[id(value)] = (value, (item for item in value))
             value = self.iterators[id(value)][1]
@@ -95,7 +96,7 @@ class Judge(Port):
             return ["stdlib", kind.__module__, kind.__qualname__]
         return super().encode_class(kind)
 
-    # What the program asks for while it is asked.
+    # Requests that the program sends while it answers a request.
 
     def serve(self, what, args, named_args):
         if what == "input":
@@ -122,7 +123,7 @@ class Judge(Port):
         return getattr(target, name) if what == "getattr" else setattr(target, name, args[2])
 
     def finish(self, coroutine):
-        """Runs a coroutine of the tests to its end. A loop runs already, if the program was called in one."""
+        """Runs a coroutine of the tests to its end, in a new thread, since this one may already run an event loop."""
         import asyncio
         import threading
 
@@ -146,7 +147,7 @@ class Judge(Port):
         return results[0][1]
 
     def fail(self, asked, error):
-        # The program may catch what the tests assert within a function that it calls.
+        # The program may catch an assertion that fails in a function of the tests, so the failure is recorded here.
         if isinstance(error, (AssertionError, Refused)) and not hasattr(error, "_from_program"):
             self.failed = self.failed or words(error)
         kind = type(error)
@@ -155,7 +156,7 @@ class Judge(Port):
             error = base(*[part for part in error.args if type(part) in NUMBERS])
         super().fail(asked, error)
 
-    # What the tests ask the program for.
+    # Requests of the tests to the program.
 
     def ask(self, what, /, *args, **named_args):
         with self.lock:
@@ -173,7 +174,8 @@ class Judge(Port):
             return value
 
     def may_stop(self, args):
-        """Whether an exception that ends iterations is what the tests want: `all(map(f, cases))` of nothing is true."""
+        """Whether the tests expect an exception that ends iterations. Elsewhere it would shorten an iteration of the
+        tests, and `all(map(f, cases))` of nothing is true."""
         if self.names_stop or args and args[0] in ("__next__", "__anext__"):
             return True
         method = args[1] if len(args) > 1 and args[0] == "__call__" else None
@@ -227,7 +229,8 @@ class Judge(Port):
         return made
 
     def replaced(self, bases, also):
-        # An exception of the standard library that the tests know is caught by its name; none of this file is.
+        # Tests must be able to catch an exception of the standard library: its mirror derives from the class of that
+        # name here. That must not be a class of this script (`__main__`).
         kind = found(also[1], also[2]) if also[1] != "__main__" else None
         if isinstance(kind, type) and issubclass(kind, BaseException):
             return (kind,)
@@ -304,7 +307,7 @@ class Judge(Port):
         error = args[1] if len(args) > 1 else None
         ours = error is not None and not hasattr(error, "_from_program")
         if isinstance(error, (AssertionError, Broken, Refused, Gone)) and ours or isinstance(error, Gone):
-            # What the tests find is not the program's to hear of.
+            # The program's context manager does not see a failed assertion of the tests.
             self.ask("special", name, me, None, None, None)
             return False
         kept = self.ask("special", name, me, args[0], error, None)
@@ -312,7 +315,7 @@ class Judge(Port):
             frame = sys._getframe(3)
             file, line = frame.f_code.co_filename, frame.f_lineno
             inside = [found for test, first, last, found in self.guards if test == file and first <= line <= last]
-            # Nor may it skip what they assert.
+            # Nor may a context manager of the program suppress an exception that makes the tests skip an assertion.
             if any(inside) or not inside:
                 return False
         return kept
@@ -327,7 +330,7 @@ def has_own(kind, name):
 
 
 def found(module, path):
-    """What a module of the standard library that is loaded has by a name."""
+    """Returns the object that a path names in a loaded module; None if there is none."""
     value = sys.modules.get(module)
     if type(value) is not type(sys):
         return None

@@ -1,14 +1,15 @@
-# Mirrors of the other side's classes. A class is mirrored by a type, so that isinstance, issubclass, `except`, `type(x)
-# is C` and hash tables work as they do, and its instances by instances of that type. A special method that the class
-# has asks the other side, as does any attribute; what a class inherits from a built-in one it has here.
+# Mirrors of the other side's objects. Each class of the other side is mirrored by a class here, so that isinstance,
+# issubclass, `except`, `type(x) is C` and hash tables work as usual, and its instances by instances of that class. A
+# special method that the original class defines asks the other side, and so does every other attribute. What the
+# original class inherits from a built-in class runs here.
 
 LOCAL = {"_place", "_how", "_port", "_names", "_lost", "_from_program"}
 
 
 def built_in_base(kind):
-    """The built-in class, other than object, whose instances a class's instances are."""
+    """Returns the built-in class, other than object, from which a class derives; None if there is none."""
     for base in kind.__mro__:
-        # What another class says of itself is not asked.
+        # A mirror's name comes from the other side, which could claim that of a built-in class.
         if type(base) is Mirror:
             continue
         if base in IMMUTABLE or path_of(base) in CONTAINERS:
@@ -86,7 +87,7 @@ STUBS = {}
 
 
 class Mirror(type):
-    """The type of all mirrors' types: a class of the other side."""
+    """The metaclass of mirrored classes: each instance of it stands for a class of the other side."""
 
     def __new__(meta, name, bases, own, **more):
         raise Broken("a class of the tests inherits from the program's " + bases[0].__name__)
@@ -156,7 +157,7 @@ def mirror(port, place, bases, special, names, also):
     own.update(_port=port, _place=place, _names=frozenset(names), _meta=bool(meta))
     if not any(isinstance(base, Mirror) for base in bases):
         own.update(__eq__=equal, __ne__=unequal, __hash__=identity_hash)
-        # A class derived from a built-in one compares, and hashes, as that does.
+        # A mirror of a class derived from a built-in class compares and hashes as the built-in class does.
         if bases != (object,):
             for word in ("__eq__", "__ne__", "__hash__"):
                 del own[word]

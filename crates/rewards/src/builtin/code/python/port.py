@@ -1,36 +1,36 @@
-# One end of the two pipes between the judge and the program. Both ends are this class: each asks, and answers what the
-# other asks meanwhile (a program calls a function of the tests while it is called itself). What is no value stays where
-# it is; the other side has a mirror of it (mirrors.py), and asks for what the mirror is asked. A container that can be
-# changed is on both sides, under one number, and each message carries what has changed since the last. One that only
-# this table still refers to is dropped.
+# One end of the two pipes between the judge, which runs the tests, and the program. Both ends are this class. An end
+# that waits for an answer also answers the other end's requests, since a program may call a function of the tests while
+# the tests call the program. An object that is not a plain value stays on its side; the other side has a mirror of it
+# (mirrors.py), which forwards each use. A mutable container exists on both sides under one number, and each message
+# carries what changed since the message before. A container to which only this table refers is dropped.
 
 
 class Gone(BaseException):
-    """The other side answers no more, or not as it must."""
+    """The other side no longer answers, or its answer is invalid."""
 
 
 class Broken(Exception):
-    """The test asks for what cannot be done here."""
+    """The tests need something that cannot be done across two sandboxes."""
 
 
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError, MemoryError)
 
 
 class Port:
-    # Bytes of a line, and of all.
+    # Most bytes of one message and of all messages received, and the bytes received so far.
     longest, most, received = 1 << 24, 1 << 28, 0
 
     def __init__(self, reader, writer, first):
         self.reader, self.writer = reader, writer
         self.shared, self.seen, self.paths, self.numbers, self.next = {}, {}, {}, {}, first
         self.pending, self.described, self.closed = [], [], []
-        # What the other side has mirrors of, and mirrors of what it has.
+        # Objects of this side that have mirrors on the other side, and mirrors of the other side's objects.
         self.kept, self.places, self.theirs, self.kinds, self.coroutines = [], {}, {}, {}, {}
         self.shared[-1] = []
         self.alone = self.references(-1)
         del self.shared[-1]
 
-    # Values to JSON.
+    # Encoding: values to JSON.
 
     def encode(self, value):
         kind = type(value)
@@ -52,7 +52,7 @@ class Port:
         return [self.encode(value) for value in values]
 
     def kind_of(self, kind):
-        """How values of a type are encoded."""
+        """Returns the function that encodes values of this type."""
         if isinstance(kind, Mirror):
             return lambda value: self.mirrored(value)
         if issubclass(kind, type):
@@ -81,7 +81,7 @@ class Port:
         return ["shared", number]
 
     def keep(self, value):
-        """The place of an object that stays here."""
+        """Returns the index in `kept` of an object that stays on this side."""
         place = self.places.get(id(value))
         if place is None:
             place = self.places[id(value)] = len(self.kept)
@@ -99,7 +99,7 @@ class Port:
         return self.own_class(kind)
 
     def own_class(self, kind):
-        """A class as that of a mirror's."""
+        """Encodes a class of this side, of which the other side makes a mirror."""
         known = id(kind) in self.places
         place = self.keep(kind)
         if not known:
@@ -107,7 +107,7 @@ class Port:
         return ["class", place]
 
     def describe(self, kind, place):
-        """What the other side makes a mirror of a class from."""
+        """Puts what the other side needs for a mirror of a class into the next message."""
         bases = [self.encode_class(base) for base in kind.__bases__]
         own = vars(kind)
         special = [("-" if own[name] is None else "") + name for name in own if name in SPECIAL]
@@ -129,7 +129,7 @@ class Port:
         return ["error", place, self.encode_class(kind), args, self.encode(flat(details.items())), cause,
                 error.__cause__ is not None]
 
-    # JSON to values. Whatever is not as `encode` makes it raises.
+    # Decoding: JSON to values. Anything that `encode` does not write raises an exception.
 
     def decode(self, value):
         if type(value) is not list:
@@ -240,7 +240,7 @@ class Port:
     def replaced(self, bases, also):
         return bases
 
-    # What both sides have.
+    # Containers that exist on both sides.
 
     def references(self, number):
         return sys.getrefcount(self.shared[number])
@@ -249,7 +249,7 @@ class Port:
         return True
 
     def section(self):
-        """What a message says beside itself: what has changed since the last."""
+        """Returns the part of a message that says what changed since the message before: classes and containers."""
         new, entries, gone = set(self.pending), [], []
         for number in list(self.shared):
             if number not in new:
@@ -261,7 +261,7 @@ class Port:
                     gone.append(number)
         for number in gone:
             self.drop(number)
-        # What is encoded may hold other containers.
+        # Encoding a container can add the containers inside it to `pending`.
         while self.pending:
             number = self.pending.pop()
             value, path, header = self.shared[number], self.paths[number], None
@@ -339,7 +339,7 @@ class Port:
         return value
 
     def ask(self, what, /, *args, **named_args):
-        """Asks the other side, and answers what it asks before it answers."""
+        """Sends a request, and answers the other side's requests until the reply comes."""
         asked = os.urandom(12).hex()
         args = self.encode_all(args)
         message = {"id": asked, "do": what, "args": args}
@@ -388,7 +388,7 @@ class Port:
 
 
 def perform(name, target, /, *args, **named_args):
-    """Runs a special method of an object of this side."""
+    """Runs a special method of an object that is on this side."""
     operation = SPECIAL[name]
     if operation is not None:
         return operation(target, *args)

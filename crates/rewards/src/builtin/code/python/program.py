@@ -1,5 +1,5 @@
-# Runs the program and answers the judge's calls. Nothing that happens here decides a test: whatever the program does to
-# this file, to the interpreter or to its file descriptors, it can only answer calls, which is what it is for.
+# Runs the program and answers the judge's calls. Nothing that happens in this process decides a test. Whatever the
+# program does to this file, the interpreter or its file descriptors, it can only change its own answers.
 import io
 import types
 
@@ -10,7 +10,7 @@ os.dup2(null, 1)
 
 
 class Sink(io.RawIOBase):
-    """What the program prints, which goes where the tests' standard output goes."""
+    """Collects what the program prints. It is sent to the judge, which writes it to the tests' standard output."""
 
     most = 1 << 22
 
@@ -28,7 +28,7 @@ class Sink(io.RawIOBase):
 
 
 class Source(io.TextIOBase):
-    """The tests' standard input."""
+    """Standard input of the program: reads from the tests' standard input."""
 
     def readable(self):
         return True
@@ -41,7 +41,7 @@ class Source(io.TextIOBase):
 
 
 class Items(list):
-    """What an iterator has that nobody else looks at."""
+    """The items of an iterator to which nothing else refers, so that they can be sent at once."""
 
 
 READY = {type(iter(empty)) for empty in ([], (), set(), "", b"", range(0), {}, {}.values(), {}.items())}
@@ -55,7 +55,7 @@ BASE_VALUES = {
 
 class Program(Port):
     longest, most = 1 << 30, 1 << 60
-    # Whether the judge waits for an answer, and may be asked.
+    # Number of the judge's requests that are being answered. Only meanwhile may the program ask the judge.
     asked = 0
     loop = None
 
@@ -80,7 +80,8 @@ class Program(Port):
             path = path_of(base)
             return lambda value: self.share(value, path)
         for base in kind.__mro__:
-            # A class derived from `date` is a date.
+            # An instance of a class derived from a standard one, such as `date`, is sent as a value of the standard
+            # one.
             if path_of(base) in STANDARD and path_of(base) not in UNNAMED:
                 return self.kind_of(base)
         return lambda value: ["mine", self.keep(value), self.own_class(kind)]
@@ -150,7 +151,7 @@ class Program(Port):
             named("random.setstate")(self.random)
 
     def wait(self, awaitable):
-        """Runs what is awaited to its end: the judge's event loop waits meanwhile."""
+        """Runs an awaitable to its end; the judge's event loop waits meanwhile."""
         import asyncio
 
         if self.loop is None:
@@ -200,13 +201,13 @@ class Program(Port):
             self.asked -= 1
 
     def fail(self, asked, error):
-        # Its frames would keep all that they hold.
+        # The frames of a traceback would keep all their local variables alive.
         error.__traceback__ = None
         super().fail(asked, error)
 
 
 class Opaque:
-    """Something of the tests' that can be called, and nothing else."""
+    """An object of the tests, such as a mock, that the program can call but not inspect."""
 
     def __init__(self, place):
         self.__dict__["place"] = place
@@ -237,7 +238,7 @@ def read(name):
 
 
 def start(scope):
-    # A completion continues with the prompt's code, or stands by itself.
+    # A completion continues the prompt's code, or is complete by itself.
     prompt, source = read("prompt.py"), read("main.py")
     source = prompt + source if prompt and compiles(prompt + source) else source
     exec(compile(source, "main.py", "exec"), scope)

@@ -1,4 +1,4 @@
-# What tests use of pytest, where it is not installed: raises, approx, fail and parametrized functions.
+# Replaces pytest where it is not installed: pytest.raises, approx, fail and parametrized tests.
 
 
 def like_pytest():

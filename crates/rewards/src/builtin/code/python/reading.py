@@ -1,4 +1,4 @@
-# What the tests' text says: which names are the program's, and which of them are classes.
+# Reads the source of the tests: which names belong to the program, and which of them are classes.
 
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST; the module `ast` would take longer to import than a test to run.
 OF_VALUES = {name for kind in (list, dict, set, str, bytes, int, float, tuple) for name in dir(kind)}
@@ -6,14 +6,14 @@ TRIES = {"isinstance", "issubclass", "raises", "assertRaises", "assertRaisesRege
 
 
 class Reading:
-    """The names that tests call, read and bind, and those whose objects are themselves what is tested."""
+    """The names that the tests call, read and bind, and the classes whose instances are themselves tested."""
 
     def __init__(self, tests, candidate=None):
         self.called, self.loaded, self.bound, self.classes, self.defined = set(), set(), set(), set(), set()
         self.modules, self.made, self.used, self.attributes, self.guards = set(), {}, set(), set(), []
         for self.test, test in enumerate(tests):
             self.visit(compile(test, "test", "exec", ONLY_AST))
-        # What is made by a call of a name, and then used as no value is.
+        # Classes whose instances are used in a way in which plain values are not.
         self.classes |= {name for variable, name in self.made.items() if variable in self.used}
         if "candidate" in self.classes and candidate:
             self.classes.add(candidate)
@@ -69,8 +69,8 @@ class Reading:
                 self.classes.add(makers[0])
 
     def under_test(self, entry_point):
-        """The names that tests call and that are no built-in function's. A built-in one's only where nothing else is
-        left that could be meant: a program may define `sum`."""
+        """The names that the tests call and that are not built-in functions. A built-in name counts only if nothing
+        else could be the program's: a program may define `sum`."""
         if entry_point in self.called:
             return {entry_point} | {name for name in self.called if not hasattr(builtins, name)}
         own = {name for name in self.called if not hasattr(builtins, name)}
@@ -96,7 +96,7 @@ def made_by(node):
 
 
 def asserts(node):
-    """Whether anything is asserted in a tree."""
+    """Whether a syntax tree contains an assertion."""
     kind = type(node).__name__
     if kind == "Assert" or kind == "Attribute" and node.attr.startswith("assert"):
         return True

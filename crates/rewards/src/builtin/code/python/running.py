@@ -1,12 +1,14 @@
-# The tests' names, and how tests are run: one after the other, each in the scope that those before it left.
+# The namespace of the tests, and how tests run: one after the other, each in the namespace that the last one left.
 
 
 class Scope(dict):
-    """The tests' names; what they do not define is a module of the standard library, or the program's."""
+    """The namespace of the tests. A name that they do not define is a module of the standard library, or belongs to the
+    program."""
 
     def __init__(self, remote, asserted):
         super().__init__(__name__="tests")
-        # The names that are the program's whatever is built in; those that a row's own code defines for the tests.
+        # remote: names that are the program's even if a built-in function has the same name. own: what the row's own
+        # code defines for the tests.
         self.remote, self.own, self.functions, self.read, self.asserted = remote, {}, {}, set(), asserted
 
     def __missing__(self, name):
@@ -37,7 +39,7 @@ class Scope(dict):
         return value
 
     def __setitem__(self, name, value):
-        # Tests that read a variable of the program's, and then set it, mean the program's.
+        # Tests that read a variable of the program and then set it mean the program's variable.
         if name in self.read:
             port.ask("setname", name, value)
         else:
@@ -45,8 +47,9 @@ class Scope(dict):
 
 
 def own_definitions(source, entry_point):
-    """What a row's own code (a prompt, a setup) defines that is the tests', too: imports, functions and constants.
-    The program's interpreter may have them patched. Its classes are the program's, since their objects are."""
+    """Returns the imports, functions and constants that the row's own code (prompt or setup) defines. The tests have
+    them for themselves, since the program may have patched them in its interpreter. Classes remain the program's, since
+    its objects are instances of them."""
     import ast
 
     try:
@@ -73,7 +76,8 @@ def own_definitions(source, entry_point):
 
 
 def run(code, scope, reading):
-    """None, or why the test failed; an error of the test itself is no failure of the program."""
+    """Runs a test. Returns None, or why it failed. Raises an error of the test itself, which is no failure of the
+    program."""
     known = set(scope)
     try:
         exec(code, scope)
@@ -92,7 +96,8 @@ def run(code, scope, reading):
 
 
 def run_defined(names, scope, reading):
-    """Tests that are defined and not run: classes of `unittest`, and functions that begin with `test`."""
+    """Runs tests that are defined but not called: classes of `unittest`, and functions whose name begins with
+    `test`."""
     for name in sorted(names, key=list(scope).index):
         value = scope[name]
         if isinstance(value, type) and UNITTEST:
@@ -110,12 +115,13 @@ def run_defined(names, scope, reading):
                 asyncio.run(result)
 
 
-# The module, and the classes of it whose tests have been run.
+# The module `unittest`, if the tests import it, and the classes whose tests have been run.
 UNITTEST = []
 
 
 def watch_unittest():
-    """Makes a failure that a runner only reports one of the test; there is no `__main__` with tests to run."""
+    """Makes a test fail when a unittest runner only reports a failure. Disables `unittest.main`, since there is no
+    `__main__` with tests."""
     import unittest
 
     UNITTEST.append(unittest)
@@ -144,7 +150,7 @@ def tell(**result):
 
 
 def prepare(scope, reading):
-    """What the tests' interpreter shares with the program's."""
+    """Lets the tests import the program as the module `solution`."""
     import types
 
     class Solution(types.ModuleType):

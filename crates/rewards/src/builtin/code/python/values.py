@@ -1,6 +1,7 @@
-# How values travel between the judge and the program: as JSON. None, bool, float, str and small int are themselves; all
-# else is a list that begins with a tag. Values of the standard library are built again from checked parts (no pickle),
-# and only from their exact types; containers that can be changed are shared, so that changes come back (port.py).
+# How values are encoded as JSON for the pipes between the judge, which runs the tests, and the program. None, bool,
+# float, str and small int are themselves. Any other value is a list that begins with a tag. Values of the standard
+# library are built again from checked parts (no pickle), and only if their type is exactly one of the library's.
+# Mutable containers exist on both sides, so that changes come back (port.py).
 import builtins
 import json
 import operator
@@ -13,14 +14,14 @@ NUMBERS = PLAIN | {int}
 
 
 def named(path):
-    """The class of the standard library that a path such as "fractions.Fraction" names."""
+    """The class or function of the standard library that a path such as "fractions.Fraction" names."""
     module, _, name = path.rpartition(".")
     __import__(module)
     return getattr(sys.modules[module], name)
 
 
 def path_of(kind):
-    # Since 3.13 paths have another module.
+    # Since Python 3.13 the classes of pathlib are in another module.
     return (kind.__module__ + "." + kind.__qualname__).replace("pathlib._local.", "pathlib.")
 
 
@@ -65,7 +66,8 @@ def field_kind(name):
     return named("dataclasses." + name)
 
 
-# Of each, its parts, and what makes it of them: the class, unless something else is said.
+# Types of the standard library that are copied. For each: a function that returns a value's parts, and a function that
+# makes a value from the class and the parts (None: the class is called with the parts).
 STANDARD = {
     "builtins.int": (lambda value: [hex(value)], lambda kind, text: int(text, 16)),
     "builtins.bytes": (lambda value: [value.hex()], lambda kind, text: bytes.fromhex(text)),
@@ -93,10 +95,10 @@ STANDARD = {
     "inspect.Signature": (signature_parts, signature),
     "dataclasses._FIELD_BASE": (attributes("name"), lambda kind, name: field_kind(name)),
 }
-# Those that are no attribute of their module.
+# Types of STANDARD that are not attributes of their module.
 UNNAMED = {"builtins.ellipsis", "builtins.NotImplementedType", "builtins.dict_keys", "builtins.dict_values"}
 UNNAMED |= {"builtins.dict_items"}
-# Those whose parts may be anything.
+# Types of STANDARD whose parts may be values of any type.
 ANY_PARTS = {"builtins.slice", "inspect.Signature"}
 
 
@@ -138,8 +140,8 @@ def refill_array(value, parts):
     value[:] = named("array.array")(value.typecode, parts)
 
 
-# Of each container: what it is made with, its content, and how it gets another. Base classes' methods are named, so
-# that those of a class derived from them do not matter.
+# Mutable containers. For each: functions that return the arguments for an empty one, return its content, and replace
+# its content. They call methods of the built-in class by name, so that what a derived class overrides does not matter.
 nothing = lambda value: []
 of_dict = (nothing, lambda value: flat(dict.items(value)), refill_dict)
 of_file = (nothing, lambda value: [value.getvalue(), value.tell()], refill_file)
@@ -160,14 +162,14 @@ CONTAINERS = {
     "_io.StringIO": of_file,
     "_io.BytesIO": of_file,
 }
-# Content that is made anew each time it is looked at is compared by its value.
+# Containers whose content is a new object each time it is read: it is compared by value, not by identity.
 BY_VALUE = {"builtins.bytearray", "array.array", "_io.StringIO", "_io.BytesIO"}
-# What a class of the program may derive from and still be a value.
+# Immutable built-in types. An instance of a class derived from one of them is sent with its value of that type.
 IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset)
 
 
 def empty(path, kind, parameters):
-    """An empty container, of a class derived from that of the path."""
+    """Makes an empty container of class `kind`, which is the class at `path` or derived from it."""
     base = named(path)
     if path == "array.array":
         return base.__new__(kind, *parameters)
@@ -187,7 +189,8 @@ def unchanged(path, old, new):
     return path in BY_VALUE and old == new
 
 
-# Special methods, and what runs them on the side that has the object. Binary ones stand with what swaps their operands.
+# Special methods, and the function that runs each of them on the side that has the object. A binary operator has three
+# methods: the plain one, the one with swapped operands, and the one in place.
 BINARY = {}
 for word in "add sub mul truediv floordiv mod pow lshift rshift xor matmul and_ or_".split():
     bare = word.rstrip("_")
@@ -212,7 +215,7 @@ SPECIAL = {
 SPECIAL.update(BINARY)
 SPECIAL.update(COMPARISONS)
 SPECIAL.update(COERCIONS)
-# Those that are called as they are.
+# Special methods that no function stands for: they are looked up in the object's class.
 for word in "call enter exit await aiter anext aenter aexit missing length_hint instancecheck subclasscheck".split():
     SPECIAL["__" + word + "__"] = None
 WAITED = {"__anext__", "__aenter__", "__aexit__"}
