@@ -25,8 +25,8 @@ const WORDS: [Word; 16] = [
     },
     word(&["turned over", "turn over", "turns over", "turning the weight over"], "transposed, transpose"),
     Word {
-        // A text that a model learns; a source whose hash says what was emulated.
-        except: &["crates/cli/tests/it/stopping_early.rs", "crates/kernels/src/device/cuda/emulator.h"],
+        // A text that a model learns.
+        except: &["crates/cli/tests/it/stopping_early.rs"],
         ..word(&["goes on", "go on", "going on", "gone on", "went on"], "continues, resumes")
     },
     word(&["given up"], "cancelled, discarded, rolled back"),
