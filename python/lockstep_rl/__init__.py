@@ -11,6 +11,7 @@ from ._loop import Completion, Engine, Group, Model, Sampling, Scores, Trainer
 from ._native import StopSignal, __version__
 from ._rewards import by_group
 from ._scripts import (
+    DatasetConfig,
     DatasetMixtureConfig,
     ModelConfig,
     ScriptArguments,
@@ -36,6 +37,7 @@ __all__ = [
     "Completion",
     "DPOConfig",
     "DPOTrainer",
+    "DatasetConfig",
     "DatasetMixtureConfig",
     "Engine",
     "GRPOConfig",
