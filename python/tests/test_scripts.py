@@ -275,8 +275,9 @@ ROWS |= {"reward": ROWS["dpo"], "rloo": ROWS["grpo"]}
 
 @pytest.mark.torch
 @pytest.mark.skipif(TRL is None, reason="trl is not installed")
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "whole"])
 @pytest.mark.parametrize("method", ["sft", "dpo", "reward", "grpo", "rloo"])
-def test_a_script_of_trls(model, method, place):
+def test_a_script_of_trls(model, method, lora, place):
     """Only its import is changed."""
     pytest.importorskip("accelerate")
     text = (pathlib.Path(TRL.origin).parent / f"scripts/{method}.py").read_text()
@@ -290,14 +291,18 @@ def test_a_script_of_trls(model, method, place):
     arguments = ["--model_name_or_path", model, "--dataset_name", "data", "--max_steps", "2", "--logging_steps", "1",
                  "--per_device_train_batch_size", "2", "--learning_rate", "1e-3", "--output_dir", "out",
                  "--eval_strategy", "steps", "--eval_steps", "2", "--report_to", "none", "--bf16", "False",
-                 "--use_peft", "--lora_r", "4", "--lora_alpha", "8", "--no_remove_unused_columns"]
+                 "--no_remove_unused_columns"]
+    if lora:
+        arguments += ["--use_peft", "--lora_r", "4", "--lora_alpha", "8"]
     if method in ("grpo", "rloo"):
         arguments += ["--reward_funcs", "mine.fn", "think_format_reward", "--num_generations", "2",
                       "--max_completion_length", "4"]
-    if method == "reward":
+    if method == "reward" and lora:
         arguments += ["--lora_task_type", "SEQ_CLS"]
-    said = python("script.py", *arguments, env={**os.environ, "HF_DATASETS_CACHE": str(place / "cache")})
+    cache = {"HF_DATASETS_CACHE": str(place / "cache")}
+    said = python("script.py", *arguments, env={**os.environ, **cache}, timeout=600)
     assert said.returncode == 0, said.stderr[-3000:]
-    assert "Training completed" in said.stdout and (place / "out/adapter_model.safetensors").exists()
+    written = "adapter_model.safetensors" if lora else "model.safetensors"
+    assert "Training completed" in said.stdout and (place / "out" / written).exists()
     metrics = (place / "out/metrics.jsonl").read_text()
     assert "eval_" in metrics
