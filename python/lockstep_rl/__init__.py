@@ -12,6 +12,7 @@ from ._loop import Completion, Engine, Group, Model, Sampling, Scores, Trainer
 from ._native import StopSignal, __version__
 from ._rewards import by_group
 from ._scripts import (
+    DatasetConfig,
     DatasetMixtureConfig,
     ModelConfig,
     ScriptArguments,
@@ -37,6 +38,7 @@ __all__ = [
     "Completion",
     "DPOConfig",
     "DPOTrainer",
+    "DatasetConfig",
     "DatasetMixtureConfig",
     "Engine",
     "GRPOConfig",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import sys
 from typing import Any
 
@@ -35,6 +36,24 @@ class AcceleratorConfig:
         for name in fields.keys() - known:
             raise TypeError(f"`accelerator_config` has no field `{name}`: there are {', '.join(sorted(known))}")
         return cls(**fields)
+
+
+def check_one_process() -> None:
+    """Refuses to be one of several processes of a launcher: each would train by itself."""
+    count = os.environ.get("WORLD_SIZE", "")
+    if "LOCAL_RANK" in os.environ and count.isdigit() and int(count) > 1:
+        raise RuntimeError(
+            f"a launcher (accelerate launch, torchrun) has started {count} processes, each of which would train the "
+            "model by itself: one process trains here, with all cores or the GPU: start the script with python, or "
+            "with --num_processes 1"
+        )
+
+
+def begin_accelerate(on_cpu: bool) -> None:
+    """Where accelerate is imported, makes the state that its loggers need, as transformers' arguments do."""
+    state = getattr(sys.modules.get("accelerate"), "PartialState", None)
+    if state is not None:
+        state(cpu=True) if on_cpu else state()
 
 
 class ArgumentMethods:

@@ -138,7 +138,10 @@ _SCRIPT_FLAGS = {
     "streaming": "not supported",
     "test_split_size": "not supported",
 }
-_LISTS = {name: {"type": "array", "items": {"type": "string"}} for name in ("reward_funcs", "report_to")}
+_TEXT = {"type": "string"}
+_SCRIPT_SCHEMAS = {
+    "model_name_or_path": _TEXT, "reward_model_name_or_path": _TEXT, "reward_funcs": {"type": "array", "items": _TEXT},
+}
 
 
 def _parsed(method: str, arguments: list[str]) -> dict:
@@ -150,12 +153,9 @@ def _parsed(method: str, arguments: list[str]) -> dict:
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="a YAML file of these arguments")
     helps = {name: field.doc for name, field in fields.items()} | _SCRIPT_FLAGS
-    schemas = {name: field.schema for name, field in fields.items() if field.status == "supported"} | _LISTS
+    schemas = {name: field.schema for name, field in fields.items()} | _SCRIPT_SCHEMAS
     for name, text in sorted(helps.items()):
-        default = fields[name].default if name in fields else None
-        add_flag(parser, name, text, schemas.get(name, {}), default)
+        add_flag(parser, name, text, schemas.get(name, {}))
     given = vars(parser.parse_args(arguments))
     values = read_file(given.pop("config")) if "config" in given else {}
-    for name, value in given.items():
-        values[name] = value_of(value, schemas.get(name, {}))
-    return values
+    return {name: value_of(value, schemas.get(name, {})) for name, value in {**values, **given}.items()}

@@ -15,7 +15,7 @@ import warnings
 from typing import Any
 
 from . import _native
-from ._arguments import AcceleratorConfig, ArgumentMethods
+from ._arguments import AcceleratorConfig, ArgumentMethods, begin_accelerate, check_one_process
 
 # Keys that a trainer sets from its own arguments; they are not fields of a configuration class.
 _NOT_FIELDS = {"model_name_or_path", "reward_funcs"}
@@ -90,6 +90,31 @@ def _check_type(name: str, value: Any, schema: dict) -> None:
     raise TypeError(f"`{name}` must be {words}, but is {value!r} ({type(value).__name__})")
 
 
+def _joined(key: str, one: Any, other: Any, field: str, other_field: str) -> Any:
+    """The value of a key that two fields set."""
+    if key == "columns":
+        clash = [name for name in one.keys() & other.keys() if one[name] != other[name]]
+        if not clash:
+            return {**one, **other}
+    if key == "dtype":
+        # bf16 with weights that are read as float32 is bf16 beside f32 masters, whichever field says which.
+        return one if one in ("bf16", "bfloat16") else other
+    if one != other:
+        raise ValueError(f"`{field}` and `{other_field}` both set {key}, to {one!r} and {other!r}: keep one of them")
+    return one
+
+
+def _from_json(name: str, value: Any, schema: dict) -> Any:
+    """Of a field that may be a dict, as in transformers: a dict's text as the dict."""
+    kinds = [part.get("type") for part in alternatives(schema)]
+    if not isinstance(value, str) or not value.startswith("{") or set(kinds) - {"object", None}:
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"`{name}` = {value}: this is no JSON: {error}") from None
+
+
 class Field:
     """A field of a configuration class: its status (supported, ignored, refused, or an alias), default and meaning."""
 
@@ -98,13 +123,32 @@ class Field:
         self.status: str = row["status"]
         self.doc: str = row["doc"]
         self.default: Any = row.get("default")
-        self.schema: dict = row.get("schema") or {}
+        self.schema: dict = row.get("schema") or _READ_AS.get(self.name, {})
         self.trl_name: str | None = row.get("trl_name")
         self.type: str = row.get("type", "")
         self.trl: str = row.get("trl", "")
 
 
-# Values of `report_to`. wandb, trackio and mlflow receive metrics through their own packages.
+_TEXT = {"type": "string"}
+# The values of fields that the engine has not under TRL's name, and this package reads.
+_READ_AS = {
+    "bf16": {"type": "boolean"},
+    "report_to": {"anyOf": [{"type": "array", "items": _TEXT}, _TEXT]},
+    "dataset_text_field": _TEXT,
+    "model_init_kwargs": {"type": "object"},
+    "disable_tqdm": {"type": "boolean"},
+    "project": _TEXT,
+    "overwrite_output_dir": {"type": "boolean"},
+    "resume_from_checkpoint": {"anyOf": [{"type": "boolean"}, _TEXT]},
+    "push_to_hub": {"type": "boolean"},
+    "hub_model_id": _TEXT,
+    "hub_private_repo": {"type": "boolean"},
+    "hub_revision": _TEXT,
+    "hub_token": _TEXT,
+    "eos_token": _TEXT,
+}
+
+# Where metrics may go; wandb, trackio and mlflow by way of their own packages.
 REPORTERS = ("none", "all", "tensorboard", "wandb", "trackio", "mlflow")
 
 # Functions that translate the value of a TRL field into the engine's keys, where name or meaning differ.
@@ -150,6 +194,12 @@ def _of_model_init_kwargs(value: Any) -> dict:
     return values
 
 
+def _of_push_to_hub(on: Any) -> dict:
+    if on:
+        warn_once("push_to_hub: nothing is uploaded while training or by save_model; trainer.push_to_hub() uploads")
+    return {}
+
+
 _SPECIAL = {
     "bf16": _of_bf16,
     "scale_rewards": _of_scale_rewards,
@@ -160,7 +210,10 @@ _SPECIAL = {
     "project": lambda value: {},
     "overwrite_output_dir": lambda value: {},
     "resume_from_checkpoint": lambda value: {},
+    "push_to_hub": _of_push_to_hub,
     "hub_model_id": lambda value: {},
+    "hub_private_repo": lambda value: {},
+    "hub_revision": lambda value: {},
     "hub_token": lambda value: {},
     "eos_token": lambda value: {},
     "accelerator_config": lambda value: {},
@@ -170,14 +223,17 @@ _SPECIAL = {
 MAPPED = {
     "bf16": "dtype = \"bf16\"",
     "report_to": "tensorboard (on by itself): the engine's; wandb, trackio and mlflow through their own packages",
-    "model_init_kwargs": "torch_dtype or dtype is the field dtype; what is about PyTorch has no meaning; the rest is "
-    "refused",
+    "model_init_kwargs": "torch_dtype or dtype is the field dtype (float32 with bf16 is bf16: it is computed in that); "
+    "what is about PyTorch has no meaning; the rest is refused",
     "dataset_text_field": "columns = {\"text\": NAME}",
     "project": "the project of wandb and trackio",
     "disable_tqdm": "nothing is printed while training",
     "overwrite_output_dir": "a directory that holds a run is never overwritten: remove it, or resume the run",
     "resume_from_checkpoint": "the argument of train()",
-    "hub_model_id": "where push_to_hub() uploads to",
+    "push_to_hub": "read by scripts, which then call push_to_hub(); nothing is uploaded while training",
+    "hub_model_id": "where push_to_hub() uploads to; not set: a repository of yours with the name of output_dir",
+    "hub_private_repo": "whether the repository that push_to_hub() makes is private",
+    "hub_revision": "the branch that push_to_hub() uploads to",
     "hub_token": "push_to_hub()'s",
     "eos_token": "the tokenizer's end of a sequence: a token that it has",
     "accelerator_config": "an object, as in transformers; dispatch_batches is False where rows are a stream, and True "
@@ -238,7 +294,16 @@ _OF_SERVERS = {
     )
 }
 _WITH_METRICS = ("sft", "dpo", "reward")
-# The same field of trainers that generate completions to evaluate: it has no effect there.
+# TRL's of DPO, which are keys of other methods.
+_OF_REFERENCE = {
+    name: {"name": name, "status": status, "doc": doc}
+    for name, status, doc in (
+        ("sync_ref_model", "refused", "the reference of DPO is what training begins with, or ref_model, and stays it"),
+        ("ref_model_mixup_alpha", "ignored", "it is sync_ref_model's, which is refused"),
+        ("ref_model_sync_steps", "ignored", "it is sync_ref_model's, which is refused"),
+    )
+}
+# The trainers that generate what they evaluate.
 _WITHOUT_METRICS = {
     "per_device_eval_batch_size": {
         "name": "per_device_eval_batch_size", "status": "ignored",
@@ -256,9 +321,14 @@ class _Config(ArgumentMethods):
     _aliases: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        check_one_process()
+        for name, value in list(vars(self).items()):
             field = self._fields.get(name)
-            if field is not None and field.status == "supported" and name not in _SPECIAL:
+            if field is None:
+                continue
+            value = _from_json(name, value, field.schema)
+            setattr(self, name, value)
+            if name in _READ_AS or (field.status == "supported" and name not in _SPECIAL):
                 _check_type(name, value, field.schema)
         self.accelerator_config = AcceleratorConfig.of(self.accelerator_config)
         values = self.values()
@@ -271,10 +341,13 @@ class _Config(ArgumentMethods):
             count = len(values.get("reward_weights") or [0])
             values["reward_funcs"] = [f"function:f{i}" for i in range(count)]
         _native.check(self.method, json.dumps(values))
+        begin_accelerate(bool(getattr(self, "use_cpu", False)))
 
     def values(self) -> dict:
         """Returns the fields that were set, as the engine's keys. Warns about fields that have no effect here."""
         values: dict = {} if self._algorithm is None else {"algorithm": self._algorithm}
+        # The field that each key is from.
+        fields_of: dict[str, str] = {}
         if self.method == "sft":
             # Without this key, the engine would take all rows as one batch.
             values["per_device_eval_batch_size"] = plain(self.per_device_eval_batch_size, "per_device_eval_batch_size")
@@ -282,21 +355,26 @@ class _Config(ArgumentMethods):
             field = self._fields.get(name)
             if field is None:  # a field that a subclass added
                 continue
+            if name in ("loss_type", "sft_loss_type") and value == "chunked_nll":
+                value = "nll"  # TRL's old name of it
             if value == field.default:
                 continue
             if name in {**_OF_METRICS, **_OF_WORKERS, **_OF_PAGES} and field.status == "supported":
                 continue
             if name in _SPECIAL:
-                values.update(plain(_SPECIAL[name](value), name))
+                own = plain(_SPECIAL[name](value), name)
             elif field.status == "supported":
-                values[name] = plain(value, name)
-            elif not asks_for_nothing(value):
-                if name in self._aliases:
-                    values[self._aliases[name]] = plain(value, name)
-                elif field.status == "ignored":
-                    warn_once(f"{name} has no meaning here: {field.doc}")
-                else:
-                    values[name] = plain(value, name)
+                own = {name: plain(value, name)}
+            elif asks_for_nothing(value):
+                continue
+            elif field.status == "ignored" and name not in self._aliases:
+                warn_once(f"{name} has no meaning here: {field.doc}")
+                continue
+            else:
+                own = {self._aliases.get(name, name): plain(value, name)}
+            for key, item in own.items():
+                values[key] = item if key not in fields_of else _joined(key, values[key], item, fields_of[key], name)
+                fields_of[key] = name
         return values
 
     @classmethod
@@ -380,7 +458,8 @@ def field_table(method: str) -> list[dict]:
     with its name, status (`supported`, `ignored` or `refused`), default and meaning."""
     own = _OF_METRICS if method in _WITH_METRICS else _WITHOUT_METRICS
     rows = [own.get(row["name"], row) for row in _native.fields(method)]
-    rows += [row for name, row in {**own, **_OF_PAGES}.items() if name not in {row["name"] for row in rows}]
+    more = {**own, **_OF_PAGES, **(_OF_REFERENCE if method == "dpo" else {})}
+    rows += [row for name, row in more.items() if name not in {row["name"] for row in rows}]
     return [_without_patience(row) if row["name"] == "reward_patience" else row for row in rows]
 
 

@@ -15,25 +15,35 @@ def kinds(schema: dict) -> list[str]:
     return [part["type"] for part in alternatives(schema) if "type" in part]
 
 
-def add_flag(parser: argparse.ArgumentParser, name: str, text: str, schema: dict, default: Any = None) -> None:
-    """Adds the flags `--name` and `--na-me`, and `--no_name` for a boolean that is on by default, or a field without a
-    schema."""
-    several = {"nargs": "+"} if "array" in kinds(schema) else {"nargs": "?", "const": "true"}
+def add_flag(parser: argparse.ArgumentParser, name: str, text: str, schema: dict) -> None:
+    """`--name` and `--na-me`, and `--no_name` of what may be on by itself, here or in TRL."""
+    possible = kinds(schema)
+    if not possible:  # a field without meaning here, or refused: whatever TRL reads
+        several: dict = {"nargs": "*"}
+    else:
+        several = {"nargs": "+"} if "array" in possible else {"nargs": "?", "const": "true"}
     names = list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
     parser.add_argument(*names, dest=name, help=text.replace("%", "%%"), **several)
-    if ("boolean" in kinds(schema) and default is True) or not kinds(schema):
+    if "boolean" in possible or not possible:
         names = list(dict.fromkeys([f"--no_{name}", f"--no-{name.replace('_', '-')}"]))
         parser.add_argument(*names, dest=name, action="store_const", const="false", help=argparse.SUPPRESS)
 
 
-def value_of(text: str | list[str], schema: dict) -> Any:
-    """Converts a flag's text to the type of its schema. A text that does not fit is returned unchanged; the field's own
-    check refuses it later."""
+def value_of(text: Any, schema: dict) -> Any:
+    """The text of a flag or of a file as its schema says; what does not fit stays text, of which others complain. A
+    file's values that are no texts stay what they are."""
     possible = kinds(schema)
     if isinstance(text, list):
+        if not possible and len(text) < 2:
+            return value_of(text[0], schema) if text else True
         items = next((part["items"] for part in alternatives(schema) if "items" in part), {})
         return [value_of(item, items) for item in text]
+    if not isinstance(text, str):
+        return text
     word = text.lower()
+    words = [word for part in alternatives(schema) for word in part.get("enum", [])]
+    if word in ("none", "null") and "string" not in possible and word not in words:
+        return None
     if word in ("true", "false", "yes", "no", "1", "0") and "boolean" in possible:
         return word in ("true", "yes", "1")
     for kind, read in (("integer", int), ("number", float), ("object", json.loads)):
@@ -42,11 +52,15 @@ def value_of(text: str | list[str], schema: dict) -> Any:
                 return read(text)
             except ValueError:
                 continue
-    if not possible:  # a field without effect here, or a refused one
-        if word in ("true", "false"):
-            return word == "true"
-        if word in ("none", "null"):
-            return None
+    if not possible and word in ("true", "false"):
+        return word == "true"
+    if not set(possible) & {"string", "object", "array"}:
+        # Its own type, so that what complains of it names that, and what asks for nothing is seen to.
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return text
+        return text if isinstance(value, str) else value
     return text
 
 

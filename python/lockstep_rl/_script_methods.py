@@ -47,19 +47,35 @@ class ScriptMethods:
     state: Any
     _values: dict
     _current_model: Any
+    _hub_name: str | None = None
 
-    def push_to_hub(self, commit_message: str = "End of training", **kwargs: Any) -> Any:
-        """Uploads the model to the Hugging Face Hub. This needs the package huggingface_hub."""
+    def push_to_hub(
+        self,
+        commit_message: str = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Uploads the model with huggingface_hub, where that is installed: to `repo_id`, else `hub_model_id` of the
+        arguments, else a repository with the name of `output_dir`. What TRL writes of `kwargs` into a model card is not
+        used."""
         try:
             import huggingface_hub
         except ImportError:
             raise RuntimeError("push_to_hub needs the package huggingface_hub: pip install huggingface_hub") from None
-        name = kwargs.pop("repo_id", None) or getattr(self.args, "hub_model_id", None)
-        if name is None:
-            raise ValueError("push_to_hub: give hub_model_id in the arguments, or repo_id=\"you/name\"")
-        api = huggingface_hub.HfApi(token=kwargs.pop("token", None) or getattr(self.args, "hub_token", None))
-        api.create_repo(name, exist_ok=True)
-        return api.upload_folder(repo_id=name, folder_path=self._current_model(), commit_message=commit_message)
+        args = self.args
+        name = kwargs.pop("repo_id", None) or args.hub_model_id or os.path.basename(self._values["output_dir"])
+        api = huggingface_hub.HfApi(token=token or args.hub_token)
+        # With the name of whom the token is.
+        self._hub_name = api.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
+        revision = revision or args.hub_revision
+        if revision is not None:
+            api.create_branch(self._hub_name, branch=revision, exist_ok=True)
+        return api.upload_folder(
+            repo_id=self._hub_name, folder_path=self._current_model(), commit_message=commit_message,
+            revision=revision, run_as_future=not blocking,
+        )
 
     def log_metrics(self, split: str, metrics: dict) -> None:
         """Prints metrics, one per line."""
@@ -102,5 +118,5 @@ class ScriptMethods:
 
     @property
     def hub_model_id(self) -> str | None:
-        """The Hub repository to which `push_to_hub` uploads."""
-        return getattr(self.args, "hub_model_id", None)
+        """The repository of `push_to_hub`, with its owner's name once that has been called."""
+        return self._hub_name or self.args.hub_model_id

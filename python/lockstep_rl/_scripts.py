@@ -7,6 +7,7 @@ import dataclasses
 import sys
 import types
 import typing
+from importlib.util import find_spec
 from typing import Any
 
 from ._config import _Config
@@ -49,37 +50,85 @@ class ModelConfig:
     use_bnb_nested_quant: bool = False
     bnb_4bit_quant_storage: str | None = None
 
+    def __post_init__(self) -> None:
+        # As in TRL: one name may be a pattern, or `all-linear`.
+        if isinstance(self.lora_target_modules, list) and len(self.lora_target_modules) == 1:
+            self.lora_target_modules = self.lora_target_modules[0]
+
+
+@dataclasses.dataclass
+class DatasetConfig:
+    """A dataset of a mixture: what `datasets.load_dataset` is given, the columns to keep, and the share of the mixture
+    that it shall have."""
+
+    path: str
+    name: str | None = None
+    data_dir: str | None = None
+    data_files: str | list[str] | dict[str, str] | None = None
+    split: str = "train"
+    columns: list[str] | None = None
+    fraction: float | None = None
+
 
 @dataclasses.dataclass
 class DatasetMixtureConfig:
-    """Datasets to concatenate, as in TRL's `--config` files. Each is a dict with `path` and, if needed, `name`,
-    `data_dir`, `data_files`, `split` and `columns`."""
+    """Datasets to join, as TRL's `--config` files have them: each a DatasetConfig, a dict of its fields, or a path."""
 
-    datasets: list[dict] = dataclasses.field(default_factory=list)
+    datasets: list[dict | str] = dataclasses.field(default_factory=list)
     streaming: bool = False
     test_split_size: float | None = None
 
+    def __post_init__(self) -> None:
+        self.datasets = [_dataset_config(given, f"`datasets`, number {i + 1}") for i, given in enumerate(self.datasets)]
+
+
+def _dataset_config(given: Any, place: str) -> DatasetConfig:
+    if isinstance(given, str):
+        return DatasetConfig(given)
+    if not isinstance(given, dict):
+        return given
+    known = [field.name for field in dataclasses.fields(DatasetConfig)]
+    for name in given.keys() - set(known):
+        raise ValueError(f"{place}, has no field `{name}`: there are {', '.join(known)}")
+    if "path" not in given:
+        raise ValueError(f"{place}: `path` is missing: a directory, a file type or a Hub id")
+    return DatasetConfig(**given)
+
 
 def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
-    """Reads the datasets with the package `datasets`, and concatenates them into the split `train`. With
-    `test_split_size`, a part of the rows becomes the split `test`."""
+    """The datasets, read with the package `datasets` and joined, as the split `train`; with `test_split_size` a part of
+    them is the split `test`. With `fraction` each has its first rows, as many as its share of the largest mixture that
+    repeats none."""
     import datasets
 
     if not mixture_config.datasets:
         raise ValueError("get_dataset: `datasets` has none")
     parts = []
     for given in mixture_config.datasets:
-        named = {"split": "train", **given}
-        columns = named.pop("columns", None)
-        if named.pop("fraction", None) is not None:
-            raise ValueError("`datasets`: fraction is not supported: take as many rows of each with split, as in "
-                             "train[:10%]")
+        named = vars(given).copy()
+        columns, _ = named.pop("columns"), named.pop("fraction")
         part = datasets.load_dataset(**named, streaming=mixture_config.streaming)
         parts.append(part if columns is None else part.select_columns(columns))
+    fractions = [given.fraction for given in mixture_config.datasets]
+    if any(fraction is not None for fraction in fractions):
+        parts = _shares(parts, fractions, mixture_config.streaming)
     joined = datasets.concatenate_datasets(parts)
     if mixture_config.test_split_size is None:
         return datasets.DatasetDict({"train": joined})
     return joined.train_test_split(test_size=mixture_config.test_split_size)
+
+
+def _shares(parts: list, fractions: list, streaming: bool) -> list:
+    """The first rows of each dataset, as many as its share of the largest mixture that repeats none."""
+    if None in fractions:
+        raise ValueError("`datasets`: fraction is set for some: set it for all of them, or for none")
+    if streaming:
+        raise ValueError("`datasets`: fraction needs the number of rows, which a stream has not: remove `streaming`")
+    if min(fractions) < 0 or sum(fractions) <= 0:
+        raise ValueError(f"`datasets`: fractions {fractions}: expected numbers of 0 or more, one of them above")
+    shares = [fraction / sum(fractions) for fraction in fractions]
+    total = min(len(part) / share for part, share in zip(parts, shares) if share > 0)
+    return [part.select(range(round(share * total))) for part, share in zip(parts, shares)]
 
 
 def get_peft_config(model_args: ModelConfig) -> dict | None:
@@ -87,14 +136,13 @@ def get_peft_config(model_args: ModelConfig) -> dict | None:
     `peft_config`. Without `use_peft`, returns None."""
     if not model_args.use_peft:
         return None
-    modules = model_args.lora_target_modules
     return {
         "peft_type": "LORA",
         "task_type": model_args.lora_task_type,
         "r": model_args.lora_r,
         "lora_alpha": model_args.lora_alpha,
         "lora_dropout": model_args.lora_dropout,
-        "target_modules": modules[0] if isinstance(modules, list) and len(modules) == 1 else modules,
+        "target_modules": model_args.lora_target_modules,
         "target_parameters": model_args.lora_target_parameters,
         "modules_to_save": model_args.lora_modules_to_save,
         "use_rslora": model_args.use_rslora,
@@ -130,7 +178,7 @@ class TrlParser(argparse.ArgumentParser):
                 self._owners[field.name] = cls
                 self._schemas[field.name] = _schema_of(hints[field.name]) if own is None else own.schema
                 text = field.metadata.get("help", "") if own is None else own.doc
-                add_flag(self, field.name, text, self._schemas[field.name], field.default)
+                add_flag(self, field.name, text, self._schemas[field.name])
 
     def parse_args_and_config(
         self,
@@ -149,12 +197,13 @@ class TrlParser(argparse.ArgumentParser):
         if strangers and fail_with_unknown_args and not return_remaining_strings:
             raise ValueError(f"--config: nobody knows {', '.join(strangers)}: remove them")
         of_class: dict[type, dict] = {cls: {} for cls in self.dataclass_types}
-        for name, value in file.items():
-            if name in self._owners:
-                of_class[self._owners[name]][name] = value
-        for name, text in values.items():
+        for name, text in {**{name: file[name] for name in file if name in self._owners}, **values}.items():
             of_class[self._owners[name]][name] = self._read(name, text)
         remaining = [word for name in strangers for word in (f"--{name}", str(file[name]))] + unknown
+        if any(issubclass(cls, _Config) for cls in self.dataclass_types) and find_spec("accelerate") is not None:
+            # Scripts log with accelerate's loggers, which need a state that TRL's arguments make, and these, too, where
+            # accelerate is imported.
+            import accelerate  # noqa: F401
         made = tuple(cls(**of_class[cls]) for cls in self.dataclass_types)
         return (*made, remaining) if return_remaining_strings else made
 

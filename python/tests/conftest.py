@@ -132,8 +132,8 @@ def weights(directory):
         return file.read()
 
 
-def python(*arguments, **kwargs):
+def python(*arguments, timeout=120, **kwargs):
     """Another interpreter."""
     import subprocess
 
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, **kwargs)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, **kwargs)

@@ -5,11 +5,15 @@ import importlib.util
 import json
 import os
 import pathlib
+import sys
+import types
 
 import pytest
 from conftest import WORDS, python
 
+import lockstep_rl
 from lockstep_rl import (
+    DatasetConfig,
     DatasetMixtureConfig,
     GRPOConfig,
     ModelConfig,
@@ -123,8 +127,141 @@ def test_a_mixture(place):
     assert isinstance(split, datasets.DatasetDict) and (len(split["train"]), len(split["test"])) == (6, 2)
     with pytest.raises(ValueError, match="has none"):
         get_dataset(DatasetMixtureConfig())
-    with pytest.raises(ValueError, match="fraction is not supported"):
-        get_dataset(DatasetMixtureConfig(datasets=[{**parts[0], "fraction": 0.5}]))
+    # As many as the smaller part allows: three quarters are "a", of which there are 3.
+    shares = [DatasetConfig(**part, fraction=fraction) for part, fraction in zip(parts, (1.5, 0.5))]
+    assert get_dataset(DatasetMixtureConfig(datasets=shares))["train"]["text"] == ["a0", "a1", "a2", "b0"]
+    for one, why in (({}, "set it for all of them"), ({"fraction": -1}, "expected numbers of 0 or more")):
+        with pytest.raises(ValueError, match=why):
+            get_dataset(DatasetMixtureConfig(datasets=[shares[0], {**parts[1], **one}]))
+    with pytest.raises(ValueError, match="a stream has not"):
+        get_dataset(DatasetMixtureConfig(datasets=shares, streaming=True))
+    *_, named = parsed("--datasets", "a", '{"path": "b", "split": "test"}')
+    assert named.datasets == [DatasetConfig("a"), DatasetConfig("b", split="test")]
+    for wrong, why in (({"path": "a", "sprit": "x"}, "no field `sprit`"), ({"name": "a"}, "`path` is missing")):
+        with pytest.raises(ValueError, match=why):
+            DatasetMixtureConfig(datasets=[wrong])
+
+
+def test_numbers_of_a_file_that_yaml_reads_as_text(place):
+    pytest.importorskip("yaml")
+    (place / "run.yaml").write_text("learning_rate: 1e-5\nmax_length: none\nlora_target_modules: [all-linear]\n"
+                                    "model_init_kwargs: {dtype: float32}\nreport_to: none\nlora_r: null\n")
+    _, training, model, _ = parsed("--config", "run.yaml")
+    assert training.learning_rate == 1e-5 and training.max_length is None and training.report_to == "none"
+    assert model.lora_target_modules == "all-linear" and model.lora_r == 16
+    assert training.values()["tensorboard"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("--label_smoothing_factor 0.0", "label_smoothing_factor", 0.0),
+        ("--dataloader_num_workers 4", "dataloader_num_workers", 4),
+        ("--label_names a b", "label_names", ["a", "b"]),
+        ("--dataloader_pin_memory", "dataloader_pin_memory", True),
+        ("--no_gradient_checkpointing", "gradient_checkpointing", False),
+        ('--gradient_checkpointing_kwargs {"use_reentrant":false}', "gradient_checkpointing_kwargs",
+         {"use_reentrant": False}),
+        ('--model_init_kwargs {"dtype":"bfloat16"}', "model_init_kwargs", {"dtype": "bfloat16"}),
+        ("--max_length none", "max_length", None),
+        ("--report_to none", "report_to", ["none"]),
+        ("--eos_token 0", "eos_token", "0"),
+        ("--hub_model_id 7", "hub_model_id", "7"),
+    ],
+)
+def test_a_flag_as_trl_reads_it(words, name, value):
+    """Flags of fields that the engine has not, too."""
+    _, training, *_ = parsed(*words.split())
+    assert getattr(training, name) == value
+
+
+def test_a_flag_of_a_refused_feature_has_the_reason():
+    from lockstep_rl import DPOConfig
+
+    classes = (ScriptArguments, DPOConfig, ModelConfig)
+    for words, why in [
+        ("--loss_type sigmoid bco_pair", "dpo_loss_type"),
+        ("--sync_ref_model", "the reference does not move"),
+        ("--eval_steps 0.5", "`eval_steps` must be an integer, but is 0.5"),
+        ("--model_init_kwargs x", "`model_init_kwargs` must be a dict"),
+        ("--model_init_kwargs {x", "this is no JSON"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=why):
+            parsed(*words.split(), classes=classes)
+
+
+def test_every_field_of_trl_has_an_answer():
+    """TRL's classes, as conformance/trl_keys_fixtures.py has read them."""
+    file = pathlib.Path(__file__).resolve().parents[2] / "crates/lockstep/tests/fixtures/trl_keys.json"
+    fields = json.loads(file.read_text())
+    for name in ("GRPOConfig", "RLOOConfig", "SFTConfig", "DPOConfig", "RewardConfig", "ModelConfig",
+                 "ScriptArguments"):
+        own = {field.name for field in dataclasses.fields(getattr(lockstep_rl, name))}
+        assert not fields[name].keys() - own, name
+
+
+def test_two_fields_of_one_key():
+    for kwargs in ({"bf16": True, "model_init_kwargs": {"dtype": "float32"}}, {"model_init_kwargs": {"dtype": "bf16"}}):
+        assert SFTConfig(**kwargs).values()["dtype"] == "bf16"
+    # As TRL's scripts have it: the model's own dtype is among the arguments, and only then comes --bf16.
+    _, training, model, _ = parsed("--bf16")
+    training.model_init_kwargs = {"dtype": model.dtype, "revision": model.model_revision}
+    assert training.values()["dtype"] == "bf16"
+    both = SFTConfig(dataset_text_field="body", columns={"completion": "answer"})
+    assert both.values()["columns"] == {"text": "body", "completion": "answer"}
+    assert SFTConfig(loss_type="chunked_nll").values()["sft_loss_type"] == "nll"
+    with pytest.raises(ValueError, match="both set sft_loss_type, to '(dft|nll)' and '(dft|nll)': keep one of them"):
+        SFTConfig(sft_loss_type="dft", loss_type="nll")
+
+
+def test_accelerates_loggers_have_their_state(monkeypatch):
+    """As transformers' arguments make it, where accelerate is imported."""
+    states = []
+    monkeypatch.setitem(sys.modules, "accelerate", types.SimpleNamespace(PartialState=lambda **how: states.append(how)))
+    SFTConfig(use_cpu=True), SFTConfig()
+    assert states == [{"cpu": True}, {}]
+
+
+def test_one_of_several_processes_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert SFTConfig().world_size == 1
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(RuntimeError, match="has started 2 processes, .* start the script with python"):
+        SFTConfig()
+
+
+def test_upload(model, place, monkeypatch):
+    """To a repository with the name of the run, private if it is to be."""
+    calls = []
+
+    class Api:
+        def __init__(self, token):
+            calls.append(token)
+
+        def create_repo(self, name, private, exist_ok):
+            calls.append((name, private))
+            return types.SimpleNamespace(repo_id=f"me/{name}")
+
+        def create_branch(self, name, branch, exist_ok):
+            calls.append((name, branch))
+
+        def upload_folder(self, repo_id, folder_path, commit_message, revision, run_as_future):
+            calls.append((repo_id, commit_message, revision, run_as_future))
+            assert (pathlib.Path(folder_path) / "config.json").exists()
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(HfApi=Api))
+    rows = [{"prompt": "ab ", "completion": "ba"}]
+    with pytest.warns(UserWarning, match="nothing is uploaded while training"):
+        args = SFTConfig("runs/mine", push_to_hub=True, hub_private_repo=True, hub_token="t", hub_revision="dev")
+    trainer = lockstep_rl.SFTTrainer(model, args, rows)
+    assert trainer.hub_model_id is None and not calls
+    trainer.push_to_hub(dataset_name="data")
+    assert calls == ["t", ("mine", True), ("me/mine", "dev"), ("me/mine", "End of training", "dev", False)]
+    assert trainer.hub_model_id == "me/mine"
+    args = SFTConfig("runs/other", hub_model_id="you/it")
+    calls.clear()
+    lockstep_rl.SFTTrainer(model, args, rows).push_to_hub(blocking=False)
+    assert calls[1] == ("you/it", None) and calls[2][2:] == (None, True)
 
 
 TRL = importlib.util.find_spec("trl")
@@ -138,8 +275,9 @@ ROWS |= {"reward": ROWS["dpo"], "rloo": ROWS["grpo"]}
 
 @pytest.mark.torch
 @pytest.mark.skipif(TRL is None, reason="trl is not installed")
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "whole"])
 @pytest.mark.parametrize("method", ["sft", "dpo", "reward", "grpo", "rloo"])
-def test_a_script_of_trls(model, method, place):
+def test_a_script_of_trls(model, method, lora, place):
     """Only its import is changed."""
     pytest.importorskip("accelerate")
     text = (pathlib.Path(TRL.origin).parent / f"scripts/{method}.py").read_text()
@@ -153,14 +291,18 @@ def test_a_script_of_trls(model, method, place):
     arguments = ["--model_name_or_path", model, "--dataset_name", "data", "--max_steps", "2", "--logging_steps", "1",
                  "--per_device_train_batch_size", "2", "--learning_rate", "1e-3", "--output_dir", "out",
                  "--eval_strategy", "steps", "--eval_steps", "2", "--report_to", "none", "--bf16", "False",
-                 "--use_peft", "--lora_r", "4", "--lora_alpha", "8", "--no_remove_unused_columns"]
+                 "--no_remove_unused_columns"]
+    if lora:
+        arguments += ["--use_peft", "--lora_r", "4", "--lora_alpha", "8"]
     if method in ("grpo", "rloo"):
         arguments += ["--reward_funcs", "mine.fn", "think_format_reward", "--num_generations", "2",
                       "--max_completion_length", "4"]
-    if method == "reward":
+    if method == "reward" and lora:
         arguments += ["--lora_task_type", "SEQ_CLS"]
-    said = python("script.py", *arguments, env={**os.environ, "HF_DATASETS_CACHE": str(place / "cache")})
+    cache = {"HF_DATASETS_CACHE": str(place / "cache")}
+    said = python("script.py", *arguments, env={**os.environ, **cache}, timeout=600)
     assert said.returncode == 0, said.stderr[-3000:]
-    assert "Training completed" in said.stdout and (place / "out/adapter_model.safetensors").exists()
+    written = "adapter_model.safetensors" if lora else "model.safetensors"
+    assert "Training completed" in said.stdout and (place / "out" / written).exists()
     metrics = (place / "out/metrics.jsonl").read_text()
     assert "eval_" in metrics
