@@ -198,8 +198,8 @@ mod tests {
     #[test]
     fn level_is_said_only_of_a_last_third_that_is_level() {
         let of = |values: &[f64]| verdict("reward", values, true);
-        assert_eq!(of(&RISING).says, "Learning: reward went from 0.862 to 2.48, and it still improves.");
-        assert_eq!(of(&LEVEL).says, "Learned: reward went from 0.862 to 2.79, and is level now.");
+        assert_eq!(of(&RISING).says, "Learning: reward went from 0.863 to 2.48, and it still improves.");
+        assert_eq!(of(&LEVEL).says, "Learned: reward went from 0.863 to 2.79, and is level now.");
         // The same run when it had reached its plateau for some steps alone: the last third has both.
         assert_eq!(of(&LEVEL[..36]).state, "learning");
         // Level on average, but so noisy that a rise cannot be told from none.
