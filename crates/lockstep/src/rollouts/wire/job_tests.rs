@@ -3,7 +3,7 @@
 use crate::data::prompts::Prompt;
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
 use model::Columns;
-use model::columns::SAMPLER_LOGPS;
+use model::columns::{Column, ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use proptest::prelude::*;
 use rewards::{Content, GivenScores, Problem, ProblemKind, Scores, StepEnd, StepScore};
 use rollout::{FinishReason, RolloutGroup, SamplingParams};
@@ -51,8 +51,20 @@ fn answer_to_later() -> GroupAnswer {
     so_far[0].ids.push(9);
     so_far[0].mask.push(true);
     so_far[0].versions.push(7);
-    so_far[0].columns = Columns::of([(SAMPLER_LOGPS, vec![-0.3, -0.3, -1.5])]);
+    so_far[0].columns = recorded(vec![-0.3, -0.3, -1.5]);
     GroupAnswer { group: RolloutGroup::new(number, prompt.tokens, so_far), scores: Vec::new(), rollout_s: 0.5 }
+}
+
+/// The columns that an engine records with the job's sampling parameters.
+fn recorded(logps: Vec<f32>) -> Columns {
+    let tokens = logps.len();
+    let mut columns = Columns::of([(SAMPLER_LOGPS, logps)]);
+    if tokens > 0 {
+        columns.set(ENTROPIES, vec![0.5; tokens]);
+        columns.insert(TOP_IDS, Column { width: 1, values: Values::U32(vec![4; tokens]) });
+        columns.insert(TOP_LOGPS, Column { width: 1, values: Values::F32(vec![-0.3; tokens]) });
+    }
+    columns
 }
 
 fn answer() -> GroupAnswer {
@@ -60,7 +72,7 @@ fn answer() -> GroupAnswer {
         generation,
         mask: vec![true; ids.len()],
         versions: vec![6; ids.len()],
-        columns: Columns::of([(SAMPLER_LOGPS, vec![-0.3; ids.len()])]),
+        columns: recorded(vec![-0.3; ids.len()]),
         finish_reason: FinishReason::Stop,
         ids,
     };
@@ -115,7 +127,7 @@ fn what_does_not_continue_is_refused() {
             c.ids.truncate(2);
             c.mask.truncate(2);
             c.versions.truncate(2);
-            c.columns = Columns::of([(SAMPLER_LOGPS, vec![-0.3; 2])]);
+            c.columns = recorded(vec![-0.3; 2]);
         },
         "none that the job asks for",
     );
@@ -137,6 +149,8 @@ fn what_does_not_answer_the_job_is_refused() {
     refused(|job| job.version = 5, |_| {}, "version 6, not 5");
     refused(|job| job.sampling.max_new_tokens = 1, |_| {}, "completion 0");
     refused(|_| {}, |answer| answer.group.completions[0].columns = Columns::default(), "sampler_logps");
+    refused(|_| {}, |answer| drop(answer.group.completions[0].columns.remove(ENTROPIES)), "lacks what its sampling");
+    refused(|_| {}, |answer| drop(answer.group.completions[0].columns.remove(TOP_IDS)), "lacks what its sampling");
     refused(|_| {}, |answer| answer.scores[1].scores.values = vec![None], "1.scored");
     refused(|_| {}, |answer| answer.scores[0].scores.problems[0].completions = vec![2], "0.problems");
     refused(|_| {}, |answer| answer.scores[0].scores.extra[0].1.truncate(1), "0.extra");
