@@ -14,10 +14,11 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
     cargo build --release --locked -p lockstep-cli && cp target/release/lockstep /lockstep
 
 FROM debian:bookworm-slim
-# Certificates for models of the Hub. The reward `code` isolates programs with landlock here: most containers forbid the
-# namespaces that bubblewrap needs.
+# Certificates for models of the Hub, without a version: Debian removes old ones. The reward `code` isolates programs with
+# landlock here: most containers forbid the namespaces that bubblewrap needs.
+# hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates=2023* \
+    && apt-get install -y --no-install-recommends ca-certificates \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 lockstep \
     && install -d -m 0777 /work
