@@ -70,7 +70,8 @@ fn run(seeds: std::ops::Range<u64>) -> usize {
             failures_per_job: 100,
             kills_per_job: 100,
             max_inflight_tasks: 1 + random.next() % 4,
-            queue_maxsize: 1 + random.next() % 4,
+            // A checkpoint waits for all groups of the batches ahead, even from a single worker.
+            queue_maxsize: k * groups + 1 + random.next() % 4,
             ..Plan::new(batches, groups, k)
         };
         let plan = Plan { slots: plan.slots.max(2), ..plan };
