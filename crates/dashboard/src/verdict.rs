@@ -21,7 +21,7 @@ impl Verdict {
 }
 
 /// Compares the first of a metric's values (one per logged step) with the mean of the last tenth. A change counts if it
-/// exceeds three standard errors. What follows an improvement is said by the last third of the values ([`Tail`]).
+/// exceeds three standard errors. What follows an improvement is said by a line fitted to the last third of the values.
 pub fn verdict(name: &str, values: &[f64], higher_is_better: bool) -> Verdict {
     let values: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     if values.len() < 4 {
@@ -185,7 +185,7 @@ mod tests {
             let values = noisy(60, of);
             moved(&(1..).zip(values).collect::<Vec<_>>())
         };
-        let half = |middle: f64| of(&|t| 1.0 / (1.0 + (-20.0 * (t - middle)).exp())).unwrap().half.unwrap();
+        let half = |middle: f64| of(&|t| (5.0 * (t - middle) + 0.5).clamp(0.0, 1.0)).unwrap().half.unwrap();
         assert!((16..=20).contains(&half(0.3)), "{}", half(0.3));
         assert!((40..=44).contains(&half(0.7)), "{}", half(0.7));
         assert_eq!(of(&|_| 0.8).unwrap().half, None, "noise alone");
