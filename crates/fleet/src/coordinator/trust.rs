@@ -15,14 +15,21 @@ impl Coordinator {
         !matches!(self.phase, Phase::Training(Some(_)))
     }
 
-    /// Whether a result can be made again: its weights must still exist, and no earlier learner may have trained on it,
-    /// since other workers may have sampled with the resulting weights. Such results stay accepted.
+    /// Whether a result can be taken back and made again: the weights of its job and of all jobs that continue it are
+    /// still in slots, and no earlier learner has learned from it. (Otherwise others may have sampled with the weights
+    /// that it made. What an earlier learner believed stays believed.)
     pub fn can_remake(&self, job: JobName) -> bool {
-        if matches!(job, JobName::Rollout { number, .. } if self.plan.batch_of(number) < self.replayed) {
-            return false;
-        }
-        let version = self.plan.version_of(job);
-        self.slots.iter().flatten().any(|(first, last)| (*first..=*last).contains(&version))
+        let versions = match job {
+            JobName::Rollout { number, .. } if self.plan.batch_of(number) < self.replayed => return false,
+            JobName::Rollout { number, chunk } => {
+                let batch = self.plan.batch_of(number);
+                (chunk..=self.plan.last_chunk()).map(|chunk| self.plan.version(batch, chunk)).collect()
+            }
+            JobName::Evaluation { version, .. } => vec![version],
+        };
+        let in_slot =
+            |version: &u64| self.slots.iter().flatten().any(|(first, last)| (*first..=*last).contains(version));
+        versions.iter().filter(|version| **version <= self.step).all(in_slot)
     }
 
     /// Expels a worker, and reopens those of its `jobs` that can be done again.

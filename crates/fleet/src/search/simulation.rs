@@ -35,7 +35,7 @@ fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), S
     };
     let environment = Environment { lossy: true, judge: false, workers, ..Environment::SOUND };
     let mut world = World::new(plan.clone(), Rules::ALL, environment, budget);
-    for moves in 0..200_000 {
+    for moves in 0..20_000 {
         if world.has_ended() {
             return Ok((world, moves));
         }
