@@ -298,22 +298,34 @@ pub fn spans(trace: &str, step: u64) -> Value {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use lockstep::wire::Completion;
     use lockstep::wire::file::GroupLog;
 
+    /// Writes these groups as a run records them.
+    pub(crate) fn recorded(dir: &std::path::Path, groups: impl IntoIterator<Item = Group>) -> GroupFile {
+        let path = dir.join("rollouts.bin");
+        let mut log = GroupLog::open(&path).unwrap();
+        for group in groups {
+            let mut record = Vec::new();
+            group.write(&mut record);
+            log.append(&record).unwrap();
+        }
+        drop(log);
+        GroupFile::open(&path).unwrap()
+    }
+
     /// Writes four groups of two completions, from two prompts, at steps 1 and 2; the rewards of the last group are
     /// equal.
     fn file(dir: &std::path::Path) -> GroupFile {
-        let mut log = GroupLog::open(&dir.join("rollouts.bin")).unwrap();
-        for id in 0..4u64 {
+        let groups = (0..4u64).map(|id| {
             let completion = |generation: usize| Completion {
                 rewards: vec![Some(id as f64 + if id < 3 { generation as f64 } else { 0.0 })],
                 content: Some(format!("answer {id} {generation}").into()),
                 ..Completion::new(generation, vec![1, 2, 3])
             };
-            let group = Group {
+            Group {
                 id,
                 step: Some(id / 2 + 1),
                 prompt_ids: vec![(id % 2) as u32],
@@ -322,13 +334,9 @@ mod tests {
                 reward_weights: vec![1.0],
                 completions: vec![completion(0), completion(1)],
                 ..Group::default()
-            };
-            let mut record = Vec::new();
-            group.write(&mut record);
-            log.append(&record).unwrap();
-        }
-        drop(log);
-        GroupFile::open(&dir.join("rollouts.bin")).unwrap()
+            }
+        });
+        recorded(dir, groups)
     }
 
     #[test]

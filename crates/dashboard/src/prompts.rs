@@ -79,10 +79,10 @@ pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
             by_prompt.entry(entry.prompt_hash).or_default().push(place);
         }
     }
-    let mut all: Vec<Prompt<'_>> = by_prompt.into_values().map(|places| Prompt { file, places }).collect();
-    for prompt in &mut all {
-        prompt.places.sort_by_key(|&place| (file.index()[place].step, place));
-    }
+    let in_order = |mut places: Vec<usize>| {
+        places.sort_by_key(|&place| (file.index()[place].step, place));
+        Prompt { file, places }
+    };
     let order = |prompt: &Prompt<'_>| -> f64 {
         match wanted.sort.as_str() {
             "rose" => prompt.first().1 - prompt.last().1,
@@ -90,10 +90,13 @@ pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
             _ => prompt.last().1 - prompt.best().1,
         }
     };
-    all.sort_by(|a, b| order(a).total_cmp(&order(b)).then(a.places[0].cmp(&b.places[0])));
+    // The order is computed once for each prompt: it reads all of the prompt's groups.
+    let prompts = by_prompt.into_values().map(in_order);
+    let mut all: Vec<_> = prompts.map(|prompt| (order(&prompt), prompt)).collect();
+    all.sort_by(|(a, first), (b, second)| a.total_cmp(b).then(first.places[0].cmp(&second.places[0])));
     let most = if wanted.prompt.is_some() { ALONE } else { IN_LIST };
     let shown: Vec<Value> =
-        all.iter().skip(wanted.after).take(wanted.limit).map(|prompt| prompt.to_json(most)).collect();
+        all.iter().skip(wanted.after).take(wanted.limit).map(|(_, prompt)| prompt.to_json(most)).collect();
     let next = Some(wanted.after + shown.len()).filter(|&next| next < all.len());
     json!({ "total": all.len(), "prompts": shown, "next": next })
 }
@@ -101,19 +104,19 @@ pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lockstep::wire::file::GroupLog;
+    use crate::groups::tests::recorded;
     use lockstep::wire::{Completion, Group};
 
     #[test]
     fn prompts_are_sorted_by_how_their_reward_changed() {
         let dir = tempfile::tempdir().unwrap();
-        let mut log = GroupLog::open(&dir.path().join("rollouts.bin")).unwrap();
         // Rewards of three prompts at steps 1 to 4: one rises, one rises and falls, one stays at 0.
         let rewards = [[0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 2.5, 1.5], [0.0, 0.0, 0.0, 0.0]];
-        for (step, prompt) in (0..4).flat_map(|step| (0..3).map(move |prompt| (step, prompt))) {
+        let of_step = |step: usize| (0..3).map(move |prompt| (step, prompt));
+        let groups = (0..4).flat_map(of_step).map(|(step, prompt)| {
             let completion =
                 |i| Completion { rewards: vec![Some(rewards[prompt][step])], ..Completion::new(i, vec![1]) };
-            let group = Group {
+            Group {
                 id: (3 * step + prompt) as u64,
                 step: Some(step as u64 + 1),
                 prompt_ids: vec![prompt as u32],
@@ -122,13 +125,9 @@ mod tests {
                 reward_weights: vec![1.0],
                 completions: vec![completion(0), completion(1)],
                 ..Group::default()
-            };
-            let mut record = Vec::new();
-            group.write(&mut record);
-            log.append(&record).unwrap();
-        }
-        drop(log);
-        let file = GroupFile::open(&dir.path().join("rollouts.bin")).unwrap();
+            }
+        });
+        let file = recorded(dir.path(), groups);
         let sorted =
             |sort: &str, limit: usize| prompts(&file, &Wanted { sort: sort.into(), limit, ..Wanted::default() });
         let first = |sort: &str| sorted(sort, 9)["prompts"][0]["prompt"].as_str().unwrap().to_owned();

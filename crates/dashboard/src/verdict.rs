@@ -106,7 +106,16 @@ pub fn moved(values: &[(u64, f64)]) -> Option<Moved> {
     }
     let (tenth, around) = (values.len().div_ceil(10).max(2), (values.len() / 40).max(2));
     let (from, to) = (mean(&values[..tenth]), mean(&values[values.len() - tenth..]));
-    let near = |i: usize| mean(&values[i.saturating_sub(around)..(i + around + 1).min(values.len())]);
+    // Sums up to each value, so that a long run's neighbourhoods, which grow with it, are not added up again and again.
+    let mut sums = vec![0.0];
+    sums.extend(values.iter().scan(0.0, |sum, x| {
+        *sum += x;
+        Some(*sum)
+    }));
+    let near = |i: usize| {
+        let (begin, end) = (i.saturating_sub(around), (i + around + 1).min(values.len()));
+        (sums[end] - sums[begin]) / (end - begin) as f64
+    };
     let is_half = |&i: &usize| (near(i) - (from + to) / 2.0) * (to - from) >= 0.0;
     let half = Change::of(&values).counts().then(|| (0..values.len()).find(is_half)).flatten();
     Some(Moved { from, to, half: half.map(|i| steps[i]) })

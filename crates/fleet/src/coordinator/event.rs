@@ -1,9 +1,10 @@
-//! The coordinator's input and output: events that it is told, and actions that it requests.
+//! The coordinator's input and output: the events that it receives, and the actions that it requests.
 
 use crate::job::{Answer, BatchDigest, JobName, Lineage, WorkerName};
 use std::collections::BTreeMap;
 
-/// An event that the coordinator is told. Events from workers may be late, repeated or lost, and may come in any order.
+/// An event that the coordinator receives. Events from workers may be late, repeated or lost, and may come in any
+/// order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The coordinator has been told everything that survived an earlier learner. It may offer jobs from now on.

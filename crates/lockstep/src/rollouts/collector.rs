@@ -48,7 +48,7 @@ pub struct CollectRequest<'a> {
     pub sampling: &'a SamplingPlan,
     /// The weight of each reward function in a completion's total reward.
     pub reward_weights: &'a [f64],
-    /// Optimizer steps done so far, which reward functions are told.
+    /// Optimizer steps done so far; passed to reward functions.
     pub step: u64,
     /// Whether a non-finite log-probability is the error [`NonFiniteLogp`]. Otherwise sampling from NaN logits returns
     /// an arbitrary token.

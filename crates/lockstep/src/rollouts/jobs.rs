@@ -39,7 +39,7 @@ pub struct GroupJob {
     pub sampling: SamplingParams,
     /// The version of the weights to sample with.
     pub version: u64,
-    /// Optimizer steps done so far, which reward functions are told.
+    /// Optimizer steps done so far; passed to reward functions.
     pub step: u64,
     /// The names of the reward functions that the worker calls.
     pub rewards: Vec<String>,

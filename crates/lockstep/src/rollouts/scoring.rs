@@ -64,7 +64,7 @@ pub struct RolloutScorer<'a> {
     pub weights: &'a [f64],
     /// Decodes completions to text.
     pub tokenizer: &'a Tokenizer,
-    /// Optimizer steps done so far, which reward functions are told.
+    /// Optimizer steps done so far; passed to reward functions.
     pub step: u64,
     /// Columns besides the dataset's.
     pub columns: GivenColumns,
