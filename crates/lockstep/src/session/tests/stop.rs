@@ -77,6 +77,8 @@ pub(super) fn stopped_anywhere(purpose: Purpose, more: Config, options: impl Fn(
         output_dir: Some(dir.path().join(out)),
         log_completions: true,
         record_rollouts: purpose == Purpose::Grpo,
+        // How many updates are scored depends on measured times, and each checks for a stop request.
+        record_updates: false,
         ..more.clone()
     };
     let build = |out: &str, looks: usize| {
