@@ -38,7 +38,7 @@ pub enum EventKind {
     },
     /// The distributions of some values of a step, such as rewards: all the values, which are finite, by name.
     Distributions { step: u64, values: Vec<(String, Vec<f64>)> },
-    /// A recorded group of completions, as the bytes that are appended to `rollouts.bin`.
+    /// Recorded groups of completions, as the bytes that are appended to `rollouts.bin`.
     Rollout {
         #[serde(with = "base64_text")]
         record: Vec<u8>,

@@ -94,25 +94,19 @@ impl Reporter {
         Ok(())
     }
 
-    /// Records a group that the run trains on.
-    pub fn record_rollout(&mut self, group: &Group) -> anyhow::Result<()> {
-        let mut record = Vec::new();
-        group.write(&mut record);
-        Ok(self.sinks.emit(EventKind::Rollout { record })?)
+    /// Records the groups of a generation that the run trains on.
+    pub fn record_rollouts(&mut self, groups: &[Group]) -> anyhow::Result<()> {
+        Ok(self.sinks.emit(EventKind::Rollout { record: records(groups) })?)
     }
 
     /// Records what a step did to a group.
     pub fn record_update(&mut self, group: &Group) -> anyhow::Result<()> {
-        let mut record = Vec::new();
-        group.write(&mut record);
-        Ok(self.sinks.emit(EventKind::Update { record })?)
+        Ok(self.sinks.emit(EventKind::Update { record: records(std::slice::from_ref(group)) })?)
     }
 
-    /// Records a group of an evaluation.
-    pub fn record_evaluation(&mut self, group: &Group) -> anyhow::Result<()> {
-        let mut record = Vec::new();
-        group.write(&mut record);
-        Ok(self.sinks.emit(EventKind::Evaluated { record })?)
+    /// Records the groups of an evaluation.
+    pub fn record_evaluation(&mut self, groups: &[Group]) -> anyhow::Result<()> {
+        Ok(self.sinks.emit(EventKind::Evaluated { record: records(groups) })?)
     }
 
     /// Reports histograms of the generation that the step after `step` learns from.
@@ -173,4 +167,11 @@ impl Reporter {
     pub fn metrics(&mut self, step: u64, values: Vec<(String, f64)>) -> anyhow::Result<()> {
         Ok(self.sinks.emit(EventKind::Metrics { step, values })?)
     }
+}
+
+/// The records of groups, one after another.
+fn records(groups: &[Group]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    groups.iter().for_each(|group| group.write(&mut bytes));
+    bytes
 }

@@ -28,7 +28,7 @@ impl Recorded {
         }
     }
 
-    /// The bytes of the record in `event`, if the event is of this kind.
+    /// The bytes of the records in `event`, if the event is of this kind.
     fn record(self, event: &EventKind) -> Option<&[u8]> {
         match (self, event) {
             (Recorded::Rollouts, EventKind::Rollout { record })
@@ -82,7 +82,7 @@ impl Sink for RolloutLog {
             return Ok(());
         }
         if self.log.len().saturating_add(record.len() as u64) > self.most {
-            self.end(&format!("the next group would make it larger than {} bytes (max_rollouts_bytes)", self.most));
+            self.end(&format!("the next groups would make it larger than {} bytes (max_rollouts_bytes)", self.most));
         } else if let Err(error) = self.log.append(record) {
             self.end(&format!("cannot write it: {error}"));
         }

@@ -163,8 +163,8 @@ impl SharedRecord {
 impl Sink for SharedRecord {
     fn receive(&mut self, event: &Event) -> telemetry::Result<()> {
         let EventKind::Rollout { record } = &event.kind else { return Ok(()) };
-        let (remade, _) = Group::read(record).expect("a record that was just written");
-        self.lock().compare(&remade);
+        let remade = Group::read_all(record).expect("records that were just written");
+        remade.iter().for_each(|group| self.lock().compare(group));
         Ok(())
     }
 }

@@ -15,6 +15,7 @@
 //! or does not fit the records, it is computed again.
 
 use super::group::Group;
+use super::read::Outline;
 use super::record::{HEADER, RecordReader, WireError, record_length};
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, Result, Write};
@@ -52,13 +53,13 @@ pub struct IndexEntry {
 }
 
 impl IndexEntry {
-    fn new(offset: u64, length: u64, group: &Group) -> IndexEntry {
-        let totals: Vec<f64> = group.totals().collect();
+    fn new(offset: u64, length: u64, group: &Outline) -> IndexEntry {
+        let totals = &group.totals;
         let n = totals.len() as f64;
         let mean = totals.iter().sum::<f64>() / n;
         let variance = totals.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n;
         let ids: Vec<u8> = group.prompt_ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         IndexEntry {
             offset,
             length,
@@ -67,8 +68,8 @@ impl IndexEntry {
             prompt_hash: XxHash3_64::oneshot(&ids),
             reward: mean,
             reward_std: variance.sqrt(),
-            completions: narrow(group.completions.len()),
-            tokens: narrow(group.tokens()),
+            completions: narrow(group.completions as u64),
+            tokens: narrow(group.tokens),
         }
     }
 
@@ -219,9 +220,11 @@ impl GroupLog {
         let (mut rest, mut entries, mut added) = (records, Vec::new(), 0);
         while !rest.is_empty() {
             let at = records.len() - rest.len();
-            let (group, next) = Group::read(rest).map_err(|error| broken(&self.path, self.len + at as u64, &error))?;
-            let length = (rest.len() - next.len()) as u64;
-            entries.extend(IndexEntry::new(self.len + at as u64, length, &group).to_bytes());
+            let at = self.len + at as u64;
+            let broken = |error| broken(&self.path, at, &error);
+            let (record, next) = RecordReader::take(rest).map_err(broken)?;
+            let group = Outline::of_record(&record).map_err(broken)?;
+            entries.extend(IndexEntry::new(at, (rest.len() - next.len()) as u64, &group).to_bytes());
             (rest, added) = (next, added + 1);
         }
         let index_end = (INDEX_HEADER + self.entries * ENTRY) as u64;
@@ -302,7 +305,9 @@ fn fits(index: &[IndexEntry], whole: &[(u64, u64)]) -> bool {
 }
 
 fn read(file: &File, path: &Path, at: u64, length: u64) -> Result<IndexEntry> {
-    Ok(IndexEntry::new(at, length, &group_of(&bytes_of(file, at, length)?, path, at)?))
+    let bytes = bytes_of(file, at, length)?;
+    let outline = RecordReader::take(&bytes).and_then(|(record, _)| Outline::of_record(&record));
+    Ok(IndexEntry::new(at, length, &outline.map_err(|error| broken(path, at, &error))?))
 }
 
 /// The bytes of a record that is known to be complete.

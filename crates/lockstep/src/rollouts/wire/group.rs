@@ -114,10 +114,12 @@ impl Group {
 
     /// The total (weighted) rewards of the completions that have any score.
     pub fn totals(&self) -> impl Iterator<Item = f64> {
-        let of = |c: &Completion| {
-            let scored = c.rewards.iter().zip(&self.reward_weights).filter_map(|(r, w)| r.map(|r| r * w));
-            c.rewards.iter().any(Option::is_some).then(|| scored.sum())
-        };
-        self.completions.iter().filter_map(of)
+        self.completions.iter().filter_map(|c| total(&c.rewards, &self.reward_weights))
     }
+}
+
+/// The weighted sum of a completion's scores, if it has any.
+pub(super) fn total(rewards: &[Option<f64>], weights: &[f64]) -> Option<f64> {
+    let scored = rewards.iter().zip(weights).filter_map(|(r, w)| r.map(|r| r * w));
+    rewards.iter().any(Option::is_some).then(|| scored.sum())
 }

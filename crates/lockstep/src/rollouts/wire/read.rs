@@ -1,7 +1,7 @@
 //! Reads a group from a record; [`write`](super::write) writes it. Lengths and counts in a record are compared with the
 //! bytes that are there before memory is allocated for them.
 
-use super::group::{Completion, Fork, Group};
+use super::group::{Completion, Fork, Group, total};
 use super::record::{Kind, RecordReader, WireError};
 use super::write::{HAS, PROMPT, REASONS, TOKEN};
 use crate::rollouts::lineage::Lineage;
@@ -65,11 +65,45 @@ impl Group {
 
     /// Converts a record to the group that it contains.
     pub fn of_record(record: &RecordReader<'_>) -> Result<Group, WireError> {
+        let fields = Fields::of(record)?;
+        let id = fields.id()?;
+        fields.group(id).map_err(|e| e.of(format!("group {id}")))
+    }
+}
+
+/// What the index of a file says about a group.
+#[derive(Debug, PartialEq)]
+pub(super) struct Outline {
+    pub id: u64,
+    pub step: Option<u64>,
+    pub prompt_ids: Vec<u32>,
+    /// The total (weighted) rewards of the completions that have any score.
+    pub totals: Vec<f64>,
+    pub completions: usize,
+    pub tokens: u64,
+}
+
+impl Outline {
+    /// Reads the outline of the group in `record`. The tokens are not decoded, which would take most of the time of
+    /// recording a group.
+    pub fn of_record(record: &RecordReader<'_>) -> Result<Outline, WireError> {
+        let fields = Fields::of(record)?;
+        let id = fields.id()?;
+        fields.outline(id).map_err(|e| e.of(format!("group {id}")))
+    }
+}
+
+/// Converts the columns of a record to the fields of a group.
+struct Fields<'a> {
+    record: &'a RecordReader<'a>,
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of `record`, unless it has a column that must be known and is not.
+    fn of(record: &'a RecordReader<'a>) -> Result<Fields<'a>, WireError> {
         let known = |name: &str| KNOWN.contains(&name) || [TOKEN, PROMPT, HAS].iter().any(|p| name.starts_with(p));
         record.refuse_unknown(known)?;
-        let id = Fields { record }.one("group")?.ok_or_else(|| missing("group"))?;
-        let read = Fields { record }.group(id);
-        read.map_err(|e| e.of(format!("group {id}")))
+        Ok(Fields { record })
     }
 }
 
@@ -87,22 +121,45 @@ struct Tokens {
     all: usize,
 }
 
-/// Converts the columns of a record to the fields of a group.
-struct Fields<'a> {
-    record: &'a RecordReader<'a>,
-}
-
 impl Fields<'_> {
+    fn id(&self) -> Result<u64, WireError> {
+        self.one("group")?.ok_or_else(|| missing("group"))
+    }
+
+    fn outline(&self, id: u64) -> Result<Outline, WireError> {
+        let lengths = self.record.uints("lengths")?.ok_or_else(|| missing("lengths"))?;
+        let (names, weights) = self.rewards()?;
+        let rewards = self.scores(lengths.len(), names.len())?;
+        Ok(Outline {
+            id,
+            step: self.one("step")?,
+            prompt_ids: self.prompt_ids()?,
+            totals: rewards.iter().filter_map(|rewards| total(rewards, &weights)).collect(),
+            completions: lengths.len(),
+            tokens: lengths.iter().fold(0, |sum, &length| sum.saturating_add(length)),
+        })
+    }
+
+    fn prompt_ids(&self) -> Result<Vec<u32>, WireError> {
+        self.ids_of("prompt_ids")?.ok_or_else(|| missing("prompt_ids"))
+    }
+
+    /// Names and weights of the rewards.
+    fn rewards(&self) -> Result<(Vec<String>, Vec<f64>), WireError> {
+        let names: Vec<String> =
+            self.record.texts("reward_names")?.unwrap_or_default().into_iter().map(str::to_owned).collect();
+        let weights = self.record.f64s("reward_weights")?.unwrap_or_default();
+        match weights.is_empty() || weights.len() == names.len() {
+            true => Ok((names, weights)),
+            false => Err(wrong("reward_weights", "does not have a weight for each of `reward_names`")),
+        }
+    }
+
     fn group(&self, id: u64) -> Result<Group, WireError> {
         let (ids, tokens) = self.ids()?;
-        let prompt_ids = self.ids_of("prompt_ids")?.ok_or_else(|| missing("prompt_ids"))?;
+        let prompt_ids = self.prompt_ids()?;
         let after_first = prompt_ids.len().saturating_sub(1);
-        let reward_names: Vec<String> =
-            self.record.texts("reward_names")?.unwrap_or_default().into_iter().map(str::to_owned).collect();
-        let reward_weights = self.record.f64s("reward_weights")?.unwrap_or_default();
-        if !reward_weights.is_empty() && reward_weights.len() != reward_names.len() {
-            return Err(wrong("reward_weights", "does not have a weight for each of `reward_names`"));
-        }
+        let (reward_names, reward_weights) = self.rewards()?;
         let mut prompt_columns = Columns::default();
         for name in self.record.names().filter(|name| name.starts_with(PROMPT)) {
             let column = self.column(name, &[after_first])?.pop().expect("one part");
@@ -161,7 +218,10 @@ impl Fields<'_> {
             }
         }
         self.masks(&mut all, tokens)?;
-        self.scores(&mut all, rewards)?;
+        for (c, scores) in all.iter_mut().zip(self.scores(count, rewards)?) {
+            c.rewards = scores;
+        }
+        self.step_scores(&mut all, rewards)?;
         self.for_some(&mut all, "finish_reasons", |fields, name, with| {
             let codes = fields.record.runs(name, with.len())?.unwrap_or_default();
             for (c, code) in with.iter_mut().zip(codes) {
@@ -218,34 +278,40 @@ impl Fields<'_> {
         Ok(())
     }
 
-    fn scores(&self, all: &mut [Completion], rewards: usize) -> Result<(), WireError> {
+    /// For each of `count` completions the score by each reward, or none.
+    fn scores(&self, count: usize, rewards: usize) -> Result<Vec<Vec<Option<f64>>>, WireError> {
         if rewards == 0 {
-            return Ok(());
+            return Ok(vec![Vec::new(); count]);
         }
-        let expected = all.len().checked_mul(rewards).ok_or_else(|| wrong("reward_names", "has too many names"))?;
+        let expected = count.checked_mul(rewards).ok_or_else(|| wrong("reward_names", "has too many names"))?;
         let scored = self.record.runs("scored", expected)?.ok_or_else(|| missing("scored"))?;
         let scores = self.record.f64s("scores")?.ok_or_else(|| missing("scores"))?;
         let mut next = scores.iter();
-        for (c, scored) in all.iter_mut().zip(scored.chunks_exact(rewards)) {
-            for &scored in scored {
-                c.rewards.push(match flag_of("scored", scored)? {
-                    true => Some(*next.next().ok_or_else(|| wrong("scores", "has fewer scores than `scored` says"))?),
-                    false => None,
-                });
-            }
+        let mut score = |scored: &u64| {
+            Ok(match flag_of("scored", *scored)? {
+                true => Some(*next.next().ok_or_else(|| wrong("scores", "has fewer scores than `scored` says"))?),
+                false => None,
+            })
+        };
+        let all = scored.chunks_exact(rewards).map(|of_one| of_one.iter().map(&mut score).collect());
+        let all = all.collect::<Result<_, _>>()?;
+        match next.next() {
+            None => Ok(all),
+            Some(_) => Err(wrong("scores", "has more scores than `scored` says")),
         }
-        if next.next().is_some() {
-            return Err(wrong("scores", "has more scores than `scored` says"));
+    }
+
+    fn step_scores(&self, all: &mut [Completion], rewards: usize) -> Result<(), WireError> {
+        if rewards == 0 || self.record.kind("step_scores").is_none() {
+            return Ok(());
         }
-        if self.record.kind("step_scores").is_some() {
-            let texts = self.texts("step_scores", all.len())?;
-            for (c, text) in all.iter_mut().zip(texts) {
-                c.steps = parse("step_scores", text)?;
-                let tokens = c.ids.len();
-                let beyond = c.steps.iter().flatten().flatten().any(|(token, _)| *token >= tokens);
-                if beyond || !(c.steps.is_empty() || c.steps.len() == rewards) {
-                    return Err(wrong("step_scores", "does not fit the completions and `reward_names`"));
-                }
+        let texts = self.texts("step_scores", all.len())?;
+        for (c, text) in all.iter_mut().zip(texts) {
+            c.steps = parse("step_scores", text)?;
+            let tokens = c.ids.len();
+            let beyond = c.steps.iter().flatten().flatten().any(|(token, _)| *token >= tokens);
+            if beyond || !(c.steps.is_empty() || c.steps.len() == rewards) {
+                return Err(wrong("step_scores", "does not fit the completions and `reward_names`"));
             }
         }
         Ok(())

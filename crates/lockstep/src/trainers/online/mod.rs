@@ -118,8 +118,8 @@ pub struct OnlineBatch {
 
 /// The values that are logged about a generation.
 struct Report {
-    /// The groups in the form in which they are recorded.
-    recorded: Vec<Group>,
+    /// The groups in the form in which they are recorded, and the seconds that converting them took.
+    recorded: (Vec<Group>, f64),
     /// Rows for the table of completions, and how many of them the console shows.
     completions: Option<(CompletionRows, usize)>,
     /// Values for histograms: rewards, lengths, advantages, log-probabilities, entropies.

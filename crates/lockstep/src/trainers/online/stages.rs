@@ -184,8 +184,12 @@ impl RolloutPipeline {
         advantages: &Advantages,
     ) -> anyhow::Result<()> {
         let recorded = match run.config.record_rollouts {
-            true => wire::of_rollouts(rollouts, &samples, &self.sampling, run.learner.step + 1, next.sampled_by),
-            false => Vec::new(),
+            true => {
+                let span = run.log.stages.span("record");
+                let step = run.learner.step + 1;
+                (wire::of_rollouts(rollouts, &samples, &self.sampling, step, next.sampled_by), span.end())
+            }
+            false => Default::default(),
         };
         let batch = batch_hash(&self.settings, &samples);
         next.state.lineage = self.state.lineage.map(|lineage| lineage.advance(&batch));
@@ -258,7 +262,13 @@ impl RolloutPipeline {
         let OnlineBatch { run: changes, state, report, .. } = next;
         if let Some(Report { recorded, completions, distributions }) = report {
             run.log.reporter.distributions(run.learner.step, distributions)?;
-            recorded.iter().try_for_each(|group| run.log.reporter.record_rollout(group))?;
+            let (groups, seconds) = recorded;
+            if !groups.is_empty() {
+                let span = run.log.stages.span("record");
+                run.log.reporter.record_rollouts(&groups)?;
+                let seconds = seconds + span.end();
+                self.after.iter_mut().for_each(|after| after.recorded(seconds));
+            }
             completions.into_iter().for_each(|(rows, shown)| run.log.reporter.completions(rows, shown));
         }
         run.commit(changes)?;
@@ -313,7 +323,7 @@ impl RolloutPipeline {
         for outcome in outcomes {
             if run.config.record_rollouts {
                 let groups = wire::of_evaluation(&outcome.rollouts, &sampling, run.learner.step, &outcome.name);
-                groups.iter().try_for_each(|group| run.log.reporter.record_evaluation(group))?;
+                run.log.reporter.record_evaluation(&groups)?;
             }
             self.state.health.check(&outcome.rollouts, &outcome.problems, &run.config)?;
             problems.extend(outcome.problems);
