@@ -1,5 +1,6 @@
 //! Records what an optimizer step did to the tokens of a group: their log-probabilities under the new weights. This is
-//! done for only so many groups that it and the recording of rollouts take less than a hundredth of the run's CPU time.
+//! done for only so many groups that it and the recording of rollouts take about a hundredth of the run's CPU time
+//! at most.
 //!
 //! Which groups are chosen depends on timing. So they are written to a file of their own, `updates.bin`, which is left
 //! out when runs are compared, and training does not depend on them.
@@ -11,14 +12,19 @@ use model::columns::NEW_LOGPS;
 use telemetry::system::cpu_s;
 use train::Sample;
 
-/// The largest share of the run's CPU seconds that all recording may take.
+/// The share of the run's CPU seconds that all recording may take.
 const SHARE: f64 = 0.01;
+
+/// The share that scoring may take where the recording of rollouts leaves less, as with tiny models.
+const LEAST: f64 = 0.0015;
 
 /// Chooses the groups to record, and measures how much time scoring them takes.
 pub struct AfterStep {
     began_s: f64,
-    /// CPU seconds of all recording so far.
-    spent_s: f64,
+    /// CPU seconds of recording rollouts so far.
+    recorded_s: f64,
+    /// CPU seconds of scoring groups so far.
+    scored_s: f64,
     /// CPU seconds of the process when the last generation was trained on.
     last_s: f64,
     /// CPU seconds to score one token; `None` before any token was scored.
@@ -33,7 +39,15 @@ impl AfterStep {
     /// Starts counting CPU time now.
     pub fn new() -> AfterStep {
         let now = cpu_s();
-        AfterStep { began_s: now, spent_s: 0.0, last_s: now, per_token_s: None, count: 0, chosen: Vec::new() }
+        AfterStep {
+            began_s: now,
+            recorded_s: 0.0,
+            scored_s: 0.0,
+            last_s: now,
+            per_token_s: None,
+            count: 0,
+            chosen: Vec::new(),
+        }
     }
 
     /// Chooses a group of `part`, if there is time for it. `part` holds the samples of the first step on a generation,
@@ -49,18 +63,19 @@ impl AfterStep {
         // A step generates, computes a gradient and updates: four forward passes at least, of which a score is one.
         let per_token_s = self.per_token_s.unwrap_or(step_s / 4.0 / tokens(part).max(1) as f64);
         let estimate = per_token_s * tokens(group) as f64;
-        if self.spent_s + estimate <= SHARE * (now - self.began_s) {
+        let run_s = now - self.began_s;
+        if self.scored_s + estimate <= (SHARE * run_s - self.recorded_s).max(LEAST * run_s) {
             self.chosen = group.to_vec();
         }
     }
 
     /// Counts the time of recording a generation.
     pub fn recorded(&mut self, seconds: f64) {
-        self.spent_s += seconds;
+        self.recorded_s += seconds;
     }
 
     fn scored(&mut self, seconds: f64, tokens: usize) {
-        self.spent_s += seconds;
+        self.scored_s += seconds;
         self.per_token_s = Some(seconds / tokens.max(1) as f64);
         self.count += 1;
     }
