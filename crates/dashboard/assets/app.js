@@ -172,6 +172,17 @@ function help() {
   dialog.showModal();
 }
 
+/** What a mouse shows when it rests on an element, a finger shows by touching it. */
+function tips() {
+  const tip = document.getElementById("tip");
+  document.addEventListener("pointerup", (event) => {
+    const of = event.pointerType === "mouse" ? null : event.target;
+    const text = of?.querySelector(":scope > title")?.textContent ?? of?.closest("[title]")?.getAttribute("title");
+    tip.textContent = text ?? "";
+    tip.hidden = !text;
+  });
+}
+
 function key(event) {
   if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
   const now = place();
@@ -191,4 +202,5 @@ function key(event) {
   else if (shown.key?.(event, now.words, change)) event.preventDefault();
 }
 
+tips();
 start();

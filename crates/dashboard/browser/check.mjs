@@ -411,8 +411,19 @@ await test("every view, light and dark, wide and narrow: nothing runs, nothing i
   }
 });
 
+await test("a finger reads what a mouse reads when it rests", async () => {
+  const page = await open("#/a/overview", { width: 390, height: 800, hasTouch: true });
+  const of = page.locator(".chart h3[title]").first();
+  await of.tap();
+  assert.equal(await page.textContent("#tip"), await of.getAttribute("title"));
+  assert.deepEqual(await page.evaluate(contrast, "#tip"), []);
+  await page.locator("h1, .verdict").first().tap();
+  assert.ok(await page.locator("#tip").isHidden());
+  await page.close();
+});
+
 /** Texts whose contrast with what is behind them is below 4.5. */
-function contrast() {
+function contrast(of = "main *, header *") {
   const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", {
     willReadFrequently: true,
   });
@@ -428,7 +439,7 @@ function contrast() {
   };
   const light = ([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b;
   const low = new Set();
-  for (const element of document.querySelectorAll("main *, header *")) {
+  for (const element of document.querySelectorAll(of)) {
     const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
     if (!own || !element.getClientRects().length || element.closest("svg, option")) continue;
     const behind = [];

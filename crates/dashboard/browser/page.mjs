@@ -19,8 +19,8 @@ export const browser = await chromium.launch({
 });
 export const noise = [];
 
-export async function open(address, { width = 1280, height = 900, scheme = "light", script } = {}) {
-  const page = await browser.newPage({ viewport: { width, height }, colorScheme: scheme });
+export async function open(address, { width = 1280, height = 900, scheme = "light", hasTouch = false, script } = {}) {
+  const page = await browser.newPage({ viewport: { width, height }, colorScheme: scheme, hasTouch });
   if (script) await page.addInitScript({ path: script });
   page.setDefaultTimeout(15000);
   page.on("console", (message) => noise.push(`${address}: ${message.text()}`));

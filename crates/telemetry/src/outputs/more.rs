@@ -177,8 +177,8 @@ pub(super) const EVALUATION: &[Metric] = &[
     row(
         "eval_loss",
         "",
-        "The loss on held-out rows.",
-        "falling, near `loss`",
+        "The loss on held-out rows. As `loss`, it says little of a policy gradient (grpo, rloo, ppo).",
+        "falling, near `loss` (sft, dpo, reward)",
         "it has learned the training rows: more data; fewer epochs",
     ),
     row("eval_entropy", "nats", "Entropy on held-out rows.", "", ""),
