@@ -202,7 +202,7 @@ function left(facts, series) {
   const mean = times.slice(-20).reduce((a, b) => a + b, 0) / Math.min(20, times.length);
   if (facts.state !== "running")
     return facts.state === "finished"
-      ? `It has ended after step ${facts.step}.`
+      ? `The run has ended after step ${facts.step}.`
       : `It stopped after step ${facts.step}.`;
   if (!facts.total || !times.length) return "";
   return `About ${seconds(mean * (facts.total - facts.step))} are left.`;

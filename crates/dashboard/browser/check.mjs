@@ -413,12 +413,13 @@ await test("every view, light and dark, wide and narrow: nothing runs, nothing i
 
 await test("a finger reads what a mouse reads when it rests", async () => {
   const page = await open("#/a/overview", { width: 390, height: 800, hasTouch: true });
-  const of = page.locator(".chart h3[title]").first();
+  const of = page.locator(".numbers .name[title]").first();
   await of.tap();
+  await page.waitForSelector("#tip:not([hidden])");
   assert.equal(await page.textContent("#tip"), await of.getAttribute("title"));
   assert.deepEqual(await page.evaluate(contrast, "#tip"), []);
   await page.locator("h1, .verdict").first().tap();
-  assert.ok(await page.locator("#tip").isHidden());
+  await page.waitForSelector("#tip", { state: "hidden" });
   await page.close();
 });
 
