@@ -223,7 +223,7 @@ fn direct_preference_optimization() {
     set("ref_model=other", &["`ref_model`", "other does not exist"]);
     set("max_length=1", &["max_length"]);
     set("per_device_train_batch_size=2", &["per_device_train_batch_size", "has 1"]);
-    set("replay=x.jsonl", &["`replay`", "train"]);
+    set("replay=x.jsonl", &["`replay`", "train", "learns from dataset_name"]);
     let right = [&base[..], &["pairs.jsonl", "--steps", "1"]].concat();
     let said = lockstep(dir.path(), &right);
     assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);

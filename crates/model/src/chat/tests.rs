@@ -28,6 +28,8 @@ fn tojson_writes_as_python_does() {
     );
     let packed = "{{ x | tojson(ensure_ascii=true, separators=(',', ':'), sort_keys=true) }}";
     assert_eq!(render(packed, json!({"x": {"b": 1, "a": "é😀"}})), r#"{"a":"\u00e9\ud83d\ude00","b":1}"#);
+    let places = "{{ x | tojson(false, none, ['; ', '= '], true) }}";
+    assert_eq!(render(places, json!({"x": {"b": 1, "a": "é"}})), r#"{"a"= "é"; "b"= 1}"#);
     assert!(render_with("{{ x | tojson(idnent=1) }}", json!([{"role": "user"}]), x).is_err());
     assert!(render_with("{{ nothing | tojson }}", json!([{"role": "user"}]), json!({})).is_err());
 }

@@ -7,6 +7,7 @@ use crate::rng::Stream;
 use crate::{DType, Isa, Tensor};
 use formula::{emulated, emulated_backward};
 
+mod arguments;
 mod bf16;
 mod formula;
 mod splits;

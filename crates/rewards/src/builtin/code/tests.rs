@@ -148,6 +148,26 @@ fn attacks_are_worth_nothing_without_bubblewrap() {
     }
 }
 
+/// Compilers write into a directory of their own; programs write nowhere.
+#[test]
+fn without_bubblewrap_programs_write_nothing() {
+    if !confines() {
+        return;
+    }
+    let program = "\
+import os
+for place in (os.environ.get('TMPDIR'), os.environ.get('HOME'), '.', '/tmp'):
+    try:
+        open(os.path.join(place or '.', 'x'), 'w')
+        print('wrote', place)
+    except OSError:
+        pass
+print('done')";
+    let options = json!({"language": "python", "isolation": "landlock"});
+    let (scores, failures) = score(options, &[program], &json!([{"input": "", "output": "done"}]));
+    assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
+}
+
 /// Whether this kernel has landlock; else the test is skipped, which is said.
 fn confines() -> bool {
     use landlock::{ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr};
