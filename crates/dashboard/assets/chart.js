@@ -8,7 +8,7 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning, ra
   const title = h("h3", meaning ? { title: meaning } : {}, key);
   const value = h("output", { class: "value" });
   const box = h("div", { class: "plot", tabindex: 0, role: "img" });
-  const figure = h("figure", { class: "chart" }, h("figcaption", {}, title, value), box);
+  const figure = h("figure", { class: "chart" }, h("figcaption", {}, title, range ? h("small", {}, "one scale for all rewards") : null, value), box);
   const colors = [css("--run-a"), css("--run-b")];
   const all = runs.map(({ series }) => [series.steps, series.keys[key]?.mean ?? []]);
   const steps = [...new Set(all.flatMap(([steps]) => steps))].sort((a, b) => a - b);

@@ -103,7 +103,7 @@ export function group(box, run, data, words) {
         "p",
         {},
         `Reward ${number(data.reward)} ± ${spread(data.spread)}`,
-        data.spread <= 1e-8 ? ": no spread, so nothing is learned from it." : ".",
+        data.spread <= 1e-8 && data.of !== "evaluations" ? ": no spread, so nothing is learned from it." : ".",
         " ",
         history,
       ),
@@ -143,21 +143,30 @@ function missing(color, data, run, words) {
   ];
 }
 
-/** What the step did to the tokens of the group: each token once, with its strongest change. */
+/** What the step did to the tokens of the group: each token once, with the mean change of all its places, in logs. */
 export function moves(data) {
   const found = new Map();
   for (const one of data.completions)
     (one.pieces ?? []).forEach((piece, t) => {
       const change = one.mask && !one.mask[t] ? null : COLORS.ratio.of(one, t);
       if (change === null || Number.isNaN(change)) return;
-      const sign = change >= 0 ? 1 : -1;
-      const key = `${sign} ${one.ids[t]}`;
-      const now = found.get(key) ?? { piece, sign, change, count: 0, number: one.number };
-      const isMore = Math.abs(change) > Math.abs(now.change);
-      found.set(key, { ...now, count: now.count + 1, ...(isMore ? { change, number: one.number } : {}) });
+      const now = found.get(one.ids[t]) ?? { piece, sum: 0, count: 0, low: change, top: change, number: one.number, most: 0 };
+      const isMore = Math.abs(change) > now.most;
+      found.set(one.ids[t], {
+        ...now,
+        sum: now.sum + change,
+        count: now.count + 1,
+        low: Math.min(now.low, change),
+        top: Math.max(now.top, change),
+        ...(isMore ? { most: Math.abs(change), number: one.number } : {}),
+      });
     });
-  const all = [...found.values()].sort((a, b) => Math.abs(b.change) - Math.abs(a.change));
-  return [1, -1].map((sign) => all.filter((one) => one.sign === sign).slice(0, 8));
+  // What rounds to × 1 was not pushed.
+  const all = [...found.values()]
+    .map((one) => ({ ...one, change: one.sum / one.count }))
+    .filter((one) => Math.abs(one.change) >= 0.005)
+    .sort((a, b) => Math.abs(b.change) - Math.abs(a.change));
+  return [1, -1].map((sign) => all.filter((one) => one.change * sign > 0).slice(0, 8));
 }
 
 /** The tokens that the step made likelier and less likely, the strongest first. */
@@ -177,10 +186,13 @@ function pushed(data) {
                 "button",
                 {
                   class: "token",
-                  title: `${counted(one.count, "time")} in this group; the strongest is in completion ${one.number + 1}`,
+                  title:
+                    one.count > 1
+                      ? `${one.count} times in this group, × ${number(Math.exp(one.low))} to × ${number(Math.exp(one.top))}, × ${number(Math.exp(one.change))} on average; the strongest is in completion ${one.number + 1}`
+                      : `once in this group, in completion ${one.number + 1}`,
                   onclick: () => change({ c: one.number }),
                 },
-                h("span", { class: `t ${one.sign > 0 ? "up" : "down"}`, style: { "--a": 0.6 } }, visible(one.piece)),
+                h("span", { class: `t ${one.change > 0 ? "up" : "down"}`, style: { "--a": 0.6 } }, visible(one.piece)),
                 ` × ${number(Math.exp(one.change))}${one.count > 1 ? ` (${one.count})` : ""}`,
               ),
             )

@@ -24,7 +24,7 @@ const CHARTS = [
   "async/lag_mean",
 ];
 // What the table of two runs needs beside the charts.
-const RESULTS = ["reward", "eval_reward", "loss", "eval_loss", "kl", "completions/mean_length", "step_time"];
+const RESULTS = ["reward", "entropy", "eval_reward", "loss", "eval_loss", "kl", "completions/mean_length", "step_time"];
 const NUMBERS = [
   ["reward", "reward"],
   ["loss", "loss"],
@@ -126,7 +126,8 @@ export async function overview(main, run, words, runs) {
         : null,
     );
     fill(compared, other ? results([run, words.vs], [facts, otherFacts], [series, other]) : null);
-    fill(order, first(facts.moved ?? []));
+    const moved = first(facts.moved ?? []);
+    fill(order, other && moved ? `${run}: ` : null, moved);
     fill(all, words.metrics || words.filter ? "The main metrics" : `All metrics (${facts.keys.length})`);
     charts.forEach((one) => one.end());
     const marks = (facts.record?.starts ?? []).map((start) => start.step).filter((step) => step > 0);
@@ -171,16 +172,17 @@ function together(keys, runs) {
   return [low - edge, high + edge];
 }
 
-/** Which reward moved first, in a sentence. */
+/** Which reward moved first, and which fell, in a sentence. */
 function first(moved) {
   if (moved.length < 2) return null;
-  const went = ({ name, from, to, half }) => `${name} (${number(from, 2)} → ${number(to, 2)}) at step ${half}`;
+  const went = ({ name, from, to, half }) =>
+    `${name} ${to > from ? "rose" : "fell"} (${number(from, 2)} → ${number(to, 2)}) at step ${half}`;
   const [moves, stays] = [moved.filter((one) => one.half !== null), moved.filter((one) => one.half === null)];
   const still = stays.length
     ? ` ${stays.map((one) => one.name).join(", ")} ${stays.length > 1 ? "do" : "does"} not move by more than noise.`
     : "";
   if (!moves.length) return `Rewards:${still}`;
-  return `Rewards that reached half of their change, in order: ${moves.map(went).join(", ")}.${still}`;
+  return `Rewards by the step at which half of their change was reached: ${moves.map(went).join(", ")}.${still}`;
 }
 
 const isOpen = (line) => line.alarm.until === undefined;

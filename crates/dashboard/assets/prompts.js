@@ -3,12 +3,18 @@ import { sparkline } from "/chart.js";
 import { address, change, counted, fill, h, number } from "/lib.js";
 
 export const ORDER = [
-  ["", "fell most from its best"],
-  ["rose", "rose most from its first"],
+  ["", "fell most since its first groups"],
+  ["rose", "rose most since its first groups"],
   ["unsolved", "lowest best reward first"],
 ];
 
-/** One row of the list: the prompt, what it earned at first, at best and at last, and the curve between. */
+/** How many prompts the model got worse at, in words. */
+export const fallen = ({ fell, total }) =>
+  fell
+    ? `The reward of ${fell} of ${counted(total, "prompt")} fell by more than noise.`
+    : "No prompt's reward fell by more than noise.";
+
+/** One row of the list: the prompt, what it earned in its first and its last groups, and the curve between. */
 export const row = (run, one, words) =>
   h(
     "li",
@@ -24,7 +30,7 @@ export const row = (run, one, words) =>
       h(
         "small",
         {},
-        `${counted(one.groups, "group")} · first ${number(one.first[1])} · best ${number(one.best[1])} (step ${one.best[0]}) · last ${number(one.last[1])} (step ${one.last[0]})`,
+        `${counted(one.groups, "group")} · first third ${number(one.from)} · last third ${number(one.to)}${one.fell ? ", which is no noise" : ""} · best ${number(one.best[1])} (step ${one.best[0]})`,
       ),
     ),
   );
@@ -36,7 +42,7 @@ export function history(box, one, chosen) {
   const rewards = one.points.map(([, reward]) => reward);
   const steps = one.points.map(([step]) => step);
   const [low, top] = [Math.min(...rewards), Math.max(...rewards)];
-  const x = (step) => edge + ((wide - 2 * edge) * (step - steps[0])) / (steps.at(-1) - steps[0] || 1);
+  const x = (step) => edge + ((wide - 48 - 2 * edge) * (step - steps[0])) / (steps.at(-1) - steps[0] || 1);
   const y = (reward) => high - edge - ((high - 2 * edge) * (reward - low)) / (top - low || 1);
   const line = one.points.map(([step, reward]) => `${x(step)},${y(reward)}`).join("L");
   fill(
@@ -54,6 +60,9 @@ export function history(box, one, chosen) {
         role: "img",
         "aria-label": `Rewards from ${number(low)} to ${number(top)}, steps ${steps[0]} to ${steps.at(-1)}`,
       },
+      [[top, edge + 4], [low, high - 2]].map(([value, at]) =>
+        h("text", { class: "scale", x: wide - 2, y: at, "text-anchor": "end" }, number(value)),
+      ),
       h("path", { class: "curve", d: `M${line}` }),
       one.points.map(([step, reward, place]) => {
         const point = h(

@@ -24,6 +24,7 @@ const ROWS = [
   ["reward, mean of the last tenth", (series) => end(series, "reward"), number],
   ["best eval_reward", (series) => most(series, "eval_reward"), number],
   ["loss, mean of the last tenth", (series) => (there(series, "reward").length ? undefined : end(series, "loss")), number],
+  ["entropy, mean of the last tenth", (series) => end(series, "entropy"), number],
   ["kl, mean of the last tenth", (series) => end(series, "kl"), number],
   ["mean length, last tenth", (series) => end(series, "completions/mean_length"), number],
   ["a step, mean of the last tenth", (series) => end(series, "step_time"), seconds],
@@ -34,7 +35,10 @@ const ROWS = [
 
 /** The table of two runs: what each came to, and the second less the first. */
 export function results(names, facts, series) {
-  const rows = ROWS.map(([name, of, text]) => [name, series.map((one, i) => of(one, facts[i])), text]);
+  const rewards = Object.keys(series[0].keys).filter((key) => /^rewards\/.*\/mean$/.test(key));
+  const ofRewards = rewards.map((key) => [`${key}, last tenth`, (series) => end(series, key), number]);
+  const all = [ROWS[0], ...(rewards.length > 1 ? ofRewards : []), ...ROWS.slice(1)];
+  const rows = all.map(([name, of, text]) => [name, series.map((one, i) => of(one, facts[i])), text]);
   const sign = (x, text) => (x === 0 ? "the same" : `${x > 0 ? "+" : "−"}${text(Math.abs(x))}`);
   return h(
     "table",

@@ -1,12 +1,13 @@
 // What is it writing? All groups as a map, and the ones that are read.
 import { colorsOf, group, turn } from "/group.js";
 import { address, change, counted, fill, get, h, number, place, spread } from "/lib.js";
-import { ORDER, history, row } from "/prompts.js";
+import { ORDER, fallen, history, row } from "/prompts.js";
 
 const ONLY = [
   ["", "all"],
   ["best", "best"],
   ["worst", "worst"],
+  ["spread", "with spread"],
   ["no-spread", "no spread"],
   ["cut", "cut"],
   ["updated", "scored after the step"],
@@ -71,6 +72,7 @@ export async function rollouts(main, run, words) {
     limit: 40,
   });
   let asked = "";
+  let searches = 0;
   // The prompt whose curve is shown, with its points.
   let traced = null;
 
@@ -92,13 +94,15 @@ export async function rollouts(main, run, words) {
       asked = JSON.stringify([byPrompt, wanted]);
       const none = { groups: [], prompts: [], total: 0 };
       list = (await get(`runs/${run}/${byPrompt ? "prompts" : "groups"}`, wanted)) ?? none;
+      const typed = document.activeElement?.id === "search" ? document.activeElement : null;
       drawTools(words);
       drawSide(words);
+      if (typed && !byPrompt) keep(typed);
     }
     const hash = byPrompt ? (words.prompt ?? list.prompts[0]?.prompt_hash) : words.prompt;
     await trace(hash);
     mark(words);
-    const g = Number(words.g ?? (byPrompt ? traced?.last[2] : list.groups[0]?.place) ?? NaN);
+    const g = Number(words.g ?? (byPrompt ? traced?.last[2] : opening(words)?.place) ?? NaN);
     [...side.querySelectorAll("a")].forEach((a) => {
       const isHere = byPrompt ? a.dataset.prompt === hash : a.dataset.place === String(g);
       a.setAttribute("aria-current", String(isHere));
@@ -113,6 +117,13 @@ export async function rollouts(main, run, words) {
     if (read.group) group(read, run, read.group, words);
   }
 
+  function keep(typed) {
+    const search = document.getElementById("search");
+    search.value = typed.value;
+    search.focus();
+    search.setSelectionRange(typed.selectionStart, typed.selectionEnd);
+  }
+
   async function news() {
     const now = await get(`runs/${run}`);
     if (!now || count(now) === known) return;
@@ -124,6 +135,10 @@ export async function rollouts(main, run, words) {
     );
     steps = range(now);
   }
+
+  // The first group that something is learned from, unless an order is asked for.
+  const opening = ({ sort, only }) =>
+    (sort || only ? null : list.groups.find((one) => one.spread > 1e-8)) ?? list.groups[0];
 
   function drawTools(words) {
     const choice = (name, choices) =>
@@ -149,7 +164,7 @@ export async function rollouts(main, run, words) {
       );
     const lists = h("span", { role: "group", "aria-label": "List of" }, of_("", "Groups"), " ", of_("prompts", "Prompts"));
     const count = h("span", { class: "count" }, counted(list.total ?? 0, byPrompt ? "prompt" : "group"));
-    if (byPrompt) return fill(tools, lists, choice("order", ORDER), count);
+    if (byPrompt) return fill(tools, lists, choice("order", ORDER), count, h("span", {}, fallen(list)));
     fill(
       tools,
       lists,
@@ -217,10 +232,14 @@ export async function rollouts(main, run, words) {
         placeholder: "Search prompts and completions",
         "aria-label": "Search",
         value: words.q ?? "",
-        onchange: (event) => change({ q: event.target.value, g: "" }),
+        // The list follows while one writes; the field itself is drawn anew then, and keeps the cursor.
+        oninput: ({ target }) => {
+          clearTimeout(searches);
+          searches = setTimeout(() => change({ q: target.value, g: "" }), 300);
+        },
       }),
       count,
-      list.unread ? h("span", {}, "of the first 2,000 that were read") : null,
+      list.unread ? h("span", {}, `${counted(list.unread, "group")} were not read in time: choose a step`) : null,
     );
   }
 
@@ -383,5 +402,5 @@ export async function rollouts(main, run, words) {
     return true;
   }
   await draw(words, false);
-  return { update: draw, key };
+  return { update: draw, key, end: () => clearTimeout(searches) };
 }

@@ -31,6 +31,7 @@ export async function time(main, run, words) {
       "step_time",
       "rollout_tokens_per_s",
       "update_tokens_per_s",
+      "update_time_s",
       "reward_hidden_time_s",
       "peak_bytes",
     ].filter((key) => facts.keys.includes(key));
@@ -54,7 +55,14 @@ export async function time(main, run, words) {
         {},
         `A step takes ${seconds(whole)} on average; ${percent(parts[0][1] / whole)} of it is ${parts[0][0]}.`,
       ),
-      h("p", {}, pace(whole, mean)),
+      h(
+        "p",
+        {},
+        pace(whole, mean, [
+          rate(series.keys.rollout_tokens_per_s, series.keys.rollout_time_s),
+          rate(series.keys.update_tokens_per_s, series.keys.update_time_s),
+        ]),
+      ),
       found(facts.profile),
     );
     const high = Math.max(...series.keys.step_time.mean.filter((x) => x !== null));
@@ -98,7 +106,7 @@ export async function time(main, run, words) {
     });
     fill(
       stack,
-      h("h2", {}, "Each step by stage"),
+      h("h2", {}, series.width > 1 ? `Each ${series.width} steps by stage, their mean` : "Each step by stage"),
       h("p", { class: "legend" }, `full height: ${seconds(high)}; click a step to see its spans below`),
       drawing,
       h(
@@ -219,6 +227,7 @@ function found(profile) {
         "li",
         {},
         h("b", {}, title(finding.id)),
+        finding.steps ? ` (steps ${finding.steps[0]} – ${finding.steps[1]})` : "",
         ":",
         ` ${finding.says} ${finding.evidence} `,
         h("span", { class: "remedy" }, "What helps: ", marked(finding.remedy), "."),
@@ -336,11 +345,18 @@ function average(values) {
 }
 
 // How fast, and what was hidden.
-function pace(whole, mean) {
+// Tokens of all steps by the seconds of all steps, from the rates and the seconds of each.
+function rate(rates, times) {
+  const known = (rates?.mean ?? []).map((x, i) => [x, times?.mean[i] ?? null]).filter(([x, s]) => x !== null && s !== null);
+  const all = known.reduce((sum, [, s]) => sum + s, 0);
+  return all > 0 ? known.reduce((sum, [x, s]) => sum + x * s, 0) / all : undefined;
+}
+
+function pace(whole, mean, rates) {
   const says = [];
   const hidden = mean("reward_hidden_time_s");
   if (hidden > 0.05 * whole) says.push(`${seconds(hidden)} of rewards were hidden behind generation.`);
-  const [fast, slow] = [mean("rollout_tokens_per_s"), mean("update_tokens_per_s")];
+  const [fast, slow] = rates;
   if (fast && slow) says.push(`Generation makes ${number(fast)} tokens a second, the update learns ${number(slow)}.`);
   return says.join(" ");
 }

@@ -3,14 +3,16 @@
 use crate::series::short;
 use lockstep::TokenTexts;
 use lockstep::wire::file::{GroupFile, IndexEntry};
-use lockstep::wire::{Group, NEW_LOGPS};
+use lockstep::wire::{Completion, Group, NEW_LOGPS};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 /// How many tokens of a completion one response has; the page requests the rest.
 const WINDOW: usize = 4096;
-/// How many groups a text search or a filter reads at most.
-const READ_AT_MOST: usize = 2000;
+/// How long a text search or a filter reads groups at most.
+const READ_AT_MOST: Duration = Duration::from_secs(2);
 
 /// Filters and order of the groups that the page requests.
 #[derive(Clone, Debug, Default)]
@@ -19,7 +21,7 @@ pub struct Wanted {
     pub from: u64,
     /// Last optimizer step, included.
     pub to: u64,
-    /// A filter: `best`, `worst`, `no-spread`, `cut` or `updated`.
+    /// A filter: `best`, `worst`, `spread`, `no-spread`, `cut` or `updated`.
     pub only: String,
     /// The order: `step`, `reward`, `spread` or `tokens`; a `-` before it reverses the order.
     pub sort: String,
@@ -35,8 +37,9 @@ pub struct Wanted {
     pub limit: usize,
 }
 
-/// Summaries of the requested groups, and the number of matching groups: `{"total", "groups": […], "next"}`.
-pub fn list(file: &GroupFile, wanted: &Wanted) -> Value {
+/// Summaries of the requested groups, and the number of matching groups: `{"total", "groups": […], "next"}`. `unread` is
+/// how many groups a search had no time to read. `texts` decodes the completions that are recorded as tokens alone.
+pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Value {
     let step = |entry: &IndexEntry| entry.step.unwrap_or(0);
     let range = wanted.from..=wanted.to;
     let mut places: Vec<usize> = (0..file.index().len()).collect();
@@ -46,6 +49,7 @@ pub fn list(file: &GroupFile, wanted: &Wanted) -> Value {
     });
     let of_index = |place: &usize| &file.index()[*place];
     match wanted.only.as_str() {
+        "spread" => places.retain(|place| of_index(place).reward_std > 1e-8),
         "no-spread" => places.retain(|place| of_index(place).reward_std <= 1e-8),
         "updated" => places.retain(|place| wanted.updated.contains(&of_index(place).group)),
         "best" | "worst" => {
@@ -75,9 +79,14 @@ pub fn list(file: &GroupFile, wanted: &Wanted) -> Value {
     let reads = wanted.only == "cut" || !wanted.text.is_empty();
     let mut unread = 0;
     if reads {
-        unread = places.len().saturating_sub(READ_AT_MOST);
-        places.truncate(READ_AT_MOST);
-        places.retain(|&place| file.read(place).is_ok_and(|group| fits(&group, wanted)));
+        let (since, text) = (Instant::now(), wanted.text.to_lowercase());
+        places.retain(|&place| {
+            if since.elapsed() > READ_AT_MOST {
+                unread += 1;
+                return false;
+            }
+            file.read(place).is_ok_and(|group| fits(&group, &wanted.only, &text, texts))
+        });
     }
     let shown: Vec<Value> = places
         .iter()
@@ -90,13 +99,19 @@ pub fn list(file: &GroupFile, wanted: &Wanted) -> Value {
     json!({ "total": places.len(), "unread": unread, "groups": shown, "next": next })
 }
 
-fn fits(group: &Group, wanted: &Wanted) -> bool {
-    let lines = group.lines();
-    let is_cut = || lines.iter().any(|line| line.get("truncated") == Some(&Value::Bool(true)));
-    let text = wanted.text.to_lowercase();
-    let has = |value: Option<&Value>| value.is_some_and(|value| plain(value).to_lowercase().contains(&text));
-    (wanted.only != "cut" || is_cut())
-        && (text.is_empty() || lines.iter().any(|line| has(line.get("prompt")) || has(line.get("completion"))))
+/// Whether a completion of the group was cut, if `only` requires that, and whether `text`, which is in lower case, is in
+/// its prompt or in a completion.
+fn fits(group: &Group, only: &str, text: &str, texts: Option<&TokenTexts>) -> bool {
+    let is_cut = || group.lines().iter().any(|line| line.get("truncated") == Some(&Value::Bool(true)));
+    let has = |found: &str| found.to_lowercase().contains(text);
+    let in_completion = |c: &Completion| match text_of(c.content.as_ref()) {
+        Some(found) => has(&found),
+        None => texts.and_then(|texts| texts.text(&c.ids).ok()).is_some_and(|found| has(&found)),
+    };
+    (only != "cut" || is_cut())
+        && (text.is_empty()
+            || text_of(group.prompt.as_ref()).is_some_and(|found| has(&found))
+            || group.completions.iter().any(in_completion))
 }
 
 /// The text of a prompt or completion; for chat messages, their contents.
@@ -111,9 +126,13 @@ pub(crate) fn plain(content: &Value) -> String {
     }
 }
 
+fn text_of(content: Option<&impl Serialize>) -> Option<String> {
+    Some(plain(&serde_json::to_value(content?).ok()?))
+}
+
 /// The beginning of a group's prompt, as text.
 pub(crate) fn prompt_of(file: &GroupFile, place: usize) -> String {
-    let prompt = file.read(place).ok().and_then(|group| Some(plain(&serde_json::to_value(group.prompt?).ok()?)));
+    let prompt = file.read(place).ok().and_then(|group| text_of(group.prompt.as_ref()));
     prompt.unwrap_or_default().chars().take(160).collect()
 }
 
@@ -300,7 +319,6 @@ pub fn spans(trace: &str, step: u64) -> Value {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use lockstep::wire::Completion;
     use lockstep::wire::file::GroupLog;
 
     /// Writes these groups as a run records them.
@@ -344,19 +362,20 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = file(dir.path());
         let numbers = |wanted: Wanted| -> Vec<u64> {
-            let answer = list(&file, &Wanted { to: 9, limit: 20, ..wanted });
+            let answer = list(&file, &Wanted { to: 9, limit: 20, ..wanted }, None);
             answer["groups"].as_array().unwrap().iter().map(|group| group["group"].as_u64().unwrap()).collect()
         };
         let only = |only: &str| Wanted { only: only.into(), ..Wanted::default() };
         assert_eq!(numbers(Wanted::default()), [0, 1, 2, 3]);
         assert_eq!(numbers(only("best")), [3, 2, 1, 0]);
         assert_eq!(numbers(only("no-spread")), [3]);
+        assert_eq!(numbers(only("spread")), [0, 1, 2]);
         assert_eq!(numbers(Wanted { sort: "-reward".into(), ..Wanted::default() }), [3, 2, 1, 0]);
         assert_eq!(numbers(Wanted { from: 2, ..Wanted::default() }), [2, 3]);
         assert_eq!(numbers(Wanted { text: "ANSWER 2".into(), ..Wanted::default() }), [2]);
         let prompt = file.index()[1].prompt_hash;
         assert_eq!(numbers(Wanted { prompt: Some(prompt), ..Wanted::default() }), [1, 3]);
-        let first = list(&file, &Wanted { to: 9, limit: 3, ..Wanted::default() });
+        let first = list(&file, &Wanted { to: 9, limit: 3, ..Wanted::default() }, None);
         assert_eq!((&first["total"], &first["next"]), (&json!(4), &json!(3)));
         assert_eq!(map(&file, 10, 10)["cells"][0][0], json!([1.5, 0.5, 1]));
     }
@@ -390,8 +409,8 @@ pub(crate) mod tests {
         assert_eq!(one["completions"][0]["new_logprobs"], Value::Null);
         let wanted =
             Wanted { to: 9, limit: 9, only: "updated".into(), updated: updated(Some(&updates)), ..Wanted::default() };
-        assert_eq!(list(&file, &wanted)["groups"][0]["group"], 2);
-        assert_eq!(list(&file, &wanted)["total"], 1);
+        assert_eq!(list(&file, &wanted, None)["groups"][0]["group"], 2);
+        assert_eq!(list(&file, &wanted, None)["total"], 1);
         let cut = window(&file, 2, 1, None, Some(&updates), (1, 1)).unwrap().unwrap();
         assert_eq!((&cut["from"], &cut["ids"], &cut["length"]), (&json!(1), &json!([2]), &json!(3)));
         assert_eq!(cut["new_logprobs"], json!([-0.5]));

@@ -13,8 +13,8 @@ const ALONE: usize = 2000;
 /// The prompts that the page requests.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// The order: `fell` (from the best reward to the last, most first), `rose` (from the first to the last, most
-    /// first), or `unsolved` (the lowest best reward first).
+    /// The order: `fell` (from the first groups to the last, most first), `rose` (likewise), or `unsolved` (the lowest
+    /// best reward first).
     pub sort: String,
     /// Only this prompt, with all points.
     pub prompt: Option<u64>,
@@ -45,7 +45,27 @@ impl Prompt<'_> {
         self.point(self.places[self.places.len() - 1])
     }
 
-    /// The group with the highest reward; of several the last, from which a fall began.
+    /// Means of the rewards of the first third of the groups and of the last third, and the standard error of their
+    /// difference; with one group in each third it is 0, as they say nothing about noise.
+    fn change(&self) -> (f64, f64, f64) {
+        let third = self.places.len().div_ceil(3);
+        let of = |places: &[usize]| {
+            let n = places.len() as f64;
+            let rewards = || places.iter().map(|&place| self.file.index()[place].reward);
+            let mean = rewards().sum::<f64>() / n;
+            (mean, rewards().map(|reward| (reward - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0) / n)
+        };
+        let ((from, before), (to, after)) = (of(&self.places[..third]), of(&self.places[self.places.len() - third..]));
+        (from, to, (before + after).sqrt())
+    }
+
+    /// Whether the reward fell by more than noise: by more than two standard errors.
+    fn fell(&self) -> bool {
+        let (from, to, error) = self.change();
+        self.places.len() > 3 && from - to > 2.0 * error
+    }
+
+    /// The group with the highest reward; of several the last.
     fn best(&self) -> (u64, f64, usize) {
         let points = self.places.iter().map(|&place| self.point(place));
         points.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_else(|| self.last())
@@ -58,6 +78,7 @@ impl Prompt<'_> {
         let point = |(step, reward, place): (u64, f64, usize)| json!([step, short(reward), place]);
         let points = (0..self.places.len()).filter(is_shown).map(|at| point(self.point(self.places[at])));
         let last = self.last().2;
+        let (from, to, _) = self.change();
         json!({
             "prompt_hash": format!("{:016x}", self.file.index()[last].prompt_hash),
             "prompt": prompt_of(self.file, last),
@@ -65,13 +86,16 @@ impl Prompt<'_> {
             "first": point(self.first()),
             "best": point(self.best()),
             "last": point(self.last()),
+            "from": short(from),
+            "to": short(to),
+            "fell": self.fell(),
             "points": points.collect::<Vec<_>>(),
         })
     }
 }
 
-/// The requested prompts, and how many there are: `{"total", "prompts": […], "next"}`. A point is `[step, reward,
-/// place]`.
+/// The requested prompts, how many there are, and the rewards of how many fell by more than noise: `{"total", "fell",
+/// "prompts": […], "next"}`. A point is `[step, reward, place]`.
 pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
     let mut by_prompt: HashMap<u64, Vec<usize>> = HashMap::new();
     for (place, entry) in file.index().iter().enumerate() {
@@ -85,9 +109,9 @@ pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
     };
     let order = |prompt: &Prompt<'_>| -> f64 {
         match wanted.sort.as_str() {
-            "rose" => prompt.first().1 - prompt.last().1,
+            "rose" => prompt.change().0 - prompt.change().1,
             "unsolved" => prompt.best().1,
-            _ => prompt.last().1 - prompt.best().1,
+            _ => prompt.change().1 - prompt.change().0,
         }
     };
     // The order is computed once for each prompt: it reads all of the prompt's groups.
@@ -98,7 +122,8 @@ pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
     let shown: Vec<Value> =
         all.iter().skip(wanted.after).take(wanted.limit).map(|(_, prompt)| prompt.to_json(most)).collect();
     let next = Some(wanted.after + shown.len()).filter(|&next| next < all.len());
-    json!({ "total": all.len(), "prompts": shown, "next": next })
+    let fell = all.iter().filter(|(_, prompt)| prompt.fell()).count();
+    json!({ "total": all.len(), "fell": fell, "prompts": shown, "next": next })
 }
 
 #[cfg(test)]
@@ -110,8 +135,8 @@ mod tests {
     #[test]
     fn prompts_are_sorted_by_how_their_reward_changed() {
         let dir = tempfile::tempdir().unwrap();
-        // Rewards of three prompts at steps 1 to 4: one rises, one rises and falls, one stays at 0.
-        let rewards = [[0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 2.5, 1.5], [0.0, 0.0, 0.0, 0.0]];
+        // Rewards of three prompts at steps 1 to 4: one rises, one rises and then falls, one stays at 0.
+        let rewards = [[0.0, 1.0, 2.0, 3.0], [2.0, 2.5, 1.0, 1.5], [0.0, 0.0, 0.0, 0.0]];
         let of_step = |step: usize| (0..3).map(move |prompt| (step, prompt));
         let groups = (0..4).flat_map(of_step).map(|(step, prompt)| {
             let completion =
@@ -137,8 +162,10 @@ mod tests {
         let one = &fell["prompts"][0];
         assert_eq!(
             [&one["first"], &one["best"], &one["last"]],
-            [&json!([1, 1.0, 1]), &json!([3, 2.5, 7]), &json!([4, 1.5, 10])]
+            [&json!([1, 2.0, 1]), &json!([2, 2.5, 4]), &json!([4, 1.5, 10])]
         );
+        assert_eq!([&one["from"], &one["to"], &one["fell"]], [&json!(2.25), &json!(1.25), &json!(true)]);
+        assert_eq!(fell["fell"], 1, "the others rose and stayed");
         let hash = u64::from_str_radix(one["prompt_hash"].as_str().unwrap(), 16).unwrap();
         let alone = prompts(&file, &Wanted { prompt: Some(hash), limit: 1, ..Wanted::default() });
         assert_eq!(alone["prompts"][0]["points"].as_array().unwrap().len(), 4);

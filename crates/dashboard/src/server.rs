@@ -219,9 +219,9 @@ async fn map(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respons
 async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
     let Some(run) = site.runs.get(&name) else { return missing() };
     let words = words(&uri);
-    let (file, updates) = {
+    let (file, texts, updates) = {
         let mut run = lock(&run);
-        (groups_of(&mut run, &words), run.updates())
+        (groups_of(&mut run, &words), run.tokens(), run.updates())
     };
     let Some(file) = file else { return missing() };
     let word = |name: &str| words.get(name).cloned().unwrap_or_default();
@@ -237,7 +237,7 @@ async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respon
         after: number(&words, "cursor", 0),
         limit: number(&words, "limit", 20).clamp(1, 200),
     };
-    answer(&groups::list(&file, &wanted))
+    answer(&groups::list(&file, &wanted, texts.as_deref()))
 }
 
 async fn prompts(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {

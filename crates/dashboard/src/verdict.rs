@@ -89,7 +89,7 @@ impl Change {
 /// How a metric changed, for the question which of several moved first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moved {
-    /// The mean of the first tenth of the values.
+    /// The mean of the first values, the neighbourhood of the first one.
     pub from: f64,
     /// The mean of the last tenth.
     pub to: f64,
@@ -105,7 +105,7 @@ pub fn moved(values: &[(u64, f64)]) -> Option<Moved> {
         return None;
     }
     let (tenth, around) = (values.len().div_ceil(10).max(2), (values.len() / 40).max(2));
-    let (from, to) = (mean(&values[..tenth]), mean(&values[values.len() - tenth..]));
+    let to = mean(&values[values.len() - tenth..]);
     // Sums up to each value, so that a long run's neighbourhoods, which grow with it, are not added up again and again.
     let mut sums = vec![0.0];
     sums.extend(values.iter().scan(0.0, |sum, x| {
@@ -116,6 +116,7 @@ pub fn moved(values: &[(u64, f64)]) -> Option<Moved> {
         let (begin, end) = (i.saturating_sub(around), (i + around + 1).min(values.len()));
         (sums[end] - sums[begin]) / (end - begin) as f64
     };
+    let from = near(0);
     let is_half = |&i: &usize| (near(i) - (from + to) / 2.0) * (to - from) >= 0.0;
     let half = Change::of(&values).counts().then(|| (0..values.len()).find(is_half)).flatten();
     Some(Moved { from, to, half: half.map(|i| steps[i]) })

@@ -154,7 +154,7 @@ fn samples(run: &mut RunFiles) -> Vec<Sample> {
     let Some(file) = run.groups() else { return Vec::new() };
     let last = file.index().iter().filter_map(|entry| entry.step).max().unwrap_or(0);
     let wanted = Wanted { from: last, to: last, sort: "-spread".to_owned(), limit: SAMPLES, ..Wanted::default() };
-    let listed = groups::list(&file, &wanted);
+    let listed = groups::list(&file, &wanted, None);
     let places = listed["groups"].as_array().into_iter().flatten().filter_map(|group| group["place"].as_u64());
     places.filter_map(|place| sample(&groups::group(&file, place as usize, None, None).ok()?)).collect()
 }

@@ -13,10 +13,15 @@ impl TokenTexts {
         Ok(TokenTexts(Tokenizer::load(dir).or_bad_input_in(dir.display())?))
     }
 
+    /// The text of all tokens. Special tokens are shown by their names.
+    pub fn text(&self, ids: &[u32]) -> anyhow::Result<String> {
+        self.0.decode(ids, false).or_bad_input()
+    }
+
     /// One text for each token; joined they are the text of all tokens. If a character has several tokens, the last has
     /// the character and the others have an empty text. Special tokens are shown by their names.
     pub fn pieces(&self, ids: &[u32]) -> anyhow::Result<Vec<String>> {
-        let text = |range: &[u32]| self.0.decode(range, false).or_bad_input();
+        let text = |range: &[u32]| self.text(range);
         // A token's text may depend on the token before it, so it is the difference of two decoded texts.
         let (mut first, mut read) = (0, 0);
         let mut pieces = Vec::with_capacity(ids.len());
