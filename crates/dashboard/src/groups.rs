@@ -4,7 +4,6 @@ use crate::series::short;
 use lockstep::TokenTexts;
 use lockstep::wire::file::{GroupFile, IndexEntry};
 use lockstep::wire::{Completion, Group, NEW_LOGPS};
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -104,13 +103,13 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
 fn fits(group: &Group, only: &str, text: &str, texts: Option<&TokenTexts>) -> bool {
     let is_cut = || group.lines().iter().any(|line| line.get("truncated") == Some(&Value::Bool(true)));
     let has = |found: &str| found.to_lowercase().contains(text);
-    let in_completion = |c: &Completion| match text_of(c.content.as_ref()) {
-        Some(found) => has(&found),
+    let in_completion = |c: &Completion| match &c.content {
+        Some(found) => has(&plain(&json!(found))),
         None => texts.and_then(|texts| texts.text(&c.ids).ok()).is_some_and(|found| has(&found)),
     };
     (only != "cut" || is_cut())
         && (text.is_empty()
-            || text_of(group.prompt.as_ref()).is_some_and(|found| has(&found))
+            || group.prompt.as_ref().is_some_and(|found| has(&plain(&json!(found))))
             || group.completions.iter().any(in_completion))
 }
 
@@ -126,13 +125,9 @@ pub(crate) fn plain(content: &Value) -> String {
     }
 }
 
-fn text_of(content: Option<&impl Serialize>) -> Option<String> {
-    Some(plain(&serde_json::to_value(content?).ok()?))
-}
-
 /// The beginning of a group's prompt, as text.
 pub(crate) fn prompt_of(file: &GroupFile, place: usize) -> String {
-    let prompt = file.read(place).ok().and_then(|group| text_of(group.prompt.as_ref()));
+    let prompt = file.read(place).ok().and_then(|group| Some(plain(&json!(group.prompt?))));
     prompt.unwrap_or_default().chars().take(160).collect()
 }
 
