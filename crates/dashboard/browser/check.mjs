@@ -176,6 +176,16 @@ await test("filters and search find what the files have", async () => {
     records.filter((line) => `${line.prompt}${line.completion ?? ""}`.includes("moon")).map((line) => line.group),
   ).size;
   await page.waitForFunction((found) => document.querySelector(".count").textContent.startsWith(`${found} `), found);
+  // Completions are recorded as tokens; a search while one types finds their text.
+  await page.goto(`${base}/#/a/rollouts?step=7`);
+  await page.waitForSelector(".completion .t", { state: "attached" });
+  const part = (await page.$$eval(".completion .t", (all) => all.map((one) => one.textContent))).slice(0, 4).join("");
+  await page.getByLabel("all steps").check();
+  await page.locator("#search").pressSequentially(part.toUpperCase());
+  await page.waitForFunction((q) => new URLSearchParams(location.hash.split("?")[1]).get("q") === q, part.toUpperCase());
+  await page.waitForFunction((all) => Number(document.querySelector(".count").textContent.replace(/\D.*$/, "")) < all, index.length);
+  assert.ok((await count()) >= 1, part);
+  assert.equal(await page.evaluate(() => document.activeElement.id), "search");
   await page.goto(`${base}/#/a/rollouts?all=1&only=best`);
   const best = index.reduce((a, b) => (b.reward > a.reward ? b : a));
   await page.waitForFunction(
