@@ -61,7 +61,7 @@ export function history(box, one, chosen) {
         "aria-label": `Rewards from ${number(low)} to ${number(top)}, steps ${steps[0]} to ${steps.at(-1)}`,
       },
       [[top, edge + 4], [low, high - 2]].map(([value, at]) =>
-        h("text", { class: "scale", x: wide - 2, y: at, "text-anchor": "end" }, number(value)),
+        h("text", { class: "axis", x: wide - 2, y: at, "text-anchor": "end" }, number(value)),
       ),
       h("path", { class: "curve", d: `M${line}` }),
       one.points.map(([step, reward, place]) => {
