@@ -104,9 +104,9 @@ impl Reporter {
         Ok(self.sinks.emit(EventKind::Update { record: records(std::slice::from_ref(group)) })?)
     }
 
-    /// Records the groups of an evaluation.
-    pub fn record_evaluation(&mut self, groups: &[Group]) -> anyhow::Result<()> {
-        Ok(self.sinks.emit(EventKind::Evaluated { record: records(groups) })?)
+    /// Records a group of an evaluation.
+    pub fn record_evaluation(&mut self, group: &Group) -> anyhow::Result<()> {
+        Ok(self.sinks.emit(EventKind::Evaluated { record: records(std::slice::from_ref(group)) })?)
     }
 
     /// Reports histograms of the generation that the step after `step` learns from.

@@ -172,11 +172,17 @@ pub(crate) fn of_rollouts(
     rollouts.groups.iter().map(of).collect()
 }
 
-/// The groups of an evaluation of the set `set` after optimizer step `step`, as a run records them.
-pub(crate) fn of_evaluation(rollouts: &Rollouts, sampling: &SamplingParams, step: u64, set: &str) -> Vec<Group> {
+/// The groups of an evaluation of the set `set` after optimizer step `step`, as a run records them. They are converted as
+/// they are asked for: those of a large set take much memory.
+pub(crate) fn of_evaluation(
+    rollouts: &Rollouts,
+    sampling: &SamplingParams,
+    step: u64,
+    set: &str,
+) -> impl Iterator<Item = Group> {
     let mut sampling = sampling_settings(sampling);
     sampling.insert("evaluation_set".to_owned(), set.into());
-    let of = |scored: &ScoredGroup| {
+    let of = move |scored: &ScoredGroup| {
         let mut group = Group::of_scored(scored, false);
         for c in &mut group.completions {
             c.versions = recorded_versions(&c.versions);
@@ -187,7 +193,7 @@ pub(crate) fn of_evaluation(rollouts: &Rollouts, sampling: &SamplingParams, step
         group.reward_weights.clone_from(&rollouts.reward_weights);
         group
     };
-    rollouts.groups.iter().map(of).collect()
+    rollouts.groups.iter().map(of)
 }
 
 /// The sampling parameters, named by their configuration keys.

@@ -322,8 +322,8 @@ impl RolloutPipeline {
         let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
         for outcome in outcomes {
             if run.config.record_rollouts {
-                let groups = wire::of_evaluation(&outcome.rollouts, &sampling, run.learner.step, &outcome.name);
-                run.log.reporter.record_evaluation(&groups)?;
+                wire::of_evaluation(&outcome.rollouts, &sampling, run.learner.step, &outcome.name)
+                    .try_for_each(|group| run.log.reporter.record_evaluation(&group))?;
             }
             self.state.health.check(&outcome.rollouts, &outcome.problems, &run.config)?;
             problems.extend(outcome.problems);
