@@ -160,14 +160,16 @@ function shown(keys, words) {
   return [...new Set([...main, ...keys])].filter((key) => key.toLowerCase().includes(text));
 }
 
-/** One range for the charts of all reward functions, so that their curves can be compared. */
+/** One range for the charts of all reward functions, so that their curves can be compared; none if one is much larger. */
 function together(keys, runs) {
-  const values = keys.flatMap((key) =>
-    runs.flatMap(({ series }) => [series.keys[key]?.min ?? [], series.keys[key]?.max ?? [], series.keys[key]?.mean ?? []]),
-  );
-  const there = values.flat().filter((x) => x !== null);
-  if (keys.length < 2 || !there.length) return undefined;
-  const [low, high] = [Math.min(...there), Math.max(...there)];
+  const of = (key) =>
+    runs
+      .flatMap(({ series }) => [series.keys[key]?.min, series.keys[key]?.max, series.keys[key]?.mean])
+      .flatMap((values) => values ?? [])
+      .filter((x) => x !== null);
+  const [all, sizes] = [keys.flatMap(of), keys.map((key) => Math.max(0, ...of(key).map(Math.abs)))];
+  if (keys.length < 2 || !all.length || Math.max(...sizes) > 5 * Math.min(...sizes)) return undefined;
+  const [low, high] = [Math.min(...all), Math.max(...all)];
   const edge = 0.05 * (high - low || 1);
   return [low - edge, high + edge];
 }
