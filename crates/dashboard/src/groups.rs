@@ -36,8 +36,8 @@ pub struct Wanted {
     pub limit: usize,
 }
 
-/// Summaries of the requested groups, and the number of matching groups: `{"total", "groups": […], "next"}`. `unread` is
-/// how many groups a search had no time to read. `texts` decodes the completions that are recorded as tokens alone.
+/// Summaries of the requested groups, and the number of matching groups: `{"total", "unread", "groups": […], "next"}`.
+/// `unread` is how many groups a search had no time to read. `texts` decodes completions that are recorded as tokens.
 pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Value {
     let step = |entry: &IndexEntry| entry.step.unwrap_or(0);
     let range = wanted.from..=wanted.to;
@@ -98,8 +98,8 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
     json!({ "total": places.len(), "unread": unread, "groups": shown, "next": next })
 }
 
-/// Whether a completion of the group was cut, if `only` requires that, and whether `text`, which is in lower case, is in
-/// its prompt or in a completion.
+/// Whether a completion of the group was cut, if `only` requires that, and whether its prompt or a completion contains
+/// `text`, which is in lower case.
 fn fits(group: &Group, only: &str, text: &str, texts: Option<&TokenTexts>) -> bool {
     let is_cut = || group.lines().iter().any(|line| line.get("truncated") == Some(&Value::Bool(true)));
     let has = |found: &str| found.to_lowercase().contains(text);

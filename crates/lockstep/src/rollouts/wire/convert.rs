@@ -172,8 +172,8 @@ pub(crate) fn of_rollouts(
     rollouts.groups.iter().map(of).collect()
 }
 
-/// The groups of an evaluation of the set `set` after optimizer step `step`, as a run records them. They are converted as
-/// they are asked for: those of a large set take much memory.
+/// The groups of an evaluation of the set `set` after optimizer step `step`, as a run records them. They are converted
+/// one by one: all groups of a large set would take much memory.
 pub(crate) fn of_evaluation(
     rollouts: &Rollouts,
     sampling: &SamplingParams,
