@@ -152,11 +152,12 @@ fn alarm(line: &Value) -> Option<String> {
 
 fn samples(run: &mut RunFiles) -> Vec<Sample> {
     let Some(file) = run.groups() else { return Vec::new() };
+    let texts = run.tokens();
     let last = file.index().iter().filter_map(|entry| entry.step).max().unwrap_or(0);
     let wanted = Wanted { from: last, to: last, sort: "-spread".to_owned(), limit: SAMPLES, ..Wanted::default() };
     let listed = groups::list(&file, &wanted, None);
     let places = listed["groups"].as_array().into_iter().flatten().filter_map(|group| group["place"].as_u64());
-    places.filter_map(|place| sample(&groups::group(&file, place as usize, None, None).ok()?)).collect()
+    places.filter_map(|place| sample(&groups::group(&file, place as usize, texts.as_deref(), None).ok()?)).collect()
 }
 
 fn sample(group: &Value) -> Option<Sample> {
@@ -168,7 +169,10 @@ fn sample(group: &Value) -> Option<Sample> {
     let scored = |completion: &Value| {
         let rewards = completion["rewards"].as_array()?;
         let of = rewards.iter().zip(&weights).filter_map(|(reward, weight)| Some(reward.as_f64()? * weight));
-        Some((of.sum::<f64>(), shown(completion["text"].as_str()?)))
+        // A run's own completions are recorded as tokens.
+        let joined = |pieces: &Vec<Value>| pieces.iter().filter_map(Value::as_str).collect::<String>();
+        let text = completion["text"].as_str().map(str::to_owned);
+        Some((of.sum::<f64>(), shown(&text.or_else(|| completion["pieces"].as_array().map(joined))?)))
     };
     let mut all: Vec<(f64, String)> = group["completions"].as_array()?.iter().filter_map(scored).collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));

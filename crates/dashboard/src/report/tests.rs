@@ -1,6 +1,8 @@
 //! Reports of runs that the tests write: their numbers, and that no text becomes markup.
 
 use super::*;
+use crate::groups::tests::recorded;
+use lockstep::wire::{Completion, Group};
 use serde_json::json;
 use std::fs;
 
@@ -62,6 +64,38 @@ fn a_report_has_the_numbers_of_the_files() {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
     assert!(!text.contains("truncated"), "an alarm that is over");
+}
+
+#[test]
+fn samples_are_of_the_last_step_and_texts_of_tokens_are_joined() {
+    let dir = tempfile::tempdir().unwrap();
+    let group = |step: u64, text: &str| {
+        let completion = |place: usize| Completion {
+            rewards: vec![Some(place as f64)],
+            content: Some(format!("{text} {place}").into()),
+            ..Completion::new(place, vec![1, 2])
+        };
+        Group {
+            id: step,
+            step: Some(step),
+            prompt: Some("asked".into()),
+            reward_names: vec!["r".into()],
+            reward_weights: vec![2.0],
+            completions: vec![completion(0), completion(1)],
+            ..Group::default()
+        }
+    };
+    fs::write(dir.path().join("config.toml"), "").unwrap();
+    recorded(dir.path(), [group(1, "early"), group(2, "late")]);
+    let found = Report::read(dir.path()).unwrap().samples;
+    let [one] = &found[..] else { panic!("{} samples", found.len()) };
+    assert_eq!((one.step, one.prompt.as_str()), (2, "asked"));
+    assert_eq!((&one.best, &one.worst), (&(2.0, "late 1".to_owned()), &(0.0, "late 0".to_owned())));
+
+    let tokens = json!({"step": 3, "prompt": "p", "weights": [1.0], "completions": [
+        {"rewards": [0.5], "text": null, "pieces": ["to", "kens"]},
+    ]});
+    assert_eq!(sample(&tokens).unwrap().best, (0.5, "tokens".to_owned()));
 }
 
 #[test]

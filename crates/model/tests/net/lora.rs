@@ -399,3 +399,9 @@ fn the_trunk_of_a_language_model_is_read_under_a_head_of_scores() {
         }
     }
 }
+
+#[test]
+fn without_keys_an_adapter_is_trls() {
+    let lora = LoraConfig::default();
+    assert_eq!((lora.r, lora.alpha, lora.use_rslora, lora.dropout), (16, 32.0, false, 0.0));
+}

@@ -7,6 +7,7 @@ use crate::config::{Algorithm, Config, Purpose, Strategy};
 use crate::{Rows, Run, RunOptions, StopReason, StopSignal};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -175,4 +176,14 @@ fn a_step_on_rows_is_rolled_back_and_takes_the_same_rows_again() {
         let steps = stopped_anywhere(purpose, config, options);
         assert!([0, 1, 2, 3, 4].iter().all(|step| steps.contains(step)), "{purpose:?}: {steps:?}");
     }
+}
+
+#[test]
+fn a_callback_of_checkpoints_ends_the_run() {
+    let dir = directory();
+    let options = options().on_checkpoint(|_, _| ControlFlow::Break(()));
+    let config = Config { save_steps: 2, max_steps: 20, ..config(dir.path(), "out") };
+    let ended = Run::new(Purpose::Grpo, config, options).unwrap().run().unwrap();
+    assert_eq!(ended.stop_reason, StopReason::Requested);
+    assert!((2..20).contains(&ended.step), "{}", ended.step);
 }
