@@ -164,6 +164,8 @@ fn corrections_by_hand() {
     assert_eq!(all(&weights(CorrectionMode::TokenTruncate, Some(0.6), Some(1.5))), [1.5, 0.6, 1.0]);
     assert_eq!(all(&weights(CorrectionMode::TokenMask, Some(0.6), Some(1.5))), [0.0, 0.0, 1.0]);
     assert_eq!(all(&weights(CorrectionMode::TokenMask, None, Some(1.5))), [0.0, 0.5, 1.0]);
+    // A ratio at a bound is within it.
+    assert_eq!(all(&weights(CorrectionMode::TokenMask, Some(1.0), Some(1.0)))[2], 1.0);
     assert_eq!(all(&weights(CorrectionMode::SequenceMask, None, Some(0.9))), [0.0; 3]);
     assert_eq!(all(&weights(CorrectionMode::SequenceTruncate, None, Some(0.9))), [0.9; 3]);
     assert_eq!(all(&weights(CorrectionMode::SequenceTruncate, None, Some(3.0))), [1.0; 3]);
