@@ -25,7 +25,7 @@ macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     record_entropies: bool = false
         => OURS.read_by(ONLINE).needs("record_rollouts", "true").on_resume(Free);
     /// Record what an optimizer step did to the tokens that it learned from, too: their log-probabilities after it, in
-    /// updates.bin, of one group in as many as keep all recording below a hundredth of the run's processor time.
+    /// updates.bin, of one group in as many as keep all recording near a hundredth of the run's processor time.
     record_updates: bool = true
         => OURS.read_by(ONLINE).needs("record_rollouts", "true").on_resume(Free);
     /// The optimizer steps whose spans go to trace.json, as "3-5" or "3-5,100"; not set: all, until it has 32 MiB.
