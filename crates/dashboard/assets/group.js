@@ -1,5 +1,5 @@
 // A group as one thing: the prompt once, its completions beside what they earned.
-import { address, change, counted, fill, get, h, number, spread } from "/lib.js";
+import { address, change, counted, fill, get, h, hasSpread, number, spread } from "/lib.js";
 
 // What a token's colour says: its name, what a full colour means, and the value of token t (null: none).
 export const COLORS = {
@@ -103,7 +103,7 @@ export function group(box, run, data, words) {
         "p",
         {},
         `Reward ${number(data.reward)} ± ${spread(data.spread)}`,
-        data.spread <= 1e-8 && data.of !== "evaluations" ? ": no spread, so nothing is learned from it." : ".",
+        !hasSpread(data.spread) && data.of !== "evaluations" ? ": no spread, so nothing is learned from it." : ".",
         " ",
         history,
       ),
@@ -295,7 +295,7 @@ function completion(run, data, one, names, color, isChosen, isBest) {
         h("dd", { title: end[1] }, `${one.length} `, h("span", { "aria-label": end[1] }, end[0])),
       ),
       versions,
-      isBest && data.spread > 1e-8 ? h("div", { class: "best" }, h("dt", {}, "best"), h("dd", {}, "★")) : null,
+      isBest && hasSpread(data.spread) ? h("div", { class: "best" }, h("dt", {}, "best"), h("dd", {}, "★")) : null,
     ),
     h("div", {}, text, more),
   );

@@ -62,8 +62,14 @@ export function number(x, digits = 3) {
   return Number(x.toPrecision(digits)).toString();
 }
 
+/** Whether rewards differ by more than rounding. */
+export const hasSpread = (x) => !(Math.abs(x) <= 1e-8);
+
 /** A spread of rewards; what only rounding makes of equal rewards is 0. */
-export const spread = (x) => number(Math.abs(x) <= 1e-8 ? 0 : x);
+export const spread = (x) => number(hasSpread(x) ? x : 0);
+
+/** Whether a metric is the mean of one reward. */
+export const isReward = (key) => /^rewards\/.*\/mean$/.test(key);
 
 /** A share from 0 to 1. */
 export function percent(x) {

@@ -1,7 +1,7 @@
 // Is it learning? Is something wrong? How long will it take?
 import { chart, sparkline } from "/chart.js";
 import { results } from "/results.js";
-import { address, change, counted, fill, get, h, marked, number, percent, place, seconds } from "/lib.js";
+import { address, change, counted, fill, get, h, isReward, marked, number, percent, place, seconds } from "/lib.js";
 
 // The charts of a run, of those that it has, the first ones.
 const CHARTS = [
@@ -146,8 +146,6 @@ export async function overview(main, run, words, runs) {
 }
 
 const nearest = (step, width) => step + (width > 1 ? Math.floor(width / 2) : 0);
-
-const isReward = (key) => /^rewards\/.*\/mean$/.test(key);
 
 /** The keys of the charts: the main ones; all of them, or those whose name contains the filter's text. */
 function shown(keys, words) {

@@ -1,5 +1,5 @@
 // What two runs came to, and the difference.
-import { h, number, seconds } from "/lib.js";
+import { h, isReward, number, seconds } from "/lib.js";
 
 const there = (series, key) => (series.keys[key]?.mean ?? []).filter((x) => x !== null);
 
@@ -35,7 +35,7 @@ const ROWS = [
 
 /** The table of two runs: what each came to, and the second less the first. */
 export function results(names, facts, series) {
-  const rewards = Object.keys(series[0].keys).filter((key) => /^rewards\/.*\/mean$/.test(key));
+  const rewards = Object.keys(series[0].keys).filter(isReward);
   const ofRewards = rewards.map((key) => [`${key}, last tenth`, (series) => end(series, key), number]);
   const all = [ROWS[0], ...(rewards.length > 1 ? ofRewards : []), ...ROWS.slice(1)];
   const rows = all.map(([name, of, text]) => [name, series.map((one, i) => of(one, facts[i])), text]);

@@ -1,6 +1,6 @@
 // What is it writing? All groups as a map, and the ones that are read.
 import { colorsOf, group, turn } from "/group.js";
-import { address, change, counted, fill, get, h, number, place, spread } from "/lib.js";
+import { address, change, counted, fill, get, h, hasSpread, number, place, spread } from "/lib.js";
 import { ORDER, fallen, history, row } from "/prompts.js";
 
 const ONLY = [
@@ -138,7 +138,7 @@ export async function rollouts(main, run, words) {
 
   // The first group that something is learned from, unless an order is asked for.
   const opening = ({ sort, only }) =>
-    (sort || only ? null : list.groups.find((one) => one.spread > 1e-8)) ?? list.groups[0];
+    (sort || only ? null : list.groups.find((one) => hasSpread(one.spread))) ?? list.groups[0];
 
   function drawTools(words) {
     const choice = (name, choices) =>
@@ -244,7 +244,7 @@ export async function rollouts(main, run, words) {
   }
 
   function drawSide(words) {
-    const marks = (one) => `${one.spread <= 1e-8 ? " · no spread" : ""}${one.scored ? " · scored after the step" : ""}`;
+    const marks = (one) => `${hasSpread(one.spread) ? "" : " · no spread"}${one.scored ? " · scored after the step" : ""}`;
     const line = (one) =>
       h(
         "li",
@@ -309,7 +309,7 @@ export async function rollouts(main, run, words) {
           y: y * high,
           width: wide - 0.5,
           height: high - 0.5,
-          class: deviation <= 1e-8 ? "flat" : "",
+          class: hasSpread(deviation) ? "" : "flat",
           "fill-opacity": reward === null ? 0 : 0.08 + 0.92 * share,
           onclick: () => change({ step: cells.steps[x], g: at, prompt: "", all: "", only: "", q: "", by: "" }),
         },

@@ -28,6 +28,31 @@ pub struct Wanted {
 struct Prompt<'a> {
     file: &'a GroupFile,
     places: Vec<usize>,
+    change: Change,
+}
+
+/// Means of the rewards of the first third of a prompt's groups and of the last third.
+struct Change {
+    from: f64,
+    to: f64,
+    /// Whether the reward fell by more than noise: by more than two standard errors. One group in each third says
+    /// nothing about noise.
+    fell: bool,
+}
+
+impl Change {
+    /// Of rewards in the order of their steps.
+    fn of(rewards: &[f64]) -> Change {
+        let third = rewards.len().div_ceil(3);
+        let of = |rewards: &[f64]| {
+            let n = rewards.len() as f64;
+            let mean = rewards.iter().sum::<f64>() / n;
+            (mean, rewards.iter().map(|reward| (reward - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0) / n)
+        };
+        let ((from, before), (to, after)) = (of(&rewards[..third]), of(&rewards[rewards.len() - third..]));
+        let error = (before + after).sqrt();
+        Change { from, to, fell: rewards.len() > 3 && from - to > 2.0 * error }
+    }
 }
 
 impl Prompt<'_> {
@@ -45,26 +70,6 @@ impl Prompt<'_> {
         self.point(self.places[self.places.len() - 1])
     }
 
-    /// Means of the rewards of the first third of the groups and of the last third, and the standard error of their
-    /// difference; with one group in each third it is 0, as they say nothing about noise.
-    fn change(&self) -> (f64, f64, f64) {
-        let third = self.places.len().div_ceil(3);
-        let of = |places: &[usize]| {
-            let n = places.len() as f64;
-            let rewards = || places.iter().map(|&place| self.file.index()[place].reward);
-            let mean = rewards().sum::<f64>() / n;
-            (mean, rewards().map(|reward| (reward - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0) / n)
-        };
-        let ((from, before), (to, after)) = (of(&self.places[..third]), of(&self.places[self.places.len() - third..]));
-        (from, to, (before + after).sqrt())
-    }
-
-    /// Whether the reward fell by more than noise: by more than two standard errors.
-    fn fell(&self) -> bool {
-        let (from, to, error) = self.change();
-        self.places.len() > 3 && from - to > 2.0 * error
-    }
-
     /// The group with the highest reward; of several the last.
     fn best(&self) -> (u64, f64, usize) {
         let points = self.places.iter().map(|&place| self.point(place));
@@ -78,7 +83,6 @@ impl Prompt<'_> {
         let point = |(step, reward, place): (u64, f64, usize)| json!([step, short(reward), place]);
         let points = (0..self.places.len()).filter(is_shown).map(|at| point(self.point(self.places[at])));
         let last = self.last().2;
-        let (from, to, _) = self.change();
         json!({
             "prompt_hash": format!("{:016x}", self.file.index()[last].prompt_hash),
             "prompt": prompt_of(self.file, last),
@@ -86,9 +90,9 @@ impl Prompt<'_> {
             "first": point(self.first()),
             "best": point(self.best()),
             "last": point(self.last()),
-            "from": short(from),
-            "to": short(to),
-            "fell": self.fell(),
+            "from": short(self.change.from),
+            "to": short(self.change.to),
+            "fell": self.change.fell,
             "points": points.collect::<Vec<_>>(),
         })
     }
@@ -105,13 +109,14 @@ pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
     }
     let in_order = |mut places: Vec<usize>| {
         places.sort_by_key(|&place| (file.index()[place].step, place));
-        Prompt { file, places }
+        let rewards: Vec<f64> = places.iter().map(|&place| file.index()[place].reward).collect();
+        Prompt { file, places, change: Change::of(&rewards) }
     };
     let order = |prompt: &Prompt<'_>| -> f64 {
         match wanted.sort.as_str() {
-            "rose" => prompt.change().0 - prompt.change().1,
+            "rose" => prompt.change.from - prompt.change.to,
             "unsolved" => prompt.best().1,
-            _ => prompt.change().1 - prompt.change().0,
+            _ => prompt.change.to - prompt.change.from,
         }
     };
     // The order is computed once for each prompt: it reads all of the prompt's groups.
@@ -122,7 +127,7 @@ pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
     let shown: Vec<Value> =
         all.iter().skip(wanted.after).take(wanted.limit).map(|(_, prompt)| prompt.to_json(most)).collect();
     let next = Some(wanted.after + shown.len()).filter(|&next| next < all.len());
-    let fell = all.iter().filter(|(_, prompt)| prompt.fell()).count();
+    let fell = all.iter().filter(|(_, prompt)| prompt.change.fell).count();
     json!({ "total": all.len(), "fell": fell, "prompts": shown, "next": next })
 }
 
