@@ -65,6 +65,7 @@ await test("prompts are listed by how far their reward fell, and one's history k
     const [from, to] = [mean(all.slice(0, third)), mean(all.slice(-third))];
     return { hash, from, to, fall: from - to, last: all.at(-1) };
   });
+  const rose = falls.toSorted((a, b) => a.fall - b.fall)[0].hash;
   falls.sort((a, b) => b.fall - a.fall);
   const page = await open("#/a/rollouts?by=prompts");
   await page.waitForSelector(".groups a[data-prompt]");
@@ -76,6 +77,7 @@ await test("prompts are listed by how far their reward fell, and one's history k
   assert.ok((await page.textContent(".read h1")).endsWith(`step ${falls[0].last.step}`));
   await page.selectOption('select[aria-label="order"]', "rose");
   await page.waitForFunction(() => location.hash.includes("order=rose"));
+  await page.waitForSelector(`.groups li:first-child a[data-prompt="${rose}"][aria-current="true"]`);
   // A point of the curve leads to its group.
   await page.locator(".point").nth(1).click();
   await page.waitForFunction(() => document.querySelectorAll(".point")[1]?.classList.contains("now"));
