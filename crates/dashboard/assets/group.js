@@ -1,5 +1,5 @@
 // A group as one thing: the prompt once, its completions beside what they earned.
-import { address, change, counted, fill, get, h, hasSpread, number, spread } from "/lib.js";
+import { address, around, change, counted, fill, get, h, hasSpread, number } from "/lib.js";
 
 // What a token's colour says: its name, what a full colour means, and the value of token t (null: none).
 export const COLORS = {
@@ -102,8 +102,8 @@ export function group(box, run, data, words) {
       h(
         "p",
         {},
-        `Reward ${number(data.reward)} ± ${spread(data.spread)}`,
-        !hasSpread(data.spread) && data.of !== "evaluations" ? ": no spread, so nothing is learned from it." : ".",
+        `Reward ${around(data.reward, data.spread)}`,
+        !hasSpread(data.spread) && data.of !== "evaluations" ? ", so nothing is learned from it." : ".",
         " ",
         history,
       ),

@@ -206,7 +206,7 @@ function left(facts, series) {
     return facts.state === "finished"
       ? `The run has ended after step ${facts.step}.`
       : `It stopped after step ${facts.step}.`;
-  if (!facts.total || !times.length) return "";
+  if (!facts.total || facts.step >= facts.total || !times.length) return "";
   return `About ${seconds(mean * (facts.total - facts.step))} are left.`;
 }
 

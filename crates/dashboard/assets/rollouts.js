@@ -1,6 +1,6 @@
 // What is it writing? All groups as a map, and the ones that are read.
 import { colorsOf, group, turn } from "/group.js";
-import { address, change, counted, fill, get, h, hasSpread, number, place, spread } from "/lib.js";
+import { address, around, change, counted, fill, get, h, hasSpread, number, place } from "/lib.js";
 import { ORDER, fallen, history, row } from "/prompts.js";
 
 const ONLY = [
@@ -13,7 +13,7 @@ const ONLY = [
   ["updated", "scored after the step"],
 ];
 const SORT = [
-  ["", "as drawn"],
+  ["", "in the order of the run"],
   ["-reward", "highest reward first"],
   ["reward", "lowest reward first"],
   ["-spread", "largest spread first"],
@@ -244,7 +244,7 @@ export async function rollouts(main, run, words) {
   }
 
   function drawSide(words) {
-    const marks = (one) => `${hasSpread(one.spread) ? "" : " · no spread"}${one.scored ? " · scored after the step" : ""}`;
+    const marks = (one) => (one.scored ? " · scored after the step" : "");
     const line = (one) =>
       h(
         "li",
@@ -254,7 +254,7 @@ export async function rollouts(main, run, words) {
           { href: address(run, "rollouts", { ...words, g: one.place }), "data-place": one.place },
           h("span", { class: "bar" }, bar(one)),
           h("span", { class: "prompt" }, one.prompt || `group ${one.group}`),
-          h("small", {}, `step ${one.step} · reward ${number(one.reward)} ± ${spread(one.spread)}${marks(one)}`),
+          h("small", {}, `step ${one.step} · reward ${around(one.reward, one.spread)}${marks(one)}`),
         ),
       );
     const byPrompt = words.by === "prompts";
@@ -299,6 +299,15 @@ export async function rollouts(main, run, words) {
     role: "img",
     "aria-label": `${count(facts)} groups; rewards from ${number(scale[0])} to ${number(scale[1])}`,
   });
+  // Where a run has more steps than the map has columns, a column has the groups of some steps.
+  const covers = (x) => {
+    const last = Math.min(cells.steps[x] + cells.width - 1, range(facts)[1]);
+    return last > cells.steps[x] ? `steps ${cells.steps[x]} – ${last}` : `step ${cells.steps[x]}`;
+  };
+  const open = async (x, at) => {
+    const step = cells.width > 1 ? (await get(`runs/${run}/groups/${at}`, { of })).step : cells.steps[x];
+    change({ step, g: at, prompt: "", all: "", only: "", q: "", by: "" });
+  };
   cells.cells.forEach((column, x) =>
     column.forEach(([reward, deviation, at], y) => {
       const share = (reward - scale[0]) / (scale[1] - scale[0] || 1);
@@ -311,9 +320,9 @@ export async function rollouts(main, run, words) {
           height: high - 0.5,
           class: hasSpread(deviation) ? "" : "flat",
           "fill-opacity": reward === null ? 0 : 0.08 + 0.92 * share,
-          onclick: () => change({ step: cells.steps[x], g: at, prompt: "", all: "", only: "", q: "", by: "" }),
+          onclick: () => open(x, at),
         },
-        h("title", {}, `step ${cells.steps[x]}: reward ${number(reward)} ± ${spread(deviation)}`),
+        h("title", {}, `${covers(x)}: reward ${around(reward, deviation)}`),
       );
       rect.dataset.step = cells.steps[x];
       rect.dataset.place = at;
@@ -325,7 +334,7 @@ export async function rollouts(main, run, words) {
     h(
       "p",
       { class: "legend" },
-      `step ${cells.steps[0]} – ${cells.steps.at(-1)}, each step's groups from the best to the worst; full colour is a high reward (${number(scale[0])} – ${number(scale[1])}), a cell with a border has no spread.`,
+      `Steps ${range(facts).join(" – ")}, ${cells.width > 1 ? `${cells.width} in a column` : "one in a column"}; its groups from the best to the worst. Full colour is a high reward (${number(scale[0])} – ${number(scale[1])}), a cell with a border has no spread.`,
     ),
   );
 

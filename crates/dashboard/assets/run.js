@@ -40,7 +40,7 @@ export async function run(main, name, words, runs) {
           ? [
               ["first line", date(first)],
               ["last line", date(last)],
-              ["between them", seconds(lasted(facts))],
+              ["time from first to last", seconds(lasted(facts))],
               ...times.keys.num_tokens.mean
                 .filter((x) => x !== null)
                 .slice(-1)

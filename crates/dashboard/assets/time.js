@@ -317,25 +317,31 @@ function inside(profile) {
 // What tensors hold, by the parts that `lockstep plan` names, beside what the process has resident.
 function memory(measured) {
   const parts = Object.entries(measured.memory ?? {}).sort((a, b) => b[1] - a[1]);
-  const resident = measured.resident?.at(-1);
-  if (!parts.length || !resident) return null;
-  const held = parts.reduce((sum, [, bytes]) => sum + bytes, 0);
-  const row = (name, bytes) =>
-    h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, `${number(bytes / 2 ** 20)} MiB`));
+  const whole = measured.resident?.at(-1);
+  if (!parts.length || !whole) return null;
+  const pages = measured.memory_resident ?? {};
+  const counted = Object.keys(pages).length > 0;
+  const sum = (values) => values.reduce((a, b) => a + b, 0);
+  const [allocated, touched] = [sum(parts.map(([, bytes]) => bytes)), sum(Object.values(pages))];
+  const mib = (bytes) => h("td", {}, bytes === undefined ? "–" : `${number(bytes / 2 ** 20)} MiB`);
+  const row = (name, bytes, resident) =>
+    h("tr", {}, h("th", { scope: "row" }, name), mib(bytes), counted ? mib(resident) : null);
+  const column = (name) => h("th", { scope: "col" }, name);
   return [
-    h("h2", {}, `Memory: ${number(resident / 2 ** 20)} MiB are resident`),
+    h("h2", {}, `Memory: ${number(whole / 2 ** 20)} MiB are resident`),
     h(
       "table",
       {},
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "tensors"), h("th", { scope: "col" }, "allocated"))),
+      h("thead", {}, h("tr", {}, column("tensors"), column("allocated"), counted ? column("resident") : null)),
       h(
         "tbody",
         {},
-        parts.map(([name, bytes]) => row(name, bytes)),
-        row("all tensors", held),
+        parts.map(([name, bytes]) => row(name, bytes, pages[name])),
+        row("all tensors", allocated, touched),
+        counted ? row("program, tokenizer, data", undefined, Math.max(0, whole - touched)) : null,
       ),
     ),
-    h("p", {}, "Pages that nothing has touched are allocated and not resident; the rest is the program and its data."),
+    h("p", {}, "Pages that nothing has touched are allocated and not resident."),
   ];
 }
 
@@ -344,7 +350,6 @@ function average(values) {
   return there.length ? there.reduce((a, b) => a + b, 0) / there.length : 0;
 }
 
-// How fast, and what was hidden.
 // Tokens of all steps by the seconds of all steps, from the rates and the seconds of each.
 function rate(rates, times) {
   const known = (rates?.mean ?? []).map((x, i) => [x, times?.mean[i] ?? null]).filter(([x, s]) => x !== null && s !== null);
@@ -352,6 +357,7 @@ function rate(rates, times) {
   return all > 0 ? known.reduce((sum, [x, s]) => sum + x * s, 0) / all : undefined;
 }
 
+// How fast, and what was hidden.
 function pace(whole, mean, rates) {
   const says = [];
   const hidden = mean("reward_hidden_time_s");

@@ -1,6 +1,6 @@
 //! [`Buffer`]: bytes on a device, which only that device's code can access.
 
-use super::host::HostBytes;
+use super::host::{HostBytes, MAP_FROM};
 use super::{Ledger, lock};
 use crate::Device;
 use crate::device::cuda::CudaStream;
@@ -93,6 +93,14 @@ impl Buffer {
     #[cfg(target_os = "linux")]
     pub(super) fn slot(&self) -> Option<&super::slot::Hold> {
         if let Storage::Host(bytes) = &self.storage { bytes.slot() } else { None }
+    }
+
+    /// Address of the buffer's first byte, if the buffer is in host memory and so large that it may be a memory map.
+    pub(super) fn large_host_start(&self) -> Option<usize> {
+        match &self.storage {
+            Storage::Host(bytes) if self.bytes >= MAP_FROM => Some(bytes.start.as_ptr().addr()),
+            _ => None,
+        }
     }
 
     /// Address of the buffer's first byte, for an operation on the CPU.
@@ -328,6 +336,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        self.ledger.leave(self);
         match std::mem::replace(&mut self.storage, Storage::Meta) {
             Storage::Host(host) => self.ledger.give_back(host),
             Storage::Checked { handle, mirror } => {

@@ -6,6 +6,7 @@
 mod buffer;
 mod file_map;
 mod host;
+mod resident;
 #[cfg(target_os = "linux")]
 pub mod slot;
 #[cfg(test)]
@@ -44,6 +45,7 @@ pub struct Memory {
 #[derive(Default)]
 struct Ledger {
     parts: Mutex<BTreeMap<&'static str, Usage>>,
+    maps: Mutex<resident::Maps>,
     /// The first allocation that failed, until [`Memory::check`] reports it.
     refused: Mutex<Option<Error>>,
     checked: Checked,
@@ -224,7 +226,10 @@ impl Memory {
         let usage = parts.entry(part).or_default();
         usage.bytes += bytes;
         usage.peak_bytes = usage.peak_bytes.max(usage.bytes);
-        Buffer { storage, bytes, part, ledger: self.ledger.clone() }
+        drop(parts);
+        let buffer = Buffer { storage, bytes, part, ledger: self.ledger.clone() };
+        self.ledger.enter(&buffer);
+        buffer
     }
 
     /// The name of the part that allocations count for. Memory in another process's slot counts for a part of its own.

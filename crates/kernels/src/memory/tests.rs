@@ -52,6 +52,28 @@ fn bytes_are_zeroed_aligned_and_booked_by_part() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+#[cfg_attr(miri, ignore = "it has no pages")]
+fn pages_that_nothing_has_touched_are_not_resident() {
+    const BYTES: usize = 32 << 20;
+    let memory = Memory::new(Device::Cpu);
+    let (kv, weights) = (memory.part("kv cache"), memory.part("weights"));
+    let (large, small) = (kv.allocate(BYTES, DType::F32), weights.allocate(100, DType::F32));
+    assert_eq!(memory.resident().unwrap(), [("kv cache", 0), ("weights", 100)].into());
+    // SAFETY: nobody else has the buffer.
+    unsafe { large.fill(0..BYTES / 16, 1.0f32) };
+    // A huge page is 2 MiB, or less than that where the map does not begin at one.
+    let touched = memory.resident().unwrap()["kv cache"];
+    assert!((BYTES / 4..=BYTES / 4 + (2 << 20)).contains(&touched), "{touched}");
+    // SAFETY: as above.
+    unsafe { large.fill(0..BYTES / 4, 1.0f32) };
+    assert_eq!(memory.resident().unwrap()["kv cache"], BYTES);
+    drop((large, small));
+    assert_eq!(memory.resident().unwrap(), [("kv cache", 0), ("weights", 0)].into());
+    assert_eq!(Memory::new(Device::CpuChecked).resident(), None);
+}
+
+#[test]
 fn writes_are_kept() {
     for device in [Device::Cpu, Device::CpuChecked] {
         let buffer = Memory::new(device).allocate(MAP_FROM, DType::F32);

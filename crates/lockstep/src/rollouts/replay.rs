@@ -28,6 +28,7 @@ use rewards::{Content, Problem};
 use rollout::{Completion, FinishReason};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
@@ -40,10 +41,12 @@ pub(super) const NO_VERSION: u64 = u64::MAX;
 const OF_ANOTHER_RUN: u64 = 1 << 63;
 
 /// The versions as the recording run numbered them; empty if one of them is not known.
-pub fn recorded_versions(versions: &[u64]) -> Vec<u64> {
-    match versions.contains(&NO_VERSION) {
-        true => Vec::new(),
-        false => versions.iter().map(|version| version & !OF_ANOTHER_RUN).collect(),
+pub fn recorded_versions(versions: &[u64]) -> Cow<'_, [u64]> {
+    // `NO_VERSION` has this bit, too.
+    match versions.iter().any(|version| version & OF_ANOTHER_RUN != 0) {
+        true if versions.contains(&NO_VERSION) => Cow::Borrowed(&[]),
+        true => versions.iter().map(|version| version & !OF_ANOTHER_RUN).collect(),
+        false => Cow::Borrowed(versions),
     }
 }
 

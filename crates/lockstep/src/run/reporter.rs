@@ -5,7 +5,7 @@ use super::RunDir;
 use super::checkpoint::state::MetricSums;
 use super::rollout_log::{Recorded, RolloutLog};
 use crate::config::{Config, hyperparameters};
-use crate::rollouts::wire::Group;
+use crate::rollouts::wire::{Group, records};
 use std::collections::BTreeMap;
 use telemetry::{
     ClosedLog, CompletionRows, CompletionsSink, EventKind, HParam, MetricsSink, Sinks, TensorBoardSink, TraceSink,
@@ -94,19 +94,19 @@ impl Reporter {
         Ok(())
     }
 
-    /// Records the groups of a generation that the run trains on.
-    pub fn record_rollouts(&mut self, groups: &[Group]) -> anyhow::Result<()> {
-        Ok(self.sinks.emit(EventKind::Rollout { record: records(groups) })?)
+    /// Records the groups of a generation that the run trains on, given as their records.
+    pub fn record_rollouts(&mut self, record: Vec<u8>) -> anyhow::Result<()> {
+        Ok(self.sinks.emit(EventKind::Rollout { record })?)
     }
 
     /// Records what a step did to a group.
-    pub fn record_update(&mut self, group: &Group) -> anyhow::Result<()> {
-        Ok(self.sinks.emit(EventKind::Update { record: records(std::slice::from_ref(group)) })?)
+    pub fn record_update(&mut self, group: Group) -> anyhow::Result<()> {
+        Ok(self.sinks.emit(EventKind::Update { record: records([group]) })?)
     }
 
-    /// Records a group of an evaluation.
-    pub fn record_evaluation(&mut self, group: &Group) -> anyhow::Result<()> {
-        Ok(self.sinks.emit(EventKind::Evaluated { record: records(std::slice::from_ref(group)) })?)
+    /// Records a group of an evaluation, given as its record.
+    pub fn record_evaluation(&mut self, record: Vec<u8>) -> anyhow::Result<()> {
+        Ok(self.sinks.emit(EventKind::Evaluated { record })?)
     }
 
     /// Reports histograms of the generation that the step after `step` learns from.
@@ -167,11 +167,4 @@ impl Reporter {
     pub fn metrics(&mut self, step: u64, values: Vec<(String, f64)>) -> anyhow::Result<()> {
         Ok(self.sinks.emit(EventKind::Metrics { step, values })?)
     }
-}
-
-/// The records of groups, one after another.
-fn records(groups: &[Group]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    groups.iter().for_each(|group| group.write(&mut bytes));
-    bytes
 }

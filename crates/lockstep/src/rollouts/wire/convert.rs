@@ -2,13 +2,14 @@
 
 use super::group::{Completion, Group};
 use super::record::WireError;
+use super::view::{CompletionView, GroupView};
+use super::write::json;
 use crate::config::SamplingPlan;
 use crate::data::prompts::Prompt;
 use crate::rollouts::lineage::Lineage;
-use crate::rollouts::replay::recorded_versions;
 use crate::rollouts::{Rollouts, ScoredCompletion, ScoredGroup};
 use rollout::SamplingParams;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value, json as value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use train::{Advantage, Sample};
@@ -38,18 +39,9 @@ impl Group {
             prompt: Some(group.prompt.content.clone()),
             dataset: group.prompt.columns.clone(),
             completions: group.completions.iter().map(completion).collect(),
-            problems: group.problems.iter().map(|problem| json!(problem)).collect(),
+            problems: group.problems.iter().map(|problem| value!(problem)).collect(),
             lineage: group.lineage,
             ..Group::default()
-        }
-    }
-
-    /// Adds what samples have beyond their completions: columns from scorers, the loss's masks, and advantages.
-    pub fn add_samples(&mut self, samples: &[Sample]) {
-        for (c, sample) in self.completions.iter_mut().zip(samples) {
-            c.columns = sample.columns.clone();
-            c.mask.clone_from(&sample.mask);
-            c.advantage = Some(sample.advantage.clone());
         }
     }
 
@@ -145,60 +137,89 @@ impl Group {
     }
 }
 
-/// The groups of a generation batch as a run records them. Texts of completions are left out, since token ids give
-/// them. `lineage` belongs to the weights that sampled those groups that have no lineage of their own.
-pub(crate) fn of_rollouts(
+/// The records of the groups of a generation batch, with what their samples have beyond the completions: columns from
+/// scorers, the loss's masks, and advantages. Texts of completions are left out, since token ids give them. `lineage`
+/// belongs to the weights that sampled those groups that have no lineage of their own.
+pub(crate) fn records_of_rollouts(
     rollouts: &Rollouts,
     samples: &[Sample],
-    sampling: &SamplingPlan,
+    plan: &SamplingPlan,
     step: u64,
     lineage: Option<Lineage>,
-) -> Vec<Group> {
-    let mut first = 0;
-    let of = |scored: &ScoredGroup| {
-        let mut group = Group::of_scored(scored, false);
-        let own = &samples[first..first + scored.completions.len()];
-        first += own.len();
-        group.add_samples(own);
-        for c in &mut group.completions {
-            c.versions = recorded_versions(&c.versions);
-        }
-        (group.step, group.lineage) = (Some(step), group.lineage.or(lineage));
-        group.sampling = sampling_settings(sampling.of(group.id));
-        group.reward_names.clone_from(&rollouts.reward_names);
-        group.reward_weights.clone_from(&rollouts.reward_weights);
-        group
-    };
-    rollouts.groups.iter().map(of).collect()
+) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut samples = samples.iter();
+    // Most often all groups have the same parameters.
+    let mut known: Option<(&SamplingParams, String)> = None;
+    for group in &rollouts.groups {
+        let params: &SamplingParams = plan.of(group.id);
+        let (_, sampling) = match known.take() {
+            Some(last) if std::ptr::eq(last.0, params) => known.insert(last),
+            _ => known.insert((params, json(&sampling_settings(params)))),
+        };
+        let completion = |scored| {
+            let sample: &Sample = samples.next().expect("a sample of each completion");
+            CompletionView {
+                mask: &sample.mask,
+                columns: &sample.columns,
+                advantage: Some(&sample.advantage),
+                ..CompletionView::of_scored(scored)
+            }
+        };
+        let view = GroupView {
+            step: Some(step),
+            lineage: group.lineage.or(lineage),
+            completions: group.completions.iter().map(completion).collect(),
+            ..view(rollouts, group, sampling)
+        };
+        view.write(&mut bytes);
+    }
+    bytes
 }
 
-/// The groups of an evaluation of the set `set` after optimizer step `step`, as a run records them. They are converted
-/// one by one: all groups of a large set would take much memory.
-pub(crate) fn of_evaluation(
+/// The records of the groups of an evaluation of the set `set` after optimizer step `step`, one by one: all records of
+/// a large set would take much memory.
+pub(crate) fn records_of_evaluation(
     rollouts: &Rollouts,
     sampling: &SamplingParams,
     step: u64,
     set: &str,
-) -> impl Iterator<Item = Group> {
+) -> impl Iterator<Item = Vec<u8>> {
     let mut sampling = sampling_settings(sampling);
     sampling.insert("evaluation_set".to_owned(), set.into());
-    let of = move |scored: &ScoredGroup| {
-        let mut group = Group::of_scored(scored, false);
-        for c in &mut group.completions {
-            c.versions = recorded_versions(&c.versions);
-        }
-        group.step = Some(step);
-        group.sampling = sampling.clone();
-        group.reward_names.clone_from(&rollouts.reward_names);
-        group.reward_weights.clone_from(&rollouts.reward_weights);
-        group
-    };
-    rollouts.groups.iter().map(of)
+    let sampling = json(&sampling);
+    rollouts.groups.iter().map(move |group| {
+        let mut bytes = Vec::new();
+        let completions = group.completions.iter().map(CompletionView::of_scored).collect();
+        let view = GroupView { step: Some(step), completions, ..view(rollouts, group, &sampling) };
+        view.write(&mut bytes);
+        bytes
+    })
+}
+
+/// The view of a group, without its completions.
+fn view<'a>(rollouts: &'a Rollouts, group: &'a ScoredGroup, sampling: &'a str) -> GroupView<'a> {
+    GroupView {
+        id: group.id,
+        step: None,
+        prompt_ids: &group.prompt.tokens.ids,
+        prompt_id: Some(group.prompt.row as u64),
+        prompt: Some(&group.prompt.content),
+        prompt_in_batch: None,
+        prompt_columns: None,
+        dataset: Some(&group.prompt.columns),
+        sampling: sampling.into(),
+        lineage: group.lineage,
+        reward_names: &rollouts.reward_names,
+        reward_weights: &rollouts.reward_weights,
+        problems: group.problems.iter().map(json).collect(),
+        completions: Vec::new(),
+    }
 }
 
 /// The sampling parameters, named by their configuration keys.
 fn sampling_settings(sampling: &SamplingParams) -> Map<String, Value> {
-    let settings = json!({
+    let settings = value!({
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,

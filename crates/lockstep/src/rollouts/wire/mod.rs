@@ -86,6 +86,7 @@ mod job;
 mod lines;
 mod read;
 mod record;
+mod view;
 mod write;
 
 #[cfg(test)]
@@ -95,6 +96,13 @@ mod job_tests;
 #[cfg(test)]
 mod tests;
 
+/// The records of groups, one after another.
+pub(crate) fn records(groups: impl IntoIterator<Item = Group>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    groups.into_iter().for_each(|group| group.write(&mut bytes));
+    bytes
+}
+
 /// Whether bytes are records, and not JSON lines.
 pub fn is_records(bytes: &[u8]) -> bool {
     bytes.starts_with(record::MAGIC)
@@ -103,7 +111,7 @@ pub fn is_records(bytes: &[u8]) -> bool {
 pub use crate::rollouts::lineage::Lineage;
 pub(crate) use begun::groups_of_begun;
 pub(crate) use collected::groups_of_answers;
-pub(crate) use convert::{of_evaluation, of_rollouts};
+pub(crate) use convert::{records_of_evaluation, records_of_rollouts};
 pub use group::{Completion, Fork, Group};
 pub use model::columns::NEW_LOGPS;
 pub use record::{Kind, RecordReader, RecordWriter, VERSION, WireError};

@@ -1,12 +1,12 @@
 //! Writes a group as a record: which column has which field. [`read`](super::read) reads it.
 
-use super::group::{Completion, Group};
+use super::group::Group;
 use super::record::RecordWriter;
+use super::view::{CompletionView, GroupView};
 
-use model::columns::{Column, Values};
+use model::columns::{Column, Columns, Values};
 use rollout::FinishReason;
 use serde::Serialize;
-use serde_json::Value;
 use std::collections::BTreeMap;
 use train::Advantage;
 
@@ -25,11 +25,18 @@ impl Group {
     /// # Panics
     /// If a list of a completion does not have one element per token, or one per reward function where it must.
     pub fn write(&self, to: &mut Vec<u8>) {
+        GroupView::new(self).write(to);
+    }
+}
+
+impl GroupView<'_> {
+    /// Appends the group to `to` as one record; as [`Group::write`].
+    pub(super) fn write(&self, to: &mut Vec<u8>) {
         let mut record = RecordWriter::new();
         record.must_be_known().uints("group", 1, [self.id]);
-        record.must_be_known().uints("prompt_ids", 1, ids(&self.prompt_ids));
+        record.must_be_known().uints("prompt_ids", 1, ids(self.prompt_ids));
         record.must_be_known().uints("lengths", 1, self.completions.iter().map(|c| c.ids.len() as u64));
-        record.must_be_known().uints("ids", 1, self.completions.iter().flat_map(|c| ids(&c.ids)));
+        record.must_be_known().uints("ids", 1, self.completions.iter().flat_map(|c| ids(c.ids)));
         self.put_header(&mut record);
         self.put_scores(&mut record);
         self.put_completions(&mut record);
@@ -42,37 +49,38 @@ impl Group {
         uint("step", self.step);
         uint("prompt_id", self.prompt_id);
         uint("prompt_in_batch", self.prompt_in_batch);
-        let mut object = |name: &str, there: bool, value: &dyn Fn() -> String| {
-            if there {
-                record.texts(name, [value()]);
-            }
-        };
-        object("prompt", self.prompt.is_some(), &|| json(&self.prompt));
-        object("dataset", !self.dataset.is_empty(), &|| json(&self.dataset));
-        object("sampling", !self.sampling.is_empty(), &|| json(&self.sampling));
+        if let Some(prompt) = self.prompt {
+            record.texts("prompt", [json(prompt)]);
+        }
+        if let Some(dataset) = self.dataset.filter(|dataset| !dataset.is_empty()) {
+            record.texts("dataset", [json(dataset)]);
+        }
+        if !self.sampling.is_empty() {
+            record.texts("sampling", [&self.sampling]);
+        }
         if let Some(lineage) = &self.lineage {
             record.bytes("lineage", &lineage.0);
         }
-        for (name, column) in self.prompt_columns.iter() {
+        for (name, column) in self.prompt_columns.into_iter().flat_map(Columns::iter) {
             put_values(record, &format!("{PROMPT}{name}"), column.width, [column]);
         }
     }
 
     fn put_scores(&self, record: &mut RecordWriter) {
         if !self.problems.is_empty() {
-            record.texts("problems", self.problems.iter().map(Value::to_string));
+            record.texts("problems", &self.problems);
         }
         if self.reward_names.is_empty() {
             return;
         }
-        record.texts("reward_names", &self.reward_names);
+        record.texts("reward_names", self.reward_names);
         if !self.reward_weights.is_empty() {
-            record.f64s("reward_weights", 1, &self.reward_weights);
+            record.f64s("reward_weights", 1, self.reward_weights);
         }
         for c in &self.completions {
             assert_eq!(c.rewards.len(), self.reward_names.len(), "a score, or none, of each reward");
         }
-        let scores = || self.completions.iter().flat_map(|c| &c.rewards);
+        let scores = || self.completions.iter().flat_map(|c| c.rewards);
         record.runs("scored", scores().map(|score| u64::from(score.is_some())));
         record.f64s("scores", 1, scores().flatten());
         if self.completions.iter().any(|c| !c.steps.is_empty()) {
@@ -86,7 +94,7 @@ impl Group {
             record.uints("generations", 1, all.iter().map(|c| c.generation as u64));
         }
         if let Some(with) = self.having(record, "finish_reasons", |c| c.finish_reason.is_some()) {
-            let code = |c: &Completion| REASONS.iter().position(|&reason| Some(reason) == c.finish_reason);
+            let code = |c: &CompletionView<'_>| REASONS.iter().position(|&reason| Some(reason) == c.finish_reason);
             record.runs("finish_reasons", with.iter().filter_map(|c| code(c)).map(|code| code as u64));
         }
         if let Some(with) = self.having(record, "completions", |c| c.content.is_some()) {
@@ -96,7 +104,7 @@ impl Group {
             record.texts("extra", all.iter().map(|c| json(&c.extra)));
         }
         if all.iter().any(|c| c.fork.is_some()) {
-            let pair = |c: &Completion| c.fork.map_or([0, 0], |fork| [fork.parent as u64 + 1, fork.at as u64]);
+            let pair = |c: &CompletionView<'_>| c.fork.map_or([0, 0], |fork| [fork.parent as u64 + 1, fork.at as u64]);
             record.uints("forks", 2, all.iter().flat_map(pair));
         }
     }
@@ -106,24 +114,24 @@ impl Group {
             let lengths = [c.sampled.len(), c.mask.len()];
             assert_eq!(lengths, [c.ids.len(); 2], "masks have one element per token");
         }
-        let sequence = |c: &Completion| matches!(c.advantage, Some(Advantage::Sequence(_)));
+        let sequence = |c: &CompletionView<'_>| matches!(c.advantage, Some(Advantage::Sequence(_)));
         if let Some(with) = self.having(record, "advantages", sequence) {
-            let one = |c: &&Completion| match c.advantage {
-                Some(Advantage::Sequence(a)) => a,
+            let one = |c: &&CompletionView<'_>| match c.advantage {
+                Some(Advantage::Sequence(a)) => *a,
                 _ => unreachable!("filtered"),
             };
             record.f32s("advantages", 1, &with.iter().map(one).collect::<Vec<_>>());
         }
-        let tokens = |c: &Completion| matches!(c.advantage, Some(Advantage::Tokens(_)));
+        let tokens = |c: &CompletionView<'_>| matches!(c.advantage, Some(Advantage::Tokens(_)));
         if let Some(with) = self.having(record, "token_advantages", tokens) {
             record.f32s("token_advantages", 1, with.iter().flat_map(|c| token_advantages(c)));
         }
         let all = || self.completions.iter();
         if all().any(|c| c.mask != c.sampled) {
-            record.runs("mask", all().flat_map(|c| &c.mask).map(|&used| u64::from(used)));
+            record.runs("mask", all().flat_map(|c| c.mask).map(|&used| u64::from(used)));
         }
         if all().any(|c| c.sampled.contains(&false)) {
-            record.runs("inserted", all().flat_map(|c| &c.sampled).map(|&sampled| u64::from(!sampled)));
+            record.runs("inserted", all().flat_map(|c| c.sampled).map(|&sampled| u64::from(!sampled)));
         }
         if let Some(with) = self.having(record, "versions", |c| !c.versions.is_empty()) {
             assert!(with.iter().all(|c| c.versions.len() == c.ids.len()), "a version of each token");
@@ -156,9 +164,9 @@ impl Group {
         &self,
         record: &mut RecordWriter,
         name: &str,
-        has: impl Fn(&Completion) -> bool,
-    ) -> Option<Vec<&Completion>> {
-        let with: Vec<&Completion> = self.completions.iter().filter(|c| has(c)).collect();
+        has: impl Fn(&CompletionView<'_>) -> bool,
+    ) -> Option<Vec<&CompletionView<'_>>> {
+        let with: Vec<&CompletionView<'_>> = self.completions.iter().filter(|c| has(c)).collect();
         if with.is_empty() {
             return None;
         }
@@ -205,8 +213,8 @@ fn values_of(column: &Column) -> usize {
     }
 }
 
-fn token_advantages(completion: &Completion) -> &[f32] {
-    match &completion.advantage {
+fn token_advantages<'a>(completion: &CompletionView<'a>) -> &'a [f32] {
+    match completion.advantage {
         Some(Advantage::Tokens(advantages)) => {
             assert_eq!(advantages.len(), completion.ids.len(), "an advantage of each token");
             advantages
@@ -219,6 +227,6 @@ fn ids(ids: &[u32]) -> impl Iterator<Item = u64> {
     ids.iter().map(|&id| u64::from(id))
 }
 
-fn json(value: &impl Serialize) -> String {
+pub(super) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("plain data")
 }

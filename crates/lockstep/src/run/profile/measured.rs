@@ -48,6 +48,8 @@ pub struct Measured {
     pub resident: Vec<u64>,
     /// Bytes of the tensors at the end of the last window, by the part names of `lockstep plan`.
     pub memory: BTreeMap<String, u64>,
+    /// How many bytes of `memory` are resident; empty where that is not known.
+    pub memory_resident: BTreeMap<String, u64>,
     /// The peak speeds of the machine, if they were measured.
     pub ceilings: Option<Ceilings>,
 }
@@ -172,8 +174,10 @@ impl Measured {
         self.waited_s = now.waited_s.zip(before.waited_s).map(|(now, before)| (now - before).max(0.0));
         self.threads = ctx.threads();
         self.cores = std::thread::available_parallelism().map_or(self.threads, usize::from);
-        let parts = ctx.memory().usage().into_iter();
-        self.memory = parts.map(|(part, usage)| (part.to_owned(), usage.bytes as u64)).collect();
+        let by_name = |(part, bytes): (&str, usize)| (part.to_owned(), bytes as u64);
+        let allocated = ctx.memory().usage().into_iter().map(|(part, usage)| (part, usage.bytes));
+        self.memory = allocated.map(by_name).collect();
+        self.memory_resident = ctx.memory().resident().into_iter().flatten().map(by_name).collect();
         self.resident.extend(system::rss_bytes());
     }
 
@@ -209,6 +213,7 @@ impl Measured {
         (self.threads, self.cores) = (later.threads, later.cores);
         if !later.memory.is_empty() {
             self.memory.clone_from(&later.memory);
+            self.memory_resident.clone_from(&later.memory_resident);
         }
         self.resident.extend(&later.resident);
         let old = self.resident.len().saturating_sub(REMEMBERED);

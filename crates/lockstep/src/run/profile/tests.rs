@@ -37,6 +37,7 @@ fn healthy() -> Measured {
         cores: 2,
         resident: (0..20).map(|i| (1000 + i % 3) << 20).collect(),
         memory: BTreeMap::new(),
+        memory_resident: BTreeMap::new(),
         ceilings: Some(Ceilings { flops_per_s: Some(200e9), bytes_per_s: Some(30e9) }),
     }
 }

@@ -118,7 +118,7 @@ impl RolloutPipeline {
             completions: samples.iter().zip(scores).enumerate().map(completion).collect(),
             ..Group::default()
         };
-        run.log.reporter.record_update(&group)?;
+        run.log.reporter.record_update(group)?;
         span.end();
         after.scored(cpu_s() - before, tokens(&samples));
         Ok(())

@@ -31,7 +31,7 @@ use crate::rollouts::jobs::BegunBatch;
 use crate::rollouts::lineage::Lineage;
 use crate::rollouts::older::SavedBatch;
 use crate::rollouts::replay::Replay;
-use crate::rollouts::wire::Group;
+use crate::rollouts::wire::{Group, records};
 use crate::run::prepared::PreparedStep;
 use ahead::Ahead;
 use anyhow::Context as _;
@@ -118,8 +118,8 @@ pub struct OnlineBatch {
 
 /// The values that are logged about a generation.
 struct Report {
-    /// The groups in the form in which they are recorded, and the seconds that converting them took.
-    recorded: (Vec<Group>, f64),
+    /// The groups' records, if they are recorded, and the seconds that converting them took.
+    recorded: Option<(Vec<u8>, f64)>,
     /// Rows for the table of completions, and how many of them the console shows.
     completions: Option<(CompletionRows, usize)>,
     /// Values for histograms: rewards, lengths, advantages, log-probabilities, entropies.
@@ -245,8 +245,7 @@ impl RolloutPipeline {
         if self.batch_is_used_up() {
             return None;
         }
-        let mut bytes = Vec::new();
-        Group::of_samples(&self.state.batch.samples).iter().for_each(|group| group.write(&mut bytes));
+        let bytes = records(Group::of_samples(&self.state.batch.samples));
         Some(Box::new(move |dir| Ok(std::fs::write(dir.join(BATCH_FILE), bytes)?)))
     }
 

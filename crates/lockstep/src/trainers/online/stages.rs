@@ -183,14 +183,12 @@ impl RolloutPipeline {
         samples: Vec<Sample>,
         advantages: &Advantages,
     ) -> anyhow::Result<()> {
-        let recorded = match run.config.record_rollouts {
-            true => {
-                let span = run.log.stages.span("record");
-                let step = run.learner.step + 1;
-                (wire::of_rollouts(rollouts, &samples, &self.sampling, step, next.sampled_by), span.end())
-            }
-            false => Default::default(),
-        };
+        let recorded = run.config.record_rollouts.then(|| {
+            let span = run.log.stages.span("record");
+            let step = run.learner.step + 1;
+            let records = wire::records_of_rollouts(rollouts, &samples, &self.sampling, step, next.sampled_by);
+            (records, span.end())
+        });
         let batch = batch_hash(&self.settings, &samples);
         next.state.lineage = self.state.lineage.map(|lineage| lineage.advance(&batch));
         let distributions = distributions(rollouts, advantages);
@@ -262,10 +260,9 @@ impl RolloutPipeline {
         let OnlineBatch { run: changes, state, report, .. } = next;
         if let Some(Report { recorded, completions, distributions }) = report {
             run.log.reporter.distributions(run.learner.step, distributions)?;
-            let (groups, seconds) = recorded;
-            if !groups.is_empty() {
+            if let Some((records, seconds)) = recorded {
                 let span = run.log.stages.span("record");
-                run.log.reporter.record_rollouts(&groups)?;
+                run.log.reporter.record_rollouts(records)?;
                 let seconds = seconds + span.end();
                 self.after.iter_mut().for_each(|after| after.recorded(seconds));
             }
@@ -322,8 +319,8 @@ impl RolloutPipeline {
         let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
         for outcome in outcomes {
             if run.config.record_rollouts {
-                wire::of_evaluation(&outcome.rollouts, &sampling, run.learner.step, &outcome.name)
-                    .try_for_each(|group| run.log.reporter.record_evaluation(&group))?;
+                wire::records_of_evaluation(&outcome.rollouts, &sampling, run.learner.step, &outcome.name)
+                    .try_for_each(|record| run.log.reporter.record_evaluation(record))?;
             }
             self.state.health.check(&outcome.rollouts, &outcome.problems, &run.config)?;
             problems.extend(outcome.problems);
