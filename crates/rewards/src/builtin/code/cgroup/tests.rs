@@ -143,16 +143,22 @@ fn a_program_waits_until_it_has_been_moved() {
     };
     sandbox.cgroups = Ok(Cgroups { make, ..tree.cgroups() });
     std::thread::scope(|scope| {
-        let script = "read -r parent; cd \"$parent\"/lockstep-code-*; echo $$ >memory.peak; echo $$";
-        let outcome = scope.spawn(|| run(&sandbox, &tree, LIMITS, script));
+        // Its input comes later. In quotes, as the sandbox has another `/tmp/`.
+        let parent = tree.parent().display().to_string().replace("/tmp/", "/t''mp/");
+        let script = format!("cd '{parent}'/lockstep-code-*; echo $$ >memory.peak; echo $$");
+        let outcome = {
+            let (sandbox, tree) = (&sandbox, &tree);
+            scope.spawn(move || run(sandbox, tree, LIMITS, &script))
+        };
         while tree.names().is_empty() {
             std::thread::sleep(Duration::from_millis(1));
         }
         std::thread::sleep(Duration::from_millis(500));
         let cgroup = tree.parent().join(&tree.names()[0]);
-        assert_eq!(fs::read_to_string(cgroup.join("memory.peak")).unwrap(), "0\n", "it runs");
+        let before = fs::read_to_string(cgroup.join("memory.peak")).unwrap();
         let moved = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
         let outcome = outcome.join().unwrap();
+        assert_eq!(before, "0\n", "it ran");
         assert_eq!((outcome.end, outcome.stdout), (End::Exit(0), format!("{moved}\n").into_bytes()));
     });
 }
