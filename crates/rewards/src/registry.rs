@@ -105,7 +105,7 @@ impl RewardSpec {
     }
 
     /// How this reward isolates the programs that completions contain, if it runs any. Checked anew at each call.
-    pub fn isolation(&self) -> Option<&'static str> {
+    pub fn isolation(&self) -> Option<String> {
         #[cfg(target_os = "linux")]
         if let Ok((kind, _, options)) = self.parts()
             && kind == "code"

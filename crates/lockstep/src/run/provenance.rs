@@ -81,7 +81,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
 }
 
 /// For each reward that runs programs: its name, and the kind of isolation in which the programs run.
-pub fn isolation(config: &Config, command: &str) -> Vec<(String, &'static str)> {
+pub fn isolation(config: &Config, command: &str) -> Vec<(String, String)> {
     let names = rewards::names(&config.reward_funcs).unwrap_or_default();
     let rewards = names.into_iter().zip(&config.reward_funcs).filter(|_| command == Purpose::Grpo.command());
     rewards.filter_map(|(name, spec)| Some((name, spec.isolation()?))).collect()

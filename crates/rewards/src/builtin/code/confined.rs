@@ -14,11 +14,12 @@ use std::io::{Error, Result};
 use std::path::Path;
 use std::process::{Child, Command};
 
-/// Starts `command` confined to process group `group`. It may read the directory `job`, and write into `tmp`.
-pub fn spawn(command: &mut Command, job: &Path, tmp: Option<&Path>, group: i32) -> Result<Child> {
+/// Starts `command` confined to process group `group`. It may read the directory `job` and the file `gate`, and write
+/// into `tmp`.
+pub fn spawn(command: &mut Command, job: &Path, gate: Option<&Path>, tmp: Option<&Path>, group: i32) -> Result<Child> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            confine(job, tmp, group)?;
+            confine(job, gate, tmp, group)?;
             command.spawn()
         });
         thread.join().unwrap_or_else(|_| Err(Error::other("the thread that starts a program panicked")))
@@ -26,15 +27,15 @@ pub fn spawn(command: &mut Command, job: &Path, tmp: Option<&Path>, group: i32) 
 }
 
 /// Confines this thread and all processes that it starts, permanently.
-fn confine(job: &Path, tmp: Option<&Path>, group: i32) -> Result<()> {
-    files(job, tmp).map_err(|error| Error::other(format!("landlock: {error}")))?;
+fn confine(job: &Path, gate: Option<&Path>, tmp: Option<&Path>, group: i32) -> Result<()> {
+    files(job, gate, tmp).map_err(|error| Error::other(format!("landlock: {error}")))?;
     for filter in seccomp::in_group(group)? {
         seccompiler::apply_filter(&filter).map_err(|error| Error::other(format!("seccomp: {error}")))?;
     }
     Ok(())
 }
 
-fn files(job: &Path, tmp: Option<&Path>) -> std::result::Result<(), landlock::RulesetError> {
+fn files(job: &Path, gate: Option<&Path>, tmp: Option<&Path>) -> std::result::Result<(), landlock::RulesetError> {
     // Since Linux 6.2: what an older kernel would leave open is an error.
     let abi = ABI::V3;
     let system = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache"];
@@ -51,6 +52,7 @@ fn files(job: &Path, tmp: Option<&Path>) -> std::result::Result<(), landlock::Ru
         .create()?
         .add_rules(landlock::path_beneath_rules(system, read))?
         .add_rules(landlock::path_beneath_rules([job], read))?
+        .add_rules(landlock::path_beneath_rules(gate, AccessFs::ReadFile))?
         .add_rules(landlock::path_beneath_rules(devices, write))?
         .add_rules(landlock::path_beneath_rules(tmp, AccessFs::from_all(abi)))?
         .restrict_self()?;

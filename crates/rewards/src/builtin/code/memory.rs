@@ -1,5 +1,5 @@
-//! Watches how much memory all processes of a program use together and, where no kernel limit covers the program alone,
-//! how many threads they have.
+//! Watches how much memory all processes of a program use together and how many threads they have, each where no kernel
+//! limit covers the program alone.
 //!
 //! The kernel limits address space per process (`RLIMIT_AS`), and some programs need much more address space than
 //! memory (V8). So the resident memory of all processes is added up: private pages, swapped pages, page tables, the
@@ -49,7 +49,10 @@ pub enum Excess {
 /// Watches the memory and threads of one program.
 pub struct Watch {
     members: Members,
-    most: u64,
+    /// The most bytes that the program may hold, if no cgroup limits them.
+    most: Option<u64>,
+    /// The most bytes that it was measured to hold.
+    peak: u64,
     /// The most threads that the program's processes may have together, if that is watched.
     most_threads: Option<u64>,
     /// Whether the last measurement found too many threads.
@@ -64,19 +67,25 @@ pub struct Watch {
 }
 
 impl Watch {
-    pub fn new(members: Members, most_mb: u64, tmp_mb: Option<u64>, most_threads: Option<u64>) -> Watch {
-        let (most, tmp) = (most_mb << 20, tmp_mb.map(|mb| mb << 20));
+    pub fn new(members: Members, most_mb: Option<u64>, tmp_mb: Option<u64>, most_threads: Option<u64>) -> Watch {
+        let [most, tmp] = [most_mb, tmp_mb].map(|mb| mb.map(|mb| mb << 20));
         let next = Instant::now() + OFTEN;
-        let (suspicion, shared, shared_at, crowded) = (0, 0, None, false);
-        Watch { members, most, most_threads, crowded, tmp, next, suspicion, shared, shared_at }
+        let (peak, suspicion, shared, shared_at, crowded) = (0, 0, 0, None, false);
+        Watch { members, most, peak, most_threads, crowded, tmp, next, suspicion, shared, shared_at }
+    }
+
+    /// The most bytes that the program was measured to hold; 0 if it ended before the first measurement.
+    pub fn peak(&self) -> u64 {
+        self.peak
     }
 
     /// The limit that the program exceeds, if any. Measures only when the next measurement is due.
     pub fn exceeds(&mut self) -> Option<Excess> {
         let start = Instant::now();
-        if start < self.next {
+        if start < self.next || self.most.is_none() && self.most_threads.is_none() {
             return None;
         }
+        let most = self.most.unwrap_or(u64::MAX);
         let table = || TABLE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (mut processes, mut most_seen) = (Vec::new(), 0);
         // Until it is decided: dropped, it lets them run again.
@@ -90,6 +99,10 @@ impl Watch {
                 if std::mem::replace(&mut self.crowded, crowded) && crowded {
                     return Some(Excess::Threads);
                 }
+                if self.most.is_none() {
+                    self.next = due(start);
+                    return None;
+                }
             }
             let memories: Vec<Option<u64>> =
                 found.iter().map(|row| row.memory.or_else(|| memory(row.process, false))).collect();
@@ -99,7 +112,7 @@ impl Watch {
             if attempt == 0 || sum > most_seen {
                 (processes, most_seen) = (found.into_iter().map(|row| row.process).collect(), sum);
             }
-            if !lost || most_seen > self.most {
+            if !lost || most_seen > most {
                 break;
             }
             stopped.stop();
@@ -111,18 +124,19 @@ impl Watch {
         }
         let other = self.shared + self.tmp.map_or(0, |size| files(&processes, size));
         // What processes share was counted for each of them.
-        let shares: Option<Vec<u64>> = match other + most_seen > self.most {
-            true => processes.iter().map(|&process| memory(process, true)).collect(),
-            false => Some(Vec::new()),
+        let held = match other + most_seen > most {
+            true => processes.iter().map(|&process| memory(process, true)).sum::<Option<u64>>().map(|sum| other + sum),
+            false => Some(other + most_seen),
         };
+        self.peak = self.peak.max(held.unwrap_or(0));
         // A child that is about to run another program has its parent's memory for a moment, and what is gone by now
         // cannot be counted any better: neither lasts, but for those that want it to.
-        self.suspicion = match shares.map(|shares| other + shares.into_iter().sum::<u64>() > self.most) {
-            Some(false) => 0,
-            Some(true) => self.suspicion + SURE / 3,
+        self.suspicion = match held {
+            Some(held) if held <= most => 0,
+            Some(_) => self.suspicion + SURE / 3,
             None => self.suspicion + SURE / 12,
         };
-        self.next = Instant::now() + OFTEN.max(20 * start.elapsed()).min(AT_LEAST);
+        self.next = due(start);
         (self.suspicion >= SURE).then_some(Excess::Memory)
     }
 
@@ -149,6 +163,11 @@ impl Watch {
             }
         }
     }
+}
+
+/// When the measurement after the one that began at `start` is due.
+fn due(start: Instant) -> Instant {
+    Instant::now() + OFTEN.max(20 * start.elapsed()).min(AT_LEAST)
 }
 
 /// Process groups that are stopped (SIGSTOP) until this is dropped. A program that forks and exits faster than it can

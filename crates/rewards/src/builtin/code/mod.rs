@@ -8,6 +8,7 @@
 //!
 //! Without isolation no program is run: the reward then fails to build.
 
+mod cgroup;
 mod confined;
 mod group;
 mod language;
@@ -16,6 +17,7 @@ mod ocaml;
 mod options;
 mod place;
 mod python;
+mod running;
 mod sandbox;
 mod seccomp;
 mod source;
@@ -167,8 +169,8 @@ impl Builtin for Code {
 }
 
 /// Describes the isolation that a reward with these options uses; `None` if there is none.
-pub(crate) fn isolation(options: CodeOptions) -> Option<&'static str> {
-    Some(options.sandbox(&[]).ok()?.isolation.name())
+pub(crate) fn isolation(options: CodeOptions) -> Option<String> {
+    Some(options.sandbox(&[]).ok()?.name())
 }
 
 /// A random string that a program cannot guess.
@@ -199,7 +201,7 @@ impl Code {
             LanguageOption::Named(name) => format!("`{name}`"),
             LanguageOption::Own(language) => format!("the language of `{}`", language.file),
         };
-        let by = self.sandbox.isolation.name();
+        let by = self.sandbox.name();
         let refuse = |why: String| format!("{what} does not work here (isolation: {by}): {why}");
         let Some(probe) = self.language.probe else {
             return self.starts().map_err(|error| refuse(error.to_string()))?.map_or(Ok(()), |why| Err(refuse(why)));
@@ -337,6 +339,7 @@ impl Reward for Code {
             Ok(cells) => cells,
             Err(problem) => return Scores::failed(batch.len(), problem),
         };
+        *self.sandbox.peak.get_mut() = 0;
         let tests: Vec<Option<Tests>> = cells.iter().enumerate().map(|(i, cell)| tests_of(cell, batch, i)).collect();
         let sources: Vec<String> = batch.completions.iter().map(|completion| self.code(completion)).collect();
         let whole = |tests: &Option<Tests>| matches!(tests, Some(Tests::Streams(_)));
@@ -387,6 +390,10 @@ impl Reward for Code {
             let rows = scores.values.iter().filter(|value| value.is_none()).count() - untested;
             let message = format!("a program could not be judged: {error}");
             scores.problems.push(Problem::new(&self.name, rows, message));
+        }
+        let peak = self.sandbox.peak.swap(0, Ordering::Relaxed);
+        if peak > 0 {
+            scores.metrics.push(("peak_memory_mb".to_owned(), peak as f64 / f64::from(1 << 20)));
         }
         scores.extra.push(("failure".to_owned(), failures));
         scores

@@ -3,26 +3,28 @@
 //! The program has no network, sees only `/usr` read-only, writes to a private `/tmp` in memory of bounded size, and
 //! inherits no environment variable and no file descriptor but its standard streams. It can make only the system calls
 //! that `seccomp` allows. Processor time, address space, processes, files and output are limited (util-linux's
-//! `prlimit`), and the memory that its processes use together is watched (`memory`). When its wall time is over, when
-//! it has ended, or when this process ends, all its processes are killed with their process namespace. The kernel does
-//! not limit the number of root's processes, so if this process is root, the sandbox runs as another user (`user`).
-//! Isolation without bubblewrap is in `confined`. Independent of languages and tests.
+//! `prlimit`). The memory that its processes use together is limited by a cgroup where one may be used (`cgroup`), else
+//! it is watched (`memory`). When its wall time is over, when it has ended, or when this process ends, all its
+//! processes are killed with their process namespace. The kernel does not limit the number of root's processes, so if
+//! this process is root, the sandbox runs as another user (`user`). Isolation without bubblewrap is in `confined`.
+//! Independent of languages and tests.
 
+use super::cgroup::{Cgroup, Cgroups, Roots};
 use super::confined;
 use super::group::Group;
-use super::memory::{Excess, Members, Watch};
+use super::memory::{Members, Watch};
 use super::place::Place;
+use super::running::{Running, read};
 use super::user::User;
 use serde::Deserialize;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
 /// The path at which the program sees the directory of its job.
 pub(super) const JOB: &str = "/job";
@@ -32,8 +34,6 @@ const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 const STDERR_BYTES: usize = 4_000;
 /// The most bytes that the tests' process may write as its verdicts.
 const JUDGE_BYTES: usize = 1 << 20;
-/// How often a running program is polled.
-const POLL: Duration = Duration::from_millis(2);
 
 /// The resources that a program may use.
 #[derive(Clone, Copy, Debug)]
@@ -97,26 +97,33 @@ pub(super) struct Sandbox {
     place: std::result::Result<Arc<Place>, String>,
     /// The process group of all bubblewrap processes, so that they are killed even if this process is killed.
     group: Mutex<Option<Group>>,
+    /// Where cgroups of programs are made, or why none are.
+    pub cgroups: Result<Cgroups, &'static str>,
+    /// The most bytes of memory that the processes of one program held together; compilers and judges do not count.
+    pub peak: AtomicU64,
     /// Once set, results are no longer wanted, and running programs are stopped.
     pub stop: Arc<AtomicBool>,
-}
-
-impl Isolation {
-    /// The name of the isolation, as a training run records it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Isolation::Bubblewrap => "bubblewrap and seccomp, memory watched",
-            Isolation::Landlock => "landlock and seccomp, memory watched",
-            Isolation::Nothing => "none (unsafe_no_sandbox)",
-        }
-    }
 }
 
 impl Sandbox {
     /// A sandbox that is not checked to work.
     pub fn with(bwrap: &str, isolation: Isolation) -> Sandbox {
         let place = Place::current().map_err(|error| error.to_string());
-        Sandbox { isolation, bwrap: found(bwrap), place, group: Mutex::default(), stop: Arc::default() }
+        let (cgroups, peak) = (Err("none was looked for"), AtomicU64::new(0));
+        Sandbox { isolation, bwrap: found(bwrap), place, group: Mutex::default(), cgroups, peak, stop: Arc::default() }
+    }
+
+    /// The isolation and what bounds memory, as a training run records them.
+    pub fn name(&self) -> String {
+        let isolation = match self.isolation {
+            Isolation::Bubblewrap => "bubblewrap and seccomp",
+            Isolation::Landlock => "landlock and seccomp",
+            Isolation::Nothing => return "none (unsafe_no_sandbox)".to_owned(),
+        };
+        match self.cgroups {
+            Ok(_) => format!("{isolation}, memory limited by a cgroup"),
+            Err(why) => format!("{isolation}, memory watched ({why})"),
+        }
     }
 
     /// The best isolation that works with this `bwrap`, or the one in `asked`, in which each of `programs` can run. If
@@ -127,18 +134,18 @@ impl Sandbox {
         unsafe_no_sandbox: bool,
         programs: &[&str],
     ) -> Result<Sandbox, String> {
+        let cgroups = Cgroups::find(&Roots::of_this_process());
         let mut refusals = Vec::new();
         for isolation in [Isolation::Bubblewrap, Isolation::Landlock] {
             if asked.is_none_or(|asked| asked == isolation) {
-                let sandbox = Sandbox::with(bwrap, isolation);
-                match sandbox.check(&[]) {
-                    Ok(()) => return sandbox.check(programs).map(|()| sandbox),
+                match Sandbox::with(bwrap, isolation).that_works(cgroups.clone()) {
+                    Ok(sandbox) => return sandbox.check(programs).map(|()| sandbox),
                     Err(refusal) => refusals.push(refusal),
                 }
             }
         }
         if unsafe_no_sandbox {
-            let sandbox = Sandbox::with(bwrap, Isolation::Nothing);
+            let sandbox = Sandbox::with(bwrap, Isolation::Nothing).that_works(cgroups)?;
             return sandbox.check(programs).map(|()| sandbox);
         }
         Err(format!(
@@ -146,6 +153,18 @@ impl Sandbox {
              table runs them without isolation",
             refusals.join(". ")
         ))
+    }
+
+    /// This sandbox with `cgroups` if it works with them, else with memory watched.
+    pub fn that_works(mut self, cgroups: Result<Cgroups, &'static str>) -> Result<Sandbox, String> {
+        self.cgroups = cgroups;
+        if self.cgroups.is_ok() {
+            match self.check(&[]) {
+                Ok(()) => return Ok(self),
+                Err(_) => self.cgroups = Err("programs do not start in one"),
+            }
+        }
+        self.check(&[]).map(|()| self)
     }
 
     /// Checks that programs are still isolated, and that each of `programs` can run.
@@ -162,7 +181,7 @@ impl Sandbox {
         let script = r#"for program do command -v "$program" >/dev/null || { echo "$program"; exit 3; }; done"#;
         let words: Vec<String> =
             ["/bin/sh", "-c", script, "sh"].iter().chain(programs).map(|word| (*word).to_owned()).collect();
-        let never = Sandbox::with(&self.bwrap, self.isolation);
+        let never = Sandbox { cgroups: self.cgroups.clone(), ..Sandbox::with(&self.bwrap, self.isolation) };
         let outcome = super::directory().and_then(|job| never.run(job.path(), &words, b"", limits));
         match (outcome, self.isolation) {
             (Ok(Outcome { end: End::Exit(0), .. }), _) => Ok(()),
@@ -215,6 +234,9 @@ impl Sandbox {
             // Of standard error the rest is thrown away.
             let stderr = scope.spawn(|| read(stderr, STDERR_BYTES, &AtomicBool::new(false)));
             let end = child.wait(deadline, &too_much, &self.stop, None)?;
+            if !limits.compiles {
+                self.peak.fetch_max(child.peak, Ordering::Relaxed);
+            }
             let stdout = stdout.join().unwrap_or_default();
             let stderr = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).into_owned();
             // It may have ended before all that it wrote was read.
@@ -245,7 +267,8 @@ impl Sandbox {
             let words = scope.spawn(|| read(program_words, STDERR_BYTES, &AtomicBool::new(false)));
             let end = judge.wait(deadline, &too_much, &self.stop, Some(&mut running));
             // The program's end closes what the other thread reads.
-            drop(running);
+            running.end();
+            self.peak.fetch_max(running.peak, Ordering::Relaxed);
             let stdout = verdict.join().unwrap_or_default();
             let stderr = String::from_utf8_lossy(&words.join().unwrap_or_default()).into_owned();
             Ok(Outcome { end: end?, stdout, stderr })
@@ -264,9 +287,15 @@ impl Sandbox {
         // What other libraries, or the parent process, left open.
         close_fds::set_fds_cloexec_threadsafe(3, &[]);
         let user = User::new();
-        let watch = |members, tmp, threads| Watch::new(members, limits.resident_mb, tmp, threads);
+        let cgroup = match &self.cgroups {
+            Ok(cgroups) => Some(cgroups.cgroup(limits.resident_mb, limits.processes)?),
+            Err(_) => None,
+        };
+        let first = |program: &str| cgroup.as_ref().map_or_else(|| Command::new(program), |own| own.command(program));
+        // What the kernel does not limit for the program alone.
+        let most_mb = cgroup.is_none().then_some(limits.resident_mb);
         if self.isolation == Isolation::Bubblewrap {
-            let mut command = self.isolated(job, words, limits)?;
+            let mut command = self.isolated(first("/bin/sh"), job, words, limits)?;
             command.stdin(stdin).stdout(stdout).stderr(Stdio::piped());
             user.start(&mut command);
             let child = {
@@ -276,32 +305,35 @@ impl Sandbox {
                 }
                 command.process_group(group.as_ref().map_or(0, Group::id)).spawn()?
             };
-            let watch = watch(Members::Tree(child.id()), Some(limits.disk_mb), None);
-            return Ok(Running { child, group: None, watch, limits, _directory: None, _user: user });
+            let watch = Watch::new(Members::Tree(child.id()), most_mb, Some(limits.disk_mb), None);
+            return Running::admitted(child, None, watch, limits, cgroup, None, user);
         }
         let directory = super::directory()?;
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777))?;
-        let mut command = plain_command(job, directory.path(), words, limits, &user);
+        let mut command = plain_command(first("prlimit"), job, directory.path(), words, limits, &user);
         command.stdin(stdin).stdout(stdout).stderr(Stdio::piped());
         user.start(&mut command);
         let group = Group::new()?;
         command.process_group(group.id());
         let child = match self.isolation {
             Isolation::Nothing => command.spawn()?,
-            _ => confined::spawn(&mut command, job, limits.compiles.then_some(directory.path()), group.id())?,
+            _ => {
+                let gate = cgroup.as_ref().and_then(Cgroup::gate);
+                let tmp = limits.compiles.then_some(directory.path());
+                confined::spawn(&mut command, job, gate, tmp, group.id())?
+            }
         };
-        let watch = watch(Members::Group(group.id().cast_unsigned()), None, Some(limits.processes));
-        Ok(Running { child, group: Some(group), watch, limits, _directory: Some(directory), _user: user })
+        let watch = Watch::new(Members::Group(group.id().cast_unsigned()), most_mb, None, Some(limits.processes));
+        Running::admitted(child, Some(group), watch, limits, cgroup, Some(directory), user)
     }
 
-    /// The bubblewrap command line that runs `words`.
-    fn isolated(&self, job: &Path, words: &[String], limits: Limits) -> std::io::Result<Command> {
+    /// The bubblewrap command line that runs `words`; `command` is a shell.
+    fn isolated(&self, mut command: Command, job: &Path, words: &[String], limits: Limits) -> std::io::Result<Command> {
         if !Path::new(&self.bwrap).exists() {
             return Err(std::io::ErrorKind::NotFound.into());
         }
         let place = self.place.as_ref().map_err(|error| std::io::Error::other(error.clone()))?;
         // A shell opens what bubblewrap reads; if it cannot, it says so under bubblewrap's name.
-        let mut command = Command::new("/bin/sh");
         command
             .args(["-c", r#"filter=$1; shift; unset PWD OLDPWD; exec "$@" 9<"$filter""#, "bwrap"])
             .arg(place.filter());
@@ -366,10 +398,17 @@ fn prlimits(limits: Limits) -> [String; 5] {
         .map(|(name, n)| format!("--{name}={n}"))
 }
 
-/// A command line without bubblewrap. The sandbox's two directories (of the job, and `/tmp`) have other paths there.
-fn plain_command(job: &Path, tmp: &Path, words: &[String], limits: Limits, user: &User) -> Command {
+/// A command line without bubblewrap; `command` is `prlimit`. The sandbox's two directories (of the job, and `/tmp`)
+/// have other paths there.
+fn plain_command(
+    mut command: Command,
+    job: &Path,
+    tmp: &Path,
+    words: &[String],
+    limits: Limits,
+    user: &User,
+) -> Command {
     let place = |path: &Path| format!("{}/", path.display());
-    let mut command = Command::new("prlimit");
     command.arg(format!("--nproc={}", user.limit(limits.processes))).args(prlimits(limits)).arg("--");
     // Those of a sandbox first: a name of ours may hold the other.
     let real = |word: &String| {
@@ -381,98 +420,4 @@ fn plain_command(job: &Path, tmp: &Path, words: &[String], limits: Limits, user:
     // Node ends where there is one that it may not read.
     command.env("OPENSSL_CONF", "/dev/null");
     command
-}
-
-/// A running program, which is killed when this is dropped.
-struct Running {
-    child: Child,
-    /// Without bubblewrap: the process group of the program.
-    group: Option<Group>,
-    watch: Watch,
-    limits: Limits,
-    /// Without bubblewrap: the program's working directory, removed once none of its processes is left.
-    _directory: Option<TempDir>,
-    _user: User,
-}
-
-impl std::ops::Deref for Running {
-    type Target = Child;
-
-    fn deref(&self) -> &Child {
-        &self.child
-    }
-}
-
-impl std::ops::DerefMut for Running {
-    fn deref_mut(&mut self) -> &mut Child {
-        &mut self.child
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-impl Running {
-    /// Kills all processes of the program. With bubblewrap, killing the child ends its process namespace.
-    fn end(&mut self) {
-        drop(self.group.take());
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
-    /// Waits until the program ends, its limits or those of `other` are exceeded, its time is over, or `stop` is set.
-    /// Then kills what is left of it.
-    fn wait(
-        &mut self,
-        deadline: Instant,
-        too_much: &AtomicBool,
-        stop: &AtomicBool,
-        mut other: Option<&mut Running>,
-    ) -> std::io::Result<End> {
-        let end = loop {
-            if let Some(status) = self.child.try_wait()? {
-                use std::os::unix::process::ExitStatusExt;
-                break End::Exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
-            }
-            let greedy = |running: &mut Running| {
-                running.watch.exceeds().map(|excess| match excess {
-                    Excess::Memory => End::TooMuchMemory(running.limits.resident_mb),
-                    Excess::Threads => End::TooManyProcesses(running.limits.processes),
-                })
-            };
-            if let Some(end) = greedy(self).or_else(|| other.as_mut().and_then(|other| greedy(other))) {
-                break end;
-            }
-            match () {
-                () if too_much.load(Ordering::Relaxed) => break End::TooMuchOutput,
-                () if stop.load(Ordering::Relaxed) => break End::Stopped,
-                () if Instant::now() >= deadline => break End::TimedOut,
-                () => std::thread::sleep(POLL),
-            }
-        };
-        self.end();
-        Ok(end)
-    }
-}
-
-/// Reads a stream to its end and returns its first `most` bytes; sets `more` if there were more.
-fn read(mut stream: impl Read, most: usize, more: &AtomicBool) -> Vec<u8> {
-    let (mut kept, mut buffer) = (Vec::new(), [0; 1 << 16]);
-    loop {
-        match stream.read(&mut buffer) {
-            Ok(0) => return kept,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => return kept,
-            Ok(n) => {
-                let room = (most - kept.len()).min(n);
-                kept.extend(&buffer[..room]);
-                if room < n {
-                    more.store(true, Ordering::Relaxed);
-                }
-            }
-        }
-    }
 }

@@ -372,7 +372,7 @@ fn without_bubblewrap_there_is_landlock_or_nothing_is_run() {
         assert!(forbidden.contains(words), "{forbidden}");
     }
     match Code::build("c".into(), serde_json::from_value(json!({"language": "shell", "bwrap": bwrap})).unwrap()) {
-        Ok(reward) => assert_eq!(reward.sandbox.isolation.name(), "landlock and seccomp, memory watched"),
+        Ok(reward) => assert!(reward.sandbox.name().starts_with("landlock and seccomp, memory ")),
         Err(error) => {
             let error = error.to_string();
             for words in ["No permissions", "Linux 6.2", "unsafe_no_sandbox = true"] {
@@ -445,7 +445,7 @@ fn unsafe_no_sandbox_runs_without_isolation() {
         reward.sandbox = Sandbox::with("/no/such/bwrap", sandbox::Isolation::Nothing);
         reward
     };
-    assert_eq!(unsafe_code("shell").sandbox.isolation.name(), "none (unsafe_no_sandbox)");
+    assert_eq!(unsafe_code("shell").sandbox.name(), "none (unsafe_no_sandbox)");
     let tests = [StreamTest { input: "4\n".into(), output: "8".into() }];
     let mark = format!("32{}", std::process::id());
     let background = format!("(sleep {mark}) </dev/null >/dev/null 2>&1 &\nread n; echo $((2 * n)) >x; cat x");

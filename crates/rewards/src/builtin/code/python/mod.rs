@@ -34,6 +34,8 @@ const COMPILE_LIMITS: Limits = Limits {
     disk_mb: 1,
     compiles: false,
 };
+/// What `port.py` says if the program ends before its answer.
+const ENDED: &str = "the program ended";
 /// The bytecode of `program.py` and `judge.py`, compiled by the sandbox's interpreter at the first use.
 static COMPILED: Mutex<Option<Arc<[Vec<u8>; 2]>>> = Mutex::new(None);
 
@@ -112,7 +114,12 @@ fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) 
         judged += 1;
         match serde_json::from_str(line).map_err(std::io::Error::other)? {
             Word::Test(None) => verdict.passed += 1,
-            Word::Test(Some(why)) if verdict.failure.is_empty() => verdict.failure = format!("test {judged}: {why}"),
+            Word::Test(Some(why)) if verdict.failure.is_empty() => {
+                // The judge does not know of the limit.
+                let is_limit = why == ENDED && matches!(outcome.end, End::TooMuchMemory(_));
+                let why = if is_limit { words_of(outcome) } else { why };
+                verdict.failure = format!("test {judged}: {why}");
+            }
             Word::Test(Some(_)) => {}
             Word::Broken(why) => return Err(std::io::Error::other(format!("its tests cannot be run: {why}"))),
         }

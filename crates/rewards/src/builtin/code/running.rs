@@ -1,0 +1,145 @@
+//! A running program: waiting for its end, and ending it.
+
+use super::cgroup::Cgroup;
+use super::group::Group;
+use super::memory::{Excess, Watch};
+use super::sandbox::{End, Limits};
+use super::user::User;
+use std::io::Read;
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How often a running program is polled.
+const POLL: Duration = Duration::from_millis(2);
+
+/// A running program, which is killed when this is dropped.
+pub struct Running {
+    child: Child,
+    /// Without bubblewrap: the process group of the program.
+    group: Option<Group>,
+    watch: Watch,
+    limits: Limits,
+    /// Limits the memory of the program, if it has one.
+    cgroup: Option<Cgroup>,
+    /// The most bytes that its processes were measured to hold together; known once it has ended.
+    pub peak: u64,
+    /// Without bubblewrap: the program's working directory, removed once none of its processes is left.
+    _directory: Option<TempDir>,
+    _user: User,
+}
+
+impl std::ops::Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.child
+    }
+}
+
+impl std::ops::DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Running {
+    /// The program of `child`, which is moved into `cgroup` first, if there is one.
+    pub fn admitted(
+        child: Child,
+        group: Option<Group>,
+        watch: Watch,
+        limits: Limits,
+        cgroup: Option<Cgroup>,
+        directory: Option<TempDir>,
+        user: User,
+    ) -> std::io::Result<Running> {
+        let running = Running { child, group, watch, limits, cgroup, peak: 0, _directory: directory, _user: user };
+        if let Some(cgroup) = &running.cgroup {
+            cgroup.admit(&running.child)?;
+        }
+        Ok(running)
+    }
+
+    /// Kills all processes of the program. With bubblewrap, killing the child ends its process namespace.
+    pub fn end(&mut self) {
+        let cgroup = self.cgroup.take();
+        if let Some(cgroup) = &cgroup {
+            cgroup.kill();
+        }
+        drop(self.group.take());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let measured = cgroup.as_ref().map_or(Some(self.watch.peak()), Cgroup::peak);
+        self.peak = self.peak.max(measured.unwrap_or(0));
+    }
+
+    /// Waits until the program ends, its limits or those of `other` are exceeded, its time is over, or `stop` is set.
+    /// Then kills what is left of it.
+    pub fn wait(
+        &mut self,
+        deadline: Instant,
+        too_much: &AtomicBool,
+        stop: &AtomicBool,
+        mut other: Option<&mut Running>,
+    ) -> std::io::Result<End> {
+        let end = loop {
+            if let Some(status) = self.child.try_wait()? {
+                use std::os::unix::process::ExitStatusExt;
+                break End::Exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
+            }
+            let greedy = |running: &mut Running| {
+                running.watch.exceeds().map(|excess| match excess {
+                    Excess::Memory => End::TooMuchMemory(running.limits.resident_mb),
+                    Excess::Threads => End::TooManyProcesses(running.limits.processes),
+                })
+            };
+            if let Some(end) = greedy(self).or_else(|| other.as_mut().and_then(|other| greedy(other))) {
+                break end;
+            }
+            match () {
+                () if too_much.load(Ordering::Relaxed) => break End::TooMuchOutput,
+                () if stop.load(Ordering::Relaxed) => break End::Stopped,
+                () if Instant::now() >= deadline => break End::TimedOut,
+                () => std::thread::sleep(POLL),
+            }
+        };
+        // A program that the kernel kills for its memory ends as by any signal, and what reads from it as it likes.
+        let over = |running: &Running| {
+            let is_over = running.cgroup.as_ref().is_some_and(Cgroup::is_over);
+            is_over.then_some(End::TooMuchMemory(running.limits.resident_mb))
+        };
+        let end = match end {
+            End::Exit(_) => over(self).or_else(|| over(other.as_deref()?)).unwrap_or(end),
+            end => end,
+        };
+        self.end();
+        Ok(end)
+    }
+}
+
+/// Reads a stream to its end and returns its first `most` bytes; sets `more` if there were more.
+pub fn read(mut stream: impl Read, most: usize, more: &AtomicBool) -> Vec<u8> {
+    let (mut kept, mut buffer) = (Vec::new(), [0; 1 << 16]);
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return kept,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return kept,
+            Ok(n) => {
+                let room = (most - kept.len()).min(n);
+                kept.extend(&buffer[..room]);
+                if room < n {
+                    more.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
