@@ -300,14 +300,14 @@ mod tests {
         assert_eq!((pace.odds[0].right / pace.odds[0].of, pace.odds[1].right / pace.odds[1].of), (0.5, 0.75));
         // Four guesses, two right: three were seen.
         pace.ask(LONG - 1, 4);
-        (pace.right(), pace.right());
+        (0..2).for_each(|_| pace.right());
         pace.learn();
         let kept = 1.0 - 3.0 / 32.0;
         assert_eq!((pace.odds[0].right, pace.odds[0].of), (1.0 * kept + 2.0, 2.0 * kept + 3.0));
         assert_eq!((pace.odds[1].of, pace.asked, pace.right), (2.0, 0, 0));
         // All right: as many were seen as there were; after a long agreement.
         pace.ask(LONG, 2);
-        (pace.right(), pace.right());
+        (0..2).for_each(|_| pace.right());
         pace.learn();
         let kept = 1.0 - 2.0 / 32.0;
         assert_eq!((pace.odds[1].right, pace.odds[1].of), (1.5 * kept + 2.0, 2.0 * kept + 2.0));
