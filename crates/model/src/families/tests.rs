@@ -1,3 +1,5 @@
+mod settings;
+
 use crate::config::{FileDType, LayerRope, QkNorm, Rope, RopeScaling};
 use crate::{ModelConfig, Result};
 use serde_json::{Value, json};
