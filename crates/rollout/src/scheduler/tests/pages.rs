@@ -171,3 +171,25 @@ fn a_cancelled_request_that_has_ended_is_not_returned() {
     assert!(!s.cancel(ids[1]), "it has been returned");
     assert!(s.sequences.is_empty() && s.groups.is_empty() && s.blocks.available() == 20);
 }
+
+#[test]
+fn a_prompt_is_held_for_the_completions_that_go_on() {
+    for ended in 0..=3_usize {
+        let mut s = scheduler(20, &[], 1, false);
+        let sampling = Arc::new(SamplingParams { stop_ids: vec![9], ..SamplingParams::default() });
+        s.submit(Arc::new(Request { sampling, ..request(70, 3) }), true);
+        let (mut chunks, mut copies) = (Vec::new(), Vec::new());
+        s.schedule(&mut chunks, &mut copies);
+        s.mark_computed(&chunks);
+        for sequence in 0..3 {
+            let id = if sequence < ended { 9 } else { 5 };
+            sampled(&mut s, &[Draw { row: 69, sequence, at: 70 }], id);
+        }
+        s.share_prompts(&chunks);
+        let held = ended < 3;
+        assert_eq!((s.held.len(), s.groups[0].prompt.is_some()), (usize::from(held), held), "{ended}");
+        assert_eq!(s.waiting, (ended..3).collect::<Vec<_>>());
+        assert_eq!((s.blocks.available(), s.is_idle()), (if held { 18 } else { 20 }, !held));
+        assert_eq!(s.take_finished().len(), usize::from(!held));
+    }
+}
