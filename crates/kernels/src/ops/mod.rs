@@ -29,4 +29,6 @@ pub use zero::zero;
 #[cfg(test)]
 mod bf16_tests;
 #[cfg(test)]
+mod helpers_tests;
+#[cfg(test)]
 mod small_tests;
