@@ -27,6 +27,8 @@ pub use scratch::Passes;
 pub use zero::zero;
 
 #[cfg(test)]
+mod arguments_tests;
+#[cfg(test)]
 mod bf16_tests;
 #[cfg(test)]
 mod helpers_tests;
