@@ -1,3 +1,4 @@
+mod frequencies;
 mod settings;
 
 use crate::config::{FileDType, LayerRope, QkNorm, Rope, RopeScaling};
