@@ -202,3 +202,34 @@ fn kept(rows: Masked, data: Dataset, most: usize, sinks: &Sinks) -> anyhow::Resu
     }
     Ok(Loaded { rows: rows.samples, hash: data.hash, whole: false })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::net::Scores;
+
+    /// All numbers are exact in binary, and every sum differs from the others.
+    #[test]
+    fn sums_are_of_the_tokens_that_count() {
+        let compared = |logps: &[f32], entropies: &[f32], is_likeliest: &[bool]| Compared {
+            scores: Scores { logps: logps.to_vec(), entropies: entropies.to_vec() },
+            is_likeliest: is_likeliest.to_vec(),
+            mean_logits: vec![0.0; logps.len()],
+        };
+        let row =
+            |mask: &[bool]| Sample { mask: mask.to_vec(), ..Sample::supervised(Prompt::new([1]), vec![2; mask.len()]) };
+        let both = [
+            compared(&[-0.5, -8.0, -1.0], &[0.25, 16.0, 0.5], &[true, true, false]),
+            compared(&[-0.25, -64.0], &[2.0, 32.0], &[true, false]),
+        ];
+        let rows = [row(&[true, false, true]), row(&[true, false])];
+        let sums = Sums::of(SftLoss::Nll, &both, &rows);
+        assert_eq!((sums.loss, sums.entropy, sums.right, sums.tokens), (1.75, 2.75, 2.0, 3));
+        assert_eq!((sums.mean(sums.loss), sums.mean(sums.right)), (1.75 / 3.0, 2.0 / 3.0));
+        let dft = Sums::of(SftLoss::Dft, &both, &rows);
+        assert_eq!(dft.loss, dft::term(-0.5) + dft::term(-1.0) + dft::term(-0.25));
+        assert_eq!((dft.entropy, dft.right, dft.tokens), (2.75, 2.0, 3));
+        let none = Sums::of(SftLoss::Nll, &both[1..], &[row(&[false, false])]);
+        assert_eq!((none.tokens, none.mean(none.loss), none.mean(3.0)), (0, 0.0, 3.0));
+    }
+}
