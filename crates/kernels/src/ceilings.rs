@@ -226,7 +226,8 @@ mod tests {
         assert!(calls == 2 && (1e-9..1.0).contains(&seconds), "{calls} {seconds}");
         let (begin, mut calls) = (Instant::now(), 0);
         let seconds = best(Duration::from_millis(3), || calls += 1);
-        assert!(calls > 2 && begin.elapsed() >= Duration::from_millis(3) && seconds < 3e-3, "{calls} {seconds}");
+        // (On a busy machine a single call may take as long.)
+        assert!(calls >= 2 && begin.elapsed() >= Duration::from_millis(3) && seconds < 1.0, "{calls} {seconds}");
     }
 
     #[test]
