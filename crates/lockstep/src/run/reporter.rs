@@ -175,3 +175,6 @@ fn records(groups: &[Group]) -> Vec<u8> {
     groups.iter().for_each(|group| group.write(&mut bytes));
     bytes
 }
+
+#[cfg(test)]
+mod tests;
