@@ -249,6 +249,10 @@ mod tests {
         let words = "--out DIR/data/d.jsonl: is a file of DIR/data, which is read: no result is written over it";
         assert_eq!(said(&at("data/d.jsonl"), true, &kept), words);
         assert_eq!(said(&at("data/d.jsonl"), false, &kept), words);
+        fs::create_dir(at("data/below")).unwrap();
+        fs::write(at("data/below/x"), "deep").unwrap();
+        let deep = said(&at("data/below/x"), true, &kept);
+        assert_eq!(deep, words.replace("d.jsonl", "below/x"));
         // Data may be replaced if that is asked for; what is no input may be, too; a new file is always welcome.
         assert!(OutFile::new("--out", &at("data/d.jsonl"), true, &read).is_ok());
         assert!(OutFile::new("--out", &at("other"), true, &kept).is_ok());

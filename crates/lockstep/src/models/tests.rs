@@ -253,6 +253,26 @@ fn a_teacher_has_the_policys_tokens() {
 }
 
 #[test]
+fn a_weight_that_is_no_number_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), &shape(40), "abc");
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    // The last number of the file, whose bits are NaN's in either dtype, under another name than the checksum's.
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&0x7fc0_7fc0u32.to_le_bytes());
+    let name = bytes.windows(4).position(|name| name == b"xxh3").unwrap();
+    bytes[name] = b'n';
+    fs::write(&path, bytes).unwrap();
+    let _ = fs::remove_file(dir.path().join(model::io::FILE_LIST));
+    let policy = Policy::load(&one_thread(), dir.path(), ComputeDType::F32).unwrap();
+    assert!(!policy.weights_are_finite());
+    let why = policy.why_not_finite();
+    let end = format!("` of {} has a value that is not finite: the model is broken", dir.path().display());
+    assert!(why.starts_with('`') && why.ends_with(&end), "{why}");
+}
+
+#[test]
 fn a_policy_says_what_it_is_and_whether_it_is_broken() {
     let dir = tempfile::tempdir().unwrap();
     let base = dir.path().join("base");

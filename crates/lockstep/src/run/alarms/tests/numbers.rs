@@ -1,14 +1,14 @@
 //! The numbers that alarms are raised by: of a reward's dependence on the text, and of what a generation shows.
 
-use super::{Text, rollouts};
+use super::{Text, WELL, rollouts, seen};
 use crate::data::prompts::Prompt;
 use crate::rollouts::Rollouts;
 use crate::run::alarms::noise::{Dependence, Portion};
 use crate::run::alarms::signs::GenerationSigns;
-use crate::run::alarms::{mean, remember};
+use crate::run::alarms::{Alarms, mean, remember};
 use rewards::Content;
 use serde_json::json;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 fn close(found: f64, expected: f64) {
@@ -247,4 +247,44 @@ fn what_is_remembered_and_its_mean() {
     (0..21).for_each(|value| remember(&mut list, value));
     assert_eq!((list.len(), list.front(), list.back()), (20, Some(&1), Some(&20)));
     assert_eq!((mean([1.0, 2.0, 6.0].into_iter()), mean(std::iter::empty())), (3.0, 0.0));
+}
+
+/// Takes three steps with these metrics beside completions that go well. Ids of alarms, and whether they are quiet.
+fn at(values: &[(&str, f64)]) -> Vec<(String, bool)> {
+    let values: BTreeMap<String, f64> = values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    let mut alarms = Alarms::default();
+    let steps = (1..=6).flat_map(|step| {
+        alarms.take(seen(&rollouts(WELL)));
+        alarms.end_step(step, &values)
+    });
+    steps.map(|alarm| (alarm.id, alarm.quiet)).collect()
+}
+
+#[test]
+fn metrics_exactly_at_their_thresholds() {
+    let truncated = |longest: f64| at(&[("completions/clipped_ratio", 0.95), ("completions/max_length", longest)]);
+    assert_eq!(
+        (truncated(128.0), truncated(129.0)),
+        (vec![("truncated".into(), true)], vec![("truncated".into(), false)])
+    );
+    let collapse = || vec![("entropy_collapse".to_owned(), false)];
+    assert_eq!((at(&[("logprob_p10", -0.0049)]), at(&[("logprob_p10", -0.005)])), (collapse(), vec![]));
+    assert_eq!((at(&[("entropy", 0.0049)]), at(&[("entropy", 0.005)])), (collapse(), vec![]));
+    // Where an entropy is logged, it is what counts.
+    assert_eq!(at(&[("entropy", 1.0), ("logprob_p10", -0.001)]), []);
+}
+
+#[test]
+fn an_alarm_that_is_over_shows_no_examples() {
+    let mut alarms = Alarms::default();
+    let unscored: &[Text<'_>] = &[("a", None, false), ("b", Some(0.5), false), ("c", Some(0.0), false)];
+    let mut step = |step: u64, group: &[Text<'_>]| {
+        alarms.take(seen(&rollouts(&[group])));
+        alarms.end_step(step, &BTreeMap::new())
+    };
+    let raised = step(1, unscored);
+    assert_eq!((raised[0].examples.len(), raised[0].since, raised[0].until), (1, 1, None));
+    let over: Vec<_> = (2..9).flat_map(|number| step(number, WELL[0])).collect();
+    assert_eq!(over.len(), 1);
+    assert_eq!((over[0].id.as_str(), over[0].examples.len(), over[0].until), ("unscored", 0, Some(6)));
 }
