@@ -226,9 +226,9 @@ fn attention_takes_no_more_than_that() {
 
 #[test]
 fn adapters_take_no_more_than_that() {
-    let (k, rank) = (31, 3);
-    // All rows at once, and of many rows sixteen, as many as fit.
-    for (p, m) in [(None, 11), (Some(0.5), 11), (Some(0.5), 40)] {
+    let rank = 3;
+    // All rows at once; of many rows sixteen, as many as fit; of wide rows one.
+    for (p, m, k) in [(None, 11, 31), (Some(0.5), 11, 31), (Some(0.5), 40, 31), (Some(0.5), 2, 600)] {
         let taken = taken(|ctx, begin| {
             let matrix = |rows: usize, cols: usize| Matrix::zeros(ctx.memory(), rows, cols);
             let (a, b, mut d_a, mut d_b) = (matrix(rank, k), [matrix(2, rank)], matrix(rank, k), [matrix(2, rank)]);
