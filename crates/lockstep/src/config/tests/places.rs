@@ -19,7 +19,8 @@ fn beside(text: &str, names: &[&str]) -> (tempfile::TempDir, Layers) {
 fn paths_of_a_file_are_relative_to_it() {
     let text = "output_dir = \"out\"\nreplay = \"r.jsonl\"\nmodel_name_or_path = \"there\"\n\
                 dataset_name = \"org/data\"\n\
-                eval_dataset_name = \"/abs\"\nreward_funcs = [\"python:there:f\", \"command:none -x\"]\n\
+                eval_dataset_name = \"/abs\"\nref_model = \"\"\n\
+                reward_funcs = [\"python:there:f\", \"command:none -x\"]\n\
                 [eval_datasets]\na = \"there\"\nb = \"org/eval\"\n";
     let (dir, layers) = beside(text, &["there"]);
     let Resolved { config, .. } = layers.resolve().unwrap();
@@ -28,6 +29,7 @@ fn paths_of_a_file_are_relative_to_it() {
     assert_eq!((config.output_dir, config.replay), (Some(at("out")), Some(at("r.jsonl"))));
     assert_eq!((config.model_name_or_path, config.dataset_name), (text("there"), Some("org/data".to_owned())));
     assert_eq!(config.eval_dataset_name.as_deref(), Some("/abs"));
+    assert_eq!(config.ref_model.as_deref(), Some(""), "which is no directory");
     assert_eq!(config.eval_datasets["a"], at("there").display().to_string().as_str());
     assert_eq!(config.eval_datasets["b"], "org/eval");
     let rewards = format!("{:?}", config.reward_funcs);

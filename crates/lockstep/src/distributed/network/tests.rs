@@ -234,13 +234,17 @@ fn files_that_are_served() {
         "x.safetensors.bin",
     ];
     plain.iter().chain(&others).for_each(|name| std::fs::write(model.join(name), name).unwrap());
+    // Up to 256 MiB, which take no space here.
+    for (name, bytes) in [("most", 256 << 20), ("more", (256 << 20) + 1)] {
+        std::fs::File::create(model.join(name)).unwrap().set_len(bytes).unwrap();
+    }
     std::fs::write(dir.path().join("config.toml"), "seed = 2\n").unwrap();
     let network =
         Network { server: server(Some("t")), listen: ([127, 0, 0, 1], 0).into(), advertise: Some("h".into()) };
     let open = |model: &Path| Serving::open(&network, &dir.path().join("config.toml"), model, "127.0.0.1:4222");
     let serving = open(&model).unwrap();
     let NetworkPlace { address, files } = serving.place();
-    assert_eq!(files, ["a-1_x.txt", "b.json"]);
+    assert_eq!(files, ["a-1_x.txt", "b.json", "most"]);
     let port = address.strip_prefix("h:").and_then(|port| port.parse::<u16>().ok()).unwrap();
     let client = Client::new(&format!("127.0.0.1:{port}"), Some(&fleet::blobs::bearer("t")), |_| ());
     let bytes = |name: &str| client.bytes(name, &|| false).unwrap().map(|bytes| String::from_utf8(bytes).unwrap());
