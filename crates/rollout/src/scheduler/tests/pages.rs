@@ -6,7 +6,10 @@ fn request(len: usize, completions: usize) -> Request {
     Request::new(0, Prompt::new(vec![1; len]), completions, Arc::new(SamplingParams::default()))
 }
 
-fn next(s: &mut Scheduler) -> (Vec<(usize, usize, usize)>, Vec<(u32, u32)>) {
+/// The rows of a step, as (sequence, from, to), and the pages to copy before it.
+type Step = (Vec<(usize, usize, usize)>, Vec<(u32, u32)>);
+
+fn next(s: &mut Scheduler) -> Step {
     let (mut chunks, mut copies) = (vec![Chunk { sequence: 9, from: 9, to: 9 }], vec![(9, 9)]);
     s.schedule(&mut chunks, &mut copies);
     (chunks.iter().map(|c| (c.sequence, c.from, c.to)).collect(), copies)
@@ -28,10 +31,9 @@ fn completions_share_the_full_pages_of_their_prompt() {
         for id in 0..3 {
             assert_eq!(pages(id)[..len / BLOCK], pages(3)[..len / BLOCK]);
             assert_eq!(pages(id).len(), (len + 1).div_ceil(BLOCK));
-            if copied > 0 {
-                assert_eq!(copies[id], (pages(3)[len / BLOCK], pages(id)[len / BLOCK]));
-            }
         }
+        let expected = (0..copied).map(|id| (pages(3)[len / BLOCK], pages(id)[len / BLOCK]));
+        assert_eq!(copies, expected.collect::<Vec<_>>());
         let mut own: Vec<u32> = (0..3).map(|id| pages(id)[len / BLOCK]).chain(pages(3)).collect();
         own.sort_unstable();
         own.dedup();
