@@ -63,6 +63,10 @@ mod tests {
     #[test]
     fn names_are_looked_up() {
         assert!(asset("").unwrap().1.starts_with("text/html"));
+        let kinds = ["style.css", "app.js", "vendor/source-code-pro-5.3.1/source-code-pro-latin-400-normal.woff2"];
+        let kinds = kinds.map(|name| asset(name).unwrap().1);
+        assert_eq!(kinds, ["text/css; charset=utf-8", "text/javascript; charset=utf-8", "font/woff2"]);
+        assert_eq!(asset("index.html").unwrap().0, asset("").unwrap().0);
         assert!(asset("../Cargo.toml").is_none() && asset("vendor").is_none());
     }
 }

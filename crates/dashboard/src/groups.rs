@@ -429,3 +429,6 @@ pub(crate) mod tests {
         assert_eq!(spans(&trace, 3)[0]["start_us"], 10);
     }
 }
+
+#[cfg(test)]
+mod list_tests;

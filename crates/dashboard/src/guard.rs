@@ -114,4 +114,37 @@ mod tests {
             assert_eq!(open.check(&headers("box:7860", wrong.as_deref())), Err(StatusCode::UNAUTHORIZED));
         }
     }
+
+    #[test]
+    fn only_the_page_changes_something_and_a_bearer_is_a_token() {
+        let (local, _) = Guard::new("127.0.0.1", "127.0.0.1".parse().unwrap(), 7860).unwrap();
+        let may = |ours: bool, origin: Option<&str>| {
+            let mut headers = headers("localhost:7860", None);
+            ours.then(|| headers.insert(OURS, "1".parse().unwrap()));
+            origin.into_iter().for_each(|origin| drop(headers.insert(header::ORIGIN, origin.parse().unwrap())));
+            local.may_change(&headers)
+        };
+        assert!(may(true, None) && may(true, Some("http://localhost:7860")));
+        assert!(!may(false, None) && !may(false, Some("http://localhost:7860")));
+        for other in ["http://localhost:7861", "https://localhost:7860", "http://evil.example", "null", ""] {
+            assert!(!may(true, Some(other)), "{other}");
+        }
+        // One address of this machine: its name, and those of this machine itself, with the token.
+        let (named, token) = Guard::new("10.0.0.5", "10.0.0.5".parse().unwrap(), 80).unwrap();
+        let token = token.unwrap();
+        let bearer = |host: &str, token: &str| {
+            let mut headers = headers(host, None);
+            headers.insert(header::AUTHORIZATION, token.parse().unwrap());
+            named.check(&headers)
+        };
+        for host in ["10.0.0.5", "10.0.0.5:80", "localhost"] {
+            assert_eq!(bearer(host, &format!("Bearer {token}")), Ok(()), "{host}");
+            assert_eq!(bearer(host, &token), Err(StatusCode::UNAUTHORIZED));
+        }
+        for host in ["box", "10.0.0.6", "10.0.0.5:81", "10.0.0.5:99999999"] {
+            assert_eq!(bearer(host, &format!("Bearer {token}")), Err(StatusCode::MISDIRECTED_REQUEST), "{host}");
+        }
+        let two = Guard::new("a", "0.0.0.0".parse().unwrap(), 1).unwrap().1.unwrap();
+        assert!(two != token && two.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    }
 }

@@ -176,4 +176,71 @@ mod tests {
         assert_eq!(alone["prompts"][0]["points"].as_array().unwrap().len(), 4);
         assert_eq!(alone["total"], 1);
     }
+
+    #[test]
+    fn a_change_counts_if_it_exceeds_two_standard_errors() {
+        let of = |rewards: &[f64]| {
+            let Change { from, to, fell } = Change::of(rewards);
+            (from, to, fell)
+        };
+        assert_eq!(of(&[1.0]), (1.0, 1.0, false));
+        assert_eq!(of(&[3.0, 2.0, 1.0]), (3.0, 1.0, false), "one in each third says nothing");
+        assert_eq!(of(&[3.0, 3.0, 1.0, 1.0]), (3.0, 1.0, true));
+        assert_eq!(of(&[1.0, 1.0, 3.0, 3.0]), (1.0, 3.0, false), "it rose");
+        // Thirds of two with the variance 2 each: an error of √2. Falls of 2 and of 3.
+        assert_eq!(of(&[4.0, 6.0, 9.0, 2.0, 4.0]), (5.0, 3.0, false));
+        assert_eq!(of(&[4.0, 6.0, 9.0, 1.0, 3.0]), (5.0, 2.0, true));
+        // Seven: thirds of three, with the variances 1 and 0 of three values.
+        assert_eq!(of(&[1.0, 2.0, 3.0, 9.0, 0.5, 0.5, 0.5]), (2.0, 0.5, true));
+        assert_eq!(of(&[1.0, 2.0, 3.0, 9.0, 1.0, 1.0, 1.0]), (2.0, 1.0, false));
+    }
+
+    #[test]
+    fn a_prompt_is_answered_in_full_and_a_long_curve_thinned_from_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = |id: u64, step: Option<u64>, reward: f64, prompt: u32| Group {
+            id,
+            step,
+            prompt_ids: vec![prompt],
+            prompt: Some(format!("question {prompt}").into()),
+            reward_names: vec!["r".into()],
+            reward_weights: vec![1.0],
+            completions: vec![Completion { rewards: vec![Some(reward)], ..Completion::new(0, vec![1]) }],
+            ..Group::default()
+        };
+        // Written out of their order; the last of several with the highest reward is the best.
+        let rewards = [0.5, 1.0, 1.0, 0.0];
+        let of_steps = [4u64, 2, 3, 1].map(|step| group(step, Some(step), rewards[4 - step as usize], 7));
+        let long = (1..=81).map(|step| group(100 + step, Some(step), 0.25, 8));
+        let other = [group(300, None, 9.0, 7), group(301, Some(1), 0.75, 9)];
+        let file = recorded(dir.path(), of_steps.into_iter().chain(long).chain(other));
+        let all = prompts(&file, &Wanted { sort: "unsolved".into(), limit: 2, ..Wanted::default() });
+        assert_eq!([&all["total"], &all["fell"], &all["next"]], [&json!(3), &json!(0), &json!(2)]);
+        let long = &all["prompts"][0];
+        assert_eq!([&long["prompt"], &long["groups"]], [&json!("question 8"), &json!(81)]);
+        let points = long["points"].as_array().unwrap();
+        assert_eq!((points.len(), &points[0], &points[26]), (27, &json!([3, 0.25, 6]), &json!([81, 0.25, 84])));
+        let rest = prompts(&file, &Wanted { sort: "unsolved".into(), after: 2, limit: 2, ..Wanted::default() });
+        let hash = file.index()[0].prompt_hash;
+        let one = json!({
+            "prompt_hash": format!("{hash:016x}"),
+            "prompt": "question 7",
+            "groups": 4,
+            "first": [1, 0.0, 3],
+            "best": [3, 1.0, 2],
+            "last": [4, 0.5, 0],
+            "from": 0.5,
+            "to": 0.75,
+            "fell": false,
+            "points": [[1, 0.0, 3], [2, 1.0, 1], [3, 1.0, 2], [4, 0.5, 0]],
+        });
+        assert_eq!(rest, json!({ "total": 3, "fell": 0, "prompts": [one], "next": null }));
+        let hash = file.index()[4].prompt_hash;
+        let alone = prompts(&file, &Wanted { prompt: Some(hash), limit: 9, ..Wanted::default() });
+        assert_eq!((&alone["total"], alone["prompts"][0]["points"].as_array().unwrap().len()), (&json!(1), 81));
+        // Equal changes: in the order of the first places.
+        let equal = prompts(&file, &Wanted { limit: 9, ..Wanted::default() });
+        let names: Vec<_> = equal["prompts"].as_array().unwrap().iter().map(|one| &one["prompt"]).collect();
+        assert_eq!(names, ["question 8", "question 9", "question 7"]);
+    }
 }

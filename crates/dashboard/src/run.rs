@@ -374,4 +374,102 @@ mod tests {
         assert_eq!(since, [(&first, Some(&json!(233))), (&first, None), (&first, None), (&second, None)]);
         assert_eq!(run.active_alarms(), 3);
     }
+
+    #[test]
+    fn the_facts_of_a_run_are_those_of_its_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let mut run = RunFiles::new(root.to_owned());
+        assert_eq!((run.progress(), run.silent_s(), run.mark()), ((0, None), None, (0, 0)));
+        let write = |name: &str, text: &str| std::fs::write(root.join(name), text).unwrap();
+        let config = "seed = 1  # the file\n# beta = 2  # the file\nlr = 1e-6  # default\nname = \"a = b\"  # --set\n";
+        write("config.toml", config);
+        write("record.json", r#"{"total_steps": 9}"#);
+        write("profile.json", "no json");
+        for name in ["step-000002", "step-000001", ".step-3", "other"] {
+            std::fs::create_dir_all(root.join("checkpoints").join(name)).unwrap();
+        }
+        let line = |step: u64, a: f64, b: f64| {
+            json!({"step": step, "reward": a, "rewards/a/mean": a, "rewards/b/mean": b, "time_s": 100 + step})
+                .to_string()
+                + "\n"
+        };
+        let late = |step: u64| if step > 6 { 1.0 } else { 0.0 };
+        let early = |step: u64| if step > 3 { 1.0 } else { 0.0 };
+        let lines: String = (1..=9).map(|step| line(step, late(step), early(step))).collect();
+        write("metrics.jsonl", &lines);
+        let facts = run.facts("it");
+        let config = json!({"seed": 1, "lr": 1e-6, "name": "a = b"});
+        let moved = json!([
+            {"name": "b", "from": 0.0, "to": 1.0, "half": 4}, {"name": "a", "from": 0.0, "to": 1.0, "half": 7},
+        ]);
+        for (key, value) in [
+            ("id", json!("it")),
+            ("state", json!("stopped")),
+            ("step", json!(9)),
+            ("total", json!(9)),
+            ("alarms", json!([])),
+            ("moved", moved),
+            ("written_s", json!([101.0, 109.0])),
+            ("config", config),
+            ("origins", json!({"seed": "the file", "name": "--set"})),
+            ("record", json!({"total_steps": 9})),
+            ("checkpoints", json!(["step-000001", "step-000002"])),
+            ("keys", json!(["reward", "rewards/a/mean", "rewards/b/mean", "time_s"])),
+            ("updates", Value::Null),
+            ("groups", Value::Null),
+            ("group_steps", json!([null, null])),
+            ("evaluated", Value::Null),
+            ("profile", Value::Null),
+            ("directory", json!(root)),
+        ] {
+            assert_eq!(facts[key], value, "{key}");
+        }
+        assert_eq!(
+            run.verdict().says,
+            verdict("reward", &run.series.values("reward").map(|(_, x)| x).collect::<Vec<_>>(), true).says
+        );
+        assert!(facts["meanings"]["reward"].as_str().is_some_and(|text| !text.is_empty()));
+        assert_eq!(run.mark(), (lines.len() as u64, 0));
+        // The configuration's number comes first, unless it says nothing.
+        for (steps, total) in [("12", Some(12)), ("-1", Some(9)), ("0", Some(9)), ("1", Some(1))] {
+            write("config.toml", &format!("max_steps = {steps}\n"));
+            assert_eq!(run.progress(), (9, total));
+        }
+        std::fs::create_dir(root.join("model")).unwrap();
+        assert_eq!(run.state(), "finished");
+        let here = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        for (host, pid, state) in [
+            (here.trim(), std::process::id(), "running"),
+            (here.trim(), u32::MAX, "finished"),
+            ("another-machine", u32::MAX, "running"),
+        ] {
+            write("run.lock", &json!({"pid": pid, "host": host}).to_string());
+            assert_eq!(run.state(), state, "{host} {pid}");
+        }
+    }
+
+    #[test]
+    fn recorded_groups_are_opened_again_as_they_grow() {
+        use crate::groups::tests::recorded;
+        use lockstep::wire::Group;
+        let dir = tempfile::tempdir().unwrap();
+        let mut run = RunFiles::new(dir.path().to_owned());
+        assert!(run.groups().is_none() && run.updates().is_none() && run.evaluations().is_none());
+        let group = |step: Option<u64>| Group { step, prompt_ids: vec![1], ..Group::default() };
+        recorded(dir.path(), [group(Some(4)), group(Some(2)), group(None)]);
+        let first = run.groups().unwrap();
+        assert!(Arc::ptr_eq(&first, &run.groups().unwrap()), "nothing has changed");
+        assert_eq!((steps_of(Some(&first)), steps_of(None)), ([Some(2), Some(4)], [None, None]));
+        recorded(dir.path(), [group(Some(7))]);
+        assert_eq!(run.groups().unwrap().index().len(), 4);
+        assert!(run.mark().1 > 0);
+        for name in ["updates.bin", "evaluations.bin"] {
+            std::fs::copy(dir.path().join("rollouts.bin"), dir.path().join(name)).unwrap();
+        }
+        std::fs::write(dir.path().join("metrics.jsonl"), "").unwrap();
+        let facts = run.facts("x");
+        assert_eq!((&facts["groups"], &facts["updates"], &facts["evaluated"]), (&json!(4), &json!(4), &json!(4)));
+        assert_eq!((&facts["group_steps"], &facts["evaluated_steps"]), (&json!([2, 7]), &json!([2, 7])));
+    }
 }

@@ -105,4 +105,28 @@ mod tests {
         let one = Runs::new(vec![dir.path().join("a/out")]);
         assert_eq!(one.all().len(), 1);
     }
+
+    #[test]
+    fn runs_are_searched_two_levels_deep_again_and_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |run: &str| {
+            std::fs::create_dir_all(dir.path().join(run)).unwrap();
+            std::fs::write(dir.path().join(run).join("config.toml"), "").unwrap();
+        };
+        ["a/b/c", "d/e", "f", "f/checkpoints"].into_iter().for_each(make);
+        let runs = Runs::new(vec![dir.path().to_owned()]);
+        let names = |runs: &Runs| runs.all().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(names(&runs), ["e", "f"], "c is too deep, and what is below a run is no run");
+        make("g");
+        std::fs::remove_file(dir.path().join("d/e/config.toml")).unwrap();
+        assert_eq!(names(&runs), ["e", "f"], "it is not looked again at once");
+        let e = runs.get("f").unwrap();
+        runs.known.lock().unwrap().looked = Instant::now().checked_sub(LOOK);
+        assert_eq!(names(&runs), ["f", "g"]);
+        assert!(Arc::ptr_eq(&e, &runs.get("f").unwrap()), "what was read of a run is kept");
+        make("g-2/x");
+        assert_eq!(free_name(&BTreeMap::new(), Path::new("/a/ü b.c_d-1")), "--b.c_d-1");
+        assert_eq!(free_name(&runs.known().runs, Path::new("/x/g")), "g-2");
+        assert_eq!(free_name(&BTreeMap::new(), Path::new("/")), "run");
+    }
 }

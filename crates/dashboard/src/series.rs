@@ -182,4 +182,42 @@ mod tests {
         assert_eq!(buckets["keys"]["loss"], json!({ "mean": [null, null], "non_finite": 1 }));
         assert_eq!(buckets["keys"]["reward"]["mean"], json!([1.0, null]));
     }
+
+    #[test]
+    fn a_bucket_has_mean_least_greatest_and_what_is_no_number() {
+        let mut series = Series::default();
+        let values = [json!(1.0), json!(4.0), json!(-2.0), json!("NaN"), json!("inf"), json!(8.0)];
+        for (step, value) in (2..).zip(values) {
+            series.add(step, &[("a".to_owned(), value), ("step".to_owned(), 9.into())].into_iter().collect());
+        }
+        assert_eq!((series.keys().collect::<Vec<_>>(), series.last_step()), (vec!["a"], Some(7)));
+        let buckets = |from, to, pixels| series.buckets(&["a".into(), "b".into()], from, to, pixels);
+        let none = vec![Value::Null; 3];
+        let b = json!({ "mean": none, "min": none, "max": none, "non_finite": 0 });
+        let a = json!({ "mean": [2.5, -2.0, 8.0], "min": [1.0, -2.0, 8.0], "max": [4.0, -2.0, 8.0], "non_finite": 2 });
+        assert_eq!(buckets(0, 99, 3), json!({ "width": 2, "steps": [2, 4, 6], "keys": { "a": a, "b": b } }));
+        let a = json!({ "mean": [1.0, 4.0, -2.0, null, null, 8.0], "non_finite": 2 });
+        let none = json!({ "mean": vec![Value::Null; 6], "non_finite": 0 });
+        assert_eq!(buckets(2, 7, 6), json!({ "width": 1, "steps": [2, 3, 4, 5, 6, 7], "keys": { "a": a, "b": none } }));
+        assert_eq!([5, 2, 1, 0].map(|pixels| buckets(2, 7, pixels)["width"].as_u64().unwrap()), [2, 4, 8, 8]);
+        assert_eq!(buckets(3, 4, 9)["steps"], json!([3, 4]), "both ends are in it");
+        assert_eq!(Series::default().buckets(&["a".into()], 0, 9, 9)["steps"], json!([]));
+    }
+
+    #[test]
+    fn numbers_are_read_as_files_write_them_and_shortened() {
+        let of = |value: Value| number(&value);
+        assert!(["NaN", "nan"].into_iter().all(|text| of(json!(text)).is_some_and(f64::is_nan)));
+        assert_eq!(["inf", "Infinity"].map(|text| of(json!(text))), [Some(f64::INFINITY); 2]);
+        assert_eq!(["-inf", "-Infinity"].map(|text| of(json!(text))), [Some(f64::NEG_INFINITY); 2]);
+        assert_eq!(
+            [of(json!("1")), of(json!(true)), of(json!(-3)), of(json!(0.5))],
+            [None, None, Some(-3.0), Some(0.5)]
+        );
+        assert_eq!(
+            [short(0.123_456_78), short(1_234_567.0), short(-2.0)],
+            [json!(0.123_457), json!(1_234_570.0), json!(-2.0)]
+        );
+        assert_eq!([short(f64::NAN), short(f64::INFINITY)], [Value::Null, Value::Null]);
+    }
 }

@@ -148,4 +148,29 @@ mod tests {
         assert_eq!(std::fs::read_dir(out.path().join("fleet/batches")).unwrap().count(), 0);
         assert_eq!(files.load(0).unwrap().0, BTreeMap::new());
     }
+
+    #[test]
+    fn batches_are_loaded_from_a_step_on_and_deleted_on_either_side_of_one() {
+        let out = tempfile::tempdir().unwrap();
+        let files = BatchFiles::open(out.path()).unwrap();
+        for batch in 0..6 {
+            files.save(batch, &[result(batch)]).unwrap();
+        }
+        files.remove_from(5).unwrap();
+        files.remove_before(1).unwrap();
+        assert_eq!(files.numbers().unwrap(), [1, 2, 3, 4]);
+        let (batches, problems) = files.load(2).unwrap();
+        assert_eq!((batches.keys().copied().collect::<Vec<_>>(), problems.len()), (vec![2, 3, 4], 0));
+        assert_eq!(files.numbers().unwrap(), [1, 2, 3, 4], "those before are left");
+        // One under another's name is not trained on, and nothing after it.
+        std::fs::copy(files.path(4), files.path(3)).unwrap();
+        let (batches, problems) = files.load(2).unwrap();
+        assert_eq!(batches.keys().copied().collect::<Vec<_>>(), [2]);
+        assert!(problems[0].ends_with("/000003: it is batch 4; it is made again"), "{problems:?}");
+        assert!(problems[1].ends_with("/000004: a batch before it is missing; it is made again"), "{problems:?}");
+        assert_eq!(files.numbers().unwrap(), [1, 2]);
+        let SyncedBatch { digest, answers } = SyncedBatch::of(&[result(1), result(2)]);
+        assert_eq!(digest, BatchDigest::of(&[result(1), result(2)]));
+        assert_eq!(answers, [1, 2].map(|number| (result(number).job, Answer::of(b"x"))).into());
+    }
 }

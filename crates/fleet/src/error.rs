@@ -52,3 +52,24 @@ impl<T> OrIo<T> for std::io::Result<T> {
         self.map_err(|source| Error::Io { doing, path: path.to_owned(), source })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+
+    #[test]
+    fn an_error_names_the_file_and_a_full_disk_is_told_apart() {
+        let error = |kind: ErrorKind| {
+            let failed: std::io::Result<()> = Err(kind.into());
+            failed.or_io("write", Path::new("a/b")).unwrap_err()
+        };
+        assert_eq!(error(ErrorKind::NotFound).to_string(), "cannot write a/b: entity not found");
+        for (kind, is_full) in
+            [(ErrorKind::StorageFull, true), (ErrorKind::QuotaExceeded, true), (ErrorKind::NotFound, false)]
+        {
+            assert_eq!(error(kind).is_disk_full(), is_full, "{kind}");
+        }
+        assert!(!Error::Failed("full".to_owned()).is_disk_full());
+    }
+}

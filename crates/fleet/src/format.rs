@@ -225,4 +225,43 @@ mod tests {
             prop_assert!(Job::from_bytes(&file).is_err(), "a result is no job");
         }
     }
+
+    /// The bytes of a file are those of earlier versions, whose files are read again.
+    #[test]
+    fn files_have_this_form_and_each_fault_is_named() {
+        let file = job(b"ab".to_vec()).to_bytes();
+        let text = |text: &[u8]| [&(text.len() as u64).to_le_bytes(), text].concat();
+        let flags_and_before = [&[3][..], &5u64.to_le_bytes()].concat();
+        let content =
+            [text(b"000007.2"), 3u64.to_le_bytes().into(), vec![9; 16], flags_and_before, text(b"fast"), text(b"ab")];
+        let content = content.concat();
+        assert_eq!(file[..17], [b"LSFLEET1", &[1][..], &(content.len() as u64).to_le_bytes()].concat());
+        assert_eq!(file[17..file.len() - 8], content);
+        assert_eq!(file[file.len() - 8..], XxHash3_64::oneshot(&file[..file.len() - 8]).to_le_bytes());
+        for (alone, continues) in [(true, None), (false, Some(5)), (false, None), (true, Some(5))] {
+            let job = Job { alone, continues, ..job(Vec::new()) };
+            assert_eq!(Job::from_bytes(&job.to_bytes()), Ok(job));
+        }
+        let why = |bytes: &[u8]| Job::from_bytes(bytes).unwrap_err();
+        assert_eq!(why(&file[..24]), "cut off: 24 bytes");
+        assert!(why(&file[..25]).starts_with("its checksum does not fit"), "{}", why(&file[..25]));
+        assert_eq!(
+            why(&[b"LSFLEET2", &file[8..]].concat()),
+            "no file of the fleet, or of another version of this program"
+        );
+        assert_eq!(
+            why(&sealed(2, &content)),
+            format!("of kind 2 with {0} bytes, where kind 1 with {0} was expected", content.len())
+        );
+        assert_eq!(why(&sealed(1, &[content.clone(), vec![0; 3]].concat())), "3 bytes follow its content");
+        assert_eq!(why(&sealed(1, &content[..content.len() - 1])), "its content is cut off");
+        assert_eq!(why(&sealed(1, &text(&[0xff]))), "a name is no text");
+        assert_eq!(why(&sealed(1, &text(b"x"))), "x".parse::<JobName>().unwrap_err());
+        assert_eq!(why(&sealed(1, b"")), "its content is cut off");
+        let mut longer = file[..file.len() - 8].to_vec();
+        longer.push(0);
+        let longer = [longer.clone(), XxHash3_64::oneshot(&longer).to_le_bytes().into()].concat();
+        let (said, is) = (content.len(), content.len() + 1);
+        assert_eq!(why(&longer), format!("of kind 1 with {said} bytes, where kind 1 with {is} was expected"));
+    }
 }

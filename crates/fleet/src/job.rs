@@ -329,4 +329,53 @@ mod tests {
         assert_ne!(after(result("a", b"x")), after(result("a", b"y")));
         assert_eq!(Lineage::try_from(origin.to_string()), Ok(origin));
     }
+
+    #[test]
+    fn names_are_ordered_written_and_read_as_they_are() {
+        let [rollout, evaluation] =
+            [JobName::Rollout { number: 7, chunk: 2 }, JobName::Evaluation { version: 20, index: 3 }];
+        assert_eq!([rollout, evaluation].map(|job| job.to_string()), ["000007.2", "eval-000020.3"]);
+        assert_eq!(serde_json::to_string(&[rollout, evaluation]).unwrap(), r#"["000007.2","eval-000020.3"]"#);
+        let chunk = |number, chunk| JobName::Rollout { number, chunk };
+        let continues = |job: JobName| job.is_or_continues(chunk(7, 1));
+        assert!(continues(chunk(7, 1)) && continues(chunk(7, 2)));
+        assert!(!continues(chunk(7, 0)) && !continues(chunk(8, 1)) && !continues(evaluation));
+        assert!(evaluation.is_or_continues(evaluation) && !evaluation.is_or_continues(rollout));
+        let longest = "x".repeat(64);
+        assert_eq!(WorkerName::new(&longest).unwrap().as_str(), longest);
+        let refused = "\"a b\" cannot name a worker: use 1 to 64 letters, digits, - and _";
+        assert_eq!(WorkerName::try_from("a b".to_owned()), Err(refused.to_owned()));
+        let profiles = ["fast".to_owned(), "long".to_owned()];
+        assert!(takes(&[], "any") && takes(&profiles, "long") && !takes(&profiles, "any"));
+    }
+
+    /// The hashes of today: other ones would keep runs of before from being resumed.
+    #[test]
+    fn lineages_are_these_hashes() {
+        let hex = |text: &[u8]| Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let (one, digest) = (Lineage([1; 16]), BatchDigest([2; 32]));
+        let lengths = [&3u64.to_le_bytes()[..], b"abc", &0u64.to_le_bytes()].concat();
+        assert_eq!(Lineage::origin(&[b"abc", b""]).to_string(), hex(&lengths)[..32]);
+        assert_eq!(one.after(&digest).to_string(), hex(&[&[1; 16][..], &[2; 32]].concat())[..32]);
+        let continued = [&[1; 16][..], b"continued", &5u64.to_le_bytes()].concat();
+        assert_eq!(one.of_result(Some(5)).to_string(), hex(&continued)[..32]);
+        assert_eq!(one.of_result(None), one);
+        assert_eq!(format!("{one:?}"), "01".repeat(16));
+        let result = JobResult {
+            job: JobName::Rollout { number: 1, chunk: 0 },
+            lineage: one,
+            worker: WorkerName::new("a").unwrap(),
+            answer: Answer { fingerprint: 9, more: true },
+            bytes: b"xyz".to_vec(),
+        };
+        let content = [&[8][..], b"000001.0", &[1], &3u64.to_le_bytes(), b"xyz"].concat();
+        assert_eq!(BatchDigest::of(&[result]).0[..], Sha256::digest(content)[..]);
+        for bad in ["01".repeat(15), "01".repeat(17), "0g".repeat(16), "é1".repeat(11) + "é", "é".repeat(16)] {
+            let why = Lineage::try_from(bad.clone()).unwrap_err();
+            assert_eq!(why, format!("{bad:?} is no lineage: 32 hexadecimal digits"));
+        }
+        let text: String = (0u8..16).map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(Lineage::try_from(text).unwrap().0, std::array::from_fn::<u8, 16, _>(|i| i as u8));
+        assert_eq!(Answer::of(b"x"), Answer { fingerprint: XxHash3_64::oneshot(b"x"), more: false });
+    }
 }

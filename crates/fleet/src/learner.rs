@@ -305,9 +305,12 @@ impl<E: Exchange> Learner<E> {
                 self.exchange.discard(&worker, job)?;
             }
             Action::Kill(worker) => {
-                self.counts.killed += 1;
-                let limit = self.coordinator.plan().stale_after_ms / 1000;
-                self.steps.push_back(Step::Warning(format!("worker {worker} stands still for {limit} s: killed")));
+                // An expelled worker does not stand still.
+                if self.coordinator.expelled().all(|expelled| *expelled != worker) {
+                    self.counts.killed += 1;
+                    let limit = self.coordinator.plan().stale_after_ms / 1000;
+                    self.steps.push_back(Step::Warning(format!("worker {worker} stands still for {limit} s: killed")));
+                }
                 self.exchange.kill(&worker)?;
             }
             Action::SyncBatch(batch, jobs) => {
@@ -507,3 +510,6 @@ impl<E: Exchange + Send + 'static> Drop for LearnerHandle<E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

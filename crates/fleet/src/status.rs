@@ -183,3 +183,6 @@ fn read_as<T>(
     let read = parse(&bytes).map_err(|why| unreadable.push(format!("{}: {why}", path.display())));
     Ok(read.ok())
 }
+
+#[cfg(test)]
+mod tests;

@@ -225,3 +225,6 @@ pub fn watch_parent(grace: Duration, gone: impl FnOnce() + Send + 'static) -> bo
     };
     std::thread::Builder::new().name("supervisor".to_owned()).spawn(watch).is_ok()
 }
+
+#[cfg(test)]
+mod tests;

@@ -301,3 +301,6 @@ impl<'s, 'a> Shift<'s, 'a> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

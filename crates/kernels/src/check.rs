@@ -239,4 +239,53 @@ mod tests {
         assert!(directional_error(&x, &spoiled, f) > 1e-5);
         assert!(directional_error(&x, &[f64::NAN; 7], f).is_nan());
     }
+
+    #[test]
+    fn errors_are_relative_to_what_is_expected() {
+        assert_eq!(relative_error(&[3.0, 4.0], &[0.0, 0.0]), 5.0);
+        assert_eq!(relative_error(&[6.0, 12.0], &[3.0, 8.0f32]), 5.0 / 73f64.sqrt());
+        assert_eq!(relative_error::<f64, f64>(&[], &[]), 0.0);
+        assert!(relative_error(&[1.0, f64::NAN], &[1.0, 1.0]).is_nan());
+        assert!(std::panic::catch_unwind(|| relative_error(&[1.0], &[1.0, 2.0])).is_err());
+        assert!(std::panic::catch_unwind(|| directional_error(&[1.0], &[1.0, 2.0], |_| 0.0)).is_err());
+        // A gradient of 0 is right where nothing changes.
+        assert_eq!(directional_error(&[1.0, 2.0], &[0.0, 0.0], |_| 3.0), 0.0);
+    }
+
+    #[test]
+    fn flushed_numbers_compute_with_zeros_for_denormals() {
+        let (tiny, half) = (Flushed(f32::MIN_POSITIVE), Flushed(f32::MIN_POSITIVE / 2.0));
+        assert_eq!((tiny + tiny, half + tiny, tiny - half), (Flushed(2.0 * tiny.0), tiny, tiny));
+        assert_eq!((tiny * Flushed(0.5), tiny * Flushed(2.0), -tiny), (Flushed(0.0), tiny + tiny, Flushed(-tiny.0)));
+        assert_eq!(Flushed(3.0).mul_add(Flushed(5.0), Flushed(7.0)), Flushed(22.0));
+        assert_eq!(Flushed(10.0) - Flushed(4.0), Flushed(6.0));
+        let mut sum = Flushed(1.0);
+        sum += Flushed(2.5);
+        assert_eq!((sum, [sum, sum].into_iter().sum::<Flushed>()), (Flushed(3.5), Flushed(7.0)));
+        assert_eq!((Flushed::of(0.1), Flushed(0.5).f64()), (Flushed(0.1), 0.5));
+        assert_eq!(Flushed::values(&Flushed::all(&[1.0, -2.0])), [1.0, -2.0]);
+    }
+
+    #[test]
+    fn planted_numbers_are_of_four_kinds_by_row() {
+        let numbers = planted(3, 8, 50);
+        assert_eq!((numbers.len(), &numbers), (400, &planted(3, 8, 50)));
+        assert_ne!(numbers, planted(4, 8, 50));
+        assert!(
+            numbers.iter().all(|x| bf16::from_f32(*x).to_f32().to_bits() == x.to_bits()),
+            "bf16 can represent them"
+        );
+        let row = |row: usize| &numbers[row * 50..][..50];
+        let near = |x: f32, exponent: i32| (1e-4..10.0).contains(&(x.abs() / 2.0f32.powi(exponent)));
+        for first in [0, 4] {
+            assert!(row(first).iter().all(|&x| near(x, 0)));
+            assert!(row(first + 1).iter().all(|&x| near(x, -63)));
+            assert!(row(first + 2).iter().any(|x| x.is_subnormal()) && row(first + 2).iter().any(|&x| near(x, -100)));
+            assert!(row(first + 3).iter().all(|x| x.to_bits() == (-0.0f32).to_bits()));
+        }
+        let normal: Vec<f64> = normal(5, 20_000);
+        let mean = normal.iter().sum::<f64>() / 20_000.0;
+        let variance = normal.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 20_000.0;
+        assert!(mean.abs() < 0.03 && (variance - 1.0).abs() < 0.05, "{mean} {variance}");
+    }
 }

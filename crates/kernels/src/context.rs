@@ -216,3 +216,6 @@ pub(crate) fn count_matmul(m: usize, n: usize, k: usize, weight_bytes: usize) {
 pub fn counted() -> (u64, u64) {
     (FLOPS.get(), BYTES.get())
 }
+
+#[cfg(test)]
+mod tests;

@@ -248,4 +248,74 @@ mod tests {
         lease.release();
         assert_eq!(lease.renew(2), Some(2), "nobody shares cores any more");
     }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it locks files")]
+    fn lock_files_are_the_owners_alone_and_kept_by_the_next() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = scratch("files").join("below");
+        let tokens = CoreTokens::create(&dir, 0).unwrap();
+        assert_eq!(tokens.cores(), 1, "at least one");
+        let tokens = CoreTokens::create(&dir, 2).unwrap();
+        std::fs::write(dir.join("core-1"), "kept").unwrap();
+        assert_eq!(CoreTokens::create(&dir, 2).unwrap().cores(), 2);
+        let mut names: Vec<String> =
+            std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(names, ["core-0", "core-1", "gate"]);
+        assert_eq!(std::fs::read_to_string(dir.join("core-1")).unwrap(), "kept");
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&dir), mode(&dir.join("core-0")), mode(&dir.join("gate"))), (0o700, 0o600, 0o600));
+        // One core is had for any wish, and no more than are wished for.
+        for (wish, count) in [(0, 1), (1, 1), (2, 2), (9, 2)] {
+            assert_eq!(tokens.acquire(wish).unwrap().count(), count);
+        }
+        // Who waits at the gate comes before a second core for another.
+        let gate = File::open(dir.join("gate")).unwrap();
+        let held = std::thread::scope(|scope| {
+            gate.lock().unwrap();
+            let asks = scope.spawn(|| tokens.acquire(1).unwrap().count());
+            std::thread::yield_now();
+            gate.unlock().unwrap();
+            asks.join().unwrap()
+        });
+        assert_eq!(held, 1);
+        std::fs::remove_file(dir.join("core-1")).unwrap();
+        let message = tokens.acquire(2).unwrap_err().to_string();
+        let expected = format!(
+            "cores in {}: cannot be opened: No such file or directory (os error 2)",
+            dir.join("core-1").display()
+        );
+        assert_eq!(message, expected);
+        std::fs::remove_file(dir.join("gate")).unwrap();
+        assert!(tokens.acquire(1).unwrap_err().to_string().contains("gate: cannot be opened"));
+        std::fs::remove_dir_all(dir.parent().unwrap()).unwrap();
+        let message = CoreTokens::open(&dir).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            format!("cores in {}: holds no cores: its learner makes them when it starts", dir.display())
+        );
+        let file = scratch("file");
+        std::fs::write(&file, "").unwrap();
+        assert!(CoreTokens::create(&file.join("x"), 1).unwrap_err().to_string().contains("/x: cannot be made: "));
+        std::fs::remove_file(file).unwrap();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it locks files")]
+    fn a_turn_lasts_and_then_the_cores_are_reserved_anew() {
+        let dir = scratch("turn");
+        let mut lease = Lease::new(CoreTokens::create(&dir, 2).unwrap());
+        assert_eq!(lease.renew(1), Some(1));
+        let (held, _) = lease.held.take().unwrap();
+        // As if the turn lasted for long.
+        lease.held = Some((held, Instant::now() + Duration::from_secs(60)));
+        assert_eq!(lease.renew(2), None);
+        let (held, _) = lease.held.take().unwrap();
+        lease.held = Some((held, Instant::now().checked_sub(TURN).expect("a time that the system can name")));
+        assert_eq!(lease.renew(2), Some(2));
+        lease.release();
+        assert!(lease.held.is_none());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

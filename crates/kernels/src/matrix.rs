@@ -298,4 +298,67 @@ mod tests {
     fn rows_past_the_end_are_refused() {
         Matrix::zeros(&Memory::new(Device::Cpu), 4, 3).pack_rows(3, &[0.0; 6]);
     }
+
+    #[test]
+    fn layouts_are_those_of_the_dtype_on_every_device() {
+        for device in [Device::Cpu, Device::CpuChecked, Device::Cuda(0), Device::CudaEmulated, Device::Meta] {
+            assert_eq!(Layout::of(device, DType::Bf16), Layout::Pairs);
+            assert_eq!([DType::F32, DType::U32].map(|dtype| Layout::of(device, dtype)), [Layout::Panels; 2]);
+        }
+        // Row 35 is row 3 of the second panel; inputs 4 and 5 of 6 are the third pair.
+        assert_eq!(
+            (Layout::Panels.at(6, 35, 5), Layout::Pairs.at(6, 35, 5)),
+            (6 * 32 + 5 * 32 + 3, 6 * 32 + 2 * 64 + 7)
+        );
+        assert_eq!(
+            (Layout::Panels.at(6, 35, 4), Layout::Pairs.at(6, 35, 4)),
+            (6 * 32 + 4 * 32 + 3, 6 * 32 + 2 * 64 + 6)
+        );
+        let memory = Memory::new(Device::Cpu);
+        for (dtype, layout, name, shape) in [
+            (DType::F32, Layout::Panels, "Matrix([70, 6] Panels)", &[3, 6, 32][..]),
+            (DType::Bf16, Layout::Pairs, "Matrix([70, 6] Pairs)", &[3, 3, 32, 2]),
+        ] {
+            let matrix = Matrix::zeros_of(&memory, 70, 6, dtype);
+            assert_eq!((matrix.layout(), matrix.data().shape(), matrix.data().dtype()), (layout, shape, dtype));
+            assert_eq!((format!("{matrix:?}").as_str(), matrix.rows(), matrix.cols()), (name, 70, 6));
+        }
+    }
+
+    #[test]
+    fn any_rows_are_unpacked_on_either_device_in_either_layout() {
+        let (n, k) = (100, 70);
+        let data: Vec<f32> = (0..n * k).map(|i| (i % 251) as f32).collect();
+        for device in [Device::Cpu, Device::CpuChecked] {
+            let memory = Memory::new(device);
+            for dtype in [DType::F32, DType::Bf16] {
+                let mut matrix = Matrix::zeros_of(&memory, n, k, dtype);
+                matrix.pack_rows(0, &data[..40 * k]);
+                matrix.pack_rows(40, &data[40 * k..]);
+                for rows in [0..100, 0..32, 32..64, 31..33, 33..34, 64..100, 99..100, 5..5, 100..100] {
+                    assert_eq!(matrix.unpack_rows(rows.clone()), data[rows.start * k..rows.end * k], "{rows:?}");
+                }
+                // Moments of bf16 lie as the f32 weights do.
+                let mut moments = Matrix::zeros(&memory, n, k);
+                *moments.data_mut() = Tensor::zeros(&memory, moments.data().shape(), DType::Bf16);
+                moments.pack_rows(0, &data);
+                assert_eq!(moments.unpack_rows(20..90), data[20 * k..90 * k]);
+            }
+        }
+        let memory = Memory::new(Device::Cpu);
+        let says = |f: &dyn Fn()| {
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).expect_err("it was accepted");
+            panic.downcast_ref::<String>().cloned().unwrap()
+        };
+        let matrix = Matrix::zeros(&memory, 4, 3);
+        assert_eq!(says(&|| matrix.unpack_rows_into(2..5, &mut [0.0; 9])), "rows 2..5 of [4, 3] into 9");
+        assert_eq!(says(&|| matrix.unpack_rows_into(2..4, &mut [0.0; 7])), "rows 2..4 of [4, 3] into 7");
+        for (first, len, accepted) in
+            [(0, 12, true), (3, 3, true), (4, 0, true), (3, 4, false), (4, 3, false), (0, 2, false)]
+        {
+            let pack = || Matrix::zeros(&memory, 4, 3).pack_rows(first, &vec![1.0; len]);
+            let accepts = std::panic::catch_unwind(std::panic::AssertUnwindSafe(pack)).is_ok();
+            assert_eq!(accepts, accepted, "{len} numbers from row {first}");
+        }
+    }
 }

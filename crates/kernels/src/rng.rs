@@ -121,4 +121,49 @@ mod tests {
             assert_eq!(words.map(|w| w[j]), philox(key, counters.map(|c| c[j])));
         }
     }
+
+    #[test]
+    fn words_become_numbers_below_one() {
+        let expected = [0.0, 0.0, 2f32.powi(-24), 0.5, 1.0 - 2f32.powi(-24)];
+        assert_eq!([0, 255, 256, 1 << 31, u32::MAX].map(unit_f32), expected);
+        let cases = [(0, 2047), (0, 2048), (1, 0), (1 << 31, 0), (u32::MAX, u32::MAX)];
+        let expected = [0.0, 2f64.powi(-53), 2f64.powi(-32), 0.5, 1.0 - 2f64.powi(-53)];
+        assert_eq!(cases.map(|(hi, lo)| unit_f64(hi, lo)), expected);
+    }
+
+    const KEY: u64 = 0x0123_4567_89ab_cdef;
+    const ID: u64 = 0xfedc_ba98_7654_3210;
+    // Of another implementation, in Python.
+    const FIRST: [u64; 4] =
+        [0xaef2_adf7_f69b_5950, 0xec2a_b39f_4671_fd85, 0xd7bb_4a2f_b8f7_6c27, 0x93f3_ffb3_e57c_34a2];
+    const LATER: u64 = 0x0000_0005_0000_0007;
+    const THERE: u64 = 0x955e_faf8_2e84_ed9a;
+    const BELOW: [u64; 4] = [6, 0, 5, 577_941];
+    const SHUFFLED: [u32; 10] = [3, 2, 7, 0, 1, 5, 4, 9, 8, 6];
+
+    #[test]
+    fn a_stream_is_named_by_its_key_and_id() {
+        let stream = || Stream::new(KEY, ID);
+        let mut words = stream();
+        assert_eq!([0; 4].map(|_| words.next_u64()), FIRST);
+        let mut later = Stream { position: LATER, ..stream() };
+        assert_eq!((later.next_u64(), later.position), (THERE, LATER + 1));
+        let mut numbers = stream();
+        assert_eq!([10, 1, 6, 1_000_000].map(|n| numbers.below(n)), BELOW);
+        let fractions = FIRST.map(|bits| (bits >> 11) as f64 / 2f64.powi(53));
+        let mut numbers = stream();
+        assert_eq!([0; 4].map(|_| numbers.next_f64()), fractions);
+        let mut numbers = stream();
+        for pair in fractions.chunks(2) {
+            let expected = (-2.0 * (1.0 - pair[0]).ln()).sqrt() * (2.0 * std::f64::consts::PI * pair[1]).cos();
+            assert!((numbers.next_normal() - expected).abs() < 1e-12);
+        }
+        let mut items: Vec<u32> = (0..10).collect();
+        stream().shuffle(&mut items);
+        assert_eq!(items, SHUFFLED);
+        let mut one = [7];
+        stream().shuffle(&mut one);
+        stream().shuffle::<u32>(&mut []);
+        assert_eq!(one, [7]);
+    }
 }

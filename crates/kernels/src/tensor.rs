@@ -459,3 +459,6 @@ impl SlotWriter {
         self.publish_buffers(&buffers, contents, checksum)
     }
 }
+
+#[cfg(test)]
+mod tests;

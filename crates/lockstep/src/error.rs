@@ -142,4 +142,53 @@ mod tests {
         assert_eq!(paragraph(&quoted), "a.toml: no such file");
         assert!(!is_bad_input(&quoted) && is_bad_input(&Err::<(), _>(quoted).or_bad_input().unwrap_err()));
     }
+
+    #[test]
+    fn what_to_lower_depends_on_the_part_and_is_found_in_every_error() {
+        let lower = |part: &'static str| {
+            let text = paragraph(&kernels::Error::OutOfMemory { part, bytes: 3 }.into());
+            let (_, keys) = text.split_once(": lower ").unwrap_or_else(|| panic!("{text}"));
+            keys.split_once(" (`lockstep plan` shows what each part takes)").unwrap().0.to_owned()
+        };
+        assert_eq!(lower("kv cache"), "max_num_seqs, kv_cache_blocks or max_completion_length");
+        let batch = "max_tokens_per_micro_batch or max_num_seqs, or set gradient_checkpointing = true";
+        assert_eq!((lower("activations"), lower("workspace")), (batch.to_owned(), batch.to_owned()));
+        assert_eq!(lower("weights"), "the size of the model, or train an adapter (use_peft)");
+        let kernel = || kernels::Error::OutOfMemory { part: "weights", bytes: 3 };
+        let errors: [anyhow::Error; 5] = [
+            kernel().into(),
+            model::Error::Kernel(kernel()).into(),
+            train::Error::Kernel(kernel()).into(),
+            train::Error::Model(model::Error::Kernel(kernel())).into(),
+            rollout::Error::Kernel(kernel()).into(),
+        ];
+        for error in errors {
+            let text = paragraph(&error.context("a step"));
+            assert!(text.starts_with("a step: ") && text.contains("use_peft"), "{text}");
+        }
+        for other in [anyhow::Error::from(model::Error::Stopped), rollout::Error::Stopped.into(), anyhow::anyhow!("x")]
+        {
+            assert!(!paragraph(&other).contains("lower"), "{other}");
+        }
+    }
+
+    #[test]
+    fn lines_and_causes_become_one_paragraph() {
+        assert_eq!(one_line("a\n  b  \n\n c"), "a b c");
+        assert_eq!(one_line("it ended:\n| one\n| ^^\n| two"), "it ended:\n  | one | ^^\n  | two");
+        assert_eq!(one_line(""), "");
+        let error = Err::<(), _>(anyhow::anyhow!("inner")).context("middle").context("outer: inner").unwrap_err();
+        assert_eq!(paragraph(&error), "outer: inner: middle");
+        let named = Err::<(), _>(anyhow::anyhow!("inner").context("outer")).or_bad_input_in("file").unwrap_err();
+        assert_eq!((is_bad_input(&named), named.to_string()), (true, "file: outer: inner".to_owned()));
+        let unnamed = Err::<(), _>(anyhow::anyhow!("inner").context("outer")).or_bad_input().unwrap_err();
+        assert_eq!(unnamed.to_string(), "outer: inner");
+        assert_eq!(
+            (
+                Ok::<_, anyhow::Error>(3).or_bad_input().unwrap(),
+                Ok::<_, anyhow::Error>(4).or_bad_input_in("f").unwrap()
+            ),
+            (3, 4)
+        );
+    }
 }

@@ -224,4 +224,45 @@ mod tests {
         OutFile::new("--out", &long, false, &[]).unwrap().write(b"x").unwrap();
         assert!(OutFile::new("--out", Path::new("/proc/o"), false, &[]).is_err());
     }
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("data")).unwrap();
+        fs::write(at("data/d.jsonl"), "rows").unwrap();
+        fs::write(at("other"), "other").unwrap();
+        let said = |path: &Path, overwrite, inputs: &[Input<'_>]| {
+            refusal(path, overwrite, inputs).replace(&dir.path().display().to_string(), "DIR")
+        };
+        assert_eq!(said(Path::new("-"), true, &[]), "--out -: give a file (/dev/stdout is standard output)");
+        let no_file =
+            ["DIR/data", "DIR/none/o"].map(|name| format!("--out {name}: not a file in a directory that exists"));
+        assert_eq!([said(&at("data"), true, &[]), said(&at("none/o"), true, &[])], no_file);
+        let other = "--out DIR/other: exists: give another file, or --overwrite to replace it";
+        assert_eq!(said(&at("other"), false, &[]), other);
+        let data = at("data");
+        let (read, kept) = ([Input::Data(&data)], [Input::Kept(&data)]);
+        let words =
+            "--out DIR/data/d.jsonl: is what is read (DIR/data): give another file, or --overwrite to replace it";
+        assert_eq!(said(&at("data/d.jsonl"), false, &read), words);
+        let words = "--out DIR/data/d.jsonl: is a file of DIR/data, which is read: no result is written over it";
+        assert_eq!(said(&at("data/d.jsonl"), true, &kept), words);
+        assert_eq!(said(&at("data/d.jsonl"), false, &kept), words);
+        fs::create_dir(at("data/below")).unwrap();
+        fs::write(at("data/below/x"), "deep").unwrap();
+        let deep = said(&at("data/below/x"), true, &kept);
+        assert_eq!(deep, words.replace("d.jsonl", "below/x"));
+        // Data may be replaced if that is asked for; what is no input may be, too; a new file is always welcome.
+        assert!(OutFile::new("--out", &at("data/d.jsonl"), true, &read).is_ok());
+        assert!(OutFile::new("--out", &at("other"), true, &kept).is_ok());
+        assert!(OutFile::new("--out", &at("data/new"), false, &kept).is_ok());
+        let out = OutFile::new("--out", &at("gone/../data/o"), false, &[]);
+        assert!(out.is_err(), "a directory on the way is missing");
+        let out = OutFile::new("--out", &at("data/o"), false, &[]).unwrap();
+        fs::remove_dir_all(&data).unwrap();
+        let failed = format!("{:#}", out.write(b"x").unwrap_err());
+        let place = data.canonicalize().unwrap_or(data.clone());
+        assert!(failed.starts_with(&format!("cannot write {}", place.join("o").display())), "{failed}");
+    }
 }

@@ -71,3 +71,35 @@ pub fn is_stopped(error: &anyhow::Error) -> bool {
             || matches!(cause.downcast_ref(), Some(train::Error::Model(model::Error::Stopped)))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_clones_share_one_request() {
+        let signal = StopSignal::new();
+        let (clone, flag) = (signal.clone(), signal.flag());
+        assert!(!signal.is_requested() && signal.check().is_ok());
+        clone.request();
+        assert!(signal.is_requested() && flag.load(Ordering::Relaxed));
+        assert_eq!(signal.check().unwrap_err().to_string(), "stopped as asked");
+        assert!(!StopSignal::new().is_requested());
+    }
+
+    #[test]
+    fn a_stop_is_told_from_a_failure() {
+        let stopped: [anyhow::Error; 4] = [
+            Stopped.into(),
+            rollout::Error::Stopped.into(),
+            model::Error::Stopped.into(),
+            train::Error::Model(model::Error::Stopped).into(),
+        ];
+        for error in stopped {
+            assert!(is_stopped(&error) && is_stopped(&error.context("a step")));
+        }
+        assert!(!is_stopped(&anyhow::anyhow!("stopped as asked")));
+        let memory = model::Error::Kernel(kernels::Error::OutOfMemory { part: "weights", bytes: 1 });
+        assert!(!is_stopped(&train::Error::Model(memory).into()));
+    }
+}

@@ -62,3 +62,67 @@ impl ModelAssets {
         Ok(ModelAssets { config: Arc::new(self.config.computing_in(dtype)?), ..self })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokenizer::SpecialTokens;
+    use serde_json::{Value, json};
+
+    /// A model directory without weights, whose configuration has these further fields.
+    fn directory(fields: Value, pad: Option<&str>) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let special = SpecialTokens { pad: pad.map(str::to_owned), eos: Some("#".into()), ..SpecialTokens::default() };
+        Tokenizer::characters("abc".chars(), &special).unwrap().save(dir.path()).unwrap();
+        let mut config = json!({"model_type": "llama", "hidden_size": 4, "intermediate_size": 3,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 5, "eos_token_id": 3, "pad_token_id": 2});
+        config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        dir
+    }
+
+    fn refused(fields: Value, head: Head) -> String {
+        ModelAssets::load(directory(fields, None).path(), head).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn a_directory_is_loaded_for_the_head_that_is_needed() {
+        let scores = |labels: usize| {
+            let names: serde_json::Map<_, _> = (0..labels).map(|l| (l.to_string(), json!("x"))).collect();
+            json!({"architectures": ["LlamaForSequenceClassification"], "id2label": names})
+        };
+        let dir = directory(json!({}), None);
+        std::fs::write(dir.path().join("chat_template.jinja"), "hi").unwrap();
+        let lm = ModelAssets::load(dir.path(), Head::Lm).unwrap();
+        assert_eq!((lm.config.head, lm.config.pad_token_id, lm.head_is_new), (Head::Lm, Some(2), false));
+        assert_eq!((lm.eos_ids, lm.tokenizer.vocab_size()), (vec![0, 3], 4));
+        assert_eq!(lm.chat.unwrap().source(), "hi");
+        // A new head; the padding token is the tokenizer's, or else its end token.
+        for (pad, id) in [(None, 0), (Some("c"), 0)] {
+            let new = ModelAssets::load(directory(json!({}), pad).path(), Head::Score(1)).unwrap();
+            assert_eq!((new.config.head, new.config.pad_token_id, new.head_is_new), (Head::Score(1), Some(id), true));
+            assert_eq!((&new.config.raw["pad_token_id"], new.chat.is_some()), (&json!(id), false));
+        }
+        for (labels, head) in [(1, Head::Score(1)), (3, Head::Score(3)), (3, Head::Score(2))] {
+            let own = ModelAssets::load(directory(scores(labels), None).path(), head).unwrap();
+            assert_eq!((own.config.head, own.head_is_new), (Head::Score(labels), false));
+        }
+        let three = refused(scores(3), Head::Score(1));
+        assert!(three.ends_with("config.json: is of a model with 3 labels; a reward model has one"), "{three}");
+        let lm = refused(scores(1), Head::Lm);
+        let why = "is of a model that gives scores (…ForSequenceClassification); here a language model is needed";
+        assert!(lm.ends_with(&format!("config.json: {why}")), "{lm}");
+        let small = refused(json!({"vocab_size": 3}), Head::Lm);
+        assert!(small.contains("the vocabulary has ids up to 3"), "{small}");
+        let even = ModelAssets::load(directory(json!({"intermediate_size": 6}), None).path(), Head::Lm).unwrap();
+        assert_eq!(even.computing_in(DType::Bf16).unwrap().config.compute, DType::Bf16);
+        let odd = ModelAssets::load(directory(json!({}), None).path(), Head::Lm).unwrap();
+        assert!(odd.computing_in(DType::Bf16).is_err());
+        // A file that differs from what was written with the others is not used.
+        crate::io::FileList::of(dir.path(), 1).unwrap().write(dir.path()).unwrap();
+        assert!(ModelAssets::load(dir.path(), Head::Lm).is_ok());
+        std::fs::write(dir.path().join("chat_template.jinja"), "ho").unwrap();
+        let error = ModelAssets::load(dir.path(), Head::Lm).err().unwrap().to_string();
+        assert!(error.contains("chat_template.jinja: is not the file that was written with the others"), "{error}");
+    }
+}

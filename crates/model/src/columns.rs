@@ -153,4 +153,26 @@ mod tests {
         columns.set(OLD_LOGPS, vec![-2.0]);
         assert_eq!((columns.old_logps(), columns.ref_logps()), (Some(&[-2.0][..]), None));
     }
+
+    #[test]
+    fn columns_are_found_by_name_and_kind() {
+        let mut columns = Columns::of([(VALUES, vec![1.0, 2.0]), (RETURNS, vec![3.0, 4.0])]);
+        assert_eq!(columns.iter().map(|(name, _)| name).collect::<Vec<_>>(), [RETURNS, VALUES], "by name");
+        assert_eq!((columns.f32(VALUES), columns.f32(RETURNS)), (Some(&[1.0, 2.0][..]), Some(&[3.0, 4.0][..])));
+        assert_eq!((columns.old_logps(), columns.sampler_logps()), (None, None));
+        columns.set(REF_LOGPS, vec![-1.0]);
+        assert_eq!(columns.ref_logps(), Some(&[-1.0][..]));
+        columns.insert(TOP_LOGPS, Column { width: 2, values: Values::F32(vec![0.0; 4]) });
+        columns.insert("ids", Column { width: 1, values: Values::U32(vec![5; 3]) });
+        assert_eq!((columns.f32(TOP_LOGPS), columns.f32("ids")), (None, None), "of another width, of another kind");
+        let tokens = |width, values| Column { width, values }.tokens();
+        assert_eq!(tokens(2, Values::F32(vec![0.0; 6])), 3);
+        assert_eq!(tokens(3, Values::U32(vec![0; 6])), 2);
+        assert_eq!(tokens(0, Values::U32(vec![])), 0);
+        let removed = columns.remove("ids").unwrap();
+        assert_eq!((removed.tokens(), columns.remove("ids")), (3, None));
+        assert_eq!(columns.get("ids"), None);
+        columns.set(VALUES, vec![9.0]);
+        assert_eq!((columns.f32(VALUES), columns.iter().count()), (Some(&[9.0][..]), 4));
+    }
 }

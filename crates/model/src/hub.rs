@@ -212,4 +212,52 @@ mod tests {
         assert!(error.contains("does not exist"), "{error}");
         assert!(!is_hub_id("data/train.jsonl") && !is_hub_id("modle") && is_hub_id("Qwen/Qwen2.5-0.5B"));
     }
+
+    #[test]
+    fn ids_are_an_organisation_and_a_name() {
+        for id in ["a/b", "Qwen/Qwen2.5-0.5B", "org_1/name.v2", "org/model.json.bin", "org/-", "org/x.txt"] {
+            assert_eq!(is_hub_id(id), !id.ends_with("/-"), "{id}");
+        }
+        let no_ids = ["", "a", "a/", "/b", "a/b/c", ".a/b", "a/.b", "-a/b", "a b/c", "a/b c", "a/ü", "a//b", "~/b"];
+        assert!(no_ids.into_iter().chain(["o/d.json", "o/d.jsonl", "o/d.parquet"]).all(|name| !is_hub_id(name)));
+    }
+
+    #[test]
+    fn what_is_not_there_is_told_with_its_kind() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = dir.path().join("hub");
+        let hub = |offline| Hub { cache: cache.clone(), offline };
+        let here = dir.path().to_str().unwrap();
+        for (kind, noun, folder) in [(HubKind::Model, "model", "models"), (HubKind::Dataset, "dataset", "datasets")] {
+            let error = |hub: &Hub, name: &str| locate_on(hub, name, kind).unwrap_err().to_string();
+            assert_eq!(locate_on(&hub(true), here, kind).unwrap(), dir.path(), "a path is taken as it is");
+            let missing = format!("the {noun} no/such/file does not exist: no such file or directory");
+            assert_eq!(error(&hub(true), "no/such/file"), missing);
+            let place = cache.display();
+            let offline = format!(
+                "the {noun} org/name is neither a path nor in the Hub cache ({place}), and HF_HUB_OFFLINE forbids to \
+                 fetch it"
+            );
+            assert_eq!(error(&hub(true), "org/name"), offline);
+            #[cfg(not(feature = "hub"))]
+            {
+                let flag = if kind == HubKind::Dataset { " --repo-type dataset" } else { "" };
+                let without = format!(
+                    "the {noun} org/name is neither a path nor in the Hub cache ({place}), and this program was built \
+                     without the feature `hub`: `hf download org/name{flag}` puts it there"
+                );
+                assert_eq!(error(&hub(false), "org/name"), without);
+            }
+            let repository = hub(true).repository("org/name", kind);
+            assert_eq!(repository, cache.join(format!("{folder}--org--name")));
+            // A reference to nothing, to what is not there, and to a snapshot.
+            std::fs::create_dir_all(repository.join("refs")).unwrap();
+            std::fs::create_dir_all(repository.join("snapshots/abc")).unwrap();
+            for (reference, found) in [("", false), ("\n", false), ("abd", false), ("abc\n", true)] {
+                std::fs::write(repository.join("refs/main"), reference).unwrap();
+                let expected = found.then(|| repository.join("snapshots/abc"));
+                assert_eq!(hub(true).find("org/name", kind).ok(), expected, "{reference:?}");
+            }
+        }
+    }
 }

@@ -71,4 +71,54 @@ mod tests {
         assert_eq!(tensor("model.layers.0.self_attn.q_norm.weight", 1, 0.02, 0.0, 1), [0.0]);
         assert_eq!(tensor("model.layers.0.self_attn.q_proj.bias", 1, 0.02, 1.0, 1), [0.0]);
     }
+
+    struct Held(Vec<(crate::io::TensorSpec, Vec<f32>)>);
+
+    impl TensorSink for Held {
+        fn tensors(&self) -> Vec<crate::io::TensorSpec> {
+            self.0.iter().map(|(spec, _)| spec.clone()).collect()
+        }
+        fn put(&mut self, name: &str, data: &[f32]) -> Result<()> {
+            self.0.iter_mut().find(|(spec, _)| spec.name == name).unwrap().1 = data.to_vec();
+            Ok(())
+        }
+    }
+
+    /// Kaiming with a = √5 is uniform in ±1/√K.
+    #[test]
+    fn a_new_adapter_is_uniform_within_its_bound() {
+        let spec = |name: &str, shape: [usize; 2]| {
+            (crate::io::TensorSpec { name: name.into(), shape: shape.to_vec() }, vec![])
+        };
+        let of = |seed: u64| {
+            let mut held = Held(vec![
+                spec("q.lora_A.weight", [64, 16]),
+                spec("q.lora_B.weight", [5, 64]),
+                spec("v.lora_A.weight", [2, 400]),
+            ]);
+            adapter(seed, &mut held).unwrap();
+            held.0.into_iter().map(|(_, data)| data).collect::<Vec<_>>()
+        };
+        let [q, b, v] = &of(3)[..] else { panic!("three tensors") };
+        assert!(b.is_empty(), "B stays 0");
+        for (data, len, bound) in [(q, 1024, 0.25), (v, 800, 0.05)] {
+            let (least, most) = data.iter().fold((0.0_f32, 0.0_f32), |(a, b), &x| (a.min(x), b.max(x)));
+            let mean = data.iter().sum::<f32>() / len as f32;
+            assert_eq!(data.len(), len);
+            assert!(least >= -bound && most < bound && least < -0.97 * bound && most > 0.97 * bound, "{least} {most}");
+            assert!(mean.abs() < 0.06 * bound, "{mean}");
+        }
+        assert_eq!(q[0], {
+            let mut stream = Stream::new(3, fnv1a("q.lora_A.weight"));
+            ((2.0 * stream.next_f64() - 1.0) / 4.0) as f32
+        });
+        assert!(of(3)[0] == *q && of(4)[0] != *q);
+    }
+
+    #[test]
+    fn names_have_the_hash_that_the_authors_publish() {
+        assert_eq!(fnv1a(""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a("a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv1a("foobar"), 0x8594_4171_f739_67e8);
+    }
 }

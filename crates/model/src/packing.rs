@@ -213,4 +213,34 @@ mod tests {
         let [one] = &micro_batches(&groups, 100, true)[..] else { panic!("one micro-batch") };
         assert_eq!((one.capacity().tokens, one.batch(true).groups), (8, vec![0, 4, 8]));
     }
+
+    #[test]
+    fn groups_are_checked_and_measured() {
+        let json = r#"{"model_type": "llama", "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "vocab_size": 10}"#;
+        let config = ModelConfig::parse(json).unwrap();
+        let of = |prompt: &'static [u32], completions: &[&'static [u32]]| PromptGroup {
+            prompt,
+            completions: completions.to_vec(),
+        };
+        let good = of(A, &[&[9], &[], &[0, 9]]);
+        assert!(check_groups(&config, &[good.clone(), of(B, &[&[]])]).is_ok() && check_groups(&config, &[]).is_ok());
+        let error = |group: PromptGroup<'_>| match check_groups(&config, &[good.clone(), group]) {
+            Err(Error::Sequence { index, message }) => (index, message),
+            other => panic!("{other:?}"),
+        };
+        let outside = |id: u32| format!("token {id} is not in the vocabulary of 10");
+        assert_eq!(error(of(&[1, 10], &[&[3]])), (3, outside(10)));
+        assert_eq!(error(of(A, &[&[3], &[4, 11, 12]])), (4, outside(11)));
+        let empty = "the prompt has no token; give it at least the one that starts a text".to_owned();
+        assert_eq!(error(of(&[], &[&[3]])), (3, empty));
+
+        assert_eq!((longest(&[]), longest(&[of(&[], &[&[]])])), (1, 1));
+        assert_eq!(longest(&[of(B, &[&[1, 2]]), of(A, &[&[], &[1, 2], &[1]]), of(A, &[&[3]])]), 5);
+        assert_eq!((followed(A, &[7, 8]), followed(A, &[]), followed(&[], &[])), (vec![7, 8, 8], vec![3], vec![]));
+        let left = good.left_out();
+        assert_eq!((left.prompt, left.completions), (A, vec![&[][..]; 3]));
+        assert_eq!(good.capacity(true), Capacity { tokens: 4, blocks: 2, score_rows: 3 });
+        assert_eq!(good.capacity(false), Capacity { tokens: 7, blocks: 2, score_rows: 3 });
+    }
 }

@@ -269,3 +269,6 @@ impl AdaptedWeights {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -259,3 +259,6 @@ pub fn strip_padding(ids: &mut Vec<u32>, pad: Option<u32>) {
         ids.pop();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -90,4 +90,51 @@ mod tests {
         assert!(a.is_empty() && b.is_empty());
         assert!(pool.take().is_some() && pool.take().is_some() && pool.take().is_none());
     }
+
+    #[test]
+    fn pages_are_taken_the_last_freed_first_and_new_ones_in_order() {
+        let mut pool = BlockPool::new(4, false);
+        assert_eq!(pool.available(), 4);
+        let mut taken: Vec<u32> = (0..3).map(|_| pool.take().unwrap()).collect();
+        assert_eq!((&taken[..], pool.available()), (&[0, 1, 2][..], 1));
+        pool.release(&mut taken);
+        assert_eq!(pool.available(), 4);
+        let again: Vec<u32> = (0..4).map(|_| pool.take().unwrap()).collect();
+        assert_eq!((&again[..], pool.available(), pool.take()), (&[0, 1, 2, 3][..], 0, None));
+        pool.release(&mut vec![2, 0]);
+        assert_eq!((pool.take(), pool.take()), (Some(2), Some(0)), "a sequence's last pages first");
+    }
+
+    #[test]
+    fn cached_pages_are_taken_after_all_others_and_can_be_found_until_then() {
+        use crate::models::ModelVersion;
+        use crate::prefix::ROOT;
+        let model = ModelVersion { base: 0, adapter: None };
+        let tokens = |page: u32| [page; model::kv::BLOCK];
+        let mut pool = BlockPool::new(4, true);
+        let mut pages: Vec<u32> = (0..3).map(|_| pool.take().unwrap()).collect();
+        for &page in &pages[..2] {
+            pool.prefix.insert(page, ROOT, model, &tokens(page));
+        }
+        let mut other = vec![pool.share(1)];
+        pool.release(&mut pages);
+        assert_eq!(pool.available(), 3, "page 1 is still used");
+        let find = |pool: &BlockPool, page: u32| pool.prefix.find(ROOT, model, &tokens(page)).map(|found| found.0);
+        assert_eq!((find(&pool, 0), find(&pool, 1), find(&pool, 2)), (Some(0), Some(1), None));
+        // Used again, a waiting page is not free.
+        let mut found = vec![pool.share(0)];
+        assert_eq!((pool.available(), pool.holders[0]), (2, 1));
+        pool.release(&mut found);
+        assert_eq!((pool.take(), pool.take(), pool.take(), pool.take()), (Some(2), Some(3), Some(0), None));
+        assert_eq!((find(&pool, 0), find(&pool, 1)), (None, Some(1)), "what was taken is forgotten");
+        pool.release(&mut vec![0, 2]);
+        pool.release(&mut other);
+        assert_eq!(pool.available(), 3);
+        // Nothing is found any more, and every page is free all the same; of used pages, too.
+        pool.prefix.insert(3, ROOT, model, &tokens(3));
+        pool.forget();
+        assert_eq!((find(&pool, 1), find(&pool, 3), pool.available()), (None, None, 3));
+        pool.release(&mut vec![3]);
+        assert_eq!((pool.available(), pool.prefix.unheld()), (4, 0));
+    }
 }

@@ -83,3 +83,6 @@ impl EngineConfig {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -169,4 +169,72 @@ mod tests {
         assert!(cost.seconds(1).unwrap() < 2.0 * before);
         assert!(cost.of_row(8) < cost.of_row(1));
     }
+
+    #[test]
+    fn a_line_needs_some_steps_of_some_sizes() {
+        let mut cost = StepCost::default();
+        for n in 1..=9 {
+            assert_eq!(cost.seconds(3), None, "{n}");
+            cost.observe(if n % 2 == 0 { 1 } else { 5 }, if n % 2 == 0 { 3.0 } else { 7.0 });
+        }
+        // Seconds are 2 and one for each row.
+        assert!((cost.seconds(3).unwrap() - 5.0).abs() < 1e-9 && (cost.seconds(1).unwrap() - 3.0).abs() < 1e-9);
+        assert!((f64::from(cost.of_row(1)) - 1.0 / 3.0).abs() < 1e-6, "one of three seconds");
+        assert!((f64::from(cost.of_row(4)) - 1.0 / 6.0).abs() < 1e-6, "one of six");
+        let line = cost.line;
+        for rows in [0, ROWS + 1] {
+            cost.observe(rows, 100.0);
+            assert_eq!(cost.line, line, "{rows} rows");
+        }
+        // An interrupted step counts as twice what was expected.
+        let (mut long, mut twice) = (cost, cost);
+        long.observe(5, 1000.0);
+        twice.observe(5, 14.0);
+        assert!((long.seconds(5).unwrap() - twice.seconds(5).unwrap()).abs() < 1e-9);
+        cost.observe(ROWS, 18.0);
+        assert!((cost.seconds(3).unwrap() - 5.0).abs() < 1e-9);
+        // More rows never take less time, and no step takes less than none.
+        let mut falling = StepCost::default();
+        (0..20).for_each(|n| falling.observe(1 + 4 * (n % 2), 7.0 - (n % 2) as f64));
+        assert!((falling.line.unwrap().1, falling.of_row(3)) == (0.0, 0.0) && falling.seconds(1).unwrap() > 6.0);
+        let mut steep = StepCost::default();
+        (0..20).for_each(|n| steep.observe(1 + 4 * (n % 2), (n % 2) as f64));
+        assert_eq!(steep.line.unwrap().0, 0.0);
+        let nothing = StepCost { line: Some((0.0, 0.0)), ..StepCost::default() };
+        assert_eq!((nothing.of_row(1), StepCost::default().of_row(2)), (0.125, (0.125 / 1.125) as f32));
+    }
+
+    #[test]
+    fn credit_is_gained_by_steps_without_and_by_draft_tokens_that_were_right() {
+        let mut balance = Balance::default();
+        assert_eq!((balance.without(2), balance.allows(2), balance.credit), (None, false, 0.0));
+        balance.observe(2, Some(5), 1.0);
+        assert_eq!((balance.without(2), balance.credit), (None, 0.0), "nothing to compare with");
+        balance.observe(2, None, 1.0);
+        assert_eq!((balance.without(2), balance.without(1), balance.credit), (Some(1.0), None, 0.015));
+        assert!(balance.allows(2) && !balance.allows(1) && !balance.allows(SEQUENCES + 1));
+        // Three tokens of two sequences in 1.25 s: half a step is gained, and a quarter lost.
+        balance.observe(2, Some(3), 1.25);
+        assert!((balance.credit - (0.015 + 1.5 - 1.25)).abs() < 1e-12);
+        balance.observe(2, Some(4), 1.0);
+        assert_eq!(balance.credit, 0.5, "half a step at most");
+        balance.observe(2, Some(2), 2.0);
+        assert!((balance.credit - (0.5 + 1.0 - 2.0)).abs() < 1e-12 && !balance.allows(2));
+        // Of an interrupted step four times the expected time count, and in the mean twice.
+        balance.credit = 0.0;
+        balance.observe(2, Some(2), 100.0);
+        assert!((balance.credit - (1.0 - 4.0)).abs() < 1e-12);
+        balance.credit = 0.0;
+        balance.observe(2, None, 100.0);
+        assert!((balance.without(2).unwrap() - (1.0 + 1.0 / 16.0)).abs() < 1e-12);
+        assert!((balance.credit - 0.015 * 4.0).abs() < 1e-12);
+        balance.observe(2, None, 1.0 / 16.0);
+        assert!((balance.without(2).unwrap() - (1.0625 - 1.0 / 16.0)).abs() < 1e-12);
+        // More sequences than draft tokens are guessed for change nothing.
+        let before = balance.credit;
+        balance.observe(SEQUENCES + 1, None, 1.0);
+        assert_eq!(balance.credit, before);
+        balance.observe(SEQUENCES, None, 8.0);
+        assert_eq!(balance.without(SEQUENCES), Some(8.0));
+    }
 }

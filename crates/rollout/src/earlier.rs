@@ -139,4 +139,41 @@ mod tests {
         // An id that the model does not have would be a row beyond its embedding.
         assert_eq!(Earlier::of_bytes(&bytes, 13).texts.len(), 3);
     }
+
+    #[test]
+    fn a_text_that_fits_to_the_last_token_is_kept() {
+        for (more, kept) in [(0, true), (1, false)] {
+            let mut earlier = Earlier::default();
+            earlier.remember(&[1], [&[2][..]].into_iter());
+            let room = TOKENS - (2 + BESIDE) - BESIDE - 1;
+            earlier.remember(&[3], [&vec![4; room + more][..]].into_iter());
+            assert_eq!((said(&earlier, &[3]).is_some(), said(&earlier, &[1]).is_some()), (kept, true));
+            assert_eq!(earlier.tokens, if kept { TOKENS } else { 2 + BESIDE });
+        }
+        let mut earlier = Earlier::default();
+        earlier.remember(&[1], std::iter::empty());
+        assert!(earlier.texts.is_empty() && earlier.to_bytes().is_empty());
+        let prompt: Vec<u32> = (0..BEFORE as u32).collect();
+        earlier.remember(&prompt, [&[7][..], &[8]].into_iter());
+        assert_eq!(said(&earlier, &prompt).unwrap(), [&prompt[..], &[8]].concat(), "of equally long ones the last");
+    }
+
+    #[test]
+    fn keys_are_the_same_in_every_process() {
+        assert_eq!(key(&[]), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(key(&[u32::from(b'a')]), 0xaf63_dc4c_8601_ec8c, "FNV-1a of the ids, here those of the letter");
+        let letters: Vec<u32> = b"foobar".iter().map(|&b| u32::from(b)).collect();
+        assert_eq!(key(&letters), 0x8594_4171_f739_67e8);
+        let mut earlier = Earlier::default();
+        earlier.remember(&[5], [&[6, 7][..]].into_iter());
+        let key = key(&[5]);
+        let words = [MAGIC, key as u32, (key >> 32) as u32, 3, 5, 6, 7];
+        assert_eq!(earlier.to_bytes(), words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>());
+        assert_eq!(
+            Earlier::of_bytes(&earlier.to_bytes(), 7).texts.len(),
+            0,
+            "ids are below the size of the vocabulary"
+        );
+        assert_eq!(Earlier::of_bytes(&earlier.to_bytes(), 8).texts, earlier.texts);
+    }
 }

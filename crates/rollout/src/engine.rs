@@ -363,3 +363,6 @@ fn scheduler(config: &EngineConfig) -> Scheduler {
     };
     Scheduler::new(BlockPool::new(config.kv_blocks, config.prefix_caching), limits, config.speculative)
 }
+
+#[cfg(test)]
+mod tests;

@@ -100,3 +100,6 @@ impl StepInputs {
         sample::pack(self.device, sampler::params(scheduler, draws), &mut self.packed);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -48,4 +48,20 @@ mod tests {
         assert_eq!(values(&all), [5.0, 2.0, 9.0, 3.0, 2.0, 4.0, 1.0 - 2.0 / 3.0]);
         assert_eq!(values(&all[2..]), [9.0, 9.0, 9.0, 0.0, 0.0, 0.0, 1.0]);
     }
+
+    #[test]
+    fn metrics_have_trls_names() {
+        let none: Vec<(String, f64)> = length_metrics([].iter());
+        let expected = [
+            "completions/mean_length",
+            "completions/min_length",
+            "completions/max_length",
+            "completions/mean_terminated_length",
+            "completions/min_terminated_length",
+            "completions/max_terminated_length",
+            "completions/clipped_ratio",
+        ];
+        assert_eq!(none.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), expected);
+        assert_eq!(none.iter().map(|(_, value)| *value).collect::<Vec<_>>(), [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]);
+    }
 }

@@ -201,3 +201,6 @@ impl LogitRows {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

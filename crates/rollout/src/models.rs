@@ -82,3 +82,6 @@ impl<'a> Models<'a> {
         ModelView { weights, adapters: Adapters::of_sequences(adapters) }
     }
 }
+
+#[cfg(test)]
+mod tests;

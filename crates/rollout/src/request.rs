@@ -272,3 +272,6 @@ impl Detokenize for model::Tokenizer {
         model::Tokenizer::decode(self, ids, false).unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod tests;

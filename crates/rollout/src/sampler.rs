@@ -130,4 +130,19 @@ mod tests {
         let params = row_params(&sampling, (3 << 32) + 4, 2, &tokens, 10);
         assert_eq!((params.key, params.counter, params.history), (9, [3, 2, 4, 3], &tokens[..]));
     }
+
+    #[test]
+    fn every_parameter_of_a_request_is_that_of_its_rows() {
+        let sampling = SamplingParams {
+            temperature: 0.5,
+            top_k: 3,
+            top_p: 0.25,
+            min_p: 0.125,
+            repetition_penalty: 1.5,
+            ..SamplingParams::default()
+        };
+        let of = row_params(&sampling, 1, 0, &[4, 5], 2);
+        let found = (of.temperature, of.top_k, of.top_p, of.min_p, of.repetition_penalty);
+        assert_eq!((found, of.counter), ((0.5, 3, 0.25, 0.125, 1.5), [0, 0, 1, 0]));
+    }
 }

@@ -238,3 +238,6 @@ pub(crate) struct Sampled<'a> {
     /// The entropy of each draw that wants it; or empty.
     pub(crate) entropies: &'a [Option<f32>],
 }
+
+#[cfg(test)]
+mod tests;

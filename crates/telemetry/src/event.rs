@@ -386,4 +386,57 @@ mod tests {
         assert!("loud".parse::<Level>().unwrap_err().contains("error, warn, info or debug"));
         assert!(Level::Error < Level::Debug);
     }
+
+    #[test]
+    fn notes_alarms_and_findings_in_words() {
+        let quiet = Alarm { quiet: true, ..alarm(None) };
+        assert_eq!(quiet.to_string(), "note: truncated since step 7: all were cut");
+        let quiet = Alarm { subject: "math".into(), ..quiet };
+        assert_eq!(quiet.to_string(), "note: truncated (math) since step 7: all were cut");
+        let over = "alarm truncated (math) is over: it held from step 7 to step 12";
+        assert_eq!(Alarm { until: Some(12), ..quiet.clone() }.to_string(), over);
+        let plain = Alarm { quiet: false, examples: vec!["a".into(), "b".into()], ..quiet };
+        let words = "alarm truncated (math) since step 7: all were cut\n  | a\n  | b\n  what helps: a higher limit";
+        assert_eq!(plain.to_string(), words);
+        let finding = Finding {
+            id: "long_tail".into(),
+            says: "Few are long.".into(),
+            evidence: "3 of 9.".into(),
+            remedy: "a limit".into(),
+            steps: (2, 5),
+        };
+        let words = "finding long_tail, steps 2 to 5: Few are long. 3 of 9.\n  what helps: a limit";
+        assert_eq!(finding.to_string(), words);
+    }
+
+    #[test]
+    fn what_is_empty_is_left_out_and_every_level_has_a_name() {
+        let (text, _) = round_trip(EventKind::Alarm { step: 9, alarm: Alarm::default() });
+        let rest = r#""event":"alarm","step":9,"alarm":{"id":"","since":0,"evidence":"","remedy":""}}"#;
+        assert!(text.ends_with(rest), "{text}");
+        let quiet =
+            Alarm { quiet: true, until: Some(2), examples: vec!["x".into()], subject: "s".into(), ..Alarm::default() };
+        let (text, _) = round_trip(EventKind::Alarm { step: 9, alarm: quiet });
+        let rest = concat!(
+            r#""alarm":{"id":"","subject":"s","since":0,"until":2,"evidence":"","examples":["x"],"#,
+            r#""remedy":"","quiet":true}}"#
+        );
+        assert!(text.ends_with(rest), "{text}");
+        let message = |fields| round_trip(EventKind::Message { level: Level::Warn, text: "t".into(), fields }).0;
+        assert!(message(Record::new()).ends_with(r#""level":"warn","text":"t"}"#));
+        let mut fields = Record::new();
+        fields.set("a", 1.5).set("b", "x").set("a", 2);
+        assert_eq!((fields.number("a"), fields.number("b"), fields.number("c")), (Some(2.0), None, None));
+        assert!(message(fields).ends_with(r#""fields":{"a":2,"b":"x"}}"#));
+        for (level, name) in
+            [(Level::Error, "error"), (Level::Warn, "warn"), (Level::Info, "info"), (Level::Debug, "debug")]
+        {
+            assert_eq!((level.name(), name.parse(), name.to_uppercase().parse()), (name, Ok(level), Ok(level)));
+        }
+        assert_eq!("".parse::<Level>(), Err("expected error, warn, info or debug".to_owned()));
+        let negative = EventKind::Metrics { step: 1, values: vec![("a".into(), f64::NAN.copysign(-1.0))] };
+        assert!(round_trip(negative).0.contains("{\"a\":\"NaN\"}"));
+        let record = EventKind::Rollout { record: vec![0, 255, 7, 1] };
+        assert!(round_trip(record).0.ends_with(r#""record":"AP8HAQ=="}"#));
+    }
 }

@@ -199,4 +199,39 @@ mod tests {
         std::fs::write(&path, "{").unwrap();
         assert!(RunRecord::read(&path).unwrap_err().to_string().contains("record.json"));
     }
+
+    #[test]
+    fn hashing_stops_when_it_is_told_and_errors_name_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weights.bin");
+        std::fs::write(&path, vec![7u8; (1 << 20) + 5]).unwrap();
+        let asked = std::cell::Cell::new(0);
+        let after = |most: u32| {
+            asked.set(0);
+            hash_file_until(&path, &|| asked.replace(asked.get() + 1) >= most).unwrap()
+        };
+        assert_eq!((after(0), asked.get()), (None, 1));
+        assert_eq!((after(1), asked.get()), (None, 2), "between two pieces");
+        let whole = after(2).unwrap();
+        assert_eq!((whole.name.as_str(), whole.bytes), ("weights.bin", Some((1 << 20) + 5)));
+        assert_eq!(whole, hash_file(&path).unwrap());
+        assert_eq!(whole.sha256, sha256(&vec![7u8; (1 << 20) + 5]));
+        let says = |error: Error| error.to_string();
+        let (none, here) = (dir.path().join("none"), dir.path());
+        let missing = format!("cannot open {}: No such file or directory (os error 2)", none.display());
+        assert_eq!(hash_file(&none).map_err(says), Err(missing));
+        let directory = format!("cannot read {}: Is a directory (os error 21)", here.display());
+        assert_eq!(hash_file(here).map_err(says), Err(directory));
+        assert!(RunRecord::read(&none).unwrap_err().to_string().starts_with("cannot read "));
+    }
+
+    #[test]
+    fn a_record_is_indented_json_without_what_is_empty() {
+        let record = RunRecord { seed: 5, threads: 2, ..RunRecord::default() };
+        let text = String::from_utf8(record.to_bytes().unwrap()).unwrap();
+        assert!(text.starts_with("{\n  \"kind\": \"\",\n") && text.ends_with("\n}\n"), "{text}");
+        for left_out in ["reference", "rewards", "isolation", "forked_from", "ceilings", "lineage", "bytes"] {
+            assert!(!text.contains(left_out), "{left_out}: {text}");
+        }
+    }
 }

@@ -325,6 +325,128 @@ mod tests {
         broken(r#"{"prompt_ids": [1], "completion_ids": [[1], 2], "rewards": [1, 2]}"#, "`completion_ids`");
         broken(r#"{"prompt_ids": [1], "completion_ids": [[1], [2]], "rewards": null}"#, "`rewards` needs one element");
     }
+
+    /// A line with these fields in place of the plainest ones, and the error of reading it.
+    fn refused(fields: &str) -> String {
+        let mut line = json!({"prompt_ids": [1], "completion_ids": [1, 2], "rewards": 1});
+        let Value::Object(others) = serde_json::from_str(fields).unwrap() else { panic!("{fields}") };
+        line.as_object_mut().unwrap().extend(others);
+        match RolloutLine::read(line.as_object().unwrap(), 10) {
+            Ok(line) => panic!("{fields} is read as {line:?}"),
+            Err(error) => error,
+        }
+    }
+
+    #[test]
+    fn every_refusal_says_what_was_expected() {
+        for (fields, error) in [
+            (r#"{"prompt_ids": 1}"#, "`prompt_ids`: expected a list, got 1"),
+            (r#"{"prompt_ids": ["a"]}"#, r#"prompt_ids[0] = "a": expected a token id"#),
+            (r#"{"prompt_ids": [1, 10, 11]}"#, "prompt_ids[1] = 10 is not in the model's vocabulary of 10"),
+            (r#"{"prompt_ids": []}"#, "`prompt_ids` is empty; give it at least the token that starts a text"),
+            (r#"{"completion_ids": [9, 4294967296]}"#, "completion_ids[1] = 4294967296: expected a token id"),
+            (r#"{"completion_ids": [1.5]}"#, "completion_ids[0] = 1.5: expected a token id"),
+            (r#"{"completion_ids": "ab"}"#, r#"`completion_ids`: expected a list, got "ab""#),
+            (r#"{"reward_names": "a"}"#, r#"`reward_names`: expected a list, got "a""#),
+            (r#"{"reward_names": ["a", 2]}"#, "reward_names[1] = 2: expected a text"),
+            (r#"{"lineage": ["a"]}"#, r#"`lineage`: expected a text, got ["a"]"#),
+            (r#"{"rewards": "x"}"#, r#"`rewards`: expected a number, null or a list of them, got "x""#),
+            (r#"{"rewards": [1, "x"]}"#, r#"rewards[1] = "x": expected a number or null"#),
+            (r#"{"rewards": []}"#, "`rewards` is empty: give a number, or one for each reward function"),
+            (r#"{"logprobs": [-1]}"#, "`logprobs` has 1 elements, but `completion_ids` has 2"),
+            (r#"{"logprobs": -1}"#, "`logprobs`: expected a list, got -1"),
+            (
+                r#"{"ref_logprobs": [0.001, 0.0011]}"#,
+                "ref_logprobs[1] = 0.0011: expected a log-probability (a number, at most 0)",
+            ),
+            (r#"{"mask": [0, 2]}"#, "mask[1] = 2: expected true or false"),
+            (r#"{"mask": [0, 1, true]}"#, "`mask` has 3 elements, but `completion_ids` has 2"),
+            (r#"{"truncated": 1}"#, "`truncated`: expected true or false, got 1"),
+            (r#"{"versions": [[3, 1], [4, 2]]}"#, "`versions` has 3 elements, but `completion_ids` has 2"),
+            (r#"{"versions": [[3, 1]]}"#, "`versions` has 1 elements, but `completion_ids` has 2"),
+            (r#"{"versions": [[3, 1, 1]]}"#, "versions[0] = [3,1,1]: expected [version, how many tokens]"),
+            (r#"{"versions": [[3, -1]]}"#, "versions[0] = [3,-1]: expected [version, how many tokens]"),
+            (
+                r#"{"versions": [[1, 18446744073709551615], [2, 3]]}"#,
+                "`versions` has 18446744073709551615 elements, but `completion_ids` has 2",
+            ),
+            (r#"{"problems": [{}, 1]}"#, "problems[1] = 1: expected an object"),
+            (
+                r#"{"completion_ids": [[1], [2]], "rewards": [1, 2], "logprobs": [[-1]]}"#,
+                "`logprobs` needs one element for each of the 2 completions, but has 1",
+            ),
+            (
+                r#"{"completion_ids": [[1], [2]], "rewards": [1, 2], "mask": true}"#,
+                "`mask` needs one element for each of the 2 completions, but has no list",
+            ),
+        ] {
+            assert_eq!(refused(fields), error);
+        }
+        for key in ["prompt_ids", "completion_ids", "rewards"] {
+            let mut line = json!({"prompt_ids": [1], "completion_ids": [1], "rewards": 1});
+            line.as_object_mut().unwrap().remove(key);
+            assert_eq!(parse(&line.to_string()), Err(format!("`{key}` is missing")));
+        }
+    }
+
+    #[test]
+    fn what_is_null_or_at_an_edge_is_read() {
+        let line = parse(
+            r#"{"prompt_ids": [9], "completion_ids": [9, 0], "rewards": [null, 2], "logprobs": [0.001, -1],
+            "mask": [1, 0], "ref_logprobs": null, "truncated": null, "versions": [[7, 1], [8, 0], [9, 1]], "reward_names": null,
+            "lineage": null, "problems": null, "step": 3}"#,
+        )
+        .unwrap();
+        let completion = RecordedCompletion {
+            ids: vec![9, 0],
+            logps: Some(vec![0.001, -1.0]),
+            mask: Some(vec![true, false]),
+            versions: vec![7, 9],
+            rewards: vec![None, Some(2.0)],
+            ..RecordedCompletion::default()
+        };
+        let expected =
+            RolloutLine { prompt: vec![9], completions: vec![completion], reward_names: None, lineage: None };
+        assert_eq!(line, expected);
+        let group = parse(
+            r#"{"prompt_ids": [1], "completion_ids": [[1], [2]], "rewards": [[1], 2], "logprobs": null, "lineage": "l",
+            "reward_names": ["a"], "problems": [[{"x": 1}], []], "versions": [[[3, 1]], null]}"#,
+        )
+        .unwrap();
+        assert_eq!((group.lineage.as_deref(), group.reward_names), (Some("l"), Some(vec!["a".to_owned()])));
+        let of = |c: &RecordedCompletion| (c.ids[0], c.rewards[0], c.problems.len(), c.versions.clone());
+        let found: Vec<_> = group.completions.iter().map(of).collect();
+        assert_eq!(found, [(1, Some(1.0), 1, vec![3]), (2, Some(2.0), 0, vec![])]);
+    }
+
+    #[test]
+    fn a_line_has_what_is_known_in_a_fixed_order() {
+        let plain = RecordedCompletion { ids: vec![1, 2], rewards: vec![Some(0.5), None], ..Default::default() };
+        let text = |completion: &RecordedCompletion, step| {
+            Value::Object(completion.line(step, &[7], &["a".into(), "b".into()])).to_string()
+        };
+        let rest = r#""prompt_ids":[7],"completion_ids":[1,2],"rewards":[0.5,null],"reward_names":["a","b"]"#;
+        assert_eq!(text(&plain, None), format!("{{{rest}}}"));
+        assert_eq!(text(&plain, Some(3)), format!("{{\"step\":3,{rest}}}"));
+        let full = RecordedCompletion {
+            logps: Some(vec![-0.1, -2.0]),
+            ref_logps: Some(vec![-1.0, -0.0]),
+            mask: Some(vec![true, false]),
+            truncated: Some(false),
+            versions: vec![3, 4],
+            problems: vec![json!({"x": 1})],
+            ..plain
+        };
+        let more = concat!(
+            r#""logprobs":[-0.1,-2.0],"ref_logprobs":[-1.0,-0.0],"mask":[true,false],"truncated":false,"#,
+            r#""versions":[[3,1],[4,1]],"problems":[{"x":1}]"#
+        );
+        assert_eq!(text(&full, None), format!("{{{rest},{more}}}"));
+        for x in [0.1f32, -1e-45, f32::MAX, f32::MIN_POSITIVE] {
+            assert_eq!(number(x).as_f64().map(|back| (back as f32).to_bits()), Some(x.to_bits()));
+        }
+        assert_eq!((number(0.1).to_string(), number(f32::NAN).to_string()), ("0.1".into(), "null".into()));
+    }
 }
 
 #[cfg(test)]

@@ -68,4 +68,34 @@ mod tests {
         assert!(!shown.chars().any(acts), "{shown}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
     }
+
+    #[test]
+    fn each_character_that_acts_and_its_neighbours() {
+        let acting = ['\0', '\u{1f}', '\u{7f}', '\u{80}', '\u{9f}', '\u{61c}', '\u{200e}', '\u{200f}', '\u{202a}'];
+        let also = ['\u{202e}', '\u{2066}', '\u{2069}', '\r', '\n', '\t'];
+        assert!(acting.iter().chain(&also).all(|&c| acts(c)));
+        let harmless =
+            [' ', '~', '\u{a0}', '\u{61b}', '\u{200d}', '\u{2010}', '\u{2029}', '\u{202f}', '\u{2065}', '\u{206a}'];
+        assert!(!harmless.iter().any(|&c| acts(c)));
+        for c in acting {
+            assert_eq!(visible(&format!("a{c}b")), format!("a{}b", c.escape_default()));
+        }
+        for (text, shown) in [("a\r", "a\\r"), ("a\r\nb", "a\r\nb"), ("\r\r\n", "\\r\r\n"), ("\n\t\u{7}", "\n\t\\u{7}")]
+        {
+            assert_eq!(visible(text), shown);
+        }
+    }
+
+    #[test]
+    fn text_without_such_characters_is_not_copied() {
+        for text in ["", "plain é\n\t", "{\"a\":1}"] {
+            assert!(matches!(visible(text), Cow::Borrowed(same) if same == text), "{text:?}");
+            assert!(matches!(visible_json(text), Cow::Borrowed(same) if same == text), "{text:?}");
+        }
+        // Below U+007F serde has escaped what acts.
+        assert!(matches!(visible_json("a\u{1}"), Cow::Borrowed("a\u{1}")));
+        let text = "\u{7e}\u{7f}\u{80}\u{a0}\u{202e}";
+        assert_eq!(visible_json(text), "\u{7e}\\u007f\\u0080\u{a0}\\u202e");
+        assert_eq!(visible_json("\u{7f}\u{1}"), "\\u007f\u{1}");
+    }
 }

@@ -86,4 +86,38 @@ mod tests {
         assert_eq!((calibration_error(&[0.0; 7]), brier_score(&[0.0; 7])), (0.0, 0.25));
         assert_eq!(calibration_error(&[1e4, 1e4]), 0.0);
     }
+
+    /// Of all ways to choose k of n completions, the share that has a correct one.
+    #[test]
+    fn pass_at_k_is_the_share_of_choices() {
+        for n in 1..=6_usize {
+            for correct in 0..=n {
+                let group: Vec<bool> = (0..n).map(|i| i < correct).collect();
+                for k in 1..=n {
+                    let choices = (0..1_u32 << n).filter(|set| set.count_ones() as usize == k);
+                    let (mut all, mut passed) = (0.0, 0.0);
+                    for set in choices {
+                        all += 1.0;
+                        passed += f64::from(u8::from((0..correct).any(|i| set >> i & 1 == 1)));
+                    }
+                    let found = pass_at_k(std::slice::from_ref(&group), k).unwrap();
+                    assert!((found - passed / all).abs() < 1e-12, "{correct} of {n}, k = {k}: {found}");
+                }
+                assert_eq!(pass_at_k(std::slice::from_ref(&group), n + 1), None);
+            }
+        }
+    }
+
+    #[test]
+    fn confidence_has_ten_bins_and_a_tie_counts_half() {
+        // Two pairs of one bin: one right and one wrong, at 0.52 and 0.54; and one of the last bin.
+        let found = calibration_error(&[logit(0.52), -logit(0.54), logit(0.97)]);
+        assert!((found - ((1.0 - 0.52 - 0.54f64).abs() + 0.03) / 3.0).abs() < 1e-12, "{found}");
+        // Of two bins, errors do not cancel.
+        let found = calibration_error(&[logit(0.52), -logit(0.58)]);
+        assert!((found - (0.48 + 0.58) / 2.0).abs() < 1e-12, "{found}");
+        assert_eq!((calibration_error(&[]), brier_score(&[])), (0.0, 0.0));
+        assert!((brier_score(&[logit(0.75), -logit(0.75)]) - (0.0625 + 0.5625) / 2.0).abs() < 1e-12);
+        assert_eq!(calibration_error(&[0.0, 0.0]), 0.0);
+    }
 }

@@ -107,3 +107,6 @@ impl UpdateMetrics {
         out
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -334,3 +334,6 @@ fn preference(config: &DpoConfig, normalizer: &Normalizer, pair: &mut [Scored<'_
     });
     dpo(config, normalizer.sequences / 2, [&c, &r], [&mut *chosen.d_logps, &mut *rejected.d_logps], sums);
 }
+
+#[cfg(test)]
+mod tests;

@@ -78,3 +78,6 @@ pub(crate) fn groups<'a>(model: &ModelConfig, sequences: &'a [Sequence<'_>]) -> 
     })?;
     Ok(groups)
 }
+
+#[cfg(test)]
+mod tests;

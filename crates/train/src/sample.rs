@@ -195,4 +195,41 @@ mod tests {
         assert_eq!(Advantage::Tokens(vec![1.0, -2.0, 4.0, 3.0]).mean(), 1.5);
         assert_eq!(Advantage::Tokens(vec![]).mean(), 0.0);
     }
+
+    #[test]
+    fn advantages_are_of_a_completion_or_of_each_token() {
+        let (one, each) = (Advantage::Sequence(1.5), Advantage::Tokens(vec![0.0, -2.0]));
+        assert_eq!((one.zero(), each.zero()), (Advantage::Sequence(0.0), Advantage::Tokens(vec![0.0; 2])));
+        assert!(!one.is_zero() && !each.is_zero() && one.zero().is_zero() && each.zero().is_zero());
+        assert!(Advantage::Tokens(vec![]).is_zero() && !Advantage::Sequence(f32::NAN).is_zero());
+        assert_eq!((one.at(7), each.at(0), each.at(1)), (1.5, 0.0, -2.0));
+    }
+
+    #[test]
+    fn a_sample_knows_its_versions_and_columns() {
+        let mut sample = Sample::supervised(Prompt::new([1, 2]), vec![3, 4, 5]);
+        let sequence = sample.sequence();
+        assert_eq!((sequence.prompt, sequence.completion), (&[1, 2][..], &[3, 4, 5][..]));
+        assert_eq!((sample.group, sample.truncated, &sample.mask[..]), (0, false, &[true; 3][..]));
+        assert!(!sample.is_of_version(0) && sample.old_logps().is_empty() && sample.values_and_returns().is_none());
+        for (versions, of_7) in [(vec![7, 7, 7], true), (vec![7, 7, 6], false), (vec![6, 7, 7], false)] {
+            sample.versions = versions;
+            assert_eq!(sample.is_of_version(7), of_7);
+        }
+        sample.columns.set(VALUES, vec![1.0; 3]);
+        assert!(sample.values_and_returns().is_none());
+        sample.columns.set(RETURNS, vec![2.0; 3]);
+        assert_eq!(sample.values_and_returns(), Some((&[1.0; 3][..], &[2.0; 3][..])));
+        let samples = [sample.clone(), sample];
+        let (some, none): (Samples<'_>, Samples<'_>) = (samples[..].into(), samples[..0].into());
+        assert_eq!((some.len(), some.is_empty(), none.is_empty()), (2, false, true));
+        let response: Response = vec![3].into();
+        let pairs = vec![PreferencePair {
+            prompt: Prompt::new([1]),
+            chosen: response.clone(),
+            rejected: response,
+            margin: 0.0,
+        }];
+        assert_eq!((Samples::from(&pairs).len(), Samples::from(&pairs[..0]).is_empty()), (1, true));
+    }
 }

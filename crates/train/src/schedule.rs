@@ -75,4 +75,23 @@ mod tests {
         assert_eq!([0, 2, 4].map(|s| at(ScheduleKind::Cosine, s)), [0.0, 1.0, 2.0]);
         assert!((at(ScheduleKind::Cosine, 8) - 1.0).abs() < 1e-15 && at(ScheduleKind::Cosine, 12) == 0.0);
     }
+
+    #[test]
+    fn schedules_without_warm_up_or_without_decay() {
+        let at = |kind, warmup_steps, total_steps, step| {
+            Schedule { kind, learning_rate: 4.0, warmup_steps, total_steps }.at(step)
+        };
+        let (linear, cosine) = (ScheduleKind::Linear, ScheduleKind::Cosine);
+        assert_eq!([0, 1, 2, 3].map(|s| at(linear, 0, 2, s)), [4.0, 2.0, 0.0, 0.0]);
+        assert_eq!([0, 1, 2].map(|s| at(linear, 1, 2, s)), [0.0, 4.0, 0.0]);
+        // As many steps of warm-up as there are steps: what follows is 0, or the end of the cosine.
+        assert_eq!([1, 2, 3].map(|s| at(linear, 2, 2, s)), [2.0, 0.0, 0.0]);
+        assert_eq!([1, 2, 3].map(|s| at(cosine, 2, 2, s)), [2.0, 4.0, 0.0]);
+        assert_eq!(at(ScheduleKind::Constant, 5, 9, 0), 4.0, "plain constant has no warm-up");
+        let expected = |s: f64| 2.0 * (1.0 + (std::f64::consts::PI * (s - 2.0) / 8.0).cos());
+        for s in 2..10 {
+            assert!((at(cosine, 2, 10, s) - expected(s as f64)).abs() < 1e-12);
+            assert_eq!(at(linear, 2, 10, s), 4.0 * (10 - s) as f64 / 8.0);
+        }
+    }
 }

@@ -36,4 +36,15 @@ mod tests {
         assert_eq!(rewards.placed(&[false; 5]), []);
         assert_eq!(StepRewards { at_end: None, ..rewards }.placed(&[]), []);
     }
+
+    #[test]
+    fn a_step_beyond_the_end_or_before_the_first_token_of_the_model_has_a_place() {
+        let placed = |token: usize, mask: &[bool]| StepRewards { steps: vec![(token, 1.0)], at_end: None }.placed(mask);
+        assert_eq!(placed(9, &[true, true, false]), [(1, 1.0)]);
+        assert_eq!(placed(0, &[false, false, true, true]), [(2, 1.0)], "the first that the model chose");
+        assert_eq!(placed(1, &[true, false, true]), [(0, 1.0)]);
+        assert_eq!(placed(2, &[true, false, true]), [(2, 1.0)]);
+        let at_end = StepRewards { steps: vec![], at_end: Some(2.0) };
+        assert_eq!(at_end.placed(&[true, true, false]), [(1, 2.0)]);
+    }
 }

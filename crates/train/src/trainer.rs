@@ -441,3 +441,6 @@ impl Accumulated {
 fn nothing_accumulated() -> Error {
     Error::Config("a step follows `accumulate` and `reduce`".into())
 }
+
+#[cfg(test)]
+mod tests;

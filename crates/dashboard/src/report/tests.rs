@@ -135,3 +135,5 @@ fn a_directory_that_is_no_run_and_a_run_without_a_profile() {
     let text = markdown(&[Report::read(dir.path()).unwrap()]);
     assert!(text.contains("Too early to tell") && text.contains("No profile.json"), "{text}");
 }
+
+mod exact;

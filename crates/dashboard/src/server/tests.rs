@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 struct Listening {
     port: u16,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 /// A server with a run of so many steps.
@@ -20,7 +20,7 @@ fn listening(steps: u64) -> Listening {
     let server = Server::bind("127.0.0.1", 0, Runs::new(vec![dir.path().to_owned()])).unwrap();
     let port = server.listener.local_addr().unwrap().port();
     std::thread::spawn(move || server.run());
-    Listening { port, _dir: dir }
+    Listening { port, dir }
 }
 
 impl Listening {
@@ -182,4 +182,201 @@ fn jobs_are_begun_by_the_page_alone_and_only_with_leave() {
         }
         assert_eq!(ask("GET", "/api/jobs/7", "", "").0, 404);
     }
+}
+
+#[test]
+fn queries_are_decoded_and_numbers_have_defaults() {
+    let of = |query: &str| words(&format!("/x?{query}").parse().unwrap());
+    let pairs = of("a=1&b=x+y%26%C3%A9&c&&d=1=2&a=3");
+    let expected = [("a", "3"), ("b", "x y&é"), ("c", ""), ("d", "1=2")];
+    assert_eq!(pairs.iter().map(|(key, value)| (&**key, &**value)).collect::<Vec<_>>(), expected);
+    assert!(words(&"/x".parse().unwrap()).is_empty());
+    for (text, expected) in [("%41%4", "A%4"), ("%", "%"), ("%zz+", "%zz "), ("100%25", "100%"), ("%ff", "\u{fffd}")] {
+        assert_eq!(decoded(text), expected, "{text}");
+    }
+    assert_eq!((number(&pairs, "a", 7), number(&pairs, "b", 7), number(&pairs, "none", 7)), (3, 7, 7));
+}
+
+/// Three groups of training at steps 1 to 3, and one of an evaluation.
+fn with_groups() -> Listening {
+    use crate::groups::tests::recorded;
+    use lockstep::wire::{Completion, Group};
+    let site = listening(3);
+    let group = |id: u64, name: &str| Group {
+        id,
+        step: Some(id),
+        prompt_ids: vec![id as u32],
+        prompt: Some(format!("{name} {id}").into()),
+        reward_names: vec!["r".into()],
+        reward_weights: vec![1.0],
+        completions: vec![Completion { rewards: vec![Some(id as f64)], ..Completion::new(0, vec![5, 6, 7]) }],
+        ..Group::default()
+    };
+    let run = site.dir.path().join("a");
+    recorded(&run, [group(9, "evaluated")]);
+    std::fs::rename(run.join("rollouts.bin"), run.join("evaluations.bin")).unwrap();
+    std::fs::rename(run.join("rollouts.idx"), run.join("evaluations.idx")).unwrap();
+    recorded(&run, (1..=3).map(|id| group(id, "trained")));
+    std::fs::write(run.join("trace.json"), "{\"name\":\"decode\",\"args\":{\"step\":1}},\n").unwrap();
+    site
+}
+
+#[test]
+fn each_parameter_of_an_address_has_its_effect() {
+    let site = with_groups();
+    let numbers = |query: &str| -> Vec<u64> {
+        let answer = site.json(&format!("/api/runs/a/groups?{query}"));
+        answer["groups"].as_array().unwrap().iter().map(|group| group["group"].as_u64().unwrap()).collect()
+    };
+    let hash = site.json("/api/runs/a/groups/1")["prompt_hash"].as_str().unwrap().to_owned();
+    for (query, expected) in [
+        ("", vec![1, 2, 3]),
+        ("from=2", vec![2, 3]),
+        ("to=2", vec![1, 2]),
+        ("step=2&from=3", vec![2]),
+        ("sort=-reward", vec![3, 2, 1]),
+        ("only=best", vec![3, 2, 1]),
+        ("only=updated", vec![]),
+        ("q=TRAINED+3", vec![3]),
+        ("cursor=1&limit=1", vec![2]),
+        ("limit=0", vec![1]),
+        ("of=evaluations", vec![9]),
+        (&format!("prompt={hash}"), vec![2]),
+    ] {
+        assert_eq!(numbers(query), expected, "{query}");
+    }
+    let map = |query: &str| site.json(&format!("/api/runs/a/map?{query}"))["steps"].clone();
+    assert_eq!(
+        (map("px=2"), map("px=0"), map(""), map("of=evaluations")),
+        (json!([1, 3]), json!([1]), json!([1, 2, 3]), json!([9]))
+    );
+    assert_eq!(site.json("/api/runs/a/map?px=1&rows=2")["cells"], json!([[[3.0, 0.0, 2], [1.0, 0.0, 0]]]));
+    let prompts = |query: &str| -> Vec<String> {
+        let answer = site.json(&format!("/api/runs/a/prompts?{query}"));
+        answer["prompts"].as_array().unwrap().iter().map(|one| one["prompt"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(prompts("sort=unsolved&limit=2"), ["trained 1", "trained 2"]);
+    assert_eq!(prompts("sort=unsolved&cursor=2"), ["trained 3"]);
+    assert_eq!(
+        (prompts(&format!("prompt={hash}")), prompts("of=evaluations")),
+        (vec!["trained 2".to_owned()], vec!["evaluated 9".to_owned()])
+    );
+    assert_eq!(prompts("limit=0").len(), 1);
+    assert_eq!(site.json("/api/runs/a/groups/2")["group"], 3);
+    assert_eq!(site.json("/api/runs/a/groups/0?of=evaluations")["prompt"], "evaluated 9");
+    let cut = site.json("/api/runs/a/groups/2/completions/0?from=1&n=1");
+    assert_eq!((&cut["ids"], &cut["from"]), (&json!([6]), &json!(1)));
+    assert_eq!(site.json("/api/runs/a/groups/2/completions/0")["ids"], json!([5, 6, 7]));
+    assert_eq!(site.json("/api/runs/a/groups/0/completions/0?of=evaluations")["length"], 3);
+    assert_eq!(site.json("/api/runs/a/spans").as_array().unwrap().len(), 1);
+    assert_eq!(site.json("/api/runs/a/spans?step=2"), json!([]));
+    let steps = |query: &str| site.json(&format!("/api/runs/a/series?keys=reward&{query}"))["steps"].clone();
+    assert_eq!(
+        (steps(""), steps("from=2"), steps("to=2"), steps("px=0")),
+        (json!([1, 2, 3]), json!([2, 3]), json!([1, 2]), json!([0]))
+    );
+    assert_eq!(site.json("/api/runs/a/series?keys=reward,,loss")["keys"].as_object().unwrap().len(), 2);
+    for path in [
+        "/api/runs/a/groups/3",
+        "/api/runs/a/groups/3/completions/0",
+        "/api/runs/a/groups/0/completions/1",
+        "/api/runs/a/groups/1?of=evaluations",
+        "/api/runs/b/map",
+        "/api/runs/b/prompts",
+        "/api/runs/b/spans",
+        "/api/runs/b/series",
+        "/api/runs/b/groups/0",
+        "/api/runs/b/groups/0/completions/0",
+        "/api/events?run=b",
+    ] {
+        assert_eq!(site.get(path).0, 404, "{path}");
+    }
+}
+
+#[test]
+fn each_answer_has_its_type_and_the_headers_of_a_browser() {
+    let site = listening(3);
+    let (status, text) = site.get("/api/runs");
+    assert_eq!(status, 200);
+    for header in
+        ["content-type: application/json\r\n", "cache-control: no-store\r\n", "x-content-type-options: nosniff\r\n"]
+    {
+        assert!(text.contains(header), "{header}: {text}");
+    }
+    for (path, kind) in [
+        ("/", "text/html; charset=utf-8"),
+        ("/style.css", "text/css; charset=utf-8"),
+        ("/app.js", "text/javascript; charset=utf-8"),
+    ] {
+        assert!(site.get(path).1.contains(&format!("content-type: {kind}\r\n")), "{path}");
+    }
+    let runs = site.json("/api/runs");
+    let silent = runs[0]["silent_s"].as_u64().unwrap();
+    let verdict = json!({ "state": "nothing", "says": "Too early to tell: 3 values of reward." });
+    let expected = json!([{
+        "id": "a", "state": "stopped", "step": 3, "total": 10, "silent_s": silent, "verdict": verdict, "alarms": 0,
+    }]);
+    assert_eq!(runs, expected);
+    let server = Server::bind("[::1]", 0, Runs::new(Vec::new()));
+    if let Ok(server) = server {
+        assert!(server.url.starts_with("http://[::1]:") && server.url.ends_with('/'), "{}", server.url);
+    }
+    let server = Server::bind("127.0.0.1", 0, Runs::new(Vec::new())).unwrap();
+    let port = server.listener.local_addr().unwrap().port();
+    assert_eq!(server.url, format!("http://127.0.0.1:{port}/"));
+    assert!(Server::bind("127.0.0.1", port, Runs::new(Vec::new())).is_err(), "it is taken");
+}
+
+#[test]
+fn a_token_becomes_a_cookie_that_scripts_cannot_read() {
+    let site = listening(1);
+    let login = |header: &str| {
+        let mut stream = TcpStream::connect(("127.0.0.1", site.port)).unwrap();
+        let host = format!("Host: localhost:{}\r\n", site.port);
+        write!(stream, "GET /api/login HTTP/1.1\r\n{host}{header}Connection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 204"), "{text}");
+        text.lines().find_map(|line| Some(line.strip_prefix("set-cookie: ")?.trim().to_owned()))
+    };
+    let cookie = "lockstep=0aF; HttpOnly; SameSite=Strict; Path=/".to_owned();
+    assert_eq!(login("Authorization: Bearer 0aF\r\n"), Some(cookie));
+    for header in ["", "Authorization: Bearer x; Path=/a\r\n", "Authorization: Basic 0aF\r\n"] {
+        assert_eq!(login(header), None, "{header}");
+    }
+}
+
+#[test]
+fn an_event_has_the_state_and_is_not_sent_to_who_has_it() {
+    let site = listening(4);
+    let log = site.dir.path().join("a/metrics.jsonl");
+    let length = || std::fs::metadata(&log).unwrap().len();
+    let next = |seen: &str, meanwhile: &dyn Fn()| {
+        let mut stream = TcpStream::connect(("127.0.0.1", site.port)).unwrap();
+        let host = format!("Host: localhost:{}\r\n", site.port);
+        write!(stream, "GET /api/events?run=a HTTP/1.1\r\n{host}Last-Event-ID: {seen}\r\n\r\n").unwrap();
+        let (mut text, mut bytes) = (String::new(), [0; 4096]);
+        while !text.contains("\r\n\r\n") {
+            let count = stream.read(&mut bytes).unwrap();
+            text += &String::from_utf8_lossy(&bytes[..count]);
+        }
+        meanwhile();
+        while !text.contains("data: ") || !text.ends_with('\n') {
+            let count = stream.read(&mut bytes).unwrap();
+            assert!(count > 0, "{text}");
+            text += &String::from_utf8_lossy(&bytes[..count]);
+        }
+        let of = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().to_owned();
+        (of("id: "), serde_json::from_str::<Value>(&of("data: ")).unwrap())
+    };
+    let (id, data) = next("", &|| ());
+    assert_eq!(id, format!("{}-0-stopped", length()));
+    let verdict =
+        json!({ "state": "learning", "says": "Learning: reward went from 0.250 to 0.875, and it still improves." });
+    assert_eq!(data, json!({ "step": 4, "total": 10, "state": "stopped", "verdict": verdict }));
+    let (later, data) = next(&id, &|| {
+        let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
+        file.write_all(b"{\"step\":5,\"reward\":2}\n").unwrap();
+    });
+    assert_eq!((later, &data["step"]), (format!("{}-0-stopped", length()), &json!(5)));
 }

@@ -165,3 +165,112 @@ fn what_is_gone_ends_a_fetch_and_a_server_that_comes_back_continues_it() {
     assert!(!client.fetch("it", &head, &mut |_, _| Ok(()), &never).unwrap());
     drop(back.join().unwrap());
 }
+
+/// Status, content type and body of a request with these headers.
+fn raw(address: SocketAddr, path: &str, headers: &str) -> (u16, String, Vec<u8>) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n{headers}Connection: close\r\n\r\n").unwrap();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
+    let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+    let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
+    let kind = head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap_or_default().to_owned();
+    (status, kind, bytes[end + 4..].to_vec())
+}
+
+#[test]
+fn a_range_is_answered_exactly_and_what_does_not_fit_is_refused() {
+    let source = Bytes::new(LENGTH);
+    let server = serve(&source, Some("secret"));
+    let token = "Authorization: Bearer secret\r\n";
+    let get = |range: &str| raw(server.address(), "/blobs/it/data", &format!("{token}Range: {range}\r\n"));
+    let (status, kind, body) = get("bytes=3-6");
+    assert_eq!((status, kind.as_str(), &body[..]), (206, "application/octet-stream", &source.bytes[3..7]));
+    assert_eq!(get("bytes=7-7").2, source.bytes[7..8]);
+    let last = LENGTH - 1;
+    assert_eq!(get(&format!("bytes={last}-{last}")).2, source.bytes[last as usize..]);
+    assert_eq!(get(&format!("bytes=0-{}", BLOCK - 1)).2.len() as u64, BLOCK, "a block at most");
+    assert_eq!(server.bytes_sent(), 4 + 1 + 1 + BLOCK);
+    let reads = source.reads.lock().unwrap().len();
+    let beyond = [format!("bytes=0-{BLOCK}"), format!("bytes={last}-{LENGTH}"), "bytes=4-3".to_owned()];
+    for range in beyond.iter().map(String::as_str).chain(["bytes=1-", "bytes=-1", "0-1", "bytes=a-b", "bytes=1-2,4-5"])
+    {
+        let (status, _, why) = get(range);
+        assert_eq!((status, &why[..]), (416, &b"ask for a range of bytes, a block at most"[..]), "{range}");
+    }
+    assert_eq!(raw(server.address(), "/blobs/it/data", token).0, 416);
+    assert_eq!((source.reads.lock().unwrap().len(), server.bytes_sent()), (reads, 6 + BLOCK));
+    for headers in ["", "Authorization: secret\r\n", "Authorization: Bearer secre\r\n"] {
+        let (status, _, why) = raw(server.address(), "/blobs/it/head", headers);
+        assert_eq!((status, &why[..]), (401, &b"the token is another one"[..]));
+        assert_eq!(raw(server.address(), "/blobs/it/data", headers).0, 401);
+    }
+    let (status, kind, head) = raw(server.address(), "/blobs/it/head", token);
+    let head: Head = serde_json::from_slice(&head).unwrap();
+    assert_eq!((status, kind.as_str(), head.block, head.bytes), (200, "application/json", BLOCK, LENGTH));
+    assert_eq!(head.hashes[2], hash(&source.bytes[2 * BLOCK as usize..]));
+    let (status, _, why) = raw(server.address(), "/blobs/other/head", token);
+    assert_eq!((status, &why[..]), (404, &b"it is not there, or not any more"[..]));
+}
+
+#[test]
+fn blocks_of_a_head_are_these_ranges() {
+    let head = |bytes: u64, block: u64, hashes: usize| Head {
+        bytes,
+        block,
+        hashes: vec![String::new(); hashes],
+        about: 0.into(),
+    };
+    let ten = head(10, 4, 3);
+    assert_eq!([0, 1, 2].map(|index| ten.range(index)), [0..4, 4..8, 8..10]);
+    let sound = |bytes, block, hashes| head(bytes, block, hashes).is_sound();
+    assert!(sound(10, 4, 3) && sound(8, 4, 2) && sound(0, 1, 0) && sound(BLOCK, BLOCK, 1));
+    assert!(!sound(10, 4, 2) && !sound(8, 4, 3) && !sound(1, 0, 1) && !sound(1, BLOCK + 1, 1));
+    let secret: String = Sha256::digest(b"lockstep blobs\0a").iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(bearer("a"), secret);
+    assert_eq!(hash(b"x").len(), 32);
+}
+
+/// A server that answers each connection in turn with these bytes.
+fn answering(answers: Vec<String>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for (answer, stream) in answers.iter().zip(listener.incoming()) {
+            let mut stream = stream.unwrap();
+            let mut asked = [0; 4096];
+            let _ = stream.read(&mut asked).and_then(|_| stream.write_all(answer.as_bytes()));
+        }
+    });
+    address
+}
+
+#[test]
+fn a_client_tries_again_what_may_pass_and_refuses_the_rest() {
+    let answer = |status: u16, body: &str| {
+        format!("HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+    };
+    let head = |answers: &[String]| client_of(answering(answers.to_vec()), None).head("it", &never);
+    let good = r#"{"bytes": 3, "block": 3, "hashes": ["h"], "about": 1}"#;
+    let found = head(&[answer(503, ""), answer(200, good)]).unwrap().unwrap();
+    assert_eq!((found.bytes, found.hashes.len()), (3, 1));
+    assert_eq!(head(&[answer(404, "")]).unwrap(), None);
+    let why = |answers: &[String]| head(answers).unwrap_err().to_string();
+    assert!(why(&[answer(418, "")]).ends_with("/blobs/it/head: answered 418"), "{}", why(&[answer(418, "")]));
+    assert!(why(&[answer(200, "{}")]).contains("/blobs/it/head is none of a blob: missing field `bytes`"));
+    let unsound = r#"{"bytes": 4, "block": 3, "hashes": ["h"], "about": 1}"#;
+    assert!(why(&[answer(200, unsound)]).ends_with("/blobs/it/head: its numbers do not fit"));
+    // A block that is shorter or longer than asked is asked for again.
+    let head = Head { bytes: 3, block: 3, hashes: vec![hash(b"abc")], about: 0.into() };
+    let answers = vec![answer(206, "ab"), answer(206, "abcd"), answer(206, "abc")];
+    let mut got = Vec::new();
+    let mut sink = |at: u64, block: &[u8]| {
+        got.push((at, block.to_vec()));
+        Ok(())
+    };
+    assert!(client_of(answering(answers), None).fetch("it", &head, &mut sink, &never).unwrap());
+    assert_eq!(got, [(0, b"abc".to_vec())]);
+    let stopped = client_of(answering(vec![answer(206, "ab")]), None);
+    assert!(!stopped.fetch("it", &head, &mut |_, _| Ok(()), &|| true).unwrap());
+}

@@ -414,3 +414,6 @@ impl Coordinator {
         self.lineages.retain(|version, _| *version >= oldest || evaluations.contains_key(version));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -240,3 +240,89 @@ impl Drop for MemoryWorker {
         self.change(|queue| queue.workers.entry(name).or_default().alive = false);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{Answer, Lineage};
+    use serde_json::json;
+
+    fn job(number: u64, profile: &str) -> Job {
+        let name = JobName::Rollout { number, chunk: 0 };
+        let lineage = Lineage([1; 16]);
+        Job {
+            name,
+            version: 0,
+            lineage,
+            continues: None,
+            alone: false,
+            profile: profile.to_owned(),
+            payload: Vec::new(),
+        }
+    }
+
+    /// Both sides behind pointers, as a run holds them.
+    #[test]
+    fn a_job_goes_its_way_through_either_side() {
+        let (memory, name) = (Memory::new(), WorkerName::new("dev1").unwrap());
+        let mut learner: Box<dyn Exchange + Send> = Box::new(memory.learner());
+        let mut worker: Box<dyn WorkerExchange + Send> = Box::new(memory.worker(name.clone()));
+        assert_eq!(learner.poll().unwrap(), [Event::Joined(name.clone())]);
+        assert_eq!(worker.learner().unwrap(), None);
+        let state: LearnerState = serde_json::from_value(json!({
+            "pid": 1, "step": 3, "batches": 4, "groups": 1, "max_staleness": 0, "slots": [], "ended": false,
+            "lineage": "00000000000000000000000000000000", "checkpoints": {"last": null, "waiting": []},
+            "counts": crate::exchange::Counts::default(),
+        }))
+        .unwrap();
+        learner.announce(&state).unwrap();
+        assert_eq!(worker.learner().unwrap(), Some(state));
+        let [slow, fast, third] = [job(0, "slow"), job(1, "fast"), job(2, "fast")];
+        [&slow, &fast, &third].into_iter().for_each(|job| learner.offer(job).unwrap());
+        assert_eq!(worker.claim(&["fast".to_owned()]).unwrap().as_ref(), Some(&fast));
+        assert!(worker.is_wanted(fast.name) && !worker.is_wanted(slow.name));
+        worker.give_back(fast.name).unwrap();
+        assert_eq!((worker.is_wanted(fast.name), worker.claim(&[]).unwrap()), (false, Some(slow.clone())));
+        learner.poll().unwrap();
+        learner.withdraw(third.name).unwrap();
+        learner.release(&name, slow.name).unwrap();
+        assert!(!worker.is_wanted(slow.name));
+        assert_eq!(worker.claim(&[]).unwrap(), Some(fast.clone()));
+        assert_eq!(worker.claim(&[]).unwrap(), None);
+        let status = WorkerStatus { progress: 5, ..WorkerStatus::default() };
+        worker.report(&status).unwrap();
+        assert_eq!(memory.status(&name), Some(status));
+        let result = |number: u64| JobResult {
+            job: job(number, "").name,
+            lineage: Lineage([1; 16]),
+            worker: name.clone(),
+            answer: Answer::of(b"x"),
+            bytes: b"x".to_vec(),
+        };
+        worker.complete(&result(1)).unwrap();
+        worker.complete(&result(2)).unwrap();
+        let events = learner.poll().unwrap();
+        let done = |number: u64| {
+            let JobResult { job, lineage, worker, answer, .. } = result(number);
+            Event::Result { worker, job, lineage, answer }
+        };
+        let returned = Event::Returned { worker: name.clone(), job: slow.name, faulty: false };
+        assert_eq!(events, [done(1), done(2), Event::Progress(name.clone()), returned]);
+        assert_eq!(learner.take(&name, fast.name), Some(result(1)));
+        learner.discard(&name, fast.name).unwrap();
+        assert_eq!(learner.take(&name, fast.name), None);
+        learner.acknowledge(&[third.name]).unwrap();
+        assert_eq!(learner.take(&name, third.name), None);
+        learner.kill(&name).unwrap();
+        assert!(learner.take_problems().is_empty());
+        learner.waiter().unwrap()(Duration::ZERO);
+        worker.wait(Duration::ZERO);
+        drop(worker);
+        let ended = Event::Ended { worker: name, how: crate::coordinator::HowEnded::Vanished };
+        assert_eq!(learner.poll().unwrap(), [ended]);
+        // The next learner offers what it wants.
+        learner.offer(&job(7, "")).unwrap();
+        drop(memory.learner());
+        assert!(memory.lock().queue.pending.is_empty());
+    }
+}

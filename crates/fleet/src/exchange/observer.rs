@@ -126,3 +126,6 @@ impl Observer {
         events
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,6 +28,8 @@ mod plan;
 mod prefetch;
 mod prepack;
 mod steps;
+#[cfg(test)]
+mod tests;
 mod tile;
 mod tiles;
 mod transposed;

@@ -248,3 +248,80 @@ pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], from_line: usize, rows: us
         unsafe { line.store_ptr(to.as_mut_ptr().cast()) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::portable::F32x16;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// `len` elements with numbers of their own.
+    fn numbered(len: usize) -> Box<Lines> {
+        let mut lines = Box::new(Lines([bf16::ZERO; 2 * TILE]));
+        (0..len).for_each(|i| lines.0[i] = bf16::from_bits(i as u16 + 1));
+        lines
+    }
+
+    fn bits(from: &[bf16]) -> Vec<u16> {
+        from.iter().map(|x| x.to_bits()).collect()
+    }
+
+    #[test]
+    fn pairs_are_transposed_and_missing_rows_are_zero() {
+        let from = numbered(2 * TILE);
+        let mut to = numbered(2 * TILE);
+        transpose_pairs::<F32x16>(&from.0, 2 * DEPTH, 5, &mut to.0, DEPTH);
+        for line in 0..SIDE {
+            for row in 0..SIDE {
+                let pair = (row * 2 * DEPTH + 2 * line + 1) as u16;
+                let expected = if row < 5 { [pair, pair + 1] } else { [0; 2] };
+                assert_eq!(bits(&to.0[line * DEPTH + 2 * row..][..2]), expected, "{line} {row}");
+            }
+        }
+        assert_eq!(bits(&to.0[TILE..]), (TILE as u16 + 1..=2 * TILE as u16).collect::<Vec<_>>(), "left alone");
+        let mut lines = numbered(0);
+        pairs_to_lines::<F32x16>(&from.0, 3, &mut lines.0);
+        for column in 0..2 * SIDE {
+            for row in 0..SIDE {
+                let pair = (row * 2 * DEPTH + 2 * column + 1) as u16;
+                let expected = if row < 3 { [pair, pair + 1] } else { [0; 2] };
+                assert_eq!(bits(&lines.0[column * DEPTH + 2 * row..][..2]), expected, "{column} {row}");
+            }
+        }
+    }
+
+    /// Elements are read and written without checks, so slices that are too short must be refused.
+    #[test]
+    fn slices_that_are_too_short_are_refused() {
+        let from = numbered(2 * TILE);
+        let accepts = |from_len: usize, to_len: usize| {
+            let mut to = numbered(0);
+            let run = || transpose_pairs::<F32x16>(&from.0[..from_len], 2 * DEPTH, 3, &mut to.0[..to_len], DEPTH);
+            catch_unwind(AssertUnwindSafe(run)).is_ok()
+        };
+        let (needed, made) = (4 * DEPTH + DEPTH, TILE);
+        assert!(accepts(needed, made));
+        assert!(!accepts(needed - 1, made) && !accepts(needed, made - 1));
+    }
+
+    #[test]
+    fn elements_are_rounded_and_padded() {
+        let f32s: Vec<f32> = (0..20).map(|i| i as f32 + 0.001).collect();
+        let narrow: Vec<bf16> = f32s.iter().map(|&x| bf16::from_f32(x)).collect();
+        for len in [0, 1, 15, 16, 17, 20] {
+            let mut expected = bits(&narrow[..len]);
+            expected.resize(DEPTH, 0);
+            for from in [Elements::F32(&f32s[..len]), Elements::Bf16(&narrow[..len])] {
+                let mut to = [bf16::NAN; DEPTH];
+                narrowed::<F32x16>(from, &mut to);
+                assert_eq!(bits(&to), expected, "{len}");
+            }
+        }
+        let all = numbered(DEPTH);
+        let mut to = [bf16::NAN; DEPTH];
+        narrowed::<F32x16>(Elements::Bf16(&all.0[..DEPTH]), &mut to);
+        assert_eq!(bits(&to), (1..=DEPTH as u16).collect::<Vec<_>>());
+        let mut memory = [0.0f32; 5];
+        assert_eq!(halves(&mut memory).len(), 10);
+    }
+}

@@ -194,6 +194,7 @@ mod tests {
     use super::*;
     use crate::Isa;
     use crate::gemm::Operands;
+    use crate::gemm::tests::{Kind, L, R, with};
     use crate::simd::portable::F32x16;
     use crate::tensor::Elements;
 
@@ -234,5 +235,172 @@ mod tests {
         assert_eq!(plan([3312, 256, 1024], 2), (8, 1), "at most 480 rows");
         assert_eq!(plan([384, 256, 1024], 2), (6, 1));
         assert_eq!(plan([383, 256, 1024], 2).1, 8, "too few rows");
+    }
+
+    /// Blocks of rows, groups of panels, and whether each thread has rows of its own.
+    fn cut_into(operands: Kind, shape: [usize; 3], threads: usize) -> (usize, usize, bool) {
+        with(operands, shape, |matmul| {
+            let plan = Plan::new(matmul, threads);
+            assert_eq!(plan.panels, shape[1].div_ceil(PANEL));
+            (plan.row_blocks, plan.groups, plan.own_rows)
+        })
+    }
+
+    /// Each case is at an edge of one of the rules of [`Plan::new`], on either side.
+    #[test]
+    fn shapes_at_the_edges_of_the_rules() {
+        let weight = Kind::default();
+        let tiles = Kind { isa: Isa::AMX_EMULATED, left: L::Bf16, right: R::Panels16, dtype: MatmulDType::Bf16 };
+        let words = Kind { isa: Isa::DOTS_EMULATED, left: L::Bf16, right: R::Rows16, dtype: MatmulDType::Bf16 };
+        for (kind, threads, shape, expected) in [
+            (weight, 1, [32, 2048, 256], (1, 1, false)),
+            (weight, 1, [200, 64, 4096], (1, 1, false)),
+            (weight, 1, [500, 40, 9000], (3, 1, false)),
+            (weight, 2, [15, 2048, 256], (1, 8, false)),
+            (weight, 2, [16, 2048, 256], (2, 2, true)),
+            (weight, 2, [129, 1024, 512], (2, 2, true)),
+            (weight, 2, [130, 1024, 512], (1, 8, false)),
+            (weight, 2, [32, 1024, 513], (1, 8, false)),
+            (weight, 2, [16, 512, 32], (2, 1, true)),
+            (weight, 2, [256, 1024, 0], (1, 2, false)),
+            (weight, 2, [384, 256, 1024], (6, 1, false)),
+            (weight, 2, [1152, 512, 1024], (6, 1, false)),
+            (weight, 2, [4096, 64, 1024], (10, 1, false)),
+            (weight, 2, [5000, 64, 2048], (26, 1, false)),
+            (weight, 2, [480, 2048, 1024], (1, 8, false)),
+            (weight, 3, [2, 4096, 31], (1, 2, false)),
+            (weight, 3, [3, 8192, 20], (1, 3, false)),
+            // As many blocks as there are strips of rows, and no more.
+            (weight, 3, [36, 64, 200_000], (3, 2, false)),
+            (weight, 3, [24, 64, 180_000], (2, 2, false)),
+            (tiles, 3, [64, 256, 1024], (1, 8, false)),
+            (words, 3, [500, 40, 9000], (3, 2, false)),
+        ] {
+            assert_eq!(cut_into(kind, shape, threads), expected, "{shape:?} on {threads} threads");
+        }
+    }
+
+    #[test]
+    fn the_depth_is_cut_into_nearly_equal_blocks() {
+        let blocks = |kind, depth| {
+            with(kind, [2, 32, depth], |matmul| {
+                matmul.blocks().map(|block| (block.start, block.end)).collect::<Vec<_>>()
+            })
+        };
+        let plain = Kind::default();
+        assert_eq!(blocks(plain, 0), [(0, 0)]);
+        assert_eq!(blocks(plain, 1), [(0, 1)]);
+        assert_eq!(blocks(plain, 512), [(0, 512)]);
+        assert_eq!(blocks(plain, 513), [(0, 288), (288, 513)]);
+        assert_eq!(blocks(plain, 1024), [(0, 512), (512, 1024)]);
+        assert_eq!(blocks(plain, 1025), [(0, 352), (352, 704), (704, 1025)]);
+        let words = Kind { isa: Isa::DOTS_EMULATED, left: L::Bf16, right: R::Panels16, dtype: MatmulDType::Bf16 };
+        assert_eq!(blocks(words, 1024), [(0, 1024)]);
+        assert_eq!(blocks(words, 1026), [(0, 544), (544, 1026)]);
+        // Words are of bf16, and of instruction sets that take two terms at once.
+        for (kind, together) in [
+            (words, 2),
+            (Kind { dtype: MatmulDType::Stored, ..words }, 1),
+            (Kind { isa: Isa::PORTABLE, ..words }, 1),
+            (Kind { isa: Isa::AMX_EMULATED, ..words }, 1),
+        ] {
+            assert_eq!(with(kind, [2, 32, 4], |matmul| matmul.together()), together);
+        }
+    }
+
+    #[test]
+    fn rows_are_cut_into_strips_of_nearly_equal_height() {
+        let strips = Strips::new::<F32x16>(8..18);
+        assert_eq!((strips.count, strips.most, strips.vectors), (3, 4, 1));
+        assert_eq!((strips.pitch(), strips.packed()), (4 * 512 + 16, 3 * (4 * 512 + 16)));
+        assert_eq!([0, 1, 2].map(|strip| strips.rows(strip)), [8..11, 11..14, 14..18]);
+        // Two blocks of the depth of the two strips before, then one block of these.
+        let before = 2 * (4 * 512 + 16);
+        assert_eq!(
+            (strips.place::<F32x16>(2, 0), strips.place::<F32x16>(2, 1)),
+            (2 * before, 2 * before + strips.packed())
+        );
+        assert_eq!(strips.place::<F32x16>(5, 3), 5 * before + 3 * strips.packed());
+        let one = Strips::new::<F32x16>(3..4);
+        assert_eq!((one.count, one.most, one.vectors, one.rows(0)), (1, 1, 4, 3..4));
+        let five = Strips::new::<F32x16>(0..5);
+        assert_eq!((five.count, five.most, five.vectors, five.packed()), (2, 3, 1, 2 * (3 * 512 + 16)));
+        let none = Strips::new::<F32x16>(7..7);
+        assert_eq!((none.count, none.most, none.packed()), (0, 0, 0));
+        assert_eq!((0..4).map(|i| cut(i, 10, 4)).collect::<Vec<_>>(), [0..2, 2..5, 5..7, 7..10]);
+    }
+
+    #[test]
+    fn blocks_of_rows_are_whole_strips_or_pairs_of_tiles() {
+        let rows = |kind: Kind, m: usize, row_blocks: usize, own_rows: bool| {
+            with(kind, [m, 32, 64], |matmul| {
+                let plan = Plan { matmul, panels: 1, row_blocks, groups: 1, own_rows };
+                (0..row_blocks).map(|block| plan.rows::<F32x16>(block)).collect::<Vec<_>>()
+            })
+        };
+        assert_eq!(rows(Kind::default(), 30, 3, false), [0..8, 8..20, 20..30]);
+        assert_eq!(rows(Kind::default(), 30, 3, true), [0..10, 10..20, 20..30]);
+        let tiles = Kind { isa: Isa::AMX_EMULATED, left: L::Bf16, right: R::Panels16, dtype: MatmulDType::Bf16 };
+        assert_eq!(rows(tiles, 100, 2, false), [0..64, 64..100]);
+    }
+
+    /// Which outputs each task computes, seen by what it writes.
+    #[test]
+    fn a_task_is_a_block_of_rows_and_a_group_of_panels() {
+        let tasks = |[m, n]: [usize; 2], row_blocks: usize, groups: usize, own_rows: bool| {
+            let (x, w) = (vec![1.0; m], vec![1.0; n.next_multiple_of(PANEL)]);
+            let written = |index: usize| {
+                let mut c = vec![f32::NAN; m * n];
+                let all = Operands::of_outputs((Elements::F32(&x), Elements::F32(&w)), 1, 0..m, 0..n, None, &mut c);
+                let matmul = Matmul::new(Isa::PORTABLE, all);
+                let plan = Plan { matmul: &matmul, panels: n.div_ceil(PANEL), row_blocks, groups, own_rows };
+                plan.task::<F32x16>(index, &mut Scratch::default());
+                let at: Vec<(usize, usize)> =
+                    c.iter().enumerate().filter(|(_, x)| !x.is_nan()).map(|(at, _)| (at / n, at % n)).collect();
+                let (&(row, column), &(last, end)) = (at.first().unwrap(), at.last().unwrap());
+                assert_eq!(at.len(), (last + 1 - row) * (end + 1 - column), "one rectangle");
+                (row..last + 1, column / PANEL..end / PANEL + 1)
+            };
+            (0..row_blocks * groups).map(written).collect::<Vec<_>>()
+        };
+        // The group changes slowest; with rows of their own the block does.
+        let (a, b) = (0..4, 4..8);
+        let (left, right) = (0..2, 2..5);
+        let by_group = [
+            (a.clone(), left.clone()),
+            (b.clone(), left.clone()),
+            (a.clone(), right.clone()),
+            (b.clone(), right.clone()),
+        ];
+        assert_eq!(tasks([8, 150], 2, 2, false), by_group);
+        assert_eq!(tasks([8, 150], 2, 2, true), [(a.clone(), left), (a, right.clone()), (b.clone(), 0..2), (b, right)]);
+        // Many panels are cut at multiples of four.
+        assert_eq!(tasks([1, 33 * 32], 1, 2, false), [(0..1, 0..16), (0..1, 16..33)]);
+        assert_eq!(tasks([1, 31 * 32], 1, 2, false), [(0..1, 0..16), (0..1, 16..31)]);
+        assert_eq!(tasks([1, 28 * 32], 1, 2, false), [(0..1, 0..14), (0..1, 14..28)]);
+        assert_eq!(tasks([1, 37 * 32], 1, 2, false), [(0..1, 0..20), (0..1, 20..37)]);
+    }
+
+    #[test]
+    fn small_weights_are_read_by_every_thread() {
+        let (weight, columns) = (Kind::default(), Kind { left: L::Columns, ..Kind::default() });
+        let transposed = Kind { right: R::Transposed, ..weight };
+        let tiles = Kind { isa: Isa::AMX_EMULATED, left: L::Bf16, right: R::Panels16, dtype: MatmulDType::Bf16 };
+        let words = Kind { isa: Isa::DOTS_EMULATED, left: L::Bf16, right: R::Rows16, dtype: MatmulDType::Bf16 };
+        // Whether a thread reads all of it as it lies, and whether rows are packed for tasks that do.
+        for (kind, shape, reads, packs) in [
+            (weight, [2, 1024, 512], true, true),
+            (weight, [2, 1025, 512], false, false),
+            (weight, [2, 1024, 31], true, false),
+            (weight, [1, 64, 512], true, false),
+            (columns, [2, 1024, 512], false, true),
+            (transposed, [2, 64, 512], false, true),
+            (tiles, [2, 64, 512], false, false),
+            (words, [2, 64, 512], false, true),
+            (words, [4, 64, 512], false, false),
+        ] {
+            let found = with(kind, shape, |matmul| (matmul.reads_weight(), matmul.packs_small_blocks()));
+            assert_eq!(found, (reads, packs), "{shape:?}");
+        }
     }
 }

@@ -89,3 +89,79 @@ impl Matmul<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::gemm::Operands;
+    use crate::gemm::tests::{Kind, R, with};
+    use crate::simd::portable::F32x16;
+
+    /// Byte offsets of the rows of what is prefetched, from the right operand's first element, and bytes in a row.
+    fn rows(matmul: &Matmul<'_>, panel: usize, depth: Range<usize>) -> (Vec<usize>, usize) {
+        let start = match matmul.right {
+            Right::Panels(Elements::F32(data)) | Right::Transposed(Elements::F32(data)) => data.as_ptr().cast::<u8>(),
+            Right::Rows(Elements::F32(data), _) | Right::Words(data) => data.as_ptr().cast(),
+            Right::Panels(Elements::Bf16(data)) | Right::Transposed(Elements::Bf16(data)) => data.as_ptr().cast(),
+            Right::Rows(Elements::Bf16(data), _) => data.as_ptr().cast(),
+            Right::Tiles(_) => unreachable!("not read by chains"),
+        };
+        let found = matmul.prefetch(panel, depth);
+        (found.rows.clone().map(|row| found.row(row).addr() - start.addr()).collect(), found.width)
+    }
+
+    #[test]
+    fn what_is_prefetched_is_what_is_read() {
+        let of = |right| Kind { right, ..Kind::default() };
+        // Rows 32 to 80 of the depth (100) of panel 1 of three, element by element as the layout says.
+        let (depth, n) = (100, 90);
+        let expected = |at: &dyn Fn(usize) -> usize, size: usize| (0..48).map(|row| at(row) * size).collect::<Vec<_>>();
+        for (kind, size) in [(of(R::Panels), 4), (of(R::Panels16), 2)] {
+            let found = with(kind, [2, n, depth], |matmul| rows(matmul, 1, 32..80));
+            assert_eq!(found, (expected(&|row| (depth + 32 + row) * 32, size), 32 * size));
+        }
+        for (kind, size) in [(of(R::Transposed), 4), (of(R::Transposed16), 2)] {
+            let found = with(kind, [2, n, depth], |matmul| rows(matmul, 1, 32..80));
+            let at = |row: usize| ((1 + row / 32) * n + 32 + row % 32) * 32;
+            assert_eq!(found, (expected(&at, size), 32 * size));
+        }
+        for (kind, size) in [(of(R::Rows), 4), (of(R::Rows16), 2)] {
+            let found = with(kind, [2, n, depth], |matmul| rows(matmul, 2, 32..80));
+            assert_eq!(found, (expected(&|row| (32 + row) * n + 64, size), 32 * size));
+        }
+        // There is no fourth panel.
+        for (panel, rows) in [(2, 48), (3, 0), (9, 0)] {
+            let found = with(of(R::Panels), [2, n, depth], |matmul| matmul.prefetch(panel, 32..80));
+            assert_eq!(found.rows.len(), rows);
+        }
+        // Words: half as many rows, two terms each.
+        let (x, words, mut c) = (vec![0.0; 2 * 99], vec![0.0; 3 * 50 * 32], vec![0.0; 2 * 90]);
+        let operands = Operands::of_outputs((Elements::F32(&x), Elements::F32(&[])), 99, 0..2, 0..0, None, &mut c);
+        let matmul = Matmul { n, right: Right::Words(&words), ..Matmul::new(Isa::PORTABLE, operands) };
+        let expected: Vec<usize> = (0..24).map(|row| (2 * 50 + 16 + row) * 32 * 4).collect();
+        assert_eq!(rows(&matmul, 2, 32..79), (expected, 128));
+    }
+
+    #[test]
+    fn a_tile_prefetches_what_is_contiguous_at_an_even_pace() {
+        let data = [0u8; 64];
+        let begin = |width, pitch, jump, rows: Range<usize>, steps| {
+            let from = data.as_ptr();
+            let (at, pace) = Prefetch { from, width, pitch, jump, rows }.begin::<F32x16>(steps);
+            (at.addr() - from.addr(), pace)
+        };
+        // All rows, those up to the next 32, or one.
+        assert_eq!(begin(64, 64, 32 * 64, 8..40, 16), (8 * 64, 32 * 64 / 16));
+        assert_eq!(begin(64, 64, 9000, 8..40, 16), (8 * 64, 24 * 64 / 16));
+        assert_eq!(begin(64, 64, 9000, 40..44, 2), (9000 + 8 * 64, 4 * 64 / 2));
+        assert_eq!(begin(64, 100, 3200, 8..40, 16), (800, 0));
+        assert_eq!(begin(64, 64, 2048, 0..2, 0), (0, 128));
+        let nothing = Prefetch::NOTHING;
+        assert!(nothing.rows.is_empty());
+        let all = Prefetch { from: data.as_ptr(), width: 1, pitch: 2, jump: 3, rows: 0..10 };
+        let parts: Vec<_> = (0..4).map(|part| all.part(part, 4)).collect();
+        assert_eq!(parts.iter().map(|part| part.rows.clone()).collect::<Vec<_>>(), [0..2, 2..5, 5..7, 7..10]);
+        assert!(parts.iter().all(|part| (part.width, part.pitch, part.jump) == (1, 2, 3) && part.from == all.from));
+    }
+}

@@ -230,3 +230,59 @@ unsafe fn multiply<V: Simd>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::gemm::MatmulDType;
+    use crate::gemm::tests::{Kind, L, R, with};
+    use crate::simd::portable::F32x16;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// The end of the tiles of A is after the last element that is read: the kernels rely on this check.
+    #[test]
+    fn the_end_of_a_is_after_the_last_element_read() {
+        let data = vec![bf16::ZERO; 1 << 16];
+        for rows in [1, 2, 15, 16, 17, 31, 32, 33, 47, 65] {
+            for steps in [1, 2, 5] {
+                for a in [A::rows(&data, 5 * DEPTH), A::rows(&data, 200)] {
+                    let first = |row: usize, step: usize| row / SIDE * a.tile + row % SIDE * a.row + step * a.step;
+                    let read = (0..rows).flat_map(|row| (0..steps).map(move |step| (row, step)));
+                    let end = read.map(|(row, step)| first(row, step) + DEPTH).max();
+                    assert_eq!(Some(a.end(rows, steps)), end, "{rows} rows, {steps} steps");
+                }
+            }
+        }
+        let packed = A::packed(&data, 3);
+        assert_eq!((packed.row, packed.tile, packed.step), (32, 3 * 512, 512));
+        assert_eq!(
+            (packed.end(1, 1), packed.end(16, 3), packed.end(18, 2)),
+            (32, 15 * 32 + 1024 + 32, 1536 + 32 + 512 + 32)
+        );
+        let rows = A::rows(&data, 100);
+        assert_eq!((rows.row, rows.tile, rows.step), (100, 1600, 32));
+        assert_eq!((rows.end(1, 1), rows.end(17, 3)), (32, 1600 + 64 + 32));
+        assert_eq!(rows.from(2).data.len(), data.len() - 64);
+        assert_eq!(packed.from(2).data.len(), data.len() - 1024);
+    }
+
+    #[test]
+    fn packed_operands_that_are_too_short_are_refused() {
+        let kind = Kind { isa: Isa::AMX_EMULATED, left: L::Bf16, right: R::Panels16, dtype: MatmulDType::Bf16 };
+        let (a, b) = (vec![bf16::ZERO; 1 << 12], vec![bf16::ZERO; 1 << 12]);
+        let accepts = |a: &[bf16], b: &[bf16]| {
+            with(kind, [17, 32, 64], |matmul| {
+                let Some((unit, _)) = matmul.tiles else { panic!("tiles") };
+                let outputs = Outputs { rows: 0..17, panel: 0, from_c: false, last: true };
+                // SAFETY: nobody else has the outputs.
+                let run = || unsafe { multiply::<F32x16>(matmul, unit, outputs, 2, A::packed(a, 2), b, &mut []) };
+                catch_unwind(AssertUnwindSafe(run)).is_ok()
+            })
+        };
+        let (of_a, of_b) = (A::packed(&a, 2).end(17, 2), 2 * 2 * TILE);
+        assert!(accepts(&a[..of_a], &b[..of_b]));
+        assert!(!accepts(&a[..of_a - 1], &b[..of_b]));
+        assert!(!accepts(&a[..of_a], &b[..of_b - 1]));
+    }
+}

@@ -225,3 +225,30 @@ thread_local! {
     /// Buffer of packed rows, which the calling thread keeps for the next matmul.
     static PACKED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemm::tests::{Kind, R, with};
+    use crate::{Device, Isa};
+
+    /// Rows are packed for as many terms as fit into the buffer, in whole panels of the weight.
+    #[test]
+    fn spans_fill_the_buffer() {
+        let kind = Kind { right: R::Transposed, ..Kind::default() };
+        for (shape, elements) in [
+            ([5, 40, 50], 50 * 16),
+            ([5, 40, 64], 64 * 16),
+            ([5, 40, 100], 64 * 16),
+            ([17, 40, 100], 32 * 32),
+            ([64, 3, 33], 32 * 64),
+        ] {
+            let run = move || {
+                let cpu = Cpu::new(Isa::PORTABLE, 1, Device::Cpu).unwrap();
+                with(kind, shape, |matmul| matmul.run(&cpu));
+                PACKED.with_borrow(Vec::len)
+            };
+            assert_eq!(std::thread::spawn(run).join().unwrap(), elements + LANES, "{shape:?}");
+        }
+    }
+}

@@ -27,6 +27,10 @@ pub use scratch::Passes;
 pub use zero::zero;
 
 #[cfg(test)]
+mod arguments_tests;
+#[cfg(test)]
 mod bf16_tests;
+#[cfg(test)]
+mod helpers_tests;
 #[cfg(test)]
 mod small_tests;

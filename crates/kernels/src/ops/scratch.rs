@@ -4,6 +4,7 @@
 use super::lm_head::cpu::KEPT;
 use super::lm_head::cuda::WINDOW;
 use super::lm_head::{BLOCK_ROWS, CHUNK};
+use super::lora::cuda::DROPPED;
 use super::sample::cuda::{self, COLUMNS};
 use crate::device::cuda::stream::STAGING;
 
@@ -44,7 +45,9 @@ impl Passes {
         let sampled = drawn + self.sequences * (COLUMNS + self.positions);
         let looks = self.tokens * self.positions.div_ceil(64);
         let attended = self.tokens * (self.heads + 2) + 2 * looks + 2 * (self.pages + 1);
-        let adapted = self.tokens * (2 * self.rank + self.dropped);
+        // The dropped-out inputs of some rows, and their dropout factors.
+        let dropped = (self.tokens * self.dropped).min(DROPPED.max(self.dropped));
+        let adapted = 2 * (self.tokens * self.rank + dropped);
         (WORD * scored.max(sampled).max(attended).max(adapted)) as u64
     }
 

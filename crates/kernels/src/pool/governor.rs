@@ -338,4 +338,147 @@ mod tests {
         let first = clock.read().unwrap();
         assert!(clock.read().unwrap() >= first);
     }
+
+    #[test]
+    fn the_limit_is_within_what_the_process_has() {
+        let governor = Governor::new(4);
+        assert_eq!(governor.limit(), 4);
+        for (most, limit) in [(0, 1), (2, 2), (9, 4), (3, 3)] {
+            governor.set_most(most);
+            assert_eq!(governor.limit(), limit, "{most}");
+        }
+        governor.set_limit(2);
+        governor.set_most(3);
+        assert_eq!(governor.limit(), 2, "the same bound changes nothing");
+        governor.set_most(4);
+        assert_eq!(governor.limit(), 4);
+    }
+
+    /// Looks again at once, as if the window were over, with a caller that never waited for a core.
+    #[cfg(target_os = "linux")]
+    fn looks_again(watch: &mut Watch, governor: &Governor) -> usize {
+        let past = Instant::now().checked_sub(2 * WINDOW).expect("a time that the system can name");
+        (watch.since, watch.again) = (past, past);
+        if let Some((_, of_caller)) = &mut watch.caller {
+            *of_caller = clock("constant", 0);
+        }
+        watch.look(governor);
+        assert!(watch.since > past + WINDOW, "a new window begins");
+        governor.limit()
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    #[cfg_attr(miri, ignore = "it has no clock of a thread")]
+    fn a_look_compares_once_in_a_window_and_for_the_same_caller() {
+        let (governor, mut watch) = (Governor::new(4), Watch::new(4));
+        governor.set_limit(1);
+        // A window that ends in a minute, however busy the machine is.
+        let later = Instant::now() + Duration::from_secs(60);
+        watch.since = later;
+        watch.look(&governor);
+        assert!(watch.caller.is_none() && watch.since == later, "the window is not over");
+        assert_eq!(looks_again(&mut watch, &governor), 1, "the first look has nothing to compare with");
+        assert!(watch.caller.as_ref().is_some_and(|(id, _)| *id == std::thread::current().id()));
+        assert_eq!(looks_again(&mut watch, &governor), 2, "there is room for one more");
+        watch.since = later;
+        watch.look(&governor);
+        assert_eq!(governor.limit(), 2, "not within a window");
+        // Another thread calls: its clock is another one.
+        let watch = std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                assert_eq!(looks_again(&mut watch, &governor), 2);
+                assert!(watch.caller.as_ref().is_some_and(|(id, _)| *id == std::thread::current().id()));
+                assert_eq!(looks_again(&mut watch, &governor), 3);
+                watch
+            });
+            other.join().unwrap()
+        });
+        governor.set_most(3);
+        let mut watch = watch;
+        assert_eq!(
+            (looks_again(&mut watch, &governor), looks_again(&mut watch, &governor)),
+            (3, 3),
+            "no more than that"
+        );
+    }
+
+    /// A clock that says that its thread waited `ns` nanoseconds for a core.
+    #[cfg(unix)]
+    fn clock(name: &str, ns: u64) -> Clock {
+        let path = std::env::temp_dir().join(format!("lockstep-clock-{}-{name}", std::process::id()));
+        std::fs::write(&path, format!("7 {ns} 3\n")).unwrap();
+        let clock = Clock(File::open(&path).unwrap());
+        std::fs::remove_file(path).unwrap();
+        clock
+    }
+
+    #[cfg(unix)]
+    #[test]
+    #[cfg_attr(miri, ignore = "it writes files")]
+    fn gain_and_cost_of_workers_that_waited_for_a_core() {
+        let ms = Duration::from_millis;
+        let governor = Governor::new(4);
+        // The first waited for just the share that is allowed, the second for longer, the third for very long.
+        for (i, delay) in [(1, 1_000_000), (2, 2_000_000), (3, 50_000_000)] {
+            governor.workers[i - 1].clock.set(clock(&i.to_string(), delay)).ok().unwrap();
+            governor.worked(i, ms(2));
+            governor.worked(i, ms(4));
+        }
+        let watch = |waited: u64, before: u64| {
+            let mut watch = Watch::new(4);
+            watch.caller = Some((std::thread::current().id(), clock("caller", 3_000_000)));
+            (watch.caller_delay, watch.waited) = (ms(before), ms(waited));
+            watch
+        };
+        // Of three threads two are workers. What the caller waited counts up to the delays of those that shared.
+        for (limit, waited, before, expected) in [
+            (3, 5, 1, balance(1, 4, (2 + 2) * 2)),
+            (3, 1, 1, balance(1, 4, (2 + 1) * 2)),
+            (3, 0, 3, balance(1, 4, 0)),
+            (4, 60, 3, balance(2, 4, 52 * 2)),
+            (2, 9, 2, balance(1, 5, 1)),
+            (1, 9, 2, balance(1, 0, 1)),
+        ] {
+            let mut watch = watch(waited, before);
+            let found = watch.read(&governor, limit, WINDOW);
+            assert_eq!(
+                (found.sharing, found.gain, found.cost),
+                (expected.sharing, expected.gain, expected.cost),
+                "{limit}"
+            );
+            assert_eq!((watch.waited, watch.caller_delay), (Duration::ZERO, ms(3)));
+            assert_eq!(watch.readings, [(ms(6), ms(1)), (ms(6), ms(2)), (ms(6), ms(50))]);
+            let again = watch.read(&governor, limit, WINDOW);
+            assert_eq!((again.sharing, again.gain, again.cost), (1, Duration::ZERO, Duration::ZERO));
+        }
+    }
+
+    #[test]
+    fn a_balance_fades_by_a_quarter_in_each_window() {
+        let ms = Duration::from_millis;
+        let (mut watch, now) = (Watch::new(2), Instant::now());
+        watch.next_limit(2, 2, balance(1, 16, 8), WINDOW, now);
+        watch.next_limit(2, 2, balance(1, 4, 0), WINDOW, now);
+        assert_eq!((watch.balance.gain, watch.balance.cost), (ms(16), ms(6)));
+        // Costs above gains send a worker home; the balance and the time until the next trial begin anew.
+        assert_eq!(watch.next_limit(2, 2, balance(1, 0, 20), WINDOW, now), 1);
+        assert_eq!((watch.balance.gain, watch.balance.cost), (ms(0), ms(0)));
+        assert_eq!((watch.again, watch.rest), (now + 16 * WINDOW, 2 * REST), "at least sixteen windows");
+        watch.next_limit(1, 2, balance(1, 8, 0), WINDOW, now);
+        assert_eq!(watch.next_limit(1, 2, balance(1, 8, 0), WINDOW, now + 16 * WINDOW), 2);
+        assert_eq!(watch.balance.gain, ms(0), "a trial has a balance of its own");
+        watch.rest = 10 * REST;
+        watch.next_limit(2, 2, balance(1, 8, 0), WINDOW, now);
+        assert_eq!(watch.rest, 10 * REST - 10 * REST / 8);
+        // A cost of exactly one part in SHARE, or one that equals the gain, is none.
+        for new in [Balance { cost: WINDOW / SHARE, ..balance(1, 0, 0) }, balance(1, 7, 7)] {
+            let mut watch = Watch::new(2);
+            assert_eq!(watch.next_limit(2, 2, new, WINDOW, now), 2);
+        }
+        let mut watch = Watch::new(2);
+        watch.rest = LONGEST_REST;
+        watch.next_limit(2, 2, balance(1, 0, 20), WINDOW, now);
+        assert_eq!((watch.again, watch.rest), (now + LONGEST_REST, LONGEST_REST));
+    }
 }

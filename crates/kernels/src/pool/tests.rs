@@ -343,3 +343,35 @@ fn a_limited_pool_computes_with_fewer_threads_and_the_same_results() {
         assert!((1..=most.clamp(1, 4)).contains(&threads), "{threads} threads of {most}");
     }
 }
+
+#[test]
+fn scratch_is_kept_and_each_part_of_it_is_its_own() {
+    let mut scratch = Scratch::default();
+    let (memory, ids) = scratch.with_ids(5);
+    assert_eq!((memory.len(), ids.len()), (5, 0));
+    memory[4] = 4.0;
+    ids.extend([7, 8]);
+    let (memory, ids) = scratch.with_ids(9);
+    assert_eq!((memory.len(), memory[4], ids.as_slice()), (9, 4.0, &[7, 8][..]));
+    let (memory, inner) = scratch.split(12);
+    memory[11] = 1.0;
+    inner.f32(3)[2] = 2.0;
+    assert_eq!(memory.len(), 12);
+    let (memory, inner) = scratch.split(12);
+    assert_eq!((memory[11], inner.f32(3)[2]), (1.0, 2.0), "kept from task to task");
+    assert_eq!((scratch.f32(4).len(), scratch.with_ids(4).0.len(), scratch.split(4).0.len()), (4, 4, 4));
+    assert_eq!(scratch.f32(12)[11], 1.0);
+}
+
+#[test]
+fn ranges_of_a_shared_slice_lie_inside_it() {
+    let mut data = [1u8, 2, 3, 4];
+    let shared = Disjoint::new(&mut data);
+    #[allow(clippy::reversed_empty_ranges)]
+    for (range, inside) in [(0..4, true), (4..4, true), (1..3, true), (0..5, false), (5..5, false), (3..2, false)] {
+        // SAFETY: nobody else holds a range.
+        let slice = std::panic::AssertUnwindSafe(|| unsafe { shared.slice(range.clone()) }.to_vec());
+        let found = std::panic::catch_unwind(slice).ok();
+        assert_eq!(found, inside.then(|| [1, 2, 3, 4][range.clone()].to_vec()), "{range:?}");
+    }
+}

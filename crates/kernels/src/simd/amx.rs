@@ -415,4 +415,29 @@ mod tests {
         }
         assert_eq!(spin_flops(3), 3.0 * 8.0 * 16.0 * 16.0 * 32.0 * 2.0);
     }
+
+    #[test]
+    fn tiles_without_rows_are_not_configured() {
+        let both = Config::new(Rows { upper: 16, lower: 5 });
+        assert_eq!((both.palette, both.start_row, both.reserved), (1, 0, [0; 14]));
+        assert_eq!(both.rows, [16, 16, 5, 5, 16, 5, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(both.row_bytes, [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let upper = Config::new(Rows { upper: 3, lower: 0 });
+        assert_eq!(upper.rows, [3, 3, 0, 0, 3, 0, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(upper.row_bytes, [64, 64, 0, 0, 64, 0, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!((size_of::<Config>(), spin_flops(0), spin_flops(1)), (64, 131_072.0, 131_072.0));
+    }
+
+    /// What Linux says of the processor is what is found.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_processor_without_amx_is_said_to_have_none() {
+        let Ok(text) = std::fs::read_to_string("/proc/cpuinfo") else { return };
+        let Some(flags) = text.lines().find(|line| line.starts_with("flags")) else { return };
+        let has = |flag: &str| flags.split_whitespace().any(|own| own == flag);
+        if !has("amx_tile") || !has("amx_bf16") {
+            assert!(!processor_has_it());
+            assert_eq!(refusal(), Some("this processor has no AMX for bf16"));
+        }
+    }
 }

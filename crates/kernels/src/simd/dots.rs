@@ -185,4 +185,29 @@ mod tests {
             fma(a[1], b[1], fma(a[0], b[0], c))
         }));
     }
+
+    #[test]
+    fn the_operations_of_a_spin_are_counted() {
+        assert_eq!(Spin::<false> { rounds: 3 }.flops(), 3.0 * 20.0 * 16.0 * 2.0);
+        assert_eq!(Spin::<true> { rounds: 3 }.flops(), 3.0 * 20.0 * 16.0 * 4.0);
+    }
+
+    /// What Linux says of the processor is what is found, and a gain is measured only where nothing refuses it.
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    #[test]
+    fn a_processor_without_dot_products_is_said_to_have_none() {
+        let Ok(text) = std::fs::read_to_string("/proc/cpuinfo") else { return };
+        let Some(flags) = text.lines().find(|line| line.starts_with("flags")) else { return };
+        let has = |flag: &str| flags.split_whitespace().any(|own| own == flag);
+        let refusal = Isa::dots_refusal();
+        if !has("avx512f") {
+            assert_eq!(refusal, Some("this processor has no AVX-512"));
+        } else if !has("avx512_bf16") {
+            assert_eq!(refusal, Some("this processor has no dot products of pairs of bf16 (avx512_bf16)"));
+        } else {
+            assert!(refusal.is_none_or(|why| why == OTHER_BITS));
+        }
+        assert_eq!(Isa::dots_gain().is_some(), refusal.is_none());
+        assert!(Isa::dots_gain().is_none_or(|gain| gain > 0.0 && gain.is_finite()));
+    }
 }

@@ -338,3 +338,99 @@ fn pairs_are_widened_apart() {
         }
     }
 }
+
+struct Words([[f32; LANES]; 3]);
+
+impl Kernel for Words {
+    type Output = ([f32; LANES], [[f32; LANES]; 2], [f32; LANES], [f32; LANES], [f32; LANES]);
+    #[inline(always)]
+    fn run<V: Simd>(self) -> Self::Output {
+        let [first, second, sum] = self.0.map(|x| V::load(&x));
+        let (first, second) = (first.rounded_to_bf16(), second.rounded_to_bf16());
+        let word = V::word(first, second);
+        let mut pairs = [half::bf16::ZERO; 2 * LANES];
+        V::store_pairs(first, second, &mut pairs);
+        let dot = sum.dot(word, V::word(sum.rounded_to_bf16(), first));
+        (
+            word.to_array(),
+            word.halves().map(|half| half.to_array()),
+            V::load_words(&pairs).to_array(),
+            dot.to_array(),
+            first.to_array(),
+        )
+    }
+}
+
+#[test]
+fn words_hold_two_numbers_the_first_in_the_upper_half() {
+    let rounded = |x: f32| half::bf16::from_f32(x).to_f32();
+    let word = |a: f32, b: f32| rounded(a).to_bits() | rounded(b).to_bits() >> 16;
+    let mut stream = crate::rng::Stream::new(9, 0);
+    for _ in 0..20 {
+        let [a, b, c]: [[f32; LANES]; 3] = [0; 3].map(|_| std::array::from_fn(|_| stream.next_normal() as f32));
+        for isa in Isa::present() {
+            let (words, halves, loaded, dot, first) = isa.run(Words([a, b, c]));
+            for l in 0..LANES {
+                assert_eq!(words[l].to_bits(), word(a[l], b[l]), "{isa:?}");
+                assert_eq!(
+                    (halves[0][l], halves[1][l], first[l]),
+                    (rounded(a[l]), rounded(b[l]), rounded(a[l])),
+                    "{isa:?}"
+                );
+                assert_eq!(loaded[l].to_bits(), words[l].to_bits(), "{isa:?}");
+                // Two multiply-adds, that of the first numbers first.
+                let [x, y, z] = [a[l], b[l], c[l]].map(rounded);
+                assert_eq!(dot[l].to_bits(), y.mul_add(x, x.mul_add(z, c[l])).to_bits(), "{isa:?}");
+            }
+        }
+    }
+}
+
+/// Loads, stores and conversions of each element type, of `n` elements.
+struct Elements<'a, E>(&'a [E], usize);
+
+impl<E: super::Element> Kernel for Elements<'_, E> {
+    type Output = ([f32; LANES], Vec<E>, Vec<E>, Vec<E>, [f32; LANES], Vec<f32>);
+    #[inline(always)]
+    fn run<V: Simd>(self) -> Self::Output {
+        let Elements(from, n) = self;
+        let partial: V = E::load_partial(from, n);
+        let whole: V = E::load(from);
+        let third = whole.mul(V::splat(1.0 / 3.0));
+        let (mut stored, mut few, mut exact) = (from.to_vec(), from.to_vec(), from.to_vec());
+        E::store(third, &mut stored[1..]);
+        E::store_partial(third, &mut few, n);
+        E::store_rounded(E::rounded(third), &mut exact[2..]);
+        let mut wide = vec![-7.0; n + 20];
+        super::element::widen_into::<V, E>(&from[..n + 1], &mut wide[..n + 1]);
+        (partial.to_array(), stored, few, exact, E::rounded(third).to_array(), wide)
+    }
+}
+
+fn check_elements<E: super::Element + PartialEq + std::fmt::Debug>() {
+    let from: Vec<E> = (0..40).map(|i| E::narrow(i as f32 - 9.5)).collect();
+    for isa in Isa::present() {
+        for n in 0..=LANES {
+            let (partial, stored, few, exact, rounded, wide) = isa.run(Elements(&from, n));
+            let third = |l: usize| E::narrow(from[l].widen() * (1.0 / 3.0));
+            let of = |l: usize, from_l: usize, len: usize| {
+                if (from_l..from_l + len).contains(&l) { third(l - from_l) } else { from[l] }
+            };
+            assert_eq!(partial, std::array::from_fn(|l| if l < n { from[l].widen() } else { 0.0 }), "{isa:?} {n}");
+            assert_eq!(stored, (0..40).map(|l| of(l, 1, LANES)).collect::<Vec<_>>(), "{isa:?}");
+            assert_eq!(few, (0..40).map(|l| of(l, 0, n)).collect::<Vec<_>>(), "{isa:?} {n}");
+            assert_eq!(exact, (0..40).map(|l| of(l, 2, LANES)).collect::<Vec<_>>(), "{isa:?}");
+            assert_eq!(rounded, std::array::from_fn(|l| third(l).widen()), "{isa:?}");
+            let expected: Vec<f32> = (0..n + 20).map(|l| if l <= n { from[l].widen() } else { -7.0 }).collect();
+            assert_eq!(wide, expected, "{isa:?} {n}");
+        }
+    }
+}
+
+#[test]
+fn elements_are_loaded_stored_and_rounded_by_their_type() {
+    check_elements::<f32>();
+    check_elements::<half::bf16>();
+    assert_eq!(<half::bf16 as super::Element>::narrow(1.001).to_f32(), 1.0);
+    assert_eq!(<f32 as super::Element>::narrow(1.001), 1.001);
+}

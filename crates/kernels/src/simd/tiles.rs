@@ -233,4 +233,89 @@ mod tests {
         assert_eq!(step(5.0, terms.into_iter()), 6.0);
         assert_eq!(step(5.0, std::iter::empty()), 5.0);
     }
+
+    #[test]
+    fn rows_are_cut_into_blocks_of_two_tiles_and_a_rest() {
+        let cut = |rows: usize| {
+            let of = |(first, blocks, rows): (usize, usize, Rows)| (first, blocks, rows.upper, rows.lower);
+            cuts(rows).map(of).collect::<Vec<_>>()
+        };
+        for (rows, expected) in [
+            (0, vec![]),
+            (1, vec![(0, 1, 1, 0)]),
+            (16, vec![(0, 1, 16, 0)]),
+            (17, vec![(0, 1, 16, 1)]),
+            (31, vec![(0, 1, 16, 15)]),
+            (32, vec![(0, 1, 16, 16)]),
+            (33, vec![(0, 1, 16, 16), (32, 1, 1, 0)]),
+            (96, vec![(0, 3, 16, 16)]),
+            (120, vec![(0, 3, 16, 16), (96, 1, 16, 8)]),
+        ] {
+            assert_eq!(cut(rows), expected, "{rows}");
+        }
+    }
+
+    fn matmul(rows: Rows, depth: usize) -> TileMatmul {
+        TileMatmul {
+            a: std::ptr::null(),
+            b: std::ptr::null(),
+            c: std::ptr::null_mut(),
+            a_row: 0,
+            a_lower: 0,
+            a_step: 0,
+            c_stride: 0,
+            a_block: 0,
+            c_block: 0,
+            depth,
+            blocks: 1,
+            from_c: 0,
+            rows,
+        }
+    }
+
+    thread_local! {
+        /// The depths of the matmuls of each call of [`noted`].
+        static NOTED: std::cell::RefCell<Vec<Vec<usize>>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
+
+    unsafe fn noted(matmuls: &[TileMatmul]) {
+        NOTED.with_borrow_mut(|calls| calls.push(matmuls.iter().map(|matmul| matmul.depth).collect()));
+    }
+
+    #[test]
+    fn matmuls_are_computed_in_order_eight_in_a_call() {
+        for (count, expected) in [
+            (0, vec![]),
+            (1, vec![vec![1]]),
+            (8, vec![(1..9).collect()]),
+            (9, vec![(1..9).collect(), vec![9]]),
+            (18, vec![(1..9).collect(), (9..17).collect(), vec![17, 18]]),
+        ] {
+            let rows = Rows { upper: 1, lower: 0 };
+            // SAFETY: `noted` touches no tile.
+            unsafe { run_all(noted, (1..=count).map(|depth| matmul(rows, depth))) };
+            assert_eq!(NOTED.take(), expected, "{count}");
+        }
+    }
+
+    #[test]
+    fn what_no_unit_can_compute_is_refused() {
+        let good = matmul(Rows { upper: 16, lower: 16 }, 1);
+        let accepts =
+            |matmuls: &[TileMatmul]| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(matmuls))).is_ok();
+        assert!(accepts(&[]) && accepts(&[good, good]) && accepts(&[matmul(Rows { upper: 1, lower: 0 }, 1)]));
+        for wrong in [
+            TileMatmul { depth: 0, ..good },
+            TileMatmul { blocks: 0, ..good },
+            TileMatmul { rows: Rows { upper: 0, lower: 0 }, ..good },
+            TileMatmul { rows: Rows { upper: 17, lower: 0 }, ..good },
+            TileMatmul { rows: Rows { upper: 16, lower: 17 }, ..good },
+        ] {
+            assert!(!accepts(&[wrong]), "{wrong:?}");
+        }
+        assert!(!accepts(&[good, TileMatmul { rows: Rows { upper: 16, lower: 15 }, ..good }]), "one configuration");
+        let many = std::iter::repeat_n((1.0, 1.0), DEPTH + 1);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(0.0, many))).is_err());
+        assert_eq!(step(1.0, std::iter::repeat_n((1.0, 2.0), DEPTH)), 65.0);
+    }
 }

@@ -122,3 +122,102 @@ fn divisors(n: usize) -> String {
         [.., _] => all[all.len().saturating_sub(4)..].join(", "),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Algorithm;
+
+    #[test]
+    fn numbers_that_would_do_are_named() {
+        assert_eq!([gcd(12, 8), gcd(8, 12), gcd(7, 3), gcd(5, 0), gcd(0, 5)], [4, 4, 1, 5, 5]);
+        let text = |n: usize, unit: usize| multiples(n, unit);
+        assert_eq!((text(7, 3), text(2, 3), text(3, 3)), ("6 or 9".into(), "3".into(), "3 or 3".into()));
+        assert_eq!(
+            (divisors(1), divisors(2), divisors(7)),
+            ("nothing (the batch is too small)".into(), "2".into(), "7".into())
+        );
+        assert_eq!(
+            (divisors(4), divisors(12), divisors(60)),
+            ("2, 4".into(), "3, 4, 6, 12".into(), "15, 20, 30, 60".into())
+        );
+        assert_eq!(divisors(8192), "512, 1024, 2048, 4096", "no larger ones");
+    }
+
+    /// The numbers are powers of different primes, so that each product has its factors.
+    #[test]
+    fn batches_and_steps_are_counted_as_in_trl() {
+        let config = Config {
+            per_device_train_batch_size: 5,
+            gradient_accumulation_steps: 3,
+            steps_per_generation: Some(6),
+            num_iterations: 7,
+            num_generations: 2,
+            num_train_epochs: 1.5,
+            max_steps: -1,
+            ..Config::default()
+        };
+        assert_eq!((config.generation_batch(), config.steps_per_generation()), (30, 6));
+        assert_eq!((config.prompts_per_generation(), config.completions_per_step()), (15, 15));
+        assert_eq!((config.steps_per_pass(), config.passes()), (2, 7));
+        // 11 · 2 · 7 = 154 steps an epoch; of half an epoch, those that have begun.
+        assert_eq!((config.total_steps(11), config.total_steps(1)), (231, 21));
+        assert_eq!(Config { num_train_epochs: 0.51, ..config.clone() }.total_steps(1), 8);
+        assert_eq!(Config { max_steps: 1, ..config.clone() }.total_steps(11), 1);
+        assert_eq!(Config { max_steps: 0, ..config.clone() }.total_steps(11), 231);
+        let by_size = Config { steps_per_generation: None, generation_batch_size: Some(45), ..config.clone() };
+        assert_eq!((by_size.generation_batch(), by_size.steps_per_generation(), by_size.steps_per_pass()), (45, 9, 3));
+        let plain = Config { steps_per_generation: None, num_mini_batches: 4, num_ppo_epochs: 11, ..config };
+        assert_eq!((plain.generation_batch(), plain.steps_per_generation(), plain.passes()), (15, 3, 7));
+        let ppo = Config { algorithm: Algorithm::Ppo, ..plain };
+        assert_eq!(
+            (ppo.generation_batch(), ppo.steps_per_generation(), ppo.steps_per_pass(), ppo.passes()),
+            (60, 12, 4, 11)
+        );
+    }
+
+    #[test]
+    fn groups_batches_and_steps_divide_each_other() {
+        let config = |change: fn(&mut Config)| {
+            let mut config = Config { num_generations: 4, per_device_train_batch_size: 4, ..Config::default() };
+            change(&mut config);
+            check(&config).err().map(|error| error.to_string())
+        };
+        let said = |change: fn(&mut Config), words: &str| assert_eq!(config(change).as_deref(), Some(words));
+        assert_eq!(config(|_| {}), None);
+        let others = "`num_generations` must be at least 2, but is 1: a completion's advantage is its reward against \
+                      the others of its group";
+        said(|c| c.num_generations = 1, others);
+        said(
+            |c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 0),
+            "`num_generations` must be at least 1, but is 0",
+        );
+        assert_eq!(config(|c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 1)), None);
+        assert_eq!(config(|c| (c.num_generations, c.dynamic_sampling) = (2, true)), None);
+        said(
+            |c| (c.algorithm, c.num_generations, c.dynamic_sampling) = (Algorithm::ReinforcePlusPlus, 1, true),
+            "`dynamic_sampling` needs num_generations of at least 2: the rewards of a group of one are always equal",
+        );
+        said(
+            |c| (c.generation_batch_size, c.steps_per_generation) = (Some(8), Some(2)),
+            "generation_batch_size and steps_per_generation both say how much is generated at once: remove one of them",
+        );
+        assert_eq!(config(|c| c.generation_batch_size = Some(8)), None);
+        said(
+            |c| c.generation_batch_size = Some(10),
+            "`generation_batch_size` = 10 must be a multiple of per_device_train_batch_size = 4: 8 or 12",
+        );
+        said(
+            |c| (c.num_generations, c.gradient_accumulation_steps) = (6, 2),
+            "the generation batch (per_device_train_batch_size × steps_per_generation = 4 × 2 = 8 completions) must be \
+             a multiple of num_generations = 6, so that groups are whole: set per_device_train_batch_size to 3 or 6, \
+             or num_generations to 2, 4, 8",
+        );
+        assert_eq!(config(|c| (c.num_generations, c.gradient_accumulation_steps) = (6, 3)), None);
+        said(
+            |c| (c.steps_per_generation, c.gradient_accumulation_steps) = (Some(5), 3),
+            "one generation serves 5 micro-batches, which are no whole number of optimizer steps of 3 \
+             (gradient_accumulation_steps): set steps_per_generation to 3 or 6",
+        );
+    }
+}

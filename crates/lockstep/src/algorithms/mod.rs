@@ -216,3 +216,6 @@ fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     resolved.notes.extend(notes);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
 //! Files to examples to ids, and what is said of broken ones.
 
+mod reading;
+
 use super::*;
 use crate::Config;
 use crate::error::is_bad_input;

@@ -127,3 +127,6 @@ pub fn by_group(results: &[JobResult]) -> BTreeMap<u64, Vec<&JobResult>> {
     groups.values_mut().for_each(|results| results.sort_by_key(|result| result.job));
     groups
 }
+
+#[cfg(test)]
+mod tests;

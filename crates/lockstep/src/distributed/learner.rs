@@ -443,3 +443,6 @@ fn forget_other_settings(out: &Path, settings: Lineage) -> anyhow::Result<()> {
 pub(super) fn job_of(job: &Job) -> anyhow::Result<GroupJob> {
     GroupJob::from_bytes(&job.payload).with_context(|| format!("the payload of job {}", job.name))
 }
+
+#[cfg(test)]
+mod tests;

@@ -138,3 +138,6 @@ pub fn of_fleet(error: fleet::Error) -> anyhow::Error {
         error => error.into(),
     }
 }
+
+#[cfg(test)]
+mod tests;

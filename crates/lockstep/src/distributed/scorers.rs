@@ -110,3 +110,63 @@ impl Drop for Scorers {
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::prompts::Prompt;
+    use model::tokenizer::SpecialTokens;
+    use rewards::Content;
+    use rollout::SamplingParams;
+
+    fn job(number: u64) -> GroupJob {
+        let (tokens, content) = (model::Prompt::new([1]), Content::from("a"));
+        GroupJob {
+            number,
+            prompt: Prompt { row: 0, tokens, content, columns: serde_json::Map::new() },
+            num_generations: 1,
+            sampling: SamplingParams::default(),
+            version: 0,
+            step: 0,
+            rewards: Vec::new(),
+            so_far: Vec::new(),
+            until: None,
+        }
+    }
+
+    /// Threads are started only where more groups are open than threads are there, up to the greatest number.
+    #[test]
+    fn as_many_threads_as_groups_are_open() {
+        let tokenizer = Arc::new(Tokenizer::characters("abc".chars(), &SpecialTokens::default()).unwrap());
+        let make: MakeRewards = Arc::new(|_: &StopSignal, _: &StopSignal| Ok(Vec::new()));
+        let mut scorers = Scorers::new(make, tokenizer, 2, &StopSignal::new()).unwrap();
+        let submit = |scorers: &mut Scorers, number: u64| {
+            let group = RolloutGroup::new(number, job(number).prompt.tokens, Vec::new());
+            scorers.submit(job(number), group, 0.5).unwrap();
+        };
+        let answer = |scorers: &mut Scorers| loop {
+            if let Some((number, answer)) = scorers.next_answer() {
+                break (number, answer.unwrap().rollout_s);
+            }
+            std::thread::yield_now();
+        };
+        for number in 0..3 {
+            submit(&mut scorers, number);
+            assert_eq!((answer(&mut scorers), scorers.threads.len(), scorers.open), ((number, 0.5), 1, 0));
+        }
+        (3..6).for_each(|number| submit(&mut scorers, number));
+        assert_eq!((scorers.threads.len(), scorers.open), (2, 3));
+        let mut numbers: Vec<u64> = (0..3).map(|_| answer(&mut scorers).0).collect();
+        numbers.sort_unstable();
+        assert_eq!((numbers, scorers.open), (vec![3, 4, 5], 0));
+        assert!(scorers.next_answer().is_none());
+    }
+
+    #[test]
+    fn rewards_that_cannot_be_made_are_an_error_of_each_group() {
+        let tokenizer = Arc::new(Tokenizer::characters("abc".chars(), &SpecialTokens::default()).unwrap());
+        let fails: MakeRewards = Arc::new(|_: &StopSignal, _: &StopSignal| anyhow::bail!("no such reward"));
+        let refused = Scorers::new(fails, tokenizer, 1, &StopSignal::new()).err().unwrap();
+        assert_eq!(refused.to_string(), "no such reward");
+    }
+}

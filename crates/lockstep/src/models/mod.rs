@@ -35,3 +35,6 @@ pub fn locate(name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
 pub fn locate_ref_model(config: &Config) -> anyhow::Result<Option<PathBuf>> {
     config.ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose().or_bad_input_in("`ref_model`")
 }
+
+#[cfg(test)]
+mod tests;

@@ -123,3 +123,6 @@ fn list<T: PartialEq>(what: &str, a: &[T], b: &[T], show: impl Fn(&T) -> String)
     let found = || Difference { token: Some(at), given: value(a), remade: value(b), ..differs(what) };
     (a.len() != b.len() || at < a.len()).then(found)
 }
+
+#[cfg(test)]
+mod tests;

@@ -298,3 +298,70 @@ pub(super) fn watched<'scope, T>(
     drop(done);
     given
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::columns::SAMPLER_LOGPS;
+    use rollout::FinishReason;
+
+    #[test]
+    fn the_engines_counts_and_times_are_those_of_the_step() {
+        let (stages, ms) = (Stages::default(), Duration::from_millis);
+        let span = stages.span("rollout");
+        let done = Counters {
+            computed_tokens: 1,
+            cached_tokens: 2,
+            preemptions: 3,
+            prefill_time: ms(250),
+            decode_steps: 5,
+            decode_time: ms(500),
+            decode_passes: 7,
+            decoded_tokens: 8,
+            sampling_time: ms(750),
+            drafted_tokens: 10,
+            accepted_tokens: 11,
+            draft_time: ms(500),
+            undrafted_time: ms(2000),
+            ..Counters::default()
+        };
+        record_counters(&stages, &span, done);
+        span.end();
+        let step = stages.take_step();
+        let expected = [
+            ("accepted_tokens", 11.0),
+            ("cached_tokens", 2.0),
+            ("computed_tokens", 1.0),
+            ("decode_passes", 7.0),
+            ("decode_steps", 5.0),
+            ("decoded_tokens", 8.0),
+            ("draft_saved_s", 1.5),
+            ("drafted_tokens", 10.0),
+            ("preemptions", 3.0),
+        ];
+        assert_eq!(step.counts, expected.map(|(name, n)| (name.to_owned(), n)).into());
+        let parts: BTreeMap<&str, f64> = step.stages.iter().map(|stage| (&*stage.path, stage.seconds)).collect();
+        let of = |name: &str| parts[&*format!("rollout/{name}")];
+        assert_eq!((of("prefill"), of("decode"), of("sampling"), parts.len()), (0.25, 0.5, 0.75, 4));
+    }
+
+    #[test]
+    fn the_first_log_probability_that_is_not_finite_is_named() {
+        let group = |id: u64, logps: &[f32]| {
+            let tokens = logps.len();
+            let completion = Completion {
+                generation: 0,
+                ids: vec![4; tokens],
+                mask: vec![true; tokens],
+                versions: vec![0; tokens],
+                columns: model::Columns::of([(SAMPLER_LOGPS, logps.to_vec())]),
+                finish_reason: FinishReason::Stop,
+            };
+            RolloutGroup::new(id, model::Prompt::new([1]), vec![completion])
+        };
+        let said = |groups: &[RolloutGroup]| finite_logps(groups).err().map(|error| error.to_string());
+        assert_eq!((said(&[]), said(&[group(1, &[-0.5, 0.0]), group(2, &[])])), (None, None));
+        let infinite = said(&[group(1, &[-0.5]), group(2, &[-1.0, f32::NEG_INFINITY, f32::NAN])]);
+        assert_eq!(infinite.as_deref(), Some("a token's log-probability is -inf"));
+    }
+}

@@ -218,3 +218,6 @@ impl Evaluation {
         Outcome { name: set.name.clone(), metrics, problems: output.problems, unscored, rollouts }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -290,3 +290,6 @@ fn check_ids(name: &str, ids: &[u32], vocabulary: usize) -> anyhow::Result<()> {
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

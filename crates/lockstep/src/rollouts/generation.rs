@@ -70,7 +70,7 @@ impl Generation {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::data::prompts::Prompt;
     use crate::rollouts::ScoredCompletion;

@@ -113,6 +113,24 @@ mod tests {
     use crate::rollouts::generation::tests::round;
 
     #[test]
+    fn totals_are_of_the_completions_that_have_a_score() {
+        let mut rollouts = round(&[(3, [Some(1.0), None]), (5, [None, Some(2.0)])]);
+        rollouts.reward_names.push("other".into());
+        rollouts.reward_weights = vec![0.5, 3.0];
+        for (place, c) in rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
+            c.rewards.push([Some(1.0), Some(-1.0), None, None][place]);
+        }
+        let totals: Vec<Option<f64>> = rollouts.completions().map(|c| rollouts.total(c)).collect();
+        assert_eq!(totals, [Some(3.5), Some(-3.0), None, Some(1.0)]);
+        let of = |place: usize| rollouts.totals(&rollouts.groups[place]).collect::<Vec<_>>();
+        assert_eq!((of(0), of(1)), (vec![3.5, -3.0], vec![1.0]));
+        assert_eq!(rollouts.scored(), [("r".to_owned(), 2), ("other".to_owned(), 2)]);
+        let matrix = rollouts.rewards();
+        assert_eq!(matrix.rows.iter().map(|row| row.group).collect::<Vec<_>>(), [3, 3, 5, 5]);
+        assert_eq!((matrix.names, matrix.weights), (rollouts.reward_names.clone(), vec![0.5, 3.0]));
+    }
+
+    #[test]
     fn rewards_of_steps_have_the_weights_of_their_functions() {
         let mut rollouts = round(&[(3, [Some(1.0), Some(2.0)])]);
         rollouts.reward_names.push("whole".into());

@@ -105,6 +105,10 @@ mod tests {
         two.groups.iter_mut().flat_map(|group| &mut group.completions).for_each(|c| c.rewards.push(None));
         let mut health = RewardHealth::default();
         assert!(health.check(&two, &[], &config).is_ok());
+        let of_other = |rows: usize| Problem { reward: "other".into(), ..failed(rows) };
+        assert!(health.check(&two, &[of_other(3)], &config).is_ok(), "it failed for three of four completions");
+        assert!(health.check(&two, &[of_other(1), failed(4), of_other(3)], &config).is_err());
+        assert!(health.check(&Rollouts { groups: Vec::new(), ..two.clone() }, &[], &config).is_ok(), "none at all");
         let failed = Problem { reward: "other".into(), ..failed(4) };
         let error = health.check(&two, &[failed], &config).unwrap_err().to_string();
         assert!(error.starts_with("reward `other` scored nothing in a batch (reward_patience): it ended"), "{error}");

@@ -277,3 +277,6 @@ fn answer_to(bytes: &[u8], jobs: &[GroupJob]) -> anyhow::Result<GroupAnswer> {
     let job = job.with_context(|| format!("a worker answered the job of group {number}, which is none of these"))?;
     GroupAnswer::from_bytes(bytes, job).with_context(|| format!("the answer to the job of group {number}"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,7 +41,7 @@ impl TokenTexts {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::rollouts) mod tests {
     use super::*;
     use model::tokenizer::SpecialTokens;
 
@@ -53,5 +53,42 @@ mod tests {
         let pieces = texts.pieces(&ids).unwrap();
         assert_eq!((pieces.len(), pieces.concat()), (ids.len(), texts.0.decode(&ids, false).unwrap()));
         assert!(texts.pieces(&[]).unwrap().is_empty());
+    }
+
+    /// A tokenizer whose tokens are `a`, the two bytes of `é`, and a space with the letter `b`.
+    pub(in crate::rollouts) fn of_bytes() -> TokenTexts {
+        let decoder = r#"{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}"#;
+        let json = format!(
+            r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": {decoder}, "post_processor": null, "decoder": {decoder}, "model": {{"type": "BPE",
+            "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
+            "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": {{"a": 0, "\u00c3": 1, "\u00a9": 2, "\u0120b": 3}}, "merges": []}}}}"#
+        );
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();
+        TokenTexts::open(dir.path()).unwrap()
+    }
+
+    impl TokenTexts {
+        pub(in crate::rollouts) fn tokenizer(self) -> Tokenizer {
+            self.0
+        }
+    }
+
+    #[test]
+    fn a_character_of_several_tokens_is_the_text_of_the_last() {
+        let texts = of_bytes();
+        let pieces = |ids: &[u32]| texts.pieces(ids).unwrap();
+        assert_eq!(pieces(&[0, 1, 2, 3, 0]), ["a", "", "é", " b", "a"]);
+        assert_eq!(pieces(&[1, 2, 1, 2]), ["", "é", "", "é"]);
+        // Half a character is none; at the end it is shown as what it is.
+        assert_eq!(pieces(&[0, 1, 0]), ["a", "", "\u{fffd}a"]);
+        assert_eq!(pieces(&[0, 1]), ["a", "\u{fffd}"]);
+        assert_eq!(pieces(&[1]), ["\u{fffd}"]);
+        for ids in [&[0, 1, 2, 3, 0][..], &[0, 1, 0], &[3, 1, 2, 2, 0, 1]] {
+            assert_eq!(pieces(ids).concat(), texts.text(ids).unwrap());
+        }
+        assert!(TokenTexts::open(Path::new("/nowhere")).is_err());
     }
 }

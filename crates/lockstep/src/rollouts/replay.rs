@@ -363,6 +363,8 @@ fn check(
 
 #[cfg(test)]
 mod tests {
+    mod load;
+
     use super::*;
     use proptest::prelude::*;
     use testing::foreign;

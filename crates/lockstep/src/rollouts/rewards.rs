@@ -167,3 +167,6 @@ pub fn check_columns_of(columns: &Map<String, Value>, name: &str, rewards: &[Con
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

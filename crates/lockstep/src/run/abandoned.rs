@@ -79,4 +79,43 @@ mod tests {
         let target = set_aside(&run, 0, &BTreeMap::new()).unwrap().unwrap();
         assert_eq!(fs::read_to_string(target.join("metrics.jsonl")).unwrap(), "{}\n");
     }
+
+    #[test]
+    fn what_came_after_a_step_is_a_run_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::fresh(dir.path()).unwrap();
+        run.create("seed = 1\n").unwrap();
+        let checkpoints = |steps: &[u64]| steps.iter().for_each(|step| fs::create_dir(run.checkpoint(*step)).unwrap());
+        checkpoints(&[1, 2, 3]);
+        let tables =
+            ["completions_00001.parquet", "completions_00002.parquet", "completions_3.jsonl", "completions_x.parquet"];
+        tables.iter().for_each(|name| fs::write(run.completions().join(name), name).unwrap());
+        for file in [run.metrics(), run.record(), run.log(0), run.rollouts(), run.updates(), run.evaluations()] {
+            fs::write(&file, "logged").unwrap();
+        }
+        fs::write(run.tensorboard().join("events"), "events").unwrap();
+        fs::create_dir(run.model()).unwrap();
+        let lengths = BTreeMap::from([("metrics.jsonl".to_owned(), 3)]);
+        assert_eq!(set_aside(&run, 3, &lengths).unwrap(), None, "nothing is later");
+        let target = set_aside(&run, 1, &lengths).unwrap().unwrap();
+        assert_eq!(target, run.root().join("abandoned/after-step-000001"));
+        let kept = RunDir::open(&target).unwrap();
+        let steps = |run: &RunDir| checkpoint::all(run).iter().map(|(step, _)| *step).collect::<Vec<_>>();
+        assert_eq!((steps(&run), steps(&kept)), (vec![1], vec![2, 3]));
+        let there = |run: &RunDir| tables.map(|name| run.completions().join(name).exists());
+        assert_eq!((there(&run), there(&kept)), ([true, false, false, true], [false, true, true, false]));
+        assert!(kept.model().is_dir() && !run.model().exists());
+        for file in
+            [run.config(), run.metrics(), run.record(), run.log(0), run.rollouts(), run.updates(), run.evaluations()]
+        {
+            let copy = target.join(file.file_name().unwrap());
+            assert_eq!(fs::read(&copy).unwrap(), fs::read(&file).unwrap(), "{}", copy.display());
+        }
+        assert_eq!(fs::read_to_string(kept.tensorboard().join("events")).unwrap(), "events");
+        // The next one has a name of its own.
+        checkpoints(&[2]);
+        assert_eq!(set_aside(&run, 1, &lengths).unwrap(), Some(run.root().join("abandoned/after-step-000001-2")));
+        checkpoints(&[2]);
+        assert_eq!(set_aside(&run, 1, &lengths).unwrap(), Some(run.root().join("abandoned/after-step-000001-3")));
+    }
 }

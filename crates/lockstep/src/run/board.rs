@@ -158,3 +158,6 @@ fn distributions(groups: &[Group]) -> Vec<(String, Vec<f64>)> {
         ("entropy", tokens(model::columns::ENTROPIES)),
     ])
 }
+
+#[cfg(test)]
+mod tests;

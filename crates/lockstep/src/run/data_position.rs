@@ -41,3 +41,27 @@ pub fn sampler(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sam
         ))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_takes_no_more_rows_than_there_are() {
+        let config = Config { shuffle_dataset: false, ..Config::default() };
+        let mut whole = sampler(4, 4, &config).unwrap();
+        assert_eq!((whole.chunks_per_epoch(), whole.next_batch()), (1, vec![0, 1, 2, 3]));
+        let error = sampler(3, 4, &config).unwrap_err();
+        assert!(crate::error::is_bad_input(&error));
+        assert_eq!(
+            error.to_string(),
+            "one step takes 4 rows of the training data, which has 3: lower per_device_train_batch_size (or \
+             generation_batch_size), or give more data"
+        );
+        let shuffled = |seed| sampler(50, 50, &Config { seed, ..Config::default() }).unwrap().next_batch();
+        assert_ne!(shuffled(1), shuffled(2));
+        // An epoch has a step at least.
+        let position = |steps| DataPosition::new("h".into(), sampler(4, 2, &config).unwrap(), steps).steps_per_epoch;
+        assert_eq!((position(0), position(5)), (1, 5));
+    }
+}

@@ -105,4 +105,73 @@ mod tests {
         assert_eq!(evaluations.best, Some(Best { step: 5, metric: 2.0 }));
         assert_eq!(evaluations.without_improvement, 0);
     }
+
+    fn config(change: impl FnOnce(&mut Config)) -> Config {
+        let mut config = Config { metric_for_best_model: Some("reward".into()), ..Config::default() };
+        change(&mut config);
+        config
+    }
+
+    /// For each value: whether the run stops, the step of the best so far, and the evaluations since that count.
+    fn course(config: &Config, name: &str, values: &[f64]) -> Vec<(bool, Option<u64>, u32)> {
+        let mut evaluations = Evaluations::new(config, &[name.to_owned()], false).unwrap();
+        let mut after = |(step, value): (u64, &f64)| {
+            let ends = evaluations.take(config, step, &[(name.to_owned(), *value)], &Sinks::new()).unwrap();
+            (ends, evaluations.best.as_ref().map(|best| best.step), evaluations.without_improvement)
+        };
+        (1..).zip(values).map(&mut after).collect()
+    }
+
+    #[test]
+    fn the_best_and_those_in_a_row_that_are_no_better() {
+        let reward = config(|c| c.early_stopping_patience = Some(2));
+        let found = course(&reward, "eval_reward", &[1.0, 1.0, 2.0, 0.5, 1.5, 3.0]);
+        let expected = [(false, 1, 0), (false, 1, 1), (false, 3, 0), (false, 3, 1), (true, 3, 2), (false, 6, 0)];
+        assert_eq!(found, expected.map(|(ends, best, count)| (ends, Some(best), count)));
+        // Less of a loss is better, unless something else is said.
+        let loss = config(|c| c.metric_for_best_model = Some("eval_loss".into()));
+        let best = |config: &Config| course(config, "eval_loss", &[2.0, 1.0, 3.0]).last().unwrap().1;
+        assert_eq!(best(&loss), Some(2));
+        assert_eq!(best(&Config { greater_is_better: Some(true), ..loss.clone() }), Some(3));
+        // Better by the threshold exactly is not enough to count, and is the best all the same.
+        let by = config(|c| c.early_stopping_threshold = 0.5);
+        let found = course(&by, "eval_reward", &[1.0, 1.5, 2.25]);
+        assert_eq!(found, [(false, Some(1), 0), (false, Some(2), 1), (false, Some(3), 0)]);
+        let none = config(|c| c.metric_for_best_model = None);
+        assert_eq!(course(&none, "eval_reward", &[1.0]), [(false, None, 0)]);
+    }
+
+    #[test]
+    fn metrics_that_are_not_there() {
+        let config = config(|_| {});
+        let new = |names: &[&str], other: bool| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            Evaluations::new(&config, &names, other).map_err(|error| error.to_string())
+        };
+        let words = "`metric_for_best_model` = reward: no such evaluation metric; there are eval_loss, eval_x";
+        assert_eq!(new(&["eval_loss", "eval_x"], false).err().as_deref(), Some(words));
+        assert!(new(&["eval_loss"], true).is_ok() && new(&["eval_reward"], false).is_ok());
+        // Of a known name nothing was scored; an unknown one, of the user's metrics, ends the run.
+        let mut known = new(&["reward"], false).unwrap();
+        let other = [("eval_loss".to_owned(), 1.0)];
+        assert!(!known.take(&config, 1, &other, &Sinks::new()).unwrap());
+        assert_eq!((known.best, known.without_improvement), (None, 0));
+        let mut unknown = new(&[], true).unwrap();
+        let error = unknown.take(&config, 1, &other, &Sinks::new()).unwrap_err();
+        assert!(error.is::<MetricsFailed>() && format!("{error:#}").contains("there are eval_loss"), "{error:#}");
+        // Before the first step there is no checkpoint that could be the best.
+        let mut first = new(&["reward"], false).unwrap();
+        assert!(!first.take(&config, 0, &[("eval_reward".to_owned(), 1.0)], &Sinks::new()).unwrap());
+        assert_eq!(first.best, None);
+    }
+
+    #[test]
+    fn patience_is_reached_at_its_number() {
+        let mut evaluations = Evaluations { due: false, best: None, without_improvement: 1, has_other_metrics: false };
+        let patience = |patience| config(|c| c.early_stopping_patience = patience);
+        let out = |evaluations: &Evaluations, p| evaluations.out_of_patience(&patience(p));
+        assert!(!out(&evaluations, Some(2)) && !out(&evaluations, None) && out(&evaluations, Some(1)));
+        evaluations.without_improvement = 3;
+        assert!(out(&evaluations, Some(2)));
+    }
 }

@@ -182,3 +182,15 @@ impl Callbacks {
         self.event(&RunEvent::Checkpoint(step, dir), policy);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metric_of_a_record_is_found_by_its_name() {
+        let metrics = [("loss".to_owned(), 1.5), ("reward".to_owned(), 2.5)];
+        let record = LogRecord { step: 3, metrics: &metrics };
+        assert_eq!((record.get("loss"), record.get("reward"), record.get("kl")), (Some(1.5), Some(2.5), None));
+    }
+}

@@ -207,3 +207,26 @@ impl RunLog {
         EventKind::Progress { label, done, total, note }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_of_speculative_decoding() {
+        let counts =
+            |all: &[(&str, f64)]| all.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<BTreeMap<_, _>>();
+        assert_eq!(speculation(&counts(&[("decoded_tokens", 8.0), ("decode_passes", 4.0)])), []);
+        let drafted =
+            [("drafted_tokens", 8.0), ("accepted_tokens", 2.0), ("decoded_tokens", 9.0), ("draft_saved_s", 0.5)];
+        let found = |passes: f64| speculation(&counts(&[&drafted[..], &[("decode_passes", passes)]].concat()));
+        let expected = |per_forward| {
+            [
+                ("rollout/spec_decode_draft_acceptance_rate", 0.25),
+                ("rollout/spec_decode_tokens_per_forward", per_forward),
+                ("rollout/spec_decode_saved_time_s", 0.5),
+            ]
+        };
+        assert_eq!((found(3.0), found(0.0)), (expected(3.0).to_vec(), expected(9.0).to_vec()));
+    }
+}

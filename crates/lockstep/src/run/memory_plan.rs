@@ -262,3 +262,6 @@ pub fn longest_of(rows: &[(usize, usize)]) -> Longest {
     let completion = rows.iter().map(|(_, c)| *c).max().unwrap_or(0);
     Longest { prompt: total - completion, completion }
 }
+
+#[cfg(test)]
+mod tests;

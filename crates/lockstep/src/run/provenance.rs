@@ -207,3 +207,6 @@ pub fn check_command(run: &RunDir, command: &str) -> anyhow::Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

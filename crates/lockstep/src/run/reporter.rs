@@ -168,3 +168,6 @@ impl Reporter {
         Ok(self.sinks.emit(EventKind::Metrics { step, values })?)
     }
 }
+
+#[cfg(test)]
+mod tests;

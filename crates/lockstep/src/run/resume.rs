@@ -178,4 +178,120 @@ mod tests {
         assert_eq!(model(run.root()), run.model());
         assert_eq!(model(&run.checkpoint(1)), run.checkpoint(1));
     }
+
+    fn said(result: anyhow::Result<impl Sized>) -> String {
+        let error = result.err().expect("it was accepted");
+        assert!(crate::error::is_bad_input(&error), "{error}");
+        error.to_string()
+    }
+
+    #[test]
+    fn where_a_run_begins() {
+        let (_dir, run) = run();
+        let root = run.root().to_owned();
+        let found =
+            |resume: &str, out: Option<&Path>| find_run(resume, out).map(|(dir, from)| (dir.root().to_owned(), from));
+        let place = |resume: &str, out: Option<&Path>| {
+            let (dir, from) = found(resume, out).unwrap();
+            (dir, from.checkpoint().map(Path::to_owned))
+        };
+        let text = |path: &Path| path.display().to_string();
+        assert_eq!(place(&text(&root), None), (root.clone(), Some(run.checkpoint(2))));
+        assert_eq!(place("latest", Some(&root)), (root.clone(), Some(run.checkpoint(2))));
+        assert_eq!(place(&text(&run.checkpoint(1)), None), (root.clone(), Some(run.checkpoint(1))));
+        assert_eq!(said(found("latest", None)), "--resume latest: of which run? Give --out DIR, or --resume DIR");
+        let new = root.join("new");
+        assert_eq!(said(found(&text(&new), None)), format!("{} is not a run: it has no config.toml", new.display()));
+        let (dir, from) = found("latest", Some(&new)).unwrap();
+        assert!(dir == new && matches!(from, ResumeFrom::Beginning));
+        fs::remove_dir_all(run.checkpoints()).unwrap();
+        let (_, from) = found(&text(&root), None).unwrap();
+        assert!(matches!(from, ResumeFrom::Beginning));
+        fs::create_dir(run.model()).unwrap();
+        let ended = "the run has ended and left no checkpoint to resume from (save_strategy = \"no\")";
+        assert_eq!(said(found(&text(&root), None)), format!("{}: {ended}", root.display()));
+    }
+
+    #[test]
+    fn what_has_no_model_says_what_it_is() {
+        let (_dir, run) = run();
+        fs::remove_dir_all(run.checkpoints()).unwrap();
+        let root = run.root().display();
+        let none = "the run has neither a model nor a checkpoint yet";
+        assert_eq!(said(find_model(run.root())), format!("{root}: {none}"));
+        let model = run.root().join("some model");
+        fs::create_dir(&model).unwrap();
+        let display = model.display();
+        assert_eq!(said(find_model(&model)), format!("{display} is not a run: it has no config.toml"));
+        fs::write(model.join("config.json"), "{}").unwrap();
+        let fix = format!("{display} is a model, not a run: give it as --model {display}");
+        assert_eq!(said(find_model(&model)), fix);
+        fs::write(model.join("config.toml"), "").unwrap();
+        assert!(said(find_model(&model)).ends_with(none));
+        assert!(said(find_model(&run.root().join("nothing"))).contains("nothing: "));
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_names_the_one_before_it() {
+        let (_dir, run) = run();
+        let of = |step: u64, text: &str| {
+            let from = ResumeFrom::Checkpoint(run.checkpoint(step));
+            or_earlier(Err::<(), _>(anyhow::anyhow!("{text}")), &from, &run).unwrap_err().to_string()
+        };
+        let damaged = |step: u64| format!("{}/x is damaged", run.checkpoint(step).display());
+        let before = format!("resume from the checkpoint before it with --resume {}", run.checkpoint(1).display());
+        assert_eq!(of(2, &damaged(2)), format!("{}; {before}", damaged(2)));
+        let first = "there is no checkpoint before it: start the run anew in another directory";
+        assert_eq!(of(1, &damaged(1)), format!("{}; {first}", damaged(1)));
+        // What has nothing to do with it stays as it is, as does what went well.
+        assert_eq!(of(2, "the disk is full"), "the disk is full");
+        assert_eq!(or_earlier(Ok(3), &ResumeFrom::Checkpoint(run.checkpoint(2)), &run).unwrap(), 3);
+        let nothing = or_earlier(Err::<(), _>(anyhow::anyhow!(damaged(2))), &ResumeFrom::Nothing, &run);
+        assert_eq!(nothing.unwrap_err().to_string(), damaged(2));
+    }
+
+    fn state(change: impl FnOnce(&mut serde_json::Value)) -> RunState {
+        let mut state = serde_json::json!({"format": 3, "step": 2, "weights_version": 2, "isa": "another",
+            "arithmetic": null, "data_hash": "d1", "sampler": {"epoch": 0, "cursor": 4},
+            "trainer": {"steps": 2, "skipped_in_a_row": 0, "skipped_total": 0, "entropy": null}, "task": null,
+            "num_tokens": 9, "unlogged": {}, "best": null, "evaluations_without_improvement": 0, "log_bytes": {}});
+        change(&mut state);
+        serde_json::from_value(state).unwrap()
+    }
+
+    #[test]
+    fn a_run_is_resumed_with_its_data_and_its_arithmetic() {
+        let ctx = crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap();
+        let (isa, own) = (ctx.describe(), ctx.arithmetic(kernels::DType::F32));
+        let config = Config { dataset_name: Some("d.jsonl".into()), ..Config::default() };
+        let check = |state: &RunState, config: &Config| check_resumable(state, config, &ctx, "d1");
+        let same = state(|state| state["arithmetic"] = own.into());
+        check(&same, &config).unwrap();
+        // Older versions kept the instruction set alone.
+        check(&state(|state| state["isa"] = isa.into()), &config).unwrap();
+        let older = said(check(&state(|_| ()), &config));
+        let words = |began: &str| {
+            format!(
+                "the run's matmuls are {began} on another, here they would be {own} on {isa}: bits are promised \
+                 with one \
+                 formula only. Set LOCKSTEP_ISA=another if this machine has it, or allow_other_isa = true to resume \
+                 with \
+                 {isa}"
+            )
+        };
+        assert_eq!(older, words("an older version's formula"));
+        let other = state(|state| (state["isa"], state["arithmetic"]) = (isa.into(), "other".into()));
+        assert!(said(check(&other, &config)).starts_with("the run's matmuls are other on "));
+        check(&other, &Config { allow_other_isa: true, ..config.clone() }).unwrap();
+        let data = |config: &Config| said(check_resumable(&same, config, &ctx, "d2"));
+        let changed = |name: &str| {
+            format!(
+                "{name}: the training data is not what the run began with: its SHA-256 is d2, and was d1. Put the \
+                 old file \
+                 back, or start a new run"
+            )
+        };
+        assert_eq!(data(&config), changed("d.jsonl"));
+        assert_eq!(data(&Config { replay: Some("r.jsonl".into()), ..config }), changed("r.jsonl"));
+    }
 }

@@ -313,4 +313,100 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
+
+    #[test]
+    fn what_cannot_be_a_runs_directory_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let said = |path: &Path| {
+            let error = RunDir::fresh(path).unwrap_err();
+            assert!(crate::error::is_bad_input(&error));
+            error.to_string().replace(&dir.path().display().to_string(), "DIR")
+        };
+        fs::write(at("file"), "").unwrap();
+        assert_eq!(said(&at("file")), "output_dir DIR/file is a file; give a directory");
+        assert!(said(&at("file/below")).starts_with("output_dir DIR/file/below: "), "{}", said(&at("file/below")));
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(at("nothing"), at("link")).unwrap();
+            assert_eq!(said(&at("link")), "output_dir DIR/link is a link to nothing; give another --out");
+        }
+        let words = "output_dir DIR exists, is not empty and is not a run (it has no config.toml); give another --out";
+        assert_eq!(said(dir.path()), words);
+        fs::write(at("config.toml"), "").unwrap();
+        assert_eq!(
+            said(dir.path()),
+            "output_dir DIR already holds a run; resume it with --resume DIR, or give another --out"
+        );
+        let none = RunDir::open(&at("none")).unwrap_err().to_string();
+        assert_eq!(none, format!("{} is not a run: it has no config.toml", at("none").display()));
+        assert!(RunDir::open(dir.path()).is_ok());
+    }
+
+    #[test]
+    fn names_of_temporary_files() {
+        for name in [".x.12.partial", ".config.toml.7.tmp", ".a.b.1.partial", ".unfinished-model"] {
+            assert!(is_temporary(name), "{name}");
+        }
+        for name in ["x.12.partial", ".x.partial", ".x.y.partial", ".12.part", ".x.-1.tmp", "unfinished-model", ".x.12"]
+        {
+            assert!(!is_temporary(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_killed_processes_left_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::fresh(dir.path()).unwrap();
+        run.create("seed = 1\n").unwrap();
+        fs::write(dir.path().join(".metrics.jsonl.3.tmp"), "").unwrap();
+        fs::write(run.completions().join(".c.parquet.3.partial"), "").unwrap();
+        fs::create_dir(dir.path().join(".unfinished-model")).unwrap();
+        fs::write(dir.path().join(".unfinished-model/x"), "").unwrap();
+        fs::write(run.completions().join("completions_1.parquet"), "").unwrap();
+        run.sweep().unwrap();
+        let names = |path: &Path| {
+            let names = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            names.collect::<std::collections::BTreeSet<_>>()
+        };
+        let kept = ["checkpoints", "completions", "config.toml", "tensorboard"].map(str::to_owned);
+        assert_eq!(names(dir.path()), kept.into());
+        assert_eq!(names(&run.completions()), ["completions_1.parquet".to_owned()].into());
+    }
+
+    #[test]
+    fn files_that_were_deleted_during_a_run_are_written_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("run");
+        let run = RunDir::fresh(&root).unwrap();
+        assert_eq!(run.lock().unwrap(), None);
+        run.create("seed = 1\n").unwrap();
+        run.write(&run.record(), b"{}").unwrap();
+        assert_eq!(run.check().unwrap(), [""; 0]);
+        fs::remove_file(run.config()).unwrap();
+        fs::remove_file(root.join(lock::FILE)).unwrap();
+        let place = root.display();
+        let notes = [
+            format!("{place}/run.lock was deleted while this process held it: it is locked again"),
+            format!("{place}/config.toml was deleted during the run: it is written again"),
+        ];
+        assert_eq!(run.clone().check().unwrap(), notes);
+        assert_eq!(fs::read_to_string(run.config()).unwrap(), "seed = 1\n");
+        assert_eq!(run.check().unwrap(), [""; 0]);
+        assert!(RunDir::existing(&root).is_err(), "it is locked");
+        run.unlock();
+        let other = RunDir::existing(&root).unwrap();
+        drop(other);
+        fs::remove_dir_all(&root).unwrap();
+        let gone = run.check().unwrap_err().to_string();
+        let words = "the run's directory, is gone: was it moved or deleted? Nothing is written any more";
+        assert_eq!(gone, format!("{place}, {words}"));
+    }
+
+    #[test]
+    fn places_in_a_run() {
+        let run = RunDir::at(Path::new("r"));
+        assert_eq!((run.checkpoint(7), run.log(2)), ("r/checkpoints/step-000007".into(), "r/lockstep-2.log".into()));
+        assert_eq!((run.checkpoint(1_234_567), run.root()), ("r/checkpoints/step-1234567".into(), Path::new("r")));
+    }
 }

@@ -150,3 +150,6 @@ fn group_inputs(
     inputs.columns = columns.iter().filter(|name| *name != "completion_ids").map(column).collect();
     Ok(inputs)
 }
+
+#[cfg(test)]
+mod tests;

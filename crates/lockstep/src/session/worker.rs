@@ -228,3 +228,57 @@ fn parts(
         refuses_failed_rewards,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::is_bad_input;
+    use serde_json::json;
+
+    #[test]
+    fn a_worker_makes_groups_of_profiles_that_the_run_has() {
+        let profiles = json!({"a": {"share": 0.5}, "b": {"share": 0.5}}).as_object().cloned().unwrap();
+        let config = Config { sampling_profiles: profiles, ..Config::default() };
+        let refused = |names: &[&str], config: &Config| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let error = refuse_unknown(&names, config).err()?;
+            assert!(is_bad_input(&error));
+            Some(error.to_string())
+        };
+        assert_eq!((refused(&[], &config), refused(&["b", "a"], &config)), (None, None));
+        let words = "--profiles c: the run has no `[sampling_profiles.c]`; it has: a, b";
+        assert_eq!(refused(&["a", "c"], &config).as_deref(), Some(words));
+        let words = "--profiles a: the run has no `[sampling_profiles.a]`; it has: none";
+        assert_eq!(refused(&["a"], &Config::default()).as_deref(), Some(words));
+    }
+
+    #[test]
+    fn files_of_a_run_and_names_of_workers() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files { run: dir.path().to_owned(), model: None };
+        assert!(is_bad_input(&files.config().unwrap_err()));
+        std::fs::write(
+            dir.path().join("config.toml"),
+            "seed = 7\nmodel_name_or_path = \"m\"\ndataset_name = \"d\"\nreward_funcs = \"gsm8k\"\n",
+        )
+        .unwrap();
+        assert_eq!(files.config().unwrap().seed, 7);
+        let stop = StopSignal::new();
+        let options = |name| WorkerOptions {
+            run: dir.path(),
+            server: NatsServer::default(),
+            name,
+            threads: Some(1),
+            profiles: Vec::new(),
+            rewards: None,
+            stop: stop.clone(),
+            say: &|_| {},
+        };
+        let unnamed = work(options("two words")).unwrap_err();
+        assert!(is_bad_input(&unnamed) && unnamed.to_string().contains("cannot name a worker"), "{unnamed:#}");
+        stop.request();
+        assert!(crate::stop::is_stopped(&work(options("w")).unwrap_err()));
+        let expelled = Expelled("w".to_owned()).to_string();
+        assert!(expelled.starts_with("worker w was expelled: "), "{expelled}");
+    }
+}

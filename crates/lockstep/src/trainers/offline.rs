@@ -439,3 +439,6 @@ pub fn load_pairs(config: &Config, spec: &DatasetSpec, assets: &ModelAssets, sin
     }
     Ok(pairs)
 }
+
+#[cfg(test)]
+mod tests;

@@ -202,3 +202,100 @@ fn kept(rows: Masked, data: Dataset, most: usize, sinks: &Sinks) -> anyhow::Resu
     }
     Ok(Loaded { rows: rows.samples, hash: data.hash, whole: false })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ComputeDType;
+    use crate::models::load_assets;
+    use crate::verify::tests::directory;
+    use model::net::Scores;
+    use std::sync::{Arc, Mutex};
+    use telemetry::{Event, EventKind, Sink};
+
+    /// All numbers are exact in binary, and every sum differs from the others.
+    #[test]
+    fn sums_are_of_the_tokens_that_count() {
+        let compared = |logps: &[f32], entropies: &[f32], is_likeliest: &[bool]| Compared {
+            scores: Scores { logps: logps.to_vec(), entropies: entropies.to_vec() },
+            is_likeliest: is_likeliest.to_vec(),
+            mean_logits: vec![0.0; logps.len()],
+        };
+        let row =
+            |mask: &[bool]| Sample { mask: mask.to_vec(), ..Sample::supervised(Prompt::new([1]), vec![2; mask.len()]) };
+        let both = [
+            compared(&[-0.5, -8.0, -1.0], &[0.25, 16.0, 0.5], &[true, true, false]),
+            compared(&[-0.25, -64.0], &[2.0, 32.0], &[true, false]),
+        ];
+        let rows = [row(&[true, false, true]), row(&[true, false])];
+        let sums = Sums::of(SftLoss::Nll, &both, &rows);
+        assert_eq!((sums.loss, sums.entropy, sums.right, sums.tokens), (1.75, 2.75, 2.0, 3));
+        assert_eq!((sums.mean(sums.loss), sums.mean(sums.right)), (1.75 / 3.0, 2.0 / 3.0));
+        let dft = Sums::of(SftLoss::Dft, &both, &rows);
+        assert_eq!(dft.loss, dft::term(-0.5) + dft::term(-1.0) + dft::term(-0.25));
+        assert_eq!((dft.entropy, dft.right, dft.tokens), (2.75, 2.0, 3));
+        let none = Sums::of(SftLoss::Nll, &both[1..], &[row(&[false, false])]);
+        assert_eq!((none.tokens, none.mean(none.loss), none.mean(3.0)), (0, 0.0, 3.0));
+    }
+
+    /// A sink that keeps the texts of messages.
+    struct Said(Arc<Mutex<Vec<String>>>);
+
+    impl Sink for Said {
+        fn receive(&mut self, event: &Event) -> telemetry::Result<()> {
+            if let EventKind::Message { text, .. } = &event.kind {
+                self.0.lock().unwrap().push(text.clone());
+            }
+            Ok(())
+        }
+    }
+
+    /// Rows of token ids, each with its labels, as they are learned; messages and errors name the file as FILE.
+    fn loaded(rows: &[(&[u32], &[i64])]) -> (Result<Loaded<Sample>, String>, Vec<String>) {
+        let dir = directory();
+        let path = dir.path().join("rows.jsonl").display().to_string();
+        let row = |(ids, labels): &(&[u32], &[i64])| format!("{{\"input_ids\": {ids:?}, \"labels\": {labels:?}}}\n");
+        std::fs::write(&path, rows.iter().map(row).collect::<String>()).unwrap();
+        let config = Config { dataset_name: Some(path.clone()), max_length: Some(3), ..Config::default() };
+        let assets = load_assets(&dir.path().join("model"), Head::Lm, ComputeDType::F32).unwrap();
+        let (said, sinks) = (Arc::new(Mutex::new(Vec::new())), Sinks::new());
+        sinks.add(Said(said.clone()));
+        let loaded = Sft::load(&config, DatasetSpec::train(&config).unwrap(), &assets, &sinks);
+        let said = said.lock().unwrap().iter().map(|text| text.replace(&path, "FILE")).collect();
+        (loaded.map_err(|error| error.to_string().replace(&path, "FILE")), said)
+    }
+
+    #[test]
+    fn what_is_before_the_first_learned_token_is_the_prompt() {
+        let (found, said) = loaded(&[
+            (&[5, 6, 7], &[-100, 6, 7]),
+            (&[5, 6, 7], &[-100, -100, 7]),
+            (&[5, 6, 7], &[-100, 6, -100]),
+            (&[5, 6], &[5, 6]),
+            (&[5, 6, 7, 8], &[5, 6, 7, 8]),
+            (&[5, 6], &[-100, -100]),
+            (&[8, 9], &[8, -100]),
+        ]);
+        let found = found.unwrap();
+        let of = |row: &Sample| (row.prompt.ids.clone(), row.completion.clone(), row.mask.clone());
+        let expected = [
+            (vec![5], vec![6, 7], vec![true, true]),
+            (vec![5, 6], vec![7], vec![true]),
+            (vec![5], vec![6, 7], vec![true, false]),
+            (vec![5], vec![6], vec![true]),
+        ];
+        assert_eq!(found.rows.iter().map(of).collect::<Vec<_>>(), expected);
+        assert!(!found.whole, "not every token counts");
+        let left_out = "FILE: left out: 1 row longer than 3 tokens (max_length)";
+        assert_eq!(said, [left_out, "FILE: left out: 2 rows without a token to learn"]);
+        let (found, said) = loaded(&[(&[5, 6, 7], &[5, 6, 7]), (&[8, 9], &[8, 9])]);
+        assert!(found.unwrap().whole && said.is_empty());
+
+        let refused = |rows: &[(&[u32], &[i64])]| loaded(rows).0.err().expect("refused");
+        assert_eq!(refused(&[(&[5, 6], &[5, -100])]), "FILE: no row has a token to learn");
+        let long: (&[u32], &[i64]) = (&[5, 6, 7, 8], &[5, 6, 7, 8]);
+        assert_eq!(refused(&[long, long]), "FILE: every row is longer than max_length = 3: raise it");
+        let short = "FILE, row 2: the text has no token to learn after its first one";
+        assert_eq!(refused(&[(&[5, 6], &[5, 6]), (&[5], &[5])]), short);
+    }
+}

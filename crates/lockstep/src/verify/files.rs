@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The fields of `run_state.json` that the next step depends on. The others concern logs and evaluations.
 const STATE: [&str; 7] = ["step", "weights_version", "arithmetic", "data_hash", "sampler", "trainer", "num_tokens"];
@@ -58,13 +58,18 @@ pub fn of_result(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<
     Ok(None)
 }
 
+/// The files of a directory and of the directories below it, such as PPO's value model, by their paths in it.
 fn names(dir: &Path) -> anyhow::Result<BTreeSet<String>> {
-    let entries = fs::read_dir(dir).with_context(|| dir.display().to_string())?;
-    let mut names = BTreeSet::new();
-    for entry in entries {
-        let entry = entry?;
-        if entry.path().is_file() {
-            names.insert(entry.file_name().to_string_lossy().into_owned());
+    let (mut names, mut open) = (BTreeSet::new(), vec![PathBuf::new()]);
+    while let Some(below) = open.pop() {
+        let place = dir.join(&below);
+        for entry in fs::read_dir(&place).with_context(|| place.display().to_string())? {
+            let entry = entry?;
+            let path = below.join(entry.file_name());
+            match entry.file_type()?.is_dir() {
+                true => open.push(path),
+                false => drop(names.insert(path.to_string_lossy().into_owned())),
+            }
         }
     }
     Ok(names)
@@ -203,9 +208,11 @@ impl Tensors {
 fn tensors(a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
     let (mut a, mut b) = (Tensors::open(a)?, Tensors::open(b)?);
     let (layout, of_b) = (a.layout(), b.layout());
-    if let Some((a, b)) = layout.iter().zip(&of_b).find(|(a, b)| a != b) {
-        let show = |(name, of, _): &(String, String, u64)| format!("{name} {of}");
-        let (recorded, remade) = (show(a), show(b));
+    if let Some(at) = (0..layout.len().max(of_b.len())).find(|&at| layout.get(at) != of_b.get(at)) {
+        let show = |layout: &[(String, String, u64)]| {
+            layout.get(at).map_or_else(|| "none".to_owned(), |(name, of, _)| format!("{name} {of}"))
+        };
+        let (recorded, remade) = (show(&layout), show(&of_b));
         return Ok(Some(Difference { kind: "tensor".into(), recorded, remade, ..Difference::default() }));
     }
     let (mut at, mut left, mut right) = (0u64, vec![0; 1 << 16], vec![0; 1 << 16]);
@@ -248,3 +255,6 @@ fn number(bytes: &[u8]) -> String {
         _ => format!("{bytes:02x?}"),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -112,3 +112,6 @@ fn advantages(a: &Completion, b: &Completion) -> Option<Difference> {
     let of_tokens = [a, b].iter().any(|c| matches!(c.advantage, Some(Advantage::Tokens(_))));
     Some(Difference { token: found.token.filter(|_| of_tokens), ..found })
 }
+
+#[cfg(test)]
+mod tests;

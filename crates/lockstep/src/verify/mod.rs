@@ -236,3 +236,6 @@ fn unlisted(step: u64, error: &anyhow::Error) -> Difference {
         ..Difference::default()
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -206,3 +206,6 @@ impl Collect for WithRecord {
         Ok((collected, others))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -115,3 +115,34 @@ pub(super) fn f32_bits(x: f32) -> String {
 pub(super) fn f64_bits(x: f64) -> String {
     format!("{x} (0x{:016x})", x.to_bits())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_says_where_it_is_from_the_largest_place_to_the_smallest() {
+        let plain =
+            Difference { kind: "file".into(), recorded: "a".into(), remade: "b".into(), ..Difference::default() };
+        assert_eq!(plain.to_string(), ": file: recorded a, remade b");
+        let full = Difference {
+            step: Some(1),
+            group: Some(2),
+            completion: Some(3),
+            token: Some(4),
+            worker: Some("w".into()),
+            place: Some("p".into()),
+            ..plain
+        };
+        let said = "step 1, group 2, completion 3, token 4, p, made by worker w: file: recorded a, remade b";
+        assert_eq!(full.to_string(), said);
+        let interval = |from, to| Interval { from, to };
+        assert_eq!((interval(0, 1).to_string(), interval(0, 2).to_string()), ("step 1".into(), "steps 1 to 2".into()));
+        assert_eq!((interval(4, 9).to_string(), interval(4, 9).steps()), ("steps 5 to 9".into(), 5));
+        assert_eq!((f32_bits(-1.5), f64_bits(0.0)), ("-1.5 (0xbfc00000)".into(), "0 (0x0000000000000000)".into()));
+        assert_eq!(
+            (f32_bits(1e-45), f64_bits(-2.0)),
+            ("0.000000000000000000000000000000000000000000001 (0x00000001)".into(), "-2 (0xc000000000000000)".into())
+        );
+    }
+}

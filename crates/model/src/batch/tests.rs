@@ -1,5 +1,7 @@
 //! The layout of packed batches, against one worked out token by token.
 
+mod tensors;
+
 use super::*;
 use std::collections::{BTreeMap, BTreeSet};
 

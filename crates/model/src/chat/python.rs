@@ -229,7 +229,7 @@ impl Json {
                 '\t' => out.push_str("\\t"),
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
-                c if (c as u32) < 0x20 || self.ensure_ascii && !c.is_ascii() => {
+                c if c < ' ' || self.ensure_ascii && c > '~' => {
                     c.encode_utf16(&mut [0; 2]).iter().for_each(|u| *out += &format!("\\u{u:04x}"));
                 }
                 c => out.push(c),

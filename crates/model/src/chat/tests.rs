@@ -1,3 +1,10 @@
+mod bounds;
+mod budget;
+mod contents;
+mod encoder;
+mod messages;
+mod values;
+
 use super::*;
 use crate::tokenizer::Tokenizer;
 use serde_json::json;

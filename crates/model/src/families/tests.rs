@@ -1,3 +1,6 @@
+mod frequencies;
+mod settings;
+
 use crate::config::{FileDType, LayerRope, QkNorm, Rope, RopeScaling};
 use crate::{ModelConfig, Result};
 use serde_json::{Value, json};

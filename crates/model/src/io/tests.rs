@@ -1,3 +1,5 @@
+mod formats;
+
 use super::*;
 use crate::{Error, FileDType, ModelConfig};
 use std::collections::BTreeMap;

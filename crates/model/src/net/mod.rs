@@ -163,3 +163,6 @@ pub fn backward<'a>(
 fn no_backward_buffers() -> Error {
     Error::Value { op: "backward", message: "the tape is for forward only".into() }
 }
+
+#[cfg(test)]
+mod tests;

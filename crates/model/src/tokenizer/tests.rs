@@ -1,3 +1,6 @@
+mod files;
+mod vocabulary;
+
 use super::*;
 
 fn special() -> SpecialTokens {

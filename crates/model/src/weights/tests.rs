@@ -1,5 +1,9 @@
 //! Names, rows and files of parameters.
 
+mod parameters;
+mod slots;
+mod views;
+
 use super::*;
 use crate::io::{TensorSink, TensorSource, load_tensors, save_tensors};
 use kernels::Device;

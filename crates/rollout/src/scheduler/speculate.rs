@@ -145,3 +145,6 @@ impl Scheduler {
         best
     }
 }
+
+#[cfg(test)]
+mod tests;

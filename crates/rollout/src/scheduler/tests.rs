@@ -1,5 +1,8 @@
 //! Tests of the sequences that run in each step, with schedules worked out by hand.
 
+mod order;
+mod pages;
+
 use super::*;
 use crate::models::ModelVersion;
 use crate::sequence::{Draw, Sampled};

@@ -141,4 +141,45 @@ mod tests {
         let files: BTreeSet<&str> = FILES.iter().map(|file| file.path).collect();
         assert_eq!(files.len(), FILES.len());
     }
+
+    #[test]
+    fn the_set_of_an_evaluation_is_the_shortest_that_leaves_a_metric() {
+        let table = [
+            ("reward", ("", "reward")),
+            ("eval_reward", ("", "reward")),
+            ("eval_", ("", "")),
+            ("eval_set_reward", ("set", "reward")),
+            ("eval_a_b_reward", ("a_b", "reward")),
+            ("eval_my_set_rewards/math/std", ("my_set", "rewards/math/std")),
+            ("eval__reward", ("", "_reward")),
+            ("eval_my_own", ("", "my_own")),
+        ];
+        for (name, expected) in table {
+            assert_eq!(evaluated(name), expected, "{name}");
+        }
+        assert_eq!(metric("eval_my_own").map(|metric| metric.name), None);
+        assert_eq!(metric("set_reward").map(|metric| metric.name), None);
+    }
+
+    #[test]
+    fn patterns_stand_for_any_text_that_is_not_empty() {
+        for (pattern, name, fits) in [
+            ("a", "a", true),
+            ("a", "ab", false),
+            ("a<x>", "a", false),
+            ("a<x>", "aé", true),
+            ("<x>b", "éb", true),
+            ("<x>b", "b", false),
+            ("a<x>b", "abb", true),
+            ("a<x>b", "abbc", false),
+            ("a<x>/<y>", "a1/2/3", true),
+            ("a<x>/<y>", "a/2", false),
+            ("a<x", "a1", false),
+        ] {
+            assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
+        }
+        let of = |path: &str| file(path).map(|file| file.path);
+        assert_eq!((of("model"), of("model/config.json")), (Some("model/"), Some("model/")));
+        assert_eq!((of("fleet/a/b"), of("fleet/"), of("trace.json")), (Some("fleet/"), None, Some("trace.json")));
+    }
 }

@@ -108,3 +108,116 @@ impl Appended {
         Ok(note)
     }
 }
+
+#[cfg(test)]
+impl Appended {
+    /// A file whose handle is `file`, whatever is at `path`: for errors of writing.
+    pub(crate) fn of(path: &Path, file: File, len: u64) -> Appended {
+        Appended { path: path.to_owned(), file, len }
+    }
+
+    /// A file on a disk without room, or opened without the right to write.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn broken(path: &Path, is_full: bool) -> Appended {
+        let file = if is_full { OpenOptions::new().write(true).open("/dev/full") } else { File::open("/dev/null") };
+        Appended::of(path, file.unwrap(), 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Records of two bytes.
+    fn pairs(bytes: &[u8]) -> usize {
+        bytes.len() / 2 * 2
+    }
+
+    #[test]
+    fn a_file_is_continued_at_its_last_whole_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let read = || std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, "aabbc").unwrap();
+        let mut file = Appended::open(path.clone(), pairs).unwrap();
+        assert_eq!((file.len(), file.path(), read().as_str()), (4, path.as_path(), "aabb"));
+        file.append(b"dd").unwrap();
+        assert_eq!((file.len(), read().as_str()), (6, "aabbdd"));
+        let mut lengths = BTreeMap::from([("other".to_owned(), 1)]);
+        file.checkpoint("log", &mut lengths).unwrap();
+        assert_eq!(lengths, BTreeMap::from([("log".to_owned(), 6), ("other".to_owned(), 1)]));
+        let error = Appended::open(dir.path().join("none/log"), pairs).unwrap_err().to_string();
+        assert!(error.starts_with("cannot open ") && error.contains("No such file"), "{error}");
+    }
+
+    #[test]
+    fn a_resume_cuts_at_the_checkpoint_or_says_why_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let read = || std::fs::read_to_string(&path).unwrap();
+        let mut file = Appended::open(path.clone(), pairs).unwrap();
+        file.append(b"aabbccdd").unwrap();
+        let at = |len: u64| BTreeMap::from([("log".to_owned(), len), ("other".to_owned(), 2)]);
+        let name = path.display();
+        assert_eq!(file.resume("log", &at(8), pairs).unwrap(), None, "nothing came after it");
+        let note = file.resume("log", &at(9), pairs).unwrap().unwrap();
+        assert_eq!(
+            note,
+            format!(
+                "{name} was deleted or shortened: it had 9 bytes at the checkpoint and has 8; the run continues with \
+                 what is left of it"
+            )
+        );
+        assert_eq!((file.len(), read().as_str()), (8, "aabbccdd"));
+        let note = file.resume("log", &at(5), pairs).unwrap().unwrap();
+        assert_eq!(
+            note,
+            format!(
+                "{name} is not the file of the checkpoint, whose end falls into a record: cut before it, at byte 4"
+            )
+        );
+        file.append(b"ee").unwrap();
+        assert_eq!((file.len(), read().as_str()), (6, "aabbee"));
+        assert_eq!(file.resume("log", &at(2), pairs).unwrap(), None);
+        file.append(b"ff").unwrap();
+        assert_eq!((file.len(), read().as_str()), (4, "aaff"));
+        assert_eq!(file.resume("not there", &at(2), pairs).unwrap(), None);
+        assert_eq!((file.len(), read().as_str()), (0, ""));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_deleted_file_is_written_again_and_continued() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let mut file = Appended::open(path.clone(), pairs).unwrap();
+        file.append(b"aabb").unwrap();
+        assert_eq!(file.check().unwrap(), None);
+        std::fs::remove_file(&path).unwrap();
+        let note = file.check().unwrap().unwrap();
+        assert_eq!(note, format!("{} was deleted while the run writes it: it is written again", path.display()));
+        assert_eq!(file.check().unwrap(), None);
+        file.append(b"cc").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "aabbcc");
+        std::fs::remove_dir_all(dir.path()).unwrap();
+        let error = file.check().unwrap_err().to_string();
+        assert!(error.starts_with(&format!("cannot write again {}: ", path.display())), "{error}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_or_closed_file_is_an_error_that_names_it() {
+        let path = Path::new("some/log");
+        let mut full = Appended::broken(path, true);
+        let error = full.append(b"aa").unwrap_err().to_string();
+        assert_eq!((error.as_str(), full.len()), ("cannot write some/log: No space left on device (os error 28)", 0));
+        let mut closed = Appended::broken(path, false);
+        let error = closed.append(b"aa").unwrap_err().to_string();
+        assert_eq!((error.as_str(), closed.len()), ("cannot write some/log: Bad file descriptor (os error 9)", 0));
+        let error = closed.resume("log", &BTreeMap::new(), pairs).unwrap_err().to_string();
+        assert_eq!(error, "cannot truncate some/log: Invalid argument (os error 22)");
+        closed.len = 5;
+        let error = closed.resume("log", &BTreeMap::from([("log".to_owned(), 5)]), pairs).unwrap_err().to_string();
+        assert_eq!(error, "cannot read some/log: failed to fill whole buffer");
+    }
+}

@@ -214,4 +214,54 @@ mod tests {
         assert_eq!(log.resume(1, &BTreeMap::from([("rollouts.jsonl".to_owned(), 8)])).unwrap(), None);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"a\":1}\n");
     }
+
+    #[test]
+    fn a_line_has_the_time_in_milliseconds_and_errors_name_the_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut sink = MetricsSink::open(&path).unwrap();
+        let kind = EventKind::Metrics { step: 3, values: vec![("a\u{9b}".into(), -0.0)] };
+        sink.receive(&Event { version: 1, time_s: 1_700_000_000.123_45, kind }).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, "{\"step\":3,\"time_s\":1700000000.123,\"a\\u009b\":-0.0}\n");
+        assert_eq!(read(&path).unwrap()[0].number("a\u{9b}"), Some(-0.0));
+        std::fs::write(&path, "{\"step\":1}\n[]\n{\"step\":3}\n{\"step").unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{}: line 2: ", path.display())), "{error}");
+        std::fs::write(&path, "{\"step\":1}").unwrap();
+        assert!(read(&path).unwrap().is_empty(), "no line is whole");
+        let error = read(&dir.path().join("none")).unwrap_err().to_string();
+        assert!(error.starts_with("cannot read ") && error.contains("none"), "{error}");
+        let ends = ["", "a", "\n", "a\nb", "a\n\nbc\n", "a\nb\nc"].map(|text| whole_lines(text.as_bytes()));
+        assert_eq!(ends, [0, 0, 1, 2, 6, 4]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_an_error_and_a_deleted_file_is_written_again() {
+        for is_full in [true, false] {
+            let broken = || JsonLines { file: Appended::broken(Path::new("m.jsonl"), is_full) };
+            let mut sink = MetricsSink { lines: broken() };
+            for kind in [
+                EventKind::Metrics { step: 1, values: Vec::new() },
+                EventKind::Alarm { step: 1, alarm: crate::Alarm::default() },
+            ] {
+                let error = sink.receive(&kind.into()).unwrap_err().to_string();
+                assert!(error.starts_with("cannot write m.jsonl: "), "{error}");
+            }
+            assert!(sink.resume(0, &BTreeMap::new()).is_err());
+            assert!(ClosedLog { name: "old", lines: broken() }.resume(0, &BTreeMap::new()).is_err());
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let mut sinks: [Box<dyn Sink>; 2] = [
+            Box::new(MetricsSink::open(&path).unwrap()),
+            Box::new(ClosedLog::open(dir.path().join("log"), "old").unwrap()),
+        ];
+        for sink in &mut sinks {
+            std::fs::remove_file(&path).unwrap();
+            assert!(sink.check().unwrap().unwrap().contains("was deleted"));
+            assert_eq!(sink.check().unwrap(), None);
+        }
+    }
 }

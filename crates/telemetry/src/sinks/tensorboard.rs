@@ -361,4 +361,77 @@ mod tests {
         sink.resume(0, &BTreeMap::new()).unwrap();
         assert!(read(&path).is_empty());
     }
+
+    #[test]
+    fn records_end_at_the_first_that_is_cut_or_damaged() {
+        let all = [&b"one"[..], b"", b"three".repeat(9).as_slice()].map(record);
+        assert_eq!(all[0][..12], [3, 0, 0, 0, 0, 0, 0, 0, all[0][8], all[0][9], all[0][10], all[0][11]]);
+        assert_eq!((&all[0][12..15], all[0].len(), all[1].len()), (&b"one"[..], 19, 16));
+        let file = all.concat();
+        let ends = [0, 19, 35, 35 + 61];
+        for cut in 0..=file.len() {
+            let whole = *ends.iter().rfind(|&&end| end <= cut).unwrap();
+            assert_eq!(whole_records(&file[..cut]), whole, "cut at {cut}");
+        }
+        for flipped in 0..file.len() {
+            let mut damaged = file.clone();
+            damaged[flipped] ^= 1;
+            let whole = *ends.iter().rfind(|&&end| end <= flipped).unwrap();
+            assert_eq!(whole_records(&damaged), whole, "damaged at {flipped}");
+        }
+        let datas: Vec<&[u8]> = records(&file).map(|(_, data)| data).collect();
+        assert_eq!(datas, [&b"one"[..], b"", &b"three".repeat(9)]);
+        // As TensorFlow masks it: rotated right by 15, plus a constant.
+        assert_eq!(masked_crc(b"123456789"), 0xe306_9283u32.rotate_right(15).wrapping_add(0xa282_ead8));
+        // A length near the largest number is no record.
+        let mut huge = [0xff; 8].to_vec();
+        huge.extend(masked_crc(&[0xff; 8]).to_le_bytes());
+        assert_eq!(whole_records(&[huge, vec![0; 64]].concat()), 0);
+    }
+
+    #[test]
+    fn a_new_file_has_a_name_that_tensorboard_finds() {
+        let dir = tempfile::tempdir().unwrap();
+        let before = since_1970().as_secs();
+        let sink = TensorBoardSink::open(dir.path(), Vec::new()).unwrap();
+        let name = sink.file.path().file_name().unwrap().to_str().unwrap().to_owned();
+        let parts: Vec<&str> = name.split('.').collect();
+        let (host, pid) = (host(), std::process::id().to_string());
+        assert_eq!(
+            (parts[..3].join("."), &parts[4..]),
+            ("events.out.tfevents".into(), &[host.as_str(), pid.as_str(), "0"][..])
+        );
+        let time = parts[3].parse::<u64>().unwrap();
+        assert!(parts[3].len() == 10 && (before..=since_1970().as_secs()).contains(&time), "{name}");
+        // Its beginning: the format's version, and no hyperparameters if there are none.
+        assert_eq!(records(&std::fs::read(sink.file.path()).unwrap()).count(), 1);
+        let inside = dir.path().join(name).join("x");
+        let error = TensorBoardSink::open(&inside, Vec::new()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("cannot create {}: ", inside.display())), "{error}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_an_error_of_every_kind_of_event() {
+        let hparams = vec![("a".to_owned(), HParam::Bool(true))];
+        let mut sink = TensorBoardSink { file: Appended::broken(Path::new("events"), true), writes: true, hparams };
+        let rows = crate::CompletionRows::default();
+        for kind in [
+            EventKind::Metrics { step: 1, values: vec![("a".into(), 1.0)] },
+            EventKind::Distributions { step: 1, values: vec![("a".into(), vec![1.0])] },
+            EventKind::Completions { rows, shown: 0 },
+        ] {
+            let error = sink.receive(&kind.into()).unwrap_err().to_string();
+            assert_eq!(error, "cannot write events: No space left on device (os error 28)");
+        }
+        assert!(sink.begin().is_err() && sink.resume(0, &BTreeMap::new()).is_err());
+        sink.receive(&EventKind::Rollout { record: vec![1] }.into()).unwrap();
+        let mut silent = sink.writing(false);
+        silent.receive(&EventKind::Metrics { step: 1, values: vec![("a".into(), 1.0)] }.into()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut sink = TensorBoardSink::open(dir.path(), Vec::new()).unwrap();
+        assert_eq!(sink.check().unwrap(), None);
+        std::fs::remove_file(sink.file.path()).unwrap();
+        assert!(sink.check().unwrap().unwrap().contains("was deleted"));
+    }
 }

@@ -69,3 +69,86 @@ fn sinks_go_back_to_a_checkpoint() {
     assert_eq!(sinks.resume(0, &BTreeMap::new()).unwrap(), ["from the beginning"]);
     assert_eq!(heard.lock().unwrap()[..], ["after 0"]);
 }
+
+/// A sink that says a number wherever it can, and fails where that is 13.
+struct Says(u64, Arc<Mutex<Vec<String>>>);
+
+impl Says {
+    fn fails(&self, at: &str) -> Result<()> {
+        let unlucky = self.0 % 100 == 13;
+        if unlucky { Err(Error::format(std::path::Path::new(at), self.0.to_string())) } else { Ok(()) }
+    }
+}
+
+impl Sink for Says {
+    fn receive(&mut self, event: &Event) -> Result<()> {
+        if let EventKind::Message { level, text, fields } = &event.kind {
+            self.1.lock().unwrap().push(format!("{} {level:?} {text} {}", self.0, fields.0.len()));
+        }
+        self.fails("receive")
+    }
+    fn checkpoint(&mut self, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
+        lengths.insert(format!("file {}", self.0), self.0);
+        self.fails("checkpoint")
+    }
+    fn resume(&mut self, step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+        self.fails("resume")?;
+        Ok((self.0 > 5).then(|| format!("{} after {step} of {}", self.0, lengths.len())))
+    }
+    fn check(&mut self) -> Result<Option<String>> {
+        self.fails("check")?;
+        Ok((self.0 > 5).then(|| format!("{} is gone", self.0)))
+    }
+    fn finish(&mut self) -> Result<()> {
+        self.fails("finish")
+    }
+}
+
+/// A sink that only receives.
+struct Deaf;
+
+impl Sink for Deaf {
+    fn receive(&mut self, _event: &Event) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn saying(numbers: &[u64]) -> (Sinks, Arc<Mutex<Vec<String>>>) {
+    let (sinks, heard) = (Sinks::new(), Arc::default());
+    for &number in numbers {
+        sinks.add_boxed(Box::new(Says(number, Arc::clone(&heard))));
+    }
+    sinks.add(Deaf);
+    (sinks, heard)
+}
+
+#[test]
+fn what_sinks_say_is_collected_in_their_order() {
+    let (sinks, heard) = saying(&[7, 3, 9]);
+    assert_eq!(format!("{sinks:?}"), "4 sinks");
+    assert_eq!(sinks.check().unwrap(), ["7 is gone", "9 is gone"]);
+    let lengths = sinks.checkpoint().unwrap();
+    assert_eq!(lengths, BTreeMap::from([7, 3, 9].map(|n| (format!("file {n}"), n))));
+    assert_eq!(sinks.resume(4, &lengths).unwrap(), ["7 after 4 of 3", "9 after 4 of 3"]);
+    sinks.info("i");
+    sinks.warn("w");
+    sinks.message(Level::Debug, "d");
+    sinks.finish().unwrap();
+    let all = ["Info i", "Warn w", "Debug d"].map(|said| [7, 3, 9].map(|n| format!("{n} {said} 0")));
+    assert_eq!(heard.lock().unwrap()[..], all.concat());
+}
+
+#[test]
+fn the_first_failure_of_several_is_returned_once() {
+    let (sinks, heard) = saying(&[1, 113, 213, 2]);
+    let says = |error: Error| error.to_string();
+    assert_eq!(sinks.checkpoint().map_err(says), Err("checkpoint: 113".to_owned()));
+    assert_eq!(sinks.resume(1, &BTreeMap::new()).map_err(says), Err("resume: 113".to_owned()));
+    assert_eq!(sinks.check().map_err(says), Err("check: 113".to_owned()));
+    assert_eq!(sinks.emit(checkpoint(1)).map_err(says), Err("receive: 113".to_owned()));
+    sinks.info("heard by all nevertheless");
+    assert_eq!(heard.lock().unwrap().len(), 4);
+    // The message's failure came before that of the end.
+    assert_eq!(sinks.finish().map_err(says), Err("receive: 113".to_owned()));
+    assert_eq!(sinks.finish().map_err(says), Err("finish: 113".to_owned()));
+}

@@ -211,4 +211,86 @@ mod tests {
         trace.span(("span", 1), 0, 0.0, 1.0, (0.0, 0.0)).unwrap();
         assert_eq!(trace.file.len(), len);
     }
+
+    fn span(name: &str) -> Event {
+        let (name, step, track) = (name.to_owned(), 7, 3);
+        EventKind::Span { name, step, track, start_us: 1.234_56, duration_us: 2.000_4, flops: 0.0, bytes: 0.0 }.into()
+    }
+
+    #[test]
+    fn the_text_of_a_span_and_its_work() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.json");
+        let mut sink = TraceSink::open(&path, 1 << 20).unwrap();
+        sink.receive(&EventKind::Rollout { record: vec![1] }.into()).unwrap();
+        for work in [(0.0, 0.0), (1.5, 0.0), (0.0, 2.5)] {
+            let mut event = span("a");
+            if let EventKind::Span { flops, bytes, .. } = &mut event.kind {
+                (*flops, *bytes) = work;
+            }
+            sink.receive(&event).unwrap();
+        }
+        sink.finish().unwrap();
+        let begin = format!(
+            "{{\"name\":\"a\",\"ph\":\"X\",\"pid\":{},\"tid\":3,\"ts\":1.235,\"dur\":2.0,\"args\":{{\"step\":7",
+            std::process::id()
+        );
+        let ends = ["}},", ",\"flops\":1.5,\"bytes\":0.0}},", ",\"flops\":0.0,\"bytes\":2.5}},"];
+        let lines = ends.map(|end| format!("{begin}{end}\n")).concat();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("[\n{lines}{{}}]\n"));
+    }
+
+    #[test]
+    fn it_is_full_where_a_span_and_the_last_event_no_longer_fit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.json");
+        // The length of a span's line, from a trace of one.
+        let name = "n".repeat(300);
+        TraceSink::open(&path, 1 << 20).unwrap().receive(&span(&name)).unwrap();
+        let line = std::fs::metadata(&path).unwrap().len() - 2;
+        for (less, spans) in [(0, 5), (1, 4)] {
+            std::fs::remove_file(&path).unwrap();
+            let bytes = 2 + 5 * line + LAST_EVENT_BYTES - less;
+            let mut sink = TraceSink::open(&path, bytes).unwrap();
+            for _ in 0..8 {
+                sink.receive(&span(&name)).unwrap();
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert_eq!(text.matches(&name).count(), spans);
+            let expected = format!(
+                "{{\"name\":\"the trace ends here: {bytes} bytes\",\"ph\":\"i\",\"s\":\"g\",\"pid\":{},\"ts\":1.235}},",
+                std::process::id()
+            );
+            assert_eq!(text.lines().skip(1 + spans).collect::<Vec<_>>(), [expected.as_str()]);
+        }
+        // A file that another start left: the closing bracket is cut off, and does not count.
+        for (less, full) in [(0, false), (1, true)] {
+            let lines = format!("[\n{}\n", "x".repeat(2000));
+            std::fs::write(&path, format!("{lines}{{}}]\n")).unwrap();
+            let writer = TraceWriter::open(&path, lines.len() as u64 + LAST_EVENT_BYTES - less).unwrap();
+            assert_eq!((writer.full, std::fs::read_to_string(&path).unwrap()), (full, lines));
+        }
+        // At least 1 KiB.
+        std::fs::write(&path, "x".repeat(1024 - 256 - 1) + "\n").unwrap();
+        let writer = TraceWriter::open(&path, 5).unwrap();
+        assert_eq!((writer.full, writer.max_bytes), (false, 1024));
+        std::fs::write(&path, "x".repeat(1024 - 256) + "\n").unwrap();
+        assert!(TraceWriter::open(&path, 5).unwrap().full);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_ends_the_trace_and_is_said_at_the_end() {
+        let path = std::path::Path::new("trace.json");
+        let writer = TraceWriter { file: Appended::broken(path, true), max_bytes: 2048, full: false };
+        let mut sink = TraceSink { writer: Some(writer), steps: Vec::new(), failed: None };
+        sink.receive(&span("a")).unwrap();
+        sink.receive(&span("b")).unwrap();
+        let error = sink.finish().unwrap_err().to_string();
+        assert_eq!(error, "cannot write trace.json: No space left on device (os error 28)");
+        sink.finish().unwrap();
+        let writer = TraceWriter { file: Appended::broken(path, true), max_bytes: 2048, full: false };
+        let mut sink = TraceSink { writer: Some(writer), steps: Vec::new(), failed: None };
+        assert!(sink.finish().is_err(), "the closing bracket");
+    }
 }

@@ -2,6 +2,8 @@ use std::time::Duration;
 
 use super::*;
 
+mod words;
+
 fn paths(totals: &[StageTotal]) -> Vec<(&str, u64)> {
     totals.iter().map(|total| (total.path.as_str(), total.count)).collect()
 }

@@ -1,3 +1,5 @@
+mod counts;
+
 use super::reinforce_plus_plus::Baseline;
 use super::rloo::RlooRewards;
 use super::*;

@@ -1,3 +1,4 @@
+mod arguments;
 mod edges;
 mod family;
 mod logits;

@@ -361,6 +361,8 @@ impl OptimizerState {
 
 #[cfg(test)]
 mod tests {
+    mod settings;
+
     use super::muon::AdjustLr;
     use super::*;
     use kernels::Isa;

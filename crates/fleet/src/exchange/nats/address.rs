@@ -87,4 +87,23 @@ mod tests {
         }
         assert!(Address::parse("nats://t@a").unwrap_err().to_string().contains("--nats-token-file"));
     }
+
+    #[test]
+    fn an_address_has_its_parts_and_each_fault_its_words() {
+        let address = Address::parse("tls://node:65535/x").unwrap();
+        assert_eq!((address.is_tls(), address.name(), address.place()), (true, "x", "node:65535".to_owned()));
+        assert_eq!(address.server(), "tls://node:65535");
+        assert!(!Address::parse("nats://node").unwrap().is_tls());
+        for (bad, why) in [
+            ("nats:/a", "it is nats://HOST:PORT, or tls://HOST:PORT, and /NAME where a server has several runs"),
+            ("nats://", "the host is missing"),
+            ("nats://:1", "the host is missing"),
+            ("nats://a:65536", "its port is not a number from 1 to 65535"),
+            ("nats://a/b c", "the run's name has 1 to 64 letters, digits, - and _"),
+            ("nats://a@b", "a secret in it would be seen by `ps`; give it by --nats-token-file or LOCKSTEP_NATS_TOKEN"),
+        ] {
+            let error = Address::parse(bad).unwrap_err().to_string();
+            assert_eq!(error, format!("{bad:?} is no address of a NATS server: {why}"));
+        }
+    }
 }

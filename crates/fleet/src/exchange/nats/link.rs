@@ -126,3 +126,17 @@ fn refused(options: &NatsOptions, error: &async_nats::ConnectError) -> Error {
         _ => format!("no NATS server answers at {server}: {why}"),
     })
 }
+
+#[cfg(test)]
+impl Link {
+    /// A link whose client never connects.
+    pub fn nowhere() -> Link {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let client = runtime.block_on(ConnectOptions::new().retry_on_initial_connect().connect("nats://127.0.0.1:1"));
+        let client = client.unwrap();
+        let entered = runtime.enter();
+        let jetstream = async_nats::jetstream::new(client.clone());
+        drop(entered);
+        Link { runtime: Some(runtime), client, jetstream }
+    }
+}

@@ -165,3 +165,6 @@ fn number_of_process() -> u64 {
     // The hasher's keys are random; never 0, which stands for nobody.
     RandomState::new().hash_one(std::process::id()) | 1
 }
+
+#[cfg(test)]
+mod tests;

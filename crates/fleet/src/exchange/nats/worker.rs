@@ -418,3 +418,6 @@ async fn keep(shared: Arc<Shared>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

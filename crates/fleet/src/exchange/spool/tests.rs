@@ -209,3 +209,5 @@ fn a_job_is_noticed_at_once() {
     });
     assert_eq!(offered.len(), rounds);
 }
+
+mod sides;

@@ -58,3 +58,34 @@ impl Watch {
         std::thread::sleep(at_most.min(POLL));
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn a_new_name_in_a_watched_directory_ends_a_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut watch = Watch::new();
+        watch.add(dir.path());
+        watch.add(&dir.path().join("none"));
+        assert!(watch.inotify.is_some(), "it does not have to look every few milliseconds");
+        let since = Instant::now();
+        watch.wait(Duration::from_millis(30));
+        assert!(since.elapsed() >= Duration::from_millis(25), "nothing has happened");
+        for how in ["created", "renamed"] {
+            let path = dir.path().join(how);
+            match how {
+                "created" => std::fs::write(&path, b"").unwrap(),
+                _ => std::fs::rename(dir.path().join("created"), &path).unwrap(),
+            }
+            let since = Instant::now();
+            watch.wait(Duration::from_secs(60));
+            assert!(since.elapsed() < Duration::from_secs(30), "{how}");
+        }
+        let since = Instant::now();
+        watch.wait(Duration::from_millis(30));
+        assert!(since.elapsed() >= Duration::from_millis(25), "what was seen wakes nobody again");
+    }
+}

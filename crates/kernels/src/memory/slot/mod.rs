@@ -21,6 +21,8 @@ mod fill;
 mod header;
 mod pin;
 mod place;
+#[cfg(test)]
+mod tests;
 
 pub use fill::SlotFiller;
 pub use header::Contents;

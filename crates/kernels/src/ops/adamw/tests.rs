@@ -281,3 +281,52 @@ fn slot_to_slot_has_the_bits_of_a_step_in_place() {
         assert!(run(Isa::best(), 1, true, [f32::NAN, 0.0]).0 == tensor(9).to_vec_f32());
     }
 }
+
+/// The random words of steps that need more than 32 bits; and of two tensors that share no block.
+#[test]
+fn rounding_takes_all_bits_of_the_step() {
+    let memory = Memory::new(Device::Cpu);
+    let (len, number) = (21, (5 << 32) + 9);
+    let (start, grad): (Vec<f32>, Vec<f32>) = (normal(1, len), normal(2, len));
+    let hyper = Hyper { step: number, ..HYPER };
+    let (mut p, mut m, mut v) = (start.clone(), vec![0.0; len], vec![0.0; len]);
+    reference::step(&mut p, &grad, &mut m, &mut v, &hyper, 1.0);
+    for e in 0..len {
+        let word = crate::rng::philox(11, [e as u32 / 4, 0, 9, 5])[e % 4];
+        let round = |x: f32, bits: u32| f32::from_bits((x.to_bits() + bits) & 0xffff_0000);
+        (m[e], v[e]) = (round(m[e], word & 0xffff), round(v[e], word >> 16));
+    }
+    let mut param = Tensor::from_f32(&memory, &[len], &start);
+    let [mut m_fast, mut v_fast] = [(); 2].map(|()| Tensor::zeros(&memory, &[len], DType::Bf16));
+    let (grad, norm) = (Tensor::from_f32(&memory, &[len], &grad), Tensor::from_f32(&memory, &[2], &[1.0, 1.0]));
+    let args = Step {
+        param: param.view_mut(),
+        from: None,
+        rounded: None,
+        grad: grad.view(),
+        m: m_fast.view_mut(),
+        v: v_fast.view_mut(),
+        hyper,
+        norm: norm.view(),
+        max_norm: 0.0,
+        rounding: Rounding { key: 11, first_block: 0 },
+    };
+    step(&Context::cpu(Isa::PORTABLE, 1), args).unwrap();
+    assert_eq!((param.to_vec_f32(), m_fast.to_vec_f32(), v_fast.to_vec_f32()), (p, m, v));
+    assert_eq!([0, 1, 4, 5, 8].map(Rounding::blocks), [0, 1, 1, 2, 2]);
+}
+
+/// As `clip_grad_norm_`, which adds 1e-6 to the norm: here half of the divisor.
+#[test]
+fn a_norm_near_zero_is_clipped_as_in_torch() {
+    let after = |norm: f32, max_norm: f32| {
+        let mut state = State { param: vec![1.0], m: vec![0.0], v: vec![0.0] };
+        fast(&Context::cpu(Isa::PORTABLE, 1), &mut state, &[1.0], HYPER, [norm, 1.0], max_norm);
+        state.m[0]
+    };
+    let whole = after(1.0, 0.0);
+    assert!((after(1e-6, 1e-6) / whole - 0.5).abs() < 1e-6);
+    // Not above 1.
+    assert_eq!(after(1e-6, 2e-6), whole);
+    assert_eq!(after(0.0, 1.0), whole);
+}

@@ -227,5 +227,19 @@ mod tests {
         attend([3, 3, 16], Some(64), 0, &[130]);
         attend([1, 1, 200], None, 0, &[2]);
         attend([2, 1, 6], None, 1, &[67, 70, 65]);
+        // A window that no 32 bits hold is none.
+        attend([1, 1, 2], Some(1 << 32), 0, &[70]);
+        attend([1, 1, 2], Some(70), 0, &[140]);
+    }
+
+    #[test]
+    fn heads_of_more_than_256_are_refused() {
+        let Some(cuda) = crate::device::cuda::tests::emulated(0) else { return };
+        for (head_dim, fits) in [(256, true), (257, false)] {
+            let geometry = Geometry { heads: 1, kv_heads: 1, head_dim, scale: 1.0, window: None };
+            let message = geometry.fits(&cuda).err().map(|error| error.to_string());
+            let expected = "cuda-emulated: a head_dim of 257, above 256, is not there yet; the device \"cpu\" has it";
+            assert_eq!(message.as_deref(), (!fits).then_some(expected));
+        }
     }
 }

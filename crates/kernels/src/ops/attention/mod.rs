@@ -284,6 +284,7 @@ fn check_writes(op: &'static str, rows: View<'_>, slots: View<'_>, of_rows: usiz
 /// same time.
 fn check_groups(op: &'static str, g: &Geometry, groups: View<'_>, at: Rows<'_>, pages: usize) -> Result<()> {
     let fail = |message| Err(Error::Value { op, message });
+    expect(op, "groups", groups, U32, &[groups.shape().iter().product()])?;
     let offsets = groups.indices();
     let (rows, table_len) = (at.positions.shape()[0], at.tables.shape()[1]);
     let ascending = offsets.windows(2).all(|o| o[0] <= o[1]);

@@ -10,6 +10,7 @@ use formula::{emulated, emulated_backward};
 mod arguments;
 mod bf16;
 mod formula;
+mod pieces;
 mod splits;
 
 /// Where rows and their keys lie: groups of (prefix, branches), packed as the model packs them.

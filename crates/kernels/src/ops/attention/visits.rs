@@ -183,4 +183,48 @@ mod tests {
             assert_eq!((parts[0].0.clone(), parts[0].1), (0..200, true));
         }
     }
+
+    /// The visits of a group: block, page, whether it is the first, end of the used slots, rows.
+    type Visits = Vec<(usize, usize, bool, usize, Vec<Range<usize>>)>;
+
+    #[test]
+    fn a_page_is_visited_by_the_rows_that_see_it() {
+        let visits = |window, rows: &[(u32, Range<u32>)], tables: &[[u32; 3]], written: &[(usize, usize)]| -> Visits {
+            let positions: Vec<u32> = rows.iter().flat_map(|(_, p)| p.clone()).collect();
+            let of_rows: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();
+            let (tables, table_len) = (tables.as_flattened(), 3);
+            let places = Places { positions: &positions, tables_of_rows: &of_rows, tables, table_len };
+            let mut pages = vec![Page::default(); 16];
+            written.iter().for_each(|&(page, end)| pages[page].end = end);
+            let group = Group::new(&Geometry { window, ..WIDE }, &places, 0..positions.len(), &mut pages);
+            let part = group.whole();
+            assert_eq!((part.rows.clone(), part.begins), (0..positions.len(), true));
+            assert!(part.visits.iter().all(|visit| pages[visit.page].seen));
+            assert_eq!(pages.iter().filter(|page| page.seen).count(), part.visits.iter().filter(|v| v.first).count());
+            part.visits.into_iter().map(|v| (v.block, v.page, v.first, v.end, v.rows)).collect()
+        };
+        let one = |range: Range<usize>| vec![range];
+        // One sequence in two pages. Slots that were written are used.
+        let rows = [(0, 0..70)];
+        let expected = [(0, 1, true, 64, one(0..70)), (1, 2, true, 6, one(64..70))];
+        assert_eq!(visits(None, &rows, &[[1, 2, 0]], &[]), expected);
+        let expected = [(0, 1, true, 64, one(0..70)), (1, 2, true, 10, one(64..70))];
+        assert_eq!(visits(None, &rows, &[[1, 2, 0]], &[(1, 3), (2, 10)]), expected);
+        // With a window of 4, position 66 is the last that sees position 63.
+        let expected = [(0, 1, true, 64, one(0..67)), (1, 2, true, 6, one(64..70))];
+        assert_eq!(visits(Some(4), &rows, &[[1, 2, 0]], &[]), expected);
+        assert_eq!(visits(Some(1), &rows, &[[1, 2, 0]], &[])[0].4, one(0..64));
+        // Rows far behind the window's first block; and right behind it.
+        assert_eq!(visits(Some(4), &[(0, 80..90)], &[[1, 2, 0]], &[]), [(1, 2, true, 26, one(0..10))]);
+        assert_eq!(visits(Some(4), &[(0, 67..68)], &[[1, 2, 0]], &[]), [(1, 2, true, 4, one(0..1))]);
+        let both = [(0, 1, true, 64, one(0..1)), (1, 2, true, 3, one(0..1))];
+        assert_eq!(visits(Some(4), &[(0, 66..67)], &[[1, 2, 0]], &[]), both);
+        // Two sequences share a page; a jump in the positions begins another range of rows.
+        let expected = [(0, 1, true, 64, vec![0..64, 64..70]), (1, 3, true, 6, one(64..70))];
+        assert_eq!(visits(None, &[(0, 0..64), (1, 64..70)], &[[1, 9, 0], [1, 3, 0]], &[]), expected);
+        assert_eq!(visits(None, &[(0, 0..2), (0, 5..7)], &[[1, 9, 0]], &[]), [(0, 1, true, 7, vec![0..2, 2..4])]);
+        // A page that serves as two blocks is visited twice; its gradient starts at 0 once.
+        let expected = [(0, 2, true, 64, one(0..66)), (1, 2, false, 64, one(64..66))];
+        assert_eq!(visits(None, &[(0, 0..66)], &[[2, 2, 0]], &[]), expected);
+    }
 }

@@ -495,3 +495,6 @@ pub(crate) fn with_workspace<T>(len: usize, f: impl FnOnce(&mut [f32]) -> T) -> 
         f(&mut workspace[..len])
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,7 +12,7 @@ const SOURCE: Source = source!("lora");
 
 /// Most elements of the dropped-out input that are in memory at once, and as many dropout factors: 64 MiB each. (Few in
 /// tests, for several pieces.)
-const DROPPED: usize = if cfg!(test) { 1 << 9 } else { 1 << 24 };
+pub(crate) const DROPPED: usize = if cfg!(test) { 1 << 9 } else { 1 << 24 };
 
 fn scale(cuda: &Cuda, x: Arg, scale: f32, count: usize) -> Result<()> {
     cuda.launch(&SOURCE, "lora_scale", Grid::over(count), &[x, scale.into(), count.into()])

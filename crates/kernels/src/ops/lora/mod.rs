@@ -25,7 +25,7 @@
 //! ```
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 mod dropout;
 pub mod reference;
 #[cfg(test)]

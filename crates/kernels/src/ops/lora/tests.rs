@@ -297,3 +297,34 @@ fn a_row_is_dropped_by_its_identity() {
     let order = [7, 2, 3, 0];
     assert_eq!(of(&order), order.map(|i| all[i].clone()));
 }
+
+#[test]
+fn rows_of_dropout_are_those_of_samples_and_positions() {
+    let memory = Memory::new(Device::Cpu);
+    let (samples, positions) =
+        (Tensor::from_u32(&memory, &[4], &[3, 1, 4, 1]), Tensor::from_u32(&memory, &[4], &[5, 9, 2, 6]));
+    let part = Dropout { p: 0.5, key: KEY, samples: samples.view(), positions: positions.view() }.rows(1..3);
+    assert_eq!((part.samples.to_vec_u32(), part.positions.to_vec_u32()), (vec![1, 4], vec![9, 2]));
+    assert_eq!((part.p, part.key), (0.5, KEY));
+    let of = |p: f64| Dropout { p, ..part };
+    assert_eq!([0.0, 0.25, 0.5].map(|p| of(p).threshold()), [0, 1 << 30, 1 << 31]);
+    assert_eq!([0.0, 0.75, 0.5].map(|p| of(p).kept()), [1.0, 4.0, 2.0]);
+}
+
+/// Factors and inputs of other lengths than the output are a panic, not a read beyond their end.
+#[test]
+fn what_is_multiplied_has_one_length() {
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
+    let with = |f: usize, x: usize| {
+        let (f, x, mut y) = (vec![2.0f32; f], vec![3.0f32; x], vec![1.0f32; 20]);
+        let both = std::panic::AssertUnwindSafe(|| {
+            dropout::multiply_add(cpu(&ctx), &f, &x, &mut y);
+            y.clone()
+        });
+        std::panic::catch_unwind(both).ok()
+    };
+    assert_eq!(with(20, 20), Some(vec![7.0; 20]));
+    for (f, x) in [(19, 20), (20, 19), (21, 20), (20, 21), (21, 21)] {
+        assert_eq!(with(f, x), None, "{f} {x}");
+    }
+}

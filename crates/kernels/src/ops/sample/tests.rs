@@ -3,6 +3,8 @@ use crate::check::normal;
 use crate::ops::lm_head;
 use crate::{Device, Isa, Memory, Tensor};
 
+mod parameters;
+
 pub(super) const PLAIN: RowParams<'static> = RowParams { temperature: 1.0, key: 42, ..RowParams::GREEDY };
 
 /// Every kind of row.
@@ -191,7 +193,11 @@ fn what_has_no_weight_is_never_drawn() {
     assert_eq!(drawn(&[0.0, 1.0, 0.0, 3.0], 0.25), (3, 0.0));
     assert_eq!(drawn(&[1.0, 3.0, 0.0], 0.625), (1, 0.5));
     // As where rounding leaves `u` at the very end.
-    assert_eq!(drawn(&[1.0, 3.0, 0.0], 1.0).0, 1);
+    assert_eq!(drawn(&[1.0, 3.0, 0.0], 1.0), (1, 1.0 - f64::EPSILON));
+    // A weight that the fraction just reaches is passed.
+    assert_eq!(drawn(&[1.0, 3.0], 0.25), (1, 0.0));
+    assert_eq!(drawn(&[f32::NAN, 1.0], 0.5).0, 1);
+    assert_eq!(drawn(&[0.0, 0.0], 0.5).0, 0);
 }
 
 #[test]

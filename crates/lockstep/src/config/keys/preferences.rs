@@ -39,9 +39,6 @@ impl Config {
 
 /// Checks the keys of direct preference optimization (DPO).
 pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
-    if c.replay.is_some() {
-        bad_input!("`replay` is for `lockstep train`: direct preference optimization learns from dataset_name");
-    }
     if c.beta <= 0.0 {
         bad_input!("`beta` = {} must be above 0: it is what holds the policy to its reference (0.1 is usual)", c.beta);
     }

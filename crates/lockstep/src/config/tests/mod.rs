@@ -1,6 +1,12 @@
 //! Layers, types, checks and their messages.
 
+mod keys;
+mod merging;
+mod places;
+mod refusals;
+mod settings;
 mod table;
+mod values;
 
 use super::keys::KEYS;
 use super::resolved::Origin;

@@ -153,3 +153,101 @@ fn rows_of_ids() {
     refused("{\"chosen_ids\": [1, 999], \"rejected_ids\": [1]}\n", &["line 1", "`chosen_ids` must be a list of token"]);
     refused("{\"prompt_ids\": [1], \"chosen_ids\": [], \"rejected_ids\": [1]}\n", &["line 1", "is empty"]);
 }
+
+#[test]
+fn prompts_that_answers_of_ids_share_leave_each_a_token() {
+    let of = |row: Value| {
+        let (_, pairs) = load(&row.to_string(), false, |_| {}).unwrap();
+        let pair = pairs.all[0].clone();
+        (pair.prompt.ids.to_vec(), pair.chosen, pair.rejected)
+    };
+    assert_eq!(of(json!({"chosen_ids": [1, 2], "rejected_ids": [1, 2, 3]})), (vec![1], vec![2], vec![2, 3]));
+    assert_eq!(of(json!({"chosen_ids": [1, 2, 3], "rejected_ids": [1, 2]})), (vec![1], vec![2, 3], vec![2]));
+    assert_eq!(of(json!({"chosen_ids": [1, 2, 3], "rejected_ids": [1, 4, 3]})), (vec![1], vec![2, 3], vec![4, 3]));
+    let whole = json!({"prompt_ids": [7], "chosen_ids": [1, 2], "rejected_ids": [1, 3]});
+    assert_eq!(of(whole), (vec![7], vec![1, 2], vec![1, 3]));
+    // As long as allowed, counted with the longer answer.
+    for (length, fits) in [(37, true), (38, false)] {
+        for (chosen, rejected) in [(length, 1), (1, length)] {
+            let ids = |count: usize, last: u32| [vec![2; count - 1], vec![last]].concat();
+            let row = json!({"prompt_ids": [1, 1, 1], "chosen_ids": ids(chosen, 5), "rejected_ids": ids(rejected, 6)});
+            assert_eq!(load(&row.to_string(), false, |_| {}).is_ok(), fits, "{chosen}, {rejected}");
+        }
+    }
+    // The last id of the vocabulary, and the one behind it.
+    let last = |id: u32| json!({"prompt_ids": [1], "chosen_ids": [id], "rejected_ids": [1]}).to_string();
+    assert!(load(&last(31), false, |_| {}).is_ok());
+    refused(&last(32), &["`chosen_ids` must be a list of token ids from 0 to 31"]);
+    // One of the two columns alone is none of ids.
+    refused("{\"chosen_ids\": [1, 2], \"rejected\": \"b\"}", &["no column `chosen`"]);
+}
+
+#[test]
+fn margins_and_other_columns() {
+    let margins = |row: Value, change: fn(&mut DatasetSpec)| {
+        let (_, pairs) = load(&row.to_string(), false, change).unwrap();
+        pairs.all.iter().map(|pair| pair.margin).collect::<Vec<_>>()
+    };
+    let renamed = |s: &mut DatasetSpec| s.columns = vec![("margin".into(), "better_by".into())];
+    let row = json!({"prompt": "a", "chosen": "b", "rejected": "c", "better_by": 1.5, "margin": 9});
+    assert_eq!((margins(row.clone(), renamed), margins(row.clone(), |_| {})), (vec![Some(1.5)], vec![Some(9.0)]));
+    let (_, pairs) = load(&row.to_string(), false, renamed).unwrap();
+    let pair = pairs.all[0].clone().into_preference_pair();
+    assert_eq!((pair.margin, pair.prompt.ids.len(), pair.chosen.ids.len()), (1.5, 1, 2));
+    let none = json!({"prompt": "a", "chosen": "bb", "rejected": "c"});
+    let (_, pairs) = load(&none.to_string(), false, |_| {}).unwrap();
+    assert_eq!(pairs.all[0].clone().into_preference_pair().margin, 0.0);
+    refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\", \"margin\": 1e300}", &["must be a number"]);
+    refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"\"}", &["line 1: `rejected` is empty"]);
+    refused(
+        "{\"prompt\": \"a\", \"chosen\": \"b\"}",
+        &["line 1: there is no column `rejected`; a pair has the columns `chosen` and `rejected`, and may have \
+             `prompt` \
+             and `margin`; here are `prompt`, `chosen`. Rename one with columns = { rejected = \"…\" }"],
+    );
+    refused("{\"prompt\": 3, \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1: `prompt`: expected a text"]);
+    // A prompt that is null is none: what both answers begin with.
+    let (texts, _) = load("{\"prompt\": null, \"chosen\": \"ab\", \"rejected\": \"ac\"}", false, |_| {}).unwrap();
+    assert_eq!(texts, [["a", "b<e>", "c<e>"].map(str::to_owned)]);
+    let stopped = load("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}", false, |s| s.stop.request());
+    assert!(crate::stop::is_stopped(&stopped.unwrap_err()));
+}
+
+/// A pair that is certainly too long is left out before it is encoded, and one by one from the same row.
+#[test]
+fn what_is_far_too_long_is_not_encoded() {
+    let long = "A".repeat((1 << 20) + 1);
+    let good = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}";
+    for (chosen, rejected) in [(long.as_str(), "b"), ("b", long.as_str())] {
+        let row = json!({"prompt": "a", "chosen": chosen, "rejected": rejected});
+        let (texts, pairs) = load(&format!("{row}\n{good}\n"), false, |_| {}).unwrap();
+        assert_eq!((texts.len(), pairs.left_out), (1, 1));
+    }
+}
+
+#[test]
+fn solutions_without_pairs() {
+    let solve = |row: &str, split: &str| {
+        let loaded = load(row, false, |s| {
+            s.task = Some(Task::Gsm8kSolutions);
+            s.prompt_column = "question".into();
+            s.split = split.into();
+        });
+        let error = loaded.err().map(|error| error.to_string());
+        error.map(|error| error.split_once("p.jsonl").map_or(error.clone(), |(_, rest)| rest.to_owned()))
+    };
+    let solution = |right: bool, text: &str| json!({"is_correct": right, "solution": text});
+    let said = |row: Value| solve(&row.to_string(), "train").unwrap_or_default();
+    assert_eq!(said(json!({"question": 3})), ", line 1: there is no text `question`");
+    let none = ", line 1: no column holds a solution {\"is_correct\": …, \"solution\": …}";
+    assert_eq!(said(json!({"question": "q", "u": {"is_correct": "yes", "solution": "p"}})), none);
+    // One side alone, and a right solution that is also a wrong one.
+    assert_eq!(said(json!({"question": "q", "u": solution(true, "p")})), " has no pair");
+    assert_eq!(said(json!({"question": "q", "u": solution(false, "p")})), " has no pair");
+    assert_eq!(said(json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "p")})), " has no pair");
+    let both = json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "r")});
+    assert_eq!(solve(&both.to_string(), "train"), None);
+    let split = solve(&both.to_string(), "dev");
+    let words = ", line 1: task gsm8k_solutions has the splits train and test, and no split dev";
+    assert_eq!(split.as_deref(), Some(words));
+}

@@ -83,3 +83,64 @@ fn messages_of_other_names_are_read_as_role_and_content() {
     assert_eq!(shown(ALL, other, Value::Null, json!({})).unwrap(), "UX.!AY.!");
     assert!(Content::read(&json!([{"from": "user"}])).unwrap_err().contains("no `role` or no `content`"));
 }
+
+#[test]
+fn marks_of_ids_and_what_they_may_be() {
+    let show = |learned, columns: Value| shown(learned, json!("q"), Value::Null, columns).map_err(|e| e.to_string());
+    let assistant = Learned { assistant_only: true, ..ALL };
+    let all = json!({"input_ids": [1, 2, 3], "labels": null, "completion_mask": null, "assistant_masks": null});
+    assert_eq!(show(ALL, all.clone()), Ok("ABC".to_owned()));
+    assert_eq!(show(assistant, all), Ok("ABC".to_owned()));
+    // Labels win over masks; any number but 0 marks a token.
+    let both = json!({"input_ids": [1, 2, 3], "labels": [1, -100, 3.0], "completion_mask": [0, 0, 0]});
+    assert_eq!(show(ALL, both), Ok("AbC".to_owned()));
+    assert_eq!(show(ALL, json!({"input_ids": [1, 2, 3], "completion_mask": [2, 0, 1.0]})), Ok("AbC".to_owned()));
+    let explicit = Learned { completion_only: Some(true), ..ALL };
+    assert_eq!(show(explicit, json!({"input_ids": [1, 2], "completion_mask": [0, 1]})), Ok("aB".to_owned()));
+    assert_eq!(show(ALL, json!({"input_ids": [36, 0]})), Ok("9.!".to_owned()));
+    for (columns, words) in [
+        (json!({"input_ids": [37]}), "`input_ids` must be a list of token ids from 0 to 36"),
+        (json!({"input_ids": [1.5]}), "`input_ids` must be a list of token ids from 0 to 36"),
+        (json!({"input_ids": 3}), "`input_ids` must be a list of token ids from 0 to 36"),
+        (
+            json!({"input_ids": [1, 2], "labels": [1, 2, 3]}),
+            "`labels` must be a list of as many integers as `input_ids` has",
+        ),
+        (
+            json!({"input_ids": [1, 2], "labels": [1, 3]}),
+            "`labels` must be the ids of `input_ids`, or -100 where nothing is learned",
+        ),
+        (
+            json!({"input_ids": [1, 2], "assistant_masks": [1]}),
+            "`assistant_masks` must be a list of as many integers as `input_ids` has",
+        ),
+        (
+            json!({"input_ids": [1, 2], "completion_mask": [1, 0.5]}),
+            "`completion_mask` must be a list of as many integers as `input_ids` has",
+        ),
+    ] {
+        assert_eq!(show(ALL, columns), Err(words.to_owned()));
+    }
+}
+
+#[test]
+fn tools_that_are_none_and_what_is_no_list_of_them() {
+    let talk = || json!([{"role": "user", "content": "x"}]);
+    let show = |columns: Value| shown(ALL, talk(), Value::Null, columns).map_err(|e| e.to_string());
+    for none in [json!(null), json!([]), json!("null"), json!("[]")] {
+        assert_eq!(show(json!({"tools": none})), Ok("UX.!".to_owned()), "{none}");
+    }
+    assert_eq!(show(json!({"chat_template_kwargs": null})), Ok("UX.!".to_owned()));
+    let words =
+        |what: &str| Err(format!("`tools` must be a list of JSON schemas, or a JSON text of one, but is {what}"));
+    assert_eq!(show(json!({"tools": 3})), words("3"));
+    assert_eq!(show(json!({"tools": "{}"})), words("{}"));
+    assert_eq!(show(json!({"tools": "x".repeat(99)})), words(&"x".repeat(80)));
+    let arguments = show(json!({"chat_template_kwargs": [1]}));
+    assert_eq!(arguments, Err("`chat_template_kwargs` must be an object, but is [1]".to_owned()));
+    // What a row says wins over what the configuration says.
+    let kwargs = json!({"mark": "m", "other": 1}).as_object().cloned().unwrap();
+    let own = json!({"chat_template_kwargs": {"mark": "n"}}).as_object().cloned().unwrap();
+    let of = OfTemplate::of(&own, &kwargs).unwrap();
+    assert_eq!(Value::Object(of.kwargs), json!({"mark": "n", "other": 1}));
+}

@@ -310,3 +310,31 @@ fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     })();
     written.with_context(|| path.display().to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_of_files_and_no_paths() {
+        for name in ["config.json", "a-b_c.1", "x"] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in [".", "..", ".hidden", "a/b", "a b", "ä", "a\\b"] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("learner.json");
+        replace(&path, b"old and longer").unwrap();
+        replace(&path, b"new").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let failed = replace(&dir.path().join("none/x"), b"").unwrap_err();
+        assert!(failed.to_string().ends_with("none/x"), "{failed:#}");
+    }
+}

@@ -1,5 +1,5 @@
 use super::super::{Identity, Shared, SlotPlace};
-use super::serve::{Serving, of_slot};
+use super::serve::{Serving, of_file, of_slot};
 use super::*;
 use fleet::Lineage;
 use fleet::blobs::Client;
@@ -213,4 +213,83 @@ fn weights_are_not_shown_to_anybody() {
     assert_eq!(of(None, ([10, 0, 0, 5], 7070).into()), "10.0.0.5:7070");
     assert_eq!(of(Some("node-1"), listen), "node-1:7070");
     assert_eq!(of(Some("node-1:99"), listen), "node-1:99");
+}
+
+/// A learner serves what a worker reads of a model, and neither weights nor what has another name than files have.
+#[test]
+fn files_that_are_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    std::fs::create_dir_all(model.join("folder.json")).unwrap();
+    let plain = ["b.json", "a-1_x.txt"];
+    let others = [
+        ".hidden",
+        "two words.json",
+        "w.safetensors",
+        "w.bin",
+        "w.pt",
+        "w.pth",
+        "w.gguf",
+        "ä.json",
+        "x.safetensors.bin",
+    ];
+    plain.iter().chain(&others).for_each(|name| std::fs::write(model.join(name), name).unwrap());
+    // Up to 256 MiB, which take no space here.
+    for (name, bytes) in [("most", 256 << 20), ("more", (256 << 20) + 1)] {
+        std::fs::File::create(model.join(name)).unwrap().set_len(bytes).unwrap();
+    }
+    std::fs::write(dir.path().join("config.toml"), "seed = 2\n").unwrap();
+    let network =
+        Network { server: server(Some("t")), listen: ([127, 0, 0, 1], 0).into(), advertise: Some("h".into()) };
+    let open = |model: &Path| Serving::open(&network, &dir.path().join("config.toml"), model, "127.0.0.1:4222");
+    let serving = open(&model).unwrap();
+    let NetworkPlace { address, files } = serving.place();
+    assert_eq!(files, ["a-1_x.txt", "b.json", "most"]);
+    let port = address.strip_prefix("h:").and_then(|port| port.parse::<u16>().ok()).unwrap();
+    let client = Client::new(&format!("127.0.0.1:{port}"), Some(&fleet::blobs::bearer("t")), |_| ());
+    let bytes = |name: &str| client.bytes(name, &|| false).unwrap().map(|bytes| String::from_utf8(bytes).unwrap());
+    assert_eq!(bytes("config.toml").as_deref(), Some("seed = 2\n"));
+    assert_eq!(bytes(&of_file("b.json")).as_deref(), Some("b.json"));
+    for name in others.map(of_file).into_iter().filter(|name| name.is_ascii() && !name.contains(' ')) {
+        assert_eq!(bytes(&name), None, "{name}");
+    }
+    assert_eq!(serving.bytes_sent(), "seed = 2\n".len() as u64 + "b.json".len() as u64);
+    assert_eq!((of_file("x"), of_slot(7)), ("model-x".to_owned(), "slot-7".to_owned()));
+    let missing = open(&dir.path().join("none")).err().unwrap();
+    assert!(crate::error::is_bad_input(&missing) && missing.to_string().contains("none: "), "{missing:#}");
+}
+
+/// Of the weights only those are served that were published last.
+#[test]
+fn versions_that_are_no_longer_published_are_gone() {
+    let mut learner = Fake::start();
+    learner.says(&[1, 2]);
+    let client = Client::new(&learner.serving.place().address, Some(&fleet::blobs::bearer("secret")), |_| ());
+    let head = |name: &str| client.head(name, &|| false).unwrap();
+    assert!(head(&of_slot(1)).is_some() && head(&of_slot(2)).is_some() && head("base").is_some());
+    let about = head(&of_slot(2)).unwrap().about;
+    assert_eq!((&about["number"], &about["version"], &about["layout"]), (&2.into(), &12.into(), &"adapter".into()));
+    learner.says(&[2]);
+    assert!(head(&of_slot(1)).is_none() && head(&of_slot(2)).is_some());
+    learner.serving.publish(&BTreeMap::new(), None);
+    assert!(head(&of_slot(2)).is_none() && head("base").is_none() && head("config.toml").is_some());
+}
+
+#[test]
+fn addresses_that_workers_are_told() {
+    let network = |advertise: Option<&str>| Network {
+        server: server(Some("t")),
+        listen: ([0, 0, 0, 0], 70).into(),
+        advertise: advertise.map(str::to_owned),
+    };
+    let told = |advertise, bound: ([u8; 4], u16), server: &str| {
+        network(advertise).advertised(bound.into(), server).map_err(|error| error.to_string())
+    };
+    let any = ([0, 0, 0, 0], 70);
+    assert_eq!(told(Some("h:99999"), any, "x"), Ok("h:99999:70".to_owned()), "99999 is no port");
+    assert_eq!(told(Some("h:0"), any, "x"), Ok("h:0".to_owned()));
+    assert_eq!(told(None, ([10, 0, 0, 5], 71), "x"), Ok("10.0.0.5:71".to_owned()));
+    assert_eq!(told(None, any, "127.0.0.1:4222"), Ok("127.0.0.1:70".to_owned()));
+    let unknown = "--listen 0.0.0.0:70: say by --advertise HOST how workers reach it";
+    assert_eq!(told(None, any, "no address"), Err(unknown.to_owned()));
 }

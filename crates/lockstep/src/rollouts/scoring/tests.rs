@@ -295,3 +295,69 @@ fn a_panic_is_not_lost() {
     }
     scored(&mut [Box::new(Bug)], &[0, 1, 2, 3]);
 }
+
+#[test]
+fn a_problem_is_told_of_the_groups_that_it_concerns() {
+    let problem = Problem { example: Some("x".into()), ..Problem::new("r", 5, "m").at(vec![1, 2, 4]) };
+    let of = |problem: &Problem, own: Range<usize>| {
+        problem_of(problem, &own).map(|own| (own.rows, own.completions, own.example.is_some()))
+    };
+    // The example is of the first completion.
+    assert_eq!(of(&problem, 0..2), Some((1, vec![1], true)));
+    assert_eq!(of(&problem, 1..3), Some((2, vec![0, 1], true)));
+    assert_eq!(of(&problem, 2..5), Some((2, vec![0, 2], false)));
+    assert_eq!((of(&problem, 3..4), of(&problem, 5..9), of(&problem, 4..5)), (None, None, Some((1, vec![0], false))));
+    assert_eq!(of(&Problem::new("r", 2, "m"), 0..2), None, "it does not say of which");
+}
+
+#[test]
+fn a_step_ends_at_the_token_with_its_last_character() {
+    let tokenizer = tokenizer();
+    let ids = tokenizer.encode("is 7 a").unwrap();
+    let at = |end: usize| token_of(&tokenizer, &ids, end).unwrap();
+    assert_eq!([0, 1, 2, 3, 6, 7].map(at), [0, 0, 1, 2, 5, 5]);
+    assert_eq!(token_of(&tokenizer, &[], 3).unwrap(), 0);
+    // A character of two tokens ends with the second.
+    let of_bytes = crate::rollouts::pieces::tests::of_bytes().tokenizer();
+    let ends = [1, 2, 3, 4, 5].map(|end| token_of(&of_bytes, &[0, 1, 2, 3, 0], end).unwrap());
+    assert_eq!(ends, [0, 2, 3, 3, 4]);
+    let step = |end: StepEnd, score: f64| StepScore { end, score };
+    let steps = vec![Some(vec![step(StepEnd::Char(2), 0.5), step(StepEnd::Token(4), 1.5)]), None, Some(vec![])];
+    let found = steps_at_tokens(&tokenizer, &ids, steps).unwrap();
+    assert_eq!(found, [Some(vec![(1, 0.5), (4, 1.5)]), None, Some(vec![])]);
+}
+
+#[test]
+fn a_request_is_made_of_each_prompt() {
+    let sampling = Arc::new(SamplingParams { max_new_tokens: 3, ..SamplingParams::default() });
+    let made = requests(&prompts(), GROUP + 1, &SamplingPlan::alike(sampling.clone()));
+    assert_eq!(made.iter().map(|request| request.id).collect::<Vec<_>>(), [40, 41, 42, 43]);
+    for (request, prompt) in made.iter().zip(prompts().values()) {
+        assert_eq!((&request.prompt.ids, request.num_generations), (&prompt.tokens.ids, GROUP + 1));
+        assert!(Arc::ptr_eq(&request.sampling, &sampling));
+    }
+}
+
+/// Every input has each column that any row or any completion has; a value that is missing is null.
+#[test]
+fn inputs_of_rewards_have_all_columns() {
+    let (tokenizer, mut prompts) = (tokenizer(), prompts());
+    let second = Prompt { content: Content::Messages(vec![]), ..Prompt::clone(&prompts[&41]) };
+    prompts.insert(41, Arc::new(second));
+    let column = |name: &str, value: usize| Map::from_iter([(name.to_owned(), value.into())]);
+    let given = GivenColumns::from([(41, vec![column("x", 1), column("answer", 2)])]);
+    let make = make_inputs(&tokenizer, &prompts, given);
+    let ids = || ["is 7", "a"].map(|text| tokenizer.encode(text).unwrap()).to_vec();
+    let plain = make(40, ids()).unwrap();
+    let json = |value: serde_json::Value| value;
+    assert_eq!(plain.columns, BTreeMap::from([("answer".to_owned(), vec![json("7".into()), json("7".into())])]));
+    assert_eq!((plain.rows, plain.completions), (vec![0, 0], vec![Content::from("is 7"), Content::from("a")]));
+    assert_eq!((plain.prompts, plain.ids), (vec![Content::from("q0"); 2], ids()));
+    let own = make(41, ids()).unwrap();
+    let expected =
+        [("answer".to_owned(), vec![Value::Null, json(2.into())]), ("x".to_owned(), vec![json(1.into()), Value::Null])];
+    assert_eq!(own.columns, BTreeMap::from(expected), "what is given of a completion comes before the row's");
+    assert_eq!((own.rows, own.completions[1].clone()), (vec![1, 1], Content::assistant("a")));
+    let last = make(43, ids()).unwrap();
+    assert_eq!(last.columns["answer"], [Value::Null, Value::Null]);
+}

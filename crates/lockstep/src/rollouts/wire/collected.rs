@@ -195,6 +195,7 @@ mod tests {
     use super::*;
     use crate::config::SamplingPlan;
     use crate::rollouts::generation::tests::round;
+    use crate::rollouts::wire::tests::{widths, with_column};
     use model::columns::SAMPLER_LOGPS;
     use proptest::prelude::*;
     use rewards::ProblemKind;
@@ -269,6 +270,88 @@ mod tests {
         let mut without_logps = collected();
         without_logps.scored.rollouts.groups[0].completions[1].completion.columns = model::Columns::default();
         assert!(read(&without_logps.to_bytes(), |_| {}).err().expect("refused").contains("token.sampler_logps"));
+    }
+
+    #[test]
+    fn an_answer_whose_first_record_does_not_fit_is_refused() {
+        let bytes = collected().to_bytes();
+        let names = ["next_number", "groups", "metrics", "metric_values", "problems", "seconds", "timed_out", "times"];
+        assert_eq!(widths(&bytes), names.map(|name| (name, 1)));
+        let (head, _) = RecordReader::take(&bytes).unwrap();
+        assert_eq!(head.f64s("times").unwrap().unwrap(), [1.5, 0.5, 0.25]);
+        let unknown = |name: &&str| head.refuse_unknown(|known| known != *name).is_err();
+        assert_eq!(names.iter().filter(|name| unknown(name)).collect::<Vec<_>>(), [&"next_number", &"groups"]);
+        let said = |name: &str, put: &dyn Fn(&mut RecordWriter)| {
+            read(&with_column(&bytes, name, put), |_| {}).err().expect("refused")
+        };
+        let groups = |groups: u64| said("groups", &|r| r.uints("groups", 1, [groups]));
+        assert_eq!(groups(1), "1 groups are an answer to another request, which had 2");
+        assert_eq!(groups(3), "0 bytes are no record: its header alone has 16");
+        for name in ["groups", "next_number"] {
+            let one = format!("column `{name}` does not have one number");
+            assert_eq!((said(name, &|_| {}), said(name, &|r| r.uints(name, 1, [2, 2]))), (one.clone(), one));
+        }
+        for name in ["seconds", "timed_out"] {
+            let each = format!("column `{name}` does not have a value for each reward");
+            let two = |r: &mut RecordWriter| match name {
+                "seconds" => r.f64s(name, 1, &[1.0, 2.0]),
+                name => r.uints(name, 1, [1, 2]),
+            };
+            assert_eq!((said(name, &|_| {}), said(name, &two)), (each.clone(), each));
+        }
+        for count in [0, 2, 4] {
+            let times = said("times", &|r| r.f64s("times", 1, &vec![1.0; count]));
+            assert_eq!(times, "column `times` does not have three values");
+        }
+        let metrics = "columns `metrics` and `metric_values` do not fit";
+        assert_eq!(said("metrics", &|r| r.texts("metrics", ["x"])), metrics);
+        assert_eq!(said("metric_values", &|_| {}), metrics);
+        let problem = said("problems", &|r| r.texts("problems", ["{"]));
+        assert_eq!(problem, "column `problems`: EOF while parsing an object at line 1 column 1");
+        assert!(said("", &|r| r.must_be_known().bytes("later", &[])).contains("column `later`"));
+    }
+
+    #[test]
+    fn answers_that_follow_each_other_are_taken_one_by_one() {
+        let sampling = SamplingPlan::alike(Arc::new(SamplingParams::default()));
+        let like = CollectRequest {
+            prompts: Prompts::new(),
+            num_generations: 2,
+            sampling: &sampling,
+            reward_weights: &[0.5],
+            step: 0,
+            refuse_non_finite: false,
+        };
+        let rows = round(&[(7, [None; 2]), (9, [None; 2])]).groups;
+        let row = |wanted: u64| rows.iter().find(|group| group.id == wanted).map(|group| group.prompt.clone());
+        let mut second = collected();
+        second.scored.rollouts.groups.truncate(1);
+        second.next_number = 20;
+        let bytes = [collected().to_bytes(), second.to_bytes()].concat();
+        let (first, rest) = Collected::take(&bytes, &like, row).unwrap();
+        assert_eq!((first.next_number, first.scored.rollouts.reward_weights), (12, vec![0.5]));
+        let (found, rest) = Collected::take(rest, &like, row).unwrap();
+        assert_eq!((found.next_number, found.scored.rollouts.groups.len(), rest.len()), (20, 1, 0));
+        let ids: Vec<u64> = groups_of_answers(&bytes).unwrap().iter().map(|group| group.id).collect();
+        assert_eq!(ids, [7, 9, 7]);
+        assert!(groups_of_answers(&[]).unwrap().is_empty() && groups_of_answers(&bytes[..bytes.len() - 1]).is_err());
+
+        let said = |change: fn(&mut Vec<ScoredGroup>)| {
+            let mut spoiled = collected();
+            change(&mut spoiled.scored.rollouts.groups);
+            Collected::take(&spoiled.to_bytes(), &like, row).err().expect("refused").to_string()
+        };
+        let ascend = "the numbers of its groups do not ascend";
+        assert_eq!(said(|groups| groups.reverse()), ascend);
+        assert_eq!(said(|groups| groups[1].id = 7), ascend);
+        assert_eq!(
+            said(|groups| Arc::make_mut(&mut groups[1].prompt).row = 8),
+            "group 9: column `prompt_id` names no row of the data"
+        );
+        let fewer = "group 9 does not have 2 completions with the scores of the rewards [\"r\"]";
+        assert_eq!(said(|groups| drop(groups[1].completions.pop())), fewer);
+        let lacks = "group 7: column `versions` or `token.sampler_logps` is missing";
+        assert_eq!(said(|groups| groups[0].completions[1].completion.versions.clear()), lacks);
     }
 
     proptest! {

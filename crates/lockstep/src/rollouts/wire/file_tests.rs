@@ -1,6 +1,7 @@
 use super::file::{GroupFile, GroupLog, index_path};
 use super::{Completion, Group};
 use std::fs;
+use twox_hash::XxHash3_64;
 
 fn group(id: u64, rewards: &[f64]) -> Group {
     let completion = |(place, reward): (usize, &f64)| Completion {
@@ -124,4 +125,113 @@ fn what_is_no_file_of_groups_is_refused_and_stays() {
     assert!(GroupFile::open(&path).unwrap_err().to_string().contains("rollouts.bin"));
     assert!(GroupLog::open(&path).is_err());
     assert_eq!(fs::read_to_string(&path).unwrap(), "{\"prompt_ids\": [1]}\n");
+}
+
+/// The documentation's layout of an entry, byte by byte.
+#[test]
+fn an_entry_of_the_index_is_what_the_documentation_says() {
+    let (_dir, path, log) = three();
+    assert_eq!((log.path(), log.len(), log.is_empty()), (&*path, fs::metadata(&path).unwrap().len(), false));
+    let records = [group(0, &[1.0, 3.0]), group(1, &[]), group(2, &[0.5])].map(|group| records(&[group]));
+    let hash = |ids: [u32; 2]| XxHash3_64::oneshot(&ids.map(u32::to_le_bytes).concat());
+    let nan = f64::NAN.to_bits();
+    let entry = |of: [u64; 7], completions: u32, tokens: u32| {
+        let numbers = of.map(u64::to_le_bytes).concat();
+        [numbers, completions.to_le_bytes().to_vec(), tokens.to_le_bytes().to_vec()].concat()
+    };
+    let lengths = records.each_ref().map(|record| record.len() as u64);
+    let index = fs::read(index_path(&path)).unwrap();
+    let expected = [
+        entry([0, lengths[0], 0, u64::MAX, hash([1, 0]), 4.0f64.to_bits(), 2.0f64.to_bits()], 2, 3),
+        entry([lengths[0], lengths[1], 1, 1, hash([1, 1]), nan, nan], 0, 0),
+        entry([lengths[0] + lengths[1], lengths[2], 2, 2, hash([1, 0]), 1.0f64.to_bits(), 0], 1, 1),
+    ];
+    assert_eq!(index[..8], *b"LSI\x01\x40\0\0\0");
+    for (place, expected) in expected.iter().enumerate() {
+        let own = &index[8 + 64 * place..8 + 64 * (place + 1)];
+        // Any NaN will do.
+        let bytes = if place == 1 { 0..40 } else { 0..64 };
+        assert_eq!(own[bytes.clone()], expected[bytes], "{place}");
+    }
+    let file = GroupFile::open(&path).unwrap();
+    let [_, second, third] = file.index() else { panic!("{:?}", file.index()) };
+    assert!(second.reward.is_nan() && second.reward_std.is_nan());
+    let found = (third.offset, third.length, third.step, third.completions, third.tokens);
+    assert_eq!(found, (lengths[0] + lengths[1], lengths[2], Some(2), 1, 1));
+}
+
+/// Later versions append fields to the entries, and a program that does not know them reads the others.
+#[test]
+fn longer_entries_are_read() {
+    let (_dir, path, log) = three();
+    drop(log);
+    let index = fs::read(index_path(&path)).unwrap();
+    let with = |more: usize, tokens: u32| {
+        let entry = |(place, entry): (usize, &[u8])| {
+            // Recomputed, it would be another number.
+            let tokens = if place == 2 { tokens.to_le_bytes().to_vec() } else { entry[60..].to_vec() };
+            [&entry[..60], &tokens, &vec![0xff; more]].concat()
+        };
+        let entries: Vec<u8> = index[8..].chunks(64).enumerate().flat_map(entry).collect();
+        [b"LSI\x01", &(64 + more as u32).to_le_bytes()[..], &entries].concat()
+    };
+    let tokens = |bytes: &[u8]| {
+        fs::write(index_path(&path), bytes).unwrap();
+        GroupFile::open(&path).unwrap().index().iter().map(|entry| entry.tokens).collect::<Vec<_>>()
+    };
+    assert_eq!((tokens(&with(0, 99)), tokens(&with(8, 98))), (vec![3, 0, 99], vec![3, 0, 98]));
+    // Entries that are shorter, or a header alone, are none.
+    let mut short = with(0, 97);
+    short[4] = 63;
+    assert_eq!(
+        (tokens(&short), tokens(&with(0, 99)[..8]), tokens(b"LSI\x01\x40\0\0")),
+        (vec![3, 0, 1], vec![3, 0, 1], vec![3, 0, 1])
+    );
+    // Entries of records that are not there yet, or no longer, are left out.
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+    assert_eq!(tokens(&with(0, 99)), [3, 0]);
+}
+
+#[test]
+fn records_that_are_broken_are_not_appended() {
+    let (_dir, path, mut log) = three();
+    let (before, index) = (fs::read(&path).unwrap(), fs::read(index_path(&path)).unwrap());
+    let first = records(&[group(7, &[1.0])]);
+    let mut second = records(&[group(8, &[1.0])]);
+    *second.last_mut().unwrap() ^= 1;
+    let place = |at: usize| format!("{}, the record at byte {}: ", path.display(), before.len() + at);
+    let said = log.append(&[&first[..], &second].concat()).unwrap_err().to_string();
+    assert_eq!(said, place(first.len()) + "its bytes do not have the checksum (XXH3) that was written with them");
+    let mut other = super::RecordWriter::new();
+    other.uints("group", 1, [5]);
+    let mut bytes = Vec::new();
+    other.finish(&mut bytes);
+    assert_eq!(log.append(&bytes).unwrap_err().to_string(), place(0) + "group 5: column `lengths` is missing");
+    assert_eq!((fs::read(&path).unwrap(), fs::read(index_path(&path)).unwrap()), (before, index));
+    log.append(&first).unwrap();
+    log.sync().unwrap();
+    assert_eq!((ids(&path), log.len()), (vec![0, 1, 2, 7], fs::metadata(&path).unwrap().len()));
+    assert_eq!((log.truncate(0).unwrap(), log.len(), log.is_empty()), (0, 0, true));
+    assert_eq!(fs::metadata(index_path(&path)).unwrap().len(), 8);
+}
+
+#[test]
+fn a_file_that_is_deleted_is_written_again() {
+    let (_dir, path, mut log) = three();
+    let (index, whole) = (index_path(&path), fs::read(&path).unwrap());
+    let of_index = fs::read(&index).unwrap();
+    assert_eq!(log.check().unwrap(), None);
+    let deleted =
+        |path: &std::path::Path| format!("{} was deleted while the run writes it: it is written again", path.display());
+    fs::remove_file(&index).unwrap();
+    assert_eq!(log.check().unwrap(), Some(deleted(&index)));
+    assert_eq!((fs::read(&path).unwrap(), fs::read(&index).unwrap()), (whole.clone(), of_index.clone()));
+    fs::remove_file(&index).unwrap();
+    fs::remove_file(&path).unwrap();
+    assert_eq!(log.check().unwrap(), Some(format!("{}; {}", deleted(&path), deleted(&index))));
+    assert_eq!((fs::read(&path).unwrap(), fs::read(&index).unwrap()), (whole, of_index));
+    assert_eq!(log.check().unwrap(), None);
+    log.append(&records(&[group(4, &[2.0])])).unwrap();
+    assert_eq!(ids(&path), [0, 1, 2, 4]);
 }

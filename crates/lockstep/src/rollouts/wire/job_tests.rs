@@ -1,5 +1,7 @@
 //! Jobs and answers as bytes: they come back as they were, and what does not fit is refused.
 
+mod refused;
+
 use crate::data::prompts::Prompt;
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
 use model::Columns;

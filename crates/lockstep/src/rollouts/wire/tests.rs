@@ -1,3 +1,9 @@
+mod begun;
+mod converted;
+mod record;
+mod refused;
+mod written;
+
 use super::record::{HEADER, MAGIC};
 use super::*;
 use model::Columns;
@@ -25,6 +31,38 @@ fn bytes(group: &Group) -> Vec<u8> {
 fn sealed(body: &[u8]) -> Vec<u8> {
     let checksum = XxHash3_64::oneshot(body).to_le_bytes();
     [&MAGIC[..], &[VERSION], &(body.len() as u32).to_le_bytes(), &checksum, body].concat()
+}
+
+/// The first record of `bytes` with other values in the column `name`: those that `put` adds. What follows the record
+/// stays.
+pub(super) fn with_column(bytes: &[u8], name: &str, put: impl Fn(&mut RecordWriter)) -> Vec<u8> {
+    let (read, rest) = RecordReader::take(bytes).unwrap();
+    let mut record = RecordWriter::new();
+    for column in read.names() {
+        let width = read.width(column) as usize;
+        match read.kind(column).unwrap() {
+            _ if column == name => {}
+            Kind::Uint => record.uints(column, width, read.uints(column).unwrap().unwrap()),
+            Kind::F32 => record.f32s(column, width, &read.f32s(column).unwrap().unwrap()),
+            Kind::F64 => record.f64s(column, width, &read.f64s(column).unwrap().unwrap()),
+            Kind::Runs => {
+                let values = (0..100).find_map(|count| read.runs(column, count).ok()).unwrap();
+                record.runs(column, values.unwrap());
+            }
+            Kind::Text => record.texts(column, read.texts(column).unwrap().unwrap()),
+            Kind::Bytes => record.bytes(column, read.bytes(column).unwrap().unwrap()),
+        }
+    }
+    put(&mut record);
+    let mut bytes = Vec::new();
+    record.finish(&mut bytes);
+    [&bytes, rest].concat()
+}
+
+/// The name and the width of each column of the first record.
+pub(super) fn widths(bytes: &[u8]) -> Vec<(&str, u64)> {
+    let (record, _) = RecordReader::take(bytes).unwrap();
+    record.names().map(|name| (name, record.width(name))).collect()
 }
 
 /// A group in which everything is known, and what is odd occurs.

@@ -261,8 +261,12 @@ mod tests {
             "**Answer:**",
             "The answer is",
             "```\n```",
+            "```\n``` then x",
         ] {
             assert!(has_no_answer(text), "{text:?}");
+        }
+        for text in ["a ```\n", "``` py\nx\n``` y\n", "x\n```\ny"] {
+            assert!(!has_no_answer(text), "{text:?}");
         }
         for text in ["Answer: 5", "\\boxed{\\text{a}}", "```\nx\n```", "<answer>\\boxed{1}</answer>", "the answer is 5"]
         {

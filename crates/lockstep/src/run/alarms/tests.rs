@@ -1,3 +1,5 @@
+mod numbers;
+
 use super::*;
 use crate::data::prompts::Prompt;
 use crate::rollouts::{ScoredCompletion, ScoredGroup};

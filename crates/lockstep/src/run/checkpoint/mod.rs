@@ -273,4 +273,107 @@ mod tests {
         write(&run, 3, |dir| Ok(fs::write(dir.join("y"), "second")?)).unwrap();
         assert!(run.checkpoint(3).join("y").exists() && !run.checkpoint(3).join("x").exists());
     }
+
+    const STATE: &str = r#"{"format": 3, "step": 3, "weights_version": 2, "isa": "a", "data_hash": "d",
+        "sampler": {"epoch": 0, "cursor": 4}, "trainer": {"steps": 2, "skipped_in_a_row": 0, "skipped_total": 0},
+        "task": null, "num_tokens": 9, "unlogged": {}, "best": null, "evaluations_without_improvement": 0,
+        "log_bytes": {}}"#;
+
+    fn with_state(run: &RunDir, step: u64) -> PathBuf {
+        let fill =
+            |dir: &Path| Ok(fs::write(dir.join(state::FILE), STATE).and_then(|()| fs::write(dir.join("x"), "x"))?);
+        write(run, step, fill).unwrap()
+    }
+
+    #[test]
+    fn files_of_a_checkpoint_are_those_that_were_written_with_it() {
+        let (_dir, run) = run();
+        let checkpoint = with_state(&run, 3);
+        assert_eq!(checkpoint, run.checkpoint(3));
+        assert_eq!(check(&checkpoint).unwrap(), None);
+        fs::write(checkpoint.join("x"), "y").unwrap();
+        assert!(crate::error::is_bad_input(&check(&checkpoint).unwrap_err()));
+        fs::remove_file(checkpoint.join(FILE_LIST)).unwrap();
+        let place = checkpoint.display();
+        let unlisted = "(older versions wrote none): that its files are of the same step is not checked";
+        assert_eq!(check(&checkpoint).unwrap(), Some(format!("{place} has no {FILE_LIST} {unlisted}")));
+        let other = with_state(&run, 4);
+        let said = check(&other).unwrap_err().to_string();
+        assert_eq!(said, format!("{}: is of step 4, and run_state.json of step 3", other.join(FILE_LIST).display()));
+    }
+
+    #[test]
+    fn a_checkpoint_that_cannot_be_written_names_the_last_one() {
+        let (_dir, run) = run();
+        let failing = |step: u64| format!("{:#}", write(&run, step, |_| anyhow::bail!("full")).unwrap_err());
+        let words = |step: u64, kept: &str| {
+            format!("cannot write the checkpoint of step {step} to {}; {kept}: full", run.checkpoint(step).display())
+        };
+        assert_eq!(failing(2), words(2, "there is no earlier checkpoint"));
+        put(&run, 2);
+        let kept = format!("the last good checkpoint is {}", run.checkpoint(2).display());
+        assert_eq!(failing(5), words(5, &kept));
+        // What was left of an attempt before is not part of the next one.
+        let unfinished = run.checkpoints().join(".unfinished-step-000007");
+        fs::create_dir(&unfinished).unwrap();
+        fs::write(unfinished.join("old"), "").unwrap();
+        let aside = run.checkpoints().join(".unfinished-step-000007.old");
+        fs::create_dir(&aside).unwrap();
+        put(&run, 7);
+        assert!(!run.checkpoint(7).join("old").exists() && !unfinished.exists() && !aside.exists());
+        write(&run, 7, |dir| Ok(fs::write(dir.join("again"), "")?)).unwrap();
+        assert!(!aside.exists() && run.checkpoint(7).join("again").exists());
+    }
+
+    #[test]
+    fn names_and_limits_of_checkpoints() {
+        let (_dir, run) = run();
+        [10, 9, 1_000_000].iter().for_each(|step| put(&run, *step));
+        for other in ["step-x", "steps-3", "step-", "3"] {
+            fs::create_dir(run.checkpoints().join(other)).unwrap();
+        }
+        assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [9, 10, 1_000_000]);
+        assert_eq!(latest(&run), Some(run.checkpoint(1_000_000)));
+        // The newest is kept whatever the limit says, and the best beside it.
+        prune(&run, Kept { limit: Some(2), best: None }).unwrap();
+        assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [10, 1_000_000]);
+        prune(&run, Kept { limit: Some(1), best: Some(10) }).unwrap();
+        assert_eq!(all(&run).len(), 2);
+        prune(&run, Kept { limit: Some(0), best: None }).unwrap();
+        assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [1_000_000]);
+        let best = state::Best { step: 4, metric: 1.0 };
+        let kept = |load_best_model_at_end| {
+            let config = Config { load_best_model_at_end, save_total_limit: Some(3), ..Config::default() };
+            let kept = Kept::new(&config, Some(&best));
+            (kept.limit, kept.best)
+        };
+        assert_eq!((kept(true), kept(false)), ((Some(3), Some(4)), (Some(3), None)));
+    }
+
+    #[test]
+    fn a_model_is_copied_without_what_a_run_needs() {
+        let (dir, run) = run();
+        let files = ["model.safetensors", "config.json", "optimizer_exp_avg.safetensors", "value_model.json"];
+        let more = ["reference.safetensors", "generation_batch.bin", "frontier.bin", "run_state.json"];
+        write(&run, 1, |dir| {
+            for name in files.iter().chain(&more) {
+                fs::write(dir.join(name), name)?;
+            }
+            Ok(fs::create_dir(dir.join("sub.safetensors"))?)
+        })
+        .unwrap();
+        let target = dir.path().join("a model");
+        link_model(&run.checkpoint(1), &target).unwrap();
+        let mut names: Vec<String> =
+            fs::read_dir(&target).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(names, ["config.json", "model.safetensors"]);
+        assert_eq!(fs::read_to_string(target.join("config.json")).unwrap(), "config.json");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt;
+            let links = |name: &str| fs::metadata(target.join(name)).unwrap().nlink();
+            assert_eq!((links("model.safetensors"), links("config.json")), (2, 1), "weights take no space twice");
+        }
+    }
 }

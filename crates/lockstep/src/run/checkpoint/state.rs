@@ -156,6 +156,12 @@ mod tests {
         let mut back: MetricSums = serde_json::from_str(&text).unwrap();
         assert_eq!(back.take_means()["loss"].to_bits(), ((0.1f64 + 0.2) / 2.0).to_bits());
         assert!(back.take_means().is_empty());
+        // What is set is no sum.
+        sums.set("epoch", 2.0);
+        sums.set("epoch", 3.0);
+        sums.add("loss", 0.6);
+        let means = sums.take_means();
+        assert_eq!((means["epoch"], means["loss"]), (3.0, (0.1 + 0.2 + 0.6) / 3.0));
     }
 }
 
@@ -191,6 +197,42 @@ mod foreign {
             let said = read(other.to_string().as_bytes()).unwrap_err().to_string();
             assert!(said.contains(&format!("has format {format}")) && said.contains(fix), "{said}");
         }
+        for format in OLDEST..=FORMAT {
+            let mut other = valid();
+            other["format"] = format.into();
+            assert_eq!(read(other.to_string().as_bytes()).unwrap().format, format);
+        }
+    }
+
+    /// Any byte of the file that changes is found, and a file of an older version, without a checksum, is read.
+    #[test]
+    fn what_is_written_is_read_and_a_changed_byte_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = read(valid().to_string().as_bytes()).unwrap();
+        state.write(dir.path()).unwrap();
+        let path = dir.path().join(FILE);
+        let bytes = std::fs::read(&path).unwrap();
+        assert!(bytes.starts_with(b"{\"xxh3\":\""));
+        let again = RunState::read(dir.path()).unwrap();
+        assert_eq!(serde_json::to_value(&again).unwrap(), serde_json::to_value(&state).unwrap());
+        let damaged = format!("{} is damaged: ", path.display());
+        let checksum = "it does not have the checksum (XXH3) that was written with it";
+        for at in [CHECKSUM.len(), CHECKSUM.len() + 15, CHECKSUM.len() + 20, bytes.len() - 2, bytes.len() - 1] {
+            let mut other = bytes.clone();
+            other[at] ^= 1;
+            std::fs::write(&path, other).unwrap();
+            assert_eq!(RunState::read(dir.path()).unwrap_err().to_string(), format!("{damaged}{checksum}"), "{at}");
+        }
+        std::fs::write(&path, &bytes[..bytes.len() - 9]).unwrap();
+        assert!(RunState::read(dir.path()).unwrap_err().to_string().ends_with(checksum));
+        for short in [&b"{"[..], b"", &bytes[..CHECKSUM.len() + 10]] {
+            std::fs::write(&path, short).unwrap();
+            assert!(RunState::read(dir.path()).unwrap_err().to_string().starts_with(&damaged));
+        }
+        std::fs::remove_file(&path).unwrap();
+        let missing = RunState::read(dir.path()).unwrap_err().to_string();
+        assert!(missing.starts_with(&format!("{}: ", path.display())), "{missing}");
+        assert!(missing.ends_with(&format!("; is {} a checkpoint?", dir.path().display())), "{missing}");
     }
 
     proptest! {

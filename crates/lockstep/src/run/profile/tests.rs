@@ -188,3 +188,299 @@ fn every_rule_is_in_the_documentation() {
         assert!(page.lines().any(|line| line.starts_with(&format!("| `{}` |", rule.id))), "{} has no row", rule.id);
     }
 }
+
+fn count(measured: &mut Measured, name: &str, n: f64) {
+    measured.counts.insert(name.to_owned(), n);
+}
+
+/// Whether the rule `id` holds after `change`, whatever else does.
+fn holds(id: &str, change: impl FnOnce(&mut Measured)) -> bool {
+    found(change).iter().any(|(rule, _)| *rule == id)
+}
+
+/// A run whose decoding takes 40 % of the steps, and whose rollout is 50 s of reads and operations.
+fn decoding(m: &mut Measured) {
+    stage(m, "rollout").seconds = 50.0;
+    stage(m, "rollout/decode").seconds = 40.0;
+    m.ceilings = Some(Ceilings { flops_per_s: Some(1e9), bytes_per_s: Some(1e9) });
+    (stage(m, "rollout").bytes, stage(m, "rollout").flops) = (0.0, 0.0);
+}
+
+#[test]
+fn rules_hold_from_their_thresholds_on() {
+    for (id, at, below) in
+        [("reward_bound", 35.0, 34.9), ("checkpoint_bound", 20.0, 19.9), ("evaluation_bound", 100.0, 99.9)]
+    {
+        let path = id.replace("reward_bound", "rewards").replace("_bound", "");
+        assert!(holds(id, |m| stage(m, &path).seconds = at), "{id}");
+        assert!(!holds(id, |m| stage(m, &path).seconds = below), "{id}");
+    }
+    let locked = |took: f64, waited: f64, held: f64| {
+        holds("interpreter_lock", |m| {
+            m.rewards.insert("gsm8k".into(), took);
+            m.interpreter.insert("gsm8k".into(), (waited, held));
+        })
+    };
+    assert!(locked(10.0, 1.0, 3.0) && !locked(9.9, 1.0, 3.0) && !locked(10.0, 1.0, 3.1) && !locked(10.0, 0.0, 0.0));
+    assert!(holds("worker_bound", |m| count(m, "waited_for_workers_s", 40.0)));
+    assert!(!holds("worker_bound", |m| count(m, "waited_for_workers_s", 39.9)));
+    let batch = |passes: f64, steps: f64, decode: f64| {
+        holds("small_batch", |m| {
+            count(m, "decode_passes", passes);
+            count(m, "decode_steps", steps);
+            stage(m, "rollout/decode").seconds = decode;
+        })
+    };
+    assert!(batch(3999.0, 1000.0, 40.0) && !batch(4000.0, 1000.0, 40.0));
+    assert!(!batch(3999.0, 1000.0, 39.9) && !batch(0.0, 0.0, 40.0));
+    let tail = |alone, decode: f64| {
+        holds("long_tail", |m| {
+            m.tail.alone = alone;
+            stage(m, "rollout/decode").seconds = decode;
+        })
+    };
+    assert!(tail(500, 40.0) && !tail(499, 40.0) && !tail(500, 39.9));
+    assert!(holds("kv_preemption", |m| count(m, "preemptions", 32.0)));
+    assert!(!holds("kv_preemption", |m| count(m, "preemptions", 31.9)));
+    assert!(!holds("kv_preemption", |m| m.tail.completions = 0));
+    assert!(
+        holds("zero_spread", |m| m.zero_spread = (7.5, 10)) && !holds("zero_spread", |m| m.zero_spread = (7.4, 10))
+    );
+    let rest = |update: f64| holds("data_bound", |m| stage(m, "update").seconds = update);
+    assert!(rest(12.0) && !rest(12.1), "of 70 s in stages");
+    let cores = |threads, waited| {
+        found(|m| (m.threads, m.cpu_s, m.waited_s) = (threads, 200.0, Some(waited))).first().map(|(id, _)| *id)
+    };
+    assert_eq!((cores(2, 50.0), cores(3, 50.0)), (Some("cores_shared"), Some("oversubscribed")));
+    assert_eq!((cores(1, 50.0), cores(2, 49.9), cores(3, 49.9)), (Some("cores_shared"), None, None));
+    assert!(!holds("cores_shared", |m| (m.cpu_s, m.waited_s) = (0.0, Some(0.0))));
+    let grows = |mib: [u64; 6]| holds("memory_growth", |m| m.resident = mib.map(|mib| mib << 20).to_vec());
+    assert!(grows([100, 101, 102, 103, 104, 164]) && !grows([100, 101, 102, 103, 104, 163]));
+    assert!(grows([1000, 1020, 1040, 1060, 1080, 1101]) && !grows([1000, 1020, 1040, 1060, 1080, 1099]));
+    assert!(!grows([100, 120, 120, 150, 180, 200]), "it must rise each time");
+    assert!(!holds("memory_growth", |m| m.resident = [100, 200, 300, 400, 500].map(|mib| mib << 20).to_vec()));
+}
+
+#[test]
+fn decoding_is_limited_by_one_of_two() {
+    let bound = |bytes: f64, flops: f64| {
+        let all = found(|m| {
+            decoding(m);
+            (stage(m, "rollout").bytes, stage(m, "rollout").flops) = (bytes * 50e9, flops * 50e9);
+        });
+        all.into_iter().map(|(id, _)| id).find(|id| id.starts_with("decode_"))
+    };
+    assert_eq!((bound(0.6, 0.0), bound(0.59, 0.0)), (Some("decode_memory_bound"), None));
+    assert_eq!((bound(1.14, 0.0), bound(1.16, 0.0)), (Some("decode_memory_bound"), None));
+    assert_eq!((bound(0.0, 0.6), bound(0.0, 0.59)), (Some("decode_compute_bound"), None));
+    // As much of both is arithmetic; what a cache serves is no limit.
+    assert_eq!((bound(0.75, 0.75), bound(0.75, 0.7)), (Some("decode_compute_bound"), Some("decode_memory_bound")));
+    assert_eq!((bound(2.0, 0.6), bound(1.0, 0.6)), (Some("decode_compute_bound"), Some("decode_memory_bound")));
+    let memory = |change: fn(&mut Measured)| {
+        holds("decode_memory_bound", |m| {
+            decoding(m);
+            stage(m, "rollout").bytes = 40e9;
+            change(m);
+        })
+    };
+    assert!(memory(|_| {}));
+    assert!(!memory(|m| stage(m, "rollout/decode").seconds = 39.9));
+    assert!(!memory(|m| m.ceilings = None));
+    assert!(!memory(|m| m.ceilings = Some(Ceilings { flops_per_s: None, bytes_per_s: None })));
+    // Less than 70 % of the rollout is decoding and sampling.
+    let inside = |rollout: f64| {
+        holds("decode_memory_bound", |m| {
+            decoding(m);
+            (stage(m, "rollout").seconds, stage(m, "rollout").bytes) = (rollout, 0.75 * rollout * 1e9);
+        })
+    };
+    assert!(inside(60.0) && !inside(60.1));
+}
+
+#[test]
+fn evidence_is_said_in_numbers() {
+    let said = |id: &str, change: fn(&mut Measured)| {
+        let all = found(change);
+        all.into_iter().find(|(rule, _)| *rule == id).unwrap_or_else(|| panic!("{id} does not hold")).1
+    };
+    let rewards = |update: f64| {
+        let all = found(|m| {
+            stage(m, "rewards").seconds = 35.0;
+            stage(m, "update").seconds = update;
+        });
+        all.into_iter().find(|(rule, _)| *rule == "reward_bound").unwrap().1
+    };
+    let words =
+        "35.0 of 100.0 s (35 %) were waited for rewards, most of it for `gsm8k` (3.0 s); 3 workers would hide it.";
+    assert_eq!(rewards(40.0), words);
+    assert!(
+        rewards(0.0).ends_with("; 64 workers would hide it.") && rewards(400.0).ends_with("; 1 workers would hide it.")
+    );
+    let other = |m: &mut Measured| {
+        stage(m, "rewards").seconds = 35.0;
+        m.rewards.clear();
+        for path in ["value update", "reference"] {
+            m.stages.push(Stage { path: path.into(), seconds: 10.0, ..Stage::default() });
+        }
+    };
+    assert_eq!(said("reward_bound", other), "35.0 of 100.0 s (35 %) were waited for rewards; 2 workers would hide it.");
+    let locked = |m: &mut Measured| {
+        m.rewards = [("a", 20.0), ("b", 30.0)].map(|(name, s)| (name.to_owned(), s)).into();
+        m.interpreter = [("a", (3.0, 1.0)), ("b", (1.0, 1.0))].map(|(name, s)| (name.to_owned(), s)).into();
+    };
+    let words = "`b` took 30.0 s, and waited 50 % of them for the interpreter's lock.";
+    assert_eq!(said("interpreter_lock", locked), words);
+    let waits = |m: &mut Measured| count(m, "waited_for_workers_s", 45.0);
+    assert_eq!(said("worker_bound", waits), "45.0 of 100.0 s (45 %) were waited for the next batch.");
+    let reads = |m: &mut Measured| {
+        decoding(m);
+        stage(m, "rollout").bytes = 40e9;
+    };
+    let words = "Decoding takes 40 % of the steps and moves 80 % of the bytes per second that this machine can read.";
+    assert_eq!(said("decode_memory_bound", reads), words);
+    let computes = |m: &mut Measured| {
+        decoding(m);
+        stage(m, "rollout").flops = 40e9;
+    };
+    let words = "Decoding takes 40 % of the steps and does 80 % of the operations per second that this machine can.";
+    assert_eq!(said("decode_compute_bound", computes), words);
+    let few = |m: &mut Measured| count(m, "decode_passes", 2500.0);
+    assert_eq!(said("small_batch", few), "A decode step has 2.5 sequences; decoding takes 48 % of the steps.");
+    let words = "40 of 640 completions took 60 % of the decode steps alone.";
+    assert_eq!(said("long_tail", |m| m.tail.alone = 600), words);
+    let lost = |m: &mut Measured| count(m, "preemptions", 40.0);
+    assert_eq!(said("kv_preemption", lost), "40 times one of 640 completions lost its pages before it had ended.");
+    let words = "In 80 % of the groups all rewards were equal: no advantage, no gradient.";
+    assert_eq!(said("zero_spread", |m| m.zero_spread = (8.0, 10)), words);
+    let words = "42 % of the steps' 100.0 s are in no stage.";
+    assert_eq!(said("data_bound", |m| stage(m, "update").seconds = 0.0), words);
+    let words = "30.0 of 100.0 s (30 %) were waited for checkpoints.";
+    assert_eq!(said("checkpoint_bound", |m| stage(m, "checkpoint").seconds = 30.0), words);
+    let words = "150.0 s of evaluations beside 100.0 s of steps.";
+    assert_eq!(said("evaluation_bound", |m| stage(m, "evaluation").seconds = 150.0), words);
+    let words = "8 threads on 2 cores waited 60.0 s for one.";
+    assert_eq!(said("oversubscribed", |m| (m.threads, m.waited_s) = (8, Some(60.0))), words);
+    let words = "Threads waited 60.0 s for a core, and computed 195.0 s.";
+    assert_eq!(said("cores_shared", |m| m.waited_s = Some(60.0)), words);
+    let grows = |m: &mut Measured| m.resident = [90, 100, 120, 140, 160, 180, 200].map(|mib| mib << 20).to_vec();
+    assert_eq!(said("memory_growth", grows), "It went from 100 to 200 MiB, and rose each time.");
+}
+
+#[test]
+fn measurements_are_added() {
+    let map =
+        |entries: &[(&str, f64)]| entries.iter().map(|(name, x)| ((*name).to_owned(), *x)).collect::<BTreeMap<_, _>>();
+    let mut sum = Measured { waited_s: None, resident: vec![1; 63], ..healthy() };
+    let later = Measured {
+        first_step: 20,
+        last_step: 25,
+        steps: 6,
+        seconds: 9.0,
+        stages: vec![
+            Stage { path: "rollout".into(), seconds: 1.0, flops: 2.0, bytes: 3.0 },
+            Stage { path: "new".into(), seconds: 4.0, flops: 5.0, bytes: 6.0 },
+        ],
+        counts: map(&[("decode_steps", 7.0), ("other", 1.0)]),
+        rewards: map(&[("gsm8k", 0.5)]),
+        interpreter: [("gsm8k".to_owned(), (0.25, 0.5))].into(),
+        zero_spread: (2.0, 3),
+        tail: Tail { completions: 1, longest: 2, steps: 3, alone: 4 },
+        cpu_s: 5.0,
+        waited_s: Some(0.5),
+        threads: 4,
+        cores: 8,
+        resident: vec![2, 3],
+        memory: [("weights".to_owned(), 7)].into(),
+        ceilings: None,
+    };
+    sum.add(&later);
+    assert_eq!((sum.span(), sum.steps, sum.seconds), ((2, 25), 16, 109.0));
+    assert_eq!(
+        *stage(&mut sum, "rollout"),
+        Stage { path: "rollout".into(), seconds: 56.0, flops: 2000e9 + 2.0, bytes: 900e9 + 3.0 }
+    );
+    assert_eq!((sum.stages.len(), sum.stage("new"), sum.stage("none")), (9, 4.0, 0.0));
+    assert_eq!((sum.count("decode_steps"), sum.count("other"), sum.count("none")), (1007.0, 1.0, 0.0));
+    assert_eq!((sum.rewards["gsm8k"], sum.rewards["format"], sum.interpreter["gsm8k"]), (3.5, 1.0, (0.35, 3.4)));
+    assert_eq!(
+        (sum.zero_spread, sum.tail),
+        ((5.0, 13), Tail { completions: 641, longest: 42, steps: 1003, alone: 204 })
+    );
+    assert_eq!((sum.cpu_s, sum.waited_s, sum.threads, sum.cores), (200.0, Some(0.5), 4, 8));
+    assert_eq!((sum.resident.len(), sum.resident[61], sum.resident[63]), (64, 1, 3));
+    assert_eq!(sum.memory["weights"], 7);
+    // A window without steps moves no end; what is not reported does not end what was.
+    sum.add(&Measured { last_step: 99, first_step: 98, ..Measured::default() });
+    assert_eq!((sum.span(), sum.waited_s, sum.memory.len(), sum.threads), ((2, 25), Some(0.5), 1, 0));
+    sum.add(&Measured { waited_s: Some(1.5), steps: 1, last_step: 30, ..Measured::default() });
+    assert_eq!((sum.span(), sum.waited_s), ((2, 30), Some(2.0)));
+    let mut first = Measured::default();
+    first.add(&later);
+    assert_eq!(first.span(), (20, 25));
+    let m = healthy();
+    assert_eq!((m.covered(), m.share("update"), m.share("evaluation")), (98.0, 0.4, 0.1));
+    assert_eq!(Measured::default().share("update"), 0.0);
+}
+
+#[test]
+fn steps_are_added_with_their_stages_and_metrics() {
+    let values =
+        |entries: &[(&str, f64)]| entries.iter().map(|(name, x)| ((*name).to_owned(), *x)).collect::<BTreeMap<_, _>>();
+    let stages = |flops: f64| StepTotals {
+        stages: vec![StageTotal { path: "update".into(), seconds: 2.0, flops, bytes: 3.0, ..StageTotal::default() }],
+        counts: [("decode_steps".to_owned(), 4.0)].into(),
+    };
+    let mut m = Measured::default();
+    let waits = [("rewards/a/gil_wait_s", 0.5), ("rewards/a/gil_held_s", 0.25), ("rewards/b/gil_wait_s", 1.0)];
+    m.add_step(7, 3.0, &stages(10.0), &values(&[&waits[..], &[("frac_reward_zero_std", 0.5)]].concat()));
+    m.add_step(
+        8,
+        4.0,
+        &stages(20.0),
+        &values(&[("gil_wait_s", 9.0), ("rewards/a", 9.0), ("rewards/a/gil_wait_s", 0.5)]),
+    );
+    assert_eq!((m.span(), m.steps, m.seconds), ((7, 8), 2, 7.0));
+    assert_eq!(m.stages, [Stage { path: "update".into(), seconds: 4.0, flops: 30.0, bytes: 6.0 }]);
+    assert_eq!((m.count("decode_steps"), m.zero_spread), (8.0, (0.5, 1)));
+    let interpreter: Vec<_> = m.interpreter.into_iter().collect();
+    assert_eq!(interpreter, [("a".to_owned(), (1.0, 0.25)), ("b".to_owned(), (1.0, 0.0))]);
+}
+
+/// A window ends after three steps and five seconds, or after thirty seconds.
+#[test]
+fn ends_of_windows() {
+    let dir = tempfile::tempdir().unwrap();
+    let ctx = crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap();
+    let run = RunDir::at(dir.path());
+    // For each step: the steps in complete windows.
+    let course = |seconds: &[f64]| {
+        let mut profile = Profile::new(&run, DType::F32, false);
+        profile.end_step(1, 99.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
+        let mut step = |(step, seconds): (u64, &f64)| {
+            profile.end_step(step, *seconds, &StepTotals::default(), &BTreeMap::new(), &ctx);
+            profile.record().measured.steps
+        };
+        (2..).zip(seconds).map(&mut step).collect::<Vec<_>>()
+    };
+    assert_eq!(course(&[2.0, 2.0, 1.0, 1.0, 1.0]), [0, 0, 3, 3, 3]);
+    assert_eq!(course(&[1.0, 1.0, 1.0, 1.0, 1.0]), [0, 0, 0, 0, 5]);
+    assert_eq!(course(&[4.0, 20.0, 1.0, 30.0, 29.0]), [0, 0, 3, 4, 4]);
+    assert!(dir.path().join(FILE).is_file() && ProfileRecord::read(dir.path()).unwrap().version == 1);
+    // A run that is over in a moment has no findings, unless they were asked for.
+    let mut short = Profile::new(&run, DType::F32, false);
+    std::fs::remove_file(dir.path().join(FILE)).unwrap();
+    short.end_step(1, 1.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
+    short.end_step(2, 9.9, &totals(5.0), &BTreeMap::new(), &ctx);
+    assert!(short.finish(&ctx).is_empty() && !dir.path().join(FILE).exists());
+    assert_eq!((short.record().measured.steps, short.record().measured.seconds), (1, 9.9));
+    let mut long = Profile::new(&run, DType::F32, false);
+    long.end_step(1, 1.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
+    long.end_step(2, 10.0, &totals(5.0), &BTreeMap::new(), &ctx);
+    let ids: Vec<String> = long.finish(&ctx).into_iter().map(|finding| finding.id).collect();
+    assert!(ids.contains(&"reward_bound".to_owned()), "{ids:?}");
+    assert_eq!(ProfileRecord::read(dir.path()).as_ref(), Some(long.record()));
+    let again: Vec<String> = long.finish(&ctx).into_iter().map(|finding| finding.id).collect();
+    assert!(!again.iter().any(|id| ids.contains(id)), "{again:?}");
+    let mut nothing = Profile::new(&run, DType::F32, true);
+    assert!(nothing.finish(&ctx).is_empty());
+}

@@ -2,6 +2,10 @@
 //! stop request: scoring, both gradients of PPO, evaluation. They must resume to the bits of a run that was never
 //! stopped.
 
+mod begins;
+mod ends;
+mod scored;
+
 use super::{config, directory, one_thread, options};
 use crate::config::{Algorithm, Config, Purpose, Strategy};
 use crate::{Rows, Run, RunOptions, StopReason, StopSignal};

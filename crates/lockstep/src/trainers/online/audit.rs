@@ -207,3 +207,54 @@ impl RolloutPipeline {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn auditor(change: impl FnOnce(&mut Config)) -> Auditor {
+        let mut config =
+            Config { reward_funcs: vec!["unique_chars".into(), "command:./r".into()], ..Config::default() };
+        (config.audit_share, config.audit_stale) = (0.25, 0.5);
+        change(&mut config);
+        Auditor::new(&config).unwrap()
+    }
+
+    #[test]
+    fn the_shares_are_those_of_the_configuration() {
+        let of = |change: fn(&mut Config)| {
+            let auditor = auditor(change);
+            (auditor.remade, auditor.rescored, auditor.is_on())
+        };
+        assert_eq!(of(|_| {}), (0.0, 0.0, false));
+        assert_eq!(of(|c| c.trust = Trust::Audit), (0.25, 0.0, true));
+        assert_eq!(of(|c| c.max_staleness = 1), (0.0, 0.5, true));
+        assert_eq!(of(|c| (c.trust, c.max_staleness) = (Trust::Audit, 1)), (0.25, 0.5, true));
+        assert_eq!(of(|c| (c.max_staleness, c.audit_stale) = (1, 0.0)), (0.0, 0.0, false));
+        assert_eq!(auditor(|_| {}).asked_again, ["unique_chars".to_owned()].into());
+    }
+
+    #[test]
+    fn a_share_of_the_groups_is_picked() {
+        let auditor = auditor(|_| {});
+        let picked = |share: f64| (0..4000).filter(|&number| auditor.picks(share, number)).collect::<BTreeSet<u64>>();
+        assert_eq!((picked(0.0).len(), picked(1.0).len()), (0, 4000));
+        let (quarter, half) = (picked(0.25), picked(0.5));
+        // Some twenty standard deviations on each side.
+        assert!((450..1550).contains(&quarter.len()) && (1400..2600).contains(&half.len()));
+        assert!(quarter.is_subset(&half) && quarter == picked(0.25), "the choice is the same each time");
+    }
+
+    #[test]
+    fn metrics_are_those_of_the_audits_that_are_on() {
+        let mut auditor = auditor(|c| (c.trust, c.max_staleness) = (Trust::Audit, 1));
+        auditor.counts = Counts { groups: [7, 9].into(), tokens: 5, mismatches: 3, expelled: 1 };
+        let names = ["groups_audited", "workers_expelled", "logp_audited_tokens", "logp_mismatch_tokens"];
+        let all: Vec<(&str, f64)> = names.into_iter().zip([2.0, 1.0, 5.0, 3.0]).collect();
+        assert_eq!(auditor.metrics(), all);
+        auditor.rescored = 0.0;
+        assert_eq!(auditor.metrics(), all[..2]);
+        (auditor.remade, auditor.rescored) = (0.0, 0.5);
+        assert_eq!(auditor.metrics(), all[2..]);
+    }
+}

@@ -198,3 +198,51 @@ impl BegunBatch {
         self.answers = self.prompts.keys().filter_map(group).collect();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rollout::{Completion, FinishReason};
+    use serde_json::Map;
+
+    fn group(number: u64, tokens: usize) -> RolloutGroup {
+        let completion = Completion {
+            generation: 0,
+            ids: vec![4; tokens],
+            mask: vec![true; tokens],
+            versions: vec![0; tokens],
+            columns: model::Columns::default(),
+            finish_reason: FinishReason::Unfinished,
+        };
+        RolloutGroup::new(number, model::Prompt::new([1]), vec![completion])
+    }
+
+    fn answer(number: u64, tokens: usize) -> GroupAnswer {
+        GroupAnswer { group: group(number, tokens), scores: Vec::new(), rollout_s: 0.0 }
+    }
+
+    #[test]
+    fn a_batch_takes_up_the_groups_that_were_made_of_it() {
+        let prompt = || {
+            let (tokens, content) = (model::Prompt::new([1]), "x".into());
+            Arc::new(Prompt { row: 0, tokens, content, columns: Map::new() })
+        };
+        let prompts = (7..10).map(|number| (number, prompt())).collect();
+        let mut batch = BegunBatch { step: 3, prompts, answers: Vec::new(), rewards: Vec::new() };
+        assert!([6, 7, 10].into_iter().all(|number| batch.answer(number).is_none()));
+        batch.take_up(&mut (6..11).map(|number| (number, group(number, 1))).collect());
+        let expected = [7, 8, 9].map(|number| answer(number, 1));
+        assert_eq!(batch.answers, expected);
+        let of = |batch: &BegunBatch, number: u64| batch.answer(number).map(|answer| answer.group.id);
+        assert_eq!([6, 7, 8, 9, 10].map(|number| of(&batch, number)), [None, Some(7), Some(8), Some(9), None]);
+        // What was not made again stays, with its scores.
+        batch.answers[2].rollout_s = 0.5;
+        let mut made = BTreeMap::from([(8, group(8, 2)), (11, group(11, 1))]);
+        batch.take_up(&mut made);
+        let last = GroupAnswer { rollout_s: 0.5, ..answer(9, 1) };
+        assert_eq!(batch.answers, [answer(7, 1), answer(8, 2), last]);
+        assert_eq!(made.into_keys().collect::<Vec<_>>(), [11]);
+        let none = BegunBatch { step: 0, prompts: BTreeMap::new(), answers: Vec::new(), rewards: Vec::new() };
+        assert!(none.answer(0).is_none());
+    }
+}

@@ -282,3 +282,6 @@ impl RolloutPipeline {
 fn is_zero(count: &usize) -> bool {
     *count == 0
 }
+
+#[cfg(test)]
+mod tests;

@@ -195,3 +195,32 @@ fn bounds(config: &Config, assets: &ModelAssets) -> anyhow::Result<WorkloadBound
     };
     Ok(WorkloadBounds { longest_prompt, sequences, ref_logps: replay.is_some_and(|b| b.ref_logps), given: false })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Algorithm;
+
+    #[test]
+    fn a_loss_of_an_evaluation_needs_scores_where_the_engine_records_too_little() {
+        let needs = |change: fn(&mut Config)| {
+            let mut config = Config::default();
+            change(&mut config);
+            needs_scores(&config)
+        };
+        assert!(!needs(|_| {}) && !needs(|c| c.algorithm = Algorithm::Rloo));
+        assert!(needs(|c| c.entropy_coef = 0.1) && needs(|c| c.top_entropy_quantile = 0.5));
+        assert!(needs(|c| c.eval_sampling = EvalSampling::Greedy));
+    }
+
+    #[test]
+    fn completions_are_scored_again_if_they_are_stale_and_corrected() {
+        let config = |max_staleness: usize, vllm_importance_sampling_correction: bool| {
+            scores_stale(&Config { max_staleness, vllm_importance_sampling_correction, ..Config::default() })
+        };
+        assert_eq!([config(0, true), config(1, false), config(1, true)], [false, false, true]);
+        let bounds = WorkloadBounds::of_prompts(7, 3);
+        let found = longest(&Config { max_completion_length: 5, ..Config::default() }, bounds);
+        assert_eq!((found.prompt, found.completion), (7, 5));
+    }
+}

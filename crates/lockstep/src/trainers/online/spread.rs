@@ -44,6 +44,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn distributions_are_of_what_is_known_and_finite() {
+        let mut rollouts =
+            crate::rollouts::generation::tests::round(&[(3, [Some(1.0), None]), (5, [Some(2.0), Some(4.0)])]);
+        rollouts.reward_weights = vec![0.5];
+        for (place, c) in rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
+            c.completion.ids = vec![1; place + 1];
+            let logps = (0..=place).map(|t| -(t as f32) - if place == 2 { f32::INFINITY } else { 0.0 }).collect();
+            c.completion.columns.set(SAMPLER_LOGPS, logps);
+        }
+        let advantages = [0.5, -0.5, 2.0, f32::NAN].map(Advantage::Sequence).into();
+        let advantages = Advantages { advantages, rewards: Vec::new(), metrics: Vec::new() };
+        let named = |name: &str, values: &[f64]| (name.to_owned(), values.to_vec());
+        let mut expected = vec![
+            named("reward", &[0.5, 1.0, 2.0]),
+            named("length", &[1.0, 2.0, 3.0, 4.0]),
+            named("advantage", &[0.5, -0.5, 2.0]),
+            named("logprob", &[0.0, 0.0, -1.0, 0.0, -1.0, -2.0, -3.0]),
+        ];
+        assert_eq!(distributions(&rollouts, &advantages), expected);
+        rollouts.groups[1].completions[0].completion.columns.set(ENTROPIES, vec![0.25, 0.5]);
+        expected.push(named("entropy", &[0.25, 0.5]));
+        assert_eq!(distributions(&rollouts, &advantages), expected);
+    }
+
+    #[test]
     fn quantiles_are_values_that_were_there() {
         let of =
             |name: &str, values: &[f64]| -> Vec<(String, f64)> { quantiles(&[(name.to_owned(), values.to_vec())]) };

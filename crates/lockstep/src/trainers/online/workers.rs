@@ -468,3 +468,6 @@ fn in_use(samples: &[train::Sample], numbers: std::ops::Range<u64>, chunks: &Chu
     };
     numbers.map(of).collect()
 }
+
+#[cfg(test)]
+mod tests;

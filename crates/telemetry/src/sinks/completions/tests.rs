@@ -100,3 +100,58 @@ fn ragged_or_doubled_columns_are_errors_and_write_nothing() {
     assert!(write(&directory, &doubled).unwrap_err().to_string().contains("two columns are named `gsm8k`"));
     assert!(!directory.exists());
 }
+
+#[test]
+fn a_resume_removes_the_tables_of_later_steps_and_half_written_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = dir.path().join("completions");
+    let mut sink = CompletionsSink::new(&directory);
+    assert_eq!(sink.resume(3, &BTreeMap::new()).unwrap(), None, "there is no directory yet");
+    sink.receive(&EventKind::Rollout { record: vec![1] }.into()).unwrap();
+    assert!(!directory.exists());
+    for step in [9, 10, 11, 123_456] {
+        sink.receive(&EventKind::Completions { rows: CompletionRows { step, ..rows() }, shown: 0 }.into()).unwrap();
+    }
+    let others = ["completions_x.parquet", "notes_00011.parquet", ".completions_1", "completions.tmp"];
+    let half = [".completions_00009.parquet.77.tmp", "completions_00012.jsonl"];
+    others.iter().chain(&half).for_each(|name| std::fs::write(directory.join(name), "").unwrap());
+    assert_eq!(sink.resume(10, &BTreeMap::new()).unwrap(), None);
+    let mut left: Vec<String> =
+        std::fs::read_dir(&directory).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    left.sort();
+    let mut expected = [&others[..], &["completions_00009.parquet", "completions_00010.parquet"]].concat();
+    expected.sort();
+    assert_eq!(left, expected);
+    std::fs::create_dir(directory.join("completions_00013.parquet")).unwrap();
+    let error = sink.resume(10, &BTreeMap::new()).unwrap_err().to_string();
+    assert!(error.starts_with("cannot remove ") && error.contains("completions_00013.parquet"), "{error}");
+    // A file where the directory should be.
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let error = write(&file, &rows()).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("cannot create {}: ", file.display())), "{error}");
+}
+
+#[test]
+fn cells_have_the_most_specific_type() {
+    let kind = |values: &[Value]| {
+        let cells = cells(values);
+        assert_eq!(cells.len(), values.len());
+        match cells {
+            Cells::Ints(cells) => format!("ints {cells:?}"),
+            Cells::Floats(cells) => format!("floats {cells:?}"),
+            Cells::Bools(cells) => format!("bools {cells:?}"),
+            Cells::Texts(cells) => format!("texts {cells:?}"),
+            Cells::Messages { keys, rows } => format!("messages {keys:?} {rows:?}"),
+        }
+    };
+    assert_eq!(kind(&[1.into(), Value::Null, (-2).into()]), "ints [Some(1), None, Some(-2)]");
+    assert_eq!(kind(&[1.into(), u64::MAX.into()]), "floats [Some(1.0), Some(1.8446744073709552e19)]");
+    assert_eq!(kind(&[0.5.into(), Value::Null]), "floats [Some(0.5), None]");
+    assert_eq!(kind(&[true.into(), Value::Null]), "bools [Some(true), None]");
+    assert_eq!(kind(&["a".into(), Value::Null]), "texts [Some(\"a\"), None]");
+    assert_eq!(kind(&[json!([]), json!([])]), "texts [Some(\"[]\"), Some(\"[]\")]");
+    assert_eq!(kind(&[json!([1]), Value::Null, "x".into()]), "texts [Some(\"[1]\"), None, Some(\"x\")]");
+    let chats = [json!([{"a": "x", "b": null}, {"b": 2}]), json!([])];
+    assert_eq!(kind(&chats), "messages [\"a\", \"b\"] [[[Some(\"x\"), None], [None, Some(\"2\")]], []]");
+}

@@ -75,4 +75,31 @@ mod tests {
         let second = evaluations.table(8, &of(0.75), 80);
         assert!(second.contains("reward  0.750   0.500   0.250   0.250"), "{second}");
     }
+
+    #[test]
+    fn what_has_no_row_and_what_is_new() {
+        let of = |all: &[(&str, f64)]| all.iter().map(|&(name, x)| (name.to_owned(), x)).collect::<Vec<_>>();
+        let mut evaluations = Evaluations::default();
+        evaluations.table(1, &of(&[("eval_loss", 3.0), ("eval_reward", 0.5)]), 80);
+        let all =
+            [("eval_loss", 2.0), ("eval_runtime", 125.0), ("eval_num_tokens", 7.0), ("eval_samples_per_second", 8.0)];
+        let text = evaluations.table(30, &of(&[&all[..], &[("eval_entropy", 1.0)]].concat()), 80);
+        let expected = [
+            "evaluation after step 30 (2 min 05 s)",
+            "metric   value  before",
+            "───────  ─────  ──────",
+            "loss      2.00    3.00",
+            "entropy   1.00",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        let text = evaluations.table(31, &of(&[("eval_entropy", 0.5), ("eval_reward", 1.0)]), 80);
+        let expected = [
+            "evaluation after step 31",
+            "metric   value  before",
+            "───────  ─────  ──────",
+            "entropy  0.500    1.00",
+            "reward    1.00",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected, "before is the evaluation before");
+    }
 }

@@ -127,3 +127,115 @@ pub fn duration(seconds: f64) -> String {
 pub fn counted(n: usize, noun: &str) -> String {
     format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::ConsoleOptions;
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    type Memory = Arc<Mutex<Vec<u8>>>;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn console(format: LogFormat, terminal: bool) -> (Console, Memory) {
+        let memory = Memory::default();
+        let options = ConsoleOptions { format, ..ConsoleOptions::default() };
+        (Console::with(options, terminal, false, Some(Arc::clone(&memory))).unwrap(), memory)
+    }
+
+    /// The lines so far, without their time, which are then forgotten.
+    fn said(memory: &Memory) -> Vec<String> {
+        let text = String::from_utf8(std::mem::take(&mut *memory.lock().unwrap())).unwrap();
+        text.lines().map(|line| line.split_once("s] ").unwrap().1.to_owned()).collect()
+    }
+
+    fn before(time: Duration) -> Instant {
+        Instant::now().checked_sub(time).expect("a time that the system can name")
+    }
+
+    #[test]
+    fn a_line_is_written_every_ten_seconds_and_at_the_end() {
+        let (console, memory) = console(LogFormat::Plain, false);
+        let mut progress = Progress::new(console, "grpo", 300, 100);
+        progress.set(150, "too soon");
+        assert!(said(&memory).is_empty());
+        (progress.last_line, progress.started) = (before(LINE_EVERY), before(100 * HOUR));
+        progress.set(200, "reward 0.50");
+        assert_eq!(said(&memory), ["grpo 200/300, reward 0.50, 100 h 00 min left"]);
+        progress.set(201, "too soon again");
+        (progress.last_line, progress.started) = (before(LINE_EVERY), before(101 * HOUR));
+        progress.set(201, "");
+        assert_eq!(said(&memory), ["grpo 201/300, 99 h 00 min left"]);
+        progress.said(300);
+        progress.last_line = before(LINE_EVERY);
+        progress.set(300, "a line of the table said it");
+        assert!(said(&memory).is_empty());
+        progress.said(299);
+        progress.set(300, "");
+        assert_eq!(said(&memory), ["grpo 300/300"]);
+        progress.last_line = before(LINE_EVERY);
+        progress.said(250);
+        progress.set(260, "another line was said just now");
+        assert!(said(&memory).is_empty());
+    }
+
+    #[test]
+    fn as_json_a_line_has_the_numbers() {
+        let (console, memory) = console(LogFormat::Json, false);
+        Progress::new(console, "grpo", 9, 0).set(9, "reward 1");
+        let text = String::from_utf8(memory.lock().unwrap().clone()).unwrap();
+        let (_, line) = text.split_once(',').unwrap();
+        assert_eq!(line, "\"level\":\"info\",\"message\":\"grpo 9/9, reward 1\",\"done\":9,\"total\":9}\n");
+    }
+
+    #[test]
+    fn the_time_left_is_that_of_the_speed_since_the_start() {
+        let mut progress = Progress::new(console(LogFormat::Plain, false).0, "grpo", 300, 100);
+        progress.started = before(Duration::from_secs(100));
+        for done in [0, 50, 100, 300, 350] {
+            assert_eq!(progress.left_at(done), None, "{done}");
+        }
+        for (done, seconds) in [(101, 19_900.0), (150, 300.0), (200, 100.0), (299, 100.0 / 199.0)] {
+            let left = progress.left_at(done).unwrap();
+            assert!((seconds..1.2 * seconds).contains(&left), "{done}: {left}");
+        }
+        assert_eq!(progress.remaining_s(), None);
+        progress.set(150, "");
+        assert!((300.0..360.0).contains(&progress.remaining_s().unwrap()));
+        assert!(progress.is_of("grpo", 300) && !progress.is_of("grpo", 299) && !progress.is_of("sft", 300));
+    }
+
+    #[test]
+    fn on_a_terminal_it_is_a_bar_and_no_lines() {
+        let (console, memory) = console(LogFormat::Plain, true);
+        let mut progress = Progress::new(console, "gr\u{7}po", 300, 100);
+        let bar = progress.bar.clone().unwrap();
+        assert_eq!((bar.position(), bar.length(), bar.prefix()), (100, Some(300), "gr\\u{7}po".to_owned()));
+        progress.set(300, "\u{1b}note");
+        assert_eq!((bar.position(), bar.message()), (300, "\\u{1b}note".to_owned()));
+        assert!(said(&memory).is_empty() && !bar.is_finished());
+        drop(progress);
+        assert!(bar.is_finished());
+    }
+
+    #[test]
+    fn durations_and_counts_at_their_edges() {
+        let table = [
+            (-0.5, "0.00 s"),
+            (9.94, "9.94 s"),
+            (9.95, "10 s"),
+            (59.4, "59 s"),
+            (59.5, "1 min 00 s"),
+            (61.0, "1 min 01 s"),
+            (3599.4, "59 min 59 s"),
+            (3599.6, "1 h 00 min"),
+            (3660.0, "1 h 01 min"),
+            (90_000.0, "25 h 00 min"),
+        ];
+        for (seconds, words) in table {
+            assert_eq!(duration(seconds), words);
+        }
+        assert_eq!([0, 1, 2].map(|n| counted(n, "step")), ["0 steps", "1 step", "2 steps"]);
+    }
+}

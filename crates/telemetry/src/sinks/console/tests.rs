@@ -1,5 +1,7 @@
 use super::*;
 
+mod exact;
+
 /// A console that writes to memory, and that memory.
 fn captured(format: LogFormat, level: Level, colour: bool) -> (Console, Arc<Mutex<Vec<u8>>>) {
     let memory = Arc::new(Mutex::new(Vec::new()));

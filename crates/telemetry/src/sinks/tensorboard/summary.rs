@@ -162,3 +162,121 @@ pub(super) fn bytes(out: &mut Vec<u8>, field: u64, value: &[u8]) {
     varint(out, value.len() as u64);
     out.extend_from_slice(value);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_of_numbers() {
+        let table: [(u64, &[u8]); 7] = [
+            (0, &[0]),
+            (127, &[127]),
+            (128, &[0x80, 1]),
+            (300, &[0xac, 2]),
+            (16_383, &[0xff, 0x7f]),
+            (16_384, &[0x80, 0x80, 1]),
+            (u64::MAX, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]),
+        ];
+        for (number, bytes) in table {
+            let mut out = Vec::new();
+            varint(&mut out, number);
+            assert_eq!(out, bytes, "{number}");
+        }
+        let mut out = Vec::new();
+        integer(&mut out, 4, 300);
+        double(&mut out, 16, 1.0);
+        bytes(&mut out, 2, b"xy");
+        assert_eq!(out, [0x20, 0xac, 2, 0x81, 1, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0x12, 2, b'x', b'y']);
+    }
+
+    #[test]
+    fn the_bytes_of_scalars_texts_and_hyperparameters() {
+        assert_eq!(scalar("a", 1.0), [0x0a, 1, b'a', 0x15, 0, 0, 0x80, 0x3f]);
+        let tensor = [&[0x08, 7, 0x12, 4, 0x12, 2, 0x08, 1, 0x42, 2][..], b"xy"].concat();
+        let metadata = [&[0x0a, 8, 0x0a, 4][..], b"text", &[0x12, 0]].concat();
+        let expected = [&[0x0a, 1, b't', 0x42, 12][..], &tensor, &[0x4a, 10], &metadata].concat();
+        assert_eq!(text("t", "xy"), expected);
+        let all = [("n", HParam::Number(1.0)), ("t", HParam::Text("v".into())), ("b", HParam::Bool(true))];
+        let pairs: [&[u8]; 3] = [
+            &[0x0a, 14, 0x0a, 1, b'n', 0x12, 9, 0x11, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f],
+            &[0x0a, 8, 0x0a, 1, b't', 0x12, 3, 0x1a, 1, b'v'],
+            &[0x0a, 7, 0x0a, 1, b'b', 0x12, 2, 0x20, 1],
+        ];
+        let session = pairs.concat();
+        let content = [&[0x1a, session.len() as u8][..], &session].concat();
+        let data = [&[0x0a, 7][..], b"hparams", &[0x12, content.len() as u8], &content].concat();
+        let metadata = [&[0x0a, data.len() as u8][..], &data].concat();
+        let tag = b"_hparams_/session_start_info";
+        let expected = [&[0x0a, tag.len() as u8][..], tag, &[0x4a, metadata.len() as u8], &metadata].concat();
+        assert_eq!(hparams(&all.map(|(name, value)| (name.to_owned(), value))), expected);
+    }
+
+    /// Least, greatest, number, sum and sum of squares; the buckets' limits; their counts.
+    fn read(entry: &[u8], tag: &str) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+        let doubles = |bytes: &[u8]| -> Vec<f64> {
+            bytes.chunks_exact(8).map(|x| f64::from_le_bytes(x.try_into().unwrap())).collect()
+        };
+        let histo = entry.strip_prefix(tagged(tag).as_slice()).unwrap().strip_prefix(&[0x2a]).unwrap();
+        let of_list = [BUCKETS * 8 % 128 + 128, BUCKETS * 8 / 128].map(|byte| byte as u8);
+        let sums: Vec<f64> = (0..5).flat_map(|i| doubles(&histo[2 + 9 * i..][1..9])).collect();
+        assert_eq!((0..5).map(|i| histo[2 + 9 * i]).collect::<Vec<_>>(), [0x09, 0x11, 0x19, 0x21, 0x29]);
+        let (limits, counts) = histo[2 + 45..].split_at(3 + 8 * BUCKETS);
+        assert_eq!(
+            (&limits[..3], &counts[..3]),
+            (&[0x32, of_list[0], of_list[1]][..], &[0x3a, of_list[0], of_list[1]][..])
+        );
+        (sums, doubles(&limits[3..]), doubles(&counts[3..]))
+    }
+
+    #[test]
+    fn a_histogram_counts_what_is_finite() {
+        let entry = histogram("h", &[0.0, 1.0, f64::NAN, 2.5, 30.0, f64::INFINITY, 29.0, f64::NEG_INFINITY]).unwrap();
+        let (sums, limits, counts) = read(&entry, "h");
+        assert_eq!(sums, [0.0, 30.0, 5.0, 62.5, 1.0 + 6.25 + 900.0 + 841.0]);
+        assert_eq!(limits, (1..=30).map(f64::from).collect::<Vec<_>>());
+        let mut expected = [0.0; BUCKETS];
+        for (bucket, count) in [(0, 1.0), (1, 1.0), (2, 1.0), (29, 2.0)] {
+            expected[bucket] = count;
+        }
+        assert_eq!(counts, expected);
+        let (sums, limits, counts) = read(&histogram("one", &[-2.0, -2.0]).unwrap(), "one");
+        assert_eq!((sums, limits), (vec![-2.0, -2.0, 2.0, -4.0, 8.0], vec![-2.0; BUCKETS]));
+        assert_eq!((counts[0], counts.iter().sum::<f64>()), (2.0, 2.0));
+        assert_eq!((histogram("none", &[]), histogram("none", &[f64::NAN, f64::INFINITY])), (None, None));
+    }
+
+    #[test]
+    fn the_first_eight_completions_as_markdown() {
+        let long = "é".repeat(CHARACTERS);
+        let rows = CompletionRows {
+            prompts: (0..9).map(|i| format!("p{i}").into()).collect(),
+            completions: std::iter::once(format!("{long}!").into()).chain((1..9).map(|i| i.into())).collect(),
+            rewards: vec![
+                ("a|b".into(), (0..9).map(|i| (i != 1).then_some(f64::from(i))).collect()),
+                ("c".into(), vec![Some(0.25); 9]),
+            ],
+            advantages: (0..9).map(|i| f64::from(i) / 3.0).collect(),
+            ..CompletionRows::default()
+        };
+        let mut expected = vec![
+            "| prompt | completion | a\\|b | c | advantage |".to_owned(),
+            "|---|---|---|---|---|".to_owned(),
+            format!("| p0 | {long} | 0 | 0.25 | 0.000 |"),
+            "| p1 | 1 | – | 0.25 | 0.333 |".to_owned(),
+        ];
+        expected.extend((2..8).map(|i| format!("| p{i} | {i} | {i} | 0.25 | {:.3} |", f64::from(i) / 3.0)));
+        assert_eq!(completions(&rows).lines().collect::<Vec<_>>(), expected);
+        let few = CompletionRows {
+            prompts: vec!["a&<\nb".into()],
+            completions: vec!["".into()],
+            advantages: vec![1.0],
+            ..rows
+        };
+        let few = CompletionRows { rewards: Vec::new(), ..few };
+        assert_eq!(
+            completions(&few),
+            "| prompt | completion | advantage |\n|---|---|---|\n| a&amp;&lt;<br>b |  | 1.000 |"
+        );
+    }
+}

@@ -2,6 +2,7 @@
 //! a read beyond the end.
 
 use super::*;
+use crate::context::counted;
 use std::collections::BTreeMap;
 
 const G: Geometry = Geometry { heads: 2, kv_heads: 1, head_dim: 8, scale: 0.35, window: None };
@@ -31,8 +32,20 @@ fn right(ctx: &Context) -> BTreeMap<&'static str, Tensor> {
     ])
 }
 
+/// The names of the three functions.
+const NAMES: [&str; 3] = ["attention::write_kv", "attention::forward", "attention::backward"];
+
 /// Calls the three functions, and returns the error of each.
 fn run(ctx: &Context, arguments: &BTreeMap<&'static str, Tensor>) -> [Option<String>; 3] {
+    run_of(ctx, G, arguments).0
+}
+
+/// The same of another geometry, and the floating-point operations and bytes that each counts.
+fn run_of(
+    ctx: &Context,
+    geometry: Geometry,
+    arguments: &BTreeMap<&'static str, Tensor>,
+) -> ([Option<String>; 3], [[u64; 2]; 3]) {
     let copy = |name: &str| {
         let of = &arguments[name];
         let mut copy = Tensor::zeros(ctx.memory(), of.shape(), of.dtype());
@@ -47,17 +60,20 @@ fn run(ctx: &Context, arguments: &BTreeMap<&'static str, Tensor>) -> [Option<Str
     let (mut d_qkv, mut d_keys, mut d_values) = (copy("d_qkv"), copy("d_keys"), copy("d_values"));
     let pages = PagesMut { keys: keys.view_mut(), values: values.view_mut() };
     let (rows, slots) = (view("rows"), view("slots"));
-    let written = write_kv(ctx, WriteKv { qkv: view("qkv"), geometry: G, rows, slots, pages });
+    let start = counted();
+    let written = write_kv(ctx, WriteKv { qkv: view("qkv"), geometry, rows, slots, pages });
+    let after_write = counted();
     let pages = Pages { keys: view("keys"), values: view("values") };
     let forward = forward(
         ctx,
-        Forward { qkv: view("qkv"), geometry: G, rows: at, pages, out: out.view_mut(), lse: Some(lse.view_mut()) },
+        Forward { qkv: view("qkv"), geometry, rows: at, pages, out: out.view_mut(), lse: Some(lse.view_mut()) },
     );
+    let after_forward = counted();
     let backward = backward(
         ctx,
         Backward {
             qkv: view("qkv"),
-            geometry: G,
+            geometry,
             rows: at,
             pages,
             write_rows: rows,
@@ -70,7 +86,11 @@ fn run(ctx: &Context, arguments: &BTreeMap<&'static str, Tensor>) -> [Option<Str
             groups: view("groups"),
         },
     );
-    [written, forward, backward].map(|done| done.err().map(|error| error.to_string()))
+    let counts = [(start, after_write), (after_write, after_forward), (after_forward, counted())];
+    (
+        [written, forward, backward].map(|done| done.err().map(|error| error.to_string())),
+        counts.map(|(from, to)| [to.0 - from.0, to.1 - from.1]),
+    )
 }
 
 /// Which of the three functions take the argument.
@@ -88,9 +108,12 @@ fn refused(ctx: &Context, name: &'static str, wrong: Tensor, word: &str) {
     let mut arguments = right(ctx);
     let what = format!("{name} {:?} {:?}", wrong.dtype(), wrong.shape());
     arguments.insert(name, wrong);
-    for (found, takes) in run(ctx, &arguments).into_iter().zip(takers(name)) {
+    for ((found, takes), op) in run(ctx, &arguments).into_iter().zip(takers(name)).zip(NAMES) {
         match (found, takes) {
-            (Some(message), true) => assert!(message.contains(word), "{what}: {message}"),
+            (Some(message), true) => {
+                let rest = message.strip_prefix(op).and_then(|rest| rest.strip_prefix(": "));
+                assert!(rest.is_some_and(|rest| rest.contains(word)), "{what}: {message}");
+            }
             (None, true) => panic!("{what} is accepted"),
             (found, false) => assert_eq!(found, None, "{what}"),
         }
@@ -106,7 +129,7 @@ fn shapes_and_types_are_checked() {
         let word = name.strip_prefix("d_").filter(|word| ["keys", "values"].contains(word)).unwrap_or(name);
         let other = if of.dtype() == DType::F32 { DType::U32 } else { DType::F32 };
         // A wrong type of rows makes that of what they are compared with wrong.
-        if name != "qkv" && name != "groups" {
+        if name != "qkv" {
             refused(&ctx, name, Tensor::zeros(ctx.memory(), of.shape(), other), word);
         }
         if ["rows", "slots", "qkv", "tables", "groups"].contains(&name) {
@@ -124,6 +147,29 @@ fn shapes_and_types_are_checked() {
             refused(&ctx, name, Tensor::zeros(ctx.memory(), &shape, of.dtype()), word);
         }
     }
+}
+
+#[test]
+fn rows_are_f32_or_bf16_and_pages_have_their_type() {
+    let ctx = Context::cpu(Isa::best(), 1);
+    let of = |shape: &[usize], dtype: DType| Tensor::zeros(ctx.memory(), shape, dtype);
+    refused(&ctx, "qkv", of(&[3, G.width()], DType::U32), "qkv is U32, expected F32");
+    refused(&ctx, "qkv", of(&[3, G.width()], DType::Bf16), "keys is F32, expected Bf16");
+    refused(&ctx, "qkv", of(&[3, G.width() + 1], DType::F32), "qkv has shape [3, 33], expected [3, 32]");
+    refused(&ctx, "qkv", of(&[3 * G.width()], DType::F32), "qkv has shape [96], expected two dimensions");
+    refused(&ctx, "tables", of(&[1], DType::U32), "tables has shape [1], expected two dimensions");
+    refused(&ctx, "groups", of(&[1, 2], DType::U32), "groups has shape [1, 2], expected [2]");
+    // As many pages of gradients as of keys, or more.
+    let mut arguments = right(&ctx);
+    for (name, shape) in [("d_keys", [1, 1, 8, BLOCK]), ("d_values", [1, 1, BLOCK, 8])] {
+        arguments.insert(name, of(&shape, DType::F32));
+    }
+    let message = "attention::backward: d_pages has fewer than 2 pages";
+    assert_eq!(run(&ctx, &arguments), [None, None, Some(message.to_owned())]);
+    for (name, shape) in [("d_keys", [3, 1, 8, BLOCK]), ("d_values", [3, 1, BLOCK, 8])] {
+        arguments.insert(name, of(&shape, DType::F32));
+    }
+    assert_eq!(run(&ctx, &arguments), [None, None, None]);
 }
 
 #[test]
@@ -163,4 +209,122 @@ fn each_rows_pages_are_checked() {
     says([slot, 1, 2], [0, 1, 1], [1, 0, 2, 0], Some("tables"));
     says([slot, 1, 2], [0, 1, 0], [1, 0, 0, 9], None);
     says([0, 1, 2], [0, 0, 1], [1, 9, 9, 9], Some("tables"));
+}
+
+/// Of the pairs of a query and a key that are seen, and of what is read and written of each row.
+#[test]
+fn work_is_counted() {
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
+    // Position 2 sees two keys, so five pairs are seen.
+    let narrow = Geometry { window: Some(2), ..G };
+    let (errors, counts) = run_of(&ctx, narrow, &right(&ctx));
+    assert_eq!(errors, [None, None, None]);
+    let (pairs, rows, dims) = (5, 3, 2 * 8);
+    // Each written row has one kv head of 8, and its keys and values are read and written.
+    assert_eq!(
+        counts,
+        [[0, 16 * rows * 8], [4 * pairs * dims, 8 * rows * dims], [10 * pairs * dims, 32 * rows * dims]]
+    );
+    let zeros = |shape: &[usize]| Tensor::zeros(ctx.memory(), shape, DType::F32);
+    let (mut keys, mut values) = (zeros(&[3, 2, 8, BLOCK]), zeros(&[3, 2, BLOCK, 8]));
+    let before = counted();
+    copy_block(&ctx, 1, 0, PagesMut { keys: keys.view_mut(), values: values.view_mut() }).unwrap();
+    let after = counted();
+    // A page of keys and one of values.
+    assert_eq!((after.0 - before.0, after.1 - before.1), (0, 8 * 2 * 8 * BLOCK as u64));
+    let mut values = zeros(&[2, 2, BLOCK, 8]);
+    for (from, to, at) in [(2, 0, 0), (0, 2, 1)] {
+        let pages = PagesMut { keys: keys.view_mut(), values: values.view_mut() };
+        let message = copy_block(&ctx, from, to, pages).unwrap_err().to_string();
+        assert_eq!(message, format!("attention::copy_block: pages[{at}] is 2, which is not below 2"));
+    }
+}
+
+#[test]
+fn a_geometry_without_heads_or_keys_is_refused() {
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
+    let all = right(&ctx);
+    for (wrong, message) in [
+        (Geometry { kv_heads: 0, ..G }, "2 query heads on 0 kv heads of 8"),
+        (Geometry { heads: 0, ..G }, "0 query heads on 1 kv heads of 8"),
+        (Geometry { head_dim: 0, ..G }, "2 query heads on 1 kv heads of 0"),
+        (Geometry { heads: 3, kv_heads: 2, ..G }, "3 query heads on 2 kv heads of 8"),
+        (Geometry { window: Some(0), ..G }, "a window of 0 sees nothing"),
+        (Geometry { heads: 3, ..G }, "qkv has shape [3, 32], expected [3, 40]"),
+    ] {
+        assert_eq!(run_of(&ctx, wrong, &all).0, NAMES.map(|op| Some(format!("{op}: {message}"))));
+    }
+    assert_eq!(run_of(&ctx, Geometry { window: Some(1), ..G }, &all).0, [None, None, None]);
+}
+
+/// Positions, tables of the rows and two pages of each table, as tensors.
+fn rows_of(ctx: &Context, rows: &[(u32, u32)], tables: &[[u32; 2]]) -> [Tensor; 3] {
+    let of = |ids: Vec<u32>| Tensor::from_u32(ctx.memory(), &[ids.len()], &ids);
+    let tables = Tensor::from_u32(ctx.memory(), &[tables.len(), 2], tables.as_flattened());
+    [of(rows.iter().map(|row| row.1).collect()), of(rows.iter().map(|row| row.0).collect()), tables]
+}
+
+/// Only pages that a row sees must exist, whichever row comes before; each pair of a query and a key is counted.
+#[test]
+fn pages_that_rows_see_exist() {
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
+    let says = |window, rows: &[(u32, u32)], tables: &[[u32; 2]]| {
+        let [positions, tables_of_rows, tables] = rows_of(&ctx, rows, tables);
+        let at = Rows { positions: positions.view(), tables_of_rows: tables_of_rows.view(), tables: tables.view() };
+        check_rows("op", &Geometry { window, ..G }, at, rows.len(), 3).map_err(|error| error.to_string())
+    };
+    // Rows as (table, position).
+    assert_eq!(says(None, &[], &[[9, 9]]), Ok(0));
+    assert_eq!(says(None, &[(0, 0), (0, 63), (0, 64), (0, 127)], &[[2, 1]]), Ok(1 + 64 + 65 + 128));
+    assert_eq!(says(Some(3), &[(0, 0), (0, 1), (0, 2), (0, 3), (0, 64)], &[[2, 1]]), Ok(1 + 2 + 3 + 3 + 3));
+    // The window's rows see the second block alone; a row before them in it needs the first one.
+    assert_eq!(says(Some(1), &[(0, 64), (0, 127)], &[[9, 1]]), Ok(2));
+    for (window, rows, tables) in [
+        (None, &[(0, 0), (0, 64)][..], &[[0, 9]][..]),
+        (None, &[(0, 64)], &[[3, 0]]),
+        (None, &[(0, 0), (1, 0)], &[[0, 9], [3, 9]]),
+        (None, &[(0, 0), (1, 0), (0, 64)], &[[0, 5], [1, 9]]),
+        (Some(1), &[(0, 64), (0, 63)], &[[9, 1]]),
+        (Some(2), &[(0, 65), (0, 64)], &[[9, 1]]),
+    ] {
+        let message = says(window, rows, tables).unwrap_err();
+        assert!(message.starts_with("op: tables[") && message.ends_with("which is not below 3"), "{rows:?}: {message}");
+    }
+}
+
+#[test]
+fn groups_cover_all_rows_and_share_no_page() {
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
+    let says = |window, rows: &[(u32, u32)], tables: &[[u32; 2]], groups: &[u32]| {
+        let [positions, tables_of_rows, tables] = rows_of(&ctx, rows, tables);
+        let at = Rows { positions: positions.view(), tables_of_rows: tables_of_rows.view(), tables: tables.view() };
+        let groups = Tensor::from_u32(ctx.memory(), &[groups.len()], groups);
+        let done = check_groups("op", &Geometry { window, ..G }, groups.view(), at, 5);
+        done.err().map(|error| error.to_string())
+    };
+    let three = [(0, 0), (1, 0), (2, 0)];
+    let apart = [[0, 9], [1, 9], [2, 9]];
+    for right in [&[0, 3][..], &[0, 1, 3], &[0, 1, 2, 3], &[0, 0, 2, 2, 3, 3]] {
+        assert_eq!(says(None, &three, &apart, right), None, "{right:?}");
+    }
+    for wrong in [&[][..], &[0], &[0, 2], &[0, 4], &[1, 3], &[0, 2, 1, 3], &[0, 4, 3]] {
+        let message = format!("op: groups {wrong:?} do not cover 3 rows");
+        assert_eq!(says(None, &three, &apart, wrong), Some(message));
+    }
+    // A page may be in one group twice.
+    assert_eq!(says(None, &three, &[[0, 9], [0, 9], [2, 9]], &[0, 2, 3]), None);
+    // Pages of the second block, which an earlier row of the sequence does not see; of another sequence; of the first
+    // block, which an earlier row does not see.
+    for (window, rows, tables, groups, page) in [
+        (None, &[(0, 0), (0, 64), (1, 0)][..], &[[0, 1], [1, 9]][..], &[0, 2, 3][..], 1),
+        (None, &[(0, 0), (1, 0), (2, 0)], &[[0, 9], [1, 9], [1, 9]], &[0, 2, 3], 1),
+        (None, &[(0, 0), (1, 64)], &[[0, 9], [3, 0]], &[0, 1, 2], 0),
+        (Some(1), &[(0, 64), (0, 63), (1, 0)], &[[4, 1], [4, 9]], &[0, 2, 3], 4),
+        (Some(2), &[(0, 65), (0, 64), (1, 0)], &[[4, 1], [4, 9]], &[0, 2, 3], 4),
+    ] {
+        let message = format!("op: page {page} is in groups 0 and 1");
+        assert_eq!(says(window, rows, tables, groups), Some(message), "{rows:?}");
+    }
+    // Outside the window it is not seen.
+    assert_eq!(says(Some(1), &[(0, 64), (1, 0)], &[[4, 1], [4, 9]], &[0, 1, 2]), None);
 }

@@ -1,0 +1,383 @@
+//! The coordinator, one event at a time: every action in its order, and every limit at, below and above it.
+
+use super::*;
+use crate::job::BatchDigest;
+
+const ORIGIN: Lineage = Lineage([7; 16]);
+const DIGEST: BatchDigest = BatchDigest([9; 32]);
+
+fn name(text: &str) -> WorkerName {
+    WorkerName::new(text).unwrap()
+}
+
+fn job(number: u64) -> JobName {
+    JobName::Rollout { number, chunk: 0 }
+}
+
+fn chunk(number: u64, chunk: u32) -> JobName {
+    JobName::Rollout { number, chunk }
+}
+
+fn part(version: u64, index: u32) -> JobName {
+    JobName::Evaluation { version, index }
+}
+
+/// The lineage of a version where every batch has the digest [`DIGEST`].
+fn lineage(version: u64) -> Lineage {
+    (0..version).fold(ORIGIN, |lineage, _| lineage.after(&DIGEST))
+}
+
+fn plan(batches: u64, groups: u64, k: u64) -> Plan {
+    Plan { straggler_after_ms: None, ..Plan::new(batches, groups, k) }
+}
+
+fn jobs(jobs: &[JobName]) -> String {
+    let one = |job: &JobName| match job {
+        JobName::Rollout { number, chunk: 0 } => number.to_string(),
+        JobName::Rollout { number, chunk } => format!("{number}.{chunk}"),
+        JobName::Evaluation { version, index } => format!("e{version}.{index}"),
+    };
+    jobs.iter().map(one).collect::<Vec<_>>().join(",")
+}
+
+fn said(action: &Action) -> String {
+    match action {
+        Action::Offer { job, version, lineage: of, continues, alone } => {
+            assert_eq!(*of, lineage(*version), "the lineage of version {version}");
+            let continues = continues.map_or(String::new(), |before| format!("~{before}"));
+            format!("offer {}@{version}{continues}{}", jobs(&[*job]), if *alone { "!" } else { "" })
+        }
+        Action::Release(worker, job) => format!("release {} of {worker}", jobs(&[*job])),
+        Action::Withdraw(job) => format!("withdraw {}", jobs(&[*job])),
+        Action::Accept(worker, job) => format!("accept {} of {worker}", jobs(&[*job])),
+        Action::Drop(worker, job, why) => format!("drop {} of {worker}: {why:?}", jobs(&[*job])),
+        Action::Kill(worker) => format!("kill {worker}"),
+        Action::SyncBatch(batch, all) => format!("sync {batch}: {}", jobs(all)),
+        Action::Acknowledge(all) => format!("acknowledge {}", jobs(all)),
+        Action::Train(batch) => format!("train {batch}"),
+        Action::Publish { version, slot, lineage: of } => {
+            assert_eq!(*of, lineage(*version));
+            format!("publish {version} in {slot}")
+        }
+        Action::CommitCheckpoint(Saved { step, lineages, frontier }) => {
+            assert!(lineages.iter().all(|(version, of)| *of == lineage(*version)));
+            let (versions, frontier): (Vec<_>, Vec<_>) =
+                (lineages.keys().collect(), frontier.keys().copied().collect());
+            format!("commit {step} of {versions:?} with {}", jobs(&frontier))
+        }
+        Action::Evaluated(version, all) => format!("evaluated {version}: {}", jobs(all)),
+        Action::Fail(job, count, how) => format!("fail {} after {count} {how:?}", jobs(&[*job])),
+        Action::End => "end".to_owned(),
+    }
+}
+
+struct Run(Coordinator);
+
+impl Run {
+    fn start(plan: Plan) -> Run {
+        Run(Coordinator::start(plan, ORIGIN).unwrap())
+    }
+
+    fn tell(&mut self, event: Event) -> String {
+        self.0.handle(event).iter().map(said).collect::<Vec<_>>().join("; ")
+    }
+
+    /// The result of a job by dev1, sampled by the right weights.
+    fn result(&mut self, job: JobName) -> String {
+        self.result_of(job, lineage(self.0.plan.version_of(job)), Answer { fingerprint: 5, more: false })
+    }
+
+    fn result_of(&mut self, job: JobName, lineage: Lineage, answer: Answer) -> String {
+        self.tell(Event::Result { worker: name("dev1"), job, lineage, answer })
+    }
+
+    fn claim(&mut self, worker: &str, job: JobName) -> String {
+        self.tell(Event::Claimed(name(worker), job))
+    }
+
+    fn ended(&mut self, worker: &str, how: HowEnded) -> String {
+        self.tell(Event::Ended { worker: name(worker), how })
+    }
+
+    /// Trains on the batch that is complete, into this slot.
+    fn train(&mut self, slot: usize) -> String {
+        let step = self.0.step();
+        let trains = self.tell(Event::Synced(step, DIGEST));
+        assert!(trains.contains(&format!("train {step}")), "{trains}");
+        self.tell(Event::Writing(slot));
+        self.tell(Event::Trained { written: true })
+    }
+}
+
+#[test]
+fn a_run_is_this_sequence_of_actions() {
+    let mut run = Run::start(plan(3, 2, 1));
+    assert_eq!(run.tell(Event::Joined(name("dev1"))), "", "nothing is offered before the beginning");
+    assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0; offer 2@0; offer 3@0");
+    assert_eq!(run.tell(Event::Begin), "");
+    assert_eq!(run.claim("dev1", job(0)), "");
+    assert_eq!((run.result(job(0)).as_str(), run.0.complete_groups(0)), ("accept 0 of dev1", 1));
+    assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1; sync 0: 0,1", "1 is still offered");
+    assert_eq!(run.tell(Event::Synced(1, DIGEST)), "", "that is another batch");
+    assert_eq!(run.tell(Event::Trained { written: true }), "");
+    assert_eq!(run.tell(Event::Synced(0, DIGEST)), "acknowledge 0,1; train 0");
+    assert_eq!(run.tell(Event::Synced(0, DIGEST)), "", "once");
+    assert_eq!((run.0.writable(), run.0.lineage_of(1), run.0.lineage_of(2)), (vec![1], Some(lineage(1)), None));
+    assert_eq!(run.tell(Event::Writing(2)), "");
+    assert_eq!(run.0.writable(), [1], "there is no slot 2");
+    assert_eq!(run.tell(Event::Writing(1)), "");
+    assert_eq!((run.0.writable(), run.0.may_expel()), (vec![], false));
+    assert_eq!(run.tell(Event::Trained { written: true }), "publish 1 in 1; offer 4@1; offer 5@1");
+    assert_eq!((run.0.step(), run.0.lineage(), run.0.slots()), (1, lineage(1), &[Some((0, 0)), Some((1, 1))][..]));
+    run.result(job(2));
+    assert_eq!(run.result(job(3)), "accept 3 of dev1; withdraw 3; sync 1: 2,3");
+    assert_eq!(run.tell(Event::Synced(1, DIGEST)), "acknowledge 2,3; train 1");
+    assert_eq!(run.0.writable(), [0], "4 and 5 need version 1");
+    run.tell(Event::Writing(0));
+    assert_eq!(run.0.slots(), [None, Some((1, 1))], "it is being overwritten");
+    // A skipped step: version 2 has the weights of version 1.
+    assert_eq!(run.tell(Event::Trained { written: false }), "publish 2 in 1");
+    assert_eq!(run.0.slots(), [None, Some((1, 2))]);
+    // Late results: of a batch long past, of the last one, and with other bits or weights.
+    let answer = |fingerprint| Answer { fingerprint, more: false };
+    assert_eq!(run.result(job(1)), "drop 1 of dev1: NotAsked");
+    assert_eq!(run.result(job(2)), "drop 2 of dev1: Twice");
+    assert_eq!(run.result_of(job(2), ORIGIN, answer(6)), "drop 2 of dev1: Differs");
+    assert_eq!(run.result_of(job(4), lineage(2), answer(5)), "drop 4 of dev1: Lineage");
+    assert_eq!(run.result(job(6)), "drop 6 of dev1: NotAsked", "the run has three batches");
+    run.result(job(4));
+    run.result(job(5));
+    assert_eq!(run.tell(Event::Synced(2, DIGEST)), "acknowledge 4,5; train 2");
+    assert_eq!(run.0.writable(), [0], "not the weights of now, though no job needs them");
+    run.tell(Event::Writing(0));
+    assert_eq!((run.tell(Event::Trained { written: true }).as_str(), run.0.has_ended()), ("publish 3 in 0; end", true));
+    assert_eq!(run.tell(Event::Tick(1 << 40)) + &run.tell(Event::Evaluate(1)), "", "it has ended");
+    assert_eq!(run.0.workers().collect::<Vec<_>>(), [&name("dev1")]);
+}
+
+#[test]
+fn a_single_slot_is_written_in_place_and_free_slots_come_in_the_order_of_their_versions() {
+    let mut run = Run::start(plan(2, 1, 0));
+    run.tell(Event::Begin);
+    assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0; sync 0: 0");
+    run.tell(Event::Synced(0, DIGEST));
+    assert_eq!(run.0.writable(), [0]);
+    run.tell(Event::Writing(0));
+    assert_eq!(run.0.slots(), [Some((0, 0))], "the weights of now, until they are others");
+    assert_eq!(run.tell(Event::Trained { written: true }), "publish 1 in 0; offer 1@1");
+    let mut run = Run::start(Plan { slots: 3, ..plan(9, 1, 0) });
+    run.tell(Event::Begin);
+    for (batch, slot) in [(0, 1), (1, 2), (2, 0)] {
+        run.result(job(batch));
+        run.train(slot);
+    }
+    assert_eq!(run.0.slots(), [Some((3, 3)), Some((1, 1)), Some((2, 2))]);
+    run.result(job(3));
+    run.tell(Event::Synced(3, DIGEST));
+    assert_eq!(run.0.writable(), [1, 2]);
+}
+
+#[test]
+fn a_checkpoint_waits_for_what_only_older_weights_can_make() {
+    let mut run = Run::start(plan(5, 1, 2));
+    assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0; offer 2@0");
+    run.result(job(0));
+    assert_eq!(run.train(1), "publish 1 in 1; offer 3@1");
+    assert_eq!(run.tell(Event::Checkpoint), "");
+    assert_eq!(run.0.waiting_checkpoints(), [(1, 0, 2)], "1 and 2; version 1 makes 3");
+    assert_eq!(run.tell(Event::Checkpoint), "");
+    run.result(job(2));
+    assert_eq!(run.0.waiting_checkpoints(), [(1, 1, 2)]);
+    assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1; commit 1 of [0, 1] with 1,2; sync 1: 1");
+    assert_eq!(run.0.waiting_checkpoints(), []);
+    // Jobs that a waiting checkpoint needs are kept, however far the run is; the last batch ends what is ahead.
+    run.train(2);
+    run.result(job(2));
+    run.train(0);
+    assert_eq!((run.0.step(), run.0.slots().to_vec()), (3, vec![Some((3, 3)), Some((1, 1)), Some((2, 2))]));
+    assert_eq!(run.tell(Event::Checkpoint), "");
+    assert_eq!(run.0.waiting_checkpoints(), [(3, 0, 2)], "3 and 4; there is no 5");
+    assert_eq!(run.0.lineages().keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3]);
+}
+
+#[test]
+fn evaluations_come_first_and_hold_their_weights() {
+    let mut run = Run::start(plan(4, 1, 1));
+    run.tell(Event::Begin);
+    run.result(job(0));
+    run.train(1);
+    assert_eq!(run.tell(Event::Evaluate(0)), "");
+    assert!(!run.0.needs_evaluation(1));
+    assert_eq!(run.tell(Event::Evaluate(2)), "offer e1.0@1; offer e1.1@1");
+    assert_eq!([0, 1, 2].map(|version| run.0.needs_evaluation(version)), [false, true, false]);
+    run.result(job(1));
+    run.tell(Event::Synced(1, DIGEST));
+    assert_eq!(run.0.writable(), [0], "the evaluation needs version 1, as 2 does");
+    run.tell(Event::Writing(0));
+    assert_eq!(run.tell(Event::Trained { written: true }), "publish 2 in 0; offer 3@2");
+    run.tell(Event::Checkpoint);
+    assert_eq!(run.0.waiting_checkpoints(), [(2, 0, 3)], "2, and both parts of the evaluation of version 1");
+    run.result(job(2));
+    run.tell(Event::Synced(2, DIGEST));
+    assert_eq!(run.0.writable(), [0usize; 0], "version 1 is evaluated, and 2 is that of now");
+    assert_eq!(run.result(part(1, 1)), "accept e1.1 of dev1; withdraw e1.1");
+    assert_eq!(run.result(part(1, 1)), "drop e1.1 of dev1: Twice");
+    assert_eq!(run.result(part(2, 0)), "drop e2.0 of dev1: NotAsked");
+    assert_eq!(run.claim("dev1", part(2, 0)), "release e2.0 of dev1", "dev1 never joined");
+    let all = "accept e1.0 of dev1; withdraw e1.0; evaluated 1: e1.0,e1.1; acknowledge e1.0,e1.1; \
+               commit 2 of [1, 2] with 2,e1.0,e1.1";
+    assert_eq!(run.result(part(1, 0)), all);
+    assert!(!run.0.needs_evaluation(1));
+    assert_eq!(run.0.writable(), [1]);
+    assert_eq!(run.result(part(1, 0)), "drop e1.0 of dev1: NotAsked");
+}
+
+#[test]
+fn a_run_ends_after_its_evaluations_and_a_stop_does_not_wait_for_them() {
+    for stops in [false, true] {
+        let mut run = Run::start(plan(1, 1, 0));
+        run.tell(Event::Begin);
+        run.result(job(0));
+        run.tell(Event::Synced(0, DIGEST));
+        run.tell(Event::Writing(0));
+        run.0.evaluations.insert(0, 1);
+        assert_eq!(run.tell(Event::Trained { written: true }), "publish 1 in 0; offer e0.0@0");
+        match stops {
+            true => assert_eq!(run.tell(Event::Stop), "", "the checkpoint needs the evaluation of older weights"),
+            false => assert_eq!(run.tell(Event::Checkpoint), ""),
+        }
+        let end =
+            "accept e0.0 of dev1; withdraw e0.0; evaluated 0: e0.0; acknowledge e0.0; commit 1 of [1] with e0.0; end";
+        assert_eq!(run.result(part(0, 0)), end);
+    }
+    let mut run = Run::start(plan(4, 1, 1));
+    run.tell(Event::Begin);
+    run.tell(Event::Evaluate(3));
+    assert_eq!(run.tell(Event::Stop), "commit 0 of [0] with ; end", "nothing that older weights make");
+    let mut run = Run::start(plan(5, 1, 2));
+    run.tell(Event::Begin);
+    run.result(job(0));
+    run.train(1);
+    run.result(job(2));
+    assert_eq!(run.tell(Event::Stop), "");
+    assert_eq!(run.0.waiting_checkpoints(), [(1, 1, 2)]);
+    assert_eq!(run.tell(Event::Stop), "");
+    assert_eq!(run.tell(Event::Lost(job(3))), "", "no checkpoint needs 3");
+    assert_eq!(run.tell(Event::Lost(job(1))), "offer 1@0");
+    assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1; commit 1 of [0, 1] with 1,2; end");
+}
+
+#[test]
+fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
+    let start = || {
+        let mut run = Run::start(Plan { failures_per_job: 2, kills_per_job: 3, ..plan(1, 2, 0) });
+        for worker in ["dev1", "dev2", "dev3"] {
+            run.tell(Event::Joined(name(worker)));
+        }
+        run.tell(Event::Begin);
+        run
+    };
+    for (how, most) in [(HowEnded::Failed, 2), (HowEnded::Vanished, 3)] {
+        let mut run = start();
+        for time in 1..=most {
+            run.tell(Event::Joined(name("dev1")));
+            assert_eq!(run.claim("dev1", job(1)), "");
+            let said = run.ended("dev1", how);
+            let fails = format!("release 1 of dev1; fail 1 after {most} {how:?}");
+            assert!(
+                if time < most { said == "release 1 of dev1; offer 1@0" } else { said.starts_with(&fails) },
+                "{said}"
+            );
+            assert_eq!(run.0.has_ended(), time == most);
+        }
+    }
+    // Who was told to end is nobody's fault, nor is who gives a job back; one that it cannot do it failed on.
+    let mut run = start();
+    for _ in 0..4 {
+        run.tell(Event::Joined(name("dev1")));
+        run.claim("dev1", job(0));
+        assert_eq!(run.ended("dev1", HowEnded::Asked), "release 0 of dev1; offer 0@0");
+        run.claim("dev2", job(0));
+        let returned = |faulty| Event::Returned { worker: name("dev2"), job: job(0), faulty };
+        assert_eq!(run.tell(returned(false)), "offer 0@0");
+    }
+    for said in ["offer 0@0", "fail 0 after 2 Failed"] {
+        run.claim("dev2", job(0));
+        let faulty = run.tell(Event::Returned { worker: name("dev2"), job: job(0), faulty: true });
+        assert!(faulty.starts_with(said), "{faulty}");
+    }
+    // Of several jobs none is blamed; after the second time each is done alone.
+    let mut run = start();
+    for said in ["offer 0@0; offer 1@0", "offer 0@0!; offer 1@0!", "offer 0@0!; offer 1@0!", "offer 0@0!; offer 1@0!"] {
+        run.tell(Event::Joined(name("dev3")));
+        run.claim("dev3", job(0));
+        run.claim("dev3", job(1));
+        assert_eq!(run.ended("dev3", HowEnded::Vanished), format!("release 0 of dev3; release 1 of dev3; {said}"));
+    }
+    // A job that another worker has done is no longer to be done.
+    run.claim("dev1", job(0));
+    run.claim("dev2", job(0));
+    assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0");
+    assert_eq!(run.claim("dev2", job(0)), "withdraw 0");
+    assert_eq!(run.ended("dev2", HowEnded::Failed), "", "it has nothing any more");
+}
+
+#[test]
+fn who_stands_still_is_killed_at_the_limit_and_not_before() {
+    let mut run = Run::start(Plan { stale_after_ms: 400, ..plan(1, 1, 0) });
+    run.tell(Event::Joined(name("dev1")));
+    run.tell(Event::Joined(name("dev2")));
+    run.tell(Event::Begin);
+    // However long the learner itself was away, it counts as a quarter of the limit.
+    assert_eq!(run.tell(Event::Tick(1 << 40)), "");
+    assert_eq!(run.tell(Event::Tick(101)), "");
+    assert_eq!(run.tell(Event::Tick(100)), "");
+    assert_eq!(run.tell(Event::Tick(99)), "");
+    run.tell(Event::Progress(name("dev2")));
+    assert_eq!(run.tell(Event::Tick(1)), "kill dev1");
+    assert_eq!(run.0.workers().count(), 2, "until it is seen to be gone");
+    let ticks = [100, 100, 100, 99, 1].map(|ms| run.tell(Event::Tick(ms)));
+    assert_eq!(ticks, ["", "", "", "kill dev2", "kill dev1"]);
+    let mut run = Run::start(Plan { stale_after_ms: 3, ..plan(1, 1, 0) });
+    run.tell(Event::Joined(name("dev1")));
+    assert_eq!([9, 9, 9].map(|ms| run.tell(Event::Tick(ms))), ["", "", "kill dev1"]);
+}
+
+#[test]
+fn what_takes_long_is_offered_to_who_is_idle_and_later_to_all() {
+    let mut run = Run::start(Plan { straggler_after_ms: Some(100), ..plan(1, 1, 0) });
+    run.tell(Event::Joined(name("dev1")));
+    run.tell(Event::Begin);
+    assert_eq!([99, 1].map(|ms| run.tell(Event::Tick(ms))), ["", "offer 0@0"], "dev1 is idle, and may have missed it");
+    run.claim("dev1", job(0));
+    assert_eq!([100, 299, 1].map(|ms| run.tell(Event::Tick(ms))), ["", "", "offer 0@0"], "nobody is idle");
+    run.tell(Event::Joined(name("dev2")));
+    assert_eq!([99, 1, 99, 1].map(|ms| run.tell(Event::Tick(ms))), ["", "offer 0@0", "", "offer 0@0"]);
+    run.claim("dev2", job(0));
+    assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0; sync 0: 0");
+    assert_eq!(run.tell(Event::Tick(1000)), "");
+    let mut run = Run::start(plan(1, 1, 0));
+    run.tell(Event::Joined(name("dev1")));
+    run.tell(Event::Begin);
+    assert_eq!(run.tell(Event::Tick(10_000)), "", "never");
+}
+
+#[test]
+fn so_many_jobs_are_offered_for_each_worker() {
+    let mut run = Run::start(Plan { max_inflight_tasks: 2, ..plan(9, 9, 0) });
+    assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0", "as if there were one");
+    assert_eq!(run.tell(Event::Joined(name("dev1"))), "");
+    assert_eq!(run.tell(Event::Joined(name("dev2"))), "offer 2@0; offer 3@0");
+    run.claim("dev1", job(0));
+    assert_eq!(run.result(job(0)), "accept 0 of dev1; offer 4@0");
+    // Results that wait for later batches count, too; those of this batch are never held back.
+    let mut run = Run::start(Plan { queue_maxsize: 2, ..plan(9, 1, 4) });
+    assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0");
+    assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1");
+    assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0; sync 0: 0; offer 2@0");
+    run.tell(Event::Synced(0, DIGEST));
+    run.tell(Event::Writing(1));
+    assert_eq!(run.tell(Event::Trained { written: true }), "publish 1 in 1; sync 1: 1; offer 3@0");
+}
+
+mod recovery;

@@ -1,0 +1,144 @@
+//! Scans and the events between them.
+
+use super::*;
+
+fn name(text: &str) -> WorkerName {
+    WorkerName::new(text).unwrap()
+}
+
+fn job(number: u64) -> JobName {
+    JobName::Rollout { number, chunk: 0 }
+}
+
+const CONTENT: Option<(Lineage, Answer)> = Some((Lineage([1; 16]), Answer { fingerprint: 5, more: false }));
+
+fn alive(incarnation: u64, progress: u64) -> Seen {
+    Seen { incarnation, alive: true, progress, ..Seen::default() }
+}
+
+/// A scan of dev1, with the numbers of pending jobs, of those that dev1 does, and of its results.
+fn scan(seen: Seen, pending: &[u64], processing: &[u64], results: &[u64]) -> Scan {
+    let of = |number: &u64| (name("dev1"), job(*number));
+    Scan {
+        pending: pending.iter().map(|number| job(*number)).collect(),
+        processing: processing.iter().map(of).collect(),
+        results: results.iter().map(|number| (of(number), CONTENT)).collect(),
+        workers: BTreeMap::from([(name("dev1"), seen)]),
+    }
+}
+
+fn said(events: Vec<Event>) -> String {
+    let one = |event: &Event| match event {
+        Event::Joined(worker) => format!("{worker} joined"),
+        Event::Progress(worker) => format!("{worker} goes on"),
+        Event::Ended { worker, how } => format!("{worker} ended: {how:?}"),
+        Event::Claimed(worker, job) => format!("{worker} claimed {job}"),
+        Event::Returned { worker, job, faulty } => format!("{worker} returned {job} {faulty}"),
+        Event::Lost(job) => format!("lost {job}"),
+        Event::Result { worker, job, lineage, answer } => {
+            assert_eq!(Some((*lineage, *answer)), CONTENT);
+            format!("{worker} did {job}")
+        }
+        other => panic!("{other:?}"),
+    };
+    events.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+#[test]
+fn each_change_is_an_event_and_is_told_once() {
+    let mut observer = Observer::default();
+    let look = |observer: &mut Observer, scan: Scan| said(observer.compare(scan));
+    observer.offered(job(0));
+    assert_eq!(look(&mut observer, scan(Seen::default(), &[0], &[], &[])), "", "it is not there yet");
+    assert_eq!(look(&mut observer, scan(alive(1, 0), &[0], &[], &[])), "dev1 joined");
+    assert_eq!(look(&mut observer, scan(alive(1, 0), &[0], &[], &[])), "");
+    assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[0], &[])), "dev1 goes on; dev1 claimed 000000.0");
+    assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[0], &[])), "");
+    assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[], &[0])), "dev1 did 000000.0");
+    assert!(observer.knows(&name("dev1"), job(0)) && !observer.knows(&name("dev2"), job(0)));
+    assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[], &[0])), "", "it is known");
+    observer.discarded(&name("dev1"), job(0));
+    assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[], &[0])), "dev1 did 000000.0");
+    observer.offered(job(0));
+    assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[], &[0])), "dev1 did 000000.0", "another result");
+    let mut known = scan(alive(1, 1), &[], &[], &[]);
+    known.results.insert((name("dev1"), job(4)), None);
+    assert_eq!(look(&mut observer, known), "", "one whose content was left out was told before");
+    assert!(!observer.knows(&name("dev1"), job(0)) && observer.knows(&name("dev1"), job(4)));
+    // A job that is given back, and one that ended in another's result.
+    look(&mut observer, scan(alive(1, 1), &[], &[1, 2], &[]));
+    let mut others = scan(alive(1, 1), &[1], &[], &[]);
+    others.results.insert((name("dev2"), job(2)), CONTENT);
+    assert_eq!(
+        look(&mut observer, others),
+        "dev2 did 000002.0; dev1 returned 000001.0 false; dev1 returned 000002.0 false"
+    );
+}
+
+#[test]
+fn a_job_that_two_looks_miss_is_lost() {
+    let mut observer = Observer::default();
+    let look = |observer: &mut Observer, pending: &[u64], processing: &[u64], results: &[u64]| {
+        said(observer.compare(scan(Seen::default(), pending, processing, results)))
+    };
+    observer.offered(job(0));
+    assert_eq!(look(&mut observer, &[], &[], &[]), "");
+    assert_eq!(look(&mut observer, &[0], &[], &[]), "", "it was being renamed");
+    assert_eq!(look(&mut observer, &[], &[], &[]), "");
+    assert_eq!(look(&mut observer, &[], &[], &[]), "lost 000000.0");
+    assert_eq!([look(&mut observer, &[], &[], &[]), look(&mut observer, &[], &[], &[])], ["", "lost 000000.0"]);
+    observer.offered(job(0));
+    assert_eq!(look(&mut observer, &[], &[], &[]), "", "offered anew");
+    assert_eq!(look(&mut observer, &[], &[0], &[]), "dev1 claimed 000000.0");
+    assert_eq!(look(&mut observer, &[], &[], &[0]), "dev1 did 000000.0");
+    assert_eq!([look(&mut observer, &[], &[], &[]), look(&mut observer, &[], &[], &[])], ["", ""], "it is done");
+    observer.offered(job(1));
+    observer.withdrawn(job(1));
+    assert_eq!([look(&mut observer, &[], &[], &[]), look(&mut observer, &[], &[], &[])], ["", ""], "nobody wants it");
+}
+
+#[test]
+fn how_a_worker_ended_is_told_before_the_next_of_its_name() {
+    let before = Seen { failures: 1, ..alive(1, 0) };
+    let gone = Seen { alive: false, ..before };
+    let next = |failures| Seen { failures, ..alive(2, 0) };
+    let cases = [
+        (gone, "dev1 ended: Vanished"),
+        (Seen { ended: true, ..gone }, "dev1 ended: Asked"),
+        (Seen { failures: 2, ..gone }, "dev1 ended: Failed"),
+        (next(1), "dev1 ended: Vanished; dev1 joined; dev1 claimed 000000.0"),
+        (next(2), "dev1 ended: Failed; dev1 joined; dev1 claimed 000000.0"),
+        // The next one has ended already: that says nothing of the one before it.
+        (Seen { alive: false, ended: true, ..next(1) }, "dev1 ended: Vanished"),
+        (Seen { ended: true, ..before }, ""),
+    ];
+    for (now, expected) in cases {
+        let mut observer = Observer::default();
+        observer.compare(scan(before, &[], &[0], &[]));
+        let processing: &[u64] = if now.incarnation == 2 && now.alive { &[0] } else { &[] };
+        // What it had is not returned, but lies with it.
+        let events: Vec<Event> = observer.compare(scan(now, &[], processing, &[]));
+        let of_end = |event: &Event| !matches!(event, Event::Returned { .. });
+        assert_eq!(said(events.into_iter().filter(of_end).collect()), expected, "{now:?}");
+    }
+    let mut observer = Observer::default();
+    observer.compare(scan(before, &[], &[0], &[]));
+    assert_eq!(said(observer.compare(scan(gone, &[], &[], &[]))), "dev1 ended: Vanished", "nothing is returned");
+    assert_eq!(said(observer.compare(Scan::default())), "", "once");
+    let mut observer = Observer::default();
+    observer.compare(scan(before, &[], &[], &[]));
+    assert_eq!(said(observer.compare(Scan::default())), "dev1 ended: Vanished", "without a trace");
+}
+
+#[test]
+fn a_job_that_was_taken_from_a_worker_and_is_there_again_is_claimed_again() {
+    let take: [&dyn Fn(&mut Observer); 2] =
+        [&|observer| observer.released(&name("dev1"), job(0)), &|observer| observer.withdrawn(job(0))];
+    for take in take {
+        let mut observer = Observer::default();
+        let look = |observer: &mut Observer| said(observer.compare(scan(alive(1, 0), &[], &[0, 1], &[])));
+        look(&mut observer);
+        take(&mut observer);
+        assert_eq!([look(&mut observer), look(&mut observer)], ["dev1 claimed 000000.0", ""]);
+    }
+}

@@ -1,0 +1,165 @@
+//! Locks and files, and what each side of a spool directory takes, leaves and refuses.
+
+use super::super::*;
+use super::{job, name, result};
+use crate::coordinator::Event;
+use crate::exchange::{Exchange, LearnerState, WorkerExchange, WorkerStatus};
+use crate::job::Job;
+
+fn state(ended: bool, step: u64) -> LearnerState {
+    serde_json::from_value(serde_json::json!({
+        "pid": 1, "step": step, "batches": 4, "groups": 2, "max_staleness": 1,
+        "lineage": "00000000000000000000000000000000", "slots": [], "ended": ended,
+        "checkpoints": {"last": null, "waiting": []}, "counts": crate::exchange::Counts::default(),
+    }))
+    .unwrap()
+}
+
+#[test]
+fn a_lock_counts_its_holders_and_is_free_after_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("lock");
+    assert_eq!(holder(&path).unwrap(), None, "there is no file");
+    std::fs::write(&path, "4294967295 1234567 and more than this\n").unwrap();
+    let me = |incarnation| Holder { pid: std::process::id(), incarnation };
+    let (lock, first) = take_lock(&path, "it", "go").unwrap();
+    assert_eq!((first, holder(&path).unwrap()), (me(1), Some(me(1))), "what was there is none of ours");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{} 1\n", std::process::id()));
+    drop(lock);
+    assert_eq!(holder(&path).unwrap(), None);
+    let (_lock, second) = take_lock(&path, "it", "go").unwrap();
+    assert_eq!(second, me(2));
+    let taken = take_lock(&path, "a worker", "Go away").map(drop).unwrap_err().to_string();
+    assert_eq!(taken, format!("a worker is there already: process {}. Go away", std::process::id()));
+    let of = |text: &str| Holder::parse(text.as_bytes());
+    assert_eq!(of("7 8\n"), Some(Holder { pid: 7, incarnation: 8 }));
+    assert_eq!(["", "7", "7 8 9", "x 8", "7 x", "-7 8"].map(of), [None; 6]);
+}
+
+#[test]
+fn files_are_read_listed_and_written_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["b", "000002.0", ".000003.0", "000001.0"] {
+        write(&at(name), name.as_bytes(), name == "b").unwrap();
+    }
+    assert_eq!(names(dir.path()).unwrap(), [".000003.0", "000001.0", "000002.0", "b"]);
+    assert_eq!(jobs(dir.path()).unwrap(), [job(1, "").name, job(2, "").name]);
+    assert_eq!((names(&at("none")).unwrap().len(), read(&at("none")).unwrap()), (0, None));
+    assert_eq!(read(&at("b")).unwrap().unwrap(), b"b");
+    sweep(dir.path()).unwrap();
+    assert_eq!(names(dir.path()).unwrap(), ["000001.0", "000002.0", "b"]);
+    remove(&at("b")).unwrap();
+    remove(&at("b")).unwrap();
+    assert!(!at("b").exists());
+    let huge = File::create(at("huge")).unwrap();
+    huge.set_len(MOST_BYTES + 1).unwrap();
+    let why = read(&at("huge")).unwrap_err().to_string();
+    assert!(why.ends_with("huge: 4294967297 bytes are no file of ours"), "{why}");
+    assert_eq!(write(Path::new("/"), b"", false).unwrap_err().to_string(), "/ is no file");
+    std::fs::write(at("json"), "{\"pid\": 3}").unwrap();
+    assert_eq!(read_json::<std::collections::BTreeMap<String, u32>>(&at("json")).unwrap()["pid"], 3);
+    assert_eq!(read_json::<u32>(&at("json")), None);
+    std::fs::create_dir(at("dir")).unwrap();
+    assert!(remove(&at("dir")).unwrap_err().to_string().starts_with("cannot delete "));
+    assert!(names(&at("json")).unwrap_err().to_string().starts_with("cannot read "));
+}
+
+#[test]
+fn a_learner_begins_without_old_offers_or_not_at_all() {
+    let out = tempfile::tempdir().unwrap();
+    let layout = Layout::of_run(out.path());
+    assert!(!layout.has_learner().unwrap());
+    let mut learner = SpoolLearner::open(out.path()).unwrap();
+    assert!(layout.has_learner().unwrap() && learner.layout().root() == layout.root());
+    learner.offer(&job(0, "")).unwrap();
+    std::fs::write(layout.pending().join(".000001.0"), b"half").unwrap();
+    std::fs::write(layout.root().join(".learner.json"), b"half").unwrap();
+    drop(learner);
+    drop(SpoolLearner::open(out.path()).unwrap());
+    assert_eq!((names(&layout.pending()).unwrap().len(), layout.root().join(".learner.json").exists()), (0, false));
+    std::fs::create_dir(layout.pending().join("000002.0")).unwrap();
+    let why = SpoolLearner::open(out.path()).map(drop).unwrap_err().to_string();
+    assert!(why.starts_with("cannot delete ") && why.contains("pending/000002.0"), "{why}");
+}
+
+#[test]
+fn a_worker_takes_evaluations_first_and_only_whole_jobs() {
+    let out = tempfile::tempdir().unwrap();
+    let mut learner = SpoolLearner::open(out.path()).unwrap();
+    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    let layout = Layout::of_run(out.path());
+    let evaluation = Job { name: JobName::Evaluation { version: 9, index: 0 }, ..job(0, "") };
+    [&job(3, ""), &job(1, ""), &evaluation].into_iter().for_each(|job| learner.offer(job).unwrap());
+    // One under another's name.
+    std::fs::write(layout.pending().join("000002.0"), job(7, "").to_bytes()).unwrap();
+    let claimed: Vec<_> = std::iter::from_fn(|| worker.claim(&[]).unwrap()).map(|job| job.name.to_string()).collect();
+    assert_eq!(claimed, ["eval-000009.0", "000001.0", "000003.0"]);
+    assert_eq!(names(&layout.processing(&name("dev1"))).unwrap(), ["000001.0", "000003.0", "eval-000009.0"]);
+    assert!(worker.is_wanted(job(1, "").name) && !worker.is_wanted(job(2, "").name));
+    learner.poll().unwrap();
+    learner.withdraw(job(1, "").name).unwrap();
+    assert!(!worker.is_wanted(job(1, "").name) && worker.is_wanted(job(3, "").name));
+    worker.give_back(job(1, "").name).unwrap();
+    worker.give_back(job(3, "").name).unwrap();
+    assert_eq!(jobs(&layout.pending()).unwrap(), [job(3, "").name]);
+    // What an earlier process of the name left is there for all.
+    drop(worker);
+    let worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    assert_eq!(jobs(&layout.pending()).unwrap().len(), 2);
+    assert_eq!(worker.name(), &name("dev1"));
+}
+
+#[test]
+fn a_worker_says_who_it_is_and_hears_no_learner_of_before() {
+    let out = tempfile::tempdir().unwrap();
+    let layout = Layout::of_run(out.path());
+    let mut learner = SpoolLearner::open(out.path()).unwrap();
+    learner.announce(&state(true, 3)).unwrap();
+    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    assert_eq!(worker.learner().unwrap(), None, "it had ended before");
+    learner.announce(&state(false, 3)).unwrap();
+    assert_eq!(worker.learner().unwrap(), Some(state(false, 3)));
+    learner.announce(&state(true, 4)).unwrap();
+    assert_eq!(worker.learner().unwrap(), Some(state(true, 4)), "this one it has seen");
+    std::fs::write(layout.learner(), b"{").unwrap();
+    let why = worker.learner().unwrap_err().to_string();
+    assert!(why.contains("learner.json: EOF while parsing"), "{why}");
+    worker.report(&WorkerStatus { failures: 1, progress: 5, pid: 1, ..WorkerStatus::default() }).unwrap();
+    let read = || read_json::<WorkerStatus>(&layout.status(&name("dev1"))).unwrap();
+    assert_eq!((read().pid, read().incarnation, read().failures, read().progress), (std::process::id(), 1, 1, 5));
+    drop(worker);
+    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
+    worker.report(&WorkerStatus { failures: 1, ..WorkerStatus::default() }).unwrap();
+    assert_eq!((read().incarnation, read().failures), (2, 2), "failures of a name are counted");
+}
+
+#[test]
+fn results_of_all_workers_are_acknowledged_and_forgotten() {
+    let out = tempfile::tempdir().unwrap();
+    let layout = Layout::of_run(out.path());
+    let mut learner = SpoolLearner::open(out.path()).unwrap();
+    let mut workers = ["dev1", "dev2"].map(|worker| SpoolWorker::join(out.path(), name(worker)).unwrap());
+    for (worker, called) in workers.iter_mut().zip(["dev1", "dev2"]) {
+        (0..3).for_each(|number| worker.complete(&result(&job(number, ""), called)).unwrap());
+        worker.report(&WorkerStatus { progress: 4, ..WorkerStatus::default() }).unwrap();
+    }
+    let events = learner.poll().unwrap();
+    assert_eq!(events.iter().filter(|event| matches!(event, Event::Result { .. })).count(), 6);
+    learner.acknowledge(&[job(0, "").name, job(2, "").name]).unwrap();
+    let left = |worker: &str| names(&layout.complete(&name(worker))).unwrap();
+    assert_eq!((left("dev1"), left("dev2")), (vec!["000001.0".to_owned()], vec!["000001.0".to_owned()]));
+    learner.discard(&name("dev2"), job(1, "").name).unwrap();
+    assert_eq!((left("dev1").len(), left("dev2").len()), (1, 0));
+    assert_eq!(learner.take(&name("dev2"), job(1, "").name), None);
+    assert!(learner.take(&name("dev1"), job(1, "").name).is_some());
+    assert!(learner.take(&name("dev1"), job(1, "").name).is_none(), "once");
+    learner.kill(&name("dev1")).unwrap();
+    learner.kill(&name("nobody")).unwrap();
+    assert!(learner.take_problems().is_empty());
+    std::fs::write(layout.batches().join("000001"), b"batch").unwrap();
+    layout.forget_results().unwrap();
+    assert_eq!((left("dev1").len(), names(&layout.batches()).unwrap().len()), (0, 0));
+    workers[0].report(&WorkerStatus { progress: 5, ..WorkerStatus::default() }).unwrap();
+    assert_eq!(learner.poll().unwrap(), [Event::Progress(name("dev1"))]);
+}

@@ -1,0 +1,345 @@
+//! The learner's loop over an exchange in memory: what it announces, counts, keeps, deletes and refuses.
+
+use super::*;
+use crate::exchange::{Memory, MemoryLearner, MemoryWorker, WorkerExchange};
+use crate::job::Answer;
+
+const ORIGIN: Lineage = Lineage([3; 16]);
+
+fn name(text: &str) -> WorkerName {
+    WorkerName::new(text).unwrap()
+}
+
+fn job(number: u64) -> JobName {
+    JobName::Rollout { number, chunk: 0 }
+}
+
+fn chunk(number: u64, chunk: u32) -> JobName {
+    JobName::Rollout { number, chunk }
+}
+
+/// Payloads that say of which job they are, and what came before it.
+struct Names;
+
+impl Feed for Names {
+    fn job(&mut self, job: JobName, before: &[JobResult]) -> Result<(String, Vec<u8>)> {
+        let names: Vec<String> = before.iter().map(|result| result.job.to_string()).collect();
+        Ok(("fast".to_owned(), format!("{job} after {names:?}").into_bytes()))
+    }
+}
+
+struct Fleet {
+    out: tempfile::TempDir,
+    learner: Learner<MemoryLearner>,
+    workers: [MemoryWorker; 2],
+}
+
+fn first() -> SavedFrontier {
+    SavedFrontier { step: 0, lineages: BTreeMap::from([(0, ORIGIN)]), frontier: Vec::new(), expelled: Vec::new() }
+}
+
+fn open(plan: Plan) -> Fleet {
+    let out = tempfile::tempdir().unwrap();
+    let memory = Memory::new();
+    let workers = ["dev1", "dev2"].map(|worker| memory.worker(name(worker)));
+    let files = BatchFiles::open(out.path()).unwrap();
+    let plan = Plan { straggler_after_ms: None, ..plan };
+    let learner = Learner::open(plan, first(), memory.learner(), files, Box::new(Names), "shared".into()).unwrap();
+    Fleet { out, learner, workers }
+}
+
+impl Fleet {
+    fn state(&mut self) -> LearnerState {
+        self.workers[0].learner().unwrap().unwrap()
+    }
+
+    fn result(&self, worker: usize, job: JobName, answer: Answer) -> JobResult {
+        let coordinator = self.learner.coordinator();
+        let lineage = coordinator.lineage_of(coordinator.plan().version_of(job)).unwrap();
+        let continues = match job {
+            JobName::Rollout { number, chunk: later @ 1.. } => {
+                self.learner.kept.get(&chunk(number, later - 1)).map(|before| before.answer.fingerprint)
+            }
+            _ => None,
+        };
+        let worker = name(["dev1", "dev2"][worker]);
+        JobResult { job, lineage: lineage.of_result(continues), worker, answer, bytes: job.to_string().into_bytes() }
+    }
+
+    /// A worker returns the result of a job, and the learner looks.
+    fn give(&mut self, worker: usize, job: JobName, fingerprint: u64, more: bool) {
+        let result = self.result(worker, job, Answer { fingerprint, more });
+        self.workers[worker].complete(&result).unwrap();
+        self.learner.look().unwrap();
+    }
+
+    fn steps(&mut self) -> Vec<String> {
+        let names = |results: &Batch| results.iter().map(|result| result.job.to_string()).collect::<Vec<_>>().join(" ");
+        let said = |step: Step| match step {
+            Step::Train(batch, results) => format!("train {batch}: {}", names(&results)),
+            Step::Evaluated(version, results) => format!("evaluated {version}: {}", names(&results)),
+            Step::CommitCheckpoint(saved) => {
+                let versions: Vec<u64> = saved.lineages.keys().copied().collect();
+                format!("commit {} {versions:?} {} {:?}", saved.step, names(&saved.frontier), saved.expelled)
+            }
+            Step::Warning(text) => text,
+            Step::End => "end".to_owned(),
+        };
+        std::iter::from_fn(|| self.learner.next_step()).map(said).collect()
+    }
+
+    fn train(&mut self, slot: usize) {
+        self.learner.writing(slot).unwrap();
+        self.learner.trained(true).unwrap();
+    }
+
+    fn pending(&mut self) -> Vec<Job> {
+        std::iter::from_fn(|| self.workers[0].claim(&[]).unwrap()).collect()
+    }
+}
+
+#[test]
+fn the_state_is_announced_as_it_is() {
+    let mut fleet = open(Plan::new(4, 1, 1));
+    let state = LearnerState {
+        pid: std::process::id(),
+        step: 0,
+        batches: 4,
+        groups: 1,
+        max_staleness: 1,
+        lineage: ORIGIN,
+        slots: vec![SlotState { versions: Some((0, 0)) }, SlotState { versions: None }],
+        ended: false,
+        checkpoints: CheckpointStates::default(),
+        workers: 2,
+        expelled: Vec::new(),
+        counts: Counts::default(),
+        shared: "shared".into(),
+    };
+    assert_eq!(fleet.state(), state);
+    fleet.learner.share("other".into()).unwrap();
+    assert_eq!(fleet.state().shared, "other");
+    fleet.give(0, job(0), 1, false);
+    assert_eq!(fleet.steps(), ["train 0: 000000.0"]);
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [0], "it is on the disk before it is trained on");
+    let refused = fleet.learner.writing(0).unwrap_err().to_string();
+    assert_eq!(refused, "slot 0 may not be written: [1] may");
+    fleet.learner.writing(1).unwrap();
+    assert_eq!(fleet.learner.writing(1).unwrap_err().to_string(), "slot 1 may not be written: [] may");
+    fleet.learner.trained(true).unwrap();
+    let after = fleet.state();
+    assert_eq!((after.step, &after.slots[1].versions), (1, &Some((1, 1))));
+    assert_eq!(after.lineage, fleet.learner.coordinator().lineage());
+    // A checkpoint that waits for 1 is announced, and the last one from when it is complete.
+    fleet.learner.checkpoint().unwrap();
+    assert_eq!(fleet.state().checkpoints, CheckpointStates { last: None, waiting: vec![(1, 0, 1)] });
+    fleet.give(1, job(1), 1, false);
+    assert_eq!(fleet.steps(), ["commit 1 [0, 1] 000001.0 []", "train 1: 000001.0"]);
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [0, 1]);
+    fleet.learner.committed(1).unwrap();
+    assert_eq!(fleet.state().checkpoints, CheckpointStates { last: Some(1), waiting: vec![] });
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [1]);
+    fleet.learner.committed(0).unwrap();
+    assert_eq!(fleet.state().checkpoints.last, Some(1), "the newest");
+    fleet.train(0);
+    fleet.learner.stop().unwrap();
+    assert_eq!(fleet.state().checkpoints.waiting, [(2, 0, 1)]);
+    fleet.give(1, job(2), 1, false);
+    assert_eq!(fleet.steps(), ["commit 2 [1, 2] 000002.0 []", "end"]);
+    assert!(fleet.state().ended);
+}
+
+#[test]
+fn jobs_have_the_content_of_what_came_before_and_only_what_is_needed_is_kept() {
+    let mut fleet = open(Plan { chunks: true, ..Plan::new(4, 1, 2) });
+    fleet.give(0, job(0), 7, true);
+    fleet.give(0, chunk(0, 1), 8, true);
+    let jobs = fleet.pending();
+    let names: Vec<String> = jobs.iter().map(|job| job.name.to_string()).collect();
+    assert_eq!(names, ["000000.2", "000001.0", "000002.0"]);
+    let last = &jobs[0];
+    assert_eq!((last.version, last.lineage, last.continues, last.alone), (0, ORIGIN, Some(8), false));
+    assert_eq!(last.profile, "fast");
+    assert_eq!(String::from_utf8_lossy(&last.payload), r#"000000.2 after ["000000.0", "000000.1"]"#);
+    assert_eq!(String::from_utf8_lossy(&jobs[1].payload), "000001.0 after []");
+    fleet.give(0, chunk(0, 2), 9, false);
+    assert_eq!(fleet.steps(), ["train 0: 000000.0 000000.1 000000.2"]);
+    fleet.train(1);
+    assert_eq!(fleet.learner.kept.len(), 0, "what was trained on is forgotten");
+    // Of batch 1 the first two chunks are made before version 1, of batch 2 the first.
+    assert_eq!(fleet.learner.made_before(1, 1), None);
+    fleet.give(1, job(1), 1, true);
+    assert_eq!(fleet.learner.made_before(1, 1), None, "its second chunk is missing");
+    fleet.give(1, chunk(1, 1), 2, true);
+    let made = |fleet: &Fleet, version, batch| -> Option<Vec<String>> {
+        let made = fleet.learner.made_before(version, batch)?;
+        Some(made.iter().map(|result| result.job.to_string()).collect())
+    };
+    assert_eq!(made(&fleet, 1, 1).unwrap(), ["000001.0", "000001.1"]);
+    assert_eq!(made(&fleet, 0, 1).unwrap(), [""; 0]);
+    assert_eq!(made(&fleet, 2, 1), None);
+    fleet.give(1, job(2), 3, false);
+    assert_eq!(made(&fleet, 2, 2).unwrap(), ["000002.0"], "it has ended in its first chunk");
+    // A checkpoint holds what it waits for, though the learner is further on.
+    fleet.learner.evaluate(1).unwrap();
+    assert_eq!(fleet.learner.counts(), Counts::default());
+    fleet.give(1, chunk(1, 2), 4, false);
+    fleet.give(1, JobName::Evaluation { version: 1, index: 0 }, 5, false);
+    assert_eq!(fleet.steps(), ["train 1: 000001.0 000001.1 000001.2", "evaluated 1: eval-000001.0"]);
+    fleet.train(2);
+    assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(2)]);
+}
+
+#[test]
+fn what_goes_wrong_is_counted_and_said() {
+    let mut fleet = open(Plan { failures_per_job: 9, ..Plan::new(2, 2, 0) });
+    let jobs = fleet.pending();
+    assert_eq!(jobs.len(), 2);
+    fleet.learner.look().unwrap();
+    fleet.give(1, job(0), 1, false);
+    fleet.give(0, job(0), 1, false);
+    assert_eq!(fleet.learner.counts(), Counts { twice: 1, ..Counts::default() });
+    fleet.give(0, job(0), 2, false);
+    let differs = "job 000000.0: worker dev1 and dev2 computed other bits from the same weights: one of the machines \
+                   is faulty, or runs another program";
+    assert_eq!(fleet.steps(), [differs]);
+    let mut of_others = fleet.result(0, job(1), Answer { fingerprint: 1, more: false });
+    of_others.lineage = Lineage([0; 16]);
+    fleet.workers[0].complete(&of_others).unwrap();
+    fleet.learner.look().unwrap();
+    assert_eq!(fleet.learner.counts(), Counts { twice: 1, differing: 1, refused: 1, ..Counts::default() });
+    fleet.learner.tell(Event::Tick(1)).unwrap();
+    // Two workers that end: one gave a reason, one vanished with the job that it had.
+    fleet.workers[1].claim(&[]).unwrap().unwrap();
+    fleet.learner.look().unwrap();
+    let before = fleet.learner.counts();
+    drop(std::mem::replace(&mut fleet.workers[1], Memory::new().worker(name("other"))));
+    fleet.learner.look().unwrap();
+    assert_eq!(fleet.steps(), ["worker dev2 ended without being asked to"]);
+    let after = fleet.learner.counts();
+    assert_eq!((after.died, after.remade > before.remade), (1, true));
+    fleet.learner.carry_out(Action::Release(name("dev1"), job(1))).unwrap();
+    assert_eq!(fleet.learner.counts().remade, after.remade + 1);
+    fleet.learner.tell(Event::Ended { worker: name("dev1"), how: HowEnded::Failed }).unwrap();
+    let kill = Action::Kill(name("dev3"));
+    assert_eq!(fleet.learner.carry_out(kill).unwrap(), None);
+    assert_eq!(fleet.steps(), ["worker dev3 stands still for 60 s: killed"]);
+    assert_eq!(fleet.learner.counts().killed, 1);
+    for (why, refused) in [(Dropped::NotAsked, 2), (Dropped::Expelled, 3), (Dropped::Lineage, 4)] {
+        fleet.learner.count_dropped(&name("dev1"), job(0), why);
+        assert_eq!(fleet.learner.counts().refused, refused);
+    }
+    let fail = |count, how| Action::Fail(job(1), count, how);
+    let why = fleet.learner.carry_out(fail(3, HowEnded::Failed)).unwrap_err().to_string();
+    assert_eq!(
+        why,
+        "3 workers, one after another, could not do job 000001.0: the run ends. Their logs say why; \
+         max_failures_per_job is how often it is tried. --resume continues from the last checkpoint"
+    );
+    let why = fleet.learner.carry_out(fail(30, HowEnded::Vanished)).unwrap_err().to_string();
+    assert!(why.starts_with("30 workers ended without a word (killed, or out of memory) while they did job 000001.0"));
+    assert!(why.contains("raise max_kills_per_job. --resume continues"), "{why}");
+    let why = fleet.learner.carry_out(Action::Accept(name("dev9"), job(1))).unwrap_err().to_string();
+    assert_eq!(why, "the result 000001.0 of dev9 is gone");
+    let why = fleet.learner.carry_out(Action::SyncBatch(0, vec![job(1)])).unwrap_err().to_string();
+    assert_eq!(why, "the result of job 000001.0 is gone");
+}
+
+#[test]
+fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() {
+    let mut fleet = open(Plan { chunks: true, ..Plan::new(4, 2, 1) });
+    fleet.give(0, job(0), 1, true);
+    fleet.give(1, chunk(0, 1), 2, false);
+    fleet.give(1, job(1), 3, false);
+    fleet.give(0, job(2), 4, false);
+    fleet.give(1, job(3), 5, false);
+    assert_eq!(fleet.steps(), ["train 0: 000000.0 000000.1 000001.0"]);
+    fleet.learner.steps.push_back(Step::Train(0, Vec::new()));
+    // Results from batch 1 on, of which dev1 made one; then all, and what continues them.
+    fleet.learner.expel(&name("dev1"), 1).unwrap();
+    assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(0), chunk(0, 1), job(1), job(3)]);
+    assert_eq!(fleet.learner.counts(), Counts { remade: 1, expelled: 1, ..Counts::default() });
+    assert_eq!((fleet.state().expelled, fleet.learner.steps.len()), (vec![name("dev1")], 1));
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [0]);
+    fleet.learner.expel(&name("dev1"), 0).unwrap();
+    assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(1), job(3)]);
+    assert_eq!(fleet.learner.counts(), Counts { remade: 3, expelled: 2, ..Counts::default() });
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [0u64; 0], "the file had a wrong result");
+    assert_eq!(fleet.steps(), [""; 0], "it is not trained on, and nobody is said to stand still");
+    let offered: Vec<JobName> = fleet.pending().iter().map(|job| job.name).collect();
+    assert_eq!(offered, [job(0), job(2)]);
+    fleet.give(1, job(0), 1, false);
+    fleet.learner.checkpoint().unwrap();
+    let steps = fleet.steps();
+    assert_eq!(steps, ["train 0: 000000.0 000001.0", "commit 0 [0]  [WorkerName(\"dev1\")]"]);
+    fleet.learner.writing(1).unwrap();
+    let refused = fleet.learner.expel(&name("dev2"), 0).unwrap_err().to_string();
+    assert_eq!(refused, "worker dev2 cannot be expelled while weights are written");
+
+    let saved = SavedFrontier { expelled: vec![name("dev1")], ..first() };
+    let memory = Memory::new();
+    let mut worker = memory.worker(name("dev1"));
+    let files = BatchFiles::open(fleet.out.path()).unwrap();
+    let plan = Plan { straggler_after_ms: None, ..Plan::new(4, 2, 0) };
+    let mut learner =
+        Learner::open(plan, saved, memory.learner(), files, Box::new(Names), serde_json::Value::Null).unwrap();
+    assert_eq!(worker.learner().unwrap().unwrap().expelled, [name("dev1")]);
+    let Some(Step::Train(0, results)) = learner.next_step() else { panic!("the batch on the disk") };
+    assert_eq!(results.len(), 2);
+}
+
+#[test]
+fn wrong_scores_are_forgotten_and_unreadable_files_are_said() {
+    let mut fleet = open(Plan::new(3, 1, 1));
+    fleet.give(0, job(0), 1, false);
+    fleet.give(0, job(1), 1, false);
+    let kept: Vec<JobResult> = fleet.learner.kept.values().cloned().collect();
+    fleet.learner.files.save(1, &kept[1..]).unwrap();
+    fleet.learner.forget_from(1).unwrap();
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [0]);
+    let mut left = |number| fleet.learner.exchange.take(&name("dev1"), job(number)).is_some();
+    assert!(!left(1), "it is not told to the next learner");
+    let broken = fleet.learner.files.path(0);
+    std::fs::write(&broken, b"half").unwrap();
+    let files = BatchFiles::open(fleet.out.path()).unwrap();
+    let memory = Memory::new();
+    let saved = SavedFrontier { lineages: BTreeMap::from([(1, ORIGIN)]), ..first() };
+    let shared = serde_json::Value::Null;
+    let refused = Learner::open(Plan::new(1, 1, 0), saved, memory.learner(), files, Box::new(Names), shared.clone());
+    assert!(matches!(refused.map(drop), Err(Error::Refused(why)) if why.contains("step 0 does not say")));
+    std::fs::write(&broken, b"half").unwrap();
+    let files = BatchFiles::open(fleet.out.path()).unwrap();
+    let mut learner =
+        Learner::open(Plan::new(1, 1, 0), first(), memory.learner(), files, Box::new(Names), shared).unwrap();
+    assert_eq!(learner.counts(), Counts { corrupt: 1, ..Counts::default() });
+    let Some(Step::Warning(text)) = learner.next_step() else { panic!("it is said") };
+    assert!(text.contains("000000: cut off: 4 bytes; it is made again"), "{text}");
+    assert_eq!((learner.next_step(), learner.last_checkpoint), (None, None));
+    let saved = SavedFrontier { step: 1, lineages: BTreeMap::from([(1, ORIGIN)]), ..first() };
+    let files = BatchFiles::open(fleet.out.path()).unwrap();
+    let shared = serde_json::Value::Null;
+    let learner = Learner::open(Plan::new(2, 1, 0), saved, memory.learner(), files, Box::new(Names), shared).unwrap();
+    assert_eq!(learner.last_checkpoint, Some(1));
+}
+
+#[test]
+fn the_thread_that_serves_says_why_it_ended_as_often_as_it_is_asked() {
+    let Fleet { out: _out, learner, mut workers } = open(Plan { failures_per_job: 1, ..Plan::new(1, 1, 0) });
+    let handle = LearnerHandle::start(learner).unwrap();
+    assert_eq!(handle.next_step(Duration::ZERO).unwrap(), None);
+    workers[0].claim(&[]).unwrap().unwrap();
+    handle.with(|learner| learner.look()).unwrap();
+    let [one, two] = workers;
+    drop(one);
+    let died = handle.next_step(Duration::from_secs(20)).unwrap();
+    assert!(matches!(died, Some(Step::Warning(text)) if text.contains("dev1 ended")));
+    handle.with(|learner| learner.tell(Event::Claimed(name("dev2"), job(0)))).unwrap();
+    let faulty = Event::Returned { worker: name("dev2"), job: job(0), faulty: true };
+    let failed = handle.with(|learner| learner.tell(faulty)).unwrap_err();
+    handle.shared.lock().failed = Some(failed);
+    for _ in 0..2 {
+        let why = handle.next_step(Duration::from_secs(20)).unwrap_err().to_string();
+        assert!(why.starts_with("1 workers, one after another, could not do job 000000.0"), "{why}");
+    }
+    drop((handle, two));
+}

@@ -1,0 +1,82 @@
+use super::*;
+use crate::Tensor;
+
+#[test]
+fn work_is_counted_for_the_calling_thread() {
+    let before = counted();
+    count(5, 7);
+    assert_eq!(counted(), (before.0 + 5, before.1 + 7));
+    // [3, 5] by [5, 11]: two operations for each of 165 multiply-adds; weight, input and output once.
+    count_matmul(3, 11, 5, 1000);
+    assert_eq!(counted(), (before.0 + 5 + 330, before.1 + 7 + 1000 + 4 * (3 * 11 + 3 * 5)));
+    std::thread::scope(|scope| scope.spawn(|| assert_eq!(counted(), (0, 0))).join().unwrap());
+}
+
+#[test]
+fn a_context_says_what_computes() {
+    let cpu = Context::cpu(Isa::PORTABLE, 3);
+    assert_eq!((cpu.describe(), cpu.threads(), cpu.memory().device()), ("portable", 3, Device::Cpu));
+    assert_eq!((cpu.rows_at_once(), cpu.device_memory().unwrap().is_none()), (256, true));
+    assert!(cpu.record_event().unwrap().is_none() && cpu.range("x").is_none());
+    let fewer = cpu.with_threads(2);
+    let _weights = Tensor::zeros(cpu.memory(), &[4], DType::F32);
+    assert_eq!((fewer.threads(), fewer.describe(), fewer.memory().usage().len()), (2, "portable", 0));
+    let checked = Context::cpu_checked(Isa::AMX_EMULATED, 1);
+    assert_eq!((checked.describe(), checked.memory().device()), ("amx-emulated", Device::CpuChecked));
+    assert_eq!(checked.with_threads(2).memory().device(), Device::CpuChecked);
+    assert_eq!(Context::meta().memory().device(), Device::Meta);
+    for (context, formula) in [(&cpu, "bf16-chain"), (&checked, "bf16-amx")] {
+        assert_eq!(context.arithmetic(DType::Bf16), formula);
+        assert_eq!((context.arithmetic(DType::F32), context.arithmetic(DType::U32)), ("f32", "f32"));
+    }
+    let clone = cpu.clone();
+    assert_eq!(clone.memory().usage()["other"].bytes, 16, "clones share the ledger");
+}
+
+#[test]
+fn gates_are_fused_on_tiles_in_bf16_where_both_halves_are_whole_panels() {
+    let memory = Memory::new(Device::Cpu);
+    for (isa, dtype, rows, fuses) in [
+        (Isa::AMX_EMULATED, DType::Bf16, 64, true),
+        (Isa::AMX_EMULATED, DType::Bf16, 128, true),
+        (Isa::AMX_EMULATED, DType::Bf16, 96, false),
+        (Isa::AMX_EMULATED, DType::F32, 64, false),
+        (Isa::PORTABLE, DType::Bf16, 64, false),
+    ] {
+        let weight = Matrix::zeros_of(&memory, rows, 4, dtype);
+        assert_eq!(Context::cpu(isa, 1).fuses_gates(&weight), fuses, "{isa:?} {dtype:?} {rows}");
+    }
+}
+
+#[test]
+fn threads_are_given_or_as_many_as_the_process_may_use() {
+    let context = Context::from_env_with(Some(Device::Cpu), Some(2)).unwrap();
+    assert_eq!((context.threads(), context.memory().device()), (2, Device::Cpu));
+    assert_eq!(Context::from_env_with(Some(Device::Meta), Some(1)).unwrap().memory().device(), Device::Meta);
+    let refused = Context::from_env_with(Some(Device::Cpu), Some(4097)).err().unwrap().to_string();
+    assert_eq!(refused, "threads: 4097 is more than 4096; as many as the machine has cores are best");
+    if std::env::var_os("LOCKSTEP_THREADS").is_none() {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        assert_eq!(threads_from_env().unwrap(), cores);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it locks files")]
+fn shared_cores_are_held_while_it_computes_and_released_before_it_waits() {
+    let dir = std::env::temp_dir().join(format!("lockstep-context-cores-{}", std::process::id()));
+    let tokens = CoreTokens::create(&dir, 3).unwrap();
+    let context = Context::cpu(Isa::PORTABLE, 2);
+    context.release_cores();
+    context.share_cores(tokens.clone());
+    let (x, w) = (Tensor::zeros(context.memory(), &[2, 4], DType::F32), Matrix::zeros(context.memory(), 3, 4));
+    let mut y = Tensor::zeros(context.memory(), &[2, 3], DType::F32);
+    let free = || tokens.acquire(9).unwrap().count();
+    assert_eq!(free(), 3);
+    let forward = crate::ops::linear::Forward { x: x.view(), w: &w, bias: None, y: y.view_mut(), accumulate: false };
+    crate::ops::linear::forward(&context, forward).unwrap();
+    assert_eq!(free(), 1, "two threads hold two cores");
+    context.release_cores();
+    assert_eq!(free(), 3);
+    std::fs::remove_dir_all(&dir).unwrap();
+}

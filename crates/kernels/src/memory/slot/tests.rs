@@ -1,0 +1,235 @@
+//! The header, the room and the seals of a slot; `tests/slots.rs` tests slots between processes.
+
+use super::*;
+use crate::{DType, Device, Tensor};
+use std::os::unix::fs::FileExt;
+
+fn options(layout: &str, bytes: usize) -> SlotOptions<'_> {
+    SlotOptions { run: [7; 16], layout, bytes, dir: None, sealed_later: false }
+}
+
+fn contents(checksum: Option<u64>) -> Contents {
+    Contents { number: 0x0102_0304, version: 5, lineage: [9; 16], checksum }
+}
+
+#[test]
+fn the_data_begins_on_the_page_after_header_and_layout() {
+    for (layout, bytes, data) in [
+        (0, 64, 4096),
+        (4096 - 128, 64, 4096),
+        (4096 - 127, 64, 8192),
+        (0, (2 << 20) - 64, 4096),
+        (0, 2 << 20, 2 << 20),
+        ((2 << 20) - 127, 2 << 20, 4 << 20),
+    ] {
+        let text = "x".repeat(layout);
+        let head = Head::new(&options(&text, bytes));
+        assert_eq!((head.data, head.bytes, head.run, head.layout == text), (data, bytes, [7; 16], true), "{layout}");
+    }
+}
+
+#[test]
+fn a_header_lies_where_readers_look_for_it() {
+    let head = Head::new(&options("one f32 [3]\n", 192));
+    let bytes = head.encode(&contents(Some(0x11)));
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert_eq!(&bytes[..8], b"LSSLOT\0\x01");
+    assert_eq!([8, 16, 24, 32].map(word), [4096, 192, 12, twox_hash::XxHash3_64::oneshot(b"one f32 [3]\n")]);
+    assert_eq!((&bytes[40..56], &bytes[56..72]), (&[7; 16][..], &[9; 16][..]));
+    assert_eq!(([72, 80, 88].map(word), bytes[96]), ([0x0102_0304, 5, 0x11], 1));
+    assert_eq!((&bytes[97..120], word(120)), (&[0; 23][..], twox_hash::XxHash3_64::oneshot(&bytes[..120])));
+    let without = head.encode(&contents(None));
+    assert_eq!((&without[88..96], without[96]), (&[0; 8][..], 0));
+}
+
+/// A file with a header, `layout` and so many bytes in all.
+fn file(name: &str, header: &[u8], layout: &str, length: u64) -> std::fs::File {
+    let path = std::env::temp_dir().join(format!("lockstep-header-{}-{name}", std::process::id()));
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    file.write_all_at(header, 0).unwrap();
+    file.write_all_at(layout.as_bytes(), 128).unwrap();
+    file.set_len(length).unwrap();
+    file
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it writes files")]
+fn a_header_is_read_back_or_refused_with_a_reason() {
+    let head = Head::new(&options("one\n", 192));
+    for contents in [contents(Some(3)), contents(None), Contents { number: WRITING, ..Contents::default() }] {
+        let (read, found) = Head::read(&file("good", &head.encode(&contents), "one\n", 4096 + 192)).unwrap();
+        assert_eq!((read.data, read.bytes, read.run, read.layout.as_str()), (4096, 192, [7; 16], "one\n"));
+        assert_eq!(found, contents);
+        assert_eq!(read.layout_hash(), head.layout_hash());
+    }
+    let good = head.encode(&contents(None));
+    // Changes words of the header, and makes its checksum fit again.
+    let changed = |words: &[(usize, u64)]| {
+        let mut header = good;
+        for (at, word) in words {
+            header[*at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        let sum = twox_hash::XxHash3_64::oneshot(&header[..120]);
+        header[120..].copy_from_slice(&sum.to_le_bytes());
+        header
+    };
+    let mut flipped = good;
+    flipped[72] ^= 1;
+    let (short, sizes) = ("it is shorter than its header says", "its sizes are too large");
+    let other = "its layout does not have the hash of its header";
+    for (name, header, layout, length, message) in [
+        ("magic", changed(&[(0, 1)]), "one\n", 4288, "it is no slot of weights of this version of Lockstep"),
+        ("flipped", flipped, "one\n", 4288, "its header does not have its checksum"),
+        ("short", good, "one\n", 4287, short),
+        ("offset", changed(&[(8, 4097)]), "one\n", 9000, short),
+        ("inside", changed(&[(8, 0)]), "one\n", 4288, short),
+        ("length", changed(&[(24, 4096 - 127)]), "one\n", 4288, short),
+        ("sizes", changed(&[(16, u64::MAX)]), "one\n", 4288, sizes),
+        ("layout", good, "two\n", 4288, other),
+        ("shorter layout", changed(&[(24, 3)]), "one\n", 4288, other),
+    ] {
+        let error = Head::read(&file(name, &header, layout, length)).unwrap_err();
+        assert_eq!((error.to_string().as_str(), error.kind()), (message, std::io::ErrorKind::InvalidData), "{name}");
+    }
+    let empty = Head::read(&file("empty", &[], "", 100)).unwrap_err();
+    assert_eq!(empty.kind(), std::io::ErrorKind::UnexpectedEof);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it maps files")]
+fn allocations_follow_each_other_until_there_is_no_room() {
+    let slot = SlotWriter::create(options("l\n", 256)).unwrap();
+    let ledger = Memory::new(Device::Cpu);
+    let memory = slot.memory(&ledger).unwrap();
+    let live = || slot.0.live.load(Ordering::SeqCst);
+    let tensors: Vec<Tensor> = [1, 16, 17].map(|len| Tensor::zeros(&memory, &[len], DType::F32)).into();
+    memory.check().unwrap();
+    assert_eq!((live(), ledger.usage()["other"].bytes), (3, 4 * 34));
+    let start = slot.0.map.as_mut_ptr().addr() + slot.0.head.data;
+    let cpu = crate::device::Cpu::new(crate::Isa::PORTABLE, 1, Device::Cpu).unwrap();
+    let at: Vec<usize> = tensors.iter().map(|t| t.view().f32(&cpu).as_ptr().addr() - start).collect();
+    assert_eq!(at, [0, 64, 128], "aligned to 64");
+    let _none = Tensor::zeros(&memory, &[1], DType::F32);
+    assert_eq!(memory.check().unwrap_err().to_string(), "out of memory: other: 4 bytes could not be had");
+    drop(tensors);
+    assert_eq!(live(), 0);
+    let message = slot.memory(&ledger).err().unwrap().to_string();
+    assert!(message.ends_with(": its memory was given out already"), "{message}");
+    let other = slot.clone().memory(&Memory::new(Device::CpuChecked)).err().unwrap().to_string();
+    assert!(other.contains("given out already"), "once, whatever the device: {other}");
+    let fresh = SlotWriter::create(options("l\n", 64)).unwrap();
+    let message = fresh.memory(&Memory::new(Device::CpuChecked)).err().unwrap().to_string();
+    assert_eq!(message, "weights in shared memory are for the CPU, and this is cpu-checked");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it maps files")]
+fn a_memfd_is_sealed_as_far_as_its_use_allows() {
+    use rustix::fs::{SealFlags, fcntl_get_seals};
+    let seals = |slot: &SlotWriter| fcntl_get_seals(&slot.0.place.file).unwrap();
+    let length = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+    let slot = SlotWriter::create(options("l\n", 64)).unwrap();
+    assert_eq!(seals(&slot), length | SealFlags::SEAL);
+    let later = SlotWriter::create(SlotOptions { sealed_later: true, ..options("l\n", 64) }).unwrap();
+    assert_eq!(seals(&later), length);
+    let path = later.path().to_owned();
+    let second = later.clone();
+    let message = later.seal(Contents::default(), false).err().unwrap().to_string();
+    assert_eq!(message, format!("weights in {}: sealed while somebody holds it", path.display()));
+    let reader = second.seal(Contents { number: 3, ..Contents::default() }, true).unwrap();
+    let sealed = fcntl_get_seals(std::fs::File::open(reader.path()).unwrap()).unwrap();
+    assert_eq!(sealed, length | SealFlags::WRITE | SealFlags::SEAL);
+    let pin = reader.pin().unwrap().unwrap();
+    assert_eq!((pin.contents().number, pin.contents().checksum), (3, Some(twox_hash::XxHash3_64::oneshot(&[0; 64]))));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it maps files")]
+fn a_reader_knows_the_slot_and_what_differs_from_its_own_layout() {
+    let mut slot = SlotFiller::create(options("a f32 [1]\nb f32 [2]\n", 128)).unwrap();
+    assert!(slot.try_lock().unwrap(), "it is locked already");
+    slot.write_at(0, &[1; 64]).unwrap();
+    slot.write_at(64, &[2; 64]).unwrap();
+    let says = |result: Result<()>| result.unwrap_err().to_string().split_once(": ").unwrap().1.to_owned();
+    assert_eq!(says(slot.write_at(65, &[0; 64])), "has 128 bytes: 64 from 65 on do not fit");
+    assert_eq!(says(slot.write_at(usize::MAX, &[0; 2])), format!("has 128 bytes: 2 from {} on do not fit", usize::MAX));
+    slot.publish(contents(None)).unwrap();
+    let reader = SlotReader::open(slot.path()).unwrap();
+    assert_eq!((reader.run(), reader.layout(), reader.bytes()), ([7; 16], "a f32 [1]\nb f32 [2]\n", 128));
+    assert_eq!(reader.path(), slot.path());
+    reader.expect_layout("a f32 [1]\nb f32 [2]\n").unwrap();
+    let hash = |layout: &str| twox_hash::XxHash3_64::oneshot(layout.as_bytes());
+    for (layout, theirs, own) in [
+        ("a f32 [1]\nb f32 [3]\n", "b f32 [2]", "b f32 [3]"),
+        ("a f32 [1]\n", "b f32 [2]", "nothing"),
+        ("a f32 [1]\nb f32 [2]\nc f32 [1]\n", "nothing", "c f32 [1]"),
+        ("a f32 [1]\nb f32 [2]", "", ""),
+    ] {
+        let expected = format!(
+            "holds weights of another layout: {:016x}, expected {:016x}; the first difference: `{theirs}`, expected \
+             `{own}`. Reader and writer need the same model, dtype and program",
+            hash("a f32 [1]\nb f32 [2]\n"),
+            hash(layout)
+        );
+        assert_eq!(says(reader.expect_layout(layout)), expected);
+    }
+    let pin = reader.pin().unwrap().unwrap();
+    assert_eq!(says(pin.audit()), "was published without a checksum");
+    let mut two = [0; 2];
+    pin.read_at(63, &mut two).unwrap();
+    assert_eq!(two, [1, 2]);
+    assert_eq!(says(pin.read_at(127, &mut two)), "has 128 bytes: 2 from 127 on are not there");
+    assert!(!slot.try_lock().unwrap(), "pinned");
+    drop(pin);
+    assert!(slot.try_lock().unwrap());
+    assert!(reader.pin().unwrap().is_none(), "it is being written");
+    slot.publish(contents(Some(0))).unwrap();
+    let pin = reader.pin().unwrap().unwrap();
+    pin.audit().unwrap();
+    // Memory of a pin counts for a part of its own and is read alone.
+    let ledger = Memory::new(Device::Cpu);
+    let tensor = Tensor::zeros(&pin.memory(&ledger.part("weights")).unwrap(), &[16], DType::F32);
+    assert_eq!(
+        ledger.usage().into_iter().map(|(part, usage)| (part, usage.bytes)).collect::<Vec<_>>(),
+        [("mapped weights", 64)]
+    );
+    assert_eq!(tensor.to_vec_f32(), [f32::from_le_bytes([1; 4]); 16]);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it writes files")]
+fn only_files_of_writers_that_are_gone_are_removed() {
+    let dir = std::env::temp_dir().join(format!("lockstep-left-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    // No process has a number above the largest.
+    let (gone, own) = (4_194_305, std::process::id());
+    let kept = [
+        format!("lockstep-01234567-{own}-0"),
+        format!("lockstep-0123456-{gone}-0"),
+        format!("lockstep-012345678-{gone}-0"),
+        format!("other-01234567-{gone}-0"),
+        format!("lockstep-01234567-{gone}"),
+        format!("lockstep-01234567-{gone}-0-1"),
+        format!("lockstep-01234567-{gone}-x"),
+        "lockstep-01234567-x-0".to_owned(),
+    ];
+    let removed = [format!("lockstep-01234567-{gone}-0"), format!("lockstep-89abcdef-{gone}-12")];
+    kept.iter().chain(&removed).for_each(|name| std::fs::write(dir.join(name), "").unwrap());
+    let slot = SlotWriter::create(SlotOptions { dir: Some(&dir), ..options("l\n", 64) }).unwrap();
+    let mut names: Vec<String> =
+        std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    let made = slot.path().file_name().unwrap().to_str().unwrap().to_owned();
+    assert!(made.starts_with(&format!("lockstep-07070707-{own}-")), "{made}");
+    let mut expected = [&kept[..], std::slice::from_ref(&made)].concat();
+    expected.sort();
+    assert_eq!(names, expected);
+    // A file that is sealed becomes read-only.
+    let reader = slot.seal(Contents::default(), false).unwrap();
+    assert!(std::fs::metadata(reader.path()).unwrap().permissions().readonly());
+    drop(reader);
+    assert!(!dir.join(made).exists());
+    std::fs::remove_dir_all(&dir).unwrap();
+}

@@ -1,0 +1,126 @@
+//! Every operation refuses each argument of a wrong dtype, shape or number of dimensions, and the message names the
+//! operation and the argument. A call with right arguments counts its floating-point operations and bytes.
+//! (`attention/tests/arguments.rs` has the table of attention.)
+
+use crate::DType::{Bf16, F32, U32};
+use crate::context::counted;
+use crate::{Context, DType, Isa, Result, Tensor};
+
+mod matmuls;
+mod steps;
+
+/// A tensor argument, as it is right.
+struct Arg {
+    name: &'static str,
+    shape: &'static [usize],
+    /// The dtype that is expected, and all dtypes that are taken.
+    dtype: DType,
+    takes: &'static [DType],
+    /// The elements of a u32 tensor; zeros if there are fewer.
+    data: &'static [u32],
+    /// What is blamed for one more element along each axis: "" the argument itself, "-" nothing, the name of another
+    /// argument, or the whole message.
+    blames: &'static [&'static str],
+    /// Whether the shapes of other arguments follow from this one.
+    leads: bool,
+    /// Whether a wrong number of dimensions is tried.
+    deepens: bool,
+}
+
+fn f32(name: &'static str, shape: &'static [usize]) -> Arg {
+    Arg { name, shape, dtype: F32, takes: &[F32], data: &[], blames: &[], leads: false, deepens: true }
+}
+
+/// f32 or bf16.
+fn floats(name: &'static str, shape: &'static [usize]) -> Arg {
+    Arg { takes: &[F32, Bf16], ..f32(name, shape) }
+}
+
+fn ids(name: &'static str, shape: &'static [usize], data: &'static [u32]) -> Arg {
+    Arg { dtype: U32, takes: &[U32], data, ..f32(name, shape) }
+}
+
+impl Arg {
+    fn blames(self, blames: &'static [&'static str]) -> Arg {
+        Arg { blames, ..self }
+    }
+    fn leads(self) -> Arg {
+        Arg { leads: true, ..self }
+    }
+    fn of(&self, ctx: &Context, shape: &[usize], dtype: DType) -> Tensor {
+        let mut tensor = Tensor::zeros(ctx.memory(), shape, dtype);
+        if dtype == U32 {
+            let mut data = self.data.to_vec();
+            data.resize(shape.iter().product(), 0);
+            tensor.view_mut().copy_from_u32(&data);
+        }
+        tensor
+    }
+}
+
+/// Calls `run`, the operation `op`, with right arguments, which must count `[FLOPs, bytes]`; then with one of them
+/// wrong.
+#[track_caller]
+fn check<const N: usize>(
+    op: &str,
+    counts: [usize; 2],
+    args: [Arg; N],
+    run: impl Fn(&Context, [&mut Tensor; N]) -> Result<()>,
+) {
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
+    let with = |wrong: Option<(usize, Tensor)>| {
+        let mut all = args.each_ref().map(|arg| arg.of(&ctx, arg.shape, arg.dtype));
+        if let Some((i, wrong)) = wrong {
+            all[i] = wrong;
+        }
+        run(&ctx, all.each_mut()).err().map(|error| error.to_string())
+    };
+    let before = counted();
+    assert_eq!(with(None), None, "{op} with right arguments");
+    let after = counted();
+    assert_eq!([after.0 - before.0, after.1 - before.1], counts.map(|n| n as u64), "what {op} counts");
+
+    for (i, arg) in args.iter().enumerate() {
+        let Arg { name, shape, .. } = *arg;
+        for dtype in [F32, Bf16, U32].into_iter().filter(|dtype| !arg.takes.contains(dtype)) {
+            let expected = format!("{op}: {name} is {dtype:?}, expected {:?}", arg.dtype);
+            assert_eq!(with(Some((i, arg.of(&ctx, shape, dtype)))), Some(expected));
+        }
+        for axis in 0..shape.len() {
+            let mut longer = shape.to_vec();
+            longer[axis] += 1;
+            let what = format!("{op} with {name} {longer:?}");
+            let said = with(Some((i, arg.of(&ctx, &longer, arg.dtype))));
+            let blamed = arg.blames.get(axis).copied().unwrap_or("");
+            match args.iter().find(|arg| arg.name == blamed) {
+                _ if blamed == "-" => assert_eq!(said, None, "{what}"),
+                _ if blamed.is_empty() => {
+                    let expected = format!("{op}: {name} has shape {longer:?}, expected {shape:?}");
+                    assert_eq!(said, Some(expected));
+                }
+                Some(other) => {
+                    let start = format!("{op}: {blamed} has shape {:?}, expected [", other.shape);
+                    assert!(said.as_ref().is_some_and(|said| said.starts_with(&start)), "{what}: {said:?}");
+                }
+                None => assert_eq!(said, Some(format!("{op}: {blamed}")), "{what}"),
+            }
+        }
+        if !arg.deepens {
+            continue;
+        }
+        let deeper = [&[1][..], shape].concat();
+        let expected = if arg.leads { "two dimensions".to_owned() } else { format!("{shape:?}") };
+        let said = with(Some((i, arg.of(&ctx, &deeper, arg.dtype))));
+        assert_eq!(said, Some(format!("{op}: {name} has shape {deeper:?}, expected {expected}")));
+    }
+}
+
+/// The error of a call, as text.
+#[track_caller]
+fn refused(result: Result<()>) -> String {
+    result.expect_err("a call with wrong arguments").to_string()
+}
+
+fn zeros(ctx: &Context, shape: &[usize], dtype: DType) -> Tensor {
+    Tensor::zeros(ctx.memory(), shape, dtype)
+}

@@ -1,0 +1,295 @@
+//! What attention on the CPU is made of: the mask cut into blocks, the layouts of pages, and the small matmul.
+
+use super::formula::Arithmetic;
+use super::*;
+use crate::ops::attention::gradients::rows_of_tile;
+use crate::ops::attention::matmul::{Matmul, Right};
+use crate::ops::attention::pages;
+use crate::ops::attention::places::{mask_blocks, span};
+use crate::simd::Element;
+use crate::tensor::rounded_to_bf16;
+use half::bf16;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+#[test]
+fn spans_are_what_all_and_what_any_have() {
+    assert_eq!(span([2..5, 3..9].into_iter()), (3..5, 2..9));
+    assert_eq!(span([3..9, 2..5].into_iter()), (3..5, 2..9));
+    // Nothing in common: empty, from the largest start.
+    assert_eq!(span([0..2, 5..7].into_iter()), (5..5, 0..7));
+    assert_eq!(span(std::iter::once(4..6)), (4..6, 4..6));
+}
+
+/// The matmuls of rows and slots, in their order.
+fn blocks(rows: Range<usize>, per: usize, slots: impl Fn(usize) -> Range<usize>) -> Vec<[Range<usize>; 2]> {
+    let mut all = Vec::new();
+    mask_blocks(rows, per, slots, |rows, slots| all.push([rows, slots]));
+    all
+}
+
+#[test]
+fn a_mask_is_cut_into_rectangles() {
+    assert!(blocks(0..0, 2, |_| 0..64).is_empty());
+    assert_eq!(blocks(3..53, 2, |_| 5..64), [[3..53, 5..64]], "all see the same");
+    // Causal, two query heads: three rows at a time.
+    let causal = [
+        [10..13, 0..1],
+        [11..12, 1..2],
+        [12..13, 1..3],
+        [13..16, 0..4],
+        [14..15, 4..5],
+        [15..16, 4..6],
+        [16..17, 0..7],
+    ];
+    assert_eq!(blocks(10..17, 2, |row| 0..row - 9), causal);
+    // A window of three: what only the first row of two sees comes before, what only the second one sees after.
+    let window = [[0..1, 0..1], [0..2, 1..3], [1..2, 3..4], [2..3, 2..3], [2..4, 3..5], [3..4, 5..6]];
+    assert_eq!(blocks(0..4, 3, |row| row..row + 3), window);
+    // As many heads as six queries, or more: row by row.
+    let alone = [[0..1, 0..1], [1..2, 0..2], [2..3, 0..3]];
+    assert_eq!(blocks(0..3, 6, |row| 0..row + 1), alone);
+    assert_eq!(blocks(0..3, 9, |row| 0..row + 1), alone);
+    // Rows that have no slot in common.
+    assert_eq!(blocks(0..2, 3, |row| [0..2, 5..7][row].clone()), [[0..1, 0..2], [1..2, 5..7]]);
+    assert_eq!(blocks(0..2, 3, |row| [5..7, 0..2][row].clone()), [[1..2, 0..2], [0..1, 5..7]]);
+}
+
+#[test]
+fn a_query_sees_itself_and_what_its_window_reaches() {
+    let g = |window| geometry(1, 1, 8, window);
+    assert_eq!([None, Some(1), Some(3), Some(6), Some(9)].map(|w| g(w).seen(5)), [0..6, 5..6, 3..6, 0..6, 0..6]);
+    assert_eq!([0, 1, 2].map(|block| g(None).slots(70, block)), [0..64, 0..7, 0..0]);
+    assert_eq!([0, 1, 2].map(|block| g(None).slots(127, block)), [0..64, 0..64, 0..0]);
+    assert_eq!([0, 1, 2].map(|block| g(Some(3)).slots(65, block)), [63..64, 0..2, 0..0]);
+    // Past the window nothing is left of a block.
+    assert_eq!([0, 1, 2].map(|block| g(Some(3)).slots(70, block)), [64..64, 4..7, 0..0]);
+    assert_eq!((geometry(6, 3, 20, None).width(), geometry(6, 3, 20, None).group()), (240, 2));
+}
+
+#[test]
+fn tiles_have_about_36_queries() {
+    let of = |heads, kv_heads| rows_of_tile(&geometry(heads, kv_heads, 8, None));
+    assert_eq!((of(1, 1), of(2, 1), of(14, 2), of(36, 1), of(37, 1), of(80, 1)), (36, 18, 5, 1, 1, 1));
+}
+
+#[test]
+fn pages_have_the_documented_layouts() {
+    assert_eq!([1, 31, 32, 33, 64].map(pages::padded), [32, 32, 32, 64, 64]);
+    assert_eq!([16, 31, 32, 33, 64, 80].map(pages::kept), [false, false, true, false, true, false]);
+    for (isa, dtype, hd, expected) in [
+        (Isa::DOTS_EMULATED, DType::Bf16, 8, true),
+        (Isa::DOTS_EMULATED, DType::Bf16, 10, true),
+        (Isa::DOTS_EMULATED, DType::Bf16, 9, false),
+        (Isa::DOTS_EMULATED, DType::F32, 8, false),
+        (Isa::PORTABLE, DType::Bf16, 8, false),
+    ] {
+        assert_eq!(pages::in_pairs(isa, dtype, hd), expected, "{isa:?} {dtype:?} {hd}");
+    }
+    let hd = 6;
+    for (slot, i) in (0..BLOCK).flat_map(|slot| (0..hd).map(move |i| (slot, i))) {
+        // Keys [hd, 64] and values [64, hd]; as pairs [hd/2][64][2] and [64/2][hd][2].
+        assert_eq!(pages::key(false, slot, i), i * 64 + slot);
+        assert_eq!(pages::value(false, hd, slot, i), slot * hd + i);
+        assert_eq!(pages::key(true, slot, i), (i / 2) * 128 + slot * 2 + i % 2);
+        assert_eq!(pages::value(true, hd, slot, i), (slot / 2) * 2 * hd + i * 2 + slot % 2);
+    }
+}
+
+/// A head_dim that is odd has no pairs; the formula is the same.
+#[test]
+fn an_odd_number_of_dimensions_is_computed_too() {
+    let (g, groups) = (geometry(3, 1, 9, None), vec![(70, vec![3, 2])]);
+    let l = of(&groups, 1);
+    let (qkv, d_out) = inputs(&g, &l);
+    let qkv = rounded_to_bf16(&qkv);
+    let (mut out, mut lse) = (Vec::new(), Vec::new());
+    for (keys, head) in l.keys.iter().flat_map(|keys| (0..g.heads).map(move |head| (keys, head))) {
+        let (o, s) = emulated(&g, &qkv, keys, head, formula::BF16);
+        out.extend(rounded_to_bf16(&o));
+        lse.push(s);
+    }
+    let mut first = None;
+    for isa in [Isa::PORTABLE, Isa::DOTS_EMULATED] {
+        let run = Run::of(DType::Bf16, &Context::cpu(isa, 2), g, &l, &qkv);
+        assert!(run.all() == (out.clone(), lse.clone()), "{isa:?}");
+        let formula = || emulated_backward(&run, &qkv, [&out, &lse, &d_out], formula::BF16);
+        assert!(run.backward(&d_out) == *first.get_or_insert_with(formula), "{isa:?}");
+    }
+}
+
+/// Of each arithmetic one: dtype, instruction set, formula.
+const KINDS: [(DType, Isa, Arithmetic); 4] = [
+    (DType::F32, Isa::PORTABLE, formula::F32),
+    (DType::Bf16, Isa::PORTABLE, formula::BF16),
+    (DType::Bf16, Isa::DOTS_EMULATED, formula::BF16),
+    (DType::Bf16, Isa::AMX_EMULATED, formula::TILES),
+];
+
+/// Two sequences of one group: page 1 is the first block of one and the second block of the other, whose window does
+/// not reach its own first block.
+#[test]
+fn a_page_may_serve_as_two_blocks() {
+    let keys = |row: usize| -> Vec<usize> {
+        let written: Vec<usize> = (0..=row).collect();
+        if row < 4 { written } else { [vec![0; BLOCK], written].concat() }
+    };
+    let l = Layout {
+        positions: vec![0, 1, 2, 3, 68, 69, 70, 71],
+        tables_of_rows: vec![0, 0, 0, 0, 1, 1, 1, 1],
+        tables: vec![1, 0, 0, 1],
+        table_len: 2,
+        write_rows: (0..8).collect(),
+        write_slots: (64..72).collect(),
+        groups: vec![0, 8],
+        blocks: 2,
+        keys: (0..8).map(keys).collect(),
+    };
+    for head_dim in [8, 32] {
+        let g = geometry(4, 2, head_dim, Some(5));
+        let (qkv, d_out) = inputs(&g, &l);
+        let qkv = rounded_to_bf16(&qkv);
+        for (dtype, isa, arithmetic) in KINDS {
+            let run = Run::of(dtype, &Context::cpu(isa, 2), g, &l, &qkv);
+            let (out, lse) = run.all();
+            for (row, head) in (0..8).flat_map(|row| (0..g.heads).map(move |head| (row, head))) {
+                let (o, s) = emulated(&g, &qkv, &l.keys[row], head, arithmetic);
+                let o = if dtype == DType::Bf16 { rounded_to_bf16(&o) } else { o };
+                let pair = row * g.heads + head;
+                assert!(out[pair * head_dim..][..head_dim] == o && lse[pair] == s, "{isa:?} {dtype:?} {row} {head}");
+            }
+            let formula = emulated_backward(&run, &qkv, [&out, &lse, &d_out], arithmetic);
+            assert!(run.backward(&d_out) == formula, "{isa:?} {dtype:?} {head_dim}");
+        }
+    }
+}
+
+/// A row may be written to a slot that no row attends to. Its gradient there is 0, whatever was in the workspace.
+#[test]
+fn a_slot_that_no_row_attends_to_has_no_gradient() {
+    for head_dim in [8, 32] {
+        let g = geometry(2, 1, head_dim, None);
+        let plain = layout(&[(0, &[3])], 1);
+        let (qkv, d_out) = inputs(&g, &plain);
+        let qkv = rounded_to_bf16(&qkv);
+        let page = plain.tables[0];
+        let unseen = (0..plain.blocks as u32).find(|&other| other != page).expect("another page");
+        for (dtype, isa, _) in KINDS {
+            let ctx = Context::cpu(isa, 2);
+            let expected = Run::of(dtype, &ctx, g, &plain, &qkv).backward(&d_out);
+            // Of a page that the rows see, and of one that they do not see.
+            let far = [page * 64 + 20, page * 64 + 63];
+            // On tiles what lies between written slots is multiplied by 0, so it would have to be finite.
+            let far = if isa.has_tiles() { &[][..] } else { &far };
+            for &slot in [page * 64 + 3, unseen * 64, unseen * 64 + 9].iter().chain(far) {
+                let mut l = plain.clone();
+                l.write_rows.push(1);
+                l.write_slots.push(slot);
+                let got = Run::of(dtype, &ctx, g, &l, &qkv).backward(&d_out);
+                assert!(got == expected, "{isa:?} {dtype:?} slot {slot} of page {page}");
+            }
+        }
+    }
+}
+
+/// Sizes of a matmul: rows, columns, and the terms of a sum.
+type Sizes = (usize, usize, Range<usize>);
+/// Elements of an operand.
+type Of<'a, B> = &'a dyn Fn(usize, usize) -> B;
+
+/// What `out`, which holds ones, holds afterwards; none if the matmul panics. The operands are as long as they must be,
+/// and longer or shorter by `spare`.
+fn product<B: Right, E: Element>(
+    isa: Isa,
+    (rows, columns, k): Sizes,
+    accumulate: bool,
+    (a, b): (Of<'_, f32>, Of<'_, B>),
+    spare: [isize; 3],
+) -> Option<Vec<f32>> {
+    // Rows of `out` are longer than its columns, those of `b` too, and `a` is transposed.
+    let (b_row, out_row, a_k) = (columns + 2, columns + 3, rows + 1);
+    let elements = k.end.div_ceil(B::TERMS);
+    let lens = [
+        (elements.max(1) - 1) * a_k + rows,
+        (elements.max(1) - 1) * b_row + columns,
+        (rows.max(1) - 1) * out_row + columns,
+    ];
+    let [a_len, b_len, out_len] = [0, 1, 2].map(|i| lens[i].checked_add_signed(spare[i]).expect("a length"));
+    let a: Vec<f32> = (0..a_len).map(|i| a(i % a_k, i / a_k)).collect();
+    let b: Vec<B> = (0..b_len).map(|i| b(i / b_row, i % b_row)).collect();
+    let mut out = vec![1.0; out_len];
+    let (a, b, to) = (&a[..], &b[..], &mut out[..]);
+    let mut matmul = Matmul { a, a_row: 1, a_k, b, b_row, out: to, out_row, rows, columns, k, accumulate };
+    catch_unwind(AssertUnwindSafe(|| matmul.compute::<E>(isa))).ok()?;
+    Some(out)
+}
+
+fn left(m: usize, k: usize) -> f32 {
+    (m * 3 + k * 5) as f32 % 7.0 - 3.0
+}
+
+fn right(k: usize, n: usize) -> f32 {
+    (k * 2 + n * 7) as f32 % 11.0 - 5.0
+}
+
+/// Small whole numbers, so that no order of sums matters.
+fn expected((rows, columns, k): Sizes, accumulate: bool) -> Vec<f32> {
+    let out_row = columns + 3;
+    let mut out = vec![1.0; (rows.max(1) - 1) * out_row + columns];
+    for (m, n) in (0..rows).flat_map(|m| (0..columns).map(move |n| (m, n))) {
+        let start = if accumulate { 1.0 } else { 0.0 };
+        out[m * out_row + n] = k.clone().fold(start, |sum, k| sum + left(m, k) * right(k, n));
+    }
+    out
+}
+
+#[test]
+fn the_small_matmul_computes_its_rows_and_columns_and_no_more() {
+    let isas = || Isa::present().into_iter().filter(|isa| !isa.has_tiles());
+    for (rows, columns) in [(1, 1), (2, 16), (6, 31), (7, 32), (8, 70), (13, 5), (19, 64), (0, 4), (3, 0)] {
+        for (k, accumulate) in [(0..1, false), (0..6, true), (3..8, false), (2..2, true), (2..2, false)] {
+            let sizes = (rows, columns, k.clone());
+            let expected = Some(expected(sizes.clone(), accumulate));
+            for isa in isas() {
+                let of: (Of<'_, f32>, Of<'_, f32>) = (&left, &right);
+                let got = product::<f32, f32>(isa, sizes.clone(), accumulate, of, [0; 3]);
+                assert_eq!(got, expected, "{isa:?} {rows} by {columns}, {k:?}");
+                let narrow = |k, n| bf16::from_f32(right(k, n));
+                let got = product::<bf16, bf16>(isa, sizes.clone(), accumulate, (&left, &narrow), [0; 3]);
+                assert_eq!(got, expected, "{isa:?} {rows} by {columns}, {k:?} in bf16");
+            }
+            // Two terms in an element; of an odd start or end one of them.
+            let word = |m: usize, k: usize| {
+                let [first, second] = [0, 1].map(|i| u32::from(bf16::from_f32(left(m, 2 * k + i)).to_bits()));
+                f32::from_bits(first << 16 | second)
+            };
+            let pair = |k: usize, n: usize| [0, 1].map(|i| bf16::from_f32(right(2 * k + i, n)));
+            let got = product::<[bf16; 2], bf16>(Isa::DOTS_EMULATED, sizes.clone(), accumulate, (&word, &pair), [0; 3]);
+            assert_eq!(got, expected, "{rows} by {columns}, {k:?} in pairs");
+        }
+    }
+}
+
+/// Unchecked reads and writes stand behind these checks.
+#[test]
+fn operands_of_the_small_matmul_that_are_too_short_are_a_panic() {
+    let of: (Of<'_, f32>, Of<'_, f32>) = (&left, &right);
+    for (rows, columns, k) in [(1, 1, 0..1), (5, 3, 0..4), (2, 40, 3..5)] {
+        let with = |spare| product::<f32, f32>(Isa::PORTABLE, (rows, columns, k.clone()), true, of, spare);
+        assert!(with([0; 3]).is_some() && with([1; 3]).is_some());
+        for short in [[-1, 0, 0], [0, -1, 0], [0, 0, -1]] {
+            assert_eq!(with(short), None, "{rows} by {columns}, {k:?}, {short:?}");
+        }
+    }
+    let (word, pair) = (|_: usize, _: usize| 0.0, |_: usize, _: usize| [bf16::ZERO; 2]);
+    for (rows, columns, k) in [(1, 1, 0..2), (5, 3, 0..4), (2, 40, 3..7)] {
+        let with = |spare| {
+            let (isa, sizes) = (Isa::DOTS_EMULATED, (rows, columns, k.clone()));
+            product::<[bf16; 2], bf16>(isa, sizes, true, (&word, &pair), spare)
+        };
+        assert!(with([0; 3]).is_some());
+        for short in [[-1, 0, 0], [0, -1, 0], [0, 0, -1]] {
+            assert_eq!(with(short), None, "{rows} by {columns}, {k:?}, {short:?}");
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The helpers that operations share: checks of arguments, cutting rows into tasks and chunks, and the bound of scratch
+//! memory, which on the emulator is compared with what the operations take.
+
+use super::args::{expect_below, expect_offsets, two_dims};
+use super::lanes::{chunks, rows, rows_of_task};
+use super::{Passes, attention, lm_head, lora, sample};
+use crate::DType::{F32, U32};
+use crate::check::normal;
+use crate::device::cuda::tests::emulated;
+use crate::{Context, Isa, Matrix, Result, Tensor};
+
+#[test]
+fn the_first_index_that_is_too_large_is_named() {
+    let says = |indices: &[u32], end| expect_below("op", "ids", indices, end).err().map(|error| error.to_string());
+    assert_eq!(says(&[], 0), None);
+    assert_eq!(says(&[0, 4, 2], 5), None);
+    assert_eq!(says(&[0, 5, 2, 7], 5).as_deref(), Some("op: ids[1] is 5, which is not below 5"));
+    assert_eq!(says(&[0], 0).as_deref(), Some("op: ids[0] is 0, which is not below 0"));
+}
+
+#[test]
+fn offsets_ascend_from_0_to_the_length() {
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
+    let says = |offsets: &[u32], len| {
+        let offsets = Tensor::from_u32(ctx.memory(), &[offsets.len()], offsets);
+        expect_offsets("op", "segments", offsets.view(), len).err().map(|error| error.to_string())
+    };
+    for (right, len) in [(&[0][..], 0), (&[0, 0], 0), (&[0, 4], 4), (&[0, 0, 3, 3, 4], 4)] {
+        assert_eq!(says(right, len), None, "{right:?}");
+    }
+    for (wrong, len) in [(&[][..], 0), (&[1, 4], 4), (&[0, 3], 4), (&[0, 5], 4), (&[0, 3, 2, 4], 4), (&[4, 0], 0)] {
+        let message = format!("op: segments do not ascend from 0 to {len}");
+        assert_eq!(says(wrong, len), Some(message), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_matrix_has_two_dimensions() {
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
+    let of = |shape: &[usize]| two_dims("op", "x", Tensor::zeros(ctx.memory(), shape, F32).view());
+    assert_eq!(of(&[3, 5]).unwrap(), [3, 5]);
+    for shape in [&[3][..], &[3, 5, 1]] {
+        let message = format!("op: x has shape {shape:?}, expected two dimensions");
+        assert_eq!(of(shape).unwrap_err().to_string(), message);
+    }
+}
+
+#[test]
+fn a_task_has_4096_elements_or_one_row() {
+    let of_width = [(0, 4096), (1, 4096), (3, 1365), (64, 64), (4095, 1), (4096, 1), (4097, 1), (100_000, 1)];
+    for (width, expected) in of_width {
+        assert_eq!(rows_of_task(width), expected, "{width}");
+    }
+    // Ten rows in tasks of four.
+    assert_eq!([0, 1, 2].map(|task| rows(task, 4, 10)), [0..4, 4..8, 8..10]);
+}
+
+#[test]
+fn chunks_of_64_rows_begin_where_segments_do() {
+    let of = |segments: Option<&[u32]>, all| chunks(segments, all).collect::<Vec<_>>();
+    assert_eq!(of(None, 0), []);
+    assert_eq!(of(None, 64), std::iter::once(0..64).collect::<Vec<_>>());
+    assert_eq!(of(None, 130), [0..64, 64..128, 128..130]);
+    assert_eq!(of(Some(&[0, 3, 3, 68, 70]), 70), [0..3, 3..67, 67..68, 68..70]);
+}
+
+/// Each of the four operations that need scratch memory is the largest once.
+#[test]
+fn scratch_memory_is_that_of_the_operation_that_needs_most() {
+    assert_eq!(Passes::default().scratch_bytes(), 4 * 2, "the end of a list of pages");
+    // Logits of 512 rows by 4096 ids at most, and three numbers for each chunk of 512 ids.
+    let scored = Passes { tokens: 3, vocab: 1025, ..Passes::default() };
+    assert_eq!(scored.scratch_bytes(), 4 * (3 * 1025 + 3 * 3 * 3));
+    let scored = Passes { tokens: 700, vocab: 5000, ..Passes::default() };
+    assert_eq!(scored.scratch_bytes(), 4 * (512 * 4096 + 512 * 10 * 3));
+    // What sampling takes for its rows, and for each of them twelve parameters and its tokens.
+    let sampled = Passes { sequences: 7, positions: 90, vocab: 100, ..Passes::default() };
+    assert_eq!(sampled.scratch_bytes(), 4 * (7 * (100 + 3) + 7 * (12 + 90)));
+    let whole = Passes { whole: true, ..sampled };
+    assert_eq!(whole.scratch_bytes(), 4 * (7 * (4 * 100 + 2 * 128 + 3) + 7 * (12 + 90)));
+    // Of each token: a number for each head, and its place in two lists; of each page of 64 positions that it sees two
+    // numbers; of each page two, and two lengths.
+    let attended = Passes { tokens: 11, positions: 129, pages: 13, heads: 5, ..Passes::default() };
+    assert_eq!(attended.scratch_bytes(), 4 * (11 * (5 + 2) + 2 * 11 * 3 + 2 * (13 + 1)));
+    // Of each token x Aᵀ and its gradient, the dropped-out input and the factors.
+    let adapted = Passes { tokens: 11, rank: 24, ..Passes::default() };
+    assert_eq!(adapted.scratch_bytes(), 4 * 11 * 2 * 24);
+    let dropped = Passes { dropped: 31, ..adapted };
+    assert_eq!(dropped.scratch_bytes(), 4 * 11 * 2 * (24 + 31));
+    // In tests at most 512 elements of inputs and as many factors, or those of one row.
+    let dropped = Passes { tokens: 100, ..dropped };
+    assert_eq!(dropped.scratch_bytes(), 4 * 2 * (100 * 24 + 512));
+    let dropped = Passes { dropped: 700, ..dropped };
+    assert_eq!(dropped.scratch_bytes(), 4 * 2 * (100 * 24 + 700));
+    assert_eq!(Passes::staging_bytes(), 4 << 20);
+}
+
+/// Bytes of scratch memory that `run` takes on the emulator, beside the tensors that it is given.
+fn taken(run: impl Fn(&Context, &mut dyn FnMut()) -> Result<()>) -> Option<u64> {
+    let ctx = Context::cuda(emulated(0)?);
+    let peak = || ctx.device_memory().unwrap().unwrap().peak;
+    let mut before = 0;
+    run(&ctx, &mut || before = peak()).unwrap();
+    Some(peak() - before)
+}
+
+fn random(ctx: &Context, shape: &[usize]) -> Tensor {
+    Tensor::from_f32(ctx.memory(), shape, &normal(1, shape.iter().product()))
+}
+
+fn list(ctx: &Context, list: &[u32]) -> Tensor {
+    Tensor::from_u32(ctx.memory(), &[list.len()], list)
+}
+
+#[test]
+fn scoring_takes_no_more_than_that() {
+    let (rows, vocab) = (3, 1025);
+    let of_forward = taken(|ctx, begin| {
+        let (hidden, weight) = (random(ctx, &[rows, 2]), Matrix::zeros(ctx.memory(), vocab, 2));
+        let (targets, mut logps, mut lse) = (list(ctx, &[0, 1024, 512]), random(ctx, &[rows]), random(ctx, &[rows]));
+        begin();
+        let args = lm_head::Forward {
+            hidden: hidden.view(),
+            weight: &weight,
+            targets: targets.view(),
+            inv_temperature: 1.0,
+            logps: logps.view_mut(),
+            lse: lse.view_mut(),
+            entropies: None,
+        };
+        lm_head::forward(ctx, args)
+    });
+    let Some(of_forward) = of_forward else { return };
+    assert_eq!(of_forward, Passes { tokens: rows, vocab, ..Passes::default() }.scratch_bytes());
+    let of_logits = taken(|ctx, begin| {
+        let (hidden, weight) = (random(ctx, &[rows, 2]), Matrix::zeros(ctx.memory(), vocab, 2));
+        let (mut logits, mut lse) = (random(ctx, &[rows, vocab]), random(ctx, &[rows]));
+        begin();
+        let (hidden, logits, lse) = (hidden.view(), logits.view_mut(), lse.view_mut());
+        lm_head::logits(ctx, lm_head::Logits { hidden, weight: &weight, inv_temperature: 1.0, logits, lse })
+    });
+    // The numbers of three chunks, and a column for log-probabilities that nobody reads.
+    assert_eq!(of_logits, Some(4 * 3 * (3 * 3 + 1)));
+}
+
+#[test]
+fn sampling_takes_no_more_than_that() {
+    for top_k in [0, 3] {
+        let history: Vec<u32> = (0..90).collect();
+        // With a penalty, the history is among the parameters.
+        let repetition_penalty = if top_k > 0 { 1.5 } else { 1.0 };
+        let row = sample::RowParams {
+            temperature: 1.0,
+            top_k,
+            repetition_penalty,
+            history: &history,
+            ..sample::RowParams::GREEDY
+        };
+        let taken = taken(|ctx, begin| {
+            let (hidden, weight) = (random(ctx, &[7, 2]), Matrix::zeros(ctx.memory(), 100, 2));
+            let (mut ids, mut logps) = (list(ctx, &[0; 7]), random(ctx, &[7]));
+            begin();
+            let args = sample::Forward {
+                hidden: hidden.view(),
+                weight: &weight,
+                rows: &[row; 7],
+                packed: None,
+                ids: ids.view_mut(),
+                logps: logps.view_mut(),
+                truncated_logps: None,
+            };
+            sample::forward(ctx, args)
+        });
+        let Some(taken) = taken else { return };
+        let of_rows = Passes { sequences: 7, vocab: 100, positions: 90, whole: top_k > 0, ..Passes::default() };
+        let bound = of_rows.scratch_bytes();
+        if top_k > 0 {
+            assert_eq!(taken, bound);
+        } else {
+            // Without a penalty the history is not copied; four empty buffers have a word each.
+            assert_eq!(taken, bound - 4 * 7 * 90 + 4 * 4);
+        }
+    }
+}
+
+#[test]
+fn attention_takes_no_more_than_that() {
+    let geometry = attention::Geometry { heads: 3, kv_heads: 1, head_dim: 2, scale: 1.0, window: None };
+    // One sequence of 70 tokens in two pages.
+    let (t, width) = (70, 5 * 2);
+    let taken = taken(|ctx, begin| {
+        let zeros = |shape: &[usize]| Tensor::zeros(ctx.memory(), shape, F32);
+        let (qkv, mut d_qkv) = (random(ctx, &[t, width]), zeros(&[t, width]));
+        let ([keys, mut d_keys], [values, mut d_values]) =
+            ([(); 2].map(|()| zeros(&[2, 1, 2, 64])), [(); 2].map(|()| zeros(&[2, 1, 64, 2])));
+        let (out, lse) = (zeros(&[t, 3 * 2]), zeros(&[t, 3]));
+        let ascending: Vec<u32> = (0..t as u32).collect();
+        let (positions, of_rows, groups) = (list(ctx, &ascending), list(ctx, &vec![0; t]), list(ctx, &[0, t as u32]));
+        let tables = Tensor::from_u32(ctx.memory(), &[1, 2], &[0, 1]);
+        begin();
+        let args = attention::Backward {
+            qkv: qkv.view(),
+            geometry,
+            rows: attention::Rows {
+                positions: positions.view(),
+                tables_of_rows: of_rows.view(),
+                tables: tables.view(),
+            },
+            pages: attention::Pages { keys: keys.view(), values: values.view() },
+            write_rows: positions.view(),
+            write_slots: positions.view(),
+            out: out.view(),
+            lse: lse.view(),
+            d_out: out.view(),
+            d_qkv: d_qkv.view_mut(),
+            d_pages: attention::PagesMut { keys: d_keys.view_mut(), values: d_values.view_mut() },
+            groups: groups.view(),
+        };
+        attention::backward(ctx, args)
+    });
+    let Some(taken) = taken else { return };
+    let bound = Passes { tokens: t, positions: t, pages: 2, heads: 3, ..Passes::default() }.scratch_bytes();
+    // The first 64 tokens see one page, not two; and one length is one word more than there is.
+    assert_eq!(taken, bound - 4 * (2 * 64 + 1));
+}
+
+#[test]
+fn adapters_take_no_more_than_that() {
+    let rank = 3;
+    // All rows at once; of many rows sixteen, as many as fit; of wide rows one.
+    for (p, m, k) in [(None, 11, 31), (Some(0.5), 11, 31), (Some(0.5), 40, 31), (Some(0.5), 2, 600)] {
+        let taken = taken(|ctx, begin| {
+            let matrix = |rows: usize, cols: usize| Matrix::zeros(ctx.memory(), rows, cols);
+            let (a, b, mut d_a, mut d_b) = (matrix(rank, k), [matrix(2, rank)], matrix(rank, k), [matrix(2, rank)]);
+            let adapter = lora::Adapter { a: &a, b: &b, first: &[0], scale: 1.0 };
+            let (x, d_y, mut d_x) = (random(ctx, &[m, k]), random(ctx, &[m, 2]), random(ctx, &[m, k]));
+            let rows = Tensor::zeros(ctx.memory(), &[m], U32);
+            let dropout = p.map(|p| lora::Dropout { p, key: 1, samples: rows.view(), positions: rows.view() });
+            begin();
+            let (x, d_y, d_x) = (x.view(), d_y.view(), d_x.view_mut());
+            lora::backward(ctx, lora::Backward { x, adapter, dropout, d_y, d_x, d_a: &mut d_a, d_b: &mut d_b })
+        });
+        let Some(taken) = taken else { return };
+        let dropped = if p.is_some() { k } else { 0 };
+        let bound = Passes { tokens: m, rank, dropped, ..Passes::default() }.scratch_bytes();
+        let unused = if m == 40 { 4 * 2 * (512 - 16 * 31) } else { 0 };
+        assert_eq!(taken, bound - unused, "{p:?} {m}");
+    }
+}

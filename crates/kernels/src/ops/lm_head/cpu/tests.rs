@@ -1,0 +1,73 @@
+//! Where the lm head cuts rows and the vocabulary, and how a row's chunks are combined.
+
+use super::*;
+use crate::simd::portable::F32x16;
+use crate::{DType, Device, Memory, Tensor};
+
+#[test]
+fn blocks_of_rows_end_at_steps_of_a_segment() {
+    let of = |rows, segments: Option<&[u32]>| cut(rows, segments);
+    assert_eq!(of(0, None), []);
+    assert_eq!(of(1, None), [(0..1, vec![0, 1])]);
+    assert_eq!(of(512, None), [(0..512, vec![0, 512])]);
+    assert_eq!(of(513, None), [(0..512, vec![0, 512]), (512..513, vec![0, 1])]);
+    // Segments that begin inside a block, at its end, and one that is empty.
+    assert_eq!(of(70, Some(&[0, 1, 1, 40, 70])), [(0..70, vec![0, 1, 40, 70])]);
+    assert_eq!(of(520, Some(&[0, 512, 520])), [(0..512, vec![0, 512]), (512..520, vec![0, 8])]);
+    // Steps of 32 from row 40 on: the last that ends by row 512 ends at 488.
+    assert_eq!(of(600, Some(&[0, 1, 40, 600])), [(0..488, vec![0, 1, 40, 488]), (488..600, vec![0, 112])]);
+    assert_eq!(blocks(3..10, 4).collect::<Vec<_>>(), [3..7, 7..10]);
+    assert_eq!(blocks(3..11, 4).collect::<Vec<_>>(), [3..7, 7..11]);
+    assert_eq!(blocks(3..3, 4).collect::<Vec<_>>(), []);
+}
+
+#[test]
+fn tasks_are_rows_that_fit_into_the_cache() {
+    let memory = Memory::new(Device::Cpu);
+    for (isa, dtype, expected) in [
+        (Isa::PORTABLE, DType::F32, 120),
+        (Isa::PORTABLE, DType::Bf16, 120),
+        (Isa::AMX_EMULATED, DType::F32, 120),
+        (Isa::AMX_EMULATED, DType::Bf16, 256),
+    ] {
+        let cpu = Cpu::new(isa, 1, Device::Cpu).unwrap();
+        let (hidden, weight) = (Tensor::zeros(&memory, &[600, 2], dtype), Matrix::zeros_of(&memory, 1030, 2, dtype));
+        let head = Head::new(&cpu, hidden.view(), &weight);
+        assert_eq!(
+            (head.task_rows, head.width, head.vocab, head.chunks()),
+            (expected, 2, 1030, 3),
+            "{isa:?} {dtype:?}"
+        );
+        assert_eq!([0, 1, 2].map(|chunk| head.ids(chunk)), [0..512, 512..1024, 1024..1030]);
+        assert_eq!(head.blocks().collect::<Vec<_>>(), [0..512, 512..600]);
+        assert_eq!(head.with_partials(7, |partials| partials.len()), 7 * 3 * KEPT);
+        let block = 512..600 + expected;
+        assert_eq!(head.rows_of_task(&block, 0), 512..512 + expected);
+        assert_eq!(head.rows_of_task(&block, 1), 512 + expected..600 + expected);
+    }
+}
+
+#[test]
+fn chunks_of_a_row_are_weighted_by_their_maxima() {
+    let of = |chunks: &[[f32; KEPT]]| {
+        let Row { max, lse, entropy } = combine::<F32x16>(chunks.as_flattened());
+        [max, lse, entropy]
+    };
+    let near = |got: [f32; 3], expected: [f64; 3]| {
+        let near = got.iter().zip(expected).all(|(&got, expected)| (f64::from(got) - expected).abs() < 1e-6);
+        assert!(near, "{got:?} {expected:?}");
+    };
+    // One token is certain.
+    near(of(&[[3.0, 1.0, 0.0]]), [3.0, 3.0, 0.0]);
+    // Two chunks of two equal tokens, then one of tokens that are e^-2 as likely.
+    near(of(&[[1.0, 2.0, 0.0], [1.0, 2.0, 0.0]]), [1.0, 1.0 + 4.0f64.ln(), 4.0f64.ln()]);
+    let total = 2.0 + 2.0 * (-2.0f64).exp();
+    let entropy = total.ln() + 2.0 * (-2.0f64).exp() * 2.0 / total;
+    near(of(&[[-1.0, 2.0, 0.0], [1.0, 2.0, 0.0]]), [1.0, 1.0 + total.ln(), entropy]);
+    near(of(&[[1.0, 2.0, 0.0], [-1.0, 2.0, 0.0]]), [1.0, 1.0 + total.ln(), entropy]);
+    // What is not finite says so.
+    for sum in [f32::INFINITY, f32::NAN, 0.5] {
+        let [_, lse, entropy] = of(&[[1.0, sum, 0.0]]);
+        assert!(lse.is_nan() && entropy.is_nan(), "{sum}");
+    }
+}

@@ -1,0 +1,237 @@
+use super::*;
+use train::ScaleRewards;
+use train::advantages::process::ProcessRewards;
+use train::loss::rloo::RlooConfig;
+
+const ALL: [Algorithm; 6] = [
+    Algorithm::Grpo,
+    Algorithm::Rloo,
+    Algorithm::ReinforcePlusPlus,
+    Algorithm::ReinforcePlusPlusBaseline,
+    Algorithm::Ppo,
+    Algorithm::Distillation,
+];
+
+fn config(algorithm: Algorithm, change: impl FnOnce(&mut Config)) -> Config {
+    let mut config = Config { algorithm, beta: 0.0, ..Config::default() };
+    change(&mut config);
+    config
+}
+
+#[test]
+fn each_algorithm_has_its_own_needs() {
+    let least = |change: fn(&mut Config)| {
+        ALL.map(|algorithm| {
+            let config = config(algorithm, change);
+            config.policy_gradient().least_generations(&config)
+        })
+    };
+    assert_eq!(least(|_| {}), [2, 2, 1, 2, 1, 1]);
+    assert_eq!(least(|c| c.reward_funcs = vec!["unique_chars".into()]), [2, 2, 1, 2, 1, 2]);
+    let of = |read: fn(&'static dyn PolicyGradient, &Config) -> usize| {
+        let change = |c: &mut Config| (c.num_iterations, c.num_ppo_epochs, c.num_mini_batches) = (3, 5, 7);
+        ALL.map(|algorithm| {
+            let config = config(algorithm, change);
+            read(config.policy_gradient(), &config)
+        })
+    };
+    assert_eq!(of(|algorithm, config| algorithm.passes(config)), [3, 3, 3, 3, 5, 3]);
+    assert_eq!(of(|algorithm, config| algorithm.mini_batches(config)), [1, 1, 1, 1, 7, 1]);
+    let without = ALL.map(|algorithm| config(algorithm, |_| {}).policy_gradient().learns_without_rewards());
+    assert_eq!(without, [false, false, false, false, false, true]);
+    let has_values =
+        ALL.map(|algorithm| matches!(config(algorithm, |_| {}).policy_gradient().estimator(), Estimator::ValueModel));
+    assert_eq!(has_values, [false, false, false, false, true, false]);
+    let shown = ALL.map(|algorithm| config(algorithm, |_| {}).policy_gradient().shown_metrics()[1]);
+    assert_eq!(shown[..4], ["reward"; 4]);
+    assert_eq!(shown[5], "distillation/reverse_kl");
+}
+
+#[test]
+fn the_reference_is_there_if_something_needs_it() {
+    let reference = |algorithm, change: fn(&mut Config)| config(algorithm, change).reference().is_some();
+    for algorithm in ALL {
+        let (by_beta, by_kl) =
+            (reference(algorithm, |c| (c.beta, c.kl_coef) = (0.1, 0.0)), reference(algorithm, |c| c.kl_coef = 0.1));
+        let expected = match algorithm {
+            Algorithm::Ppo => (false, true),
+            Algorithm::Distillation => (false, false),
+            _ => (true, false),
+        };
+        assert_eq!((by_beta, by_kl), expected, "{algorithm:?}");
+    }
+    let teacher = config(Algorithm::Distillation, |c| c.teacher_model_name_or_path = Some("t".into()));
+    let expected = Reference::Teacher { key: "teacher_model_name_or_path", name: "t" };
+    assert_eq!(teacher.reference(), Some(expected));
+
+    // A file of rollouts has what the training reads of it, and evaluations have no file.
+    let loads = |ref_logps: bool, change: fn(&mut Config)| {
+        let change = |c: &mut Config| {
+            (c.beta, c.eval_strategy, c.eval_dataset_name) = (0.1, Strategy::Steps, Some("e".into()));
+            change(c);
+        };
+        config(Algorithm::Grpo, change).loads_reference(ref_logps)
+    };
+    assert!(loads(false, |_| {}) && loads(true, |_| {}));
+    assert!(!loads(true, |c| c.eval_dataset_name = None) && loads(false, |c| c.eval_dataset_name = None));
+    assert!(!loads(true, |c| c.eval_strategy = Strategy::No) && !loads(true, |c| c.eval_loss = false));
+    assert!(!loads(false, |c| c.beta = 0.0));
+    let has_loss = ALL.map(|algorithm| config(algorithm, |_| {}).has_eval_loss());
+    assert_eq!(has_loss, [true, true, true, true, false, true]);
+    assert!(!config(Algorithm::Grpo, |c| c.eval_loss = false).has_eval_loss());
+}
+
+#[test]
+fn objectives_have_the_settings_of_the_configuration() {
+    let change = |c: &mut Config| {
+        (c.epsilon, c.epsilon_high, c.beta, c.mask_truncated_completions) = (0.125, Some(0.25), 0.5, true);
+    };
+    let objective = |algorithm| config(algorithm, change).objective();
+    let beta = |algorithm| match objective(algorithm) {
+        Objective::Policy(loss) => Some((loss.beta, loss.epsilon)),
+        _ => None,
+    };
+    use Algorithm::{Distillation, Grpo, Ppo, ReinforcePlusPlus, ReinforcePlusPlusBaseline, Rloo};
+    let found = [Grpo, Rloo, ReinforcePlusPlus, ReinforcePlusPlusBaseline, Ppo, Distillation].map(beta);
+    let (with, without) = (Some((0.5, 0.125)), Some((0.0, 0.125)));
+    assert_eq!(found, [with, None, without, with, None, with], "REINFORCE++ has the divergence in its rewards");
+    let Objective::Rloo(rloo) = objective(Rloo) else { panic!("another objective") };
+    let RlooConfig { epsilon, epsilon_high, mask_truncated_completions } = rloo;
+    assert_eq!((epsilon, epsilon_high, mask_truncated_completions), (0.125, Some(0.25), true));
+    assert!(matches!(objective(Ppo), Objective::Ppo(_)));
+}
+
+/// Whether groups are skipped, in one sentence, which says why not.
+#[test]
+fn what_is_skipped_is_said() {
+    let said = |algorithm, change: fn(&mut Config)| config(algorithm, change).skipping();
+    let skipped = "groups without a gradient: left out of the update";
+    let computed = |why: &str| format!("groups without a gradient: computed, since {why}");
+    assert_eq!((said(Algorithm::Grpo, |_| {}), said(Algorithm::Rloo, |_| {})), (skipped.into(), skipped.into()));
+    let off = said(Algorithm::Grpo, |c| c.skip_zero_gradients = false);
+    assert_eq!(off, computed("skip_zero_gradients = false"));
+    let beta = "the KL divergence to the reference (beta) has a gradient of its own";
+    assert_eq!(said(Algorithm::Grpo, |c| c.beta = 0.1), computed(beta));
+    let entropy = computed("the entropy bonus has a gradient of its own");
+    assert_eq!(said(Algorithm::Grpo, |c| c.entropy_coef = 0.1), entropy);
+    assert_eq!(said(Algorithm::Grpo, |c| c.use_adaptive_entropy = true), entropy);
+    let quantile = computed("top_entropy_quantile is of the entropies of all tokens");
+    assert_eq!(said(Algorithm::Grpo, |c| c.top_entropy_quantile = 0.99), quantile);
+    let gdpo = |c: &mut Config| c.multi_objective_aggregation = train::MultiObjectiveAggregation::NormalizeThenSum;
+    assert_eq!(said(Algorithm::Grpo, gdpo), computed(CENTERED));
+    let in_reward = computed("the KL divergence to the reference (beta) is in the reward");
+    assert_eq!(said(Algorithm::Rloo, |c| c.beta = 0.1), in_reward);
+    assert_eq!(said(Algorithm::Rloo, |c| c.normalize_advantages = true), computed(CENTERED));
+    for algorithm in [Algorithm::ReinforcePlusPlus, Algorithm::ReinforcePlusPlusBaseline] {
+        assert_eq!(said(algorithm, |_| {}), computed(CENTERED));
+    }
+    assert_eq!(said(Algorithm::Ppo, |_| {}), computed("the value model learns from every completion"));
+    assert_eq!(said(Algorithm::Distillation, |_| {}), computed("the teacher has something to say of every completion"));
+}
+
+#[test]
+fn what_an_algorithm_cannot_train_is_refused() {
+    let check = |algorithm, change: fn(&mut Config)| {
+        let config = config(algorithm, change);
+        config.policy_gradient().check(&config).err().map(|error| error.to_string())
+    };
+    let said = |algorithm, change: fn(&mut Config), words: &str| {
+        assert_eq!(check(algorithm, change).as_deref(), Some(words));
+    };
+    use Algorithm::{Distillation, Ppo};
+    assert_eq!((check(Ppo, |_| {}), check(Algorithm::Grpo, |_| {})), (None, None));
+    said(
+        Ppo,
+        |c| (c.num_iterations, c.num_ppo_epochs) = (2, 3),
+        "`num_iterations` is GRPO's; PPO's passes over a generation are num_ppo_epochs (now 3)",
+    );
+    for name in ["generation_batch_size", "steps_per_generation"] {
+        let words = format!(
+            "`{name}` is GRPO's; in PPO a generation is num_mini_batches (now 1) × per_device_train_batch_size × \
+             gradient_accumulation_steps completions: set these"
+        );
+        match name {
+            "steps_per_generation" => said(Ppo, |c| c.steps_per_generation = Some(2), &words),
+            _ => said(Ppo, |c| c.generation_batch_size = Some(2), &words),
+        }
+    }
+    said(
+        Ppo,
+        |c| c.dynamic_sampling = true,
+        "`dynamic_sampling` is for groups that are compared with each other, as GRPO's: set it to false",
+    );
+    said(
+        Ppo,
+        |c| (c.per_device_train_batch_size, c.gradient_accumulation_steps, c.num_generations) = (5, 2, 4),
+        "a mini-batch of 10 completions (per_device_train_batch_size × gradient_accumulation_steps) must be a multiple \
+         of num_generations = 4, so that groups are whole: set num_generations = 1, or another batch size",
+    );
+    assert_eq!(
+        check(Ppo, |c| (c.per_device_train_batch_size, c.gradient_accumulation_steps, c.num_generations) = (6, 2, 4)),
+        None
+    );
+    said(
+        Ppo,
+        |c| (c.adap_kl_ctrl, c.kl_coef) = (true, 0.0),
+        "`adap_kl_ctrl` = true multiplies kl_coef, which is 0: set kl_coef above 0, or adap_kl_ctrl = false",
+    );
+    assert_eq!(check(Ppo, |c| (c.adap_kl_ctrl, c.kl_coef) = (true, 0.1)), None);
+    assert_eq!(check(Ppo, |c| c.kl_coef = 0.0), None);
+    said(
+        Distillation,
+        |_| {},
+        "algorithm = \"distillation\" learns from a teacher: set `teacher_model_name_or_path` to a model's directory \
+         or Hub id",
+    );
+    assert_eq!(check(Distillation, |c| c.teacher_model_name_or_path = Some("t".into())), None);
+    said(
+        Distillation,
+        |c| (c.teacher_model_name_or_path, c.dynamic_sampling) = (Some("t".into()), true),
+        "`dynamic_sampling` draws fresh prompts where rewards are all equal, and algorithm = \"distillation\" learns \
+         from these too: set it to false",
+    );
+}
+
+/// The advantages of an algorithm are those of its formula with the settings of the configuration.
+#[test]
+fn advantages_are_those_of_the_configured_formula() {
+    let sample = |group: u64, tokens: usize| {
+        let mut sample = Sample { group, ..Sample::supervised(model::Prompt::new([1]), vec![4; tokens]) };
+        sample.columns.set(model::columns::SAMPLER_LOGPS, vec![-1.0; tokens]);
+        sample.columns.set(model::columns::REF_LOGPS, vec![-1.5; tokens]);
+        sample
+    };
+    let samples = [sample(1, 2), sample(1, 3), sample(2, 1), sample(2, 2)];
+    let row = |(sample, score): (&Sample, f64)| train::RewardRow { group: sample.group, scores: vec![Some(score)] };
+    let rows = samples.iter().zip([1.0, 3.0, 5.0, 9.0]).map(row).collect();
+    let rewards = RewardMatrix { rows, names: vec!["r".into()], weights: vec![1.0] };
+    let steps = [Some(StepRewards { steps: vec![(0, 0.25), (1, 0.75)], at_end: None }), None, None, None];
+    let batch = Scored { rewards: &rewards, steps: &steps, samples: &samples };
+    let of = |algorithm, change: fn(&mut Config)| {
+        let config = config(algorithm, change);
+        let Estimator::Batch(compute) = config.policy_gradient().estimator() else { panic!("a value model") };
+        compute(&config, &batch).advantages
+    };
+    let sequence = |all: [f32; 4]| all.map(train::Advantage::Sequence).to_vec();
+    let plain: fn(&mut Config) = |c| c.scale_rewards = ScaleRewards::None;
+    assert_eq!(of(Algorithm::Grpo, plain), sequence([-1.0, 1.0, -2.0, 2.0]));
+    assert_ne!(of(Algorithm::Grpo, |c| c.scale_rewards = ScaleRewards::Group), of(Algorithm::Grpo, plain));
+    let steps = |c: &mut Config| (c.scale_rewards, c.process_rewards) = (ScaleRewards::None, ProcessRewards::PerStep);
+    assert!(matches!(of(Algorithm::Grpo, steps)[0], train::Advantage::Tokens(_)));
+    // The others of a group of two are the other one.
+    assert_eq!(of(Algorithm::Rloo, |_| {}), sequence([-2.0, 2.0, -4.0, 4.0]));
+    assert_eq!(of(Algorithm::Rloo, |c| c.reward_clip_range = Some(vec![2.0, 6.0])), sequence([-1.0, 1.0, -1.0, 1.0]));
+    // 0.5 for each token of a divergence of 0.5, times beta.
+    assert_eq!(of(Algorithm::Rloo, |c| c.beta = 1.0), sequence([-1.5, 1.5, -3.5, 3.5]));
+    let (batch_mean, group_mean) =
+        (of(Algorithm::ReinforcePlusPlus, |_| {}), of(Algorithm::ReinforcePlusPlusBaseline, |_| {}));
+    assert!(batch_mean.iter().chain(&group_mean).all(|one| matches!(one, train::Advantage::Tokens(_))));
+    assert_ne!(batch_mean, group_mean);
+    assert!(
+        group_mean[0].at(0) < 0.0
+            && group_mean[1].at(0) > 0.0
+            && group_mean[2].at(0) < 0.0
+            && group_mean[3].at(0) > 0.0
+    );
+    assert!(batch_mean[0].at(0) < 0.0 && batch_mean[1].at(0) < 0.0 && batch_mean[3].at(0) > 0.0);
+}

@@ -1,0 +1,234 @@
+//! Files, environment and names of keys: how layers are read and merged, and what is said of what cannot be read.
+
+use super::{ENOUGH, grpo, layers, resolve};
+use crate::config::resolved::Origin;
+use crate::config::{
+    Config, Layers, Purpose, UnsupportedKey, changes, hyperparameters, settings_of_weights, unknown_key,
+};
+use crate::config::{unsupported_key, unsupported_keys};
+use crate::error::is_bad_input;
+use std::path::Path;
+use toml::Value;
+
+/// The error of a configuration file with this name and text.
+fn said(name: &str, text: &str) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join(name);
+    std::fs::write(&file, text).unwrap();
+    let layers = Layers { file: Some(file), purpose: Purpose::Show, ..Layers::default() };
+    let error = layers.resolve().unwrap_err();
+    assert!(is_bad_input(&error), "{error}");
+    error.to_string().replace(&dir.path().display().to_string(), "DIR")
+}
+
+#[test]
+fn what_is_wrong_with_a_file() {
+    let sections = "DIR/c.toml: unknown key `training`. Keys are flat: there are no sections (`lockstep config \
+                    show` lists \
+                    all keys)";
+    assert_eq!(said("c.toml", "[training]\nbeta = 1\n"), sections);
+    assert_eq!(
+        said("c.toml", "sead = 1\n"),
+        "DIR/c.toml: unknown key `sead`; did you mean `seed`? (`lockstep config show` lists all keys)"
+    );
+    assert_eq!(said("c.toml", "beta = \"much\"\n"), "DIR/c.toml: `beta`: expected a number, got \"much\"");
+    let twice = said("c.toml", "seed = 1\nbeta = 1\nseed = 2\n");
+    assert_eq!(twice, "DIR/c.toml, line 3: not valid TOML: the key `seed` is there twice");
+    let broken = said("c.toml", "= 1\n");
+    assert!(broken.starts_with("DIR/c.toml, line 1: not valid TOML: ") && !broken.contains("it was taken"), "{broken}");
+    let broken = said("reward.py", "seed = 1\n\nimport sys\n");
+    assert!(broken.starts_with("DIR/reward.py, line 3: not valid TOML: "), "{broken}");
+    let hint = "; it was taken for a configuration: a reward's command of several words stands in quotes";
+    assert!(broken.ends_with(hint), "{broken}");
+    let refused = said("c.toml", "fp16 = true\n");
+    assert!(refused.starts_with("DIR/c.toml: `fp16 = true`: compute is f32 or bf16 here"), "{refused}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let at = |path: &Path| {
+        let layers = Layers { file: Some(path.to_owned()), purpose: Purpose::Show, ..Layers::default() };
+        layers.resolve().unwrap_err().to_string().replace(&dir.path().display().to_string(), "DIR")
+    };
+    assert_eq!(at(dir.path()), "the configuration DIR is a directory, and no TOML file");
+    std::fs::write(dir.path().join("config.toml"), "").unwrap();
+    assert_eq!(at(dir.path()), "the configuration DIR is a directory, and no TOML file: give DIR/config.toml");
+    let missing = at(&dir.path().join("none.toml"));
+    assert!(missing.starts_with("cannot read the configuration DIR/none.toml: "), "{missing}");
+    assert!(missing.ends_with("; `lockstep config show` prints one"), "{missing}");
+}
+
+#[test]
+fn variables_of_the_environment() {
+    let with = |variables: &[(&str, &str)]| {
+        let mut layers = layers(Purpose::Show, &[]);
+        layers.environment = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        layers.resolve()
+    };
+    // What sets no key, what is for tests, and what is empty.
+    let others = [
+        ("LOCKSTEP_DEVICE", "x"),
+        ("LOCKSTEP_NATS_TOKEN", "x"),
+        ("LOCKSTEP_TEST_ANYTHING", "x"),
+        ("LOCKSTEP_EMULATOR_THREADS", "x"),
+        ("LOCKSTEP_SEED", ""),
+        ("LOCKSTEP_NO_SUCH_KEY", ""),
+    ];
+    assert_eq!(with(&others).unwrap().config, Config::default());
+    let resolved = with(&[("LOCKSTEP_SEED", "3"), ("LOCKSTEP_THREADS", "2")]).unwrap();
+    assert_eq!((resolved.config.seed, resolved.config.threads), (3, Some(2)));
+    assert_eq!(resolved.origin("seed").to_string(), "LOCKSTEP_SEED");
+    let wrong = with(&[("LOCKSTEP_SEED", "x")]).unwrap_err().to_string();
+    assert_eq!(wrong, "environment variable LOCKSTEP_SEED: `seed`: expected an integer, got \"x\"");
+    let unknown = with(&[("LOCKSTEP_TESTS", "1")]).unwrap_err().to_string();
+    assert!(unknown.starts_with("environment variable LOCKSTEP_TESTS: unknown key `tests`"), "{unknown}");
+}
+
+#[test]
+fn names_of_keys() {
+    assert_eq!(unknown_key("sead"), "unknown key `sead`; did you mean `seed`?");
+    assert_eq!(unknown_key("use_vlm"), "unknown key `use_vlm`; did you mean `use_vllm`?");
+    assert_eq!(unknown_key("wibble_wobble"), "unknown key `wibble_wobble`");
+    let note = "use_vllm has no meaning here: generation and training are one engine here; there is no vLLM to set up";
+    assert_eq!(grpo(&[("use_vllm", "true")]).unwrap().notes, [note]);
+    let refused = grpo(&[("use_dora", "true")]).unwrap_err().to_string();
+    assert_eq!(refused, "command line: `use_dora = true`: adapters are plain LoRA here; remove it");
+    let anyway = "use_dora has no meaning here: it asks for what is done anyway";
+    assert_eq!(grpo(&[("use_dora", "false")]).unwrap().notes, [anyway]);
+}
+
+/// A key that asks for a feature that is missing is accepted where its value asks for nothing.
+#[test]
+fn values_that_ask_for_nothing() {
+    let is_refused = |name: &str, value: Value| match unsupported_key(name, &value) {
+        Some(UnsupportedKey::Refused(_)) => true,
+        Some(UnsupportedKey::Ignored(_)) => false,
+        None => panic!("{name} is not in the list"),
+    };
+    let text = |text: &str| Value::String(text.to_owned());
+    for value in [text(""), text("no"), text("none"), text("None"), text("null"), text("float32")] {
+        assert!(!is_refused("torch_dtype", value.clone()), "{value}");
+    }
+    for value in [text("float16"), text("main"), Value::Integer(1), Value::Float(0.5), Value::Boolean(true)] {
+        assert!(is_refused("torch_dtype", value.clone()), "{value}");
+    }
+    assert!(!is_refused("torch_dtype", Value::Boolean(false)));
+    let numbers = [(Value::Integer(0), false), (Value::Float(0.0), false), (Value::Integer(1), true)];
+    for (value, refused) in numbers.into_iter().chain([(Value::Float(0.1), true)]) {
+        assert_eq!(is_refused("label_smoothing_factor", value.clone()), refused, "{value}");
+    }
+    let list = |items: &[&str]| Value::Array(items.iter().map(|item| text(item)).collect());
+    assert!(!is_refused("lora_modules_to_save", list(&[])) && is_refused("lora_modules_to_save", list(&["a"])));
+    let table = |entries: &[&str]| Value::Table(entries.iter().map(|key| ((*key).to_owned(), text("x"))).collect());
+    assert!(!is_refused("model_init_kwargs", table(&[])) && is_refused("model_init_kwargs", table(&["a"])));
+    assert!(unsupported_key("seed", &Value::Integer(1)).is_none());
+    assert!(matches!(unsupported_key("use_vllm", &Value::Boolean(true)), Some(UnsupportedKey::Ignored(_))));
+    let (ignored, refused): (Vec<_>, Vec<_>) =
+        unsupported_keys().partition(|(_, answer)| matches!(answer, UnsupportedKey::Ignored(_)));
+    assert!(ignored.len() > 10 && refused.len() > 10);
+}
+
+#[test]
+fn presets_of_tasks() {
+    let set = |task| [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", task)];
+    let prompts = resolve(Purpose::Grpo, &set("prompt_answer")).unwrap();
+    assert_eq!(prompts.config.reward_funcs, ["exact_match".into()]);
+    // The preset's column is the default's, and there is no system prompt: neither is said to be the task's.
+    assert_eq!(
+        (prompts.origin("prompt_column"), prompts.origin("system_prompt")),
+        (&Origin::Default, &Origin::Default)
+    );
+    assert_eq!(*prompts.origin("reward_funcs"), Origin::Task);
+    assert!(prompts.config.columns.is_empty() && prompts.config.system_prompt.is_none());
+    let pairs = resolve(Purpose::Reward, &set("gsm8k_solutions")).unwrap();
+    assert_eq!((pairs.config.prompt_column.as_str(), pairs.config.reward_funcs.len()), ("question", 0));
+    assert_eq!(*pairs.origin("prompt_column"), Origin::Task);
+    let own = [&set("gsm8k")[..], &[("reward_funcs", "length:3")]].concat();
+    let own = resolve(Purpose::Grpo, &own).unwrap();
+    assert_eq!((own.config.reward_funcs[0].clone(), own.origin("reward_funcs")), ("length:3".into(), &Origin::Flag));
+    let prompt = resolve(Purpose::Grpo, &set("gsm8k")).unwrap().config.system_prompt.unwrap();
+    assert!(prompt.starts_with("Solve the problem step by step."), "{prompt}");
+}
+
+#[test]
+fn origins_have_names() {
+    let c = resolve(Purpose::Grpo, &[&ENOUGH[..], &[("algorithm", "rloo")]].concat()).unwrap();
+    let names = ["num_generations", "algorithm", "seed"].map(|key| c.origin(key).to_string());
+    assert_eq!(names, ["algorithm", "command line", "default"]);
+    assert_eq!((c.is_set("num_generations"), c.is_set("seed")), (true, false));
+    assert_eq!(
+        [Origin::Task, Origin::Adapter, Origin::Program].map(|o| o.to_string()),
+        ["task", "the adapter", "program"]
+    );
+    // A method that has no algorithm says nothing of one.
+    let sft = resolve(Purpose::Sft, &ENOUGH[..2]).unwrap();
+    assert_eq!((sft.config.learning_rate, sft.origin("learning_rate")), (2e-5, &Origin::Default));
+}
+
+#[test]
+fn configurations_as_they_are_shown() {
+    let resolved = resolve(Purpose::Show, &[("max_length", "none"), ("seed", "3")]).unwrap();
+    let toml = resolved.to_toml();
+    assert!(toml.starts_with("# Model and run\n"), "{toml}");
+    for line in [
+        "\n\n# Data\n",
+        "\nseed = 3  # command line\n",
+        "\nmax_length = \"none\"  # command line\n",
+        "\n# threads =  # not set\n",
+        "\nlearning_rate = 1e-6  # default\n",
+    ] {
+        assert!(toml.contains(line), "{line:?} is not in\n{toml}");
+    }
+    let json = resolved.to_json();
+    assert_eq!((&json["seed"], json["threads"].is_null(), json["max_length"].is_null()), (&3.into(), true, true));
+    let numbers = hyperparameters(&resolved.config);
+    let of = |name: &str| numbers.iter().find(|(own, _)| *own == name).map(|(_, value)| value.clone());
+    assert_eq!((of("seed"), of("loss_type")), (Some(Value::Integer(3)), Some(Value::String("dapo".to_owned()))));
+    for place in ["output_dir", "run_name", "device", "threads", "tensorboard", "stop", "columns", "reward_funcs"] {
+        assert_eq!(of(place), None, "{place}");
+    }
+}
+
+#[test]
+fn changes_have_lines() {
+    let began = grpo(&[]).unwrap().config;
+    let now = grpo(&[("learning_rate", "0.5"), ("threads", "2"), ("max_length", "none")]).unwrap().config;
+    let lines = ["max_length was 1024, now none", "learning_rate was 1e-6, now 0.5", "threads was none, now 2"];
+    assert_eq!(changes(&began, &now), lines);
+    let refused = crate::config::changes_on_resume(&began, &Config { seed: 1, beta: 0.5, ..began.clone() });
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "a resumed run cannot change these keys: seed was 42, now 1; beta was 0.0, now 0.5. Give them their old \
+         values, \
+         or start a new run in another directory"
+    );
+    // The file that is replayed counts by its content, which is hashed elsewhere.
+    let replayed = Config { replay: Some("/a/r.jsonl".into()), ..began.clone() };
+    assert_eq!(settings_of_weights(&replayed), settings_of_weights(&began));
+}
+
+/// Values by the name that TRL has for a key whose name differs here.
+#[test]
+fn keys_that_are_not_read() {
+    let note = |purpose: Purpose, set: &[(&str, &str)]| resolve(purpose, &[&ENOUGH[..2], set].concat()).unwrap().notes;
+    let dpo = "without meaning in `lockstep dpo`: num_iterations, loss_type (dpo_loss_type in its place)";
+    assert_eq!(note(Purpose::Dpo, &[("num_iterations", "2"), ("loss_type", "grpo")]), [dpo]);
+    // Neither an evaluation nor a configuration that is shown is of one command.
+    assert_eq!(note(Purpose::Show, &[("num_iterations", "2"), ("completion_only_loss", "true")]), [""; 0]);
+    let unmet = [
+        "lora_r, lora_alpha without use_peft = true changes nothing",
+        "kl_target without adap_kl_ctrl = true changes nothing",
+    ];
+    let set = [("lora_r", "8"), ("kl_target", "3"), ("lora_alpha", "16")];
+    let mut said = note(Purpose::Show, &set);
+    said.sort();
+    let mut unmet = unmet.map(str::to_owned).to_vec();
+    unmet.sort();
+    assert_eq!(said, unmet);
+    // Of a key's default nothing is said.
+    assert_eq!(note(Purpose::Sft, &[("num_iterations", "1")]), [""; 0]);
+    let refused = grpo(&[("algorithm", "rloo"), ("scale_rewards", "batch")]).unwrap_err().to_string();
+    assert_eq!(refused, "`scale_rewards` has no part in algorithm = \"rloo\": remove it");
+    let refused = grpo(&[("kl_coef", "0.5")]).unwrap().notes;
+    assert_eq!(refused, ["kl_coef has no meaning with algorithm = \"grpo\""]);
+    let ppo = grpo(&[("algorithm", "ppo"), ("epsilon", "0.3")]).unwrap().notes;
+    assert_eq!(ppo, ["epsilon has no meaning with algorithm = \"ppo\" (cliprange in its place)"]);
+}

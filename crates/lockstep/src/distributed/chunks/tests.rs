@@ -1,0 +1,144 @@
+use super::*;
+use crate::data::prompts::Prompt;
+use fleet::{Lineage, WorkerName};
+use model::Columns;
+use rewards::Content;
+use rollout::{FinishReason, RolloutGroup, SamplingParams};
+use std::sync::Arc;
+
+/// Chunks of three tokens of groups that may be two versions old, two groups a batch.
+fn chunks(is_on: bool) -> Chunks {
+    let plan = Plan { chunks: is_on, ..Plan::new(9, 2, 2) };
+    Chunks::new(&plan, is_on.then_some(3))
+}
+
+fn whole(number: u64) -> GroupJob {
+    let (tokens, content) = (model::Prompt::new([1, 2]), Content::from("ab"));
+    GroupJob {
+        number,
+        prompt: Prompt { row: 0, tokens, content, columns: serde_json::Map::new() },
+        num_generations: 1,
+        sampling: SamplingParams { max_new_tokens: 9, ..SamplingParams::default() },
+        version: 77,
+        step: 0,
+        rewards: Vec::new(),
+        so_far: Vec::new(),
+        until: None,
+    }
+}
+
+fn completion(ids: &[u32], finish_reason: FinishReason) -> Completion {
+    Completion {
+        generation: 0,
+        ids: ids.to_vec(),
+        mask: vec![true; ids.len()],
+        versions: vec![5; ids.len()],
+        columns: Columns::of([(model::columns::SAMPLER_LOGPS, vec![-0.5; ids.len()])]),
+        finish_reason,
+    }
+}
+
+fn name(number: u64, chunk: u32) -> JobName {
+    JobName::Rollout { number, chunk }
+}
+
+#[test]
+fn jobs_of_a_group() {
+    let mut on = chunks(true);
+    assert!(on.are_on() && !chunks(false).are_on());
+    assert_eq!([0, 1, 2].map(|chunk| on.until(chunk)), [Some(3), Some(6), None]);
+    // Nothing is published yet. Group 7 is of batch 3, whose chunks are of the versions 1, 2 and 3.
+    assert_eq!(on.job(name(7, 0), &whole(7), Vec::new()), None);
+    (1..=3).for_each(|version| on.published(version, 10 * version));
+    let so_far = vec![completion(&[1], FinishReason::Unfinished)];
+    for (chunk, version, until) in [(0, 10, Some(3)), (1, 20, Some(6)), (2, 30, None)] {
+        let job = on.job(name(7, chunk), &whole(7), so_far.clone()).unwrap();
+        assert_eq!(job, GroupJob { version, until, so_far: so_far.clone(), ..whole(7) });
+    }
+    // Of batch 2 the chunks are of 0, which was not published, 1 and 2.
+    assert!(on.job(name(4, 0), &whole(4), Vec::new()).is_none() && on.job(name(4, 1), &whole(4), Vec::new()).is_some());
+    // With the next version those are forgotten that no batch needs: the one in use needs two before it.
+    on.published(4, 40);
+    assert_eq!(on.updates.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4]);
+    on.published(5, 50);
+    assert_eq!(on.updates.keys().copied().collect::<Vec<_>>(), [2, 3, 4, 5]);
+    // Whole groups are one job, whatever is published.
+    assert_eq!(chunks(false).job(name(7, 0), &whole(7), so_far), Some(whole(7)));
+    assert_eq!(on.job(JobName::Evaluation { version: 1, index: 0 }, &whole(7), Vec::new()), None);
+}
+
+#[test]
+fn answers_are_told_from_completions() {
+    let (ids, logps) = ([1u32, 2, 3, 4, 5, 6, 7], [-0.5f32; 7]);
+    let of = |lengths: &[(usize, bool)], chunks: &Chunks| -> Vec<(u64, bool)> {
+        let all: Vec<_> = lengths.iter().map(|&(n, unfinished)| (&ids[..n], &logps[..n], unfinished)).collect();
+        chunks.answers(&all).into_iter().map(|answer| (answer.fingerprint, answer.more)).collect()
+    };
+    let fingerprint =
+        |lengths: &[usize]| GroupAnswer::fingerprint_of(lengths.iter().map(|&n| (&ids[..n], &logps[..n])));
+    let on = chunks(true);
+    assert_eq!(of(&[(2, false), (3, false)], &on), [(fingerprint(&[2, 3]), false)]);
+    let two = [(fingerprint(&[2, 3]), true), (fingerprint(&[2, 4]), false)];
+    assert_eq!(of(&[(2, false), (4, false)], &on), two);
+    let three = [(fingerprint(&[2, 3]), true), (fingerprint(&[2, 6]), true), (fingerprint(&[2, 7]), false)];
+    assert_eq!(of(&[(2, false), (7, false)], &on), three);
+    // Six tokens that are not the end: the last chunk has not been made.
+    assert_eq!(of(&[(2, false), (6, true)], &on), [(fingerprint(&[2, 3]), true), (fingerprint(&[2, 6]), true)]);
+    assert_eq!(of(&[(2, false), (7, true)], &chunks(false)), [(fingerprint(&[2, 7]), true)]);
+}
+
+fn result(number: u64, chunk: u32, bytes: Vec<u8>, more: bool) -> JobResult {
+    JobResult {
+        job: name(number, chunk),
+        lineage: Lineage([0; 16]),
+        worker: WorkerName::new("w").unwrap(),
+        answer: Answer { fingerprint: 0, more },
+        bytes,
+    }
+}
+
+fn answered(number: u64, ids: &[u32], reason: FinishReason) -> Vec<u8> {
+    let prompt: Arc<model::Prompt> = whole(number).prompt.tokens;
+    let group = RolloutGroup::new(number, prompt, vec![completion(ids, reason)]);
+    GroupAnswer { group, scores: Vec::new(), rollout_s: 1.0 }.to_bytes()
+}
+
+#[test]
+fn a_chain_continues_each_answer() {
+    let mut on = chunks(true);
+    (1..=3).for_each(|version| on.published(version, 5));
+    let first = result(7, 0, answered(7, &[1, 2, 3], FinishReason::Unfinished), true);
+    let second = result(7, 1, answered(7, &[1, 2, 3, 4], FinishReason::Stop), false);
+    let chain = on.chain(&whole(7), &[&first, &second]).unwrap();
+    assert_eq!(chain.len(), 2);
+    assert_eq!((chain[0].job.until, chain[0].job.so_far.len()), (Some(3), 0));
+    assert_eq!((chain[1].job.until, chain[1].job.so_far.clone()), (Some(6), chain[0].answer.group.completions.clone()));
+    assert_eq!(chain[1].answer.group.completions[0].ids, [1, 2, 3, 4]);
+    // A result without bytes is one of a checkpoint, of which only the last answer is kept.
+    let kept = result(7, 0, Vec::new(), true);
+    assert_eq!(on.chain(&whole(7), &[&kept]).unwrap().len(), 0);
+    let said = |more| {
+        let wrong = result(7, 0, answered(7, &[1, 2, 3], FinishReason::Unfinished), more);
+        on.chain(&whole(7), &[&wrong]).err().map(|error| format!("{error:#}"))
+    };
+    let words = "the answer to the job 000007.0: whether it is to be continued is said in two ways";
+    assert_eq!((said(true), said(false).as_deref()), (None, Some(words)));
+    let broken = on.chain(&whole(7), &[&result(7, 0, vec![1, 2, 3], true)]).err().unwrap();
+    assert!(format!("{broken:#}").starts_with("the answer to the job 000007.0: "), "{broken:#}");
+    // Weights of before this learner started: the answer is believed, and continues itself.
+    let believed = chunks(true).chain(&whole(7), &[&second]).unwrap();
+    assert_eq!(
+        (believed[0].job.until, believed[0].job.so_far.clone()),
+        (Some(6), believed[0].answer.group.completions.clone())
+    );
+}
+
+#[test]
+fn results_are_sorted_by_group_and_chunk() {
+    let results = [(8, 1), (7, 0), (8, 0), (7, 1)].map(|(number, chunk)| result(number, chunk, Vec::new(), false));
+    let groups = by_group(&results);
+    let names: Vec<_> =
+        groups.iter().map(|(n, all)| (*n, all.iter().map(|r| chunk(r.job)).collect::<Vec<_>>())).collect();
+    assert_eq!(names, [(7, vec![0, 1]), (8, vec![0, 1])]);
+    assert_eq!(chunk(JobName::Evaluation { version: 1, index: 4 }), 4);
+}

@@ -1,0 +1,142 @@
+//! Files of a distributed run, and what a learner and its workers must agree on.
+
+use super::expelled::Expelled;
+use super::made_by::MadeBy;
+use super::network::{NatsServer, Network};
+use super::*;
+use fleet::{Answer, JobName, JobResult, WorkerName};
+use std::net::SocketAddr;
+
+fn worker(name: &str) -> WorkerName {
+    WorkerName::new(name).unwrap()
+}
+
+#[test]
+fn workers_that_were_expelled_are_known_to_the_next_learner() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || {
+        Expelled::open(dir.path())
+            .map(|(_, names)| names.iter().map(|name| name.as_str().to_owned()).collect::<Vec<_>>())
+    };
+    assert_eq!(open().unwrap(), [""; 0]);
+    let (mut file, _) = Expelled::open(dir.path()).unwrap();
+    file.note(&worker("a"), "it lied").unwrap();
+    file.note(&worker("b"), "too").unwrap();
+    assert_eq!(open().unwrap(), ["a", "b"]);
+    let path = Layout::of_run(dir.path()).root().join("expelled.jsonl");
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(text, "{\"worker\":\"a\",\"why\":\"it lied\"}\n{\"worker\":\"b\",\"why\":\"too\"}\n");
+    // A line that is half written is not believed.
+    std::fs::write(&path, &text[..text.len() - 3]).unwrap();
+    assert_eq!(open().unwrap(), ["a"]);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    assert!(open().is_err(), "what cannot be read is no empty list");
+}
+
+#[test]
+fn who_made_a_group() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(made_by(dir.path(), 1), None);
+    Layout::of_run(dir.path()).create().unwrap();
+    let result = |number, chunk, name: &str| JobResult {
+        job: JobName::Rollout { number, chunk },
+        lineage: Lineage([0; 16]),
+        worker: worker(name),
+        answer: Answer { fingerprint: 0, more: false },
+        bytes: Vec::new(),
+    };
+    let mut file = MadeBy::open(dir.path()).unwrap();
+    file.note(0, &[result(1, 0, "a"), result(1, 1, "a"), result(2, 0, "a"), result(2, 1, "b")]).unwrap();
+    file.note(1, &[result(3, 0, "b")]).unwrap();
+    let text = std::fs::read_to_string(Layout::of_run(dir.path()).root().join("made_by.jsonl")).unwrap();
+    assert_eq!(text, "{\"batch\":0,\"groups\":{\"a\":[1,2],\"b\":[2]}}\n{\"batch\":1,\"groups\":{\"b\":[3]}}\n");
+    let who = |group| made_by(dir.path(), group);
+    assert_eq!(
+        (who(1).as_deref(), who(2).as_deref(), who(3).as_deref(), who(4)),
+        (Some("a"), Some("a, b"), Some("b"), None)
+    );
+    // A batch that is made again has other makers.
+    MadeBy::open(dir.path()).unwrap().note(0, &[result(1, 0, "c")]).unwrap();
+    assert_eq!((who(1).as_deref(), who(2).as_deref()), (Some("c"), Some("a, b")));
+}
+
+#[test]
+fn what_differs_is_named_with_both_values() {
+    let identity = |program: &str, arithmetic: &str, file: Option<&str>, settings: &str| Identity {
+        program: program.into(),
+        arithmetic: arithmetic.into(),
+        files: file.map(|hash| ("config.json".to_owned(), hash.to_owned())).into_iter().collect(),
+        settings: settings.into(),
+    };
+    let learner = identity("1", "f32", Some("h"), "s");
+    let difference = |own: Identity| own.difference(&learner);
+    assert_eq!(difference(learner.clone()), None);
+    for (own, words) in [
+        (identity("2", "f16", Some("x"), "t"), "the program's version is 2 here, and 1 at the learner"),
+        (identity("1", "f16", Some("x"), "t"), "the arithmetic is f16 here, and f32 at the learner"),
+        (
+            identity("1", "f32", Some("x"), "t"),
+            "the SHA-256 of the model's config.json is x here, and h at the learner",
+        ),
+        (
+            identity("1", "f32", None, "s"),
+            "the SHA-256 of the model's config.json is missing here, and h at the learner",
+        ),
+        (
+            identity("1", "f32", Some("h"), "t"),
+            "the SHA-256 of the configuration's keys is t here, and s at the learner",
+        ),
+    ] {
+        assert_eq!(difference(own).as_deref(), Some(words));
+    }
+    let more = learner.difference(&identity("1", "f32", None, "s"));
+    assert_eq!(more.as_deref(), Some("the SHA-256 of the model's config.json is h here, and missing at the learner"));
+}
+
+#[test]
+fn an_identity_is_of_what_decides_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in [("config.json", "{}"), ("tokenizer.json", "t"), ("model.safetensors", "w"), ("notes.txt", "n")]
+    {
+        std::fs::write(dir.path().join(name), text).unwrap();
+    }
+    let ctx = crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap();
+    let of = |config: &Config| Identity::of(&ctx, config, dir.path(), &StopSignal::new()).unwrap();
+    let own = of(&Config::default());
+    assert_eq!(own.files.keys().collect::<Vec<_>>(), ["config.json", "tokenizer.json"]);
+    assert_eq!(own.files["tokenizer.json"], telemetry::record::sha256(b"t"));
+    assert_eq!(
+        (own.program.as_str(), own.arithmetic.as_str()),
+        (env!("CARGO_PKG_VERSION"), ctx.arithmetic(kernels::DType::F32))
+    );
+    assert_eq!(own, of(&Config { threads: Some(3), ..Config::default() }));
+    assert!(own.difference(&of(&Config { temperature: 0.5, ..Config::default() })).is_some());
+}
+
+#[test]
+fn addresses_of_servers_and_directories() {
+    for address in ["nats://host/x", "tls://host/x"] {
+        assert!(is_server(Path::new(address)), "{address}");
+    }
+    for directory in ["run", "/run/nats://", "http://host", "nats:/host"] {
+        assert!(!is_server(Path::new(directory)), "{directory}");
+    }
+    let network = |token: Option<&str>, listen: [u8; 4]| Network {
+        server: NatsServer { url: "nats://h/x".into(), token: token.map(str::to_owned), certificates: None },
+        listen: SocketAddr::from((listen, 70)),
+        advertise: None,
+    };
+    let shown = |network: Network| network.check().err().map(|e| e.to_string()).filter(|e| e.contains("to anybody"));
+    let words = "--listen 0.0.0.0:70 would show the weights to anybody: give the NATS server a token, and it to the \
+                 learner and its workers by --nats-token-file or LOCKSTEP_NATS_TOKEN";
+    assert_eq!(shown(network(None, [0, 0, 0, 0])).as_deref(), Some(words));
+    assert_eq!((shown(network(None, [127, 0, 0, 1])), shown(network(Some("t"), [0, 0, 0, 0]))), (None, None));
+}
+
+#[test]
+fn a_refusal_of_the_fleet_is_the_users() {
+    let refused = of_fleet(fleet::Error::Refused("no".into()));
+    assert!(crate::error::is_bad_input(&refused) && refused.to_string() == "no");
+    assert!(!crate::error::is_bad_input(&of_fleet(fleet::Error::Failed("no".into()))));
+}

@@ -1,0 +1,404 @@
+//! Model directories: what is refused, which hash is one of a model's weights, and what a plan counts.
+
+use super::*;
+use crate::config::{ComputeDType, WorkloadBounds, engine_config, sampling};
+use crate::data::prompt_dataset::{PromptDataset, context, encoder};
+use crate::data::{DatasetSpec, Rows};
+use crate::error::is_bad_input;
+use crate::stop::{StopSignal, is_stopped};
+use kernels::Context;
+use kernels::ops::Passes;
+use model::io::SaveOptions;
+use model::peft::BaseModel;
+use model::tokenizer::{SpecialTokens, Tokenizer};
+use model::{Adapter, Capacity, Head, LoraConfig, ModelAssets, ModelConfig, Weights};
+use std::cell::RefCell;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use telemetry::Sinks;
+use telemetry::record::{FileHash, sha256};
+
+const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40,
+"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+"head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+"tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
+
+fn one_thread() -> Context {
+    crate::context(None, Some(1), ComputeDType::F32).unwrap()
+}
+
+fn shape(vocab: usize) -> ModelConfig {
+    ModelConfig::parse(&SHAPE.replace("\"vocab_size\": 40", &format!("\"vocab_size\": {vocab}"))).unwrap()
+}
+
+/// Saves a model of this shape with a tokenizer of these letters.
+fn save(dir: &Path, config: &ModelConfig, letters: &str) -> Weights {
+    let config = Arc::new(config.clone());
+    let weights = Weights::random(one_thread().memory(), &config, 1).unwrap();
+    let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
+    Tokenizer::characters(letters.chars(), &special).unwrap().save(dir).unwrap();
+    model::io::save_model(dir, &config, &weights, None, SaveOptions::default()).unwrap();
+    weights
+}
+
+/// Saves an adapter on these weights that names this base.
+fn save_adapter(dir: &Path, weights: &Weights, base: &str, sha256: Option<&str>) {
+    let lora = LoraConfig { r: 2, ..LoraConfig::default() };
+    let adapter = Adapter::new(one_thread().memory(), weights, &lora, 1).unwrap();
+    model::peft::save_adapter(dir, &adapter, BaseModel { name: base, sha256 }).unwrap();
+}
+
+#[track_caller]
+fn said<T>(result: anyhow::Result<T>) -> String {
+    let error = result.err().expect("it was accepted");
+    assert!(is_bad_input(&error), "{error:#}");
+    error.to_string()
+}
+
+#[test]
+fn one_hash_of_all_weights() {
+    let file = |name: &str, hash: &str| FileHash { name: name.into(), bytes: None, sha256: hash.into() };
+    let config = file("config.json", "c");
+    assert_eq!(of_weights(&[config.clone(), file("model.safetensors", "a")]), "a");
+    let two = [file("1.safetensors", "a"), config, file("2.safetensors", "b")];
+    assert_eq!((of_weights(&two), of_weights(&[])), (sha256(b"a\nb\n"), sha256(b"")));
+}
+
+#[test]
+fn files_that_define_a_model() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["tokenizer.json", "config.json", "b.safetensors", "a.safetensors", "notes.txt", "adapter_config.json"]
+    {
+        fs::write(dir.path().join(name), name).unwrap();
+    }
+    fs::write(dir.path().join("model.safetensors.index.json"), "{}").unwrap();
+    fs::create_dir(dir.path().join("c.safetensors")).unwrap();
+    let names = |which: fn(&str) -> bool| {
+        let files = hashes(dir.path(), &StopSignal::new(), which).unwrap();
+        files.into_iter().map(|file| file.name).collect::<Vec<_>>()
+    };
+    let all = [
+        "a.safetensors",
+        "adapter_config.json",
+        "b.safetensors",
+        "config.json",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    ];
+    assert_eq!(names(|_| true), all);
+    assert_eq!(names(|name| name.starts_with("a")), all[..2]);
+    let files = hashes(dir.path(), &StopSignal::new(), |name| name == "config.json").unwrap();
+    assert_eq!((files[0].sha256.clone(), files[0].bytes), (sha256(b"config.json"), Some(11)));
+    let stop = StopSignal::new();
+    stop.request();
+    assert!(is_stopped(&hashes(dir.path(), &stop, |_| true).unwrap_err()));
+    assert!(said(hashes(&dir.path().join("none"), &stop, |_| true)).contains("none: "));
+}
+
+#[test]
+fn an_adapter_goes_on_the_weights_that_it_was_trained_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let [base, adapter] = ["base", "adapter"].map(|name| dir.path().join(name));
+    let weights = save(&base, &shape(40), "abc");
+    let own = sha256(&fs::read(base.join("model.safetensors")).unwrap());
+    let check = || {
+        let warned = RefCell::new(Vec::new());
+        let checked = check_base(&adapter, &base, &StopSignal::new(), |what| warned.borrow_mut().push(what.to_owned()));
+        (checked.map_err(|error| error.to_string()), warned.into_inner())
+    };
+    save_adapter(&adapter, &weights, "the base", Some(&own));
+    assert_eq!(check(), (Ok(()), vec![]));
+    save_adapter(&adapter, &weights, "the base", None);
+    let (a, b) = (adapter.display(), base.display());
+    let unknown = format!(
+        "the adapter {a} does not say with which weights it was trained (no base_model_sha256): that those of {b} \
+         are the \
+         same is not checked"
+    );
+    assert_eq!(check(), (Ok(()), vec![unknown]));
+    save_adapter(&adapter, &weights, "the base", Some("00"));
+    let other = format!(
+        "the adapter {a} was trained on the base, whose weights have the SHA-256 00, and those of {b} have {own}: \
+         give the \
+         model that it was trained on, or use this one all the same with --other-base (allow_other_base = true)"
+    );
+    assert_eq!(check(), (Err(other.clone()), vec![]));
+    let load = |adapter: Option<&Path>| Policy::load_with(&one_thread(), &base, adapter, ComputeDType::F32, |_| {});
+    assert_eq!(said(load(Some(&adapter))), other);
+    assert!(load(None).unwrap().weights.adapter.is_none());
+    let forced = Policy::load_with_other(&one_thread(), &base, Some(&adapter), ComputeDType::F32).unwrap();
+    assert!(forced.weights.adapter.is_some());
+    let below = Policy::load_below(&one_thread(), &base, &adapter, ComputeDType::F32).unwrap();
+    assert!(below.weights.adapter.is_some() && below.config().head == Head::Lm);
+}
+
+#[test]
+fn models_and_adapters_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let [base, adapter] = ["base", "adapter"].map(|name| dir.path().join(name));
+    let weights = save(&base, &shape(40), "abc");
+    let (b, a) = (base.display().to_string(), adapter.display().to_string());
+    save_adapter(&adapter, &weights, &b, None);
+    let both = ModelSource { dir: base.clone(), adapter: Some(adapter.clone()) };
+    assert_eq!(ModelSource::named(&a, Head::Lm).unwrap(), both);
+    assert_eq!(ModelSource::named(&b, Head::Lm).unwrap(), ModelSource { dir: base.clone(), adapter: None });
+    assert_eq!(locate_model(&a).unwrap(), (base.clone(), Some(adapter.clone())));
+    let named = |name: &str| Config { model_name_or_path: Some(name.to_owned()), ..Config::default() };
+    assert_eq!(ModelSource::of(&named(&a), Head::Lm).unwrap(), both);
+    assert_eq!(
+        said(ModelSource::named(&a, Head::Score(1))),
+        format!(
+            "{a} is an adapter of a language model, and a reward model begins from one of a reward model, or from a \
+             model: \
+             make one model of it and what it was trained on (`lockstep merge`)"
+        )
+    );
+    let json = fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
+    let write = |json: String| fs::write(adapter.join("adapter_config.json"), json).unwrap();
+    write(json.replace("CAUSAL_LM", "SEQ_CLS"));
+    assert_eq!(
+        said(ModelSource::named(&a, Head::Lm)),
+        format!(
+            "{a} is an adapter of a reward model (SEQ_CLS), and a language model is needed here: make one model of \
+             it and \
+             what it was trained on (`lockstep merge`)"
+        )
+    );
+    write(json.replace(&format!("\"{b}\""), "null"));
+    assert_eq!(
+        said(ModelSource::named(&a, Head::Lm)),
+        format!(
+            "{a}/adapter_config.json: `base_model_name_or_path` is missing: put the model there that the adapter was \
+             trained on"
+        )
+    );
+    write(json.replace(&b, "/no/such/model"));
+    let gone = said(ModelSource::named(&a, Head::Lm));
+    assert!(gone.starts_with(&format!("{a}/adapter_config.json: `base_model_name_or_path`: ")), "{gone}");
+    assert!(gone.ends_with("; put the model there that the adapter was trained on"), "{gone}");
+    let refused = format!(
+        "{a} is an adapter: give the model that it was trained on as the model (generate, score and eval take the \
+         adapter \
+         with --adapter; `lockstep merge` makes one model of both)"
+    );
+    assert_eq!(said(load_assets(&adapter, Head::Lm, ComputeDType::F32)), refused);
+    assert_eq!(said(load_config(&adapter, kernels::DType::F32)), refused);
+    assert_eq!(
+        said(load_assets(Path::new("no/such"), Head::Lm, ComputeDType::F32)),
+        "model no/such is not a directory; give one with config.json, model.safetensors and tokenizer.json"
+    );
+    let missing = said(load_config(dir.path(), kernels::DType::F32));
+    assert!(missing.contains("config.json"), "{missing}");
+    assert_eq!(load_config(&base, kernels::DType::Bf16).unwrap().compute, kernels::DType::Bf16);
+    let reference = Config { ref_model: Some("/no/such".into()), ..Config::default() };
+    assert!(said(locate_ref_model(&reference)).starts_with("`ref_model`: "));
+    assert_eq!(locate_ref_model(&Config { ref_model: Some(b.clone()), ..Config::default() }).unwrap(), Some(base));
+    assert_eq!(locate_ref_model(&Config::default()).unwrap(), None);
+}
+
+#[test]
+fn a_value_model_has_one_score_and_the_policys_vocabulary() {
+    let dir = tempfile::tempdir().unwrap();
+    let policy = ModelConfig { compute: kernels::DType::Bf16, ..shape(40) };
+    let of = |config: &ModelConfig| {
+        let json = serde_json::Value::Object(config.raw.clone());
+        fs::write(dir.path().join("config.json"), json.to_string()).unwrap();
+        value_model_shape(dir.path(), &policy)
+    };
+    let value = of(&shape(40).with_score_head(1)).unwrap();
+    assert_eq!((value.head, value.compute), (Head::Score(1), kernels::DType::Bf16));
+    let place = dir.path().display();
+    let fix = "a value model has one score (…ForSequenceClassification with num_labels = 1): train one, or set \
+               value_model = \"policy\"";
+    assert_eq!(said(of(&shape(40).with_score_head(3))), format!("`value_model`: {place} has 3 scores; {fix}"));
+    assert_eq!(said(of(&shape(40))), format!("`value_model`: {place} is a language model; {fix}"));
+    for vocab in [39, 41] {
+        let words = format!(
+            "`value_model`: {place} has a vocabulary of {vocab}, and the policy of 40: it must read the policy's tokens"
+        );
+        assert_eq!(said(of(&shape(vocab).with_score_head(1))), words);
+    }
+}
+
+#[test]
+fn a_teacher_has_the_policys_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let policy = dir.path().join("policy");
+    save(&policy, &shape(40), "abc");
+    let assets: ModelAssets = load_assets(&policy, Head::Lm, ComputeDType::F32).unwrap();
+    let of = |name: &str, vocab: usize, letters: &str| {
+        let place = dir.path().join(name);
+        save(&place, &shape(vocab), letters);
+        teacher(&Config::default(), "the_key", &place.display().to_string(), &assets)
+    };
+    // More tokens are no harm, nor is a larger embedding.
+    let (place, config) = of("larger", 50, "abcd").unwrap();
+    assert_eq!((place, config.vocab_size), (dir.path().join("larger"), 50));
+    assert_eq!(of("same", 40, "abc").unwrap().1.vocab_size, 40);
+    let smaller = format!(
+        "`the_key`: {} has an embedding of 39 tokens, and the policy one of 40: it must have a row for every token \
+         that the \
+         policy can draw",
+        dir.path().join("smaller").display()
+    );
+    assert_eq!(said(of("smaller", 39, "abc")), smaller);
+    let other = said(of("other", 40, "abd"));
+    let start = format!("`the_key`: {} does not have the policy's vocabulary: id ", dir.path().join("other").display());
+    let end = "It scores the tokens that the policy drew, so each must mean the same to both: name a model of the \
+               policy's \
+               family";
+    assert!(other.starts_with(&start) && other.ends_with(end), "{other}");
+    assert!(said(teacher(&Config::default(), "the_key", "/no/such", &assets)).starts_with("`the_key`: "));
+}
+
+#[test]
+fn a_weight_that_is_no_number_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), &shape(40), "abc");
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    // The last number of the file, whose bits are NaN's in either dtype, under another name than the checksum's.
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&0x7fc0_7fc0u32.to_le_bytes());
+    let name = bytes.windows(4).position(|name| name == b"xxh3").unwrap();
+    bytes[name] = b'n';
+    fs::write(&path, bytes).unwrap();
+    let _ = fs::remove_file(dir.path().join(model::io::FILE_LIST));
+    let policy = Policy::load(&one_thread(), dir.path(), ComputeDType::F32).unwrap();
+    assert!(!policy.weights_are_finite());
+    let why = policy.why_not_finite();
+    let end = format!("` of {} has a value that is not finite: the model is broken", dir.path().display());
+    assert!(why.starts_with('`') && why.ends_with(&end), "{why}");
+}
+
+#[test]
+fn a_policy_says_what_it_is_and_whether_it_is_broken() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("base");
+    let weights = save(&base, &shape(40), "abc");
+    let policy = Policy::load(&one_thread(), &base, ComputeDType::F32).unwrap();
+    let ctx = one_thread();
+    let described = policy.describe(&ctx);
+    let words = format!("qwen3 · 0.00 M parameters · f32 on {} · 1 thread", ctx.describe());
+    assert_eq!(described, words);
+    assert!(policy.weights_are_finite());
+    let place = base.display();
+    let finite = format!(
+        "the weights of {place} are finite, and activations overflow: they are too large, or the dtype is too small"
+    );
+    assert_eq!(policy.why_not_finite(), finite);
+    assert_eq!(policy.eos_ids, [0]);
+    // What is saved is read back, bit for bit, and has the tokenizer too.
+    let copy = dir.path().join("copy");
+    policy.save(&copy).unwrap();
+    let read = |dir: &Path| fs::read(dir.join("model.safetensors")).unwrap();
+    assert!(read(&copy) == read(&base) && copy.join("tokenizer.json").exists());
+    let adapter = dir.path().join("adapter");
+    save_adapter(&adapter, &weights, "b", None);
+    let adapted = Policy::load_with_other(&ctx, &base, Some(&adapter), ComputeDType::Bf16).unwrap();
+    let described = adapted.describe(&ctx);
+    assert!(described.contains(" parameters · 0.00 M of an adapter of rank 2 · bf16 on "), "{described}");
+}
+
+fn work(completions: usize, group: usize) -> Work {
+    Work { completions, group, longest: Longest { prompt: 70, completion: 9 } }
+}
+
+#[test]
+fn a_plan_counts_the_largest_pass() {
+    let config = Config { max_tokens_per_micro_batch: 128, ..Config::default() };
+    let (sinks, stop, model) = (Sinks::new(), StopSignal::new(), shape(40));
+    let builder = Builder::new(&one_thread(), &config, None, &sinks, &stop);
+    assert!(!builder.is_plan() && builder.on_meta().is_plan());
+    let counted = |parts: &dyn Fn(&mut Builder<'_>)| {
+        let mut meta = builder.on_meta();
+        parts(&mut meta);
+        meta.counted()
+    };
+    let capacity = |completions: usize, group: usize| {
+        let one = Capacity::of_group(70, &vec![9; group], true);
+        Capacity::of_micro_batch(one, completions.div_ceil(group), completions, 128)
+    };
+    let (_, of) = counted(&|meta| drop(meta.scorer("reference", &model, work(8, 2))));
+    let most = capacity(8, 2);
+    let expected =
+        Passes { tokens: most.tokens, pages: most.blocks, positions: 79, vocab: 40, heads: 2, ..Passes::default() };
+    assert_eq!((of.passes, of.drafts), (expected, 0));
+    // A group is no larger than the work, and the largest of all passes counts.
+    let (_, of) = counted(&|meta| drop(meta.scorer("reference", &model, work(3, 99))));
+    assert_eq!((of.passes.tokens, of.passes.pages), (capacity(3, 3).tokens, capacity(3, 3).blocks));
+    let (parts, of) = counted(&|meta| {
+        drop(meta.scorer("reference", &model, work(8, 2)));
+        drop(meta.scorer("teacher", &shape(99), Work { longest: Longest { prompt: 3, completion: 2 }, ..work(1, 1) }));
+        drop(meta.scorer("reference", &model, work(1, 1)));
+    });
+    assert_eq!((of.passes.vocab, of.passes.positions, of.passes.tokens), (99, 79, most.tokens));
+    assert_eq!(parts.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["reference", "teacher"]);
+    let (parts, of) = counted(&|_| {});
+    assert!(parts.is_empty() && of.passes == Passes::default());
+    let (run, of) = builder.counted();
+    assert!(run.is_empty() && of.passes == Passes::default());
+}
+
+#[test]
+fn adapters_and_the_engine_count_too() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), &shape(40), "abc");
+    let assets = load_assets(dir.path(), Head::Lm, ComputeDType::F32).unwrap();
+    let (sinks, stop) = (Sinks::new(), StopSignal::new());
+    let passes = |config: &Config, with_engine: bool| {
+        let mut meta = Builder::new(&one_thread(), config, None, &sinks, &stop).on_meta();
+        let sizes = engine_config(config, 64, WorkloadBounds::of_prompts(10, 6));
+        let (training, draws, drafts) = (sampling(config, &[]), sizes.draws(), sizes.draft_bytes());
+        match with_engine {
+            true => drop(meta.engine(&assets, sizes, &[&training]).unwrap()),
+            false => drop(meta.scorer("reference", &assets.config, work(2, 2))),
+        }
+        let (_, counted) = meta.counted();
+        (counted, draws, drafts)
+    };
+    let lora = Config { use_peft: true, lora_r: 4, lora_dropout: 0.1, ..Config::default() };
+    let (of, ..) = passes(&lora, false);
+    assert_eq!((of.passes.rank, of.passes.dropped), (12, 24));
+    let (of, ..) = passes(&Config { lora_dropout: 0.0, ..lora }, false);
+    assert_eq!((of.passes.rank, of.passes.dropped, of.passes.sequences), (12, 0, 0));
+    let config = Config { max_completion_length: 20, ..Config::default() };
+    let (of, draws, drafts) = passes(&config, true);
+    assert_eq!((of.passes.sequences, of.passes.positions, of.passes.whole, of.drafts), (draws, 30, false, drafts));
+    assert_eq!((drafts, of.passes.rank), (0, 0));
+    let whole = Config { top_k: 3, speculative: rollout::Speculative::Auto, ..config };
+    let (of, draws, drafts) = passes(&whole, true);
+    assert!(of.passes.whole && of.passes.sequences == draws && of.drafts == drafts && drafts > 0);
+}
+
+#[test]
+fn prompts_for_a_model() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), &shape(40), "abcdef");
+    let assets = load_assets(dir.path(), Head::Lm, ComputeDType::F32).unwrap();
+    let longest = |max_model_len| context(&Config { max_model_len, ..Config::default() }, &assets);
+    assert_eq!((longest(None), longest(Some(30)), longest(Some(99))), (64, 30, 64));
+    let rows = ["ab", "abcdef", "abc"].map(|prompt| serde_json::json!({"prompt": prompt})).to_vec();
+    let load = |config: &Config, room: usize| {
+        let named = Config { dataset_name: Some("memory".into()), ..config.clone() };
+        let spec = DatasetSpec { rows: Rows::try_from(rows.clone()).ok(), ..DatasetSpec::train(&named).unwrap() };
+        PromptDataset::load(&spec, &named, &assets, room)
+    };
+    let all = load(&Config::default(), 58).unwrap();
+    assert_eq!((all.all.len(), all.longest(), all.left_out, all.hash.len()), (3, 6, 0, 64));
+    let some = load(&Config { max_prompt_length: Some(5), ..Config::default() }, 58).unwrap();
+    assert_eq!((some.all.len(), some.longest(), some.left_out), (2, 3, 1));
+    assert!(said(load(&Config::default(), 59)).starts_with("memory, row 2: the prompt has 6 tokens"));
+    assert!(said(load(&Config { max_model_len: Some(9), ..Config::default() }, 4)).contains("the context of 9 tokens"));
+    let none = PromptDataset { all: Vec::new(), hash: String::new(), left_out: 0 };
+    assert_eq!(none.longest(), 0);
+    let system = Config { system_prompt: Some("be brief".into()), ..Config::default() };
+    assert_eq!(
+        said(encoder(&system, &assets).map(|_| ())),
+        "`system_prompt` = \"be brief\": the model has no chat template (chat_template.jinja or \
+         tokenizer_config.json) to \
+         put it in: set system_prompt = \"none\", or take a model that has one"
+    );
+    assert!(encoder(&Config::default(), &assets).is_ok());
+}

@@ -1,0 +1,96 @@
+use super::*;
+use crate::config::ComputeDType;
+use model::tokenizer::SpecialTokens;
+
+struct Nothing;
+
+impl RolloutFunction for Nothing {
+    fn complete(&mut self, _: &RolloutRequest<'_>, _: &mut Generate<'_>) -> anyhow::Result<Vec<GivenCompletion>> {
+        Ok(Vec::new())
+    }
+}
+
+fn rollouts(max_tokens: usize) -> FunctionRollouts {
+    let ctx = crate::context(None, Some(1), ComputeDType::F32).unwrap();
+    let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
+    FunctionRollouts {
+        function: Box::new(Nothing),
+        scorer: Arc::new(Mutex::new(Scorer::new(ctx.memory(), 64, true))),
+        tokenizer: Arc::new(Tokenizer::characters("ab".chars(), &special).unwrap()),
+        template: None,
+        kwargs: Map::new(),
+        max_tokens,
+        ctx,
+    }
+}
+
+fn given(prompt: &[u32], ids: &[u32]) -> GivenCompletion {
+    GivenCompletion { prompt_ids: prompt.to_vec(), ids: ids.to_vec(), ..GivenCompletion::default() }
+}
+
+#[test]
+fn completions_that_cannot_be_learned_from_are_named() {
+    let rollouts = rollouts(6);
+    let four = || vec![given(&[1], &[2, 3]), given(&[1], &[4]), given(&[5, 6], &[7]), given(&[5, 6], &[8, 9, 1, 2])];
+    let checked = |change: &dyn Fn(&mut Vec<GivenCompletion>)| {
+        let mut all = four();
+        change(&mut all);
+        rollouts.checked(all, 4, 2, 10).map(|all| all.len()).map_err(|error| error.to_string())
+    };
+    assert_eq!(checked(&|_| {}), Ok(4), "the last has as many tokens as there is room for");
+    let said =
+        |change: &dyn Fn(&mut Vec<GivenCompletion>), words: &str| assert_eq!(checked(change), Err(words.to_owned()));
+    said(
+        &|all| drop(all.pop()),
+        "it gave 3 completions for 4 prompts: one for each is expected (every prompt is there 2 times, as often as its \
+         group has completions)",
+    );
+    said(&|all| all[3].prompt_ids.clear(), "prompt_ids[3] has no token");
+    said(&|all| all[1].ids.clear(), "completion_ids[1] has no token");
+    said(&|all| all[2].prompt_ids[1] = 10, "prompt_ids[2] has token 10, and the model's vocabulary ends at 10");
+    said(&|all| all[0].ids[1] = 11, "completion_ids[0] has token 11, and the model's vocabulary ends at 10");
+    said(&|all| all[0].logps = Some(vec![-1.0]), "logprobs[0] has 1 elements for 2 tokens");
+    said(&|all| all[1].mask = Some(vec![true; 2]), "env_mask[1] has 2 elements for 1 tokens");
+    said(
+        &|all| all[0].mask = Some(vec![false; 2]),
+        "env_mask[0] is 0 for every token: the model sampled none, there is nothing to learn",
+    );
+    assert_eq!(checked(&|all| (all[0].mask, all[0].logps) = (Some(vec![false, true]), Some(vec![-1.0; 2]))), Ok(4));
+    said(
+        &|all| all[3].ids.push(1),
+        "prompt and completion 3 have 7 tokens, and there is room for 6: raise max_completion_length, or set \
+         max_prompt_length for longer prompts than the dataset's",
+    );
+    let other = |at: usize, first: usize| {
+        format!(
+            "prompt_ids[{at}] is another than prompt_ids[{first}], but both are of one group, which shares its \
+             prompt: put what differs into completion_ids, with env_mask 0"
+        )
+    };
+    said(&|all| all[1].prompt_ids[0] = 2, &other(1, 0));
+    said(&|all| all[3].prompt_ids[0] = 2, &other(3, 2));
+}
+
+#[test]
+fn a_completion_of_the_engine_that_comes_back_unchanged_is_the_policys() {
+    let logps = vec![-0.5, -1.0];
+    let written = Written::from([((vec![1], vec![2, 3]), (logps.clone(), FinishReason::Length))]);
+    let of = |given: &GivenCompletion, scores: Option<Vec<f32>>| completion(1, given, scores, &written, 6, &[3]);
+    let with = |logps: Option<Vec<f32>>| GivenCompletion { logps, ..given(&[1], &[2, 3]) };
+    let none = super::super::replay::NO_VERSION;
+    let shown = |c: Completion| (c.columns.sampler_logps().unwrap().to_vec(), c.versions, c.finish_reason);
+    // The policy scored it, or its engine did; else nobody knows which weights gave these log-probabilities.
+    assert_eq!(shown(of(&with(None), Some(vec![-2.0; 2]))), (vec![-2.0; 2], vec![6; 2], FinishReason::Length));
+    assert_eq!(shown(of(&with(Some(logps.clone())), None)), (logps.clone(), vec![6; 2], FinishReason::Length));
+    let others = vec![-0.5, -1.5];
+    assert_eq!(shown(of(&with(Some(others.clone())), None)), (others, vec![none; 2], FinishReason::Length));
+    let partly = of(&with(Some(vec![-0.25, f32::NAN])), Some(vec![-3.0, -4.0]));
+    assert_eq!(shown(partly), (vec![-0.25, -4.0], vec![none; 2], FinishReason::Length));
+    // One that the engine did not write has ended if its last token is a stop id.
+    let other = GivenCompletion { logps: Some(logps.clone()), ..given(&[2], &[2, 3]) };
+    assert_eq!(shown(of(&other, None)), (logps.clone(), vec![none; 2], FinishReason::Stop));
+    let cut = GivenCompletion { logps: Some(logps), mask: Some(vec![false, true]), ..given(&[1], &[3, 2]) };
+    let made = of(&cut, None);
+    assert_eq!((made.finish_reason, made.generation, &made.ids), (FinishReason::Length, 1, &vec![3, 2]));
+    assert_eq!((made.mask, of(&other, None).mask), (vec![false, true], vec![true; 2]));
+}

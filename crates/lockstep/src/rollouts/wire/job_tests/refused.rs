@@ -1,0 +1,259 @@
+//! The columns of jobs and answers, and what is said of each that does not fit.
+
+use super::super::tests::{widths, with_column};
+use super::super::{Group, RecordReader, RecordWriter};
+use super::*;
+
+type Put<'a> = &'a dyn Fn(&mut RecordWriter);
+
+/// What is said of `bytes` as a job.
+fn said(bytes: &[u8]) -> String {
+    GroupJob::from_bytes(bytes).unwrap_err().to_string()
+}
+
+/// What is said of a job with other values in the column `name`.
+fn job_with(name: &str, put: Put<'_>) -> String {
+    said(&with_column(&job().to_bytes(), name, put))
+}
+
+/// What is said of an answer with other values in the column `name`.
+fn answer_with(name: &str, put: Put<'_>) -> String {
+    let bytes = with_column(&answer().to_bytes(), name, put);
+    GroupAnswer::from_bytes(&bytes, &job()).unwrap_err().to_string()
+}
+
+#[test]
+fn the_columns_are_those_that_the_documentation_names() {
+    let bytes = GroupJob { until: Some(3), ..job() }.to_bytes();
+    let names = "job prompt_ids prompt dataset sampling sampling_counts stop_ids stop rewards until";
+    assert_eq!(widths(&bytes), names.split(' ').map(|name| (name, 1)).collect::<Vec<_>>());
+    let (record, rest) = RecordReader::take(&bytes).unwrap();
+    assert!(rest.is_empty());
+    let uints = |name: &str| record.uints(name).unwrap().unwrap();
+    assert_eq!((uints("job"), uints("until")), (vec![9, 6, 8, 2, 3], vec![3]));
+    assert_eq!((uints("prompt_ids"), uints("stop_ids")), (vec![7, 300], vec![0, 2]));
+    assert_eq!(uints("sampling_counts"), [5, 4, u64::MAX, 1, 0, 1]);
+    assert_eq!(record.f64s("sampling").unwrap().unwrap(), [0.7, 0.1 + 0.2, 0.01, 1.1]);
+    assert_eq!(record.texts("rewards").unwrap().unwrap(), ["a", "b"]);
+    let must_be_known = |name: &str| record.refuse_unknown(|known| known != name).is_err();
+    let optional: Vec<&str> = record.names().filter(|name| !must_be_known(name)).collect();
+    assert_eq!(optional, ["prompt", "dataset"]);
+    assert_eq!(widths(&job().to_bytes()).len(), 9, "without a length at which it is returned");
+    let flags = SamplingParams { prompt_logprobs: true, entropies: false, ..job().sampling };
+    let bytes = GroupJob { sampling: flags.clone(), ..job() }.to_bytes();
+    assert_eq!(GroupJob::from_bytes(&bytes).unwrap().sampling, flags);
+
+    let bytes = answer().to_bytes();
+    let of_reward = |k: usize, names: &str| names.split(' ').map(|name| format!("{k}.{name}")).collect::<Vec<_>>();
+    let first = of_reward(0, "scored values steps problems extra metrics metric_values timed_out seconds");
+    let second = of_reward(1, "scored values problems extra metrics metric_values timed_out seconds");
+    let names: Vec<String> = [vec!["answer".to_owned(), "rollout_s".to_owned()], first, second].concat();
+    assert_eq!(widths(&bytes), names.iter().map(|name| (&**name, 1)).collect::<Vec<_>>());
+    let (record, rest) = RecordReader::take(&bytes).unwrap();
+    assert_eq!(record.uints("answer").unwrap().unwrap(), [9, 2]);
+    assert_eq!(
+        (record.f64s("rollout_s").unwrap().unwrap(), record.f64s("0.seconds").unwrap().unwrap()),
+        (vec![1.5], vec![0.25])
+    );
+    assert_eq!(record.runs("0.scored", 2).unwrap().unwrap(), [1, 0]);
+    assert_eq!(record.f64s("0.values").unwrap().unwrap(), [0.1 + 0.2]);
+    assert_eq!(record.f64s("1.values").unwrap().unwrap(), [f64::INFINITY, f64::MIN_POSITIVE]);
+    let step = format!("[[1,2,{}]]", (-0.0f64).to_bits());
+    assert_eq!(record.texts("0.steps").unwrap().unwrap(), [&step, "null"]);
+    assert_eq!(record.texts("0.metrics").unwrap().unwrap(), ["m", "l"]);
+    assert_eq!(record.f64s("0.metric_values").unwrap().unwrap(), [1e300, 5e-324]);
+    assert_eq!(
+        (record.uints("0.timed_out").unwrap(), record.uints("1.timed_out").unwrap()),
+        (Some(vec![1]), Some(vec![0]))
+    );
+    let (group, rest) = Group::read(rest).unwrap();
+    assert_eq!((group.id, &group.prompt_ids, group.completions.len(), rest.len()), (9, &vec![7, 300], 2, 0));
+    let mut at_token = answer();
+    at_token.scores[0].scores.steps[1] = Some(vec![StepScore { end: StepEnd::Token(3), score: 0.5 }]);
+    assert_eq!(GroupAnswer::from_bytes(&at_token.to_bytes(), &job()).unwrap(), at_token);
+}
+
+#[test]
+fn what_is_no_job_is_said() {
+    assert_eq!(job_with("job", &|r| r.uints("job", 1, [9, 6, 8, 2])), "column `job` does not have 5 numbers");
+    assert_eq!(job_with("job", &|_| {}), "column `job` does not have 5 numbers");
+    let counts = |values: &'static [u64]| {
+        job_with("sampling_counts", &|r| r.uints("sampling_counts", 1, values.iter().copied()))
+    };
+    assert_eq!(counts(&[5, 4, 7, 1, 0]), "column `sampling_counts` does not have 6 numbers");
+    assert_eq!(counts(&[5, 4, 7, 1, 2, 0]), "column `sampling_counts` has 2, which is neither 0 nor 1");
+    assert_eq!(counts(&[5, 4, 7, 1, 0, 3]), "column `sampling_counts` has 3, which is neither 0 nor 1");
+    let sampling = |values: &[f64]| job_with("sampling", &|r| r.f64s("sampling", 1, values));
+    for count in [0, 3, 5] {
+        assert_eq!(sampling(&vec![1.0; count]), "column `sampling` does not have four numbers");
+    }
+    for place in 0..4 {
+        for wrong in [f64::NAN, f64::INFINITY, -0.5] {
+            let mut values = [0.0; 4];
+            values[place] = wrong;
+            assert_eq!(sampling(&values), "column `sampling` has a number that no run samples with", "{values:?}");
+        }
+    }
+    let zeros = with_column(&job().to_bytes(), "sampling", |r| r.f64s("sampling", 1, &[0.0; 4]));
+    assert_eq!(GroupJob::from_bytes(&zeros).unwrap().sampling.temperature, 0.0, "greedily");
+
+    let nothing = "it asks for nothing: no prompt, no completion or no token";
+    assert_eq!(job_with("prompt_ids", &|_| {}), nothing);
+    assert_eq!(counts(&[5, 0, 7, 1, 0, 0]), nothing);
+    let generations = |n: u64| {
+        let bytes = with_column(&job().to_bytes(), "job", |r| r.uints("job", 1, [9, 6, 8, n, 3]));
+        GroupJob::from_bytes(&bytes).map(|job| job.num_generations).map_err(|error| error.to_string())
+    };
+    assert_eq!((generations(0), generations(1)), (Err(nothing.into()), Ok(1)));
+    assert_eq!((generations(1 << 20), generations((1 << 20) + 1)), (Ok(1 << 20), Err(nothing.into())));
+
+    for name in ["prompt_ids", "stop_ids"] {
+        let token = format!("column `{name}` has 4294967296, which is no token");
+        assert_eq!(job_with(name, &|r| r.uints(name, 1, [1, 1 << 32])), token);
+    }
+    for name in ["prompt", "dataset"] {
+        assert_eq!(job_with(name, &|_| {}), format!("column `{name}` is not one text"));
+        let one = if name == "prompt" { "\"x\"" } else { "{}" };
+        assert_eq!(job_with(name, &|r| r.texts(name, [one, one])), format!("column `{name}` is not one text"));
+        let end = format!("column `{name}`: EOF while parsing a value at line 1 column 0");
+        assert_eq!(job_with(name, &|r| r.texts(name, [""])), end);
+    }
+    for wrong in [&[0][..], &[], &[2, 2]] {
+        let until = job_with("", &|r| r.uints("until", 1, wrong.iter().copied()));
+        assert_eq!(until, "column `until` does not have one number above 0");
+    }
+    let until = with_column(&job().to_bytes(), "", |r| r.uints("until", 1, [1]));
+    assert_eq!(GroupJob::from_bytes(&until).unwrap().until, Some(1));
+    let unknown = "column `later` changes what the others mean, and this program does not know it: use a newer one";
+    assert_eq!(job_with("", &|r| r.must_be_known().bytes("later", &[])), unknown);
+}
+
+#[test]
+fn what_follows_a_job_is_what_its_completions_have_so_far() {
+    let job_bytes = GroupJob { so_far: Vec::new(), ..later() }.to_bytes();
+    let so_far = later().to_bytes()[job_bytes.len()..].to_vec();
+    let other = "what follows the job is not what its completions have so far";
+    let of_group = |change: &dyn Fn(&mut Group)| {
+        let (mut group, _) = Group::read(&so_far).unwrap();
+        change(&mut group);
+        let mut bytes = job_bytes.clone();
+        group.write(&mut bytes);
+        GroupJob::from_bytes(&bytes).map_err(|error| error.to_string())
+    };
+    assert_eq!(of_group(&|_| {}), Ok(later()));
+    assert_eq!(of_group(&|group| group.id = 8), Err(other.into()));
+    assert_eq!(of_group(&|group| drop(group.completions.pop())), Err(other.into()));
+    assert_eq!(said(&[&later().to_bytes()[..], &so_far].concat()), other);
+    let none = "completion 1 is none that the job asks for";
+    assert_eq!(of_group(&|group| group.completions[1].generation = 0), Err(none.into()));
+    assert_eq!(of_group(&|group| group.completions[0].mask[1] = false), Err(none.replace('1', "0")));
+    let lacks = |place: usize| Err(format!("completion {place} lacks `versions` or `token.sampler_logps`"));
+    assert_eq!(of_group(&|group| group.completions[0].versions.clear()), lacks(0));
+    assert_eq!(of_group(&|group| drop(group.completions[1].columns.remove(SAMPLER_LOGPS))), lacks(1));
+    let why = Err("completion 1 does not say why it ended".into());
+    assert_eq!(of_group(&|group| group.completions[1].finish_reason = None), why);
+}
+
+#[test]
+fn what_is_no_answer_is_said() {
+    let does_not_fit = |name: &str| format!("column `{name}` does not fit 2 completions");
+    assert_eq!(answer_with("answer", &|r| r.uints("answer", 1, [9])), "column `answer` does not have 2 numbers");
+    assert_eq!(answer_with("answer", &|r| r.uints("answer", 1, [8, 2])), "it answers another job");
+    for asked in [0, 1, 3] {
+        let said = answer_with("answer", &|r| r.uints("answer", 1, [9, asked]));
+        assert_eq!(said, "it does not have 2 completions with the scores of 2 rewards");
+    }
+    for seconds in [&[][..], &[1.0, 2.0]] {
+        let said = answer_with("rollout_s", &|r| r.f64s("rollout_s", 1, seconds));
+        assert_eq!(said, "column `rollout_s` does not have one number");
+        assert_eq!(answer_with("1.seconds", &|r| r.f64s("1.seconds", 1, seconds)), does_not_fit("1.seconds"));
+    }
+    assert_eq!(answer_with("0.scored", &|_| {}), does_not_fit("0.scored"));
+    assert_eq!(answer_with("0.scored", &|r| r.runs("0.scored", [1, 2])), does_not_fit("0.scored"));
+    let one = answer_with("0.scored", &|r| r.runs("0.scored", [1]));
+    assert_eq!(one, "column `0.scored` does not have 2 values, one for each");
+    for values in [&[][..], &[0.5, 0.5]] {
+        assert_eq!(answer_with("0.values", &|r| r.f64s("0.values", 1, values)), does_not_fit("0.values"));
+    }
+    for steps in [&["null"][..], &["null"; 3], &["[[2, 0, 0]]", "null"]] {
+        assert_eq!(answer_with("0.steps", &|r| r.texts("0.steps", steps)), does_not_fit("0.steps"));
+    }
+    let mut at_most = answer();
+    at_most.scores[1].scores.problems = vec![Problem::new("b", 2, "x").at(vec![0, 1])];
+    at_most.scores[1].scores.timed_out = 2;
+    assert_eq!(GroupAnswer::from_bytes(&at_most.to_bytes(), &job()), Ok(at_most.clone()));
+    let spoiled = |spoil: fn(&mut Scores)| {
+        let mut answer = at_most.clone();
+        spoil(&mut answer.scores[1].scores);
+        GroupAnswer::from_bytes(&answer.to_bytes(), &job()).unwrap_err().to_string()
+    };
+    assert_eq!(spoiled(|scores| scores.problems[0].rows = 3), does_not_fit("1.problems"));
+    assert_eq!(spoiled(|scores| scores.problems[0].completions = vec![0, 2]), does_not_fit("1.problems"));
+    assert_eq!(spoiled(|scores| scores.extra = vec![("x".into(), vec![json!(1); 3])]), does_not_fit("1.extra"));
+    assert_eq!(spoiled(|scores| scores.timed_out = 3), does_not_fit("1.timed_out"));
+    let metrics = |put: Put<'_>| answer_with("0.metric_values", put);
+    assert_eq!(metrics(&|r| r.f64s("0.metric_values", 1, &[1.0])), does_not_fit("0.metric_values"));
+    assert_eq!(metrics(&|_| {}), does_not_fit("0.metric_values"));
+    let timed_out = answer_with("0.timed_out", &|r| r.uints("0.timed_out", 1, [1, 1]));
+    assert_eq!(timed_out, "column `0.timed_out` does not have 1 numbers");
+    assert_eq!(answer_with("0.extra", &|_| {}), "column `0.extra` is not one text");
+    assert!(answer_with("", &|r| r.must_be_known().bytes("later", &[])).contains("column `later`"));
+
+    let more = [answer().to_bytes(), answer().to_bytes()].concat();
+    assert_eq!(GroupAnswer::from_bytes(&more, &job()).unwrap_err().to_string(), "it answers another job");
+    assert_eq!(GroupAnswer::believed(&more, &job()).unwrap_err().to_string(), "it answers another job");
+    assert_eq!(GroupAnswer::believed(&answer().to_bytes(), &job()), Ok(answer()));
+    let no_answer = GroupAnswer::number(&job().to_bytes()).unwrap_err().to_string();
+    assert_eq!(no_answer, "column `answer` does not have 2 numbers");
+}
+
+/// An answer to `job` whose only completion has these tokens, which end so.
+fn of_one(job: &GroupJob, tokens: usize, finish_reason: FinishReason) -> Result<(), String> {
+    let completion = one(tokens, finish_reason);
+    let group = RolloutGroup::new(9, job.prompt.tokens.clone(), vec![completion]);
+    let answer = GroupAnswer { group, scores: Vec::new(), rollout_s: 0.5 };
+    GroupAnswer::from_bytes(&answer.to_bytes(), job).map(|_| ()).map_err(|error| error.to_string())
+}
+
+fn one(tokens: usize, finish_reason: FinishReason) -> rollout::Completion {
+    rollout::Completion {
+        generation: 0,
+        ids: vec![4; tokens],
+        mask: vec![true; tokens],
+        versions: vec![6; tokens],
+        columns: recorded(vec![-0.3; tokens]),
+        finish_reason,
+    }
+}
+
+#[test]
+fn a_completion_has_as_many_tokens_as_its_job_asks_for() {
+    use FinishReason::{Length, Stop, Unfinished};
+    let job = |so_far: Option<rollout::Completion>, until: Option<usize>| GroupJob {
+        num_generations: 1,
+        rewards: Vec::new(),
+        so_far: so_far.into_iter().collect(),
+        until,
+        ..super::job()
+    };
+    let (none, other) =
+        ("completion 0 is none that the job asks for", "completion 0 does not continue what it was given");
+    let (none, other) = (Err(none.to_owned()), Err(other.to_owned()));
+    // At most four tokens, and unfinished only where the job says so.
+    let whole = job(None, None);
+    assert_eq!((of_one(&whole, 4, Stop), of_one(&whole, 5, Stop)), (Ok(()), none.clone()));
+    assert_eq!((of_one(&whole, 0, Length), of_one(&whole, 4, Unfinished)), (Ok(()), none.clone()));
+    let chunk = job(None, Some(2));
+    assert_eq!((of_one(&chunk, 2, Unfinished), of_one(&chunk, 1, Unfinished)), (Ok(()), none.clone()));
+    assert_eq!((of_one(&chunk, 2, Stop), of_one(&chunk, 3, Stop)), (Ok(()), none.clone()));
+    let beyond = job(None, Some(9));
+    assert_eq!((of_one(&beyond, 4, Length), of_one(&beyond, 5, Length)), (Ok(()), none.clone()));
+    // One that was begun has more tokens than before.
+    let begun = job(Some(one(2, Unfinished)), Some(3));
+    assert_eq!((of_one(&begun, 3, Unfinished), of_one(&begun, 3, Stop)), (Ok(()), Ok(())));
+    assert_eq!((of_one(&begun, 2, Stop), of_one(&begun, 1, Stop)), (other.clone(), other.clone()));
+    // One that has ended stays, even if it is longer than what others are to have.
+    let ended = job(Some(one(3, Stop)), Some(2));
+    assert_eq!((of_one(&ended, 3, Stop), of_one(&ended, 3, Length)), (Ok(()), other.clone()));
+    assert_eq!((of_one(&ended, 2, Stop), of_one(&ended, 4, Stop)), (other, none));
+}

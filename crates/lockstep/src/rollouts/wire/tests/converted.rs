@@ -1,0 +1,200 @@
+//! Groups of a generation batch, of samples and of evaluations in the form in which they are written.
+
+use super::super::convert::{of_evaluation, of_rollouts};
+use super::*;
+use crate::config::SamplingPlan;
+use crate::rollouts::generation::tests::round;
+use crate::rollouts::{Rollouts, samples};
+use rewards::Problem;
+use rollout::SamplingParams;
+
+/// What a bit of a version says: that another run counted it.
+const OF_ANOTHER_RUN: u64 = 1 << 63;
+
+/// Two groups of two completions, the first of which another run sampled.
+fn rollouts() -> Rollouts {
+    let mut rollouts = round(&[(3, [Some(1.0), None]), (5, [Some(2.0), Some(4.0)])]);
+    rollouts.reward_weights = vec![0.5];
+    for (place, c) in rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
+        c.completion.generation = place % 2;
+        c.completion.versions = vec![[OF_ANOTHER_RUN | 6, u64::MAX, 7, 8][place]];
+        c.completion.columns.set(SAMPLER_LOGPS, vec![-0.25 - place as f32]);
+        c.completion.finish_reason = if place == 2 { FinishReason::Length } else { FinishReason::Stop };
+        c.extra = object(json!({"place": place}));
+    }
+    rollouts.groups[0].lineage = Some(Lineage([1; 16]));
+    rollouts.groups[0].problems = vec![Problem::new("r", 1, "none").at(vec![1])];
+    rollouts
+}
+
+fn sampling() -> SamplingParams {
+    SamplingParams {
+        temperature: 0.5,
+        top_k: 20,
+        top_p: 0.75,
+        min_p: 0.125,
+        repetition_penalty: 1.25,
+        max_new_tokens: 9,
+        stop_ids: vec![0, 4],
+        stop_strings: vec!["end".into()],
+        seed: 11,
+        prompt_logprobs: true,
+        top_logprobs: 2,
+        entropies: true,
+    }
+}
+
+fn settings() -> Value {
+    json!({"temperature": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.25,
+        "max_completion_length": 9, "stop_token_ids": [0, 4], "stop": ["end"], "seed": 11})
+}
+
+#[test]
+fn a_generation_is_recorded_with_what_was_learned_from_it() {
+    let rollouts = rollouts();
+    let mut samples = samples::of_rollouts(&rollouts);
+    assert_eq!(
+        samples.iter().map(|s| (s.group, s.truncated)).collect::<Vec<_>>(),
+        [(3, false), (3, false), (5, true), (5, false)]
+    );
+    for (place, sample) in samples.iter_mut().enumerate() {
+        assert_eq!(sample.advantage, Advantage::Sequence(0.0));
+        assert_eq!((&sample.completion, &sample.mask), (&vec![sample.group as u32], &vec![true]));
+        sample.mask = vec![place != 1];
+        sample.advantage = Advantage::Sequence(place as f32);
+        sample.columns.set(REF_LOGPS, vec![-1.0 - place as f32]);
+    }
+    let plan = SamplingPlan::alike(Arc::new(sampling()));
+    let recorded = of_rollouts(&rollouts, &samples, &plan, 12, Some(Lineage([2; 16])));
+    let [first, second] = &recorded[..] else { panic!("{recorded:?}") };
+    for (group, id) in [(first, 3), (second, 5)] {
+        assert_eq!(
+            (group.id, group.step, &group.prompt_ids, group.prompt_id),
+            (id, Some(12), &vec![id as u32], Some(id))
+        );
+        assert_eq!((&group.prompt, &group.dataset), (&Some(Content::Text(id.to_string())), &Map::new()));
+        assert_eq!(Value::Object(group.sampling.clone()), settings());
+        assert_eq!((&group.reward_names, &group.reward_weights), (&vec!["r".to_owned()], &vec![0.5]));
+        assert!(group.completions.iter().all(|c| c.content.is_none()), "the token ids give it");
+    }
+    assert_eq!([first.lineage, second.lineage], [Some(Lineage([1; 16])), Some(Lineage([2; 16]))]);
+    let problem = json!({"reward": "r", "kind": "failed", "message": "none", "rows": 1, "example": null, "fatal": false,
+        "completions": [1]});
+    assert_eq!((&first.problems, &second.problems), (&vec![problem], &vec![]));
+    let versions = [vec![6], vec![], vec![7], vec![8]];
+    for (place, (c, versions)) in recorded.iter().flat_map(|group| &group.completions).zip(versions).enumerate() {
+        assert_eq!((c.generation, &c.versions, c.mask[0]), (place % 2, &versions, place != 1));
+        assert_eq!((c.sampled[0], &c.advantage), (true, &Some(Advantage::Sequence(place as f32))));
+        assert_eq!(c.columns.sampler_logps().unwrap(), [-0.25 - place as f32]);
+        assert_eq!(c.columns.ref_logps().unwrap(), [-1.0 - place as f32]);
+        let reason = if place == 2 { FinishReason::Length } else { FinishReason::Stop };
+        assert_eq!((c.finish_reason, &c.extra["place"]), (Some(reason), &json!(place)));
+        assert_eq!(c.rewards, [[Some(1.0), None, Some(2.0), Some(4.0)][place]]);
+    }
+
+    let evaluated: Vec<Group> = of_evaluation(&rollouts, &sampling(), 12, "easy").collect();
+    for (group, recorded) in evaluated.iter().zip(&recorded) {
+        let mut expected = settings();
+        expected["evaluation_set"] = json!("easy");
+        assert_eq!((Value::Object(group.sampling.clone()), group.step), (expected, Some(12)));
+        assert_eq!((&group.reward_names, &group.reward_weights), (&recorded.reward_names, &recorded.reward_weights));
+        for (c, recorded) in group.completions.iter().zip(&recorded.completions) {
+            assert_eq!((&c.versions, &c.advantage, &c.mask), (&recorded.versions, &None, &vec![true]));
+            assert_eq!((&c.columns.sampler_logps(), c.columns.ref_logps()), (&recorded.columns.sampler_logps(), None));
+        }
+    }
+    assert_eq!([evaluated[0].lineage, evaluated[1].lineage], [Some(Lineage([1; 16])), None]);
+}
+
+#[test]
+fn a_group_without_what_scoring_needs_is_refused() {
+    let scored = rollouts().groups.remove(0);
+    let said = |change: fn(&mut Group)| {
+        let mut group = Group::of_scored(&scored, true);
+        change(&mut group);
+        group.into_scored().unwrap_err().to_string()
+    };
+    assert_eq!(said(|g| g.prompt_id = None), "group 3: column `prompt_id` is missing");
+    assert_eq!(said(|g| g.prompt = None), "group 3: column `prompt` is missing");
+    assert_eq!(said(|g| g.completions[1].content = None), "group 3: column `completions` is missing");
+    assert_eq!(said(|g| g.completions[1].finish_reason = None), "group 3: column `finish_reasons` is missing");
+    let problem = said(|g| g.problems = vec![json!({"reward": 1})]);
+    assert!(problem.starts_with("group 3: column `problems`: invalid type: "), "{problem}");
+    let back = Group::of_scored(&scored, true).into_scored().unwrap();
+    assert_eq!((back.problems, back.lineage), (scored.problems.clone(), scored.lineage));
+}
+
+#[test]
+fn neighbours_of_one_number_and_prompt_are_a_group() {
+    let prompts = [model::Prompt::new([1]), model::Prompt::new([1])];
+    let sample = |group: u64, prompt: usize, id: u32| Sample {
+        group,
+        versions: vec![u64::from(id)],
+        truncated: id.is_multiple_of(2),
+        advantage: Advantage::Sequence(id as f32),
+        ..Sample::supervised(prompts[prompt].clone(), vec![id])
+    };
+    let samples =
+        [sample(7, 0, 1), sample(7, 0, 2), sample(8, 0, 3), sample(8, 1, 4), sample(8, 1, 5), sample(7, 0, 6)];
+    let groups = Group::of_samples(&samples);
+    let of = |group: &Group| (group.id, group.prompt_in_batch, group.completions.len(), group.prompt_ids.clone());
+    let expected = [(7, 0, 2), (8, 0, 1), (8, 1, 2), (7, 0, 1)].map(|(id, prompt, n)| (id, Some(prompt), n, vec![1]));
+    assert_eq!(groups.iter().map(of).collect::<Vec<_>>(), expected);
+    let places: Vec<usize> = groups.iter().flat_map(|group| &group.completions).map(|c| c.generation).collect();
+    assert_eq!(places, [0, 1, 0, 0, 1, 0]);
+    let back = Group::into_samples(groups);
+    assert_eq!(back, samples);
+    let shared: Vec<bool> = back.iter().map(|sample| Arc::ptr_eq(&sample.prompt, &back[0].prompt)).collect();
+    assert_eq!(shared, [true, true, true, false, false, true]);
+    // What a group does not say: an advantage of 0, a prompt of its own.
+    let group = || Group { id: 2, completions: vec![Completion::new(0, vec![4])], ..Group::default() };
+    let unknown = Group::into_samples(vec![group(), group()]);
+    assert_eq!((&unknown[0].advantage, unknown[0].truncated), (&Advantage::Sequence(0.0), false));
+    assert!(!Arc::ptr_eq(&unknown[0].prompt, &unknown[1].prompt));
+}
+
+#[test]
+fn a_line_has_every_key_that_is_known() {
+    let mut lines = full().lines();
+    let second = json!({"step": 3, "prompt_ids": [1, 2, 300], "completion_ids": [5], "rewards": [null, null],
+        "reward_names": ["math", "len"], "logprobs": [-0.25], "truncated": false, "versions": [[8, 1]],
+        "problems": [{"reward": "len", "message": "no\nanswer"}], "group": u64::MAX, "generation": 0, "prompt_id": 12,
+        "prompt": [{"role": "user", "content": "hi"}], "completion": [{"role": "assistant", "content": "b"}],
+        "columns": {"answer": "7", "z": {"a": 1e-300}}, "lineage": "30313233343536373839616263646566",
+        "sampling": {"temperature": 0.7, "top_k": 0}, "advantages": -0.0, "fork": {"parent": 0, "at": 1}});
+    assert_eq!(Value::Object(lines.remove(1)), second);
+    let third = json!({"step": 3, "prompt_ids": [1, 2, 300], "completion_ids": [], "rewards": [null, null],
+        "reward_names": ["math", "len"], "problems": [{"reward": "len", "message": "no\nanswer"}], "group": u64::MAX,
+        "generation": 1, "prompt_id": 12, "prompt": [{"role": "user", "content": "hi"}],
+        "columns": {"answer": "7", "z": {"a": 1e-300}}, "lineage": "30313233343536373839616263646566",
+        "sampling": {"temperature": 0.7, "top_k": 0}});
+    assert_eq!(Value::Object(lines.remove(1)), third);
+    assert_eq!(lines[0]["extra"], json!({"answer": 0.1, "parsed": [null, "x"]}));
+    assert_eq!(lines[0]["ref_logprobs"][2], json!(-3.0));
+
+    // A problem is told of the completions that it is of, without what is known from the line.
+    let problem = |completions: &[usize]| {
+        let (message, example) = ("m", None::<&str>);
+        json!({"reward": "r", "message": message, "rows": 2, "example": example, "fatal": false,
+            "completions": completions})
+    };
+    let group = Group { problems: vec![problem(&[0, 2]), problem(&[1])], ..full() };
+    let of = |line: &Map<String, Value>| line.get("problems").cloned();
+    let own = json!([{"reward": "r", "message": "m", "fatal": false}]);
+    assert_eq!(group.lines().iter().map(of).collect::<Vec<_>>(), [Some(own.clone()), Some(own.clone()), Some(own)]);
+    let group = Group { problems: vec![problem(&[2])], ..full() };
+    assert_eq!(
+        group.lines().iter().map(|line| line.contains_key("problems")).collect::<Vec<_>>(),
+        [false, false, true]
+    );
+
+    // Columns of one value a token are lists, others are lists of lists.
+    let mut one = Completion::new(0, vec![5, 6]);
+    one.columns.insert("x", Column { width: 1, values: Values::U32(vec![3, 4]) });
+    one.columns.insert("y", Column { width: 2, values: Values::F32(vec![0.5, 1.0, 1.5, 2.0]) });
+    one.columns.set(REF_LOGPS, vec![-1.0, -2.0]);
+    let group = Group { completions: vec![one], reward_names: Vec::new(), ..Group::default() };
+    assert_eq!(group.lines()[0]["tokens"], json!({"x": [3, 4], "y": [[0.5, 1.0], [1.5, 2.0]]}));
+    let replayed = group.replayed();
+    assert_eq!((replayed.reward_names, replayed.lineage, replayed.completions[0].truncated), (None, None, None));
+}

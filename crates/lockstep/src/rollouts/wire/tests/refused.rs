@@ -1,0 +1,223 @@
+//! A group whose columns do not fit each other: each error names the group, the column and what is wrong with it.
+
+use super::super::read::Outline;
+use super::*;
+
+type Put<'a> = &'a dyn Fn(&mut RecordWriter);
+
+/// A group of two completions with two tokens and one, scored by two rewards.
+fn good() -> Vec<u8> {
+    let mut record = RecordWriter::new();
+    record.uints("group", 1, [4]);
+    record.uints("prompt_ids", 1, [1, 2]);
+    record.uints("lengths", 1, [2, 1]);
+    record.uints("ids", 1, [9, 8, 7]);
+    record.texts("reward_names", ["a", "b"]);
+    record.f64s("reward_weights", 1, &[2.0, 1.0]);
+    record.runs("scored", [1, 0, 1, 1]);
+    record.f64s("scores", 1, &[0.5, 0.25, 4.0]);
+    let mut bytes = Vec::new();
+    record.finish(&mut bytes);
+    bytes
+}
+
+fn with(name: &str, put: Put<'_>) -> Result<Group, String> {
+    let bytes = with_column(&good(), name, put);
+    Group::read(&bytes).map(|(group, _)| group).map_err(|error| error.to_string())
+}
+
+/// Checks what is said of a group in which the column `name` is what `put` adds.
+#[track_caller]
+fn said(name: &str, put: Put<'_>, what: &str) {
+    assert_eq!(with(name, put).unwrap_err(), format!("group 4: column {what}"));
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    assert_eq!(with("group", &|_| {}).unwrap_err(), "column `group` is missing");
+    assert_eq!(with("group", &|r| r.uints("group", 1, [4, 4])).unwrap_err(), "column `group` does not have one number");
+    for name in ["prompt_ids", "lengths", "ids", "scored", "scores"] {
+        said(name, &|_| {}, &format!("`{name}` is missing"));
+    }
+    // Without names of rewards, there are no scores to read.
+    let without = with("reward_names", &|_| {}).unwrap_err();
+    assert_eq!(without, "group 4: column `reward_weights` does not have a weight for each of `reward_names`");
+    let rewards = |group: Group| group.completions.into_iter().map(|c| c.rewards).collect::<Vec<_>>();
+    assert_eq!(
+        with("reward_weights", &|_| {}).map(rewards),
+        Ok(vec![vec![Some(0.5), None], vec![Some(0.25), Some(4.0)]])
+    );
+}
+
+#[test]
+fn numbers_and_texts_that_do_not_fit_are_named() {
+    said("prompt_ids", &|r| r.uints("prompt_ids", 1, [1, 1 << 32]), "`prompt_ids` has a number above 2^32");
+    said("ids", &|r| r.uints("ids", 1, [9, 8, 1 << 32]), "`ids` has a number above 2^32");
+    for more in [vec![2, 2], vec![4], vec![2, u64::MAX], vec![u64::MAX, 2]] {
+        said("lengths", &|r| r.uints("lengths", 1, more.clone()), "`lengths` names more tokens than `ids` has");
+    }
+    for fewer in [vec![2], vec![1, 1], vec![]] {
+        said("lengths", &|r| r.uints("lengths", 1, fewer.clone()), "`lengths` names fewer tokens than `ids` has");
+    }
+    for weights in [&[1.0][..], &[1.0; 3]] {
+        let what = "`reward_weights` does not have a weight for each of `reward_names`";
+        said("reward_weights", &|r| r.f64s("reward_weights", 1, weights), what);
+    }
+    for name in ["step", "prompt_id", "prompt_in_batch"] {
+        said("", &|r| r.uints(name, 1, [1, 2]), &format!("`{name}` does not have one number"));
+        said("", &|r| r.uints(name, 1, []), &format!("`{name}` does not have one number"));
+    }
+    for name in ["prompt", "dataset", "sampling"] {
+        said("", &|r| r.texts(name, ["{}", "{}"]), &format!("`{name}` does not have one text"));
+    }
+    for name in ["dataset", "sampling", "problems"] {
+        let end = "EOF while parsing an object at line 1 column 1";
+        said("", &|r| r.texts(name, ["{"]), &format!("`{name}` has broken JSON: {end}"));
+    }
+    for length in [15, 17] {
+        said("", &|r| r.bytes("lineage", &vec![0; length]), "`lineage` does not have 16 bytes");
+    }
+}
+
+#[test]
+fn a_column_has_a_value_for_each_completion() {
+    for name in ["completions", "extra", "step_scores"] {
+        said("", &|r| r.texts(name, ["{}"; 3]), &format!("`{name}` has 3 values, not 2"));
+    }
+    said("", &|r| r.uints("generations", 1, [0]), "`generations` has 1 values, not 2");
+    said("", &|r| r.f32s("advantages", 1, &[0.5]), "`advantages` has 1 values, not 2");
+    said("", &|r| r.f32s("token_advantages", 1, &[0.5; 2]), "`token_advantages` has 2 values, not 3");
+    for name in ["mask", "inserted", "versions"] {
+        said("", &|r| r.runs(name, [1, 0]), &format!("`{name}` does not have 3 values, one for each"));
+    }
+    said("", &|r| r.runs("finish_reasons", [1]), "`finish_reasons` does not have 2 values, one for each");
+    said("", &|r| r.runs("finish_reasons", [0, 3]), "`finish_reasons` has a reason that this program lacks");
+    said("scored", &|r| r.runs("scored", [1, 0, 1]), "`scored` does not have 4 values, one for each");
+    for (name, flags) in [("mask", vec![1, 0, 2]), ("inserted", vec![2, 0, 1])] {
+        said("", &|r| r.runs(name, flags.clone()), &format!("`{name}` has something else than 0 and 1"));
+    }
+    said("scored", &|r| r.runs("scored", [1, 0, 2, 1]), "`scored` has something else than 0 and 1");
+    said("scores", &|r| r.f64s("scores", 1, &[0.5; 2]), "`scores` has fewer scores than `scored` says");
+    said("scores", &|r| r.f64s("scores", 1, &[0.5; 4]), "`scores` has more scores than `scored` says");
+    let does_not_fit = "`step_scores` does not fit the completions and `reward_names`";
+    for steps in
+        [["[null]", "[]"], ["[]", "[null, null, null]"], ["[[[2, 1.0]], null]", "[]"], ["[]", "[null, [[1, 1.0]]]"]]
+    {
+        said("", &|r| r.texts("step_scores", steps), does_not_fit);
+    }
+    let steps = with("", &|r| r.texts("step_scores", ["[[[1, 0.5]], null]", "[null, [[0, 1.5]]]"])).unwrap();
+    let steps: Vec<_> = steps.completions.into_iter().map(|c| c.steps).collect();
+    assert_eq!(steps, [vec![Some(vec![(1, 0.5)]), None], vec![None, Some(vec![(0, 1.5)])]]);
+}
+
+#[test]
+fn columns_of_some_completions_are_theirs() {
+    let some = |put: Put<'_>| with("", put).unwrap().completions;
+    let found = some(&|r| {
+        r.runs("has.finish_reasons", [0, 1]);
+        r.runs("finish_reasons", [1]);
+        r.runs("has.completions", [1, 0]);
+        r.texts("completions", ["\"x\""]);
+        r.runs("has.versions", [0, 1]);
+        r.runs("versions", [6]);
+        r.runs("has.advantages", [0, 1]);
+        r.f32s("advantages", 1, &[0.5]);
+        r.runs("has.token_advantages", [1, 0]);
+        r.f32s("token_advantages", 1, &[1.0, 2.0]);
+        r.runs("has.token.x", [0, 1]);
+        r.uints("token.x", 3, [1, 2, 3]);
+        r.f32s("token.y", 2, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    });
+    let [first, second] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((first.finish_reason, second.finish_reason), (None, Some(FinishReason::Length)));
+    assert_eq!((&first.content, &second.content), (&Some(Content::Text("x".into())), &None));
+    assert_eq!((&first.versions[..], &second.versions[..]), (&[][..], &[6][..]));
+    assert_eq!(first.advantage, Some(Advantage::Tokens(vec![1.0, 2.0])));
+    assert_eq!(second.advantage, Some(Advantage::Sequence(0.5)));
+    assert_eq!(first.columns.get("x"), None);
+    assert_eq!(second.columns.get("x"), Some(&Column { width: 3, values: Values::U32(vec![1, 2, 3]) }));
+    assert_eq!(first.columns.get("y"), Some(&Column { width: 2, values: Values::F32(vec![1.0, 2.0, 3.0, 4.0]) }));
+    assert_eq!(second.columns.get("y"), Some(&Column { width: 2, values: Values::F32(vec![5.0, 6.0]) }));
+
+    let has = |flags: &'static [u64]| {
+        move |r: &mut RecordWriter| {
+            r.runs("has.advantages", flags.iter().copied());
+            r.f32s("advantages", 1, &[0.5]);
+        }
+    };
+    said("", &has(&[1, 2]), "`has.advantages` has something else than 0 and 1");
+    said("", &has(&[1]), "`has.advantages` does not have 2 values, one for each");
+    said("", &has(&[1, 1]), "`advantages` has 1 values, not 2");
+    said("", &|r| r.uints("token.x", 1, [1, 2]), "`token.x` has 2 values, which does not fit the tokens and its width");
+    said(
+        "",
+        &|r| r.f32s("token.x", 2, &[0.0; 7]),
+        "`token.x` has 7 values, which does not fit the tokens and its width",
+    );
+    said(
+        "",
+        &|r| r.f32s("prompt.x", 2, &[0.0; 3]),
+        "`prompt.x` has 3 values, which does not fit the tokens and its width",
+    );
+    said("", &|r| r.runs("token.x", [1; 3]), "`token.x` has values of kind 4, not 2");
+    said("", &|r| r.f64s("prompt.x", 1, &[1.0]), "`prompt.x` has values of kind 3, not 2");
+    let prompt = with("", &|r| r.f32s("prompt.x", 2, &[0.5, 1.5])).unwrap().prompt_columns;
+    assert_eq!(prompt.get("x"), Some(&Column { width: 2, values: Values::F32(vec![0.5, 1.5]) }));
+}
+
+#[test]
+fn a_fork_begins_with_tokens_that_are_there() {
+    let forks = |pairs: [u64; 4]| {
+        let forks = with("", &|r| r.uints("forks", 2, pairs))?.completions.into_iter();
+        Ok::<_, String>(forks.map(|c| c.fork.map(|fork| (fork.parent, fork.at))).collect::<Vec<_>>())
+    };
+    assert_eq!(forks([0, 0, 0, 0]), Ok(vec![None, None]));
+    assert_eq!(forks([2, 1, 1, 1]), Ok(vec![Some((1, 1)), Some((0, 1))]));
+    assert_eq!(forks([2, 0, 0, 5]), Ok(vec![Some((1, 0)), None]));
+    // More tokens than the other has, than it has itself; itself; one that is not there.
+    for wrong in [[2, 2, 0, 0], [0, 0, 1, 2], [1, 0, 0, 0], [0, 0, 2, 0], [3, 0, 0, 0], [u64::MAX, 0, 0, 0]] {
+        assert_eq!(forks(wrong), Err("group 4: column `forks` names a token that is not there".into()), "{wrong:?}");
+    }
+    for odd in [&[0, 0][..], &[0; 3], &[0; 5], &[0; 6]] {
+        let what = "`forks` does not have two numbers for each completion";
+        said("", &|r| r.uints("forks", 2, odd.iter().copied()), what);
+    }
+}
+
+#[test]
+fn the_outline_of_a_group_is_what_its_record_says() {
+    let outline = |name: &str, put: Put<'_>| {
+        let bytes = with_column(&good(), name, put);
+        Outline::of_record(&RecordReader::take(&bytes).unwrap().0).map_err(|error| error.to_string())
+    };
+    // 2 · 0.5, and 2 · 0.25 + 4.
+    let expected = |step, completions, tokens| Outline {
+        id: 4,
+        step,
+        prompt_ids: vec![1, 2],
+        totals: if completions == 2 { vec![1.0, 4.5] } else { vec![] },
+        completions,
+        tokens,
+    };
+    assert_eq!(outline("", &|_| {}), Ok(expected(None, 2, 3)));
+    assert_eq!(outline("", &|r| r.uints("step", 1, [6])), Ok(expected(Some(6), 2, 3)));
+    assert_eq!(outline("lengths", &|r| r.uints("lengths", 1, [2, u64::MAX])), Ok(expected(None, 2, u64::MAX)));
+    let unscored = |r: &mut RecordWriter| {
+        r.runs("scored", [0, 0, 1, 0]);
+    };
+    let bytes = with_column(&with_column(&good(), "scored", unscored), "scores", |r| r.f64s("scores", 1, &[3.0]));
+    let found = Outline::of_record(&RecordReader::take(&bytes).unwrap().0).unwrap();
+    assert_eq!(found.totals, [6.0], "a completion without a score has no total");
+    assert_eq!(outline("lengths", &|_| {}), Err("group 4: column `lengths` is missing".into()));
+    assert_eq!(outline("prompt_ids", &|_| {}), Err("group 4: column `prompt_ids` is missing".into()));
+    assert_eq!(outline("group", &|_| {}), Err("column `group` is missing".into()));
+    let group = with("", &|_| {}).unwrap();
+    assert_eq!((group.tokens(), group.totals().collect::<Vec<_>>()), (3, vec![1.0, 4.5]));
+}
+
+#[test]
+fn the_place_of_a_damaged_record_is_said() {
+    let (first, second) = (good(), with_column(&good(), "ids", |_| {}));
+    let said = Group::read_all(&[&first[..], &first, &second].concat()).unwrap_err().to_string();
+    assert_eq!(said, format!("record 2, at byte {}: group 4: column `ids` is missing", 2 * first.len()));
+}

@@ -1,0 +1,176 @@
+use super::*;
+use std::sync::{Arc, Mutex};
+use telemetry::{Error, Event, Result, Sink};
+
+/// Keeps every event, and fails on those of `fails`.
+#[derive(Clone, Default)]
+struct Seen {
+    events: Arc<Mutex<Vec<EventKind>>>,
+    fails: Option<fn(&EventKind) -> bool>,
+}
+
+impl Sink for Seen {
+    fn receive(&mut self, event: &Event) -> Result<()> {
+        self.events.lock().unwrap().push(event.kind.clone());
+        match self.fails.is_some_and(|fails| fails(&event.kind)) {
+            true => Err(Error::Io {
+                action: "write",
+                path: "a file".into(),
+                source: std::io::ErrorKind::StorageFull.into(),
+            }),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Seen {
+    /// What was received since the last call.
+    fn take(&self) -> Vec<EventKind> {
+        std::mem::take(&mut self.events.lock().unwrap())
+    }
+
+    fn metrics(&self) -> Vec<(u64, Vec<(String, f64)>)> {
+        let of = |event| match event {
+            EventKind::Metrics { step, values } => Some((step, values)),
+            _ => None,
+        };
+        self.take().into_iter().filter_map(of).collect()
+    }
+}
+
+fn open(dir: &std::path::Path, config: &Config, seen: &Seen) -> Reporter {
+    let run = RunDir::fresh(dir).unwrap();
+    run.create("").unwrap();
+    let sinks = Sinks::new();
+    sinks.add(seen.clone());
+    Reporter::open(&run, sinks, config).unwrap()
+}
+
+fn pair(name: &str, value: f64) -> (String, f64) {
+    (name.to_owned(), value)
+}
+
+#[test]
+fn means_are_logged_at_logging_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, seen) = (Config { logging_steps: 3, tensorboard: false, ..Config::default() }, Seen::default());
+    let mut reporter = open(dir.path(), &config, &seen);
+    let logs = |reporter: &Reporter| (1..8).filter(|&step| reporter.logs_at(step, step == 7)).collect::<Vec<_>>();
+    assert_eq!(logs(&reporter), [3, 6, 7]);
+    reporter.first_step = true;
+    assert_eq!(logs(&reporter), [1, 3, 6, 7]);
+    reporter.first_step = false;
+    for (step, loss) in [(1, 1.0), (2, 2.0), (3, 6.0)] {
+        reporter.add("loss", loss);
+        reporter.set("epoch", step as f64);
+        assert_eq!(reporter.take_step_values(), BTreeMap::from([pair("loss", loss)]));
+        let logged = reporter.end_step(step, false).unwrap();
+        assert_eq!(logged, (step == 3).then(|| vec![pair("epoch", 3.0), pair("loss", 3.0)]));
+    }
+    assert_eq!(seen.metrics(), [(3, vec![pair("epoch", 3.0), pair("loss", 3.0)])]);
+    assert_eq!(reporter.unlogged(), &MetricSums::default());
+    // What a checkpoint has kept is logged with what comes.
+    let mut sums = MetricSums::default();
+    sums.add("loss", 5.0);
+    reporter.resume(4, &BTreeMap::new(), sums.clone()).unwrap();
+    assert_eq!(reporter.unlogged(), &sums);
+    reporter.add("loss", 1.0);
+    assert_eq!(reporter.end_step(6, false).unwrap(), Some(vec![pair("loss", 3.0)]));
+    reporter.metrics(9, vec![pair("eval_loss", 0.5)]).unwrap();
+    assert_eq!(seen.metrics()[1..], [(9, vec![pair("eval_loss", 0.5)])]);
+    let mut lines = telemetry::metrics::read(&dir.path().join("metrics.jsonl")).unwrap().into_iter();
+    assert_eq!(lines.next_back().and_then(|line| line.number("eval_loss")), Some(0.5));
+}
+
+#[test]
+fn a_sink_that_fails_fails_the_step_and_tables_do_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { logging_steps: 1, tensorboard: false, ..Config::default() };
+    let fails = |event: &EventKind| matches!(event, EventKind::Metrics { .. } | EventKind::Completions { .. });
+    let seen = Seen { fails: Some(fails), ..Seen::default() };
+    let mut reporter = open(dir.path(), &config, &seen);
+    reporter.add("loss", 1.0);
+    assert!(reporter.end_step(1, false).is_err());
+    assert!(reporter.metrics(1, Vec::new()).is_err());
+    seen.take();
+    for _ in 0..2 {
+        reporter.completions(CompletionRows::default(), 3);
+    }
+    let warnings: Vec<String> = seen
+        .take()
+        .into_iter()
+        .filter_map(|event| if let EventKind::Message { text, .. } = event { Some(text) } else { None })
+        .collect();
+    assert_eq!(warnings.len(), 1, "it is said once: {warnings:?}");
+    assert!(warnings[0].ends_with("; the run continues without such tables"), "{warnings:?}");
+}
+
+#[test]
+fn groups_and_histograms() {
+    let dir = tempfile::tempdir().unwrap();
+    let seen = Seen::default();
+    let mut reporter = open(dir.path(), &Config { tensorboard: false, ..Config::default() }, &seen);
+    let groups = [Group { id: 3, ..Group::default() }, Group { id: 4, ..Group::default() }];
+    reporter.record_rollouts(&groups).unwrap();
+    reporter.record_update(&groups[0]).unwrap();
+    reporter.record_evaluation(&groups[1]).unwrap();
+    reporter.distributions(6, Vec::new()).unwrap();
+    reporter.distributions(6, vec![("reward".to_owned(), vec![1.0])]).unwrap();
+    let bytes = |group: &Group| {
+        let mut bytes = Vec::new();
+        group.write(&mut bytes);
+        bytes
+    };
+    let [first, second] = [bytes(&groups[0]), bytes(&groups[1])];
+    match &seen.take()[..] {
+        [
+            EventKind::Rollout { record: both },
+            EventKind::Update { record: one },
+            EventKind::Evaluated { record: other },
+            EventKind::Distributions { step: 7, values },
+        ] => {
+            assert_eq!((both, one, other), (&[first.clone(), second.clone()].concat(), &first, &second));
+            assert_eq!(values.len(), 1);
+        }
+        events => panic!("{events:?}"),
+    }
+    let finite = finite([("a", vec![f64::NAN, 2.0, f64::INFINITY]), ("b", vec![f64::NAN]), ("c", vec![])]);
+    assert_eq!(finite, [("a".to_owned(), vec![2.0])]);
+}
+
+#[test]
+fn files_that_a_run_has() {
+    let record = Config { record_rollouts: true, eval_dataset_name: Some("e".into()), ..Config::default() };
+    let without = Config { tensorboard: false, ..Config::default() };
+    for (config, tensorboard, rollouts, updates, evaluations) in [
+        (without.clone(), false, false, false, false),
+        (Config::default(), true, false, false, false),
+        (record.clone(), true, true, true, true),
+        (Config { record_updates: false, ..record.clone() }, true, true, false, true),
+        (Config { eval_dataset_name: None, ..record.clone() }, true, true, true, false),
+        (Config { record_rollouts: false, ..record }, true, false, false, false),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let reporter = open(dir.path(), &config, &Seen::default());
+        let run = RunDir::at(dir.path());
+        let events = std::fs::read_dir(run.tensorboard()).unwrap().count() > 0;
+        let found = (events, run.rollouts().exists(), run.updates().exists(), run.evaluations().exists());
+        assert_eq!(found, (tensorboard, rollouts, updates, evaluations));
+        assert!(run.metrics().exists() && run.trace().exists());
+        // What one run wrote, a later one that does not cuts back.
+        let lengths = reporter.sinks().checkpoint().unwrap();
+        drop(reporter);
+        let later = Reporter::open(&run, Sinks::new(), &without).unwrap();
+        let names = |lengths: BTreeMap<String, u64>| lengths.into_keys().collect::<Vec<_>>();
+        assert_eq!(names(later.sinks().checkpoint().unwrap()), names(lengths));
+    }
+}
+
+#[test]
+fn hyperparameters_of_each_type() {
+    let all = hparams(&Config { seed: 3, learning_rate: 0.5, ..Config::default() });
+    let of = |name: &str| all.iter().find(|(own, _)| own == name).map(|(_, value)| value.clone());
+    assert_eq!((of("seed"), of("learning_rate")), (Some(HParam::Number(3.0)), Some(HParam::Number(0.5))));
+    assert_eq!(of("use_peft"), Some(HParam::Bool(false)));
+    assert_eq!((of("loss_type"), of("output_dir")), (Some(HParam::Text("dapo".to_owned())), None));
+}

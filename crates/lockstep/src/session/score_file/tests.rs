@@ -1,0 +1,91 @@
+use super::*;
+use crate::error::is_bad_input;
+use crate::stop::is_stopped;
+use model::tokenizer::SpecialTokens;
+use rewards::RewardSpec;
+use serde_json::json;
+
+/// Scores a file with these rows by these rewards.
+fn scored(rows: &[Value], rewards: &[RewardSpec], tokenizer: Option<&Path>) -> anyhow::Result<ScoredFile> {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("c.jsonl");
+    std::fs::write(&path, rows.iter().map(|row| format!("{row}\n")).collect::<String>())?;
+    let config = Config { reward_funcs: rewards.to_vec(), threads: Some(1), ..Config::default() };
+    score_file(&config, &path.display().to_string(), tokenizer, &Sinks::new(), &StopSignal::new())
+}
+
+fn said(rows: &[Value], rewards: &[RewardSpec]) -> String {
+    let error = scored(rows, rewards, None).err().expect("it was accepted");
+    assert!(is_bad_input(&error), "{error:#}");
+    let text = error.to_string();
+    text.split_once("c.jsonl").map_or(text.clone(), |(_, rest)| rest.to_owned())
+}
+
+#[test]
+fn completions_have_their_scores_in_the_order_of_the_file() {
+    // Two of one prompt, two without one, and one of the first prompt again.
+    let rows = [
+        json!({"prompt": "p", "completion": "abc", "answer": "abc"}),
+        json!({"prompt": "p", "completion": "aab", "answer": "x"}),
+        json!({"completion": "a", "answer": "a"}),
+        json!({"completion": "abcd", "answer": null}),
+        json!({"prompt": "p", "completion": "", "answer": "x"}),
+    ];
+    let found = scored(&rows, &["unique_chars".into(), "exact_match".into()], None).unwrap();
+    assert_eq!(
+        (found.names.as_slice(), found.without_ids),
+        (["unique_chars".to_owned(), "exact_match".to_owned()].as_slice(), true)
+    );
+    assert_eq!(found.rows.iter().map(|row| row.row).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+    let texts =
+        |of: fn(&ScoredRow) -> &Content| found.rows.iter().map(|row| of(row).text().into_owned()).collect::<Vec<_>>();
+    assert_eq!(texts(|row| &row.prompt), ["p", "p", "", "", "p"]);
+    assert_eq!(texts(|row| &row.completion), ["abc", "aab", "a", "abcd", ""]);
+    let unique: Vec<_> = found.rows.iter().map(|row| row.rewards[0]).collect();
+    assert_eq!(unique, [3.0, 2.0, 1.0, 4.0, 0.0].map(Some));
+    let matches: Vec<_> = found.rows.iter().map(|row| row.rewards[1]).collect();
+    assert_eq!((matches[0], matches[1], matches[2], matches[4]), (Some(1.0), Some(0.0), Some(1.0), Some(0.0)));
+    assert!(found.seconds >= 0.0 && found.rows.iter().all(|row| row.rewards.len() == 2));
+}
+
+#[test]
+fn token_ids_are_the_files_or_a_tokenizers() {
+    let length = || vec![RewardSpec::from("length:4")];
+    let rows = [
+        json!({"completion": "ab", "completion_ids": [1, 2, 3]}),
+        json!({"completion": "abcd", "completion_ids": [1]}),
+    ];
+    let found = scored(&rows, &length(), None).unwrap();
+    let scores = |found: &ScoredFile| found.rows.iter().map(|row| row.rewards[0].unwrap()).collect::<Vec<_>>();
+    assert_eq!((found.without_ids, scores(&found)), (false, vec![0.75, 0.25]));
+    let dir = tempfile::tempdir().unwrap();
+    Tokenizer::characters("abcd".chars(), &SpecialTokens::default()).unwrap().save(dir.path()).unwrap();
+    let plain = rows.clone().map(|row| json!({"completion": row["completion"]}));
+    let found = scored(&plain, &length(), Some(dir.path())).unwrap();
+    assert_eq!((found.without_ids, scores(&found)), (false, vec![0.5, 1.0]));
+    // The file's own win over the tokenizer's.
+    assert_eq!(scores(&scored(&rows, &length(), Some(dir.path())).unwrap()), [0.75, 0.25]);
+    let words = "has no column `completion_ids`: give --tokenizer DIR, a model's directory";
+    assert_eq!(said(&plain, &length()), format!(" {words}"));
+    let wrong = [rows[0].clone(), json!({"completion": "a", "completion_ids": "12"})];
+    let said = said(&wrong, &length());
+    assert!(said.starts_with(", row 2: `completion_ids` is no list of token ids: "), "{said}");
+}
+
+#[test]
+fn what_cannot_be_scored() {
+    assert!(said(&[json!({"prompt": "p"})], &["unique_chars".into()]).contains("no column `completion`"));
+    let rows = [json!({"completion": "a", "answer": "a"}), json!({"completion": "a"})];
+    let missing = said(&rows, &["exact_match".into()]);
+    assert!(missing.starts_with(", row 2") && missing.contains("answer"), "{missing}");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.jsonl");
+    std::fs::write(&path, "{\"completion\": \"a\"}\n").unwrap();
+    let stop = StopSignal::new();
+    stop.request();
+    let config = Config { reward_funcs: vec!["unique_chars".into()], ..Config::default() };
+    let stopped = score_file(&config, &path.display().to_string(), None, &Sinks::new(), &stop);
+    assert!(is_stopped(&stopped.err().unwrap()));
+    let none = scored(&[json!({"completion": "a"})], &["unique_chars".into()], Some(Path::new("no/such")));
+    assert!(is_bad_input(&none.err().unwrap()));
+}

@@ -1,0 +1,81 @@
+//! Rows as sequences, and the sizes of what is computed of them.
+
+use super::*;
+use crate::trainers::dpo::Dpo;
+use crate::trainers::reward::RewardModel;
+use crate::trainers::sft::Sft;
+use model::Prompt;
+
+fn pair(prompt: &[u32], chosen: &[u32], rejected: &[u32]) -> PreferencePair {
+    PreferencePair {
+        prompt: Prompt::new(prompt.to_vec()),
+        chosen: chosen.to_vec().into(),
+        rejected: rejected.to_vec().into(),
+        margin: 0.0,
+    }
+}
+
+fn pairs() -> Vec<PreferencePair> {
+    vec![pair(&[1, 2], &[3], &[4, 5, 6]), pair(&[7], &[8, 9], &[10])]
+}
+
+fn sample(prompt: &[u32], completion: &[u32], mask: &[bool]) -> Sample {
+    Sample { mask: mask.to_vec(), ..Sample::supervised(Prompt::new(prompt.to_vec()), completion.to_vec()) }
+}
+
+fn shown(sequences: &[PromptCompletion<'_>]) -> Vec<(Vec<u32>, Vec<u32>)> {
+    sequences.iter().map(|s| (s.prompt.to_vec(), s.completion.to_vec())).collect()
+}
+
+#[test]
+fn the_chosen_response_of_each_pair_comes_before_the_rejected_one() {
+    let pairs = pairs();
+    let expected = [(vec![1, 2], vec![3]), (vec![1, 2], vec![4, 5, 6]), (vec![7], vec![8, 9]), (vec![7], vec![10])];
+    assert_eq!(shown(&PreferencePair::sequences(&pairs)), expected);
+    let learned =
+        [vec![false, false, true], vec![false, false, true, true, true], vec![false, true, true], vec![false, true]];
+    assert_eq!(PreferencePair::learned(&pairs), learned);
+    // For the caller's metrics, first all chosen ones, then all rejected ones.
+    let of_each = first_of_each(PreferencePair::sequences(&pairs), 2);
+    assert_eq!(shown(&of_each), [0, 2, 1, 3].map(|at: usize| expected[at].clone()));
+    assert_eq!(
+        (first_of_each(vec![1, 2, 3], 1), first_of_each(vec![1, 2, 3, 4, 5, 6], 3)),
+        (vec![1, 2, 3], vec![1, 4, 2, 5, 3, 6])
+    );
+
+    let samples = [sample(&[1, 2], &[3, 4], &[false, true]), sample(&[5], &[6], &[true])];
+    assert_eq!(shown(&Sample::sequences(&samples)), [(vec![1, 2], vec![3, 4]), (vec![5], vec![6])]);
+    assert_eq!(Sample::learned(&samples), [vec![false, false, false, true], vec![false, true]]);
+    assert_eq!((Sample::samples(&samples).len(), PreferencePair::samples(&pairs[..1]).len()), (2, 1));
+}
+
+#[test]
+fn the_largest_work_is_that_of_the_longest_sequence_and_the_largest_set() {
+    let rows = |train: usize, sets: &[usize]| Rows {
+        train: vec![pair(&[1, 2, 3], &[4], &[5, 6]); train],
+        held_out: sets
+            .iter()
+            .map(|&rows| HeldOut { name: "set".into(), rows: vec![pair(&[1], &[2; 7], &[3]); rows], whole: false })
+            .collect(),
+        hash: String::new(),
+    };
+    let config = Config { per_device_train_batch_size: 3, gradient_accumulation_steps: 2, ..Config::default() };
+    let all = rows(5, &[2, 4, 1]);
+    assert_eq!(all.held_out_rows(), 7);
+    let of = |[step, scored]: [Work; 2]| [step, scored].map(|work| (work.completions, work.group));
+    let work = all.largest_work::<RewardModel>(&config);
+    assert_eq!(of(work), [(12, 2), (8, 2)], "two responses of six rows and of the four of the largest set");
+    // Rows of training are scored by DPO's reference, too.
+    assert_eq!(of(all.largest_work::<Dpo>(&config)), [(12, 2), (10, 2)]);
+    assert_eq!(of(rows(3, &[4]).largest_work::<Dpo>(&config)), [(12, 2), (8, 2)]);
+    let longest = |work: [Work; 2]| (work[0].longest.prompt, work[0].longest.completion);
+    let (reward, dpo) = (longest(work), longest(all.largest_work::<Dpo>(&config)));
+    // A reward model reads its score at one more token.
+    assert_eq!(reward.0 + reward.1, dpo.0 + dpo.1 + 1);
+    let none = rows(5, &[]);
+    assert_eq!((none.held_out_rows(), of(none.largest_work::<RewardModel>(&config))), (0, [(12, 2), (0, 2)]));
+    assert_eq!((Sft::scored([5, 3]), Dpo::scored([5, 3]), Dpo::scored([3, 5])), (3, 5, 5));
+    assert_eq!(RewardModel::describe([1, 0]), Some("1 pair to learn from".into()));
+    assert_eq!(RewardModel::describe([2, 1]), Some("2 pairs to learn from, 1 held out".into()));
+    assert_eq!(Sft::describe([2, 1]), None);
+}

@@ -1,0 +1,90 @@
+//! What a checkpoint of an online run has of its batches, and which of it is refused by a resume.
+
+use super::BatchSizes;
+use crate::config::{ComputeDType, Config, Purpose};
+use crate::rollouts::wire::{Group, RecordReader};
+use crate::verify::tests::{directory, run};
+use crate::{Run, RunOptions};
+use std::path::Path;
+
+#[test]
+fn the_steps_of_a_batch_are_its_parts_once_for_each_pass() {
+    let sizes = BatchSizes { generation: 24, optimizer: 8, group: 4, iterations: 5 };
+    assert_eq!((sizes.parts(), sizes.steps()), (3, 15));
+}
+
+/// What is said when a run goes on from `checkpoint` with other bytes in its file `name`.
+fn refused(checkpoint: &Path, name: &str, bytes: &[u8]) -> String {
+    let file = checkpoint.join(name);
+    let good = std::fs::read(&file).unwrap();
+    std::fs::write(&file, bytes).unwrap();
+    // What a list of files would notice first is not what is tested.
+    let _ = std::fs::remove_file(checkpoint.join("files.json"));
+    let ctx = crate::context(None, Some(1), ComputeDType::F32).unwrap();
+    let error = Run::resume(Purpose::Grpo, checkpoint, RunOptions::new().context(ctx)).err().expect("refused");
+    std::fs::write(&file, good).unwrap();
+    let said = format!("{error:#}");
+    let at = said.find(name).unwrap_or_else(|| panic!("{said}"));
+    // What a person should do who wants to resume is not of this file.
+    said[at..].split("; there is no checkpoint before it").next().unwrap_or_default().to_owned()
+}
+
+/// The bytes of each batch of a file. `records` says how many records follow the first record of a batch.
+fn batches(bytes: &[u8], records: impl Fn(&RecordReader<'_>) -> u64) -> Vec<Vec<u8>> {
+    let (mut batches, mut rest) = (Vec::new(), bytes);
+    while !rest.is_empty() {
+        let (head, mut behind) = RecordReader::take(rest).unwrap();
+        (0..records(&head)).for_each(|_| behind = RecordReader::take(behind).unwrap().1);
+        batches.push(rest[..rest.len() - behind.len()].to_vec());
+        rest = behind;
+    }
+    batches
+}
+
+#[test]
+fn batches_that_were_begun_are_those_that_come_next() {
+    let dir = directory();
+    let root = run(dir.path(), |config: &mut Config| {
+        (config.max_staleness, config.partial_rollout_tokens) = (2, Some(2));
+    });
+    let (checkpoint, name) = (root.join("checkpoints/step-000002"), "frontier.begun.bin");
+    let bytes = std::fs::read(checkpoint.join(name)).unwrap();
+    let all = batches(&bytes, |head| 2 * head.uints("begun").unwrap().unwrap()[2]);
+    let words = "frontier.begun.bin does not have the 2 batches with the groups from number 4 on, which come next";
+    assert_eq!(all.len(), 2);
+    assert_eq!(refused(&checkpoint, name, &[&all[1][..], &all[0]].concat()), words);
+    assert_eq!(refused(&checkpoint, name, &all[0]), words);
+    assert_eq!(refused(&checkpoint, name, &[&all[0][..], &all[0]].concat()), words);
+}
+
+#[test]
+fn batches_ahead_are_those_that_come_next() {
+    let dir = directory();
+    let root = run(dir.path(), |config: &mut Config| config.max_staleness = 2);
+    let (checkpoint, name) = (root.join("checkpoints/step-000002"), "frontier.bin");
+    let bytes = std::fs::read(checkpoint.join(name)).unwrap();
+    let all = batches(&bytes, |head| head.uints("groups").unwrap().unwrap()[0]);
+    assert_eq!(all.len(), 2);
+    let words = "frontier.bin does not have the groups from number 4 on, which come next";
+    assert_eq!(refused(&checkpoint, name, &[&all[1][..], &all[0]].concat()), words);
+    let fewer = "frontier.bin has 1 batches, and the run left off with 2";
+    assert_eq!(refused(&checkpoint, name, &all[0]), fewer);
+    let more = "frontier.bin has 3 batches, and the run left off with 2";
+    assert_eq!(refused(&checkpoint, name, &[&bytes[..], &all[0]].concat()), more);
+}
+
+#[test]
+fn the_batch_in_use_has_the_samples_that_were_left() {
+    let dir = directory();
+    let root = run(dir.path(), |config: &mut Config| (config.num_iterations, config.save_steps) = (2, 3));
+    let (checkpoint, name) = (root.join("checkpoints/step-000003"), "generation_batch.bin");
+    let bytes = std::fs::read(checkpoint.join(name)).unwrap();
+    let mut groups = Group::read_all(&bytes).unwrap();
+    groups[1].completions.pop();
+    let mut fewer = Vec::new();
+    groups.iter().for_each(|group| group.write(&mut fewer));
+    let words = "generation_batch.bin has 3 samples, and the run left off with 4";
+    assert_eq!(refused(&checkpoint, name, &fewer), words);
+    let said = refused(&checkpoint, name, &bytes[..bytes.len() - 1]);
+    assert!(said.starts_with("generation_batch.bin: record 1, at byte "), "{said}");
+}

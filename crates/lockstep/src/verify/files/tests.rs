@@ -1,0 +1,309 @@
+//! Two checkpoints that differ in one file, and in many: which difference is named, and where.
+
+use super::*;
+use crate::rollouts::wire::Completion;
+use serde_json::json;
+
+/// Two directories, of the recorded and the remade checkpoint.
+struct Two {
+    _dir: tempfile::TempDir,
+    recorded: PathBuf,
+    remade: PathBuf,
+}
+
+impl Two {
+    fn new() -> Two {
+        let dir = tempfile::tempdir().unwrap();
+        let [recorded, remade] = ["recorded", "remade"].map(|name| dir.path().join(name));
+        fs::create_dir(&recorded).unwrap();
+        fs::create_dir(&remade).unwrap();
+        Two { _dir: dir, recorded, remade }
+    }
+
+    fn write(&self, name: &str, recorded: impl AsRef<[u8]>, remade: impl AsRef<[u8]>) {
+        fs::write(self.recorded.join(name), recorded).unwrap();
+        fs::write(self.remade.join(name), remade).unwrap();
+    }
+
+    fn found(&self) -> Option<Difference> {
+        difference(&self.recorded, &self.remade, 4).unwrap()
+    }
+
+    /// A difference in the file `name`, at `within` if that is a place in it.
+    fn at(&self, name: &str, within: &str, kind: &str, recorded: &str, remade: &str) -> Option<Difference> {
+        let file = self.recorded.join(name).display().to_string();
+        let place = if within.is_empty() { file } else { format!("{file}, {within}") };
+        Some(Difference {
+            step: Some(4),
+            place: Some(place),
+            kind: kind.into(),
+            recorded: recorded.into(),
+            remade: remade.into(),
+            ..Difference::default()
+        })
+    }
+}
+
+/// A safetensors file with these tensors, one after the other.
+fn safetensors(tensors: &[(&str, &str, &[u8])]) -> Vec<u8> {
+    let (mut header, mut data) = (json!({"__metadata__": {"format": "pt", "step": "4"}}), Vec::new());
+    // The header is not in the order of the bytes.
+    let mut entries = Vec::new();
+    for (name, dtype, bytes) in tensors {
+        let size = match *dtype {
+            "F32" => 4,
+            "BF16" => 2,
+            _ => 1,
+        };
+        let (begin, end) = (data.len(), data.len() + bytes.len());
+        data.extend_from_slice(bytes);
+        let entry = json!({"dtype": dtype, "shape": [bytes.len() / size], "data_offsets": [begin, end]});
+        entries.push(((*name).to_owned(), entry));
+    }
+    entries.sort_by(|a, b| a.0.cmp(&b.0));
+    header.as_object_mut().unwrap().extend(entries);
+    let header = header.to_string();
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
+}
+
+/// More floats than are read at once, then some of two bytes, then single bytes.
+fn data() -> [Vec<u8>; 3] {
+    let floats = (0..20_000u32).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    [floats, [0x80, 0x3f].repeat(5), vec![1, 2, 3]]
+}
+
+fn model([floats, halves, bytes]: &[Vec<u8>; 3]) -> Vec<u8> {
+    safetensors(&[("z", "F32", floats), ("m", "BF16", halves), ("a", "U8", bytes)])
+}
+
+#[test]
+fn weights_are_compared_first_and_logs_of_the_state_last() {
+    let two = Two::new();
+    let names = [
+        "adapter_model.safetensors",
+        "model.safetensors",
+        "a.safetensors",
+        "optimizer.model.safetensors",
+        "adapter.txt",
+        "model.txt",
+        "zzz",
+        "run_state.json",
+    ];
+    // Written in another order.
+    for name in names.iter().rev() {
+        match *name {
+            name if name.ends_with(".safetensors") => {
+                two.write(name, safetensors(&[("x", "U8", &[1])]), safetensors(&[("x", "U8", &[2])]));
+            }
+            "run_state.json" => two.write(name, r#"{"step": 1}"#, r#"{"step": 2}"#),
+            name => two.write(name, "a", "b"),
+        }
+    }
+    // Neither is compared: a list of the files, and lineages of weights that workers may have.
+    two.write(FILE_LIST, "1", "2");
+    two.write("fleet.json", "1", "2");
+    fs::create_dir(two.recorded.join("empty")).unwrap();
+    for name in names {
+        let found = two.found().unwrap();
+        let file = two.recorded.join(name).display().to_string();
+        assert!(found.step == Some(4) && found.place.unwrap().starts_with(&(file + ", ")), "{name}: {}", found.kind);
+        fs::copy(two.recorded.join(name), two.remade.join(name)).unwrap();
+    }
+    assert_eq!(two.found(), None);
+}
+
+#[test]
+fn a_file_that_only_one_checkpoint_has_is_named() {
+    let two = Two::new();
+    two.write("x", "same", "same");
+    assert_eq!(two.found(), None);
+    fs::write(two.remade.join("a"), "1").unwrap();
+    assert_eq!(two.found(), two.at("a", "", "file", "none", "the file"));
+    fs::remove_file(two.remade.join("a")).unwrap();
+    fs::remove_file(two.remade.join("x")).unwrap();
+    assert_eq!(two.found(), two.at("x", "", "file", "the file", "none"));
+    assert!(difference(&two.recorded.join("gone"), &two.remade, 4).is_err());
+}
+
+/// A value model is a directory of its own, which the next step depends on as much.
+#[test]
+fn directories_of_a_checkpoint_are_compared() {
+    let two = Two::new();
+    fs::create_dir(two.recorded.join("value_model")).unwrap();
+    fs::create_dir(two.remade.join("value_model")).unwrap();
+    let name = "value_model/model.safetensors";
+    two.write("zzz", "same", "same");
+    two.write(name, safetensors(&[("x", "U8", &[1])]), safetensors(&[("x", "U8", &[1])]));
+    assert_eq!(two.found(), None);
+    two.write("zzz", "one", "two");
+    two.write(name, safetensors(&[("x", "U8", &[1])]), safetensors(&[("x", "U8", &[2])]));
+    assert_eq!(two.found(), two.at(name, "x, element 0", "weight", "[01]", "[02]"));
+    fs::remove_file(two.remade.join(name)).unwrap();
+    assert_eq!(two.found(), two.at(name, "", "file", "the file", "none"));
+}
+
+#[test]
+fn the_first_byte_that_differs_is_named() {
+    let two = Two::new();
+    let cases = [
+        ("abc", "abd", "byte 2", "0x63", "0x64"),
+        ("abc", "ab", "byte 2", "0x63", "the end"),
+        ("", "ab", "byte 0", "the end", "0x61"),
+        ("xbc", "abd", "byte 0", "0x78", "0x61"),
+    ];
+    for (recorded, remade, place, of_recorded, of_remade) in cases {
+        two.write("f.bin", recorded, remade);
+        assert_eq!(two.found(), two.at("f.bin", place, "byte", of_recorded, of_remade));
+    }
+}
+
+#[test]
+fn a_weight_is_named_by_its_tensor_and_element() {
+    let two = Two::new();
+    let name = "model.safetensors";
+    let spoiled = |tensor: usize, at: usize| {
+        let mut tensors = data();
+        tensors[tensor][at] ^= 1;
+        two.write(name, model(&tensors), model(&data()));
+        two.found()
+    };
+    let weight = |place: &str, recorded: &str, remade: &str| two.at(name, place, "weight", recorded, remade);
+    // Beyond the 64 KiB that are read at once.
+    assert_eq!(spoiled(0, 72_000), weight("z, element 18000", "18000.002 (0x468ca001)", "18000 (0x468ca000)"));
+    let far = format!("{} (0x478ca000)", f32::from_bits(0x478c_a000));
+    assert_eq!(spoiled(0, 72_003), weight("z, element 18000", &far, "18000 (0x468ca000)"));
+    assert_eq!(spoiled(0, 4), weight("z, element 1", "1.0000001 (0x3f800001)", "1 (0x3f800000)"));
+    assert_eq!(spoiled(1, 7), weight("m, element 3", "0.25 (0x3e80)", "1 (0x3f80)"));
+    assert_eq!(spoiled(1, 0), weight("m, element 0", "1.0078125 (0x3f81)", "1 (0x3f80)"));
+    assert_eq!(spoiled(2, 2), weight("a, element 2", "[02]", "[03]"));
+    two.write(name, model(&data()), model(&data()));
+    assert_eq!(two.found(), None);
+}
+
+#[test]
+fn tensors_of_another_layout_are_named() {
+    let two = Two::new();
+    let name = "optimizer.safetensors";
+    let one = [("a", "U8", &[1, 2][..]), ("b", "U8", &[3])];
+    let found = |recorded: &[(&str, &str, &[u8])], remade: &[(&str, &str, &[u8])]| {
+        two.write(name, safetensors(recorded), safetensors(remade));
+        two.found()
+    };
+    let tensor = |recorded: &str, remade: &str| two.at(name, "", "tensor", recorded, remade);
+    assert_eq!(found(&one, &[("a", "U8", &[1, 2]), ("c", "U8", &[3])]), tensor("b U8 [1]", "c U8 [1]"));
+    assert_eq!(found(&one, &[("a", "U8", &[1]), ("b", "U8", &[3])]), tensor("a U8 [2]", "a U8 [1]"));
+    assert_eq!(found(&one, &[("a", "I8", &[1, 2]), ("b", "U8", &[3])]), tensor("a U8 [2]", "a I8 [2]"));
+    assert_eq!(found(&one, &one[..1]), tensor("b U8 [1]", "none"));
+    assert_eq!(found(&one[..1], &one), tensor("none", "b U8 [1]"));
+
+    let metadata = |step: &str| {
+        let text = format!(r#"{{"__metadata__": {{"format": "pt", "step": "{step}"}}}}"#);
+        [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+    };
+    two.write(name, metadata("4"), metadata("5"));
+    assert_eq!(two.found(), two.at(name, "header.step", "state", "\"4\"", "\"5\""));
+    // A header of more bytes than the file has.
+    let long = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
+    two.write(name, &long, &long);
+    let said = format!("{:#}", difference(&two.recorded, &two.remade, 4).unwrap_err());
+    assert_eq!(said, format!("{}: its header is longer than the file", two.recorded.join(name).display()));
+}
+
+#[test]
+fn a_state_is_compared_where_the_next_step_depends_on_it() {
+    let two = Two::new();
+    let state = |change: &dyn Fn(&mut Value)| {
+        let mut state = json!({
+            "step": 4, "weights_version": 5, "arithmetic": "f32", "data_hash": "d", "sampler": [1, 2],
+            "trainer": {"steps": 4}, "num_tokens": 9, "task": {"lineage": "l", "rollout_number": 8}, "log": 1});
+        change(&mut state);
+        state.to_string()
+    };
+    let found = |change: &dyn Fn(&mut Value)| {
+        two.write("run_state.json", state(change), state(&|_| {}));
+        two.found()
+    };
+    let differs =
+        |place: &str, recorded: &str, remade: &str| two.at("run_state.json", place, "state", recorded, remade);
+    assert_eq!(found(&|s| s["log"] = json!(2)), None);
+    assert_eq!(found(&|s| s["step"] = json!(3)), differs("step", "3", "4"));
+    assert_eq!(found(&|s| s["weights_version"] = json!(3)), differs("weights_version", "3", "5"));
+    assert_eq!(found(&|s| s["arithmetic"] = json!("x")), differs("arithmetic", "\"x\"", "\"f32\""));
+    assert_eq!(found(&|s| s["data_hash"] = json!("x")), differs("data_hash", "\"x\"", "\"d\""));
+    assert_eq!(found(&|s| s["sampler"][1] = json!(3)), differs("sampler[1]", "3", "2"));
+    assert_eq!(found(&|s| s["sampler"] = json!([1])), differs("sampler[1]", "null", "2"));
+    assert_eq!(found(&|s| s["sampler"] = json!([1, 2, 3])), differs("sampler[2]", "3", "null"));
+    assert_eq!(found(&|s| s["trainer"]["more"] = json!(1)), differs("trainer.more", "1", "null"));
+    assert_eq!(found(&|s| s["trainer"] = json!({})), differs("trainer.steps", "null", "4"));
+    assert_eq!(found(&|s| s["num_tokens"] = json!("9")), differs("num_tokens", "\"9\"", "9"));
+    assert_eq!(found(&|s| s["task"]["rollout_number"] = json!(7)), differs("task.rollout_number", "7", "8"));
+    // The lineage comes first: all else follows from it.
+    let lineage = two.at("run_state.json", "", "lineage", "\"k\"", "\"l\"");
+    assert_eq!(found(&|s| (s["task"]["lineage"], s["step"]) = (json!("k"), json!(3))), lineage);
+    let ppo = |lineage: &str| json!({"step": 4, "task": {"pipeline": {"lineage": lineage}, "kl_coef": 1}}).to_string();
+    two.write("run_state.json", ppo("k"), ppo("l"));
+    assert_eq!(two.found(), lineage);
+}
+
+#[test]
+fn an_adapter_may_have_its_base_elsewhere() {
+    let two = Two::new();
+    let config = |base: &str, rank: u32| json!({"base_model_name_or_path": base, "r": rank}).to_string();
+    two.write("adapter_config.json", config("/a", 2), config("/b", 2));
+    assert_eq!(two.found(), None);
+    two.write("adapter_config.json", config("/a", 2), config("/a", 4));
+    assert_eq!(two.found(), two.at("adapter_config.json", "r", "state", "2", "4"));
+}
+
+#[test]
+fn groups_are_compared_as_groups() {
+    let group = |id: u64, token: u32| {
+        let completions = vec![Completion::new(0, vec![token])];
+        let mut bytes = Vec::new();
+        Group { id, step: Some(2), completions, ..Group::default() }.write(&mut bytes);
+        bytes
+    };
+    let two = Two::new();
+    let name = "generation_batch.bin";
+    two.write(name, [group(1, 5), group(2, 6)].concat(), [group(1, 5), group(2, 7)].concat());
+    let token = two.at(name, "", "token", "6", "7").map(|found| Difference {
+        step: Some(4),
+        group: Some(2),
+        completion: Some(0),
+        token: Some(0),
+        ..found
+    });
+    assert_eq!(two.found(), token);
+    two.write(name, [group(1, 5), group(2, 6)].concat(), group(1, 5));
+    assert_eq!(two.found(), two.at(name, "", "number of groups", "2", "1"));
+    two.write(name, group(1, 5), group(1, 5));
+    assert_eq!(two.found(), None);
+    for name in [name, "frontier.bin", "frontier.begun.bin"] {
+        two.write(name, "rubbish", "rubbish");
+        let said = format!("{:#}", difference(&two.recorded, &two.remade, 4).unwrap_err());
+        assert!(said.starts_with(&format!("{}: ", two.recorded.join(name).display())), "{said}");
+        two.write(name, "", "");
+        assert_eq!(two.found(), None);
+    }
+}
+
+#[test]
+fn the_final_model_is_that_of_its_checkpoint() {
+    let two = Two::new();
+    let found = || of_result(&two.recorded, &two.remade, 4).unwrap();
+    let name = "model.safetensors";
+    two.write("config.json", "{}", "{}");
+    two.write(name, safetensors(&[("x", "U8", &[1])]), safetensors(&[("x", "U8", &[1])]));
+    // Of each directory alone.
+    fs::write(two.recorded.join("README.md"), "x").unwrap();
+    fs::write(two.remade.join("run_state.json"), "{}").unwrap();
+    two.write(FILE_LIST, "1", "2");
+    assert_eq!(found(), None);
+    two.write("config.json", "{}", "[]");
+    assert_eq!(found(), two.at("config.json", "byte 0", "byte", "0x7b", "0x5b"));
+    two.write("config.json", "{}", "{}");
+    two.write(name, safetensors(&[("x", "U8", &[1])]), safetensors(&[("y", "U8", &[1])]));
+    assert_eq!(found(), two.at(name, "", "tensor", "x U8 [1]", "y U8 [1]"));
+    two.write(name, safetensors(&[("x", "U8", &[1])]), safetensors(&[("x", "U8", &[3])]));
+    assert_eq!(found(), two.at(name, "x, element 0", "weight", "[01]", "[03]"));
+}

@@ -1,0 +1,414 @@
+//! Runs of a tiny model that are verified and forked: what is proven, what cannot be, and which lie is named.
+
+use super::*;
+use crate::config::{Algorithm, ComputeDType, Config};
+use crate::rollouts::wire::Group;
+use crate::rollouts::wire::file::{GroupFile, GroupLog};
+use model::io::FileList;
+use model::tokenizer::{SpecialTokens, Tokenizer};
+use model::{ModelConfig, Weights};
+use std::cell::RefCell;
+use std::fs;
+use std::sync::Arc;
+use telemetry::RunRecord;
+use telemetry::record::Start;
+
+const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40,
+"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+"head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+"tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
+
+/// A directory with a tiny model of random weights, and a dataset.
+pub(crate) fn directory() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Arc::new(ModelConfig::parse(SHAPE).unwrap());
+    let ctx = crate::context(None, Some(1), ComputeDType::F32).unwrap();
+    let weights = Weights::random(ctx.memory(), &config, 1).unwrap();
+    let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
+    let target = dir.path().join("model");
+    Tokenizer::characters("abcdefghijklmnopqrstuvwxyz .,?".chars(), &special).unwrap().save(&target).unwrap();
+    model::io::save_model(&target, &config, &weights, None, Default::default()).unwrap();
+    let rows = ["ab", "sun", "moon", "tree", "x", "river"].map(|word| format!("{{\"prompt\": \"{word} \"}}\n"));
+    fs::write(dir.path().join("d.jsonl"), rows.concat()).unwrap();
+    dir
+}
+
+/// A run of six steps with two groups each, and a checkpoint after every second step. Returns its directory.
+pub(crate) fn run(dir: &Path, change: impl FnOnce(&mut Config)) -> PathBuf {
+    let root = dir.join("run");
+    let mut config = Config {
+        model_name_or_path: Some(dir.join("model").display().to_string()),
+        dataset_name: Some(dir.join("d.jsonl").display().to_string()),
+        output_dir: Some(root.clone()),
+        reward_funcs: vec!["unique_chars".into()],
+        num_generations: 2,
+        per_device_train_batch_size: 4,
+        max_completion_length: 6,
+        learning_rate: 0.01,
+        max_steps: 6,
+        logging_steps: 1,
+        save_steps: 2,
+        record_rollouts: true,
+        record_updates: false,
+        threads: Some(1),
+        ..Config::default()
+    };
+    change(&mut config);
+    let ctx = crate::context(None, Some(1), config.dtype).unwrap();
+    Run::new(Purpose::Grpo, config, RunOptions::new().context(ctx)).unwrap().run().unwrap();
+    root
+}
+
+fn quiet(_: &str) {}
+
+fn options(choice: Choice) -> VerifyOptions<'static> {
+    VerifyOptions { choice, threads: None, model: None, dataset: None, stop: StopSignal::new(), say: &quiet }
+}
+
+fn verified(root: &Path) -> Report {
+    verify(root, &options(Choice::All)).unwrap()
+}
+
+fn interval(from: u64, to: u64) -> Interval {
+    Interval { from, to }
+}
+
+fn groups(root: &Path) -> Vec<Group> {
+    GroupFile::open(&root.join("rollouts.bin")).unwrap().groups().map(Result::unwrap).collect()
+}
+
+/// Writes the record of the run again, with these groups.
+fn record(root: &Path, groups: &[Group]) {
+    for name in ["rollouts.bin", "rollouts.idx"] {
+        fs::remove_file(root.join(name)).unwrap();
+    }
+    let mut bytes = Vec::new();
+    groups.iter().for_each(|group| group.write(&mut bytes));
+    GroupLog::open(&root.join("rollouts.bin")).unwrap().append(&bytes).unwrap();
+}
+
+/// Changes the last bit of a file of tensors, and the name of its checksum, which no reader then finds. The file is a
+/// new one: other directories may link to the old one.
+fn flip_last_bit(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let at = bytes.windows(6).position(|name| name == b"\"xxh3\"").unwrap();
+    bytes[at + 4] = b'X';
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::remove_file(path).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn all_that_is_proven_is_reported() {
+    let dir = directory();
+    let root = run(dir.path(), |_| {});
+    let said = RefCell::new(Vec::new());
+    let say = |text: &str| said.borrow_mut().push(text.to_owned());
+    let report = verify(&root, &VerifyOptions { say: &say, ..options(Choice::All) }).unwrap();
+    assert_eq!(report.proven, [interval(0, 2), interval(2, 4), interval(4, 6)]);
+    let tokens: usize = groups(&root).iter().map(Group::tokens).sum();
+    assert_eq!((report.groups, report.tokens, report.groups_of_checkpoints), (12, tokens as u64, 0));
+    assert_eq!((report.rewards_asked, report.rewards_recorded), (vec!["unique_chars".to_owned()], vec![]));
+    let files = RunRecord::read(&root.join("record.json")).unwrap();
+    let names: Vec<String> = files.model.iter().chain(&files.data).map(|file| file.name.clone()).collect();
+    let found: std::collections::BTreeSet<&String> = report.hashes.iter().collect();
+    assert_eq!(found, names.iter().collect());
+    assert_eq!((report.result, report.difference, report.not_verified), (Some(6), None, vec![]));
+    assert_eq!(*said.borrow(), ["replaying steps 1 to 2", "replaying steps 3 to 4", "replaying steps 5 to 6"]);
+
+    // Single intervals begin with a checkpoint.
+    let chosen = |seed: u64| verify(&root, &options(Choice::Random { steps: 2, seed })).unwrap();
+    let reports: Vec<Report> = (0..6).map(chosen).collect();
+    assert!(reports.iter().all(|report| report.proven.len() == 1 && report.groups == 4 && report.result == Some(6)));
+    assert!(reports.iter().any(|report| report.proven[0].from > 0));
+
+    // What has moved is found where the options say.
+    fs::rename(dir.path().join("model"), dir.path().join("moved")).unwrap();
+    fs::rename(dir.path().join("d.jsonl"), dir.path().join("e.jsonl")).unwrap();
+    assert!(verify(&root, &options(Choice::All)).is_err());
+    let (model, dataset) = (Some(dir.path().join("moved")), Some(dir.path().join("e.jsonl")));
+    let moved = VerifyOptions { model, dataset, threads: Some(2), ..options(Choice::Random { steps: 1, seed: 0 }) };
+    let report = verify(&root, &moved).unwrap();
+    assert_eq!((report.proven.len(), report.difference), (1, None));
+}
+
+#[test]
+fn groups_that_are_there_too_often_or_not_at_all() {
+    let dir = directory();
+    let root = run(dir.path(), |config| config.max_steps = 4);
+    let recorded = groups(&root);
+    assert_eq!(
+        recorded.iter().map(|group| (group.id, group.step.unwrap())).collect::<Vec<_>>(),
+        [(0, 1), (1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4),]
+    );
+    let group = |id: u64, step: u64, recorded: &str, remade: &str| Difference {
+        step: Some(step),
+        group: Some(id),
+        kind: "group".into(),
+        recorded: recorded.into(),
+        remade: remade.into(),
+        ..Difference::default()
+    };
+    let without = |id: u64| recorded.iter().filter(|group| group.id != id).cloned().collect::<Vec<_>>();
+    record(&root, &without(5));
+    let report = verified(&root);
+    assert_eq!(report.difference, Some(group(5, 3, "none", "2 completions")));
+    assert_eq!((report.proven, report.groups), (vec![interval(0, 2)], 5));
+    let more = Group { id: 99, ..recorded[1].clone() };
+    record(&root, &[&recorded[..], &[more]].concat());
+    let report = verified(&root);
+    assert_eq!(report.difference, Some(group(99, 2, "a group", "none: no step learned from it")));
+    assert_eq!((report.proven, report.groups), (vec![], 4));
+    // Nothing was recorded in the second interval, which is no lie.
+    record(&root, &recorded[..4]);
+    let report = verified(&root);
+    assert_eq!((report.proven, report.difference), (vec![interval(0, 2)], None));
+    assert_eq!(report.not_verified, ["steps 3 to 4 was not recorded: record_rollouts was false then"]);
+    // Steps after the last checkpoint.
+    record(&root, &recorded);
+    fs::remove_dir_all(root.join("checkpoints/step-000004")).unwrap();
+    fs::remove_dir_all(root.join("model")).unwrap();
+    let report = verified(&root);
+    assert_eq!((report.proven, report.difference, report.result), (vec![interval(0, 2)], None, None));
+    assert_eq!(report.not_verified, ["steps 3 to 4: the run left no checkpoint after them"]);
+    // And no checkpoint at all.
+    fs::remove_dir_all(root.join("checkpoints/step-000002")).unwrap();
+    let [why] = &verified(&root).not_verified[..] else { panic!("one reason") };
+    assert!(why.contains("has no two states to replay between"), "{why}");
+}
+
+#[test]
+fn lies_in_files_are_named_with_their_step() {
+    let dir = directory();
+    let root = run(dir.path(), |_| {});
+    let checkpoint = root.join("checkpoints/step-000004");
+    let (weights, result) = (checkpoint.join("model.safetensors"), root.join("model/model.safetensors"));
+    let (good, good_result) = (fs::read(&weights).unwrap(), fs::read(&result).unwrap());
+    // The file is linked to that of the last checkpoint.
+    flip_last_bit(&result);
+    let report = verified(&root);
+    let found = report.difference.unwrap();
+    assert_eq!((found.kind.as_str(), found.step, report.result), ("weight", Some(6), None));
+    assert!(found.place.unwrap().starts_with(&format!("{}, ", result.display())));
+    assert_eq!(report.proven.len(), 3);
+    fs::remove_file(&result).unwrap();
+    fs::write(&result, good_result).unwrap();
+
+    // With the list that says that the files belong together, and without.
+    flip_last_bit(&weights);
+    let report = verified(&root);
+    let found = report.difference.unwrap();
+    assert_eq!(
+        (found.kind.as_str(), found.step, found.recorded.as_str()),
+        ("hash", Some(4), "the checkpoint's own checksums")
+    );
+    assert!(found.remade.contains("model.safetensors") && !found.remade.contains("there is no checkpoint before it"));
+    assert_eq!(report.proven, [interval(0, 2)]);
+    FileList::of(&checkpoint, 4).unwrap().write(&checkpoint).unwrap();
+    let report = verified(&root);
+    let found = report.difference.unwrap();
+    assert_eq!((found.kind.as_str(), found.step, report.proven), ("weight", Some(4), vec![interval(0, 2)]));
+    fs::write(&weights, good).unwrap();
+    FileList::of(&checkpoint, 4).unwrap().write(&checkpoint).unwrap();
+    assert_eq!(verified(&root).difference, None);
+
+    // The data are others than those of the record.
+    let (path, text) = (dir.path().join("d.jsonl"), fs::read_to_string(dir.path().join("d.jsonl")).unwrap());
+    fs::write(&path, text.replace("moon", "mood")).unwrap();
+    let report = verified(&root);
+    let found = report.difference.unwrap();
+    assert_eq!((found.kind.as_str(), found.place), ("hash", Some(path.display().to_string())));
+    assert!(found.recorded != found.remade && report.proven.is_empty());
+    let data = &RunRecord::read(&root.join("record.json")).unwrap().data;
+    assert_eq!(found.recorded, data[0].sha256);
+    fs::write(&path, text).unwrap();
+    // As are the model's files.
+    let config = dir.path().join("model/config.json");
+    fs::write(&config, fs::read_to_string(&config).unwrap() + " ").unwrap();
+    let found = verified(&root).difference.unwrap();
+    assert_eq!((found.kind.as_str(), found.place), ("hash", Some(config.display().to_string())));
+}
+
+/// A value model is a directory in the checkpoint.
+#[test]
+fn a_lie_about_the_value_model_is_named() {
+    let dir = directory();
+    let root = run(dir.path(), |config| {
+        (config.algorithm, config.num_generations, config.max_steps) = (Algorithm::Ppo, 1, 4);
+    });
+    assert_eq!(verified(&root).difference, None);
+    let checkpoint = root.join("checkpoints/step-000002");
+    let weights = checkpoint.join("value_model/model.safetensors");
+    flip_last_bit(&weights);
+    FileList::of(&checkpoint, 2).unwrap().write(&checkpoint).unwrap();
+    let found = verified(&root).difference.unwrap();
+    assert_eq!((found.kind.as_str(), found.step), ("weight", Some(2)));
+    assert!(found.place.unwrap().starts_with(&format!("{}, ", weights.display())));
+}
+
+#[test]
+fn the_configuration_of_a_step_is_that_of_its_start() {
+    let dir = directory();
+    let root = run(dir.path(), |config| config.max_steps = 4);
+    let mut opened = RecordedRun::open(&root, &options(Choice::All)).unwrap();
+    assert_eq!(opened.checkpoints.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [2, 4]);
+    let start = |step: u64, changed: &[&str]| Start {
+        step,
+        changed: changed.iter().map(|&line| line.to_owned()).collect(),
+        ..Start::default()
+    };
+    opened.record.starts = vec![
+        start(0, &[]),
+        start(2, &["learning_rate was 0.02, now 0.01"]),
+        start(2, &["logging_steps was 5, now 1"]),
+        start(3, &["temperature was 0.5, now 1.0"]),
+    ];
+    let starts = |step: u64| opened.starts_of(step).len();
+    assert_eq!([0, 1, 2, 3, 4].map(starts), [0, 1, 1, 3, 4]);
+    // A change that decides bits, between two checkpoints.
+    let mut report = Report::default();
+    let intervals = opened.intervals(&mut report);
+    assert_eq!(intervals, [interval(0, 2)]);
+    let why = "the configuration was changed after step 3, of which no checkpoint is left";
+    assert_eq!(report.not_verified, [format!("steps 3 to 4: {why}")]);
+    let missing = opened.resolved_of(interval(2, 4)).err().unwrap();
+    assert!(missing.is::<NotVerifiable>() && missing.to_string() == format!("steps 3 to 4: {why}"));
+    // At its ends it is none within.
+    let found = opened.resolved_of(interval(3, 4)).unwrap().config;
+    assert_eq!((found.temperature, found.learning_rate), (1.0, 0.01));
+    opened.record.starts.pop();
+    let mut report = Report::default();
+    assert_eq!(opened.intervals(&mut report), [interval(0, 2), interval(2, 4)]);
+    assert!(report.not_verified.is_empty());
+    let (before, after) = (opened.resolved_of(interval(0, 2)).unwrap(), opened.resolved_of(interval(2, 4)).unwrap());
+    assert_eq!((before.config.learning_rate, after.config.learning_rate), (0.02, 0.01));
+    assert_eq!((before.config.logging_steps, after.config.logging_steps), (1, 1), "it decides no bits");
+    assert!(!opened.same_settings(interval(0, 2), interval(2, 4)));
+    // A key that decides no bits makes no other settings, and may change anywhere.
+    opened.record.starts = vec![start(0, &[]), start(1, &["logging_steps was 5, now 1"])];
+    assert!(opened.same_settings(interval(0, 2), interval(2, 4)));
+    assert!(opened.resolved_of(interval(0, 2)).is_ok());
+
+    let replayed = opened.replay_config(interval(2, 4)).unwrap().config;
+    assert!(replayed.record_rollouts && !replayed.record_updates && !replayed.tensorboard && !replayed.log_completions);
+    assert_eq!((opened.step_of_result().unwrap(), opened.config().threads), (Some(4), Some(1)));
+}
+
+#[test]
+fn a_run_that_is_none_of_this_kind_is_refused() {
+    let dir = directory();
+    let root = run(dir.path(), |config| config.max_steps = 2);
+    let path = root.join("record.json");
+    let good = RunRecord::read(&path).unwrap();
+    let [of_kind, of_arithmetic] = [
+        RunRecord { kind: "sft".into(), ..good.clone() },
+        RunRecord { arithmetic: "other".into(), isa: "strange".into(), ..good.clone() },
+    ];
+    let why = |record: &RunRecord| {
+        fs::write(&path, record.to_bytes().unwrap()).unwrap();
+        let report = verified(&root);
+        assert!(report.proven.is_empty() && report.difference.is_none());
+        report.not_verified.concat()
+    };
+    assert!(why(&of_kind).contains("is a run of `lockstep sft`: only runs of `lockstep train` record"));
+    assert!(
+        why(&of_arithmetic).contains("the run's matmuls are other on strange")
+            && why(&of_arithmetic).contains("LOCKSTEP_ISA=strange")
+    );
+    // An older record does not say how it computes.
+    let older = RunRecord { arithmetic: String::new(), ..good.clone() };
+    fs::write(&path, older.to_bytes().unwrap()).unwrap();
+    let report = verified(&root);
+    assert_eq!((report.proven, report.not_verified), (vec![interval(0, 2)], vec![]));
+    let with_file = |name: &Path| RunRecord {
+        rewards: vec![telemetry::record::FileHash {
+            name: name.display().to_string(),
+            sha256: "12".into(),
+            bytes: None,
+        }],
+        ..good.clone()
+    };
+    let gone = dir.path().join("r.py");
+    assert!(
+        why(&with_file(&gone)).contains("r.py is missing, a file of a reward")
+            && why(&with_file(&gone)).contains("SHA-256 12")
+    );
+    fs::write(&gone, "").unwrap();
+    let report = {
+        fs::write(&path, with_file(&gone).to_bytes().unwrap()).unwrap();
+        verified(&root)
+    };
+    assert_eq!(report.proven.len(), 1);
+    fs::write(&path, "{").unwrap();
+    assert!(verified(&root).not_verified[0].ends_with("is missing or damaged: what the run was made of"));
+    fs::write(&path, good.to_bytes().unwrap()).unwrap();
+    fs::write(root.join("rollouts.bin"), "rubbish, and more than sixteen bytes").unwrap();
+    assert!(verified(&root).not_verified[0].starts_with("it is damaged: "));
+    fs::remove_file(root.join("rollouts.bin")).unwrap();
+    assert!(verified(&root).not_verified[0].contains("rollouts.bin is missing or empty"));
+}
+
+#[test]
+fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
+    let dir = directory();
+    let root = run(dir.path(), |_| {});
+    let forked = |at: u64| {
+        let (out, said) = (dir.path().join(format!("fork-{at}")), RefCell::new(Vec::new()));
+        let say = |text: &str| said.borrow_mut().push(text.to_owned());
+        let path = fork(&root, &ForkOptions { at, out: &out, stop: StopSignal::new(), say: &say })?;
+        let mut steps: Vec<String> = fs::read_dir(out.join("checkpoints"))?
+            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+            .collect();
+        steps.sort();
+        let record = RunRecord::read(&out.join("record.json"))?;
+        anyhow::Ok((out, path, said.into_inner(), steps, record.forked_from.unwrap()))
+    };
+    let (out, path, said, steps, from) = forked(5).unwrap();
+    assert_eq!(
+        (path, said, steps),
+        (
+            out.join("checkpoints/step-000005"),
+            vec!["replaying step 5".to_owned()],
+            vec!["step-000004".to_owned(), "step-000005".to_owned()]
+        )
+    );
+    assert_eq!((from.run, from.step), (root.display().to_string(), 5));
+    // The lineage is that of the weights, with which the sixth step's groups were sampled.
+    let sampled = groups(&root).iter().find(|group| group.step == Some(6)).and_then(|group| group.lineage).unwrap();
+    assert_eq!(from.lineage, Some(sampled.to_string()));
+    let ids = |root: &Path| groups(root).iter().map(|group| group.id).collect::<Vec<_>>();
+    assert_eq!(ids(&out), (0..10).collect::<Vec<u64>>());
+
+    let (out, path, said, steps, from) = forked(4).unwrap();
+    assert_eq!((path, said, steps), (out.join("checkpoints/step-000004"), vec![], vec!["step-000004".to_owned()]));
+    assert!(from.step == 4 && from.lineage.is_some());
+    let (out, path, said, steps, from) = forked(1).unwrap();
+    assert_eq!(
+        (path, said, steps),
+        (out.join("checkpoints/step-000001"), vec!["replaying step 1".to_owned()], vec!["step-000001".to_owned()])
+    );
+    assert_eq!((from.step, ids(&out)), (1, vec![0, 1]));
+    let (out, path, said, steps, from) = forked(0).unwrap();
+    assert_eq!((path, said, steps), (out, vec![], vec![]));
+    assert_eq!((from.step, from.lineage), (0, None));
+    let error = forked(9).unwrap_err();
+    assert!(is_bad_input(&error));
+    assert_eq!(error.to_string(), format!("{} ended after step 6: --at 9", root.display()));
+
+    // The record is compared on the way.
+    let mut lied = groups(&root);
+    lied[9].completions[1].ids[0] ^= 1;
+    record(&root, &lied);
+    fs::remove_dir_all(dir.path().join("fork-5")).unwrap();
+    let said = forked(5).unwrap_err().to_string();
+    let words = format!(
+        "the replay of {} differs from its record: step 5, group 9, completion 1, token 0: token",
+        root.display()
+    );
+    assert!(said.starts_with(&words), "{said}");
+    // And a run that cannot be verified cannot be forked.
+    fs::remove_file(root.join("record.json")).unwrap();
+    fs::remove_dir_all(dir.path().join("fork-5")).unwrap();
+    let error = forked(5).unwrap_err();
+    assert!(is_bad_input(&error) && error.to_string().contains("record.json is missing or damaged"), "{error}");
+}

@@ -1,0 +1,192 @@
+//! Batches and steps on the device: the lists that operations read, and their sizes.
+
+use super::*;
+use kernels::rng::philox;
+use kernels::{DType, Device};
+
+fn cpu() -> Memory {
+    Memory::new(Device::Cpu)
+}
+
+fn capacity(tokens: usize, blocks: usize, score_rows: usize) -> Capacity {
+    Capacity { tokens, blocks, score_rows }
+}
+
+#[test]
+fn capacities_are_added_and_compared_each_by_each() {
+    let (a, b) = (capacity(1, 20, 300), capacity(4, 5, 600));
+    assert_eq!((a + b, a.max(b), b.max(a)), (capacity(5, 25, 900), capacity(4, 20, 600), capacity(4, 20, 600)));
+    let room = capacity(4, 5, 6);
+    assert!(room.holds(room) && room.holds(capacity(0, 0, 0)));
+    assert!(!room.holds(capacity(5, 5, 6)) && !room.holds(capacity(4, 6, 6)) && !room.holds(capacity(4, 5, 7)));
+}
+
+#[test]
+fn groups_take_the_rows_and_pages_of_their_sequences() {
+    for (prefix, branches, shared, apart) in [
+        (10, &[][..], (10, 1, 0), (10, 1, 0)),
+        (0, &[], (0, 0, 0), (0, 0, 0)),
+        (10, &[1], (10, 1, 1), (10, 1, 1)),
+        (64, &[1], (64, 1, 1), (64, 1, 1)),
+        (64, &[2], (65, 2, 2), (65, 2, 2)),
+        (0, &[3, 4], (5, 2, 5), (5, 2, 5)),
+        // 70 + 4 positions, then 6 + 4 of the second page again.
+        (70, &[5, 5], (78, 3, 10), (148, 4, 10)),
+        (64, &[5, 1, 0, 65], (132, 3, 71), (324, 6, 71)),
+        (130, &[0, 64], (193, 5, 64), (323, 7, 64)),
+    ] {
+        let of = |sharing| {
+            let c = Capacity::of_group(prefix, branches, sharing);
+            (c.tokens, c.blocks, c.score_rows)
+        };
+        assert_eq!((of(true), of(false)), (shared, apart), "{prefix} {branches:?}");
+    }
+}
+
+#[test]
+fn a_micro_batch_has_an_upper_bound() {
+    let one = capacity(100, 4, 30);
+    for (groups, completions, most, expected) in [
+        // All groups fit.
+        (2, 6, 1000, (200, 8, 60)),
+        // The budget: 150 tokens, 3 pages and 2 more for each completion.
+        (3, 2, 150, (150, 7, 90)),
+        (9, 4, 150, (150, 11, 154)),
+        // One group is larger than the budget.
+        (9, 1, 50, (100, 4, 101)),
+        (1, 1, 50, (100, 4, 30)),
+    ] {
+        let c = Capacity::of_micro_batch(one, groups, completions, most);
+        assert_eq!((c.tokens, c.blocks, c.score_rows), expected, "{groups} {completions} {most}");
+    }
+    let large = Capacity::of_micro_batch(capacity(100, 40, 900), 9, 1, 50);
+    assert_eq!(large, capacity(100, 40, 900));
+}
+
+#[test]
+fn a_batch_on_the_device_has_its_lists() {
+    let memory = cpu();
+    let long = ids(100, 70);
+    let branches: [&[u32]; 3] = [&[1, 2, 3], &long, &[4]];
+    let groups = [
+        GroupSegment { prefix: &[9, 8], branches: &branches[..2] },
+        GroupSegment { prefix: &[7], branches: &branches[2..] },
+        GroupSegment { prefix: &[6, 5, 4], branches: &[] },
+    ];
+    for sharing in [true, false] {
+        let batch = Batch::new(&groups, sharing);
+        let tensors = BatchTensors::new(&memory, &batch);
+        assert_eq!((tensors.capacity(), &tensors.ids), (batch.capacity(), &batch.ids));
+        assert_eq!(tensors.groups().to_vec_u32(), batch.groups);
+        assert_eq!(tensors.score_groups().to_vec_u32(), batch.score_groups);
+        assert_eq!(tensors.score_rows().to_vec_u32(), batch.score_rows);
+        assert_eq!(tensors.targets().to_vec_u32(), batch.targets);
+        let pieces: Vec<_> = tensors.head_pieces().map(|(piece, groups)| (piece, groups.to_vec_u32())).collect();
+        assert_eq!(pieces, head_pieces(&batch.score_groups));
+        let expected = match sharing {
+            true => vec![(0..73, 0..2), (73..74, 2..3), (74..77, 3..3)],
+            false => vec![(0..4, 0..1), (4..75, 1..2), (75..76, 2..3), (76..79, 3..3)],
+        };
+        assert_eq!(tensors.sequences().collect::<Vec<_>>(), expected);
+        let views = tensors.rows.views();
+        let rows = views.attention();
+        assert_eq!((views.len(), views.ids.to_vec_u32()), (batch.ids.len(), batch.ids.clone()));
+        assert_eq!(views.positions.to_vec_u32(), batch.positions);
+        assert_eq!(views.write_rows.to_vec_u32(), batch.write_rows);
+        assert_eq!(views.write_slots.to_vec_u32(), batch.write_slots);
+        assert_eq!(rows.tables_of_rows.to_vec_u32(), batch.tables_of_rows);
+        assert_eq!(rows.tables.to_vec_u32(), batch.tables);
+        assert_eq!(rows.tables.shape(), [batch.tables.len() / batch.table_len, batch.table_len]);
+    }
+    // Nothing is allocated beyond the lists.
+    let memory = Memory::new(Device::Meta);
+    let batch = Batch::new(&groups, true);
+    let tensors = BatchTensors::new(&memory, &batch);
+    let rows = 3 * batch.ids.len() + 2 * batch.write_rows.len() + batch.tables.len();
+    let lists = batch.groups.len() + batch.score_groups.len() + 2 * batch.targets.len();
+    let pieces: usize = tensors.head_pieces.iter().map(|(_, groups)| groups.len()).sum();
+    assert_eq!(memory.usage()["workspace"].bytes, 4 * (rows + lists + pieces));
+    let empty = BatchTensors::new(&memory, &Batch::new(&[], true));
+    assert_eq!((empty.capacity(), empty.sequences().count()), (Capacity::default(), 0));
+}
+
+fn step<'a>(ids: &'a [u32], tables: &'a [u32], sampled: &'a [u32], draws: &'a [u32]) -> StepRows<'a> {
+    StepRows { ids, positions: ids, tables_of_rows: tables, write_rows: ids, write_slots: ids, sampled, draws }
+}
+
+#[test]
+fn the_rows_of_a_step_are_those_that_were_set_last() {
+    let memory = cpu();
+    let mut rows = InferRows::with_room(&memory, [5, 6, 3], 3, 2);
+    assert_eq!((rows.rows(), rows.max_sampled()), (0, 3));
+    rows.set_table(0, &[10, 11]);
+    rows.set_table(1, &[12]);
+    rows.set_table(2, &[13, 14]);
+    rows.set(step(&[1, 2, 3], &[0, 0, 1], &[2, 0], &[]));
+    let tables = |rows: &InferRows| {
+        let tables = rows.views().attention().tables;
+        (tables.shape().to_vec(), tables.to_vec_u32())
+    };
+    assert_eq!(tables(&rows), (vec![2, 2], vec![10, 11, 12, 0]), "up to the last table that a row uses");
+    assert_eq!((rows.rows(), rows.sampled().to_vec_u32()), (3, vec![2, 0]));
+    assert_eq!(rows.sequences().collect::<Vec<_>>(), [(0..2, 0..1), (2..3, 1..2)]);
+    // A table keeps what was not set again.
+    rows.set_table(1, &[15, 16]);
+    rows.set_table(0, &[17]);
+    rows.set(step(&[4, 5, 6, 7, 8], &[2, 1, 1, 1, 2], &[4], &[]));
+    assert_eq!(tables(&rows), (vec![3, 2], vec![17, 11, 15, 16, 13, 14]));
+    assert_eq!(rows.views().ids.to_vec_u32(), [4, 5, 6, 7, 8]);
+    assert_eq!(rows.sequences().collect::<Vec<_>>(), [(0..1, 2..3), (1..4, 1..2), (4..5, 2..3)]);
+    // Rows to sample from can be replaced, by more or fewer.
+    for sampled in [&[0, 1, 2][..], &[3], &[]] {
+        rows.set_sampled(sampled, &[]);
+        assert_eq!((rows.sampled().to_vec_u32(), rows.draws().shape()), (sampled.to_vec(), &[0][..]));
+    }
+    assert_eq!((rows.views().ids.to_vec_u32(), tables(&rows).1[5]), (vec![4, 5, 6, 7, 8], 14));
+    rows.set(StepRows::default());
+    assert_eq!((rows.rows(), rows.sequences().count()), (0, 0));
+    let panics = |f: &mut dyn FnMut()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err();
+    assert!(panics(&mut || rows.set(step(&[1], &[0], &[0; 4], &[]))), "no room to sample from four rows");
+    assert!(panics(&mut || rows.set_sampled(&[0; 4], &[])));
+    assert!(panics(&mut || rows.set_table(3, &[1])) && panics(&mut || rows.set_table(0, &[1, 2, 3])));
+}
+
+#[test]
+fn a_step_takes_the_memory_of_its_lists() {
+    let bytes = |memory: &Memory| memory.usage()["workspace"].bytes;
+    let memory = Memory::new(Device::Meta);
+    let _rows = InferRows::with_room(&memory, [5, 7, 3], 11, 13);
+    assert_eq!(bytes(&memory), 4 * (3 * 5 + 2 * 7 + 11 * 13 + 3));
+    let memory = Memory::new(Device::Meta);
+    let rows = InferRows::new(&memory, 5, 3, 2);
+    assert_eq!((bytes(&memory), rows.max_sampled()), (4 * (3 * 5 + 2 * 5 + 3 * 2 + 3), 3));
+    let draws = kernels::ops::sample::packed_len(Device::CudaEmulated, 3, 13 * BLOCK);
+    let memory = Memory::new(Device::CudaEmulated);
+    let _rows = InferRows::with_room(&memory, [5, 7, 3], 11, 13);
+    assert_eq!(bytes(&memory), 4 * (3 * 5 + 2 * 7 + 11 * 13 + 3 + draws));
+}
+
+#[test]
+fn dropout_has_a_key_for_each_place_step_and_seed() {
+    let memory = cpu();
+    let branches: [&[u32]; 2] = [&[1, 2, 3], &[4, 5]];
+    let batch = Batch::new(&[GroupSegment { prefix: &[9], branches: &branches }], true);
+    let positions = Tensor::from_u32(&memory, &[4], &batch.positions);
+    let key = |seed: u64, step: u64, place: u32| {
+        let dropout = Dropout::new(&memory, 0.25, seed, step, &batch, &[30, 40]);
+        let of = dropout.of(place, positions.view());
+        assert_eq!((of.p, of.samples.to_vec_u32()), (0.25, vec![30, 30, 30, 40]));
+        of.key
+    };
+    let all = [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (1, 2 + (1 << 32), 3), (1, 1 << 33, 3), (1, 0, 3)];
+    let keys: BTreeSet<u64> = all.into_iter().map(|(seed, step, place)| key(seed, step, place)).collect();
+    assert_eq!(keys.len(), all.len());
+    let [high, low, ..] = philox(5, [7, 6, 8, 0x6472_6f70]);
+    assert_eq!(
+        key(5, (6 << 32) + 7, 8),
+        u64::from(high) * (1 << 32) + u64::from(low),
+        "runs are repeated by these keys"
+    );
+    assert_eq!(batch.branches_of_rows, [0, 0, 0, 1]);
+    assert_eq!(positions.dtype(), DType::U32);
+}

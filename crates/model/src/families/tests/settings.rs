@@ -1,0 +1,414 @@
+//! Every setting: its default for each family, its limits, and the values that are refused.
+
+use super::*;
+use crate::Head;
+use kernels::DType;
+
+/// Of a family, with only the sizes that have no default.
+fn bare(family: &str, more: Value) -> Result<ModelConfig> {
+    let mut config = json!({"model_type": family, "hidden_size": 512, "intermediate_size": 20, "num_hidden_layers": 12,
+        "num_attention_heads": 32, "vocab_size": 50});
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    ModelConfig::parse(&config.to_string())
+}
+
+/// The defaults of transformers' configuration classes, in order: KV heads, head dim, positions, ε, θ, tied, ids of
+/// start, end and padding.
+#[test]
+fn absent_fields_have_the_defaults_of_their_family() {
+    type Row = (&'static str, [usize; 3], f32, f64, bool, [Option<u32>; 3]);
+    let rows: [Row; 8] = [
+        ("llama", [32, 16, 2048], 1e-6, 1e4, false, [Some(1), Some(2), None]),
+        ("mistral", [8, 16, 131_072], 1e-6, 1e4, false, [Some(1), Some(2), None]),
+        ("qwen2", [32, 16, 32_768], 1e-6, 1e4, false, [None; 3]),
+        ("qwen3", [32, 128, 32_768], 1e-6, 1e4, false, [None; 3]),
+        ("smollm3", [4, 16, 32_768], 1e-6, 2e6, true, [Some(128_000), Some(128_001), Some(128_004)]),
+        ("olmo2", [32, 16, 2048], 1e-5, 1e4, false, [None, Some(50_279), Some(1)]),
+        ("olmo3", [32, 16, 2048], 1e-5, 5e5, false, [None, Some(50_279), Some(1)]),
+        ("gemma3_text", [4, 256, 131_072], 1e-6, 1e6, true, [Some(2), Some(1), Some(0)]),
+    ];
+    for (family, [kv, head_dim, positions], eps, theta, tied, [bos, eos, pad]) in rows {
+        let c = bare(family, json!({})).unwrap();
+        assert_eq!((c.num_kv_heads, c.head_dim, c.max_position_embeddings), (kv, head_dim, positions), "{family}");
+        assert_eq!((c.rms_norm_eps, c.rope.theta, c.tie_word_embeddings), (eps, theta, tied), "{family}");
+        assert_eq!(
+            (c.bos_token_id, c.eos_token_ids.clone(), c.pad_token_id),
+            (bos, Vec::from_iter(eos), pad),
+            "{family}"
+        );
+        assert_eq!((c.rope.scaling.clone(), c.initializer_range, c.head), (RopeScaling::Default, 0.02, Head::Lm));
+        assert_eq!((c.compute, c.dtype, c.mlp_bias, c.attention_output_bias), (DType::F32, None, false, false));
+        assert_eq!(c.attention_bias, family == "qwen2");
+        let norms = c.qk_norm_widths();
+        match c.qk_norm {
+            QkNorm::Off => assert_eq!(norms, None),
+            QkNorm::EachHead => assert_eq!(norms, Some((head_dim, head_dim, 32 + kv))),
+            QkNorm::AllHeads => assert_eq!(norms, Some((32 * head_dim, kv * head_dim, 2))),
+        }
+        assert_eq!((c.qkv_width(), c.head_rows()), ((32 + 2 * kv) * head_dim, (!tied).then_some(50)), "{family}");
+        let slides: Vec<bool> = c.windows.iter().map(Option::is_some).collect();
+        let (every, of_all) = match family {
+            "olmo3" => (4, false),
+            "gemma3_text" => (6, false),
+            _ => (1, family == "mistral"),
+        };
+        assert_eq!(slides, (1..=12).map(|layer| of_all || layer % every != 0).collect::<Vec<_>>(), "{family}");
+        assert!(c.windows.iter().flatten().all(|&window| window == 4096), "{family}");
+        let local: Vec<bool> = c.layer_ropes.iter().map(|rope| *rope == LayerRope::Local).collect();
+        assert_eq!(local, slides.iter().map(|&s| s && family != "mistral").collect::<Vec<_>>(), "{family}");
+        let off: Vec<bool> = c.layer_ropes.iter().map(|rope| *rope == LayerRope::Off).collect();
+        assert_eq!(off, (1..=12).map(|layer| family == "smollm3" && layer % 4 == 0).collect::<Vec<_>>(), "{family}");
+        let gemma = family == "gemma3_text";
+        assert_eq!(c.norm_offset, f32::from(u8::from(gemma)));
+        assert_eq!(c.embedding_multiplier, if gemma { 512f32.sqrt() } else { 1.0 });
+        assert_eq!(c.query_pre_attn_scalar, if gemma { 256.0 } else { head_dim as f64 });
+        assert_eq!(
+            c.local_rope.map(|rope| rope.theta),
+            match family {
+                "olmo3" => Some(5e5),
+                "gemma3_text" => Some(1e4),
+                _ => None,
+            }
+        );
+    }
+}
+
+#[test]
+fn null_and_absent_differ_where_transformers_makes_them_differ() {
+    for family in ["mistral", "qwen2", "smollm3", "gemma3_text"] {
+        assert_eq!(bare(family, json!({"num_key_value_heads": null})).unwrap().num_kv_heads, 32, "as many as heads");
+        assert_eq!(bare(family, json!({"num_key_value_heads": 16})).unwrap().num_kv_heads, 16);
+    }
+    assert_eq!(bare("qwen3", json!({"head_dim": null})).unwrap().head_dim, 128);
+    assert_eq!(bare("qwen3", json!({"head_dim": 64})).unwrap().head_dim, 64);
+    assert_eq!(bare("llama", json!({"head_dim": null})).unwrap().head_dim, 16);
+    let odd = json!({"hidden_size": 500, "head_dim": 64});
+    assert_eq!(bare("llama", odd).unwrap().head_dim, 64, "a head dim of its own divides nothing");
+    let windows = |more: Value| bare("mistral", more).unwrap().windows[0];
+    assert_eq!(
+        [windows(json!({})), windows(json!({"sliding_window": null})), windows(json!({"sliding_window": 7}))],
+        [Some(4096), None, Some(7)]
+    );
+}
+
+#[test]
+fn sizes_and_numbers_have_their_limits() {
+    let large = 1u64 << 31;
+    assert_eq!(with(json!({"vocab_size": large})).unwrap().vocab_size as u64, large);
+    refused(json!({"vocab_size": large + 1}), &["vocab_size", "2147483649", "expected at most 2147483648"]);
+    assert_eq!(with(json!({"vocab_size": 1})).unwrap().vocab_size, 1);
+    refused(json!({"vocab_size": 0}), &["expected a positive integer"]);
+    assert_eq!(with(json!({"num_hidden_layers": 65_536})).unwrap().windows.len(), 65_536);
+    refused(json!({"num_hidden_layers": 65_537}), &["num_hidden_layers", "more layers than any model has"]);
+    for (x, range) in [(json!(0), 0.0), (json!(1), 1.0), (json!(0.5), 0.5)] {
+        assert_eq!(with(json!({"initializer_range": x})).unwrap().initializer_range, range);
+    }
+    for x in [json!(-0.1), json!(1.1), json!("x")] {
+        refused(json!({"initializer_range": x}), &["initializer_range", "expected a number from 0 to 1"]);
+    }
+    for key in ["rms_norm_eps", "rope_theta"] {
+        for x in [json!(0), json!(-1.0), json!("x"), json!([])] {
+            refused(json!({key: x}), &[key, "expected a positive number"]);
+        }
+    }
+    for x in [json!(1), json!(0.5)] {
+        refused(json!({"rope_theta": x}), &["`rope_theta`", "expected a number above 1"]);
+        refused(
+            json!({"rope_scaling": {"rope_theta": x}}),
+            &["`rope_scaling.rope_theta`", "expected a number above 1"],
+        );
+    }
+    for x in [json!(1), json!("true")] {
+        refused(json!({"tie_word_embeddings": x}), &["tie_word_embeddings", "expected true or false"]);
+    }
+    refused(json!({"hidden_act": 1}), &["hidden_act", "expected a string"]);
+    let most = u64::from(u32::MAX);
+    assert_eq!(with(json!({"eos_token_id": [most, -1, 0]})).unwrap().eos_token_ids, [u32::MAX, 0]);
+    refused(json!({"eos_token_id": most + 1}), &["eos_token_id", "expected a token id, not 4294967296"]);
+    refused(json!({"eos_token_id": [1, -2]}), &["expected a token id, not -2"]);
+    refused(json!({"pad_token_id": 1.5}), &["pad_token_id", "expected a token id, not 1.5"]);
+    assert_eq!(with(json!({"pad_token_id": [8, 9]})).unwrap().pad_token_id, Some(8));
+    // Long values are shown in part.
+    let text = |n: usize| "é".repeat(n);
+    refused(json!({"hidden_act": text(78)}), &[&format!("= \"{}\":", text(78))]);
+    refused(json!({"hidden_act": text(79)}), &[&format!("= \"{}…:", text(79))]);
+    // A missing field may be there under a misspelt name.
+    refused(
+        json!({"hidden_size": "(absent)", "hiden_size": 64}),
+        &["`hidden_size`: is missing; there is `hiden_size`, which nothing reads"],
+    );
+    let error = with(json!({"vocab_size": "(absent)"})).unwrap_err().to_string();
+    assert_eq!(error, "config.json: `vocab_size`: is missing");
+}
+
+#[test]
+fn what_would_change_the_arithmetic_is_refused_and_what_does_not_is_read() {
+    for (key, neutral) in [
+        ("attention_dropout", &[json!(0), json!(0.0)][..]),
+        ("hidden_dropout", &[json!(0), json!(0.0)]),
+        ("resid_pdrop", &[json!(0), json!(0.0)]),
+        ("embd_pdrop", &[json!(0), json!(0.0)]),
+        ("partial_rotary_factor", &[json!(1), json!(1.0)]),
+        ("attn_logit_softcapping", &[]),
+        ("final_logit_softcapping", &[]),
+        ("attention_chunk_size", &[]),
+        ("num_experts", &[json!(0), json!(1)]),
+        ("num_local_experts", &[json!(0), json!(1)]),
+        ("n_routed_experts", &[json!(0)]),
+        ("quantization_config", &[]),
+        ("use_mrope", &[json!(false)]),
+        ("is_encoder_decoder", &[json!(false)]),
+        ("add_cross_attention", &[json!(false)]),
+        ("embedding_multiplier", &[json!(1), json!(1.0)]),
+        ("residual_multiplier", &[json!(1), json!(1.0)]),
+        ("attention_multiplier", &[]),
+        ("logits_scaling", &[json!(1), json!(1.0)]),
+    ] {
+        for value in neutral.iter().cloned().chain([json!(null)]) {
+            with(json!({key: value})).unwrap();
+        }
+        refused(json!({key: 7}), &[key, "= 7: is not supported"]);
+        refused(json!({key: true}), &[key, "= true: is not supported"]);
+    }
+    with(json!({"hidden_act": "silu"})).unwrap();
+    for (value, dtype) in [
+        (json!("float32"), Some(FileDType::F32)),
+        (json!("torch.float64"), Some(FileDType::F32)),
+        (json!("torch.bfloat16"), Some(FileDType::Bf16)),
+        (json!("float16"), Some(FileDType::F16)),
+        (json!("auto"), None),
+        (json!(null), None),
+    ] {
+        assert_eq!(with(json!({"torch_dtype": value})).unwrap().dtype, dtype);
+        assert_eq!(with(json!({"dtype": value, "torch_dtype": value})).unwrap().dtype, dtype);
+    }
+    assert_eq!(with(json!({"dtype": "float16", "torch_dtype": "bfloat16"})).unwrap().dtype, Some(FileDType::F16));
+    refused(json!({"torch_dtype": "int8"}), &["`torch_dtype` = \"int8\"", "float32, bfloat16, float16"]);
+    let names = [FileDType::F32, FileDType::Bf16, FileDType::F16].map(|d| (d.config_name(), d.bytes()));
+    assert_eq!(names, [("float32", 4), ("bfloat16", 2), ("float16", 2)]);
+}
+
+#[test]
+fn heads_are_named_by_the_architecture() {
+    let scores = |more: Value| {
+        let mut fields = json!({"architectures": ["LlamaForSequenceClassification", "Other"]});
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        with(fields)
+    };
+    let labels = |more: Value| match scores(more).unwrap().head {
+        Head::Score(labels) => labels,
+        Head::Lm => panic!("a head of scores"),
+    };
+    assert_eq!(labels(json!({})), 2);
+    assert_eq!(labels(json!({"num_labels": 5})), 5);
+    assert_eq!(labels(json!({"id2label": {"0": "a", "1": "b", "2": "c"}, "num_labels": 5})), 3);
+    assert!(scores(json!({"id2label": {}})).unwrap_err().to_string().contains("`id2label` = {}: has no label"));
+    assert!(scores(json!({"num_labels": 0})).is_err());
+    for lm in [json!(["LlamaForCausalLM"]), json!([]), json!(null), json!(["ForSequenceClassificationX"]), json!("x")] {
+        assert_eq!(with(json!({"architectures": lm})).unwrap().head, Head::Lm);
+    }
+    let c = with(json!({"tie_word_embeddings": true})).unwrap();
+    let two = c.with_score_head(2);
+    assert_eq!((c.head_rows(), two.head_rows(), two.head), (None, Some(2), Head::Score(2)));
+    assert_eq!(two.raw["architectures"], json!(["LlamaForSequenceClassification"]));
+    assert_eq!(two.raw["id2label"], json!({"0": "LABEL_0", "1": "LABEL_1"}));
+    assert_eq!(two.raw["label2id"], json!({"LABEL_0": 0, "LABEL_1": 1}));
+    assert_eq!(ModelConfig::parse(&Value::Object(two.raw.clone()).to_string()).unwrap().head, Head::Score(2));
+    let padded = c.padded_with(Some(9));
+    assert_eq!((padded.pad_token_id, &padded.raw["pad_token_id"]), (Some(9), &json!(9)));
+    assert_eq!(padded.padded_with(None).pad_token_id, None);
+}
+
+#[test]
+fn models_that_compute_in_bf16_have_even_sizes() {
+    let c = with(json!({"intermediate_size": 171})).unwrap();
+    let error = c.computing_in(DType::Bf16).unwrap_err().to_string();
+    let why = "is odd, and bf16 takes even sizes: compute with dtype = \"f32\"";
+    assert_eq!(error, format!("config.json: `intermediate_size` = 171: {why}"));
+    assert_eq!(c.computing_in(DType::F32).unwrap().compute, DType::F32);
+    let odd = with(json!({"hidden_size": 65, "head_dim": 8})).unwrap();
+    assert!(odd.computing_in(DType::Bf16).unwrap_err().to_string().contains("`hidden_size` = 65"));
+    let c = with(json!({})).unwrap().computing_in(DType::Bf16).unwrap();
+    assert_eq!(c.compute, DType::Bf16);
+    let gemma = bare("gemma3_text", json!({})).unwrap();
+    let rounded = half::bf16::from_f32(512f32.sqrt()).to_f32();
+    assert_eq!(
+        (gemma.embedding_scale(), gemma.computing_in(DType::Bf16).unwrap().embedding_scale()),
+        (512f32.sqrt(), rounded)
+    );
+    assert_eq!(bare("gemma3_text", json!({"query_pre_attn_scalar": 64})).unwrap().attention_scale(), 0.125);
+}
+
+#[test]
+fn ropes_are_read_with_the_names_of_both_versions() {
+    let scaling =
+        |fields: Value| with(json!({"max_position_embeddings": 100, "rope_scaling": fields})).unwrap().rope.scaling;
+    assert_eq!(scaling(json!({"type": "linear", "factor": 2})), RopeScaling::Linear { factor: 2.0 });
+    assert_eq!(scaling(json!({"rope_type": "default", "type": "linear"})), RopeScaling::Default);
+    assert_eq!(scaling(json!({})), RopeScaling::Default);
+    let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4});
+    let of = |original| RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: original,
+    };
+    assert_eq!(scaling(llama3.clone()), of(100.0));
+    let mut inside = llama3.clone();
+    inside["original_max_position_embeddings"] = json!(50);
+    assert_eq!(scaling(inside.clone()), of(50.0));
+    let both = json!({"rope_scaling": inside, "original_max_position_embeddings": 20});
+    assert_eq!(with(both).unwrap().rope.scaling, of(20.0), "the field outside takes precedence");
+    for (key, value, word) in [
+        ("high_freq_factor", json!(1), "`rope_scaling.high_freq_factor` = 1: is not above low_freq_factor = 1"),
+        ("factor", json!(null), "`rope_scaling.factor`"),
+        ("low_freq_factor", json!(0), "expected a positive number"),
+        ("surprise", json!(1), "`rope_scaling.surprise` = 1: is not supported"),
+        ("partial_rotary_factor", json!(0.5), "is not supported; supported: 1"),
+    ] {
+        let mut bad = llama3.clone();
+        bad[key] = value;
+        refused(json!({"rope_scaling": bad}), &[word]);
+    }
+    scaling(json!({"type": "default", "partial_rotary_factor": 1}));
+    for bad in [json!(1), json!("yarn"), json!([])] {
+        refused(json!({"rope_scaling": bad}), &["`rope_scaling`", "expected an object"]);
+        refused(json!({"rope_parameters": bad}), &["`rope_parameters`", "expected an object"]);
+    }
+    // YaRN: the factor is that of the context lengths, and the temper 0.1 ln(factor) + 1.
+    let temper = |mscale: f64, factor: f64| 0.1 * mscale * libm::log(factor) + 1.0;
+    let yarn = |more: Value| {
+        let mut fields = json!({"rope_type": "yarn", "original_max_position_embeddings": 25});
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        match scaling(fields) {
+            RopeScaling::Yarn { factor, attention_factor, beta_fast, beta_slow, truncate, .. } => {
+                (factor, attention_factor, beta_fast, beta_slow, truncate)
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} {b}");
+    let (factor, attention, fast, slow, truncate) = yarn(json!({}));
+    assert_eq!((factor, fast, slow, truncate), (4.0, 32.0, 1.0, true));
+    near(attention, temper(1.0, 4.0));
+    let given = yarn(json!({"factor": 3, "attention_factor": 1.5, "mscale": 2, "mscale_all_dim": 1, "beta_fast": 20,
+        "beta_slow": 2, "truncate": false}));
+    assert_eq!(given, (3.0, 1.5, 20.0, 2.0, false));
+    near(yarn(json!({"factor": 3, "mscale": 2, "mscale_all_dim": 0.5})).1, temper(2.0, 3.0) / temper(0.5, 3.0));
+    near(yarn(json!({"factor": 3, "mscale": 2})).1, temper(1.0, 3.0));
+    near(yarn(json!({"factor": 3, "mscale_all_dim": 2})).1, temper(1.0, 3.0));
+    assert_eq!((yarn(json!({"factor": 1})).1, yarn(json!({"factor": 0.5})).1), (1.0, 1.0));
+    // θ inside before θ outside; `rope_scaling` before `rope_parameters`.
+    let theta = |fields: Value| with(fields).unwrap().rope.theta;
+    assert_eq!(theta(json!({"rope_theta": 7})), 7.0);
+    assert_eq!(theta(json!({"rope_theta": 7, "rope_parameters": {"rope_theta": 8}})), 8.0);
+    let all = json!({"rope_theta": 7, "rope_parameters": {"rope_theta": 8}, "rope_scaling": {"rope_theta": 9}});
+    assert_eq!(theta(all), 9.0);
+    assert_eq!(theta(json!({"rope_parameters": {"rope_theta": 8}, "rope_scaling": {}})), 8.0);
+}
+
+#[test]
+fn windows_are_those_of_the_layers_that_slide() {
+    let windows = |family: &str, more: Value| bare(family, more).unwrap().windows;
+    let only =
+        |layers: &[usize], window: usize| (0..12).map(|l| layers.contains(&l).then_some(window)).collect::<Vec<_>>();
+    for family in ["qwen2", "qwen3"] {
+        assert_eq!(windows(family, json!({"sliding_window": 7})), only(&[], 7), "it is not switched on");
+        let on = |more: Value| {
+            let mut fields = json!({"use_sliding_window": true, "sliding_window": 7});
+            fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            windows(family, fields)
+        };
+        assert_eq!(on(json!({"max_window_layers": 9})), only(&[9, 10, 11], 7));
+        assert_eq!(on(json!({"max_window_layers": 0})), vec![Some(7); 12]);
+        assert_eq!(on(json!({})), only(&[], 7), "from layer 28 on");
+        assert_eq!(on(json!({"sliding_window": null, "max_window_layers": 0})), only(&[], 7));
+        assert_eq!(
+            bare(family, json!({"use_sliding_window": true, "num_hidden_layers": 30})).unwrap().windows[27..],
+            [None, Some(4096), Some(4096)]
+        );
+        let mut types = vec!["full_attention"; 12];
+        types[3] = "sliding_attention";
+        assert_eq!(on(json!({"layer_types": types, "max_window_layers": 0})), only(&[3], 7));
+        let error =
+            bare(family, json!({"use_sliding_window": true, "max_window_layers": "x"})).unwrap_err().to_string();
+        assert!(error.contains("max_window_layers") && error.contains("expected an integer"), "{error}");
+    }
+    let types = |sliding: &[usize]| {
+        (0..12).map(|l| if sliding.contains(&l) { "sliding_attention" } else { "full_attention" }).collect::<Vec<_>>()
+    };
+    for family in ["olmo3", "gemma3_text"] {
+        let found = windows(family, json!({"layer_types": types(&[0, 5]), "sliding_window": 9}));
+        assert_eq!(found, only(&[0, 5], 9));
+        let none = bare(family, json!({"layer_types": types(&[])})).unwrap();
+        assert_eq!((none.windows, none.local_rope), (only(&[], 9), None));
+    }
+    let pattern = windows("gemma3_text", json!({"sliding_window_pattern": 3}));
+    assert_eq!(pattern, only(&[0, 1, 3, 4, 6, 7, 9, 10], 4096));
+    let local = |more: Value| bare("gemma3_text", more).unwrap().local_rope.unwrap().theta;
+    assert_eq!((local(json!({"rope_local_base_freq": 77})), local(json!({"rope_theta": 5}))), (77.0, 10_000.0));
+    let error = bare("mistral", json!({"layer_types": types(&[3])})).unwrap_err().to_string();
+    assert!(error.contains("is not supported for mistral, whose layers are all alike"), "{error}");
+    let all: Vec<usize> = (0..12).collect();
+    assert_eq!(windows("mistral", json!({"layer_types": types(&all), "sliding_window": 9})), vec![Some(9); 12]);
+    assert!(bare("mistral", json!({"layer_types": types(&all), "sliding_window": null})).is_err());
+    assert_eq!(windows("mistral", json!({"layer_types": types(&[]), "sliding_window": null})), only(&[], 9));
+    assert_eq!(windows("llama", json!({"layer_types": types(&[])})), only(&[], 9));
+    let error = bare("llama", json!({"layer_types": types(&[11])})).unwrap_err().to_string();
+    assert!(error.contains("is not supported for llama; supported: full_attention"), "{error}");
+    assert!(
+        bare("olmo2", json!({"layer_types": types(&[])})).unwrap_err().to_string().contains("not supported for olmo2")
+    );
+    // SmolLM 3: a window on the layers without rope.
+    let smollm = |more: Value| bare("smollm3", more).unwrap();
+    assert_eq!(smollm(json!({"use_sliding_window": true, "sliding_window": 9})).windows, only(&[3, 7, 11], 9));
+    assert_eq!(smollm(json!({"sliding_window": 9})).windows, only(&[], 9));
+    assert_eq!(smollm(json!({"use_sliding_window": true})).windows, only(&[], 9));
+    let both = json!({"use_sliding_window": true, "sliding_window": 9, "layer_types": types(&[1])});
+    assert_eq!(smollm(both).windows, only(&[1], 9));
+    let off = |more: Value| {
+        let ropes = smollm(more).layer_ropes;
+        (0..12).filter(|&l| ropes[l] == LayerRope::Off).collect::<Vec<_>>()
+    };
+    assert_eq!(off(json!({"no_rope_layer_interval": 5})), [4, 9]);
+    assert_eq!(
+        off(json!({"no_rope_layers": [1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]})),
+        [1, 11],
+        "more are not read"
+    );
+    for bad in [json!(vec![1; 11]), json!(4), json!({})] {
+        let error = bare("smollm3", json!({"no_rope_layers": bad})).unwrap_err().to_string();
+        assert!(error.contains("expected a list of 12, one for each layer"), "{error}");
+    }
+    let (still, factor) = smollm(json!({})).inv_freq(LayerRope::Off);
+    assert_eq!((still, factor), (vec![0.0; 8], 1.0));
+}
+
+#[test]
+fn biases_are_where_their_family_has_them() {
+    let biases = |family: &str, more: Value| {
+        let c = bare(family, more).unwrap();
+        (c.attention_bias, c.attention_output_bias, c.mlp_bias)
+    };
+    for family in ["llama", "smollm3"] {
+        assert_eq!(biases(family, json!({"attention_bias": true})), (true, true, false));
+        assert_eq!(biases(family, json!({"mlp_bias": true})), (false, false, true));
+    }
+    for family in ["qwen3", "olmo2", "olmo3", "gemma3_text"] {
+        assert_eq!(biases(family, json!({"attention_bias": true})), (true, true, false));
+        assert_eq!(biases(family, json!({"attention_bias": false})), (false, false, false));
+    }
+    assert_eq!(biases("qwen2", json!({"attention_bias": true, "mlp_bias": false})), (true, false, false));
+    for (family, key, value, other) in [
+        ("mistral", "attention_bias", true, false),
+        ("mistral", "mlp_bias", true, false),
+        ("qwen2", "attention_bias", false, true),
+        ("qwen2", "mlp_bias", true, false),
+        ("qwen3", "mlp_bias", true, false),
+        ("gemma3_text", "use_bidirectional_attention", true, false),
+    ] {
+        let error = bare(family, json!({key: value})).unwrap_err().to_string();
+        assert_eq!(error, format!("config.json: `{key}` = {value}: is not supported for {family}; supported: {other}"));
+        bare(family, json!({key: other})).unwrap();
+    }
+}

@@ -1,0 +1,354 @@
+//! What is written beside the weights, how they are cut into files, and the headers of files.
+
+use super::super::safetensors::{elements, entries, metadata};
+use super::*;
+use serde_json::{Value, json};
+
+fn json_of(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// A file with one tensor of this dtype and shape, and this many bytes.
+fn of_dtype(dtype: &str, shape: &[usize], bytes: usize) -> Vec<u8> {
+    let header = json!({"x": {"dtype": dtype, "shape": shape, "data_offsets": [0, bytes]}}).to_string();
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; bytes]].concat()
+}
+
+#[test]
+fn every_dtype_of_the_format_has_its_size() {
+    let path = Path::new("x");
+    for (dtype, bits) in [
+        ("F4", 4),
+        ("F6_E2M3", 6),
+        ("F6_E3M2", 6),
+        ("BOOL", 8),
+        ("U8", 8),
+        ("I8", 8),
+        ("F8_E5M2", 8),
+        ("F8_E4M3", 8),
+        ("F8_E8M0", 8),
+        ("F8_E4M3FNUZ", 8),
+        ("F8_E5M2FNUZ", 8),
+        ("I16", 16),
+        ("U16", 16),
+        ("F16", 16),
+        ("BF16", 16),
+        ("I32", 32),
+        ("U32", 32),
+        ("F32", 32),
+        ("I64", 64),
+        ("U64", 64),
+        ("F64", 64),
+        ("C64", 64),
+    ] {
+        let bytes = 3 * 4 * bits / 8;
+        let found = entries(path, &of_dtype(dtype, &[3, 4], bytes)).unwrap();
+        assert_eq!((found[0].dtype.as_str(), found[0].bytes.len(), &found[0].shape[..]), (dtype, bytes, &[3, 4][..]));
+        for wrong in [bytes - 1, bytes + 1] {
+            let error = entries(path, &of_dtype(dtype, &[3, 4], wrong)).unwrap_err().to_string();
+            let why = format!("its header entry says {dtype} [3, 4], but its data has {wrong} bytes");
+            assert_eq!(error, format!("x: tensor `x`: {why}"));
+        }
+    }
+    assert!(entries(path, &of_dtype("F4", &[3], 1)).is_err(), "one and a half bytes");
+    assert_eq!(entries(path, &of_dtype("F4", &[2], 1)).unwrap()[0].bytes.len(), 1);
+    let scalar = of_dtype("BF16", &[], 2);
+    let found = entries(path, &scalar).unwrap();
+    assert_eq!(elements(path, &found[0], &scalar).unwrap(), [0.0]);
+    assert_eq!(entries(path, &of_dtype("F32", &[0, 7], 0)).unwrap()[0].bytes.len(), 0);
+}
+
+#[test]
+fn headers_say_what_is_wrong_with_them() {
+    let path = Path::new("x");
+    let long = |length: u64| entries(path, &[&length.to_le_bytes()[..], b"{}"].concat()).unwrap_err().to_string();
+    let most = 100_000_000;
+    assert_eq!(long(most), format!("x: is truncated: the header takes {most} bytes, the file has 10"));
+    let more = most + 1;
+    assert_eq!(long(more), format!("x: is not a safetensors file: it says that its header takes {more} bytes"));
+    assert_eq!(long(3), "x: is truncated: the header takes 3 bytes, the file has 10");
+    assert_eq!(entries(path, &[&2u64.to_le_bytes()[..], b"{}"].concat()).unwrap(), []);
+    let of = |header: Value, bytes: usize| {
+        let header = header.to_string();
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; bytes]].concat();
+        entries(path, &file).map(|all| all.into_iter().map(|e| e.name).collect::<Vec<_>>()).map_err(|e| e.to_string())
+    };
+    let entry = |from: usize, to: usize| json!({"dtype": "U8", "shape": [to - from], "data_offsets": [from, to]});
+    assert_eq!(of(json!({"b": entry(3, 5), "a": entry(0, 3)}), 5).unwrap(), ["a", "b"], "in the order of their bytes");
+    let bad = |field: &str, value: Value| {
+        let mut one = entry(0, 3);
+        match value {
+            Value::Null => drop(one.as_object_mut().unwrap().remove(field)),
+            value => one[field] = value,
+        }
+        of(json!({"a": one}), 3).unwrap_err()
+    };
+    let no_range = "x: tensor `a`: its header entry has data_offsets that are no range";
+    assert_eq!(bad("dtype", json!(null)), "x: tensor `a`: its header entry has no dtype");
+    assert_eq!(bad("dtype", json!("Q4")), "x: tensor `a`: its header entry has an unknown dtype, Q4");
+    assert_eq!(bad("shape", json!(null)), "x: tensor `a`: its header entry has no shape");
+    assert_eq!(bad("data_offsets", json!(null)), "x: tensor `a`: its header entry has no data_offsets");
+    for offsets in [json!([3, 0]), json!([0]), json!([0, 1, 2]), json!([0, u64::MAX])] {
+        assert_eq!(bad("data_offsets", offsets), no_range);
+    }
+    let follow = "x: tensor `b`: its bytes do not follow those of the tensor before it";
+    assert_eq!(of(json!({"a": entry(0, 3), "b": entry(4, 5)}), 5).unwrap_err(), follow, "a gap");
+    assert_eq!(of(json!({"a": entry(0, 3), "b": entry(2, 5)}), 5).unwrap_err(), follow, "an overlap");
+    let error = of(json!({"a": entry(0, 3), "b": entry(3, 5)}), 4).unwrap_err();
+    assert!(error.starts_with("x: tensor `b`: the file is truncated: it ends at byte "), "{error}");
+    assert_eq!(of(json!({"a": entry(0, 3)}), 5).unwrap_err(), "x: has 2 bytes that belong to no tensor");
+}
+
+#[test]
+fn metadata_and_data_lie_where_readers_expect_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.safetensors");
+    for extra in 0..9 {
+        let value = "v".repeat(extra);
+        save_tensors_with(&path, &tied(), FileDType::Bf16, &[("mine", &value)]).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        assert_eq!(length % 8, 0, "data at a multiple of 8");
+        let all = |name: &str| metadata(&path, &bytes, name).unwrap();
+        assert_eq!(
+            (all("format").as_deref(), all("mine").as_deref(), all("other")),
+            (Some("pt"), Some(&value[..]), None)
+        );
+        assert_eq!(read_metadata(&path, "mine").unwrap(), Some(value));
+        // The checksum is of the file with zeros in its place.
+        let place = find_checksum(&bytes).unwrap();
+        let recorded = String::from_utf8(bytes[place.clone()].to_vec()).unwrap();
+        let mut zeros = bytes.clone();
+        zeros[place].copy_from_slice(ZERO_CHECKSUM.as_bytes());
+        assert_eq!(checksum(&zeros), recorded);
+        let listed = FileList::of(dir.path(), 1).unwrap();
+        assert_eq!(
+            (listed.files["x.safetensors"].xxh3.as_str(), listed.files["x.safetensors"].bytes),
+            (&recorded[..], bytes.len() as u64)
+        );
+        // A bit that changed is found, in the data and in the header.
+        for at in [bytes.len() - 1, 9] {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            std::fs::write(&path, damaged).unwrap();
+            let error = load_tensors(&path, &mut tied()).unwrap_err().to_string();
+            assert!(error.contains("is damaged") || at == 9, "{error}");
+        }
+    }
+    assert_eq!(find_checksum(b"{\"xxh3\":\"0123456789abcdef\""), Some(9..25));
+    assert_eq!(find_checksum(b"{\"xxh3\":\"0123456789abcdeX0\""), None);
+    assert_eq!((find_checksum(b"{\"xxh3\":\"0123"), find_checksum(b"{}")), (None, None));
+    assert_eq!(
+        (without_bom(b"\xef\xbb\xbf{}".to_vec()), without_bom(b"{}".to_vec())),
+        (b"{}".to_vec(), b"{}".to_vec())
+    );
+}
+
+#[test]
+fn weights_are_cut_into_files_of_a_largest_size() {
+    // Tensors of 80, 64 and 16 bytes in f32.
+    for (max_shard_bytes, files) in [
+        (160, vec![3]),
+        (159, vec![2, 1]),
+        (144, vec![2, 1]),
+        (143, vec![1, 2]),
+        (80, vec![1, 2]),
+        (79, vec![1, 1, 1]),
+        (0, vec![1, 1, 1]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let options = SaveOptions { max_shard_bytes, ..SaveOptions::default() };
+        save_model(dir.path(), &config(true), &tied(), None, options).unwrap();
+        let weights: Vec<String> = names(dir.path()).into_iter().filter(|n| n.ends_with(".safetensors")).collect();
+        let held =
+            |name: &String| entries(Path::new(name), &std::fs::read(dir.path().join(name)).unwrap()).unwrap().len();
+        assert_eq!(weights.iter().map(held).collect::<Vec<_>>(), files, "{max_shard_bytes}");
+        let n = files.len();
+        let index = dir.path().join("model.safetensors.index.json");
+        if n == 1 {
+            assert_eq!((weights, index.exists()), (vec!["model.safetensors".to_owned()], false));
+            continue;
+        }
+        let shard = |i: usize| format!("model-{:05}-of-{n:05}.safetensors", i + 1);
+        assert_eq!(weights, (0..n).map(shard).collect::<Vec<_>>());
+        let index = json_of(&index);
+        assert_eq!(index["metadata"]["total_size"], 160);
+        let places: Vec<usize> = files.iter().enumerate().flat_map(|(i, &count)| vec![i; count]).collect();
+        for (spec, place) in tied().specs.iter().zip(places) {
+            assert_eq!(index["weight_map"][&spec.name], shard(place));
+        }
+    }
+    let half = SaveOptions { dtype: FileDType::F16, max_shard_bytes: 80 };
+    let dir = tempfile::tempdir().unwrap();
+    save_model(dir.path(), &config(true), &tied(), None, half).unwrap();
+    assert!(dir.path().join("model.safetensors").exists(), "half the bytes");
+    assert_eq!((SaveOptions::default().max_shard_bytes, SaveOptions::default().dtype), (5_000_000_000, FileDType::F32));
+    let bf16 = config(true).computing_in(kernels::DType::Bf16);
+    assert!(bf16.is_err(), "an odd size");
+    let computing = |compute| SaveOptions::exact(&ModelConfig { compute, ..config(true) }).dtype;
+    assert_eq!((computing(kernels::DType::Bf16), computing(kernels::DType::F32)), (FileDType::Bf16, FileDType::F32));
+}
+
+#[test]
+fn the_configuration_is_written_as_it_was_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let saved = |fields: Value, dtype: FileDType| {
+        let mut json: Value = json!({"model_type": "llama", "hidden_size": 4, "intermediate_size": 4,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 5});
+        json.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let config = ModelConfig::parse(&json.to_string()).unwrap();
+        std::fs::remove_dir_all(dir.path()).ok();
+        save_model(dir.path(), &config, &tied(), None, SaveOptions { dtype, ..SaveOptions::default() }).unwrap();
+        (json_of(&dir.path().join("config.json")), json_of(&dir.path().join("generation_config.json")))
+    };
+    let (config, generation) = saved(json!({"extra": [1], "eos_token_id": [7, 8], "pad_token_id": 3}), FileDType::F16);
+    assert_eq!((&config["extra"], &config["dtype"], config.get("torch_dtype")), (&json!([1]), &json!("float16"), None));
+    assert_eq!(config["architectures"], json!(["LlamaForCausalLM"]));
+    let expected = json!({"_from_model_config": true, "bos_token_id": 1, "eos_token_id": [7, 8], "pad_token_id": 3});
+    assert_eq!(generation, expected);
+    let old = json!({"torch_dtype": "float32", "architectures": ["Mine"], "eos_token_id": 7});
+    let (config, generation) = saved(old, FileDType::Bf16);
+    assert_eq!((&config["torch_dtype"], config.get("dtype")), (&json!("bfloat16"), None));
+    assert_eq!((&config["architectures"], &generation["eos_token_id"]), (&json!(["Mine"]), &json!(7)));
+    let (config, generation) =
+        saved(json!({"torch_dtype": "float32", "dtype": "float32", "eos_token_id": null}), FileDType::Bf16);
+    assert_eq!((&config["dtype"], &config["torch_dtype"]), (&json!("bfloat16"), &json!("float32")));
+    assert_eq!(generation["eos_token_id"], json!(null));
+}
+
+#[test]
+fn files_beside_the_weights_are_copied() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let tokenizer = [
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab.json",
+    ];
+    for name in tokenizer.iter().chain(&["generation_config.json", "config.json", "README.md"]) {
+        std::fs::write(from.path().join(name), format!("{{\"of\": \"{name}\"}}")).unwrap();
+    }
+    let copied = CopiedFiles::read(from.path()).unwrap();
+    copied.write_tokenizer(to.path()).unwrap();
+    assert_eq!(names(to.path()), tokenizer);
+    for name in tokenizer {
+        assert_eq!(json_of(&to.path().join(name))["of"], name);
+        assert!(CopiedFiles::has(name));
+    }
+    assert!(
+        CopiedFiles::has("config.json") && CopiedFiles::has("generation_config.json") && !CopiedFiles::has("README.md")
+    );
+    save_model(to.path(), &config(true), &tied(), Some(&copied), SaveOptions::default()).unwrap();
+    assert_eq!(
+        json_of(&to.path().join("generation_config.json"))["of"],
+        "generation_config.json",
+        "not that of the config"
+    );
+    assert_eq!(json_of(&to.path().join("config.json"))["model_type"], "llama");
+    assert_eq!(CopiedFiles::read(&from.path().join("none")).unwrap().write_tokenizer(to.path()).ok(), Some(()));
+}
+
+#[test]
+fn files_of_processes_that_are_gone_are_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let long = "n".repeat(250);
+    let own = std::process::id();
+    // No process has this number: it is larger than any that a system gives.
+    let gone = 4_194_304_u32;
+    let kept = [
+        format!(".a.json.{own}.partial"),
+        format!(".b.json.{gone}.partial"),
+        format!(".a.json.{gone}.other"),
+        ".a.json.x.partial".to_owned(),
+        ".a.json.partial".to_owned(),
+        format!("a.json.{gone}.partial"),
+    ];
+    let removed = [
+        format!(".a.json.{gone}.partial"),
+        format!(".a.json.{gone}.more.partial"),
+        format!(".{}.{gone}.partial", &long[..PARTIAL_NAME]),
+    ];
+    for name in kept.iter().chain(&removed) {
+        std::fs::write(at(name), "x").unwrap();
+    }
+    std::fs::create_dir_all(at(&format!(".a.json.{gone}.dir.partial/below"))).unwrap();
+    sweep_partial(&at("a.json"));
+    sweep_partial(&at(&long));
+    let mut expected = kept.to_vec();
+    expected.sort();
+    assert_eq!(names(dir.path()), expected);
+    // A file that is written removes what an earlier process left, and leaves nothing itself, even after an error.
+    std::fs::write(at(&removed[0]), "x").unwrap();
+    write_atomically(&at("a.json"), |out| out.write_all(b"new").map_err(|e| Error::io("a.json", e))).unwrap();
+    let failed = write_atomically(&at("a.json"), |out| {
+        out.write_all(b"half").unwrap();
+        Err(Error::Value("no".into()))
+    });
+    assert_eq!(
+        (failed.unwrap_err().to_string(), std::fs::read(at("a.json")).unwrap()),
+        ("no".to_owned(), b"new".to_vec())
+    );
+    let temporary = format!(".a.json.{own}.partial");
+    assert!(!at(&temporary).exists() && !at(&removed[0]).exists());
+    assert!(write_atomically(Path::new("/"), |_| Ok(())).unwrap_err().to_string().contains("is no file name"));
+}
+
+#[test]
+fn tensors_that_belong_to_no_model_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let save = |names: &[(&str, &[usize])]| {
+        save_model(dir.path(), &config(true), &held(names), None, SaveOptions::default()).unwrap();
+    };
+    let norm: (&str, &[usize]) = ("model.norm.weight", &[4]);
+    let wanted = held(&[norm]);
+    let error = |more: &[(&str, &[usize])]| {
+        save(&[&[norm], more].concat());
+        load(dir.path(), &config(true), &wanted).unwrap_err().to_string()
+    };
+    let one = error(&[("b", &[2, 3])]);
+    assert!(one.ends_with("tensor `b`: is not of this model: unexpected, with shape [2, 3]"), "{one}");
+    let three = error(&[("b", &[2]), ("a", &[1]), ("c", &[3])]);
+    assert!(three.ends_with("tensor `a`: is not of this model: unexpected, with shape [1] (and 2 more)"), "{three}");
+    save(&[norm, ("model.layers.0.self_attn.rotary_emb.inv_freq", &[2])]);
+    assert_eq!(load(dir.path(), &config(true), &wanted).unwrap(), wanted, "what follows from the configuration");
+    assert!(error(&[("rotary_emb.inv_freq.x", &[2])]).contains("unexpected"));
+    // A tied head is allowed only where it is tied.
+    save(&[norm, ("lm_head.weight", &[5, 4])]);
+    fails_with(load(dir.path(), &config(false), &wanted), &["lm_head.weight", "unexpected"]);
+    std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+    std::fs::write(dir.path().join("model.safetensors.index.json"), "{}").unwrap();
+    fails_with(load(dir.path(), &config(true), &wanted), &["index.json: has no object `weight_map`"]);
+    std::fs::write(dir.path().join("model.safetensors.index.json"), r#"{"weight_map": {"x": 7}}"#).unwrap();
+    fails_with(load(dir.path(), &config(true), &wanted), &["tensor `x`: is in 7, which is no file name"]);
+}
+
+#[test]
+fn a_source_gives_as_many_elements_as_its_shape_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut short = tied();
+    short.data.get_mut("model.norm.weight").unwrap().pop();
+    let error = save_tensors(&dir.path().join("x"), &short, FileDType::F32).unwrap_err().to_string();
+    assert!(error.ends_with("tensor `model.norm.weight`: has 3 elements, its shape [4] has 4"), "{error}");
+    assert_eq!(tied().get(EMBEDDING).unwrap(), tied().data[EMBEDDING]);
+    let mut large = tied();
+    large.data.get_mut(EMBEDDING).unwrap()[0] = 65_504.0;
+    save_tensors(&dir.path().join("x"), &large, FileDType::F16).unwrap();
+    large.data.get_mut(EMBEDDING).unwrap()[0] = f32::INFINITY;
+    save_tensors(&dir.path().join("x"), &large, FileDType::F16).unwrap();
+    large.data.get_mut(EMBEDDING).unwrap()[0] = 65_520.0;
+    let error = save_tensors(&dir.path().join("x"), &large, FileDType::F16).unwrap_err().to_string();
+    assert!(error.ends_with("has an element too large for float16"), "{error}");
+}

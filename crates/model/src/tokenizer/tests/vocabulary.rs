@@ -1,0 +1,134 @@
+//! The vocabulary: sizes, ids, differences, offsets, and text that comes token by token.
+
+use super::*;
+use serde_json::json;
+
+fn of(chars: &str, special: &SpecialTokens) -> Tokenizer {
+    Tokenizer::characters(chars.chars(), special).unwrap()
+}
+
+#[test]
+fn each_token_has_one_id() {
+    let all = SpecialTokens {
+        bos: Some("<s>".into()),
+        eos: Some("<e>".into()),
+        pad: Some("<e>".into()),
+        unk: Some("<u>".into()),
+    };
+    let t = of("aba", &all);
+    let tokens: Vec<_> = (0..6).map(|id| t.token(id)).collect();
+    let expected = [Some("<e>"), Some("<s>"), Some("<u>"), Some("a"), Some("b"), None];
+    assert_eq!(tokens, expected.map(|token| token.map(str::to_owned)));
+    assert_eq!((t.vocab_size(), t.special_ids()), (5, vec![0, 1, 2]));
+    assert_eq!((t.pad_id(), t.bos_id(), t.eos_id()), (Some(0), Some(1), Some(0)));
+    assert_eq!(format!("{t:?}"), format!("Tokenizer(5 ids, {all:?})"));
+    let empty = of("", &SpecialTokens::default());
+    assert_eq!((empty.vocab_size(), empty.longest_token(), empty.special_ids()), (0, 1, vec![]));
+}
+
+#[test]
+fn tokens_that_differ_are_named() {
+    let special = SpecialTokens::default();
+    let (abc, abd, ab) = (of("abc", &special), of("abd", &special), of("ab", &special));
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!(abc.differs_in(&abd), text("id 2 is \"c\" in the one and \"d\" in the other"));
+    assert_eq!(abc.differs_in(&ab), text("id 2 is \"c\" in the one, and the other has no such id"));
+    assert_eq!((ab.differs_in(&abc), abc.differs_in(&abc)), (None, None), "the other may have more");
+    let bac = of("bac", &special);
+    assert_eq!(abc.differs_in(&bac), text("id 0 is \"a\" in the one and \"b\" in the other"), "the first of them");
+}
+
+#[test]
+fn long_texts_are_beyond_a_number_of_tokens_that_are_as_long_as_can_be() {
+    let mebibyte = 1 << 20;
+    let t = letters();
+    assert_eq!(t.longest_token(), 5, "<pad>");
+    assert!(!t.is_beyond(mebibyte, 0) && t.is_beyond(mebibyte + 1, 0));
+    let bytes = 5 * 300_000;
+    assert!(t.is_beyond(bytes, 299_999) && !t.is_beyond(bytes, 300_000) && !t.is_beyond(bytes + 4, 300_000));
+    assert!(t.is_beyond(bytes + 5, 300_000));
+    assert_eq!(of("aé", &SpecialTokens::default()).longest_token(), 2, "bytes, not characters");
+}
+
+#[test]
+fn a_vocabulary_and_an_embedding_of_one_size_fit() {
+    let config = |vocab: usize| {
+        let json = format!(
+            r#"{{"model_type":"llama","hidden_size":4,"intermediate_size":3,"num_hidden_layers":1,
+            "num_attention_heads":2,"vocab_size":{vocab}}}"#
+        );
+        ModelConfig::parse(&json).unwrap()
+    };
+    let t = of("abc", &SpecialTokens::default());
+    assert!(t.check_fits(&config(3)).is_ok() && t.check_fits(&config(4)).is_ok());
+    let error = t.check_fits(&config(2)).unwrap_err().to_string();
+    let why = "the vocabulary has ids up to 2 (\"c\"), but the embedding has 2 rows (`vocab_size` in config.json)";
+    assert_eq!(error, format!("tokenizer: {why}"));
+}
+
+#[test]
+fn ids_stand_for_ranges_of_bytes() {
+    let (ids, ranges) = letters().encode_offsets("éa<eos>b").unwrap();
+    assert_eq!(ids, [7, 2, 1, 3]);
+    assert_eq!(ranges, [0..2, 2..3, 3..8, 8..9]);
+    assert!(letters().encode_offsets("€").is_err());
+}
+
+#[test]
+fn the_first_character_that_is_missing_is_named() {
+    let error = |text: &str| letters().encode(text).unwrap_err().to_string();
+    assert_eq!(error("ab€x"), "tokenizer: the vocabulary has no character '€'");
+    assert_eq!(error("x€"), "tokenizer: the vocabulary has no character 'x'");
+}
+
+#[test]
+fn what_is_saved_is_complete_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let below = dir.path().join("a/b");
+    letters().save(&below).unwrap();
+    let read = |name: &str| std::fs::read_to_string(below.join(name)).unwrap();
+    let config: serde_json::Value = serde_json::from_str(&read("tokenizer_config.json")).unwrap();
+    let expected = json!({"eos_token": "<eos>", "pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": false});
+    assert_eq!(config, expected);
+    assert!(read("tokenizer_config.json").ends_with("}\n"));
+    let file: serde_json::Value = serde_json::from_str(&read("tokenizer.json")).unwrap();
+    let added: Vec<_> = file["added_tokens"].as_array().unwrap().iter().map(|t| t["special"].clone()).collect();
+    assert_eq!(added, [json!(true), json!(true)]);
+}
+
+/// Byte tokens, of which three make a `€`; a text's first space is taken away, as SentencePiece does.
+fn bytes() -> Tokenizer {
+    let vocab = json!({"a": 0, " b": 1, "<0xE2>": 2, "<0x82>": 3, "<0xAC>": 4, "<end>": 5});
+    let model = json!({"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": true, "vocab": vocab, "merges": []});
+    let decoders = json!([{"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0}]);
+    let end = json!({"id": 5, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true});
+    let file = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [end], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": model});
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+    Tokenizer::load(dir.path()).unwrap()
+}
+
+#[test]
+fn streamed_pieces_are_whole_characters() {
+    let t = bytes();
+    let pieces = |skip: bool, ids: &[u32]| {
+        let mut stream = TextStream::new(skip);
+        let mut all: Vec<String> = ids.iter().map(|&id| stream.push(&t, id).unwrap()).collect();
+        all.push(stream.finish(&t).unwrap());
+        all
+    };
+    assert_eq!(pieces(false, &[1, 0, 1, 1]), ["b", "a", " b", " b", ""]);
+    assert_eq!(pieces(false, &[0, 2, 3, 4, 1]), ["a", "", "", "€", " b", ""]);
+    assert_eq!(pieces(true, &[2, 3, 4, 5, 0]), ["", "", "€", "", "a", ""]);
+    assert_eq!(pieces(false, &[2, 3, 4, 5, 0]), ["", "", "€", "<end>", "a", ""]);
+    let unfinished = pieces(false, &[0, 2, 3]);
+    assert_eq!(unfinished[..3], ["a", "", ""]);
+    assert_eq!(format!("a{}", unfinished[3]), t.decode(&[0, 2, 3], false).unwrap());
+    assert!(unfinished[3].ends_with(char::REPLACEMENT_CHARACTER));
+}

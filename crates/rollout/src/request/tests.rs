@@ -1,0 +1,119 @@
+//! What a request may continue, and what a completion must have for that.
+
+use super::*;
+
+fn sampling(top_logprobs: usize, entropies: bool) -> SamplingParams {
+    SamplingParams { max_new_tokens: 6, top_logprobs, entropies, ..SamplingParams::default() }
+}
+
+/// A completion with all that these parameters record.
+fn completion(generation: usize, tokens: usize, finish_reason: FinishReason, sampling: &SamplingParams) -> Completion {
+    let mut columns = Columns::of([(SAMPLER_LOGPS, vec![-1.0; tokens])]);
+    let k = sampling.top_logprobs;
+    if k > 0 && tokens > 0 {
+        columns.insert(TOP_IDS, Column { width: k, values: Values::U32(vec![1; k * tokens]) });
+        columns.insert(TOP_LOGPS, Column { width: k, values: Values::F32(vec![-1.0; k * tokens]) });
+    }
+    if sampling.entropies && tokens > 0 {
+        columns.set(ENTROPIES, vec![0.5; tokens]);
+    }
+    let (ids, mask, versions) = (vec![1; tokens], vec![true; tokens], vec![0; tokens]);
+    Completion { generation, ids, mask, versions, columns, finish_reason }
+}
+
+#[test]
+fn a_completion_is_whole_with_each_column_of_its_length() {
+    for (k, entropies) in [(0, false), (2, false), (0, true), (2, true)] {
+        let wanted = sampling(k, entropies);
+        let good = || completion(0, 3, FinishReason::Unfinished, &wanted);
+        let whole = |change: &dyn Fn(&mut Completion)| {
+            let mut completion = good();
+            change(&mut completion);
+            completion.is_whole(&wanted)
+        };
+        assert!(whole(&|_| {}) && completion(0, 0, FinishReason::Stop, &wanted).is_whole(&wanted));
+        assert!(!whole(&|c| c.mask.truncate(2)) && !whole(&|c| c.versions.truncate(2)) && !whole(&|c| c.ids.push(1)));
+        assert!(!whole(&|c| drop(c.columns.remove(SAMPLER_LOGPS))));
+        assert!(!whole(&|c| c.columns.set(SAMPLER_LOGPS, vec![-1.0; 2])));
+        assert_eq!(whole(&|c| drop(c.columns.remove(ENTROPIES))), !entropies);
+        assert_eq!(whole(&|c| c.columns.set(ENTROPIES, vec![0.5; 3])), entropies, "only where they are wanted");
+        assert!(!whole(&|c| c.columns.set(ENTROPIES, vec![0.5; 4])));
+        for name in [TOP_IDS, TOP_LOGPS] {
+            assert_eq!(whole(&|c| drop(c.columns.remove(name))), k == 0, "one without the other");
+        }
+        let both = |width: usize, ids: usize, logps: usize| {
+            whole(&|c| {
+                c.columns.insert(TOP_IDS, Column { width, values: Values::U32(vec![1; ids]) });
+                c.columns.insert(TOP_LOGPS, Column { width, values: Values::F32(vec![1.0; logps]) });
+            })
+        };
+        assert_eq!(
+            (both(2, 6, 6), both(1, 3, 3)),
+            (k == 2, k == 2),
+            "as many as wanted, or fewer in a small vocabulary"
+        );
+        assert!(!both(3, 9, 9) && !both(2, 5, 6) && !both(2, 6, 7) && !both(2, 3, 3));
+        let other = whole(&|c| {
+            c.columns.insert(TOP_IDS, Column { width: 2, values: Values::U32(vec![1; 6]) });
+            c.columns.insert(TOP_LOGPS, Column { width: 1, values: Values::F32(vec![1.0; 3]) });
+        });
+        let swapped = whole(&|c| c.columns.insert(TOP_IDS, Column { width: 2, values: Values::F32(vec![1.0; 6]) }));
+        assert!(!other && !swapped);
+    }
+    let named = [FinishReason::Stop, FinishReason::Length, FinishReason::Unfinished].map(FinishReason::name);
+    assert_eq!(named, ["stop", "length", "unfinished"]);
+}
+
+#[test]
+fn what_cannot_be_continued_is_told() {
+    let wanted = Arc::new(sampling(0, false));
+    let check = |so_far: Vec<Completion>, until: Option<usize>, max_model_len: usize| {
+        let request = Request::new(9, Prompt::new([1, 2, 3]), 3, wanted.clone());
+        let checked = Request { so_far, until, ..request }.check_so_far(max_model_len);
+        checked.map_err(|e| e.to_string().replace("the completions of request 9 cannot be continued: ", ""))
+    };
+    let (stop, open) = (FinishReason::Stop, FinishReason::Unfinished);
+    let of = |lengths: [(usize, FinishReason); 3]| -> Vec<Completion> {
+        lengths.iter().enumerate().map(|(i, &(tokens, reason))| completion(i, tokens, reason, &wanted)).collect()
+    };
+    let good = || of([(2, stop), (5, open), (1, open)]);
+    assert_eq!((check(vec![], None, 100), check(good(), None, 100)), (Ok(()), Ok(())));
+    let told = |so_far, until, most| check(so_far, until, most).unwrap_err();
+    assert_eq!(told(good()[..2].to_vec(), None, 100), "there are 2 of 3");
+    assert_eq!(told([good(), good()].concat(), None, 100), "there are 6 of 3");
+    let mut swapped = good();
+    swapped.swap(0, 2);
+    assert_eq!(told(swapped, None, 100), "their order");
+    assert_eq!(told(of([(2, stop), (5, stop), (1, FinishReason::Length)]), None, 100), "all of them have ended");
+    let mut lacking = good();
+    lacking[1].mask.pop();
+    assert_eq!(told(lacking, None, 100), "number 1 lacks what is recorded of each token");
+    assert_eq!(told(of([(2, stop), (0, open), (1, open)]), None, 100), "number 1 has no token, and is not finished");
+    assert_eq!(check(of([(0, stop), (5, open), (1, open)]), None, 100), Ok(()));
+    let full = "number 1 is as long as it may become, and is not finished";
+    assert_eq!(told(of([(9, stop), (6, open), (1, open)]), None, 100), full, "max_new_tokens");
+    assert_eq!((check(good(), Some(6), 100), told(good(), Some(5), 100)), (Ok(()), full.to_owned()));
+    assert_eq!((check(good(), None, 9), told(good(), None, 8)), (Ok(()), full.to_owned()), "3 tokens are the prompt's");
+    assert_eq!(check(of([(9, stop), (5, open), (1, open)]), Some(7), 100), Ok(()), "what has ended may be long");
+}
+
+#[test]
+fn parameters_have_transformers_defaults() {
+    let p = SamplingParams::default();
+    assert_eq!((p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty), (1.0, 0, 1.0, 0.0, 1.0));
+    assert_eq!((p.max_new_tokens, p.seed, p.top_logprobs, p.prompt_logprobs, p.entropies), (256, 0, 0, false, false));
+    assert!(p.stop_ids.is_empty() && p.stop_strings.is_empty() && !p.needs_logits());
+    let needs = |p: SamplingParams| p.needs_logits();
+    assert!(needs(SamplingParams { top_k: 5, ..SamplingParams::default() }));
+    assert!(needs(SamplingParams { top_p: 0.5, ..SamplingParams::default() }));
+    assert!(needs(SamplingParams { repetition_penalty: 1.1, ..SamplingParams::default() }));
+    let request = Request::new(9, Prompt::new([1]), 3, Arc::default());
+    assert_eq!((request.id, request.num_generations, request.pause_on_stop, request.until), (9, 3, false, None));
+    assert!(request.so_far.is_empty() && request.model.is_none());
+    let group = |reasons: &[FinishReason]| {
+        let of = |(i, &reason): (usize, &FinishReason)| completion(i, 1, reason, &SamplingParams::default());
+        RolloutGroup::new(1, Prompt::new([1]), reasons.iter().enumerate().map(of).collect())
+    };
+    assert!(group(&[FinishReason::Stop, FinishReason::Unfinished]).is_unfinished());
+    assert!(!group(&[FinishReason::Stop, FinishReason::Length]).is_unfinished() && !group(&[]).is_unfinished());
+}

@@ -1,0 +1,197 @@
+//! Pages that are shared, kept, found and taken away, with the exact number of free ones after each step.
+
+use super::*;
+
+fn request(len: usize, completions: usize) -> Request {
+    Request::new(0, Prompt::new(vec![1; len]), completions, Arc::new(SamplingParams::default()))
+}
+
+/// The rows of a step, as (sequence, from, to), and the pages to copy before it.
+type Step = (Vec<(usize, usize, usize)>, Vec<(u32, u32)>);
+
+fn next(s: &mut Scheduler) -> Step {
+    let (mut chunks, mut copies) = (vec![Chunk { sequence: 9, from: 9, to: 9 }], vec![(9, 9)]);
+    s.schedule(&mut chunks, &mut copies);
+    (chunks.iter().map(|c| (c.sequence, c.from, c.to)).collect(), copies)
+}
+
+#[test]
+fn completions_share_the_full_pages_of_their_prompt() {
+    // The prompt's last page is copied if it is not full; no copy is listed for one that is.
+    for (len, copied) in [(63, 3), (64, 0), (65, 3), (128, 0)] {
+        let mut s = scheduler(30, &[len], 3, true);
+        assert_eq!(step(&mut s), [(3, 0, len)]);
+        let before = s.blocks.available();
+        assert_eq!(before, 30 - len.div_ceil(BLOCK));
+        let (rows, copies) = next(&mut s);
+        assert_eq!((rows, copies.len()), ((0..3).map(|id| (id, len, len + 1)).collect(), copied), "{len}");
+        // Each has one page of its own, whether copied or new.
+        assert_eq!(s.blocks.available(), before - 3);
+        let pages = |id: usize| s.sequences[id].blocks.clone();
+        for id in 0..3 {
+            assert_eq!(pages(id)[..len / BLOCK], pages(3)[..len / BLOCK]);
+            assert_eq!(pages(id).len(), (len + 1).div_ceil(BLOCK));
+        }
+        let expected = (0..copied).map(|id| (pages(3)[len / BLOCK], pages(id)[len / BLOCK]));
+        assert_eq!(copies, expected.collect::<Vec<_>>());
+        let mut own: Vec<u32> = (0..3).map(|id| pages(id)[len / BLOCK]).chain(pages(3)).collect();
+        own.sort_unstable();
+        own.dedup();
+        assert_eq!(own.len(), 3 + len.div_ceil(BLOCK), "no page is given twice");
+    }
+}
+
+#[test]
+fn a_completion_without_a_page_for_its_copy_waits_and_leaves_nothing() {
+    // The prompt takes two pages, each completion one more.
+    let mut s = scheduler(4, &[70], 3, true);
+    assert_eq!(step(&mut s), [(3, 0, 70)]);
+    let (rows, copies) = next(&mut s);
+    assert_eq!((rows, copies.len()), (vec![(0, 70, 71), (1, 70, 71)], 2));
+    assert_eq!((s.blocks.available(), s.sequences[2].blocks.len(), s.sequences[2].computed), (0, 0, 0));
+    assert_eq!(s.waiting, [2]);
+    // The prompt stays for the one that waits, and leaves with the last.
+    s.finish(0, FinishReason::Stop);
+    s.finish(1, FinishReason::Stop);
+    assert_eq!(s.blocks.available(), 2);
+    assert_eq!(step(&mut s), [(2, 70, 71)]);
+    s.finish(2, FinishReason::Stop);
+    assert_eq!((s.blocks.available(), s.held.len()), (4, 0));
+}
+
+#[test]
+fn computed_prompts_are_given_up_before_nothing_can_run() {
+    // Two prompts are held in three pages, and no completion has room beside them.
+    let mut s = scheduler(3, &[70, 60], 2, true);
+    step(&mut s);
+    assert_eq!((s.held.len(), s.blocks.available()), (2, 0));
+    assert_eq!(s.waiting.len(), 4);
+    // Completions compute their prompts themselves, first those of the prompt that was computed last.
+    assert_eq!(step(&mut s), [(3, 0, 61), (4, 0, 61)]);
+    assert_eq!((s.held.len(), s.groups[0].prompt, s.groups[1].prompt), (0, None, None));
+    assert!(!s.evict_prompts());
+}
+
+#[test]
+fn idle_sequences_give_pages_in_their_order() {
+    let mut s = scheduler(20, &[60, 61, 62, 63], 1, false);
+    step(&mut s);
+    for id in [2, 0, 1] {
+        s.pause(id);
+    }
+    s.extend(1, &[5]);
+    s.pause(3);
+    s.extend(3, &[5]);
+    assert_eq!((s.paused(), s.extended.clone()), (&[2, 0][..], VecDeque::from([1, 3])));
+    let has = |s: &Scheduler| [0, 1, 2, 3].map(|id| !s.sequences[id].blocks.is_empty());
+    assert_eq!(has(&s), [true; 4]);
+    // Those that have been paused longest first, then the last of those that wait; never the one that asks.
+    for (asks, expected) in
+        [(9, [true, true, false, true]), (0, [true, true, false, false]), (9, [false, true, false, false])]
+    {
+        assert!(s.evict_idle(asks));
+        assert_eq!(has(&s), expected);
+    }
+    assert!(!s.evict_idle(1) && s.evict_idle(9) && !s.evict_idle(9));
+    assert_eq!((has(&s), s.blocks.available(), s.sequences[1].computed), ([false; 4], 20, 0));
+    // Extended ones come before waiting ones, in their order.
+    s.submit(Arc::new(request(5, 1)), false);
+    assert_eq!(step(&mut s), [(1, 0, 63), (3, 0, 65), (4, 0, 5)]);
+}
+
+#[test]
+fn new_weights_make_stale_what_names_none() {
+    let mut s = scheduler(30, &[], 1, false);
+    let named = Some(ModelVersion { base: 0, adapter: None });
+    for (len, model, completions) in
+        [(70, None, 1), (71, named, 1), (72, None, 2), (73, named, 2), (74, None, 1), (75, named, 1)]
+    {
+        s.submit(Arc::new(Request { model, ..request(len, completions) }), true);
+    }
+    step(&mut s);
+    let members = |s: &Scheduler, group: usize| s.groups[group].members.clone();
+    let (fresh, kept) = (members(&s, 4)[0], members(&s, 5)[0]);
+    s.pause(fresh);
+    s.pause(kept);
+    s.extend(kept, &[]);
+    assert_eq!((s.held.len(), s.running.clone()), (2, vec![0, 1]));
+    s.invalidate();
+    assert_eq!(s.running, [1], "it names its weights");
+    assert_eq!((s.sequences[0].computed, s.sequences[0].state, s.waiting.front()), (0, State::Waiting, Some(&0)));
+    assert_eq!((s.sequences[fresh].blocks.len(), s.sequences[kept].blocks.len()), (0, 2));
+    assert_eq!((s.groups[2].prompt, s.groups[3].prompt.is_some(), s.held.len()), (None, true, 1));
+    // A prompt that others computed with other weights is not shared.
+    let completion = members(&s, 3)[0];
+    s.set_model(completion, ModelVersion { base: 0, adapter: Some(crate::AdapterVersion { id: 1, version: 1 }) });
+    let (rows, _) = next(&mut s);
+    let of = |id: usize| rows.iter().find(|row| row.0 == id).map(|row| row.1);
+    assert_eq!((of(completion), of(members(&s, 3)[1])), (Some(0), Some(73)));
+    assert_eq!((of(kept), of(0), of(1)), (Some(75), Some(0), Some(71)));
+}
+
+#[test]
+fn the_cache_is_used_where_it_covers_more_than_the_prompt() {
+    let mut s = scheduler(40, &[], 1, false);
+    s.blocks = BlockPool::new(40, true);
+    // One completion of a group was computed far beyond its prompt, and given up.
+    let group = s.submit(Arc::new(request(70, 2)), true).index;
+    step(&mut s);
+    let members = s.groups[group].members.clone();
+    for _ in 0..60 {
+        step(&mut s);
+    }
+    let id = members[0];
+    assert_eq!(s.sequences[id].computed, 130);
+    s.running.retain(|&other| other != id);
+    s.preempt(id);
+    // Two full pages of its tokens are in the cache: more than the 70 of the prompt.
+    assert_eq!(s.counters.cached_tokens, 0);
+    let (rows, copies) = next(&mut s);
+    assert!(rows.contains(&(id, 128, 131)) && copies.is_empty(), "{rows:?}");
+    assert_eq!(s.counters.cached_tokens, 128);
+    assert_eq!(s.sequences[id].cached, 2);
+    // With fewer tokens than the prompt's the prompt is shared: what the cache has covers 64.
+    let mut s = scheduler(40, &[], 1, false);
+    s.blocks = BlockPool::new(40, true);
+    s.submit(Arc::new(request(70, 2)), true);
+    step(&mut s);
+    let (rows, copies) = next(&mut s);
+    assert_eq!((rows, copies.len()), (vec![(0, 70, 71), (1, 70, 71)], 2));
+    assert_eq!((s.counters.cached_tokens, s.sequences[0].cached), (0, 1));
+}
+
+#[test]
+fn a_cancelled_request_that_has_ended_is_not_returned() {
+    let mut s = scheduler(20, &[], 1, false);
+    let ids: Vec<_> = [5, 6].map(|len| s.submit(Arc::new(request(len, 1)), false)).to_vec();
+    step(&mut s);
+    s.finish(0, FinishReason::Stop);
+    s.finish(1, FinishReason::Length);
+    assert!(s.cancel(ids[0]));
+    let ended = s.take_finished();
+    assert_eq!(ended.iter().map(|(serial, _)| *serial).collect::<Vec<_>>(), [ids[1].serial]);
+    assert!(!s.cancel(ids[1]), "it has been returned");
+    assert!(s.sequences.is_empty() && s.groups.is_empty() && s.blocks.available() == 20);
+}
+
+#[test]
+fn a_prompt_is_held_for_the_completions_that_go_on() {
+    for ended in 0..=3_usize {
+        let mut s = scheduler(20, &[], 1, false);
+        let sampling = Arc::new(SamplingParams { stop_ids: vec![9], ..SamplingParams::default() });
+        s.submit(Arc::new(Request { sampling, ..request(70, 3) }), true);
+        let (mut chunks, mut copies) = (Vec::new(), Vec::new());
+        s.schedule(&mut chunks, &mut copies);
+        s.mark_computed(&chunks);
+        for sequence in 0..3 {
+            let id = if sequence < ended { 9 } else { 5 };
+            sampled(&mut s, &[Draw { row: 69, sequence, at: 70 }], id);
+        }
+        s.share_prompts(&chunks);
+        let held = ended < 3;
+        assert_eq!((s.held.len(), s.groups[0].prompt.is_some()), (usize::from(held), held), "{ended}");
+        assert_eq!(s.waiting, (ended..3).collect::<Vec<_>>());
+        assert_eq!((s.blocks.available(), s.is_idle()), (if held { 18 } else { 20 }, !held));
+        assert_eq!(s.take_finished().len(), usize::from(!held));
+    }
+}

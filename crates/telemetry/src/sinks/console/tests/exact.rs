@@ -1,0 +1,261 @@
+//! The exact text of what a console shows.
+
+use super::*;
+use crate::{Alarm, Finding};
+
+/// The lines without the time that stands before each.
+fn said(memory: &Mutex<Vec<u8>>) -> Vec<String> {
+    let text = text(memory);
+    text.lines().map(|line| line.split_once("s] ").map_or(line, |(_, said)| said).to_owned()).collect()
+}
+
+fn fields() -> Record {
+    let mut fields = Record::new();
+    fields.set("level", 5).set("x", 1.5).set("name", "a b");
+    fields
+}
+
+#[test]
+fn lines_of_every_level_with_and_without_colour() {
+    for (level, mark, ansi) in
+        [(Level::Error, "error: ", "31"), (Level::Warn, "warning: ", "33"), (Level::Debug, "debug: ", "2")]
+    {
+        let plain = plain_line(12.34, level, "said", &fields(), false);
+        assert_eq!(plain, format!("[    12.3s] {mark}said level=5 x=1.5 name=a b"));
+        let coloured = plain_line(12.34, level, "said", &fields(), true);
+        let expected =
+            format!("\u{1b}[2m[    12.3s]\u{1b}[0m \u{1b}[{ansi}m{mark}said\u{1b}[0m level=5 x=1.5 name=a b");
+        assert_eq!(coloured, expected);
+    }
+    assert_eq!(plain_line(0.0, Level::Info, "said", &Record::new(), false), "[     0.0s] said");
+    assert_eq!(
+        plain_line(123.0, Level::Info, "said", &fields(), true),
+        "\u{1b}[2m[   123.0s]\u{1b}[0m said level=5 x=1.5 name=a b"
+    );
+    assert_eq!(
+        json_line(1.234_56, Level::Warn, "said", &fields()),
+        r#"{"time_s":1.235,"level":"warn","message":"said","field_level":5,"x":1.5,"name":"a b"}"#
+    );
+}
+
+#[test]
+fn numbers_have_four_digits() {
+    let table: [(Value, &str); 20] = [
+        (0.001.into(), "0.001"),
+        (0.001_234_56.into(), "0.001235"),
+        (0.000_9.into(), "9.000e-4"),
+        (0.1.into(), "0.1"),
+        (0.012_345.into(), "0.01235"),
+        (9.876_5.into(), "9.877"),
+        (12.345_6.into(), "12.35"),
+        ((-12.5).into(), "-12.5"),
+        (999.96.into(), "1000"),
+        (1000.0.into(), "1000"),
+        (5000.0.into(), "5000"),
+        (9999.4.into(), "9999"),
+        (1e4.into(), "1.000e4"),
+        ((-1e4).into(), "-1.000e4"),
+        ((-0.0).into(), "0"),
+        (12_345_678.into(), "12345678"),
+        ((-3).into(), "-3"),
+        (true.into(), "true"),
+        (f64::NAN.into(), "null"),
+        ("as it is".into(), "as it is"),
+    ];
+    for (value, expected) in table {
+        assert_eq!(short(&value), expected, "{value}");
+    }
+}
+
+#[test]
+fn a_level_hides_what_is_less_important() {
+    for (level, shown) in [(Level::Error, 1), (Level::Warn, 2), (Level::Info, 3), (Level::Debug, 4)] {
+        let (console, memory) = captured(LogFormat::Plain, level, false);
+        console.error("e");
+        console.warn("w");
+        console.info("i");
+        console.debug("d");
+        assert_eq!(said(&memory), ["error: e", "warning: w", "i", "debug: d"][..shown], "{level:?}");
+    }
+}
+
+#[test]
+fn the_error_that_ends_the_program_has_no_time_on_the_console() {
+    let dir = tempfile::tempdir().unwrap();
+    for format in [LogFormat::Plain, LogFormat::Json] {
+        let (console, memory) = captured(format, Level::Error, true);
+        assert_eq!(console.format(), format);
+        let path = dir.path().join(format!("{format:?}"));
+        console.set_log_file(path.clone()).unwrap();
+        console.fatal("boom");
+        let (shown, file) = (text(&memory), std::fs::read_to_string(&path).unwrap());
+        match format {
+            LogFormat::Plain => {
+                assert_eq!(shown, "error: boom\n");
+                assert!(file.starts_with("[ ") && file.ends_with("s] error: boom\n"), "{file}");
+            }
+            LogFormat::Json => {
+                assert_eq!(shown, file);
+                assert!(file.ends_with("\"level\":\"error\",\"message\":\"boom\"}\n"), "{file}");
+            }
+        }
+        assert_eq!(
+            format!("{console:?}"),
+            format!("Console {{ inner: Console {{ format: {format:?}, level: Error, .. }} }}")
+        );
+    }
+}
+
+#[test]
+fn a_silent_console_writes_its_log_file_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("main.log");
+    let memory = Arc::new(Mutex::new(Vec::new()));
+    let options = ConsoleOptions { silent: true, log_file: Some(path.clone()), ..ConsoleOptions::default() };
+    let console = Console::with(options, false, false, Some(Arc::clone(&memory))).unwrap();
+    console.info("one");
+    console.print("two\n");
+    console.fatal("three");
+    assert_eq!(text(&memory), "");
+    let file = std::fs::read_to_string(&path).unwrap();
+    let lines: Vec<&str> = file.lines().map(|line| line.rsplit("s] ").next().unwrap()).collect();
+    assert_eq!(lines, ["one", "two", "error: three"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_log_file_on_a_full_disk_is_an_error_and_what_was_said_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let (console, memory) = captured(LogFormat::Plain, Level::Info, false);
+    console.info("early");
+    let error = console.set_log_file("/dev/full".into()).unwrap_err().to_string();
+    assert_eq!(error, "cannot write /dev/full: No space left on device (os error 28)");
+    let missing = dir.path().join("none/x.log");
+    let error = console.set_log_file(missing.clone()).unwrap_err().to_string();
+    assert_eq!(error, format!("cannot open {}: No such file or directory (os error 2)", missing.display()));
+    let path = dir.path().join("main.log");
+    std::fs::write(&path, "of the last start\n").unwrap();
+    console.set_log_file(path.clone()).unwrap();
+    let file = std::fs::read_to_string(&path).unwrap();
+    assert!(file.starts_with("of the last start\n[") && file.ends_with("s] early\n"), "{file}");
+    // A disk that becomes full later costs lines of the file, no run.
+    let (full, shown) = captured(LogFormat::Plain, Level::Info, false);
+    full.set_log_file("/dev/full".into()).unwrap();
+    full.info("still said");
+    full.print("a table");
+    assert_eq!((said(&shown), said(&memory)), (vec!["still said".into(), "a table".into()], vec!["early".into()]));
+}
+
+#[test]
+fn the_width_is_bounded_and_100_without_a_terminal() {
+    let (console, _) = captured(LogFormat::Plain, Level::Info, false);
+    let expected = if std::io::stderr().is_terminal() { 40..=200 } else { 100..=100 };
+    assert!(expected.contains(&console.width()));
+}
+
+#[test]
+fn formats_by_name() {
+    assert_eq!("plain".parse(), Ok(LogFormat::Plain));
+    assert_eq!("xml".parse::<LogFormat>(), Err("unknown log format `xml`: plain or json".to_owned()));
+}
+
+fn metrics(step: u64, values: &[(&str, f64)]) -> Event {
+    let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
+    EventKind::Metrics { step, values }.into()
+}
+
+fn progress(label: &str, done: u64, total: u64) -> Event {
+    EventKind::Progress { label: label.into(), done, total, note: "a note".into() }.into()
+}
+
+#[test]
+fn metrics_as_json_have_their_names_and_step() {
+    let (console, memory) = captured(LogFormat::Json, Level::Info, false);
+    let mut sink = ConsoleSink::new(console);
+    sink.receive(&metrics(3, &[("loss", 0.5), ("kl", f64::NAN)])).unwrap();
+    sink.receive(&metrics(4, &[("eval_reward", 0.25), ("epoch", 1.5)])).unwrap();
+    let lines: Vec<String> = text(&memory).lines().map(|line| line.split_once(',').unwrap().1.to_owned()).collect();
+    let expected = [
+        r#""level":"info","message":"step 3","step":3,"loss":0.5,"kl":null}"#,
+        r#""level":"info","message":"evaluation after step 4","step":4,"eval_reward":0.25,"epoch":1.5}"#,
+    ];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn a_step_that_the_table_shows_is_not_said_again_by_the_progress() {
+    let (console, memory) = captured(LogFormat::Plain, Level::Info, false);
+    let mut sink = ConsoleSink::new(console);
+    sink.receive(&metrics(3, &[("loss", 0.5)])).unwrap();
+    assert_eq!(said(&memory), ["step   loss  left", "   3  0.500     –"]);
+    sink.receive(&progress("sft", 3, 9)).unwrap();
+    sink.receive(&metrics(6, &[("loss", 0.25)])).unwrap();
+    let line = said(&memory).pop().unwrap();
+    assert!(line.starts_with("   6  0.250  ") && line.ends_with(" s"), "the time left: {line}");
+    sink.receive(&metrics(9, &[("loss", 0.25), ("odd", 1.0)])).unwrap();
+    sink.receive(&progress("sft", 9, 9)).unwrap();
+    assert_eq!(said(&memory).len(), 4, "{:?}", said(&memory));
+    // Any metric of an evaluation makes it one.
+    sink.receive(&metrics(9, &[("epoch", 1.0), ("eval_loss", 0.75)])).unwrap();
+    assert_eq!(said(&memory)[4], "evaluation after step 9");
+}
+
+#[test]
+fn a_line_of_the_table_fits_into_the_terminal() {
+    let memory = Arc::new(Mutex::new(Vec::new()));
+    let console = Console::with(ConsoleOptions::default(), true, false, Some(Arc::clone(&memory))).unwrap();
+    let room = console.width() - 12;
+    let names: Vec<String> = (0..20).map(|i| format!("rewards/r{i}/mean")).collect();
+    let values: Vec<(&str, f64)> =
+        std::iter::once(("reward", 1.0)).chain(names.iter().map(|name| (name.as_str(), 0.5))).collect();
+    ConsoleSink::new(console).receive(&metrics(1, &values)).unwrap();
+    let lengths: Vec<usize> = said(&memory).iter().map(|line| line.chars().count()).collect();
+    assert_eq!(lengths, [room, room]);
+}
+
+#[test]
+fn alarms_findings_and_phases() {
+    let (console, memory) = captured(LogFormat::Plain, Level::Debug, false);
+    let mut sink = ConsoleSink::new(console);
+    let alarm = |until, quiet| {
+        let alarm = Alarm {
+            id: "kl".into(),
+            since: 2,
+            until,
+            quiet,
+            evidence: "it is 3".into(),
+            remedy: "a higher beta".into(),
+            ..Alarm::default()
+        };
+        Event::from(EventKind::Alarm { step: 4, alarm })
+    };
+    for event in [alarm(None, false), alarm(None, true), alarm(Some(4), false), alarm(Some(4), true)] {
+        sink.receive(&event).unwrap();
+    }
+    let finding = Finding {
+        id: "long_tail".into(),
+        says: "Few are long.".into(),
+        evidence: "3 of 9.".into(),
+        remedy: "a limit".into(),
+        steps: (2, 5),
+    };
+    sink.receive(&EventKind::Finding { step: 5, finding }.into()).unwrap();
+    let expected = [
+        "warning: alarm kl since step 2: it is 3",
+        "  what helps: a higher beta",
+        "note: kl since step 2: it is 3",
+        "alarm kl is over: it held from step 2 to step 4",
+        "alarm kl is over: it held from step 2 to step 4",
+        "finding long_tail, steps 2 to 5: Few are long. 3 of 9.",
+        "  what helps: a limit",
+    ];
+    assert_eq!(said(&memory), expected);
+    // A phase ends where one of another name or length begins.
+    memory.lock().unwrap().clear();
+    for (label, done, total) in [("a", 1, 5), ("a", 2, 5), ("b", 0, 5), ("b", 1, 6)] {
+        sink.receive(&progress(label, done, total)).unwrap();
+    }
+    sink.finish().unwrap();
+    let ends: Vec<String> = said(&memory).iter().map(|line| line.split(" in ").next().unwrap().to_owned()).collect();
+    assert_eq!(ends, ["debug: a 2/5", "debug: b 0/5", "debug: b 1/6"]);
+}

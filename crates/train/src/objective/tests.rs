@@ -1,0 +1,224 @@
+//! What each loss is of, what it needs of its samples, and what it says where something is missing.
+
+use super::*;
+use crate::loss::entropy::EntropyConfig;
+use crate::{Response, StepRewards};
+use model::Prompt;
+use model::columns::{REF_LOGPS, RETURNS, SAMPLER_LOGPS, VALUES};
+
+fn policy_with(change: impl FnOnce(&mut LossConfig)) -> Objective {
+    let mut config = LossConfig::default();
+    change(&mut config);
+    Objective::Policy(config)
+}
+
+fn all() -> [(&'static str, Objective); 8] {
+    [
+        ("policy", policy_with(|_| {})),
+        ("rloo", Objective::Rloo(RlooConfig::default())),
+        ("ppo", Objective::Ppo(PpoConfig::default())),
+        ("value", Objective::Value(ValueConfig::default())),
+        ("ranking", Objective::Ranking(RankingConfig::default())),
+        ("preference", Objective::Preference(DpoConfig::default())),
+        ("supervised", Objective::Supervised),
+        ("dft", Objective::Dft),
+    ]
+}
+
+fn names(which: impl Fn(&Objective) -> bool) -> Vec<&'static str> {
+    all().iter().filter(|(_, loss)| which(loss)).map(|(name, _)| *name).collect()
+}
+
+#[test]
+fn losses_differ_in_what_they_are_of() {
+    assert_eq!(names(Objective::is_of_pairs), ["ranking", "preference"]);
+    assert_eq!(names(Objective::is_of_scores), ["value", "ranking"]);
+    assert_eq!(names(Objective::is_policy), ["policy", "rloo", "ppo"]);
+    assert_eq!(names(Objective::clips), ["policy", "rloo", "ppo"]);
+    assert_eq!(names(Objective::can_skip), ["policy", "rloo"]);
+    assert_eq!(names(Objective::has_kl), [""; 0]);
+    assert_eq!(names(|loss| loss.entropy_quantile().is_some()), [""; 0]);
+    assert_eq!(names(|loss| loss.entropy() != EntropyConfig::default()), [""; 0]);
+    let normalizer = |entropy_coef| Normalizer { entropy_coef, ..Normalizer::default() };
+    assert_eq!(names(|loss| loss.has_entropy_grad(&normalizer(0.5))), [""; 0]);
+
+    let kl = policy_with(|c| c.beta = 0.1);
+    assert!(kl.has_kl() && !kl.can_skip());
+    let negative = policy_with(|c| c.beta = -0.1);
+    assert!(negative.has_kl() && !negative.can_skip());
+    let quantile = policy_with(|c| c.top_entropy_quantile = 0.25);
+    assert_eq!((quantile.entropy_quantile(), quantile.can_skip()), (Some(0.75), false));
+    let bonus = policy_with(|c| c.entropy.entropy_coef = 0.5);
+    assert!(!bonus.can_skip() && bonus.entropy().is_on());
+    assert!(bonus.has_entropy_grad(&normalizer(0.5)) && !bonus.has_entropy_grad(&normalizer(0.0)));
+    let ppo = Objective::Ppo(PpoConfig { entropy_coef: 0.5, ..PpoConfig::default() });
+    assert!(ppo.has_entropy_grad(&normalizer(0.0)) && !ppo.entropy().is_on());
+    let clips: Vec<&str> = LossType::NAMES
+        .iter()
+        .filter(|(_, loss_type)| policy_with(|c| c.loss_type = *loss_type).clips())
+        .map(|(name, _)| *name)
+        .collect();
+    assert_eq!(clips, ["grpo", "bnpo", "dr_grpo", "dapo", "luspo"]);
+    // Truncated completions are left out by the losses that have the switch.
+    let sample = Sample { truncated: true, mask: vec![true, false], ..sample(2) };
+    for (name, loss) in all() {
+        assert_eq!(loss.loss_mask(&sample), [true, false], "{name}");
+    }
+    let rloo = Objective::Rloo(RlooConfig { mask_truncated_completions: true, ..RlooConfig::default() });
+    assert_eq!(rloo.loss_mask(&sample), [false, false]);
+    assert_eq!(policy_with(|c| c.mask_truncated_completions = true).loss_mask(&sample), [false, false]);
+}
+
+/// A sample with everything that any loss needs.
+fn sample(tokens: usize) -> Sample {
+    let numbers = || vec![-1.0; tokens];
+    let names = [SAMPLER_LOGPS, REF_LOGPS, VALUES, RETURNS];
+    let columns = Columns::of(names.map(|name| (name, numbers())));
+    let versions = vec![0; tokens];
+    Sample { columns, versions, ..Sample::supervised(Prompt::new([1]), vec![2; tokens]) }
+}
+
+fn pair() -> PreferencePair {
+    let response =
+        |tokens: usize| Response { ids: vec![2; tokens], columns: Columns::of([(REF_LOGPS, vec![-1.0; tokens])]) };
+    PreferencePair { prompt: Prompt::new([1]), chosen: response(2), rejected: response(3), margin: 0.0 }
+}
+
+#[test]
+fn each_loss_accepts_its_kind_and_refuses_the_other() {
+    let (samples, pairs) = ([sample(2), sample(3)], [pair(), pair()]);
+    for (name, loss) in all() {
+        let (of_samples, of_pairs) = (loss.check(samples[..].into()), loss.check(pairs[..].into()));
+        let told = |result: Result<()>| result.map_err(|e| e.to_string());
+        match loss.is_of_pairs() {
+            true => {
+                assert_eq!(told(of_pairs), Ok(()), "{name}");
+                assert_eq!(told(of_samples), Err("the loss is of pairs, and there are none".into()), "{name}");
+            }
+            false => {
+                assert_eq!(told(of_samples), Ok(()), "{name}");
+                assert_eq!(told(of_pairs), Err("the loss is not of pairs".into()), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_sample_lacks_is_told_to_the_losses_that_need_it() {
+    let refusers = |change: &dyn Fn(&mut Sample)| -> Vec<(&'static str, String)> {
+        let mut samples = [sample(2), sample(3)];
+        change(&mut samples[1]);
+        let check = |loss: &Objective| loss.check(samples[..].into()).err().map(|e| e.to_string());
+        all().iter().filter(|(_, l)| !l.is_of_pairs()).filter_map(|(name, l)| Some((*name, check(l)?))).collect()
+    };
+    let told = |names: &[&'static str], why: &str| {
+        names.iter().map(|name| (*name, format!("sample 1: {why}"))).collect::<Vec<_>>()
+    };
+    let every = ["policy", "rloo", "ppo", "value", "supervised", "dft"];
+    let policies = ["policy", "rloo", "ppo"];
+    let mask = "mask has 2 elements, and the completion 3 tokens";
+    assert_eq!(refusers(&|s| s.mask.truncate(2)), told(&every, mask));
+    let column = "ref_logps has 4 elements, and the completion 3 tokens";
+    assert_eq!(refusers(&|s| s.columns.set(REF_LOGPS, vec![0.0; 4])), told(&every, column));
+    let sampler = told(&policies, "it has no sampler_logps");
+    assert_eq!(refusers(&|s| drop(s.columns.remove(SAMPLER_LOGPS))), sampler);
+    let versions = "versions has 2 elements, and the completion 3 tokens";
+    assert_eq!(refusers(&|s| s.versions.truncate(2)), told(&policies, versions));
+    for name in [VALUES, RETURNS] {
+        let learned = told(&["value"], "it has no values and returns to learn from");
+        assert_eq!(refusers(&|s| drop(s.columns.remove(name))), learned);
+    }
+    assert_eq!(refusers(&|s| drop(s.columns.remove(REF_LOGPS))), []);
+    let number = told(&["rloo"], "RLOO's advantage is one number per completion, not one per token");
+    assert_eq!(refusers(&|s| s.advantage = Advantage::Tokens(vec![1.0; 3])), number);
+    let long = told(&["policy", "ppo"], "advantage has 4 elements, and the completion 3 tokens");
+    let found = refusers(&|s| s.advantage = Advantage::Tokens(vec![1.0; 4]));
+    assert_eq!(found.into_iter().filter(|(name, _)| *name != "rloo").collect::<Vec<_>>(), long);
+    let kl = policy_with(|c| c.beta = 0.1);
+    assert!(kl.check([sample(2)][..].into()).is_ok());
+    let mut without = sample(2);
+    without.columns.remove(REF_LOGPS);
+    let error = kl.check([without][..].into()).unwrap_err().to_string();
+    assert_eq!(error, "sample 0: beta is not 0, and there are no ref_logps");
+}
+
+#[test]
+fn what_a_pair_lacks_is_told() {
+    let check = |loss: &Objective, change: &dyn Fn(&mut PreferencePair)| {
+        let mut pairs = [pair(), pair(), pair()];
+        change(&mut pairs[2]);
+        loss.check(pairs[..].into()).map_err(|e| e.to_string())
+    };
+    let [.., (_, ranking), (_, preference), _, _] = &all();
+    for loss in [ranking, preference] {
+        for rejected in [false, true] {
+            let of = |pair: &mut PreferencePair, change: &dyn Fn(&mut Response)| {
+                change(if rejected { &mut pair.rejected } else { &mut pair.chosen });
+            };
+            let empty = check(loss, &|pair| of(pair, &|r| r.ids.clear()));
+            assert_eq!(empty, Err("sample 2: a response of a pair needs at least one token".into()));
+            let without = check(loss, &|pair| of(pair, &|r| drop(r.columns.remove(REF_LOGPS))));
+            let needs = "sample 2: a pair needs the reference's log-probabilities (ref_logps)";
+            assert_eq!(without, if loss.is_of_scores() { Ok(()) } else { Err(needs.to_owned()) });
+            let long = check(loss, &|pair| of(pair, &|r| r.columns.set(REF_LOGPS, vec![0.0; 9]))).unwrap_err();
+            let tokens = if rejected { 3 } else { 2 };
+            assert_eq!(long, format!("sample 2: ref_logps has 9 elements, and the completion {tokens} tokens"));
+        }
+    }
+}
+
+#[test]
+fn a_pair_is_ranked_by_its_last_scores() {
+    let pairs = [PreferencePair { margin: 0.5, ..pair() }];
+    let config = RankingConfig { center_rewards_coefficient: Some(0.25) };
+    let normalizer = Normalizer { sequences: 4, ..Normalizer::default() };
+    let (scores, mut sums) = ([9.0, 2.0, 9.0, 9.0, 1.0], LossSums::default());
+    let (mut d, mut d_entropies, mask, zeros) = ([7.0; 5], [7.0; 5], [true; 3], [0.0; 3]);
+    let (first, second) = d.split_at_mut(2);
+    let (e1, e2) = d_entropies.split_at_mut(2);
+    let mut both = [
+        Scored {
+            source: Source::Chosen(&pairs[0]),
+            mask: &mask[..2],
+            logps: &scores[..2],
+            entropies: &zeros[..2],
+            d_logps: first,
+            d_entropies: e1,
+        },
+        Scored {
+            source: Source::Rejected(&pairs[0]),
+            mask: &mask,
+            logps: &scores[2..],
+            entropies: &zeros,
+            d_logps: second,
+            d_entropies: e2,
+        },
+    ];
+    Objective::Ranking(config).evaluate(&normalizer, &mut both, &mut sums);
+    let mut expected = LossSums::default();
+    let gradient = ranking(&config, 2, [2.0, 1.0], 0.5, &mut expected);
+    assert_eq!((sums.loss, d), (expected.loss, [0.0, gradient[0] as f32, 0.0, 0.0, gradient[1] as f32]));
+}
+
+#[test]
+fn skipped_sequences_count_as_far_as_they_are_known() {
+    let normalizer = Normalizer { sequences: 1, tokens: 3, ..Normalizer::default() };
+    let evaluate = |loss: &Objective, mask: &[bool], on_policy: bool| {
+        let mut sums = LossSums::default();
+        sums.means.add("before", 1.0, 1);
+        let sample = Sample { advantage: Advantage::Sequence(0.0), ..sample(3) };
+        loss.evaluate_skipped(&normalizer, &sample, mask, on_policy, &mut sums);
+        let names: Vec<String> = sums.means.entries().map(|(name, _)| name.to_owned()).collect();
+        (sums.loss, sums.tokens, names)
+    };
+    let vespo = policy_with(|c| c.loss_type = LossType::Vespo);
+    let (phi, before) = (vec!["before".to_owned(), "vespo/phi_seq_mean".to_owned()], vec!["before".to_owned()]);
+    assert_eq!(evaluate(&vespo, &[true; 3], true), (0.0, 3, phi.clone()));
+    assert_eq!(evaluate(&vespo, &[true; 3], false), (0.0, 3, before.clone()), "its ratio is unknown");
+    assert_eq!(evaluate(&vespo, &[false; 3], false), (0.0, 0, phi), "without a token the ratio is 1");
+    for on_policy in [true, false] {
+        assert_eq!(evaluate(&policy_with(|_| {}), &[true; 3], on_policy), (0.0, 3, before.clone()));
+    }
+    let default = StepRewards::default();
+    assert!(default.steps.is_empty() && default.at_end.is_none());
+}

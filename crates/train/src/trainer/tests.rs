@@ -1,0 +1,210 @@
+//! Steps of a trainer: what is refused, skipped, counted and restored.
+
+use super::*;
+use crate::loss::LossConfig;
+use crate::loss::entropy::EntropyConfig;
+use crate::{Advantage, Sample};
+use kernels::Isa;
+use model::columns::SAMPLER_LOGPS;
+use model::net::Scores;
+use model::{Columns, Prompt, Weights};
+
+fn model() -> (Context, Weights) {
+    let json = r#"{"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "vocab_size": 16}"#;
+    let ctx = Context::cpu(Isa::best(), 1);
+    let weights = Weights::random(ctx.memory(), &Arc::new(ModelConfig::parse(json).unwrap()), 1).unwrap();
+    (ctx, weights)
+}
+
+fn config(objective: Objective) -> TrainerConfig {
+    TrainerConfig {
+        objective,
+        optimizer: OptimizerConfig::default(),
+        adapter: None,
+        temperature: 1.0,
+        max_tokens_per_micro_batch: 100,
+        prefix_sharing: true,
+        skip_zero_gradients: false,
+        gradient_checkpointing: false,
+    }
+}
+
+fn trainer(objective: Objective) -> (Context, Weights, Trainer) {
+    let (ctx, weights) = model();
+    let trainer = Trainer::new(ctx.memory(), &weights.config, config(objective)).unwrap();
+    (ctx, weights, trainer)
+}
+
+#[test]
+fn a_temperature_is_a_number_above_0() {
+    let (ctx, weights) = model();
+    for temperature in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let config = TrainerConfig { temperature, ..config(Objective::Supervised) };
+        let error = Trainer::new(ctx.memory(), &weights.config, config).err().unwrap().to_string();
+        let why = "training needs a sampling temperature above 0: at 0 every completion has probability 1";
+        assert_eq!(error, format!("temperature = {temperature}: {why}"));
+    }
+    let small = TrainerConfig { temperature: 1e-9, ..config(Objective::Supervised) };
+    assert_eq!(Trainer::new(ctx.memory(), &weights.config, small.clone()).unwrap().config(), &small);
+}
+
+#[test]
+fn the_third_step_in_a_row_that_is_not_finite_is_an_error() {
+    let (_, _, mut trainer) = trainer(Objective::Supervised);
+    let (good, bad) = (GradNorm { norm: 2.0, finite: true }, GradNorm { norm: 3.0, finite: false });
+    let counts = |t: &Trainer| (t.skipped_in_a_row, t.skipped_total);
+    assert!(trainer.check_finite(1.0, good).unwrap() && counts(&trainer) == (0, 0));
+    assert!(!trainer.check_finite(1.0, bad).unwrap() && !trainer.check_finite(f64::NAN, good).unwrap());
+    assert_eq!(counts(&trainer), (2, 2));
+    assert!(trainer.check_finite(1.0, good).unwrap() && counts(&trainer) == (0, 2), "not in a row");
+    for (loss, norm, what, value) in
+        [(f64::INFINITY, good, "the loss", f64::INFINITY), (1.0, bad, "the gradient norm", 3.0)]
+    {
+        (trainer.skipped_in_a_row, trainer.skipped_total) = (2, 5);
+        match trainer.check_finite(loss, norm) {
+            Err(Error::NonFinite { count: 3, what: found, value: x }) => assert_eq!((found, x), (what, value)),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(counts(&trainer), (3, 6));
+    }
+}
+
+#[test]
+fn a_step_follows_what_was_accumulated_and_reduced() {
+    let (ctx, mut weights, mut trainer) = trainer(Objective::Supervised);
+    let needs = "a step follows `accumulate` and `reduce`";
+    let params = StepParams { learning_rate: 1e-3 };
+    assert_eq!(trainer.reduce(&ctx).unwrap_err().to_string(), needs);
+    assert_eq!(trainer.step(&ctx, &mut weights, params).unwrap_err().to_string(), needs);
+    let sample = |completion: &[u32]| Sample::supervised(Prompt::new([1, 2]), completion.to_vec());
+    let samples = [sample(&[3, 4, 5]), sample(&[]), sample(&[6])];
+    let loss = Objective::Supervised;
+    let normalizer = trainer.normalizer(&ctx, weights.view(), (&samples[..]).into(), &loss).unwrap();
+    assert_eq!((normalizer.sequences, normalizer.tokens), (3, 4));
+    trainer.accumulate(&ctx, weights.view(), (&samples[..2]).into(), &loss, &normalizer).unwrap();
+    assert_eq!(trainer.step(&ctx, &mut weights, params).unwrap_err().to_string(), needs, "it was not reduced");
+    trainer.accumulate(&ctx, weights.view(), (&samples[..2]).into(), &loss, &normalizer).unwrap();
+    trainer.accumulate(&ctx, weights.view(), (&samples[2..]).into(), &loss, &normalizer).unwrap();
+    trainer.reduce(&ctx).unwrap();
+    let metrics = trainer.step(&ctx, &mut weights, params).unwrap();
+    let counts = (metrics.sequences, metrics.loss_tokens, metrics.computed_tokens, metrics.micro_batches);
+    assert_eq!(counts, (3, 4, 2 + 2 + 2, 2));
+    assert_eq!(
+        (metrics.learning_rate, metrics.skipped, metrics.skipped_total, metrics.sampled),
+        (1e-3, false, 0, false)
+    );
+    assert_eq!((metrics.skipped_groups, metrics.clip, metrics.kl, metrics.policy_loss), (None, None, None, None));
+    assert_eq!((weights.version, trainer.state().steps()), (1, 1));
+    assert!(metrics.grad_norm > 0.0 && metrics.entropy.is_some() && metrics.loss > 0.0);
+    // The whole at once, of the same weights, has the same loss and gradient.
+    let (ctx, mut weights, mut whole) = self::trainer(Objective::Supervised);
+    let at_once = whole.update(&ctx, &mut weights, &samples[..], 1e-3).unwrap();
+    assert_eq!((at_once.loss, at_once.grad_norm, at_once.entropy), (metrics.loss, metrics.grad_norm, metrics.entropy));
+    assert_eq!(at_once.micro_batches, 1);
+    let adapted = TrainerConfig { adapter: Some(LoraConfig::default()), ..config(Objective::Supervised) };
+    let mut other = Trainer::new(ctx.memory(), &weights.config, adapted).unwrap();
+    let error = other.update(&ctx, &mut weights, &samples[..], 1e-3).unwrap_err().to_string();
+    assert_eq!(error, "the weights do not have the adapter that the trainer was made for");
+}
+
+#[test]
+fn buffers_grow_and_a_stop_reaches_those_that_are_there() {
+    let (ctx, mut weights, mut trainer) = trainer(Objective::Supervised);
+    let capacity = |tokens, blocks, score_rows| Capacity { tokens, blocks, score_rows };
+    let sizes = |t: &Trainer| (t.tape.as_ref().unwrap().capacity(), t.rope.as_ref().unwrap().0);
+    trainer.reserve(&weights.config, 5, capacity(5, 2, 3), 8);
+    trainer.reserve(&weights.config, 5, capacity(4, 2, 3), 7);
+    assert_eq!(sizes(&trainer), (capacity(5, 2, 3), 8));
+    trainer.reserve(&weights.config, 5, capacity(1, 3, 9), 9);
+    assert_eq!(sizes(&trainer), (capacity(5, 3, 9), 9));
+    let samples = [Sample::supervised(Prompt::new([1, 2]), vec![3, 4])];
+    trainer.stop_with(StopCheck::new(|| true));
+    let stopped = trainer.update(&ctx, &mut weights, &samples[..], 1e-3);
+    assert!(matches!(stopped, Err(Error::Model(model::Error::Stopped))) && weights.version == 0);
+    // Larger buffers have it, too.
+    trainer.reserve(&weights.config, 5, capacity(50, 3, 9), 9);
+    assert!(trainer.update(&ctx, &mut weights, &samples[..], 1e-3).is_err());
+    trainer.stop_with(StopCheck::default());
+    assert!(trainer.update(&ctx, &mut weights, &samples[..], 1e-3).is_ok() && weights.version == 1);
+}
+
+#[test]
+fn a_state_is_what_lasts_from_step_to_step() {
+    let entropy = EntropyConfig { entropy_coef: 0.5, use_adaptive_entropy: true, ..EntropyConfig::default() };
+    let adaptive = Objective::Policy(LossConfig { entropy, ..LossConfig::default() });
+    let fixed = EntropyConfig { use_adaptive_entropy: false, ..entropy };
+    for (objective, coef, adapts) in [
+        (Objective::Supervised, None, false),
+        (adaptive, Some(0.5), true),
+        (Objective::Policy(LossConfig { entropy: fixed, ..LossConfig::default() }), Some(0.5), false),
+    ] {
+        let (_, _, mut trainer) = trainer(objective);
+        assert_eq!((trainer.entropy_coef(), trainer.state().entropy.is_some()), (coef, adapts));
+        assert_eq!((trainer.state().steps(), trainer.state().skipped_total), (0, 0));
+        let own = trainer.entropy;
+        let state = TrainerState { steps: 7, skipped_in_a_row: 2, skipped_total: 5, entropy: None };
+        trainer.set_state(state);
+        let entropy = adapts.then_some(own);
+        assert_eq!((trainer.state(), trainer.entropy), (TrainerState { entropy, ..state }, own));
+        assert_eq!(trainer.optimizer().steps, 7);
+        let other = EntropyControl { coef: 0.25, last: 1.0 };
+        trainer.set_state(TrainerState { entropy: Some(other), ..state });
+        assert_eq!(trainer.entropy, other);
+    }
+}
+
+#[test]
+fn recorded_log_probabilities_are_compared_to_the_bit() {
+    let sample = |versions: &[u64], recorded: &[f32]| Sample {
+        versions: versions.to_vec(),
+        mask: vec![true, false, true],
+        columns: Columns::of([(SAMPLER_LOGPS, recorded.to_vec())]),
+        ..Sample::supervised(Prompt::new([1]), vec![2, 3, 4])
+    };
+    let mut measured = Measured::default();
+    let mut compare = |sample: &Sample, logps: &[f32]| {
+        measured.compare(sample, logps, 7);
+        (measured.compared, measured.mismatches, measured.max_difference)
+    };
+    assert_eq!(compare(&sample(&[7, 7, 6], &[9.0; 3]), &[0.0; 3]), (0, 0, 0.0), "other weights sampled it");
+    assert_eq!(compare(&sample(&[7; 3], &[-1.0, 5.0, -2.0]), &[-1.0, 6.0, -2.0]), (2, 0, 0.0), "one was inserted");
+    assert_eq!(compare(&sample(&[7; 3], &[-1.0, 5.0, -2.5]), &[-1.25, 6.0, -2.0]), (4, 2, 0.5));
+    assert_eq!(compare(&sample(&[7; 3], &[-1.0, 5.0, 0.0]), &[-1.25, 6.0, -0.0]), (6, 4, 0.5), "a sign is a bit");
+    let (compared, mismatches, difference) = compare(&sample(&[7; 3], &[f32::NAN, 5.0, 0.0]), &[1.0, 6.0, 0.0]);
+    assert!((compared, mismatches) == (8, 5) && difference.is_nan());
+    assert!(compare(&sample(&[7; 3], &[-9.0, 5.0, 0.0]), &[1.0, 6.0, 0.0]).2.is_nan(), "it stays, so that it shows");
+    // Known entropies are averaged over the tokens that have one.
+    let normalizer = Normalizer { tokens: 6, ..Normalizer::default() };
+    let of = |entropy, unknown_entropies| Measured { entropy, unknown_entropies, ..Measured::default() };
+    assert_eq!((of(3.0, 0).mean_entropy(&normalizer), of(3.0, 4).mean_entropy(&normalizer)), (Some(0.5), Some(1.5)));
+    assert_eq!((of(0.0, 6).mean_entropy(&normalizer), of(0.0, 5).mean_entropy(&normalizer)), (None, Some(0.0)));
+    assert_eq!(of(0.0, 0).mean_entropy(&Normalizer::default()), Some(0.0));
+}
+
+#[test]
+fn the_loss_of_given_scores_is_that_of_one_batch() {
+    let (_, _, supervised) = trainer(Objective::Supervised);
+    let sample = |completion: &[u32]| Sample::supervised(Prompt::new([1]), completion.to_vec());
+    let samples = [sample(&[3, 4, 5]), sample(&[6])];
+    let scores = |logps: &[f32], entropies: &[f32]| Scores { logps: logps.to_vec(), entropies: entropies.to_vec() };
+    let given = [scores(&[-1.0, -2.0, -3.0], &[]), scores(&[-6.0], &[])];
+    assert_eq!(supervised.loss(&samples, &given).unwrap(), 3.0);
+    let error = supervised.loss(&samples, &given[..1]).unwrap_err().to_string();
+    assert_eq!(error, "2 samples and the scores of 1");
+    // A policy loss with a bonus for the tokens of highest entropy: its mean is over these alone.
+    let entropy = EntropyConfig { entropy_coef: 0.5, ..EntropyConfig::default() };
+    let config = LossConfig { entropy, top_entropy_quantile: 0.5, ..LossConfig::default() };
+    let (_, _, policy) = trainer(Objective::Policy(config));
+    let mut samples = samples;
+    for (sample, logps) in samples.iter_mut().zip([&[-1.0, -2.0, -3.0][..], &[-6.0]]) {
+        sample.columns.set(SAMPLER_LOGPS, logps.to_vec());
+        sample.versions = vec![0; logps.len()];
+        sample.advantage = Advantage::Sequence(2.0);
+    }
+    let given = [scores(&[-1.0, -2.0, -3.0], &[1.0, 4.0, 2.0]), scores(&[-6.0], &[3.0])];
+    // Of four tokens the two above the median 2.5 stay: −A each, over four tokens; and −0.5 · (4 + 3) / 2.
+    assert_eq!(policy.loss(&samples, &given).unwrap(), -2.0 * 2.0 / 4.0 - 0.5 * 3.5);
+    samples[0].columns.remove(SAMPLER_LOGPS);
+    assert!(policy.loss(&samples, &given).is_err());
+}
