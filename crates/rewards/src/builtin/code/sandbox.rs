@@ -476,3 +476,6 @@ fn read(mut stream: impl Read, most: usize, more: &AtomicBool) -> Vec<u8> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
