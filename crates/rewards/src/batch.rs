@@ -321,4 +321,79 @@ mod tests {
         assert!(all.problems[0].to_string().ends_with("for 2 completions: no number, for example in A"));
         assert!(all.problems[1].to_string().ends_with("for 1 completion: crashed"));
     }
+
+    #[test]
+    fn a_column_has_a_value_for_each_completion() {
+        let columns = Columns::from([
+            ("a".to_owned(), vec![1.into(), 2.into()]),
+            ("b".to_owned(), vec![1.into()]),
+            ("c".to_owned(), vec![Value::Null; 3]),
+        ]);
+        let (texts, ids): (Vec<Content>, _) = (vec!["x".into(), "y".into()], vec![vec![]; 2]);
+        let batch = RewardBatch {
+            prompts: &texts,
+            completions: &texts,
+            completion_ids: &ids,
+            columns: &columns,
+            rows: &[],
+            step: 0,
+        };
+        assert_eq!((batch.len(), batch.is_empty(), batch.column("r", "a").unwrap().len()), (2, false, 2));
+        assert!(RewardBatch { completions: &[], ..batch }.is_empty());
+        for (column, message) in [
+            ("b", "column `b` has 1 values for 2 completions"),
+            ("c", "column `c` has 3 values for 2 completions"),
+            ("d", "the dataset has no column `d`; it has `a`, `b`, `c`"),
+        ] {
+            let expected = Problem::new("r", 2, message).of_kind(ProblemKind::BadData);
+            assert_eq!(batch.column("r", column), Err(expected));
+        }
+        let one = RewardBatch { completions: &texts[..1], ..batch };
+        assert_eq!(one.column("r", "c").unwrap_err().message, "column `c` has 3 values for 1 completion");
+        assert_eq!([0, 1, 2].map(completions), ["0 completions", "1 completion", "2 completions"]);
+    }
+
+    #[test]
+    fn verdicts_say_what_is_right_and_what_is_answered() {
+        let verdict = |answer, right: bool| {
+            let Verdict { score, answered } = Verdict::of::<u8>(answer, |given| (given == 5) == right);
+            (score, answered)
+        };
+        assert_eq!((verdict(Some(5), true), verdict(Some(5), false)), ((1.0, true), (0.0, true)));
+        assert_eq!((verdict(None, true), verdict(None, false)), ((0.0, false), (0.0, false)));
+        let of = |answered| Some(Verdict { score: 0.5, answered });
+        let scores = Scores::of_verdicts(vec![of(true), None, of(false), of(true), of(true)]);
+        assert_eq!(scores.values, [Some(0.5), None, Some(0.5), Some(0.5), Some(0.5)]);
+        assert_eq!(scores.metrics, [("no_answer".to_owned(), 0.25)]);
+        assert!(Scores::of_verdicts(vec![None, None]).metrics.is_empty());
+        let failed = Scores::failed(2, Problem::new("r", 2, "why"));
+        assert_eq!((failed.values, failed.problems), (vec![None, None], vec![Problem::new("r", 2, "why")]));
+    }
+
+    /// Two groups of different sizes: what comes after the first is shifted by its size.
+    #[test]
+    fn what_groups_count_is_added_and_what_they_place_is_shifted() {
+        let problem = |reward: &str, message: &str| Problem::new(reward, 1, message);
+        let steps = |score| Some(vec![StepScore { end: crate::StepEnd::Token(0), score }]);
+        let group = |size: usize, timed_out: usize, problems: Vec<Problem>| Scores {
+            timed_out,
+            problems,
+            ..Scores::new((0..size).map(|i| (i > 0).then_some(1.0)).collect())
+        };
+        let first = Scores { steps: vec![None, steps(1.0), None], ..group(3, 1, vec![problem("r", "a").at(vec![0])]) };
+        let second = group(2, 2, vec![problem("s", "a").at(vec![0]), problem("r", "a")]);
+        let third = Scores { steps: vec![steps(2.0)], ..group(1, 4, vec![problem("r", "b")]) };
+        let all = Scores::of_groups([first, second, third]);
+        assert_eq!((all.values.len(), all.timed_out), (6, 7));
+        assert_eq!(all.steps, [None, steps(1.0), None, None, None, steps(2.0)]);
+        let both = Problem { rows: 2, ..problem("r", "a") };
+        // The second problem of the second group has no completion of its own: another lists it.
+        let expected = [both.at(vec![0]), problem("s", "a").at(vec![3]), problem("r", "b").at(vec![5])];
+        assert_eq!(all.problems, expected);
+        let fatal = |one, two| {
+            let problem = |fatal| Problem { fatal, ..problem("r", "a") };
+            Scores::of_groups([group(1, 0, vec![problem(one)]), group(1, 0, vec![problem(two)])]).problems[0].fatal
+        };
+        assert_eq!([fatal(false, false), fatal(false, true), fatal(true, false)], [false, true, true]);
+    }
 }

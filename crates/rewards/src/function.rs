@@ -115,4 +115,33 @@ mod tests {
         let [problem] = &some.problems[..] else { panic!("{:?}", some.problems) };
         assert_eq!((problem.rows, &problem.message[..]), (2, "the function gave no score"));
     }
+
+    #[test]
+    fn a_function_sees_its_own_row_of_everything() {
+        let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let log = seen.clone();
+        let mut reward = FunctionReward::new("own", move |input: &RewardInput<'_>| {
+            let (a, none) = (input.column("a").cloned(), input.column("b").is_none());
+            let texts = format!("{} {}", input.prompt_text(), input.completion_text());
+            let same =
+                input.prompt().text() == input.prompt_text() && input.completion().text() == input.completion_text();
+            log.lock().unwrap().push((texts, input.completion_ids().to_vec(), input.row(), a, none && same));
+            Some(0.5)
+        });
+        assert!(reward.name() == "own" && reward.scores_by_group());
+        let scores = reward.score(&RewardBatch {
+            prompts: &["p".into(), "q".into()],
+            completions: &["c".into(), "d".into()],
+            completion_ids: &[vec![1], vec![2, 3]],
+            columns: &Columns::from([("a".to_owned(), vec![4.into(), 5.into()])]),
+            rows: &[6, 7],
+            step: 0,
+        });
+        assert_eq!(scores, Scores::new(vec![Some(0.5); 2]));
+        let expected = [
+            ("p c".to_owned(), vec![1], 6, Some(Value::from(4)), true),
+            ("q d".to_owned(), vec![2, 3], 7, Some(Value::from(5)), true),
+        ];
+        assert_eq!(*seen.lock().unwrap(), expected);
+    }
 }

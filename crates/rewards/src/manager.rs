@@ -388,6 +388,8 @@ fn finite(name: &str, mut scores: Scores) -> Scores {
 
 #[cfg(test)]
 mod tests {
+    mod job;
+
     use super::*;
 
     #[test]
@@ -417,5 +419,36 @@ mod tests {
         assert!(problem.contains("`odd`") && problem.contains("2 completions") && problem.contains("NaN"), "{problem}");
         let good = Scores::new(vec![Some(0.0), None]);
         assert_eq!(finite("good", good.clone()), good);
+    }
+
+    #[test]
+    fn what_ran_longest_is_named() {
+        let asked = Asked::default();
+        assert!(asked.longest().is_none());
+        let now = Instant::now();
+        let minutes = |n: u64| now.checked_sub(Duration::from_secs(60 * n)).unwrap_or(now);
+        asked.list().extend([("b".to_owned(), minutes(1)), ("a".to_owned(), minutes(2)), ("c".to_owned(), now)]);
+        let (name, time) = asked.clone().longest().unwrap();
+        assert!(name == "a" && time >= Duration::from_secs(120), "{name} {time:?}");
+    }
+
+    #[test]
+    fn steps_of_what_has_no_score_are_dropped_without_a_word() {
+        let inputs = RewardInputs {
+            completions: vec!["ab".into(), "ab".into()],
+            ids: vec![vec![1], vec![1]],
+            ..RewardInputs::default()
+        };
+        let step = |token| Some(vec![StepScore { end: crate::StepEnd::Token(token), score: 1.0 }]);
+        let given = Scores { steps: vec![step(0), step(1)], ..Scores::new(vec![None, Some(1.0)]) };
+        let Scores { values, steps, problems, .. } = placed("r", given, &inputs);
+        assert_eq!((values, steps), (vec![None, None], vec![None, None]));
+        let message = "a step ends at token 1, but the completion has 1 (the first is 0)";
+        assert_eq!(problems, [Problem::new("r", 1, message).of_kind(ProblemKind::BadAnswer).at(vec![1])]);
+        assert_eq!(
+            [metric_name("r", "mean"), metric_name("r", "std")],
+            ["rewards/r/metric_mean", "rewards/r/metric_std"]
+        );
+        assert_eq!(metric_name("r", "other"), "rewards/r/other");
     }
 }

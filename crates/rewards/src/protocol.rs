@@ -181,3 +181,145 @@ mod foreign {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{StepEnd, StepScore};
+    use serde_json::json;
+
+    fn with_batch<T>(columns: &[(&str, Value)], ask: impl FnOnce(&RewardBatch<'_>) -> T) -> T {
+        let columns: Columns =
+            columns.iter().map(|(name, value)| ((*name).to_owned(), vec![value.clone(), Value::Null])).collect();
+        ask(&RewardBatch {
+            prompts: &["p".into(), "q".into()],
+            completions: &["c".into(), "d".into()],
+            completion_ids: &[vec![1, 2], vec![3]],
+            columns: &columns,
+            rows: &[7, 8],
+            step: 9,
+        })
+    }
+
+    #[test]
+    fn a_request_is_a_line_with_the_columns_that_it_does_not_have_already() {
+        let given = [
+            ("answer", json!(5)),
+            ("prompt", json!("left out")),
+            ("completion", json!("left out")),
+            ("completion_ids", json!([9])),
+        ];
+        let line = with_batch(&given, request).unwrap();
+        assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+        assert_eq!(line.last(), Some(&b'\n'));
+        let expected = json!({
+            "prompts": ["p", "q"], "completions": ["c", "d"], "completion_ids": [[1, 2], [3]],
+            "trainer_state": {"global_step": 9}, "answer": [5, null],
+        });
+        assert_eq!(serde_json::from_slice::<Value>(&line).unwrap(), expected);
+        let line = with_batch(&given[..2], batch_line).unwrap();
+        assert_eq!(line.last(), Some(&b'\n'));
+        let expected = json!({
+            "prompts": ["p", "q"], "completions": ["c", "d"], "completion_ids": [[1, 2], [3]], "rows": [7, 8],
+            "step": 9, "columns": {"answer": [5, null], "prompt": ["left out", null]},
+        });
+        assert_eq!(serde_json::from_slice::<Value>(&line).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_column_with_a_name_of_the_request_is_refused() {
+        let all = ["prompts", "completions", "trainer_state"];
+        for (columns, named) in [
+            (&all[..1], "prompts"),
+            (&all[1..2], "completions"),
+            (&all[2..], "trainer_state"),
+            (&all[..], "prompts"),
+            (&all[1..], "completions"),
+        ] {
+            let columns: Vec<_> = columns.iter().map(|name| (*name, json!(1))).collect();
+            let message =
+                format!("the dataset's column `{named}` has a name that reward programs get for something else");
+            assert_eq!(with_batch(&columns, request), Err((ProblemKind::BadData, message)));
+        }
+    }
+
+    fn read(answer: &str) -> Result<Scores, String> {
+        with_batch(&[], |batch| Scores::read(answer, batch))
+    }
+
+    #[test]
+    fn an_answer_has_a_reward_for_each_completion() {
+        let steps = |end, score| Some(vec![StepScore { end, score }]);
+        for (answer, expected) in [
+            (json!({"rewards": [1, null]}), Scores::new(vec![Some(1.0), None])),
+            (json!({"rewards": [true, false], "error": null}), Scores::new(vec![Some(1.0), Some(0.0)])),
+            (
+                json!({"rewards": [null, [0.5]]}),
+                Scores { steps: vec![None, steps(StepEnd::Token(0), 0.5)], ..Scores::new(vec![None, Some(0.5)]) },
+            ),
+            (
+                json!({"rewards": [[{"end": 1, "score": 2}], 3]}),
+                Scores { steps: vec![steps(StepEnd::Char(1), 2.0), None], ..Scores::new(vec![Some(2.0), Some(3.0)]) },
+            ),
+            (
+                json!({"rewards": [1, 2], "extra": {"b": [1, 2], "a": [null, "x"]}, "metrics": {"m": 0.5, "l": 2}}),
+                Scores {
+                    extra: vec![("a".into(), vec![Value::Null, "x".into()]), ("b".into(), vec![1.into(), 2.into()])],
+                    metrics: vec![("l".into(), 2.0), ("m".into(), 0.5)],
+                    ..Scores::new(vec![Some(1.0), Some(2.0)])
+                },
+            ),
+            (
+                json!({"rewards": [1, 2], "metrics": {"m": "Infinity"}}),
+                Scores { metrics: vec![("m".into(), f64::INFINITY)], ..Scores::new(vec![Some(1.0), Some(2.0)]) },
+            ),
+        ] {
+            assert_eq!(read(&answer.to_string()), Ok(expected), "{answer}");
+        }
+        for (answer, expected) in [
+            (json!({}), "its answer has neither `rewards` nor `error`"),
+            (json!({"error": "no key"}), "no key"),
+            (json!({"rewards": [1, 2], "error": "no key"}), "no key"),
+            (json!({"rewards": [1]}), "`rewards` of its answer has the length 1, for 2 completions"),
+            (json!({"rewards": [1, 2, 3]}), "`rewards` of its answer has the length 3, for 2 completions"),
+            (json!({"rewards": [1, "x"]}), "score 1 is \"x\", neither a number, nor null, nor a list of steps"),
+            (json!({"rewards": ["x", "y"]}), "score 0 is \"x\", neither a number, nor null, nor a list of steps"),
+            (
+                json!({"rewards": [1, 2], "extra": {"a": [1, 2], "b": [1]}}),
+                "its extra column `b` has the length 1, for 2 completions",
+            ),
+            (
+                json!({"rewards": [1, 2], "extra": {"a": [1], "b": [1, 2, 3]}}),
+                "its extra column `a` has the length 1, for 2 completions",
+            ),
+            (
+                json!({"rewards": [1, 2], "metrics": {"a": 1, "b": null}}),
+                "its metric `b` is null, which is not a number",
+            ),
+        ] {
+            assert_eq!(read(&answer.to_string()), Err(expected.to_owned()), "{answer}");
+        }
+        let kind = |text: &str| answer(text.as_bytes()).and_then(|answer| scores(answer, &[1])).unwrap_err().0;
+        assert_eq!(kind("{\"error\": \"x\"}"), ProblemKind::Failed);
+        assert_eq!((kind("{\"rewards\": []}"), kind("x")), (ProblemKind::BadAnswer, ProblemKind::BadAnswer));
+    }
+
+    #[test]
+    fn of_what_is_no_json_two_hundred_bytes_are_shown() {
+        let hint = "(JSON has no NaN or Infinity: answer null for a completion without a score)";
+        for (word, has_hint) in [("NaN", true), ("-Infinity", true), ("nan", false)] {
+            let said = read(&format!("[{word}]")).unwrap_err();
+            assert!(
+                said.starts_with("its answer is not a line of JSON such as {\"rewards\": [1.0, null]}: "),
+                "{said}"
+            );
+            assert_eq!(said.contains(hint), has_hint, "{said}");
+            assert!(said.ends_with(&format!("; it begins: [{word}]")), "{said}");
+        }
+        for (bytes, shown) in [(199, 199), (200, 200), (201, 200)] {
+            let said = read(&"x".repeat(bytes)).unwrap_err();
+            assert!(said.ends_with(&format!("; it begins: {}", "x".repeat(shown))), "{said}");
+        }
+        assert!(read("x \n").unwrap_err().ends_with("; it begins: x"));
+    }
+}

@@ -267,6 +267,8 @@ fn unknown(name: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    mod specs;
+
     use super::*;
 
     fn error(spec: impl Into<RewardSpec>) -> String {

@@ -165,4 +165,33 @@ mod tests {
         let [problem] = &scores.problems[..] else { panic!("{:?}", scores.problems) };
         assert!(problem.rows == 1 && problem.message.contains("13 tokens, and the reward model takes 1 to 12"));
     }
+
+    /// Once nobody waits for them there are no scores, and none is 0.
+    #[test]
+    fn a_stop_is_no_score() {
+        let mut reward = reward_model(CONFIG, None);
+        assert_eq!(reward.name(), "rm");
+        let stop = Arc::new(AtomicBool::new(false));
+        reward.stop_with(stop.clone());
+        assert!(scores(&mut reward, ["cd", "ce"]).problems.is_empty());
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let scores = scores(&mut reward, ["cd", "ce"]);
+        assert_eq!(scores.values, [None, None]);
+        let expected = Problem::new("rm", 2, model::Error::Stopped.to_string());
+        assert_eq!(scores.problems, [expected]);
+    }
+
+    /// A completion that cannot be scored is named by its place; one that is empty has its prompt's score.
+    #[test]
+    fn places_are_kept_beside_what_cannot_be_scored() {
+        let mut reward = reward_model(CONFIG, None);
+        let given = scores(&mut reward, ["cdefghijklm", "cd"]);
+        let alone = scores(&mut reward, ["cd", ""]);
+        assert_eq!((given.values[0], given.values[1]), (None, alone.values[0]));
+        assert!(alone.values[1].is_some() && alone.values[0] != alone.values[1] && alone.problems.is_empty());
+        let message = "prompt and completion have 13 tokens, and the reward model takes 1 to 12";
+        assert_eq!(given.problems.len(), 1);
+        assert!(given.problems[0].message.contains(message), "{}", given.problems[0]);
+        assert_eq!((given.problems[0].rows, &given.problems[0].completions[..]), (1, &[0][..]));
+    }
 }

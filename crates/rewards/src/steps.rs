@@ -161,4 +161,45 @@ mod tests {
         assert!(misplaced(&[at(StepEnd::Token(3), 1.0)], 3, "").unwrap().contains("token 3"));
         assert!(misplaced(&[at(StepEnd::Char(3), 1.0)], 9, "äö").unwrap().contains("character 3 of 2"));
     }
+
+    #[test]
+    fn a_step_ends_within_its_completion() {
+        let (char, token) = (StepEnd::Char, StepEnd::Token);
+        for (end, expected) in [
+            (token(0), None),
+            (token(2), None),
+            (token(3), Some("a step ends at token 3, but the completion has 3 (the first is 0)")),
+            (char(0), Some("a step ends at character 0 of 2")),
+            (char(1), None),
+            (char(2), None),
+            (char(3), Some("a step ends at character 3 of 2")),
+        ] {
+            assert_eq!(misplaced(&[at(token(1), 1.0), at(end, 1.0)], 3, "äö").as_deref(), expected, "{end:?}");
+        }
+        assert_eq!(misplaced(&[], 0, ""), None);
+        let read = |value: Value| CompletionReward::read(&value, 2);
+        let one = |end| CompletionReward { value: Some(0.5), steps: Some(vec![at(end, 0.5)]) };
+        assert_eq!(read(json!([{"end": 1, "score": 0.5}])), Ok(one(char(1))));
+        assert_eq!(read(json!([{"token": 0, "score": 0.5}])), Ok(one(token(0))));
+        assert_eq!(read(json!([null, 0.5])), Ok(one(token(1))));
+        assert_eq!(read(json!([null, null])), Ok(CompletionReward { value: Some(0.0), steps: Some(vec![]) }));
+        assert_eq!(read(json!(false)), Ok(CompletionReward { value: Some(0.0), steps: None }));
+        for (value, expected) in [
+            (json!([1]), format!("has 1 numbers for 2 tokens: one for each, or a list of {STEP}")),
+            (json!([1, 2, 3]), format!("has 3 numbers for 2 tokens: one for each, or a list of {STEP}")),
+            (json!([1, "Infinity"]), "is inf, which is not finite".to_owned()),
+            (json!([1, true]), "has true where a number is expected".to_owned()),
+            (json!([{"end": -1, "score": 1}]), format!("has the step {{\"end\":-1,\"score\":1}}: expected {STEP}")),
+            (
+                json!([{"token": 1.5, "score": 1}]),
+                format!("has the step {{\"token\":1.5,\"score\":1}}: expected {STEP}"),
+            ),
+            (json!([{"score": 1}]), format!("has the step {{\"score\":1}}: expected {STEP}")),
+            (json!([{"token": 1}]), format!("has the step {{\"token\":1}}: expected {STEP}")),
+            (json!([{"token": 1, "score": 1, "x": 1}]), format!("has a step with `x`: expected {STEP}")),
+            (json!({"token": 1}), "is {\"token\":1}, neither a number, nor null, nor a list of steps".to_owned()),
+        ] {
+            assert_eq!(read(value.clone()), Err(expected), "{value}");
+        }
+    }
 }

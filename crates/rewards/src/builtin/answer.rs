@@ -291,4 +291,73 @@ mod tests {
         assert_eq!(plain_digits("٤٢ ۴२ ４２．５\u{200b}"), "42 42 42.5");
         assert!(matches!(plain_digits("é ½"), Cow::Borrowed(_)));
     }
+
+    #[test]
+    fn marks_are_read_to_their_ends() {
+        for (text, inside) in [
+            ("<answer>5</answer> \\boxed{6}", Some("6")),
+            ("\\boxed{6} <answer>5</answer>", Some("5")),
+            ("<answer>so \\boxed{5} of 6</answer>", Some("5")),
+            ("\\boxed{so <answer>5</answer> of 6}", Some("5")),
+            ("<answer>4</answer>5</answer>", Some("4")),
+            ("<answer>4<answer>5</answer></answer>", Some("5")),
+            ("<answer>4<solution>5</answer>", None),
+            ("<answer >5</ANSWER\n>", Some("5")),
+            ("5</answer><answer>", None),
+        ] {
+            assert_eq!(closed(text), inside, "{text}");
+        }
+        assert_eq!((hashed("a #### b #### c"), hashed("a ### b")), (Some(" c"), None));
+        assert_eq!((first_line("\n \n a\nb"), first_line(" ")), ("a", ""));
+        assert_eq!(bare_words("\\text{ or }\\mathrm {x}\\mbox{y}\\textbf{z}\\frac{1}"), "{ or }{x}{y}{z}\\frac{1}");
+    }
+
+    /// What denies an answer stands within 120 bytes of it.
+    #[test]
+    fn one_clause_before_and_behind_is_read() {
+        for (text, last, first) in [
+            ("x".repeat(120), "x".repeat(120), "x".repeat(120)),
+            ("a".to_owned() + &"x".repeat(119) + "b", "x".repeat(119) + "b", "a".to_owned() + &"x".repeat(119)),
+            ("é".to_owned() + &"x".repeat(119), "x".repeat(119), "é".to_owned() + &"x".repeat(118)),
+            ("x".repeat(119) + "é", "x".repeat(118) + "é", "x".repeat(119)),
+            (String::new(), String::new(), String::new()),
+        ] {
+            assert_eq!((tail(&text), head(&text)), (&*last, &*first), "{text}");
+        }
+        let digit = regex(r"^\d");
+        for (after, expected) in [
+            (", which is wrong", true),
+            (", is wrong", true),
+            (", but that is wrong", true),
+            (", and 5 is wrong", false),
+            (" since 4 is wrong", false),
+            (" as 4 is wrong", false),
+            ("; 4 is wrong", false),
+            ("\n4 is wrong", false),
+            (" is wrong, so 4", true),
+            (" or 4", true),
+            (" or maybe 4", true),
+            (" or x", false),
+        ] {
+            assert_eq!(taken_back_behind(after, &digit), expected, "{after}");
+        }
+        assert!(taken_back_before("not <b>") && !taken_back_before("is <b>") && taken_back_before("a <b> not "));
+    }
+
+    #[test]
+    fn each_foreign_digit_and_sign_has_an_ascii_one() {
+        for (text, plain) in [
+            ("٠١٩", "019"),
+            ("۰۱۹", "019"),
+            ("०१९", "019"),
+            ("\u{66d}\u{6fa}\u{970}", "\u{66d}\u{6fa}\u{970}"),
+            ("！～＝Ａ", "!~=A"),
+            ("１٫５٬٪\u{3000}x", "1.5,% x"),
+            ("a\u{200b}\u{200f}\u{2060}\u{feff}\u{ad}b", "ab"),
+            ("é", "é"),
+        ] {
+            assert_eq!(plain_digits(text), plain, "{text}");
+        }
+        assert!(matches!(plain_digits("ab"), Cow::Borrowed("ab")));
+    }
 }

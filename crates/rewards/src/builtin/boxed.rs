@@ -161,4 +161,46 @@ mod tests {
             assert!(last_boxed(&text).is_some(), "{unit}");
         }
     }
+
+    #[test]
+    fn a_box_without_braces_begins_with_mathematics() {
+        for (after, expected) in [
+            ("5", true),
+            (" \t5", true),
+            ("\n5", false),
+            ("x", true),
+            ("x_1", true),
+            ("xy", false),
+            ("é", true),
+            ("(x", true),
+            ("([+-.5", true),
+            ("\u{2212}5", true),
+            ("\\frac", true),
+            ("\\{", true),
+            ("\\$5", true),
+            ("\\(", false),
+            ("\\", false),
+            ("-", false),
+            ("$", false),
+            ("", false),
+        ] {
+            assert_eq!(begins_mathematics(after), expected, "{after}");
+        }
+        for (text, expected) in [
+            ("so \\boxed 5.", "5"),
+            ("\\boxed 5.5 x", "5.5 x"),
+            ("\\boxed 5.\tx", "5"),
+            ("{\\boxed 5} 6", "5"),
+            ("{\\boxed x^{2}} 6", "x^{2}"),
+            ("\\boxed \\frac{1}{2}} 6", "\\frac{1}{2}"),
+            ("\\boxed 5\\] 6", "5"),
+            ("\\boxed 5\\} 6", "5\\"),
+            ("\\boxed 5 \\boxed{6} 7", "6"),
+            ("\\boxed{6} \\boxed 5 7", "5 7"),
+            ("\\boxed 4\n\\boxed 5", "5"),
+            ("a\\$\\boxed 5\\$6", "5\\$6"),
+        ] {
+            assert_eq!(last_boxed(text), Some(expected), "{text}");
+        }
+    }
 }

@@ -284,6 +284,8 @@ impl Parser {
 
 #[cfg(test)]
 mod tests {
+    mod parts;
+
     use super::super::grader::scores;
     use super::*;
     use proptest::prelude::*;

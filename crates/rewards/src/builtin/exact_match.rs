@@ -185,4 +185,54 @@ mod tests {
         assert_eq!(empty.values, [None]);
         assert_eq!(empty.problems.len(), 1);
     }
+
+    #[test]
+    fn each_normalisation_by_itself_and_with_others() {
+        let options = |strip, collapse_whitespace, ignore_case, ignore_punctuation| {
+            let plain = ExactMatchOptions::default();
+            ExactMatchOptions { strip, collapse_whitespace, ignore_case, ignore_punctuation, ..plain }
+        };
+        for (options, expected) in [
+            (options(false, false, false, false), "\n A,  b. "),
+            (options(true, false, false, false), "A,  b."),
+            (options(false, true, false, false), " A, b. "),
+            (options(true, true, false, false), "A, b."),
+            (options(false, false, true, false), "\n a,  b. "),
+            (options(false, false, false, true), "\n A  b "),
+            (options(true, true, true, true), "a b"),
+        ] {
+            assert_eq!(ExactMatch::build(options).unwrap().normalise("\n A,  b. "), expected);
+        }
+        let collapsed = ExactMatch::build(options(false, true, false, false)).unwrap();
+        assert_eq!(
+            (collapsed.normalise("a\n b"), collapsed.normalise(" a"), collapsed.normalise("a ")),
+            ("a b".into(), " a".into(), "a ".into())
+        );
+    }
+
+    #[test]
+    fn the_parts_that_are_compared_and_the_answers_that_are_accepted() {
+        let reward = |marked, extract: Option<&str>| {
+            let extract = extract.map(str::to_owned);
+            ExactMatch::build(ExactMatchOptions { marked, extract, ..ExactMatchOptions::default() }).unwrap()
+        };
+        let tagged = "<answer> 5\n6</answer>";
+        assert_eq!(reward(true, None).parts(tagged), [tagged, " 5\n6"]);
+        assert_eq!(reward(false, None).parts(tagged), [tagged]);
+        assert_eq!(reward(true, None).parts("#### : **5\n6"), ["#### : **5\n6", "5"]);
+        assert_eq!(reward(true, None).parts("5"), ["5"]);
+        assert_eq!(reward(true, Some("a(.)")).parts("a1 a2 b3"), ["2"]);
+        assert_eq!(reward(true, Some("a.")).parts("a1 a2 b3"), ["a2"]);
+        assert_eq!(reward(true, Some("a(1)?.")).parts("a2"), ["a2"]);
+        assert!(reward(true, Some("c")).parts(tagged).is_empty());
+        let accepted = |cell: Value| accepted(&cell).join("|");
+        let cells = serde_json::json!(["x", [true, null, 1.5], {"a": 1}]);
+        assert_eq!(
+            (accepted(cells), accepted(Value::Null), accepted(7.into())),
+            ("x|true|1.5|{\"a\":1}".into(), String::new(), "7".into())
+        );
+        let problem = score(ExactMatchOptions::default(), "x", serde_json::json!([])).problems.remove(0);
+        let expected = "reward `exact_match` gave no score for 1 completion: column `answer` is empty there";
+        assert_eq!(problem.to_string(), expected);
+    }
 }

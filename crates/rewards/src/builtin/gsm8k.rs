@@ -172,6 +172,8 @@ fn stands(text: &str, group: &Group) -> bool {
 
 #[cfg(test)]
 mod tests {
+    mod parts;
+
     use super::super::grader::scores;
     use super::super::rational::Rational;
     use super::*;
@@ -333,6 +335,13 @@ mod tests {
         assert_eq!(solution("2 + 2 = 4, not #### 5\n#### 4 apples"), number("4"));
         assert_eq!(solution("so 7"), number("7"));
         assert_eq!(solution("#### none"), None);
+        assert_eq!((solution("#### 5 of 6"), solution("5 of 6")), (number("5"), number("6")));
+        assert_eq!((solution("#### 1{,}000"), solution("")), (number("1000"), None));
+        assert_eq!(
+            (gold(&18.5.into()), gold(&(-3).into()), gold(&1e300.into())),
+            (number("18.5"), number("-3"), number("1e300"))
+        );
+        assert_eq!((gold(&Value::Null), gold(&true.into()), gold(&vec![5].into())), (None, None, None));
     }
 
     fn score(completions: &[&str], answers: Vec<Value>) -> Scores {

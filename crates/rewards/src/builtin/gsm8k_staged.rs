@@ -237,4 +237,49 @@ mod tests {
             StagedOptions { reasoning_start: "<x>".into(), reasoning_end: "<x>".into(), ..StagedOptions::default() };
         assert!(Staged::build(same).unwrap_err().to_string().contains("must differ"));
     }
+
+    #[test]
+    fn four_different_tags_make_the_form() {
+        let names = ["a", "b", "c", "d"];
+        let built = |names: [&str; 4]| {
+            let [reasoning_start, reasoning_end, solution_start, solution_end] = names.map(str::to_owned);
+            let column = "answer".to_owned();
+            Staged::build(StagedOptions { column, reasoning_start, reasoning_end, solution_start, solution_end })
+        };
+        assert_eq!(built(names).unwrap().tags(), names);
+        for i in 0..4 {
+            let mut empty = names;
+            empty[i] = "";
+            assert!(built(empty).is_err(), "{i}");
+            for j in 0..i {
+                let mut same = names;
+                same[i] = names[j];
+                let expected = format!("the four tags must differ, and none be empty: {same:?}");
+                assert_eq!(built(same).unwrap_err().to_string(), format!("reward `gsm8k_staged`: {expected}"));
+            }
+        }
+        let own = built(["<1>", "<2>", "<3>", "<4>"]).unwrap();
+        for (text, formed, solution) in [
+            ("<1>x<2>y<3>5<4>", Some("5"), Some("5")),
+            ("z<1><2><3> 5 <4> \n", Some(" 5 "), Some(" 5 ")),
+            ("<1><2><3>5<4>z", None, Some("5")),
+            ("<2><1><3>5<4>", None, Some("5")),
+            ("<1><3>5<4><2>", None, Some("5")),
+            ("<1><2><4>5<3>", None, None),
+            ("<1><2><3> <4>", None, Some(" ")),
+            ("<3>5<4><3>6<4>", None, Some("6")),
+            ("<3>5<4><3>6", None, None),
+            ("<3>5<4> #### 6", None, Some("5")),
+            ("\\boxed{5} #### 6", None, Some("5")),
+            ("#### 6\n7", None, Some("6")),
+            ("6", None, None),
+        ] {
+            assert_eq!((own.formed(text), own.solution(text)), (formed, solution), "{text}");
+        }
+        let answered = |closeness| verdict([3.0, -0.5, closeness]);
+        assert_eq!((answered(2.0).score, answered(2.0).answered), (4.5, true));
+        assert_eq!((answered(-4.5).score, answered(-4.5).answered), (-2.0, false));
+        let said = scores(&staged(), &["5"], [("answer", vec!["x".into()])]).problems[0].to_string();
+        assert_eq!(said, "reward `gsm8k_staged` gave no score for 1 completion: no number in column `answer`");
+    }
 }

@@ -156,4 +156,31 @@ mod tests {
             assert!(Keyword::build("k".into(), options).is_err());
         }
     }
+
+    #[test]
+    fn an_occurrence_has_no_letter_on_either_side() {
+        for (word, text, expected) in [
+            ("art", "art", 1.0),
+            ("art", "(art)", 1.0),
+            ("art", "xart", 0.0),
+            ("art", "artx", 0.0),
+            ("art", "1art art1", 0.0),
+            ("+art", "x+art", 1.0),
+            ("art+", "art+x", 1.0),
+            ("art+", "xart+", 0.0),
+            ("+art", "+artx", 0.0),
+        ] {
+            assert_eq!(score(json!({"words": word}), text), expected, "{word}: {text}");
+            assert_eq!(score(json!({"words": word, "whole_words": false}), text), 1.0, "{word}: {text}");
+        }
+        for (which, expected) in [("any", 1.0), ("all", 0.0), ("share", 0.75)] {
+            let words = json!({"words": ["a", "b", "c", "d"], "match": which});
+            assert_eq!(score(words, "d c b"), expected, "{which}");
+        }
+        assert_eq!(score(json!({"words": "art"}), "ART"), 0.0);
+        let empty = serde_json::from_value(json!({"words": ["a", " "]})).unwrap();
+        let said = Keyword::build("k".into(), empty).unwrap_err().to_string();
+        let expected = "give at least one word, and none that is empty, as in \"keyword:happy\"";
+        assert_eq!(said, format!("reward `keyword`: {expected}"));
+    }
 }

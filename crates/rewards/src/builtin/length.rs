@@ -153,4 +153,34 @@ mod tests {
             assert!(Length::build("length".into(), options).is_err());
         }
     }
+
+    /// One below, at and above each length at which a rule changes.
+    #[test]
+    fn a_rule_changes_where_it_says() {
+        let target = Rule::Target(4.0);
+        assert_eq!([0, 1, 3, 4, 5, 7, 8, 9].map(|n| target.score(n)), [0.0, 0.25, 0.75, 1.0, 0.75, 0.25, 0.0, 0.0]);
+        let max = Rule::Max { max: 10.0, margin: 4.0 };
+        assert_eq!([0, 5, 6, 7, 9, 10, 11].map(|n| max.score(n)), [0.0, 0.0, 0.0, -0.25, -0.75, -1.0, -1.0]);
+        let hard = Rule::Max { max: 10.0, margin: 0.0 };
+        assert_eq!([9, 10, 11].map(|n| hard.score(n)), [0.0, 0.0, -1.0]);
+    }
+
+    #[test]
+    fn options_are_refused_for_a_reason() {
+        let options = |target, max, margin| LengthOptions { target, max, margin, ..LengthOptions::default() };
+        for (options, expected) in [
+            (options(Some(1), None, 0), None),
+            (options(None, Some(0), 0), None),
+            (options(None, Some(4), 4), None),
+            (options(None, None, 0), Some("give exactly one of `target` and `max`")),
+            (options(Some(4), Some(4), 0), Some("give exactly one of `target` and `max`")),
+            (options(Some(0), None, 0), Some("`target` must be at least 1, and takes no `margin`")),
+            (options(Some(4), None, 1), Some("`target` must be at least 1, and takes no `margin`")),
+            (options(None, Some(4), 5), Some("`margin` must be at most `max`")),
+        ] {
+            let said = Length::build("length".into(), options).err().map(|error| error.to_string());
+            assert_eq!(said, expected.map(|expected| format!("reward `length`: {expected}")));
+        }
+        assert_eq!((Length::main_value(" 20 "), Length::main_value("many")), (20.into(), "many".into()));
+    }
 }

@@ -143,4 +143,71 @@ mod tests {
             assert!(share(&mut reward, &rows[4..]).1.is_empty(), "{spec}: nothing was scored");
         }
     }
+
+    /// What the trainer asks of each reward before it calls it.
+    #[test]
+    fn each_reward_says_what_it_reads_and_that_it_scores_by_group() {
+        for (spec, columns, reads_ids) in [
+            (json!("gsm8k"), &["answer"][..], false),
+            (json!("gsm8k:a"), &["a"], false),
+            (json!("gsm8k_staged:a"), &["a"], false),
+            (json!("math:a"), &["a"], false),
+            (json!("multiple_choice:a"), &["a"], false),
+            (json!("exact_match:a"), &["a"], false),
+            (json!("countdown"), &["nums", "target"], false),
+            (json!({"kind": "countdown", "numbers": "a", "target": "b"}), &["a", "b"], false),
+            (json!("think_answer"), &[], false),
+            (json!("format:x"), &[], false),
+            (json!("keyword:x"), &[], false),
+            (json!("length:3"), &[], true),
+            (json!({"kind": "length", "target": 3, "unit": "chars"}), &[], false),
+            (json!("repetition:2"), &[], false),
+            (json!({"kind": "repetition", "unit": "tokens"}), &[], true),
+            (json!("unique_chars"), &[], false),
+        ] {
+            let reward = build(&serde_json::from_value(spec.clone()).unwrap(), "own".into()).unwrap();
+            assert_eq!((reward.name(), reward.scores_by_group()), ("own", true), "{spec}");
+            let required = reward.required_columns();
+            assert!(required.iter().eq(columns), "{spec}: {required:?}");
+            assert_eq!(reward.reads_ids(), reads_ids, "{spec}");
+        }
+        for kind in ["countdown", "think_answer", "unique_chars"] {
+            let spec = serde_json::from_value(json!(format!("{kind}:x"))).unwrap();
+            let said = build(&spec, "r".into()).err().unwrap().to_string();
+            assert_eq!(said, format!("reward `{kind}`: takes nothing after the colon, but has `x`"));
+        }
+    }
+
+    /// Of several rows that cannot be read, all are counted and the first is the example.
+    #[test]
+    fn rows_that_cannot_be_read_are_one_problem() {
+        for (kind, message, example) in [
+            ("gsm8k", "no number in column `answer`", Some("in \"x\"")),
+            ("multiple_choice", "no choice of 4 in column `answer`", Some("in \"x\"")),
+            ("math", "no answer in column `answer`", None),
+        ] {
+            let mut reward = build(&kind.into(), "own".into()).unwrap();
+            let unread = if kind == "math" { ["", "", " "] } else { ["x", "y", "z"] };
+            let answers = ["5", unread[0], "B", unread[1], unread[2]];
+            let good = if kind == "multiple_choice" { "B" } else { "5" };
+            let answers = answers.map(|text| Value::from(if ["5", "B"].contains(&text) { good } else { text }));
+            let completions: Vec<Content> = ["so: B", "B", "so: 5", "5", "5"].map(Content::from).into();
+            let scores = reward.score(&RewardBatch {
+                prompts: &completions,
+                completions: &completions,
+                completion_ids: &[const { vec![] }; 5],
+                columns: &Columns::from([("answer".to_owned(), answers.to_vec())]),
+                rows: &[],
+                step: 0,
+            });
+            let (b, five) = (f64::from(u8::from(good == "B")), f64::from(u8::from(good == "5")));
+            assert_eq!(scores.values, [Some(b), None, Some(five), None, None], "{kind}");
+            let expected = crate::Problem {
+                example: example.map(str::to_owned),
+                kind: crate::ProblemKind::BadData,
+                ..crate::Problem::new("own", 3, message)
+            };
+            assert_eq!(scores.problems, [expected], "{kind}");
+        }
+    }
 }

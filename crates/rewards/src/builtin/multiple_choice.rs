@@ -260,6 +260,8 @@ fn ends_with_and(before: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    mod parts;
+
     use super::super::grader::scores;
     use super::*;
 

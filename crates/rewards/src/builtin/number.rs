@@ -73,10 +73,11 @@ pub(super) fn groups(text: &str) -> impl Iterator<Item = Group> + '_ {
             let between = &text[end..next.start];
             let proper = || parts.is_empty() && text[start..end].bytes().all(|b| b.is_ascii_digit());
             match between {
-                "e" | "E" | "e+" | "E+"
-                    if text[next.start..next.end].bytes().all(|b| b.is_ascii_digit() || b == b'-') =>
+                "e" | "E" | "e+" | "E+" | "e-" | "E-"
+                    if text[next.start..next.end].bytes().all(|b| b.is_ascii_digit()) =>
                 {
-                    let exponent = text[next.start..next.end].to_owned();
+                    let sign = if between.ends_with('-') { "-" } else { "" };
+                    let exponent = format!("{sign}{}", &text[next.start..next.end]);
                     value = value.and_then(|v| v.shifted(&exponent));
                 }
                 "/" | " / " | "/ " | " /" => {
@@ -277,6 +278,8 @@ impl std::fmt::Display for Decimal {
 
 #[cfg(test)]
 mod tests {
+    mod parts;
+
     use super::*;
 
     #[test]

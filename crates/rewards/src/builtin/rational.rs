@@ -121,4 +121,29 @@ mod tests {
         assert_eq!(Rational::new(i128::MIN, i128::MIN), None);
         assert_eq!(Rational::decimal(&"9".repeat(60)), None);
     }
+
+    #[test]
+    fn integers_signs_powers_and_roots() {
+        assert_eq!((q(6, 3).integer(), q(6, 4).integer(), q(-6, 3).integer()), (Some(2), None, Some(-2)));
+        assert_eq!((q(6, 4).parts(), q(-6, 4).parts(), q(6, -4).parts()), ((3, 2), (-3, 2), (-3, 2)));
+        assert_eq!((q(-3, 4).to_f64(), q(-3, 4).neg(), q(i128::MIN, 1).neg()), (-0.75, Some(q(3, 4)), None));
+        assert_eq!((q(1, 3).add(q(-1, 2)), q(2, 3).mul(q(-5, 7))), (Some(q(-1, 6)), Some(q(-10, 21))));
+        assert_eq!((q(2, 3).div(q(5, 7)), q(2, 3).div(q(-5, 7))), (Some(q(14, 15)), Some(q(-14, 15))));
+        assert_eq!((q(2, 3).pow(0), q(0, 1).pow(0), q(2, 3).pow(1)), (Some(q(1, 1)), Some(q(1, 1)), Some(q(2, 3))));
+        assert_eq!((q(2, 3).pow(3), q(2, 3).pow(-3), q(2, 1).pow(1 << 40)), (Some(q(8, 27)), Some(q(27, 8)), None));
+        assert_eq!(
+            (q(0, 1).root(2), q(-1, 1).root(5), q(16, 81).root(4)),
+            (Some(q(0, 1)), Some(q(-1, 1)), Some(q(2, 3)))
+        );
+        assert_eq!((q(4, 2).root(1), q(4, 3).root(2), q(3, 4).root(2)), (Some(q(2, 1)), None, None));
+        assert_eq!((Rational::decimal("007.500"), Rational::decimal("0")), (Some(q(15, 2)), Some(q(0, 1))));
+        assert_eq!(
+            (Rational::decimal(""), Rational::decimal("x"), Rational::decimal("1.x")),
+            (Some(q(0, 1)), None, None)
+        );
+        // 38 places fit, 39 do not.
+        let places = |n: usize| Rational::decimal(&format!("0.{}1", "0".repeat(n - 1)));
+        assert_eq!((places(38), places(39)), (Some(q(1, 10i128.pow(38))), None));
+        assert_eq!((gcd(12, 18), gcd(18, 12), gcd(0, 5), gcd(5, 0), gcd(7, 9)), (6, 6, 5, 5, 1));
+    }
 }

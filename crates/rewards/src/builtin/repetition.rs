@@ -144,4 +144,22 @@ mod tests {
             assert!(Repetition::build("r".into(), options).is_err());
         }
     }
+
+    #[test]
+    fn ngrams_of_any_length_are_counted() {
+        let ngram = |ngram| RepetitionOptions { ngram, weight: 12.0, ..RepetitionOptions::default() };
+        // 6, 5, 4, 3, 1 and no n-grams, of which 2, 2, 2, 2, 1 and none are different.
+        for (n, expected) in [(1, -8.0), (2, -7.2), (3, -6.0), (4, -4.0), (6, 0.0), (7, 0.0)] {
+            assert_eq!(score(ngram(n), "a b a b a b", &[]), expected, "{n}");
+        }
+        for (options, expected) in [
+            (RepetitionOptions { ngram: 0, ..ngram(1) }, Some("`ngram` must be at least 1")),
+            (RepetitionOptions { weight: -0.5, ..ngram(1) }, Some("`weight` must be a number that is not negative")),
+            (RepetitionOptions { weight: 0.0, ..ngram(1) }, None),
+        ] {
+            let said = Repetition::build("r".into(), options).err().map(|error| error.to_string());
+            assert_eq!(said, expected.map(|expected| format!("reward `repetition`: {expected}")));
+        }
+        assert_eq!((Repetition::main_value(" 4 "), Repetition::main_value("x")), (4.into(), "x".into()));
+    }
 }

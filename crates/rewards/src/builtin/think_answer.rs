@@ -140,4 +140,22 @@ mod tests {
             assert!(ThinkAnswer::build("t".into(), options).unwrap_err().to_string().contains("tags"), "{bad}");
         }
     }
+
+    #[test]
+    fn tags_have_two_different_names_of_letters_digits_and_dashes() {
+        let built = |think: &str, answer: &str| {
+            let options = ThinkAnswerOptions { think: think.into(), answer: answer.into(), ..Default::default() };
+            ThinkAnswer::build("t".into(), options).map_err(|error| error.to_string())
+        };
+        for (think, answer) in [("", "b"), ("a", ""), ("a b", "b"), ("a", "b/"), ("a", "a")] {
+            let expected = format!("`think` and `answer` must be two different names of tags: {think:?}, {answer:?}");
+            assert_eq!(built(think, answer).unwrap_err(), format!("reward `think_answer`: {expected}"));
+        }
+        let own = built("a_1", "b-2").unwrap();
+        assert_eq!(own.tags, ["<a_1>", "</a_1>", "<b-2>", "</b-2>"]);
+        assert_eq!(own.parts(" <a_1>x</a_1> <b-2>y</b-2>\n"), Some(["x", "y"]));
+        for text in ["<a_1> </a_1><b-2>y</b-2>", "<a_1>x</a_1><b-2>\n</b-2>", "<b-2>y</b-2><a_1>x</a_1>", "x"] {
+            assert_eq!(own.parts(text), None, "{text}");
+        }
+    }
 }

@@ -36,7 +36,7 @@ const UNITS: [&[&str]; 29] = [
 /// The canonical name of the unit that `name` means.
 pub(super) fn unit(name: &str) -> Option<&'static str> {
     let name = name.split('^').next().unwrap_or_default().trim().trim_end_matches('.').to_lowercase();
-    let name = ["square ", "sq ", "cubic "].iter().find_map(|power| name.strip_prefix(power)).unwrap_or(&name);
+    let name = ["square ", "sq ", "sq. ", "cubic "].iter().find_map(|power| name.strip_prefix(power)).unwrap_or(&name);
     UNITS.iter().find(|names| names.contains(&name)).map(|names| names[0])
 }
 
@@ -151,4 +151,63 @@ pub(super) fn introduces(text: &str) -> bool {
 
 fn words(text: &str) -> impl Iterator<Item = String> {
     text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty()).map(str::to_lowercase)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_has_a_name_and_a_power() {
+        for (name, canonical, exponent) in [
+            ("cm", Some("cm"), 1),
+            (" Centimeters. ", Some("cm"), 1),
+            ("cm^2", Some("cm"), 2),
+            ("cm^ -1", Some("cm"), -1),
+            ("cm^x", Some("cm"), 1),
+            ("square cm", Some("cm"), 2),
+            ("sq cm", Some("cm"), 2),
+            ("sq. cm", Some("cm"), 2),
+            ("Cubic meters", Some("m"), 3),
+            ("square cm^3", Some("cm"), 3),
+            ("squares", None, 1),
+            ("apples", None, 1),
+            ("apples^2", None, 2),
+            ("", None, 1),
+        ] {
+            assert_eq!((unit(name), power(name), is_unit(name)), (canonical, exponent, canonical.is_some()), "{name}");
+        }
+    }
+
+    #[test]
+    fn words_that_change_a_number_are_no_units_and_introduce_none() {
+        for (name, expected) in [
+            ("million", true),
+            ("half a Million", true),
+            ("is-wrong", true),
+            ("apples", false),
+            ("millions5", true),
+            ("millionaires", false),
+            ("", false),
+        ] {
+            assert_eq!(never_unit(name), expected, "{name}");
+        }
+        for (text, expected) in [
+            ("about", true),
+            ("The answer is", true),
+            ("so the total is exactly", true),
+            ("the area", false),
+            ("the area is", true),
+            ("the area equals ", true),
+            ("the area: ", true),
+            ("the area is about", false),
+            ("not", false),
+            ("it is not", false),
+            ("the root is", false),
+            ("less than", false),
+            ("", true),
+        ] {
+            assert_eq!(introduces(text), expected, "{text}");
+        }
+    }
 }

@@ -292,3 +292,41 @@ fn keep_last_lines(stream: impl Read, kept: &Mutex<Stderr>) {
         kept.lines.push_back(String::from_utf8_lossy(&line).trim_end().to_owned());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_are_not_blank_are_sent_with_their_ends() {
+        let (lines, sent) = channel();
+        read_lines(&b"a\n\n \t\r\n b\nlast"[..], &lines);
+        drop(lines);
+        let sent: Vec<Result<Vec<u8>, Silence>> = sent.iter().collect();
+        assert_eq!(sent, [Ok(b"a\n".to_vec()), Ok(b" b\n".to_vec()), Ok(b"last".to_vec())]);
+        // Nobody listens: it ends.
+        let (lines, sent) = channel();
+        drop(sent);
+        read_lines(std::io::repeat(b'\n').take(10).chain(&b"a\nb\n"[..]), &lines);
+    }
+
+    #[test]
+    fn the_last_twenty_lines_are_kept_in_pieces_of_a_thousand_bytes() {
+        let kept = |text: String| {
+            let kept = Mutex::new(Stderr::default());
+            keep_last_lines(text.as_bytes(), &kept);
+            let Stderr { lines, ended } = kept.into_inner().unwrap();
+            assert!(ended);
+            Vec::from(lines)
+        };
+        assert!(kept(String::new()).is_empty());
+        assert_eq!(kept("a \n\n b".to_owned()), ["a", "", " b"]);
+        let numbered = |lines: std::ops::Range<usize>| lines.map(|i| format!("{i}\n")).collect::<String>();
+        let shown = |lines: std::ops::Range<usize>| lines.map(|i| i.to_string()).collect::<Vec<_>>();
+        for count in [19, 20, 21, 45] {
+            assert_eq!(kept(numbered(0..count)), shown(count.saturating_sub(20)..count));
+        }
+        let pieces = kept("x".repeat(2500));
+        assert_eq!(pieces.iter().map(String::len).collect::<Vec<_>>(), [1000, 1000, 500]);
+    }
+}

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::{Columns, Content};
 
+mod words;
+
 /// Answers every batch of two completions with 0.5 and null.
 const GOOD: &str = r#"while read -r line; do echo '{"rewards": [0.5, null]}'; done"#;
 

@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
+mod limits;
+
 /// What a service does with a request.
 #[derive(Clone)]
 enum Deed {

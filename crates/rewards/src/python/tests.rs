@@ -236,3 +236,74 @@ fn paths_and_names() {
     assert_eq!(names(&["python:a.py:happy", "gsm8k"]), ["happy", "gsm8k"]);
     assert_eq!(names(&["python:a.py:happy", "python:b.py:happy"]), ["happy_a", "happy_b"]);
 }
+
+#[test]
+fn a_file_and_a_function_stand_around_the_last_colon() {
+    let options = |python: &str| serde_json::from_value::<PythonOptions>(json!({"python": python})).unwrap();
+    for (text, expected) in
+        [("a.py:f", ("a.py", "f")), (" a b.py : f ", ("a b.py", "f")), ("c:/a.py:f", ("c:/a.py", "f"))]
+    {
+        assert_eq!(options(text).place().unwrap(), expected);
+    }
+    for text in ["a.py", "a.py:", ":f", "a.py: ", ""] {
+        let said = options(text).place().unwrap_err().to_string();
+        let expected = format!("`{text}` is no FILE:FUNCTION, as in \"python:rewards.py:happy_reward\"");
+        assert_eq!(said, format!("reward `python`: {expected}"));
+    }
+    let PythonOptions { interpreter, timeout_s, max_restarts, by_group, .. } = options("a.py:f");
+    assert_eq!(interpreter.split().unwrap(), ["python3"]);
+    assert_eq!((timeout_s, max_restarts, by_group), (60.0, 3, false));
+    assert_eq!(label(&options("b/my.rewards.py:f")).unwrap(), ("f".to_owned(), "my.rewards".to_owned()));
+    // No interpreter is needed to say that the file is missing.
+    let said = refused(Path::new("no.py"), "f", json!({"interpreter": "no/such/python"}));
+    assert_eq!(said, "reward `python`: there is no file no.py (for `no.py:f`)");
+}
+
+/// A shell in place of Python: what it says first decides.
+#[test]
+fn an_interpreter_greets_each_time_it_is_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("r.py");
+    std::fs::write(&file, "").unwrap();
+    let script = dir.path().join("fake.sh");
+    let begin = |body: &str, timeout_s: f64, stop: bool| {
+        std::fs::write(&script, body).unwrap();
+        let table = json!({"kind": "python", "python": format!("{}:f", file.display()), "timeout_s": timeout_s,
+            "interpreter": ["/bin/sh", script], "max_restarts": 5});
+        let stop = Arc::new(AtomicBool::new(stop));
+        let built = crate::build_until(&serde_json::from_value(table).unwrap(), "r".to_owned(), &stop);
+        built.map_err(|error| error.to_string())
+    };
+    let waits = "\nread -r line";
+    for (greeting, by_group) in [("{\"by_group\": false}", false), ("{\"by_group\": true, \"x\": 1}", true)] {
+        let reward = begin(&format!("echo '{greeting}'{waits}"), 30.0, false).unwrap();
+        assert_eq!((reward.name(), reward.scores_by_group()), ("r", by_group));
+    }
+    let place = format!("reward `python`: {}:f: ", file.display());
+    for (body, timeout_s, stop, expected) in [
+        ("echo '{\"error\": \"no f\", \"by_group\": true}'", 30.0, false, "no f"),
+        ("echo '{}'", 30.0, false, "it is no Python interpreter"),
+        ("echo hello", 30.0, false, "it is no Python interpreter"),
+        ("exit 3", 30.0, false, "it ended (exit status: 3)"),
+        ("exec cat >/dev/null", 0.1, false, "its import took longer than timeout_s = 0.1; it was killed"),
+        ("exec cat >/dev/null", 30.0, true, "nobody waits for its answer any more"),
+    ] {
+        assert_eq!(begin(body, timeout_s, stop).err().unwrap(), format!("{place}{expected}"), "{body}");
+    }
+    // One that ends at its first batch; at its second start it cannot import the file, at its third it can.
+    let starts = dir.path().join("starts");
+    let body = format!(
+        "echo x >>'{0}'; n=$(wc -l <'{0}')\nif [ \"$n\" -eq 2 ]; then echo '{{\"error\": \"gone\"}}'; exit; fi
+         echo '{{\"by_group\": false}}'{waits}\nif [ \"$n\" -eq 3 ]; then echo '{{\"rewards\": [1]}}'; fi",
+        starts.display()
+    );
+    let mut reward = begin(&body, 30.0, false).unwrap();
+    let first = ask(&mut *reward, &["a"]);
+    assert_eq!(
+        (only_problem(&first).kind, &*first.problems[0].message),
+        (ProblemKind::Crashed, "it ended (exit status: 0)")
+    );
+    let second = ask(&mut *reward, &["a"]);
+    assert_eq!((only_problem(&second).kind, &*second.problems[0].message), (ProblemKind::Failed, "gone"));
+    assert_eq!(ask(&mut *reward, &["a"]).values, [Some(1.0)]);
+}

@@ -391,6 +391,7 @@ fn measurements_are_added() {
         cores: 8,
         resident: vec![2, 3],
         memory: [("weights".to_owned(), 7)].into(),
+        memory_resident: [("weights".to_owned(), 6)].into(),
         ceilings: None,
     };
     sum.add(&later);
@@ -408,10 +409,10 @@ fn measurements_are_added() {
     );
     assert_eq!((sum.cpu_s, sum.waited_s, sum.threads, sum.cores), (200.0, Some(0.5), 4, 8));
     assert_eq!((sum.resident.len(), sum.resident[61], sum.resident[63]), (64, 1, 3));
-    assert_eq!(sum.memory["weights"], 7);
+    assert_eq!((sum.memory["weights"], sum.memory_resident["weights"]), (7, 6));
     // A window without steps moves no end; what is not reported does not end what was.
     sum.add(&Measured { last_step: 99, first_step: 98, ..Measured::default() });
-    assert_eq!((sum.span(), sum.waited_s, sum.memory.len(), sum.threads), ((2, 25), Some(0.5), 1, 0));
+    assert_eq!((sum.span(), sum.waited_s, sum.memory_resident.len(), sum.threads), ((2, 25), Some(0.5), 1, 0));
     sum.add(&Measured { waited_s: Some(1.5), steps: 1, last_step: 30, ..Measured::default() });
     assert_eq!((sum.span(), sum.waited_s), ((2, 30), Some(2.0)));
     let mut first = Measured::default();

@@ -111,17 +111,12 @@ fn groups_and_histograms() {
     let seen = Seen::default();
     let mut reporter = open(dir.path(), &Config { tensorboard: false, ..Config::default() }, &seen);
     let groups = [Group { id: 3, ..Group::default() }, Group { id: 4, ..Group::default() }];
-    reporter.record_rollouts(&groups).unwrap();
-    reporter.record_update(&groups[0]).unwrap();
-    reporter.record_evaluation(&groups[1]).unwrap();
+    let [first, second] = groups.clone().map(|group| records([group]));
+    reporter.record_rollouts(records(groups.clone())).unwrap();
+    reporter.record_update(groups[0].clone()).unwrap();
+    reporter.record_evaluation(second.clone()).unwrap();
     reporter.distributions(6, Vec::new()).unwrap();
     reporter.distributions(6, vec![("reward".to_owned(), vec![1.0])]).unwrap();
-    let bytes = |group: &Group| {
-        let mut bytes = Vec::new();
-        group.write(&mut bytes);
-        bytes
-    };
-    let [first, second] = [bytes(&groups[0]), bytes(&groups[1])];
     match &seen.take()[..] {
         [
             EventKind::Rollout { record: both },

@@ -362,3 +362,6 @@ fn files(processes: &[u32], size: u64) -> u64 {
         None => 0,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -98,3 +98,6 @@ fn sweep(directory: &Path) {
         let _ = std::fs::remove_file(&lock);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -421,3 +421,6 @@ fn plain_command(
     command.env("OPENSSL_CONF", "/dev/null");
     command
 }
+
+#[cfg(test)]
+mod tests;

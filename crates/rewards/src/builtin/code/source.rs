@@ -109,3 +109,6 @@ pub(super) fn code_of(text: &str, marks: &[String]) -> String {
     }
     blocks.pop().unwrap_or_else(|| text.to_owned())
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 pub(super) mod escapes;
 mod limits;
+mod parts;
 
 /// Whether programs are installed under /usr; where one is missing the test is skipped, which is said. With CI=true
 /// that is a failure, but for what CI does not install, and if `SANDBOX_TESTS=skip` (from `.ci/run`): nothing can be

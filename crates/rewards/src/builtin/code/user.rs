@@ -60,3 +60,6 @@ impl Drop for User {
 fn taken() -> MutexGuard<'static, BTreeSet<u32>> {
     TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

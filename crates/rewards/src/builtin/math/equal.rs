@@ -352,3 +352,6 @@ fn numbers(gold: &Node, given: &Node) -> bool {
     }
     compared > 0
 }
+
+#[cfg(test)]
+mod tests;

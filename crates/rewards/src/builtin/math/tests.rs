@@ -5,6 +5,10 @@ use super::*;
 use crate::Scores;
 use proptest::prelude::*;
 
+mod tokens;
+mod trees;
+mod values;
+
 /// The table of pairs: `=` or `!`, and two answers.
 fn pairs() -> impl Iterator<Item = (bool, &'static str, &'static str)> {
     include_str!("pairs.tsv").lines().filter(|line| !line.starts_with('#')).map(|line| {

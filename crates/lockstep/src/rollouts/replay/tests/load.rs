@@ -161,7 +161,7 @@ fn records_of_groups_are_read_as_lines_are() {
     let mut cut = group(&|_| {});
     cut.pop();
     assert!(load(cut, 2).err().unwrap().starts_with("FILE: record 0, at byte 0: the record is cut off"));
-    assert_eq!(recorded_versions(&[1 << 63 | 6, 7]), [6, 7]);
+    assert_eq!(*recorded_versions(&[1 << 63 | 6, 7]), [6, 7]);
     assert_eq!(recorded_versions(&[6, NO_VERSION]), Vec::<u64>::new());
 }
 

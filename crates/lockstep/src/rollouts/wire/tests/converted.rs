@@ -1,6 +1,6 @@
 //! Groups of a generation batch, of samples and of evaluations in the form in which they are written.
 
-use super::super::convert::{of_evaluation, of_rollouts};
+use super::super::convert::{records_of_evaluation, records_of_rollouts};
 use super::*;
 use crate::config::SamplingPlan;
 use crate::rollouts::generation::tests::round;
@@ -65,7 +65,8 @@ fn a_generation_is_recorded_with_what_was_learned_from_it() {
         sample.columns.set(REF_LOGPS, vec![-1.0 - place as f32]);
     }
     let plan = SamplingPlan::alike(Arc::new(sampling()));
-    let recorded = of_rollouts(&rollouts, &samples, &plan, 12, Some(Lineage([2; 16])));
+    let bytes = records_of_rollouts(&rollouts, &samples, &plan, 12, Some(Lineage([2; 16])));
+    let recorded = Group::read_all(&bytes).unwrap();
     let [first, second] = &recorded[..] else { panic!("{recorded:?}") };
     for (group, id) in [(first, 3), (second, 5)] {
         assert_eq!(
@@ -92,7 +93,9 @@ fn a_generation_is_recorded_with_what_was_learned_from_it() {
         assert_eq!(c.rewards, [[Some(1.0), None, Some(2.0), Some(4.0)][place]]);
     }
 
-    let evaluated: Vec<Group> = of_evaluation(&rollouts, &sampling(), 12, "easy").collect();
+    let bytes: Vec<Vec<u8>> = records_of_evaluation(&rollouts, &sampling(), 12, "easy").collect();
+    assert_eq!(bytes.len(), 2);
+    let evaluated = Group::read_all(&bytes.concat()).unwrap();
     for (group, recorded) in evaluated.iter().zip(&recorded) {
         let mut expected = settings();
         expected["evaluation_set"] = json!("easy");

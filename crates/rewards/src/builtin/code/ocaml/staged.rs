@@ -103,3 +103,6 @@ fn without_comments(source: &str) -> String {
     }
     code
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,8 @@ use super::super::tests::{again_as_an_ordinary_user, installed, scored};
 use crate::Scores;
 use serde_json::{Value, json};
 
+mod reports;
+
 struct Problem {
     name: &'static str,
     tests: Vec<&'static str>,

@@ -13,6 +13,7 @@ fn asserted(tests: &[&str], programs: &[&str]) -> (Vec<Option<f64>>, Vec<String>
 }
 
 mod table;
+mod verdicts;
 
 fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()

@@ -1,6 +1,8 @@
 use super::super::equal::equal;
 use super::*;
 
+mod parts;
+
 fn found(completion: &str) -> Option<&str> {
     answer_of(completion, false)
 }

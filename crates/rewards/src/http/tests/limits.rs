@@ -1,0 +1,114 @@
+//! What options allow, and what failures show.
+
+use super::*;
+
+fn said(more: Value) -> Option<String> {
+    let mut table = json!({"url": "http://x/"});
+    for (key, value) in more.as_object().unwrap() {
+        table[key] = value.clone();
+    }
+    let options = serde_json::from_value(table).unwrap();
+    HttpReward::new("r".into(), options).err().map(|error| error.to_string())
+}
+
+#[test]
+fn options_have_limits_and_defaults() {
+    for (more, expected) in [
+        (json!({"timeout_s": 0}), Some("`timeout_s` must be a positive number of seconds, but is 0")),
+        (json!({"timeout_s": -1}), Some("`timeout_s` must be a positive number of seconds, but is -1")),
+        (json!({"timeout_s": 1e9}), Some("`timeout_s` must be a positive number of seconds, but is 1000000000")),
+        (json!({"timeout_s": 1e-3}), None),
+        (json!({"backoff_s": -0.5}), Some("`backoff_s` must be a number of seconds, but is -0.5")),
+        (json!({"backoff_s": 1e9}), Some("`backoff_s` must be a number of seconds, but is 1000000000")),
+        (json!({"backoff_s": 0}), None),
+        (json!({"batch_size": 0}), Some("`batch_size` and `concurrency` must be at least 1")),
+        (json!({"concurrency": 0}), Some("`batch_size` and `concurrency` must be at least 1")),
+        (json!({"batch_size": 1, "concurrency": 1}), None),
+        (json!({"token_env": "NO_SUCH_NAME"}), Some("`token_env`: the environment has no variable NO_SUCH_NAME")),
+        (json!({"url": "x"}), Some("`url` = `x` is no address such as http://localhost:8000/score")),
+        (json!({"url": "ftp://x/"}), Some("`url` = `ftp://x/` is no address such as http://localhost:8000/score")),
+        (json!({"url": "https://x/"}), None),
+    ] {
+        assert_eq!(said(more.clone()), expected.map(|expected| format!("reward `http`: {expected}")), "{more}");
+    }
+    let options = serde_json::from_value(json!({"url": "http://x/"})).unwrap();
+    let mut reward = HttpReward::new("r".into(), options).unwrap();
+    let HttpReward { client, batch_size, concurrency, by_group, .. } = &reward;
+    assert_eq!((client.timeout_s, client.retries, client.backoff), (60.0, 4, Duration::from_millis(500)));
+    assert_eq!((*batch_size, *concurrency, *by_group, &client.authorization), (None, 8, false, &None));
+    assert!(!reward.scores_by_group());
+    // No completions are no request.
+    assert_eq!(ask(&mut reward, &[]), Scores::default());
+}
+
+#[test]
+fn a_status_says_whether_to_ask_again_and_two_hundred_bytes_are_shown() {
+    for (status, requests) in
+        [(399, 1), (400, 1), (407, 1), (408, 2), (409, 1), (428, 1), (429, 2), (430, 1), (499, 1), (500, 2), (599, 2)]
+    {
+        let (url, seen) = service(vec![Deed::Answer(status, String::new())]);
+        let scores = ask(&mut reward(&url, json!({"retries": 1})), &["a"]);
+        assert_eq!(seen.lock().unwrap().requests.len(), requests, "{status}");
+        let problem = &scores.problems[0];
+        assert_eq!((problem.kind, problem.rows), (ProblemKind::Crashed, 1));
+        let times = if requests == 2 { " (2 requests)" } else { "" };
+        let begins = format!("{url} answered with status {status}");
+        assert!(problem.message.starts_with(&begins) && problem.message.ends_with(times), "{problem}");
+        assert!(!problem.message.contains("it begins"), "{problem}");
+    }
+    for (bytes, shown) in [(199, 199), (200, 200), (201, 200)] {
+        let (url, _) = service(vec![Deed::Answer(400, "x".repeat(bytes))]);
+        let scores = ask(&mut reward(&url, json!({})), &["a"]);
+        assert!(scores.problems[0].message.ends_with(&format!("; it begins: {}", "x".repeat(shown))), "{bytes}");
+    }
+    let (url, _) = service(vec![Deed::Answer(201, json!({"rewards": [3]}).to_string())]);
+    assert_eq!(ask(&mut reward(&url, json!({})), &["a"]), Scores::new(vec![Some(3.0)]));
+}
+
+/// The token is what the variable of the environment has; `PATH` is always there.
+#[test]
+fn a_token_is_sent_as_a_bearers() {
+    let (url, seen) = service(vec![rewards("[1]")]);
+    ask(&mut reward(&url, json!({"token_env": "PATH"})), &["a"]);
+    let (head, _) = seen.lock().unwrap().requests.remove(0);
+    let expected = format!("authorization: Bearer {}", std::env::var("PATH").unwrap().trim());
+    assert!(head.lines().any(|line| line.eq_ignore_ascii_case(&expected)), "{head}");
+    let agent = concat!("user-agent: lockstep/", env!("CARGO_PKG_VERSION"));
+    assert!(head.lines().any(|line| line.eq_ignore_ascii_case(agent)), "{head}");
+}
+
+#[test]
+fn a_batch_is_cut_where_it_says() {
+    let texts = ["x", "xx", "xxx", "xxxx"];
+    for (batch_size, expected) in [
+        (1, &["[0]", "[1]", "[2]", "[3]"][..]),
+        (2, &["[0,1]", "[2,3]"]),
+        (3, &["[0,1,2]", "[3]"]),
+        (4, &["[0,1,2,3]"]),
+        (5, &["[0,1,2,3]"]),
+    ] {
+        // The service that scores waits for a second request.
+        let deed = if expected.len() > 1 { Deed::Score } else { rewards("[1, 2, 3, 4]") };
+        let (url, seen) = service(vec![deed]);
+        let scores = ask(&mut reward(&url, json!({"batch_size": batch_size, "concurrency": 4})), &texts);
+        assert_eq!(scores.values, [Some(1.0), Some(2.0), Some(3.0), Some(4.0)]);
+        let mut answers: Vec<_> =
+            seen.lock().unwrap().requests.iter().map(|(_, body)| body["answer"].to_string()).collect();
+        answers.sort();
+        assert_eq!(answers, expected);
+    }
+    // A column with a name of the request is the fault of all completions.
+    let (url, seen) = service(vec![Deed::Score]);
+    let contents: Vec<Content> = texts.iter().map(|&text| text.into()).collect();
+    let scores = reward(&url, json!({"batch_size": 1})).score(&RewardBatch {
+        prompts: &contents,
+        completions: &contents,
+        completion_ids: &[const { vec![] }; 4],
+        columns: &Columns::from([("completions".to_owned(), vec![Value::Null; 4])]),
+        rows: &[],
+        step: 0,
+    });
+    let [problem] = &scores.problems[..] else { panic!("{scores:?}") };
+    assert_eq!((scores.values.len(), problem.rows, problem.kind), (4, 4, ProblemKind::BadData));
+    assert!(seen.lock().unwrap().requests.is_empty());
+}
