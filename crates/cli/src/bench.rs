@@ -181,3 +181,70 @@ fn levels(flags: &LevelsFlags) -> anyhow::Result<()> {
         (false, false) => Ok(output::exact(&report.text(140))?),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+    use kernels::DType;
+    use lockstep_bench::levels::{Algorithm, PRESETS};
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn what(words: &[&str]) -> What {
+        Line::try_parse_from(["bench"].iter().chain(words)).map(|line| line.args.what).unwrap()
+    }
+
+    #[test]
+    fn a_step_has_the_sizes_of_its_flags_or_those_of_its_shape() {
+        let sizes = |words: &[&str]| {
+            let What::Step(args) = what(&[&["step", "--shape", "tiny"], words].concat()) else { panic!("{words:?}") };
+            let subject = Subject { shape: args.common.shape.into(), dtype: args.common.dtype.as_str().into() };
+            assert_eq!(subject.dtype.dtype(), DType::F32);
+            (args.sizes(subject), subject.step(), args.repeats)
+        };
+        let (given, own, repeats) = sizes(&[]);
+        assert!(given == own && repeats == 3);
+        assert_eq!(sizes(&["--completions", "24", "--new-tokens", "7"]).0, (24, 7));
+        assert_eq!(sizes(&["--completions", "24"]).0, (24, own.1));
+        assert_eq!(sizes(&["--new-tokens", "7"]).0, (own.0, 7));
+    }
+
+    #[test]
+    fn levels_are_those_that_are_named_or_those_of_the_preset_or_algorithm() {
+        let options = |words: &[&str]| {
+            let What::Levels(flags) = what(&[&["levels"], words].concat()) else { panic!("{words:?}") };
+            flags.options()
+        };
+        let ids =
+            |words: &[&str]| -> Vec<&str> { options(words).unwrap().levels.iter().map(|level| level.id).collect() };
+        let all = |algorithm: Algorithm| -> Vec<&str> { algorithm.levels().iter().map(|level| level.id).collect() };
+        assert_eq!((ids(&[]), ids(&["--algorithm", "grpo"])), (all(Algorithm::Grpo), all(Algorithm::Grpo)));
+        assert_eq!(ids(&["--algorithm", "ppo"]), all(Algorithm::Ppo));
+        assert_eq!(ids(&["--levels", "cache,none"]), ["cache", "none"]);
+        let [first, ..] = PRESETS;
+        let preset = options(&["--preset", first.id]).unwrap();
+        assert_eq!(
+            preset.levels.iter().map(|level| level.id).collect::<Vec<_>>(),
+            first.levels().iter().map(|level| level.id).collect::<Vec<_>>()
+        );
+        assert_eq!((preset.shape.name(), preset.steps, preset.threads), (first.shape.name(), 1, None));
+        let given = options(&["--preset", first.id, "--shape", "tiny", "--steps", "5", "--threads", "2"]).unwrap();
+        assert_eq!((given.shape.name(), given.steps, given.threads), ("tiny", 5, Some(2)));
+        assert_eq!(options(&[]).unwrap().shape.name(), "7m");
+        let Err(error) = options(&["--levels", "none,nothing"]) else { panic!("there is no such level") };
+        assert!(error.to_string().contains("has no level `nothing`; there are none, cache, "), "{error}");
+    }
+
+    #[test]
+    fn each_shape_has_its_name() {
+        for name in ["tiny", "4m", "7m", "92m", "0.5b"] {
+            let What::Gemm(common) = what(&["gemm", "--shape", name]) else { panic!("{name}") };
+            assert_eq!(Shape::from(common.shape).name(), name);
+        }
+    }
+}

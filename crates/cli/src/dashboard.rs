@@ -75,3 +75,28 @@ pub(crate) fn beside(run: &Path, port: u16, console: &Console) {
         )),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_needs_runs_or_leave_to_measure_and_a_free_port() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let why = |runs: &[&str], allow_run: bool| {
+            let runs = runs.iter().map(PathBuf::from).collect();
+            run(Args { runs, port, host: "127.0.0.1".to_owned(), allow_run }).unwrap_err().to_string()
+        };
+        let none = "/no/such: there is no such directory; name a run, or a directory with runs";
+        assert_eq!([why(&["/no/such"], false), why(&["/", "/no/such"], true)], [none, none]);
+        let listen = format!("cannot listen at 127.0.0.1 port {port}: ");
+        let other = format!("; another one: --port {}, or --port 0 for any that is free", port + 1);
+        for why in [why(&["/"], false), why(&[], true)] {
+            assert!(why.starts_with(&listen) && why.ends_with(&other), "{why}");
+        }
+        let url = page_of(Path::new("/no/such"), 0).unwrap();
+        assert!(url.starts_with("http://127.0.0.1:") && !url.contains("token"), "{url}");
+        assert!(page_of(Path::new("/"), port).is_err());
+    }
+}

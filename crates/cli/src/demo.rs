@@ -118,3 +118,15 @@ fn show(before: &Examined, after: &Examined, policy: &Policy) -> anyhow::Result<
     }
     Ok(table)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_demo_without_a_directory_goes_below_runs() {
+        let name = default_root();
+        let seconds = name.to_str().and_then(|name| name.strip_prefix("runs/demo-")).unwrap().parse::<u64>().unwrap();
+        assert!(seconds.abs_diff(telemetry::system::since_1970().as_secs()) <= 60, "{seconds}");
+    }
+}

@@ -276,3 +276,76 @@ fn arguments(args: &RunArgs, out: &Path) -> anyhow::Result<Vec<OsString>> {
     }
     Ok(arguments)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    fn run(words: &[&str]) -> RunArgs {
+        Line::parse_from(["train"].iter().chain(words)).run
+    }
+
+    #[test]
+    fn workers_are_those_that_are_counted_or_those_of_the_configuration() {
+        let config = |text: &str| -> Config {
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join("c.toml");
+            std::fs::write(&file, text).unwrap();
+            let layers = Layers { purpose: Purpose::Show, file: Some(file), ..Layers::default() };
+            layers.resolve().unwrap().config
+        };
+        let flags = |config: &Config, counted: Option<u32>| -> Vec<String> {
+            flags_of_workers(config, counted).unwrap().iter().map(|flags| flags.join(" ")).collect()
+        };
+        assert_eq!(flags(&Config::default(), None), [""]);
+        assert_eq!(flags(&Config::default(), Some(3)), ["", "", ""]);
+        let of_kinds = config(
+            "[sampling_profiles.a]\nshare = 0.5\n[sampling_profiles.b]\nshare = 0.5\n\
+             [[workers]]\ncount = 2\nthreads = 3\n[[workers]]\nprofiles = [\"a\", \"b\"]\n",
+        );
+        assert_eq!(flags(&of_kinds, None), ["--threads 3", "--threads 3", "--profiles a,b"]);
+        assert_eq!(flags(&of_kinds, Some(1)), [""]);
+    }
+
+    #[test]
+    fn the_learner_gets_the_runs_file_its_keys_and_its_directory() {
+        let words = |args: &RunArgs| -> Vec<String> {
+            let words = arguments(args, Path::new("/runs/a")).unwrap();
+            words.into_iter().map(|word| word.into_string().unwrap()).collect()
+        };
+        let new = run(&["c.toml", "--seed", "3", "--set", "beta=0.5"]);
+        assert_eq!(words(&new), ["c.toml", "--set", "seed=3", "--set", "beta=0.5", "--set", "output_dir=/runs/a"]);
+        let resumed = run(&["--seed", "3", "--resume", "latest"]);
+        assert_eq!(words(&resumed), ["--set", "seed=3", "--resume", "latest"]);
+    }
+
+    #[test]
+    fn a_run_without_workers_and_a_server_with_wrong_files_are_refused() {
+        let why = supervise(&run(&[]), Some(0), &SharingArgs::default()).unwrap_err().to_string();
+        assert!(why.starts_with("--workers 0: a distributed run needs a worker"), "{why}");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("token");
+        std::fs::write(&file, " secret\n").unwrap();
+        let of = |nats_token_file: Option<PathBuf>, nats_ca: Option<PathBuf>| {
+            ServerArgs { nats_token_file, nats_ca }.server("nats://a".to_owned())
+        };
+        let server = of(Some(file.clone()), Some(file.clone())).unwrap();
+        assert_eq!(
+            (server.url.as_str(), server.token.as_deref(), server.certificates),
+            ("nats://a", Some("secret"), Some(file.clone()))
+        );
+        std::fs::write(&file, "\n").unwrap();
+        assert_eq!(of(Some(file), None).unwrap().token, None, "an empty file has none");
+        let none = dir.path().join("none");
+        let why = of(None, Some(none.clone())).map(|_| ()).unwrap_err().to_string();
+        assert_eq!(why, format!("--nats-ca {}: there is no such file", none.display()));
+        assert!(of(Some(none), None).is_err());
+    }
+}

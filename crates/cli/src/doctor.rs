@@ -298,3 +298,6 @@ fn cpu_name() -> Option<String> {
     let line = info.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
+
+#[cfg(test)]
+mod tests;

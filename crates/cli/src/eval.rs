@@ -375,3 +375,6 @@ fn lines(outcomes: &[Outcome], policy: &Policy) -> anyhow::Result<String> {
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests;

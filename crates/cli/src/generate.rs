@@ -248,3 +248,48 @@ fn text(policy: &Policy, prompt: &[u32], ids: &[u32]) -> anyhow::Result<String> 
     }
     Ok(text + &stream.finish(&policy.tokenizer)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn each_number_has_its_range() {
+        let checked = |words: &[&str]| {
+            let all = ["generate", "--model", "m", "--prompt", "p"];
+            check(&Line::parse_from(all.iter().chain(words)).args).map_err(|error| error.to_string())
+        };
+        let smallest = format!("--top-p={}", f64::MIN_POSITIVE);
+        for good in [
+            &[][..],
+            &["--n", "65536", "--max-new-tokens", "1"],
+            &["--temperature", "0", "--top-p", "1", "--min-p", "1", "--repetition-penalty", "0.5"],
+            &["--min-p", "0", &smallest, "--stop", "x"],
+        ] {
+            assert_eq!(checked(good), Ok(()), "{good:?}");
+        }
+        for (bad, why) in [
+            (&["--n", "0"], "--n 0: give 1 or more"),
+            (&["--n", "65537"], "--n 65537: give 65536 or less"),
+            (&["--max-new-tokens", "0"], "--max-new-tokens 0: give 1 or more"),
+            (&["--temperature=-0.5", "--raw"], "--temperature -0.5: expected 0 (greedy) or more"),
+            (&["--temperature", "NaN"], "--temperature NaN: expected 0 (greedy) or more"),
+            (&["--temperature", "inf"], "--temperature inf: expected 0 (greedy) or more"),
+            (&["--top-p", "0"], "--top-p 0: expected a number above 0, up to 1"),
+            (&["--top-p", "1.5"], "--top-p 1.5: expected a number above 0, up to 1"),
+            (&["--min-p", "1.5"], "--min-p 1.5: expected a number from 0 to 1"),
+            (&["--min-p=-1", "--raw"], "--min-p -1: expected a number from 0 to 1"),
+            (&["--repetition-penalty", "0"], "--repetition-penalty 0: expected a number above 0"),
+        ] {
+            assert_eq!(checked(bad), Err(why.to_owned()));
+        }
+        assert!(checked(&["--stop", "a", "--stop", ""]).unwrap_err().starts_with("--stop \"\": every text ends"));
+    }
+}

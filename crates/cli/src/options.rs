@@ -212,3 +212,76 @@ impl LogArgs {
         Ok(ConsoleOptions { format, level: Level::from_env().map_err(BadInput::new)?, ..ConsoleOptions::default() })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(flags: FlagKeys, set: &[&str]) -> Result<Vec<(String, String)>, String> {
+        let set: Vec<String> = set.iter().map(|pair| (*pair).to_owned()).collect();
+        flags.and_set(&set).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_key_has_one_value_by_flag_and_by_set() {
+        let flags = || {
+            let mut flags = FlagKeys::default();
+            flags.given("--seed", "seed", Some("3".to_owned()));
+            flags.given("--steps", "max_steps", None);
+            flags.implied("eval_sampling", Some("sampled".to_owned()));
+            flags.implied("nothing", None);
+            flags
+        };
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        let own = [pair("seed", "3"), pair("eval_sampling", "sampled")];
+        assert_eq!(joined(flags(), &[]).unwrap(), own);
+        let all = [&own[..], &[pair("seed", "3"), pair("a", "b=c"), pair("a", "")]].concat();
+        assert_eq!(joined(flags(), &["seed=3", " a = b=c ", "a="]).unwrap(), all);
+        let why = joined(flags(), &["seed=4"]).unwrap_err();
+        assert_eq!(why, "`seed` is 3 by --seed and 4 by --set: leave one of the two out");
+        assert!(joined(flags(), &["eval_sampling=greedy", "max_steps=9"]).is_ok(), "what follows from a flag is none");
+        let why = joined(flags(), &["seed"]).unwrap_err();
+        assert_eq!(why, "--set seed: expected KEY=VALUE, for example --set num_generations=4");
+    }
+
+    #[test]
+    fn every_flag_of_a_run_sets_its_key() {
+        let text = |text: &str| Some(text.to_owned());
+        let args = ConfigArgs {
+            model: text("m"),
+            dataset: text("d"),
+            task: text("gsm8k"),
+            out: Some("o".into()),
+            seed: Some(4),
+            steps: Some(5),
+            trace_steps: text("1-2"),
+            device: Some(Device::Cpu),
+            threads: Some(6),
+            set: vec!["beta=0.5".to_owned()],
+            ..ConfigArgs::default()
+        };
+        let set = args.layers(Purpose::Show).unwrap().set;
+        let set: Vec<_> = set.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let all = "model_name_or_path=m dataset_name=d task=gsm8k output_dir=o seed=4 max_steps=5 trace_steps=1-2 \
+                   device=cpu threads=6 beta=0.5";
+        assert_eq!(set.join(" "), all);
+        let mut flags = FlagKeys::default();
+        RewardArgs { reward: vec!["a".to_owned(), "b:\"".to_owned()] }.give(&mut flags).unwrap();
+        RewardArgs::default().give(&mut flags).unwrap();
+        assert_eq!(joined(flags, &[]).unwrap(), [("reward_funcs".to_owned(), r#"["a","b:\""]"#.to_owned())]);
+    }
+
+    #[test]
+    fn threads_devices_and_paths_are_checked() {
+        assert_eq!((threads("1"), threads("64")), (Ok(1), Ok(64)));
+        for bad in ["0", "-1", "", "two", "1.5"] {
+            assert_eq!(threads(bad), Err("expected a number of threads, 1 or more".to_owned()), "{bad}");
+        }
+        assert_eq!((device("cpu"), device("cuda:1")), (Ok(Device::Cpu), Ok(Device::Cuda(1))));
+        assert!(device("gpu").is_err());
+        use std::os::unix::ffi::OsStrExt;
+        assert_eq!(utf8("--out", Path::new("a/é")).unwrap(), "a/é");
+        let why = utf8("--out", Path::new(std::ffi::OsStr::from_bytes(b"\xff"))).unwrap_err().to_string();
+        assert_eq!(why, "--out \u{fffd}: the path is not UTF-8: give it another name");
+    }
+}

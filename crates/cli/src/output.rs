@@ -104,4 +104,13 @@ mod tests {
         let text = "a\u{1b}[2Jb\n";
         assert_eq!((&*shown(text, false), &*shown(text, true)), (text, "a\\u{1b}[2Jb\n"));
     }
+
+    #[test]
+    fn a_reader_that_has_enough_is_no_error() {
+        let error = |kind: io::ErrorKind| anyhow::Error::from(NotPrinted(kind.into())).context("while printing");
+        assert!(is_closed(&error(io::ErrorKind::BrokenPipe)) && !is_closed(&error(io::ErrorKind::StorageFull)));
+        assert!(!is_closed(&anyhow::anyhow!("broken pipe")));
+        let text = NotPrinted(io::ErrorKind::StorageFull.into()).to_string();
+        assert_eq!(text, "cannot write to standard output: no storage space");
+    }
 }

@@ -162,3 +162,43 @@ fn table(plan: &MemoryPlan) -> Table {
 fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn planned(words: &[&str]) -> Planned {
+        let mut planned = Line::parse_from(["plan"].iter().chain(words)).args.planned;
+        planned.rewards.give(&mut planned.config.more).unwrap();
+        planned
+    }
+
+    /// What could be trained is checked as training does; an unfinished configuration is planned all the same.
+    #[test]
+    fn a_configuration_is_complete_with_data_and_a_reward_or_with_a_replay() {
+        let purpose = |words: &[&str]| configuration(&planned(words)).map(|(purpose, _)| purpose);
+        let model = ["--model", "m"];
+        let with = |words: &[&str]| purpose(&[&model[..], words].concat()).unwrap();
+        assert_eq!(with(&[]), Purpose::Show);
+        assert_eq!(with(&["--dataset", "d"]), Purpose::Show);
+        assert_eq!(with(&["--reward", "gsm8k"]), Purpose::Show);
+        assert_eq!(with(&["--dataset", "d", "--reward", "gsm8k"]), Purpose::Grpo);
+        assert_eq!(with(&["--set", "replay=r.bin"]), Purpose::Grpo);
+        assert!(purpose(&["--dataset", "d", "--reward", "gsm8k"]).is_err(), "training needs a model");
+        for (command, expected) in [("sft", Purpose::Sft), ("reward", Purpose::Reward), ("dpo", Purpose::Dpo)] {
+            assert_eq!(with(&["--for", command, "--dataset", "d"]), expected);
+        }
+    }
+
+    #[test]
+    fn bytes_are_mebibytes() {
+        assert_eq!([0, 1 << 20, 3 << 19, 5 << 30].map(mib), ["0.0", "1.0", "1.5", "5120.0"]);
+    }
+}

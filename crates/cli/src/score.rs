@@ -154,3 +154,54 @@ fn read(path: &Path, vocabulary: usize) -> anyhow::Result<(String, Vec<Line>)> {
     }
     Ok((name, lines))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(prompt: usize, of: u32, completion: usize) -> Line {
+        Line { prompt_ids: vec![of; prompt], completion_ids: vec![1; completion] }
+    }
+
+    #[test]
+    fn a_portion_ends_between_prompts_at_so_many_tokens() {
+        assert_eq!(portion(&[line(9000, 1, 9000)]), 1, "one at least");
+        let full = || vec![line(2000, 1, 48), line(2000, 2, 48)];
+        assert_eq!(portion(&full()), 2, "exactly so many");
+        let with = |more: Vec<Line>| portion(&full().into_iter().chain(more).collect::<Vec<_>>());
+        assert_eq!(with(vec![line(1, 3, 0)]), 2, "one token more");
+        assert_eq!(with(vec![line(2000, 2, 48), line(1, 3, 0)]), 3, "what shares its prompt");
+    }
+
+    #[test]
+    fn token_ids_are_those_of_the_vocabulary() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ids.jsonl");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            super::read(&path, 10).map_err(|error| error.to_string().replace(&*path.to_string_lossy(), "FILE"))
+        };
+        let good = r#"{"prompt_ids": [9], "completion_ids": [0, 9]}"#;
+        let (name, lines) = read(&format!("{good}\n{good}\n")).unwrap();
+        assert_eq!((name, lines.len(), &lines[1].completion_ids), (path.display().to_string(), 2, &vec![0, 9]));
+        for (bad, why) in [
+            (
+                r#"{"prompt_ids": [10], "completion_ids": []}"#,
+                "prompt_ids[0] = 10 is not in the model's vocabulary of 10",
+            ),
+            (
+                r#"{"prompt_ids": [1], "completion_ids": [1, 12, 11]}"#,
+                "completion_ids[1] = 12 is not in the model's vocabulary of 10",
+            ),
+            (
+                r#"{"prompt_ids": [], "completion_ids": [1]}"#,
+                "prompt_ids is empty; give it at least the token that starts a text",
+            ),
+        ] {
+            assert_eq!(read(&format!("{good}\n{bad}\n")).unwrap_err(), format!("FILE, line 2: {why}"));
+        }
+        let why = read("{}\n").unwrap_err();
+        assert!(why.starts_with("FILE, line 1: missing field `prompt_ids`"), "{why}");
+        assert!(super::read(Path::new("/no/such"), 1).unwrap_err().to_string().starts_with("cannot read /no/such: "));
+    }
+}

@@ -166,3 +166,39 @@ fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
     };
     console.info(&end);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alarms_that_hold_come_first() {
+        let alarm = |id: &str, subject: &str, until: Option<u64>| Alarm {
+            id: id.to_owned(),
+            subject: subject.to_owned(),
+            since: 3,
+            until,
+            evidence: "first\nsecond".to_owned(),
+            examples: Vec::new(),
+            remedy: String::new(),
+            quiet: false,
+        };
+        let text = alarms(&[alarm("over", "", Some(9)), alarm("open", "a reward", None)]);
+        assert_eq!(
+            text,
+            "2 alarms raised (docs/alarms.md):\n  open (a reward), from step 3 to the end: first\n  \
+             over, from step 3 to step 9: first"
+        );
+        assert!(alarms(&[alarm("x", "", None)]).starts_with("1 alarm raised"));
+    }
+
+    #[test]
+    fn a_new_run_has_a_directory_of_its_own_below_runs() {
+        let path = new_directory();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let parts: Vec<&str> = name.split('-').collect();
+        assert_eq!((path.parent().unwrap().to_str(), parts[0], parts.len()), (Some("runs"), "run", 4));
+        assert!(parts[1].parse::<u64>().unwrap() > 1_700_000_000 && parts[2].len() == 6, "{name}");
+        assert_eq!(parts[3], std::process::id().to_string());
+    }
+}

@@ -123,3 +123,32 @@ fn is_ignored(signal: i32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_promises_what_is_saved_at_that_moment() {
+        let words = [Promise::Stops("stops"), Promise::Ends("ends")].map(Promise::text);
+        assert_eq!(words, ["stops", "ends"]);
+        NOTHING_TO_SAVE.store(true, Ordering::Relaxed);
+        assert_eq!(Promise::Run.text(), "the run stops before it has begun");
+        run_begins(0);
+        assert_eq!(Promise::Run.text(), "the run stops before its first step is done");
+        steps_done(1);
+        assert_eq!(Promise::Run.text(), "the run stops, with a checkpoint to resume from");
+        run_begins(0);
+        assert_eq!(Promise::Run.text(), "the run stops before its first step is done");
+        run_begins(7);
+        assert_eq!(Promise::Run.text(), "the run stops, with a checkpoint to resume from");
+    }
+
+    #[test]
+    fn exit_codes_are_those_of_shells_and_rust_ignores_a_closed_pipe() {
+        assert_eq!([SIGINT, SIGTERM, SIGHUP].map(code), [130, 143, 129]);
+        let sigpipe = signal_hook::consts::SIGPIPE;
+        let ignored = [sigpipe - 1, sigpipe, sigpipe + 1].map(is_ignored);
+        assert_eq!(ignored, [false, cfg!(target_os = "linux"), false]);
+    }
+}

@@ -217,3 +217,132 @@ fn worker(worker: &WorkerLine) -> [String; 7] {
         worker.alive.filter(|pid| *pid > 0).map_or(String::new(), |pid| format!("pid {pid}")) + &silent,
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fleet::WorkerName;
+    use fleet::exchange::WorkerStatus;
+
+    fn line(alive: Option<u32>, status: WorkerStatus) -> WorkerLine {
+        let name = WorkerName::new("dev1").unwrap();
+        WorkerLine { name, alive, status: Some(status), processing: Vec::new(), complete: Vec::new(), silent_s: None }
+    }
+
+    fn job(number: u64) -> JobName {
+        JobName::Rollout { number, chunk: 0 }
+    }
+
+    #[test]
+    fn a_worker_is_said_to_do_what_it_reports() {
+        let status = || WorkerStatus { pid: 7, ..WorkerStatus::default() };
+        let does = |line: &WorkerLine| worker(line)[2].clone();
+        let doing = |jobs: &[(u64, &str)]| WorkerStatus {
+            jobs: jobs.iter().map(|(number, stage)| (job(*number), (*stage).to_owned())).collect(),
+            ..status()
+        };
+        for (line, expected) in [
+            (line(Some(7), status()), "waiting for a job"),
+            (line(Some(7), doing(&[(3, "sampling")])), "sampling 000003.0"),
+            (line(Some(7), doing(&[(3, "sampling"), (4, "scoring"), (5, "sampling")])), "sampling 2, scoring 1"),
+            (line(Some(8), doing(&[(3, "sampling")])), "joining"),
+            (line(Some(7), WorkerStatus { ended: true, ..status() }), "ending"),
+            (line(None, WorkerStatus { ended: true, ..status() }), "ended"),
+            (line(None, status()), "DEAD"),
+            (WorkerLine { processing: vec![job(9), job(10)], ..line(None, status()) }, "DEAD, had 000009.0"),
+        ] {
+            assert_eq!(does(&line), expected);
+        }
+        let busy = WorkerStatus {
+            profiles: vec!["a".to_owned(), "b".to_owned()],
+            done: 4,
+            busy_s: 3.0,
+            idle_s: 1.0,
+            shared: serde_json::json!({"tokens_per_s": 99.6}),
+            ..status()
+        };
+        let silent = |seconds: f64| WorkerLine { silent_s: Some(seconds), ..line(Some(7), busy.clone()) };
+        let row = ["dev1", "a,b", "waiting for a job", "done 4", "100 tok/s", "idle 25 %", "pid 7  silent 3 s"];
+        assert_eq!(worker(&silent(3.0)), row);
+        assert_eq!(worker(&silent(2.9))[6], "pid 7");
+        let ended = WorkerStatus { ended: true, ..busy.clone() };
+        assert_eq!(worker(&WorkerLine { silent_s: Some(9.0), ..line(Some(7), ended) })[6], "pid 7");
+        let dead = worker(&WorkerLine { silent_s: Some(9.0), ..line(None, busy.clone()) });
+        assert_eq!((dead[4].as_str(), dead[5].as_str(), dead[6].as_str()), ("", "idle 25 %", ""));
+        assert_eq!(worker(&line(Some(0), busy))[4..], ["", "idle 25 %", ""], "one that has just taken its lock");
+        let unknown = WorkerLine { status: None, ..line(Some(7), status()) };
+        assert_eq!(worker(&unknown), ["dev1", "any", "joining", "done 0", "", "", "pid 7"]);
+    }
+
+    #[test]
+    fn jobs_are_counted_in_words() {
+        assert_eq!(in_words(0, 0, 0), None);
+        assert_eq!(in_words(3, 0, 1).unwrap(), "3 complete, 1 pending");
+        let part = |index| JobName::Evaluation { version: 1, index };
+        let worker = WorkerLine { processing: vec![part(1), job(0)], ..line(Some(7), WorkerStatus::default()) };
+        let status = Status {
+            learner: None,
+            learner_alive: true,
+            batches: Vec::new(),
+            workers: vec![worker],
+            pending: vec![job(1), part(2)],
+            complete: vec![part(0), part(3), job(2)],
+            synced: Vec::new(),
+        };
+        assert_eq!(evaluations(&status).unwrap(), "2 complete, 1 processing, 1 pending");
+        let text = text(Path::new("/no/such/run"), &status);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[..2], ["learner     starting", "evaluation  2 complete, 1 processing, 1 pending"]);
+    }
+
+    #[test]
+    fn slots_and_batches_are_said_as_they_are() {
+        let learner: LearnerState = serde_json::from_value(serde_json::json!({
+            "pid": 1, "step": 4, "batches": 9, "groups": 1, "max_staleness": 2,
+            "lineage": "00000000000000000000000000000000", "ended": false,
+            "slots": [{"versions": [4, 4]}, {"versions": [2, 3]}, {"versions": null}],
+            "checkpoints": {"last": null, "waiting": [[4, 1, 3], [5, 0, 2]]},
+            "counts": fleet::exchange::Counts::default(),
+        }))
+        .unwrap();
+        assert_eq!(slots(&learner), "0: v4   1: v2 to v3   2: empty");
+        let batch =
+            |batch, synced, complete| BatchStatus { batch, synced, complete, processing: 0, pending: 0, groups: 1 };
+        let status = Status {
+            learner: Some(learner.clone()),
+            learner_alive: true,
+            batches: vec![batch(4, true, 1), batch(5, true, 1), batch(6, false, 1), batch(7, false, 0)],
+            workers: Vec::new(),
+            pending: Vec::new(),
+            complete: Vec::new(),
+            synced: Vec::new(),
+        };
+        let head = "of 1 group, max_staleness 2";
+        assert_eq!(
+            batches(&status, &learner),
+            format!("{head}   4 training   5 synced   6: 1 complete   7: nothing yet")
+        );
+        let dead = Status { learner_alive: false, ..status.clone() };
+        assert!(batches(&dead, &learner).starts_with(&format!("{head}   4 synced   5 synced")));
+        let ended = LearnerState { ended: true, ..learner.clone() };
+        assert!(batches(&status, &ended).starts_with(&format!("{head}   4 synced   5 synced")));
+        let said = super::learner(Path::new("/x"), &status);
+        assert_eq!(said, "step 4/9  version 4  pid 1  checkpoint none yet (4: frontier 1/3, 5: frontier 0/2)");
+        assert!(text(Path::new("/x"), &status).ends_with("killed 0\nno worker has joined\n"));
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_looked_at_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let why = |path: &Path| read(path).unwrap_err().to_string();
+        let long = dir.path().join("x".repeat(300));
+        assert!(why(&long).starts_with(&format!("{}/fleet: ", long.display())), "{}", why(&long));
+        let none = dir.path().join("none");
+        assert_eq!(why(&none), format!("{}: there is no such directory; give a run's", none.display()));
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(why(&file), format!("{} is no directory; give a run's", file.display()));
+        std::fs::write(dir.path().join("learner.lock"), "").unwrap();
+        assert!(why(dir.path()).ends_with(" is the fleet/ directory of a run; give the directory that it is in"));
+    }
+}

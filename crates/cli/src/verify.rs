@@ -121,3 +121,39 @@ fn lines(report: &Report, code: u8) -> String {
 fn groups(n: u64) -> String {
     counted(n as usize, "group")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockstep::Difference;
+
+    #[test]
+    fn a_report_says_what_is_proven_and_what_is_not() {
+        assert_eq!(lines(&Report::default(), NOT_VERIFIED), "not proven\n");
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let mut report = Report {
+            proven: vec![Interval { from: 0, to: 2 }, Interval { from: 5, to: 6 }],
+            groups: 1,
+            tokens: 40,
+            rewards_asked: names(&["a", "b"]),
+            rewards_recorded: names(&["c"]),
+            hashes: names(&["model", "data"]),
+            result: Some(6),
+            not_verified: names(&["step 9: gone"]),
+            ..Report::default()
+        };
+        let equal = "equal  steps 1 to 2, replayed from the model that the run began with\n\
+                     equal  step 6, replayed from the checkpoint of step 5\n";
+        let rest = "scores asked again: a, b\nscores taken from the record, not proven: c\n\
+                    equal  SHA-256 of model, data\nequal  the result, and the checkpoint of step 6\nnot verified  step 9: gone\n";
+        let tokens = "equal  40 tokens and log-probabilities of 1 group\n";
+        assert_eq!(lines(&report, 0), format!("{equal}{tokens}{rest}proven: 3 steps\n"));
+        (report.groups, report.groups_of_checkpoints) = (3, 2);
+        let tokens = "equal  40 tokens and log-probabilities of 3 groups; tokens of 2 of them are those that a \
+                      replayed checkpoint had already\n";
+        assert_eq!(lines(&report, NOT_VERIFIED), format!("{equal}{tokens}{rest}not proven\n"));
+        let difference = Difference { step: Some(2), kind: "token".to_owned(), ..Difference::default() };
+        report = Report { difference: Some(difference), ..Report::default() };
+        assert_eq!(lines(&report, DIFFERS), "DIFFERS  step 2: token: recorded , remade \n");
+    }
+}

@@ -311,4 +311,89 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         let table: toml::Table = text.parse().unwrap();
         assert_eq!((&table["num_generations"], table.get("beta")), (&Value::Integer(4), None));
     }
+
+    /// What is written of calls as Python's parser gives them.
+    #[test]
+    fn calls_become_this_text() {
+        let text = |text: &str| Literal::Value(Value::String(text.to_owned()));
+        let code = |text: &str| Literal::Expression(text.to_owned());
+        let call = |name: &str, method: bool, arguments: &[(&str, Literal)]| Call {
+            name: name.to_owned(),
+            method,
+            line: 3,
+            arguments: arguments.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+        };
+        let all = [
+            call(
+                "load_dataset",
+                false,
+                &[("path", text("p")), ("name", text("n")), ("split", text("train[:5]")), ("x", code("y"))],
+            ),
+            call("map", true, &[("", code("f"))]),
+            call("map", false, &[("", code("g"))]),
+            call(
+                "GRPOConfig",
+                false,
+                &[
+                    ("", text("out")),
+                    ("", code("second")),
+                    ("scale_rewards", Literal::Value(Value::Boolean(true))),
+                    ("beta", Literal::Value(Value::Float(0.5))),
+                    ("beta", Literal::Value(Value::Float(0.25))),
+                    ("num_generations", text("many")),
+                ],
+            ),
+            call(
+                "GRPOTrainer",
+                false,
+                &[
+                    ("", text("m")),
+                    ("", text("late")),
+                    ("args", code("args")),
+                    ("eval_dataset", code("e")),
+                    ("callbacks", Literal::None),
+                    ("peft_config", code("p")),
+                    ("reward_weights", Literal::Value(Value::Array(vec![Value::Float(1.0)]))),
+                ],
+            ),
+        ];
+        let translated = translate(&all).unwrap();
+        let (keys, open) = translated.split_once("\n# Not translated:\n").unwrap();
+        let mut keys: Vec<&str> = keys.lines().collect();
+        let comment = "# Translated from a TRL script. `lockstep config show FILE` completes and checks it.";
+        assert_eq!(keys.remove(0), comment);
+        keys.sort_unstable();
+        let expected = [
+            "beta = 0.25",
+            "dataset_config = \"n\"",
+            "dataset_name = \"p\"",
+            "model_name_or_path = \"m\"",
+            "output_dir = \"out\"",
+            "reward_weights = [1.0]",
+            "scale_rewards = \"group\"",
+        ];
+        assert_eq!(keys, expected);
+        let open: Vec<&str> = open.lines().collect();
+        assert_eq!(open[0], "# - argument 2 = second: give it by its name");
+        assert!(open[1].starts_with("# - num_generations = \"many\": "), "{}", open[1]);
+        assert_eq!(open[2], "# -  = \"late\": no such argument here");
+        assert_eq!(open[3], "# - eval_dataset = e: set eval_dataset_name (and eval_strategy)");
+        assert_eq!(open[4], "# - peft_config = p: no such argument here");
+        assert_eq!(open[5], "# - train_dataset: the name in load_dataset(…) is not a literal; set dataset_name");
+        assert_eq!(open[6], "# - dataset_split = \"train[:5]\": slices cannot be translated; see max_samples");
+        assert!(open[7].starts_with("# - dataset.map(…): Python that changes rows"), "{}", open[7]);
+        assert!(open[8].starts_with("# - .map(f) in line 3: where it changes the data"), "{}", open[8]);
+        assert_eq!(open.len(), 9, "{open:?}");
+        let why = translate(&[call("f", false, &[])]).unwrap_err().to_string();
+        assert_eq!(why, "there is no call of GRPOConfig, GRPOTrainer, RLOOConfig or RLOOTrainer in it");
+        let bare = translate(&[call("RLOOTrainer", false, &[])]).unwrap();
+        assert!(bare.contains("\nalgorithm = \"rloo\"\n"), "{bare}");
+        assert!(bare.contains("# - train_dataset: no load_dataset(…) was found; set dataset_name"), "{bare}");
+        let positional = [
+            call("GRPOConfig", false, &[]),
+            call("load_dataset", false, &[("", text("a")), ("", code("b")), ("", text("c"))]),
+        ];
+        let translated = translate(&positional).unwrap();
+        assert!(translated.contains("dataset_name = \"a\"") && !translated.contains("dataset_config"), "{translated}");
+    }
 }
