@@ -124,7 +124,8 @@ mod tests {
         assert_eq!((max_inflight_tasks, queue_maxsize, plan.stale_after_ms), (1024, 1024, 60_000));
         assert_eq!((plan.straggler_after_ms, plan.failures_per_job, plan.kills_per_job), (Some(30_000), 3, 30));
         assert_eq!(plan.check(), Ok(()));
-        let zero: [(fn(&mut Plan), &str); 6] = [
+        type Change = fn(&mut Plan);
+        let zero: [(Change, &str); 6] = [
             (|plan| plan.groups = 0, "groups of a batch is 0: it must be at least 1"),
             (|plan| plan.slots = 3, "slots for weights is 3: it must be at least 4"),
             (|plan| plan.max_inflight_tasks = 0, "max_inflight_tasks is 0: it must be at least 1"),

@@ -34,7 +34,7 @@ fn row(process: u32, parent: u32, group: u32, threads: u64) -> Row {
 }
 
 fn watch(members: Members, most_mb: u64, most_threads: Option<u64>) -> Watch {
-    Watch::new(members, most_mb, None, most_threads)
+    Watch::new(members, Some(most_mb), None, most_threads)
 }
 
 /// The next measurement at once, with all processes that there are now.
@@ -155,9 +155,9 @@ fn memory_above_the_limit_is_believed_at_the_third_time() {
         let mut watch = watch(members, 0, None);
         let first: Vec<_> = (0..2).map(|_| (measured(&mut watch), watch.suspicion)).collect();
         assert_eq!(first, [(None, 4), (None, 8)]);
-        watch.most = 1 << 40;
+        watch.most = Some(1 << 40);
         assert_eq!((measured(&mut watch), watch.suspicion), (None, 0));
-        watch.most = 0;
+        watch.most = Some(0);
         let then: Vec<_> = (0..3).map(|_| measured(&mut watch)).collect();
         assert_eq!(then, [None, None, Some(Excess::Memory)]);
         // Between two measurements nothing is measured.
@@ -166,9 +166,9 @@ fn memory_above_the_limit_is_believed_at_the_third_time() {
     }
     // The kernel gives no process of this machine as many bytes as a limit in MiB allows.
     let mut roomy = watch(Members::Group(shell.id()), 64, None);
-    assert_eq!(((0..4).map(|_| measured(&mut roomy)).collect::<Vec<_>>(), roomy.most), (vec![None; 4], 64 << 20));
-    let with_tmp = Watch::new(Members::Tree(1), 1, Some(2), Some(3));
-    assert_eq!((with_tmp.most, with_tmp.tmp, with_tmp.most_threads), (1 << 20, Some(2 << 20), Some(3)));
+    assert_eq!(((0..4).map(|_| measured(&mut roomy)).collect::<Vec<_>>(), roomy.most), (vec![None; 4], Some(64 << 20)));
+    let with_tmp = Watch::new(Members::Tree(1), Some(1), Some(2), Some(3));
+    assert_eq!((with_tmp.most, with_tmp.tmp, with_tmp.most_threads), (Some(1 << 20), Some(2 << 20), Some(3)));
     assert!(with_tmp.next > Instant::now() - OFTEN && with_tmp.shared_at.is_none());
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use std::io::Read;
 
 fn limits() -> Limits {
     Limits {
@@ -56,7 +57,7 @@ fn the_kernel_is_told_the_limits() {
     assert_eq!(prlimits(limits()).join(" "), kernel);
     let user = User::new();
     let words = ["sh", "/job/main.sh", "/tmp/x:/job/y", "/jobs/z"].map(str::to_owned);
-    let command = plain_command(Path::new("/j/tmp"), Path::new("/t"), &words, limits(), &user);
+    let command = plain_command(Command::new("prlimit"), Path::new("/j/tmp"), Path::new("/t"), &words, limits(), &user);
     assert_eq!(command.get_program(), "prlimit");
     let (limit, rest) = arguments(&command).split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
     assert_eq!(rest, format!("{kernel} -- sh /j/tmp/main.sh /t/x:/j/tmp/y /jobs/z"));
@@ -80,7 +81,7 @@ fn bubblewrap_is_told_all_that_isolates() {
     let sandbox = Sandbox::with(bwrap.to_str().unwrap(), Isolation::Bubblewrap);
     let command = |words: &[&str]| {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        sandbox.isolated(Path::new("/a/job"), &words, limits())
+        sandbox.isolated(Command::new("/bin/sh"), Path::new("/a/job"), &words, limits())
     };
     assert_eq!(command(&["x"]).unwrap_err().kind(), std::io::ErrorKind::NotFound);
     std::fs::write(&bwrap, "").unwrap();

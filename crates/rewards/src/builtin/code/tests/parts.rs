@@ -110,7 +110,7 @@ fn options_have_defaults_and_limits() {
     assert_eq!(isolation_of(none), None);
 }
 
-fn isolation_of(options: Value) -> Option<&'static str> {
+fn isolation_of(options: Value) -> Option<String> {
     isolation(serde_json::from_value(options).unwrap())
 }
 
