@@ -158,6 +158,8 @@ pub fn compile(
         Goal::Tests => &["build", "--tests"],
     });
     command.args(["--keep-going", "--message-format=json", "--config=profile.dev.debug=0"]);
+    // Code behind a feature has mutants, too.
+    command.args(["--features", "lockstep-cli/nats"]);
     for name in crates {
         command.args(["-p", &format!("lockstep-{}", if name == "lockstep" { "rl" } else { name })]);
     }
