@@ -145,7 +145,8 @@ mod tests {
         let equal = "equal  steps 1 to 2, replayed from the model that the run began with\n\
                      equal  step 6, replayed from the checkpoint of step 5\n";
         let rest = "scores asked again: a, b\nscores taken from the record, not proven: c\n\
-                    equal  SHA-256 of model, data\nequal  the result, and the checkpoint of step 6\nnot verified  step 9: gone\n";
+                    equal  SHA-256 of model, data\nequal  the result, and the checkpoint of step 6\n\
+                    not verified  step 9: gone\n";
         let tokens = "equal  40 tokens and log-probabilities of 1 group\n";
         assert_eq!(lines(&report, 0), format!("{equal}{tokens}{rest}proven: 3 steps\n"));
         (report.groups, report.groups_of_checkpoints) = (3, 2);

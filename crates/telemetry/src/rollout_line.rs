@@ -393,8 +393,8 @@ mod tests {
     fn what_is_null_or_at_an_edge_is_read() {
         let line = parse(
             r#"{"prompt_ids": [9], "completion_ids": [9, 0], "rewards": [null, 2], "logprobs": [0.001, -1],
-            "mask": [1, 0], "ref_logprobs": null, "truncated": null, "versions": [[7, 1], [8, 0], [9, 1]], "reward_names": null,
-            "lineage": null, "problems": null, "step": 3}"#,
+            "mask": [1, 0], "ref_logprobs": null, "truncated": null, "versions": [[7, 1], [8, 0], [9, 1]],
+            "reward_names": null, "lineage": null, "problems": null, "step": 3}"#,
         )
         .unwrap();
         let completion = RecordedCompletion {

@@ -95,7 +95,7 @@ fn a_refused_worker_and_expelled_ones_end_the_run() {
     assert_eq!((code, said.pop().as_deref()), (1, Some("all workers were expelled: the run ends")));
     said.sort();
     assert_eq!(said, [expelled("dev1"), expelled("dev2")]);
-    // Where one is left, it goes on.
+    // Where one is left, it continues.
     let learner = format!("{UNTIL}; sleep 0.2");
     assert_eq!(run_of(&[&learner], &[&["touch $MARK; exit 4"], &["cat"]]), (0, vec![expelled("dev1")]));
 }

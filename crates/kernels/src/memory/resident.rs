@@ -1,5 +1,5 @@
-//! Which bytes of the tensors are resident: the operating system gives a page of a memory map its memory only when it is
-//! first touched.
+//! Which bytes of the tensors are resident: the operating system gives a page of a memory map its memory only when it
+//! is first touched.
 
 use super::{Buffer, Ledger, Memory, lock};
 use std::collections::BTreeMap;

@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(divisors(8192), "512, 1024, 2048, 4096", "no larger ones");
     }
 
-    /// The numbers are powers of different primes, so that each product has its factors.
+    /// The numbers are powers of different primes, so that each number tells its factors.
     #[test]
     fn batches_and_steps_are_counted_as_in_trl() {
         let config = Config {

@@ -20,7 +20,11 @@ fn empty(name: &str) -> Report {
 }
 
 fn profile(seconds: f64, steps: u64, stages: &[(&str, f64, f64, f64)]) -> ProfileRecord {
-    let stage = |&(path, seconds, flops, bytes): &(&str, f64, f64, f64)| json!({"path": path, "seconds": seconds, "flops": flops, "bytes": bytes});
+    type Row<'a> = (&'a str, f64, f64, f64);
+    let stage = |(path, seconds, flops, bytes): &Row<'_>| {
+        let [path, seconds, flops, bytes] = [json!(path), json!(seconds), json!(flops), json!(bytes)];
+        json!({"path": path, "seconds": seconds, "flops": flops, "bytes": bytes})
+    };
     let measured = json!({
         "first_step": 2, "last_step": 1 + steps, "steps": steps, "seconds": seconds, "cpu_s": 3.0 * seconds, "cores": 4,
         "stages": stages.iter().map(stage).collect::<Vec<_>>(),

@@ -39,7 +39,7 @@ fn a_frontier_has_the_chunks_of_older_weights_alone() {
     assert_eq!(run.train(1), "publish 1 in 1; offer 3@1");
     run.tell(Event::Checkpoint);
     assert_eq!(run.0.waiting_checkpoints(), [(1, 0, 2)]);
-    // 1 goes on in its second chunk with version 0, and in its third with version 1; 2 goes on with version 1.
+    // 1 continues in its second chunk with version 0, and in its third with version 1; 2 continues with version 1.
     run.result_of(job(1), ORIGIN, answer(2, true));
     assert_eq!(run.0.waiting_checkpoints(), [(1, 1, 3)]);
     run.result_of(job(2), ORIGIN, answer(3, true));
@@ -97,7 +97,7 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
     let mut run = start();
     run.tell(Event::Synced(0, DIGEST));
     assert!(run.0.may_expel() && run.0.lineage_of(1).is_some());
-    // The second chunk continues from the first. Training on the batch is given up.
+    // The second chunk continues from the first. Training on the batch is rolled back.
     assert_eq!(expel(&mut run, &[job(0)]), "kill dev1; offer 0@0");
     assert_eq!((run.0.lineage_of(1), run.0.writable()), (None, vec![]));
     assert_eq!(run.0.expelled().collect::<Vec<_>>(), [&name("dev1")]);
@@ -108,7 +108,7 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
     assert_eq!(run.claim("dev1", job(0)), "kill dev1; release 0 of dev1; offer 0@0");
     let fresh = Event::Result { worker: name("dev2"), job: job(0), lineage: ORIGIN, answer: answer(5, false) };
     assert_eq!(run.tell(fresh), "accept 0 of dev2; withdraw 0; sync 0: 0");
-    // Of a later batch alone: what is in training goes on.
+    // Of a later batch alone: what is in training continues.
     let mut run = start();
     run.tell(Event::Synced(0, DIGEST));
     assert_eq!(expel(&mut run, &[job(1)]), "kill dev1; offer 1@0");

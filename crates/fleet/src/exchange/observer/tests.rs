@@ -30,7 +30,7 @@ fn scan(seen: Seen, pending: &[u64], processing: &[u64], results: &[u64]) -> Sca
 fn said(events: Vec<Event>) -> String {
     let one = |event: &Event| match event {
         Event::Joined(worker) => format!("{worker} joined"),
-        Event::Progress(worker) => format!("{worker} goes on"),
+        Event::Progress(worker) => format!("{worker} continues"),
         Event::Ended { worker, how } => format!("{worker} ended: {how:?}"),
         Event::Claimed(worker, job) => format!("{worker} claimed {job}"),
         Event::Returned { worker, job, faulty } => format!("{worker} returned {job} {faulty}"),
@@ -52,7 +52,7 @@ fn each_change_is_an_event_and_is_told_once() {
     assert_eq!(look(&mut observer, scan(Seen::default(), &[0], &[], &[])), "", "it is not there yet");
     assert_eq!(look(&mut observer, scan(alive(1, 0), &[0], &[], &[])), "dev1 joined");
     assert_eq!(look(&mut observer, scan(alive(1, 0), &[0], &[], &[])), "");
-    assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[0], &[])), "dev1 goes on; dev1 claimed 000000.0");
+    assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[0], &[])), "dev1 continues; dev1 claimed 000000.0");
     assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[0], &[])), "");
     assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[], &[0])), "dev1 did 000000.0");
     assert!(observer.knows(&name("dev1"), job(0)) && !observer.knows(&name("dev2"), job(0)));

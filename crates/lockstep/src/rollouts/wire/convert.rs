@@ -2,8 +2,7 @@
 
 use super::group::{Completion, Group};
 use super::record::WireError;
-use super::view::{CompletionView, GroupView};
-use super::write::json;
+use super::view::{CompletionView, GroupView, json};
 use crate::config::SamplingPlan;
 use crate::data::prompts::Prompt;
 use crate::rollouts::lineage::Lineage;

@@ -6,6 +6,7 @@ use crate::rollouts::lineage::Lineage;
 use model::Columns;
 use rewards::Content;
 use rollout::FinishReason;
+use serde::Serialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use train::Advantage;
@@ -58,7 +59,7 @@ impl<'a> GroupView<'a> {
             prompt_in_batch: group.prompt_in_batch,
             prompt_columns: Some(&group.prompt_columns),
             dataset: Some(&group.dataset),
-            sampling: if group.sampling.is_empty() { "".into() } else { super::write::json(&group.sampling).into() },
+            sampling: if group.sampling.is_empty() { "".into() } else { json(&group.sampling).into() },
             lineage: group.lineage,
             reward_names: &group.reward_names,
             reward_weights: &group.reward_weights,
@@ -106,4 +107,8 @@ impl<'a> CompletionView<'a> {
             fork: None,
         }
     }
+}
+
+pub(super) fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("plain data")
 }

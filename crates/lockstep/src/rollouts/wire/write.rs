@@ -2,11 +2,10 @@
 
 use super::group::Group;
 use super::record::RecordWriter;
-use super::view::{CompletionView, GroupView};
+use super::view::{CompletionView, GroupView, json};
 
 use model::columns::{Column, Columns, Values};
 use rollout::FinishReason;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use train::Advantage;
 
@@ -225,8 +224,4 @@ fn token_advantages<'a>(completion: &CompletionView<'a>) -> &'a [f32] {
 
 fn ids(ids: &[u32]) -> impl Iterator<Item = u64> {
     ids.iter().map(|&id| u64::from(id))
-}
-
-pub(super) fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("plain data")
 }

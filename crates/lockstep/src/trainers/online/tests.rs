@@ -13,7 +13,7 @@ fn the_steps_of_a_batch_are_its_parts_once_for_each_pass() {
     assert_eq!((sizes.parts(), sizes.steps()), (3, 15));
 }
 
-/// What is said when a run goes on from `checkpoint` with other bytes in its file `name`.
+/// The error of a run that resumes from `checkpoint` with other bytes in its file `name`.
 fn refused(checkpoint: &Path, name: &str, bytes: &[u8]) -> String {
     let file = checkpoint.join(name);
     let good = std::fs::read(&file).unwrap();

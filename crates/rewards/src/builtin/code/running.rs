@@ -3,7 +3,6 @@
 use super::cgroup::Cgroup;
 use super::group::Group;
 use super::memory::{Excess, Watch};
-use super::sandbox::{End, Limits};
 use super::user::User;
 use std::io::Read;
 use std::process::Child;
@@ -13,6 +12,39 @@ use tempfile::TempDir;
 
 /// How often a running program is polled.
 const POLL: Duration = Duration::from_millis(2);
+
+/// The resources that a program may use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub wall: Duration,
+    /// Address space of each process, in MiB.
+    pub memory_mb: u64,
+    /// Memory that all processes use together, in MiB.
+    pub resident_mb: u64,
+    /// Number of processes and threads.
+    pub processes: u64,
+    /// Bytes on standard output.
+    pub output: usize,
+    /// Size of `/tmp`, and of the largest file, in MiB.
+    pub disk_mb: u64,
+    /// Whether the program is a compiler, which must write files even where their total size cannot be bounded.
+    pub compiles: bool,
+}
+
+/// How a program ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// It exited with this code; 128 plus the signal's number if a signal killed it.
+    Exit(i32),
+    TimedOut,
+    TooMuchOutput,
+    /// Its processes used more than this many MiB together.
+    TooMuchMemory(u64),
+    /// It had more than this many processes and threads.
+    TooManyProcesses(u64),
+    /// It was stopped because its result is no longer wanted.
+    Stopped,
+}
 
 /// A running program, which is killed when this is dropped.
 pub struct Running {

@@ -14,7 +14,7 @@ use super::confined;
 use super::group::Group;
 use super::memory::{Members, Watch};
 use super::place::Place;
-use super::running::{Running, read};
+use super::running::{End, Limits, Running, read};
 use super::user::User;
 use serde::Deserialize;
 use std::io::Write;
@@ -34,39 +34,6 @@ const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 const STDERR_BYTES: usize = 4_000;
 /// The most bytes that the tests' process may write as its verdicts.
 const JUDGE_BYTES: usize = 1 << 20;
-
-/// The resources that a program may use.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub wall: Duration,
-    /// Address space of each process, in MiB.
-    pub memory_mb: u64,
-    /// Memory that all processes use together, in MiB.
-    pub resident_mb: u64,
-    /// Number of processes and threads.
-    pub processes: u64,
-    /// Bytes on standard output.
-    pub output: usize,
-    /// Size of `/tmp`, and of the largest file, in MiB.
-    pub disk_mb: u64,
-    /// Whether the program is a compiler, which must write files even where their total size cannot be bounded.
-    pub compiles: bool,
-}
-
-/// How a program ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// It exited with this code; 128 plus the signal's number if a signal killed it.
-    Exit(i32),
-    TimedOut,
-    TooMuchOutput,
-    /// Its processes used more than this many MiB together.
-    TooMuchMemory(u64),
-    /// It had more than this many processes and threads.
-    TooManyProcesses(u64),
-    /// It was stopped because its result is no longer wanted.
-    Stopped,
-}
 
 /// The result of running a program.
 #[derive(Debug)]

@@ -76,7 +76,7 @@ fn a_request_is_queued_with_its_members_and_numbers() {
         (s.find(id), s.find(SequenceId { serial: 5, ..id }), s.find(SequenceId { index: 9, ..id })),
         (Some(2), None, None)
     );
-    // Of completions that go on, those that have ended are done; one alone shares nothing.
+    // Of completions that continue, those that have ended are done; one alone shares nothing.
     let done = |generation: usize, finish_reason| crate::Completion {
         generation,
         ids: vec![7],

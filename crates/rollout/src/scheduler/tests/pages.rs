@@ -133,7 +133,7 @@ fn new_weights_make_stale_what_names_none() {
 fn the_cache_is_used_where_it_covers_more_than_the_prompt() {
     let mut s = scheduler(40, &[], 1, false);
     s.blocks = BlockPool::new(40, true);
-    // One completion of a group was computed far beyond its prompt, and given up.
+    // One completion of a group was computed far beyond its prompt, and cancelled.
     let group = s.submit(Arc::new(request(70, 2)), true).index;
     step(&mut s);
     let members = s.groups[group].members.clone();

@@ -197,7 +197,7 @@ fn a_run_that_has_ended_says_so_when_it_is_resumed() {
                  better (a \
                  higher early_stopping_patience continues)";
     assert!(messages.iter().any(|text| text == words), "{messages:?}");
-    // One that was not done goes on.
+    // One that was not done continues.
     let half = train(every("half"), sft().on_step(|step| if step == 4 { Break(()) } else { Continue(()) }));
     let (reason, steps, messages) = resume(half.dir.root());
     assert_eq!((reason, steps), (None, 5));

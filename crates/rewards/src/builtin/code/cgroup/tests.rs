@@ -1,7 +1,8 @@
 //! A made-up tree of files in the place of cgroups: the kernel's part (limits, kills) is not tested.
 
 use super::*;
-use crate::builtin::code::sandbox::{End, Isolation, Limits, Outcome, Sandbox};
+use crate::builtin::code::running::{End, Limits};
+use crate::builtin::code::sandbox::{Isolation, Outcome, Sandbox};
 use crate::builtin::code::tests::{code, escapes::isolations, installed};
 use crate::builtin::code::{Code, directory, words_of};
 use crate::{Columns, Reward, RewardBatch, Scores};

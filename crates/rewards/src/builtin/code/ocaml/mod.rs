@@ -7,7 +7,8 @@
 //! exceptions, functions and in-place changes; the tests' process checks every byte against those types. So no code of
 //! the solution runs where a test is decided, and no expected value reaches the solution.
 
-use super::sandbox::{End, JOB, Limits, Outcome, Sandbox};
+use super::running::{End, Limits};
+use super::sandbox::{JOB, Outcome, Sandbox};
 use super::source::UnitTests;
 use super::{Verdict, directory, words_of, write};
 use std::path::Path;

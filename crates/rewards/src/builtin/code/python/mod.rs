@@ -6,7 +6,8 @@
 //! that decides an assertion holds no code, file, process or memory of the program, and expected values never reach the
 //! program. Each call has a fresh number, and each verdict has the nonce of this test run.
 
-use super::sandbox::{End, JOB, Limits, Outcome, Sandbox};
+use super::running::{End, Limits};
+use super::sandbox::{JOB, Outcome, Sandbox};
 use super::source::UnitTests;
 use super::{Verdict, directory, words_of, write};
 use serde::Deserialize;

@@ -99,7 +99,8 @@ fn bubblewrap_is_told_all_that_isolates() {
         " /bin ",
         " /lib ",
         "--ro-bind-try /etc/alternatives /etc/alternatives --ro-bind-try /etc/ld.so.cache /etc/ld.so.cache",
-        "--proc /proc --dev /dev --size 4096 --tmpfs /dev/shm --remount-ro /dev --perms 1777 --size 6291456 --tmpfs /tmp",
+        "--proc /proc --dev /dev --size 4096 --tmpfs /dev/shm --remount-ro /dev --perms 1777 \
+         --size 6291456 --tmpfs /tmp",
         "--ro-bind /a/job /job --remount-ro / --chdir /tmp -- /usr/bin/prlimit --nproc=7 --core=1 --nofile=256",
         "--as=3145728 -- python3 /job/main.py",
     ] {
@@ -122,8 +123,8 @@ fn what_is_asked_for_is_used_or_nothing_is_run() {
         Sandbox::find("/no/such/bwrap", Some(isolation), unsafe_no_sandbox, &[]).map(|sandbox| sandbox.isolation)
     };
     let refusal = find(Isolation::Bubblewrap, false).unwrap_err();
-    let begins = "bubblewrap is not installed, and nothing is run without it: install it (apt install bubblewrap). Where \
-                  all programs may do what you may do, and only there, `unsafe_no_sandbox = true`";
+    let begins = "bubblewrap is not installed, and nothing is run without it: install it (apt install bubblewrap). \
+                  Where all programs may do what you may do, and only there, `unsafe_no_sandbox = true`";
     assert!(refusal.starts_with(begins), "{refusal}");
     if testing::program("prlimit").is_some() {
         assert_eq!(find(Isolation::Bubblewrap, true), Ok(Isolation::Nothing));

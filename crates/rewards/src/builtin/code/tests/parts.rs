@@ -156,8 +156,8 @@ fn a_stop_ends_programs_without_a_score() {
     });
     assert_eq!((&scores.values[..], scores.timed_out), (&[None; 3][..], 0));
     assert_eq!(scores.extra, [("failure".to_owned(), vec![Value::Null; 3])]);
-    let untested = "column `tests` has no tests such as [{\"input\": \"1\", \"output\": \"2\"}], [\"assert f(1) == 2\"], \
-                    or a `check(candidate)` beside a column `entry_point`";
+    let untested = "column `tests` has no tests such as [{\"input\": \"1\", \"output\": \"2\"}], \
+                    [\"assert f(1) == 2\"], or a `check(candidate)` beside a column `entry_point`";
     let stopped = "a program could not be judged: nobody waits for its score any more";
     assert_eq!(scores.problems, [Problem::new("code", 1, untested), Problem::new("code", 2, stopped)]);
     let missing = reward.score(&RewardBatch {
