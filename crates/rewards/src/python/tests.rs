@@ -285,8 +285,8 @@ fn an_interpreter_greets_each_time_it_is_started() {
         ("echo '{}'", 30.0, false, "it is no Python interpreter"),
         ("echo hello", 30.0, false, "it is no Python interpreter"),
         ("exit 3", 30.0, false, "it ended (exit status: 3)"),
-        ("exec cat >/dev/null", 0.1, false, "its import took longer than timeout_s = 0.1; it was killed"),
-        ("exec cat >/dev/null", 30.0, true, "nobody waits for its answer any more"),
+        ("exec sleep 60", 0.1, false, "its import took longer than timeout_s = 0.1; it was killed"),
+        ("exec sleep 60", 30.0, true, "nobody waits for its answer any more"),
     ] {
         assert_eq!(begin(body, timeout_s, stop).err().unwrap(), format!("{place}{expected}"), "{body}");
     }

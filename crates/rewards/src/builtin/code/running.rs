@@ -4,6 +4,7 @@ use super::cgroup::Cgroup;
 use super::group::Group;
 use super::memory::{Excess, Watch};
 use super::user::User;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::io::Read;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -82,6 +83,21 @@ impl Drop for Running {
     }
 }
 
+/// Kills the child processes of a running bubblewrap, which is stopped by this and must be killed next. The first one
+/// ends with bubblewrap by itself only once it has asked the kernel for that: if bubblewrap is killed before, it waits
+/// for bubblewrap for ever, with the program's streams open.
+fn kill_children(bubblewrap: &Child) {
+    let Some(id) = Pid::from_raw(bubblewrap.id().cast_signed()) else { return };
+    // While it is stopped it starts no others, and the numbers of those that have ended are not used again.
+    let _ = rustix::process::kill_process(id, Signal::STOP);
+    let until = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    let _ = rustix::process::waitid(WaitId::Pid(id), until);
+    let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+    for child in children.split_whitespace().filter_map(|child| Pid::from_raw(child.parse().ok()?)) {
+        let _ = rustix::process::kill_process(child, Signal::KILL);
+    }
+}
+
 impl Running {
     /// The program of `child`, which is moved into `cgroup` first, if there is one.
     pub fn admitted(
@@ -100,13 +116,16 @@ impl Running {
         Ok(running)
     }
 
-    /// Kills all processes of the program. With bubblewrap, killing the child ends its process namespace.
+    /// Kills all processes of the program. With bubblewrap, killing it ends its process namespace.
     pub fn end(&mut self) {
         let cgroup = self.cgroup.take();
         if let Some(cgroup) = &cgroup {
             cgroup.kill();
         }
-        drop(self.group.take());
+        match self.group.take() {
+            Some(group) => drop(group),
+            None => kill_children(&self.child),
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
         let measured = cgroup.as_ref().map_or(Some(self.watch.peak()), Cgroup::peak);

@@ -160,6 +160,17 @@ fn a_stop_ends_programs_without_a_score() {
                     [\"assert f(1) == 2\"], or a `check(candidate)` beside a column `entry_point`";
     let stopped = "a program could not be judged: nobody waits for its score any more";
     assert_eq!(scores.problems, [Problem::new("code", 1, untested), Problem::new("code", 2, stopped)]);
+    // Bubblewrap is killed at each moment of its start; what it has started by then ends with it.
+    let (columns, many) = (Columns::from([("tests".to_owned(), vec![doubled(); 20])]), vec!["sleep 100".into(); 20]);
+    let scores = reward.score(&RewardBatch {
+        prompts: &many,
+        completions: &many,
+        completion_ids: &[const { vec![] }; 20],
+        columns: &columns,
+        rows: &[],
+        step: 0,
+    });
+    assert_eq!(scores.values, [None; 20]);
     let missing = reward.score(&RewardBatch {
         prompts: &completions,
         completions: &completions,
