@@ -20,6 +20,54 @@ fn a_run_with_a_page_has_the_bits_of_one_without_and_a_taken_port_stops_nothing(
     same_but_workers(&root.join("plain"), &root.join("alone"));
 }
 
+/// Some of 64 streams are never read, all others are read to their end, and somebody connects anew again and again.
+#[test]
+fn watchers_change_no_bit_of_a_run() {
+    let dir = directory();
+    let root = dir.path();
+    let set = ["record_rollouts=true", "tensorboard=false", "logging_steps=1", "save_steps=12", "max_steps=150"];
+    good(root, &arguments("train", "plain", &set));
+    let arguments = [&arguments("train", "watched", &set)[..], &["--dashboard=0"]].concat();
+    let mut run = command(root, &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (out, err) = (BufReader::new(run.stdout.take().unwrap()), BufReader::new(run.stderr.take().unwrap()));
+    let (send, lines) = std::sync::mpsc::channel();
+    let streams: [Box<dyn BufRead + Send>; 2] = [Box::new(out), Box::new(err)];
+    for stream in streams {
+        let send = send.clone();
+        std::thread::spawn(move || stream.lines().map_while(Result::ok).for_each(|line| drop(send.send(line))));
+    }
+    drop(send);
+    let url = lines.iter().find_map(|line| Some(line.split_once("watch it at http://")?.1.to_owned())).unwrap();
+    let host = url.trim().trim_end_matches('/').to_owned();
+    let watch = || -> std::io::Result<TcpStream> {
+        let mut stream = TcpStream::connect(&host)?;
+        write!(stream, "GET /api/events?run=watched HTTP/1.1\r\nHost: {host}\r\n\r\n")?;
+        Ok(stream)
+    };
+    let unread: Vec<TcpStream> = (0..20).map(|_| watch().unwrap()).collect();
+    let read: Vec<_> = (0..43)
+        .map(|_| watch().unwrap())
+        .map(|mut stream| {
+            std::thread::spawn(move || {
+                let mut text = Vec::new();
+                let _ = stream.read_to_end(&mut text);
+                String::from_utf8_lossy(&text).into_owned()
+            })
+        })
+        .collect();
+    let mut visits = 0;
+    while run.try_wait().unwrap().is_none() {
+        // It fails where the run ends at this moment.
+        let Ok(mut stream) = watch() else { continue };
+        visits += usize::from(stream.read(&mut [0; 64]).is_ok_and(|count| count > 0));
+    }
+    assert!(run.wait().unwrap().success() && visits > 0, "{visits}");
+    let texts: Vec<String> = read.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert!(texts.iter().all(|text| text.contains("event: ")), "{}", texts[0]);
+    drop(unread);
+    same_but_workers(&root.join("plain"), &root.join("watched"));
+}
+
 #[test]
 fn the_page_shows_a_run_and_refuses_what_it_cannot_do() {
     let dir = directory();

@@ -60,6 +60,34 @@ fn a_full_disk_stops_the_run_and_spoils_no_checkpoint() {
     same(&root.join("whole"), &root.join("disk/run"));
 }
 
+/// The disk of the recorded completions alone is full: recording stops and says so, training continues.
+#[test]
+fn no_room_for_completions_stops_no_run() {
+    let dir = directory();
+    let root = dir.path();
+    let mounted = SmallDisk::mount(&root.join("disk"));
+    let Some(_disk) = mounted.or_else(|| testing::skip("no right to mount a tmpfs")) else { return };
+    let set = ["record_rollouts=true", "tensorboard=false", "log_completions=false"];
+    for run in ["roomy", "full"] {
+        good(root, &arguments("train", run, &set));
+    }
+    let (file, moved) = (root.join("full/rollouts.bin"), root.join("disk/rollouts.bin"));
+    fs::copy(&file, &moved).unwrap();
+    let page = 1 << 12;
+    let used = fs::metadata(&moved).unwrap().len().next_multiple_of(page);
+    fs::write(root.join("disk/ballast"), vec![1u8; ((1 << 20) - used - page) as usize]).unwrap();
+    fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink(&moved, &file).unwrap();
+    let resume = |run: &str| good(root, &["train", "--resume", run, "--set", "max_steps=60"]);
+    resume("roomy");
+    let said = resume("full");
+    for words in ["rollouts.bin: cannot write it: No space left on device", "the run continues"] {
+        assert!(said.err.contains(words), "`{words}` is missing: {}", said.err);
+    }
+    let weights = |run: &str| fs::read(root.join(run).join("model/model.safetensors")).unwrap();
+    assert!(weights("roomy") == weights("full"));
+}
+
 /// Whatever writes says that there is no room, and leaves nothing that is half a result.
 #[test]
 fn a_full_disk_ends_every_command_that_writes_in_a_message() {
