@@ -92,7 +92,10 @@ fn a_job_of_this_run_and_profile_is_taken_and_held_until_it_is_returned() {
     assert_eq!(worker.claim(&fast).unwrap(), None, "of another run");
     worker.offer("run", job(1));
     assert_eq!(worker.claim(&["slow".to_owned()]).unwrap(), None, "of another profile");
-    assert!(worker.shared.desk().ready.is_none() && worker.shared.desk().held.is_empty());
+    {
+        let desk = worker.shared.desk();
+        assert!(desk.ready.is_none() && desk.held.is_empty());
+    }
     let name = job(1).name;
     worker.shared.desk().withdrawn.insert(name);
     worker.shared.desk().sent.extend([(name, Instant::now()), (job(2).name, Instant::now())]);
@@ -100,7 +103,10 @@ fn a_job_of_this_run_and_profile_is_taken_and_held_until_it_is_returned() {
     worker.offer("run", job(1));
     assert_eq!(worker.claim(&fast).unwrap(), Some(job(1)));
     assert!(worker.is_wanted(name), "it is offered again");
-    assert_eq!((worker.shared.desk().held.len(), worker.shared.desk().sent.len()), (1, 1));
+    {
+        let desk = worker.shared.desk();
+        assert_eq!((desk.held.len(), desk.sent.len()), (1, 1));
+    }
     worker.give_back(job(2).name).unwrap();
     assert_eq!(worker.shared.desk().held.len(), 1);
     worker.give_back(name).unwrap();
