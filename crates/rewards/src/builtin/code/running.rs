@@ -122,10 +122,12 @@ impl Running {
         if let Some(cgroup) = &cgroup {
             cgroup.kill();
         }
-        match self.group.take() {
-            Some(group) => drop(group),
-            None => kill_children(&self.child),
+        let group = self.group.take();
+        // The number of one that has ended may be another process's by now.
+        if group.is_none() && matches!(self.child.try_wait(), Ok(None)) {
+            kill_children(&self.child);
         }
+        drop(group);
         let _ = self.child.kill();
         let _ = self.child.wait();
         let measured = cgroup.as_ref().map_or(Some(self.watch.peak()), Cgroup::peak);
