@@ -301,7 +301,7 @@ export async function rollouts(main, run, words) {
   });
   // Where a run has more steps than the map has columns, a column has the groups of some steps.
   const covers = (x) => {
-    const last = Math.min(cells.steps[x] + cells.width - 1, range(facts)[1]);
+    const last = Math.min(cells.steps[x] + cells.width - 1, steps[1]);
     return last > cells.steps[x] ? `steps ${cells.steps[x]} – ${last}` : `step ${cells.steps[x]}`;
   };
   const open = async (x, at) => {
@@ -334,7 +334,7 @@ export async function rollouts(main, run, words) {
     h(
       "p",
       { class: "legend" },
-      `Steps ${range(facts).join(" – ")}, ${cells.width > 1 ? `${cells.width} in a column` : "one in a column"}; its groups from the best to the worst. Full colour is a high reward (${number(scale[0])} – ${number(scale[1])}), a cell with a border has no spread.`,
+      `Steps ${steps.join(" – ")}, ${cells.width > 1 ? `${cells.width} in a column` : "one in a column"}; its groups from the best to the worst. Full colour is a high reward (${number(scale[0])} – ${number(scale[1])}), a cell with a border has no spread.`,
     ),
   );
 

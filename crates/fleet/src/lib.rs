@@ -48,6 +48,8 @@ pub mod worker;
 
 #[cfg(test)]
 mod search;
+#[cfg(test)]
+mod testing;
 
 pub use error::{Error, Result};
 pub use format::{batch_from_bytes, batch_to_bytes};

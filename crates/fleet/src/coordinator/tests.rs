@@ -2,21 +2,10 @@
 
 use super::*;
 use crate::job::BatchDigest;
+use crate::testing::{chunk, job, name};
 
 const ORIGIN: Lineage = Lineage([7; 16]);
 const DIGEST: BatchDigest = BatchDigest([9; 32]);
-
-fn name(text: &str) -> WorkerName {
-    WorkerName::new(text).unwrap()
-}
-
-fn job(number: u64) -> JobName {
-    JobName::Rollout { number, chunk: 0 }
-}
-
-fn chunk(number: u64, chunk: u32) -> JobName {
-    JobName::Rollout { number, chunk }
-}
 
 fn part(version: u64, index: u32) -> JobName {
     JobName::Evaluation { version, index }

@@ -3,20 +3,9 @@
 use super::*;
 use crate::exchange::{Memory, MemoryLearner, MemoryWorker, WorkerExchange};
 use crate::job::Answer;
+use crate::testing::{chunk, job, name};
 
 const ORIGIN: Lineage = Lineage([3; 16]);
-
-fn name(text: &str) -> WorkerName {
-    WorkerName::new(text).unwrap()
-}
-
-fn job(number: u64) -> JobName {
-    JobName::Rollout { number, chunk: 0 }
-}
-
-fn chunk(number: u64, chunk: u32) -> JobName {
-    JobName::Rollout { number, chunk }
-}
 
 /// Payloads that say of which job they are, and what came before it.
 struct Names;

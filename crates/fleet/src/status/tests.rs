@@ -5,10 +5,7 @@ use crate::batches::BatchFiles;
 use crate::exchange::spool::{SpoolLearner, SpoolWorker};
 use crate::exchange::{Exchange, WorkerExchange};
 use crate::job::{Answer, Lineage};
-
-fn name(text: &str) -> WorkerName {
-    WorkerName::new(text).unwrap()
-}
+use crate::testing::name;
 
 fn job(number: u64) -> Job {
     let (name, profile) = (JobName::Rollout { number, chunk: 0 }, "fast".to_owned());

@@ -45,7 +45,7 @@ fn run_of(learner: &[&str], workers: &[&[&str]]) -> (i32, Vec<String>) {
 #[test]
 fn a_learner_that_ends_by_itself_ends_the_run_with_its_code() {
     assert_eq!(run_of(&["exit 0"], &[&["exit 0"], &["exit 0"]]), (0, vec![]));
-    // Its workers are told by their pipes.
+    // Its workers learn of it by their pipes.
     assert_eq!(run_of(&["exit 3"], &[&["cat"]]), (3, vec![]));
     assert_eq!(run_of(&["[ \"$LOCKSTEP_SUPERVISED\" = 1 ] || exit 9; exit 5"], &[]), (5, vec![]));
 }

@@ -7,6 +7,15 @@ fn special() -> SpecialTokens {
     SpecialTokens { pad: Some("<pad>".into()), eos: Some("<eos>".into()), ..SpecialTokens::default() }
 }
 
+/// The configuration of a model with an embedding of `vocab` rows.
+fn config(vocab: usize) -> ModelConfig {
+    let json = format!(
+        r#"{{"model_type":"llama","hidden_size":4,"intermediate_size":3,"num_hidden_layers":1,
+        "num_attention_heads":2,"vocab_size":{vocab}}}"#
+    );
+    ModelConfig::parse(&json).unwrap()
+}
+
 fn letters() -> Tokenizer {
     Tokenizer::characters("abc \néß\"".chars(), &special()).unwrap()
 }
@@ -45,13 +54,6 @@ fn what_is_saved_is_loaded() {
 
 #[test]
 fn a_vocabulary_larger_than_the_embedding_is_an_error() {
-    let config = |vocab: usize| {
-        let json = format!(
-            r#"{{"model_type":"llama","hidden_size":4,"intermediate_size":3,"num_hidden_layers":1,
-            "num_attention_heads":2,"vocab_size":{vocab}}}"#
-        );
-        ModelConfig::parse(&json).unwrap()
-    };
     letters().check_fits(&config(10)).unwrap();
     let error = letters().check_fits(&config(9)).unwrap_err().to_string();
     assert!(error.contains("up to 9") && error.contains("9 rows") && error.contains(r#""\"""#), "{error}");

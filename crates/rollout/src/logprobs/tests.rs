@@ -120,7 +120,7 @@ fn prompts_have_a_log_probability_for_each_token_but_the_first() {
     assert_eq!(compute(&mut all, &[(1, 5, 9)]), 0);
     assert_eq!(compute(&mut all, &[(0, 0, 3), (1, 0, 20)]), 20);
     assert_eq!(compute(&mut all, &[(1, 20, 30)]), 29);
-    assert_eq!(compute(&mut all, &[(1, 0, 30)]), 29, "computed again, nothing is told twice");
+    assert_eq!(compute(&mut all, &[(1, 0, 30)]), 29, "computed again, nothing is reported twice");
     let group = &all.scheduler.groups[group];
     let ids = &group.request.prompt.ids;
     for (p, &logp) in group.prompt_logps.iter().enumerate() {

@@ -5,18 +5,11 @@ use super::link::Link;
 use super::*;
 use crate::exchange::Seen;
 use crate::job::{Answer, JobResult, Lineage};
+use crate::testing::{job, name};
 use async_nats::HeaderMap;
 use async_nats::jetstream::Message;
 use std::collections::BTreeSet;
 use std::time::Instant;
-
-fn name(text: &str) -> WorkerName {
-    WorkerName::new(text).unwrap()
-}
-
-fn job(number: u64) -> JobName {
-    JobName::Rollout { number, chunk: 0 }
-}
 
 fn beat(id: u64, progress: u64, jobs: &[u64]) -> Beat {
     let jobs = jobs.iter().map(|number| (job(*number), "sampling".to_owned())).collect();
@@ -104,7 +97,9 @@ fn what_was_withdrawn_is_said_to_who_works_on_it() {
     inbox.offered(job(0), Some(40));
     inbox.offered(job(9), Some(41));
     assert_eq!((inbox.withdraw(job(0)), inbox.withdraw(job(0)), inbox.withdraw(job(9))), (Some(40), None, None));
-    let Some(Control::Withdrawn(jobs)) = inbox.hear(&name("dev1"), beat(1, 0, &[0, 1])) else { panic!("it is told") };
+    let Some(Control::Withdrawn(jobs)) = inbox.hear(&name("dev1"), beat(1, 0, &[0, 1])) else {
+        panic!("it is reported")
+    };
     assert_eq!(jobs, [job(0)]);
     inbox.offer(job(0));
     assert!(inbox.hear(&name("dev1"), beat(1, 0, &[0, 1])).is_none(), "it is wanted again");

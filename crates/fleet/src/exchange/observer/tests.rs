@@ -1,14 +1,7 @@
 //! Scans and the events between them.
 
 use super::*;
-
-fn name(text: &str) -> WorkerName {
-    WorkerName::new(text).unwrap()
-}
-
-fn job(number: u64) -> JobName {
-    JobName::Rollout { number, chunk: 0 }
-}
+use crate::testing::{job, name};
 
 const CONTENT: Option<(Lineage, Answer)> = Some((Lineage([1; 16]), Answer { fingerprint: 5, more: false }));
 

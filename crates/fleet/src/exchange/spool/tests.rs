@@ -4,14 +4,11 @@ use super::{Layout, SpoolLearner, SpoolWorker};
 use crate::batches::BatchFiles;
 use crate::coordinator::{Event, HowEnded};
 use crate::exchange::{Exchange, WorkerExchange, WorkerStatus};
-use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
+use crate::job::{Answer, Job, JobName, JobResult, Lineage};
+use crate::testing::name;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-fn name(name: &str) -> WorkerName {
-    WorkerName::new(name).unwrap()
-}
 
 fn job(number: u64, profile: &str) -> Job {
     let name = JobName::Rollout { number, chunk: 0 };

@@ -311,22 +311,7 @@ fn a_row_that_is_not_finite_ends_with_a_log_probability_that_says_so() {
 
 #[test]
 fn wrong_values_are_named() {
-    let case = Case::new(1, 4, 10);
-    let m = memory();
-    let (hidden, weight) = (Tensor::from_f32(&m, &[1, 4], &case.hidden), Matrix::from_f32(&m, 10, 4, &case.weight));
-    let message = |params: RowParams<'_>| {
-        let (mut ids, mut logps) = (Tensor::from_u32(&m, &[1], &[0]), Tensor::zeros(&m, &[1], DType::F32));
-        let args = Forward {
-            hidden: hidden.view(),
-            weight: &weight,
-            rows: &[params],
-            packed: None,
-            ids: ids.view_mut(),
-            logps: logps.view_mut(),
-            truncated_logps: None,
-        };
-        forward(&Context::cpu(Isa::PORTABLE, 1), args).unwrap_err().to_string()
-    };
+    let message = |params| parameters::says(params).expect("it is refused");
     assert_eq!(
         message(RowParams { temperature: -1.0, ..PLAIN }),
         "sample::forward: temperature is -1, expected 0 or more"

@@ -206,7 +206,7 @@ fn view<'a>(rollouts: &'a Rollouts, group: &'a ScoredGroup, sampling: &'a str) -
         prompt: Some(&group.prompt.content),
         prompt_in_batch: None,
         prompt_columns: None,
-        dataset: Some(&group.prompt.columns),
+        dataset: &group.prompt.columns,
         sampling: sampling.into(),
         lineage: group.lineage,
         reward_names: &rollouts.reward_names,

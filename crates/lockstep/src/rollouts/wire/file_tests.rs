@@ -1,5 +1,5 @@
 use super::file::{GroupFile, GroupLog, index_path};
-use super::{Completion, Group};
+use super::{Completion, Group, records};
 use std::fs;
 use twox_hash::XxHash3_64;
 
@@ -17,12 +17,6 @@ fn group(id: u64, rewards: &[f64]) -> Group {
         completions: rewards.iter().enumerate().map(completion).collect(),
         ..Group::default()
     }
-}
-
-fn records(groups: &[Group]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    groups.iter().for_each(|group| group.write(&mut bytes));
-    bytes
 }
 
 /// A directory with a file of three groups.

@@ -77,6 +77,8 @@
 //! | `token.NAME` | f32 or varint | width × T: `sampler_logps`, `entropies`, `ref_logps`, … | |
 //! | `has.NAME` | runs | C: 1 if the column `NAME` has values for the completion; it has none for the others | 1 |
 
+use std::borrow::Borrow;
+
 mod begun;
 mod collected;
 mod convert;
@@ -97,9 +99,9 @@ mod job_tests;
 mod tests;
 
 /// The records of groups, one after another.
-pub(crate) fn records(groups: impl IntoIterator<Item = Group>) -> Vec<u8> {
+pub(crate) fn records<G: Borrow<Group>>(groups: impl IntoIterator<Item = G>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    groups.into_iter().for_each(|group| group.write(&mut bytes));
+    groups.into_iter().for_each(|group| group.borrow().write(&mut bytes));
     bytes
 }
 

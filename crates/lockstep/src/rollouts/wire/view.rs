@@ -20,7 +20,7 @@ pub(super) struct GroupView<'a> {
     pub prompt: Option<&'a Content>,
     pub prompt_in_batch: Option<u64>,
     pub prompt_columns: Option<&'a Columns>,
-    pub dataset: Option<&'a Map<String, Value>>,
+    pub dataset: &'a Map<String, Value>,
     /// The sampling parameters as JSON; empty if they are not known.
     pub sampling: Cow<'a, str>,
     pub lineage: Option<Lineage>,
@@ -58,7 +58,7 @@ impl<'a> GroupView<'a> {
             prompt: group.prompt.as_ref(),
             prompt_in_batch: group.prompt_in_batch,
             prompt_columns: Some(&group.prompt_columns),
-            dataset: Some(&group.dataset),
+            dataset: &group.dataset,
             sampling: if group.sampling.is_empty() { "".into() } else { json(&group.sampling).into() },
             lineage: group.lineage,
             reward_names: &group.reward_names,

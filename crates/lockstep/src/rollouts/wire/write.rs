@@ -51,8 +51,8 @@ impl GroupView<'_> {
         if let Some(prompt) = self.prompt {
             record.texts("prompt", [json(prompt)]);
         }
-        if let Some(dataset) = self.dataset.filter(|dataset| !dataset.is_empty()) {
-            record.texts("dataset", [json(dataset)]);
+        if !self.dataset.is_empty() {
+            record.texts("dataset", [json(self.dataset)]);
         }
         if !self.sampling.is_empty() {
             record.texts("sampling", [&self.sampling]);

@@ -111,8 +111,8 @@ fn groups_and_histograms() {
     let seen = Seen::default();
     let mut reporter = open(dir.path(), &Config { tensorboard: false, ..Config::default() }, &seen);
     let groups = [Group { id: 3, ..Group::default() }, Group { id: 4, ..Group::default() }];
-    let [first, second] = groups.clone().map(|group| records([group]));
-    reporter.record_rollouts(records(groups.clone())).unwrap();
+    let [first, second] = groups.each_ref().map(|group| records([group]));
+    reporter.record_rollouts(records(&groups)).unwrap();
     reporter.record_update(groups[0].clone()).unwrap();
     reporter.record_evaluation(second.clone()).unwrap();
     reporter.distributions(6, Vec::new()).unwrap();

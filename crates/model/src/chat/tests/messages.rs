@@ -50,7 +50,7 @@ fn conversations_that_cannot_be_rendered_say_why() {
         let chat = Chat { add_generation_prompt, continue_final_message, ..chat };
         assert_eq!(rendered("{{ messages[0].content }}", &chat).unwrap(), "hi");
     }
-    // An error within an included template is told with the place where it was included.
+    // An error within an included template is reported with the place where it was included.
     let sources = [("default", "{% include 'inner' %}"), ("inner", "\n{{ raise_exception('deep inside') }}")];
     let sources = sources.map(|(name, source)| (name.to_owned(), source.to_owned()));
     let error = ChatTemplate::named(sources.into(), &special()).unwrap().render(&chat).unwrap_err().to_string();

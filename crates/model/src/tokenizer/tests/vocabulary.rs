@@ -52,13 +52,6 @@ fn long_texts_are_beyond_a_number_of_tokens_that_are_as_long_as_can_be() {
 
 #[test]
 fn a_vocabulary_and_an_embedding_of_one_size_fit() {
-    let config = |vocab: usize| {
-        let json = format!(
-            r#"{{"model_type":"llama","hidden_size":4,"intermediate_size":3,"num_hidden_layers":1,
-            "num_attention_heads":2,"vocab_size":{vocab}}}"#
-        );
-        ModelConfig::parse(&json).unwrap()
-    };
     let t = of("abc", &SpecialTokens::default());
     assert!(t.check_fits(&config(3)).is_ok() && t.check_fits(&config(4)).is_ok());
     let error = t.check_fits(&config(2)).unwrap_err().to_string();

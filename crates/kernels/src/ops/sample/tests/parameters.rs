@@ -4,8 +4,8 @@ use super::*;
 use crate::ops::sample::cuda::{COLUMNS, block};
 use crate::rng::philox;
 
-/// What the operation says of a row of logits of ten tokens.
-fn says(params: RowParams<'_>) -> Option<String> {
+/// The error of sampling a row of logits of ten tokens, if there is one.
+pub(super) fn says(params: RowParams<'_>) -> Option<String> {
     let m = memory();
     let (hidden, weight) = (Tensor::zeros(&m, &[1, 2], DType::F32), Matrix::zeros(&m, 10, 2));
     let (mut ids, mut logps) = (Tensor::from_u32(&m, &[1], &[99]), Tensor::zeros(&m, &[1], DType::F32));

@@ -175,7 +175,7 @@ fn a_line_has_every_key_that_is_known() {
     assert_eq!(lines[0]["extra"], json!({"answer": 0.1, "parsed": [null, "x"]}));
     assert_eq!(lines[0]["ref_logprobs"][2], json!(-3.0));
 
-    // A problem is told of the completions that it is of, without what is known from the line.
+    // A problem is reported with the completions that it is of, without what is known from the line.
     let problem = |completions: &[usize]| {
         let (message, example) = ("m", None::<&str>);
         json!({"reward": "r", "message": message, "rows": 2, "example": example, "fatal": false,

@@ -10,7 +10,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 /// If this process ends before it opens the gate, the pipe closes, and the shell exits. A failure has the name of
-/// bubblewrap, whose failures are told from those of programs.
+/// bubblewrap, whose failures are distinguished from those of programs.
 const SCRIPT: &str = r#"gate=$1; shift; unset PWD OLDPWD SHLVL; read -r line <"$gate" && exec "$@""#;
 
 pub struct Gate {
