@@ -3,8 +3,9 @@
 use super::*;
 use std::cell::RefCell;
 
-/// Waits to be told to end, with this code; in its words `$MARK` is a file that all scripts of a test know.
-const WAITS: &str = "trap 'exit 7' TERM INT; touch $MARK; while :; do sleep 0.01; done";
+/// Waits for a signal and ends with this code. `$MARK` is a file that all scripts of a test know.
+/// A shell cannot trap a SIGINT that it inherits as ignored, as the children of `nohup … &` do.
+const WAITS: &str = "trap 'exit 7' TERM USR1; touch $MARK; while :; do sleep 0.01; done";
 /// Waits until another script has made that file.
 const UNTIL: &str = "while [ ! -e $MARK ]; do sleep 0.01; done";
 
@@ -103,7 +104,7 @@ fn a_refused_worker_and_expelled_ones_end_the_run() {
 #[test]
 fn a_signal_is_passed_on_and_a_second_one_ends_everything() {
     let code = |learner: &str, signals: &[i32]| run_with(&[learner], &[&["cat"]], signals, limits()).0.unwrap();
-    assert_eq!(code(WAITS, &[2]), 7);
+    assert_eq!(code(WAITS, &[10]), 7);
     assert_eq!(code("touch $MARK; exec sleep 60", &[15]), 128 + 15, "it ended of the signal, and is not started again");
     let deaf = "trap '' INT TERM; touch $MARK; while :; do sleep 0.01; done";
     let short = Limits { grace: Duration::from_millis(100), ..limits() };
