@@ -148,14 +148,19 @@ fn out_file(args: &Args, config: &Config, model: &Path, adapter: Option<&Path>) 
 
 /// An error if a reward scored no completion and failed, or if no reward scored any.
 fn all_scored(outcome: &Outcome) -> anyhow::Result<()> {
-    let scored = outcome.rollouts.scored();
-    let nobody = scored.iter().all(|(_, n)| *n == 0);
-    let failed = |name: &str| nobody || outcome.problems.iter().any(|problem| problem.reward == name);
-    match scored.iter().find(|(name, n)| *n == 0 && failed(name)) {
-        Some((name, _)) if outcome.name.is_empty() => anyhow::bail!("reward `{name}` scored no completion"),
-        Some((name, _)) => anyhow::bail!("reward `{name}` scored no completion of {}", outcome.name),
+    let failed: Vec<&str> = outcome.problems.iter().map(|problem| problem.reward.as_str()).collect();
+    match first_unscored(&outcome.rollouts.scored(), &failed) {
+        Some(name) if outcome.name.is_empty() => anyhow::bail!("reward `{name}` scored no completion"),
+        Some(name) => anyhow::bail!("reward `{name}` scored no completion of {}", outcome.name),
         None => Ok(()),
     }
+}
+
+/// The first reward that scored no completion and is among those that `failed`, or if none scored any, the first.
+fn first_unscored<'a>(scored: &'a [(String, usize)], failed: &[&str]) -> Option<&'a str> {
+    let nobody = scored.iter().all(|(_, n)| *n == 0);
+    let found = scored.iter().find(|(name, n)| *n == 0 && (nobody || failed.contains(&name.as_str())))?;
+    Some(&found.0)
 }
 
 /// The configuration: that of the run, then the environment, then the flags.

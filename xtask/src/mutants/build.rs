@@ -27,8 +27,9 @@ pub(crate) fn mutant(id: usize) -> bool {
             && let Some(file) = std::env::var_os("MUTANTS_REACHED")
         {
             use std::io::Write as _;
+            // A confined process may not write the file; it is a child of the test, and must not fail for that.
             let file = std::fs::OpenOptions::new().append(true).create(true).open(file);
-            file.and_then(|mut file| file.write_all(format!("{id}\n").as_bytes())).expect("MUTANTS_REACHED");
+            let _ = file.and_then(|mut file| file.write_all(format!("{id}\n").as_bytes()));
         }
         is_on
     }

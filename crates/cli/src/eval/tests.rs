@@ -133,3 +133,13 @@ fn rewards_are_summed_up_by_set_and_one_that_scored_nothing_is_an_error() {
     none.rollouts.reward_names.clear();
     assert!(all_scored(&none).is_ok(), "no reward was asked");
 }
+
+#[test]
+fn a_reward_may_fail_at_some_completions_or_abstain_from_all() {
+    let scored = [("a", 3), ("b", 0), ("c", 0)].map(|(name, n)| (name.to_owned(), n));
+    for (failed, expected) in [(&[][..], None), (&["a"], None), (&["c"], Some("c")), (&["a", "b", "c"], Some("b"))] {
+        assert_eq!(first_unscored(&scored, failed), expected, "{failed:?}");
+    }
+    assert_eq!(first_unscored(&scored[1..], &[]), Some("b"));
+    assert_eq!(first_unscored(&[], &["a"]), None);
+}

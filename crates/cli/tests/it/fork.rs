@@ -76,4 +76,9 @@ fn what_cannot_be_forked_is_refused() {
     let fixed = lockstep(root, &["fork", "run", "--at", "4", "--set", "num_generations=4", "--out", "fixed"]);
     assert!(fixed.code == Some(2) && fixed.err.contains("num_generations"), "{}", fixed.err);
     refused(root, &["fork", "run", "--at", "4", "--out", "run"], &["already holds a run"]);
+    // A copy without a file would be another run.
+    std::os::unix::fs::symlink("nowhere", root.join("run/tensorboard/gone")).unwrap();
+    let torn = lockstep(root, &["fork", "run", "--at", "4", "--out", "torn"]);
+    assert!(torn.code != Some(0) && torn.err.contains("tensorboard/gone"), "{}", torn.err);
+    assert!(!root.join("torn/config.toml").exists());
 }

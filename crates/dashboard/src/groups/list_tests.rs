@@ -112,7 +112,7 @@ fn a_text_is_searched_in_prompts_and_completions_whatever_its_case() {
     let chat = json!([{"role": "system", "content": "Be BRIEF"}, {"role": "user", "content": "Why?"}]);
     let chat = Some(serde_json::from_value(chat).unwrap());
     let groups = [
-        Group { completions: vec![cut("Halved")], ..group_of(10, 1, &[], 0) },
+        Group { completions: vec![cut("Halved"), completion(1, &[3], 1.0, Some("Whole"))], ..group_of(10, 1, &[], 0) },
         Group { prompt: chat, ..group_of(11, 1, &[1.0], 1) },
         Group { completions: vec![completion(0, &[5], 1.0, None)], ..group_of(12, 1, &[], 0) },
     ];

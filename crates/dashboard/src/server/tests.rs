@@ -198,6 +198,14 @@ fn queries_are_decoded_and_numbers_have_defaults() {
 }
 
 /// Three groups of training at steps 1 to 3, and one of an evaluation.
+#[test]
+fn an_evaluation_before_the_first_step_is_in_the_series() {
+    let site = listening(2);
+    let lines = ["{\"step\":0,\"eval_reward\":0.5}\n", "{\"step\":1,\"reward\":1}\n"];
+    std::fs::write(site.dir.path().join("a/metrics.jsonl"), lines.concat()).unwrap();
+    assert_eq!(site.json("/api/runs/a/series?keys=eval_reward,reward")["steps"], json!([0, 1]));
+}
+
 fn with_groups() -> Listening {
     use crate::groups::tests::recorded;
     use lockstep::wire::{Completion, Group};

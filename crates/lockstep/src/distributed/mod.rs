@@ -23,7 +23,9 @@ pub use worker::{Parts, WorkerWork};
 use crate::config::{Config, settings_of_weights};
 use crate::models::hashes;
 use crate::stop::StopSignal;
+use anyhow::{Context as _, bail};
 use fleet::Lineage;
+use fleet::exchange::LearnerState;
 use fleet::exchange::spool::Layout;
 use kernels::Context;
 use kernels::cores::CoreTokens;
@@ -100,6 +102,18 @@ pub struct Shared {
     /// Bytes that other machines have fetched. Each machine fetches each version once.
     #[serde(default)]
     pub bytes_fetched: u64,
+}
+
+impl Shared {
+    /// Reads the bytes of `learner.json` for a worker with the identity `own`. An error if the run has another.
+    fn read(bytes: &[u8], own: &Identity) -> anyhow::Result<Shared> {
+        let state: LearnerState = serde_json::from_slice(bytes).context("learner.json")?;
+        let shared: Shared = serde_json::from_value(state.shared).context("learner.json")?;
+        if let Some(what) = own.difference(&shared.identity) {
+            bail!("the run has changed since this worker joined: {what}; start the worker again");
+        }
+        Ok(shared)
+    }
 }
 
 /// The place of one version of the weights.

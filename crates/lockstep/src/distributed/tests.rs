@@ -95,6 +95,36 @@ fn what_differs_is_named_with_both_values() {
 }
 
 #[test]
+fn a_worker_of_another_run_reads_nothing() {
+    let identity = |program: &str| Identity {
+        program: program.into(),
+        arithmetic: "f32".into(),
+        files: BTreeMap::new(),
+        settings: "s".into(),
+    };
+    let run = [3u8; 16];
+    let shared = serde_json::json!({
+        "identity": identity("1"), "run": run, "base": null, "slots": {}, "rewards": ["r"], "longest_prompt": 1,
+        "weight_sync_bytes_copied": 0,
+    });
+    let state = serde_json::json!({
+        "pid": 1, "step": 0, "batches": 9, "groups": 1, "max_staleness": 1, "lineage": Lineage([0; 16]), "slots": [],
+        "ended": false, "checkpoints": {"last": null, "waiting": []}, "counts": fleet::exchange::Counts::default(),
+        "shared": shared,
+    });
+    let bytes = serde_json::to_vec(&state).unwrap();
+    let read = Shared::read(&bytes, &identity("1")).unwrap();
+    assert_eq!((read.run, read.rewards), (run, vec!["r".to_owned()]));
+    let why = |bytes: &[u8], program: &str| Shared::read(bytes, &identity(program)).unwrap_err().to_string();
+    assert_eq!(
+        why(&bytes, "2"),
+        "the run has changed since this worker joined: the program's version is 2 here, and 1 at the learner; start \
+         the worker again"
+    );
+    assert_eq!(why(&bytes[1..], "1"), "learner.json");
+}
+
+#[test]
 fn an_identity_is_of_what_decides_bits() {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in [("config.json", "{}"), ("tokenizer.json", "t"), ("model.safetensors", "w"), ("notes.txt", "n")]

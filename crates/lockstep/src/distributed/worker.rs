@@ -6,8 +6,7 @@ use super::scorers::Scorers;
 use super::{Identity, Shared};
 use crate::error::paragraph;
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
-use anyhow::{Context as _, bail};
-use fleet::exchange::LearnerState;
+use anyhow::bail;
 use fleet::exchange::spool::Layout;
 use fleet::worker::{Done, Proceeded, Work};
 use fleet::{Answer, Job, JobName};
@@ -123,12 +122,7 @@ impl WorkerWork {
 
     fn shared(&self) -> anyhow::Result<Option<Shared>> {
         let Ok(bytes) = std::fs::read(self.layout.learner()) else { return Ok(None) };
-        let state: LearnerState = serde_json::from_slice(&bytes).context("learner.json")?;
-        let shared: Shared = serde_json::from_value(state.shared).context("learner.json")?;
-        if let Some(what) = self.parts.identity.difference(&shared.identity) {
-            bail!("the run has changed since this worker joined: {what}; start the worker again");
-        }
-        Ok(Some(shared))
+        Shared::read(&bytes, &self.parts.identity).map(Some)
     }
 
     fn in_stage(&self, is_it: impl Fn(&Stage) -> bool) -> impl Iterator<Item = (&JobName, &Begun)> {

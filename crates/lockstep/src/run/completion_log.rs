@@ -3,8 +3,8 @@
 use super::learner::Learner;
 use super::log::RunLog;
 use crate::config::Config;
-use crate::rollouts::{Rollouts, ScoredCompletion};
-use serde_json::Value;
+use crate::rollouts::Rollouts;
+use serde_json::{Map, Value};
 use telemetry::CompletionRows;
 use train::{Advantage, Advantages};
 
@@ -22,14 +22,6 @@ pub fn rows(
     if !config.log_completions || !log.reporter.logs_at(step, last) {
         return Ok(None);
     }
-    // Columns that some rewards add, in the order in which they come.
-    let mut extra: Vec<(String, Vec<Value>)> = Vec::new();
-    for name in rollouts.completions().flat_map(|c| c.extra.keys()) {
-        if extra.iter().all(|(known, _)| known != name) {
-            let value = |c: &ScoredCompletion| c.extra.get(name).cloned().unwrap_or(Value::Null);
-            extra.push((name.clone(), rollouts.completions().map(value).collect()));
-        }
-    }
     let mut prompts = Vec::new();
     for group in &rollouts.groups {
         let prompt = serde_json::to_value(&group.prompt.content)?;
@@ -41,10 +33,41 @@ pub fn rows(
         prompts,
         completions: rollouts.completions().map(|c| serde_json::to_value(&c.content)).collect::<Result<_, _>>()?,
         rewards: rollouts.reward_names.iter().enumerate().map(|(k, name)| (name.clone(), column(k))).collect(),
-        extra,
+        extra: extra_columns(|| rollouts.completions().map(|c| &c.extra)),
         advantages: advantages.advantages.iter().map(Advantage::mean).collect(),
     };
     let prints = step.is_multiple_of(config.log_completions_steps.unwrap_or(config.logging_steps)) || last;
     let shown = if prints { config.num_completions_to_print.unwrap_or(rows.prompts.len()) } else { 0 };
     Ok(Some((rows, shown)))
+}
+
+/// The columns that rewards add, in the order in which they come; null where a completion has no value.
+fn extra_columns<'a, I>(completions: impl Fn() -> I) -> Vec<(String, Vec<Value>)>
+where
+    I: Iterator<Item = &'a Map<String, Value>>,
+{
+    let mut columns: Vec<(String, Vec<Value>)> = Vec::new();
+    for name in completions().flat_map(Map::keys) {
+        if columns.iter().all(|(known, _)| known != name) {
+            let value = |extra: &Map<String, Value>| extra.get(name).cloned().unwrap_or(Value::Null);
+            columns.push((name.clone(), completions().map(value).collect()));
+        }
+    }
+    columns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn each_column_has_a_value_for_each_completion() {
+        let of = |value: Value| value.as_object().cloned().unwrap_or_default();
+        let all = [of(json!({"b": 1})), of(json!({})), of(json!({"a": "x", "b": 2}))];
+        let column = |name: &str, values: Value| (name.to_owned(), values.as_array().unwrap().clone());
+        let expected = vec![column("b", json!([1, null, 2])), column("a", json!([null, null, "x"]))];
+        assert_eq!(extra_columns(|| all.iter()), expected);
+        assert_eq!(extra_columns(|| all[1..2].iter()), []);
+    }
 }

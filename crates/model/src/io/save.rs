@@ -134,7 +134,7 @@ pub fn sweep_partial(path: &Path) {
 }
 
 /// Flushes the directory, which makes renames in it durable.
-fn sync_directory(dir: &Path) -> Result<()> {
+pub(super) fn sync_directory(dir: &Path) -> Result<()> {
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, e))
 }

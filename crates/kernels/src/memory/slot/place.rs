@@ -119,7 +119,7 @@ impl Place {
         Error::Slot { path: self.path.clone(), message }
     }
 
-    fn no_room(&self, length: usize, error: &std::io::Error) -> Error {
+    pub(super) fn no_room(&self, length: usize, error: &std::io::Error) -> Error {
         let fix = match self.owns_file {
             true => "give weights_dir a directory with more room",
             false => "use a smaller max_staleness, or a container with more memory",
@@ -138,8 +138,12 @@ impl Drop for Place {
 
 /// Bytes of memory that the system has available; none if it does not report them.
 fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    available(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+/// The available bytes in the text of `/proc/meminfo`.
+pub(super) fn available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
 }
 

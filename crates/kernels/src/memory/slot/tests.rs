@@ -233,3 +233,23 @@ fn only_files_of_writers_that_are_gone_are_removed() {
     assert!(!dir.join(made).exists());
     std::fs::remove_dir_all(&dir).unwrap();
 }
+
+#[test]
+fn available_memory_is_read_in_bytes() {
+    use super::place::available;
+    assert_eq!(available("MemTotal:  9 kB\nMemAvailable:   12345 kB\nBuffers: 1 kB\n"), Some(12_641_280));
+    assert_eq!((available("MemTotal: 9 kB\n"), available("MemAvailable: some kB\n")), (None, None));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it maps files")]
+fn without_room_the_size_and_the_fix_are_said() {
+    let full = std::io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error());
+    let said = |slot: &SlotWriter| slot.0.place.no_room(2_510_000, &full).to_string();
+    let words = said(&SlotWriter::create(options("l\n", 64)).unwrap());
+    assert!(words.contains("there is no room for a slot of weights of 2.5 MB (No space left"), "{words}");
+    assert!(words.ends_with("use a smaller max_staleness, or a container with more memory"), "{words}");
+    let dir = std::env::temp_dir();
+    let words = said(&SlotWriter::create(SlotOptions { dir: Some(&dir), ..options("l\n", 64) }).unwrap());
+    assert!(words.ends_with("give weights_dir a directory with more room"), "{words}");
+}

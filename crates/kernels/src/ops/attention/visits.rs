@@ -66,12 +66,9 @@ impl Group {
             let (p0, p1) = (places.positions[start] as usize, places.positions[end - 1] as usize);
             for block in g.seen(p0).start / BLOCK..p1 / BLOCK + 1 {
                 // Rows of the run that attend to the block: from the first at or after it to the last whose window
-                // reaches it.
+                // reaches it. There is one: the first row's window reaches the first of these blocks.
                 let from = (block * BLOCK).max(p0);
                 let to = g.window.map_or(p1, |w| p1.min(block * BLOCK + BLOCK - 1 + w - 1));
-                if from > to {
-                    continue;
-                }
                 let page = places.page(start, block);
                 let end = &mut pages[page].end;
                 *end = (to + 1 - block * BLOCK).min(BLOCK).max(*end);

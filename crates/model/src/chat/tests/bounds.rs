@@ -35,6 +35,14 @@ fn a_budget_is_spent_to_its_last_byte_and_namespace() {
 }
 
 #[test]
+fn a_template_makes_a_thousand_namespaces() {
+    let of = |n: usize| format!("{{% for i in range({n}) %}}{{% set ns = namespace(a=i) %}}{{% endfor %}}done");
+    assert_eq!(render(&of(1000), json!({})), "done");
+    let error = render_with(&of(1001), json!([{"role": "user", "content": "hi"}]), json!({})).unwrap_err().to_string();
+    assert!(error.contains("more than 1000 namespaces"), "{error}");
+}
+
+#[test]
 fn a_value_has_the_size_of_all_that_it_contains() {
     let size = |value: &Rendered| limits::size(value).map(|s| (s.elements, s.text)).map_err(|e| e.to_string());
     let list = |items: Vec<Rendered>| Rendered::from(items);

@@ -307,6 +307,18 @@ fn files_of_processes_that_are_gone_are_removed() {
 }
 
 #[test]
+fn a_directory_that_cannot_be_flushed_is_an_error() {
+    use super::super::save::sync_directory;
+    let dir = tempfile::tempdir().unwrap();
+    sync_directory(dir.path()).unwrap();
+    // A path of one name lies in the working directory.
+    sync_directory(Path::new("")).unwrap();
+    let missing = dir.path().join("missing");
+    let why = sync_directory(&missing).unwrap_err().to_string();
+    assert!(why.contains(missing.to_str().unwrap()), "{why}");
+}
+
+#[test]
 fn tensors_that_belong_to_no_model_are_counted() {
     let dir = tempfile::tempdir().unwrap();
     let save = |names: &[(&str, &[usize])]| {
