@@ -8,6 +8,7 @@
 //!
 //! Dataset: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems", <https://arxiv.org/abs/2110.14168>.
 
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use regex::Regex;
@@ -81,7 +82,8 @@ pub(super) fn gold(answer: &Value) -> Option<Number> {
 
 /// The final number of a completion, if it has one. With `strict` it must be marked by `####`, `<answer>` or a box.
 pub fn answer_of(completion: &str, strict: bool) -> Option<Number> {
-    let text = &*plain_digits(completion);
+    let plain = plain_digits(completion);
+    let text = &*joined_digits(&plain);
     let (hashes, closed) = (hashed(text), closed(text));
     let marked = hashes.and_then(|tail| first_number(first_line(tail))).or_else(|| closed.and_then(only_number));
     // A completion that marks its answer and puts no single number there has given no number.
@@ -97,6 +99,16 @@ pub fn answer_of(completion: &str, strict: bool) -> Option<Number> {
 /// The number in `text` if it has exactly one (besides units and currency signs), or one on a side of `=`.
 pub(super) fn only_number(text: &str) -> Option<Number> {
     number_of_sides(&plain_numbers(text), true)
+}
+
+/// The text with LaTeX's thousands, `1{,}000` and `1\,000`, in plain notation wherever digits surround them.
+fn joined_digits(text: &str) -> Cow<'_, str> {
+    static SPACE: LazyLock<Regex> = LazyLock::new(|| regex(r"([0-9])\\[,!]([0-9])"));
+    static COMMA: LazyLock<Regex> = LazyLock::new(|| regex(r"([0-9])\{,\}([0-9])"));
+    match COMMA.replace_all(text, "$1,$2") {
+        Cow::Borrowed(text) => SPACE.replace_all(text, "$1$2"),
+        Cow::Owned(text) => SPACE.replace_all(&text, "$1$2").into_owned().into(),
+    }
 }
 
 /// The text with numbers in plain notation: LaTeX writes `1{,}000` or `1\,000` for a thousand.
@@ -205,6 +217,10 @@ mod tests {
             ("\\boxed{\\text{a {nested} one: } 12}", "12"),
             ("\\boxed{5} and an open \\boxed{6", "5"),
             ("The answer is 12,345,678.", "12345678"),
+            ("The answer is $12{,}345{,}678$.", "12345678"),
+            ("so they pay \\$1\\,000 in all", "1000"),
+            ("a total of 2\\!500\\,\\text{cm}", "2500"),
+            ("#### 1{,}000", "1000"),
             ("It costs -$3.50", "-3.5"),
             ("x = \u{2212}3", "-3"),
             ("10 - 12", "12"),
