@@ -150,11 +150,11 @@ impl Suite {
         })
     }
 
-    /// The time of a test, if it reaches the mutant.
-    fn time(&self, known: &Map<String, Value>, test: &Test, mutant: &Mutant) -> Option<Duration> {
+    /// The time of a test, and whether it reaches the mutant; `None` if it fails without a change.
+    fn time(&self, known: &Map<String, Value>, test: &Test, mutant: &Mutant) -> Option<(Duration, bool)> {
         let entry = known.get(&self.key(test))?;
         let reaches = entry["reaches"].as_array()?.iter().any(|id| id.as_u64() == Some(mutant.id as u64));
-        reaches.then(|| Duration::from_secs_f64(entry["seconds"].as_f64().unwrap_or(0.0)))
+        Some((Duration::from_secs_f64(entry["seconds"].as_f64().unwrap_or(0.0)), reaches))
     }
 
     /// Runs the tests of a stage that reach `mutant` until one notices it, quick ones first. A failure counts only if
@@ -164,8 +164,13 @@ impl Suite {
         let known = self.known.lock().map_err(|e| e.to_string())?.clone();
         let stages = self.stages(mutant, before);
         let asked = self.tests.iter().zip(&stages).filter(|(_, s)| **s == stage);
-        let mut tests: Vec<(Duration, &Test)> =
-            asked.filter_map(|(test, _)| Some((self.time(&known, test, mutant)?, test))).collect();
+        let timed: Vec<(Duration, bool, &Test)> = asked
+            .filter_map(|(test, _)| self.time(&known, test, mutant).map(|(time, reaches)| (time, reaches, test)))
+            .collect();
+        // A process that a test confines cannot note what it reaches: the module's own tests are asked anyway.
+        let is_noted = stage > 0 || timed.iter().any(|(_, reaches, _)| *reaches);
+        let of_mutant = timed.into_iter().filter(|(_, reaches, _)| *reaches || !is_noted);
+        let mut tests: Vec<(Duration, &Test)> = of_mutant.map(|(time, _, test)| (time, test)).collect();
         let all = tests.len();
         tests.retain(|(time, test)| !limits.quick || *time < QUICK || self.key(test) == before);
         tests.sort_by_key(|(time, test)| (self.key(test) != before, *time));

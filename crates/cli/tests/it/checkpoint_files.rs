@@ -1,7 +1,7 @@
 //! The files of a checkpoint belong together: `files.json` lists them, and what is of another step is refused by name.
 
-use crate::support::refused;
 use crate::support::runs::{arguments, directory, good, same};
+use crate::support::{lockstep, refused};
 use std::fs;
 use std::path::Path;
 
@@ -107,4 +107,18 @@ fn a_checkpoint_of_an_older_version_resumes_and_that_is_said() {
         fs::copy(of("whole"), of("older")).unwrap();
     }
     same(&root.join("whole"), &root.join("older"));
+}
+
+/// Older versions wrote no `files.json`, which would have noticed it.
+#[test]
+fn a_checkpoint_without_its_masters_is_refused() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("sft", "run", &["log_completions=false", "dtype=bf16"]));
+    let checkpoint = root.join("run/checkpoints/step-000010");
+    for name in ["files.json", "optimizer_masters.safetensors"] {
+        fs::remove_file(checkpoint.join(name)).unwrap();
+    }
+    let said = lockstep(root, &["sft", "--resume", "run/checkpoints/step-000010"]);
+    assert!(said.code == Some(2) && said.err.contains("optimizer_masters.safetensors"), "{}", said.err);
 }

@@ -5,6 +5,7 @@
 //! (not empty) disables colour, and `LOCKSTEP_LOG` (error, warn, info, debug) sets the level. Each process has its own
 //! log file, which gets every level. A console that cannot be written to (a closed pipe) never stops the run.
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -103,13 +104,18 @@ impl std::fmt::Debug for Inner {
     }
 }
 
+/// Whether the console is coloured, with this value of `NO_COLOR`.
+fn uses_colour(terminal: bool, no_color: Option<&OsStr>) -> bool {
+    terminal && no_color.is_none_or(OsStr::is_empty)
+}
+
 impl Console {
     /// A console on standard error. Bars are drawn only on a terminal, and colour is used only there and if `NO_COLOR`
     /// is unset or empty.
     pub fn new(options: ConsoleOptions) -> Result<Self> {
         let terminal = !options.silent && options.format == LogFormat::Plain && std::io::stderr().is_terminal();
-        let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self::with(options, terminal, terminal && !no_colour, None)
+        let colour = uses_colour(terminal, std::env::var_os("NO_COLOR").as_deref());
+        Self::with(options, terminal, colour, None)
     }
 
     fn with(

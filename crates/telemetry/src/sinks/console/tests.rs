@@ -31,6 +31,13 @@ fn levels_and_fields() {
 }
 
 #[test]
+fn colour_needs_a_terminal_and_no_no_color() {
+    let of = |terminal, value: Option<&str>| uses_colour(terminal, value.map(OsStr::new));
+    assert_eq!((of(true, None), of(true, Some("")), of(true, Some("1"))), (true, true, false));
+    assert_eq!((of(false, None), of(false, Some("")), of(false, Some("1"))), (false, false, false));
+}
+
+#[test]
 fn colour_only_where_wanted() {
     let (console, memory) = captured(LogFormat::Plain, Level::Debug, true);
     console.error("bad");
