@@ -87,7 +87,7 @@ impl Watch {
         }
         let most = self.most.unwrap_or(u64::MAX);
         let table = || TABLE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let (mut processes, mut most_seen) = (Vec::new(), 0);
+        let (mut rows, mut most_seen): (Vec<Row>, u64) = (Vec::new(), 0);
         // Until it is decided: dropped, it lets them run again.
         let mut stopped = Stopped::default();
         for attempt in 0..TRIES {
@@ -110,13 +110,14 @@ impl Watch {
             lost |= memories.iter().any(|bytes| bytes.is_none_or(|bytes| bytes == 0));
             let sum = memories.into_iter().flatten().sum::<u64>();
             if attempt == 0 || sum > most_seen {
-                (processes, most_seen) = (found.into_iter().map(|row| row.process).collect(), sum);
+                (rows, most_seen) = (found, sum);
             }
             if !lost || most_seen > most {
                 break;
             }
             stopped.stop();
         }
+        let processes: Vec<u32> = rows.iter().map(|row| row.process).collect();
         if self.shared_at.is_none_or(|at| start - at >= SELDOM) {
             let sockets = processes.iter().map(|&process| sockets(process)).sum::<u64>();
             self.shared = sockets * SOCKET_BYTES + shared_memory(&processes);
@@ -125,7 +126,7 @@ impl Watch {
         let other = self.shared + self.tmp.map_or(0, |size| files(&processes, size));
         // What processes share was counted for each of them.
         let held = match other + most_seen > most {
-            true => processes.iter().map(|&process| memory(process, true)).sum::<Option<u64>>().map(|sum| other + sum),
+            true => held_together(&rows).map(|sum| other + sum),
             false => Some(other + most_seen),
         };
         self.peak = self.peak.max(held.unwrap_or(0));
@@ -317,6 +318,43 @@ fn memory(process: u32, exact: bool) -> Option<u64> {
         Some(share) if share > 0 => Some(share + tables()),
         _ => sum("status", &["RssAnon", "VmSwap", "VmPTE", "HugetlbPages"]),
     }
+}
+
+/// The bytes that these processes hold. What several share counts once: pages by their proportional share, and the whole
+/// memory of a parent that waits in `vfork` for its child, which uses it until it runs another program.
+fn held_together(rows: &[Row]) -> Option<u64> {
+    let waiting = || -> Vec<HashSet<(u32, u64)>> { rows.iter().map(|row| waits(row.process)).collect() };
+    let before = waiting();
+    let memories: Vec<u64> = rows.iter().map(|row| memory(row.process, true)).collect::<Option<_>>()?;
+    let mut held: u64 = memories.iter().sum();
+    for (at, (before, after)) in before.iter().zip(waiting()).enumerate() {
+        // Who waited all the while has a child whose memory was read and is the parent's. Others that are as large may be
+        // taken for it, but not more of them than there are such children.
+        let own = memories[at];
+        let of_child = |(row, bytes): (&Row, &u64)| {
+            (row.parent == rows[at].process && *bytes <= own + own / 64).then_some((*bytes).min(own))
+        };
+        let mut children: Vec<u64> = rows.iter().zip(&memories).filter_map(of_child).collect();
+        children.sort_unstable_by(|a, b| b.cmp(a));
+        held -= children.iter().take(before.intersection(&after).count()).sum::<u64>();
+    }
+    Some(held)
+}
+
+/// The threads of a process that wait in `vfork`, each with how often it has waited so far.
+fn waits(process: u32) -> HashSet<(u32, u64)> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let wait = |thread: u32| {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{process}/task/{thread}/{file}")).ok();
+        let status = read("status")?;
+        let field =
+            |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
+        // The name of the kernel's function depends on its version.
+        let is_wait = field("State")?.starts_with('D')
+            && ["kernel_clone", "_do_fork", "do_fork", "wait_for_vfork_done"].contains(&read("wchan")?.trim());
+        is_wait.then_some((thread, field("voluntary_ctxt_switches")?.parse().ok()?))
+    };
+    threads.filter_map(|entry| wait(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
 /// The bytes of memory that these processes share with their children. Each shared mapping counts once.

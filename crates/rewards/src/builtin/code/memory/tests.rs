@@ -210,3 +210,42 @@ fn what_is_stopped_goes_on_afterwards() {
     drop(groups);
     until(false);
 }
+
+/// Until its child runs another program, both have one memory; this child waits for a pipe before it does.
+#[test]
+fn the_memory_of_a_parent_that_waits_in_vfork_counts_once() {
+    if !crate::builtin::code::tests::installed(&["python3"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let script = "import os, sys, time
+x = b'x' * (200 << 20)
+# Another child, which shares nothing in the end.
+more = int(sys.argv[1])
+if more and os.fork() == 0:
+    y = b'y' * (more << 20)
+    open('ready', 'w').close()
+    time.sleep(100)
+while more and not os.path.exists('ready'): time.sleep(0.01)
+os.mkfifo('pipe')
+os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, 'pipe', os.O_RDONLY, 0)])
+";
+    for (more, most_mb, expected) in [(0, 300, [None; 3]), (200, 300, [None, None, Some(Excess::Memory)])] {
+        let dir = dir.path().join(more.to_string());
+        fs::create_dir(&dir).unwrap();
+        let mut python = Command::new("python3");
+        python.args(["-I", "-c", script, &more.to_string()]).current_dir(&dir).process_group(0);
+        let child = python.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let python = Waiting(child);
+        let start = Instant::now();
+        while waits(python.id()).is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(60), "it never waits");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut watch = watch(Members::Group(python.id()), most_mb, None);
+        let found: Vec<Option<Excess>> = (0..3).map(|_| measured(&mut watch)).collect();
+        assert_eq!(found, expected, "{more} MiB in another child");
+        let peak = watch.peak() >> 20;
+        assert!((200..240 + more).contains(&peak) && peak >= 200 + more, "{more}: {peak}");
+    }
+}
