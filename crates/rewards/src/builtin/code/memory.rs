@@ -320,16 +320,16 @@ fn memory(process: u32, exact: bool) -> Option<u64> {
     }
 }
 
-/// The bytes that these processes hold. What several share counts once: pages by their proportional share, and the whole
-/// memory of a parent that waits in `vfork` for its child, which uses it until it runs another program.
+/// The bytes that these processes hold. What several share counts once: pages by their proportional share, and the
+/// whole memory of a parent that waits in `vfork` for its child, which uses it until it runs another program.
 fn held_together(rows: &[Row]) -> Option<u64> {
     let waiting = || -> Vec<HashSet<(u32, u64)>> { rows.iter().map(|row| waits(row.process)).collect() };
     let before = waiting();
     let memories: Vec<u64> = rows.iter().map(|row| memory(row.process, true)).collect::<Option<_>>()?;
     let mut held: u64 = memories.iter().sum();
     for (at, (before, after)) in before.iter().zip(waiting()).enumerate() {
-        // Who waited all the while has a child whose memory was read and is the parent's. Others that are as large may be
-        // taken for it, but not more of them than there are such children.
+        // Who waited all the while has a child whose memory was read and is the parent's. Others that are as large may
+        // be taken for it, but not more of them than there are such children.
         let own = memories[at];
         let of_child = |(row, bytes): (&Row, &u64)| {
             (row.parent == rows[at].process && *bytes <= own + own / 64).then_some((*bytes).min(own))
