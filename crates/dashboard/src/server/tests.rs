@@ -197,7 +197,6 @@ fn queries_are_decoded_and_numbers_have_defaults() {
     assert_eq!((number(&pairs, "a", 7), number(&pairs, "b", 7), number(&pairs, "none", 7)), (3, 7, 7));
 }
 
-/// Three groups of training at steps 1 to 3, and one of an evaluation.
 #[test]
 fn an_evaluation_before_the_first_step_is_in_the_series() {
     let site = listening(2);
@@ -206,6 +205,7 @@ fn an_evaluation_before_the_first_step_is_in_the_series() {
     assert_eq!(site.json("/api/runs/a/series?keys=eval_reward,reward")["steps"], json!([0, 1]));
 }
 
+/// Three groups of training at steps 1 to 3, and one of an evaluation.
 fn with_groups() -> Listening {
     use crate::groups::tests::recorded;
     use lockstep::wire::{Completion, Group};

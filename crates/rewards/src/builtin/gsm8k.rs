@@ -8,7 +8,6 @@
 //!
 //! Dataset: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems", <https://arxiv.org/abs/2110.14168>.
 
-use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use regex::Regex;
@@ -82,8 +81,7 @@ pub(super) fn gold(answer: &Value) -> Option<Number> {
 
 /// The final number of a completion, if it has one. With `strict` it must be marked by `####`, `<answer>` or a box.
 pub fn answer_of(completion: &str, strict: bool) -> Option<Number> {
-    let plain = plain_digits(completion);
-    let text = &*joined_digits(&plain);
+    let text = &*joined_digits(&plain_digits(completion));
     let (hashes, closed) = (hashed(text), closed(text));
     let marked = hashes.and_then(|tail| first_number(first_line(tail))).or_else(|| closed.and_then(only_number));
     // A completion that marks its answer and puts no single number there has given no number.
@@ -102,13 +100,10 @@ pub(super) fn only_number(text: &str) -> Option<Number> {
 }
 
 /// The text with LaTeX's thousands, `1{,}000` and `1\,000`, in plain notation wherever digits surround them.
-fn joined_digits(text: &str) -> Cow<'_, str> {
+fn joined_digits(text: &str) -> String {
     static SPACE: LazyLock<Regex> = LazyLock::new(|| regex(r"([0-9])\\[,!]([0-9])"));
     static COMMA: LazyLock<Regex> = LazyLock::new(|| regex(r"([0-9])\{,\}([0-9])"));
-    match COMMA.replace_all(text, "$1,$2") {
-        Cow::Borrowed(text) => SPACE.replace_all(text, "$1$2"),
-        Cow::Owned(text) => SPACE.replace_all(&text, "$1$2").into_owned().into(),
-    }
+    SPACE.replace_all(&COMMA.replace_all(text, "$1,$2"), "$1$2").into_owned()
 }
 
 /// The text with numbers in plain notation: LaTeX writes `1{,}000` or `1\,000` for a thousand.
