@@ -5,7 +5,8 @@ use crate::output;
 use crate::signals::{Promise, stop_on_signals};
 use kernels::Device;
 use lockstep::config::{Config, EvalSampling, Layers, Purpose, Resolved};
-use lockstep::{Evaluator, Input, OutFile, Outcome, Policy, bad_input, context, find_model, locate_model};
+use lockstep::{Evaluator, Input, OutFile, Outcome, Policy, bad_input, context, find_model, locate_model, prompt_time};
+use model::chat::PromptTime;
 use rewards::Content;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -92,7 +93,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let promise = Promise::Ends("the evaluation stops, without a result");
     let console = Console::new(ConsoleOptions::default())?;
     let stop = stop_on_signals(&console, promise)?;
-    let mut evaluator = Evaluator::new(&ctx, config.clone(), &model, &output::sinks(&console), stop)?;
+    // A run's prompts are those of its first start, whose date a chat template may print.
+    let run = args.source.as_deref().filter(|source| source.is_dir()).map(find_model).transpose()?;
+    let time = run.and_then(|(run, _)| prompt_time(&run)).unwrap_or_else(PromptTime::now);
+    let mut evaluator = Evaluator::new(&ctx, config.clone(), (&model, time), &output::sinks(&console), stop)?;
     let policy = match config.allow_other_base {
         true => Policy::load_with_other(&ctx, &model, adapter, config.dtype)?,
         false => Policy::load_with(&ctx, &model, adapter, config.dtype, output::warn)?,

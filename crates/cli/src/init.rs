@@ -4,7 +4,7 @@ use crate::new_directory::new_directory;
 use crate::output;
 use kernels::{Device, Memory};
 use lockstep::error::OrBadInput;
-use model::io::{CopiedFiles, SaveOptions};
+use model::io::{ModelFiles, SaveOptions};
 use model::weights::tensor_specs;
 use model::{ModelConfig, Tokenizer, Weights};
 use std::path::{Path, PathBuf};
@@ -46,6 +46,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 
 fn write(args: &Args, config: &Arc<ModelConfig>, dir: &Path) -> anyhow::Result<()> {
     let weights = Weights::random(&Memory::new(Device::Cpu), config, args.seed)?;
-    let copied = args.tokenizer.as_deref().map(CopiedFiles::read).transpose()?;
+    let copied = args.tokenizer.as_deref().map(ModelFiles::read).transpose()?;
     Ok(model::io::save_model(dir, config, &weights, copied.as_ref(), SaveOptions::default())?)
 }

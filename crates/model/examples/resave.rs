@@ -7,7 +7,7 @@
 
 use kernels::Device;
 use kernels::Memory;
-use model::io::{CopiedFiles, SaveOptions, save_model};
+use model::io::{ModelFiles, SaveOptions, save_model};
 use model::{Error, FileDType, ModelConfig, Result, SpecialTokens, Tokenizer, Weights};
 use std::path::Path;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
                 _ => return Err(usage()),
             };
             let options = SaveOptions { dtype, max_shard_bytes: shard.parse().map_err(|_| usage())? };
-            save_model(Path::new(to), &config, &weights, Some(&CopiedFiles::read(from)?), options)
+            save_model(Path::new(to), &config, &weights, Some(&ModelFiles::read(from)?), options)
         }
         ["random", config, to, seed] => {
             let config = Arc::new(ModelConfig::load(Path::new(config))?);

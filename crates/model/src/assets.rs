@@ -1,6 +1,7 @@
 //! The files of a model directory that are read before its weights: configuration, tokenizer, chat template.
 
-use crate::io::{CopiedFiles, check_listed};
+use crate::chat::PromptTime;
+use crate::io::{CONFIG, ModelFiles, check_listed, is_listed};
 use crate::scoring::padding_token;
 use crate::{ChatTemplate, Error, Head, ModelConfig, Result, Tokenizer};
 use kernels::DType;
@@ -17,8 +18,9 @@ pub struct ModelAssets {
     pub chat: Option<Arc<ChatTemplate>>,
     /// Token ids that end a completion.
     pub eos_ids: Vec<u32>,
-    /// Files that are copied beside the weights when the model is saved.
-    pub copied: CopiedFiles,
+    /// The files of the directory other than weights, as they were read. They are copied beside the weights when the
+    /// model is saved.
+    pub files: ModelFiles,
     /// Whether the directory holds a language model whose head is replaced by a new score head of one label; `config`
     /// then describes the score model.
     pub head_is_new: bool,
@@ -26,11 +28,20 @@ pub struct ModelAssets {
 
 impl ModelAssets {
     /// Loads the files of `dir` and checks that they fit together. If `head` asks for scores and the directory holds a
-    /// language model, [`ModelAssets::config`] gets a new score head.
-    pub fn load(dir: &Path, head: Head) -> Result<ModelAssets> {
-        check_listed(dir, CopiedFiles::has)?;
-        let config = ModelConfig::load(&dir.join("config.json"))?;
-        let refused = |message: String| Err(Error::file(dir.join("config.json"), message));
+    /// language model, [`ModelAssets::config`] gets a new score head. The chat template renders prompts with `time`.
+    pub fn load(dir: &Path, head: Head, time: PromptTime) -> Result<ModelAssets> {
+        check_listed(dir, is_listed)?;
+        ModelAssets::of(ModelFiles::read(dir)?, head, time)
+    }
+
+    /// [`ModelAssets::load`], of files that have been read.
+    fn of(files: ModelFiles, head: Head, time: PromptTime) -> Result<ModelAssets> {
+        let path = files.path(CONFIG);
+        let config = match files.get(CONFIG) {
+            Some(bytes) => ModelConfig::of_file(&path, bytes)?,
+            None => return Err(Error::file(&path, "No such file or directory")),
+        };
+        let refused = |message: String| Err(Error::file(&path, message));
         let head_is_new = head != Head::Lm && config.head == Head::Lm;
         let config = match (head, config.head) {
             (Head::Score(labels), Head::Lm) => Arc::new(config.with_score_head(labels)),
@@ -45,16 +56,15 @@ impl ModelAssets {
             }
             _ => Arc::new(config),
         };
-        let tokenizer = Tokenizer::load(dir)?;
+        let tokenizer = Tokenizer::of(&files)?;
         let config = match head {
             Head::Score(_) => Arc::new(config.padded_with(padding_token(&tokenizer, &config))),
             Head::Lm => config,
         };
         tokenizer.check_fits(&config)?;
-        let chat = ChatTemplate::load(dir, tokenizer.special())?.map(Arc::new);
-        let eos_ids = tokenizer.eos_ids(dir, &config)?;
-        let copied = CopiedFiles::read(dir)?;
-        Ok(ModelAssets { config, tokenizer: Arc::new(tokenizer), chat, eos_ids, copied, head_is_new })
+        let chat = ChatTemplate::of(&files, tokenizer.special(), time)?.map(Arc::new);
+        let eos_ids = tokenizer.eos_ids(&files, &config)?;
+        Ok(ModelAssets { config, tokenizer: Arc::new(tokenizer), chat, eos_ids, files, head_is_new })
     }
 
     /// The same assets, for a model that computes in `dtype`.
@@ -81,8 +91,12 @@ mod tests {
         dir
     }
 
+    fn load(dir: &Path, head: Head) -> Result<ModelAssets> {
+        ModelAssets::load(dir, head, PromptTime(0))
+    }
+
     fn refused(fields: Value, head: Head) -> String {
-        ModelAssets::load(directory(fields, None).path(), head).err().unwrap().to_string()
+        load(directory(fields, None).path(), head).err().unwrap().to_string()
     }
 
     #[test]
@@ -93,18 +107,18 @@ mod tests {
         };
         let dir = directory(json!({}), None);
         std::fs::write(dir.path().join("chat_template.jinja"), "hi").unwrap();
-        let lm = ModelAssets::load(dir.path(), Head::Lm).unwrap();
+        let lm = load(dir.path(), Head::Lm).unwrap();
         assert_eq!((lm.config.head, lm.config.pad_token_id, lm.head_is_new), (Head::Lm, Some(2), false));
         assert_eq!((lm.eos_ids, lm.tokenizer.vocab_size()), (vec![0, 3], 4));
         assert_eq!(lm.chat.unwrap().source(), "hi");
         // A new head; the padding token is the tokenizer's, or else its end token.
         for (pad, id) in [(None, 0), (Some("c"), 0)] {
-            let new = ModelAssets::load(directory(json!({}), pad).path(), Head::Score(1)).unwrap();
+            let new = load(directory(json!({}), pad).path(), Head::Score(1)).unwrap();
             assert_eq!((new.config.head, new.config.pad_token_id, new.head_is_new), (Head::Score(1), Some(id), true));
             assert_eq!((&new.config.raw["pad_token_id"], new.chat.is_some()), (&json!(id), false));
         }
         for (labels, head) in [(1, Head::Score(1)), (3, Head::Score(3)), (3, Head::Score(2))] {
-            let own = ModelAssets::load(directory(scores(labels), None).path(), head).unwrap();
+            let own = load(directory(scores(labels), None).path(), head).unwrap();
             assert_eq!((own.config.head, own.head_is_new), (Head::Score(labels), false));
         }
         let three = refused(scores(3), Head::Score(1));
@@ -114,15 +128,15 @@ mod tests {
         assert!(lm.ends_with(&format!("config.json: {why}")), "{lm}");
         let small = refused(json!({"vocab_size": 3}), Head::Lm);
         assert!(small.contains("the vocabulary has ids up to 3"), "{small}");
-        let even = ModelAssets::load(directory(json!({"intermediate_size": 6}), None).path(), Head::Lm).unwrap();
+        let even = load(directory(json!({"intermediate_size": 6}), None).path(), Head::Lm).unwrap();
         assert_eq!(even.computing_in(DType::Bf16).unwrap().config.compute, DType::Bf16);
-        let odd = ModelAssets::load(directory(json!({}), None).path(), Head::Lm).unwrap();
+        let odd = load(directory(json!({}), None).path(), Head::Lm).unwrap();
         assert!(odd.computing_in(DType::Bf16).is_err());
         // A file that differs from what was written with the others is not used.
         crate::io::FileList::of(dir.path(), 1).unwrap().write(dir.path()).unwrap();
-        assert!(ModelAssets::load(dir.path(), Head::Lm).is_ok());
+        assert!(load(dir.path(), Head::Lm).is_ok());
         std::fs::write(dir.path().join("chat_template.jinja"), "ho").unwrap();
-        let error = ModelAssets::load(dir.path(), Head::Lm).err().unwrap().to_string();
+        let error = load(dir.path(), Head::Lm).err().unwrap().to_string();
         assert!(error.contains("chat_template.jinja: is not the file that was written with the others"), "{error}");
     }
 }

@@ -165,13 +165,15 @@ impl Hub {
     }
 }
 
-/// Whether this program can read `file`: of a model, configuration, weights, tokenizer and chat template in its top
-/// directory; of a dataset, its data files.
-#[cfg(feature = "hub")]
+/// Whether this program can read `file`: of a model, the listed files, and weights in its top directory; of a dataset,
+/// its data files.
+#[cfg(any(feature = "hub", test))]
 fn wanted(file: &str, kind: HubKind) -> bool {
     let ending = Path::new(file).extension().and_then(|e| e.to_str()).unwrap_or_default();
     match kind {
-        HubKind::Model => !file.contains('/') && ["json", "safetensors", "jinja"].contains(&ending),
+        HubKind::Model => {
+            crate::io::is_listed(file) || !file.contains('/') && ["json", "safetensors", "jinja"].contains(&ending)
+        }
         HubKind::Dataset => DATA_ENDINGS.contains(&ending),
     }
 }
@@ -211,6 +213,19 @@ mod tests {
         let error = locate_on(&hub, "./no/such/file.jsonl", HubKind::Dataset).unwrap_err().to_string();
         assert!(error.contains("does not exist"), "{error}");
         assert!(!is_hub_id("data/train.jsonl") && !is_hub_id("modle") && is_hub_id("Qwen/Qwen2.5-0.5B"));
+    }
+
+    #[test]
+    fn the_listed_files_and_weights_of_a_model_are_fetched() {
+        let of_model = ["config.json", "model-00001-of-00002.safetensors", "chat_template.jinja", "vocab.json"];
+        let more = ["additional_chat_templates/tool_use.jinja", "merges.txt", "tokenizer.model"];
+        let others = ["README.md", "original/model.safetensors", "additional_chat_templates/a/b.jinja", "model.bin"];
+        let fetched = |files: &[&str]| files.iter().map(|file| wanted(file, HubKind::Model)).collect::<Vec<_>>();
+        assert_eq!(
+            (fetched(&of_model), fetched(&more), fetched(&others)),
+            (vec![true; 4], vec![true; 3], vec![false; 4])
+        );
+        assert!(wanted("data/train.jsonl", HubKind::Dataset) && !wanted("config.json.txt", HubKind::Dataset));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! A field of `adapter_config.json` that asks for an unsupported feature is an error; it is never ignored.
 
 use crate::io::{
-    CopiedFiles, SaveOptions, check_listed, load_tensors, load_weights, read_metadata, save_model, save_tensors_with,
+    ModelFiles, SaveOptions, check_listed, load_tensors, load_weights, read_metadata, save_model, save_tensors_with,
     without_bom, write_json,
 };
 use crate::weights::{
@@ -101,7 +101,7 @@ pub fn load_adapter_config(dir: &Path) -> Result<AdapterConfig> {
         _ => Error::io(&path, e),
     })?;
     let json: Value =
-        serde_json::from_slice(&without_bom(text)).map_err(|e| Error::file(&path, format!("not JSON: {e}")))?;
+        serde_json::from_slice(without_bom(&text)).map_err(|e| Error::file(&path, format!("not JSON: {e}")))?;
     let Some(json) = json.as_object() else { return Err(Error::file(&path, "is no JSON object")) };
     parse(json).map_err(|message| Error::file(&path, message))
 }
@@ -248,7 +248,7 @@ impl HeldWeights {
     /// Saves the model as a directory that this crate and transformers can load. A model with an adapter saves the
     /// adapter alone, as PEFT does. The tokenizer files are `copied` from the model's directory. Weights are saved in
     /// the dtype that the model computes in, which keeps every bit.
-    pub fn save(&self, dir: &Path, base: BaseModel<'_>, copied: &CopiedFiles) -> Result<()> {
+    pub fn save(&self, dir: &Path, base: BaseModel<'_>, copied: &ModelFiles) -> Result<()> {
         if let Some(adapter) = &self.adapter {
             save_adapter(dir, adapter, base)?;
             return copied.write_tokenizer(dir);

@@ -2,6 +2,8 @@
 //!
 //! The templates and tokenizers themselves lie in `../shared` (or `LOCKSTEP_SHARED`), not in this repository.
 
+use model::chat::PromptTime;
+use model::io::ModelFiles;
 use model::{Chat, ChatTemplate, SpecialTokens, TextStream, Tokenizer};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -117,7 +119,8 @@ fn special_tokens_and_templates_are_found_in_directories() {
         (tokenizer.eos_id(), tokenizer.pad_id(), tokenizer.vocab_size()),
         (Some(151_645), Some(151_643), 151_665)
     );
-    let template = ChatTemplate::load(&qwen, tokenizer.special()).unwrap().expect("it has one");
+    let files = ModelFiles::read(&qwen).unwrap();
+    let template = ChatTemplate::of(&files, tokenizer.special(), PromptTime(0)).unwrap().expect("it has one");
     let messages = [serde_json::json!({"role": "user", "content": "hi"})];
     let text = template.render(&Chat { messages: &messages, ..Chat::default() }).unwrap();
     assert!(text.contains("<|im_start|>user\nhi<|im_end|>"), "{text}");

@@ -1,7 +1,8 @@
 //! Files of a model directory that somebody else wrote, damaged: an error or a value, never a panic, and no memory that
 //! a number in the file asks for.
 
-use model::io::{TensorSink, TensorSpec, load_tensors};
+use model::chat::PromptTime;
+use model::io::{ModelFiles, TensorSink, TensorSpec, load_tensors};
 use model::peft::load_adapter_config;
 use model::{Chat, ChatTemplate, ModelConfig, SpecialTokens, Tokenizer};
 use proptest::prelude::*;
@@ -83,7 +84,8 @@ fn load_tokenizer(files: [(&str, Vec<u8>); 2]) {
     if let Ok(tokenizer) = Tokenizer::load(dir.path()) {
         let _ = tokenizer.encode("ab cd<e>").and_then(|ids| tokenizer.decode(&ids, true));
     }
-    let _ = ChatTemplate::load(dir.path(), &SpecialTokens::default());
+    let files = ModelFiles::read(dir.path()).unwrap();
+    let _ = ChatTemplate::of(&files, &SpecialTokens::default(), PromptTime(0));
 }
 
 fn adapter() -> Value {

@@ -36,6 +36,11 @@ pub struct RunRecord {
     pub config_sha256: String,
     /// The files of the model that the run starts from, with their hashes.
     pub model: Vec<FileHash>,
+    /// Files beside those in `model` that decide how prompts are written as tokens and where completions end: settings
+    /// of the tokenizer, chat templates. `None` in a record of an older version. A file that is not in the list did not
+    /// exist.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_files: Option<Vec<FileHash>>,
     /// The files of the reference model, if it is a separate one (`ref_model`), with their hashes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reference: Vec<FileHash>,
@@ -95,6 +100,10 @@ pub struct Start {
     pub time_s: u64,
     /// The step after which the run continues; 0 for the first start.
     pub step: u64,
+    /// The time that `strftime_now` gave in chat templates, in seconds since 1970: that of the run's first start. 0 in a
+    /// record of an older version, which took the time of each start.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub prompt_time_s: u64,
     /// The instruction set used from this start on.
     pub isa: String,
     /// The device used from this start on.
@@ -118,6 +127,17 @@ pub struct FileHash {
     pub bytes: Option<u64>,
     /// sha256 of the contents, in hexadecimal.
     pub sha256: String,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl Start {
+    /// The time of the prompts of this start, in seconds since 1970.
+    pub fn time_of_prompts_s(&self) -> u64 {
+        if self.prompt_time_s > 0 { self.prompt_time_s } else { self.time_s }
+    }
 }
 
 impl RunRecord {

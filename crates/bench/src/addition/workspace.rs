@@ -8,6 +8,7 @@ use lockstep::{
     Evaluator, Outcome, Policy, ResumeFrom, Run, RunDir, RunOptions, RunResult, StopReason, StopSignal, find_run,
     write_atomically,
 };
+use model::chat::PromptTime;
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use model::{ModelConfig, Weights};
 use serde_json::json;
@@ -148,8 +149,8 @@ impl Workspace<'_> {
     /// Evaluates a model on the held-out problems, sampled at temperature 1 and greedily.
     pub fn examine(&self, policy: &Policy) -> anyhow::Result<Examined> {
         let layers = self.layers(Purpose::Grpo, "examination", &policy.dir, 1, &[]);
-        let mut evaluator =
-            Evaluator::new(self.ctx, layers.resolve()?.config, &policy.dir, &Sinks::new(), self.stop.clone())?;
+        let (config, model) = (layers.resolve()?.config, (&*policy.dir, PromptTime::now()));
+        let mut evaluator = Evaluator::new(self.ctx, config, model, &Sinks::new(), self.stop.clone())?;
         let sampled = evaluator.evaluate(policy, EvalSampling::Sampled)?.remove(0);
         let greedy = evaluator.evaluate(policy, EvalSampling::Greedy)?.remove(0);
         let prompts = evaluator.prompts().map(|prompt| prompt.text().into_owned()).collect();

@@ -15,6 +15,7 @@ use fleet::coordinator::Coordinator;
 use fleet::exchange::{Counts, Exchange};
 use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
 use fleet::{Answer, Job, JobName, JobResult, Lineage, Plan, WorkerName, takes};
+use model::io::ModelFiles;
 use model::{AdaptedWeights, HeldWeights};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -142,18 +143,18 @@ impl Feed for Payloads {
 
 impl Distributed {
     /// Opens the connection through the run directory `out`, or through `network` for workers on other machines, which
-    /// are served the files of the directory `model`. `batches` are those that the current weights must generate.
+    /// are served the `ModelFiles`. `batches` are those that the current weights must generate.
     pub fn open(
         out: &Path,
-        network: Option<(&Network, &Path)>,
+        network: Option<(&Network, Arc<ModelFiles>)>,
         plan: Plan,
         mut shared: Shared,
         start: Start,
         weights: &mut AdaptedWeights,
         batches: BTreeMap<u64, Pending>,
     ) -> anyhow::Result<Distributed> {
-        let exchange = learner_exchange(out, network.map(|(network, _)| network))?;
-        let serve = |(network, model)| Serving::start(network, &out.join("config.toml"), model);
+        let exchange = learner_exchange(out, network.as_ref().map(|(network, _)| *network))?;
+        let serve = |(network, files)| Serving::start(network, &out.join("config.toml"), files);
         let serving = network.map(serve).transpose()?;
         shared.network = serving.as_ref().map(Serving::place);
         let Start { batch, at_beginning, lineage, frontier, settings, audits, sampling, mut chunks } = start;

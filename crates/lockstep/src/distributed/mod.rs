@@ -21,8 +21,7 @@ pub use scorers::{MakeRewards, Scorers};
 pub use worker::{Parts, WorkerWork};
 
 use crate::config::{Config, settings_of_weights};
-use crate::models::hashes;
-use crate::stop::StopSignal;
+use crate::models::hashes_of;
 use anyhow::{Context as _, bail};
 use fleet::Lineage;
 use fleet::exchange::LearnerState;
@@ -30,6 +29,7 @@ use fleet::exchange::spool::Layout;
 use kernels::Context;
 use kernels::cores::CoreTokens;
 use model::Published;
+use model::io::ModelFiles;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,22 +42,22 @@ pub struct Identity {
     pub program: String,
     /// The formula of the matmul kernels.
     pub arithmetic: String,
-    /// SHA-256 of each file of the model other than weights (configuration, tokenizer), by file name.
+    /// SHA-256 of each file of the model other than weights (configuration, tokenizer, chat templates), by file name.
     pub files: BTreeMap<String, String>,
     /// SHA-256 of the configuration keys that change bits.
     pub settings: String,
 }
 
 impl Identity {
-    /// The identity of this process.
-    pub fn of(ctx: &Context, config: &Config, model: &Path, stop: &StopSignal) -> anyhow::Result<Identity> {
-        let files = hashes(model, stop, |name| !name.ends_with(".safetensors"))?;
-        Ok(Identity {
+    /// The identity of this process, which has read `files` of the model.
+    pub fn of(ctx: &Context, config: &Config, files: &ModelFiles) -> Identity {
+        let files = hashes_of(files.used());
+        Identity {
             program: env!("CARGO_PKG_VERSION").to_owned(),
             arithmetic: ctx.arithmetic(config.dtype.dtype()).to_owned(),
             files: files.into_iter().map(|FileHash { name, sha256, .. }| (name, sha256)).collect(),
             settings: telemetry::record::sha256(settings_of_weights(config).as_bytes()),
-        })
+        }
     }
 
     /// The first difference to the learner's identity, with both values; `None` if they are equal.
@@ -96,6 +96,9 @@ pub struct Shared {
     pub network: Option<NetworkPlace>,
     /// Tokens of the longest prompt in the run's data.
     pub longest_prompt: usize,
+    /// The time with which chat templates render prompts, in seconds since 1970.
+    #[serde(default)]
+    pub prompt_time_s: u64,
     /// Bytes of weights that were copied to publish new versions. It is 0 unless the optimizer leaves some parameters
     /// unchanged.
     pub weight_sync_bytes_copied: u64,

@@ -127,15 +127,16 @@ fn a_worker_of_another_run_reads_nothing() {
 #[test]
 fn an_identity_is_of_what_decides_bits() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, text) in [("config.json", "{}"), ("tokenizer.json", "t"), ("model.safetensors", "w"), ("notes.txt", "n")]
-    {
-        std::fs::write(dir.path().join(name), text).unwrap();
+    let names = ["config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"];
+    for name in names.iter().chain(&["model.safetensors", "vocab.json", "notes.txt"]) {
+        std::fs::write(dir.path().join(name), name).unwrap();
     }
     let ctx = crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap();
-    let of = |config: &Config| Identity::of(&ctx, config, dir.path(), &StopSignal::new()).unwrap();
+    let of = |config: &Config| Identity::of(&ctx, config, &ModelFiles::read(dir.path()).unwrap());
     let own = of(&Config::default());
-    assert_eq!(own.files.keys().collect::<Vec<_>>(), ["config.json", "tokenizer.json"]);
-    assert_eq!(own.files["tokenizer.json"], telemetry::record::sha256(b"t"));
+    let sorted = ["chat_template.jinja", "config.json", "generation_config.json", "tokenizer.json"];
+    assert_eq!(own.files.keys().collect::<Vec<_>>(), sorted);
+    assert_eq!(own.files["tokenizer.json"], telemetry::record::sha256(b"tokenizer.json"));
     assert_eq!(
         (own.program.as_str(), own.arithmetic.as_str()),
         (env!("CARGO_PKG_VERSION"), ctx.arithmetic(kernels::DType::F32))

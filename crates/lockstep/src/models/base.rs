@@ -4,6 +4,7 @@
 use crate::bad_input;
 use crate::error::OrBadInput;
 use crate::stop::{StopSignal, Stopped};
+use model::io::{ModelFiles, identifies_model};
 use std::path::Path;
 use telemetry::record::{FileHash, hash_file_until, sha256};
 
@@ -55,19 +56,35 @@ pub(crate) fn of_weights(files: &[FileHash]) -> String {
     }
 }
 
-/// Hashes of the files that define a model, sorted by name: configuration, tokenizer and all weight files. `which`
+/// Hashes of the files that identify a model, sorted by name: configuration, vocabulary and all weight files. `which`
 /// selects files by name.
 pub(crate) fn hashes(dir: &Path, stop: &StopSignal, which: impl Fn(&str) -> bool) -> anyhow::Result<Vec<FileHash>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).or_bad_input_in(dir.display())? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let listed = ["config.json", "tokenizer.json", "model.safetensors.index.json", model::peft::ADAPTER_CONFIG];
-        if path.is_file() && (listed.contains(&&*name) || name.ends_with(".safetensors")) && which(&name) {
+        let of_weights = ["model.safetensors.index.json", model::peft::ADAPTER_CONFIG].contains(&&*name)
+            || name.ends_with(".safetensors");
+        if path.is_file() && (of_weights || identifies_model(&name)) && which(&name) {
             let Some(hash) = hash_file_until(&path, &|| stop.is_requested())? else { return Err(Stopped.into()) };
             files.push(hash);
         }
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(files)
+}
+
+/// Hashes of files of a model that were read.
+pub(crate) fn hashes_of<'a>(files: impl Iterator<Item = (&'a str, &'a [u8])>) -> Vec<FileHash> {
+    let hash = |(name, bytes): (&str, &[u8])| FileHash {
+        name: name.to_owned(),
+        bytes: Some(bytes.len() as u64),
+        sha256: sha256(bytes),
+    };
+    files.map(hash).collect()
+}
+
+/// Hashes of the files in `dir` that decide prompts, beside those that identify the model.
+pub(crate) fn prompt_hashes(dir: &Path) -> anyhow::Result<Vec<FileHash>> {
+    Ok(hashes_of(ModelFiles::read(dir).or_bad_input()?.of_prompts()))
 }

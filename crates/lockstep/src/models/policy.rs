@@ -6,9 +6,9 @@ use crate::config::{ComputeDType, Config};
 use crate::error::{BadInput, OrBadInput, paragraph};
 use crate::stop::StopSignal;
 use kernels::{Context, Memory};
-use model::chat::ChatTemplate;
+use model::chat::{ChatTemplate, PromptTime};
 use model::hub::HubKind;
-use model::io::{CopiedFiles, TensorSource};
+use model::io::{CONFIG, ModelFiles, TensorSource};
 use model::peft::{BaseModel, is_adapter};
 use model::tokenizer::Tokenizer;
 use model::{AdaptedWeights, Adapter, Head, HeldWeights, ModelAssets, ModelConfig, WeightSlots, Weights};
@@ -26,7 +26,7 @@ pub struct Policy {
     /// The hash of the weights in `dir`, set if an adapter trained on them must record it.
     pub base_sha256: Option<String>,
     /// Files that a saved model gets beside its weights, as they were in `dir`.
-    pub copied: Arc<CopiedFiles>,
+    pub files: Arc<ModelFiles>,
     /// The base weights, and the adapter on them, if there is one.
     pub weights: AdaptedWeights,
     /// Converts text to token ids and back.
@@ -40,13 +40,14 @@ pub struct Policy {
 impl Policy {
     /// A policy of the model in `dir`, made of parts that are loaded already.
     pub(crate) fn of(dir: PathBuf, assets: ModelAssets, weights: AdaptedWeights) -> Policy {
-        let ModelAssets { tokenizer, chat, eos_ids, copied, .. } = assets;
-        Policy { dir, base_sha256: None, copied: Arc::new(copied), weights, tokenizer, chat, eos_ids }
+        let ModelAssets { tokenizer, chat, eos_ids, files, .. } = assets;
+        Policy { dir, base_sha256: None, files: Arc::new(files), weights, tokenizer, chat, eos_ids }
     }
 
-    /// Loads a model directory. An error is the user's bad input (exit code 2).
+    /// Loads a model directory. The chat template renders prompts with the present time. An error is the user's bad
+    /// input (exit code 2).
     pub fn load(ctx: &Context, dir: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
-        let assets = load_assets(dir, Head::Lm, dtype)?;
+        let assets = load_assets(dir, Head::Lm, dtype, PromptTime::now())?;
         let weights = load_weights(ctx, dir, &assets.config)?;
         Ok(Policy::of(dir.to_owned(), assets, AdaptedWeights::new(ctx.memory(), weights, None)))
     }
@@ -82,7 +83,7 @@ impl Policy {
         if !model::peft::load_adapter_config(adapter).or_bad_input()?.scores {
             return Policy::load_with_other(ctx, dir, Some(adapter), dtype);
         }
-        let assets = load_assets(dir, Head::Score(1), dtype)?;
+        let assets = load_assets(dir, Head::Score(1), dtype, PromptTime::now())?;
         let weights = AdaptedWeights::new(ctx.memory(), load_scorer(ctx, dir, assets.config.compute)?, None);
         let mut policy = Policy::of(dir.to_owned(), assets, weights);
         policy.adapt(ctx, adapter)?;
@@ -118,7 +119,7 @@ impl Policy {
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             weights: self.weights.hold(),
-            copied: self.copied.clone(),
+            files: self.files.clone(),
             base: self.dir.display().to_string(),
             base_sha256: self.base_sha256.clone(),
         }
@@ -176,7 +177,7 @@ impl Policy {
 /// A policy's weights of one version, which later updates do not change.
 pub struct Snapshot {
     weights: HeldWeights,
-    copied: Arc<CopiedFiles>,
+    files: Arc<ModelFiles>,
     base: String,
     base_sha256: Option<String>,
 }
@@ -185,7 +186,7 @@ impl Snapshot {
     /// Saves the snapshot as [`Policy::save`] does.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
         let base = BaseModel { name: &self.base, sha256: self.base_sha256.as_deref() };
-        Ok(self.weights.save(dir, base, &self.copied)?)
+        Ok(self.weights.save(dir, base, &self.files)?)
     }
 }
 
@@ -202,8 +203,8 @@ fn not_finite_tensor(source: &dyn TensorSource) -> Option<String> {
 }
 
 /// Reads everything of a model directory except its weights, for a model with this head that computes in `dtype`. The
-/// directory's model may have another head.
-pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType) -> anyhow::Result<ModelAssets> {
+/// directory's model may have another head. The chat template renders prompts with `time`.
+pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType, time: PromptTime) -> anyhow::Result<ModelAssets> {
     if !dir.is_dir() {
         return Err(BadInput::new(format!(
             "model {} is not a directory; give one with config.json, model.safetensors and tokenizer.json",
@@ -211,14 +212,14 @@ pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType) -> anyhow::Resul
         )));
     }
     refuse_adapter(dir)?;
-    let assets = ModelAssets::load(dir, head).and_then(|assets| assets.computing_in(dtype.dtype()));
+    let assets = ModelAssets::load(dir, head, time).and_then(|assets| assets.computing_in(dtype.dtype()));
     assets.map_err(|e| BadInput::new(e.to_string()))
 }
 
 /// Reads the model configuration in `dir`, without the tokenizer; the model will compute in `compute`.
 pub fn load_config(dir: &Path, compute: kernels::DType) -> anyhow::Result<ModelConfig> {
     refuse_adapter(dir)?;
-    let config = ModelConfig::load(&dir.join("config.json")).map_err(|e| BadInput::new(e.to_string()))?;
+    let config = ModelConfig::load(&dir.join(CONFIG)).map_err(|e| BadInput::new(e.to_string()))?;
     Ok(ModelConfig { compute, ..config })
 }
 

@@ -4,6 +4,7 @@ use super::{load_assets, locate};
 use crate::bad_input;
 use crate::config::Config;
 use crate::error::OrBadInput;
+use model::chat::PromptTime;
 use model::hub::HubKind;
 use model::{Head, ModelAssets, ModelConfig};
 use std::path::PathBuf;
@@ -18,7 +19,8 @@ pub fn teacher(
     policy: &ModelAssets,
 ) -> anyhow::Result<(PathBuf, Arc<ModelConfig>)> {
     let dir = locate(name, HubKind::Model).or_bad_input_in(format!("`{key}`"))?;
-    let teacher = load_assets(&dir, Head::Lm, config.dtype).or_bad_input_in(format!("`{key}`"))?;
+    // No prompt is rendered with the teacher's template.
+    let teacher = load_assets(&dir, Head::Lm, config.dtype, PromptTime::now()).or_bad_input_in(format!("`{key}`"))?;
     if let Some(difference) = policy.tokenizer.differs_in(&teacher.tokenizer) {
         bad_input!(
             "`{key}`: {} does not have the policy's vocabulary: {difference}. It scores the tokens that the policy \

@@ -8,6 +8,7 @@ use crate::error::is_bad_input;
 use crate::stop::{StopSignal, is_stopped};
 use kernels::Context;
 use kernels::ops::Passes;
+use model::chat::PromptTime;
 use model::io::SaveOptions;
 use model::peft::BaseModel;
 use model::tokenizer::{SpecialTokens, Tokenizer};
@@ -182,10 +183,10 @@ fn models_and_adapters_are_told_apart() {
          adapter \
          with --adapter; `lockstep merge` makes one model of both)"
     );
-    assert_eq!(said(load_assets(&adapter, Head::Lm, ComputeDType::F32)), refused);
+    assert_eq!(said(load_assets(&adapter, Head::Lm, ComputeDType::F32, PromptTime(0))), refused);
     assert_eq!(said(load_config(&adapter, kernels::DType::F32)), refused);
     assert_eq!(
-        said(load_assets(Path::new("no/such"), Head::Lm, ComputeDType::F32)),
+        said(load_assets(Path::new("no/such"), Head::Lm, ComputeDType::F32, PromptTime(0))),
         "model no/such is not a directory; give one with config.json, model.safetensors and tokenizer.json"
     );
     let missing = said(load_config(dir.path(), kernels::DType::F32));
@@ -226,7 +227,7 @@ fn a_teacher_has_the_policys_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let policy = dir.path().join("policy");
     save(&policy, &shape(40), "abc");
-    let assets: ModelAssets = load_assets(&policy, Head::Lm, ComputeDType::F32).unwrap();
+    let assets: ModelAssets = load_assets(&policy, Head::Lm, ComputeDType::F32, PromptTime(0)).unwrap();
     let of = |name: &str, vocab: usize, letters: &str| {
         let place = dir.path().join(name);
         save(&place, &shape(vocab), letters);
@@ -345,7 +346,7 @@ fn a_plan_counts_the_largest_pass() {
 fn adapters_and_the_engine_count_too() {
     let dir = tempfile::tempdir().unwrap();
     save(dir.path(), &shape(40), "abc");
-    let assets = load_assets(dir.path(), Head::Lm, ComputeDType::F32).unwrap();
+    let assets = load_assets(dir.path(), Head::Lm, ComputeDType::F32, PromptTime(0)).unwrap();
     let (sinks, stop) = (Sinks::new(), StopSignal::new());
     let passes = |config: &Config, with_engine: bool| {
         let mut meta = Builder::new(&one_thread(), config, None, &sinks, &stop).on_meta();
@@ -376,7 +377,7 @@ fn adapters_and_the_engine_count_too() {
 fn prompts_for_a_model() {
     let dir = tempfile::tempdir().unwrap();
     save(dir.path(), &shape(40), "abcdef");
-    let assets = load_assets(dir.path(), Head::Lm, ComputeDType::F32).unwrap();
+    let assets = load_assets(dir.path(), Head::Lm, ComputeDType::F32, PromptTime(0)).unwrap();
     let longest = |max_model_len| context(&Config { max_model_len, ..Config::default() }, &assets);
     assert_eq!((longest(None), longest(Some(30)), longest(Some(99))), (64, 30, 64));
     let rows = ["ab", "abcdef", "abc"].map(|prompt| serde_json::json!({"prompt": prompt})).to_vec();

@@ -5,6 +5,7 @@ use crate::error::{BadInput, OrBadInput};
 use crate::models::{Builder, Longest, ModelSource, Work, check_base, load_assets, load_scorer};
 use crate::stop::StopSignal;
 use kernels::Context;
+use model::chat::PromptTime;
 use model::{Head, ModelAssets, Scorer};
 use rewards::RewardModel;
 use telemetry::Sinks;
@@ -17,10 +18,11 @@ pub struct RewardModelFiles {
 }
 
 impl RewardModelFiles {
-    /// Reads the reward model's files, except for the weights; `model` is a directory or Hub id.
-    pub fn open(name: String, model: &str) -> anyhow::Result<RewardModelFiles> {
+    /// Reads the reward model's files, except for the weights; `model` is a directory or Hub id. Its chat template renders
+    /// prompts with `time`.
+    pub fn open(name: String, model: &str, time: PromptTime) -> anyhow::Result<RewardModelFiles> {
         let source = ModelSource::named(model, Head::Score(1))?;
-        let assets = load_assets(&source.dir, Head::Score(1), ComputeDType::F32)?;
+        let assets = load_assets(&source.dir, Head::Score(1), ComputeDType::F32, time)?;
         if assets.head_is_new && source.adapter.is_none() {
             return Err(BadInput::new(format!(
                 "reward model:{model}: {} is a language model, which gives no scores: make a reward model of it with \

@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::data::prompt_dataset::PromptDataset;
 use crate::error::{BadInput, OrBadInput};
 use crate::stop::StopSignal;
+use model::chat::PromptTime;
 use rewards::{Reward, RewardBatch, RewardModel, RewardSpec, Scores};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -33,6 +34,7 @@ pub enum Owner {
 pub fn named_rewards(
     config: &Config,
     mut injected: Vec<Box<dyn Reward>>,
+    time: PromptTime,
     stop: &StopSignal,
 ) -> anyhow::Result<Vec<ConfiguredReward>> {
     let mut ready = |(spec, name): (&RewardSpec, String)| -> anyhow::Result<ConfiguredReward> {
@@ -43,7 +45,7 @@ pub fn named_rewards(
             );
         }
         match spec.model().or_bad_input()? {
-            Some(model) => Ok(ConfiguredReward::Model(RewardModelFiles::open(name, &model)?)),
+            Some(model) => Ok(ConfiguredReward::Model(RewardModelFiles::open(name, &model, time)?)),
             None => {
                 let built = rewards::build_until(spec, name, &stop.flag());
                 // A reward whose start was cancelled has not failed.
@@ -102,8 +104,9 @@ pub fn models(named: &[ConfiguredReward]) -> impl Iterator<Item = &RewardModelFi
 /// The reward models that a configuration names, whose memory the plan counts.
 pub fn named_models(config: &Config) -> anyhow::Result<Vec<RewardModelFiles>> {
     let names = rewards::names(&config.reward_funcs).or_bad_input()?;
+    let time = PromptTime::now();
     let open = |(spec, name): (&RewardSpec, String)| match spec.model().or_bad_input() {
-        Ok(model) => model.map(|model| RewardModelFiles::open(name, &model)),
+        Ok(model) => model.map(|model| RewardModelFiles::open(name, &model, time)),
         Err(error) => Some(Err(error)),
     };
     config.reward_funcs.iter().zip(names).filter_map(open).collect()

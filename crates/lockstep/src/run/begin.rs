@@ -47,7 +47,7 @@ impl TrainingRun {
         parts: RunParts,
         restore: impl FnOnce(Value, &Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<TrainingRun> {
-        let RunInputs { mut resolved, dir, resume_from, console, sinks, stop, injected, .. } = inputs;
+        let RunInputs { mut resolved, dir, resume_from, prompt_time, console, sinks, stop, injected, .. } = inputs;
         let RunParts { mut learner, mut data, mut evaluations, purpose, label } = parts;
         resolved.config.output_dir = Some(dir.root().to_owned());
         let config_toml = resolved.to_toml();
@@ -65,7 +65,7 @@ impl TrainingRun {
             (log_bytes, unlogged, alarms) = (state.log_bytes, state.unlogged, Alarms::restore(state.alarms));
         }
         let policy = &mut learner.policy;
-        let models = Models::hashed(&dir, &config, purpose, &policy.dir, is_resumed, &stop)?;
+        let models = Models::hashed(&dir, &config, purpose, (&policy.dir, &policy.files), is_resumed, &stop)?;
         stop.check()?;
         policy.base_sha256 = policy.weights.adapter.is_some().then(|| models.weights_sha256());
         if let (Some(from), Some(found), false) =
@@ -103,6 +103,7 @@ impl TrainingRun {
         let log = RunLog::new(stages, reporter, alarms, profile, injected.callbacks, label);
         let sinks = log.sinks();
         models.unchecked.iter().for_each(|what| sinks.warn(what));
+        models.older.iter().for_each(|what| sinks.info(what));
         for what in &models.changed_rewards {
             sinks.warn(&format!("a reward is no longer what the run was trained with until here: {what}"));
         }
@@ -141,6 +142,7 @@ impl TrainingRun {
             config_toml: &config_toml,
             ctx: &learner.ctx,
             models: &models,
+            prompt_time,
             data_hash: &data.hash,
             step,
             changed: began.map_or(Vec::new(), |began| changes(&began, &config)),
@@ -150,6 +152,6 @@ impl TrainingRun {
         // One that was written before the evaluation that was due is written again after it.
         let saved_at = (is_resumed && !evaluations.due).then_some(step);
         let checkpoints = Checkpoints::new(dir, saved_at);
-        Ok(TrainingRun { config, learner, data, log, evaluations, checkpoints, stop })
+        Ok(TrainingRun { config, prompt_time, learner, data, log, evaluations, checkpoints, stop })
     }
 }

@@ -13,6 +13,7 @@ use crate::rollouts::function::RolloutFunction;
 use crate::stop::StopSignal;
 use kernels::Context;
 use model::Sharing;
+use model::chat::PromptTime;
 use rewards::Reward;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -26,6 +27,8 @@ pub struct RunInputs {
     pub dir: RunDir,
     /// Whether the run starts from nothing or from a checkpoint.
     pub resume_from: ResumeFrom,
+    /// The time with which chat templates render prompts: that of the run's first start.
+    pub prompt_time: PromptTime,
     /// The device and threads that the run computes with.
     pub ctx: Context,
     /// The console, whose log file lies in the run's directory.
@@ -64,6 +67,8 @@ pub struct Injected {
     pub recorded_scores: bool,
     /// User code that computes further metrics of held-out rows.
     pub eval_metrics: Option<Box<dyn EvalMetrics>>,
+    /// The time of the prompts, if it is that of a recorded run.
+    pub prompt_time: Option<PromptTime>,
     /// True if the run takes no training step; the training data are then not read.
     pub only_evaluates: bool,
     /// True if the run is made to measure where its time goes.

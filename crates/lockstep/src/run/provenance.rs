@@ -5,11 +5,14 @@ use crate::algorithms::Reference;
 use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::error::BadInput;
-use crate::models::{hashes, locate, of_weights};
+use crate::models::{ModelSource, hashes, hashes_of, locate, of_weights, prompt_hashes};
 use crate::run::run_dir::RunDir;
 use crate::stop::StopSignal;
 use kernels::Context;
+use model::Head;
+use model::chat::PromptTime;
 use model::hub::HubKind;
+use model::io::ModelFiles;
 use model::peft::is_adapter;
 use std::cell::RefCell;
 use std::path::Path;
@@ -28,6 +31,8 @@ pub struct RunMetadata<'a> {
     pub ctx: &'a Context,
     /// Hashes of the model files that the run began from.
     pub models: &'a Models,
+    /// The time with which chat templates render prompts.
+    pub prompt_time: PromptTime,
     /// SHA-256 of the training data.
     pub data_hash: &'a str,
     /// The last step that was done before this start; 0 for a new run.
@@ -60,13 +65,18 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
         sha256: metadata.data_hash.to_owned(),
     }];
     record.data.retain(|file| !file.sha256.is_empty());
-    if record.model.is_empty() {
+    // A run that was killed before its first checkpoint begins anew, with the model that it finds.
+    let begins = metadata.step == 0;
+    if begins || record.model.is_empty() {
         record.model = metadata.models.model.clone();
         if let Some(adapter) = config.model_name_or_path.as_ref().map(Path::new).filter(|dir| is_adapter(dir)) {
             record.model.extend(hashes(adapter, &StopSignal::new(), |_| true)?);
         }
     }
-    if record.reference.is_empty() {
+    if begins || record.prompt_files.is_none() {
+        record.prompt_files = Some(metadata.models.prompt_files.clone());
+    }
+    if begins || record.reference.is_empty() {
         record.reference.clone_from(&metadata.models.reference);
     }
     record.rewards.clone_from(&metadata.models.rewards);
@@ -75,8 +85,9 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     if record.starts.is_empty() {
         record.command.clone_from(&command);
     }
-    let time_s = system::since_1970().as_secs();
-    record.starts.push(Start { time_s, step: metadata.step, isa: ctx.describe().into(), device, command, changed });
+    let (time_s, prompt_time_s) = (system::since_1970().as_secs(), metadata.prompt_time.0);
+    let isa = ctx.describe().into();
+    record.starts.push(Start { time_s, step: metadata.step, prompt_time_s, isa, device, command, changed });
     Ok(run.write(&run.record(), &record.to_bytes()?)?)
 }
 
@@ -87,9 +98,17 @@ pub fn isolation(config: &Config, command: &str) -> Vec<(String, String)> {
     rewards.filter_map(|(name, spec)| Some((name, spec.isolation()?))).collect()
 }
 
+/// The time with which the run in `run` rendered prompts from its first start on; `None` if its record is missing.
+pub fn prompt_time(run: &RunDir) -> Option<PromptTime> {
+    let record = RunRecord::read(&run.record()).ok()?;
+    Some(PromptTime(record.starts.first()?.time_of_prompts_s()))
+}
+
 /// Hashes of the model files that a run reads when it starts.
 pub struct Models {
     model: Vec<FileHash>,
+    /// Hashes of the files beside those in `model` that decide prompts.
+    prompt_files: Vec<FileHash>,
     reference: Vec<FileHash>,
     /// Hashes of the files that rewards are made of; the name of each is its path.
     rewards: Vec<FileHash>,
@@ -97,17 +116,19 @@ pub struct Models {
     pub changed_rewards: Vec<String>,
     /// A warning about a check that could not be made, if there is one.
     pub unchecked: Option<String>,
+    /// A note that the record is of a version that kept no hashes of the files that decide prompts.
+    pub older: Option<String>,
 }
 
 impl Models {
-    /// Hashes the files of the model in `dir`, and of the reference or teacher model if there is a separate one. If the
-    /// run `resumes`, the model's shape and tokenizer must be those in the record of `run`, and its weights too if the
-    /// run still reads them.
+    /// Hashes the files of the model in `dir`, of which `files` have been read, and of the reference or teacher model if
+    /// there is a separate one. If the run `resumes`, the model's shape and all files that decide prompts must be those
+    /// in the record of `run`, and the model's weights too if the run still reads them.
     pub fn hashed(
         run: &RunDir,
         config: &Config,
         purpose: Purpose,
-        dir: &Path,
+        (dir, files): (&Path, &ModelFiles),
         resumes: bool,
         stop: &StopSignal,
     ) -> anyhow::Result<Models> {
@@ -117,6 +138,7 @@ impl Models {
         };
         let reads_weights = !resumes || config.use_peft || reference == Some(Reference::Policy);
         let model = hashes(dir, stop, |name| reads_weights || !name.ends_with(".safetensors"))?;
+        let prompt_files = hashes_of(files.of_prompts());
         let (what, other) = match reference {
             Some(Reference::Teacher { name, .. }) => ("teacher", Some(name)),
             // One that has moved is in the checkpoint.
@@ -134,8 +156,17 @@ impl Models {
                 dir.display()
             )
         });
+        let older = resumes && unchecked.is_none() && record.prompt_files.is_none();
+        let older = older.then(|| {
+            format!(
+                "{} is of an older version, which kept no hashes of chat templates and settings of the tokenizer: that \
+                 they are the same is not checked; from now on they and the date of the prompts are kept",
+                run.record().display()
+            )
+        });
         if resumes {
             check_unchanged("model", dir, &record.model, &model)?;
+            check_files(run, dir, files)?;
             if let Some(dir) = &other {
                 check_unchanged(what, dir, &record.reference, &reference)?;
             }
@@ -147,7 +178,7 @@ impl Models {
             Some(format!("{}: its SHA-256 is {}, and was {}", file.name, file.sha256, old.sha256))
         };
         let changed_rewards = rewards.iter().filter_map(changed).collect();
-        Ok(Models { model, reference, rewards, changed_rewards, unchecked })
+        Ok(Models { model, prompt_files, reference, rewards, changed_rewards, unchecked, older })
     }
 
     /// A hash of the model's weights, which adapters trained on it record.
@@ -163,19 +194,66 @@ fn reward_files(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<FileHa
         spec.clone().map_paths(|path| -> anyhow::Result<String> {
             let of_path = Path::new(path);
             let found = match of_path.is_dir() {
-                true => hashes(of_path, stop, |_| true)?,
-                false if of_path.is_file() => hash_file_until(of_path, &|| stop.is_requested())?.into_iter().collect(),
+                true => of_reward_model(of_path, stop)?,
+                false if of_path.is_file() => {
+                    let hash = hash_file_until(of_path, &|| stop.is_requested())?;
+                    hash.into_iter().map(|file| FileHash { name: path.to_owned(), ..file }).collect()
+                }
                 false => Vec::new(),
             };
-            let in_place = |file: FileHash| {
-                let path = if of_path.is_dir() { of_path.join(&file.name) } else { of_path.to_owned() };
-                FileHash { name: path.display().to_string(), ..file }
-            };
-            files.borrow_mut().extend(found.into_iter().map(in_place));
+            files.borrow_mut().extend(found);
             Ok(path.to_owned())
         })?;
     }
     Ok(files.into_inner())
+}
+
+/// Hashes of the files of the reward model in `dir`, by their paths: of its weights and shape, and of all that decide
+/// how it reads a prompt. The latter are those of the base model, if the reward model is an adapter.
+fn of_reward_model(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash>> {
+    let place = |dir: &Path, file: FileHash| FileHash { name: dir.join(&file.name).display().to_string(), ..file };
+    let mut found: Vec<_> = hashes(dir, stop, |_| true)?.into_iter().map(|file| place(dir, file)).collect();
+    let below = match is_adapter(dir) {
+        true => ModelSource::named(&dir.to_string_lossy(), Head::Score(1))?.dir,
+        false => dir.to_owned(),
+    };
+    if below != dir {
+        let shape = hashes(&below, stop, |name| !name.ends_with(".safetensors"))?;
+        found.extend(shape.into_iter().map(|file| place(&below, file)));
+    }
+    found.extend(prompt_hashes(&below)?.into_iter().map(|file| place(&below, file)));
+    Ok(found)
+}
+
+/// Refuses to resume `run` if a file of the model in `dir`, of which `files` have been read, is not the one of the first
+/// start. Called before the data is read: a changed template would make it an error of a row.
+pub fn check_files(run: &RunDir, dir: &Path, files: &ModelFiles) -> anyhow::Result<()> {
+    let record = RunRecord::read(&run.record()).unwrap_or_default();
+    check_unchanged("model", dir, &record.model, &hashes_of(files.used()))?;
+    let Some(recorded) = &record.prompt_files else { return Ok(()) };
+    check_prompt_files(dir, recorded, &hashes_of(files.of_prompts()))
+}
+
+/// Refuses files that decide prompts if one has another hash than recorded, is missing, or did not exist.
+fn check_prompt_files(dir: &Path, recorded: &[FileHash], found: &[FileHash]) -> anyhow::Result<()> {
+    check_unchanged("model", dir, recorded, found)?;
+    let is_in = |files: &[FileHash], file: &FileHash| files.iter().any(|other| other.name == file.name);
+    if let Some(new) = found.iter().find(|file| !is_in(recorded, file)) {
+        bad_input!(
+            "{}: the model is not the one that the run began with: this file did not exist, and it decides prompts. \
+             Remove it, or start a new run",
+            dir.join(&new.name).display()
+        );
+    }
+    if let Some(old) = recorded.iter().find(|file| !is_in(found, file)) {
+        bad_input!(
+            "{}: the model is not the one that the run began with: this file is missing, and it decides prompts (its \
+             SHA-256 was {}). Put the old file back, or start a new run",
+            dir.join(&old.name).display(),
+            old.sha256
+        );
+    }
+    Ok(())
 }
 
 /// Refuses files whose hashes differ from the recorded ones. A file that is not in the record is accepted.

@@ -13,12 +13,15 @@ use super::log::RunLog;
 use super::task::Task;
 use crate::config::{Config, Strategy};
 use crate::stop::StopSignal;
+use model::chat::PromptTime;
 use train::{Samples, UpdateMetrics};
 
 /// A training run between two steps, as its parts.
 pub struct TrainingRun {
     /// The resolved configuration.
     pub config: Config,
+    /// The time with which chat templates render prompts.
+    pub prompt_time: PromptTime,
     /// The policy with its trainer and optimizer.
     pub learner: Learner,
     /// The position in the training data.

@@ -12,6 +12,7 @@ use crate::run::memory_plan::{Available, planned};
 use crate::stop::StopSignal;
 use kernels::Context;
 use model::Head;
+use model::chat::PromptTime;
 use rewards::{Content, RewardModel};
 use rollout::{Engine, SamplingParams};
 use std::path::Path;
@@ -29,16 +30,16 @@ pub struct Evaluator {
 
 impl Evaluator {
     /// Reads the rewards, and the datasets of `eval_dataset_name` and `eval_datasets`, encoded with the tokenizer in
-    /// the directory `model`. Messages for the user go to `sinks`. A request of `stop` cancels an evaluation.
+    /// the directory `model`. Chat templates render prompts with `time`. Messages for the user go to `sinks`. A request of `stop` cancels an evaluation.
     pub fn new(
         ctx: &Context,
         config: Config,
-        model: &Path,
+        (model, time): (&Path, PromptTime),
         sinks: &Sinks,
         stop: StopSignal,
     ) -> anyhow::Result<Evaluator> {
-        let assets = load_assets(model, Head::Lm, config.dtype)?;
-        let rewards = named_rewards(&config, Vec::new(), &stop)?;
+        let assets = load_assets(model, Head::Lm, config.dtype, time)?;
+        let rewards = named_rewards(&config, Vec::new(), time, &stop)?;
         let mut specs = DatasetSpec::eval_sets(&config);
         specs.iter_mut().for_each(|(_, spec)| spec.stop = stop.clone());
         let sets = load_sets(specs, &config, &assets, &rewards)?;

@@ -26,6 +26,7 @@ use crate::run::training::TrainingRun;
 use crate::run::{self, RunDir, StopReason, checkpoint};
 use crate::stop::is_stopped;
 use crate::{BadInput, trainers};
+use model::chat::PromptTime;
 use rewards::RewardSpec;
 use std::path::Path;
 use std::time::Instant;
@@ -139,7 +140,11 @@ impl Run {
         let only_evaluates = injected.only_evaluates;
         let unlisted = or_earlier(from.checkpoint().map_or(Ok(None), checkpoint::check), &from, &place)?;
         unlisted.iter().for_each(|what| sinks.info(what));
-        let inputs = RunInputs { resolved, dir, resume_from, ctx, console, sinks, stop, injected };
+        let prompt_time = injected.prompt_time.unwrap_or_else(|| match resume_from {
+            ResumeFrom::Nothing => PromptTime::now(),
+            _ => provenance::prompt_time(&dir).unwrap_or_else(PromptTime::now),
+        });
+        let inputs = RunInputs { resolved, dir, resume_from, prompt_time, ctx, console, sinks, stop, injected };
         let (task, training) = or_earlier(trainers::build(purpose, inputs), &from, &place)?;
         let ended = if only_evaluates { Some(StopReason::Requested) } else { training.ended_before() };
         Ok(Run { task, training, has_begun: false, ended, only_evaluates })

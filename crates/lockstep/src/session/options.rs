@@ -10,6 +10,7 @@ use crate::run::inputs::{Flow, Injected, LogRecord, RunEvent};
 use crate::stop::StopSignal;
 use kernels::Context;
 use model::Sharing;
+use model::chat::PromptTime;
 use rewards::{FunctionReward, Reward, RewardInput};
 use std::path::{Path, PathBuf};
 use telemetry::{Console, Sink};
@@ -134,6 +135,12 @@ impl RunOptions {
     pub(crate) fn scores_of_record(mut self, place: PlaceCollector) -> Self {
         self.injected.collect_with = Some(place);
         self.injected.recorded_scores = true;
+        self
+    }
+
+    /// Renders prompts with the time of a recorded run.
+    pub(crate) fn prompt_time(mut self, time: PromptTime) -> Self {
+        self.injected.prompt_time = Some(time);
         self
     }
 

@@ -7,6 +7,7 @@ use crate::run::memory_plan::MemoryPlan;
 use crate::stop::StopSignal;
 use crate::trainers;
 use kernels::Context;
+use model::chat::PromptTime;
 use model::{Head, Sharing};
 use telemetry::Sinks;
 
@@ -19,7 +20,7 @@ pub fn plan(purpose: Purpose, config: &Config, distributed: bool, sinks: &Sinks)
     }
     let head = if purpose == Purpose::Reward { Head::Score(1) } else { Head::Lm };
     let source = ModelSource::of(config, head)?;
-    let assets = load_assets(&source.dir, head, config.dtype)?;
+    let assets = load_assets(&source.dir, head, config.dtype, PromptTime::now())?;
     let stop = StopSignal::new();
     let mut builder = Builder::new(&Context::meta(), config, None, sinks, &stop);
     builder.sharing = distributed.then_some(Sharing { run: [0; 16], dir: None });

@@ -8,6 +8,7 @@ use crate::error::OrBadInput;
 use crate::rollouts::rewards::{check_columns_of, models, named_rewards, ready_rewards};
 use crate::stop::StopSignal;
 use model::Tokenizer;
+use model::chat::PromptTime;
 use rewards::{Content, Problem, RewardInputs, RewardManager};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -60,7 +61,7 @@ pub fn score_file(
     let data = spec.load_with(&mut |row| {
         row.entry(prompt.as_str()).or_insert_with(|| "".into());
     })?;
-    let named = named_rewards(config, Vec::new(), stop)?;
+    let named = named_rewards(config, Vec::new(), PromptTime::now(), stop)?;
     data.examples.iter().try_for_each(|example| {
         check_columns_of(&example.columns, &format!("{path}, row {}", example.row + 1), &named)
     })?;

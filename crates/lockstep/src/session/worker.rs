@@ -16,6 +16,7 @@ use fleet::exchange::WorkerExchange;
 use fleet::exchange::spool::{Layout, SpoolWorker};
 use fleet::worker::{End, Work, Worker};
 use model::Head;
+use model::chat::PromptTime;
 use rewards::{Reward, RewardSpec};
 use rollout::Engine;
 use std::path::{Path, PathBuf};
@@ -177,8 +178,9 @@ fn parts(
         Some(model) => model.clone(),
         None => ModelSource::of(&config, Head::Lm)?.dir,
     };
-    let assets = load_assets(&model, Head::Lm, config.dtype)?;
-    let identity = Identity::of(&ctx, &config, &model, &stop)?;
+    let time = PromptTime(shared.prompt_time_s);
+    let assets = load_assets(&model, Head::Lm, config.dtype, time)?;
+    let identity = Identity::of(&ctx, &config, &assets.files);
     // Others are the learner's: functions of its program, and models, whose memory each worker would take.
     let here = |spec: &RewardSpec| {
         let is_function = spec.function().or_bad_input()?.is_some();
@@ -198,7 +200,8 @@ fn parts(
     let configured = config.clone();
     let has_functions = functions.is_some();
     let make: MakeRewards = Arc::new(move |start: &StopSignal, stop: &StopSignal| {
-        let named = named_rewards(&configured, functions.as_ref().map_or(Vec::new(), |make| make()), start)?;
+        let functions_here = functions.as_ref().map_or(Vec::new(), |make| make());
+        let named = named_rewards(&configured, functions_here, time, start)?;
         let asked = asked_by_workers(&named, functions.is_some());
         if let Some(missing) = wanted.iter().find(|name| !asked.contains(*name)) {
             return Err(BadInput::new(format!("this worker cannot ask the reward `{missing}` of the run")));

@@ -16,6 +16,7 @@ use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
 use crate::run::memory_plan::{Available, MemoryPlan, longest_of, planned};
 use crate::run::prepared::PreparedStep;
+use crate::run::provenance;
 use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
 use anyhow::Context as _;
@@ -302,7 +303,10 @@ fn scorer(builder: &mut Builder<'_>, assets: &ModelAssets, [_, scored]: [Work; 2
 pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, TrainingRun)> {
     let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
     let source = ModelSource::of(&config, O::HEAD)?;
-    let assets = load_assets(&source.dir, O::HEAD, config.dtype)?;
+    let assets = load_assets(&source.dir, O::HEAD, config.dtype, inputs.prompt_time)?;
+    if inputs.resume_from.checkpoint().is_some() {
+        provenance::check_files(&inputs.dir, &source.dir, &assets.files)?;
+    }
     let train = match inputs.train_data() {
         _ if inputs.injected.only_evaluates => None,
         None => return Err(BadInput::new("no training data")),

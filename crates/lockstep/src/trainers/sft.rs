@@ -209,6 +209,7 @@ mod tests {
     use crate::config::ComputeDType;
     use crate::models::load_assets;
     use crate::verify::tests::directory;
+    use model::chat::PromptTime;
     use model::net::Scores;
     use std::sync::{Arc, Mutex};
     use telemetry::{Event, EventKind, Sink};
@@ -257,7 +258,7 @@ mod tests {
         let row = |(ids, labels): &(&[u32], &[i64])| format!("{{\"input_ids\": {ids:?}, \"labels\": {labels:?}}}\n");
         std::fs::write(&path, rows.iter().map(row).collect::<String>()).unwrap();
         let config = Config { dataset_name: Some(path.clone()), max_length: Some(3), ..Config::default() };
-        let assets = load_assets(&dir.path().join("model"), Head::Lm, ComputeDType::F32).unwrap();
+        let assets = load_assets(&dir.path().join("model"), Head::Lm, ComputeDType::F32, PromptTime(0)).unwrap();
         let (said, sinks) = (Arc::new(Mutex::new(Vec::new())), Sinks::new());
         sinks.add(Said(said.clone()));
         let loaded = Sft::load(&config, DatasetSpec::train(&config).unwrap(), &assets, &sinks);

@@ -5,7 +5,7 @@ use super::groups;
 use super::report::{Difference, f32_bits};
 use crate::rollouts::wire::{Group, groups_of_answers, groups_of_begun};
 use anyhow::Context as _;
-use model::io::FILE_LIST;
+use model::io::{FILE_LIST, is_listed};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -22,8 +22,14 @@ const NOT_COMPARED: [&str; 2] = [FILE_LIST, "fleet.json"];
 pub fn difference(recorded: &Path, remade: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
     let (mut names, in_recorded, in_remade) = (BTreeSet::new(), names(recorded)?, names(remade)?);
     names.extend(in_recorded.union(&in_remade).cloned());
+    // Older versions did not copy files in folders of the model.
+    let is_in_folder = |name: &str| name.contains('/') && is_listed(name);
+    // PPO's value model lies in a folder itself.
+    let of_model = |name: &str| is_in_folder(name) || name.split_once('/').is_some_and(|(_, name)| is_in_folder(name));
+    let left_out = |name: &String| of_model(name) && !in_recorded.contains(name);
+    let compared = |name: &String| !NOT_COMPARED.contains(&&**name) && !left_out(name);
     // Weights first: all else follows from them.
-    let mut names: Vec<String> = names.into_iter().filter(|name| !NOT_COMPARED.contains(&&**name)).collect();
+    let mut names: Vec<String> = names.into_iter().filter(compared).collect();
     names.sort_by_key(|name| (rank(name), name.clone()));
     for name in names {
         let place = recorded.join(&name).display().to_string();

@@ -71,6 +71,10 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     }
     let mut record = run.record.clone();
     record.starts = run.starts_of(*at).to_vec();
+    if record.starts.is_empty() {
+        // A fork at the beginning has the prompts of the first start, too.
+        record.starts.extend(run.record.starts.first().cloned());
+    }
     write_atomically(&dir.record(), &record.to_bytes()?)?;
     // Last: with a configuration the directory is a run.
     write_atomically(&dir.config(), resolved.to_toml().as_bytes())?;
@@ -105,11 +109,14 @@ fn replay(
         record.add_ahead(&checkpoint.join("frontier.bin"))?;
     }
     let record = SharedRecord::new(record);
-    let of_run = RunOptions::new()
+    let mut of_run = RunOptions::new()
         .context(run.ctx.clone())
         .stop_signal(options.stop.clone())
         .sink(record.clone())
         .scores_of_record(record.place());
+    if let Some(time) = run.prompt_time(at) {
+        of_run = of_run.prompt_time(time);
+    }
     let (of_fork, resume_from) = find_run(&dir.root().to_string_lossy(), None)?;
     let mut replayed = Run::resolved(Purpose::Grpo, resolved, of_fork, resume_from, of_run)?;
     while replayed.steps_done() < at {

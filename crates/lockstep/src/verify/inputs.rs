@@ -4,12 +4,13 @@ use super::report::{Difference, Interval, Report, missing};
 use super::{Choice, VerifyOptions};
 use crate::config::{Config, Layers, Purpose, Resolved, Strategy, keys, settings_of_weights, undo};
 use crate::data::DatasetSpec;
-use crate::models::{ModelSource, hashes};
+use crate::models::{ModelSource, hashes, prompt_hashes};
 use crate::rollouts::wire::file::GroupFile;
 use crate::run::checkpoint::state::RunState;
 use crate::run::{self, RunDir, checkpoint};
 use kernels::Context;
 use model::Head;
+use model::chat::PromptTime;
 use rewards::RewardSpec;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -100,10 +101,11 @@ impl RecordedRun {
         }
     }
 
-    /// Whether two intervals were made with the same configuration keys that change bits.
-    pub fn same_settings(&self, a: Interval, b: Interval) -> bool {
+    /// Whether two intervals were made with the same configuration keys that change bits, and with prompts of the same
+    /// time.
+    pub fn same_inputs(&self, a: Interval, b: Interval) -> bool {
         let settings = |interval| self.config_of(interval).ok().map(|config| settings_of_weights(&config));
-        settings(a) == settings(b)
+        settings(a) == settings(b) && self.prompt_time(a.to) == self.prompt_time(b.to)
     }
 
     /// Refuses a run whose completions came from user code (a rollout function), since they cannot be made again here.
@@ -162,6 +164,15 @@ impl RecordedRun {
             found.extend(hashes(adapter, &options.stop, |_| true)?);
         }
         compare(&source.dir, &self.record.model, &found, report);
+        match &self.record.prompt_files {
+            Some(recorded) => compare_prompt_files(&source.dir, recorded, &prompt_hashes(&source.dir)?, report),
+            // The replay compares the prompts' tokens all the same.
+            None => (options.say)(&format!(
+                "{} is of an older version, which kept no hashes of chat templates and settings of the tokenizer: that \
+                 they are the same is not checked",
+                self.dir.record().display()
+            )),
+        }
         match (&self.config().replay, DatasetSpec::train(self.config())) {
             (None, Some(spec)) => {
                 let sha256 = DatasetSpec { stop: options.stop.clone(), ..spec }.load()?.hash;
@@ -196,6 +207,12 @@ impl RecordedRun {
         let starts = &self.record.starts;
         // A resume from an older checkpoint made the steps after it again.
         &starts[..starts.iter().rposition(|start| start.step < step).map_or(0, |own| own + 1)]
+    }
+
+    /// The time with which the prompts of `step` were rendered.
+    pub fn prompt_time(&self, step: u64) -> Option<PromptTime> {
+        let start = self.starts_of(step).last().or(self.record.starts.first())?;
+        Some(PromptTime(start.time_of_prompts_s()))
     }
 
     /// The configuration of an interval's steps: `config.toml`, with the changes of later starts undone. The error says
@@ -237,8 +254,10 @@ fn decides_bits(change: &str) -> bool {
 
 fn compare(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut Report) {
     for file in found {
-        let Some(old) = recorded.iter().find(|old| old.name == file.name) else { continue };
-        if old.sha256 == file.sha256 {
+        // An adapter and its base may both have a file of this name.
+        let mut of_name = recorded.iter().filter(|old| old.name == file.name).peekable();
+        let Some(old) = of_name.peek().copied() else { continue };
+        if of_name.any(|old| old.sha256 == file.sha256) {
             report.hashes.push(file.name.clone());
         } else if report.difference.is_none() {
             let place = if place.is_dir() { place.join(&file.name) } else { place.to_owned() };
@@ -254,6 +273,16 @@ fn compare(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut
     for old in recorded.iter().filter(|old| !found.iter().any(|file| file.name == old.name)) {
         report.not_verified.push(format!("{} is not in {}: its hash", old.name, place.display()));
     }
+}
+
+/// As [`compare`], of files that decide prompts: one that did not exist, or that is missing, differs.
+fn compare_prompt_files(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut Report) {
+    let none = |file: &FileHash| FileHash { name: file.name.clone(), bytes: None, sha256: "no such file".into() };
+    let filled = |files: &[FileHash], others: &[FileHash]| -> Vec<FileHash> {
+        let lacks = |file: &&FileHash| !files.iter().any(|own| own.name == file.name);
+        files.iter().cloned().chain(others.iter().filter(lacks).map(none)).collect()
+    };
+    compare(place, &filled(recorded, found), &filled(found, recorded), report);
 }
 
 /// Selects intervals according to `choice`, and keeps their order.

@@ -109,7 +109,7 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
     let chosen = choose(all, options.choice);
     let record = SharedRecord::new(record);
     // Neighbours are replayed in one go: the state between them is proven to be that of the checkpoint.
-    for chain in chosen.chunk_by(|a, b| a.to == b.from && run.same_settings(*a, *b)) {
+    for chain in chosen.chunk_by(|a, b| a.to == b.from && run.same_inputs(*a, *b)) {
         replay(&run, chain, &record, options, report)?;
         if report.difference.is_some() {
             return Ok(());
@@ -146,11 +146,14 @@ fn replay(
         0 => ResumeFrom::Nothing,
         step => ResumeFrom::Checkpoint(run.dir.checkpoint(step)),
     };
-    let of_run = RunOptions::new()
+    let mut of_run = RunOptions::new()
         .context(run.ctx.clone())
         .stop_signal(options.stop.clone())
         .sink(record.clone())
         .scores_of_record(record.place());
+    if let Some(time) = run.prompt_time(chain[0].to) {
+        of_run = of_run.prompt_time(time);
+    }
     let dir = RunDir::fresh(scratch.path())?;
     let begun = Run::resolved(Purpose::Grpo, run.replay_config(chain[0])?, dir, resume_from, of_run);
     let mut replayed = match begun {

@@ -283,10 +283,10 @@ fn the_configuration_of_a_step_is_that_of_its_start() {
     let (before, after) = (opened.resolved_of(interval(0, 2)).unwrap(), opened.resolved_of(interval(2, 4)).unwrap());
     assert_eq!((before.config.learning_rate, after.config.learning_rate), (0.02, 0.01));
     assert_eq!((before.config.logging_steps, after.config.logging_steps), (1, 1), "it decides no bits");
-    assert!(!opened.same_settings(interval(0, 2), interval(2, 4)));
+    assert!(!opened.same_inputs(interval(0, 2), interval(2, 4)));
     // A key that decides no bits makes no other settings, and may change anywhere.
     opened.record.starts = vec![start(0, &[]), start(1, &["logging_steps was 5, now 1"])];
-    assert!(opened.same_settings(interval(0, 2), interval(2, 4)));
+    assert!(opened.same_inputs(interval(0, 2), interval(2, 4)));
     assert!(opened.resolved_of(interval(0, 2)).is_ok());
 
     let replayed = opened.replay_config(interval(2, 4)).unwrap().config;

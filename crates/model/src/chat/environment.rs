@@ -1,15 +1,14 @@
 //! The Jinja environment in which transformers renders chat templates: its syntax settings, functions and filters.
 
-use super::{limits, operators, python};
+use super::{PromptTime, limits, operators, python};
 use crate::{Error, Result};
 use minijinja::machinery;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, Value};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-pub(super) fn new(sources: &BTreeMap<String, String>) -> Result<Environment<'static>> {
+pub(super) fn new(sources: &BTreeMap<String, String>, time: PromptTime) -> Result<Environment<'static>> {
     let mut env = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     let syntax = syntax.expect("the default delimiters");
@@ -17,15 +16,18 @@ pub(super) fn new(sources: &BTreeMap<String, String>) -> Result<Environment<'sta
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_formatter(|out, _, value| out.write_str(&python::print(value)?).map_err(minijinja::Error::from));
     operators::add(&mut env);
+    // Python's texts and dictionaries have a length and items, too; so has Jinja's undefined value.
+    let is_sequence = |value: &Value| {
+        let counted = [ValueKind::String, ValueKind::Seq, ValueKind::Iterable, ValueKind::Map, ValueKind::Undefined];
+        counted.contains(&value.kind())
+    };
+    env.add_test("sequence", is_sequence);
     env.add_filter("tojson", tojson);
     env.add_filter("string", python::print);
     env.add_function("raise_exception", |message: String| -> std::result::Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
     });
-    env.add_function("strftime_now", |format: &str| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        python::strftime(format, now)
-    });
+    env.add_function("strftime_now", move |format: &str| python::strftime(format, time.0));
     let mut longest = 0;
     for (name, source) in sources {
         let mut templates = vec![(name.clone(), generation(source, false))];
@@ -136,12 +138,30 @@ fn generation(source: &str, marks: bool) -> String {
                     }
                 }
             }
+            "raw" => {
+                // What follows is literal up to the tag that ends it. Jinja keeps the line feed after this tag, and
+                // minijinja drops one.
+                out.push_str(tag);
+                if after.starts_with('\n') && !tag.ends_with("-%}") {
+                    out.push('\n');
+                }
+                let (literal, next) = after.split_at(end_of_raw(after));
+                out.push_str(literal);
+                rest = next;
+                continue;
+            }
             _ => out.push_str(tag),
         }
         rest = after;
     }
     out.push_str(rest);
     out
+}
+
+/// Where the tag `{% endraw %}` begins; the end of the text if there is none.
+fn end_of_raw(text: &str) -> usize {
+    let is_end = |at: &usize| text[at + 2..].trim_start_matches(['-', '+']).trim_start().starts_with("endraw");
+    text.match_indices("{%").map(|(at, _)| at).find(is_end).unwrap_or(text.len())
 }
 
 /// The end of a tag: `%}` with its whitespace-control sign.

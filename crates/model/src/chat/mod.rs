@@ -8,7 +8,10 @@
 mod assistant;
 mod content;
 mod environment;
+mod formats;
+mod letters;
 mod limits;
+mod methods;
 mod operators;
 mod prompt;
 mod python;
@@ -18,17 +21,30 @@ mod tests;
 pub use content::Content;
 pub use prompt::PromptEncoder;
 
-use crate::tokenizer::{SpecialTokens, object};
+use crate::io::{ModelFiles, TOKENIZER_CONFIG};
+use crate::tokenizer::SpecialTokens;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Keys under which a message may have its reasoning. Templates read the first one.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// Mark at the end of the final message in the rendered text, where the model continues it. The space at its end shows
 /// whether the template trims messages.
 const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// The time that `strftime_now` gives in a chat template, in seconds since 1970. A run renders all of its prompts with the
+/// time of its first start, so that a later start has the same prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptTime(pub u64);
+
+impl PromptTime {
+    /// The present time.
+    pub fn now() -> PromptTime {
+        PromptTime(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
+    }
+}
 
 /// A conversation to render.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,30 +70,34 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `special` has the special tokens that it may print by name.
+    /// Compiles a template. `special` has the special tokens that it may print by name. `strftime_now` gives the time
+    /// of this call.
     pub fn new(source: &str, special: &SpecialTokens) -> Result<ChatTemplate> {
-        ChatTemplate::named([("default".to_owned(), source.to_owned())].into(), special)
+        let sources = [("default".to_owned(), source.to_owned())];
+        ChatTemplate::named(sources.into(), special, PromptTime::now())
     }
 
-    fn named(sources: BTreeMap<String, String>, special: &SpecialTokens) -> Result<ChatTemplate> {
-        let environment = environment::new(&sources)?;
+    fn named(mut sources: BTreeMap<String, String>, special: &SpecialTokens, time: PromptTime) -> Result<ChatTemplate> {
+        sources.values_mut().for_each(|source| *source = with_line_feeds(source));
+        let environment = environment::new(&sources, time)?;
         Ok(ChatTemplate { environment, sources, special: special.clone() })
     }
 
-    /// Loads the templates of a model directory: from `chat_template.jinja` and `additional_chat_templates/`, or else
-    /// from `tokenizer_config.json`. None if the model has no template.
-    pub fn load(dir: &Path, special: &SpecialTokens) -> Result<Option<ChatTemplate>> {
-        let mut sources = files(dir)?;
+    /// The templates of a model's files: of `chat_template.jinja` and `additional_chat_templates/`, or else of
+    /// `tokenizer_config.json`. None if the model has no template. `strftime_now` gives `time`.
+    pub fn of(files: &ModelFiles, special: &SpecialTokens, time: PromptTime) -> Result<Option<ChatTemplate>> {
+        let owned = |template: Result<(&str, &str)>| template.map(|(name, text)| (name.to_owned(), text.to_owned()));
+        let mut sources = files.templates().map(owned).collect::<Result<BTreeMap<_, _>>>()?;
         if sources.is_empty() {
-            let path = dir.join("tokenizer_config.json");
-            sources = match object(&path)?.as_ref().and_then(|c| c.get("chat_template")) {
+            sources = match files.object(TOKENIZER_CONFIG)?.as_ref().and_then(|c| c.get("chat_template")) {
                 None | Some(Value::Null) => return Ok(None),
                 Some(template) => of_config(template).ok_or_else(|| {
+                    let path = files.path(TOKENIZER_CONFIG);
                     Error::file(path, "`chat_template` is neither a template nor a list of named ones")
                 })?,
             };
         }
-        ChatTemplate::named(sources, special).map(Some)
+        ChatTemplate::named(sources, special, time).map(Some)
     }
 
     /// The source text of the template; of several, the default one.
@@ -129,31 +149,10 @@ impl ChatTemplate {
     }
 }
 
-/// Reads the template files of a directory.
-fn files(dir: &Path) -> Result<BTreeMap<String, String>> {
-    let mut sources = BTreeMap::new();
-    let mut read = |name: &str, path: &Path| -> Result<()> {
-        match std::fs::read_to_string(path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            text => {
-                sources.insert(name.to_owned(), text.map_err(|e| Error::io(path, e))?);
-                Ok(())
-            }
-        }
-    };
-    read("default", &dir.join("chat_template.jinja"))?;
-    let more = dir.join("additional_chat_templates");
-    if more.is_dir() {
-        for entry in std::fs::read_dir(&more).map_err(|e| Error::io(&more, e))? {
-            let path = entry.map_err(|e| Error::io(&more, e))?.path();
-            if path.extension().is_some_and(|e| e == "jinja")
-                && let Some(name) = path.file_stem().and_then(|s| s.to_str())
-            {
-                read(name, &path)?;
-            }
-        }
-    }
-    Ok(sources)
+/// A template's source as Jinja reads it: each line ends with a line feed, whichever of Windows' `\r\n` and the old `\r`
+/// it had.
+fn with_line_feeds(source: &str) -> String {
+    source.replace("\r\n", "\n").replace('\r', "\n")
 }
 
 /// Reads the templates in `tokenizer_config.json`: one text, or a list of `{name, template}`.

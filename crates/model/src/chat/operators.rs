@@ -2,7 +2,7 @@
 //! rendering's budget before it runs. So a hostile chat template cannot use unbounded memory or time.
 
 use super::limits::{begin, charge, charge_namespace, size};
-use super::python;
+use super::{formats, letters, methods, python};
 use minijinja::machinery::{self, Instruction, Instructions};
 use minijinja::value::{Rest, Tuple, Value, ValueKind, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, Expression, State, filters, functions};
@@ -21,6 +21,7 @@ fn counted(instruction: &Instruction<'_>) -> Option<(&'static str, u16)> {
     Some(match instruction {
         Instruction::Add => (":add", 2),
         Instruction::Mul => (":mul", 2),
+        Instruction::Rem => (":rem", 2),
         Instruction::StringConcat => (":concat", 2),
         Instruction::Slice => (":slice", 4),
         Instruction::Eq => (":eq", 2),
@@ -84,6 +85,13 @@ pub(super) fn add(env: &mut Environment<'static>) {
             flat(filter.call(state, &arguments)?)
         });
     }
+    for (name, filter) in OWN_FILTERS {
+        env.add_filter(*name, move |arguments: Arguments| {
+            let arguments = arguments.into_values();
+            charge(work(name, &arguments)?)?;
+            filter(&arguments)
+        });
+    }
     let namespace = Value::from_function(functions::namespace);
     env.add_function("namespace", move |state: &mut State<'_, '_>, arguments: Arguments| {
         let arguments = arguments.into_values();
@@ -102,6 +110,9 @@ pub(super) fn add(env: &mut Environment<'static>) {
         if !(value.kind() == ValueKind::Map && method == "get") {
             charge(work(method, &all)?)?;
         }
+        if let Some(outcome) = methods::call(value, method, arguments) {
+            return outcome;
+        }
         flat(minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)?)
     });
 }
@@ -112,13 +123,23 @@ fn filters() -> Vec<(&'static str, Value)> {
         ($($name:ident)*) => { vec![$((stringify!($name), Value::from_function(filters::$name))),*] };
     }
     let mut all = table![
-        lower upper title capitalize replace dictsort items reverse trim join split lines int float min max sort list
-        bool batch slice sum indent select reject selectattr rejectattr map groupby unique chain zip pprint format
-        escape
+        lower upper title capitalize dictsort items reverse trim join split lines min max sort list bool batch
+        slice sum select reject selectattr rejectattr map groupby unique chain zip pprint escape
     ];
     all.push(("e", Value::from_function(filters::escape)));
     all
 }
+
+/// Jinja's filters that minijinja lacks or has otherwise.
+const OWN_FILTERS: &[(&str, Operator)] = &[
+    ("wordcount", methods::word_count),
+    ("center", methods::center),
+    ("indent", methods::indent),
+    ("replace", methods::replace_filter),
+    ("format", formats::format_filter),
+    ("int", formats::int),
+    ("float", formats::float),
+];
 
 /// Upper bound on the bytes and elements that a filter or method of this name builds or reads.
 fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
@@ -149,7 +170,7 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
                 let width = named.as_ref().unwrap_or(v);
                 width.as_usize().or(width.as_str().map(str::len))
             });
-            let lines = subject.matches('\n').count() + 1;
+            let lines = subject.matches(letters::ends_line).count() + 1;
             text.saturating_add(lines.saturating_mul(width.max().unwrap_or(4)))
         }
         "format" => {
@@ -162,13 +183,17 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
         }
         "batch" | "slice" => number(1),
         "escape" | "e" => text.saturating_mul(6),
-        "lower" | "upper" | "title" | "capitalize" => text.saturating_mul(3),
-        "trim" | "strip" | "lstrip" | "rstrip" | "pprint" => text,
-        "split" | "splitlines" | "lines" => {
-            let pieces = match string(1).filter(|by| name == "split" && !by.is_empty()) {
+        "lower" | "upper" | "title" | "capitalize" | "swapcase" | "casefold" => text.saturating_mul(3),
+        "trim" | "strip" | "lstrip" | "rstrip" | "pprint" | "removeprefix" | "removesuffix" | "partition"
+        | "rpartition" => text,
+        "split" | "rsplit" | "splitlines" | "lines" => {
+            let words = matches!(name, "split" | "rsplit");
+            let pieces = match string(1).filter(|by| words && !by.is_empty()) {
                 Some(by) => subject.matches(by).count() + 1,
-                None if name == "split" => subject.split_whitespace().count(),
-                None => subject.lines().count(),
+                // A separator that is given by name is at least one byte long.
+                None if words && arguments.iter().any(Value::is_kwargs) => subject.len(),
+                None if words => subject.split(letters::is_space).filter(|word| !word.is_empty()).count(),
+                None => subject.lines().count().max(subject.matches(letters::ends_line).count()),
             };
             text.saturating_add(pieces.saturating_mul(PIECE))
         }
@@ -212,6 +237,7 @@ fn native(expression: &Expression<'_, '_>, arguments: &[Value]) -> Outcome {
 static PLAIN: LazyLock<Environment<'static>> = LazyLock::new(Environment::new);
 static ADD: LazyLock<Expression<'static, 'static>> = LazyLock::new(|| compile("a + b"));
 static MUL: LazyLock<Expression<'static, 'static>> = LazyLock::new(|| compile("a * b"));
+static REM: LazyLock<Expression<'static, 'static>> = LazyLock::new(|| compile("a % b"));
 static SLICE: LazyLock<Expression<'static, 'static>> = LazyLock::new(|| compile("a[b:c:d]"));
 static IN: LazyLock<Expression<'static, 'static>> = LazyLock::new(|| compile("a in b"));
 
@@ -223,6 +249,7 @@ type Operator = fn(&[Value]) -> Outcome;
 const OPERATORS: &[(&str, Operator)] = &[
     (":add", add_values),
     (":mul", multiply),
+    (":rem", remainder),
     (":concat", concatenate),
     (":slice", slice),
     (":eq", |v| compare(v, |a, b| a == b)),
@@ -265,6 +292,17 @@ fn multiply(v: &[Value]) -> Outcome {
         charge(length.saturating_mul(times.as_usize().unwrap_or(0)))?;
     }
     native(&MUL, v)
+}
+
+/// The remainder of a division, or a text with values put into it.
+fn remainder(v: &[Value]) -> Outcome {
+    match v[0].as_str() {
+        Some(text) => {
+            charge(size(&v[1])?.elements + text.len())?;
+            formats::percent(text, &v[1]).map(Value::from)
+        }
+        None => native(&REM, v),
+    }
 }
 
 fn concatenate(v: &[Value]) -> Outcome {

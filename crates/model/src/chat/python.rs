@@ -34,7 +34,14 @@ pub(super) fn print(value: &Value) -> Result<String, minijinja::Error> {
     Ok(out)
 }
 
-/// Python's `repr(value)`.
+/// Python's `repr(value)`. The length is subtracted from the rendering's budget.
+pub(super) fn represent(value: &Value) -> Result<String, minijinja::Error> {
+    let mut out = String::new();
+    repr(value, 0, &mut out)?;
+    Ok(out)
+}
+
+/// Writes Python's `repr(value)`.
 fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), minijinja::Error> {
     if depth > DEPTH {
         return Err(too_large("lists within lists"));

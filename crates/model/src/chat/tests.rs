@@ -148,7 +148,7 @@ fn a_template_like_gemmas() {
 #[test]
 fn templates_are_found_where_models_have_them() {
     let dir = tempfile::tempdir().unwrap();
-    let load = || ChatTemplate::load(dir.path(), &special());
+    let load = || ModelFiles::read(dir.path()).and_then(|files| ChatTemplate::of(&files, &special(), PromptTime(0)));
     assert!(load().unwrap().is_none());
     let messages = [json!({"role": "user", "content": "hi"})];
     let tools = [json!({"name": "f"})];

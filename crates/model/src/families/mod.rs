@@ -32,7 +32,12 @@ pub const FAMILIES: [&Family; 8] = [
 impl ModelConfig {
     /// Reads a `config.json`.
     pub fn load(path: &Path) -> Result<ModelConfig> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        ModelConfig::of_file(path, &std::fs::read(path).map_err(|e| Error::io(path, e))?)
+    }
+
+    /// The configuration in the bytes of the file `path`.
+    pub(crate) fn of_file(path: &Path, bytes: &[u8]) -> Result<ModelConfig> {
+        let text = std::str::from_utf8(bytes).map_err(|e| Error::file(path, format!("not UTF-8: {e}")))?;
         let text = text.trim_start_matches('\u{feff}');
         ModelConfig::parse(text).map_err(|e| match e {
             Error::NotJson(_) | Error::Config { .. } => {

@@ -9,6 +9,7 @@
 
 mod direct;
 mod files;
+mod model_files;
 mod read;
 mod safetensors;
 mod save;
@@ -17,11 +18,11 @@ mod tests;
 
 pub(crate) use files::check_listed;
 pub use files::{FILE_LIST, FileList, ListedFile};
+pub use model_files::{CONFIG, ModelFiles, identifies_model, is_listed};
+pub(crate) use model_files::{GENERATION_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG};
 pub(crate) use read::read_metadata;
 pub use read::{load_tensors, load_weights};
-pub use save::{
-    CopiedFiles, PARTIAL_NAME, SaveOptions, WriteSeek, save_model, save_tensors, sweep_partial, write_atomically,
-};
+pub use save::{PARTIAL_NAME, SaveOptions, WriteSeek, save_model, save_tensors, sweep_partial, write_atomically};
 pub(crate) use save::{save_tensors_with, write_json};
 
 use crate::Result;
@@ -40,12 +41,8 @@ pub fn checksum(bytes: &[u8]) -> String {
 }
 
 /// Removes the byte order mark that Windows editors put at the beginning of a file.
-pub(crate) fn without_bom(mut bytes: Vec<u8>) -> Vec<u8> {
-    const MARK: &[u8] = "\u{feff}".as_bytes();
-    if bytes.starts_with(MARK) {
-        bytes.drain(..MARK.len());
-    }
-    bytes
+pub(crate) fn without_bom(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes)
 }
 
 /// Range of the checksum's digits in a header, if it has a checksum.

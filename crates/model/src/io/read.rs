@@ -92,9 +92,9 @@ impl Files {
     }
 
     fn sharded(dir: &Path, index: PathBuf) -> Result<Files> {
-        let text = without_bom(std::fs::read(&index).map_err(|e| Error::io(&index, e))?);
+        let text = std::fs::read(&index).map_err(|e| Error::io(&index, e))?;
         let json: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|e| Error::file(&index, format!("not JSON: {e}")))?;
+            serde_json::from_slice(without_bom(&text)).map_err(|e| Error::file(&index, format!("not JSON: {e}")))?;
         let Some(map) = json.get("weight_map").and_then(|m| m.as_object()) else {
             return Err(Error::file(&index, "has no object `weight_map`"));
         };

@@ -1,6 +1,7 @@
 //! Writes model directories.
 
 use super::direct::DirectFile;
+use super::model_files::{CONFIG, GENERATION_CONFIG, ModelFiles};
 use super::safetensors::{header, narrowed};
 use super::{CHECKSUM, TensorSource, TensorSpec, ZERO_CHECKSUM, find_checksum};
 use crate::{Error, FileDType, ModelConfig, Result};
@@ -37,56 +38,6 @@ impl Default for SaveOptions {
 /// Most characters of a file's name that its temporary name repeats: the name may already have the greatest possible
 /// length.
 pub const PARTIAL_NAME: usize = 200;
-
-/// The tokenizer's files in a model directory.
-const TOKENIZER_FILES: &[&str] = &[
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-];
-
-const GENERATION_CONFIG: &str = "generation_config.json";
-
-/// Files of a model directory that are copied when the model is saved elsewhere. They are kept in memory, because the
-/// directory may be gone by then.
-#[derive(Clone, Debug, Default)]
-pub struct CopiedFiles(Vec<(&'static str, Vec<u8>)>);
-
-impl CopiedFiles {
-    /// Reads the files that are copied: those of the tokenizer, the chat template and `generation_config.json`, as far
-    /// as `dir` has them.
-    pub fn read(dir: &Path) -> Result<CopiedFiles> {
-        let names = TOKENIZER_FILES.iter().copied().chain([GENERATION_CONFIG]).filter(|name| dir.join(name).exists());
-        let read = |name: &'static str| {
-            let path = dir.join(name);
-            Ok((name, std::fs::read(&path).map_err(|e| Error::io(&path, e))?))
-        };
-        Ok(CopiedFiles(names.map(read).collect::<Result<_>>()?))
-    }
-
-    /// Whether a file of this name is read when a model directory is loaded (weights aside).
-    pub(crate) fn has(name: &str) -> bool {
-        name == "config.json" || name == GENERATION_CONFIG || TOKENIZER_FILES.contains(&name)
-    }
-
-    /// Writes the tokenizer and the chat template to `dir`.
-    pub fn write_tokenizer(&self, dir: &Path) -> Result<()> {
-        self.write(dir, |name| name != GENERATION_CONFIG)
-    }
-
-    fn write(&self, dir: &Path, which: impl Fn(&str) -> bool) -> Result<()> {
-        self.0.iter().filter(|(name, _)| which(name)).try_for_each(|(name, bytes)| {
-            let path = dir.join(name);
-            write_atomically(&path, |out| out.write_all(bytes).map_err(|e| Error::io(&path, e)))
-        })
-    }
-}
 
 /// A file being written: earlier bytes can be patched.
 pub trait WriteSeek: Write + Seek {}
@@ -145,13 +96,13 @@ pub fn save_model(
     dir: &Path,
     config: &ModelConfig,
     source: &dyn TensorSource,
-    copied: Option<&CopiedFiles>,
+    copied: Option<&ModelFiles>,
     options: SaveOptions,
 ) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
-    write_json(&dir.join("config.json"), &Value::Object(config_json(config, options.dtype)))?;
+    write_json(&dir.join(CONFIG), &Value::Object(config_json(config, options.dtype)))?;
     save_weights(dir, source, options)?;
-    copied.map_or(Ok(()), |copied| copied.write(dir, |_| true))?;
+    copied.map_or(Ok(()), |copied| copied.write(dir))?;
     if !dir.join(GENERATION_CONFIG).exists() {
         write_json(&dir.join(GENERATION_CONFIG), &generation_json(config))?;
     }

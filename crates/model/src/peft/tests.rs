@@ -223,7 +223,7 @@ fn a_model_in_training_is_saved_and_restored() {
         for name in ["tokenizer.json", "generation_config.json"] {
             std::fs::write(source.path().join(name), "{\"x\": 1}").unwrap();
         }
-        let copied = CopiedFiles::read(source.path()).unwrap();
+        let copied = ModelFiles::read(source.path()).unwrap();
         model.hold().save(dir.path(), BaseModel::from("org/base"), &copied).unwrap();
         let has = |name: &str| dir.path().join(name).exists();
         assert_eq!((has(ADAPTER_CONFIG), has("config.json"), has("model.safetensors")), (adapted, !adapted, !adapted));

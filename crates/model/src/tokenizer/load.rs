@@ -1,26 +1,21 @@
 //! Reads the tokenizer files of a model directory, as transformers does.
 
 use super::{SpecialTokens, Tokenizer, failed};
-use crate::io::without_bom;
+use crate::io::{GENERATION_CONFIG, ModelFiles, SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG};
 use crate::{Error, Result};
 use serde_json::{Map, Value};
-use std::path::Path;
 use tokenizers::AddedToken;
 use tokenizers::processors::template::TemplateProcessing;
 
-pub(super) fn load(dir: &Path) -> Result<Tokenizer> {
-    let path = dir.join("tokenizer.json");
-    let bytes = std::fs::read(&path).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => Error::file(
-            &path,
-            "there is no such file: copy it, and tokenizer_config.json, from the tokenizer's directory",
-        ),
-        _ => Error::io(&path, e),
+pub(super) fn load(files: &ModelFiles) -> Result<Tokenizer> {
+    let path = files.path(TOKENIZER);
+    let bytes = files.get(TOKENIZER).ok_or_else(|| {
+        Error::file(&path, "there is no such file: copy it, and tokenizer_config.json, from the tokenizer's directory")
     })?;
     let mut inner = parse(bytes).map_err(|message| Error::file(&path, message))?;
 
-    let config = object(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
-    let map = object(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
+    let config = files.object(TOKENIZER_CONFIG)?.unwrap_or_default();
+    let map = files.object(SPECIAL_TOKENS_MAP)?.unwrap_or_default();
     let special = special_tokens(&config, &map);
 
     // Special tokens that the settings name and `tokenizer.json` lacks.
@@ -42,9 +37,8 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer> {
 /// Parses a `tokenizer.json`. The `tokenizers` crate panics on invalid JSON and on some wrong settings, either while
 /// reading or with the first text (for example if a template names a token that is missing). So JSON is checked first
 /// and a text is encoded here, with panics caught.
-fn parse(bytes: Vec<u8>) -> std::result::Result<tokenizers::Tokenizer, String> {
-    let bytes = without_bom(bytes);
-    serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).map_err(|e| format!("not JSON: {e}"))?;
+fn parse(bytes: &[u8]) -> std::result::Result<tokenizers::Tokenizer, String> {
+    serde_json::from_slice::<serde::de::IgnoredAny>(bytes).map_err(|e| format!("not JSON: {e}"))?;
     let parse_and_try = || {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
         // Files may contain the author's settings for truncation and padding. Here ids belong to one whole text, and
@@ -127,22 +121,12 @@ fn token_text(value: &Value) -> Option<String> {
 }
 
 /// Ids of the end tokens in `generation_config.json`; none if the file is missing or has no `eos_token_id`.
-pub(super) fn generation_eos(dir: &Path) -> Result<Option<Vec<u32>>> {
-    let path = dir.join("generation_config.json");
-    let bad = || Error::file(&path, "`eos_token_id` is neither a token id nor a list of them");
+pub(super) fn generation_eos(files: &ModelFiles) -> Result<Option<Vec<u32>>> {
+    let bad = || Error::file(files.path(GENERATION_CONFIG), "`eos_token_id` is neither a token id nor a list of them");
     let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(bad);
-    match object(&path)?.as_ref().and_then(|g| g.get("eos_token_id")) {
+    match files.object(GENERATION_CONFIG)?.as_ref().and_then(|g| g.get("eos_token_id")) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Array(ids)) => ids.iter().map(id).collect::<Result<_>>().map(Some),
         Some(one) => Ok(Some(vec![id(one)?])),
     }
-}
-
-/// Reads a file with one JSON object; none if the file does not exist.
-pub(crate) fn object(path: &Path) -> Result<Option<Map<String, Value>>> {
-    let text = match std::fs::read(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        read => without_bom(read.map_err(|e| Error::io(path, e))?),
-    };
-    serde_json::from_slice(&text).map(Some).map_err(|e| Error::file(path, format!("not a JSON object: {e}")))
 }

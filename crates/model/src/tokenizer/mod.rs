@@ -9,9 +9,9 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use load::object;
 pub use stream::TextStream;
 
+use crate::io::{ModelFiles, TOKENIZER, TOKENIZER_CONFIG};
 use crate::{Error, ModelConfig, Result};
 use std::path::Path;
 
@@ -52,9 +52,14 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` and `tokenizer_config.json` of a directory.
+    /// Reads the tokenizer of a directory.
     pub fn load(dir: &Path) -> Result<Tokenizer> {
-        load::load(dir)
+        Tokenizer::of(&ModelFiles::read(dir)?)
+    }
+
+    /// The tokenizer of a model's files: `tokenizer.json`, and the settings beside it.
+    pub fn of(files: &ModelFiles) -> Result<Tokenizer> {
+        load::load(files)
     }
 
     /// A tokenizer whose tokens are single characters: first the special tokens that are present (pad, bos, eos, unk),
@@ -69,7 +74,7 @@ impl Tokenizer {
         std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
         let json = self.inner.to_string(true).map_err(failed)?;
         let config = serde_json::to_string_pretty(&self.config).expect("a JSON map is always JSON") + "\n";
-        for (name, text) in [("tokenizer.json", json), ("tokenizer_config.json", config)] {
+        for (name, text) in [(TOKENIZER, json), (TOKENIZER_CONFIG, config)] {
             let path = dir.join(name);
             crate::io::write_atomically(&path, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(&path, e)))?;
         }
@@ -203,10 +208,10 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Ids of the tokens that end a completion: those of `generation_config.json` in `dir`, or else of `config`, and
-    /// the tokenizer's own end token. Ascending, without repetitions.
-    pub fn eos_ids(&self, dir: &Path, config: &ModelConfig) -> Result<Vec<u32>> {
-        let mut ids = match load::generation_eos(dir)? {
+    /// Ids of the tokens that end a completion: those of `generation_config.json`, or else of `config`, and the
+    /// tokenizer's own end token. Ascending, without repetitions.
+    pub fn eos_ids(&self, files: &ModelFiles, config: &ModelConfig) -> Result<Vec<u32>> {
+        let mut ids = match load::generation_eos(files)? {
             Some(ids) => ids,
             None => config.eos_token_ids.clone(),
         };

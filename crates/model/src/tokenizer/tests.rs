@@ -65,7 +65,7 @@ fn end_tokens_of_all_places_are_honoured() {
     let json = r#"{"model_type":"llama","hidden_size":4,"intermediate_size":3,"num_hidden_layers":1,
         "num_attention_heads":2,"vocab_size":10,"eos_token_id":7}"#;
     let config = ModelConfig::parse(json).unwrap();
-    let eos = || letters().eos_ids(dir.path(), &config);
+    let eos = || letters().eos_ids(&ModelFiles::read(dir.path()).unwrap(), &config);
     assert_eq!(eos().unwrap(), [1, 7]);
     let write = |text: &str| std::fs::write(dir.path().join("generation_config.json"), text).unwrap();
     write(r#"{"eos_token_id":[9,8]}"#);

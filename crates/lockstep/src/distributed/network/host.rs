@@ -14,6 +14,7 @@ use fleet::blobs::Client;
 use fleet::exchange::LearnerState;
 use fleet::exchange::spool::Layout;
 use kernels::memory::slot::{SlotFiller, SlotOptions};
+use model::io::{ModelFiles, is_listed};
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -222,10 +223,15 @@ impl Copies<'_> {
         let client = Client::new(&network.address, self.bearer.as_deref(), say);
         let model = self.dir.join("model");
         std::fs::create_dir_all(&model)?;
-        let files = network.files.iter().filter(|name| is_name(name)).map(|name| (of_file(name), model.join(name)));
+        let files = network.files.iter().filter(|name| is_listed(name)).map(|name| (of_file(name), model.join(name)));
         for (blob, path) in [(CONFIG.to_owned(), self.dir.join(CONFIG))].into_iter().chain(files) {
             let Some(bytes) = client.bytes(&blob, stop).map_err(of_fleet)? else { return Ok(false) };
+            std::fs::create_dir_all(path.parent().unwrap_or(&model))?;
             replace(&path, &bytes)?;
+        }
+        // A file of an earlier learner's model that this one does not have would be read, too.
+        for (name, _) in ModelFiles::read(&model)?.used().filter(|(name, _)| !network.files.iter().any(|n| n == name)) {
+            std::fs::remove_file(model.join(name))?;
         }
         (self.slots, self.base, self.seen) = Default::default();
         self.from = Some((shared.run, client));
@@ -295,11 +301,6 @@ impl Copies<'_> {
     }
 }
 
-/// Whether `name` is a plain file name and not a path.
-fn is_name(name: &str) -> bool {
-    !name.starts_with('.') && name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
-}
-
 /// Replaces a file that other processes may be reading.
 fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let temporary = path.with_file_name(format!(".{}", path.file_name().unwrap_or_default().to_string_lossy()));
@@ -314,16 +315,6 @@ fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_of_files_and_no_paths() {
-        for name in ["config.json", "a-b_c.1", "x"] {
-            assert!(is_name(name), "{name}");
-        }
-        for name in [".", "..", ".hidden", "a/b", "a b", "ä", "a\\b"] {
-            assert!(!is_name(name), "{name}");
-        }
-    }
 
     #[test]
     fn a_file_is_replaced_as_a_whole() {

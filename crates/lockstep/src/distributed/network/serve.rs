@@ -4,9 +4,9 @@
 
 use super::super::{SlotPlace, of_fleet};
 use super::{Network, NetworkPlace, built};
-use crate::error::OrBadInput;
 use fleet::blobs::{Server, Source};
 use kernels::memory::slot::{Contents, Pin, SlotReader};
+use model::io::ModelFiles;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -19,12 +19,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) const CONFIG: &str = "config.toml";
 /// The name under which the base weights below an adapter are fetched.
 pub(super) const BASE: &str = "base";
-/// The largest model file that is served. Larger ones are neither configuration nor tokenizer.
-const LONGEST: u64 = 256 << 20;
 
-/// The name under which a model's file is fetched.
+/// The name under which a model's file is fetched. It is one segment of a URL.
 pub(super) fn of_file(name: &str) -> String {
-    format!("model-{name}")
+    let escaped = |byte: u8| match byte {
+        b if b.is_ascii_alphanumeric() || b"._-".contains(&b) => char::from(b).to_string(),
+        b => format!("~{b:02x}"),
+    };
+    format!("model-{}", name.bytes().map(escaped).collect::<String>())
 }
 
 /// The name under which the weights with a version number are fetched.
@@ -55,6 +57,8 @@ impl AboutSlot {
 #[derive(Clone)]
 enum Place {
     File(PathBuf),
+    /// The file of this name, among those that the learner has read of its model.
+    OfModel(Arc<ModelFiles>, String),
     /// A slot's path, and the version number that the slot must have, if that matters.
     Slot(PathBuf, Option<u64>),
 }
@@ -74,31 +78,25 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Starts to serve a run's configuration and its model's files.
-    pub fn start(network: &Network, config: &Path, model: &Path) -> anyhow::Result<Serving> {
+    /// Starts to serve a run's configuration and its model's files, as the learner has read them.
+    pub fn start(network: &Network, config: &Path, model: Arc<ModelFiles>) -> anyhow::Result<Serving> {
         let server = built::place(&network.server)?;
         Serving::open(network, config, model, &server)
     }
 
     /// Starts to serve; `server` is `HOST:PORT` of the NATS server.
-    pub(super) fn open(network: &Network, config: &Path, model: &Path, server: &str) -> anyhow::Result<Serving> {
-        let mut files = Vec::new();
-        for entry in std::fs::read_dir(model).or_bad_input_in(model.display())? {
-            let entry = entry?;
-            let (name, data) = (entry.file_name().to_string_lossy().into_owned(), entry.path().metadata()?);
-            let is_plain =
-                name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) && !name.starts_with('.');
-            let is_weights = [".safetensors", ".bin", ".pt", ".pth", ".gguf"].iter().any(|end| name.ends_with(end));
-            if is_plain && !is_weights && data.is_file() && data.len() <= LONGEST {
-                files.push(name);
-            }
-        }
-        files.sort();
+    pub(super) fn open(
+        network: &Network,
+        config: &Path,
+        model: Arc<ModelFiles>,
+        server: &str,
+    ) -> anyhow::Result<Serving> {
+        let files: Vec<String> = model.used().map(|(name, _)| name.to_owned()).collect();
         let served = Arc::new(Served::default());
         {
             let mut places = served.places();
             places.insert(CONFIG.to_owned(), Place::File(config.to_owned()));
-            places.extend(files.iter().map(|name| (of_file(name), Place::File(model.join(name)))));
+            places.extend(files.iter().map(|name| (of_file(name), Place::OfModel(model.clone(), name.clone()))));
         }
         let bearer = network.server.bearer();
         let server_of_nats = server;
@@ -120,7 +118,7 @@ impl Serving {
     /// Serves these versions of the weights, and stops serving all others.
     pub fn publish(&self, slots: &BTreeMap<u64, SlotPlace>, base: Option<&Path>) {
         let mut places = self.served.places();
-        places.retain(|_, place| matches!(place, Place::File(_)));
+        places.retain(|_, place| !matches!(place, Place::Slot(..)));
         let slot =
             |place: &SlotPlace| (of_slot(place.stored_as), Place::Slot(place.path.clone(), Some(place.stored_as)));
         places.extend(slots.values().map(slot));
@@ -152,11 +150,16 @@ impl Served {
     }
 }
 
+fn bytes_of<'a>(files: &'a ModelFiles, name: &str) -> Option<&'a [u8]> {
+    files.used().find(|(own, _)| *own == name).map(|(_, bytes)| bytes)
+}
+
 impl Source for Served {
     fn about(&self, name: &str) -> Result<Option<(u64, serde_json::Value)>> {
         let Some(place) = self.places().get(name).cloned() else { return Ok(None) };
         match place {
             Place::File(path) => Ok(Some((std::fs::metadata(path)?.len(), serde_json::Value::Null))),
+            Place::OfModel(files, name) => Ok(bytes_of(&files, &name).map(|b| (b.len() as u64, Default::default()))),
             Place::Slot(path, number) => match self.pin(name, &path, number)? {
                 None => Ok(None),
                 Some((slot, pin)) => {
@@ -171,6 +174,11 @@ impl Source for Served {
         let Some(place) = self.places().get(name).cloned() else { return Ok(false) };
         match place {
             Place::File(path) => File::open(path)?.read_exact_at(out, at).map(|()| true),
+            Place::OfModel(files, name) => {
+                let bytes = bytes_of(&files, &name).and_then(|bytes| bytes.get(at as usize..at as usize + out.len()));
+                bytes.inspect(|bytes| out.copy_from_slice(bytes));
+                Ok(bytes.is_some())
+            }
             // Pinned for as long as a block takes: the optimizer never waits for a network.
             Place::Slot(path, number) => match self.pin(name, &path, number)? {
                 None => Ok(false),

@@ -4,6 +4,7 @@ use super::*;
 use fleet::Lineage;
 use fleet::blobs::Client;
 use kernels::memory::slot::{Contents, SlotFiller, SlotOptions, SlotReader};
+use model::io::ModelFiles;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -49,7 +50,8 @@ impl Fake {
         std::fs::write(dir.path().join("config.toml"), "seed = 1\n").unwrap();
         let listen = ([127, 0, 0, 1], 0).into();
         let network = Network { server: server(Some("secret")), listen, advertise: None };
-        let serving = Serving::open(&network, &dir.path().join("config.toml"), &model, "127.0.0.1:4222").unwrap();
+        let files = Arc::new(ModelFiles::read(&model).unwrap());
+        let serving = Serving::open(&network, &dir.path().join("config.toml"), files, "127.0.0.1:4222").unwrap();
         let (slots, base) = (BTreeMap::new(), slot(0, "base", 1000));
         Fake { dir, slots, base, serving, says: Arc::default() }
     }
@@ -77,6 +79,7 @@ impl Fake {
             rewards: Vec::new(),
             network: Some(self.serving.place()),
             longest_prompt: 1,
+            prompt_time_s: 1,
             weight_sync_bytes_copied: 0,
             bytes_fetched: 0,
         };
@@ -215,48 +218,38 @@ fn weights_are_not_shown_to_anybody() {
     assert_eq!(of(Some("node-1:99"), listen), "node-1:99");
 }
 
-/// A learner serves what a worker reads of a model, and neither weights nor what has another name than files have.
+/// A learner serves the files that it has read of its model, and no other ones.
 #[test]
-fn files_that_are_served() {
+fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model");
-    std::fs::create_dir_all(model.join("folder.json")).unwrap();
-    let plain = ["b.json", "a-1_x.txt"];
-    let others = [
-        ".hidden",
-        "two words.json",
-        "w.safetensors",
-        "w.bin",
-        "w.pt",
-        "w.pth",
-        "w.gguf",
-        "ä.json",
-        "x.safetensors.bin",
-    ];
-    plain.iter().chain(&others).for_each(|name| std::fs::write(model.join(name), name).unwrap());
-    // Up to 256 MiB, which take no space here.
-    for (name, bytes) in [("most", 256 << 20), ("more", (256 << 20) + 1)] {
-        std::fs::File::create(model.join(name)).unwrap().set_len(bytes).unwrap();
-    }
+    std::fs::create_dir_all(model.join("additional_chat_templates")).unwrap();
+    let listed = ["config.json", "chat_template.jinja", "additional_chat_templates/ä b.jinja"];
+    let others = ["notes.json", "model.safetensors", "vocab.json", "additional_chat_templates/notes.txt", ".hidden"];
+    listed.iter().chain(&others).for_each(|name| std::fs::write(model.join(name), name).unwrap());
     std::fs::write(dir.path().join("config.toml"), "seed = 2\n").unwrap();
     let network =
         Network { server: server(Some("t")), listen: ([127, 0, 0, 1], 0).into(), advertise: Some("h".into()) };
-    let open = |model: &Path| Serving::open(&network, &dir.path().join("config.toml"), model, "127.0.0.1:4222");
-    let serving = open(&model).unwrap();
+    let files = Arc::new(ModelFiles::read(&model).unwrap());
+    // A change that comes later is not served: the learner does not have it either.
+    std::fs::write(model.join("chat_template.jinja"), "changed").unwrap();
+    let serving = Serving::open(&network, &dir.path().join("config.toml"), files, "127.0.0.1:4222").unwrap();
     let NetworkPlace { address, files } = serving.place();
-    assert_eq!(files, ["a-1_x.txt", "b.json", "most"]);
+    assert_eq!(files, listed);
     let port = address.strip_prefix("h:").and_then(|port| port.parse::<u16>().ok()).unwrap();
     let client = Client::new(&format!("127.0.0.1:{port}"), Some(&fleet::blobs::bearer("t")), |_| ());
     let bytes = |name: &str| client.bytes(name, &|| false).unwrap().map(|bytes| String::from_utf8(bytes).unwrap());
     assert_eq!(bytes("config.toml").as_deref(), Some("seed = 2\n"));
-    assert_eq!(bytes(&of_file("b.json")).as_deref(), Some("b.json"));
-    for name in others.map(of_file).into_iter().filter(|name| name.is_ascii() && !name.contains(' ')) {
-        assert_eq!(bytes(&name), None, "{name}");
+    for name in listed {
+        assert_eq!(bytes(&of_file(name)).as_deref(), Some(name));
     }
-    assert_eq!(serving.bytes_sent(), "seed = 2\n".len() as u64 + "b.json".len() as u64);
+    for name in others {
+        assert_eq!(bytes(&of_file(name)), None, "{name}");
+    }
+    let sent: usize = listed.iter().map(|name| name.len()).sum();
+    assert_eq!(serving.bytes_sent(), ("seed = 2\n".len() + sent) as u64);
     assert_eq!((of_file("x"), of_slot(7)), ("model-x".to_owned(), "slot-7".to_owned()));
-    let missing = open(&dir.path().join("none")).err().unwrap();
-    assert!(crate::error::is_bad_input(&missing) && missing.to_string().contains("none: "), "{missing:#}");
+    assert_eq!(of_file("a/~b"), "model-a~2f~7eb");
 }
 
 /// Of the weights only those are served that were published last.

@@ -26,7 +26,8 @@ fn config(specs: &[&str]) -> Config {
 }
 
 fn named(specs: &[&str], injected: Vec<Box<dyn Reward>>) -> Result<Vec<(String, Owner)>, String> {
-    let all = named_rewards(&config(specs), injected, &StopSignal::new()).map_err(|error| error.to_string())?;
+    let all = named_rewards(&config(specs), injected, PromptTime(0), &StopSignal::new())
+        .map_err(|error| error.to_string())?;
     let of = |reward: &ConfiguredReward| match reward {
         ConfiguredReward::Ready(reward, owner) => (reward.name().to_owned(), *owner),
         ConfiguredReward::Model(_) => unreachable!("there is none"),
@@ -52,14 +53,14 @@ fn each_function_of_the_caller_is_named_once() {
     // A stop request is no failure of a reward.
     let stop = StopSignal::new();
     stop.request();
-    assert!(named_rewards(&config(&["unique_chars"]), Vec::new(), &stop).is_err());
+    assert!(named_rewards(&config(&["unique_chars"]), Vec::new(), PromptTime(0), &stop).is_err());
 }
 
 #[test]
 fn workers_call_what_the_configuration_describes() {
     let all = || {
         let stop = StopSignal::new();
-        let named = named_rewards(&config(&["unique_chars", "function:x"]), vec![function("x")], &stop);
+        let named = named_rewards(&config(&["unique_chars", "function:x"]), vec![function("x")], PromptTime(0), &stop);
         let mut all = named.unwrap();
         all.push(ConfiguredReward::Ready(Box::new(Whole("whole")), Owner::Configuration));
         all

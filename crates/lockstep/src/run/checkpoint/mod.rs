@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::error::OrBadInput;
 use crate::run::run_dir::{RunDir, sync_directory};
 use anyhow::Context as _;
-use model::io::{FILE_LIST, FileList};
+use model::io::{FILE_LIST, FileList, is_listed};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -95,7 +95,11 @@ pub fn link_model(checkpoint: &Path, target: &Path) -> anyhow::Result<()> {
         let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let to = target.join(&name);
         let of_run = [state::FILE, FILE_LIST].contains(&&*name) || OF_RUN.iter().any(|prefix| name.starts_with(prefix));
-        if of_run || !from.is_file() {
+        if of_run {
+            continue;
+        }
+        if from.is_dir() {
+            copy_listed(&from, &name, &to)?;
             continue;
         }
         if !name.ends_with(".safetensors") || fs::hard_link(&from, &to).is_err() {
@@ -103,6 +107,19 @@ pub fn link_model(checkpoint: &Path, target: &Path) -> anyhow::Result<()> {
         }
     }
     Ok(sync_tree(target)?)
+}
+
+/// Copies those files of the folder `from` that belong to a model, such as further chat templates; `name` is the
+/// folder's path in the model directory.
+fn copy_listed(from: &Path, name: &str, to: &Path) -> anyhow::Result<()> {
+    for entry in fs::read_dir(from)? {
+        let file = entry?.file_name();
+        if is_listed(&format!("{name}/{}", file.to_string_lossy())) {
+            fs::create_dir_all(to)?;
+            fs::copy(from.join(&file), to.join(&file))?;
+        }
+    }
+    Ok(())
 }
 
 /// Refuses the checkpoint `dir` if its files do not match the list that was written with them. Checkpoints of older
@@ -359,15 +376,16 @@ mod tests {
             for name in files.iter().chain(&more) {
                 fs::write(dir.join(name), name)?;
             }
-            Ok(fs::create_dir(dir.join("sub.safetensors"))?)
+            fs::create_dir(dir.join("sub.safetensors"))?;
+            fs::create_dir(dir.join("additional_chat_templates"))?;
+            fs::write(dir.join("additional_chat_templates/tool_use.jinja"), "tools")?;
+            Ok(fs::write(dir.join("additional_chat_templates/notes.txt"), "mine")?)
         })
         .unwrap();
         let target = dir.path().join("a model");
         link_model(&run.checkpoint(1), &target).unwrap();
-        let mut names: Vec<String> =
-            fs::read_dir(&target).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        assert_eq!(names, ["config.json", "model.safetensors"]);
+        let names: Vec<String> = FileList::of(&target, 1).unwrap().files.into_keys().collect();
+        assert_eq!(names, ["additional_chat_templates/tool_use.jinja", "config.json", "model.safetensors"]);
         assert_eq!(fs::read_to_string(target.join("config.json")).unwrap(), "config.json");
         #[cfg(unix)]
         {

@@ -35,15 +35,18 @@ impl Place {
     }
 
     fn hashed(&self, config: &Config, purpose: Purpose, resumes: bool) -> anyhow::Result<Models> {
-        Models::hashed(&self.run, config, purpose, &self.at("model"), resumes, &StopSignal::new())
+        let model = self.at("model");
+        let files = ModelFiles::read(&model).unwrap();
+        Models::hashed(&self.run, config, purpose, (&model, &files), resumes, &StopSignal::new())
     }
 
     /// Starts a run after `step`, and reads its record.
     fn start(&self, config: &Config, models: &Models, command: &str, step: u64, changed: &[&str]) -> RunRecord {
         let ctx = crate::context(None, Some(1), ComputeDType::F32).unwrap();
         let changed = changed.iter().map(|line| (*line).to_owned()).collect();
+        let (config_toml, data_hash, prompt_time) = ("toml", "d1", PromptTime(86_400));
         let metadata =
-            RunMetadata { command, config, config_toml: "toml", ctx: &ctx, models, data_hash: "d1", step, changed };
+            RunMetadata { command, config, config_toml, ctx: &ctx, models, prompt_time, data_hash, step, changed };
         write(&self.run, metadata).unwrap();
         RunRecord::read(&self.run.record()).unwrap()
     }
@@ -79,6 +82,15 @@ fn a_record_says_what_a_run_was_made_from() {
     let starts: Vec<_> = again.starts.iter().map(|start| (start.step, start.changed.join("; "))).collect();
     assert_eq!(starts, [(0, String::new()), (5, "seed was 7, now 8; a reward".to_owned())]);
     assert!(again.starts.iter().all(|start| start.device == "cpu" && start.isa == record.isa && start.time_s > 0));
+    assert!(again.starts.iter().all(|start| start.prompt_time_s == 86_400));
+    assert_eq!(prompt_time(&place.run), Some(PromptTime(86_400)));
+    // Older versions rendered each start's own date.
+    let mut older = RunRecord::read(&place.run.record()).unwrap();
+    older.starts.iter_mut().zip([7, 9]).for_each(|(start, time)| (start.time_s, start.prompt_time_s) = (time, 0));
+    fs::write(place.run.record(), older.to_bytes().unwrap()).unwrap();
+    assert_eq!(prompt_time(&place.run), Some(PromptTime(7)));
+    fs::remove_file(place.run.record()).unwrap();
+    assert_eq!(prompt_time(&place.run), None);
 }
 
 #[test]
@@ -118,8 +130,48 @@ fn a_resumed_run_has_the_model_that_it_began_with() {
     assert!(place.hashed(&config, Purpose::Sft, true).is_err());
     let stop = StopSignal::new();
     stop.request();
-    let stopped = Models::hashed(&place.run, &config, Purpose::Sft, &place.at("model"), false, &stop);
+    let stopped =
+        Models::hashed(&place.run, &config, Purpose::Sft, (&place.at("model"), &ModelFiles::default()), false, &stop);
     assert!(is_stopped(&stopped.err().unwrap()));
+}
+
+#[test]
+fn files_that_decide_prompts_are_those_of_the_first_start() {
+    let place = place();
+    let config = place.config();
+    let model = place.at("model");
+    let listed = ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"];
+    fs::create_dir(model.join("additional_chat_templates")).unwrap();
+    listed.iter().for_each(|name| fs::write(model.join(name), "text").unwrap());
+    let record = place.start(&config, &place.hashed(&config, Purpose::Sft, false).unwrap(), "sft", 0, &[]);
+    assert_eq!(names(record.prompt_files.as_ref().unwrap()), listed);
+    let why = || place.hashed(&config, Purpose::Sft, true).err().unwrap().to_string();
+    for name in listed {
+        let path = model.join(name);
+        let same = format!("{}: the model is not the one that the run began with: ", path.display());
+        let (was, is) = (sha256(b"text"), sha256(b"texts"));
+        fs::write(&path, "texts").unwrap();
+        let changed = format!("its SHA-256 is {is}, and was {was}. Put the old file back, or start a new run");
+        assert_eq!(why(), same.clone() + &changed);
+        fs::remove_file(&path).unwrap();
+        let missing = format!("this file is missing, and it decides prompts (its SHA-256 was {was}). Put the old file");
+        assert_eq!(why(), same + &missing + " back, or start a new run");
+        fs::write(&path, "text").unwrap();
+    }
+    let new = model.join("tokenizer_config.json");
+    fs::write(&new, "{}").unwrap();
+    let did_not_exist = "this file did not exist, and it decides prompts. Remove it, or start a new run";
+    let same = "the model is not the one that the run began with";
+    assert_eq!(why(), format!("{}: {same}: {did_not_exist}", new.display()));
+    // A record of an older version says nothing of these files: a note, and from this start on they are compared.
+    let older = RunRecord { prompt_files: None, ..record };
+    fs::write(place.run.record(), older.to_bytes().unwrap()).unwrap();
+    let models = place.hashed(&config, Purpose::Sft, true).unwrap();
+    assert!(models.unchecked.is_none() && models.older.as_ref().unwrap().contains("is of an older version"));
+    place.start(&config, &models, "sft", 5, &[]);
+    assert_eq!(place.hashed(&config, Purpose::Sft, true).unwrap().older, None);
+    fs::remove_file(&new).unwrap();
+    assert!(why().contains("tokenizer_config.json"));
 }
 
 #[test]
@@ -144,7 +196,9 @@ fn reference_models_and_teachers_are_recorded_too() {
         };
         place.run.create("").unwrap();
         let model = Path::new(config.model_name_or_path.as_deref().unwrap());
-        let hashed = |resumes| Models::hashed(&place.run, config, purpose, model, resumes, &StopSignal::new());
+        let files = ModelFiles::read(model).unwrap();
+        let hashed =
+            |resumes| Models::hashed(&place.run, config, purpose, (model, &files), resumes, &StopSignal::new());
         let models = hashed(false).unwrap();
         let record = place.start(config, &models, "train", 0, &[]);
         assert_eq!(names(&record.reference), ["config.json", "model.safetensors"], "{what}");
@@ -175,14 +229,20 @@ fn files_of_rewards_that_changed_are_named() {
         reward_funcs: vec!["length:3".into(), python, spec(format!("model:{}", model.display()))],
         ..place.config()
     };
-    let models = place.hashed(&config, Purpose::Grpo, false).unwrap();
     let paths = |file: &Path| file.display().to_string();
-    let all = [paths(&script), paths(&model.join("config.json")), paths(&model.join("model.safetensors"))];
+    fs::write(model.join("chat_template.jinja"), "t").unwrap();
+    let models = place.hashed(&config, Purpose::Grpo, false).unwrap();
+    let [shape, weights, template] = ["config.json", "model.safetensors", "chat_template.jinja"];
+    let all = [paths(&script), paths(&model.join(shape)), paths(&model.join(weights)), paths(&model.join(template))];
     assert_eq!(names(&models.rewards), all);
     assert_eq!((models.rewards[0].sha256.as_str(), models.changed_rewards.len()), (sha256(b"one").as_str(), 0));
     assert!(place.hashed(&config, Purpose::Sft, false).unwrap().rewards.is_empty(), "which asks no reward");
     assert_eq!(names(&place.start(&config, &models, "train", 0, &[]).rewards), all);
     fs::write(&script, "two").unwrap();
+    fs::write(model.join(template), "u").unwrap();
+    let changed = place.hashed(&config, Purpose::Grpo, true).unwrap().changed_rewards;
+    assert!(changed.len() == 2 && changed[1].starts_with(&all[3]), "{changed:?}");
+    fs::write(model.join(template), "t").unwrap();
     let changed = place.hashed(&config, Purpose::Grpo, true).unwrap().changed_rewards;
     let words = format!("{}: its SHA-256 is {}, and was {}", script.display(), sha256(b"two"), sha256(b"one"));
     assert_eq!(changed, [words]);

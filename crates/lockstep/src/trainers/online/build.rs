@@ -26,6 +26,7 @@ use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
 use crate::run::lineage;
 use crate::run::memory_plan::Available;
+use crate::run::provenance;
 use crate::run::training::TrainingRun;
 use model::{Head, ModelAssets};
 use serde_json::Value;
@@ -69,14 +70,20 @@ impl Prepared {
             refuse_what_workers_cannot(&config, inputs.injected.rollout_function.is_some())?;
         }
         let model = ModelSource::of(&config, Head::Lm)?;
-        let assets = load_assets(&model.dir, Head::Lm, config.dtype)?;
+        let assets = load_assets(&model.dir, Head::Lm, config.dtype, inputs.prompt_time)?;
+        if inputs.resume_from.checkpoint().is_some() {
+            provenance::check_files(&inputs.dir, &model.dir, &assets.files)?;
+        }
         let vocabulary = assets.config.vocab_size;
         if let Some(id) = config.stop_token_ids.iter().find(|&&id| id >= vocabulary as u64) {
             bad_input!("`stop_token_ids` has {id}, but the model's vocabulary ends before {vocabulary}");
         }
         let rewards = match inputs.injected.recorded_scores {
             true => rewards_of_record(&config, &inputs.stop)?,
-            false => named_rewards(&config, std::mem::take(&mut inputs.injected.rewards), &inputs.stop)?,
+            false => {
+                let functions = std::mem::take(&mut inputs.injected.rewards);
+                named_rewards(&config, functions, inputs.prompt_time, &inputs.stop)?
+            }
         };
         let Data { rollouts, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
         let held_out = evaluate::load_sets(inputs.eval_sets(), &config, &assets, &rewards)?;

@@ -253,16 +253,17 @@ impl RolloutPipeline {
         workers.remember(&pending, self.state.lineage);
         pending.append(&mut begun);
         let dir = &run.checkpoints.dir;
-        let (learner, stop) = (&mut run.learner, &run.stop);
+        let learner = &mut run.learner;
         let policy = &mut learner.policy;
         let shared = Shared {
-            identity: Identity::of(&learner.ctx, config, &policy.dir, stop)?,
+            identity: Identity::of(&learner.ctx, config, &policy.files),
             run: workers.slots,
             base: policy.weights.shared_base.clone(),
             slots: BTreeMap::new(),
             rewards: workers.assembler.of_workers.iter().cloned().collect(),
             network: None,
             longest_prompt: workers.longest_prompt,
+            prompt_time_s: run.prompt_time.0,
             weight_sync_bytes_copied: 0,
             bytes_fetched: 0,
         };
@@ -279,7 +280,7 @@ impl RolloutPipeline {
             sampling: self.sampling.clone(),
             chunks,
         };
-        let network = workers.network.as_ref().map(|network| (network, policy.dir.as_path()));
+        let network = workers.network.as_ref().map(|network| (network, policy.files.clone()));
         let opened = Distributed::open(dir.root(), network, plan, shared, start, &mut policy.weights, pending)?;
         workers.fleet = Some(opened);
         self.workers = Some(workers);

@@ -11,7 +11,7 @@ use crate::run::learner::{Update, record_parts};
 use crate::trainers::online::{LargestWork, PartInputs};
 use kernels::Context;
 use model::hub::HubKind;
-use model::io::CopiedFiles;
+use model::io::ModelFiles;
 use model::{AdaptedWeights, ModelConfig, Scorer, Trainable, Weights};
 use std::path::Path;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl Critic {
 
     /// Functions that write the value model into a checkpoint, as a loadable directory with the policy's tokenizer, and
     /// its moments.
-    pub fn write(&self, copied: &Arc<CopiedFiles>) -> [WriteFiles; 2] {
+    pub fn write(&self, copied: &Arc<ModelFiles>) -> [WriteFiles; 2] {
         let (weights, copied) = (self.weights.base.hold(), copied.clone());
         let write_model: WriteFiles = Box::new(move |dir| {
             let options = model::io::SaveOptions::exact(&weights.config);

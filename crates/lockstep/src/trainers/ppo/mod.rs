@@ -100,7 +100,7 @@ impl TrainingTask for Ppo {
 
     fn write_tensors(&self, learner: &Learner) -> Vec<WriteFiles> {
         let mut writes = self.pipeline.write_tensors();
-        writes.extend(self.critic.write(&learner.policy.copied));
+        writes.extend(self.critic.write(&learner.policy.files));
         writes
     }
 

@@ -73,7 +73,7 @@ fn instructions_are_fewer_where_literal_text_is_long() {
     let chat = Chat { messages: &messages, ..Chat::default() };
     let of = |sources: [(&str, String); 2]| {
         let sources = sources.map(|(name, source)| (name.to_owned(), source));
-        ChatTemplate::named(sources.into(), &special()).unwrap().render(&chat).map_err(|e| e.to_string())
+        ChatTemplate::named(sources.into(), &special(), PromptTime(0)).unwrap().render(&chat).map_err(|e| e.to_string())
     };
     let turns = "{% for i in range(9000) %}{% endfor %}done".to_owned();
     assert_eq!(of([("default", turns.clone()), ("other", "short".to_owned())]), Ok("done".to_owned()));

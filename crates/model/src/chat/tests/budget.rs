@@ -73,18 +73,20 @@ fn filters() {
         ("s | escape", 1 + 6 * 10),
         ("s | e", 1 + 6 * 10),
         ("s | bool", 1 + 6),
-        // Each of the two `l` may become `LL`.
-        ("s | replace('l', 'LLL')", 3 + (10 + 5 + 7) + 2 * 3),
+        // Each of the two `l` may become `LL`; the three texts are printed.
+        ("s | replace('l', 'LLL')", 3 + (10 + 5 + 7) + 2 * 3 + (6 + 1 + 3)),
         // Between all bytes, and at both ends.
-        ("s | replace('', 'ab')", 3 + (10 + 4 + 6) + 7 * 2),
+        ("s | replace('', 'ab')", 3 + (10 + 4 + 6) + 7 * 2 + (6 + 2)),
         ("x | join('--')", 6 + (5 * 8 + 6) + 6 * 2),
         ("s | join('--')", 2 + (10 + 6) + (2 + 6) * 6),
-        ("s | indent(3)", 2 + (10 + 8) + 3),
-        ("s | indent(width=7)", 4 + (10 + 8 + 9 + 8) + 7),
-        ("s | indent", 1 + 10 + 4),
-        ("a_b | indent(5)", 2 + (9 + 8) + 2 * 5),
-        ("f | format('x', 30)", 3 + (9 + 5 + 8) + 2 * (9 + 5 + 8)),
-        ("pad | format(3)", 2 + (8 + 8) + (8 + 8 + 40)),
+        // The indentation is taken, too, and each line with it.
+        ("s | indent(3)", 2 + (10 + 8) + 3 + 3 + 4),
+        ("s | indent(width=7)", 4 + (10 + 8 + 9 + 8) + 7 + 7 + 8),
+        ("s | indent", 1 + 10 + 4 + 4 + 5),
+        ("a_b | indent(5)", 2 + (9 + 8) + 2 * 5 + 5 + 2 * 6),
+        // A width is taken, too, and a text that is put in.
+        ("f | format('x', 30)", 3 + (9 + 5 + 8) + 2 * (9 + 5 + 8) + 1),
+        ("pad | format(3)", 2 + (8 + 8) + (8 + 8 + 40) + 40),
         ("star | format(w)", 2 + (7 + 8) + (7 + 8 + 40)),
         ("x | batch(3) | list", (5 + 1 + 3) + (1 + 4 + 2)),
         ("s | split('l')", 2 + (10 + 5) + 3 * 32),

@@ -53,7 +53,8 @@ fn conversations_that_cannot_be_rendered_say_why() {
     // An error within an included template is reported with the place where it was included.
     let sources = [("default", "{% include 'inner' %}"), ("inner", "\n{{ raise_exception('deep inside') }}")];
     let sources = sources.map(|(name, source)| (name.to_owned(), source.to_owned()));
-    let error = ChatTemplate::named(sources.into(), &special()).unwrap().render(&chat).unwrap_err().to_string();
+    let error =
+        ChatTemplate::named(sources.into(), &special(), PromptTime(0)).unwrap().render(&chat).unwrap_err().to_string();
     assert!(error.contains("default:1") && error.contains(": ") && error.contains("deep inside"), "{error}");
 }
 
@@ -87,7 +88,7 @@ fn the_last_text_is_continued() {
 #[test]
 fn templates_lie_in_files_or_in_the_configuration() {
     let dir = tempfile::tempdir().unwrap();
-    let load = || ChatTemplate::load(dir.path(), &special());
+    let load = || ModelFiles::read(dir.path()).and_then(|files| ChatTemplate::of(&files, &special(), PromptTime(0)));
     let write = |name: &str, text: &str| {
         let path = dir.path().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

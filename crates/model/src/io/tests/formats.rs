@@ -145,10 +145,7 @@ fn metadata_and_data_lie_where_readers_expect_them() {
     assert_eq!(find_checksum(b"{\"xxh3\":\"0123456789abcdef\""), Some(9..25));
     assert_eq!(find_checksum(b"{\"xxh3\":\"0123456789abcdeX0\""), None);
     assert_eq!((find_checksum(b"{\"xxh3\":\"0123"), find_checksum(b"{}")), (None, None));
-    assert_eq!(
-        (without_bom(b"\xef\xbb\xbf{}".to_vec()), without_bom(b"{}".to_vec())),
-        (b"{}".to_vec(), b"{}".to_vec())
-    );
+    assert_eq!((without_bom(b"\xef\xbb\xbf{}"), without_bom(b"{}")), (&b"{}"[..], &b"{}"[..]));
 }
 
 #[test]
@@ -228,6 +225,7 @@ fn files_beside_the_weights_are_copied() {
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let tokenizer = [
         "added_tokens.json",
+        "additional_chat_templates/tool_use.jinja",
         "chat_template.jinja",
         "chat_template.json",
         "merges.txt",
@@ -237,19 +235,20 @@ fn files_beside_the_weights_are_copied() {
         "tokenizer_config.json",
         "vocab.json",
     ];
-    for name in tokenizer.iter().chain(&["generation_config.json", "config.json", "README.md"]) {
+    std::fs::create_dir(from.path().join("additional_chat_templates")).unwrap();
+    let others = ["generation_config.json", "config.json", "README.md", "additional_chat_templates/notes.txt"];
+    for name in tokenizer.iter().chain(&others) {
         std::fs::write(from.path().join(name), format!("{{\"of\": \"{name}\"}}")).unwrap();
     }
-    let copied = CopiedFiles::read(from.path()).unwrap();
+    let copied = ModelFiles::read(from.path()).unwrap();
     copied.write_tokenizer(to.path()).unwrap();
-    assert_eq!(names(to.path()), tokenizer);
+    assert_eq!(FileList::of(to.path(), 0).unwrap().files.keys().collect::<Vec<_>>(), tokenizer);
     for name in tokenizer {
         assert_eq!(json_of(&to.path().join(name))["of"], name);
-        assert!(CopiedFiles::has(name));
+        assert!(is_listed(name));
     }
-    assert!(
-        CopiedFiles::has("config.json") && CopiedFiles::has("generation_config.json") && !CopiedFiles::has("README.md")
-    );
+    let listed = others.map(is_listed);
+    assert_eq!(listed, [true, true, false, false], "{others:?}");
     save_model(to.path(), &config(true), &tied(), Some(&copied), SaveOptions::default()).unwrap();
     assert_eq!(
         json_of(&to.path().join("generation_config.json"))["of"],
@@ -257,7 +256,7 @@ fn files_beside_the_weights_are_copied() {
         "not that of the config"
     );
     assert_eq!(json_of(&to.path().join("config.json"))["model_type"], "llama");
-    assert_eq!(CopiedFiles::read(&from.path().join("none")).unwrap().write_tokenizer(to.path()).ok(), Some(()));
+    assert_eq!(ModelFiles::read(&from.path().join("none")).unwrap().write_tokenizer(to.path()).ok(), Some(()));
 }
 
 #[test]
@@ -363,4 +362,57 @@ fn a_source_gives_as_many_elements_as_its_shape_has() {
     large.data.get_mut(EMBEDDING).unwrap()[0] = 65_520.0;
     let error = save_tensors(&dir.path().join("x"), &large, FileDType::F16).unwrap_err().to_string();
     assert!(error.ends_with("has an element too large for float16"), "{error}");
+}
+
+/// The Python package copies a tokenizer's files itself: it has the same list.
+#[test]
+fn the_python_package_knows_the_listed_files() {
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/lockstep_rl/_models.py");
+    let Ok(source) = std::fs::read_to_string(source) else { return };
+    let own = source.split("def _is_of_tokenizer").nth(1).and_then(|rest| rest.split("\ndef ").next()).unwrap();
+    for (name, _) in model_files::FILES {
+        let stem = name.split('.').next().unwrap();
+        let of_model = name == CONFIG || name == GENERATION_CONFIG;
+        assert_eq!(own.contains(&format!("\"{stem}\"")), !of_model, "{name}");
+    }
+    assert!(own.contains(&format!("\"{}\"", model_files::MORE_TEMPLATES.trim_end_matches('/'))));
+}
+
+#[test]
+#[should_panic = "vocab.json is read, and the list of a model's files does not say so"]
+fn a_file_that_is_not_hashed_cannot_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("vocab.json"), "{}").unwrap();
+    let _ = ModelFiles::read(dir.path()).unwrap().object("vocab.json");
+}
+
+/// A model is loaded from the files that were read, and not from the directory, which may have changed meanwhile.
+#[test]
+fn what_is_hashed_is_what_is_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::create_dir(at("additional_chat_templates")).unwrap();
+    let listed = [
+        ("chat_template.jinja", "a"),
+        ("additional_chat_templates/a.b.jinja", "b"),
+        ("additional_chat_templates/c.jinja", "c"),
+        ("tokenizer_config.json", "\u{feff}{\"eos_token\": \"x\"}"),
+    ];
+    let others = ["additional_chat_templates/.jinja", "additional_chat_templates/d.txt", "vocab.json"];
+    listed.iter().copied().chain(others.map(|name| (name, "?"))).for_each(|(n, t)| std::fs::write(at(n), t).unwrap());
+    let files = ModelFiles::read(dir.path()).unwrap();
+    std::fs::remove_dir_all(dir.path()).unwrap();
+    let mut used: Vec<_> = files.used().map(|(name, bytes)| (name, std::str::from_utf8(bytes).unwrap())).collect();
+    used.sort_unstable();
+    let mut sorted = listed;
+    sorted.sort_unstable();
+    assert_eq!(used, sorted);
+    assert_eq!(files.of_prompts().count(), 4);
+    let templates: Vec<_> = files.templates().map(Result::unwrap).collect();
+    assert_eq!(templates, [("default", "a"), ("a.b", "b"), ("c", "c")]);
+    assert_eq!(files.object(TOKENIZER_CONFIG).unwrap().unwrap()["eos_token"], "x");
+    assert_eq!(files.get(GENERATION_CONFIG), None);
+    for name in ["additional_chat_templates/../config.jinja", "additional_chat_templates/a/b.jinja", "a/config.json"] {
+        assert!(!is_listed(name), "{name}");
+    }
 }

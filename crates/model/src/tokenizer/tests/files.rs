@@ -180,7 +180,10 @@ fn end_tokens_are_ids() {
         );
         ModelConfig::parse(&json).unwrap()
     };
-    let eos = |config: &ModelConfig| letters().eos_ids(dir.path(), config).map_err(|e| e.to_string());
+    let eos = |config: &ModelConfig| {
+        let files = ModelFiles::read(dir.path()).unwrap();
+        letters().eos_ids(&files, config).map_err(|e| e.to_string())
+    };
     let write = |id: &str| {
         std::fs::write(dir.path().join("generation_config.json"), format!(r#"{{"eos_token_id":{id}}}"#)).unwrap();
     };

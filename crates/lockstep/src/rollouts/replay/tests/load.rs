@@ -5,9 +5,10 @@ use crate::config::ComputeDType;
 use crate::models::load_assets;
 use crate::verify::tests::directory;
 use model::Head;
+use model::chat::PromptTime;
 
 fn assets() -> ModelAssets {
-    load_assets(&directory().path().join("model"), Head::Lm, ComputeDType::F32).unwrap()
+    load_assets(&directory().path().join("model"), Head::Lm, ComputeDType::F32, PromptTime(0)).unwrap()
 }
 
 fn limits(num_generations: usize) -> Limits {

@@ -3,6 +3,7 @@
 use super::super::{config, directory, one_thread};
 use crate::config::{Config, EvalSampling, Purpose};
 use crate::{Evaluator, Policy, Run, RunOptions, StopSignal, is_stopped};
+use model::chat::PromptTime;
 use serde_json::json;
 use std::path::Path;
 use telemetry::Sinks;
@@ -29,7 +30,8 @@ fn an_evaluator_serves_models_of_one_shape() {
     let dir = directory();
     let (model, ctx) = (dir.path().join("model"), one_thread());
     let sinks = Sinks::new();
-    let mut evaluator = Evaluator::new(&ctx, sets(dir.path()), &model, &sinks, StopSignal::new()).unwrap();
+    let mut evaluator =
+        Evaluator::new(&ctx, sets(dir.path()), (&model, PromptTime(0)), &sinks, StopSignal::new()).unwrap();
     let prompts: Vec<String> = evaluator.prompts().map(|prompt| prompt.text().into_owned()).collect();
     assert_eq!(prompts, ["ab", "sun moon", "tree"]);
     assert_eq!((evaluator.first_prompt().len(), evaluator.template()), (2, None));
@@ -66,13 +68,20 @@ fn an_evaluator_serves_models_of_one_shape() {
 fn an_evaluation_of_a_model_stops_when_asked() {
     let dir = directory();
     let (model, ctx, stop) = (dir.path().join("model"), one_thread(), StopSignal::new());
-    let mut evaluator = Evaluator::new(&ctx, sets(dir.path()), &model, &Sinks::new(), stop.clone()).unwrap();
+    let mut evaluator =
+        Evaluator::new(&ctx, sets(dir.path()), (&model, PromptTime(0)), &Sinks::new(), stop.clone()).unwrap();
     let policy = Policy::load(&ctx, &model, crate::config::ComputeDType::F32).unwrap();
     stop.request();
     assert!(is_stopped(&evaluator.evaluate(&policy, EvalSampling::Sampled).err().unwrap()));
-    let late = Evaluator::new(&ctx, sets(dir.path()), &model, &Sinks::new(), stop);
+    let late = Evaluator::new(&ctx, sets(dir.path()), (&model, PromptTime(0)), &Sinks::new(), stop);
     assert!(is_stopped(&late.err().unwrap()));
-    let none = Evaluator::new(&ctx, sets(dir.path()), &dir.path().join("none"), &Sinks::new(), StopSignal::new());
+    let none = Evaluator::new(
+        &ctx,
+        sets(dir.path()),
+        (&dir.path().join("none"), PromptTime(0)),
+        &Sinks::new(),
+        StopSignal::new(),
+    );
     assert!(crate::error::is_bad_input(&none.err().unwrap()));
 }
 
@@ -82,7 +91,8 @@ fn a_run_and_an_evaluator_agree() {
     let dir = directory();
     let (model, ctx) = (dir.path().join("model"), one_thread());
     let config = sets(dir.path());
-    let mut evaluator = Evaluator::new(&ctx, config.clone(), &model, &Sinks::new(), StopSignal::new()).unwrap();
+    let mut evaluator =
+        Evaluator::new(&ctx, config.clone(), (&model, PromptTime(0)), &Sinks::new(), StopSignal::new()).unwrap();
     let policy = Policy::load(&ctx, &model, crate::config::ComputeDType::F32).unwrap();
     let alone = evaluator.evaluate(&policy, EvalSampling::Sampled).unwrap();
     let logged = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
