@@ -139,8 +139,11 @@ class _TokenizerFiles:
 
     def save_pretrained(self, target: str) -> None:
         for name in os.listdir(self.path):
-            if _is_of_tokenizer(name):
-                shutil.copy(os.path.join(self.path, name), target)
+            path = os.path.join(self.path, name)
+            if _is_of_tokenizer(name) and os.path.isdir(path):
+                shutil.copytree(path, os.path.join(target, name))
+            elif _is_of_tokenizer(name):
+                shutil.copy(path, target)
 
 
 def _tokenizer_of(name: str) -> Any:
@@ -194,9 +197,12 @@ class _WithEos:
 
 
 def _is_of_tokenizer(name: str) -> bool:
+    # The engine's list of files (crates/model/src/io/model_files.rs), without those that a model has beside its
+    # tokenizer.
     stem = name.split(".")[0]
     return stem in (
         "tokenizer", "tokenizer_config", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template",
+        "additional_chat_templates",
     )
 
 
