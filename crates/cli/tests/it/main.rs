@@ -45,6 +45,7 @@ mod paths;
 mod planted;
 mod ppo;
 mod process_rewards;
+mod prompt_files;
 mod python_rewards;
 mod reference;
 mod replay;
