@@ -64,7 +64,7 @@ fn every_start_of_a_run_renders_the_date_of_the_first() {
             let fork = format!("{kind}-{at}");
             good(root, &["fork", kind, "--at", at, "--out", &fork]);
             // A fork ends where the steps that it has in common were to end.
-            all_of(root, &fork, if at < "2" { 2 } else { 4 }, "1970");
+            all_of(root, &fork, if at < "3" { 2 } else { 4 }, "1970");
         }
     }
 }
