@@ -37,7 +37,8 @@ fn years(root: &Path, run: &str) -> Vec<(u64, String)> {
 #[track_caller]
 fn all_of(root: &Path, run: &str, last: u64, expected: &str) {
     let years = years(root, run);
-    assert_eq!(years.iter().map(|(step, _)| *step).max(), Some(last), "{run}");
+    // A batch of PPO serves several steps, and is recorded with the first.
+    assert!(!years.is_empty() && years.iter().all(|(step, _)| *step <= last), "{run}: {years:?}");
     assert!(years.iter().all(|(_, year)| year == expected), "{run}: {years:?}");
 }
 
