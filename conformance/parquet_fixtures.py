@@ -33,6 +33,15 @@ def main():
                            row_group_size=25, data_page_size=512, write_statistics=False)
     image = pa.table({"prompt": ["a", "b"], "image": pa.array([b"plain", b"\xff\xd8\xff\xe0"], pa.binary())})
     pq.write_table(image, OUT / "image.parquet", compression="zstd")
+    # As Hugging Face's datasets store images: by bytes or by path, one or several, in a column of any name.
+    stored = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    none = {"bytes": None, "path": None}
+    rows = [("image", stored, {"bytes": None, "path": "x.png"}), ("images", pa.list_(stored),
+            [{"bytes": b"<svg/>", "path": None}]), ("figure", stored, {"bytes": b"<svg/>", "path": "x.svg"}),
+            ("image", stored, none), ("images", pa.list_(stored), []), ("images", pa.list_(stored), [none])]
+    for i, (name, kind, value) in enumerate(rows):
+        stored_rows = pa.table({"prompt": ["a", "b"], name: pa.array([None, value], kind)})
+        pq.write_table(stored_rows, OUT / f"stored-{i}.parquet", compression="none")
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         warnings.for_each(|warning| output::note(format_args!("warning: {warning}")));
     }
     if let Some(out) = &out {
-        out.write(lines(&outcomes, &policy)?.as_bytes())?;
+        out.write(lines(&outcomes).as_bytes())?;
     }
     let metrics = outcomes.iter().flat_map(|outcome| outcome.metrics.iter().cloned());
     let metrics: Vec<_> = metrics.chain([("eval_runtime".to_owned(), seconds)]).collect();
@@ -357,7 +357,7 @@ fn rewards_table(outcomes: &[Outcome]) -> Table {
 
 /// The completions with their dataset columns and rewards as JSON lines, in the format that `lockstep score-rewards`
 /// reads.
-fn lines(outcomes: &[Outcome], policy: &Policy) -> anyhow::Result<String> {
+fn lines(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for outcome in outcomes {
         let names = &outcome.rollouts.reward_names;
@@ -369,7 +369,7 @@ fn lines(outcomes: &[Outcome], policy: &Policy) -> anyhow::Result<String> {
                 let own = [
                     ("set", json!(outcome.name)),
                     ("prompt", json!(group.prompt.content)),
-                    ("completion", json!(policy.tokenizer.decode(&scored.completion.ids, true)?)),
+                    ("completion", json!(scored.content.text())),
                     ("completion_ids", json!(scored.completion.ids)),
                     ("finish_reason", json!(scored.completion.finish_reason.name())),
                     ("reward", json!(total)),
@@ -382,7 +382,7 @@ fn lines(outcomes: &[Outcome], policy: &Policy) -> anyhow::Result<String> {
             }
         }
     }
-    Ok(text)
+    text
 }
 
 #[cfg(test)]

@@ -7,8 +7,7 @@ use crate::io::{
     without_bom, write_json,
 };
 use crate::weights::{
-    AdaptedWeights, Adapter, AdapterFiles, AdapterFilesMut, HeldWeights, LINEAR_MODULES, LoraConfig, TargetModules,
-    Weights,
+    AdaptedWeights, Adapter, AdapterFiles, AdapterFilesMut, HeldWeights, LoraConfig, TargetModules, Weights,
 };
 use crate::{Error, FileDType, Head, Result};
 use kernels::Memory;
@@ -142,7 +141,7 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
     let r = number("r")?;
     let alpha = number("lora_alpha")?;
     let target_modules = match number("target_modules")? {
-        Value::String(all) if all == "all-linear" => TargetModules::AllLinear,
+        Value::String(all) if all.eq_ignore_ascii_case("all-linear") => TargetModules::AllLinear,
         Value::String(pattern) => TargetModules::Regex(pattern.clone()),
         value @ Value::Array(list) => {
             let names = list.iter().map(|n| n.as_str().map(str::to_owned));
@@ -213,11 +212,6 @@ pub fn read_adapter(dir: &Path, adapter: &mut Adapter) -> Result<()> {
 pub fn save_adapter<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel<'a>>) -> Result<()> {
     let (lora, base) = (&adapter.lora, base.into());
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
-    let target_modules = match &lora.target_modules {
-        TargetModules::AllLinear => json!(LINEAR_MODULES),
-        TargetModules::Names(names) => json!(names),
-        TargetModules::Regex(pattern) => json!(pattern),
-    };
     let (task_type, modules_to_save) = match adapter.config.head {
         Head::Lm => ("CAUSAL_LM", Value::Null),
         Head::Score(_) => ("SEQ_CLS", json!(["score"])),
@@ -231,7 +225,8 @@ pub fn save_adapter<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
         "use_rslora": lora.use_rslora,
-        "target_modules": target_modules,
+        // A pattern would select other modules in PEFT, which applies it to every module of the model.
+        "target_modules": lora.names(&adapter.config),
         "bias": "none",
         "fan_in_fan_out": false,
         "init_lora_weights": true,

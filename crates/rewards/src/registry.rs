@@ -122,6 +122,31 @@ impl RewardSpec {
         self.parts().is_ok_and(|(kind, _, _)| kind != "code" && builtin(&kind).is_some())
     }
 
+    /// The texts of the configuration in which the tags are written that this reward looks for in a completion: patterns
+    /// and words, or the tags themselves. The files of programs are not read.
+    pub fn texts(&self) -> Vec<String> {
+        fn collect(value: Value, texts: &mut Vec<String>) {
+            match value {
+                Value::String(text) => texts.push(text),
+                Value::Array(list) => list.into_iter().for_each(|value| collect(value, texts)),
+                Value::Object(fields) => fields.into_iter().for_each(|(_, value)| collect(value, texts)),
+                Value::Null | Value::Bool(_) | Value::Number(_) => {}
+            }
+        }
+        let Ok((kind, _, options)) = self.parts() else { return Vec::new() };
+        let mut texts = match kind.as_str() {
+            "think_answer" => parse(&kind, options.clone()).map_or(Vec::new(), builtin::think_answer::tags),
+            _ => Vec::new(),
+        };
+        options.into_iter().for_each(|(_, value)| collect(value, &mut texts));
+        texts
+    }
+
+    /// The kind of this reward, such as `format`.
+    pub fn kind(&self) -> Result<String> {
+        Ok(self.parts()?.0)
+    }
+
     /// The kind, the name if one was given, and the options.
     fn parts(&self) -> Result<(String, Option<String>, Map<String, Value>)> {
         match self {

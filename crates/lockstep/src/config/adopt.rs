@@ -57,7 +57,7 @@ pub(super) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
 /// The target modules, sorted; `all-linear` is replaced by the names of all linear layers.
 fn listed(config: &Config) -> Option<Vec<String>> {
     let mut names = config.lora_target_modules.clone()?;
-    if names == ["all-linear"] {
+    if matches!(names.as_slice(), [one] if one.eq_ignore_ascii_case("all-linear")) {
         names = LINEAR_MODULES.map(str::to_owned).to_vec();
     }
     names.sort();

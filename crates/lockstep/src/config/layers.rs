@@ -3,6 +3,7 @@
 
 use super::keys::{Config, KEYS, Key};
 use super::methods::{Methods, ONLINE, Purpose};
+use super::older_runs;
 use super::resolved::{Origin, Resolved};
 use super::unsupported_keys::{self, UnsupportedKey, unsupported_key};
 use crate::bad_input;
@@ -196,6 +197,7 @@ impl Resolved {
             BadInput::new(format!("{}, line {line}: not valid TOML: {message}{hint}", path.display()))
         })?;
         let place = path.display().to_string();
+        older_runs::complete(self, &table, path);
         table.iter().try_for_each(|(name, value)| self.apply_value(name, value, Origin::File(path.to_owned()), &place))
     }
 

@@ -11,6 +11,7 @@ mod key;
 pub(crate) mod keys;
 mod layers;
 mod methods;
+mod older_runs;
 mod paths;
 pub(crate) mod profiles;
 mod resolved;
@@ -24,6 +25,7 @@ mod validate;
 mod values;
 
 pub use engine::{WorkloadBounds, engine_config, eval_sampling, sampling, trainer_config};
+pub(crate) use keys::data::TEMPLATE_COLUMNS;
 pub use keys::{Config, Key, keys};
 pub use layers::{Layers, refuse_environment, unknown_key};
 pub use methods::{Algorithm, Purpose};

@@ -135,6 +135,9 @@ pub fn worker_kinds(config: &Config) -> anyhow::Result<Vec<WorkerKind>> {
 
 /// Notes on sampling parameters, of all groups or of a profile, that bias the gradient.
 pub(crate) fn notes(config: &Config) -> anyhow::Result<Vec<String>> {
+    if config.replay.is_some() {
+        return Ok(Vec::new());
+    }
     let plan = SamplingPlan::new(config, &[])?;
     let any = |is_on: fn(&SamplingParams) -> bool| plan.ways().into_iter().any(is_on);
     let truncated = [
@@ -149,7 +152,7 @@ pub(crate) fn notes(config: &Config) -> anyhow::Result<Vec<String>> {
     }
     Ok(vec![format!(
         "{} {} the distribution that is sampled, but log-probabilities are the model's own: the policy gradient is \
-         biased",
+         biased, and the importance ratio does not correct it (docs/algorithms.md)",
         named.join(", "),
         if named.len() == 1 { "changes" } else { "change" }
     )])

@@ -60,6 +60,8 @@ pub(crate) fn settings_of_weights(config: &Config) -> String {
         let name = |path: &str| Ok::<_, Infallible>(file_name(path));
         spec.map_paths(name).unwrap_or_else(|never| match never {});
     }
+    // Runs that began before there was this key have none of the columns, and the lineage that they had.
+    config.template_columns.clone_from(&default.template_columns);
     let decides = |key: &&Key| key.decides_bits() && key.value(&config) != key.value(&default);
     KEYS.iter().filter(decides).map(|key| format!("{} = {}\n", key.name, key.value_text(&config))).collect()
 }

@@ -22,6 +22,7 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     }
     c.traced_steps()?;
     data::renames(&c.columns).map_err(BadInput::new)?;
+    data::check_template_columns(c)?;
     sampling::check_stop(c)?;
     adapter::check(c)?;
     optimizer::check(c)?;

@@ -2,11 +2,12 @@
 
 use super::Row;
 use super::files::files;
+use super::media;
 use super::rows::{self, Rows};
 use super::{Dataset, Example};
 use crate::Config;
 use crate::bad_input;
-use crate::config::Task;
+use crate::config::{TEMPLATE_COLUMNS, Task};
 use crate::error::{BadInput, OrBadInput};
 use crate::models::locate;
 use crate::stop::StopSignal;
@@ -21,8 +22,6 @@ use std::path::Path;
 
 /// The column of a row that already has token ids instead of text.
 pub(crate) const INPUT_IDS: &str = "input_ids";
-/// Columns that are passed to the chat template beside the messages.
-const OF_TEMPLATE: [&str; 2] = ["tools", "chat_template_kwargs"];
 
 /// Files are read and hashed in pieces of this size; between two pieces a stop is checked for.
 const PIECE_BYTES: usize = 16 << 20;
@@ -56,6 +55,11 @@ pub struct DatasetSpec {
     pub max_samples: Option<usize>,
     /// The task preset that says how a row is read.
     pub task: Option<Task>,
+    /// The columns of a prompt's row that are passed to the chat template.
+    pub template_columns: Vec<String>,
+    /// Whether the rows are only scored by reward functions, which may read images, video and audio; a model here does
+    /// not.
+    pub only_scored: bool,
     /// Rows that a program has supplied; if set, no file is read.
     pub rows: Option<Rows>,
     /// Cancels reading and encoding once it is set.
@@ -89,7 +93,7 @@ impl DatasetSpec {
     /// A file of completions to be scored, with the column names of `config`.
     pub fn completions(config: &Config, name: String) -> DatasetSpec {
         let spec = Self::of(config, name, config.dataset_split.clone(), config.max_samples);
-        DatasetSpec { needs_completion: true, system_prompt: None, ..spec }
+        DatasetSpec { needs_completion: true, only_scored: true, system_prompt: None, ..spec }
     }
 
     fn of(config: &Config, name: String, split: String, max_samples: Option<usize>) -> DatasetSpec {
@@ -106,6 +110,8 @@ impl DatasetSpec {
             system_prompt: config.system_prompt.clone(),
             max_samples,
             task: config.task,
+            template_columns: config.template_columns.clone(),
+            only_scored: false,
             rows: None,
             stop: StopSignal::default(),
         }
@@ -127,11 +133,19 @@ impl DatasetSpec {
             examples.push(example);
             Ok(())
         })?;
-        Ok(Dataset { name: self.name.clone(), examples, columns: columns.into_iter().collect(), hash })
+        let columns = columns.into_iter().collect();
+        let template_columns = self.template_columns.clone();
+        Ok(Dataset { name: self.name.clone(), examples, columns, template_columns, hash })
     }
 
     /// Calls `take` for each row, and returns the SHA-256 of the files.
     pub(super) fn read(&self, take: &mut Take<'_>) -> anyhow::Result<String> {
+        let take: &mut Take<'_> = &mut |row, place| {
+            if !self.only_scored {
+                media::refuse_columns(self, &row, place)?;
+            }
+            take(row, place)
+        };
         let mut hash = Sha256::new();
         let limit = self.max_samples.unwrap_or(usize::MAX);
         let taken = match &self.rows {
@@ -161,7 +175,7 @@ impl DatasetSpec {
             if taken == limit {
                 break;
             }
-            let content = self.content(&file)?;
+            let content = self.bytes(&file)?;
             for piece in content.chunks(PIECE_BYTES) {
                 self.stop.check()?;
                 hash.update(piece);
@@ -178,7 +192,7 @@ impl DatasetSpec {
         Ok(taken)
     }
 
-    fn content(&self, path: &Path) -> anyhow::Result<Vec<u8>> {
+    fn bytes(&self, path: &Path) -> anyhow::Result<Vec<u8>> {
         let cannot = || format!("cannot read {}", path.display());
         let mut file = File::open(path).or_bad_input_in(cannot())?;
         let mut content = Vec::new();
@@ -190,6 +204,12 @@ impl DatasetSpec {
         }
     }
 
+    /// Reads a text or a conversation. The error does not name the row.
+    pub(super) fn content(&self, value: &Value) -> Result<Content, String> {
+        let content = Content::read(value)?;
+        if self.only_scored { Ok(content) } else { media::refuse_parts(content) }
+    }
+
     /// Makes an example of a row: renames its columns, and separates prompt and completion from them.
     fn example(&self, index: usize, mut row: Row, place: &dyn Fn() -> String) -> anyhow::Result<Example> {
         if self.whole_texts && row.contains_key(INPUT_IDS) {
@@ -198,8 +218,8 @@ impl DatasetSpec {
         }
         if let Some(whole) = self.whole_text(&row) {
             let content =
-                Content::read(&row[whole]).map_err(|e| BadInput::new(format!("{}: `{whole}`: {e}", place())))?;
-            let columns = row.into_iter().filter(|(name, _)| OF_TEMPLATE.contains(&name.as_str())).collect();
+                self.content(&row[whole]).map_err(|e| BadInput::new(format!("{}: `{whole}`: {e}", place())))?;
+            let columns = row.into_iter().filter(|(name, _)| TEMPLATE_COLUMNS.contains(&name.as_str())).collect();
             return Ok(Example { row: index, prompt: content, completion: None, columns });
         }
         let present = || row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
@@ -213,7 +233,7 @@ impl DatasetSpec {
             );
         };
         let prompt =
-            Content::read(prompt).map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.prompt_column)))?;
+            self.content(prompt).map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.prompt_column)))?;
         if let Some((_, old)) = self.columns.iter().find(|(_, old)| !row.contains_key(old)) {
             bad_input!(
                 "{}: there is no column `{old}`, which `columns` renames; the columns are {}",
@@ -223,7 +243,7 @@ impl DatasetSpec {
         }
         let completion = match row.get(&self.completion_column) {
             Some(completion) => Some(
-                Content::read(completion)
+                self.content(completion)
                     .map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.completion_column)))?,
             ),
             None if self.needs_completion => bad_input!(

@@ -6,6 +6,8 @@
 
 mod files;
 pub mod load;
+mod media;
+pub mod notices;
 pub mod pairs;
 #[cfg(feature = "parquet")]
 mod parquet;
@@ -59,6 +61,8 @@ pub struct Dataset {
     pub examples: Vec<Example>,
     /// Names of the other columns, sorted; a column counts if any row has it.
     pub columns: Vec<String>,
+    /// The columns of a prompt's row that are passed to the chat template.
+    pub template_columns: Vec<String>,
     /// SHA-256 of the files read, in hexadecimal. A run records it as the dataset's identity.
     pub hash: String,
 }

@@ -6,6 +6,7 @@
 //! This module depends neither on models nor on what is learned from a pair.
 
 use super::Row;
+use super::notices::{Looking, Notices};
 use super::preference::Preference;
 use super::supervised::{OfTemplate, ids};
 use super::{DatasetSpec, solutions};
@@ -54,13 +55,16 @@ pub struct Pairs {
     pub hash: String,
     /// Pairs that were left out because an answer is longer than allowed.
     pub left_out: usize,
+    /// Facts about the pairs that the user should know.
+    pub notices: Notices,
 }
 
 impl Pairs {
     /// Reads the dataset `spec` and encodes its pairs. A pair is left out and counted if its prompt with either answer
     /// has more than `most` tokens. No answer is ever truncated.
     pub fn load(spec: &DatasetSpec, encoder: &PromptEncoder<'_>, most: usize) -> anyhow::Result<Pairs> {
-        let mut pairs = Pairs { all: Vec::new(), hash: String::new(), left_out: 0 };
+        let mut pairs = Pairs { all: Vec::new(), hash: String::new(), left_out: 0, notices: Notices::default() };
+        let mut looking = Looking::new(encoder);
         let (mut number, mut prompts) = (0, PromptSet::default());
         pairs.hash = spec.read(&mut |row, place| {
             let encoded = match spec.task {
@@ -68,7 +72,8 @@ impl Pairs {
                     let of_row = solutions::preferences(spec, number, &row);
                     of_row.and_then(|all| all.iter().map(|one| encode_pair(encoder, one, most)).collect())
                 }
-                _ => of_row(spec, encoder, &row, most).map(|pair| vec![pair]),
+                _ => of_row(spec, encoder, &row, most, &mut |own, pair| look(&mut looking, own, number, pair))
+                    .map(|pair| vec![pair]),
             };
             number += 1;
             spec.stop.check()?;
@@ -88,6 +93,7 @@ impl Pairs {
             }
             Ok(())
         })?;
+        pairs.notices = looking.end(&spec.name);
         if pairs.all.is_empty() && pairs.left_out > 0 {
             bad_input!("{}: every pair is longer than max_length = {most}: raise it", spec.name);
         }
@@ -113,7 +119,7 @@ impl Preference {
                     row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ")
                 );
             };
-            Content::read(value).map_err(|e| BadInput::new(format!("`{column}`: {e}")))
+            spec.content(value).map_err(|e| BadInput::new(format!("`{column}`: {e}")))
         };
         let (chosen, rejected) = (answer("chosen")?, answer("rejected")?);
         for (name, content) in [("chosen", &chosen), ("rejected", &rejected)] {
@@ -128,7 +134,7 @@ impl Preference {
         let prompt = match row.get(&spec.prompt_column) {
             None | Some(Value::Null) => None,
             Some(value) => {
-                Some(Content::read(value).map_err(|e| BadInput::new(format!("`{}`: {e}", spec.prompt_column)))?)
+                Some(spec.content(value).map_err(|e| BadInput::new(format!("`{}`: {e}", spec.prompt_column)))?)
             }
         };
         let conversation = |content: &Content| matches!(content, Content::Messages(_));
@@ -142,10 +148,22 @@ impl Preference {
 
 /// Encodes the pair of one row, whose answers are texts, conversations or token ids. `None` if its text alone shows
 /// that it has more than `most` tokens.
-fn of_row(spec: &DatasetSpec, encoder: &PromptEncoder<'_>, row: &Row, most: usize) -> anyhow::Result<Option<Pair>> {
+/// `look` is called with a pair of texts or conversations, and the encoder for its row.
+fn of_row(
+    spec: &DatasetSpec,
+    encoder: &PromptEncoder<'_>,
+    row: &Row,
+    most: usize,
+    look: &mut dyn FnMut(&PromptEncoder<'_>, &Preference),
+) -> anyhow::Result<Option<Pair>> {
     if !(row.contains_key(CHOSEN_IDS) && row.contains_key(REJECTED_IDS)) {
         let of_template = OfTemplate::of(row, encoder.kwargs)?;
-        return encode_pair(&of_template.encoder(encoder), &Preference::of_row(spec, row)?, most);
+        let (own, pair) = (of_template.encoder(encoder), Preference::of_row(spec, row)?);
+        let encoded = encode_pair(&own, &pair, most)?;
+        if encoded.is_some() {
+            look(&own, &pair);
+        }
+        return Ok(encoded);
     }
     let vocab = encoder.tokenizer.vocab_size();
     let [mut chosen, mut rejected] = [ids(row, CHOSEN_IDS, vocab)?, ids(row, REJECTED_IDS, vocab)?];
@@ -168,6 +186,15 @@ fn of_row(spec: &DatasetSpec, encoder: &PromptEncoder<'_>, row: &Row, most: usiz
         bad_input!("`{CHOSEN_IDS}` or `{REJECTED_IDS}` is empty");
     }
     Ok(Some(Pair { prompt: Prompt::new(prompt), chosen, rejected, margin: margin(spec, row)? }))
+}
+
+/// Looks at the conversation that ends with the chosen answer.
+fn look(looking: &mut Looking<'_>, encoder: &PromptEncoder<'_>, row: usize, pair: &Preference) {
+    let (Content::Messages(prompt), Content::Messages(chosen)) = (&pair.prompt, &pair.chosen) else { return };
+    let whole = [&prompt[..], chosen].concat();
+    if let Ok(text) = encoder.render_whole(&whole) {
+        looking.look(encoder, row, &Content::Messages(whole), &text);
+    }
 }
 
 /// The number in the column `margin`, or in the one that `columns` names instead.

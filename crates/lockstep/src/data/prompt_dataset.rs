@@ -2,7 +2,8 @@
 
 use crate::bad_input;
 use crate::config::Config;
-use crate::data::prompts::Prompt;
+use crate::data::notices::Notices;
+use crate::data::prompts::{Encoded, Prompt};
 use crate::data::{DatasetSpec, encode_all};
 use model::ModelAssets;
 use model::chat::PromptEncoder;
@@ -17,6 +18,8 @@ pub struct PromptDataset {
     pub hash: String,
     /// Rows that were left out because their prompt has more than `max_prompt_length` tokens.
     pub left_out: usize,
+    /// Facts about the prompts that the user should know.
+    pub notices: Notices,
 }
 
 impl PromptDataset {
@@ -31,7 +34,8 @@ impl PromptDataset {
         let encoder = encoder(config, assets)?;
         let context = context(config, assets);
         let encoded = encode_all(&encoder, &data, config.max_prompt_length, context, room, &spec.stop)?;
-        Ok(PromptDataset { all: encoded.prompts, hash: data.hash, left_out: encoded.left_out })
+        let Encoded { prompts, left_out, notices } = encoded;
+        Ok(PromptDataset { all: prompts, hash: data.hash, left_out, notices })
     }
 
     /// Tokens of the longest prompt.

@@ -1,8 +1,11 @@
 //! Encodes the prompts and completions of a dataset as token ids.
 
+use super::notices::{Looking, Notices};
+use super::supervised::OfTemplate;
 use super::{Dataset, Example};
 use crate::bad_input;
-use crate::error::{BadInput, OrBadInput};
+use crate::config::TEMPLATE_COLUMNS;
+use crate::error::{BadInput, OrBadInput, paragraph};
 use crate::stop::StopSignal;
 use model::PromptSet;
 use model::chat::PromptEncoder;
@@ -30,6 +33,8 @@ pub struct Encoded {
     pub prompts: Vec<Arc<Prompt>>,
     /// Prompts that were left out because they have more than `max_prompt_length` tokens.
     pub left_out: usize,
+    /// Facts about the prompts that the user should know.
+    pub notices: Notices,
 }
 
 /// The token ids of a row's completion, which supervised fine-tuning learns after the prompt.
@@ -50,6 +55,7 @@ pub fn encode_all(
     stop: &StopSignal,
 ) -> anyhow::Result<Encoded> {
     let (mut encoded, mut prompts) = (Encoded::default(), PromptSet::default());
+    let mut looking = Looking::new(encoder);
     for example in &data.examples {
         stop.check()?;
         let (tokenizer, bytes) = (encoder.tokenizer, example.prompt.text().len());
@@ -66,9 +72,12 @@ pub fn encode_all(
                 tokenizer.longest_token()
             );
         }
-        let ids = encoder
-            .encode(&example.prompt)
-            .map_err(|e| BadInput::new(format!("{}, row {}: {}", data.name, example.row + 1, e)))?;
+        let bad = |e: &dyn std::fmt::Display| BadInput::new(format!("{}, row {}: {e}", data.name, example.row + 1));
+        let of_template = of_template(encoder, data, example).map_err(|e| bad(&paragraph(&e)))?;
+        let own = of_template.encoder(encoder);
+        let text = own.render(&example.prompt).map_err(|e| bad(&e))?;
+        let ids = own.encode_rendered(&example.prompt, &text).map_err(|e| bad(&e))?;
+        looking.look(&own, example.row, &example.prompt, &text);
         if max_prompt_length.is_some_and(|most| ids.len() > most) {
             encoded.left_out += 1;
             continue;
@@ -107,5 +116,14 @@ pub fn encode_all(
             max_prompt_length.unwrap_or(0)
         );
     }
+    encoded.notices = looking.end(&data.name);
     Ok(encoded)
+}
+
+/// The tools and arguments that the row of a prompt has for the chat template.
+fn of_template(encoder: &PromptEncoder<'_>, data: &Dataset, example: &Example) -> anyhow::Result<OfTemplate> {
+    let is_passed = |name: &&str| data.template_columns.iter().any(|passed| passed == name);
+    let passed = TEMPLATE_COLUMNS.into_iter().filter(is_passed);
+    let columns = passed.filter_map(|name| Some((name.to_owned(), example.columns.get(name)?.clone()))).collect();
+    OfTemplate::of(&columns, encoder.kwargs)
 }

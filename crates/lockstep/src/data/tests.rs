@@ -141,6 +141,66 @@ fn prompts_to_ids() {
     assert!(plain.render(&with_system.examples[0].prompt).is_err(), "two messages are no text");
 }
 
+/// A row's tools and arguments reach the template, if `template_columns` names them, and rewards read both.
+#[test]
+fn the_tools_and_arguments_of_a_prompts_row_are_passed_to_the_template() {
+    let tokenizer = tokenizer();
+    let source = "{% for t in tools %}{{ t.name }} {% endfor %}{% if shout %}loud {% endif %}{{ style }}\
+                  {% for m in messages %}:{{ m.content }}{% endfor %}";
+    let template = ChatTemplate::new(source, tokenizer.special()).unwrap();
+    let kwargs: Map<String, Value> = [("style".to_owned(), json!("plain"))].into_iter().collect();
+    let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &kwargs, tools: None };
+    let prompt = |columns: Value, passed: &[&str]| {
+        let mut row = json!({"prompt": [{"role": "user", "content": "hi"}]});
+        row.as_object_mut().unwrap().extend(columns.as_object().unwrap().clone());
+        let passed = passed.iter().map(|&name| name.to_owned()).collect();
+        let data = load(&format!("{row}\n"), |spec| spec.template_columns = passed).unwrap();
+        let encoded = encode_all(&encoder, &data, None, 100, 1, &StopSignal::new()).map_err(|error| {
+            assert!(is_bad_input(&error));
+            error.to_string()
+        })?;
+        let prompt = &encoded.prompts[0];
+        assert_eq!(Value::Object(prompt.columns.clone()), columns, "rewards read all columns");
+        Ok(tokenizer.decode(&prompt.tokens.ids, false).unwrap())
+    };
+    let (tools, both) = (json!([{"name": "add"}]), &["tools", "chat_template_kwargs"][..]);
+    let mut wrong = Vec::new();
+    for (columns, passed, expected) in [
+        (json!({}), both, Ok("plain:hi")),
+        (json!({"tools": tools}), both, Ok("add plain:hi")),
+        (json!({"tools": tools.to_string()}), both, Ok("add plain:hi")),
+        (json!({"tools": [{"name": "add"}, {"name": "sub"}]}), both, Ok("add sub plain:hi")),
+        (json!({"tools": []}), both, Ok("plain:hi")),
+        (json!({"tools": null}), both, Ok("plain:hi")),
+        (json!({"tools": "null"}), both, Ok("plain:hi")),
+        (json!({"chat_template_kwargs": {"shout": true}}), both, Ok("loud plain:hi")),
+        (json!({"chat_template_kwargs": {"style": "own"}}), both, Ok("own:hi")),
+        (json!({"chat_template_kwargs": {}}), both, Ok("plain:hi")),
+        (json!({"chat_template_kwargs": null}), both, Ok("plain:hi")),
+        (json!({"tools": tools, "chat_template_kwargs": {"style": "own", "shout": true}}), both, Ok("add loud own:hi")),
+        (json!({"tools": tools, "chat_template_kwargs": {"style": "own"}}), &["tools"], Ok("add plain:hi")),
+        (json!({"tools": tools, "chat_template_kwargs": {"style": "own"}}), &["chat_template_kwargs"], Ok("own:hi")),
+        (json!({"tools": tools, "chat_template_kwargs": {"style": "own"}}), &[], Ok("plain:hi")),
+        (json!({"tools": "a hammer"}), &[], Ok("plain:hi")),
+        (json!({"tools": "a hammer"}), both, Err("`tools` must be a list of JSON schemas")),
+        (json!({"tools": 7}), both, Err("`tools` must be a list of JSON schemas")),
+        (json!({"tools": {"name": "add"}}), both, Err("`tools` must be a list of JSON schemas")),
+        (json!({"chat_template_kwargs": "x"}), both, Err("`chat_template_kwargs` must be an object")),
+        (json!({"chat_template_kwargs": ["x"]}), both, Err("`chat_template_kwargs` must be an object")),
+    ] {
+        let found: Result<String, String> = prompt(columns.clone(), passed);
+        let is_right = match (&found, expected) {
+            (Ok(found), Ok(expected)) => found == expected,
+            (Err(error), Err(words)) => error.contains("d.jsonl, row 1: ") && error.contains(words),
+            _ => false,
+        };
+        if !is_right {
+            wrong.push(format!("{columns}, {passed:?}: {found:?}, not {expected:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn long_prompts_are_left_out_or_refused_and_never_cut() {
     let (tokenizer, kwargs) = (tokenizer(), Map::new());

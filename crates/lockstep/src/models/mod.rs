@@ -11,8 +11,8 @@ pub use base::check_base;
 pub(crate) use base::{compare_base, hashes, hashes_of, of_weights, prompt_hashes};
 pub use builder::{Builder, Counted, Longest, Work};
 pub use policy::{
-    ModelSource, Policy, Snapshot, WriteFiles, load_assets, load_config, load_scorer, load_weights, locate_model,
-    trained_weights,
+    ModelSource, Policy, Snapshot, WriteFiles, load_assets, load_config, load_generator, load_scorer, load_weights,
+    locate_model, trained_weights,
 };
 pub use teacher::teacher;
 pub use value_model::value_model_shape;

@@ -216,6 +216,17 @@ pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType, time: PromptTime
     assets.map_err(|e| BadInput::new(e.to_string()))
 }
 
+/// Like [`load_assets`], for a language model whose completions reward functions read. Its tokenizer shows special tokens
+/// in completions if the configuration says so.
+pub fn load_generator(dir: &Path, config: &Config, time: PromptTime) -> anyhow::Result<ModelAssets> {
+    let mut assets = load_assets(dir, Head::Lm, config.dtype, time)?;
+    if !config.skip_special_tokens {
+        let hidden = assets.eos_ids.iter().copied().chain(assets.tokenizer.pad_id()).collect();
+        assets.tokenizer = Arc::new(Tokenizer::clone(&assets.tokenizer).showing_special(hidden));
+    }
+    Ok(assets)
+}
+
 /// Reads the model configuration in `dir`, without the tokenizer; the model will compute in `compute`.
 pub fn load_config(dir: &Path, compute: kernels::DType) -> anyhow::Result<ModelConfig> {
     refuse_adapter(dir)?;
@@ -261,6 +272,9 @@ pub fn trained_weights(
         }
         None => (load(&source.dir)?, None),
     };
+    if checkpoint.is_none() && source.adapter.is_none() {
+        lora.check_new(model).or_bad_input()?;
+    }
     let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, config.seed).or_bad_input()?;
     let from = checkpoint.or(source.adapter.as_deref()).filter(|_| ctx.memory().has_values());
     // The base of a checkpoint's adapter is compared later, when the run's files have been hashed.

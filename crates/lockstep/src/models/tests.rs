@@ -392,7 +392,7 @@ fn prompts_for_a_model() {
     assert_eq!((some.all.len(), some.longest(), some.left_out), (2, 3, 1));
     assert!(said(load(&Config::default(), 59)).starts_with("memory, row 2: the prompt has 6 tokens"));
     assert!(said(load(&Config { max_model_len: Some(9), ..Config::default() }, 4)).contains("the context of 9 tokens"));
-    let none = PromptDataset { all: Vec::new(), hash: String::new(), left_out: 0 };
+    let none = PromptDataset { all: Vec::new(), hash: String::new(), left_out: 0, notices: Default::default() };
     assert_eq!(none.longest(), 0);
     let system = Config { system_prompt: Some("be brief".into()), ..Config::default() };
     assert_eq!(

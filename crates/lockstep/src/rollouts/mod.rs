@@ -9,6 +9,7 @@ mod groups;
 pub mod health;
 pub(crate) mod jobs;
 pub mod lineage;
+pub mod notices;
 pub mod older;
 pub mod pieces;
 pub mod replay;

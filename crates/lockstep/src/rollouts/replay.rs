@@ -291,7 +291,7 @@ fn scored_completion(
                 false => FinishReason::Stop,
             },
         },
-        content: Content::Text(policy.tokenizer.decode(&recorded.ids, true)?),
+        content: Content::Text(policy.tokenizer.completion(&recorded.ids)?),
         rewards: recorded.rewards.clone(),
         steps: recorded.steps.clone(),
         extra: Map::new(),

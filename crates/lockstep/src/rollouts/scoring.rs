@@ -177,7 +177,7 @@ fn token_of(tokenizer: &Tokenizer, ids: &[u32], end: usize) -> anyhow::Result<us
     let (mut low, mut high) = (0, ids.len().saturating_sub(1));
     while low < high {
         let middle = (low + high) / 2;
-        let text = tokenizer.decode(&ids[..=middle], true)?;
+        let text = tokenizer.completion(&ids[..=middle])?;
         let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).chars().count();
         if whole >= end { high = middle } else { low = middle + 1 }
     }
@@ -203,7 +203,7 @@ fn make_inputs<'a>(tokenizer: &'a Tokenizer, prompts: &'a Prompts, given: GivenC
         let prompt = &prompts[&group];
         let mut completions = Vec::with_capacity(ids.len());
         for ids in &ids {
-            let text = tokenizer.decode(ids, true)?;
+            let text = tokenizer.completion(ids)?;
             completions.push(match prompt.content {
                 Content::Text(_) => Content::Text(text),
                 Content::Messages(_) => Content::assistant(text),

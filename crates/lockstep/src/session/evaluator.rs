@@ -4,14 +4,14 @@
 use crate::config::{Config, EvalSampling, WorkloadBounds, engine_config, eval_sampling, sampling};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::context;
-use crate::models::{Builder, Longest, Policy, Work, load_assets, load_weights};
+use crate::models::{Builder, Longest, Policy, Work, load_generator, load_weights};
 use crate::rollouts::collector::{Collector, Observer};
 use crate::rollouts::evaluate::{EvalSet, Evaluation, Outcome, load_sets, with_sets};
+use crate::rollouts::notices;
 use crate::rollouts::rewards::{models, named_rewards, ready_rewards};
 use crate::run::memory_plan::{Available, planned};
 use crate::stop::StopSignal;
 use kernels::Context;
-use model::Head;
 use model::chat::PromptTime;
 use rewards::{Content, RewardModel};
 use rollout::{Engine, SamplingParams};
@@ -30,7 +30,8 @@ pub struct Evaluator {
 
 impl Evaluator {
     /// Reads the rewards, and the datasets of `eval_dataset_name` and `eval_datasets`, encoded with the tokenizer in
-    /// the directory `model`. Chat templates render prompts with `time`. Messages for the user go to `sinks`. A request of `stop` cancels an evaluation.
+    /// the directory `model`. Chat templates render prompts with `time`. Messages for the user go to `sinks`. A request
+    /// of `stop` cancels an evaluation.
     pub fn new(
         ctx: &Context,
         config: Config,
@@ -38,11 +39,15 @@ impl Evaluator {
         sinks: &Sinks,
         stop: StopSignal,
     ) -> anyhow::Result<Evaluator> {
-        let assets = load_assets(model, Head::Lm, config.dtype, time)?;
+        let assets = load_generator(model, &config, time)?;
         let rewards = named_rewards(&config, Vec::new(), time, &stop)?;
         let mut specs = DatasetSpec::eval_sets(&config);
         specs.iter_mut().for_each(|(_, spec)| spec.stop = stop.clone());
         let sets = load_sets(specs, &config, &assets, &rewards)?;
+        notices::other_sampling(&config, &assets.files)?.iter().for_each(|line| sinks.info(line));
+        sets.iter().for_each(|set| set.questions.notices.report(sinks));
+        let prompts = sets.iter().flat_map(|set| &set.questions.all);
+        notices::unseen_tags(&config, &assets, prompts)?.iter().for_each(|sentence| sinks.warn(sentence));
         let bounds = with_sets(WorkloadBounds::of_prompts(0, 0), &sets, &config);
         let sampling = sampling(&config, &assets.eos_ids);
         let longest = Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length };

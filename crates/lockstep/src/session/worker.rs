@@ -6,7 +6,7 @@ use crate::distributed::{
     Host, Identity, MakeRewards, NatsServer, Parts, Scorers, Shared, WorkerWork, is_server, join, of_fleet, share_cores,
 };
 use crate::error::{BadInput, OrBadInput};
-use crate::models::{ModelSource, load_assets};
+use crate::models::{ModelSource, load_generator};
 use crate::rollouts::rewards::{ConfiguredReward, asked_by_workers, named_rewards, ready_rewards};
 use crate::run;
 use crate::run::RunDir;
@@ -179,7 +179,7 @@ fn parts(
         None => ModelSource::of(&config, Head::Lm)?.dir,
     };
     let time = PromptTime(shared.prompt_time_s);
-    let assets = load_assets(&model, Head::Lm, config.dtype, time)?;
+    let assets = load_generator(&model, &config, time)?;
     let identity = Identity::of(&ctx, &config, &assets.files);
     // Others are the learner's: functions of its program, and models, whose memory each worker would take.
     let here = |spec: &RewardSpec| {

@@ -437,6 +437,7 @@ pub fn longest_row(config: &Config, assets: &ModelAssets) -> usize {
 pub fn load_pairs(config: &Config, spec: &DatasetSpec, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<Pairs> {
     let most = longest_row(config, assets);
     let pairs = Pairs::load(spec, &encoder(config, assets)?, most)?;
+    pairs.notices.report(sinks);
     if pairs.left_out > 0 {
         let left_out = counted(pairs.left_out, "pair");
         sinks.info(&format!("{}: left out: {left_out} longer than {most} tokens (max_length)", spec.name));

@@ -6,6 +6,7 @@ use super::offline::{Loaded, Offline, Row, longest_row};
 use crate::bad_input;
 use crate::config::{Config, Purpose, SftLoss};
 use crate::data::load::INPUT_IDS;
+use crate::data::notices;
 use crate::data::prompt_dataset::{context, encoder};
 use crate::data::{Dataset, DatasetSpec, Learned, encode_all, encode_completion};
 use crate::error::OrBadInput;
@@ -44,6 +45,7 @@ impl Offline for Sft {
         (spec.needs_completion, spec.whole_texts) = (true, true);
         let data = spec.load()?;
         let encoder = encoder(config, assets)?;
+        notices::of_conversations(&encoder, &data, &spec.stop)?.report(sinks);
         let most = longest_row(config, assets);
         let learned =
             Learned { completion_only: config.completion_only_loss, assistant_only: config.assistant_only_loss };

@@ -13,12 +13,14 @@ mod letters;
 mod limits;
 mod methods;
 mod operators;
+mod parts;
 mod prompt;
 mod python;
 #[cfg(test)]
 mod tests;
 
 pub use content::Content;
+pub use parts::{is_media_column, is_nothing, media_in, message_left_out};
 pub use prompt::PromptEncoder;
 
 use crate::io::{ModelFiles, TOKENIZER_CONFIG};
@@ -119,6 +121,7 @@ impl ChatTemplate {
             let message = "continue_final_message and add_generation_prompt exclude each other";
             return Err(Error::Chat(message.into()));
         }
+        parts::refuse_media(chat.messages)?;
         let mut messages = chat.messages.iter().map(plain_message).collect::<Result<Vec<_>>>()?;
         let continued = match chat.continue_final_message {
             true => Some(mark_final(&mut messages)?),
@@ -133,10 +136,17 @@ impl ChatTemplate {
         variables.insert("add_generation_prompt".into(), chat.add_generation_prompt.into());
         let variables = python::value(&Value::Object(variables));
         let text = operators::render(&self.environment, name, variables).map_err(environment::failed)?;
+        parts::check_rendered(chat.messages, &text)?;
         match continued {
             None => Ok(text),
             Some(last) => cut_after_final(&text, &last),
         }
+    }
+
+    /// Whether the template that renders conversations with or without tools reads the variable `name`.
+    pub fn reads(&self, name: &str, tools: bool) -> Result<bool> {
+        let template = self.environment.get_template(self.choose(tools)?).map_err(environment::failed)?;
+        Ok(template.undeclared_variables(false).contains(name))
     }
 
     /// Name of the template to render with: the one for tools if there are tools, else the default.

@@ -46,6 +46,13 @@ impl PromptEncoder<'_> {
         ))
     }
 
+    /// The text of a conversation that is rendered whole, without the header of a further answer. A model without a chat
+    /// template has no such text.
+    pub fn render_whole(&self, messages: &[Value]) -> Result<String> {
+        let lacks = || Error::Value("the data has conversations, but the model has no chat template".into());
+        self.template.ok_or_else(lacks)?.render(&self.whole(messages))
+    }
+
     /// A conversation that is rendered whole, without the header of a further answer.
     pub(super) fn whole<'c>(&'c self, messages: &'c [Value]) -> Chat<'c> {
         Chat { messages, kwargs: Some(self.kwargs), tools: self.tools, ..Chat::default() }
@@ -53,10 +60,14 @@ impl PromptEncoder<'_> {
 
     /// Token ids of a prompt.
     pub fn encode(&self, prompt: &Content) -> Result<Vec<u32>> {
-        let text = self.render(prompt)?;
+        self.encode_rendered(prompt, &self.render(prompt)?)
+    }
+
+    /// Token ids of a prompt that [`render`](Self::render) has rendered as `text`.
+    pub fn encode_rendered(&self, prompt: &Content, text: &str) -> Result<Vec<u32>> {
         // A rendered conversation contains its start token already.
         let rendered = matches!(prompt, Content::Messages(_)) && self.template.is_some();
-        if rendered { self.tokenizer.encode_rendered(&text) } else { self.tokenizer.encode(&text) }
+        if rendered { self.tokenizer.encode_rendered(text) } else { self.tokenizer.encode(text) }
     }
 
     /// Token ids of a prompt with an answer, as TRL encodes a chosen or rejected answer. A conversation is rendered

@@ -3,6 +3,7 @@ mod budget;
 mod contents;
 mod encoder;
 mod messages;
+mod parts;
 mod values;
 
 use super::*;

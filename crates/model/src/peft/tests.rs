@@ -194,8 +194,8 @@ fn what_is_saved_is_what_peft_reads_and_what_is_loaded() {
     }
     let dir = tempfile::tempdir().unwrap();
     for (modules, written) in [
-        (TargetModules::AllLinear, json!(LINEAR_MODULES)),
-        (TargetModules::Regex(".*q_proj".into()), json!(".*q_proj")),
+        (TargetModules::AllLinear, json!(crate::weights::LINEAR_MODULES)),
+        (TargetModules::Regex(".*q_proj".into()), json!(["q_proj"])),
     ] {
         let lora = LoraConfig { r: 1, target_modules: modules, ..LoraConfig::default() };
         save_adapter(dir.path(), &Adapter::zeros(&memory, &base, &lora).unwrap(), "b").unwrap();

@@ -37,5 +37,5 @@ pub(super) fn characters(chars: impl IntoIterator<Item = char>, special: &Specia
     config.extend(special.named().map(|(name, token)| (name.to_owned(), token.into())));
     config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
     config.insert("clean_up_tokenization_spaces".into(), false.into());
-    Ok(Tokenizer { inner, special: special.clone(), config, longest: Default::default() })
+    Ok(Tokenizer { inner, special: special.clone(), config, longest: Default::default(), hidden: None })
 }

@@ -27,11 +27,12 @@ pub(super) fn load(files: &ModelFiles) -> Result<Tokenizer> {
     inner.add_special_tokens(missing.into_iter().map(|t| AddedToken::from(t, true))).map_err(failed)?;
 
     let flag = |key: &str| config.get(key).and_then(Value::as_bool);
+    inner.set_encode_special_tokens(flag("split_special_tokens") == Some(true));
     let (bos, eos) = (flag("add_bos_token"), flag("add_eos_token"));
     if bos.is_some() || eos.is_some() {
         surround(&mut inner, &special, bos == Some(true), eos == Some(true))?;
     }
-    Ok(Tokenizer { inner, special, config, longest: Default::default() })
+    Ok(Tokenizer { inner, special, config, longest: Default::default(), hidden: None })
 }
 
 /// Parses a `tokenizer.json`. The `tokenizers` crate panics on invalid JSON and on some wrong settings, either while
@@ -129,4 +130,41 @@ pub(super) fn generation_eos(files: &ModelFiles) -> Result<Option<Vec<u32>>> {
         Some(Value::Array(ids)) => ids.iter().map(id).collect::<Result<_>>().map(Some),
         Some(one) => Ok(Some(vec![id(one)?])),
     }
+}
+
+/// Fields of `generation_config.json` that change which tokens are drawn, each with the value that changes nothing.
+const OF_SAMPLING: [(&str, Option<f64>); 19] = [
+    ("temperature", Some(1.0)),
+    ("top_p", Some(1.0)),
+    ("top_k", Some(0.0)),
+    ("min_p", Some(0.0)),
+    ("typical_p", Some(1.0)),
+    ("epsilon_cutoff", Some(0.0)),
+    ("eta_cutoff", Some(0.0)),
+    ("repetition_penalty", Some(1.0)),
+    ("encoder_repetition_penalty", Some(1.0)),
+    ("no_repeat_ngram_size", Some(0.0)),
+    ("min_length", Some(0.0)),
+    ("min_new_tokens", Some(0.0)),
+    ("num_beams", Some(1.0)),
+    ("guidance_scale", Some(1.0)),
+    ("suppress_tokens", None),
+    ("begin_suppress_tokens", None),
+    ("bad_words_ids", None),
+    ("forced_bos_token_id", None),
+    ("stop_strings", None),
+];
+
+/// The fields of `generation_config.json` that change which tokens are drawn, with their values.
+pub(super) fn generation_settings(files: &ModelFiles) -> Result<Vec<(&'static str, Value)>> {
+    let Some(file) = files.object(GENERATION_CONFIG)? else { return Ok(Vec::new()) };
+    let changes = |value: &Value, neutral: Option<f64>| match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(list) => !list.is_empty(),
+        value => neutral.is_none() || value.as_f64() != neutral,
+    };
+    let read = |(name, neutral): (&'static str, Option<f64>)| {
+        file.get(name).filter(|value| changes(value, neutral)).map(|value| (name, value.clone()))
+    };
+    Ok(OF_SAMPLING.into_iter().filter_map(read).collect())
 }

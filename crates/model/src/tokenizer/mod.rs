@@ -37,6 +37,11 @@ impl SpecialTokens {
     }
 }
 
+/// The fields of `generation_config.json` that change which tokens are drawn, with their values.
+pub fn generation_settings(files: &ModelFiles) -> Result<Vec<(&'static str, serde_json::Value)>> {
+    load::generation_settings(files)
+}
+
 /// A text of up to this many bytes is always encoded to count its tokens.
 const ALWAYS_ENCODED: usize = 1 << 20;
 
@@ -49,6 +54,8 @@ pub struct Tokenizer {
     config: serde_json::Map<String, serde_json::Value>,
     /// Bytes of the longest token, computed when first needed.
     longest: std::sync::OnceLock<usize>,
+    /// The special tokens that the text of a completion lacks; `None`: all.
+    hidden: Option<Vec<u32>>,
 }
 
 impl Tokenizer {
@@ -129,6 +136,23 @@ impl Tokenizer {
     /// Decodes token ids to text. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary become nothing.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         self.inner.decode(ids, skip_special).map_err(failed)
+    }
+
+    /// A tokenizer whose [`completion`](Self::completion) shows special tokens other than `hidden`.
+    pub fn showing_special(self, hidden: Vec<u32>) -> Tokenizer {
+        Tokenizer { hidden: Some(hidden), ..self }
+    }
+
+    /// The text of a completion as reward functions read it: without special tokens, or with those that
+    /// [`showing_special`](Self::showing_special) does not hide.
+    pub fn completion(&self, ids: &[u32]) -> Result<String> {
+        match &self.hidden {
+            None => self.decode(ids, true),
+            Some(hidden) => {
+                let shown: Vec<u32> = ids.iter().copied().filter(|id| !hidden.contains(id)).collect();
+                self.decode(&shown, false)
+            }
+        }
     }
 
     /// The id of the token with this text.

@@ -1,7 +1,8 @@
 //! LoRA settings: which matrices get a low-rank adapter, and its rank and scale. Names and meanings are PEFT's.
 
 use super::spec::{ParamSpec, Part, Role, stack};
-use crate::{Error, ModelConfig, Result};
+use crate::{Error, Head, ModelConfig, Result};
+use std::collections::BTreeSet;
 
 /// The modules of a decoder layer that can be adapted, by the last part of their names.
 pub const LINEAR_MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
@@ -44,11 +45,21 @@ impl Default for LoraConfig {
     }
 }
 
-/// Compiles a regular expression that must match a whole name.
-fn whole(pattern: &str) -> Result<regex::Regex> {
-    let bad =
-        |e: regex::Error| Error::Value(format!("`lora_target_modules`: `{pattern}` is no regular expression: {e}"));
-    regex::Regex::new(&format!("^(?:{pattern})$")).map_err(bad)
+/// A regular expression that must match a whole name, as Python's `re.fullmatch`. It may look around.
+struct Whole(fancy_regex::Regex);
+
+impl Whole {
+    fn new(pattern: &str) -> Result<Whole> {
+        let bad = |e: fancy_regex::Error| {
+            Error::Value(format!("`lora_target_modules`: `{pattern}` is not a regular expression: {e}"))
+        };
+        fancy_regex::Regex::new(&format!("^(?:{pattern})$")).map(Whole).map_err(bad)
+    }
+
+    /// Whether the expression matches `name`. One that needs too many steps does not.
+    fn matches(&self, name: &str) -> bool {
+        self.0.is_match(name).unwrap_or(false)
+    }
 }
 
 /// Whether the target `name` selects `module`, by PEFT's rule: the module's name is `name`, or ends in `.name`.
@@ -96,8 +107,8 @@ impl LoraConfig {
                 None => Ok(()),
             },
             TargetModules::Regex(pattern) => {
-                let regex = whole(pattern)?;
-                match modules.iter().any(|m| regex.is_match(m)) {
+                let regex = Whole::new(pattern)?;
+                match modules.iter().any(|m| regex.matches(m)) {
                     true => Ok(()),
                     false => bad(format!(
                         "`lora_target_modules`: `{pattern}` matches no linear layer of the model; their names \
@@ -109,16 +120,58 @@ impl LoraConfig {
         }
     }
 
+    /// Like [`check`](Self::check), for an adapter that is yet to be trained: a regular expression may match linear
+    /// layers alone. PEFT applies it to every module of the model, refuses one that is not a layer with weights, and
+    /// adapts the head and the embedding, which this crate does not. (Earlier versions accepted such expressions, and
+    /// their adapters are still read.)
+    pub fn check_new(&self, config: &ModelConfig) -> Result<()> {
+        self.check(config)?;
+        let TargetModules::Regex(pattern) = &self.target_modules else { return Ok(()) };
+        let regex = Whole::new(pattern)?;
+        let Some(other) = other_modules(config).into_iter().find(|module| regex.matches(module)) else {
+            return Ok(());
+        };
+        let why = match other.as_str() {
+            "lm_head" | "model.embed_tokens" => "the head and the embedding cannot be adapted",
+            _ => "it is not a linear layer",
+        };
+        let message = format!(
+            "`lora_target_modules`: `{pattern}` also matches `{other}`, and {why}: let it match linear layers alone, \
+             as in `.*_proj`, or set all-linear"
+        );
+        Err(Error::Value(message))
+    }
+
+    /// The target modules as a list of names that select the same modules in PEFT: the last parts of the modules' names
+    /// if these are enough, else whole names.
+    pub(crate) fn names(&self, config: &ModelConfig) -> Vec<String> {
+        let wanted = self.matcher();
+        match &self.target_modules {
+            TargetModules::AllLinear => LINEAR_MODULES.map(str::to_owned).to_vec(),
+            TargetModules::Names(list) => list.clone(),
+            TargetModules::Regex(_) => {
+                let (adapted, others): (Vec<String>, Vec<String>) =
+                    modules(config).map(|(module, _)| module).partition(|module| wanted(module));
+                let is_adapted = |last: &&str| adapted.iter().any(|module| names(last, module));
+                let short: Vec<&str> = LINEAR_MODULES.into_iter().filter(is_adapted).collect();
+                match others.iter().any(|other| short.iter().any(|last| names(last, other))) {
+                    true => adapted,
+                    false => short.into_iter().map(str::to_owned).collect(),
+                }
+            }
+        }
+    }
+
     fn matcher(&self) -> impl Fn(&str) -> bool {
         // Patterns that do not compile were refused by `check`.
         let regex = match &self.target_modules {
-            TargetModules::Regex(pattern) => whole(pattern).ok(),
+            TargetModules::Regex(pattern) => Whole::new(pattern).ok(),
             _ => None,
         };
         move |module| match &self.target_modules {
             TargetModules::AllLinear => true,
             TargetModules::Names(list) => list.iter().any(|name| names(name, module)),
-            TargetModules::Regex(_) => regex.as_ref().is_some_and(|r| r.is_match(module)),
+            TargetModules::Regex(_) => regex.as_ref().is_some_and(|r| r.matches(module)),
         }
     }
 
@@ -146,6 +199,25 @@ fn modules(config: &ModelConfig) -> impl Iterator<Item = (String, Vec<usize>)> {
     let parts: Vec<_> =
         linears(&specs).flat_map(|s| &s.parts).map(|p| (module_of(p).to_owned(), p.shape.clone())).collect();
     parts.into_iter()
+}
+
+/// The names of the other modules that transformers' model has, except a score head, which PEFT never adapts.
+fn other_modules(config: &ModelConfig) -> Vec<String> {
+    let specs = super::spec::specs(config);
+    let linear: BTreeSet<String> = modules(config).map(|(module, _)| module).collect();
+    let head = (config.head == Head::Lm).then_some("lm_head");
+    let mut others: BTreeSet<String> = head.into_iter().chain(["model.rotary_emb"]).map(str::to_owned).collect();
+    for module in specs.iter().flat_map(|spec| &spec.parts).map(module_of).filter(|module| *module != "score") {
+        let module = module.strip_suffix(".bias").unwrap_or(module);
+        // The module itself, and all those that hold it.
+        let dots = module.match_indices('.').map(|(at, _)| &module[..at]);
+        others.extend(dots.chain([module]).map(str::to_owned));
+    }
+    others.extend((0..config.num_layers).map(|layer| format!("model.layers.{layer}.mlp.act_fn")));
+    let mut others: Vec<String> = others.into_iter().filter(|module| !linear.contains(module)).collect();
+    // The head and the embedding first: they are what a pattern names on purpose.
+    others.sort_by_key(|module| !["lm_head", "model.embed_tokens"].contains(&module.as_str()));
+    others
 }
 
 /// The name of a LoRA matrix in PEFT's files. `which` is `A` or `B`; `part` is the weight that is adapted.

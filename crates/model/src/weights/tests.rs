@@ -1,6 +1,7 @@
 //! Names, rows and files of parameters.
 
 mod parameters;
+mod patterns;
 mod slots;
 mod views;
 

@@ -23,7 +23,7 @@ mod multiple_choice;
 mod number;
 mod rational;
 mod repetition;
-mod think_answer;
+pub(crate) mod think_answer;
 mod unique_chars;
 mod units;
 

@@ -41,6 +41,16 @@ pub(crate) struct ThinkAnswer {
     options: ThinkAnswerOptions,
 }
 
+/// The tags that a completion must have.
+pub(crate) fn tags(options: ThinkAnswerOptions) -> Vec<String> {
+    let in_prompt = usize::from(options.think_in_prompt);
+    four_tags(&options).into_iter().skip(in_prompt).collect()
+}
+
+fn four_tags(ThinkAnswerOptions { think, answer, .. }: &ThinkAnswerOptions) -> [String; 4] {
+    [format!("<{think}>"), format!("</{think}>"), format!("<{answer}>"), format!("</{answer}>")]
+}
+
 impl Builtin for ThinkAnswer {
     const KIND: &'static str = "think_answer";
     type Options = ThinkAnswerOptions;
@@ -52,8 +62,7 @@ impl Builtin for ThinkAnswer {
             let message = format!("`think` and `answer` must be two different names of tags: {think:?}, {answer:?}");
             return Err(Error::options("think_answer", message));
         }
-        let tags = [format!("<{think}>"), format!("</{think}>"), format!("<{answer}>"), format!("</{answer}>")];
-        Ok(ThinkAnswer { name, tags, options })
+        Ok(ThinkAnswer { name, tags: four_tags(&options), options })
     }
 }
 

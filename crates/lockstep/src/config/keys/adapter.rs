@@ -22,8 +22,8 @@ macro_rules! adapter_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     lora_dropout: f64 = 0.0 => LORA.trl_defaults(&[(ALL, "0.05")]).range(at_least(0.0).below(1.0));
     /// Train as if lora_dropout were 0.
     disable_dropout: bool = false => TRL.trl_defaults(&[(PAIRS, "true")]);
-    /// The modules that are adapted: names such as q_proj, one regular expression of whole names, or all-linear; not
-    /// set: q_proj and v_proj.
+    /// The modules that are adapted: names such as q_proj, one regular expression of whole names that matches linear
+    /// layers alone, or all-linear; not set: q_proj and v_proj. The adapter's files name the modules.
     lora_target_modules: Option<Vec<String>> = None => LORA;
     /// Scale by lora_alpha / √lora_r instead.
     use_rslora: bool = false => LORA;
@@ -36,7 +36,7 @@ impl Config {
         let plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
         let target_modules = match self.lora_target_modules.as_deref() {
             None => LoraConfig::default().target_modules,
-            Some([one]) if one == "all-linear" => TargetModules::AllLinear,
+            Some([one]) if one.eq_ignore_ascii_case("all-linear") => TargetModules::AllLinear,
             // As in TRL, a list with a single entry may be a regular expression.
             Some([one]) if !plain(one) => TargetModules::Regex(one.clone()),
             Some(names) => TargetModules::Names(names.to_vec()),

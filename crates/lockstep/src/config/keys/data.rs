@@ -1,7 +1,11 @@
 //! Configuration keys of the training data: a dataset, or recorded rollouts.
 
+use crate::bad_input;
 use crate::config::keys::Config;
 use serde_json::{Map, Value};
+
+/// Columns of a row that may be passed to the chat template beside the messages.
+pub(crate) const TEMPLATE_COLUMNS: [&str; 2] = ["tools", "chat_template_kwargs"];
 
 macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Data" {
     /// The training data: a JSONL or Parquet file, a directory of them, or a Hub id (fetched into the local cache).
@@ -44,6 +48,11 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     shuffle_dataset: bool = true => TRL.trl_defaults(&[(SFT, "false")]);
     /// More values for the chat template, for example { enable_thinking = false }.
     chat_template_kwargs: Map<String, Json> = Map::new() => TRL;
+    /// The columns of a prompt's row that are passed to the chat template: tools (a list of JSON schemas) and
+    /// chat_template_kwargs (values that win over those of the key). Rewards read both, too. TRL's trainers that generate
+    /// pass neither: set it to [] for that. Runs of versions that had no such key continue with []. Supervised
+    /// fine-tuning, preference pairs and reward models always pass both, as in TRL.
+    template_columns: Vec<String> = TEMPLATE_COLUMNS.map(str::to_owned).to_vec() => OURS.read_by(ONLINE);
 } } } }
 pub(in crate::config) use data_keys;
 
@@ -51,6 +60,14 @@ impl Config {
     /// The seed of shuffling, or `None` to keep the order of the files. Replayed rollouts are never shuffled.
     pub(crate) fn shuffle_seed(&self) -> Option<u64> {
         (self.shuffle_dataset && self.replay.is_none()).then(|| self.data_seed.unwrap_or(self.seed))
+    }
+}
+
+/// Refuses names of columns that cannot be passed to the chat template.
+pub(in crate::config) fn check_template_columns(c: &Config) -> anyhow::Result<()> {
+    match c.template_columns.iter().find(|name| !TEMPLATE_COLUMNS.contains(&name.as_str())) {
+        None => Ok(()),
+        Some(other) => bad_input!("`template_columns` has \"{other}\"; it may have {}", TEMPLATE_COLUMNS.join(" and ")),
     }
 }
 

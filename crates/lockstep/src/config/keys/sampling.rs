@@ -10,13 +10,15 @@ macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($r
         => TRL.range(at_least(1.0).at_most(LONG)).read_by(ONLINE).instead(&[(SFT.and(PAIRS), "max_length")]);
     /// Logits are divided by it, in sampling and in the loss.
     temperature: f64 = 1.0 => TRL.range(at_least(0.0)).read_by(ONLINE.and(SFT));
-    /// Sample from the likeliest tokens whose probabilities reach this sum; 1: all.
+    /// Sample from the likeliest tokens whose probabilities reach this sum; 1: all. Below 1, a training run's gradient is
+    /// biased (docs/algorithms.md, truncated sampling).
     top_p: f64 = 1.0 => TRL.range(above(0.0).at_most(1.0)).read_by(ONLINE).on_resume(Warn);
-    /// Sample from this many likeliest tokens; 0: all.
+    /// Sample from this many likeliest tokens; 0: all. Otherwise the gradient is biased, as with top_p.
     top_k: usize = 0 => TRL.read_by(ONLINE).on_resume(Warn);
-    /// Leave out tokens less likely than this times the likeliest.
+    /// Leave out tokens less likely than this times the likeliest. Above 0, the gradient is biased, as with top_p.
     min_p: Option<f64> = None => TRL.range(at_least(0.0).at_most(1.0)).read_by(ONLINE).on_resume(Warn);
-    /// Makes tokens that stand in the text so far less likely (> 1) or likelier (< 1).
+    /// Makes tokens that stand in the text so far less likely (> 1) or likelier (< 1). Other than 1, the gradient is
+    /// biased, as with top_p.
     repetition_penalty: f64 = 1.0 => TRL.range(above(0.0)).read_by(ONLINE).on_resume(Warn);
     /// Draw fresh prompts in place of groups whose rewards are all equal (DAPO's dynamic sampling).
     dynamic_sampling: bool = false => OURS.read_by(ONLINE.but(PPO)).on_resume(Warn);

@@ -1,7 +1,7 @@
 //! Paths of configurations, and adapters that a run continues with.
 
 use crate::config::resolved::Origin;
-use crate::config::{Layers, Purpose, Resolved};
+use crate::config::{Layers, Purpose, Resolved, settings_of_weights};
 use crate::error::is_bad_input;
 use std::path::{Path, PathBuf};
 
@@ -131,4 +131,33 @@ fn all_linear_layers_by_either_name() {
     assert!(with(dir.path(), Purpose::Grpo, &set).is_ok());
     assert!(with(dir.path(), Purpose::Grpo, &[("lora_target_modules", names)]).is_ok());
     assert!(with(dir.path(), Purpose::Grpo, &[("lora_target_modules", "q_proj")]).is_err());
+}
+
+/// A run of a version without `template_columns` did not pass a row's tools to the template, and goes on so.
+#[test]
+fn the_configuration_of_an_older_run_passes_no_columns_to_the_template() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    let columns = |file: &str| {
+        let file = Some(place(file));
+        let resolved = Layers { purpose: Purpose::Show, file, ..Layers::default() }.resolve().unwrap();
+        (resolved.config.template_columns.clone(), settings_of_weights(&resolved.config))
+    };
+    let both = ["tools", "chat_template_kwargs"].map(str::to_owned).to_vec();
+    for name in ["config.toml", "mine.toml"] {
+        std::fs::write(place(name), "seed = 3\n").unwrap();
+    }
+    let (new, settings) = columns("config.toml");
+    assert_eq!(new, both, "there is no run");
+    std::fs::write(place("record.json"), "{}").unwrap();
+    assert_eq!(columns("mine.toml").0, both);
+    assert_eq!(columns("config.toml"), (Vec::new(), settings), "with the lineage that it had");
+    std::fs::write(place("config.toml"), "template_columns = [\"tools\"]\n").unwrap();
+    assert_eq!(columns("config.toml").0, ["tools"]);
+    for (value, error) in [("[\"documents\"]", "it may have tools and chat_template_kwargs"), ("3", "template_columns")]
+    {
+        let set = vec![("template_columns".to_owned(), value.to_owned())];
+        let found = Layers { purpose: Purpose::Show, set, ..Layers::default() }.resolve().unwrap_err().to_string();
+        assert!(found.contains(error), "{found}");
+    }
 }

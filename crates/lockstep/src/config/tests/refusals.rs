@@ -415,7 +415,7 @@ fn profiles_and_workers() {
 fn what_biases_the_gradient_is_named() {
     let notes = |set: Set<'_>| grpo(set).unwrap().notes;
     let rest = "the distribution that is sampled, but log-probabilities are the model's own: the policy gradient is \
-                biased";
+                biased, and the importance ratio does not correct it (docs/algorithms.md)";
     for set in [("top_p", "0.9"), ("top_k", "1"), ("min_p", "0.01"), ("repetition_penalty", "1.1")] {
         assert_eq!(notes(&[set]), [format!("{} changes {rest}", set.0)]);
     }
@@ -424,7 +424,32 @@ fn what_biases_the_gradient_is_named() {
         notes(&[("sampling_profiles", profiles), ("min_p", "0.5")]),
         [format!("top_k, min_p, repetition_penalty change {rest}")]
     );
-    assert_eq!(notes(&[("top_p", "1"), ("top_k", "0"), ("min_p", "0"), ("repetition_penalty", "1")]), [""; 0]);
+    let named =
+        |set: Set<'_>| notes(set).iter().filter_map(|note| note.strip_suffix(rest)).map(str::to_owned).collect();
+    let mut wrong = Vec::new();
+    for (set, expected) in [
+        (&[("top_p", "1"), ("top_k", "0"), ("min_p", "0"), ("repetition_penalty", "1")][..], &[][..]),
+        (&[("temperature", "0.7")], &[]),
+        (&[("stop", "[\"x\"]"), ("stop_token_ids", "[3]")], &[]),
+        (&[("generation_kwargs", "{ top_p = 0.5 }")], &["top_p changes "]),
+        (&[("generation_kwargs", "{ top_k = 5, min_p = 0.1 }")], &["top_k, min_p change "]),
+        (&[("generation_kwargs", "{ repetition_penalty = 2.0 }")], &["repetition_penalty changes "]),
+        (&[("generation_kwargs", "{ temperature = 0.5 }")], &[]),
+        (&[("top_p", "0.9"), ("generation_kwargs", "{ top_p = 1.0 }")], &[]),
+        (&[("sampling_profiles", "{ a = { share = 1.0 } }")], &[]),
+        (&[("sampling_profiles", "{ a = { share = 1.0, top_k = 3 } }")], &["top_k changes "]),
+        (&[("top_p", "0.9"), ("sampling_profiles", "{ a = { share = 1.0, top_p = 1.0 } }")], &[]),
+        (&[("top_p", "0.9"), ("sampling_profiles", "{ a = { share = 1.0 } }")], &["top_p changes "]),
+        (&[("algorithm", "rloo"), ("top_p", "0.9")], &["top_p changes "]),
+        (&[("algorithm", "ppo"), ("top_k", "9")], &["top_k changes "]),
+        (&[("algorithm", "reinforce_plus_plus"), ("min_p", "0.1")], &["min_p changes "]),
+    ] {
+        let found: Vec<String> = named(set);
+        if found != expected {
+            wrong.push(format!("{set:?}: {found:?}, not {expected:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// A default that is a value cannot be unset by a program's configuration, which has no other way to say it.

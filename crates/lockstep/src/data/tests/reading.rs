@@ -359,7 +359,7 @@ fn a_text_that_is_far_too_long_is_not_encoded() {
     let example =
         |row: usize, text: String| Example { row, prompt: Content::Text(text), completion: None, columns: Map::new() };
     let examples = vec![example(0, "ab".into()), example(1, "A".repeat(long))];
-    let data = Dataset { name: "d".into(), examples, columns: vec![], hash: String::new() };
+    let data = Dataset { name: "d".into(), examples, columns: vec![], template_columns: vec![], hash: String::new() };
     let all = encode_all(&encoder, &data, Some(5), 10, 4, &StopSignal::new()).unwrap();
     assert_eq!((all.prompts.len(), all.left_out), (1, 1));
     let error = encode_all(&encoder, &data, None, 10, 4, &StopSignal::new()).unwrap_err();

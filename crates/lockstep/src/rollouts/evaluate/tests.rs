@@ -15,7 +15,10 @@ fn set(name: &str, lengths: &[usize]) -> EvalSet {
         Arc::new(Prompt { row, tokens, content: "x".into(), columns: Map::new() })
     };
     let all = lengths.iter().enumerate().map(prompt).collect();
-    EvalSet { name: name.into(), questions: PromptDataset { all, hash: String::new(), left_out: 0 } }
+    EvalSet {
+        name: name.into(),
+        questions: PromptDataset { all, hash: String::new(), left_out: 0, notices: Default::default() },
+    }
 }
 
 fn reward(name: &str) -> Box<dyn Reward> {

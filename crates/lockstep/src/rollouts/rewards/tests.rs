@@ -122,7 +122,7 @@ fn a_column_that_a_reward_reads_and_the_data_lack_is_named() {
         std::sync::Arc::new(crate::data::prompts::Prompt { row: 0, tokens, content: "x".into(), columns })
     };
     let of_set = |all: Vec<_>| {
-        let prompts = PromptDataset { all, hash: String::new(), left_out: 0 };
+        let prompts = PromptDataset { all, hash: String::new(), left_out: 0, notices: Default::default() };
         check_columns(&prompts, "d.jsonl", &rewards).err().map(|error| error.to_string())
     };
     // All rows have the columns of the first.

@@ -361,3 +361,94 @@ fn inputs_of_rewards_have_all_columns() {
     let last = make(43, ids()).unwrap();
     assert_eq!(last.columns["answer"], [Value::Null, Value::Null]);
 }
+
+/// A tokenizer whose special tokens are `<think>` and its like, an end `<e>` and a padding token `<p>`.
+fn tags(special: &[&str]) -> Tokenizer {
+    let dir = tempfile::tempdir().unwrap();
+    let own = SpecialTokens { eos: Some("<e>".into()), pad: Some("<p>".into()), ..SpecialTokens::default() };
+    Tokenizer::characters("abcdefghijklmnopqrstuvwxyz0123456789 ".chars(), &own).unwrap().save(dir.path()).unwrap();
+    let path = dir.path().join("tokenizer_config.json");
+    let mut settings: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    settings["additional_special_tokens"] = serde_json::json!(special);
+    std::fs::write(&path, settings.to_string()).unwrap();
+    Tokenizer::load(dir.path()).unwrap()
+}
+
+/// The scores of one completion, its content as it is logged, and the text that the reward read.
+fn scores_of(tokenizer: &Tokenizer, text: &str, specs: &[&str], chat: bool) -> (Vec<Option<f64>>, String) {
+    let specs: Vec<RewardSpec> = specs.iter().map(|&spec| spec.into()).collect();
+    let names = rewards::names(&specs).unwrap();
+    let mut all: Vec<_> = specs.iter().zip(names).map(|(spec, name)| rewards::build(spec, name).unwrap()).collect();
+    let ids = tokenizer.encode(text).unwrap();
+    let n = ids.len();
+    let completion = Completion {
+        generation: 0,
+        ids,
+        mask: vec![true; n],
+        versions: vec![0; n],
+        columns: model::Columns::default(),
+        finish_reason: FinishReason::Stop,
+    };
+    let content = match chat {
+        true => Content::Messages(vec![serde_json::json!({"role": "user", "content": "q"})]),
+        false => Content::from("q"),
+    };
+    let (tokens, columns) = (model::Prompt::new([1]), Map::new());
+    let prompts = Prompts::from([(0, Arc::new(Prompt { row: 0, tokens: tokens.clone(), content, columns }))]);
+    let weights = vec![1.0; all.len()];
+    let group = RolloutGroup::new(0, tokens, vec![completion]);
+    let output = std::thread::scope(|scope| {
+        let scorer =
+            RolloutScorer { rewards: &mut all, weights: &weights, tokenizer, step: 0, columns: GivenColumns::new() };
+        let mut job = scorer.start(scope, &prompts, &[]).unwrap();
+        job.group_ended(&group);
+        job.finish(vec![group.clone()], BTreeMap::new()).unwrap()
+    });
+    let scored = &output.rollouts.groups[0].completions[0];
+    (scored.rewards.clone(), scored.content.text().into_owned())
+}
+
+#[test]
+fn special_tokens_are_shown_to_rewards_if_the_key_says_so() {
+    let four = ["<think>", "</think>", "<answer>", "</answer>"];
+    let whole = "<think>a</think><answer>b</answer>";
+    let rewards = ["think_answer", "format:^<think>.*</think>", "keyword:<answer>"];
+    let mut wrong = Vec::new();
+    // Which tokens are special, the completion, what rewards read without them and with them, the scores with them.
+    for (special, text, hidden, shown, scores) in [
+        (&four[..], whole, "ab", whole, [1.0, 1.0, 1.0]),
+        (&four, "<think>a</think><answer>b</answer><e>", "ab", whole, [1.0, 1.0, 1.0]),
+        (&four, "<think>a</think><answer>b</answer><e><p><p>", "ab", whole, [1.0, 1.0, 1.0]),
+        (&four, "<p><think>a</think><answer>b</answer>", "ab", whole, [1.0, 1.0, 1.0]),
+        (&four, "<think>a</think><answer>b", "ab", "<think>a</think><answer>b", [0.375, 1.0, 1.0]),
+        (&four, "a<e>", "a", "a", [0.0, 0.0, 0.0]),
+        (&four, "<e>", "", "", [0.0, 0.0, 0.0]),
+        (&["<tool>"], "a<tool>b<e>", "ab", "a<tool>b", [0.0, 0.0, 0.0]),
+    ] {
+        for chat in [false, true] {
+            let tokenizer = tags(special);
+            let found = scores_of(&tokenizer, text, &rewards, chat);
+            if found.1 != hidden || found.0.iter().any(|score| *score != Some(0.0)) {
+                wrong.push(format!("{text} without: {found:?}, not {hidden:?}"));
+            }
+            let ends = [tokenizer.eos_id(), tokenizer.pad_id()].into_iter().flatten().collect();
+            let found = scores_of(&tokenizer.showing_special(ends), text, &rewards, chat);
+            if found != (scores.map(Some).to_vec(), shown.to_owned()) {
+                wrong.push(format!("{text} with: {found:?}, not {scores:?} of {shown:?}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A step ends at a character of the text that the reward read.
+#[test]
+fn the_end_of_a_step_is_counted_in_the_text_that_rewards_read() {
+    let tokenizer = tags(&["<think>", "</think>"]);
+    let ids = tokenizer.encode("<think>ab</think>c<e>").unwrap();
+    let at = |tokenizer: &Tokenizer, end: usize| token_of(tokenizer, &ids, end).unwrap();
+    assert_eq!([1, 2, 3].map(|end| at(&tokenizer, end)), [1, 2, 4]);
+    let ends = tokenizer.eos_id().into_iter().collect();
+    let shown = tokenizer.showing_special(ends);
+    assert_eq!([7, 8, 9, 17, 18].map(|end| at(&shown, end)), [0, 1, 2, 3, 4]);
+}

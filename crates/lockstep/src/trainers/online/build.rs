@@ -10,11 +10,12 @@ use crate::config::{Config, Purpose, SamplingPlan, WorkloadBounds};
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::data::prompts::Prompt;
 use crate::error::BadInput;
-use crate::models::{Builder, ModelSource, Policy, load_assets};
+use crate::models::{Builder, ModelSource, Policy, load_generator};
 use crate::rollouts::collector::{Collect, Collector};
-use crate::rollouts::evaluate::{self, Evaluation};
+use crate::rollouts::evaluate::{self, EvalSet, Evaluation};
 use crate::rollouts::function::FunctionRollouts;
 use crate::rollouts::jobs::Assembler;
+use crate::rollouts::notices;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::rewards::{
     ConfiguredReward, asked_by_workers, check_columns, models, named_rewards, ready_rewards, rewards_of_record,
@@ -70,7 +71,7 @@ impl Prepared {
             refuse_what_workers_cannot(&config, inputs.injected.rollout_function.is_some())?;
         }
         let model = ModelSource::of(&config, Head::Lm)?;
-        let assets = load_assets(&model.dir, Head::Lm, config.dtype, inputs.prompt_time)?;
+        let assets = load_generator(&model.dir, &config, inputs.prompt_time)?;
         if inputs.resume_from.checkpoint().is_some() {
             provenance::check_files(&inputs.dir, &model.dir, &assets.files)?;
         }
@@ -87,6 +88,8 @@ impl Prepared {
         };
         let Data { rollouts, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
         let held_out = evaluate::load_sets(inputs.eval_sets(), &config, &assets, &rewards)?;
+        notices::other_sampling(&config, &assets.files)?.iter().for_each(|line| inputs.sinks.info(line));
+        report(inputs, &assets, &rollouts, &held_out)?;
         let mut bounds = evaluate::with_sets(bounds, &held_out, &config);
         if inputs.injected.rollout_function.is_some() {
             bounds.widen_to_given(&config, context(&config, &assets));
@@ -240,6 +243,7 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     }
     let Some(spec) = inputs.train_data() else { return Err(BadInput::new("no training data")) };
     let prompts = PromptDataset::load(&spec, config, assets, config.max_completion_length)?;
+    prompts.notices.report(&inputs.sinks);
     check_columns(&prompts, &spec.name, rewards)?;
     if prompts.left_out > 0 {
         inputs.sinks.info(&format!("left out: {} longer than max_prompt_length", counted(prompts.left_out, "prompt")));
@@ -247,6 +251,19 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     let bounds = WorkloadBounds::of_prompts(prompts.longest(), config.generation_batch());
     let (rows, hash) = (prompts.all.len(), prompts.hash);
     Ok(Data { rollouts: RolloutData::Prompts(prompts.all), rows, bounds, hash })
+}
+
+/// Reports what the user should know before completions are generated and scored. Replayed completions are neither.
+fn report(inputs: &RunInputs, assets: &ModelAssets, data: &RolloutData, held_out: &[EvalSet]) -> anyhow::Result<()> {
+    let (config, sinks) = (inputs.config(), &inputs.sinks);
+    held_out.iter().for_each(|set| set.questions.notices.report(sinks));
+    let prompts: &[Arc<Prompt>] = match data {
+        RolloutData::Prompts(prompts) => prompts,
+        RolloutData::File(_) => &[],
+    };
+    let prompts = prompts.iter().chain(held_out.iter().flat_map(|set| &set.questions.all));
+    notices::unseen_tags(config, assets, prompts)?.iter().for_each(|sentence| sinks.warn(sentence));
+    Ok(())
 }
 
 /// The weights of the rewards in a replayed file, one for each.

@@ -190,7 +190,7 @@ fn settings_of_adapters_are_checked() {
     ] {
         assert_eq!(check(&bad), Err(why), "{bad:?}");
     }
-    assert!(check(&regex("(")).unwrap_err().starts_with("`lora_target_modules`: `(` is no regular expression: "));
+    assert!(check(&regex("(")).unwrap_err().starts_with("`lora_target_modules`: `(` is not a regular expression: "));
     // What the settings select is what gets matrices.
     let adapted = |target_modules: TargetModules| {
         let lora = LoraConfig { r: 1, target_modules, ..default.clone() };

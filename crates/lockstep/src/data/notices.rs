@@ -1,0 +1,209 @@
+//! What a user should know about the conversations of a dataset before a run: counts rows in which the chat template
+//! leaves out or changes something that the row has. These rows are used all the same, as TRL uses them.
+
+use super::supervised::OfTemplate;
+use super::{Dataset, Example};
+use crate::stop::StopSignal;
+use model::chat::{PromptEncoder, message_left_out};
+use rewards::Content;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use telemetry::Sinks;
+
+/// Counts of rows, each with the first row that it counts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Notices {
+    /// The name of the dataset.
+    dataset: String,
+    /// How many rows were looked at.
+    rows: usize,
+    /// Rows whose prompt contains the text of a special token, with the first such token.
+    spelled: Option<Counted>,
+    /// Rows with a message whose text the chat template leaves out.
+    left_out: Option<Counted>,
+    /// For each column for the chat template: rows that have it, but whose prompt is a text.
+    without_template: BTreeMap<&'static str, Counted>,
+    /// Rows with tools, which the chat template does not print.
+    tools: Option<Counted>,
+    /// For each argument that the chat template does not read: rows that have it.
+    arguments: BTreeMap<String, Counted>,
+}
+
+/// A number of rows, and what is said about the first of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Counted {
+    rows: usize,
+    first: String,
+}
+
+fn count(counted: &mut Counted, first: impl FnOnce() -> String) {
+    if counted.rows == 0 {
+        counted.first = first();
+    }
+    counted.rows += 1;
+}
+
+/// Looks at the rows of a dataset, one after the other.
+pub struct Looking<'a> {
+    /// Special tokens as text, except those that end a text.
+    special: Vec<String>,
+    /// Arguments of the configuration, which every row has.
+    of_all: Vec<&'a str>,
+    notices: Notices,
+}
+
+impl<'a> Looking<'a> {
+    /// Looks at rows that `encoder` encodes.
+    pub fn new(encoder: &PromptEncoder<'a>) -> Looking<'a> {
+        let tokenizer = encoder.tokenizer;
+        let special = tokenizer.special_ids().into_iter().filter_map(|id| tokenizer.token(id));
+        // A tokenizer of characters may have special tokens of one character.
+        let special = special.filter(|token| token.chars().count() > 1).collect();
+        Looking { special, of_all: encoder.kwargs.keys().map(String::as_str).collect(), notices: Notices::default() }
+    }
+
+    /// Looks at a row: its prompt or whole conversation, and the text that the template has made of it. `encoder` has
+    /// the row's own tools and arguments.
+    pub fn look(&mut self, encoder: &PromptEncoder<'_>, row: usize, content: &Content, rendered: &str) {
+        let notices = &mut self.notices;
+        let at = || format!("row {}", row + 1);
+        notices.rows += 1;
+        if let Some(token) = spelled(&self.special, content) {
+            count(notices.spelled.get_or_insert_default(), || format!("{token:?} in row {}", row + 1));
+        }
+        let own = encoder.kwargs.keys().filter(|name| !self.of_all.contains(&name.as_str()));
+        let Content::Messages(messages) = content else {
+            let has = [("tools", encoder.tools.is_some()), ("chat_template_kwargs", own.count() > 0)];
+            for (name, _) in has.into_iter().filter(|(_, has)| *has) {
+                count(notices.without_template.entry(name).or_default(), at);
+            }
+            return;
+        };
+        if let Some(message) = message_left_out(messages, rendered) {
+            let role = messages[message]["role"].as_str().unwrap_or_default().to_owned();
+            let first = || format!("message {} ({role}) of row {}", message + 1, row + 1);
+            count(notices.left_out.get_or_insert_default(), first);
+        }
+        let Some(template) = encoder.template else { return };
+        // A template that cannot be chosen has failed to render before.
+        let reads = |name: &str| template.reads(name, encoder.tools.is_some()).unwrap_or(true);
+        if encoder.tools.is_some() && !reads("tools") {
+            count(notices.tools.get_or_insert_default(), at);
+        }
+        for name in encoder.kwargs.keys().filter(|name| !reads(name)) {
+            count(notices.arguments.entry(name.clone()).or_default(), at);
+        }
+    }
+
+    /// The counts of all rows; `dataset` is the dataset's name.
+    pub fn end(self, dataset: &str) -> Notices {
+        Notices { dataset: dataset.to_owned(), ..self.notices }
+    }
+}
+
+/// Looks at the conversations of a dataset from which supervised fine-tuning learns. Rows that cannot be rendered are
+/// left out: encoding them reports the error.
+pub fn of_conversations(encoder: &PromptEncoder<'_>, data: &Dataset, stop: &StopSignal) -> anyhow::Result<Notices> {
+    let mut looking = Looking::new(encoder);
+    for example in &data.examples {
+        stop.check()?;
+        if encoder.tokenizer.is_beyond(example.bytes(), LONGEST) {
+            continue;
+        }
+        let (Some(whole), Ok(of_row)) = (conversation(example), OfTemplate::of(&example.columns, encoder.kwargs))
+        else {
+            continue;
+        };
+        let own = of_row.encoder(encoder);
+        if let Ok(text) = own.render_whole(&whole) {
+            looking.look(&own, example.row, &Content::Messages(whole), &text);
+        }
+    }
+    Ok(looking.end(&data.name))
+}
+
+/// Texts with more tokens are not rendered.
+const LONGEST: usize = 1 << 20;
+
+/// The messages of the prompt and of the completion.
+fn conversation(example: &Example) -> Option<Vec<Value>> {
+    match (&example.prompt, &example.completion) {
+        (Content::Messages(prompt), Some(Content::Messages(completion))) => Some([&prompt[..], completion].concat()),
+        (Content::Messages(messages), _) => Some(messages.clone()),
+        _ => None,
+    }
+}
+
+/// The first special token whose text is in the prompt: in the prompt itself if it is a text, else in a message that the
+/// assistant did not write.
+fn spelled<'a>(special: &'a [String], content: &Content) -> Option<&'a String> {
+    let find = |text: &str| special.iter().find(|token| text.contains(token.as_str()));
+    match content {
+        Content::Text(text) => find(text),
+        Content::Messages(messages) => {
+            let given = messages.iter().filter(|message| message["role"] != "assistant");
+            given.filter_map(|message| message.get("content")).find_map(|content| match content {
+                Value::String(text) => find(text),
+                Value::Array(parts) => parts.iter().find_map(|part| find(part.get("text")?.as_str()?)),
+                _ => None,
+            })
+        }
+    }
+}
+
+impl Notices {
+    /// Reports the counts that are not 0: as a warning if something that a row has is not used.
+    pub fn report(&self, sinks: &Sinks) {
+        self.info().iter().for_each(|line| sinks.info(line));
+        self.warnings().iter().for_each(|line| sinks.warn(line));
+    }
+
+    fn of(&self, counted: &Counted) -> String {
+        format!("{}: {} of {} rows", self.dataset, counted.rows, self.rows)
+    }
+
+    /// Sentences about rows that are used as transformers uses them, which may surprise.
+    fn info(&self) -> Option<String> {
+        let spelled = self.spelled.as_ref()?;
+        let rows = self.of(spelled);
+        Some(format!(
+            "{rows} have the text of a special token in the prompt ({}): it becomes that token, as in transformers",
+            spelled.first
+        ))
+    }
+
+    /// Sentences about what rows have and the model does not see.
+    fn warnings(&self) -> Vec<String> {
+        let left_out = self.left_out.iter().map(|counted| {
+            let rows = self.of(counted);
+            format!("{rows} have a message whose text the chat template leaves out or changes: {}", counted.first)
+        });
+        let without_template = self.without_template.iter().map(|(column, counted)| {
+            let rows = self.of(counted);
+            format!(
+                "{rows} have `{column}`, but a text as the prompt, to which no chat template is applied, so that the \
+                 model does not see it: first {}",
+                counted.first
+            )
+        });
+        let tools = self.tools.iter().map(|counted| {
+            let rows = self.of(counted);
+            format!(
+                "{rows} have `tools`, which the chat template does not print, so that the model does not see them: \
+                 first {}",
+                counted.first
+            )
+        });
+        let arguments = self.arguments.iter().map(|(argument, counted)| {
+            let rows = self.of(counted);
+            format!(
+                "{rows} have `{argument}` in chat_template_kwargs, which the chat template does not read: first {}",
+                counted.first
+            )
+        });
+        left_out.chain(without_template).chain(tools).chain(arguments).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;
