@@ -1,300 +1,458 @@
 #!/usr/bin/env bash
-# Every check that a GPU must pass before what Lockstep says of it is believed: see --help.
-# Checks are functions that are called by name.
-# shellcheck disable=SC2329
+# Every check that a GPU must pass before statements about CUDA are believed, in a limited time: see --help.
+# The checks themselves are in checks.sh.
+# shellcheck disable=SC2034,SC2329
 set -uo pipefail
+
+# In the order in which they run: name, estimated seconds on a GPU, most seconds, function and arguments.
+table=(
+  'device 8 60 device_check'
+  'load 6 150 kernel_tests device::cuda::tests::load::every_kernel_loads'
+  'functions 2 60 kernel_tests device::cuda::tests::functions'
+  'operations/residual 2 60 operation residual'
+  'operations/lerp 2 60 operation lerp'
+  'operations/rows 2 60 operation rows'
+  'operations/embedding 2 60 operation embedding'
+  'operations/rmsnorm 2 60 operation rmsnorm'
+  'operations/qk_norm 2 60 operation qk_norm'
+  'operations/rope 2 60 operation rope'
+  'operations/softmax 2 60 operation softmax'
+  'operations/glu 2 60 operation glu'
+  'operations/linear 2 60 operation linear'
+  'operations/attention 2 60 operation attention'
+  'operations/lm_head 2 60 operation lm_head'
+  'operations/sample 2 60 operation sample'
+  'operations/lora 2 60 operation lora'
+  'operations/grad_norm 2 60 operation grad_norm'
+  'operations/adamw 2 60 operation adamw'
+  'cpu/grpo 6 120 cpu grpo'
+  'cpu/adapter 6 120 cpu adapter'
+  'formula 12 120 formula'
+  'bf16 6 90 bf16'
+  'cpu/7m 15 120 cpu 7m'
+  'twice 3 60 twice'
+  'resume 6 90 resume'
+  'invariance 8 90 kernel_tests device::cuda::tests::invariance'
+  'parity 20 120 benchmark parity --shape 7m'
+  'bench/gemm 15 60 benchmark gemm'
+  'bench/step-7m 12 60 benchmark step --shape 7m'
+  'bench/rollout 30 120 bench_rollout'
+  'bench/step 40 150 bench_step'
+  'torch 25 60 yardstick'
+  'profile 40 90 profile'
+  'sanitizer/memcheck 40 120 sanitizer memcheck'
+  'sanitizer/racecheck 40 120 sanitizer racecheck'
+  'sanitizer/initcheck 40 120 sanitizer initcheck'
+  'sanitizer/synccheck 40 120 sanitizer synccheck'
+  'nvrtc 60 180 nvrtc'
+)
+# What --small leaves out; what it keeps is enough to try the script on the emulator.
+not_small='load|operations/([^rg].*|r[^m].*|grad_norm)|cpu/7m|bf16|invariance|parity|bench/.*|torch|profile|nvrtc'
+
 usage() {
   cat <<'HELP'
-bench/cuda/first_hour.sh pack DIR        on a machine with Rust and Python: builds and collects all that is needed
-DIR/first_hour.sh [options]              on a machine with NVIDIA's driver: no toolchain, no network, under 30 minutes
+bench/cuda/first_hour.sh pack DIR     on a machine with Rust and Python: builds the programs and writes one archive
+first_hour.sh [options]               on the machine with the GPU: needs its driver, no toolchain, no network
 
-Writes one directory: report.json and report.txt (each check, its outcome, its seconds), and what each check said.
-Exit code 0: all that could be checked passed. 1: something failed. 2: bad usage.
+The checks run in the order of their worth. The budget may end at any time: the report is complete after every check,
+and names the check that runs. A check that does not fit is listed, and the command that makes up for it is printed.
 
-  --device NAME     cuda, cuda:1, …; or cuda-emulated, which says so everywhere           (default: cuda)
-  --out DIR         must not exist                                                        (default: first-hour-<time>)
-  --products N      dot products of 16 terms that are compared with the formula           (default: 10000000)
-  --shape SIZE      of the benchmarks: 7m, 92m, 0.5b                                      (default: 0.5b)
-  --small           few products, few operations, no benchmarks: to try the script itself
+  --budget SECONDS  all checks together; a check that runs then is stopped, which may take 10 s   (default: 540)
+  --only NAME,…     these checks, or these groups of checks (operations, cpu, bench, sanitizer)
+  --out DIR         must be new or empty                            (default: $OUT if set, else first-hour-<time>)
+  --device NAME     cuda, cuda:1, …; or cuda-emulated, and then every report has that word        (default: cuda)
+  --products N      dot products of 16 terms that are compared with the formula                   (default: 10000000)
+  --shape SIZE      of bench/rollout and bench/step: 7m, 92m, 0.5b                                (default: 0.5b)
+  --small           few products, few operations, no benchmarks: to try the script on the emulator
 
-Checks, in this order:
-  device      what the program sees
-  formula     tensor cores against the formula of their family, with the operands of what differs
-  operations  every operation's bits against the CPU's (f32) or the formula (bf16)
-  cpu         short runs (GRPO, adapters) on the CPU and on the device: the same bits, 0 mismatching log-probabilities
-  twice       the same run again: the same bits
-  resume      a run killed with SIGKILL and resumed: the bits of one that was not
-  sanitizer   memcheck, racecheck, initcheck, synccheck, where compute-sanitizer is on the PATH
+The output directory has few files and no directories:
+  report.json       state, the check that runs, and for each check its outcome, seconds, estimate and a note;
+                    replaced after each check, never half-written
+  report.txt        the lines of the terminal
+  log.txt           the output of each check (of a very long output, both ends)
+  running.txt       the output of the check that runs
+  runs.tar.gz       the training runs that were compared, if a comparison failed
+
+Outcomes: passed; failed; skipped (something it needs is missing here; the note says what); stopped (the budget ended);
+does not fit (its estimate is longer than the rest of the budget: not started).
+Exit code: 0 nothing failed and nothing is missing but what was skipped, 1 a check failed, 2 bad usage,
+3 nothing failed but checks were stopped or did not fit, 128 + n ended by signal n.
+
+Checks:
+  device      driver, GPU, tools and libraries; `lockstep doctor` opens the device and measures its peaks
+  load        every kernel can be loaded: compiled kernels (cubins/), or NVRTC
+  functions   exp, ln, sigmoid, rounding, sums, random numbers: the CPU's bits
+  operations  every operation in f32, forward and backward: the CPU's bits. One process each
+  cpu         short GRPO runs on the CPU and on the device (grpo, adapter, and 7m, a model of 7 million parameters):
+              the same weights, optimizer state and rollouts, 0 mismatching log-probabilities
+  formula     tensor cores against the formula of their family; if they differ, the parameters that come closest
+  bf16        matmuls in bf16: the formula's bits
+  twice       the GRPO run again: the same bits
+  resume      a GRPO run killed with SIGKILL and resumed: the bits of the one that was not
+  invariance  a row's bits do not depend on the rows beside it
   parity      sampler against trainer, bit by bit, over batches
-  bench       decode steps and a GRPO step
+  bench       gemm (matmuls), step-7m and step (a GRPO step), rollout (a group's completions)
+  torch       matmuls and copies of PyTorch on the same GPU, if it is installed
+  profile     kernels of a GRPO step under ncu, if it is installed
+  sanitizer   memcheck, racecheck, initcheck and synccheck of compute-sanitizer, if it is installed
+  nvrtc       functions and matmuls without the compiled kernels, if this machine has NVRTC
 
-LOCKSTEP_BIN and LOCKSTEP_KERNEL_TESTS name the two programs, if they are not beside the script; cubins/ beside it has
-compiled kernels, without which NVRTC compiles them (LOCKSTEP_NVRTC).
+The order: without a device and its kernels nothing else means anything. Functions and operations come next, because
+their failures name one kernel, one shape and one element, while those of a training run name none. Then what the
+project promises (the CPU's bits, the formula, twice, resume). Speed comes after bits: the time of a wrong result is
+worth little. The sanitizer is slow and its faults mostly show as wrong bits before.
+
+LOCKSTEP_BIN and LOCKSTEP_KERNEL_TESTS name the two programs, if they are not beside the script (then `pack` copies
+them instead of building, and LOCKSTEP_CUBINS too, if set). cubins/ beside the script has the compiled kernels;
+without them NVRTC compiles them (LOCKSTEP_NVRTC). The driver and NVRTC are looked for where the loader does not look,
+too. Temporary files are in TMPDIR.
 HELP
 }
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
+# Writes DIR/first-hour.tar.gz.
 pack() {
   set -e
-  local root to=$1
+  local root to=$1 limit=40000000 stage tests built='' cubins=${LOCKSTEP_CUBINS:-}
   root=$(cd "$here/../.." && pwd)
   mkdir -p "$to"
   to=$(cd "$to" && pwd)
-  cd "$root"
-  cargo build --release -p lockstep-cli
-  cargo test --release -p lockstep-kernels --lib --no-run 2>&1 | tee "$to/build.log"
-  local tests
-  tests=$(sed -n 's/.*Executable unittests.*(\(.*\))$/\1/p' "$to/build.log" | tail -n 1)
-  cp "${CARGO_TARGET_DIR:-target}/release/lockstep" "$to/lockstep"
-  cp "$tests" "$to/kernel-tests"
-  cargo xtask cubins "$to/cubins"
-  cp "$here/first_hour.sh" "$to/first_hour.sh"
-  rm "$to/build.log"
-  du -sh "$to"
+  scratch=$(mktemp -d)
+  trap 'rm -rf "$scratch"' EXIT
+  stage=$scratch/first-hour
+  mkdir "$stage"
+  if [ -z "${LOCKSTEP_BIN:-}" ] || [ -z "${LOCKSTEP_KERNEL_TESTS:-}" ]; then
+    built=yes
+    cd "$root"
+    cargo build --release -p lockstep-cli
+    cargo test --release -p lockstep-kernels --lib --no-run 2>&1 | tee "$scratch/build.log"
+    tests=$(sed -n 's/.*Executable unittests.*(\(.*\))$/\1/p' "$scratch/build.log" | tail -n 1)
+    LOCKSTEP_BIN=${CARGO_TARGET_DIR:-target}/release/lockstep LOCKSTEP_KERNEL_TESTS=$tests
+  fi
+  cp "$LOCKSTEP_BIN" "$stage/lockstep"
+  cp "$LOCKSTEP_KERNEL_TESTS" "$stage/kernel-tests"
+  strip "$stage/lockstep" "$stage/kernel-tests"
+  if [ "$built" ] && [ -z "$cubins" ]; then
+    (unset LOCKSTEP_BIN LOCKSTEP_KERNEL_TESTS && cargo xtask cubins "$stage/cubins")
+  elif [ "$cubins" ]; then
+    cp -r "$cubins" "$stage/cubins"
+  else
+    echo "without compiled kernels (LOCKSTEP_CUBINS): the other machine needs NVRTC" >&2
+  fi
+  cp "$here/first_hour.sh" "$here/checks.sh" "$stage"
+  tar -C "$scratch" --sort=name --owner=0 --group=0 --numeric-owner -cf "$scratch/first-hour.tar" first-hour
+  gzip "$scratch/first-hour.tar"
+  local bytes
+  bytes=$(wc -c <"$scratch/first-hour.tar.gz")
+  (cd "$stage" && du -ab --apparent-size . | sort -rn | sed -n '1,20p')
+  # The newest version of the C library that a program asks for; an older one cannot start it.
+  grep -aoh 'GLIBC_2\.[0-9]*' "$stage/lockstep" "$stage/kernel-tests" | sort -uV | tail -n 1 | sed 's/^/needs /'
+  mv "$scratch/first-hour.tar.gz" "$to/first-hour.tar.gz"
+  echo "$to/first-hour.tar.gz: $bytes bytes"
+  if [ "$bytes" -ge "$limit" ]; then
+    echo "it is larger than $limit bytes, which are as much as should be carried" >&2
+    exit 1
+  fi
 }
 
-device=cuda out='' products=10000000 shape=0.5b small=''
+bad_usage() { echo "$1; see --help" >&2; exit 2; }
+
+device=cuda out='' products=10000000 shape=0.5b small='' budget=540 only=''
 [ "${1:-}" = pack ] && { [ $# = 2 ] || { usage >&2; exit 2; }; pack "$2"; exit; }
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit ;;
-    --small) small=yes products=2048 ;;
-    --device | --out | --products | --shape)
-      [ $# -ge 2 ] || { echo "$1 wants a value; see --help" >&2; exit 2; }
-      case $1 in
-        --device) device=$2 ;; --out) out=$2 ;; --products) products=$2 ;; --shape) shape=$2 ;;
-      esac
+    --small) small=yes ;;
+    --device | --out | --products | --shape | --budget | --only)
+      [ $# -ge 2 ] || bad_usage "$1 wants a value"
+      declare "${1#--}=$2"
       shift ;;
-    *) echo "unknown argument $1; see --help" >&2; exit 2 ;;
+    *) bad_usage "unknown argument $1" ;;
   esac
   shift
 done
 case $device in
   cuda | cuda:[0-9]*) where="on the GPU" ;;
   cuda-emulated) where="EMULATED on the CPU: says nothing about hardware" ;;
-  *) echo "--device $device: cuda, cuda:1, … or cuda-emulated" >&2; exit 2 ;;
+  *) bad_usage "--device $device: cuda, cuda:1, … or cuda-emulated" ;;
 esac
+whole_number='^[0-9]{1,9}$'
+[[ $budget =~ $whole_number ]] || bad_usage "--budget $budget: a whole number of seconds"
+[[ $products =~ $whole_number ]] && [ "$((10#$products))" -gt 0 ] || bad_usage "--products $products: a number above 0"
+budget=$((10#$budget)) products=$((10#$products))
+case $shape in tiny | 4m | 7m | 92m | 0.5b) ;; *) bad_usage "--shape $shape: tiny, 4m, 7m, 92m or 0.5b" ;; esac
+[ -z "$small" ] || products=2048
+
+# The checks that are asked for, in the order of the table.
+names=() estimates=() limits=() commands=()
+chosen() {
+  local name=$1 asked
+  [ -n "$only" ] || return 0
+  for asked in "${asked_for[@]}"; do [ "$name" = "$asked" ] || [ "${name%%/*}" = "$asked" ] && return 0; done
+  return 1
+}
+IFS=', ' read -r -a asked_for <<<"${only//,/ }"
+[ -z "$only" ] || [ ${#asked_for[@]} -gt 0 ] || bad_usage "--only names no check"
+for row in "${table[@]}"; do
+  read -r name estimate limit command <<<"$row"
+  chosen "$name" || continue
+  names+=("$name") estimates+=("$estimate") limits+=("$limit") commands+=("$command")
+done
+unknown=()
+for asked in ${asked_for[@]+"${asked_for[@]}"}; do
+  found=''
+  for name in ${names[@]+"${names[@]}"}; do [ "$name" = "$asked" ] || [ "${name%%/*}" = "$asked" ] && found=yes; done
+  [ "$found" ] || unknown+=("$asked")
+done
+if [ ${#unknown[@]} -gt 0 ]; then
+  echo "--only: there is no check ${unknown[*]}; there are:" >&2
+  printf '%s\n' "${table[@]}" | cut -d ' ' -f 1 | paste -s -d ' ' | fold -s -w 100 >&2
+  exit 2
+fi
+
 lockstep=${LOCKSTEP_BIN:-$here/lockstep} tests=${LOCKSTEP_KERNEL_TESTS:-$here/kernel-tests}
 # The program takes variables of its name for keys.
 unset LOCKSTEP_BIN LOCKSTEP_KERNEL_TESTS
+# A missing C++ compiler is a failure of the emulator's tests in CI, and none on a GPU.
+[ "$device" = cuda-emulated ] || unset CI
 for program in "$lockstep" "$tests"; do
   [ -x "$program" ] || { echo "$program is not there; see --help: pack" >&2; exit 2; }
 done
-out=${out:-first-hour-$(date -u +%Y%m%dT%H%M%S)}
-mkdir "$out" || exit 2
-out=$(cd "$out" && pwd) work=$out/runs
-mkdir "$work"
+out=${out:-${OUT:-first-hour-$(date -u +%Y%m%dT%H%M%S)}}
+if [ -d "$out" ] && [ -n "$(ls -A "$out")" ]; then
+  echo "--out $out: the directory is not empty; name a new one" >&2
+  exit 2
+fi
+mkdir -p "$out" || exit 2
+out=$(cd "$out" && pwd) || exit 2
+work=$(mktemp -d "${TMPDIR:-/tmp}/first-hour.XXXXXX") || exit 2
 export HF_HUB_OFFLINE=1 NO_COLOR=1
 [ -d "$here/cubins" ] && export LOCKSTEP_CUBINS=${LOCKSTEP_CUBINS:-$here/cubins}
 
-rows=() failed=0
-# Of a check: its name, outcome, seconds and a note without quotes.
+# ---------------------------------------------------------------------------------------------------------------------
+# The report, and how a check is run.
+
+script=$$ from=0 state=running current='' failed=0 missing=0 job='' scale=1
+outcomes=() seconds=() notes=()
+for i in "${!names[@]}"; do outcomes[i]=waiting seconds[i]=null notes[i]=''; done
+# Kernels are compiled for the emulator first, and it is slow.
+[ "$device" != cuda-emulated ] || scale=4
+began=$SECONDS started=$(date -u +%Y-%m-%dT%H:%M:%SZ) gpu='' version=''
+
+left() {
+  local rest=$((budget - (SECONDS - began)))
+  echo $((rest > 0 ? rest : 0))
+}
+# One line without what JSON would have to escape.
+plain() { tr -c '\40-\176' ' ' | tr -d '\42\134' | sed 's/  */ /g; s/ $//' | cut -c "1-${1:-400}"; }
+say() { printf '%s\n' "$*" | tee -a "$out/report.txt"; }
+
+list_of() {
+  local i all=''
+  for i in "${!names[@]}"; do [[ ${outcomes[i]} =~ ^($1)$ ]] && all+="${all:+, }\"${names[i]}\""; done
+  echo "[$all]"
+}
+write_report() {
+  local i comma='' emulated=false passed=false
+  [ "$device" != cuda-emulated ] || emulated=true
+  [ "$state" != ended ] || [ $failed = 1 ] || [ $missing = 1 ] || passed=true
+  {
+    echo "{\"state\": \"$state\", \"running\": ${current:+\"}${current:-null}${current:+\"},"
+    echo " \"device\": \"$device\", \"emulated\": $emulated, \"gpu\": \"$gpu\", \"version\": \"$version\","
+    echo " \"started\": \"$started\", \"written\": \"$(date -u +%Y-%m-%dT%H:%M:%SZ)\","
+    echo " \"budget_s\": $budget, \"seconds\": $((SECONDS - began)), \"only\": \"$only\", \"passed\": $passed,"
+    echo " \"failed\": $(list_of failed),"
+    echo " \"not_checked\": $(list_of 'waiting|running|stopped|does not fit'),"
+    echo " \"checks\": ["
+    for i in "${!names[@]}"; do
+      printf '%s  {"check": "%s", "outcome": "%s", "seconds": %s, "estimate_s": %s, "note": "%s"}' "$comma" \
+        "${names[i]}" "${outcomes[i]}" "${seconds[i]}" "${estimates[i]}" "${notes[i]}"
+      comma=$',\n'
+    done
+    printf '\n]}\n'
+  } >"$out/.report.json" && mv -f "$out/.report.json" "$out/report.json"
+}
+
+# Of a check: its number, outcome, seconds and a note.
 record() {
-  rows+=("{\"check\": \"$1\", \"outcome\": \"$2\", \"seconds\": $3, \"note\": \"$4\"}")
-  printf '%-12s %-8s %5s s  %s\n' "$1" "$2" "$3" "$4" | tee -a "$out/report.txt"
-  [ "$2" != failed ] || failed=1
-}
-# Runs a check within so many seconds; its last line that begins with "note: " is its note.
-check() {
-  local name=$1 limit=$2 start=$SECONDS code note outcome=passed
-  shift 2
-  # Kernels are compiled for the emulator first, and it is slow.
-  [ "$device" != cuda-emulated ] || limit=$((4 * limit))
-  echo "── $name" >&2
-  # In a process group of its own, so that all of it can be ended.
-  set -m
-  ( "$@" ) >"$out/$name.txt" 2>&1 &
-  local job=$!
-  ( trap 'kill $!' TERM; sleep "$limit" & wait $! && kill -TERM -- "-$job" ) >/dev/null 2>&1 &
-  local clock=$!
-  set +m
-  wait "$job"
-  code=$?
-  kill "$clock" 2>/dev/null
-  wait "$clock" 2>/dev/null
-  note=$(sed -n 's/^note: //p' "$out/$name.txt" | tail -n 1 | tr -d '\042\134')
-  [ $((SECONDS - start)) -lt "$limit" ] || note="did not end within $limit s. $note"
-  case $code in 0) ;; 77) outcome=skipped ;; *) outcome=failed note="$note exit code $code; see $name.txt" ;; esac
-  record "$name" "$outcome" $((SECONDS - start)) "$note"
+  outcomes[$1]=$2 seconds[$1]=$3 notes[$1]=$(plain <<<"$4") current=''
+  case $2 in failed) failed=1 ;; stopped | 'does not fit') missing=1 ;; esac
+  say "$(printf '%-20s %-12s %6s s  %s' "${names[$1]}" "$2" "$3" "${notes[$1]}")"
+  write_report
 }
 
-on_device() { LOCKSTEP_DEVICE=$device "$@"; }
-
-device_check() {
-  "$lockstep" doctor || return 1
-  command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv
-  uname -a
-  # It can be opened, and computes something.
-  kernel_tests ops::glu::cuda || return 1
-  echo "note: $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
-}
-
-formula() {
-  local all=0 seed log each=$((products < 2000000 ? products : 2000000))
-  for ((seed = 1; all < products; seed++, all += each)); do
-    log=$(LOCKSTEP_PRODUCTS=$each LOCKSTEP_SEED=$seed on_device "$tests" --exact --nocapture \
-      device::cuda::tests::self_test::products_asked_for_equal_the_formula 2>&1) || { echo "$log"; return 1; }
-    echo "$log"
-    [[ $log == *" differ"* ]] || { echo "note: nothing was compared: no products in bf16 here"; return 77; }
-  done
-  echo "note: $all products of 16 terms in bf16 equal the formula"
-}
-
-# A test that is not there must not look like one that passed.
-kernel_tests() {
-  local log
-  log=$(on_device "$tests" --test-threads=1 "$@" 2>&1)
-  local code=$?
-  echo "$log"
-  [ "$code" = 0 ] || return "$code"
-  echo "$log" | grep -Eq '^test result: ok\. [1-9][0-9]* passed' || return 1
-  echo "note: $(echo "$log" | sed -n 's/^test result: ok\. \([0-9]* passed\).*/\1/p')"
-}
-operations() {
-  if [ "$small" ]; then kernel_tests ops::rmsnorm::cuda ops::glu::cuda; else kernel_tests ::cuda:: tensor_core; fi
-}
-
-# A directory with a tiny model of random weights and its data.
-tiny() {
-  mkdir "$work/shape" && cd "$work" || return 1
-  cat >shape/config.json <<'JSON'
-{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40, "hidden_size": 16,
- "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
- "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
- "tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}
-JSON
-  local vocab='"<e>": 0' id=1 letter
-  for letter in {a..z} ' ' . ',' '?'; do vocab+=", \"$letter\": $((id++))"; done
-  cat >shape/tokenizer.json <<JSON
-{"version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
- "added_tokens": [{"id": 0, "content": "<e>", "single_word": false, "lstrip": false, "rstrip": false,
- "normalized": false, "special": true}],
- "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\\\s\\\\S]"}, "behavior": "Isolated", "invert": false},
- "decoder": {"type": "Fuse"}, "model": {"type": "WordLevel", "vocab": {$vocab}, "unk_token": ""}}
-JSON
-  echo '{"eos_token": "<e>", "tokenizer_class": "PreTrainedTokenizerFast"}' >shape/tokenizer_config.json
-  local word
-  for word in ab sun moon tree x river 'a long road' sky ice oak; do
-    echo "{\"prompt\": \"$word \", \"completion\": \"$word.\"}"
-  done >d.jsonl
-  "$lockstep" init --config shape/config.json --tokenizer shape --seed 1 --out model
-}
-
-# A short GRPO run: the device, its directory, more keys.
-grpo() {
-  local device=$1 to=$2 key keys=()
-  shift 2
-  for key in num_generations=4 per_device_train_batch_size=8 max_completion_length=6 learning_rate=0.01 beta=0.04 \
-    logging_steps=1 save_steps=2 log_completions=true num_completions_to_print=0 record_rollouts=true threads=2 "$@"; do
-    keys+=(--set "$key")
-  done
-  (cd "$work" && LOCKSTEP_DEVICE=$device "$lockstep" train --model model --dataset d.jsonl --reward unique_chars \
-    --out "$to" "${keys[@]}")
-}
-
-# That two runs left the same tensors and rollouts, and some; and that no log-probability differed.
-same() {
-  local a=$work/$1 b=$work/$2 file count=0
-  while IFS= read -r file; do
-    cmp "$a/$file" "$b/$file" || return 1
-    count=$((count + 1))
-  done < <(cd "$a" && find . -name '*.safetensors' -o -name rollouts.bin | sort)
-  [ "$count" -ge 3 ] || { echo "only $count files to compare in $a"; return 1; }
-  local mismatch='"sampling/logp_mismatch_tokens": *'
-  grep -q "$mismatch" "$b/metrics.jsonl" || { echo "metrics.jsonl says nothing of log-probabilities"; return 1; }
-  if grep -E "$mismatch(0*[1-9]|0\.0*[1-9])" "$b/metrics.jsonl"; then return 1; fi
-  echo "$count files of $1 and $2 are the same"
-}
-
-steps=$([ "$small" ] && echo 4 || echo 12)
-cpu() {
-  tiny || return 1
-  local adapter=(use_peft=true lora_r=2 lora_dropout=0.0)
-  grpo cpu grpo-cpu max_steps="$steps" && grpo "$device" grpo max_steps="$steps" && same grpo-cpu grpo || return 1
-  grpo cpu lora-cpu max_steps="$steps" "${adapter[@]}" && grpo "$device" lora max_steps="$steps" "${adapter[@]}" &&
-    same lora-cpu lora || return 1
-  echo "note: $steps steps of GRPO, whole and as an adapter: the CPU's bits"
-}
-
-twice() { grpo "$device" again max_steps="$steps" && same grpo again; }
-
-resume() {
-  local run=$work/killed try
-  # In a process group of its own, so that the shell around it is not what is killed.
-  set -m
-  grpo "$device" killed max_steps="$steps" &
-  local job=$!
-  set +m
-  for ((try = 0; try < 3000; try++)); do
-    [ -d "$run/checkpoints/step-000002" ] && break
-    kill -0 "$job" 2>/dev/null || break
-    sleep 0.02
-  done
+# Ends the process group of the check that runs. One that is stuck in the driver may stay; it is not waited for.
+end_job() {
+  local try
+  [ -n "$job" ] || return 0
+  kill -TERM -- "-$job" 2>/dev/null
+  for ((try = 0; try < 20; try++)); do kill -0 -- "-$job" 2>/dev/null || break; sleep 0.1; done
   kill -KILL -- "-$job" 2>/dev/null
-  wait "$job"
-  # All of the group: what was killed holds its files for a moment.
-  for ((try = 0; try < 300; try++)); do kill -0 -- "-$job" 2>/dev/null || break; sleep 0.1; done
-  [ -d "$run/checkpoints/step-000002" ] || { echo "no checkpoint was written"; return 1; }
-  if [ -d "$run/model" ]; then echo "note: it ended before it was killed"; return 77; fi
-  (cd "$work" && on_device "$lockstep" train --resume killed) && same grpo killed || return 1
-  echo "note: killed after step 2 or later, then resumed"
+  for ((try = 0; try < 50; try++)); do kill -0 -- "-$job" 2>/dev/null || return 0; sleep 0.1; done
+  echo "process group $job does not end: the driver may hold it" >>"$out/running.txt"
 }
 
-sanitizer() {
-  command -v compute-sanitizer >/dev/null || { echo "note: compute-sanitizer is not on the PATH"; return 77; }
-  [ "$device" != cuda-emulated ] || { echo "note: nothing to look at in an emulation"; return 77; }
-  local tool
-  for tool in memcheck racecheck initcheck synccheck; do
-    on_device timeout 100 compute-sanitizer --tool "$tool" --error-exitcode 1 "$tests" --test-threads=1 \
-      ops::linear::cuda ops::attention::cuda ops::softmax::cuda ops::rmsnorm::cuda ops::lm_head::cuda tensor_core || return 1
+# Appends the output of the check that ran to the log, at most a megabyte of it.
+keep_log() {
+  local file=$out/running.txt most=500000
+  {
+    echo "════ $1 ════ $(date -u +%H:%M:%SZ)"
+    if [ "$(wc -c <"$file")" -gt $((2 * most)) ]; then
+      head -c $most "$file" && printf '\n… left out …\n' && tail -c $most "$file"
+    else
+      cat "$file"
+    fi
+    echo
+  } >>"$out/log.txt"
+  rm -f "$file"
+}
+
+# Milliseconds since the check began that runs.
+elapsed_ms() { echo $((($(date +%s%N) - from) / 1000000)); }
+
+# Runs check number i.
+check() {
+  local i=$1 limit=${limits[$1]} code note outcome=passed over='' rest took
+  rest=$(left)
+  # The emulator compiles kernels first, and is slow: only what hangs may reach the limit.
+  [ "$device" != cuda-emulated ] || limit=$((20 * limit))
+  [ "$limit" -le "$rest" ] || { limit=$rest over=yes; }
+  current=${names[i]} outcomes[i]=running
+  echo "── $current (about ${estimates[i]} s, $rest s left)" >&2
+  : >"$out/running.txt"
+  write_report
+  from=$(date +%s%N)
+  # In a process group of its own, so that all of it can be ended; also when the script itself is killed.
+  set -m
+  (
+    trap - TERM INT HUP EXIT
+    { while kill -0 "$script"; do sleep 1; done; kill -KILL 0; } </dev/null >/dev/null 2>&1 &
+    # shellcheck disable=SC2086
+    ${commands[i]}
+  ) </dev/null >"$out/running.txt" 2>&1 &
+  job=$!
+  set +m
+  code=''
+  while kill -0 "$job" 2>/dev/null; do
+    sleep 0.1
+    [ $(($(elapsed_ms) / 1000)) -lt "$limit" ] || { code=late; break; }
   done
-  echo "note: memcheck, racecheck, initcheck, synccheck found nothing"
-}
-
-# What the program says that it does not have on this device yet is no failure.
-benchmark() {
-  local log code
-  log=$(on_device "$lockstep" bench "$@" 2>&1)
-  code=$?
-  echo "$log"
-  if [ "$code" != 0 ] && [[ $log == *"is not there yet"* ]]; then
-    echo "note: bench $1: $(echo "$log" | grep 'is not there yet' | tail -n 1)"
-    return 77
+  [ "$code" ] || { wait "$job" 2>/dev/null; code=$?; }
+  took=$(elapsed_ms)
+  end_job
+  job=''
+  note=$(sed -n 's/^note: //p' "$out/running.txt" | tail -n 1)
+  case $code in
+    0) ;;
+    77) outcome=skipped ;;
+    late)
+      if [ "$over" ]; then
+        outcome=stopped note="the budget ended after $limit s of it${note:+; $note}"
+      else
+        outcome=failed note="did not end within $limit s${note:+; $note}"
+      fi ;;
+    *)
+      note=$(grep -aE -m 1 'DIFFERS|REFUSED|CUDA_ERROR|panicked|^error|ERROR' "$out/running.txt" | cut -c 1-300)
+      outcome=failed note="${note:+$note; }exit code $code" ;;
+  esac
+  if [ $outcome = failed ] || [ $outcome = stopped ]; then
+    # What the end of a terminal keeps must be enough to begin with.
+    {
+      grep -aE 'DIFFERS|REFUSED|CUDA_ERROR|panicked|[Ee]rror|ERROR' "$out/running.txt" || tail -n 8 "$out/running.txt"
+    } | tail -n 12 | cut -c 1-300 | sed 's/^/    /'
   fi
-  return "$code"
-}
-parity() { benchmark parity --shape 7m; }
-bench() {
-  benchmark rollout --shape "$shape" --completions 1,8,64 --json || return
-  benchmark step --shape "$shape" --json
+  keep_log "${names[i]}"
+  record "$i" "$outcome" "$((took / 1000)).$((took / 100 % 10))" "$note"
+  learn "$i" "$took" "$outcome"
 }
 
-{
-  echo "Lockstep's first hour on $device, $where"
-  echo "$("$lockstep" --version), $(date -u +%Y-%m-%dT%H:%M:%SZ)"
-} | tee "$out/report.txt"
-began=$SECONDS
-check device 60 device_check
-check formula 300 formula
-check operations 360 operations
-check cpu 180 cpu
-check twice 60 twice
-check resume 90 resume
-check sanitizer 420 sanitizer
-if [ "$small" ]; then
-  record parity skipped 0 "--small"
-  record bench skipped 0 "--small"
-else
-  check parity 120 parity
-  check bench 180 bench
-fi
-{
-  echo "{\"device\": \"$device\", \"emulated\": $([ "$device" = cuda-emulated ] && echo true || echo false),"
-  echo " \"version\": \"$("$lockstep" --version)\", \"ended\": \"$(date -u +%Y-%m-%dT%H:%M:%SZ)\","
-  echo " \"seconds\": $((SECONDS - began)), \"passed\": $([ $failed = 0 ] && echo true || echo false), \"checks\": ["
-  for ((i = 0; i < ${#rows[@]}; i++)); do echo "  ${rows[i]}$([ $((i + 1)) = ${#rows[@]} ] || echo ,)"; done
-  echo "]}"
-} >"$out/report.json"
-echo "$([ $failed = 0 ] && echo "nothing failed" || echo "SOMETHING FAILED"), $((SECONDS - began)) s; $out/report.json" | tee -a "$out/report.txt"
-exit $failed
+# Estimates follow what was measured: the checks so far, and for some the run that they repeat.
+sum_estimate=0 sum_real=0 grpo_ms=0 operations_ms=0
+learn() {
+  [ "$3" = passed ] || return 0
+  sum_estimate=$((sum_estimate + 1000 * table_estimate[$1])) sum_real=$((sum_real + $2))
+  case ${names[$1]} in cpu/grpo) grpo_ms=$2 ;; operations/*) operations_ms=$((operations_ms + $2)) ;; esac
+  [ $sum_estimate -lt 10000 ] || scale=$((sum_real / sum_estimate + 1))
+}
+# The estimate of check number i, in seconds.
+estimate() {
+  local plain=${table_estimate[$1]} by_ratio=''
+  case ${names[$1]} in
+    twice) by_ratio=$((grpo_ms * 6 / 10)) ;;
+    resume) by_ratio=$((grpo_ms)) ;;
+    # Five of sixteen operations, ten to thirty times slower.
+    sanitizer/*) by_ratio=$((operations_ms * 6)) ;;
+  esac
+  if [ -n "$by_ratio" ] && [ "$by_ratio" -gt 0 ]; then echo $((by_ratio / 1000 + 1)); else echo $((plain * scale)); fi
+}
+table_estimate=("${estimates[@]}")
+
+finish() {
+  local code=$1 rest
+  trap - EXIT
+  if list_of failed | grep -qE 'cpu/|twice|resume' && [ -d "$work/shape" ]; then
+    tar -C "$work" -czf "$out/runs.tar.gz" . 2>/dev/null
+  fi
+  rm -rf "$work"
+  rest=$(list_of 'waiting|stopped|does not fit' | tr -d '[]" ')
+  write_report
+  [ -z "$rest" ] || say "not checked; to make up for it: $0 --device $device --only $rest"
+  case $code in
+    0) say "nothing failed" ;;
+    1) say "FAILED: $(list_of failed | tr -d '[]"')" ;;
+    3) say "nothing failed, but not everything was checked" ;;
+  esac
+  say "$((SECONDS - began)) s; $out/report.json"
+  exit "$code"
+}
+on_signal() {
+  trap '' TERM INT HUP
+  # First of all: who sends a signal may send the next one soon.
+  state="stopped by SIG$1"
+  write_report
+  end_job
+  local i
+  for i in "${!names[@]}"; do
+    [ "${outcomes[i]}" = running ] || continue
+    keep_log "${names[i]}"
+    record "$i" stopped $(($(elapsed_ms) / 1000)) "SIG$1 came"
+  done
+  finish "$2"
+}
+trap 'on_signal TERM 143' TERM
+trap 'on_signal INT 130' INT
+trap 'on_signal HUP 129' HUP
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+# shellcheck source=checks.sh
+. "$here/checks.sh"
+trap 'rm -rf "$work"' EXIT
+write_report
+find_libraries
+# Both may hang, where the driver does.
+version=$(timeout -k 2 20 "$lockstep" --version 2>&1 | head -n 1 | plain 100)
+gpu=$(timeout -k 2 20 nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv,noheader \
+  2>/dev/null | head -n 1 | plain 150)
+say "Lockstep's first hour on $device, $where"
+say "$version, ${gpu:-no nvidia-smi}, $started, budget $budget s"
+write_report
+for i in "${!names[@]}"; do
+  [ -z "$small" ] || [[ ! ${names[i]} =~ ^($not_small)$ ]] || [[ ,$only, == *",${names[i]},"* ]] ||
+    record "$i" skipped 0 "--small"
+done
+# What does not fit by what was measured is tried again at the end, if it would by the table.
+for by in measured table; do
+  for i in "${!names[@]}"; do
+    [ "${outcomes[i]}" = waiting ] || continue
+    estimates[i]=$([ $by = measured ] && estimate "$i" || echo "${table_estimate[i]}")
+    [ "${estimates[i]}" -gt "$(left)" ] || check "$i"
+  done
+done
+for i in "${!names[@]}"; do
+  [ "${outcomes[i]}" = waiting ] || continue
+  record "$i" 'does not fit' 0 "needs about ${estimates[i]} s; $(left) s are left"
+done
+state=ended
+if [ $failed = 1 ]; then finish 1; elif [ $missing = 1 ]; then finish 3; else finish 0; fi

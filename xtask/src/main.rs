@@ -14,7 +14,7 @@ cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others
 cargo xtask cuda            NVIDIA's compiler over every CUDA kernel, without a GPU (python3 with pip fetches it)
 cargo xtask cubins [DIR]    every CUDA kernel compiled for every architecture (target/cubins)
 cargo xtask emulate         which CUDA kernels changed since all were emulated; `--full` does that, in many minutes
-cargo xtask first-hour      bench/cuda/first_hour.sh on the emulator, at small sizes
+cargo xtask first-hour      bench/cuda/first_hour.sh, packed, on the emulator at small sizes; and its reports
 cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
 cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)
 cargo xtask mutants random --seed S --count N [--crate C]    the same of changes that are drawn at random
