@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 type Handle = *mut c_void;
@@ -123,6 +124,10 @@ pub(super) struct LibCuda {
     /// The GPU's compute capability in the form of a compiler option, such as "90".
     arch: String,
     modules: Mutex<HashMap<&'static str, Handle>>,
+    /// Kernels and their sources by the driver's handle, for messages.
+    names: Mutex<HashMap<usize, String>>,
+    /// Handle of the kernel that was launched last.
+    launched: AtomicUsize,
     pinned: Mutex<Vec<*mut c_void>>,
 }
 
@@ -170,6 +175,8 @@ pub(super) fn open_with(
         pool: null_mut(),
         arch: String::new(),
         modules: Mutex::default(),
+        names: Mutex::default(),
+        launched: AtomicUsize::new(0),
         pinned: Mutex::default(),
     };
     // SAFETY: places to write to, and a device that there is.
@@ -232,6 +239,11 @@ impl LibCuda {
             let cubin = nvrtc.compile(source, &self.arch)?.cubin;
             std::fs::write(to, cubin).map_err(|e| format!("{} cannot be written: {e}", to.display()))
         })
+    }
+
+    fn name(&self, function: usize) -> String {
+        let names = self.names.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        names.get(&function).map_or_else(|| "none".to_owned(), String::clone)
     }
 
     fn module(&self, source: &Source) -> Outcome<Handle> {
@@ -317,7 +329,9 @@ impl Driver for LibCuda {
         let mut function = null_mut();
         // SAFETY: a module that is loaded, a string that ends.
         let code = unsafe { (self.cuda.function)(&mut function, module, name.as_ptr()) };
-        self.cuda.check(&format!("kernel {kernel} of {}.cu", source.name), code)?;
+        let name = format!("kernel {kernel} of {}.cu", source.name);
+        self.cuda.check(&name, code)?;
+        self.names.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(function as usize, name);
         Ok(Function(function as usize))
     }
 
@@ -326,17 +340,25 @@ impl Driver for LibCuda {
         let mut bits: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
         let mut arguments: Vec<*mut c_void> = bits.iter_mut().map(|bits| std::ptr::from_mut(bits).cast()).collect();
         let [x, y, z] = grid.blocks;
-        let (function, arguments) = (function.0 as Handle, arguments.as_mut_ptr());
+        self.launched.store(function.0, Ordering::Relaxed);
+        let (name, function, arguments) = (function.0, function.0 as Handle, arguments.as_mut_ptr());
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
         let code =
             unsafe { (self.cuda.launch)(function, x, y, z, grid.threads, 1, 1, 0, self.stream, arguments, null_mut()) };
-        self.cuda.check("cuLaunchKernel", code)
+        self.cuda.check("cuLaunchKernel", code).map_err(|why| format!("{}: {why}", self.name(name)))
     }
 
     fn synchronise(&self) -> Outcome<()> {
         self.enter()?;
         // SAFETY: our stream.
-        self.cuda.check("cuStreamSynchronize", unsafe { (self.cuda.synchronise)(self.stream) })
+        let waited = self.cuda.check("cuStreamSynchronize", unsafe { (self.cuda.synchronise)(self.stream) });
+        // A kernel's fault is reported here, long after its launch.
+        waited.map_err(|why| {
+            let last = self.name(self.launched.load(Ordering::Relaxed));
+            format!(
+                "{why}; the last launch was {last}; with CUDA_LAUNCH_BLOCKING=1 the error names the kernel at fault"
+            )
+        })
     }
 
     fn memory(&self) -> Outcome<Option<[u64; 2]>> {

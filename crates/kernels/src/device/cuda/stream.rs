@@ -175,6 +175,21 @@ impl CudaStream {
         self.note(unsafe { self.driver.fill(at, word, width, count) });
     }
 
+    /// The kernel, which is loaded on the first call.
+    fn function(&self, source: &Source, kernel: &'static str) -> Result<Function> {
+        let mut functions = lock(&self.functions);
+        if let Some(&function) = functions.get(&(source.name, kernel)) {
+            return Ok(function);
+        }
+        let function = self.driver.function(source, kernel).map_err(|why| self.error(&why))?;
+        Ok(*functions.entry((source.name, kernel)).or_insert(function))
+    }
+    /// Loads a kernel without a launch.
+    #[cfg(test)]
+    pub(crate) fn load(&self, source: &Source, kernel: &'static str) -> Result<()> {
+        self.function(source, kernel).map(|_| ())
+    }
+
     /// Runs a kernel; an empty grid launches nothing.
     ///
     /// # Safety
@@ -184,16 +199,7 @@ impl CudaStream {
         if grid.is_empty() {
             return Ok(());
         }
-        let function = {
-            let mut functions = lock(&self.functions);
-            match functions.get(&(source.name, kernel)) {
-                Some(&function) => function,
-                None => {
-                    let function = self.driver.function(source, kernel).map_err(|why| self.error(&why))?;
-                    *functions.entry((source.name, kernel)).or_insert(function)
-                }
-            }
-        };
+        let function = self.function(source, kernel)?;
         self.counters.launches.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's promise.
         self.note(unsafe { self.driver.launch(function, grid, args) });

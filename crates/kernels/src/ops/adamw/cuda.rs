@@ -36,47 +36,44 @@ mod tests {
     use super::super::*;
     use crate::Tensor;
     use crate::check::normal;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{random, results, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
         let cases = [(1, [3.0, 1.0], 1.0), (1000, [0.5, 1.0], 1.0), (37, [9.0, 1.0], 0.0), (5, [1.0, 0.0], 1.0)];
-        for (moments, (len, norm, max_norm)) in
-            [DType::F32, DType::Bf16].into_iter().flat_map(|moments| cases.map(|case| (moments, case)))
-        {
-            same(|ctx| {
-                let [mut param, grad, mut rounded, mut next] = [1, 2, 5, 6].map(|seed| random(ctx, seed, &[len]));
-                let [mut m, mut v] = [3, 4].map(|_| Tensor::zeros(ctx.memory(), &[len], moments));
-                // Large enough that one of them is infinite after a step.
-                let mut before = normal::<f32>(3, len);
-                before[len / 2] = f32::MAX;
-                m.view_mut().copy_from_f32(&before);
-                let squares: Vec<f32> = normal::<f32>(4, len).iter().map(|v| v * v).collect();
-                v.view_mut().copy_from_f32(&squares);
-                let norm = Tensor::from_f32(ctx.memory(), &[2], &norm);
-                for t in 1..=3 {
-                    let hyper = Hyper { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step: t };
-                    // The last one from slot to slot.
-                    let (param, from) = match t {
-                        3 => (next.view_mut(), Some(param.view())),
-                        _ => (param.view_mut(), None),
-                    };
-                    let args = Step {
-                        param,
-                        from,
-                        rounded: (t > 1).then(|| rounded.view_mut()),
-                        grad: grad.view(),
-                        m: m.view_mut(),
-                        v: v.view_mut(),
-                        hyper,
-                        norm: norm.view(),
-                        max_norm,
-                        rounding: Rounding { key: 9, first_block: (1 << 32) - 3 },
-                    };
-                    step(ctx, args)?;
-                }
-                Ok(bits(&[&param, &m, &v, &rounded, &next]))
-            });
-        }
+        let cases = [DType::F32, DType::Bf16].into_iter().flat_map(|moments| cases.map(|case| (moments, case)));
+        same(cases, |&(moments, (len, norm, max_norm)), ctx| {
+            let [mut param, grad, mut rounded, mut next] = [1, 2, 5, 6].map(|seed| random(ctx, seed, &[len]));
+            let [mut m, mut v] = [3, 4].map(|_| Tensor::zeros(ctx.memory(), &[len], moments));
+            // Large enough that one of them is infinite after a step.
+            let mut before = normal::<f32>(3, len);
+            before[len / 2] = f32::MAX;
+            m.view_mut().copy_from_f32(&before);
+            let squares: Vec<f32> = normal::<f32>(4, len).iter().map(|v| v * v).collect();
+            v.view_mut().copy_from_f32(&squares);
+            let norm = Tensor::from_f32(ctx.memory(), &[2], &norm);
+            for t in 1..=3 {
+                let hyper = Hyper { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step: t };
+                // The last one from slot to slot.
+                let (param, from) = match t {
+                    3 => (next.view_mut(), Some(param.view())),
+                    _ => (param.view_mut(), None),
+                };
+                let args = Step {
+                    param,
+                    from,
+                    rounded: (t > 1).then(|| rounded.view_mut()),
+                    grad: grad.view(),
+                    m: m.view_mut(),
+                    v: v.view_mut(),
+                    hyper,
+                    norm: norm.view(),
+                    max_norm,
+                    rounding: Rounding { key: 9, first_block: (1 << 32) - 3 },
+                };
+                step(ctx, args)?;
+            }
+            Ok(results![param, m, v, rounded, next])
+        });
     }
 }

@@ -144,12 +144,25 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
 mod tests {
     use super::super::*;
     use crate::Tensor;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{random, results, same};
 
-    /// Runs write, copy, forward and backward on sequences of these lengths, whose pages are scattered among pages of
-    /// NaN. All sequences but the first share the first `shared` pages of the first.
-    fn attend([heads, kv_heads, head_dim]: [usize; 3], window: Option<usize>, shared: usize, lengths: &[usize]) {
-        same(|ctx| {
+    /// Runs write, copy, forward and backward, for these heads (query heads, kv heads, head_dim), this window and this
+    /// number of shared pages, on sequences of these lengths, whose pages are scattered among pages of NaN. All
+    /// sequences but the first share their first pages with the first.
+    #[test]
+    fn the_bits_are_the_cpu_s() {
+        let cases = [
+            ([1, 1, 2], None, 0, &[1usize][..]),
+            ([4, 2, 10], None, 0, &[70, 3, 64]),
+            ([2, 1, 66], Some(5), 0, &[9, 66]),
+            ([3, 3, 16], Some(64), 0, &[130]),
+            ([1, 1, 200], None, 0, &[2]),
+            ([2, 1, 6], None, 1, &[67, 70, 65]),
+            // A window that no 32 bits hold is none.
+            ([1, 1, 2], Some(1 << 32), 0, &[70]),
+            ([1, 1, 2], Some(70), 0, &[140]),
+        ];
+        same(cases, |&([heads, kv_heads, head_dim], window, shared, lengths), ctx| {
             let geometry = Geometry { heads, kv_heads, head_dim, scale: 0.3, window };
             let width = (heads + 2 * kv_heads) * head_dim;
             let longest = lengths.iter().map(|len| len.div_ceil(BLOCK)).max().unwrap_or(0).max(1);
@@ -215,21 +228,8 @@ mod tests {
                 groups: groups.view(),
             };
             backward(ctx, args)?;
-            Ok(bits(&[&out, &lse, &keys, &values, &d_qkv]))
+            Ok(results![out, lse, keys, values, d_qkv])
         });
-    }
-
-    #[test]
-    fn the_bits_are_the_cpu_s() {
-        attend([1, 1, 2], None, 0, &[1]);
-        attend([4, 2, 10], None, 0, &[70, 3, 64]);
-        attend([2, 1, 66], Some(5), 0, &[9, 66]);
-        attend([3, 3, 16], Some(64), 0, &[130]);
-        attend([1, 1, 200], None, 0, &[2]);
-        attend([2, 1, 6], None, 1, &[67, 70, 65]);
-        // A window that no 32 bits hold is none.
-        attend([1, 1, 2], Some(1 << 32), 0, &[70]);
-        attend([1, 1, 2], Some(70), 0, &[140]);
     }
 
     #[test]

@@ -32,27 +32,25 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::*;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{random, results, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
-        for (t, f) in [(1, 1), (3, 5), (40, 131), (0, 4)] {
-            for activation in [Activation::Silu, Activation::GeluTanh] {
-                same(|ctx| {
-                    let wide = |seed| random(ctx, seed, &[t, 2 * f]);
-                    let (mut gate_up, mut kept, mut d_gate_up) = (wide(1), wide(2), wide(3));
-                    if t * f > 0 {
-                        // Far out, where sigmoids are 0 and 1.
-                        gate_up.rows_mut(0..1).fill(-90.0);
-                    }
-                    let [d_y, mut y, mut again] = [4, 5, 6].map(|seed| random(ctx, seed, &[t, f]));
-                    let gate_up = gate_up.view();
-                    forward(ctx, Forward { activation, gate_up, kept: Some(kept.view_mut()), y: y.view_mut() })?;
-                    let (d_out, y_again) = (d_gate_up.view_mut(), Some(again.view_mut()));
-                    backward(ctx, Backward { activation, gate_up, d_y: d_y.view(), d_gate_up: d_out, y: y_again })?;
-                    Ok(bits(&[&kept, &y, &d_gate_up, &again]))
-                });
+        let cases = [(1, 1), (3, 5), (40, 131), (0, 4)].into_iter();
+        let cases = cases.flat_map(|size| [(size, Activation::Silu), (size, Activation::GeluTanh)]);
+        same(cases, |&((t, f), activation), ctx| {
+            let wide = |seed| random(ctx, seed, &[t, 2 * f]);
+            let (mut gate_up, mut kept, mut d_gate_up) = (wide(1), wide(2), wide(3));
+            if t * f > 0 {
+                // Far out, where sigmoids are 0 and 1.
+                gate_up.rows_mut(0..1).fill(-90.0);
             }
-        }
+            let [d_y, mut y, mut again] = [4, 5, 6].map(|seed| random(ctx, seed, &[t, f]));
+            let gate_up = gate_up.view();
+            forward(ctx, Forward { activation, gate_up, kept: Some(kept.view_mut()), y: y.view_mut() })?;
+            let (d_out, y_again) = (d_gate_up.view_mut(), Some(again.view_mut()));
+            backward(ctx, Backward { activation, gate_up, d_y: d_y.view(), d_gate_up: d_out, y: y_again })?;
+            Ok(results![kept, y, d_gate_up, again])
+        });
     }
 }

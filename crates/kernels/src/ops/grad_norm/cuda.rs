@@ -27,23 +27,21 @@ pub(super) fn global(cuda: &Cuda, grads: &[View<'_>], mut out: ViewMut<'_>) -> R
 mod tests {
     use super::super::*;
     use crate::Tensor;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{random, results, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
-        for lens in [&[][..], &[1], &[5, 0, 33], &[(1 << 16) + 7, 3, 1 << 16]] {
-            for last in [0.5, f32::INFINITY, 3e38] {
-                same(|ctx| {
-                    let mut grads: Vec<Tensor> = lens.iter().map(|&len| random(ctx, len as u64, &[len])).collect();
-                    if let Some(grad) = grads.last_mut() {
-                        grad.rows_mut(0..1).fill(last);
-                    }
-                    let views: Vec<View<'_>> = grads.iter().map(Tensor::view).collect();
-                    let mut out = Tensor::zeros(ctx.memory(), &[2], DType::F32);
-                    global(ctx, &views, out.view_mut())?;
-                    Ok(bits(&[&out]))
-                });
+        let cases = [&[][..], &[1], &[5, 0, 33], &[(1 << 16) + 7, 3, 1 << 16]].into_iter();
+        let cases = cases.flat_map(|lens| [0.5, f32::INFINITY, 3e38].map(|last| (lens, last)));
+        same(cases, |&(lens, last), ctx| {
+            let mut grads: Vec<Tensor> = lens.iter().map(|&len| random(ctx, len as u64, &[len])).collect();
+            if let Some(grad) = grads.last_mut() {
+                grad.rows_mut(0..1).fill(last);
             }
-        }
+            let views: Vec<View<'_>> = grads.iter().map(Tensor::view).collect();
+            let mut out = Tensor::zeros(ctx.memory(), &[2], DType::F32);
+            global(ctx, &views, out.view_mut())?;
+            Ok(results![out])
+        });
     }
 }

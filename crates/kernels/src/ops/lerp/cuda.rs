@@ -17,16 +17,14 @@ pub(super) fn lerp(cuda: &Cuda, mut args: Lerp<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::{Lerp, lerp};
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{random, results, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
-        for len in [0, 1, 5, 1000] {
-            same(|ctx| {
-                let (x, mut y) = (random(ctx, 1, &[len]), random(ctx, 2, &[len]));
-                lerp(ctx, Lerp { y: y.view_mut(), x: x.view(), alpha: 0.3 })?;
-                Ok(bits(&[&y]))
-            });
-        }
+        same([0, 1, 5, 1000], |&len, ctx| {
+            let (x, mut y) = (random(ctx, 1, &[len]), random(ctx, 2, &[len]));
+            lerp(ctx, Lerp { y: y.view_mut(), x: x.view(), alpha: 0.3 })?;
+            Ok(results![y])
+        });
     }
 }

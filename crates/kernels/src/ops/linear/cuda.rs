@@ -152,11 +152,11 @@ mod tests {
     use super::super::*;
     use crate::Tensor;
     use crate::check::normal;
-    use crate::device::cuda::tests::{bits, full, random, same};
+    use crate::device::cuda::tests::{full, random, results, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
-        for (m, k, n, segments) in [
+        let cases = [
             (1, 1, 1, None),
             (3, 5, 2, Some(&[0, 1, 1, 3][..])),
             (2, 129, 33, None),
@@ -166,32 +166,30 @@ mod tests {
             if full() { (300, 520, 130, None) } else { (5, 40, 9, None) },
             (0, 3, 4, Some(&[0])),
             (4, 0, 5, None),
-        ] {
-            same(|ctx| {
-                let w = Matrix::from_f32(ctx.memory(), n, k, &normal(1, n * k));
-                let mut d_w = Matrix::from_f32(ctx.memory(), n, k, &normal(2, n * k));
-                let (x, d_y, bias) = (random(ctx, 3, &[m, k]), random(ctx, 4, &[m, n]), random(ctx, 5, &[n]));
-                let (mut y, mut d_x, mut d_bias) =
-                    (random(ctx, 6, &[m, n]), random(ctx, 7, &[m, k]), random(ctx, 8, &[n]));
-                let mut all = Vec::new();
-                for accumulate in [true, false] {
-                    let bias = accumulate.then(|| bias.view());
-                    forward(ctx, Forward { x: x.view(), w: &w, bias, y: y.view_mut(), accumulate })?;
-                    backward_input(ctx, BackwardInput { d_y: d_y.view(), w: &w, d_x: d_x.view_mut(), accumulate })?;
-                    all.extend(bits(&[&y, &d_x]));
-                }
-                let segments = segments.map(|s| Tensor::from_u32(ctx.memory(), &[s.len()], s));
-                let args = BackwardWeight {
-                    x: x.view(),
-                    d_y: d_y.view(),
-                    d_w: &mut d_w,
-                    d_bias: Some(d_bias.view_mut()),
-                    segments: segments.as_ref().map(Tensor::view),
-                };
-                backward_weight(ctx, args)?;
-                all.extend(bits(&[d_w.data(), &d_bias]));
-                Ok(all)
-            });
-        }
+        ];
+        same(cases, |&(m, k, n, segments), ctx| {
+            let w = Matrix::from_f32(ctx.memory(), n, k, &normal(1, n * k));
+            let mut d_w = Matrix::from_f32(ctx.memory(), n, k, &normal(2, n * k));
+            let (x, d_y, bias) = (random(ctx, 3, &[m, k]), random(ctx, 4, &[m, n]), random(ctx, 5, &[n]));
+            let (mut y, mut d_x, mut d_bias) = (random(ctx, 6, &[m, n]), random(ctx, 7, &[m, k]), random(ctx, 8, &[n]));
+            let mut all = Vec::new();
+            for accumulate in [true, false] {
+                let bias = accumulate.then(|| bias.view());
+                forward(ctx, Forward { x: x.view(), w: &w, bias, y: y.view_mut(), accumulate })?;
+                backward_input(ctx, BackwardInput { d_y: d_y.view(), w: &w, d_x: d_x.view_mut(), accumulate })?;
+                all.extend(results![y, d_x]);
+            }
+            let segments = segments.map(|s| Tensor::from_u32(ctx.memory(), &[s.len()], s));
+            let args = BackwardWeight {
+                x: x.view(),
+                d_y: d_y.view(),
+                d_w: &mut d_w,
+                d_bias: Some(d_bias.view_mut()),
+                segments: segments.as_ref().map(Tensor::view),
+            };
+            backward_weight(ctx, args)?;
+            all.extend(results![d_w.data(), d_bias]);
+            Ok(all)
+        });
     }
 }

@@ -145,62 +145,61 @@ mod tests {
     use super::super::*;
     use crate::Tensor;
     use crate::check::normal;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{random, results, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
         // One chunk, several, several windows; more rows than a block.
-        for (r, h, v) in [(1, 1, 1), (3, 5, 40), (5, 9, 1100), (2, 3, 4200), (514, 2, 33), (0, 2, 3)] {
-            same(|ctx| {
-                let weight = Matrix::from_f32(ctx.memory(), v, h, &normal(1, v * h));
-                let mut d_weight = Matrix::from_f32(ctx.memory(), v, h, &normal(2, v * h));
-                let hidden = random(ctx, 3, &[r, h]);
-                let targets: Vec<u32> = (0..r as u32).map(|i| (i * 997 + 5) % v as u32).collect();
-                let targets = Tensor::from_u32(ctx.memory(), &[r], &targets);
-                let [mut logps, mut lse, mut entropies, d_logps, d_entropies] =
-                    [4, 5, 6, 7, 8].map(|seed| random(ctx, seed, &[r]));
-                let mut d_hidden = random(ctx, 9, &[r, h]);
-                let args = Forward {
+        let cases = [(1, 1, 1), (3, 5, 40), (5, 9, 1100), (2, 3, 4200), (514, 2, 33), (0, 2, 3)];
+        same(cases, |&(r, h, v), ctx| {
+            let weight = Matrix::from_f32(ctx.memory(), v, h, &normal(1, v * h));
+            let mut d_weight = Matrix::from_f32(ctx.memory(), v, h, &normal(2, v * h));
+            let hidden = random(ctx, 3, &[r, h]);
+            let targets: Vec<u32> = (0..r as u32).map(|i| (i * 997 + 5) % v as u32).collect();
+            let targets = Tensor::from_u32(ctx.memory(), &[r], &targets);
+            let [mut logps, mut lse, mut entropies, d_logps, d_entropies] =
+                [4, 5, 6, 7, 8].map(|seed| random(ctx, seed, &[r]));
+            let mut d_hidden = random(ctx, 9, &[r, h]);
+            let args = Forward {
+                hidden: hidden.view(),
+                weight: &weight,
+                targets: targets.view(),
+                inv_temperature: 1.25,
+                logps: logps.view_mut(),
+                lse: lse.view_mut(),
+                entropies: Some(entropies.view_mut()),
+            };
+            forward(ctx, args)?;
+            let mut all = results![logps, lse, entropies];
+            let (mut z, mut own_lse) = (random(ctx, 10, &[r, v]), random(ctx, 11, &[r]));
+            let args = Logits {
+                hidden: hidden.view(),
+                weight: &weight,
+                inv_temperature: 1.25,
+                logits: z.view_mut(),
+                lse: own_lse.view_mut(),
+            };
+            logits(ctx, args)?;
+            all.extend(results![z, own_lse]);
+            for with_entropies in [false, true] {
+                let args = Backward {
                     hidden: hidden.view(),
                     weight: &weight,
                     targets: targets.view(),
                     inv_temperature: 1.25,
-                    logps: logps.view_mut(),
-                    lse: lse.view_mut(),
-                    entropies: Some(entropies.view_mut()),
+                    lse: lse.view(),
+                    d_logps: d_logps.view(),
+                    d_entropies: with_entropies.then(|| d_entropies.view()),
+                    entropies: with_entropies.then(|| entropies.view()),
+                    d_hidden: d_hidden.view_mut(),
+                    d_weight: with_entropies.then_some(&mut d_weight),
+                    segments: None,
                 };
-                forward(ctx, args)?;
-                let mut all = bits(&[&logps, &lse, &entropies]);
-                let (mut z, mut own_lse) = (random(ctx, 10, &[r, v]), random(ctx, 11, &[r]));
-                let args = Logits {
-                    hidden: hidden.view(),
-                    weight: &weight,
-                    inv_temperature: 1.25,
-                    logits: z.view_mut(),
-                    lse: own_lse.view_mut(),
-                };
-                logits(ctx, args)?;
-                all.extend(bits(&[&z, &own_lse]));
-                for with_entropies in [false, true] {
-                    let args = Backward {
-                        hidden: hidden.view(),
-                        weight: &weight,
-                        targets: targets.view(),
-                        inv_temperature: 1.25,
-                        lse: lse.view(),
-                        d_logps: d_logps.view(),
-                        d_entropies: with_entropies.then(|| d_entropies.view()),
-                        entropies: with_entropies.then(|| entropies.view()),
-                        d_hidden: d_hidden.view_mut(),
-                        d_weight: with_entropies.then_some(&mut d_weight),
-                        segments: None,
-                    };
-                    backward(ctx, args)?;
-                    all.extend(bits(&[&d_hidden]));
-                }
-                all.extend(bits(&[d_weight.data()]));
-                Ok(all)
-            });
-        }
+                backward(ctx, args)?;
+                all.extend(results![d_hidden]);
+            }
+            all.extend(results![d_weight.data()]);
+            Ok(all)
+        });
     }
 }

@@ -127,7 +127,7 @@ mod tests {
     use super::super::*;
     use crate::Tensor;
     use crate::check::normal;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{random, results, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
@@ -140,39 +140,37 @@ mod tests {
             (150, 70, 50, Some(0.3), &[[0, 20, 3], [20, 9, 31], [33, 17, 5]]),
             (9, 130, 6, Some(0.0), &[[1, 5, 2]]),
         ];
-        for (m, k, n, p, blocks) in cases {
-            same(|ctx| {
-                let matrix = |seed: usize, rows: usize, cols: usize| {
-                    Matrix::from_f32(ctx.memory(), rows, cols, &normal(seed as u64, rows * cols))
-                };
-                let rank = blocks.iter().map(|b| b[2]).sum();
-                let b: Vec<Matrix> = blocks.iter().map(|b| matrix(b[2], b[1], b[2])).collect();
-                let mut d_b: Vec<Matrix> = blocks.iter().map(|b| matrix(b[1], b[1], b[2])).collect();
-                let (a, mut d_a) = (matrix(100, rank, k), matrix(101, rank, k));
-                let first: Vec<usize> = blocks.iter().map(|b| b[0]).collect();
-                let adapter = Adapter { a: &a, b: &b, first: &first, scale: 0.375 };
-                let (x, mut y) = (random(ctx, 1, &[m, k]), random(ctx, 2, &[m, n]));
-                let (d_y, mut d_x) = (random(ctx, 3, &[m, n]), random(ctx, 4, &[m, k]));
-                let ids =
-                    |f: fn(u32) -> u32| Tensor::from_u32(ctx.memory(), &[m], &(0..m as u32).map(f).collect::<Vec<_>>());
-                let (samples, positions) = (ids(|row| row / 7), ids(|row| row % 7));
-                let view = |p| Dropout { p, key: 77, samples: samples.view(), positions: positions.view() };
-                let dropout = p.map(view);
-                forward(ctx, Forward { x: x.view(), adapter, dropout, y: y.view_mut() })?;
-                let args = Backward {
-                    x: x.view(),
-                    adapter,
-                    dropout,
-                    d_y: d_y.view(),
-                    d_x: d_x.view_mut(),
-                    d_a: &mut d_a,
-                    d_b: &mut d_b,
-                };
-                backward(ctx, args)?;
-                let mut all = bits(&[&y, &d_x, d_a.data()]);
-                d_b.iter().for_each(|d_b| all.extend(bits(&[d_b.data()])));
-                Ok(all)
-            });
-        }
+        same(cases, |&(m, k, n, p, blocks), ctx| {
+            let matrix = |seed: usize, rows: usize, cols: usize| {
+                Matrix::from_f32(ctx.memory(), rows, cols, &normal(seed as u64, rows * cols))
+            };
+            let rank = blocks.iter().map(|b| b[2]).sum();
+            let b: Vec<Matrix> = blocks.iter().map(|b| matrix(b[2], b[1], b[2])).collect();
+            let mut d_b: Vec<Matrix> = blocks.iter().map(|b| matrix(b[1], b[1], b[2])).collect();
+            let (a, mut d_a) = (matrix(100, rank, k), matrix(101, rank, k));
+            let first: Vec<usize> = blocks.iter().map(|b| b[0]).collect();
+            let adapter = Adapter { a: &a, b: &b, first: &first, scale: 0.375 };
+            let (x, mut y) = (random(ctx, 1, &[m, k]), random(ctx, 2, &[m, n]));
+            let (d_y, mut d_x) = (random(ctx, 3, &[m, n]), random(ctx, 4, &[m, k]));
+            let ids =
+                |f: fn(u32) -> u32| Tensor::from_u32(ctx.memory(), &[m], &(0..m as u32).map(f).collect::<Vec<_>>());
+            let (samples, positions) = (ids(|row| row / 7), ids(|row| row % 7));
+            let view = |p| Dropout { p, key: 77, samples: samples.view(), positions: positions.view() };
+            let dropout = p.map(view);
+            forward(ctx, Forward { x: x.view(), adapter, dropout, y: y.view_mut() })?;
+            let args = Backward {
+                x: x.view(),
+                adapter,
+                dropout,
+                d_y: d_y.view(),
+                d_x: d_x.view_mut(),
+                d_a: &mut d_a,
+                d_b: &mut d_b,
+            };
+            backward(ctx, args)?;
+            let mut all = results![y, d_x, d_a.data()];
+            d_b.iter().for_each(|d_b| all.extend(results![d_b.data()]));
+            Ok(all)
+        });
     }
 }

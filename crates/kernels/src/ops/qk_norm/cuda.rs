@@ -49,57 +49,45 @@ pub(super) fn backward(cuda: &Cuda, parts: Parts, mut args: Backward<'_>) -> Res
 mod tests {
     use super::super::*;
     use crate::Tensor;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{random, results, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
         // Norms of each head, and of all heads together.
-        for (t, heads, kv_heads, head_dim, whole) in
-            [(1, 1, 1, 2, false), (5, 3, 1, 20, false), (70, 2, 2, 16, false), (9, 4, 2, 6, true), (0, 1, 1, 4, false)]
-        {
-            same(|ctx| {
-                let width = (heads + 2 * kv_heads) * head_dim;
-                let dims = if whole { [heads * head_dim, kv_heads * head_dim] } else { [head_dim; 2] };
-                let normed = if whole { 2 } else { heads + kv_heads };
-                let row = |seed| random(ctx, seed, &[t, width]);
-                let (x, d_y, mut y, mut d_x) = (row(1), row(2), row(3), row(4));
-                let [q, k] = [5, 6].map(|seed| random(ctx, seed, &[dims[seed as usize - 5]]));
-                let [mut d_q, mut d_k] = [7, 8].map(|seed| random(ctx, seed, &[dims[seed as usize - 7]]));
-                let (mut rstd, offset) = (random(ctx, 9, &[t, normed]), 1.0);
-                let (q_weight, k_weight) = (q.view(), k.view());
-                let (out, r) = (y.view_mut(), rstd.view_mut());
-                let eps = 1e-6;
-                let args = Forward {
-                    x: x.view(),
-                    heads,
-                    kv_heads,
-                    head_dim,
-                    q_weight,
-                    k_weight,
-                    offset,
-                    eps,
-                    y: out,
-                    rstd: r,
-                };
-                forward(ctx, args)?;
-                let segments = Tensor::from_u32(ctx.memory(), &[3], &[0, t as u32 / 3, t as u32]);
-                let args = Backward {
-                    x: x.view(),
-                    heads,
-                    kv_heads,
-                    head_dim,
-                    q_weight,
-                    k_weight,
-                    offset,
-                    rstd: rstd.view(),
-                    d_y: d_y.view(),
-                    d_x: d_x.view_mut(),
-                    d_weights: Some((d_q.view_mut(), d_k.view_mut())),
-                    segments: Some(segments.view()),
-                };
-                backward(ctx, args)?;
-                Ok(bits(&[&y, &rstd, &d_x, &d_q, &d_k]))
-            });
-        }
+        let cases =
+            [(1, 1, 1, 2, false), (5, 3, 1, 20, false), (70, 2, 2, 16, false), (9, 4, 2, 6, true), (0, 1, 1, 4, false)];
+        same(cases, |&(t, heads, kv_heads, head_dim, whole), ctx| {
+            let width = (heads + 2 * kv_heads) * head_dim;
+            let dims = if whole { [heads * head_dim, kv_heads * head_dim] } else { [head_dim; 2] };
+            let normed = if whole { 2 } else { heads + kv_heads };
+            let row = |seed| random(ctx, seed, &[t, width]);
+            let (x, d_y, mut y, mut d_x) = (row(1), row(2), row(3), row(4));
+            let [q, k] = [5, 6].map(|seed| random(ctx, seed, &[dims[seed as usize - 5]]));
+            let [mut d_q, mut d_k] = [7, 8].map(|seed| random(ctx, seed, &[dims[seed as usize - 7]]));
+            let (mut rstd, offset) = (random(ctx, 9, &[t, normed]), 1.0);
+            let (q_weight, k_weight) = (q.view(), k.view());
+            let (out, r) = (y.view_mut(), rstd.view_mut());
+            let eps = 1e-6;
+            let args =
+                Forward { x: x.view(), heads, kv_heads, head_dim, q_weight, k_weight, offset, eps, y: out, rstd: r };
+            forward(ctx, args)?;
+            let segments = Tensor::from_u32(ctx.memory(), &[3], &[0, t as u32 / 3, t as u32]);
+            let args = Backward {
+                x: x.view(),
+                heads,
+                kv_heads,
+                head_dim,
+                q_weight,
+                k_weight,
+                offset,
+                rstd: rstd.view(),
+                d_y: d_y.view(),
+                d_x: d_x.view_mut(),
+                d_weights: Some((d_q.view_mut(), d_k.view_mut())),
+                segments: Some(segments.view()),
+            };
+            backward(ctx, args)?;
+            Ok(results![y, rstd, d_x, d_q, d_k])
+        });
     }
 }

@@ -24,25 +24,21 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::*;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{random, results, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
-        for (t, h) in [(1, 1), (3, 5), (0, 4), (129, 143)] {
-            same(|ctx| {
-                let (x, delta) = (random(ctx, 1, &[t, h]), random(ctx, 2, &[t, h]));
-                let (mut y, mut sum, mut d_x) =
-                    (random(ctx, 3, &[t, h]), random(ctx, 4, &[t, h]), random(ctx, 5, &[t, h]));
-                let args = Forward { x: x.view(), delta: None, sum: None, y: y.view_mut() };
-                forward(ctx, args)?;
-                let mut all = bits(&[&y]);
-                let args =
-                    Forward { x: x.view(), delta: Some(delta.view()), sum: Some(sum.view_mut()), y: y.view_mut() };
-                forward(ctx, args)?;
-                backward(ctx, Backward { d_y: delta.view(), d_x: d_x.view_mut() })?;
-                all.extend(bits(&[&y, &sum, &d_x]));
-                Ok(all)
-            });
-        }
+        same([(1, 1), (3, 5), (0, 4), (129, 143)], |&(t, h), ctx| {
+            let (x, delta) = (random(ctx, 1, &[t, h]), random(ctx, 2, &[t, h]));
+            let (mut y, mut sum, mut d_x) = (random(ctx, 3, &[t, h]), random(ctx, 4, &[t, h]), random(ctx, 5, &[t, h]));
+            let args = Forward { x: x.view(), delta: None, sum: None, y: y.view_mut() };
+            forward(ctx, args)?;
+            let mut all = results![y];
+            let args = Forward { x: x.view(), delta: Some(delta.view()), sum: Some(sum.view_mut()), y: y.view_mut() };
+            forward(ctx, args)?;
+            backward(ctx, Backward { d_y: delta.view(), d_x: d_x.view_mut() })?;
+            all.extend(results![y, sum, d_x]);
+            Ok(all)
+        });
     }
 }

@@ -43,44 +43,43 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
 mod tests {
     use super::super::*;
     use crate::Tensor;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{random, results, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
-        for (t, h, offset, segments) in [
+        let cases = [
             (1, 1, 0.0, &[0, 1][..]),
             (3, 5, 1.0, &[0, 2, 3]),
             (9, 64, 0.0, &[0, 9]),
             (150, 35, 1.0, &[0, 70, 70, 150]),
             (0, 4, 0.0, &[0]),
-        ] {
-            same(|ctx| {
-                let row = |seed| random(ctx, seed, &[t, h]);
-                let (x, delta, d_y, weight) = (row(1), row(2), row(3), random(ctx, 4, &[h]));
-                let (mut y, mut sum, mut d_x, mut again) = (row(5), row(6), row(7), row(8));
-                let (mut rstd, mut d_weight) = (random(ctx, 9, &[t]), random(ctx, 10, &[h]));
-                let (weight, eps) = (weight.view(), 1e-5);
-                for delta in [None, Some(delta.view())] {
-                    let sum = delta.map(|_| sum.view_mut());
-                    let (y, rstd) = (y.view_mut(), rstd.view_mut());
-                    forward(ctx, Forward { x: x.view(), delta, sum, weight, offset, eps, y, rstd })?;
-                }
-                let y_again = again.view_mut();
-                recompute(ctx, Recompute { x: sum.view(), weight, offset, rstd: rstd.view(), y: y_again })?;
-                let segments = Tensor::from_u32(ctx.memory(), &[segments.len()], segments);
-                let args = Backward {
-                    x: sum.view(),
-                    weight,
-                    offset,
-                    rstd: rstd.view(),
-                    d_y: d_y.view(),
-                    d_x: d_x.view_mut(),
-                    d_weight: Some(d_weight.view_mut()),
-                    segments: Some(segments.view()),
-                };
-                backward(ctx, args)?;
-                Ok(bits(&[&y, &sum, &rstd, &again, &d_x, &d_weight]))
-            });
-        }
+        ];
+        same(cases, |&(t, h, offset, segments), ctx| {
+            let row = |seed| random(ctx, seed, &[t, h]);
+            let (x, delta, d_y, weight) = (row(1), row(2), row(3), random(ctx, 4, &[h]));
+            let (mut y, mut sum, mut d_x, mut again) = (row(5), row(6), row(7), row(8));
+            let (mut rstd, mut d_weight) = (random(ctx, 9, &[t]), random(ctx, 10, &[h]));
+            let (weight, eps) = (weight.view(), 1e-5);
+            for delta in [None, Some(delta.view())] {
+                let sum = delta.map(|_| sum.view_mut());
+                let (y, rstd) = (y.view_mut(), rstd.view_mut());
+                forward(ctx, Forward { x: x.view(), delta, sum, weight, offset, eps, y, rstd })?;
+            }
+            let y_again = again.view_mut();
+            recompute(ctx, Recompute { x: sum.view(), weight, offset, rstd: rstd.view(), y: y_again })?;
+            let segments = Tensor::from_u32(ctx.memory(), &[segments.len()], segments);
+            let args = Backward {
+                x: sum.view(),
+                weight,
+                offset,
+                rstd: rstd.view(),
+                d_y: d_y.view(),
+                d_x: d_x.view_mut(),
+                d_weight: Some(d_weight.view_mut()),
+                segments: Some(segments.view()),
+            };
+            backward(ctx, args)?;
+            Ok(results![y, sum, rstd, again, d_x, d_weight])
+        });
     }
 }

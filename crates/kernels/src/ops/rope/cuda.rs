@@ -37,24 +37,23 @@ fn launch(
 mod tests {
     use super::super::*;
     use crate::Tensor;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{random, results, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
-        for (t, heads, all, head_dim) in [(1, 1, 1, 2), (5, 3, 4, 6), (70, 2, 3, 34), (0, 1, 1, 4)] {
-            same(|ctx| {
-                let freq: Vec<f32> = (0..head_dim / 2).map(|i| 0.7f32 / (1 + i) as f32).collect();
-                let table = &Table::new(ctx.memory(), &freq, 1.1, 100);
-                let positions: Vec<u32> = (0..t as u32).map(|i| i * 37 % 100).collect();
-                let positions = Tensor::from_u32(ctx.memory(), &[t], &positions);
-                let [mut x, mut y, mut d] = [1, 2, 3].map(|seed| random(ctx, seed, &[t, all * head_dim]));
-                let positions = positions.view();
-                let (from, to) = (x.view(), y.view_mut());
-                forward_into(ctx, RotateInto { x: from, y: to, heads, head_dim, positions, table })?;
-                forward(ctx, Rotate { x: x.view_mut(), heads, head_dim, positions, table })?;
-                backward(ctx, Rotate { x: d.view_mut(), heads, head_dim, positions, table })?;
-                Ok(bits(&[&x, &y, &d]))
-            });
-        }
+        let cases = [(1, 1, 1, 2), (5, 3, 4, 6), (70, 2, 3, 34), (0, 1, 1, 4)];
+        same(cases, |&(t, heads, all, head_dim), ctx| {
+            let freq: Vec<f32> = (0..head_dim / 2).map(|i| 0.7f32 / (1 + i) as f32).collect();
+            let table = &Table::new(ctx.memory(), &freq, 1.1, 100);
+            let positions: Vec<u32> = (0..t as u32).map(|i| i * 37 % 100).collect();
+            let positions = Tensor::from_u32(ctx.memory(), &[t], &positions);
+            let [mut x, mut y, mut d] = [1, 2, 3].map(|seed| random(ctx, seed, &[t, all * head_dim]));
+            let positions = positions.view();
+            let (from, to) = (x.view(), y.view_mut());
+            forward_into(ctx, RotateInto { x: from, y: to, heads, head_dim, positions, table })?;
+            forward(ctx, Rotate { x: x.view_mut(), heads, head_dim, positions, table })?;
+            backward(ctx, Rotate { x: d.view_mut(), heads, head_dim, positions, table })?;
+            Ok(results![x, y, d])
+        });
     }
 }

@@ -29,22 +29,19 @@ pub(super) fn scatter_add(cuda: &Cuda, mut args: ScatterAdd<'_>) -> Result<()> {
 mod tests {
     use super::super::*;
     use crate::Tensor;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{random, results, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
-        for (t, h, chosen) in
-            [(1, 1, &[0, 0, 0][..]), (3, 5, &[2, 0, 2, 1, 2]), (40, 131, &[39, 0, 39, 16, 32, 0]), (2, 3, &[])]
-        {
-            same(|ctx| {
-                let (x, mut d_x) = (random(ctx, 1, &[t, h]), random(ctx, 2, &[t, h]));
-                let (mut out, rows) =
-                    (random(ctx, 3, &[chosen.len(), h]), Tensor::from_u32(ctx.memory(), &[chosen.len()], chosen));
-                gather(ctx, Gather { x: x.view(), rows: rows.view(), out: out.view_mut() })?;
-                let d_out = random(ctx, 4, &[chosen.len(), h]);
-                scatter_add(ctx, ScatterAdd { d_out: d_out.view(), rows: rows.view(), d_x: d_x.view_mut() })?;
-                Ok(bits(&[&out, &d_x]))
-            });
-        }
+        let cases = [(1, 1, &[0, 0, 0][..]), (3, 5, &[2, 0, 2, 1, 2]), (40, 131, &[39, 0, 39, 16, 32, 0]), (2, 3, &[])];
+        same(cases, |&(t, h, chosen), ctx| {
+            let (x, mut d_x) = (random(ctx, 1, &[t, h]), random(ctx, 2, &[t, h]));
+            let (mut out, rows) =
+                (random(ctx, 3, &[chosen.len(), h]), Tensor::from_u32(ctx.memory(), &[chosen.len()], chosen));
+            gather(ctx, Gather { x: x.view(), rows: rows.view(), out: out.view_mut() })?;
+            let d_out = random(ctx, 4, &[chosen.len(), h]);
+            scatter_add(ctx, ScatterAdd { d_out: d_out.view(), rows: rows.view(), d_x: d_x.view_mut() })?;
+            Ok(results![out, d_x])
+        });
     }
 }

@@ -128,10 +128,10 @@ mod tests {
     use super::super::*;
     use crate::Tensor;
     use crate::check::normal;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{Results, random, results, same};
 
-    /// Bits of ids, log-probabilities and truncated log-probabilities; all NaNs count as equal.
-    fn draw(ctx: &Context, rows: &[RowParams<'_>], h: usize, v: usize, hidden: &[f32]) -> Result<Vec<u32>> {
+    /// The log-probabilities, truncated log-probabilities and ids that are drawn.
+    fn draw(ctx: &Context, rows: &[RowParams<'_>], h: usize, v: usize, hidden: &[f32]) -> Result<Results> {
         let r = rows.len();
         let hidden = Tensor::from_f32(ctx.memory(), &[r, h], hidden);
         let weight = Matrix::from_f32(ctx.memory(), v, h, &normal(2, v * h));
@@ -152,10 +152,10 @@ mod tests {
                 truncated_logps: Some(truncated.view_mut()),
             };
             forward(ctx, args)?;
-            all.extend(bits(&[&logps, &truncated]));
-            all.extend(ids.view().to_vec_u32());
+            all.extend(results![logps, truncated]);
+            all.push(("ids", ids.view().to_vec_u32()));
         }
-        Ok(all.into_iter().map(|x| if f32::from_bits(x).is_nan() { f32::NAN.to_bits() } else { x }).collect())
+        Ok(all)
     }
 
     /// Hidden rows that give peaked distributions of tokens, but not certain ones.
@@ -166,22 +166,22 @@ mod tests {
 
     #[test]
     fn the_bits_are_the_cpu_s() {
-        for (r, h, v) in [(1, 1, 1), (50, 3, 37), (70, 5, 1300), (0, 2, 3)] {
+        same([(1, 1, 1), (50, 3, 37), (70, 5, 1300), (0, 2, 3)], |&(r, h, v), ctx| {
             let temperatures = [1.0, 0.7, 0.0, 3.0];
             let row = |i: usize| RowParams { temperature: temperatures[i % 4], counter: [i as u32, 7, 0, 1], ..PLAIN };
             let rows: Vec<RowParams<'_>> = (0..r).map(row).collect();
-            same(|ctx| draw(ctx, &rows, h, v, &normal(1, r * h)));
-        }
+            draw(ctx, &rows, h, v, &normal(1, r * h))
+        });
     }
 
     #[test]
     fn so_they_are_of_truncated_rows_in_any_company() {
-        for (r, h, v) in [(20, 3, 700), (9, 7, 1031), (30, 2, 601)] {
+        same([(20, 3, 700), (9, 7, 1031), (30, 2, 601)], |&(r, h, v), ctx| {
             let kinds = kinds();
             let row = |i: usize| RowParams { counter: [i as u32, 1, 2, 3], ..kinds[(i + r) % kinds.len()] };
             let rows: Vec<RowParams<'_>> = (0..r).map(row).collect();
-            same(|ctx| draw(ctx, &rows, h, v, &peaked(r, h)));
-        }
+            draw(ctx, &rows, h, v, &peaked(r, h))
+        });
     }
 
     /// Top-k, top-p and min-p that keep anything from one token to all of them, on logits with ties and with NaN and
@@ -200,10 +200,10 @@ mod tests {
         let penalty = RowParams { repetition_penalty: 0.7, history: &[1, 63, 1, 0], ..PLAIN };
         rows.extend([penalty, RowParams { temperature: 0.0, ..penalty }, RowParams { top_k: 3, ..penalty }]);
         let r = rows.len();
-        for scale in [4.0, 0.0, f32::NAN, f32::INFINITY] {
+        same([4.0, 0.0, f32::NAN, f32::INFINITY], |&scale, ctx| {
             let hidden: Vec<f32> = normal::<f32>(5, r).iter().map(|x| x * scale).collect();
-            same(|ctx| draw(ctx, &rows, 1, 64, &hidden));
-        }
+            draw(ctx, &rows, 1, 64, &hidden)
+        });
     }
 
     #[test]

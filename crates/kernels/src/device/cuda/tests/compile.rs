@@ -1,27 +1,11 @@
 //! Compiles every kernel for every architecture with NVRTC, and checks that no register is spilled and nothing is
 //! approximate. Needs NVRTC, but neither a driver nor a GPU; `cargo xtask cuda` downloads NVRTC.
 
+use super::load::SOURCES;
 use crate::device::cuda::Source;
 use crate::device::cuda::nvrtc::Nvrtc;
 use crate::device::cuda::sources::shipped_name;
-use std::path::{Path, PathBuf};
-
-/// All CUDA sources: every `ops/*/*.cu`, those of devices, and the measurement of peaks.
-fn sources() -> Vec<Source> {
-    let leak = |text: String| -> &'static str { Box::leak(text.into()) };
-    let entries = |dir: &Path| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let folders = [entries(&src.join("ops")), vec![src.join("device/cuda"), src.join("ceilings")]].concat();
-    let mut files: Vec<_> = folders.iter().filter(|path| path.is_dir()).flat_map(|op| entries(op)).collect();
-    files.retain(|file| file.extension().is_some_and(|extension| extension == "cu"));
-    files.sort();
-    assert!(files.len() >= 12, "{files:?}");
-    let source = |file: &std::path::PathBuf| Source {
-        name: leak(file.file_stem().unwrap().to_string_lossy().into_owned()),
-        text: leak(std::fs::read_to_string(file).unwrap()),
-    };
-    files.iter().map(source).collect()
-}
+use std::path::PathBuf;
 
 /// The architectures that a version of NVRTC compiles for.
 fn architectures(version: (i32, i32)) -> Vec<&'static str> {
@@ -68,9 +52,9 @@ fn nvrtc() -> Option<&'static Nvrtc> {
 #[test]
 fn every_kernel_compiles_for_every_architecture() {
     let Some(nvrtc) = nvrtc() else { return };
-    let (sources, mut wrong) = (sources(), Vec::new());
+    let mut wrong = Vec::new();
     for arch in architectures(nvrtc.version) {
-        for source in &sources {
+        for source in &SOURCES {
             let (found, registers) = judge(nvrtc, arch, source);
             wrong.extend(found);
             // To be recorded: what a kernel needs decides how many of its blocks a processor holds.
@@ -102,8 +86,7 @@ fn what_is_approximate_is_found_and_nothing_is_contracted() {
 #[test]
 fn matmuls_in_bf16_are_the_instruction_of_the_formula() {
     let Some(nvrtc) = nvrtc() else { return };
-    let sources = sources();
-    let source = sources.iter().find(|source| source.name == "linear_bf16").expect("ops/linear/linear_bf16.cu");
+    let source = SOURCES.iter().find(|source| source.name == "linear_bf16").expect("ops/linear/linear_bf16.cu");
     let instructions = |arch: &str| -> Vec<String> {
         let ptx = nvrtc.compile(source, arch).unwrap().ptx;
         let words = ptx.split_whitespace().filter(|word| word.starts_with("mma.") || word.starts_with("wmma."));
@@ -128,7 +111,7 @@ fn cubins_are_written() {
     let place = std::env::temp_dir().join(format!("lockstep-written-cubins-{}", std::process::id()));
     let place = asked.as_ref().unwrap_or(&place);
     std::fs::create_dir_all(place).unwrap();
-    let (mut sources, mut archs) = (sources(), architectures(nvrtc.version));
+    let (mut sources, mut archs) = (SOURCES.iter().collect::<Vec<_>>(), architectures(nvrtc.version));
     if asked.is_none() {
         sources.retain(|source| source.name == "glu");
         archs.retain(|&arch| arch == "80");

@@ -1,6 +1,7 @@
-//! Checks that the functions of `kernel.cuh` give the CPU's bits.
+//! Checks that the functions of `kernel.cuh` give the CPU's bits, on the emulator or on the GPU that
+//! `LOCKSTEP_DEVICE` names.
 
-use super::emulated;
+use super::device;
 use crate::device::cuda::{Grid, Source, source};
 use crate::rng::{Stream, philox, unit_f32};
 use crate::simd::{LANES, Simd, portable};
@@ -27,7 +28,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
 
 #[test]
 fn functions_and_folds_are_those_of_the_cpu() {
-    let Some(cuda) = emulated(0) else { return };
+    let Some(cuda) = device(0) else { return };
     let ctx = Context::cuda(cuda.clone());
     let mut stream = Stream::new(7, 0);
     let mut x: Vec<f32> = (0..40_000).map(|_| f32::from_bits(stream.next_u64() as u32)).collect();
@@ -61,7 +62,7 @@ fn functions_and_folds_are_those_of_the_cpu() {
 
 #[test]
 fn random_words_are_those_of_the_cpu() {
-    let Some(cuda) = emulated(0) else { return };
+    let Some(cuda) = device(0) else { return };
     let ctx = Context::cuda(cuda.clone());
     let (count, key) = (1000usize, 0x0123_4567_89ab_cdef_u64);
     let mut words = Tensor::zeros(ctx.memory(), &[count, 4], DType::U32);

@@ -72,10 +72,24 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
         let message = cuda.launch(&broken, "there", grid, &args(0.5)).unwrap_err().to_string();
         assert_eq!(message, "cuda:1: NVRTC 12.9 refused refused.cu:\na line of a log");
         // What failed is the error of all that follows, in another operation, too.
-        let failed = "cuda:1: cuLaunchKernel: an illegal memory access (CUDA_ERROR_ILLEGAL_ADDRESS)";
+        let failed = format!(
+            "cuda:1: kernel there of {name}.cu: cuLaunchKernel: an illegal memory access (CUDA_ERROR_ILLEGAL_ADDRESS)"
+        );
         assert_eq!(cuda.launch(&source, "there", grid, &args(-1.0)).unwrap_err().to_string(), failed);
         assert_eq!(cuda.launch(&source, "there", grid, &args(0.5)).unwrap_err().to_string(), failed);
         assert_eq!(ctx.memory().check().unwrap_err().to_string(), failed);
+        let later = open();
+        let ctx = Context::cuda(later.clone());
+        let y = Tensor::zeros(ctx.memory(), &[7], DType::F32);
+        let args = [y.view().f32_at(&later).unwrap(), Arg::F32(0.25), Arg::U32(9)];
+        later.launch(&source, "there", grid, &args).unwrap();
+        let read = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| y.to_vec_f32()));
+        assert!(read.is_err(), "a copy after a fault");
+        let found = ctx.memory().check().unwrap_err().to_string();
+        let (fault, advice) = ("cuda:1: cuStreamSynchronize: an illegal memory access", "CUDA_LAUNCH_BLOCKING=1");
+        assert!(found.starts_with(fault) && found.contains(advice), "{found}");
+        assert!(found.contains(&format!("the last launch was kernel there of {name}.cu")), "{found}");
+        drop(y);
         let other = Context::cuda(open());
         let _refused = Tensor::zeros(&other.memory().part("kv cache"), &[1 << 40], DType::F32);
         assert!(other.memory().check().unwrap_err().to_string().starts_with("out of memory: kv cache"));

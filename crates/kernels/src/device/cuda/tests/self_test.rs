@@ -4,7 +4,7 @@
 use crate::device::Device;
 use crate::device::cuda::Cuda;
 use crate::device::cuda::self_test::{compare, run};
-use crate::device::cuda::tensor_core::{AMPERE, Family, HOPPER};
+use crate::device::cuda::tensor_core::{AMPERE, Family, HOPPER, VOLTA};
 use crate::device::cuda::tests::{device, emulated_as};
 
 #[test]
@@ -60,7 +60,32 @@ fn products_asked_for_equal_the_formula() {
         report.differ
     );
     report.first.iter().for_each(|line| println!("{line}"));
+    if report.differ > 0 {
+        println!("the formula's parameters with which the fewest of 32768 dot products differ:");
+        closest(&cuda, family, 256).iter().take(5).for_each(|(differ, it)| println!("{differ} differ with {it:?}"));
+    }
     assert_eq!(report.differ, 0);
+}
+
+/// Formulas and the number of dot products that differ from them, of `instructions` instructions: the closest first. It
+/// says how to correct a family.
+fn closest(cuda: &Cuda, family: Family, instructions: usize) -> Vec<(usize, Family)> {
+    let zeros = [VOLTA.zero, AMPERE.zero, HOPPER.zero, -126];
+    let parameters = (23..=30).flat_map(|fraction| [4, 8, 16].map(|depth| (fraction, depth)));
+    let all = parameters.flat_map(|(fraction, depth)| zeros.map(|zero| Family { fraction, depth, zero, ..family }));
+    let differ = |tried| (compare(cuda, tried, 1, instructions).unwrap().differ, tried);
+    let mut found: Vec<(usize, Family)> = all.map(differ).collect();
+    found.sort_by_key(|&(differ, _)| differ);
+    found
+}
+
+/// A device of another family than the one expected: its own parameters are found.
+#[test]
+fn the_parameters_of_a_device_that_differs_are_found() {
+    let Some(cuda) = emulated_as(0, AMPERE) else { return };
+    let found = closest(&cuda, HOPPER, 16);
+    let best: Vec<_> = found.iter().filter(|(differ, _)| *differ == 0).map(|(_, it)| (it.fraction, it.depth)).collect();
+    assert!(!best.is_empty() && best.iter().all(|&found| found == (AMPERE.fraction, AMPERE.depth)), "{found:?}");
 }
 
 fn name(cuda: &Cuda) -> &'static str {
