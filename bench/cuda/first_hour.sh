@@ -308,6 +308,11 @@ keep_log() {
   rm -f "$file"
 }
 
+# The lines of the check's output that say why it failed; the message of a panic is on the line after its place.
+faults() {
+  sed '/panicked at/{N;s/\n/ /}' "$out/running.txt" | grep -aE 'DIFFERS|REFUSED|CUDA_ERROR|panicked|[Ee]rror|ERROR'
+}
+
 # Milliseconds since the check began that runs.
 elapsed_ms() { echo $((($(date +%s%N) - from) / 1000000)); }
 
@@ -353,14 +358,13 @@ check() {
         outcome=failed note="did not end within $limit s${note:+; $note}"
       fi ;;
     *)
-      note=$(grep -aE -m 1 'DIFFERS|REFUSED|CUDA_ERROR|panicked|^error|ERROR' "$out/running.txt" | cut -c 1-300)
+      note=$(faults | sed -n '1s/.*\(DIFFERS\|REFUSED\)/\1/;1p' | cut -c 1-300)
       outcome=failed note="${note:+$note; }exit code $code" ;;
   esac
   if [ $outcome = failed ] || [ $outcome = stopped ]; then
     # What the end of a terminal keeps must be enough to begin with.
-    {
-      grep -aE 'DIFFERS|REFUSED|CUDA_ERROR|panicked|[Ee]rror|ERROR' "$out/running.txt" || tail -n 8 "$out/running.txt"
-    } | tail -n 12 | cut -c 1-300 | sed 's/^/    /'
+    { if [ -n "$(faults)" ]; then faults; else tail -n 8 "$out/running.txt"; fi; } |
+      head -n 12 | cut -c 1-300 | sed 's/^/    /'
   fi
   keep_log "${names[i]}"
   record "$i" "$outcome" "$((took / 1000)).$((took / 100 % 10))" "$note"

@@ -121,8 +121,9 @@ pub(crate) fn same<C: Debug>(cases: impl IntoIterator<Item = C>, run: impl Fn(&C
                 Err(_) => Some("it panicked".to_owned()),
             };
             if let Some(fault) = fault {
-                println!("DIFFERS: {fault}");
-                wrong.push(format!("case {case:?}, schedule {schedule}: {fault}"));
+                let line = format!("case {case:?}, schedule {schedule}: {fault}");
+                println!("DIFFERS: {line}");
+                wrong.push(line);
             }
         }
     }
