@@ -62,7 +62,7 @@ kernel_tests() {
   if grep -q 'no C++ compiler was found' "$log"; then emulated && return 1; fi
   passed=$(sed -n 's/.*test result: ok\. \([1-9][0-9]*\) passed.*/\1/p' "$log")
   [ -n "$passed" ] || { echo "error: no test ran"; return 1; }
-  echo "note: tests: $passed, cases: $(grep -c '^case ' "$log")"
+  echo "note: tests: $passed, cases: $(grep -c 'case .*, schedule [0-9]*$' "$log")"
 }
 
 # An operation's tests; where they fail by an error of the driver or the first three times, more is found out.
