@@ -184,7 +184,8 @@ fn the_difference_of_results_names_the_first_and_counts_all() {
         (
             of(&[0.0, 2.0, f32::NAN], &[7.0, 8.0]),
             Some(
-                "element 0 of y (result 0) is 0e0 (00000000), the CPU's is 1e0 (3f800000); 1 of 3 elements differ; so do z (result 1) in 2 of 2",
+                "element 0 of y (result 0) is 0e0 (00000000), the CPU's is 1e0 (3f800000); 1 of 3 elements differ; \
+                 so do z (result 1) in 2 of 2",
             ),
         ),
         (
