@@ -67,10 +67,10 @@ fn the_last_text_is_continued() {
         rendered(template, &Chat { messages: &messages, continue_final_message: true, ..Chat::default() })
     };
     assert_eq!(go(json!("so")).unwrap(), "[q][so");
-    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, {"type": "image"}]);
+    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, {"type": "thinking"}]);
     assert_eq!(go(parts).unwrap(), "[q][a,b");
     let lacks = "chat template: continue_final_message: the last message has no text to continue";
-    for content in [json!(null), json!(7), json!([]), json!([{"type": "image"}]), json!([{"text": 7}]), json!({})] {
+    for content in [json!(null), json!(7), json!([]), json!([{"type": "thinking"}]), json!([{"text": 7}]), json!({})] {
         assert_eq!(go(content.clone()).unwrap_err(), lacks, "{content}");
     }
     let messages = [json!({"role": "assistant", "content": "so"})];
