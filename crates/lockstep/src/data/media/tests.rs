@@ -63,7 +63,7 @@ fn read_file(kind: Kind, path: &Path, columns: &[(&str, &str)]) -> anyhow::Resul
 fn a_row_with_media_is_refused_by_its_line_in_every_kind_of_run() {
     let stored = json!({"bytes": null, "path": "x.png"});
     let image = json!([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what"}]}]);
-    let answer = json!([{"role": "assistant", "content": "b"}]);
+    let [answer, other] = ["b", "c"].map(|text| json!([{"role": "assistant", "content": text}]));
     let columns = [
         ("image", json!("x.png"), true),
         ("image", json!("https://x/y.png"), true),
@@ -130,7 +130,7 @@ fn a_row_with_media_is_refused_by_its_line_in_every_kind_of_run() {
         (Kind::Sft, json!({"messages": image}), "`messages`"),
         (Kind::Sft, json!({"conversations": image}), "`conversations`"),
         (Kind::Sft, json!({"input_ids": [1, 2], "pixel_values": [0.5]}), "`pixel_values`"),
-        (Kind::Pairs, json!({"prompt": image, "chosen": answer, "rejected": answer}), "`prompt`"),
+        (Kind::Pairs, json!({"prompt": image, "chosen": answer, "rejected": other}), "`prompt`"),
         (Kind::Pairs, json!({"chosen": image, "rejected": answer}), "`chosen`"),
         (Kind::Pairs, json!({"chosen": answer, "rejected": image}), "`rejected`"),
         (Kind::Pairs, json!({"prompt_ids": [1], "chosen_ids": [2], "rejected_ids": [3], "images": ["x"]}), "`images`"),
