@@ -1,10 +1,15 @@
-//! Helpers for tests that need something that a machine may lack: real models and data outside the repository, a
-//! program, a permission.
+//! Helpers for tests: waits, programs that a test writes, damaged input, and what a machine may lack (real models and
+//! data outside the repository, a program, a permission).
 //!
-//! Where that is missing, the test is skipped: it passes, and standard error gets a line that says so, with a count.
+//! Where something is missing, the test is skipped: it passes, and standard error gets a line that says so, with a count.
 //! With `CI=true` it fails instead, so that nothing is skipped unnoticed.
 
 pub mod foreign;
+mod programs;
+mod waits;
+
+pub use programs::write_program;
+pub use waits::{HANG, receive, wait_for, wait_for_end, wait_until};
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,49 @@
+//! Programs that tests write and start.
+//!
+//! A file that any process has open for writing cannot be started ("Text file busy"). If a test wrote it by itself,
+//! another test of the same process could start a child meanwhile, which has copies of all open files until its own
+//! program runs. So a child writes the file here, and this process never opens it.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Writes `text` to the file `path`, which everybody may then start. The text of a script begins with `#!`.
+#[track_caller]
+pub fn write_program(path: &Path, text: impl AsRef<[u8]>) {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", "cat > \"$1\" && chmod 755 \"$1\"", "sh"]).arg(path).stdin(Stdio::piped());
+    let mut child = shell.spawn().expect("a shell");
+    child.stdin.take().expect("a pipe").write_all(text.as_ref()).expect("the shell reads");
+    let ended = child.wait().expect("the shell ends");
+    assert!(ended.success(), "{} cannot be written", path.display());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Threads write programs and start them, while each starts children that have copies of all open files.
+    #[test]
+    fn a_program_can_be_started_at_once_beside_other_children() {
+        let dir = std::env::temp_dir().join(format!("lockstep-programs-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let started = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (dir, started) = (&dir, &started);
+                scope.spawn(move || {
+                    for round in 0..15 {
+                        let program = dir.join(format!("program {thread} {round}"));
+                        write_program(&program, "#!/bin/sh\nexit 5\n");
+                        assert_eq!(Command::new(&program).status().unwrap().code(), Some(5));
+                        started.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(started.into_inner(), 60);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
