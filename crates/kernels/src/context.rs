@@ -125,15 +125,17 @@ impl Context {
     }
 
     /// From now on the context computes with the cores that it can reserve of `tokens`, at most one for each of its
-    /// [`threads`](Self::threads), and lets other processes have them every few milliseconds. Results do not depend on
-    /// that. On other devices than the CPU this does nothing.
-    pub fn share_cores(&self, tokens: CoreTokens) {
+    /// [`threads`](Self::threads). It lets other processes have them every few milliseconds, and while it does not
+    /// compute. Results do not depend on that. On other devices than the CPU this does nothing. Fails if the system
+    /// starts no thread, which ends the turns.
+    pub fn share_cores(&self, tokens: CoreTokens) -> Result<()> {
         if let Backend::Cpu(cpu) = &self.backend {
-            cpu.share_cores(Lease::new(tokens));
+            cpu.share_cores(Lease::new(tokens)?);
         }
+        Ok(())
     }
-    /// Releases the reserved cores until the context computes again. Called before the process waits for something
-    /// else.
+    /// Releases the reserved cores at once, until the context computes again. A context that does not compute releases
+    /// them without this call, but some milliseconds later.
     pub fn release_cores(&self) {
         if let Backend::Cpu(cpu) = &self.backend {
             cpu.release_cores();

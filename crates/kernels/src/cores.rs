@@ -10,6 +10,8 @@ use crate::{Error, Result};
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often the first process of the queue looks for a free core.
@@ -48,35 +50,110 @@ impl HeldCores {
     }
 }
 
-/// A process's share of the cores: while it computes it keeps reserved cores, and every few milliseconds it lets other
-/// processes have them.
+/// A process's share of the cores. It keeps its cores from one parallel region to the next, and lets other processes
+/// have them every few milliseconds. A thread of its own releases the cores at the end of a turn if no region runs then.
+/// So the process keeps no cores while it waits for something else (workers, rewards, a disk), and no caller has to
+/// report that it waits.
 #[derive(Debug)]
 pub(crate) struct Lease {
     tokens: CoreTokens,
+    shared: Arc<SharedLease>,
+    keeper: Option<std::thread::JoinHandle<()>>,
+}
+
+/// The part of a lease that it shares with the thread that ends its turns.
+#[derive(Debug, Default)]
+struct SharedLease {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// The number of parallel regions that are running.
+    running: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The reserved cores, and the beginning of the turn.
     held: Option<(HeldCores, Instant)>,
+    ends: bool,
+}
+
+/// A parallel region that runs. While it exists, the lease keeps its cores.
+pub(crate) struct Running<'a>(&'a AtomicUsize);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl SharedLease {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Releases the cores at the end of each turn after which nothing computes, until the lease ends.
+    fn end_turns(&self) {
+        let mut state = self.lock();
+        while !state.ends {
+            state = match &state.held {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some((_, since)) => {
+                    let left = TURN.saturating_sub(since.elapsed());
+                    if left.is_zero() && self.running.load(Ordering::SeqCst) == 0 {
+                        state.held = None;
+                        continue;
+                    }
+                    let left = if left.is_zero() { TURN } else { left };
+                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
 }
 
 impl Lease {
-    pub(crate) fn new(tokens: CoreTokens) -> Lease {
-        Lease { tokens, held: None }
+    /// A lease of cores of `tokens`. Fails if the system starts no thread for it.
+    pub(crate) fn new(tokens: CoreTokens) -> Result<Lease> {
+        let shared = Arc::new(SharedLease::default());
+        let keeper = std::thread::Builder::new().name("cores".to_owned());
+        let started = keeper.spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.end_turns()
+        });
+        let keeper = started.map_err(|e| error(&tokens.dir, format!("cannot be shared: no thread starts: {e}")))?;
+        Ok(Lease { tokens, shared, keeper: Some(keeper) })
     }
 
-    /// Called between two parallel regions. Returns the number of threads that may compute, or none if that cannot have
-    /// changed. All `threads` may if the lock files are missing (somebody deleted their directory).
-    pub(crate) fn renew(&mut self, threads: usize) -> Option<usize> {
-        if self.held.as_ref().is_some_and(|(_, since)| since.elapsed() < TURN) {
-            return None;
+    /// Called before a parallel region, which runs until the second value is dropped. The first is the number of threads
+    /// that may compute, or none if that cannot have changed. All `threads` may if the lock files are missing (somebody
+    /// deleted their directory).
+    pub(crate) fn begin(&self, threads: usize) -> (Option<usize>, Running<'_>) {
+        let mut state = self.shared.lock();
+        self.shared.running.fetch_add(1, Ordering::SeqCst);
+        let running = Running(&self.shared.running);
+        if state.held.as_ref().is_some_and(|(_, since)| since.elapsed() < TURN) {
+            return (None, running);
         }
-        self.held = None;
-        let Ok(held) = self.tokens.acquire(threads) else { return Some(threads) };
-        let count = held.count();
-        self.held = Some((held, Instant::now()));
-        Some(count)
+        state.held = None;
+        let Ok(cores) = self.tokens.acquire(threads) else { return (Some(threads), running) };
+        let count = cores.count();
+        state.held = Some((cores, Instant::now()));
+        self.shared.changed.notify_one();
+        (Some(count), running)
     }
 
-    /// Releases the cores, because the process now waits for something else.
-    pub(crate) fn release(&mut self) {
-        self.held = None;
+    /// Releases the cores at once, and not at the end of the turn.
+    pub(crate) fn release(&self) {
+        self.shared.lock().held = None;
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.shared.lock().ends = true;
+        self.shared.changed.notify_one();
+        // It cannot panic, and would have nothing to report.
+        let _ = self.keeper.take().map(std::thread::JoinHandle::join);
     }
 }
 
@@ -173,149 +250,4 @@ fn error(path: &Path, message: String) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    fn scratch(name: &str) -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("lockstep-cores-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir);
-        dir
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it locks files")]
-    fn cores_are_held_by_one_and_what_is_free_can_be_had() {
-        let dir = scratch("held");
-        assert!(CoreTokens::open(&dir).is_err_and(|e| e.to_string().contains("holds no cores")));
-        let tokens = CoreTokens::create(&dir, 3).unwrap();
-        assert_eq!(CoreTokens::open(&dir).unwrap().cores(), 3);
-        let one = tokens.acquire(1).unwrap();
-        let rest = CoreTokens::open(&dir).unwrap().acquire(8).unwrap();
-        assert_eq!((one.count(), rest.count()), (1, 2));
-        drop(one);
-        assert_eq!(tokens.acquire(8).unwrap().count(), 1);
-        drop(rest);
-        assert_eq!(tokens.acquire(8).unwrap().count(), 3);
-        std::fs::remove_dir_all(&dir).unwrap();
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it locks files")]
-    fn nobody_starves_and_there_are_never_more_holders_than_cores() {
-        let dir = scratch("line");
-        let tokens = CoreTokens::create(&dir, 2).unwrap();
-        let (held, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        std::thread::scope(|scope| {
-            for _ in 0..5 {
-                scope.spawn(|| {
-                    for _ in 0..40 {
-                        let cores = tokens.acquire(2).unwrap();
-                        let now = held.fetch_add(cores.count(), Ordering::SeqCst) + cores.count();
-                        most.fetch_max(now, Ordering::SeqCst);
-                        std::thread::sleep(Duration::from_micros(100));
-                        held.fetch_sub(cores.count(), Ordering::SeqCst);
-                    }
-                });
-            }
-        });
-        assert_eq!(most.into_inner(), 2);
-        std::fs::remove_dir_all(&dir).unwrap();
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it locks files")]
-    fn a_lease_lets_others_in_when_its_turn_is_over_or_it_waits() {
-        let dir = scratch("lease");
-        let tokens = CoreTokens::create(&dir, 2).unwrap();
-        let mut lease = Lease::new(tokens.clone());
-        assert_eq!(lease.renew(2), Some(2));
-        // Somebody else waits for one, which the next turn leaves.
-        let other = std::thread::scope(|scope| {
-            let other = scope.spawn(|| tokens.acquire(1).unwrap());
-            let since = Instant::now();
-            while lease.renew(2) != Some(1) {
-                assert!(since.elapsed() < Duration::from_secs(20), "the other one gets none");
-                std::thread::sleep(TURN);
-            }
-            other.join().unwrap()
-        });
-        lease.release();
-        assert_eq!(tokens.acquire(2).unwrap().count(), 1);
-        drop(other);
-        assert_eq!(lease.renew(2), Some(2));
-        std::fs::remove_dir_all(&dir).unwrap();
-        lease.release();
-        assert_eq!(lease.renew(2), Some(2), "nobody shares cores any more");
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it locks files")]
-    fn lock_files_are_the_owners_alone_and_kept_by_the_next() {
-        use std::os::unix::fs::PermissionsExt;
-        let dir = scratch("files").join("below");
-        let tokens = CoreTokens::create(&dir, 0).unwrap();
-        assert_eq!(tokens.cores(), 1, "at least one");
-        let tokens = CoreTokens::create(&dir, 2).unwrap();
-        std::fs::write(dir.join("core-1"), "kept").unwrap();
-        assert_eq!(CoreTokens::create(&dir, 2).unwrap().cores(), 2);
-        let mut names: Vec<String> =
-            std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        assert_eq!(names, ["core-0", "core-1", "gate"]);
-        assert_eq!(std::fs::read_to_string(dir.join("core-1")).unwrap(), "kept");
-        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&dir), mode(&dir.join("core-0")), mode(&dir.join("gate"))), (0o700, 0o600, 0o600));
-        // One core is had for any wish, and no more than are wished for.
-        for (wish, count) in [(0, 1), (1, 1), (2, 2), (9, 2)] {
-            assert_eq!(tokens.acquire(wish).unwrap().count(), count);
-        }
-        // Who waits at the gate comes before a second core for another.
-        let gate = File::open(dir.join("gate")).unwrap();
-        let held = std::thread::scope(|scope| {
-            gate.lock().unwrap();
-            let asks = scope.spawn(|| tokens.acquire(1).unwrap().count());
-            std::thread::yield_now();
-            gate.unlock().unwrap();
-            asks.join().unwrap()
-        });
-        assert_eq!(held, 1);
-        std::fs::remove_file(dir.join("core-1")).unwrap();
-        let message = tokens.acquire(2).unwrap_err().to_string();
-        let expected = format!(
-            "cores in {}: cannot be opened: No such file or directory (os error 2)",
-            dir.join("core-1").display()
-        );
-        assert_eq!(message, expected);
-        std::fs::remove_file(dir.join("gate")).unwrap();
-        assert!(tokens.acquire(1).unwrap_err().to_string().contains("gate: cannot be opened"));
-        std::fs::remove_dir_all(dir.parent().unwrap()).unwrap();
-        let message = CoreTokens::open(&dir).unwrap_err().to_string();
-        assert_eq!(
-            message,
-            format!("cores in {}: holds no cores: its learner makes them when it starts", dir.display())
-        );
-        let file = scratch("file");
-        std::fs::write(&file, "").unwrap();
-        assert!(CoreTokens::create(&file.join("x"), 1).unwrap_err().to_string().contains("/x: cannot be made: "));
-        std::fs::remove_file(file).unwrap();
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it locks files")]
-    fn a_turn_lasts_and_then_the_cores_are_reserved_anew() {
-        let dir = scratch("turn");
-        let mut lease = Lease::new(CoreTokens::create(&dir, 2).unwrap());
-        assert_eq!(lease.renew(1), Some(1));
-        let (held, _) = lease.held.take().unwrap();
-        // As if the turn lasted for long.
-        lease.held = Some((held, Instant::now() + Duration::from_secs(60)));
-        assert_eq!(lease.renew(2), None);
-        let (held, _) = lease.held.take().unwrap();
-        lease.held = Some((held, Instant::now().checked_sub(TURN).expect("a time that the system can name")));
-        assert_eq!(lease.renew(2), Some(2));
-        lease.release();
-        assert!(lease.held.is_none());
-        std::fs::remove_dir_all(&dir).unwrap();
-    }
-}
+mod tests;

@@ -57,7 +57,7 @@ pub struct Pool {
     /// Locked while a region runs: a second calling thread waits here.
     turn: Mutex<Watch>,
     /// The share of the machine's cores, where processes share them.
-    lease: OnceLock<Mutex<Lease>>,
+    lease: OnceLock<Lease>,
 }
 
 thread_local! {
@@ -95,14 +95,12 @@ impl Pool {
     /// From now on the pool computes with the cores that it can reserve through `lease`. Only the first call has an
     /// effect.
     pub fn share(&self, lease: Lease) {
-        let _ = self.lease.set(Mutex::new(lease));
+        let _ = self.lease.set(lease);
     }
 
-    /// Releases the reserved cores until the pool computes again.
+    /// Releases the reserved cores at once, until the pool computes again.
     pub fn release_cores(&self) {
-        if let Some(lease) = self.lease.get() {
-            lease.lock().unwrap_or_else(|e| e.into_inner()).release();
-        }
+        self.lease.get().into_iter().for_each(Lease::release);
     }
 
     /// Runs tasks `0..count` and returns when all are done. Panics if called from inside a task: parallel regions do
@@ -118,10 +116,8 @@ impl Pool {
         }
         assert!(SCRATCH.with(|scratch| scratch.try_borrow_mut().is_ok()), "a parallel region inside a task of another");
         let job = |index: usize| SCRATCH.with_borrow_mut(|scratch| isa.run(One(tasks, index, scratch)));
-        if let Some(lease) = self.lease.get() {
-            let threads = lease.lock().unwrap_or_else(|e| e.into_inner()).renew(self.threads());
-            threads.into_iter().for_each(|threads| self.limit(threads));
-        }
+        let (threads, _running) = self.lease.get().map(|lease| lease.begin(self.threads())).unzip();
+        threads.flatten().into_iter().for_each(|threads| self.limit(threads));
         let _environment = FloatEnvironment::set();
         if self.workers.is_empty() || count <= 1 {
             (0..count).for_each(job);

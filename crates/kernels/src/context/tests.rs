@@ -1,3 +1,5 @@
+mod waits;
+
 use super::*;
 use crate::Tensor;
 
@@ -59,24 +61,4 @@ fn threads_are_given_or_as_many_as_the_process_may_use() {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         assert_eq!(threads_from_env().unwrap(), cores);
     }
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "it locks files")]
-fn shared_cores_are_held_while_it_computes_and_released_before_it_waits() {
-    let dir = std::env::temp_dir().join(format!("lockstep-context-cores-{}", std::process::id()));
-    let tokens = CoreTokens::create(&dir, 3).unwrap();
-    let context = Context::cpu(Isa::PORTABLE, 2);
-    context.release_cores();
-    context.share_cores(tokens.clone());
-    let (x, w) = (Tensor::zeros(context.memory(), &[2, 4], DType::F32), Matrix::zeros(context.memory(), 3, 4));
-    let mut y = Tensor::zeros(context.memory(), &[2, 3], DType::F32);
-    let free = || tokens.acquire(9).unwrap().count();
-    assert_eq!(free(), 3);
-    let forward = crate::ops::linear::Forward { x: x.view(), w: &w, bias: None, y: y.view_mut(), accumulate: false };
-    crate::ops::linear::forward(&context, forward).unwrap();
-    assert_eq!(free(), 1, "two threads hold two cores");
-    context.release_cores();
-    assert_eq!(free(), 3);
-    std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -15,6 +15,7 @@ use fleet::coordinator::Coordinator;
 use fleet::exchange::{Counts, Exchange};
 use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
 use fleet::{Answer, Job, JobName, JobResult, Lineage, Plan, WorkerName, takes};
+use kernels::Context;
 use model::io::ModelFiles;
 use model::{AdaptedWeights, HeldWeights};
 use std::collections::{BTreeMap, VecDeque};
@@ -82,11 +83,14 @@ pub struct Start {
     pub sampling: SamplingPlan,
     /// The rule that divides groups into jobs.
     pub chunks: Chunks,
+    /// The learner's context. Its cores are released while the learner waits for workers.
+    pub ctx: Context,
 }
 
 /// The connection of a learner to its workers.
 pub struct Distributed {
     out: PathBuf,
+    ctx: Context,
     handle: LearnerHandle<Box<dyn Exchange + Send>>,
     /// The server from which other machines fetch weights.
     serving: Option<Serving>,
@@ -157,7 +161,7 @@ impl Distributed {
         let serve = |(network, files)| Serving::start(network, &out.join("config.toml"), files);
         let serving = network.map(serve).transpose()?;
         shared.network = serving.as_ref().map(Serving::place);
-        let Start { batch, at_beginning, lineage, frontier, settings, audits, sampling, mut chunks } = start;
+        let Start { batch, at_beginning, lineage, frontier, settings, audits, sampling, mut chunks, ctx } = start;
         let Frontier { groups, mut lineages } = frontier;
         let lineage = *lineages.entry(batch).or_insert(lineage);
         forget_other_settings(out, settings)?;
@@ -197,6 +201,7 @@ impl Distributed {
         let made_by = MadeBy::open(out)?;
         Ok(Distributed {
             out: out.to_owned(),
+            ctx,
             handle,
             serving,
             payloads,
@@ -274,7 +279,9 @@ impl Distributed {
         }
     }
 
+    /// Waits for an event and takes it. All waits for workers go through this function.
     fn take_step(&mut self, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
+        self.ctx.release_cores();
         match self.handle.next_step(LOOK).map_err(of_fleet)? {
             Some(Step::Train(batch, results)) => {
                 self.made_by.note(batch, &results)?;

@@ -136,15 +136,18 @@ impl SlotPlace {
     }
 }
 
-/// Lets learner and workers of one machine take turns at its cores. A process computes only while it holds as many
-/// cores as it has threads.
-pub fn share_cores(ctx: &Context, out: &Path) -> anyhow::Result<()> {
-    // A directory may be shared with other machines, which have cores of their own.
+/// The directory of the lock files by which the processes of a run share this machine's cores.
+pub(crate) fn cores_of(out: &Path) -> PathBuf {
+    // The run's directory may be shared with other machines, which have cores of their own.
     let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let dir = Layout::of_run(out).root().join("cores").join(machine.trim());
+    Layout::of_run(out).root().join("cores").join(machine.trim())
+}
+
+/// Lets learner and workers of one machine take turns at its cores. A process computes with at most as many threads as
+/// it holds cores, and holds none while it waits.
+pub fn share_cores(ctx: &Context, out: &Path) -> anyhow::Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    ctx.share_cores(CoreTokens::create(&dir, cores)?);
-    Ok(())
+    Ok(ctx.share_cores(CoreTokens::create(&cores_of(out), cores)?)?)
 }
 
 /// Converts an error of the fleet. A refusal is the user's to fix, so it becomes a [`crate::BadInput`] with exit code

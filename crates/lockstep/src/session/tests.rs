@@ -7,6 +7,7 @@ mod memory;
 mod profile;
 mod stale;
 mod stop;
+mod waits;
 mod workers;
 
 use super::{Run, RunOptions, Task, TrainingRun};
@@ -514,7 +515,7 @@ fn without_a_console_nothing_is_printed() {
     assert!(child.status.success(), "{}", text(&child.stderr));
     assert_eq!(text(&child.stderr), "");
     let of_harness =
-        |line: &str| line.is_empty() || line == "." || line.starts_with("running") || line.contains("test result");
+        |line: &str| ["", "."].contains(&line) || line.starts_with("running") || line.contains("test result");
     let printed = text(&child.stdout);
     assert!(printed.lines().all(of_harness), "{printed}");
 }

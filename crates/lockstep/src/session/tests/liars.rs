@@ -3,6 +3,7 @@
 //! worker can behave as no real program does.
 
 use super::super::worker::{WorkerOptions, work, work_as};
+use super::waits::all_cores_but_one;
 use super::{config, directory, one_thread, rows};
 use crate::config::{Config, Purpose, Trust};
 use crate::distributed::{NatsServer, WorkerWork};
@@ -16,11 +17,10 @@ use rollout::SamplingParams;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 /// The part of its answers that a lying worker changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Lie {
+pub(super) enum Lie {
     Nothing,
     Token,
     /// A token in a chunk other than the first.
@@ -111,7 +111,7 @@ fn options() -> RunOptions {
 }
 
 /// Joins the run in `out` as the worker `name`, which tells the lie `lie`.
-fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
+pub(super) fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
     let (server, stop) = (NatsServer::default(), StopSignal::new());
     let options = WorkerOptions {
         run: out,
@@ -129,14 +129,6 @@ fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
     }
 }
 
-fn wait_until(what: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !what() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it does not happen");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 /// The values of the metric `name` at all steps.
 fn logged(out: &Path, name: &str) -> Vec<f64> {
     let text = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
@@ -148,7 +140,8 @@ fn result(out: &Path) -> Vec<u8> {
     std::fs::read(out.join("model/model.safetensors")).unwrap()
 }
 
-/// The first worker lies. An honest worker joins when the lie is detected.
+/// The first worker lies. An honest worker joins when the lie is detected. The run has a single core, which the learner
+/// must release each time it waits for workers: also after it has generated groups for an audit.
 #[track_caller]
 fn found(lie: Lie, max_staleness: usize, words: &[&str]) {
     found_in(lie, words, |config| config.max_staleness = max_staleness);
@@ -168,10 +161,11 @@ fn found_in(lie: Lie, words: &[&str], change: impl Fn(&mut Config)) {
     let expelled = out.join("fleet/expelled.jsonl");
     let config = Config { trust: Trust::Audit, audit_share: 1.0, ..small("out") };
     let run = Run::new(Purpose::Grpo, config, options().distributed(None)).unwrap();
+    let _others = all_cores_but_one(&out);
     std::thread::scope(|scope| {
         let liar = scope.spawn(|| join(&out, "liar", lie));
         let honest = scope.spawn(|| {
-            wait_until(|| std::fs::read(&expelled).is_ok_and(|bytes| !bytes.is_empty()));
+            testing::wait_until("the lie is found", || std::fs::read(&expelled).is_ok_and(|bytes| !bytes.is_empty()));
             join(&out, "honest", Lie::Nothing)
         });
         run.run().unwrap();

@@ -279,6 +279,7 @@ impl RolloutPipeline {
             audits: workers.auditor.is_on(),
             sampling: self.sampling.clone(),
             chunks,
+            ctx: learner.ctx.clone(),
         };
         let network = workers.network.as_ref().map(|network| (network, policy.files.clone()));
         let opened = Distributed::open(dir.root(), network, plan, shared, start, &mut policy.weights, pending)?;
@@ -306,7 +307,6 @@ impl RolloutPipeline {
         let Some(fleet) = &mut workers.fleet else { unreachable!("the run has begun") };
         let since = Instant::now();
         let span = run.log.stages.span("rollout");
-        run.learner.ctx.release_cores();
         let mut arrived = fleet.wait(batch, &run.stop, &|text| run.log.warn(text))?;
         // What a checkpoint has was looked at when it was written.
         while next.state.ahead.is_empty() && workers.expels_a_liar(run, batch, &arrived)? {
@@ -382,7 +382,6 @@ impl RolloutPipeline {
         let end = (next + fleet.plan().max_staleness).min(fleet.plan().batches);
         for batch in next + self.state.ahead.len() as u64..end {
             let Some(fleet) = &mut workers.fleet else { break };
-            run.learner.ctx.release_cores();
             let mut arrived = fleet.wait_for_frontier((batch, next), &run.stop, &|text| run.log.warn(text))?;
             while workers.expels_a_liar(run, batch, &arrived)? {
                 let Some(fleet) = &mut workers.fleet else { break };
