@@ -99,6 +99,7 @@ impl TrainingRun {
         reporter.resume(step, &log_bytes, unlogged)?;
         let stages = device_meter::stages(&reporter, &learner.ctx);
         stages.begin_step(step + 1);
+        let _span = stages.span("start");
         let profile = Profile::new(&dir, config.dtype.dtype(), injected.profiled);
         let log = RunLog::new(stages, reporter, alarms, profile, injected.callbacks, label);
         let sinks = log.sinks();

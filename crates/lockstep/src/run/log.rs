@@ -162,6 +162,7 @@ impl RunLog {
             self.progress(learner, parts.collect::<Vec<_>>().join(" · "))?;
         }
         logging.end();
+        let _span = self.stages.span("callbacks");
         self.callbacks.step(step, &learner.policy);
         if let Some(means) = logged {
             self.callbacks.log(step, &means, &learner.policy);
@@ -173,7 +174,10 @@ impl RunLog {
     /// Logs the metrics of an evaluation.
     pub fn evaluation(&mut self, learner: &Learner, metrics: &[(String, f64)]) -> anyhow::Result<()> {
         let step = learner.step;
+        let logging = self.stages.span("log");
         self.reporter.metrics(step, metrics.to_vec())?;
+        logging.end();
+        let _span = self.stages.span("callbacks");
         self.callbacks.log(step, metrics, &learner.policy);
         Ok(())
     }

@@ -124,8 +124,8 @@ impl TrainingRun {
             return Ok(());
         }
         self.finish_checkpoint()?;
-        task.complete_state(self)?;
         let _span = self.log.stages.span("checkpoint");
+        task.complete_state(self)?;
         let state = self.state(task)?;
         let mut writes = self.learner.writers();
         writes.extend(task.write_tensors(&self.learner));
@@ -159,6 +159,7 @@ impl TrainingRun {
 
     /// Checks, before more is written, whether somebody deleted files that a resume needs.
     pub(crate) fn check_files(&self) -> anyhow::Result<()> {
+        let _span = self.log.stages.span("log");
         let of_directory = self.checkpoints.dir.check()?;
         let notes = of_directory.into_iter().chain(self.log.sinks().check()?);
         notes.for_each(|note| self.log.warn(&note));
@@ -175,6 +176,7 @@ impl TrainingRun {
     /// result.
     pub(crate) fn write_result(&mut self, reason: StopReason) -> anyhow::Result<()> {
         self.finish_checkpoint()?;
+        let _span = self.log.stages.span("result");
         if reason != StopReason::Interrupted {
             let best = self.evaluations.best.as_ref().filter(|_| self.config.load_best_model_at_end);
             self.checkpoints.write_result(best.map(|best| best.step), &mut self.learner, &self.log)?;

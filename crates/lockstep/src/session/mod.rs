@@ -301,8 +301,10 @@ impl Run {
             }
         };
         let TrainingRun { learner, log, .. } = &mut self.training;
+        let span = log.stages.span("profile");
         let found = log.profile.finish(&learner.ctx);
         log.emit_findings(learner.step, found)?;
+        span.end();
         // What only evaluates leaves no model.
         self.training.write_result(if self.only_evaluates { StopReason::Interrupted } else { stop_reason })?;
         self.training.checkpoints.dir.unlock();

@@ -38,7 +38,9 @@ impl TrainingTask for Grpo {
         if pipeline.batch_is_used_up() {
             let rollouts = pipeline.rollouts(run, &mut next)?;
             let samples = pipeline.samples(run, &mut next, &rollouts)?;
+            let span = run.log.stages.span("batch");
             let advantages = advantages_of(self.advantages, &run.config, &rollouts, &samples);
+            span.end();
             pipeline.fill_batch(run, &mut next, rollouts, samples, advantages)?;
         }
         Ok(next)

@@ -230,6 +230,7 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
     type Batch = Batch<O::Row>;
 
     fn next_batch(&mut self, run: &TrainingRun) -> anyhow::Result<Batch<O::Row>> {
+        let _span = run.log.stages.span("batch");
         let mut next = PreparedStep::after(run);
         let drawn = next.data.sampler.next_batch();
         let rows: Vec<O::Row> = drawn.into_iter().map(|i| self.rows.train[i].clone()).collect();

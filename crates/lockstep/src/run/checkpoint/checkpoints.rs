@@ -55,6 +55,7 @@ impl Checkpoints {
         let path = written.path.display().to_string();
         log.sinks().emit(EventKind::Checkpoint { step, path })?;
         span.end();
+        let _span = log.stages.span("callbacks");
         log.callbacks.checkpoint(step, &written.path, &learner.policy);
         Ok(())
     }
@@ -63,7 +64,6 @@ impl Checkpoints {
     /// the model of that checkpoint is copied, and `learner` loads its weights. If the checkpoint does not exist, the
     /// weights of `learner` are written.
     pub fn write_result(&self, best: Option<u64>, learner: &mut Learner, log: &RunLog) -> anyhow::Result<()> {
-        let _span = log.stages.span("result");
         let mut saved = self.dir.checkpoint(learner.step);
         if let Some(step) = best.filter(|&step| step != learner.step) {
             let of_best = self.dir.checkpoint(step);

@@ -109,7 +109,7 @@ pub const ALL: &[Rule] = &[
     },
     Rule {
         id: "data_bound",
-        says: "Much time is spent outside every stage: batches are prepared, or a callback works.",
+        says: "Much time is spent on preparing batches, on callbacks, or outside every stage.",
         remedy: "shorter rows; less work in callbacks (on_log, on_step) and in what reads the run's files",
         holds: data_bound,
     },
@@ -245,8 +245,10 @@ fn zero_spread(m: &Measured) -> Option<String> {
 }
 
 fn data_bound(m: &Measured) -> Option<String> {
-    let rest = (m.seconds - m.covered()) / m.seconds.max(f64::MIN_POSITIVE);
-    (rest >= PREPARING).then(|| format!("{} of the steps' {:.1} s are in no stage.", percent(rest), m.seconds))
+    let rest = m.seconds - m.covered() + m.stage("batch") + m.stage("callbacks");
+    let rest = rest / m.seconds.max(f64::MIN_POSITIVE);
+    let of = percent(rest);
+    (rest >= PREPARING).then(|| format!("{of} of the steps' {:.1} s go to batches, callbacks or no stage.", m.seconds))
 }
 
 fn checkpoint_bound(m: &Measured) -> Option<String> {

@@ -352,8 +352,10 @@ fn evidence_is_said_in_numbers() {
     assert_eq!(said("kv_preemption", lost), "40 times one of 640 completions lost its pages before it had ended.");
     let words = "In 80 % of the groups all rewards were equal: no advantage, no gradient.";
     assert_eq!(said("zero_spread", |m| m.zero_spread = (8.0, 10)), words);
-    let words = "42 % of the steps' 100.0 s are in no stage.";
+    let words = "42 % of the steps' 100.0 s go to batches, callbacks or no stage.";
     assert_eq!(said("data_bound", |m| stage(m, "update").seconds = 0.0), words);
+    assert_eq!(said("data_bound", |m| stage(m, "update").path = "batch".into()), words);
+    assert_eq!(said("data_bound", |m| stage(m, "update").path = "callbacks".into()), words);
     let words = "30.0 of 100.0 s (30 %) were waited for checkpoints.";
     assert_eq!(said("checkpoint_bound", |m| stage(m, "checkpoint").seconds = 30.0), words);
     let words = "150.0 s of evaluations beside 100.0 s of steps.";

@@ -44,12 +44,15 @@ impl RolloutPipeline {
     fn generate(&mut self, run: &TrainingRun, next: &mut OnlineBatch) -> anyhow::Result<Rollouts> {
         let (mut generation, mut times) = (Generation::default(), StageTimes::default());
         let collected = self.next_collected(run, next)?;
+        let span = run.log.stages.span("batch");
         generation.take(take_collected(run, next, collected, &mut times));
+        span.end();
         while let Some(prompts) = self.draw_again(run, next, &generation) {
             let first = next.state.rollout_number;
             let collected = self.collect(run, &mut next.state.health, prompts, first)?;
             generation.take(take_collected(run, next, collected, &mut times));
         }
+        let _span = run.log.stages.span("batch");
         let rollouts = end_generation(run, next, generation, &times);
         self.log_profiles(next, &rollouts);
         Ok(rollouts)
@@ -141,10 +144,12 @@ impl RolloutPipeline {
         next: &mut OnlineBatch,
         rollouts: &Rollouts,
     ) -> anyhow::Result<Vec<Sample>> {
+        let span = run.log.stages.span("batch");
         for (name, value) in rollout::length_metrics(rollouts.completions().map(|c| &c.completion)) {
             next.run.add(&name, value);
         }
         let mut samples = samples::of_rollouts(rollouts);
+        span.end();
         self.score_reference(run, &mut samples)?;
         self.score_stale(run, &mut samples)?;
         Ok(samples)
@@ -189,6 +194,7 @@ impl RolloutPipeline {
             let records = wire::records_of_rollouts(rollouts, &samples, &self.sampling, step, next.sampled_by);
             (records, span.end())
         });
+        let _span = run.log.stages.span("batch");
         let batch = batch_hash(&self.settings, &samples);
         next.state.lineage = self.state.lineage.map(|lineage| lineage.advance(&batch));
         let distributions = distributions(rollouts, advantages);
@@ -259,14 +265,18 @@ impl RolloutPipeline {
         }
         let OnlineBatch { run: changes, state, report, .. } = next;
         if let Some(Report { recorded, completions, distributions }) = report {
+            let span = run.log.stages.span("log");
             run.log.reporter.distributions(run.learner.step, distributions)?;
+            span.end();
             if let Some((records, seconds)) = recorded {
                 let span = run.log.stages.span("record");
                 run.log.reporter.record_rollouts(records)?;
                 let seconds = seconds + span.end();
                 self.after.iter_mut().for_each(|after| after.recorded(seconds));
             }
+            let span = run.log.stages.span("log");
             completions.into_iter().for_each(|(rows, shown)| run.log.reporter.completions(rows, shown));
+            span.end();
         }
         run.commit(changes)?;
         self.state = state;
@@ -331,6 +341,7 @@ impl RolloutPipeline {
                 metrics.push((evaluate::prefix(&outcome.name) + "loss", loss));
             }
         }
+        let _span = run.log.stages.span("log");
         let alarms = run.log.alarms.evaluation(run.learner.step, &problems, unscored);
         run.log.emit_alarms(run.learner.step, alarms)?;
         metrics.push(("eval_runtime".into(), seconds));

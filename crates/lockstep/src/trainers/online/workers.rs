@@ -412,6 +412,7 @@ impl RolloutPipeline {
 
     fn end_step_of_workers(&self, workers: &mut Workers, run: &mut TrainingRun) -> anyhow::Result<()> {
         let Some(fleet) = &workers.fleet else { return Ok(()) };
+        let _span = run.log.stages.span("publish");
         // A checkpoint is whole before the weights change.
         if std::mem::take(&mut workers.saving) {
             fleet.checkpoint_written()?;

@@ -59,8 +59,10 @@ impl TrainingTask for Ppo {
             let scores = next.scores(run, &rollouts);
             let samples = self.samples(run, &mut next, &rollouts, &scores)?;
             let values = self.values(run, &mut next, &samples)?;
+            let span = run.log.stages.span("batch");
             let rewards = next.token_rewards(run, &scores, &samples);
             let estimates = next.estimates(run, rewards, &values, &samples);
+            span.end();
             self.fill_batch(run, &mut next, rollouts, scores, samples, &values, estimates)?;
         }
         self.shuffle(run, &mut next);

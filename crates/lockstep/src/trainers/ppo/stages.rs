@@ -137,6 +137,7 @@ impl Ppo {
         values: &[Vec<f32>],
         estimates: Vec<Estimates>,
     ) -> anyhow::Result<()> {
+        let span = run.log.stages.span("batch");
         let narrow = |row: Vec<f64>| row.into_iter().map(|x| x as f32).collect::<Vec<f32>>();
         let mut table = scores.table;
         for (i, (sample, estimates)) in samples.iter_mut().zip(estimates).enumerate() {
@@ -146,6 +147,7 @@ impl Ppo {
             sample.columns.set(VALUES, values[i].clone());
             sample.columns.set(RETURNS, narrow(estimates.returns));
         }
+        span.end();
         self.pipeline.take_batch(run, &mut next.online, &rollouts, samples, &table)
     }
 
