@@ -210,14 +210,11 @@ fn listen(child: &mut Child, output: Arc<Mutex<Output>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
 
     fn jobs(script: &str, allowed: bool) -> (tempfile::TempDir, Jobs) {
-        use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("program");
-        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        testing::write_program(&program, format!("#!/bin/sh\n{script}\n"));
         let algorithms = vec![
             json!({ "id": "grpo", "levels": [{ "id": "none" }, { "id": "cache" }, { "id": "shared" }] }),
             json!({ "id": "ppo", "levels": [{ "id": "none" }, { "id": "cache" }] }),
@@ -228,15 +225,10 @@ mod tests {
     }
 
     fn ended(jobs: &Jobs) -> Value {
-        let since = Instant::now();
-        loop {
-            let state = jobs.state();
-            if state["job"]["state"] != "running" {
-                return state["job"].clone();
-            }
-            assert!(since.elapsed() < Duration::from_secs(20), "{state}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        testing::wait_for("the job ends", || {
+            let job = jobs.state()["job"].clone();
+            (job["state"] != "running").then_some(job)
+        })
     }
 
     fn asked() -> Value {

@@ -3,7 +3,6 @@
 use crate::support::refused;
 use crate::support::runs::{arguments, directory, good, of_lines};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 /// Further evaluation sets, reward models, programs and their scripts.
 #[test]
@@ -18,8 +17,7 @@ fn paths_in_lists_and_tables_are_relative_to_their_file() {
     let serve = "while read -r line; do echo '{\"rewards\": [1, 2, 0, 1]}'; done\n";
     fs::write(configs.join("serve.sh"), serve).unwrap();
     let own = configs.join("my rewards/own.sh");
-    fs::write(&own, format!("#!/bin/sh\n[ \"$1\" = 'a.json' ] || exit 1\n{serve}")).unwrap();
-    fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).unwrap();
+    testing::write_program(&own, format!("#!/bin/sh\n[ \"$1\" = 'a.json' ] || exit 1\n{serve}"));
     fs::copy(root.join("e.jsonl"), configs.join("easy.jsonl")).unwrap();
     let programs = "\"command:sh -u serve.sh serve.sh\", \
                     { kind = \"command\", command = [\"./my rewards/own.sh\", \"a.json\"] }";

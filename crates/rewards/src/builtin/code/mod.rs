@@ -28,8 +28,10 @@ mod throughput;
 mod user;
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -189,6 +191,22 @@ fn write(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))
 }
 
+/// Writes a program that the sandbox's user can start. A child writes it: a file that a process has open for writing
+/// cannot be started, and a process that this one starts meanwhile, for another completion, would have it open until its
+/// own program runs.
+fn write_program(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", "cat > \"$1\" && chmod 755 \"$1\"", "sh"]).arg(path).env("PATH", "/usr/bin:/bin");
+    let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let written = child.stdin.take().map_or(Ok(()), |mut input| input.write_all(bytes));
+    let is_done = child.wait()?.success();
+    written?;
+    match is_done {
+        true => Ok(()),
+        false => Err(std::io::Error::other(format!("{} cannot be written", path.display()))),
+    }
+}
+
 impl Code {
     fn words(&self, words: &[String], program: &str) -> Vec<String> {
         let source = format!("{JOB}/{}", self.language.file);
@@ -250,7 +268,7 @@ impl Code {
         let outcome = self.sandbox.run(directory.path(), &words, b"", self.compile_limits)?;
         match outcome.end {
             End::Exit(0) => {
-                write(directory.path(), "program", &outcome.stdout)?;
+                write_program(&directory.path().join("program"), &outcome.stdout)?;
                 Ok(Prepared::Ready(directory))
             }
             End::Stopped => Err(std::io::Error::other("nobody waits for its score any more")),

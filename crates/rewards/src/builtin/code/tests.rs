@@ -3,7 +3,6 @@
 use super::*;
 use crate::{Columns, Content};
 use serde_json::json;
-use std::time::Instant;
 
 pub(super) mod escapes;
 mod limits;
@@ -262,11 +261,8 @@ fn running(mark: &str) -> usize {
 
 /// Whether they end: those that are killed take a moment.
 fn none_is_left(mark: &str) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while running(mark) > 0 && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    running(mark) == 0
+    testing::wait_until("the killed programs end", || running(mark) == 0);
+    true
 }
 
 #[test]
@@ -352,8 +348,7 @@ fn wrong_options_are_refused() {
 fn forbidden_bwrap(directory: &Path) -> String {
     let path = directory.join("bwrap");
     let words = "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n";
-    std::fs::write(&path, words).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    testing::write_program(&path, words);
     path.display().to_string()
 }
 

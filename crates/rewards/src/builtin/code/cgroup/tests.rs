@@ -151,9 +151,7 @@ fn a_program_waits_until_it_has_been_moved() {
             let (sandbox, tree) = (&sandbox, &tree);
             scope.spawn(move || run(sandbox, tree, LIMITS, &script))
         };
-        while tree.names().is_empty() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        testing::wait_until("the program has a cgroup", || !tree.names().is_empty());
         std::thread::sleep(Duration::from_millis(500));
         let cgroup = tree.parent().join(&tree.names()[0]);
         let before = fs::read_to_string(cgroup.join("memory.peak")).unwrap();
@@ -304,11 +302,10 @@ fn what_a_killed_process_left_is_swept() {
     assert_eq!(tree.ended("cgroup.kill"), ["1"]);
     drop(lock);
     // A process that another test is starting has the lock, too, until it runs its program.
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while tree.names() != left[2..] {
-        assert!(Instant::now() < deadline, "{:?}", tree.names());
+    testing::wait_until("what was left is swept", || {
         tree.cgroups();
-    }
+        tree.names() == left[2..]
+    });
     // A program's own stays while it is used, and one that is in the way is passed by.
     let first = tree.cgroups().cgroup(1, 1).unwrap();
     let next: u64 = first.path.to_str().unwrap().rsplit_once('-').unwrap().1.parse().unwrap();

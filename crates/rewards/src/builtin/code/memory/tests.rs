@@ -194,11 +194,7 @@ fn what_is_stopped_goes_on_afterwards() {
     let shell = Waiting::new("");
     let until = |stopped: bool| {
         let state = || fs::read_to_string(format!("/proc/{}/stat", shell.id())).unwrap().contains(") T ");
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while state() != stopped {
-            assert!(Instant::now() < deadline, "waited a minute");
-            std::thread::yield_now();
-        }
+        testing::wait_until("it is stopped or goes on", || state() == stopped);
     };
     let mut groups = Stopped::default();
     groups.stop();
@@ -237,11 +233,7 @@ os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0,
         python.args(["-I", "-c", script, &more.to_string()]).current_dir(&dir).process_group(0);
         let child = python.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let python = Waiting(child);
-        let start = Instant::now();
-        while waits(python.id()).is_empty() {
-            assert!(start.elapsed() < Duration::from_secs(60), "it never waits");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        testing::wait_until("the program waits", || !waits(python.id()).is_empty());
         let mut watch = watch(Members::Group(python.id()), most_mb, None);
         let found: Vec<Option<Excess>> = (0..3).map(|_| measured(&mut watch)).collect();
         assert_eq!(found, expected, "{more} MiB in another child");

@@ -10,7 +10,7 @@
 use super::running::{End, Limits};
 use super::sandbox::{JOB, Outcome, Sandbox};
 use super::source::UnitTests;
-use super::{Verdict, directory, words_of, write};
+use super::{Verdict, directory, words_of, write, write_program};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tempfile::TempDir;
@@ -51,7 +51,7 @@ impl Tool {
             None => {
                 let place = Arc::new(directory()?);
                 for (name, bytes) in built(limits, sandbox)? {
-                    write(place.path(), &name, &bytes)?;
+                    write_program(&place.path().join(&name), &bytes)?;
                 }
                 own.insert(place).clone()
             }
@@ -61,7 +61,7 @@ impl Tool {
             let file = file?;
             let to = job.join(file.file_name());
             if std::fs::hard_link(file.path(), &to).is_err() {
-                std::fs::copy(file.path(), &to)?;
+                write_program(&to, &std::fs::read(file.path())?)?;
             }
         }
         Ok(())
@@ -146,15 +146,7 @@ pub(super) fn build(
     let count = if how.count_errors { "count" } else { "first" };
     let strict = if how.strict { "strict" } else { "weak" };
     let words = [&format!("{JOB}/tool"), &format!("{JOB}/."), count, strict].map(str::to_owned);
-    let mut outcome = sandbox.run(job.path(), &words, b"", limits)?;
-    for _ in 0..50 {
-        if outcome.end != End::Exit(NOT_STARTED) {
-            break;
-        }
-        // A program that was started while the tool's file was written holds that open for a moment.
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        outcome = sandbox.run(job.path(), &words, b"", limits)?;
-    }
+    let outcome = sandbox.run(job.path(), &words, b"", limits)?;
     match outcome.end {
         End::Stopped => return Err(std::io::Error::other("nobody waits for its score any more")),
         End::Exit(NOT_STARTED | NOT_FOUND) => return Err(std::io::Error::other(words_of(&outcome))),

@@ -301,11 +301,7 @@ sleep {mark}"
         std::fs::set_permissions(files.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let left = || std::fs::read_dir(files.path()).unwrap().count();
         let mut run = again(isolation, &mark, files.path()).spawn().unwrap();
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while running(&mark) < 3 {
-            assert!(Instant::now() < deadline, "{isolation}: it has not started");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        testing::wait_until("the program has started", || running(&mark) >= 3);
         run.kill().unwrap();
         run.wait().unwrap();
         assert!(none_is_left(&mark), "{isolation}: a program continues");
