@@ -9,6 +9,8 @@ import pytest
 import lockstep_rl
 from lockstep_rl import _native
 
+# Seconds after which a wait fails: only a test that hangs reaches them, however slow or busy the machine is.
+HANG = 600
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,?"
 SHAPE = {
     "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40, "hidden_size": 16,
@@ -132,7 +134,7 @@ def weights(directory):
         return file.read()
 
 
-def python(*arguments, timeout=120, **kwargs):
+def python(*arguments, timeout=HANG, **kwargs):
     """Another interpreter."""
     import subprocess
 

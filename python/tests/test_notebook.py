@@ -4,7 +4,7 @@ import sys
 import types
 
 import pytest
-from conftest import grpo, vowels
+from conftest import HANG, grpo, vowels
 
 
 class Display:
@@ -59,17 +59,17 @@ def test_another_cell_reads_a_run_that_continues(model, rows):
     def reward(completions, trainer_state, **kwargs):
         if trainer_state.global_step == 2:
             reached.set()
-            assert released.wait(60)
+            assert released.wait(HANG)
         return vowels(completions)
 
     run = grpo(model, rows, reward).start()
-    assert reached.wait(60)
+    assert reached.wait(HANG)
     assert run.is_running and run.step == 2 and run.metrics["step"] == 2 and "reward" in run.metrics
     with pytest.raises(TimeoutError, match="step 2 of 4"):
         run.result(timeout=0.01)
     assert repr(run) == "<running: step 2 of 4>"
     released.set()
-    assert run.result(60).global_step == 4 and not run.is_running
+    assert run.result(HANG).global_step == 4 and not run.is_running
 
 
 def test_a_run_in_the_background_is_stopped_and_says_what_failed(model, rows):
@@ -82,16 +82,16 @@ def test_a_run_in_the_background_is_stopped_and_says_what_failed(model, rows):
         return vowels(completions)
 
     run = grpo(model, rows, slow, max_steps=100000, logging_steps=1000).start()
-    assert begun.wait(60)
+    assert begun.wait(HANG)
     run.stop()
     with pytest.raises(KeyboardInterrupt, match="stopped after"):
-        run.result(60)
+        run.result(HANG)
 
     def broken(completions, **kwargs):
         raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
-        grpo(model, rows, broken, output_dir="other").start().result(60)
+        grpo(model, rows, broken, output_dir="other").start().result(HANG)
 
 
 def cell(client, code, output=None):
@@ -104,7 +104,7 @@ def cell(client, code, output=None):
             if output is not None:
                 output(message["content"]["text"])
 
-    reply = client.execute_interactive(code, timeout=120, output_hook=hear)["content"]
+    reply = client.execute_interactive(code, timeout=HANG, output_hook=hear)["content"]
     error = (reply["ename"], reply["evalue"]) if reply["status"] == "error" else None
     return "".join(printed), error
 
@@ -118,7 +118,7 @@ def test_a_cell_that_is_interrupted_leaves_a_usable_kernel(model, place, where):
     client = manager.client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=60)
+        client.wait_for_ready(timeout=HANG)
         _, error = cell(client, f"""
 import time
 from lockstep_rl import GRPOConfig, GRPOTrainer, TrainerCallback
@@ -126,7 +126,7 @@ from lockstep_rl import GRPOConfig, GRPOTrainer, TrainerCallback
 def reward(completions, trainer_state, **kwargs):
     if {where == "reward"} and trainer_state.global_step == 2 and slow:
         print("now", flush=True)
-        time.sleep(60)
+        time.sleep(100_000)
     return [float(len(set(text))) for text in completions]
 
 class Tell(TrainerCallback):

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from conftest import python, weights
+from conftest import HANG, python, weights
 
 SCRIPT = """
 import sys, time
@@ -49,7 +49,7 @@ def test_ctrl_c_stops_with_a_checkpoint(model, reward):
                                    stderr=subprocess.PIPE, text=True)
         assert process.stdout.readline() == "scored\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=HANG)
     assert process.returncode == -signal.SIGINT, err
     assert "Ctrl-C: the run stops, with a checkpoint" in err and "KeyboardInterrupt" in err
     steps = int(out.rsplit("stopped after ", 1)[1])
@@ -79,7 +79,7 @@ def slow'''), model, "1", "6"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, 
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "swallowed\n"
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=HANG)
     assert process.returncode == 128 + signal.SIGINT
 
 

@@ -120,7 +120,7 @@ fn child() {
         }
         reads => {
             let (reader, map) = (SlotReader::open(&path).unwrap(), FileMap::open(&path).unwrap());
-            let (until, pinned) = (Instant::now() + Duration::from_secs(30), reads == "with pins");
+            let (until, pinned) = (Instant::now() + testing::HANG, reads == "with pins");
             let (mut torn, mut whole) = (0, 0);
             // Torn reads are sought until there is one; whole ones of pins are enough at some number.
             while Instant::now() < until && torn == 0 && !(pinned && whole >= 100) {
@@ -153,11 +153,7 @@ fn a_pinned_slot_is_not_used_again_while_its_reader_is_stopped_and_is_free_when_
         reader.signal("-CONT");
         assert_eq!(reader.ask("read"), "1 true");
         reader.process.kill().unwrap();
-        let start = Instant::now();
-        while !slot.try_lock().unwrap() {
-            assert!(start.elapsed() < Duration::from_secs(5), "a killed reader's pin is left");
-            std::thread::sleep(Duration::from_micros(200));
-        }
+        testing::wait_until("a killed reader's pin is released", || slot.try_lock().unwrap());
         publish(&slot, &mut tensor, 2);
         for mut reader in [0; 2].map(|_| Other::start("pin", slot.path())) {
             assert_eq!((reader.says(), reader.ask("read")), ("pinned".into(), "2 true".into()));

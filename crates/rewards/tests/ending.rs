@@ -4,7 +4,6 @@
 
 use rewards::{RewardSpec, build, end_programs};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 #[test]
 fn programs_are_killed_and_none_is_started_any_more() {
@@ -16,15 +15,12 @@ fn programs_are_killed_and_none_is_started_any_more() {
     std::fs::write(&script, format!("exec 3<>'{}'\nsleep 600\n", fifo.display())).unwrap();
     let spec = RewardSpec::from(format!("command:sh {}", script.display()).as_str());
     let _reward = build(&spec, "r".to_owned()).unwrap();
-    let start = Instant::now();
-    let until_alive = |alive: bool| loop {
-        let of = format!("of={}", fifo.display());
-        let opened = Command::new("dd").args([&of, "oflag=nonblock", "conv=notrunc", "count=0"]).output().unwrap();
-        if opened.status.success() == alive {
-            break;
-        }
-        assert!(start.elapsed() < Duration::from_secs(60), "waited a minute");
-        std::thread::sleep(Duration::from_millis(5));
+    let until_alive = |alive: bool| {
+        testing::wait_until("the program begins, and is killed", || {
+            let of = format!("of={}", fifo.display());
+            let opened = Command::new("dd").args([&of, "oflag=nonblock", "conv=notrunc", "count=0"]).output().unwrap();
+            opened.status.success() == alive
+        });
     };
     until_alive(true);
     end_programs();

@@ -7,7 +7,7 @@ use fleet::exchange::spool::Layout;
 use fleet::status;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A program that takes its time for each group, so that a run lasts for a second or two.
 const SLOW: &str = r#"reward_funcs=[{ kind = "command", command = "sh slow.sh", by_group = true }]"#;
@@ -24,17 +24,14 @@ pub fn signal(pid: u32, name: &str) {
     assert!(sent.success(), "process {pid} is gone");
 }
 
-/// Waits until `look` finds something.
+/// Waits until `look` finds something, before the process ends.
 #[track_caller]
 fn wait<T>(child: &mut Child, mut look: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(30) && child.try_wait().unwrap().is_none(), "it does not happen");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    testing::wait_for("it happens in a run", || {
+        let found = look();
+        assert!(found.is_some() || child.try_wait().unwrap().is_none(), "the run ends before");
+        found
+    })
 }
 
 pub fn learner_of(run: &Path) -> Option<u32> {
@@ -53,10 +50,11 @@ fn busy_worker(run: &Path) -> Option<u32> {
 fn a_worker_that_stands_still_is_killed_after_the_limit_and_not_before() {
     let dir = slow_directory();
     let root = dir.path();
-    let set = [SLOW, "max_staleness=2", "heartbeat_stale_after_s=0.8", "max_steps=24"];
-    good(root, &arguments("train", "one", &set));
-    for (out, is_killed) in [("long", true), ("short", false)] {
-        let run = root.join(out);
+    let limits = ["heartbeat_stale_after_s=3", "heartbeat_stale_after_s=600"];
+    let set = |limit| [SLOW, "max_staleness=2", "max_steps=24", limit];
+    good(root, &arguments("train", "one", &set(limits[0])));
+    for (out, limit, is_killed) in [("long", limits[0], true), ("short", limits[1], false)] {
+        let (run, set) = (root.join(out), set(limit));
         let mut child = start(root, &distributed(out, "2", &set));
         let worker = wait(&mut child, || busy_worker(&run));
         signal(worker, "STOP");
@@ -82,13 +80,21 @@ fn a_damaged_result_is_made_again() {
     let run = root.join("out");
     let mut child = start(root, &distributed("out", "1", &set));
     let learner = wait(&mut child, || learner_of(&run).filter(|_| busy_worker(&run).is_some()));
-    signal(learner, "STOP");
     let name = fleet::WorkerName::new("dev1").unwrap();
     let results = Layout::of_run(&run).complete(&name);
     let is_result = |path: &PathBuf| path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.'));
+    // Where the learner was stopped after it had taken every result, it continues, and is stopped again.
     let result = wait(&mut child, || {
-        let entries = std::fs::read_dir(&results).ok()?;
-        entries.filter_map(|entry| Some(entry.ok()?.path())).find(is_result)
+        signal(learner, "STOP");
+        for _ in 0..50 {
+            let entries = std::fs::read_dir(&results).ok()?;
+            if let Some(result) = entries.filter_map(|entry| Some(entry.ok()?.path())).find(is_result) {
+                return Some(result);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        signal(learner, "CONT");
+        None
     });
     let mut bytes = std::fs::read(&result).unwrap();
     let middle = bytes.len() / 2;

@@ -150,11 +150,11 @@ impl Drop for Mounted {
 }
 
 fn wait_until(child: &mut Child, what: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !what() {
-        assert!(begun.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none(), "it does not happen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    testing::wait_until("it happens in a run", || {
+        let happened = what();
+        assert!(happened || child.try_wait().unwrap().is_none(), "the run ends before");
+        happened
+    });
 }
 
 /// The disk of a worker's results is full for a while: it holds them until there is room.

@@ -22,7 +22,7 @@ mod with_nats {
     use std::net::{TcpListener, TcpStream};
     use std::path::{Path, PathBuf};
     use std::process::{Child, Command, Stdio};
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     const TOKEN: &str = "let-me-in";
 
@@ -45,11 +45,7 @@ mod with_nats {
             command.args(["-a", "127.0.0.1", "-p", &self.port.to_string(), "--auth", TOKEN, "-js", "-sd"]);
             command.arg(self.dir.path().join("store")).stdout(Stdio::null()).stderr(Stdio::null());
             self.process = Some(command.spawn().expect("nats-server, Debian's package of that name"));
-            let since = Instant::now();
-            while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-                assert!(since.elapsed() < Duration::from_secs(10), "the server does not start");
-                std::thread::sleep(Duration::from_millis(20));
-            }
+            testing::wait_until("the server starts", || TcpStream::connect(("127.0.0.1", self.port)).is_ok());
         }
 
         /// Kills it, and deletes what it has stored.
@@ -147,15 +143,11 @@ mod with_nats {
         let mut learner = learner(root, &url, "many", &set);
         let step = || status::read(&root.join("many")).ok().and_then(|s| s.learner).map_or(0, |learner| learner.step);
         for at in [10, 30, 50] {
-            let since = Instant::now();
-            while step() < at {
-                assert!(
-                    learner.try_wait().unwrap().is_none() && since.elapsed() < Duration::from_secs(60),
-                    "{}",
-                    step()
-                );
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            testing::wait_until("the run goes on", || {
+                let is_there = step() >= at;
+                assert!(is_there || learner.try_wait().unwrap().is_none(), "it ends at {}", step());
+                is_there
+            });
             server.empty();
             if at == 30 {
                 let mut first = workers.remove(0);
@@ -188,11 +180,7 @@ mod with_nats {
         good(root, &arguments("train", "one", &set));
         let workers = ["dev1", "dev2"].map(|name| worker(root, &server.url(), "host", name));
         let mut first = learner(root, &server.url(), "many", &set);
-        let since = Instant::now();
-        while !root.join("many/checkpoints/step-000020").is_dir() {
-            assert!(since.elapsed() < Duration::from_secs(60));
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        testing::wait_until("a checkpoint", || root.join("many/checkpoints/step-000020").is_dir());
         first.kill().unwrap();
         first.wait().unwrap();
         // The server tells of a learner as long as it is heard; then the next one may have its name.

@@ -20,11 +20,28 @@ impl Random {
     }
 }
 
-/// Starts it and kills it with SIGKILL after `moment`. True: it was faster and ended by itself, as it should.
-fn kill_after(directory: &Path, arguments: &[&str], moment: Duration) -> bool {
+/// The moment of a kill.
+enum Moment<'a> {
+    After(Duration),
+    /// As soon as there is a checkpoint in this directory.
+    AtCheckpoint(&'a Path),
+}
+
+fn has_checkpoint(directory: &Path) -> bool {
+    let saved = fs::read_dir(directory).into_iter().flatten().flatten();
+    saved.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with("step-"))
+}
+
+/// Starts it and kills it with SIGKILL at `moment`. True: it was faster and ended by itself, as it should.
+fn kill_at(directory: &Path, arguments: &[&str], moment: Moment<'_>) -> bool {
     let log = fs::File::create(directory.join("said.txt")).unwrap();
     let mut child = command(directory, arguments).stdout(Stdio::null()).stderr(log).spawn().unwrap();
-    std::thread::sleep(moment);
+    match moment {
+        Moment::After(time) => std::thread::sleep(time),
+        Moment::AtCheckpoint(directory) => testing::wait_until("a checkpoint, or the end", || {
+            has_checkpoint(directory) || child.try_wait().unwrap().is_some()
+        }),
+    }
     child.kill().unwrap();
     let status = child.wait().unwrap();
     let said = || fs::read_to_string(directory.join("said.txt")).unwrap();
@@ -46,9 +63,15 @@ fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
         let fresh = arguments(purpose, &out, set);
         let resumed = [&fresh[..], &["--resume", "latest"]].concat();
         let mut arguments = &fresh;
+        let checkpoints = dir.path().join(&out).join("checkpoints");
         loop {
+            // The first one has something to resume from, however the machine's speed changes.
+            let moment = match killed {
+                0 => Moment::AtCheckpoint(&checkpoints),
+                _ => Moment::After(length.mul_f64(random.below_one())),
+            };
             let done = match killed < kills {
-                true => kill_after(dir.path(), arguments, length.mul_f64(random.below_one())),
+                true => kill_at(dir.path(), arguments, moment),
                 false => {
                     good(dir.path(), arguments);
                     true
@@ -58,9 +81,7 @@ fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
                 break;
             }
             killed += 1;
-            let saved = fs::read_dir(dir.path().join(&out).join("checkpoints")).into_iter().flatten().flatten();
-            after_checkpoints +=
-                usize::from(saved.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with("step-")));
+            after_checkpoints += usize::from(has_checkpoint(&checkpoints));
             arguments = &resumed;
         }
         same(&dir.path().join("whole"), &dir.path().join(&out));

@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 /// Scores by length, answers after a time that depends on the prompt, and appends to `<name>` how many completions it
 /// was asked about.
@@ -63,11 +62,7 @@ fn a_signal_ends_the_step_and_no_program_is_left() {
     let set = [reward, "num_generations_eval=2", "max_steps=1000"];
     let run = command(root, &arguments("train", "run", &set)).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let run = run.unwrap();
-    let started = Instant::now();
-    while !root.join("asked").exists() {
-        assert!(started.elapsed() < Duration::from_secs(60), "the reward is not asked");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    testing::wait_until("the reward is asked", || root.join("asked").exists());
     let signal =
         |arguments: &[&str]| Command::new("kill").args(arguments).stderr(Stdio::null()).status().unwrap().success();
     assert!(signal(&["-INT", &run.id().to_string()]));

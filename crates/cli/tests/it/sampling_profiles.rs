@@ -4,6 +4,7 @@ use super::distributed::{distributed, end, start};
 use crate::support::runs::{arguments, directory, good, metrics, rollouts, same_but_workers};
 use crate::support::{lockstep, refused};
 use fleet::status;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 const PROFILES: &str = "sampling_profiles={ fast = { share = 0.75, max_completion_length = 2 }, \
@@ -59,21 +60,23 @@ fn groups_that_nobody_makes_are_named() {
     let set = [PROFILES, "max_steps=4"];
     let mut learner = arguments("train", "out", &set);
     learner[0] = "learner";
-    let learner = start(root, &learner);
     let join = ["worker", "--join", "out", "--threads", "1"];
     let fast = start(root, &[&join[..], &["--name", "dev1", "--profiles", "fast"]].concat());
     let run = root.join("out");
-    while status::read(&run).map_or(true, |status| status.learner.is_none()) {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    let is_there = |worker: &status::WorkerLine| worker.alive.is_some();
+    testing::wait_until("the worker runs", || status::read(&run).is_ok_and(|s| s.workers.iter().any(is_there)));
+    let mut learner = start(root, &learner);
+    testing::wait_until("the learner runs", || status::read(&run).is_ok_and(|status| status.learner.is_some()));
     let said = lockstep(root, &[&join[..], &["--name", "dev3", "--profiles", "fats"]].concat());
     assert_eq!(said.code, Some(2), "{}", said.err);
     assert!(said.err.contains("--profiles fats") && said.err.contains("it has: fast, quality"), "{}", said.err);
-    // The learner says after ten seconds who is missing.
-    std::thread::sleep(std::time::Duration::from_secs(11));
+    // The learner says after ten seconds who is missing. Only then is it started.
+    let mut lines = BufReader::new(learner.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let missing = "no worker makes groups of the profile \"quality\"";
+    assert!(lines.any(|line| line.contains(missing)), "the learner ended before");
+    let rest = std::thread::spawn(move || lines.collect::<Vec<_>>().join("\n"));
     let quality = start(root, &[&join[..], &["--name", "dev2", "--profiles", "quality"]].concat());
-    let said = end(learner);
-    assert!(said.contains("no worker makes groups of the profile \"quality\""), "{said}");
+    assert!(learner.wait().unwrap().success(), "{}", rest.join().unwrap());
     end(fast);
     end(quality);
 }

@@ -11,7 +11,6 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 /// Tries everything, and prints what it could do. It runs in the sandbox whatever the model wrote; the run's directory
 /// comes from the test's input, because a sandbox replaces such words in a command line.
@@ -131,16 +130,12 @@ fn run_beside(isolation: &str, user: Option<u32>) {
     user.into_iter().for_each(|user| give(root, user));
     let (reward, steps) = (reward(isolation), ["max_steps=8", "record_rollouts=true", "eval_strategy=no"]);
     let mut child = start_as(root, &distributed("out", "1", &[&[&reward[..]], &steps[..]].concat()), user);
-    let begun = Instant::now();
     let saved = out.join("checkpoints/step-000002");
-    while !saved.is_dir() && child.try_wait().unwrap().is_none() {
-        assert!(begun.elapsed() < Duration::from_secs(120));
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    testing::wait_until("a checkpoint, or the end", || saved.is_dir() || child.try_wait().unwrap().is_some());
     // The program bites: its user can do all of this elsewhere. As root, programs are another user's. The learner
     // stands still meanwhile, so that the run does not end before the program has looked at each of its processes.
     if child.try_wait().unwrap().is_none() {
-        let learner = learner_of(&out).expect("the learner runs");
+        let learner = testing::wait_for("a learner that runs", || learner_of(&out));
         signal(learner, "STOP");
         let found = outside(&out, user);
         signal(learner, "CONT");

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The signals that stop a run, and the codes that it exits with.
 const SIGNALS: [(&str, i32); 4] = [("INT", 130), ("TERM", 143), ("HUP", 129), ("USR1", 138)];
@@ -23,15 +23,8 @@ pub fn reward(directory: &Path, seconds: &str) -> String {
 
 /// Waits until a file is there and not empty, or only there.
 pub fn wait_for(file: &Path, full: bool) {
-    until(&format!("{} comes", file.display()), || fs::metadata(file).is_ok_and(|m| !full || m.len() > 0));
-}
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < Duration::from_secs(60), "a minute, and not yet: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let what = format!("{} comes", file.display());
+    testing::wait_until(&what, || fs::metadata(file).is_ok_and(|m| !full || m.len() > 0));
 }
 
 /// Starts the program with the signals' usual effect: who runs the tests under `nohup` has SIGHUP ignored, and what is
@@ -78,15 +71,19 @@ fn ended(child: Child) -> (ExitStatus, String) {
 fn a_signal_stops_the_run_which_resumes_to_the_same_bits() {
     let dir = directory();
     let root = dir.path();
-    let slow = reward(root, "0.05");
+    // Once the third step of the run that `hold` names is logged, the reward takes its time, so that the signal comes
+    // before the last step.
+    let slow = reward(root, "$(if [ -s \"$(cat hold)/metrics.jsonl\" ]; then echo 1; else echo 0.01; fi)");
     let set = [&*slow, "save_steps=1"];
+    fs::write(root.join("hold"), "nothing").unwrap();
     good(root, &arguments("train", "whole", &set));
     for (name, code) in SIGNALS {
         let all = arguments("train", name, &set);
+        fs::write(root.join("hold"), name).unwrap();
         let child = start(root, &all);
-        // After the third step.
         wait_for(&root.join(name).join("metrics.jsonl"), true);
         signal(&child, name);
+        fs::write(root.join("hold"), "nothing").unwrap();
         let (status, said) = ended(child);
         assert_eq!(status.code(), Some(code), "{name}: {said}");
         let acknowledged = format!("SIG{name}: the run stops, with a checkpoint to resume from");
@@ -172,7 +169,7 @@ fn the_first_signal_is_acknowledged_at_once_and_the_second_ends_programs_and_all
         assert!(child.try_wait().unwrap().is_none(), "{name}: it waits for what it cannot cancel");
         signal(&child, name);
         assert_eq!(child.wait().unwrap().code(), Some(code), "{name}");
-        until("the programs end", || pids.split_whitespace().all(|pid| !is_alive(pid)));
+        testing::wait_until("the programs end", || pids.split_whitespace().all(|pid| !is_alive(pid)));
     }
 }
 
@@ -213,7 +210,9 @@ fn every_way_to_train_is_stopped_and_resumes() {
         assert_eq!(checkpoints(), 1, "{purpose}: {said}");
         let before = fs::metadata(root.join(purpose).join("metrics.jsonl")).unwrap().len();
         let child = start(root, &[purpose, "--resume", purpose]);
-        until("it continues", || fs::metadata(root.join(purpose).join("metrics.jsonl")).unwrap().len() > before);
+        testing::wait_until("it continues", || {
+            fs::metadata(root.join(purpose).join("metrics.jsonl")).unwrap().len() > before
+        });
         signal(&child, "INT");
         assert_eq!(ended(child).0.code(), Some(130), "{purpose}");
     }
@@ -239,7 +238,7 @@ fn an_evaluation_of_a_model_is_stopped_without_a_result() {
     assert!(output.status.code() == Some(143) && output.stdout.is_empty(), "{said}");
     assert!(said.contains("SIGTERM: the evaluation stops") && !said.contains("error"), "{said}");
     // It was killed; the kernel may take a moment.
-    until("the program ends", || !is_alive(&pid));
+    testing::wait_until("the program ends", || !is_alive(&pid));
     assert!(!root.join("lines.jsonl").exists());
 }
 
@@ -256,5 +255,5 @@ fn a_reward_program_does_not_outlive_a_killed_run() {
     assert!(pids.split_whitespace().count() == 2 && pids.split_whitespace().all(is_alive), "{pids}");
     child.kill().unwrap();
     child.wait().unwrap();
-    until("the programs end", || !pids.split_whitespace().any(is_alive));
+    testing::wait_until("the programs end", || !pids.split_whitespace().any(is_alive));
 }

@@ -6,11 +6,13 @@ use std::cell::RefCell;
 /// Waits for a signal and ends with this code. `$MARK` is a file that all scripts of a test know.
 /// A shell cannot trap a SIGINT that it inherits as ignored, as the children of `nohup … &` do.
 const WAITS: &str = "trap 'exit 7' TERM USR1; touch $MARK; while :; do sleep 0.01; done";
+/// Waits until the supervisor has reported something.
+const UNTIL_SAID: &str = "while [ ! -e $MARK.said ]; do sleep 0.01; done";
 /// Waits until another script has made that file.
 const UNTIL: &str = "while [ ! -e $MARK ]; do sleep 0.01; done";
 
 fn limits() -> Limits {
-    Limits { restarts: 2, kills: 3, window: Duration::from_secs(60), grace: Duration::from_millis(400) }
+    Limits { restarts: 2, kills: 3, window: Duration::from_secs(6000), grace: testing::HANG }
 }
 
 /// Runs a learner and workers whose nth start runs the nth script, and from the last on that one. The signals come one
@@ -33,7 +35,10 @@ fn run_with(learner: &[&str], workers: &[&[&str]], signals: &[i32], limits: Limi
     let said = RefCell::new(Vec::new());
     let mut left = signals.iter().copied();
     let mut signal = || if mark.exists() { left.next() } else { None };
-    let mut report = |text: &str| said.borrow_mut().push(text.to_owned());
+    let mut report = |text: &str| {
+        said.borrow_mut().push(text.to_owned());
+        std::fs::write(mark.with_extension("said"), "").unwrap();
+    };
     let code = run(role("the learner", learner), all, limits, &mut signal, &mut report);
     (code, said.into_inner())
 }
@@ -72,7 +77,7 @@ fn what_fails_again_and_again_ends_the_run() {
         (result.unwrap_err().to_string(), said.len())
     };
     let why = |often: usize, how: &str| {
-        format!("dev1 was restarted {often} times in 60 s and ended again ({how}): its log says why")
+        format!("dev1 was restarted {often} times in 6000 s and ended again ({how}): its log says why")
     };
     assert_eq!(failed(&["exit 1"]), (why(2, "exit status: 1"), 2));
     assert_eq!(failed(&["kill -9 $$"]), (why(3, "signal: 9 (SIGKILL)"), 3));
@@ -97,8 +102,7 @@ fn a_refused_worker_and_expelled_ones_end_the_run() {
     said.sort();
     assert_eq!(said, [expelled("dev1"), expelled("dev2")]);
     // Where one is left, it continues.
-    let learner = format!("{UNTIL}; sleep 0.2");
-    assert_eq!(run_of(&[&learner], &[&["touch $MARK; exit 4"], &["cat"]]), (0, vec![expelled("dev1")]));
+    assert_eq!(run_of(&[UNTIL_SAID], &[&["exit 4"], &["cat"]]), (0, vec![expelled("dev1")]));
 }
 
 #[test]

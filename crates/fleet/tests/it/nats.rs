@@ -11,7 +11,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const TOKEN: &str = "let-me-in";
 
@@ -58,11 +58,7 @@ impl Server {
         command.args(["-a", "127.0.0.1", "-p", &self.port.to_string(), "--auth", TOKEN]).args(&self.more);
         command.arg("-sd").arg(self.store()).stdout(Stdio::null()).stderr(Stdio::null());
         self.process = Some(command.spawn().expect("nats-server, Debian's package of that name"));
-        let since = Instant::now();
-        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            assert!(since.elapsed() < Duration::from_secs(10), "the server does not start");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        testing::wait_until("the server starts", || TcpStream::connect(("127.0.0.1", self.port)).is_ok());
     }
 
     fn kill(&mut self) {
@@ -213,15 +209,10 @@ fn what_cannot_be_is_refused_in_words() {
     assert!(why.contains("a learner has the name test") && why.contains("4711"), "{why}");
     let mut one = NatsWorker::join(&server.options(Some(TOKEN)), name("dev1")).unwrap();
     let until = |worker: &mut NatsWorker, is_it: &dyn Fn(&fleet::Result<bool>) -> bool| {
-        let since = Instant::now();
-        loop {
+        testing::wait_for("the worker hears of the learner, or is refused", || {
             let there = worker.learner().map(|learner| learner.is_some());
-            if is_it(&there) {
-                return there;
-            }
-            assert!(since.elapsed() < Duration::from_secs(20), "{there:?}");
-            worker.wait(Duration::from_millis(50));
-        }
+            is_it(&there).then_some(there)
+        })
     };
     assert!(until(&mut one, &|there| matches!(there, Ok(true))).unwrap());
     let mut two = NatsWorker::join(&server.options(Some(TOKEN)), name("dev1")).unwrap();
@@ -255,28 +246,18 @@ fn large_results_are_cut_into_messages() {
     let payload = b"prompt".to_vec();
     let (profile, continues) = ("any".to_owned(), None);
     learner.offer(&Job { name: job, version: 0, lineage, continues, alone: false, profile, payload }).unwrap();
-    let since = Instant::now();
-    let claimed = loop {
-        if let (Some(_), Some(job)) = (worker.learner().unwrap(), worker.claim(&[]).unwrap()) {
-            break job;
-        }
-        assert!(since.elapsed() < Duration::from_secs(20));
-        worker.wait(Duration::from_millis(20));
-    };
+    let claimed = testing::wait_for("the worker gets the job", || {
+        worker.learner().unwrap()?;
+        worker.claim(&[]).unwrap()
+    });
     assert_eq!((claimed.name, &claimed.payload[..]), (job, &b"prompt"[..]));
     let bytes: Vec<u8> = (0..3_500_000u32).map(|i| (i % 253) as u8).collect();
     let result = JobResult { job, lineage, worker: name("dev1"), answer: Answer::of(&bytes), bytes };
     worker.complete(&result).unwrap();
-    let mut heard = false;
-    while !heard {
-        assert!(since.elapsed() < Duration::from_secs(20));
-        std::thread::sleep(Duration::from_millis(20));
-        heard = learner
-            .poll()
-            .unwrap()
-            .iter()
-            .any(|event| matches!(event, Event::Result { job: done, .. } if *done == job));
-    }
+    testing::wait_until("the learner hears of the result", || {
+        let is_result = |event: &Event| matches!(event, Event::Result { job: done, .. } if *done == job);
+        learner.poll().unwrap().iter().any(is_result)
+    });
     assert_eq!(learner.take(&name("dev1"), job), Some(result));
     learner.acknowledge(&[job]).unwrap();
 }

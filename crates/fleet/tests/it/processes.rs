@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn process(role: &str, out: &Path, settings: &[(&str, String)]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -30,7 +30,7 @@ fn number(name: &str, default: u64) -> u64 {
 fn plan() -> Plan {
     Plan {
         chunks: true,
-        stale_after_ms: 1500,
+        stale_after_ms: number("FLEET_STALE_MS", 1500),
         straggler_after_ms: Some(400),
         failures_per_job: number("FLEET_DEATHS", 1_000_000) as u32,
         kills_per_job: number("FLEET_DEATHS", 1_000_000) as u32,
@@ -126,19 +126,11 @@ fn lives(pid: u32) -> bool {
     test_kill_process(Pid::from_raw(pid as i32).unwrap()).is_ok()
 }
 
-fn wait(child: &mut Child, out: &Path, limit: Duration) -> std::process::ExitStatus {
-    let end = Instant::now() + limit;
-    loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status;
-        }
-        if Instant::now() > end {
-            let status = fleet::status::read(out);
-            child.kill().unwrap();
-            panic!("it does not end: {status:?}\n{}", log(out));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+/// How the process ends. A failure of the test shows the log and the status of the run.
+fn wait(child: &mut Child, out: &Path) -> std::process::ExitStatus {
+    let ended = testing::wait_for_end;
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ended("a process of the fleet", child)))
+        .unwrap_or_else(|_| panic!("it does not end: {:?}\n{}", fleet::status::read(out), log(out)))
 }
 
 fn log(out: &Path) -> String {
@@ -175,7 +167,7 @@ fn kill_at_random(kills: u64, batches: u64) {
             killed[usize::from(which > 0)] += 1;
         }
     }
-    let status = wait(&mut supervisor, out, Duration::from_secs(300));
+    let status = wait(&mut supervisor, out);
     assert_eq!(status.code(), Some(0), "{}", log(out));
     check_end(out, batches);
     assert_eq!(killed[0] + killed[1], kills, "it ended before: {killed:?}\n{}", log(out));
@@ -200,49 +192,47 @@ fn without_its_supervisor_every_process_ends_and_the_next_start_resumes() {
     let out = out.path();
     let settings = [("FLEET_BATCHES", "40".to_owned()), ("FLEET_TAKES_MS", "20".to_owned())];
     let mut supervisor = process("supervisor", out, &settings).spawn().unwrap();
-    let started = Instant::now();
     let trained = || std::fs::read_to_string(out.join("trained.log")).is_ok_and(|text| text.lines().count() >= 3);
-    while !trained() {
-        assert!(started.elapsed() < Duration::from_secs(60), "{}", log(out));
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let running: Vec<u32> = pids(out).into_iter().flatten().collect();
-    assert_eq!(running.len(), 3, "a learner and two workers");
+    let running = || pids(out).into_iter().flatten().collect::<Vec<u32>>();
+    let running = testing::wait_for("three batches are trained on, and a learner and two workers run", || {
+        trained().then(running).filter(|running| running.len() == 3)
+    });
     supervisor.kill().unwrap();
     supervisor.wait().unwrap();
-    let killed = Instant::now();
-    while running.iter().any(|pid| lives(*pid)) {
-        assert!(killed.elapsed() < Duration::from_secs(20), "{running:?} live\n{}", log(out));
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    testing::wait_until("every process ends", || !running.iter().any(|pid| lives(*pid)));
     assert!(!out.join("end").exists() || std::fs::read_to_string(out.join("end")).unwrap() == "None");
     let mut supervisor = process("supervisor", out, &settings).spawn().unwrap();
-    assert_eq!(wait(&mut supervisor, out, Duration::from_secs(120)).code(), Some(0), "{}", log(out));
+    assert_eq!(wait(&mut supervisor, out).code(), Some(0), "{}", log(out));
     check_end(out, 40);
 }
 
 #[test]
-fn a_worker_that_is_stopped_is_killed_after_the_limit_and_one_continued_before_it_is_not() {
-    let out = tempfile::tempdir().unwrap();
-    let out = out.path();
-    let settings = [("FLEET_BATCHES", "30".to_owned()), ("FLEET_TAKES_MS", "40".to_owned())];
-    let mut worker = process("dev1", out, &settings).spawn().unwrap();
-    let mut other = process("dev2", out, &settings).spawn().unwrap();
-    let mut learner = process("learner", out, &settings).spawn().unwrap();
-    while pids(out).iter().flatten().count() < 3 {
-        std::thread::sleep(Duration::from_millis(2));
+fn a_worker_that_is_stopped_is_killed_after_the_limit_and_not_before() {
+    for (limit_ms, is_killed) in [(3000, true), (600_000, false)] {
+        let out = tempfile::tempdir().unwrap();
+        let out = out.path();
+        let settings = [
+            ("FLEET_BATCHES", "30".to_owned()),
+            ("FLEET_TAKES_MS", "40".to_owned()),
+            ("FLEET_STALE_MS", limit_ms.to_string()),
+        ];
+        let mut worker = process("dev1", out, &settings).spawn().unwrap();
+        let mut other = process("dev2", out, &settings).spawn().unwrap();
+        let mut learner = process("learner", out, &settings).spawn().unwrap();
+        testing::wait_until("all three run", || pids(out).iter().flatten().count() == 3);
+        signal(worker.id(), Signal::STOP);
+        if is_killed {
+            assert_eq!(wait(&mut worker, out).signal(), Some(9), "{}", log(out));
+        } else {
+            std::thread::sleep(Duration::from_millis(300));
+            signal(worker.id(), Signal::CONT);
+            assert_eq!(wait(&mut worker, out).code(), Some(0), "it was killed\n{}", log(out));
+        }
+        assert_eq!(wait(&mut learner, out).code(), Some(0), "{}", log(out));
+        assert_eq!(wait(&mut other, out).code(), Some(0), "it was killed\n{}", log(out));
+        assert_eq!(log(out).contains("worker dev1 stands still"), is_killed, "{}", log(out));
+        check_end(out, 30);
     }
-    // Shorter than the limit of 1.5 s: it works on.
-    signal(other.id(), Signal::STOP);
-    std::thread::sleep(Duration::from_millis(300));
-    signal(other.id(), Signal::CONT);
-    signal(worker.id(), Signal::STOP);
-    let status = wait(&mut worker, out, Duration::from_secs(60));
-    assert_eq!(status.signal(), Some(9), "{}", log(out));
-    assert_eq!(wait(&mut learner, out, Duration::from_secs(60)).code(), Some(0), "{}", log(out));
-    assert_eq!(wait(&mut other, out, Duration::from_secs(60)).code(), Some(0), "it was not killed\n{}", log(out));
-    assert!(log(out).contains("worker dev1 stands still"), "{}", log(out));
-    check_end(out, 30);
 }
 
 #[test]
@@ -251,7 +241,7 @@ fn a_job_that_kills_its_worker_three_times_ends_the_run_and_is_named() {
     let out = out.path();
     let settings = [("FLEET_KILLER", "000004.0".to_owned()), ("FLEET_DEATHS", "3".to_owned())];
     let mut supervisor = process("supervisor", out, &settings).spawn().unwrap();
-    assert_eq!(wait(&mut supervisor, out, Duration::from_secs(60)).code(), Some(1), "{}", log(out));
+    assert_eq!(wait(&mut supervisor, out).code(), Some(1), "{}", log(out));
     assert!(log(out).contains("3 workers") && log(out).contains("job 000004.0"), "{}", log(out));
     assert_eq!(pids(out).into_iter().flatten().count(), 0, "nothing is left running");
 }
@@ -262,16 +252,16 @@ fn a_second_learner_and_a_second_worker_of_one_name_are_refused_with_the_process
     let out = out.path();
     let mut worker = process("dev1", out, &[]).spawn().unwrap();
     let name = WorkerName::new("dev1").unwrap();
-    while !Layout::of_run(out).alive(&name).exists() || pids(out).iter().flatten().count() < 1 {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    testing::wait_until("the worker runs", || {
+        Layout::of_run(out).alive(&name).exists() && pids(out).iter().flatten().count() >= 1
+    });
     let mut second = process("dev1", out, &[]).spawn().unwrap();
-    assert_eq!(wait(&mut second, out, Duration::from_secs(20)).code(), Some(2));
+    assert_eq!(wait(&mut second, out).code(), Some(2));
     let refusal = format!("is there already: process {}", worker.id());
     assert!(log(out).contains(&refusal) && log(out).contains("another --name"), "{}", log(out));
     let first = SpoolLearner::open(out).unwrap();
     let mut second = process("learner", out, &[]).spawn().unwrap();
-    assert_eq!(wait(&mut second, out, Duration::from_secs(20)).code(), Some(2));
+    assert_eq!(wait(&mut second, out).code(), Some(2));
     let refusal = format!("a learner of {} is there already: process {}", out.display(), std::process::id());
     assert!(log(out).contains(&refusal), "{}", log(out));
     drop(first);

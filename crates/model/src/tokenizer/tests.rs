@@ -80,19 +80,18 @@ fn end_tokens_of_all_places_are_honoured() {
     assert!(eos().unwrap_err().to_string().contains("not a JSON object"));
 }
 
-/// Padding is for batches. To 100,000,000 tokens it took more than 20 s, and gigabytes, when the file was read.
+/// Padding is for batches. To 100,000,000 tokens it took gigabytes when the file was read; for as many as here there is
+/// no memory.
 #[test]
 fn padding_of_a_file_costs_nothing() {
     let dir = tempfile::tempdir().unwrap();
     letters().save(dir.path()).unwrap();
     let path = dir.path().join("tokenizer.json");
     let mut file: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    file["padding"] = serde_json::json!({"strategy": {"Fixed": 100_000_000}, "direction": "Right", "pad_id": 0,
+    file["padding"] = serde_json::json!({"strategy": {"Fixed": 1u64 << 50}, "direction": "Right", "pad_id": 0,
         "pad_to_multiple_of": null, "pad_type_id": 0, "pad_token": "<pad>"});
     std::fs::write(&path, file.to_string()).unwrap();
-    let begun = std::time::Instant::now();
     assert_eq!(Tokenizer::load(dir.path()).unwrap().encode("ab").unwrap(), [2, 3]);
-    assert!(begun.elapsed().as_secs() < 5);
 }
 
 #[test]

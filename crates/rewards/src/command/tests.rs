@@ -1,7 +1,6 @@
 //! The programs of these tests are sh scripts, so that they run wherever Unix is.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use super::*;
 use crate::{Columns, Content};
@@ -35,13 +34,11 @@ fn score(reward: &mut CommandReward) -> Scores {
     score_with(reward, &Columns::new(), &["5".into(), "line\nfeed \"quoted\"".into()])
 }
 
-/// Waits for what another process does, however busy the machine.
-fn until(mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "waited a minute");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+/// Whether the process whose number is in this file has ended. One that nobody has waited for yet has ended, too.
+fn has_ended(file: &Path) -> bool {
+    let process = std::fs::read_to_string(file).unwrap();
+    let state = std::fs::read_to_string(format!("/proc/{}/stat", process.trim()));
+    state.is_err() || state.is_ok_and(|state| state.contains(") Z ") || state.contains(") X "))
 }
 
 /// The message of a batch that failed as a whole.
@@ -167,33 +164,30 @@ fn restarts_in_a_row_are_bounded() {
 fn a_time_out_kills_the_whole_group() {
     let dir = tempfile::tempdir().unwrap();
     let alive = dir.path().join("alive");
-    // A grandchild holds the pipes and keeps a file young; it must die with the group.
-    let body = format!("(while :; do : > '{}'; sleep 0.05; done) & read -r line; wait", alive.display());
+    // A grandchild holds the pipes; it must die with the group.
+    let body = format!("sleep 100000 & echo $! > '{0}.new'; mv '{0}.new' '{0}'; read -r line; wait", alive.display());
     let mut reward = reward(&script(dir.path(), &body), 0.3, 0);
-    until(|| alive.exists());
-    let start = Instant::now();
+    testing::wait_until("the program runs", || alive.exists());
     let scores = score(&mut reward);
     assert!(failure(&scores).contains("no answer within 0.3 s"), "{:?}", scores.problems);
-    assert!(start.elapsed() < Duration::from_secs(20));
-    std::fs::remove_file(&alive).unwrap();
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(!alive.exists(), "the grandchild lives");
+    testing::wait_until("the grandchild is killed", || has_ended(&alive));
 }
 
 #[test]
 fn a_stop_ends_the_wait_and_is_no_failure() {
     let dir = tempfile::tempdir().unwrap();
-    let mut reward = reward(&script(dir.path(), "read -r line; sleep 100"), 60.0, 0);
+    let asked = dir.path().join("asked");
+    let body = format!("read -r line; : > '{}'; sleep 100000", asked.display());
+    let mut reward = reward(&script(dir.path(), &body), 100_000.0, 0);
     let stop = Arc::new(AtomicBool::new(false));
     reward.stop_with(stop.clone());
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(200));
+            testing::wait_until("the program is asked", || asked.exists());
             stop.store(true, Ordering::Relaxed);
         });
-        let start = Instant::now();
         let scores = score(&mut reward);
-        assert!(start.elapsed() < Duration::from_secs(30) && !scores.problems[0].fatal, "{scores:?}");
+        assert!(!scores.problems[0].fatal, "{scores:?}");
     });
 }
 
@@ -202,12 +196,11 @@ fn dropping_the_reward_ends_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let alive = dir.path().join("alive");
     // Ignores the end of its input.
-    let body = format!("while :; do : > '{}'; sleep 0.05; done", alive.display());
+    let body = format!("echo $$ > '{0}.new'; mv '{0}.new' '{0}'; while :; do sleep 100000; done", alive.display());
     let reward = reward(&script(dir.path(), &body), 30.0, 0);
+    testing::wait_until("the program runs", || alive.exists());
     drop(reward);
-    let _ = std::fs::remove_file(&alive);
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(!alive.exists());
+    testing::wait_until("the program is killed", || has_ended(&alive));
 
     // One that is well-behaved may finish its work.
     let done = dir.path().join("done");
@@ -223,7 +216,7 @@ fn a_line_too_many_is_not_taken_for_the_next_answer() {
     let body = r#"while read -r line; do printf '{"rewards": [1, 2]}\n{"rewards": [3, 4]}\n'; done"#;
     let mut reward = reward(&script(dir.path(), body), 30.0, 3);
     assert_eq!(score(&mut reward).values, [Some(1.0), Some(2.0)]);
-    until(|| reward.process.as_mut().unwrap().has_unread_line());
+    testing::wait_until("a second line", || reward.process.as_mut().unwrap().has_unread_line());
     assert!(failure(&score(&mut reward)).contains("answers no batch"));
 }
 
@@ -250,7 +243,7 @@ fn a_program_that_cannot_run_is_an_error_at_start() {
     assert!(message.contains("not executable"), "{message}");
     // The interpreter starts; on a busy machine it may live longer than the time that it is watched.
     let mut message = None;
-    until(|| {
+    testing::wait_until("the interpreter ends while it is watched", || {
         message = start(Words::from("/bin/sh /no/such/script.sh"));
         message.is_some()
     });

@@ -185,6 +185,11 @@ impl Client {
         }
     }
 
+    /// The pause after this many failed repetitions of a request.
+    fn pause(&self, tries: u32) -> Duration {
+        self.backoff.saturating_mul(1 << tries.min(16)).min(MAX_BACKOFF)
+    }
+
     /// Repeats a request until it has an answer or a failure is final.
     fn scores(&self, request: &Request, stop: &AtomicBool) -> std::result::Result<Scores, Failure> {
         let mut tries = 0;
@@ -198,9 +203,8 @@ impl Client {
                 let times = if tries == 0 { String::new() } else { format!(" ({} requests)", tries + 1) };
                 return Err((kind, format!("{message}{times}")));
             }
-            let pause = self.backoff.saturating_mul(1 << tries.min(16)).min(MAX_BACKOFF);
+            let until = Instant::now() + self.pause(tries);
             tries += 1;
-            let until = Instant::now() + pause;
             while Instant::now() < until && !stop.load(Ordering::Relaxed) {
                 std::thread::sleep(until.saturating_duration_since(Instant::now()).min(POLL));
             }

@@ -21,6 +21,8 @@ enum Deed {
     Close,
     /// Scores each completion by its length.
     Score,
+    /// The same, once there has been another request beside this one.
+    ScoreBeside,
 }
 
 fn rewards(text: &str) -> Deed {
@@ -78,11 +80,9 @@ fn serve(mut stream: TcpStream, deed: Deed, log: &Mutex<Seen>) {
             (status, String::new())
         }
         Deed::Answer(status, body) => (status, body),
-        Deed::Score => {
-            // Until others have come, or it is plain that none will.
-            let begun = Instant::now();
-            while log.lock().unwrap().most < 2 && begun.elapsed() < Duration::from_millis(300) {
-                std::thread::sleep(Duration::from_millis(5));
+        Deed::Score | Deed::ScoreBeside => {
+            if matches!(deed, Deed::ScoreBeside) {
+                testing::wait_until("two requests at once", || log.lock().unwrap().most >= 2);
             }
             let texts = body["completions"].as_array().unwrap();
             let lengths: Vec<usize> = texts.iter().map(|text| text.as_str().unwrap().len()).collect();
@@ -151,8 +151,9 @@ fn what_may_pass_is_asked_again_and_what_will_not_is_not() {
         (vec![Deed::Close, Deed::Close], 3),
         (vec![Deed::Hang], 2),
     ] {
+        let timeout_s = if matches!(deeds[0], Deed::Hang) { 3.0 } else { 600.0 };
         let (url, seen) = service([deeds, vec![rewards("[1, 2]")]].concat());
-        let scores = ask(&mut reward(&url, json!({"timeout_s": 2.0})), &["a", "b"]);
+        let scores = ask(&mut reward(&url, json!({"timeout_s": timeout_s})), &["a", "b"]);
         assert_eq!(scores, Scores::new(vec![Some(1.0), Some(2.0)]));
         assert_eq!(seen.lock().unwrap().requests.len(), requests);
     }
@@ -161,7 +162,7 @@ fn what_may_pass_is_asked_again_and_what_will_not_is_not() {
         (status(500), json!({"retries": 2}), ProblemKind::Crashed, 3, "status 500 Internal Server Error"),
         (status(500), json!({"retries": 0}), ProblemKind::Crashed, 1, "it begins: try later"),
         (Deed::Close, json!({"retries": 1}), ProblemKind::Crashed, 2, "(2 requests)"),
-        (Deed::Hang, json!({"retries": 1, "timeout_s": 0.2}), ProblemKind::TimedOut, 2, "within 0.2 s (2 requests)"),
+        (Deed::Hang, json!({"retries": 1, "timeout_s": 1.5}), ProblemKind::TimedOut, 2, "within 1.5 s (2 requests)"),
         (
             rewards("[1]"),
             json!({}),
@@ -180,7 +181,7 @@ fn what_may_pass_is_asked_again_and_what_will_not_is_not() {
         let [problem] = &scores.problems[..] else { panic!("{scores:?}") };
         assert_eq!((problem.kind, problem.rows, problem.fatal), (kind, 2, false), "{problem}");
         assert!(problem.message.contains(words) && problem.message.contains(&url), "{words}: {problem}");
-        assert_eq!(seen.lock().unwrap().requests.len(), requests, "{words}");
+        testing::wait_until(words, || seen.lock().unwrap().requests.len() == requests);
     }
     // Nobody listens.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -192,11 +193,14 @@ fn what_may_pass_is_asked_again_and_what_will_not_is_not() {
 
 #[test]
 fn pauses_double() {
-    let (url, _) = service(vec![Deed::Answer(500, String::new())]);
-    let begun = Instant::now();
-    ask(&mut reward(&url, json!({"retries": 3, "backoff_s": 0.05})), &["a"]);
-    // 0.05 + 0.1 + 0.2.
-    assert!(begun.elapsed() >= Duration::from_millis(350), "{:?}", begun.elapsed());
+    let pauses = |backoff_s: f64| {
+        let reward = reward("http://127.0.0.1:9/", json!({"backoff_s": backoff_s}));
+        [0, 1, 2, 3, 16, 17, u32::MAX].map(|tries| reward.client.pause(tries).as_millis())
+    };
+    assert_eq!(pauses(0.05), [50, 100, 200, 400, 30_000, 30_000, 30_000]);
+    assert_eq!(pauses(0.0001), [0, 0, 0, 0, 6553, 6553, 6553]);
+    assert_eq!(pauses(1e8), [30_000; 7]);
+    assert_eq!(pauses(0.0), [0; 7]);
 }
 
 #[test]
@@ -204,7 +208,7 @@ fn batches_are_cut_asked_at_once_and_put_together_in_order() {
     let texts: Vec<String> = (1..=7).map(|n| "x".repeat(n)).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let lengths: Vec<Option<f64>> = (1..=7).map(|n| Some(f64::from(n))).collect();
-    let (url, seen) = service(vec![Deed::Score]);
+    let (url, seen) = service(vec![Deed::ScoreBeside]);
     let scores = ask(&mut reward(&url, json!({"batch_size": 2, "concurrency": 3})), &texts);
     assert_eq!((&scores.values, &scores.metrics[..]), (&lengths, &[("longest".to_owned(), 4.75)][..]), "{scores:?}");
     let seen = seen.lock().unwrap();
@@ -229,9 +233,7 @@ fn a_wait_ends_when_nobody_wants_to_know() {
     let stop = Arc::new(AtomicBool::new(false));
     reward.stop_with(stop.clone());
     std::thread::spawn(move || {
-        while seen.lock().unwrap().requests.is_empty() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        testing::wait_until("the request comes", || !seen.lock().unwrap().requests.is_empty());
         stop.store(true, Ordering::Relaxed);
     });
     assert_eq!(ask(&mut reward, &["a"]).values, [None]);
@@ -294,6 +296,6 @@ fn no_proxy_is_asked_for_this_machine() {
         return;
     }
     let (url, _) = service(vec![rewards("[1]")]);
-    let scores = ask(&mut reward(&url, json!({"retries": 0, "timeout_s": 5})), &["x"]);
+    let scores = ask(&mut reward(&url, json!({"retries": 0, "timeout_s": 600})), &["x"]);
     assert_eq!(scores.values, [Some(1.0)], "{scores:?}");
 }

@@ -7,7 +7,6 @@ use kernels::memory::slot::{Contents, SlotFiller, SlotOptions, SlotReader};
 use model::io::ModelFiles;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
 
 const RUN: [u8; 16] = [7; 16];
 /// The size of a test slot: more than one block, and not a multiple of the block size.
@@ -103,17 +102,13 @@ impl Fake {
 /// Waits until the host has exactly these versions, and reads them.
 #[track_caller]
 fn has(host: &Host, numbers: &[u64]) {
-    let since = Instant::now();
-    let shared = loop {
+    let shared = testing::wait_for(&format!("the host has the versions {numbers:?}"), || {
+        assert!(!host.has_failed(), "{:?}", host.failure());
         let bytes = std::fs::read(fleet::exchange::spool::Layout::of_run(host.dir()).learner());
         let state = bytes.ok().and_then(|bytes| serde_json::from_slice::<LearnerState>(&bytes).ok());
         let shared = state.and_then(|state| serde_json::from_value::<Shared>(state.shared).ok());
-        if let Some(shared) = shared.filter(|shared| shared.slots.keys().eq(numbers)) {
-            break shared;
-        }
-        assert!(since.elapsed() < Duration::from_secs(20), "{:?}", host.failure());
-        std::thread::sleep(Duration::from_millis(5));
-    };
+        shared.filter(|shared| shared.slots.keys().eq(numbers))
+    });
     let read = |path: &Path, number: u64, bytes: usize| {
         let slot = SlotReader::open(path).unwrap();
         let pin = slot.pin().unwrap().unwrap();
@@ -176,11 +171,7 @@ fn another_token_gets_nothing_and_says_so() {
     let mut learner = Fake::start();
     learner.says(&[1]);
     let host = learner.host("host", "Secret");
-    let since = Instant::now();
-    while !host.has_failed() {
-        assert!(since.elapsed() < Duration::from_secs(20));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    testing::wait_until("the host fails", || host.has_failed());
     let error = host.failure().unwrap();
     assert!(crate::error::is_bad_input(&error) && error.to_string().contains("refuses the token"), "{error:#}");
     assert_eq!(learner.serving.bytes_sent(), 0);

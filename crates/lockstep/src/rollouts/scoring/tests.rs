@@ -12,9 +12,6 @@ use std::time::Duration;
 
 /// Completions of each prompt.
 const GROUP: usize = 2;
-/// Far more than any machine needs, for what must happen.
-const LONG: Duration = Duration::from_secs(120);
-
 fn tokenizer() -> Tokenizer {
     let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
     Tokenizer::characters("abcdefghijklmnopqrstuvwxyz0123456789 ".chars(), &special).unwrap()
@@ -203,7 +200,7 @@ impl Reward for Gate {
     }
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
         self.asked.send(batch.prompts[0].text().into_owned()).unwrap();
-        self.may_answer.recv_timeout(LONG).unwrap();
+        self.may_answer.recv_timeout(testing::HANG).unwrap();
         Scores::new(vec![Some(1.0); batch.len()])
     }
 }
@@ -244,7 +241,7 @@ fn groups_are_scored_while_the_engine_writes_others() {
             job.group_ended(group);
             ended += 1;
             if ended == 1 {
-                assert_eq!(was_asked.recv_timeout(LONG).unwrap(), format!("q{}", group.id - FIRST));
+                assert_eq!(was_asked.recv_timeout(testing::HANG).unwrap(), format!("q{}", group.id - FIRST));
             }
             if ended == 2 {
                 prompts.iter().for_each(|_| answer.send(()).unwrap());
@@ -271,7 +268,7 @@ fn a_generation_that_fails_waits_for_one_group_and_no_more() {
         let scorer = RolloutScorer { rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0, columns };
         let mut job = scorer.start(scope, &prompts, &[]).unwrap();
         groups(&tokenizer).iter().for_each(|group| job.group_ended(group));
-        was_asked.recv_timeout(LONG).unwrap();
+        was_asked.recv_timeout(testing::HANG).unwrap();
         drop(job);
         answer.send(()).unwrap();
     });

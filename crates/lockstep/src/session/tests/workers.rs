@@ -98,14 +98,17 @@ impl Threads {
             let rewards: Vec<Box<dyn Reward>> = vec![Box::new(Talks)];
             let (tokenizer, stop) = (self.tokenizer.clone(), self.stop.clone());
             let mut collector = Collector { engine, function: None, rewards, tokenizer, stop };
-            let (tasks, seen): (Arc<Mutex<Receiver<Task>>>, _) = (tasks.clone(), self.seen.clone());
+            let (tasks, all): (Arc<Mutex<Receiver<Task>>>, _) = (tasks.clone(), self.seen.clone());
+            let count = self.count;
             std::thread::spawn(move || {
                 loop {
                     let task = tasks.lock().unwrap().recv();
                     let Ok(Task { job, weights, answers }) = task else { return };
-                    let mut seen = seen.0.lock().unwrap();
+                    let mut seen = all.0.lock().unwrap();
                     (seen.0, _) = (seen.0 + 1, seen.1.insert(worker));
                     drop(seen);
+                    // The first one waits for a second, so that it does not do every job.
+                    testing::wait_until("two workers have jobs", || all.0.lock().unwrap().1.len() >= 2.min(count));
                     let job = GroupJob::from_bytes(&job).unwrap();
                     let answer = collector.work(weights.view(), &job);
                     drop(weights);

@@ -88,7 +88,7 @@ fn a_batch_is_cut_where_it_says() {
         (5, &["[0,1,2,3]"]),
     ] {
         // The service that scores waits for a second request.
-        let deed = if expected.len() > 1 { Deed::Score } else { rewards("[1, 2, 3, 4]") };
+        let deed = if expected.len() > 1 { Deed::ScoreBeside } else { rewards("[1, 2, 3, 4]") };
         let (url, seen) = service(vec![deed]);
         let scores = ask(&mut reward(&url, json!({"batch_size": batch_size, "concurrency": 4})), &texts);
         assert_eq!(scores.values, [Some(1.0), Some(2.0), Some(3.0), Some(4.0)]);
