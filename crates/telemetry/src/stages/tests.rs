@@ -22,14 +22,14 @@ fn nested_spans_add_up_for_step_and_run() {
             rollout.work(5.0, 0.0);
         }
         let seconds = stages.span("update").end();
-        assert!(seconds >= 0.0 && step.seconds() >= 0.002);
+        assert!(seconds >= 0.0 && step.seconds() >= seconds);
         drop(step);
         let totals = stages.take_step().stages;
         let expected = [("step", 1), ("step/rollout", 1), ("step/rollout/prefill", 1), ("step/update", 1)];
         assert_eq!(paths(&totals), expected);
         assert_eq!((totals[0].flops, totals[1].flops, totals[2].flops, totals[0].bytes), (15.0, 15.0, 0.0, 1.0));
         assert!(totals[0].seconds >= totals[1].seconds && totals[1].seconds >= totals[2].seconds);
-        assert!(totals[2].seconds >= 0.002);
+        assert!(totals[2].seconds > 0.0);
     }
     assert_eq!(stages.take_step(), StepTotals::default());
     let summary = stages.summary();

@@ -5,8 +5,12 @@ use serde_json::{Value, json};
 use std::process::Command;
 
 fn asserted(tests: &[&str], programs: &[&str]) -> (Vec<Option<f64>>, Vec<String>) {
+    asserted_within(600.0, tests, programs)
+}
+
+fn asserted_within(timeout_s: f64, tests: &[&str], programs: &[&str]) -> (Vec<Option<f64>>, Vec<String>) {
     let rows: Vec<_> = programs.iter().map(|program| ("q", *program, json!({"test_list": tests}))).collect();
-    let options = json!({"language": "python", "column": "test_list", "timeout_s": 2.0});
+    let options = json!({"language": "python", "column": "test_list", "timeout_s": timeout_s});
     let (scores, failures) = score(options, &rows);
     assert!(scores.problems.is_empty(), "{:?}", scores.problems);
     (scores.values, failures)
@@ -88,7 +92,8 @@ def f(x): return 0"#;
         ("debris", "import os\nif os.fork() == 0:\n    while True: pass\nos._exit(0)"),
     ];
     let programs: Vec<_> = attacks.iter().map(|attack| attack.1).collect();
-    let (values, failures) = asserted(&["assert f(4) == 8", "assert f(3) == 6"], &programs);
+    // Some of them hang.
+    let (values, failures) = asserted_within(2.0, &["assert f(4) == 8", "assert f(3) == 6"], &programs);
     for ((name, _), (value, failure)) in attacks.iter().zip(values.iter().zip(&failures)) {
         assert!(*value == Some(0.0) && !failure.is_empty(), "{name}: {value:?} {failure}");
     }
