@@ -75,7 +75,9 @@ const WAITS: [(&str, Wait); 22] = [
     ("a barrier", |event, _| {
         let barrier = Arc::new(Barrier::new(2));
         let other = barrier.clone();
-        after(event, move || drop(other.wait()));
+        after(event, move || {
+            other.wait();
+        });
         barrier.wait();
     }),
     ("another thread's initialisation", |event, _| {
