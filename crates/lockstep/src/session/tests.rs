@@ -516,6 +516,5 @@ fn without_a_console_nothing_is_printed() {
     assert_eq!(text(&child.stderr), "");
     let of_harness =
         |line: &str| ["", "."].contains(&line) || line.starts_with("running") || line.contains("test result");
-    let printed = text(&child.stdout);
-    assert!(printed.lines().all(of_harness), "{printed}");
+    assert!(text(&child.stdout).lines().all(of_harness), "{}", text(&child.stdout));
 }
