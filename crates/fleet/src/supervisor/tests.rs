@@ -12,7 +12,8 @@ const UNTIL_SAID: &str = "while [ ! -e $MARK.said ]; do sleep 0.01; done";
 const UNTIL: &str = "while [ ! -e $MARK ]; do sleep 0.01; done";
 
 fn limits() -> Limits {
-    Limits { restarts: 2, kills: 3, window: Duration::from_secs(6000), grace: testing::HANG }
+    // The grace begins when the code is known: it decides only when the last children are killed.
+    Limits { restarts: 2, kills: 3, window: Duration::from_secs(6000), grace: Duration::from_millis(400) }
 }
 
 /// Runs a learner and workers whose nth start runs the nth script, and from the last on that one. The signals come one
