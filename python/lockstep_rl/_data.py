@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import decimal
 import itertools
 import json
 import math
+import re
 from typing import Any
 
 # Most rows of a stream that are read without `max_samples`.
 STREAM_ROWS = 1_000_000
+# What a number beyond 64 bits has.
+DIGITS = re.compile("[0-9]{19}")
 
 
 def rows_of(dataset: Any, name: str, most: int | None = None) -> list[dict]:
@@ -62,10 +66,12 @@ def _rows_of_columns(dataset: Any) -> list[dict]:
 
 
 class Encoder(json.JSONEncoder):
-    """JSON encoder for rows. Values that JSON cannot hold (dates, images, bytes) become null for the engine; reward
-    functions receive the original objects."""
+    """JSON encoder for rows. Values that JSON cannot hold (dates, images, bytes) become null for the engine, and
+    `Decimal`s become text; reward functions receive the original objects."""
 
     def default(self, value: Any) -> Any:
+        if isinstance(value, decimal.Decimal):
+            return str(value)
         if hasattr(value, "tolist"):
             return value.tolist()
         if hasattr(value, "item"):
@@ -81,12 +87,29 @@ def json_of(rows: list[dict], name: str, needed: tuple[str, ...]) -> list[str]:
             if column in row and row[column] is None:
                 raise ValueError(f"`{name}`, row {i}: `{column}` is None")
         try:
-            texts.append(json.dumps(row, cls=Encoder, allow_nan=False))
+            texts.append(exact_json(row, allow_nan=False))
         except ValueError:
-            texts.append(json.dumps(_finite(row), cls=Encoder))
+            texts.append(exact_json(_finite(row)))
         except TypeError as error:
             raise TypeError(f"`{name}`, row {i}: {error}") from None
     return texts
+
+
+def exact_json(value: Any, **options: Any) -> str:
+    """Returns a value as JSON for the engine, with integers beyond 64 bits as text."""
+    text = json.dumps(value, cls=Encoder, **options)
+    return json.dumps(_exact(value), cls=Encoder, **options) if DIGITS.search(text) else text
+
+
+def _exact(value: Any) -> Any:
+    """Replaces integers beyond 64 bits by text, which the engine's graders read exactly."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _exact(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_exact(item) for item in value]
+    return value
 
 
 def _finite(value: Any) -> Any:

@@ -16,7 +16,7 @@ import warnings
 from typing import Any
 
 from . import _native
-from ._data import Encoder
+from ._data import exact_json
 
 # Keyword arguments that a trainer passes to every reward and that are not columns of the dataset.
 _NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
@@ -52,7 +52,7 @@ class Builtin:
             json.dumps(prompts or [""] * count),
             json.dumps(completions),
             [list(ids) for ids in completion_ids or [[]] * count],
-            json.dumps({name: list(values) for name, values in columns.items()}, cls=Encoder),
+            exact_json({name: list(values) for name, values in columns.items()}),
         )
         for problem in problems:
             warnings.warn(f"{self.__name__}: {problem}", stacklevel=2)

@@ -15,6 +15,7 @@ mod command;
 mod error;
 mod function;
 mod http;
+mod inexact;
 mod manager;
 mod protocol;
 mod python;
@@ -26,6 +27,7 @@ pub use batch::{Columns, NO_ANSWER, Problem, ProblemKind, RewardBatch, Scores};
 pub use command::end_programs;
 pub use error::{Error, Result};
 pub use function::{FunctionReward, RewardInput};
+pub use inexact::{Inexact, inexact};
 pub use manager::{
     Asked, CompletionScores, GivenScores, MakeInputs, RewardInputs, RewardJob, RewardManager, RewardOutput, score_group,
 };

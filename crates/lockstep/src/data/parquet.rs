@@ -57,6 +57,8 @@ fn rows(path: &Path, limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usi
 /// The reason why a Parquet value cannot become JSON.
 type NotText = &'static str;
 
+const NOT_FINITE: NotText = "holds a number that is NaN or infinite: make it null or text, or leave the column out";
+
 /// A Parquet value as JSON. Byte arrays are read as UTF-8 text, since some writers do not mark text as such.
 fn json(field: &Field) -> std::result::Result<Value, NotText> {
     let mut entries = Row::new();
@@ -77,6 +79,10 @@ fn json(field: &Field) -> std::result::Result<Value, NotText> {
                 entries.insert(key.as_str().map_or_else(|| key.to_string(), str::to_owned), json(field)?);
             }
         }
+        // JSON would make them null.
+        Field::Double(x) if !x.is_finite() => return Err(NOT_FINITE),
+        Field::Float(x) if !x.is_finite() => return Err(NOT_FINITE),
+        Field::Float16(x) if !f64::from(*x).is_finite() => return Err(NOT_FINITE),
         other => return Ok(other.to_json_value()),
     }
     Ok(Value::Object(entries))

@@ -5,6 +5,7 @@ use super::Row;
 use crate::bad_input;
 use crate::error::BadInput;
 use crate::stop::StopSignal;
+use rewards::inexact;
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, SeqAccess, Visitor};
 use serde_json::Value;
@@ -67,7 +68,10 @@ fn json_lines(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> a
             continue;
         }
         match serde_json::from_str(text) {
-            Ok(Value::Object(row)) => rows.push((index + 1, row)),
+            Ok(Value::Object(row)) => match inexact(text, false, 1) {
+                None => rows.push((index + 1, row)),
+                Some(number) => bad_input!("{}, {}", place(), number.problem()),
+            },
             Ok(_) => bad_input!("{}: each line must be a JSON object such as {{\"prompt\": \"…\"}}", place()),
             Err(e) => {
                 // serde_json counts lines within this line of the file.
@@ -86,7 +90,12 @@ fn json_array(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> a
     let mut json = serde_json::Deserializer::from_slice(content);
     let rows = List { limit, stop }.deserialize(&mut json).and_then(|rows| json.end().map(|()| rows));
     stop.check()?;
-    rows.map_err(|e| BadInput::new(format!("{}: broken JSON, or no list of objects: {e}", path.display())))
+    let rows =
+        rows.map_err(|e| BadInput::new(format!("{}: broken JSON, or no list of objects: {e}", path.display())))?;
+    match std::str::from_utf8(content).ok().and_then(|text| inexact(text, true, limit)) {
+        None => Ok(rows),
+        Some(number) => bad_input!("{}, row {}, {}", path.display(), number.row, number.problem()),
+    }
 }
 
 /// Deserializes a list of rows and keeps the first `limit`.

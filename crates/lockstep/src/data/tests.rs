@@ -110,6 +110,33 @@ fn parquet_gives_the_rows_that_telemetry_wrote() {
     assert!(is_bad_input(&error) && error.to_string().contains("torn.parquet"), "{error}");
 }
 
+#[cfg(feature = "parquet")]
+#[test]
+fn parquet_with_a_number_that_is_not_finite_is_refused_with_its_row() {
+    for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let dir = tempfile::tempdir().unwrap();
+        let rows = telemetry::CompletionRows {
+            step: 3,
+            prompts: vec![json!("p"), json!("q")],
+            completions: vec![json!("c"), json!("d")],
+            rewards: vec![("length".into(), vec![Some(1.5), Some(value)])],
+            extra: vec![],
+            advantages: vec![0.5, -0.5],
+        };
+        let event = telemetry::EventKind::Completions { rows, shown: 0 };
+        telemetry::Sink::receive(&mut telemetry::CompletionsSink::new(dir.path()), &event.into()).unwrap();
+        let path = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
+        let error = spec(&path).load().unwrap_err();
+        let expected = format!(
+            "{}, row 2: column `length` holds a number that is NaN or infinite: make it null or text, or leave the \
+             column out",
+            path.display()
+        );
+        assert!(is_bad_input(&error), "{error}");
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
 fn tokenizer() -> Tokenizer {
     let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
     Tokenizer::characters("abcdefghijklmnopqrstuvwxyz<>:\n ".chars(), &special).unwrap()

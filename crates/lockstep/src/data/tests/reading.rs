@@ -285,6 +285,41 @@ fn lines_and_lists() {
     }
 }
 
+#[test]
+fn a_number_that_64_bits_do_not_hold_is_refused_with_its_place() {
+    let problem = |name: &str, text: &str| {
+        let rows = super::rows::read(Path::new(name), text.as_bytes(), 9, &StopSignal::new());
+        rows.map(|rows| rows.len()).map_err(|error| (is_bad_input(&error), error.to_string()))
+    };
+    let said = |place: &str, column: &str, number: &str, read: &str| {
+        let what = "has more digits than 64 bits hold, and would be read as";
+        Err((true, format!("{place}, column `{column}`: {number} {what} {read}; write it as text: \"{number}\"")))
+    };
+    let big = "100000000000000000001";
+    let mut wrong = Vec::new();
+    for (name, text, expected) in [
+        ("a.jsonl", format!("{{\"x\": 1}}\n{{\"x\": {big}}}"), said("a.jsonl, line 2", "x", big, "1e20")),
+        ("a.jsonl", format!("{{\"x\": [{{\"y\": {big}}}]}}"), said("a.jsonl, line 1", "x", big, "1e20")),
+        ("a.json", format!("[{{\"x\": 1}}, {{\"x\": {big}}}]"), said("a.json, row 2", "x", big, "1e20")),
+        ("a.json", format!("{{\"x\": {big}}}"), said("a.json, line 1", "x", big, "1e20")),
+        (
+            "a.jsonl",
+            "{\"x\": 0.12345678901234567890}".into(),
+            said("a.jsonl, line 1", "x", "0.12345678901234567890", "0.12345678901234568"),
+        ),
+        ("a.jsonl", "{\"x\": 1e-400}".into(), said("a.jsonl, line 1", "x", "1e-400", "0.0")),
+        ("a.jsonl", format!("{{\"x\": \"{big}\", \"{big}\": 0.1}}"), Ok(1)),
+        ("a.jsonl", "{\"x\": 18446744073709551615, \"y\": -9223372036854775808}".into(), Ok(1)),
+        ("a.jsonl", "{\"x\": 0.30000000000000004, \"y\": 1e20, \"z\": 0.10000000000000001}".into(), Ok(1)),
+    ] {
+        let got = problem(name, &text);
+        if got != expected {
+            wrong.push((text, got, expected));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 #[cfg(feature = "parquet")]
 #[test]
 fn a_stop_ends_the_reading_of_a_table() {
