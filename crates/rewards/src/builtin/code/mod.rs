@@ -15,6 +15,7 @@ mod language;
 mod memory;
 mod ocaml;
 mod options;
+mod output;
 mod place;
 mod python;
 mod running;
@@ -225,7 +226,7 @@ impl Code {
         let Some(probe) = self.language.probe else {
             return self.starts().map_err(|error| refuse(error.to_string()))?.map_or(Ok(()), |why| Err(refuse(why)));
         };
-        let test = StreamTest { input: "4\n".to_owned(), output: "8".to_owned() };
+        let test = StreamTest { input: "4\n".to_owned(), output: "8".into() };
         let verdict = self.prepare(probe).and_then(|prepared| self.judge(&prepared, &[test]));
         match verdict.map_err(|error| refuse(error.to_string()))? {
             verdict if verdict.passed == 1 => Ok(()),
@@ -293,7 +294,7 @@ impl Code {
         for (i, test) in tests.iter().enumerate() {
             let outcome = self.sandbox.run(directory, &words, test.input.as_bytes(), self.run_limits)?;
             let failure = match outcome.end {
-                End::Exit(0) if same_output(&outcome.stdout, &test.output) => {
+                End::Exit(0) if test.output.is(&outcome.stdout) => {
                     verdict.passed += 1;
                     continue;
                 }
@@ -328,12 +329,6 @@ fn words_of(outcome: &Outcome) -> String {
         End::TooManyProcesses(most) => format!("more than {most} processes and threads"),
         End::Stopped => "stopped".to_owned(),
     }
-}
-
-/// Whether two outputs are equal, ignoring white space at the ends of lines and of the whole text.
-fn same_output(given: &[u8], expected: &str) -> bool {
-    let Ok(given) = std::str::from_utf8(given) else { return false };
-    given.trim_end().lines().map(str::trim_end).eq(expected.trim_end().lines().map(str::trim_end))
 }
 
 impl Reward for Code {

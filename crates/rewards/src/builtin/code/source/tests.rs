@@ -1,3 +1,4 @@
+use super::super::output::Output;
 use super::*;
 use crate::{Columns, Content};
 use serde_json::json;
@@ -32,6 +33,13 @@ fn streams(pairs: &[(&str, &str)]) -> Option<Tests> {
     Some(Tests::Streams(pairs.iter().map(test).collect()))
 }
 
+/// Tests whose expected outputs are values of JSON.
+fn typed(pairs: &[(&str, Value)]) -> Option<Tests> {
+    let test =
+        |(input, output): &(&str, Value)| StreamTest { input: (*input).into(), output: Output::read(output).unwrap() };
+    Some(Tests::Streams(pairs.iter().map(test).collect()))
+}
+
 #[test]
 fn tests_are_read_in_the_formats_of_data_sets() {
     let none = || json!({});
@@ -40,14 +48,27 @@ fn tests_are_read_in_the_formats_of_data_sets() {
         (
             json!([{"input": "1", "output": "2"}, {"input": 3, "output": true}]),
             all(),
-            streams(&[("1", "2"), ("3", "true")]),
+            typed(&[("1", json!("2")), ("3", json!(true))]),
         ),
         (json!([{"input": "1", "output": "2", "kind": "x"}]), none(), streams(&[("1", "2")])),
         (json!([{"input": "1"}]), none(), None),
         (json!([{"output": "1"}]), none(), None),
         (json!([{"input": "1", "output": null}]), none(), None),
         (json!([{"input": "1", "output": "2"}, "x"]), none(), None),
-        (json!({"inputs": ["1", "2"], "outputs": ["3", 4]}), none(), streams(&[("1", "3"), ("2", "4")])),
+        (json!({"inputs": ["1", "2"], "outputs": ["3", 4]}), none(), typed(&[("1", json!("3")), ("2", json!(4))])),
+        (
+            json!({"inputs": [["1", "2"], "3", [1, 2]], "outputs": [["3", "4"], 1.5, [5, 6]]}),
+            none(),
+            typed(&[("1\n2\n", json!(["3", "4"])), ("3", json!(1.5)), ("[1,2]", json!([5, 6]))]),
+        ),
+        (json!([{"input": "1", "output": {"x": 1}}]), none(), None),
+        (json!([{"input": "1", "output": [[1], [2]]}]), none(), None),
+        (json!("[{\"input\": \"1\", \"output\": 100000000000000000001}]"), none(), None),
+        (
+            json!("[{\"input\": \"1\", \"output\": 12345678901234567}]"),
+            none(),
+            typed(&[("1", json!(12345678901234567u64))]),
+        ),
         (json!({"inputs": ["1", "2"], "outputs": ["3"]}), none(), None),
         (json!({"inputs": ["1"], "outputs": ["3", "4"]}), none(), None),
         (json!({"inputs": ["1"]}), none(), None),

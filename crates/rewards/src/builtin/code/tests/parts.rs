@@ -1,5 +1,6 @@
 //! What needs no program, or one that does nothing.
 
+use super::super::output::Output;
 use super::escapes::isolations;
 use super::*;
 
@@ -41,9 +42,9 @@ fn white_space_at_the_ends_of_lines_is_ignored() {
         ("", "8", false),
         ("8", "9", false),
     ] {
-        assert_eq!(same_output(given.as_bytes(), expected), same, "{given:?} {expected:?}");
+        assert_eq!(Output::from(expected).is(given.as_bytes()), same, "{given:?} {expected:?}");
     }
-    assert!(!same_output(b"\xff", "\u{fffd}"));
+    assert!(!Output::from("\u{fffd}").is(b"\xff"));
 }
 
 #[test]
