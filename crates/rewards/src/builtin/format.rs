@@ -1,7 +1,8 @@
 //! `format`: a reward of 1 if the completion matches a regular expression, else 0.
 //!
 //! The syntax is that of the `regex` crate, which matches in linear time and so has no look-around and no
-//! back-references. `(?s)` lets `.` match line feeds, `(?i)` ignores case.
+//! back-references. `(?s)` lets `.` match line feeds, `(?i)` ignores case. As in Python, `$` also matches before a line
+//! feed that ends the completion; `\z` does not. In a class, `&&`, `--` and `~~` are operations on sets: write `\&\&`.
 
 use regex::Regex;
 use serde::Deserialize;
@@ -25,6 +26,8 @@ pub(crate) struct FormatOptions {
 pub(crate) struct Format {
     name: String,
     regex: Regex,
+    /// Whether `$` may match before a last line feed.
+    line_end: bool,
 }
 
 impl Builtin for Format {
@@ -43,7 +46,8 @@ impl Builtin for Format {
         if options.full {
             regex = compile(&format!(r"\A(?:{}{})\z", options.pattern, line_feed_if_comments(&options.pattern)))?;
         }
-        Ok(Format { name, regex })
+        let line_end = !options.full && has_dollar(&options.pattern);
+        Ok(Format { name, regex, line_end })
     }
 }
 
@@ -51,6 +55,32 @@ impl Builtin for Format {
 /// added after it.
 fn line_feed_if_comments(pattern: &str) -> &'static str {
     if pattern.contains("(?") && pattern.contains('#') { "\n" } else { "" }
+}
+
+/// Whether a pattern has a `$` that means the end, and no `\z`: neither escaped nor in a class.
+fn has_dollar(pattern: &str) -> bool {
+    let mut dollar = false;
+    let mut class = false;
+    let mut chars = pattern.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => {
+                if chars.next() == Some('z') {
+                    return false;
+                }
+            }
+            '[' if !class => {
+                class = true;
+                // A bracket at the beginning of a class is one of its characters.
+                chars.next_if_eq(&'^');
+                chars.next_if_eq(&']');
+            }
+            ']' => class = false,
+            '$' => dollar |= !class,
+            _ => {}
+        }
+    }
+    dollar
 }
 
 impl Reward for Format {
@@ -63,7 +93,11 @@ impl Reward for Format {
     }
 
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let matches = |text: &str| f64::from(u8::from(self.regex.is_match(text)));
+        let found = |text: &str| {
+            let before = text.strip_suffix('\n').filter(|_| self.line_end);
+            self.regex.is_match(text) || before.is_some_and(|text| self.regex.is_match(text))
+        };
+        let matches = |text: &str| f64::from(u8::from(found(text)));
         Scores::new(batch.completions.iter().map(|completion| Some(matches(&completion.text()))).collect())
     }
 }
@@ -97,6 +131,35 @@ mod tests {
         assert_eq!(score("(?s)<t>.*</t>", true, "<t>\n</t>"), 1.0);
         assert_eq!(score("a", true, "a\n"), 0.0, "a trailing line feed counts");
         assert_eq!(score("(?x) a # the letter", true, "a"), 1.0);
+    }
+
+    /// The values are those of Python's `re.search` and `re.fullmatch`.
+    #[test]
+    fn a_dollar_matches_before_a_last_line_feed() {
+        for (pattern, full, text, expected) in [
+            ("b$", false, "ab\n", 1.0),
+            ("b$", false, "ab", 1.0),
+            ("b$", false, "ab\n\n", 0.0),
+            ("b$", false, "ab\nc", 0.0),
+            ("b$", false, "ab \n", 0.0),
+            ("^ab$", false, "ab\n", 1.0),
+            ("(?s)^a.*b$", false, "a\nb\n", 1.0),
+            ("b\\n$", false, "ab\n", 1.0),
+            ("b\\z", false, "ab\n", 0.0),
+            ("b\\$", false, "ab\n", 0.0),
+            ("[$]", false, "ab\n", 0.0),
+            ("[]$]b\\z", false, "]b\n", 0.0),
+            ("b$", true, "b\n", 0.0),
+            ("b$", true, "b", 1.0),
+            ("(?m)b$", false, "ab\nc", 1.0),
+            ("(?m)^c$", false, "ab\nc\n", 1.0),
+            ("a|b$", false, "b\n", 1.0),
+            ("</answer>$", false, "<answer>5</answer>\n", 1.0),
+            ("</answer>$", false, "<answer>5</answer>\r\n", 0.0),
+            ("$", false, "", 1.0),
+        ] {
+            assert_eq!(score(pattern, full, text), expected, "{pattern:?} {text:?}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! `repetition`: a penalty for repeated text: −`weight` · (1 − distinct n-grams / n-grams), over words or tokens; 0 for
-//! a completion shorter than one n-gram.
+//! a completion shorter than one n-gram. In scripts without spaces between words, each character is a word.
 //!
 //! As in Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", <https://arxiv.org/abs/2502.03373>,
 //! appendix, and Open-R1's `repetition_penalty`.
@@ -16,7 +16,7 @@ use crate::{Error, Result, Reward, RewardBatch, Scores};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Unit {
-    /// Words: text between white space, in lower case.
+    /// Words: text between white space, in lower case; of Chinese, Japanese, Thai, … each character.
     #[default]
     Words,
     /// Token ids.
@@ -76,6 +76,24 @@ impl Repetition {
     }
 }
 
+/// The words of a text without white space: each character of a script that puts no spaces between words, and the text
+/// between such characters.
+fn words_of(text: &str) -> impl Iterator<Item = &str> {
+    let spaceless = |c: char| {
+        matches!(c, '\u{e00}'..='\u{eff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}' | '\u{3040}'..='\u{30ff}'
+            | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{ff66}'..='\u{ff9f}'
+            | '\u{20000}'..='\u{323af}')
+    };
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let first = rest.chars().next()?;
+        let end = if spaceless(first) { first.len_utf8() } else { rest.find(spaceless).unwrap_or(rest.len()) };
+        let (word, after) = rest.split_at(end);
+        rest = after;
+        Some(word)
+    })
+}
+
 impl Reward for Repetition {
     fn name(&self) -> &str {
         &self.name
@@ -92,7 +110,7 @@ impl Reward for Repetition {
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
         let words = |text: &str| {
             let lower = text.to_lowercase();
-            self.score_of(&lower.split_whitespace().collect::<Vec<_>>())
+            self.score_of(&lower.split_whitespace().flat_map(words_of).collect::<Vec<_>>())
         };
         Scores::new(match self.options.unit {
             Unit::Tokens => batch.completion_ids.iter().map(|ids| Some(self.score_of(ids))).collect(),
@@ -132,6 +150,29 @@ mod tests {
         assert_eq!(score(RepetitionOptions::default(), "a b c a b c", &[]), -0.25);
         assert_eq!(score(RepetitionOptions::default(), "no no", &[]), 0.0);
         assert_eq!(score(RepetitionOptions::default(), "", &[]), 0.0);
+    }
+
+    #[test]
+    fn characters_of_scripts_without_spaces_are_words() {
+        let single = || RepetitionOptions { ngram: 1, ..RepetitionOptions::default() };
+        for (text, expected) in [
+            ("好好好好", -0.75),
+            ("你好世界", 0.0),
+            ("你好你好", -0.5),
+            ("はいはい", -0.5),
+            ("ハイハイ", -0.5),
+            ("答案是 42 答案是 42", -0.5),
+            ("答案42答案42", -0.5),
+            ("กากา", -0.5),
+            ("no 好no", -1.0 / 3.0),
+            ("안녕 안녕", -0.5),
+            ("안녕안녕", 0.0),
+            ("haha", 0.0),
+        ] {
+            assert_eq!(score(single(), text, &[]), expected, "{text}");
+        }
+        // 我喜欢 喜欢我 欢我喜 我喜欢: one of four came before.
+        assert_eq!(score(RepetitionOptions::default(), "我喜欢我喜欢", &[]), -0.25);
     }
 
     #[test]
