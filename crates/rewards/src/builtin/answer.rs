@@ -120,6 +120,8 @@ pub(super) fn taken_back_before(before: &str) -> bool {
                 (?: \s+ (?:a|an|the|about) )? [\s*$"'`\\({\[]* $
             | (?: ≠ | != | =/= | /= | (?:^|[^<>])[<>] | [≤≥≮≯≰≱] | [<>]= | \\(?:neq?|not\s*=|[lg](?:t|e|eq|eqslant)?) )
                 [\s*$"'`\\({\[]* $
+            # A cross before it.
+            | [❌✗✘✖❎🚫] [\s*$"'`\\({\[]* $
             # Another before it.
             | \b(?:either|or|nor|neither|between|versus|vs\.?) [\s*$"'`\\({\[]* $
             "#,
@@ -141,7 +143,7 @@ pub(super) fn taken_back_behind(after: &str, another: &Regex) -> bool {
                     (?:not|wrong|incorrect|false|impossible|never|no|neither|excluded|out)\b
               | \b(?:isn|wasn|aren|doesn|don|can|won|couldn|wouldn|shouldn)['’]?t\b | \bcannot\b | \bcan\s+not\b
               | \b(?:does|do|did|could|would|should)\s+not\b
-              | [(\[]?\b(?:wrong|incorrect|false)\b )"#,
+              | [(\[]?\b(?:wrong|incorrect|false)\b | [❌✗✘✖❎🚫] )"#,
         )
     });
     static OR: LazyLock<Regex> = LazyLock::new(|| {

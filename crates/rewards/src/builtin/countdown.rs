@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use super::answer::{Mark, first_line, marked, plain_digits, regex, said};
 use super::grader::Grader;
+use super::markup::{bare_sentence, first_sentence, undecorated, unstyled};
 use super::rational::Rational;
 use crate::batch::Verdict;
 use crate::{Error, Result};
@@ -126,13 +127,14 @@ fn whole_numbers(value: &Value) -> Option<Vec<i128>> {
 
 /// The final expression of a completion, evaluated.
 fn answer(text: &str) -> Option<Computed> {
+    let text = &*undecorated(text);
     let text = &*plain_digits(text);
     let marked =
         marked(text).map(|marked| if marked.mark == Mark::Closed { marked.text } else { first_line(marked.text) });
     let part = marked.unwrap_or_else(|| text.trim().lines().next_back().unwrap_or_default());
     // In tags there may be words before it, too: the answer is 3 + 4.
     let part = said(part).unwrap_or(part);
-    let plain = plain(part);
+    let plain = plain(unstyled(bare_sentence(first_sentence(part))));
     let mut sides = plain.split('=').filter_map(compute);
     // Of `14 = (3 + 4) * 2` and `(3 + 4) * 2 = 14` the side that computes something.
     let first = sides.next()?;

@@ -1,5 +1,6 @@
 //! `exact_match`: a reward of 1 if the completion, or the part that it marks as its answer, equals the dataset's answer
-//! after the chosen normalisations, else 0.
+//! after the chosen normalisations, else 0. The marked part is also compared without markup, quotes, and the end of its
+//! sentence.
 //!
 //! The answer column holds a string, a number or bool (compared as JSON writes it), or a list of accepted answers.
 //! `null` or an empty list gives `None` with a problem.
@@ -8,8 +9,9 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer::{Mark, first_line, marked};
+use super::answer::{Mark, first_line, marked, said};
 use super::grader::Grader;
+use super::markup::{bare, bare_sentence, first_sentence, undecorated, unstyled};
 use crate::batch::Verdict;
 use crate::{Error, Result};
 
@@ -76,7 +78,8 @@ impl Grader<1> for ExactMatch {
         if accepted.is_empty() {
             return None;
         }
-        let given: Vec<String> = self.parts(completion).into_iter().map(|part| self.normalise(part)).collect();
+        let mut given: Vec<String> = self.parts(completion).into_iter().map(|part| self.normalise(part)).collect();
+        given.extend(self.without_markup(completion).iter().map(|part| self.normalise(part)));
         let given = (!given.is_empty()).then_some(given);
         Some(Verdict::of(given, |given| accepted.iter().any(|answer| given.contains(&self.normalise(answer)))))
     }
@@ -117,6 +120,34 @@ impl ExactMatch {
         };
         let last = extract.captures_iter(completion).last();
         last.and_then(|last| last.get(1).or_else(|| last.get(0))).map(|found| found.as_str()).into_iter().collect()
+    }
+
+    /// The completion without its markup, and the part that it marks without what only decorates it. Nothing with
+    /// `extract`, which says by itself what is compared.
+    fn without_markup(&self, completion: &str) -> Vec<String> {
+        if self.extract.is_some() || !self.options.marked || !self.options.strip {
+            return Vec::new();
+        }
+        let text = undecorated(completion);
+        let mut parts = vec![text.to_string()];
+        if let Some(marked) = marked(&text) {
+            match marked.mark {
+                Mark::Closed => {
+                    // "<answer>The answer is Paris.</answer>"
+                    parts.extend(said(marked.text).map(|said| unstyled(bare_sentence(first_line(said))).to_owned()));
+                    parts.extend([marked.text, bare(marked.text), unstyled(marked.text)].map(str::to_owned))
+                }
+                Mark::Hashes | Mark::Said => {
+                    let line = first_line(marked.text);
+                    // "The answer is Paris. It is in France."
+                    let sentence = first_sentence(line);
+                    parts.extend([line, bare(line), bare_sentence(line), bare_sentence(sentence)].map(str::to_owned));
+                    parts.extend([unstyled(line), unstyled(sentence)].map(str::to_owned));
+                }
+            }
+        }
+        parts.retain(|part| !part.is_empty());
+        parts
     }
 }
 

@@ -14,9 +14,12 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer::{closed, first_line, hashed, plain_digits, regex, said, taken_back_behind};
+use super::answer::{closed, first_line, hashed, plain_digits, regex, said, taken_back_before, taken_back_behind};
+use super::formulas::formulas;
 use super::grader::Grader;
+use super::markup::undecorated;
 use super::number::{Decimal, Group, NUMBER, Number, groups, is_meant, latex_fractions};
+use super::units::is_unit;
 use crate::Result;
 use crate::batch::Verdict;
 
@@ -81,7 +84,8 @@ pub(super) fn gold(answer: &Value) -> Option<Number> {
 
 /// The final number of a completion, if it has one. With `strict` it must be marked by `####`, `<answer>` or a box.
 pub fn answer_of(completion: &str, strict: bool) -> Option<Number> {
-    let text = &*joined_digits(&plain_digits(completion));
+    let text = &*joined_digits(&plain_digits(&undecorated(completion)));
+    let text = &*latex_fractions(text);
     let (hashes, closed) = (hashed(text), closed(text));
     let marked = hashes.and_then(|tail| first_number(first_line(tail))).or_else(|| closed.and_then(only_number));
     // A completion that marks its answer and puts no single number there has given no number.
@@ -96,7 +100,7 @@ pub fn answer_of(completion: &str, strict: bool) -> Option<Number> {
 
 /// The number in `text` if it has exactly one (besides units and currency signs), or one on a side of `=`.
 pub(super) fn only_number(text: &str) -> Option<Number> {
-    number_of_sides(&plain_numbers(text), true)
+    number_of_sides(&plain_numbers(&undecorated(text)), Only::Number)
 }
 
 /// The text with LaTeX's thousands, `1{,}000` and `1\,000`, in plain notation wherever digits surround them.
@@ -122,7 +126,7 @@ fn first_number(line: &str) -> Option<Number> {
     let end = EXPLANATION.find_at(line, from).map_or(line.len(), |found| found.start());
     // What takes the number back may stand behind it: "42 (wrong)".
     let stated = &line[..end];
-    if taken_back_behind(&line[from..], &NUMBER) { None } else { number_of_sides(stated, false) }
+    if taken_back_behind(&line[from..], &NUMBER) { None } else { number_of_sides(stated, Only::First) }
 }
 
 fn begins_with_number(line: &str) -> bool {
@@ -130,9 +134,19 @@ fn begins_with_number(line: &str) -> bool {
     line.trim_start_matches(decoration).starts_with(|c: char| c.is_ascii_digit() || c == '.')
 }
 
-/// The number on the last side of an equation, else on the first side: the first number of that side, which with `only`
-/// must be its only one.
-fn number_of_sides(text: &str, only: bool) -> Option<Number> {
+/// What else a side of an equation may have beside its number.
+#[derive(Clone, Copy, PartialEq)]
+enum Only {
+    /// Anything, also other numbers.
+    First,
+    /// Anything but another number.
+    Number,
+    /// Units, brackets and signs that do not change the number.
+    Formula,
+}
+
+/// The number on the last side of an equation, else on the first side: the first number of that side.
+fn number_of_sides(text: &str, only: Only) -> Option<Number> {
     let all: Vec<Group> = groups(text).collect();
     let last = text.rfind('=').map_or(0, |at| at + 1);
     // A relation is no equation: "42 != 42", "x <= 42".
@@ -141,7 +155,10 @@ fn number_of_sides(text: &str, only: bool) -> Option<Number> {
     [Some(last..text.len()), first].into_iter().flatten().find_map(|side| {
         let mut own = all.iter().filter(|group| group.start >= side.start && group.end <= side.end);
         let group = own.next().filter(|group| stands(text, group))?;
-        if only && own.next().is_some() { None } else { group.value.clone() }
+        let others = only != Only::First && own.next().is_some();
+        let more =
+            || only == Only::Formula && !leaves_as_it_is(&text[side.start..group.start], &text[group.end..side.end]);
+        if others || more() { None } else { group.value.clone() }
     })
 }
 
@@ -152,6 +169,15 @@ fn last_number(text: &str) -> Option<Number> {
         before = last.replace(group);
     }
     let mut last = last?;
+    // In a formula the number is a result only by itself: not in `6 \times 7` or `\frac{x}{4}`.
+    let before_last = formulas(text).take_while(|formula| formula.start <= last.start);
+    if let Some(inside) = before_last.last().map(|formula| formula.inside) {
+        let start = inside.as_ptr() as usize - text.as_ptr() as usize;
+        if (start..start + inside.len()).contains(&last.start) {
+            return number_of_sides(inside, Only::Formula)
+                .filter(|_| stands_outside(text, start, start + inside.len()));
+        }
+    }
     if let Some(before) = before
         && before.value == last.value
         && text[before.end..last.start].trim() == "or"
@@ -168,13 +194,42 @@ fn stands(text: &str, group: &Group) -> bool {
     /// range.
     static GOES_ON: LazyLock<Regex> = LazyLock::new(|| {
         regex(
-            r"(?x) ^:\d | ^[\^_½⅓⅔¼¾] | ^\{?\}?\s*(?:\\pi|\\sqrt|\\times|\\cdot|\\div|\\pm|[π√±×÷]) | ^\s+\d
+            r"(?x) ^:\d | ^[\^_½⅓⅔¼¾⁰¹²³⁴⁵⁶⁷⁸⁹] | ^\{?\}?\s*(?:\\pi|\\sqrt|\\times|\\cdot|\\div|\\pm|[π√±×÷]) | ^\s+\d
             | ^\s*[-+*·/\u{2212}–—~]\s*[\d(] | ^\s*x\s*\d
             | ^\s+(?:and\s+(?:a|one)\s+(?:half|third|quarter) | (?:hundred|thousand|million|billion|trillion|dozen)s?)\b
             | ^(?:, | \s*[;&,] | \s+(?:and|to|through))\s*\$?[-\u{2212}]?\.?\d",
         )
     });
     !GOES_ON.is_match(&text[group.end..]) && is_meant(text, group.start, group.end)
+}
+
+/// Whether the text before and after a formula leaves its number a complete answer.
+fn stands_outside(text: &str, start: usize, end: usize) -> bool {
+    let signs = |c: char| matches!(c, '$' | '\\' | '(' | '[' | ')' | ']') || c.is_whitespace();
+    let (before, after) = (text[..start].trim_end_matches(signs), text[end..].trim_start_matches(signs));
+    static SCALE: LazyLock<Regex> =
+        LazyLock::new(|| regex(r"^(?:(?:hundred|thousand|million|billion|trillion|dozen)s?|nd|rd|st|th)\b"));
+    !taken_back_before(before) && !taken_back_behind(after, &NUMBER) && !SCALE.is_match(after)
+}
+
+/// Whether the text around a number in a formula does not change it: units, brackets, spaces, a relation sign.
+fn leaves_as_it_is(before: &str, after: &str) -> bool {
+    static LOOK: LazyLock<Regex> = LazyLock::new(|| {
+        regex(
+            r"(?x) \\(?:text\w*|math(?:rm|bf|it|sf)|mbox|operatorname)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?
+            | \\(?:left|right|approx|simeq|quad|qquad|therefore|Rightarrow|Longrightarrow|rightarrow|implies|to|degree
+                |displaystyle|textstyle|boxed|fbox|textbf|mathbf|bf|rm|[bB]igg?[lr]?)(?:[^A-Za-z]|$)
+            | \^\{?\\circ\}? | \\[$%,;:!\ ] | [\s$(){}\[\]%°.,;:~≈€£¥₹]",
+        )
+    });
+    let words = |rest: &str| {
+        rest.split(|c: char| !c.is_alphabetic())
+            .all(|word| word.is_empty() || word.chars().count() >= 3 || is_unit(word))
+            && rest.chars().all(char::is_alphabetic)
+    };
+    // "+5"
+    let before = before.trim_end().strip_suffix('+').filter(|rest| rest.trim().is_empty()).unwrap_or(before);
+    [before, after].iter().all(|part| words(&LOOK.replace_all(part, "")))
 }
 
 #[cfg(test)]
@@ -303,7 +358,6 @@ mod tests {
             "#### 42/0",
             "#### 12/25/2020",
             "#### ≠ 42",
-            "#### 2½",
             "#### 3x",
             "\\boxed{not 42}",
             "\\boxed{42 \\text{ or } 43}",

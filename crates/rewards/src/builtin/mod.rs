@@ -10,14 +10,18 @@ mod answer;
 mod boxed;
 #[cfg(target_os = "linux")]
 pub(crate) mod code;
+#[cfg(test)]
+mod corpus;
 mod countdown;
 mod exact_match;
 mod format;
+mod formulas;
 mod grader;
 mod gsm8k;
 mod gsm8k_staged;
 mod keyword;
 mod length;
+mod markup;
 mod math;
 mod multiple_choice;
 mod number;

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::answer::{bare_words, closed, first_line, hashed, regex, said, taken_back_before, taken_back_behind};
 use super::grader::Grader;
+use super::markup::{emphasized, undecorated};
 use crate::batch::Verdict;
 use crate::{Error, Result};
 
@@ -56,7 +57,7 @@ pub(crate) struct MultipleChoice {
 
 /// A pattern for signs and LaTeX commands that may stand before a letter.
 const OPENING: &str = concat!(
-    r#"[\s*_$"'`“”‘’«»(\[{]*"#,
+    r#"[\s*_$"'`“”‘’«»‹„「『(\[{]*"#,
     r"(?:\\(?:\(|\[|(?:text|math)?(?:bf|rm|sf|it|tt|textbf|boxed|mbox)?\s*\{))*",
     r#"[\s*_$"'`“”‘’(\[{]*"#
 );
@@ -124,7 +125,12 @@ impl MultipleChoice {
         }
     }
 
-    fn choice(&self, text: &str) -> Option<usize> {
+    /// The choice of a completion, as it is or without markup.
+    fn choice(&self, completion: &str) -> Option<usize> {
+        self.choice_in(&emphasized(completion)).or_else(|| self.choice_in(&undecorated(completion)))
+    }
+
+    fn choice_in(&self, text: &str) -> Option<usize> {
         if let Some(inside) = closed(text) {
             return match said(inside) {
                 Some(said) => self.begins(first_line(said), true),

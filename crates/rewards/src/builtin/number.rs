@@ -17,7 +17,13 @@ pub(super) static NUMBER: LazyLock<Regex> = LazyLock::new(|| regex(r"^[\s$*(\\]*
 pub(super) fn is_meant(text: &str, start: usize, end: usize) -> bool {
     /// Matches text before a number that makes it part of something longer.
     static BELONGS: LazyLock<Regex> = LazyLock::new(|| {
-        regex(r"(?:\d:|[\^_√±]|[\^_]\{|\\(?:sqrt|log|ln|sin|cos|tan|pm)\s*(?:\[[^\]]*\])?\s*\{?|[-+*/\u{2212}]\s*\()$")
+        regex(
+            r"(?x) (?: \d: | [\^_√±] | [\^_]\{ | \\(?:sqrt|log|ln|sin|cos|tan|pm)\s*(?:\[[^\]]*\])?\s*\{?
+            | [-+*/\u{2212}]\s*\(
+            # A part of a fraction or a product, or what is divided.
+            | \}\s*\{\s* | \\[dtc]?(?:frac|binom)\s*\{\s*
+            | (?:[\p{N})\]}]|\b\p{L})[\ \t]*[*×·÷⋅∗][\ \t]* | \\(?:times|cdot|div|ast|pi|theta)\s* | (?:\b\p{L}|[)\]}²³])/ )$",
+        )
     });
     const CURRENCIES: [&str; 12] = ["rs", "usd", "eur", "gbp", "inr", "rm", "us", "aud", "cad", "hk", "cny", "rmb"];
     let whole = &text[..start];
@@ -44,11 +50,98 @@ fn is_unit(suffix: &str) -> bool {
     suffix.is_empty() || known() || suffix.chars().count() >= 3 && !super::units::never_unit(suffix)
 }
 
-/// Rewrites LaTeX fractions: `\frac{84}{2}` becomes `84/2`.
+/// A fraction that is one character, such as `½`.
+pub(super) fn vulgar_fraction(c: char) -> Option<(u8, u8)> {
+    Some(match c {
+        '½' => (1, 2),
+        '⅓' => (1, 3),
+        '⅔' => (2, 3),
+        '¼' => (1, 4),
+        '¾' => (3, 4),
+        '⅕' => (1, 5),
+        '⅖' => (2, 5),
+        '⅗' => (3, 5),
+        '⅘' => (4, 5),
+        '⅙' => (1, 6),
+        '⅚' => (5, 6),
+        '⅐' => (1, 7),
+        '⅛' => (1, 8),
+        '⅜' => (3, 8),
+        '⅝' => (5, 8),
+        '⅞' => (7, 8),
+        '⅑' => (1, 9),
+        '⅒' => (1, 10),
+        _ => return None,
+    })
+}
+
+/// Matches a fraction of two numbers in LaTeX, with its sign and the whole part of a mixed number.
+static FRACTION: LazyLock<Regex> = LazyLock::new(|| {
+    regex(
+        r"(?x) (?:(?P<whole>[0-9]+)(?:\s|\\[,;:!\ ])*)? (?P<minus>[-\u{2212}])?
+        \\[dtc]?frac\s*(?: \{\s*(?P<top>[-\u{2212}]?[0-9.,]+)\s*\}\s*\{\s*(?P<bottom>[-\u{2212}]?[0-9.,]+)\s*\}
+            | (?P<top2>[0-9])\s*(?P<bottom2>[0-9]) | (?P<top3>[0-9])\s*\{\s*(?P<bottom3>[0-9]+)\s*\}
+            | \{\s*(?P<top4>[0-9]+)\s*\}\s*(?P<bottom4>[0-9]) )",
+    )
+});
+
+/// The last LaTeX fraction of a text, if the number that begins at `at` is a part of it.
+pub(super) fn latex_fraction_around(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
+    FRACTION.find_iter(text).map(|found| found.range()).filter(|range| range.contains(&at)).last()
+}
+
+/// Rewrites fractions and powers of ten in plain notation: `\frac{84}{2}` becomes `84/2`, `2\frac12` and `2½` become
+/// `2 1/2`, and `3 \times 10^5` becomes `3e5`.
 pub(super) fn latex_fractions(text: &str) -> Cow<'_, str> {
-    static FRACTION: LazyLock<Regex> =
-        LazyLock::new(|| regex(r"\\[dt]?frac\s*(?:\{\s*(-?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}|\s*(\d)\s*(\d))"));
-    FRACTION.replace_all(text, " $1$3/$2$4")
+    static POWER_OF_TEN: LazyLock<Regex> = LazyLock::new(|| {
+        regex(
+            r"(?x) ([0-9])\s*(?:\\times|\\cdot|[×·*])\s*10\s*\^\s*
+            (?: \{\s*([-\u{2212}]?[0-9]{1,3})\s*\} | ([-\u{2212}]?[0-9]{1,3})\b )",
+        )
+    });
+    static DEGREE: LazyLock<Regex> = LazyLock::new(|| regex(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)"));
+    let mut text = Cow::Borrowed(text);
+    if text.contains("\\circ") {
+        text = Cow::Owned(DEGREE.replace_all(&text, "°").into_owned());
+    }
+    if text.contains("frac") {
+        let plain = |found: &regex::Captures<'_>| {
+            let part =
+                |names: [&str; 4]| names.iter().find_map(|name| found.name(name)).map_or("", |part| part.as_str());
+            let (top, bottom) =
+                (part(["top", "top2", "top3", "top4"]), part(["bottom", "bottom2", "bottom3", "bottom4"]));
+            let minus = |text: &str| text.starts_with(['-', '\u{2212}']);
+            let digits = |text: &str| text.trim_start_matches(['-', '\u{2212}']).to_owned();
+            let whole = found.name("whole").map_or("", |whole| whole.as_str());
+            // A number before a minus sign is not the whole part of a mixed number.
+            let between = if whole.is_empty() { "" } else { " " };
+            let signs = [found.name("minus").is_some(), minus(top), minus(bottom)];
+            let sign = if signs.iter().filter(|minus| **minus).count() % 2 == 1 { "-" } else { "" };
+            format!("{whole}{between}{sign}{}/{}", digits(top), digits(bottom))
+        };
+        text = Cow::Owned(FRACTION.replace_all(&text, plain).into_owned());
+    }
+    if text.chars().any(|c| vulgar_fraction(c).is_some()) {
+        let mut plain = String::with_capacity(text.len() + 8);
+        for c in text.chars() {
+            match vulgar_fraction(c) {
+                Some((top, bottom)) => {
+                    let gap = if plain.ends_with(|c: char| c.is_ascii_digit()) { " " } else { "" };
+                    plain.push_str(&format!("{gap}{top}/{bottom}"));
+                }
+                None => plain.push(c),
+            }
+        }
+        text = Cow::Owned(plain);
+    }
+    if text.contains("10") && POWER_OF_TEN.is_match(&text) {
+        let exponent = |found: &regex::Captures<'_>| {
+            let exponent = found.get(2).or(found.get(3)).map_or("", |exponent| exponent.as_str());
+            format!("{}e{}", &found[1], exponent.replace('\u{2212}', "-"))
+        };
+        text = Cow::Owned(POWER_OF_TEN.replace_all(&text, exponent).into_owned());
+    }
+    text
 }
 
 /// A number as it is written, with its exponent, its denominator, or the whole part of a mixed number.
@@ -71,11 +164,12 @@ pub(super) fn groups(text: &str) -> impl Iterator<Item = Group> + '_ {
         let bytes = text.as_bytes();
         while let Some(next) = rest.peek() {
             let between = &text[end..next.start];
-            let proper = || parts.is_empty() && text[start..end].bytes().all(|b| b.is_ascii_digit());
+            let digits = |range: std::ops::Range<usize>| text[range].bytes().all(|b| b.is_ascii_digit());
+            let whole_text = &text[start..end];
+            let whole_part = whole_text.trim_start_matches(['-', '\u{2212}']);
+            let proper = || parts.is_empty() && whole_part.bytes().all(|b| b.is_ascii_digit());
             match between {
-                "e" | "E" | "e+" | "E+" | "e-" | "E-"
-                    if text[next.start..next.end].bytes().all(|b| b.is_ascii_digit()) =>
-                {
+                "e" | "E" | "e+" | "E+" | "e-" | "E-" if digits(next.start..next.end) => {
                     let sign = if between.ends_with('-') { "-" } else { "" };
                     let exponent = format!("{sign}{}", &text[next.start..next.end]);
                     value = value.and_then(|v| v.shifted(&exponent));
@@ -92,8 +186,12 @@ pub(super) fn groups(text: &str) -> impl Iterator<Item = Group> + '_ {
                     end = top.end;
                     let bottom = rest.next_if(|bottom| &text[top.end..bottom.start] == "/")?;
                     end = end.max(bottom.end);
+                    let negative = whole_part.len() < whole_text.len();
                     value = Number::Decimal(top.value)
                         .over(&Number::Decimal(bottom.value))
+                        // "4 10/3" is not a mixed number.
+                        .filter(|part| part.to_f64().is_some_and(|part| (0.0..1.0).contains(&part)))
+                        .and_then(|part| if negative { part.negative() } else { Some(part) })
                         .and_then(|part| whole?.plus(&part));
                     parts.push("/");
                     continue;
@@ -195,6 +293,10 @@ impl Number {
 
     fn over(&self, bottom: &Number) -> Option<Number> {
         Some(Number::of(self.rational()?.div(bottom.rational()?)?))
+    }
+
+    fn negative(&self) -> Option<Number> {
+        Some(Number::of(self.rational()?.neg()?))
     }
 
     fn plus(&self, other: &Number) -> Option<Number> {

@@ -8,6 +8,8 @@ pub(super) struct Rational {
 }
 
 impl Rational {
+    pub const ZERO: Rational = Rational { numerator: 0, denominator: 1 };
+
     /// The fraction `numerator` / `denominator`; `None` for a denominator of 0.
     pub fn new(numerator: i128, denominator: i128) -> Option<Rational> {
         let divisor = i128::try_from(gcd(numerator.unsigned_abs(), denominator.unsigned_abs())).ok()?;

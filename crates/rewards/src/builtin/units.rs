@@ -15,7 +15,7 @@ const UNITS: [&[&str]; 29] = [
     &["cent", "cents"],
     &["degree", "degrees", "deg"],
     &["radian", "radians", "rad"],
-    &["percent", "percents"],
+    &["percent", "percents", "pct"],
     &["second", "seconds", "sec", "s"],
     &["minute", "minutes", "min"],
     &["hour", "hours", "hr", "hrs", "h"],

@@ -2,7 +2,7 @@
 
 use super::super::answer::plain_digits;
 use super::super::rational::Rational;
-use super::eval::{Complex, exact, residues, value, variables};
+use super::eval::{Complex, Power, exact, residues, value, value_of, variables};
 use super::parse::{Node, Op, Reading, parse};
 use super::units::{power, unit};
 use std::collections::BTreeSet;
@@ -157,7 +157,17 @@ fn same(gold: &Node, given: &Node) -> bool {
                 && items.len() == items2.len()
                 && if *open == ' ' { unordered(items, items2) } else { ordered(items, items2) }
         }
-        (Node::Ratio(parts), Node::Ratio(parts2)) => {
+        // A time, and a ratio with 0, has each of its parts: 0:30 is not 0:45.
+        (Node::Clock(parts, _), Node::Clock(parts2, _) | Node::Ratio(parts2))
+        | (Node::Ratio(parts), Node::Clock(parts2, true)) => ordered(parts, parts2),
+        (Node::Ratio(parts), Node::Ratio(parts2) | Node::Clock(parts2, false))
+            if parts.iter().chain(parts2).any(is_zero) =>
+        {
+            ordered(parts, parts2)
+        }
+        (Node::Clock(parts, false), Node::Op(Op::Div, fraction))
+        | (Node::Op(Op::Div, fraction), Node::Clock(parts, false)) => ordered(parts, fraction),
+        (Node::Ratio(parts), Node::Ratio(parts2) | Node::Clock(parts2, false)) => {
             let product = |a: &Node, b: &Node| Node::Op(Op::Mul, vec![a.clone(), b.clone()]);
             let scaled = |(a, b): (&Node, &Node)| numbers(&product(a, &parts2[0]), &product(b, &parts[0]));
             parts.len() == parts2.len() && parts.iter().zip(parts2).all(scaled)
@@ -180,6 +190,11 @@ fn same(gold: &Node, given: &Node) -> bool {
     }
 }
 
+/// Whether a node is 0 wherever it is defined.
+fn is_zero(node: &Node) -> bool {
+    numbers(node, &Node::Number(Rational::ZERO))
+}
+
 fn ordered(left: &[Node], right: &[Node]) -> bool {
     left.len() == right.len() && left.iter().zip(right).all(|(left, right)| same(left, right))
 }
@@ -197,7 +212,11 @@ fn unordered(left: &[Node], right: &[Node]) -> bool {
 /// The right side of an equation that names a value: the 5 of `x = 5` and of `f(x) = 5`.
 fn named_value<'n>(sides: &'n [Node], signs: &[char]) -> Option<&'n Node> {
     let [name, side] = sides else { return None };
-    (is_name(name) && signs == ['=']).then_some(side)
+    let tuple = |node: &Node| match (node, side) {
+        (Node::List { items, .. }, Node::List { .. }) => items.iter().all(|item| matches!(item, Node::Symbol(_))),
+        _ => false,
+    };
+    ((is_name(name) || tuple(name)) && signs == ['=']).then_some(side)
 }
 
 fn is_name(node: &Node) -> bool {
@@ -298,7 +317,8 @@ fn same_value(gold: &Node, given: &Node) -> bool {
         (Node::Unit(x, name), Node::Unit(y, name2)) => {
             let known = unit(name).zip(unit(name2));
             let differ = known.is_some_and(|(unit, unit2)| unit != unit2 || power(name) != power(name2));
-            !differ && same(x, y)
+            let halves = half_of_day(name).zip(half_of_day(name2)).is_some_and(|(half, half2)| half != half2);
+            !differ && !halves && same(x, y)
         }
         (Node::Percent(x), Node::Percent(y)) => same_value(x, y),
         (Node::Percent(x), Node::Unit(y, name)) | (Node::Unit(y, name), Node::Percent(x)) => {
@@ -326,6 +346,12 @@ fn same_value(gold: &Node, given: &Node) -> bool {
     }
 }
 
+/// The first letter of "am" or "p.m." behind a time.
+fn half_of_day(name: &str) -> Option<char> {
+    let letters: String = name.to_lowercase().chars().filter(|c| c.is_alphabetic()).collect();
+    matches!(&*letters, "am" | "pm").then(|| letters.chars().next())?
+}
+
 /// Whether `percents` is 100 times `part`.
 fn hundredfold(percents: &Node, part: &Node) -> bool {
     let hundred = Node::Number(Rational::new(100, 1).expect("a fraction"));
@@ -340,12 +366,22 @@ fn numbers(gold: &Node, given: &Node) -> bool {
     if let (Some(x), Some(y)) = (residues(gold), residues(given)) {
         return x == y;
     }
-    let points = if names([gold, given]).is_empty() { 1 } else { POINTS };
+    let variables = !names([gold, given]).is_empty();
+    let points = if variables { POINTS } else { 1 };
     let mut compared = 0;
     for point in 0..points {
         let at = |name: &str| coordinate(name, point);
+        let equal = |x: Complex, y: Complex| near(x, y) || vanishes(x, y, given) || vanishes(y, x, gold);
         match (value(gold, &at), value(given, &at)) {
-            (Some(x), Some(y)) if near(x, y) || vanishes(x, y, given) || vanishes(y, x, gold) => compared += 1,
+            (Some(x), Some(y)) if equal(x, y) => compared += 1,
+            // Of negative numbers, x^{1/3} x^{1/6} and \sqrt{x} have no real value; their principal values are equal.
+            (Some(x), Some(y)) if variables && (x.im != 0.0 || y.im != 0.0) => {
+                let principal = |node: &Node| value_of(node, &at, Power::Principal);
+                if !principal(gold).zip(principal(given)).is_some_and(|(x, y)| equal(x, y)) {
+                    return false;
+                }
+                compared += 1;
+            }
             (None, None) => {}
             _ => return false,
         }

@@ -7,11 +7,13 @@ use std::sync::LazyLock;
 use regex::Regex;
 use serde_json::Value;
 
-use super::super::answer::{closed, hashed, regex, said};
+use super::super::answer::{closed, hashed, regex, said, taken_back_before, taken_back_behind};
 use super::super::boxed::last_boxed;
-use super::super::number::{is_meant, numbers};
+use super::super::formulas::{formulas, is_prose, plain_words};
+use super::super::markup::without_end;
+use super::super::number::{NUMBER, is_meant, latex_fraction_around, numbers, vulgar_fraction};
 use super::equal::MAX_BYTES;
-use super::units::unit;
+use super::units::never_unit;
 
 /// The answer in a dataset row; `None` if the cell is a solution without a marked answer, or the answer is too long to
 /// compare.
@@ -57,9 +59,18 @@ pub(super) fn answer_of(completion: &str, strict: bool) -> Option<&str> {
     }
     // The last of them: the shorter rest.
     let said = hashed(completion).into_iter().chain(said(completion)).min_by_key(|rest| rest.len());
-    said.and_then(sentence)
-        .or_else(|| formulas(completion).last().map(|formula| formula.inside))
-        .or_else(|| last_number(completion))
+    said.and_then(sentence).or_else(|| last_formula_or_number(completion))
+}
+
+/// The last formula, or without formulas the last number. If the words around the last formula retract it, the answer
+/// is a number behind it.
+fn last_formula_or_number(completion: &str) -> Option<&str> {
+    let Some(formula) = formulas(completion).last() else { return last_number(completion) };
+    let after = behind(completion, formula.inside);
+    if !taken_back_before(&completion[..formula.start]) && !is_denied_behind(after) {
+        return Some(formula.inside);
+    }
+    last_number(completion).filter(|number| number.as_ptr() >= after.as_ptr())
 }
 
 /// The answer at the start of `text`: a formula, or else the first sentence without its explanation.
@@ -75,9 +86,15 @@ fn sentence(text: &str) -> Option<&str> {
         )
     });
     static END: LazyLock<Regex> = LazyLock::new(|| regex(r"\.\s|[!?]\s+\p{Lu}"));
+    let whole = text;
     let text = emphasized(text);
+    // "**5** is wrong", "**5**x"
+    let after = behind(whole, text);
+    if after.starts_with(char::is_alphanumeric) || is_denied_behind(after) {
+        return None;
+    }
     if let Some(formula) = formulas(text).next().filter(|formula| formula.start == 0) {
-        return Some(formula.inside);
+        return Some(formula.inside).filter(|inside| !is_denied_behind(behind(text, inside)));
     }
     // What opens a formula here and does not close it is a price's sign, or cut off.
     let mut text = text;
@@ -93,17 +110,17 @@ fn sentence(text: &str) -> Option<&str> {
     Some(said).filter(|answer| !answer.is_empty())
 }
 
-/// Removes the punctuation that ends a sentence. An `!` after digits and words is punctuation; in `n!` and `(2n)!` it
-/// is a factorial and stays.
-fn without_end(text: &str) -> &str {
-    let text = text.trim_end_matches('*');
-    let rest = text.trim_end_matches(['!', '?']);
-    let mut before = rest.chars().rev();
-    let ends = match before.next() {
-        Some(c) if c.is_alphabetic() => before.next().is_some_and(char::is_alphabetic),
-        c => c.is_some_and(|c| c.is_ascii_digit() || c == '*'),
-    };
-    if ends { rest } else { text }.trim_end_matches(['.', '*'])
+/// Whether the text behind an answer retracts or changes it: "is wrong", "or 6", "million".
+fn is_denied_behind(after: &str) -> bool {
+    let word = after.trim_start().split(|c: char| !c.is_alphabetic()).next().unwrap_or_default();
+    never_unit(word) || taken_back_behind(after, &NUMBER)
+}
+
+/// The text of the line behind a part of `text`, if it does not reach its end.
+fn behind<'t>(text: &'t str, part: &str) -> &'t str {
+    let end = part.as_ptr() as usize + part.len() - text.as_ptr() as usize;
+    let signs = |c: char| matches!(c, '*' | '$' | '\\' | ')' | ']');
+    text[end..].trim_start_matches(signs).lines().next().unwrap_or_default()
 }
 
 /// The text after leading white space and colons; if stars emphasize a part of it, that part: the 5 of `**5** because`.
@@ -150,108 +167,29 @@ fn last_number(text: &str) -> Option<&str> {
         }
         last = Some(start..end);
     }
+    // "¾" without digits.
+    let stands =
+        |at: usize| text[..at].trim_end_matches(['-', '$', '(']).chars().next_back().is_none_or(char::is_whitespace);
+    let vulgar = text.char_indices().rev().find(|(_, c)| vulgar_fraction(*c).is_some());
+    let alone = |at: usize| last.as_ref().is_none_or(|last| last.end < at && !text[last.end..at].trim().is_empty());
+    if let Some((at, c)) = vulgar.filter(|(at, _)| stands(*at) && alone(*at)) {
+        let start = if text[..at].ends_with('-') { at - 1 } else { at };
+        let end = at + c.len_utf8();
+        return is_meant(text, start, end).then(|| &text[start..end]);
+    }
+    if let Some(mut fraction) = last.as_ref().and_then(|last| latex_fraction_around(text, last.start)) {
+        fraction.start -= usize::from(text[..fraction.start].ends_with('-'));
+        return is_meant(text, fraction.start, fraction.end).then(|| &text[fraction]);
+    }
     let Range { start, mut end } = last.filter(|last| is_meant(text, last.start, last.end))?;
-    for suffix in ["½", "¼", "¾", " ½", " ¼", " ¾", "\\%", "%"] {
+    let half = text[end..].trim_start_matches(' ').chars().next().filter(|c| vulgar_fraction(*c).is_some());
+    if let Some(c) = half.filter(|_| text[end..].len() - text[end..].trim_start_matches(' ').len() <= 1) {
+        end = text.len() - text[end..].trim_start_matches(' ').len() + c.len_utf8();
+    }
+    for suffix in ["\\%", "%"] {
         end += if text[end..].starts_with(suffix) { suffix.len() } else { 0 };
     }
     Some(&text[start..end])
-}
-
-/// A formula found in a text.
-struct Formula<'t> {
-    /// Byte offset of the sign that opens the formula.
-    start: usize,
-    inside: &'t str,
-}
-
-/// The formulas of a text in order: `$…$`, `$$…$$`, `\(…\)` and `\[…\]`, if not empty. Takes one pass: an opening sign
-/// cancels any formula that is still open before it.
-fn formulas(text: &str) -> impl Iterator<Item = Formula<'_>> {
-    let bytes = text.as_bytes();
-    let mut at = 0;
-    // What closes it, where its sign is and where its inside begins.
-    let mut open: Option<(&str, usize, usize)> = None;
-    std::iter::from_fn(move || {
-        while let Some(&byte) = bytes.get(at) {
-            let start = at;
-            at += 1;
-            let sign = match (byte, bytes.get(at)) {
-                (b'\\', Some(b'(' | b')' | b'[' | b']')) => &text[start..start + 2],
-                (b'\\', Some(next)) => {
-                    // An escaped dollar or backslash.
-                    at += usize::from(next.is_ascii());
-                    continue;
-                }
-                (b'$', next) => {
-                    if let Some(("$", opening, begins)) = open
-                        && is_formula(&text[begins..start], &bytes[at..])
-                    {
-                        open = None;
-                        return Some(Formula { start: opening, inside: text[begins..start].trim() });
-                    }
-                    if next == Some(&b'$') { "$$" } else { "$" }
-                }
-                _ => continue,
-            };
-            at = start + sign.len();
-            let closing = match sign {
-                "\\)" | "\\]" | "$$" if open.is_some_and(|(closing, ..)| closing == sign) => {
-                    let (_, opening, begins) = open.take()?;
-                    let inside = text[begins..start].trim();
-                    if inside.is_empty() {
-                        continue;
-                    }
-                    return Some(Formula { start: opening, inside });
-                }
-                "\\(" => "\\)",
-                "\\[" => "\\]",
-                "$" => "$",
-                "$$" => "$$",
-                _ => continue,
-            };
-            open = Some((closing, start, at));
-        }
-        None
-    })
-}
-
-/// Whether `inside`, between two dollar signs, is mathematics and not the text between two prices. `after` is the text
-/// after the second sign.
-fn is_formula(inside: &str, after: &[u8]) -> bool {
-    !inside.trim().is_empty() && !after.first().is_some_and(u8::is_ascii_digit) && !is_prose(inside)
-}
-
-/// Whether a text is prose: it has the end of a sentence, two consecutive words that are no units, or begins or ends
-/// with a word such as "and" or "the".
-fn is_prose(text: &str) -> bool {
-    const JOINING: [&str; 21] = [
-        "and", "or", "to", "for", "of", "in", "on", "is", "so", "per", "but", "plus", "minus", "the", "at", "by",
-        "with", "then", "from", "as", "if",
-    ];
-    let text = text.trim();
-    let joins =
-        |word: &Range<usize>| (word.start == 0 || word.end == text.len()) && JOINING.contains(&&text[word.clone()]);
-    let mut before: Option<Range<usize>> = None;
-    for word in plain_words(text) {
-        let pair = before.replace(word.clone()).is_some_and(|before| {
-            let space = &text[before.end..word.start];
-            !space.is_empty()
-                && space.trim().is_empty()
-                && unit(&text[before]).is_none()
-                && unit(&text[word.clone()]).is_none()
-        });
-        if pair || joins(&word) {
-            return true;
-        }
-    }
-    text.contains(". ")
-}
-
-/// The words of at least two letters that are neither LaTeX commands nor inside `\text{…}`.
-fn plain_words(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
-    static WORD: LazyLock<Regex> =
-        LazyLock::new(|| regex(r"\\(?:text\w*|mbox|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+|\p{L}{2,}"));
-    WORD.find_iter(text).filter(|found| !found.as_str().starts_with('\\')).map(|found| found.range())
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Splits LaTeX, or the plain notation that models use instead, into tokens.
 
+use super::super::number::vulgar_fraction;
+
 /// A token of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Token {
@@ -14,7 +16,7 @@ pub(super) enum Token {
 }
 
 /// Unicode signs and the LaTeX commands with the same meaning.
-const SIGNS: [(char, &str); 28] = [
+const SIGNS: [(char, &str); 25] = [
     ('≈', "\\approx "),
     ('~', " "),
     ('×', "*"),
@@ -40,9 +42,6 @@ const SIGNS: [(char, &str); 28] = [
     ('∅', "\\emptyset "),
     ('²', "^2 "),
     ('³', "^3 "),
-    ('½', "\\frac{1}{2}"),
-    ('¼', "\\frac{1}{4}"),
-    ('¾', "\\frac{3}{4}"),
 ];
 
 /// LaTeX commands that change only the look of an answer; they are ignored.
@@ -78,9 +77,16 @@ const SPACING: [&str; 28] = [
 ];
 
 /// Plain words that are read as LaTeX commands.
-const WORDS: [&str; 18] = [
+const WORDS: [&str; 24] = [
     "mod", "sqrt", "pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan",
-    "theta", "infty", "cup",
+    "theta", "infty", "cup", "sinh", "cosh", "tanh", "coth", "sech", "csch",
+];
+
+/// Names of functions that may be written upright, as in `\operatorname{lcm}(4, 6)`.
+const UPRIGHT: [&str; 32] = [
+    "max", "min", "gcd", "lcm", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos",
+    "arctan", "arcsec", "arccsc", "sinh", "cosh", "tanh", "coth", "sech", "csch", "arsinh", "arcosh", "artanh",
+    "arcsinh", "arccosh", "arctanh", "lg", "mod",
 ];
 
 /// The tokens of `text`. With `thousands`, a comma before exactly three digits belongs to the number.
@@ -135,7 +141,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
                     at += 1;
                 }
                 "text" | "textnormal" | "mbox" | "textbf" | "textit" | "mathrm" | "mathbf" | "mathit" | "textrm"
-                | "operatorname" => {
+                | "emph" | "textsf" | "texttt" | "mathsf" | "mathtt" | "operatorname" => {
                     let (inside, end) = braced(&chars, at);
                     at = end;
                     let mut letters = inside.trim().chars();
@@ -147,8 +153,10 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
                     };
                     if let Some(letter) = letter.filter(|_| symbol) {
                         tokens.push(Token::Char(letter));
-                    } else if inside.trim() == "mod" {
-                        tokens.push(Token::Command("mod".into()));
+                    } else if matches!(inside.trim(), "GCD" | "LCM") {
+                        tokens.push(Token::Command(inside.trim().to_lowercase()));
+                    } else if UPRIGHT.contains(&inside.trim()) {
+                        tokens.push(Token::Command(inside.trim().into()));
                     } else if matches!(inside.trim(), "%" | "\\%") {
                         tokens.push(Token::Command("%".into()));
                     } else if inside.chars().any(|c| c.is_ascii_digit()) {
@@ -212,12 +220,23 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
 
 /// The text without spacing commands, with `^` for `**`, and with numbers joined whose thousands LaTeX separates.
 fn plain(text: &str) -> String {
-    let text = text.replace("**", "^").replace("{,}", "").replace(",\\! ", "").replace(",\\!", "");
+    let text = text
+        .replace("**", "^")
+        .replace("{,}", "")
+        .replace("{:}", ":")
+        .replace(" !=", "\\ne ")
+        .replace(",\\! ", "")
+        .replace(",\\!", "");
     let mut text = without_thin_spaces(&text);
     for (sign, latex) in SIGNS {
         if text.contains(sign) {
             text = text.replace(sign, latex);
         }
+    }
+    if text.chars().any(|c| vulgar_fraction(c).is_some()) {
+        let plain =
+            |c: char| vulgar_fraction(c).map_or(c.to_string(), |(top, bottom)| format!("\\frac{{{top}}}{{{bottom}}}"));
+        text = text.chars().map(plain).collect();
     }
     for spacing in SPACING {
         // `\leftarrow` is no `\left`.

@@ -20,6 +20,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::grader::Grader;
+use super::markup::{bare, emphasized, undecorated};
 use super::units;
 use crate::Result;
 use crate::batch::Verdict;
@@ -60,7 +61,11 @@ impl Grader<1> for Math {
 
     fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
         let gold = extract::gold(answer)?;
-        Some(Verdict::of(extract::answer_of(completion, self.options.strict), |given| equal::equal(&gold, given)))
+        // Emphasis says which words are the answer ("**5** of them"), or is a part of the answer's look.
+        let (emphasized, plain) = (emphasized(completion), undecorated(completion));
+        let answers = [&emphasized, &plain].map(|text| extract::answer_of(text, self.options.strict).map(bare));
+        let given = answers.iter().any(Option::is_some).then(|| answers.into_iter().flatten());
+        Some(Verdict::of(given, |mut given| given.any(|given| equal::equal(&gold, given))))
     }
 
     fn unread(&self, _: [&Value; 1]) -> (String, Option<String>) {

@@ -10,6 +10,15 @@ use super::parse::{Node, Op};
 use super::units::unit;
 use std::collections::BTreeSet;
 
+/// Which value a fractional power of a negative number has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Power {
+    /// With an odd root, the real one, as school means: (−8)^{1/3} is −2.
+    Real,
+    /// The principal one: (−8)^{1/3} is 1 + √3 i.
+    Principal,
+}
+
 const TRIGONOMETRIC: [&str; 6] = ["sin", "cos", "tan", "cot", "sec", "csc"];
 
 /// The exact value, if it is a fraction that fits a [`Rational`].
@@ -116,6 +125,12 @@ impl Complex {
         self.mul(Complex { re: other.re / norm, im: -other.im / norm })
     }
 
+    /// The value, unless it should not be 0 (`zero`) and is too small for an f64 to tell from others: e^{−1000} is not
+    /// e^{−1001}.
+    fn unless_lost(self, zero: bool) -> Option<Complex> {
+        (zero || self.abs() >= f64::MIN_POSITIVE || self.abs().is_nan()).then_some(self)
+    }
+
     fn exp(self) -> Complex {
         let size = libm::exp(self.re);
         Complex { re: size * libm::cos(self.im), im: size * libm::sin(self.im) }
@@ -147,71 +162,107 @@ impl Complex {
 
 /// The value of a node, with the values of variables from `point`; `None` if it is undefined.
 pub(super) fn value(node: &Node, point: &dyn Fn(&str) -> f64) -> Option<Complex> {
-    value_with(node, point, 1.0)
+    value_of(node, point, Power::Real)
 }
 
-/// The value of a node when a degree counts as `degree`: 1 where it is a unit that may be left out, π/180 as the
-/// argument of a sine.
-fn value_with(node: &Node, point: &dyn Fn(&str) -> f64, degree: f64) -> Option<Complex> {
-    let of = |node: &Node| value_with(node, point, degree);
-    let value = match node {
-        Node::Large(digits) => Complex::real(digits.parse().ok()?),
-        Node::Infinity => Complex::real(f64::INFINITY),
-        Node::Symbol(name) => match name.as_str() {
-            "pi" => Complex::real(std::f64::consts::PI),
-            "e" => Complex::real(std::f64::consts::E),
-            "i" => Complex { re: 0.0, im: 1.0 },
-            name => Complex::real(point(name)),
-        },
-        Node::Unit(inside, name) if unit(name) == Some("degree") => of(inside)?.mul(Complex::real(degree)),
-        Node::Unit(inside, _) => of(inside)?,
-        Node::Percent(inside) => of(inside)?.div(Complex::real(100.0)),
-        Node::Function(name, argument, base) => {
-            let degree = if TRIGONOMETRIC.contains(&name.as_str()) { std::f64::consts::PI / 180.0 } else { degree };
-            let argument = value_with(argument, point, degree)?;
-            function(name, argument, base.as_ref().map_or(Some(None), |base| of(base).map(Some))?)?
-        }
-        Node::Op(op, parts) => {
-            // Which knows no sine, in whose argument a degree is not 1.
-            if let Some(exact) = exact(node).filter(|_| degree == 1.0) {
-                return Some(Complex::real(exact.to_f64()));
+/// [`value`] with a choice of fractional powers.
+pub(super) fn value_of(node: &Node, point: &dyn Fn(&str) -> f64, power: Power) -> Option<Complex> {
+    Evaluation { point, degree: 1.0, power }.value(node)
+}
+
+/// How variables, degrees and powers are evaluated.
+#[derive(Clone, Copy)]
+struct Evaluation<'a> {
+    point: &'a dyn Fn(&str) -> f64,
+    /// What a degree counts as: 1 where it is a unit that may be left out, π/180 as the argument of a sine.
+    degree: f64,
+    power: Power,
+}
+
+impl Evaluation<'_> {
+    fn value(self, node: &Node) -> Option<Complex> {
+        let of = |node: &Node| self.value(node);
+        let value = match node {
+            Node::Large(digits) => Complex::real(digits.parse().ok()?),
+            Node::Infinity => Complex::real(f64::INFINITY),
+            Node::Symbol(name) => match name.as_str() {
+                "pi" => Complex::real(std::f64::consts::PI),
+                "e" => Complex::real(std::f64::consts::E),
+                "i" => Complex { re: 0.0, im: 1.0 },
+                name => Complex::real((self.point)(name)),
+            },
+            Node::Unit(inside, name) if unit(name) == Some("degree") => of(inside)?.mul(Complex::real(self.degree)),
+            Node::Unit(inside, _) => of(inside)?,
+            Node::Percent(inside) => of(inside)?.div(Complex::real(100.0)),
+            Node::Function(name, argument, base) => {
+                let trigonometric = TRIGONOMETRIC.contains(&name.as_str());
+                let degree = if trigonometric { std::f64::consts::PI / 180.0 } else { self.degree };
+                let argument = Evaluation { degree, ..self }.value(argument)?;
+                function(name, argument, base.as_ref().map_or(Some(None), |base| of(base).map(Some))?)?
             }
-            let x = of(&parts[0])?;
-            let y = || of(parts.get(1)?);
-            let integer = |x: Complex| (x.im == 0.0 && x.re.fract() == 0.0 && x.re >= 0.0).then_some(x.re);
-            match op {
-                Op::Add => x.add(y()?),
-                Op::Neg => Complex::real(-1.0).mul(x),
-                Op::Mul => x.mul(y()?),
-                Op::Div => x.div(y()?),
-                Op::Pow => x.pow(y()?),
-                Op::Root => root(y()?, x)?,
-                Op::Factorial => {
-                    Complex::real((1..=integer(x).filter(|n| *n <= 170.0)? as u32).map(f64::from).product())
-                }
-                Op::Binomial => {
-                    let (n, k) = (x, integer(y()?).filter(|k| *k <= 100.0)?);
-                    (0..k as u32).map(f64::from).fold(Complex::real(1.0), |product, i| {
-                        product.mul(n.sub(Complex::real(i))).div(Complex::real(i + 1.0))
-                    })
-                }
-                Op::Abs => Complex::real(x.abs()),
-                Op::Floor if x.im == 0.0 => Complex::real(x.re.floor()),
-                Op::Ceil if x.im == 0.0 => Complex::real(x.re.ceil()),
-                Op::Max | Op::Min => {
-                    let values: Option<Vec<f64>> =
-                        parts.iter().map(|part| of(part).filter(|x| x.im == 0.0).map(|x| x.re)).collect();
-                    let pick = if *op == Op::Max { f64::max } else { f64::min };
-                    Complex::real(values?.into_iter().reduce(pick)?)
-                }
-                Op::Floor | Op::Ceil | Op::PlusMinus | Op::Mod | Op::Gcd | Op::Lcm => return None,
-            }
+            Node::Op(op, parts) => self.operation(node, *op, parts)?,
+            other => Complex::real(exact(other)?.to_f64()),
+        };
+        // What overflows is not known to be equal to anything.
+        let finite = value.re.is_finite() && value.im.is_finite();
+        (finite || infinite(node)).then_some(value)
+    }
+
+    fn operation(self, node: &Node, op: Op, parts: &[Node]) -> Option<Complex> {
+        let of = |node: &Node| self.value(node);
+        // Which knows no sine, in whose argument a degree is not 1.
+        if let Some(exact) = exact(node).filter(|_| self.degree == 1.0) {
+            return Some(Complex::real(exact.to_f64()));
         }
-        other => Complex::real(exact(other)?.to_f64()),
-    };
-    // What overflows is not known to be equal to anything.
-    let finite = value.re.is_finite() && value.im.is_finite();
-    (finite || infinite(node)).then_some(value)
+        let x = of(&parts[0])?;
+        let y = || of(parts.get(1)?);
+        let integer = |x: Complex| (x.im == 0.0 && x.re.fract() == 0.0 && x.re >= 0.0).then_some(x.re);
+        Some(match op {
+            Op::Add => x.add(y()?),
+            Op::Neg => Complex::real(-1.0).mul(x),
+            Op::Mul => {
+                let y = y()?;
+                let zero = x.abs() == 0.0 || y.abs() == 0.0;
+                x.mul(y).unless_lost(zero)?
+            }
+            Op::Div => x.div(y()?).unless_lost(x.abs() == 0.0)?,
+            Op::Pow => {
+                let odd = parts.get(1).and_then(exact).and_then(odd_root).filter(|_| self.power == Power::Real);
+                match odd {
+                    Some((power, odd)) if x.im == 0.0 && x.re < 0.0 => {
+                        let size = Complex::real(libm::pow(-x.re, power)).unless_lost(false)?;
+                        if odd { Complex::real(-1.0).mul(size) } else { size }
+                    }
+                    _ => x.pow(y()?).unless_lost(x.abs() == 0.0)?,
+                }
+            }
+            Op::Root if self.power == Power::Principal => y()?.pow(Complex::real(1.0).div(x)),
+            Op::Root => root(y()?, x)?,
+            Op::Factorial => Complex::real((1..=integer(x).filter(|n| *n <= 170.0)? as u32).map(f64::from).product()),
+            Op::Binomial => {
+                let (n, k) = (x, integer(y()?).filter(|k| *k <= 100.0)?);
+                (0..k as u32).map(f64::from).fold(Complex::real(1.0), |product, i| {
+                    product.mul(n.sub(Complex::real(i))).div(Complex::real(i + 1.0))
+                })
+            }
+            Op::Abs => Complex::real(x.abs()),
+            Op::Floor if x.im == 0.0 => Complex::real(x.re.floor()),
+            Op::Ceil if x.im == 0.0 => Complex::real(x.re.ceil()),
+            Op::Max | Op::Min => {
+                let values: Option<Vec<f64>> =
+                    parts.iter().map(|part| of(part).filter(|x| x.im == 0.0).map(|x| x.re)).collect();
+                let pick = if op == Op::Max { f64::max } else { f64::min };
+                Complex::real(values?.into_iter().reduce(pick)?)
+            }
+            Op::Floor | Op::Ceil | Op::PlusMinus | Op::Mod | Op::Gcd | Op::Lcm => return None,
+        })
+    }
+}
+
+/// For an exponent p/q in lowest terms with an odd q above 1: its value, and whether p is odd, too.
+fn odd_root(exponent: Rational) -> Option<(f64, bool)> {
+    let (p, q) = exponent.parts();
+    (q > 1 && q % 2 == 1).then(|| (exponent.to_f64(), p % 2 != 0))
 }
 
 /// Whether a node is ∞ or −∞ itself.
@@ -237,17 +288,42 @@ fn root(x: Complex, degree: Complex) -> Option<Complex> {
 fn function(name: &str, x: Complex, base: Option<Complex>) -> Option<Complex> {
     let one = Complex::real(1.0);
     let real = |f: fn(f64) -> f64| (x.im == 0.0).then(|| Complex::real(f(x.re)));
-    Some(match name {
+    let inverse = |f: fn(f64) -> f64| (x.im == 0.0).then(|| Complex::real(f(1.0 / x.re)));
+    // e^x and e^{-x}, which both must be known.
+    let both = || {
+        let (grows, falls) = (x.exp(), Complex::real(-1.0).mul(x).exp());
+        (grows.abs().is_finite() && falls.abs().is_finite()).then_some((grows, falls))
+    };
+    let half = Complex::real(0.5);
+    let cosh = || both().map(|(grows, falls)| grows.add(falls).mul(half));
+    let sinh = || {
+        if x.im == 0.0 {
+            return Some(Complex::real(libm::sinh(x.re))).filter(|x| x.re.is_finite());
+        }
+        both().map(|(grows, falls)| grows.sub(falls).mul(half))
+    };
+    let value = match name {
         "sin" => x.sin(),
         "cos" => x.cos(),
         "tan" => x.sin().div(x.cos()),
         "cot" => x.cos().div(x.sin()),
         "sec" => one.div(x.cos()),
         "csc" => one.div(x.sin()),
-        "exp" => x.exp(),
+        "sinh" => sinh()?,
+        "cosh" => cosh()?,
+        "tanh" => sinh()?.div(cosh()?),
+        "coth" => cosh()?.div(sinh()?),
+        "sech" => one.div(cosh()?),
+        "csch" => one.div(sinh()?),
+        "exp" => x.exp().unless_lost(false)?,
         "arcsin" => real(libm::asin)?,
         "arccos" => real(libm::acos)?,
         "arctan" => real(libm::atan)?,
+        "arcsec" => inverse(libm::acos)?,
+        "arccsc" => inverse(libm::asin)?,
+        "arsinh" | "arcsinh" => real(libm::asinh)?,
+        "arcosh" | "arccosh" => real(libm::acosh)?,
+        "artanh" | "arctanh" => real(libm::atanh)?,
         "lg" => x.ln().div(Complex::real(std::f64::consts::LN_10)),
         // "log" without a base is the natural one, as in sympy.
         "ln" | "log" => match base {
@@ -255,7 +331,9 @@ fn function(name: &str, x: Complex, base: Option<Complex>) -> Option<Complex> {
             None => x.ln(),
         },
         _ => return None,
-    })
+    };
+    // acosh(0) is not a number.
+    (!value.re.is_nan() && !value.im.is_nan()).then_some(value)
 }
 
 /// Adds the names of the variables in a node to `names`.
@@ -264,7 +342,11 @@ pub(super) fn variables(node: &Node, names: &mut BTreeSet<String>) {
         Node::Symbol(name) if !["pi", "e", "i"].contains(&name.as_str()) => {
             names.insert(name.clone());
         }
-        Node::Op(_, parts) | Node::Union(parts) | Node::Ratio(parts) | Node::Relation(parts, _) => {
+        Node::Op(_, parts)
+        | Node::Union(parts)
+        | Node::Ratio(parts)
+        | Node::Clock(parts, _)
+        | Node::Relation(parts, _) => {
             parts.iter().for_each(|part| variables(part, names));
         }
         Node::List { items, .. } => items.iter().for_each(|item| variables(item, names)),

@@ -4,8 +4,11 @@ use super::super::super::rational::Rational;
 use super::super::lex::Token;
 use super::{MAX_DEPTH, Node, Op, Parser};
 
-const FUNCTIONS: [&str; 13] =
-    ["sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "lg"];
+const FUNCTIONS: [&str; 27] = [
+    "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "arcsec", "arccsc",
+    "lg", "sinh", "cosh", "tanh", "coth", "sech", "csch", "arsinh", "arcosh", "artanh", "arcsinh", "arccosh",
+    "arctanh",
+];
 
 const LETTERS: [&str; 25] = [
     "pi",
@@ -79,6 +82,7 @@ impl Parser {
 
     /// Parses the fraction of a mixed number: the 4/5 of `1 4/5` and of `1\frac{4}{5}`. There must be an integer at
     /// `start` and a fraction of two integers after it, which is checked before reading. Any other `\frac` is a factor.
+    /// `4 10/3` is neither.
     fn fraction_of(&mut self, start: usize) -> Option<Option<Node>> {
         let digits = |token: &Token| matches!(token, Token::Number(digits) if !digits.contains('.'));
         let (whole, rest) = self.tokens.get(start..)?.split_first()?;
@@ -87,9 +91,9 @@ impl Parser {
         }
         if let [Token::Number(top), Token::Char('/'), Token::Number(bottom), ..] = rest {
             let number = |digits: &str| Rational::decimal(digits).filter(|n| n.integer().is_some()).map(Node::Number);
-            let parts = vec![number(top)?, number(bottom)?];
+            let part = Node::Op(Op::Div, vec![number(top)?, number(bottom)?]);
             self.at += 3;
-            return Some(Some(Node::Op(Op::Div, parts)));
+            return Some(Some(part).filter(is_proper));
         }
         let (Token::Command(name), mut rest) = rest.split_first()? else { return None };
         let mut wanted = if name == "frac" { 2 } else { return None };
@@ -101,7 +105,7 @@ impl Parser {
                 _ => return None,
             };
         }
-        Some(self.primary())
+        Some(self.primary().filter(is_proper))
     }
 
     /// Parses an exponent: `^2`, `^{-1}`, and the forms `^10` and `^-1` that models write.
@@ -288,7 +292,7 @@ impl Parser {
             argument = Node::Op(Op::Mul, vec![argument, self.power()?]);
         }
         let inverse = matches!(&power, Some(Node::Op(Op::Neg, one)) if one[0] == Node::Number(Rational::new(1, 1)?));
-        if inverse && ["sin", "cos", "tan"].contains(&name) {
+        if inverse && ["sin", "cos", "tan", "sinh", "cosh", "tanh"].contains(&name) {
             return Some(Node::Function(format!("arc{name}"), argument.into(), base));
         }
         let node = Node::Function(name.to_owned(), argument.into(), base);
@@ -300,11 +304,16 @@ impl Parser {
 
     fn matrix(&mut self) -> Option<Node> {
         let kind = self.environment()?;
-        if !["pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix"].contains(&kind.as_str()) {
+        if kind == "array" {
+            self.columns_of_array()?;
+        } else if !["pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "psmallmatrix", "bsmallmatrix"]
+            .contains(&kind.as_str())
+        {
             return None;
         }
         let mut rows = vec![Vec::new()];
         loop {
+            while self.skip_command("hline") {}
             if self.skip_command("end") {
                 self.environment().filter(|end| *end == kind)?;
                 break;
@@ -313,6 +322,7 @@ impl Parser {
             let item = self.relation()?;
             rows.last_mut()?.push(item);
             if self.skip('\\') {
+                self.skip_row_space();
                 rows.push(Vec::new());
             } else if !(self.skip('&') || self.peek_command() == Some("end")) {
                 return None;
@@ -321,6 +331,39 @@ impl Parser {
         rows.retain(|row| !row.is_empty());
         let width = rows.first()?.len();
         rows.iter().all(|row| row.len() == width).then_some(Node::Matrix(rows))
+    }
+
+    /// Skips the columns of an array, as `{c|c}` and `[t]{@{}rr@{}}`.
+    fn columns_of_array(&mut self) -> Option<()> {
+        if self.skip('[') {
+            while !self.skip(']') {
+                self.take()?;
+            }
+        }
+        let mut depth = 0usize;
+        loop {
+            match self.take()? {
+                Token::Char('{') => depth += 1,
+                Token::Char('}') if depth <= 1 => return (depth == 1).then_some(()),
+                Token::Char('}') => depth -= 1,
+                _ if depth == 0 => return None,
+                _ => {}
+            }
+        }
+    }
+
+    /// Skips the space after a row, as `[4pt]`.
+    fn skip_row_space(&mut self) {
+        let Some([Token::Char('['), Token::Number(_), rest @ ..]) = self.tokens.get(self.at..) else { return };
+        let letters = rest.iter().take_while(|token| match token {
+            Token::Char(c) => c.is_alphabetic(),
+            Token::Text(_) => true,
+            _ => false,
+        });
+        let letters = letters.count();
+        if letters > 0 && rest.get(letters) == Some(&Token::Char(']')) {
+            self.at += letters + 3;
+        }
     }
 
     /// Parses the name of an environment, as `{pmatrix}`.
@@ -337,6 +380,16 @@ impl Parser {
             }
         }
         Some(name)
+    }
+}
+
+/// Whether a fraction of two integers is below 1.
+fn is_proper(fraction: &Node) -> bool {
+    match fraction {
+        Node::Op(Op::Div, parts) => {
+            matches!(&parts[..], [Node::Number(top), Node::Number(bottom)] if top.to_f64() < bottom.to_f64())
+        }
+        _ => false,
     }
 }
 

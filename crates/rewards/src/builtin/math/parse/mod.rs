@@ -57,6 +57,8 @@ pub(super) enum Node {
     Union(Vec<Node>),
     /// A ratio such as `3:2`.
     Ratio(Vec<Node>),
+    /// A time such as `12:30`, or a ratio that is written like one, and whether a part is written as `:05`.
+    Clock(Vec<Node>, bool),
     Matrix(Vec<Vec<Node>>),
     /// A relation: its sides, and the signs between them: `=`, `<`, `>`, `≤`, `≥`, `≠`.
     Relation(Vec<Node>, Vec<char>),
@@ -209,16 +211,21 @@ impl Parser {
             self.at += usize::from(starts);
         }
         // "Area = 25"
+        let start = self.at;
         let first = match self.peek() {
             Some(Token::Text(_)) => self.primary()?,
             _ => self.sum()?,
         };
         if self.peek_char() == Some(':') && !matches!(first, Node::Text(_)) {
-            let mut parts = vec![first];
+            let (mut parts, mut starts) = (vec![first], vec![start]);
             while self.skip(':') {
+                starts.push(self.at);
                 parts.push(self.sum()?);
             }
-            return Some(Node::Ratio(parts));
+            return Some(match self.clock(&starts) {
+                Some(padded) => Node::Clock(parts, padded),
+                None => Node::Ratio(parts),
+            });
         }
         if self.skip_command("in") {
             return Some(Node::Member(first.into(), self.sum()?.into()));
@@ -229,6 +236,32 @@ impl Parser {
             sides.push(self.sum()?);
         }
         Some(if signs.is_empty() { sides.remove(0) } else { Node::Relation(sides, signs) })
+    }
+
+    /// Whether parts that begin at these tokens, with `:` between, are written like a time: `12:30`, `1:05:00`, and
+    /// also any numbers with a part such as `:05`; whether there is such a part.
+    fn clock(&self, starts: &[usize]) -> Option<bool> {
+        let ends = starts[1..].iter().map(|start| start - 1).chain([self.at]);
+        let digits: Vec<&str> = starts
+            .iter()
+            .zip(ends)
+            .filter_map(|(&start, end)| match self.tokens.get(start..end)? {
+                // Words such as "am" may follow.
+                [Token::Number(digits), rest @ ..] if rest.iter().all(|token| matches!(token, Token::Text(_))) => {
+                    Some(&**digits)
+                }
+                _ => None,
+            })
+            .filter(|digits| !digits.contains('.'))
+            .collect();
+        if digits.len() < starts.len() {
+            return None;
+        }
+        let time = digits.len() <= 3
+            && digits[0].len() <= 2
+            && digits[1..].iter().all(|digits| digits.len() == 2 && *digits < "60");
+        let padded = digits[1..].iter().any(|digits| digits.len() > 1 && digits.starts_with('0'));
+        (time || padded).then_some(padded)
     }
 
     /// Parses the words after `first` into one text.

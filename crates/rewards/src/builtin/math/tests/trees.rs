@@ -24,6 +24,7 @@ fn shown(node: &Node) -> String {
         Node::List { open, close, items } => format!("{open}{}{close}", all(items, ", ")),
         Node::Union(parts) => format!("union({})", all(parts, ", ")),
         Node::Ratio(parts) => format!("ratio({})", all(parts, ", ")),
+        Node::Clock(parts, _) => format!("clock({})", all(parts, ", ")),
         Node::Matrix(rows) => {
             format!("matrix({})", rows.iter().map(|row| all(row, " ")).collect::<Vec<_>>().join("; "))
         }
