@@ -98,17 +98,17 @@ def json_of(rows: list[dict], name: str, needed: tuple[str, ...]) -> list[str]:
 def exact_json(value: Any, **options: Any) -> str:
     """Returns a value as JSON for the engine, with integers beyond 64 bits as text."""
     text = json.dumps(value, cls=Encoder, **options)
-    return json.dumps(_exact(value), cls=Encoder, **options) if DIGITS.search(text) else text
+    return json.dumps(exact(value), cls=Encoder, **options) if DIGITS.search(text) else text
 
 
-def _exact(value: Any) -> Any:
+def exact(value: Any) -> Any:
     """Replaces integers beyond 64 bits by text, which the engine's graders read exactly."""
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return str(value)
     if isinstance(value, dict):
-        return {key: _exact(item) for key, item in value.items()}
+        return {key: exact(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_exact(item) for item in value]
+        return [exact(item) for item in value]
     return value
 
 

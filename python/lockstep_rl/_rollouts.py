@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from ._data import Encoder
+from ._data import DIGITS, Encoder, exact
 
 _NEEDED = ("prompt_ids", "completion_ids", "logprobs")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop")
@@ -131,4 +131,5 @@ def _json(columns: dict) -> str:
             "numbers, texts, lists or dicts"
         )
 
-    return json.dumps(columns, default=plain)
+    text = json.dumps(columns, default=plain)
+    return json.dumps(exact(columns), default=plain) if DIGITS.search(text) else text
