@@ -298,10 +298,10 @@ fn a_number_that_64_bits_do_not_hold_is_refused_with_its_place() {
     let big = "100000000000000000001";
     let mut wrong = Vec::new();
     for (name, text, expected) in [
-        ("a.jsonl", format!("{{\"x\": 1}}\n{{\"x\": {big}}}"), said("a.jsonl, line 2", "x", big, "1e20")),
-        ("a.jsonl", format!("{{\"x\": [{{\"y\": {big}}}]}}"), said("a.jsonl, line 1", "x", big, "1e20")),
-        ("a.json", format!("[{{\"x\": 1}}, {{\"x\": {big}}}]"), said("a.json, row 2", "x", big, "1e20")),
-        ("a.json", format!("{{\"x\": {big}}}"), said("a.json, line 1", "x", big, "1e20")),
+        ("a.jsonl", format!("{{\"x\": 1}}\n{{\"x\": {big}}}"), said("a.jsonl, line 2", "x", big, "1e+20")),
+        ("a.jsonl", format!("{{\"x\": [{{\"y\": {big}}}]}}"), said("a.jsonl, line 1", "x", big, "1e+20")),
+        ("a.json", format!("[{{\"x\": 1}}, {{\"x\": {big}}}]"), said("a.json, row 2", "x", big, "1e+20")),
+        ("a.json", format!("{{\"x\": {big}}}"), said("a.json, line 1", "x", big, "1e+20")),
         (
             "a.jsonl",
             "{\"x\": 0.12345678901234567890}".into(),
