@@ -64,11 +64,8 @@ fn has_dollar(pattern: &str) -> bool {
     let mut chars = pattern.chars().peekable();
     while let Some(c) = chars.next() {
         match c {
-            '\\' => {
-                if chars.next() == Some('z') {
-                    return false;
-                }
-            }
+            // The character behind a backslash is itself.
+            '\\' if chars.next() == Some('z') => return false,
             '[' if !class => {
                 class = true;
                 // A bracket at the beginning of a class is one of its characters.
