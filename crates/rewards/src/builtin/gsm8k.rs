@@ -3,8 +3,9 @@
 //! The answer column holds GSM8K's solution text, whose number follows `####`, or just the number. The completion's
 //! number is the one after its last `####`; else the one in its last `<answer>` or `\boxed{…}`; else (unless `strict`)
 //! the one after "answer is", or the last number of the text. The words around a number must not retract it (`not 42`,
-//! `42 or 43`, `42:00`). Numbers are compared exactly, never as floats: `1,000.50`, `$1000.5`, `1000.5 %`, `2001/2` and
-//! `1.0005e3` are equal. A row whose answer has no number gives `None` with a problem.
+//! `42 or 43`, `42:00`). Numbers are compared exactly, never as floats: `1,000.50`, `$1000.5`, `1000.5 %`, `2001/2`,
+//! `\frac{2001}{2}`, `1000½` and `1.0005e3` are equal. In a formula a number counts only by itself: `$6 \times 7$` has
+//! none. A row whose answer has no number gives `None` with a problem.
 //!
 //! Dataset: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems", <https://arxiv.org/abs/2110.14168>.
 
