@@ -11,6 +11,7 @@ use lockstep::error::paragraph;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::time::Duration;
+use telemetry::system::{MemoryLimit, memory_limits};
 
 /// Says what this machine has, what will be used, and why.
 #[derive(Debug, clap::Args)]
@@ -31,6 +32,9 @@ pub struct Args {
     pub threads: Option<usize>,
 }
 
+/// The memory that the measurement of this machine's speed takes, with some room.
+const MEASURED_BYTES: u64 = 320 << 20;
+
 /// The results of all checks.
 struct Findings {
     cpu: Option<String>,
@@ -43,7 +47,7 @@ struct Findings {
     threads: usize,
     total_memory: Option<u64>,
     available_memory: Option<u64>,
-    memory_limit: Option<u64>,
+    memory_limit: Option<MemoryLimit>,
     ceilings: Ceilings,
 }
 
@@ -54,6 +58,15 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Err(error) => (open(Some(Device::Cpu))?, Some(error)),
     };
     let memory = telemetry::system::memory_bytes();
+    let memory_limit = memory_limits().into_iter().next();
+    // Before the measurement: in a small control group it may be the last line.
+    if let Some(limit) = memory_limit.as_ref().filter(|limit| limit.left() < MEASURED_BYTES) {
+        output::note(format_args!(
+            "warning: this process is limited to {limit}, of which {} are left; the measurement needs {}",
+            mib(limit.left()),
+            mib(MEASURED_BYTES)
+        ));
+    }
     let findings = Findings {
         cpu: cpu_name(),
         cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
@@ -61,7 +74,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         threads: ctx.threads(),
         total_memory: memory.0,
         available_memory: memory.1,
-        memory_limit: telemetry::system::memory_limit_bytes(),
+        memory_limit,
         ceilings: measure(&ctx, Duration::from_secs(1))?,
         cuda: CudaProbe::new(),
         refused,
@@ -76,6 +89,7 @@ impl Findings {
     fn json(&self) -> Value {
         json!({
             "version": env!("CARGO_PKG_VERSION"),
+            "build": crate::build(),
             "os": std::env::consts::OS,
             "arch": std::env::consts::ARCH,
             "cpu": self.cpu,
@@ -85,7 +99,8 @@ impl Findings {
             "threads": self.threads,
             "memory_bytes": self.total_memory,
             "memory_available_bytes": self.available_memory,
-            "memory_limit_bytes": self.memory_limit,
+            "memory_limit_bytes": self.memory_limit.as_ref().map(|limit| limit.bytes),
+            "memory_limit_by": self.memory_limit.as_ref().map(|limit| &limit.source),
             "dtypes": ["f32", "bf16"],
             "amx": Isa::amx_refusal().unwrap_or("usable"),
             "bf16_pairs": Isa::dots_refusal().unwrap_or("usable"),
@@ -185,8 +200,8 @@ impl Findings {
     fn memory(&self) -> String {
         let bytes = |n: Option<u64>| n.map_or_else(|| "unknown".to_owned(), gib);
         let mut memory = format!("{}, {} available", bytes(self.total_memory), bytes(self.available_memory));
-        if let Some(limit) = self.memory_limit {
-            let _ = write!(memory, "; this process may use {} (control group)", gib(limit));
+        if let Some(limit) = &self.memory_limit {
+            let _ = write!(memory, "; this process is limited to {limit}, of which {} are left", mib(limit.left()));
         }
         memory
     }
@@ -238,10 +253,7 @@ impl Findings {
             ),
         };
         let lines = [
-            (
-                "lockstep",
-                format!("{} on {} {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH),
-            ),
+            ("lockstep", format!("{} on {} {}", crate::build(), std::env::consts::OS, std::env::consts::ARCH)),
             ("processor", self.cpu.clone().unwrap_or_else(|| "unknown".to_owned())),
             ("cores", format!("{} (this process may use them)", self.cores)),
             ("memory", self.memory()),
@@ -287,6 +299,10 @@ impl Findings {
 
 fn device_name(number: usize) -> &'static str {
     Device::Cuda(u8::try_from(number).unwrap_or(u8::MAX)).name()
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 fn gib(bytes: u64) -> String {

@@ -6,6 +6,7 @@
 mod bench;
 mod bench_flags;
 mod board;
+mod build;
 mod config;
 mod dashboard;
 mod demo;
@@ -42,7 +43,7 @@ use std::ffi::OsString;
 
 /// Reinforcement-learning post-training for language models: rollout and training in one engine.
 #[derive(Debug, Parser)]
-#[command(name = "lockstep", version, after_help = AFTER_HELP, max_term_width = 110)]
+#[command(name = "lockstep", version = build::TEXT.as_str(), after_help = AFTER_HELP, max_term_width = 110)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -127,6 +128,7 @@ enum Command {
     Bench(bench::Args),
 }
 
+pub use build::build;
 pub use dashboard::page_of;
 
 /// As [`main`], for a program that is started by the words `program` instead of its own file. Child processes are
@@ -139,6 +141,7 @@ pub fn main_of(program: Vec<OsString>, arguments: impl IntoIterator<Item = OsStr
 /// Parses the arguments (the first is the program's name), runs the command, reports an error, and returns the exit
 /// code.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    build().announce();
     let cli = match parse(arguments) {
         Ok(cli) => cli,
         Err(error) => {

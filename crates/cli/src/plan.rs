@@ -5,7 +5,7 @@ use crate::output;
 use kernels::Device;
 use lockstep::config::{Config, Purpose};
 use lockstep::error::OrBadInput;
-use lockstep::{Available, MemoryPlan, context, error};
+use lockstep::{Available, MemoryPlan, PlannedRun, context, error};
 use serde_json::json;
 use telemetry::table::{Align, Table};
 use telemetry::{ConsoleSink, Sinks};
@@ -67,20 +67,23 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     let sinks = Sinks::new();
     sinks.add(ConsoleSink::new(LogArgs::default().open()?));
     let device = config.device.map_or_else(Device::from_env, Ok).or_bad_input()?;
-    let plan = lockstep::plan(purpose, &config, args.distributed, &sinks)?.on(device);
     // A run may be planned where its device is not.
     let opened = device.is_cuda().then(|| context(Some(device), config.threads, config.dtype));
     let available = match &opened {
         Some(Ok(ctx)) => Available::of(ctx),
-        _ => Available { host: MemoryPlan::available_bytes(), device: None },
+        _ => Available::of_host(),
     };
-    let fits = plan.check(available, &config);
+    let run = PlannedRun { purpose, config: &config, distributed: args.distributed, device };
+    let (plan, fits) = run.check(&available, &sinks)?;
     if args.json {
         let mut object = json!({
             "parts": plan.parts,
             "total_bytes": plan.total,
             "needed_bytes": plan.needed(),
             "available_bytes": available.host,
+            "limit_bytes": available.limit.as_ref().map(|limit| limit.bytes),
+            "limited_by": available.limit.as_ref().map(|limit| &limit.source),
+            "refusal": fits.as_ref().err().map(error::paragraph),
             "fits": fits.is_ok(),
             "longest_prompt": plan.longest.prompt,
             "longest_completion": plan.longest.completion,
@@ -106,7 +109,8 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
         text += &format!("{}\n", config.skipping());
     }
     text += &format!("prompts of {} tokens, completions of {} ({of})\n", longest.prompt, longest.completion);
-    let here = available.host.map(|bytes| format!("{} MiB are available", mib(bytes)));
+    let limit = available.limit.as_ref().map_or(String::new(), |limit| format!(" (limited to {limit})"));
+    let here = available.host.map(|bytes| format!("{} MiB are available{limit}", mib(bytes)));
     let there = available.device.map(|bytes| format!("{} MiB of {}", mib(bytes), device.name()));
     let all: Vec<String> = here.into_iter().chain(there).collect();
     match fits {
@@ -144,7 +148,7 @@ fn table(plan: &MemoryPlan) -> Table {
     let mut table = Table::new(columns);
     for part in &plan.parts {
         let name = if plan.device_total.is_some() && part.on.is_none() { "host: " } else { "" };
-        table.row([&format!("{name}{}", part.name), &mib(part.bytes), part.lowered_by]);
+        table.row([&format!("{name}{}", part.name), &mib(part.bytes), &part.lowered_by]);
     }
     match plan.device_total.zip(plan.parts.iter().find_map(|part| part.on)) {
         Some((bytes, device)) => {

@@ -84,7 +84,10 @@ fn keys_to_lower(cause: &(dyn std::error::Error + 'static)) -> Option<&'static s
         "activations" | "workspace" => {
             "max_tokens_per_micro_batch or max_num_seqs, or set gradient_checkpointing = true"
         }
-        _ => "the size of the model, or train an adapter (use_peft)",
+        "optimizer" => "adam_moments_dtype to \"bf16\", or train an adapter (use_peft = true)",
+        _ => {
+            "the size of the model, or train an adapter (use_peft = true), whose base takes half with dtype = \"bf16\""
+        }
     })
 }
 
@@ -153,7 +156,10 @@ mod tests {
         assert_eq!(lower("kv cache"), "max_num_seqs, kv_cache_blocks or max_completion_length");
         let batch = "max_tokens_per_micro_batch or max_num_seqs, or set gradient_checkpointing = true";
         assert_eq!((lower("activations"), lower("workspace")), (batch.to_owned(), batch.to_owned()));
-        assert_eq!(lower("weights"), "the size of the model, or train an adapter (use_peft)");
+        let adapter = "or train an adapter (use_peft = true)";
+        let whole = format!("the size of the model, {adapter}, whose base takes half with dtype = \"bf16\"");
+        assert_eq!((lower("weights"), lower("gradients")), (whole.clone(), whole));
+        assert_eq!(lower("optimizer"), format!("adam_moments_dtype to \"bf16\", {adapter}"));
         let kernel = || kernels::Error::OutOfMemory { part: "weights", bytes: 3 };
         let errors: [anyhow::Error; 5] = [
             kernel().into(),

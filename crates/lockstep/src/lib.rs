@@ -14,7 +14,7 @@
 //! | the directory of a run | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`prompt_time`], [`check_base`], [`write_atomically`] |
 //! | the file that a command writes its result into | [`OutFile`], [`Input`] |
 //! | scored groups on disk and between processes | [`wire`] |
-//! | before and after a run: memory plan, evaluation, scoring a file | [`plan`], [`MemoryPlan`], [`Available`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
+//! | before and after a run: memory plan, evaluation, scoring a file | [`plan`], [`PlannedRun`], [`MemoryPlan`], [`Available`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
 //! | replaying a recorded run | [`verify()`], [`VerifyOptions`], [`Choice`], [`Report`], [`Difference`], [`Interval`]; [`fork()`], [`ForkOptions`] |
 //! | models | [`Policy`], [`Snapshot`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
 //! | errors in the user's input | [`BadInput`], [`error`], [`bad_input!`] |
@@ -63,8 +63,8 @@ pub use run::resume::{ResumeFrom, find_model, find_run, resolve_resumed};
 pub use run::run_dir::write_atomically;
 pub use run::{RunDir, StopReason, context};
 pub use session::{
-    Evaluator, Expelled, MakeFunctions, Run, RunOptions, RunResult, ScoredFile, ScoredRow, WorkerOptions, plan,
-    score_file, work,
+    Evaluator, Expelled, MakeFunctions, PlannedRun, Run, RunOptions, RunResult, ScoredFile, ScoredRow, WorkerOptions,
+    plan, score_file, work,
 };
 pub use stop::{StopSignal, Stopped, is_stopped};
 pub use verify::{Choice, Difference, ForkOptions, Interval, Report, VerifyOptions, fork, verify};

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// All of a model directory but the weights: enough to plan a training run.
+#[derive(Clone)]
 pub struct ModelAssets {
     /// The model's configuration.
     pub config: Arc<ModelConfig>,

@@ -8,9 +8,11 @@
 //! Read first: [`event`], then [`sinks`], then [`stages`].
 
 mod atomic_write;
+pub mod build;
 pub mod error;
 pub mod event;
 pub mod in_place;
+mod memory_limit;
 pub mod outputs;
 pub mod record;
 mod rollout_line;

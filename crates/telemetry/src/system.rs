@@ -1,5 +1,6 @@
 //! Queries of the operating system: memory and CPU time of this process, the machine's memory, the time.
 
+pub use crate::memory_limit::{MemoryLimit, memory_limits};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The peak resident memory of this process in bytes, since it began or since [`reset_peak_rss`]; `None` where the
@@ -57,9 +58,15 @@ pub fn memory_bytes() -> (Option<u64>, Option<u64>) {
     (field("MemTotal:"), field("MemAvailable:"))
 }
 
-/// The memory limit of this process's control group (version 2) in bytes, where there is one.
-pub fn memory_limit_bytes() -> Option<u64> {
-    std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse().ok()
+/// Bytes that this process can still take: the least of what the machine has available and what the limits on this
+/// process leave, and the limit if one decides. `None` where the system reports none of them.
+pub fn available_memory() -> (Option<u64>, Option<MemoryLimit>) {
+    let (_, available) = memory_bytes();
+    let tightest = memory_limits().into_iter().min_by_key(MemoryLimit::left);
+    match tightest.filter(|limit| available.is_none_or(|available| limit.left() < available)) {
+        Some(limit) => (Some(limit.left()), Some(limit)),
+        None => (available, None),
+    }
 }
 
 /// The host name of this machine, reduced to letters, digits and `-`.
@@ -156,8 +163,10 @@ mod tests {
         assert!([super::rss_bytes(), super::peak_rss_bytes()].iter().all(|bytes| bytes.is_some_and(|n| n % 4096 == 0)));
         assert!(super::status_kib("Threads:").unwrap() >= 1);
         assert_eq!((super::status_kib("NoSuchKey:"), super::status_kib("Name:")), (None, None));
-        let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-        assert_eq!(super::memory_limit_bytes(), limit.and_then(|text| text.trim().parse().ok()));
+        let limits = super::memory_limits();
+        assert!(limits.iter().all(|limit| Some(limit.bytes) < total), "{limits:?} {total:?}");
+        let (left, limit) = super::available_memory();
+        assert!(left.is_some_and(|left| left <= total.unwrap()), "{left:?} {limit:?}");
     }
 
     #[test]

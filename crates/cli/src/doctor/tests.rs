@@ -74,7 +74,7 @@ fn each_figure_has_its_line() {
     }
     assert!(lines["kernels used"].starts_with(&format!("{}: ", found.ctx.describe())), "{}", lines["kernels used"]);
     assert!(lines["device used"].starts_with("cpu: "), "{}", lines["device used"]);
-    let version = format!("{} on {} {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
+    let version = format!("{} on {} {}", crate::build(), std::env::consts::OS, std::env::consts::ARCH);
     assert_eq!(lines["lockstep"], version);
     assert!(!found.text(&args(None)).contains("wait for each other"), "as many threads as cores");
 }
@@ -84,7 +84,9 @@ fn what_is_missing_is_said_and_too_many_threads_are_warned_of() {
     let mut found = findings();
     found.cpu = None;
     found.threads = 5;
-    (found.total_memory, found.available_memory, found.memory_limit) = (None, None, Some(3 << 29));
+    (found.total_memory, found.available_memory, found.memory_limit) = (None, None, None);
+    let source = "/g/memory.max".to_owned();
+    found.memory_limit = Some(MemoryLimit { bytes: 3 << 29, used: 1 << 29, source });
     found.cuda.driver = Err("no library".to_owned());
     found.cuda.nvrtc = Err("neither".to_owned());
     found.ceilings.tile_flops_per_s = Some(2e12);
@@ -93,7 +95,10 @@ fn what_is_missing_is_said_and_too_many_threads_are_warned_of() {
     let lines = said(&found, None);
     for (name, text) in [
         ("processor", "unknown"),
-        ("memory", "unknown, unknown available; this process may use 1.5 GiB (control group)"),
+        (
+            "memory",
+            "unknown, unknown available; this process is limited to 1536.0 MiB by /g/memory.max, of which 1024.0 MiB are left",
+        ),
         ("NVIDIA driver", "none: no library"),
         ("NVRTC", "none: neither"),
         ("device used", "none: no such device"),
@@ -130,6 +135,7 @@ fn the_json_has_the_same_figures() {
         ("memory_bytes", json!(8u64 << 30)),
         ("memory_available_bytes", json!(5u64 << 29)),
         ("memory_limit_bytes", Value::Null),
+        ("memory_limit_by", Value::Null),
         ("isa_present", json!(["portable"])),
         ("flops_per_s", json!(250e9)),
         ("read_bytes_per_s", json!(12.5e9)),

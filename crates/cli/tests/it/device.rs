@@ -207,7 +207,7 @@ fn the_planned_memory_of_a_device_is_what_a_run_takes() {
     let before = listing(root);
     let (code, said) = run("short", &limit(total - 1));
     assert_eq!(code, Some(2), "{said}");
-    for words in ["of cuda-emulated's memory", "lower max_tokens_per_micro_batch (now 64)", "`lockstep plan`"] {
+    for words in ["of cuda-emulated's memory", "max_tokens_per_micro_batch = 32 (now 64) (", "`lockstep plan`"] {
         assert!(said.contains(words), "{words}: {said}");
     }
     assert_eq!(listing(root), before);

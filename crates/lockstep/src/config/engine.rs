@@ -24,6 +24,16 @@ impl WorkloadBounds {
         WorkloadBounds { longest_prompt, sequences, ref_logps: false, given: false }
     }
 
+    /// The bounds of the same data under `config`, which is a change of `before`.
+    pub(crate) fn under(self, config: &Config, before: &Config) -> WorkloadBounds {
+        let is_generation = self.sequences == before.generation_batch();
+        WorkloadBounds {
+            longest_prompt: config.max_prompt_length.map_or(self.longest_prompt, |most| most.min(self.longest_prompt)),
+            sequences: if is_generation { config.generation_batch() } else { self.sequences },
+            ..self
+        }
+    }
+
     /// Adapts the bounds to a program that makes the completions: its prompts may be as long as `max_prompt_length`.
     pub(crate) fn widen_to_given(&mut self, config: &Config, context: usize) {
         let room = context.saturating_sub(config.max_completion_length);

@@ -26,6 +26,13 @@ pub struct Longest {
 }
 
 impl Longest {
+    /// The lengths where prompt and completion together have at most so many tokens.
+    pub fn up_to(self, most: usize) -> Longest {
+        let positions = self.positions().min(most);
+        let completion = self.completion.min(positions);
+        Longest { prompt: positions - completion, completion }
+    }
+
     /// Tokens of prompt and completion together.
     pub fn positions(self) -> usize {
         self.prompt + self.completion
@@ -91,6 +98,14 @@ impl<'a> Builder<'a> {
         let Builder { config, checkpoint, sinks, stop, .. } = *self;
         let (sharing, target) = (self.sharing.clone(), Target::Plan(Vec::new(), Counted::default()));
         Builder { config, checkpoint, sinks, stop, sharing, target }
+    }
+
+    /// A builder of the parts of another configuration on `Device::Meta`.
+    pub fn with<'b>(&self, config: &'b Config) -> Builder<'b>
+    where
+        'a: 'b,
+    {
+        Builder { config, ..self.on_meta() }
     }
 
     /// Whether this builder counts memory for a plan instead of building a run.

@@ -46,7 +46,7 @@ impl SetSize {
     }
 
     /// Returns an error if the outputs do not fit into memory beside the `needed` bytes of the run.
-    pub fn check(&self, metrics: &dyn EvalMetrics, available: Available, needed: u64) -> anyhow::Result<()> {
+    pub fn check(&self, metrics: &dyn EvalMetrics, available: &Available, needed: u64) -> anyhow::Result<()> {
         let of_batch = self.bytes(metrics.batch_size());
         let all = of_batch + if metrics.keeps_outputs() { self.bytes(self.rows) } else { 0 };
         let Some(left) = available.host.map(|host| host.saturating_sub(needed)).filter(|&left| left < all) else {
@@ -144,7 +144,7 @@ mod tests {
         // Pairs: a row is 2 sequences × 64 tokens × 256 entries × 4 bytes = 128 KiB.
         let size = SetSize { rows: 10, sequences: 20, longest: 64, vocab: Some(256) };
         let check = |keeps, kib: u64, size: SetSize| {
-            let available = Available { host: Some((1000 + kib) << 10), device: None };
+            let available = &Available { host: Some((1000 + kib) << 10), ..Available::default() };
             size.check(&Keeps(keeps), available, 1000 << 10).map_err(|error| error.to_string())
         };
         assert_eq!(check(true, (4 + 10) * 128, size), Ok(()));
@@ -156,13 +156,13 @@ mod tests {
         assert!(refused.contains("per_device_eval_batch_size (now 4)"), "{refused}");
         assert_eq!(check(false, 3 * 128, SetSize { rows: 3, sequences: 6, ..size }), Ok(()), "the set is smaller");
         assert_eq!(check(true, 1, SetSize { vocab: None, ..size }), Ok(()), "scores are nothing");
-        assert!(size.check(&Keeps(true), Available::default(), 1).is_ok(), "nobody knows");
+        assert!(size.check(&Keeps(true), &Available::default(), 1).is_ok(), "nobody knows");
     }
 
     #[test]
     fn what_does_not_fit_is_said_in_full() {
         let size = SetSize { rows: 10, sequences: 20, longest: 64, vocab: Some(256) };
-        let available = Available { host: Some((1 << 20) + 1000), device: None };
+        let available = &Available { host: Some((1 << 20) + 1000), ..Available::default() };
         let said = |keeps, size: SetSize| size.check(&Keeps(keeps), available, 1000).unwrap_err().to_string();
         assert_eq!(
             said(true, SetSize { longest: 1024, ..size }),

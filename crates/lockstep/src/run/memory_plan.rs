@@ -4,14 +4,14 @@
 //! The sizes are for the worst case that the configuration allows: every prompt as long as the longest one, and every
 //! completion as long as its limit or as the longest in the data. Memory outside tensors is covered by an allowance.
 
-use crate::bad_input;
-use crate::config::Config;
 pub use crate::models::Longest;
 use crate::models::{Builder, Counted};
 use kernels::context::threads_from_env;
 use kernels::ops::Passes;
 use kernels::{Context, Device, Memory};
 use model::ModelConfig;
+use std::fmt;
+use telemetry::system::MemoryLimit;
 
 /// Allowance for each thread: the part of its stack that it touches, and the buffers of matmuls and attention.
 const THREAD_BYTES: u64 = 2 << 20;
@@ -25,6 +25,8 @@ const POOL_BYTES: u64 = 64 << 20;
 const READ_BYTES: u64 = 8;
 /// The name of the part that reading weights takes.
 const READING: &str = "reading: largest tensor";
+/// The name of the part that this process already has resident.
+const PROGRAM: &str = "program, tokenizer, data";
 
 /// The memory of one part of a run.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -34,8 +36,9 @@ pub struct Part {
     pub name: String,
     /// Size in bytes.
     pub bytes: u64,
-    /// Configuration keys that reduce this part, if any do.
-    pub lowered_by: &'static str,
+    /// Configuration keys that reduce this part and the run's memory with it; empty if none does, or if they were not
+    /// looked for.
+    pub lowered_by: String,
     /// The device that holds this memory; `None` for the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on: Option<&'static str>,
@@ -63,10 +66,12 @@ pub struct MemoryPlan {
 }
 
 /// Memory that this process can still take, in bytes; `None` where it is not known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Available {
     /// Available bytes of the host.
     pub host: Option<u64>,
+    /// The limit that leaves no more than `host`, if it is not the machine's memory that decides.
+    pub limit: Option<MemoryLimit>,
     /// Available bytes of the device, including those that this process already holds there.
     pub device: Option<u64>,
 }
@@ -91,20 +96,15 @@ pub fn planned<T>(
 /// Adds the memory that was counted on `memory` to `parts`; `whose` names the component that it belongs to.
 fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
     for (part, usage) in memory.usage() {
+        // Keys that name another model; the others are found by planning again.
         let lowered_by = match (whose, part) {
-            ("training" | "value training", "activations") => "max_tokens_per_micro_batch, gradient_checkpointing",
-            ("training" | "value training" | "values" | "reference" | "teacher" | "evaluation", "workspace") => {
-                "max_tokens_per_micro_batch"
-            }
-            ("reference", "weights") => "beta = 0 (PPO: kl_coef = 0)",
             ("teacher", "weights") => "teacher_model_name_or_path",
-            (reward, "workspace") if reward.starts_with("reward ") => "max_tokens_per_micro_batch",
+            ("value model", "weights") => "value_model",
             (reward, "weights") if reward.starts_with("reward ") => "reward_funcs",
-            ("generation", "kv cache") => "max_num_seqs, kv_cache_blocks, max_completion_length",
             _ => "",
         };
         let name = if whose.is_empty() { part.to_owned() } else { format!("{whose}: {part}") };
-        parts.push(Part { name, bytes: usage.bytes as u64, lowered_by, on: None });
+        parts.push(Part { name, bytes: usage.bytes as u64, lowered_by: lowered_by.to_owned(), on: None });
     }
 }
 
@@ -116,8 +116,8 @@ impl Part {
         kind == "optimizer" && !resumes || ["gradients", "activations", "workspace", "kv cache"].contains(&kind)
     }
 
-    fn of_host(name: &str, bytes: u64, lowered_by: &'static str) -> Part {
-        Part { name: name.to_owned(), bytes, lowered_by, on: None }
+    fn of_host(name: &str, bytes: u64) -> Part {
+        Part { name: name.to_owned(), bytes, lowered_by: String::new(), on: None }
     }
 }
 
@@ -126,7 +126,13 @@ impl Available {
     pub fn of(ctx: &Context) -> Available {
         let free = ctx.device_memory().ok().flatten().and_then(|memory| memory.total_and_free);
         let held: u64 = ctx.memory().usage().values().map(|usage| usage.bytes as u64).sum();
-        Available { host: MemoryPlan::available_bytes(), device: free.map(|[_, free]| free + held) }
+        Available { device: free.map(|[_, free]| free + held), ..Available::of_host() }
+    }
+
+    /// The memory that is available for a run of the host alone.
+    pub fn of_host() -> Available {
+        let (host, limit) = telemetry::system::available_memory();
+        Available { host, limit, device: None }
     }
 }
 
@@ -150,14 +156,10 @@ impl MemoryPlan {
         let untouched = parts.iter().filter(|part| part.is_untouched_while_reading(resumes));
         let of_threads = threads * THREAD_BYTES + LOGITS_BYTES;
         let later: u64 = untouched.map(|part| part.bytes).sum::<u64>() + of_threads;
-        let rest = [
-            (READING, reading.saturating_sub(later), ""),
-            ("threads", of_threads, "threads"),
-            ("program, tokenizer, data", resident, ""),
-        ];
-        parts.extend(rest.map(|(name, bytes, lowered_by)| Part::of_host(name, bytes, lowered_by)));
+        let rest = [(READING, reading.saturating_sub(later)), ("threads", of_threads), (PROGRAM, resident)];
+        parts.extend(rest.map(|(name, bytes)| Part::of_host(name, bytes)));
         if drafts > 0 {
-            parts.push(Part::of_host("generation: drafts", drafts as u64, "speculative = \"off\""));
+            parts.push(Part::of_host("generation: drafts", drafts as u64));
         }
         let total = parts.iter().map(|p| p.bytes).sum();
         let (device_total, scratch) = (None, passes.scratch_bytes());
@@ -173,30 +175,21 @@ impl MemoryPlan {
         let on = Some(device.name());
         self.parts.iter_mut().take(self.tensors).for_each(|part| part.on = on);
         let mut at = self.tensors;
-        let mut add = |name: &str, bytes, lowered_by| {
-            self.parts.insert(at, Part { name: name.to_owned(), bytes, lowered_by, on });
+        let mut add = |name: &str, bytes| {
+            self.parts.insert(at, Part { on, ..Part::of_host(name, bytes) });
             at += 1;
         };
-        add("scratch of operations", self.scratch, "max_tokens_per_micro_batch, max_num_seqs");
+        add("scratch of operations", self.scratch);
         if device != Device::CudaEmulated {
-            add("memory pool: rounding", POOL_BYTES, "");
+            add("memory pool: rounding", POOL_BYTES);
         }
         self.parts.retain(|part| part.name != "threads");
         // What the tensors leave untouched until then is no memory of the host's.
         self.parts.iter_mut().filter(|part| part.name == READING).for_each(|part| part.bytes = self.read);
-        self.parts.push(Part::of_host("staging of copies", Passes::staging_bytes(), ""));
+        self.parts.push(Part::of_host("staging of copies", Passes::staging_bytes()));
         let sum = |there: bool| self.parts.iter().filter(|p| p.on.is_some() == there).map(|p| p.bytes).sum::<u64>();
         (self.total, self.device_total) = (sum(false), Some(sum(true)));
         self
-    }
-
-    /// Bytes that this process can still take: the smaller of what the machine has available and what its control group
-    /// (cgroup) leaves.
-    pub fn available_bytes() -> Option<u64> {
-        let (_, available) = telemetry::system::memory_bytes();
-        let resident = telemetry::system::rss_bytes().unwrap_or(0);
-        let left = telemetry::system::memory_limit_bytes().map(|limit| limit.saturating_sub(resident));
-        available.into_iter().chain(left).min()
     }
 
     /// Bytes of the host that the run still has to take.
@@ -204,54 +197,63 @@ impl MemoryPlan {
         self.total.saturating_sub(self.resident)
     }
 
-    /// Refuses a run that does not fit into the `available` memory; the error says which keys to lower.
-    pub fn check(&self, available: Available, config: &Config) -> anyhow::Result<()> {
-        if let Some(available) = available.host.filter(|&a| a < self.needed()) {
-            let fixed = self.fixed(None).saturating_sub(self.resident);
-            return self.refuse("memory", self.needed(), available, fixed, config);
-        }
-        let on = self.parts.iter().find_map(|part| part.on).unwrap_or_default();
-        match (self.device_total, available.device) {
-            (Some(needed), Some(available)) if available < needed => {
-                self.refuse(&format!("{on}'s memory"), needed, available, self.fixed(Some(on)), config)
-            }
-            _ => Ok(()),
+    /// Bytes that the run takes of device `on`, or still has to take of the host if `None`.
+    pub(super) fn needed_on(&self, on: Option<&str>) -> u64 {
+        match on {
+            Some(_) => self.device_total.unwrap_or(0),
+            None => self.needed(),
         }
     }
 
-    /// Bytes of the parts that no configuration key reduces, in the memory of device `on`, or of the host if `None`.
-    fn fixed(&self, on: Option<&str>) -> u64 {
-        self.parts.iter().filter(|p| p.on == on && p.lowered_by.is_empty()).map(|p| p.bytes).sum()
+    /// Bytes of the part with the name and place of `part`.
+    pub(super) fn bytes_of(&self, part: &Part) -> u64 {
+        // What is resident now is the same in each plan of a run, though it is measured again.
+        let same = self.parts.iter().filter(|own| own.name != PROGRAM && (&own.name, own.on) == (&part.name, part.on));
+        if part.name == PROGRAM { part.bytes } else { same.map(|own| own.bytes).sum() }
     }
 
-    fn refuse(&self, what: &str, needed: u64, available: u64, fixed: u64, config: &Config) -> anyhow::Result<()> {
-        let (needed, available_mib) = (mib(needed), mib(available));
-        if fixed > available {
-            bad_input!(
-                "the run needs {needed} MiB of {what} and {available_mib} MiB are available; weights, gradients and \
-                 the optimizer's moments alone need {} MiB, which no key lowers: train a smaller model, or on a \
-                 machine with more memory",
-                mib(fixed)
-            );
-        }
-        let mut fix = vec![
-            format!("max_tokens_per_micro_batch (now {})", config.max_tokens_per_micro_batch),
-            format!("max_num_seqs (now {})", config.max_num_seqs),
-            format!("kv_cache_blocks{}", config.kv_cache_blocks.map_or(String::new(), |n| format!(" (now {n})"))),
-        ];
-        if !config.gradient_checkpointing {
-            fix.push("or set gradient_checkpointing = true".to_owned());
-        }
-        bad_input!(
-            "the run needs {needed} MiB of {what} and {available_mib} MiB are available: lower {} (`lockstep plan` \
-             shows the parts)",
-            fix.join(", ")
-        )
+    /// The memory that does not suffice for the run, if any. The host's is looked at first.
+    pub(super) fn shortage(&self, available: &Available) -> Option<Shortage> {
+        let on = self.parts.iter().find_map(|part| part.on);
+        [(None, available.host), (on, available.device.filter(|_| self.device_total.is_some()))]
+            .into_iter()
+            .find_map(|(on, available)| available.filter(|&bytes| bytes < self.needed_on(on)).zip(Some(on)))
+            .map(|(bytes, on)| {
+                let limit = available.limit.clone().filter(|_| on.is_none());
+                Shortage { on, needed: self.needed_on(on), available: bytes, limit }
+            })
+    }
+
+    /// By how many bytes the run is too large for the host and the device.
+    pub(super) fn excess(&self, available: &Available) -> u64 {
+        let beyond = |needed: u64, available: Option<u64>| available.map_or(0, |bytes| needed.saturating_sub(bytes));
+        beyond(self.needed(), available.host) + beyond(self.device_total.unwrap_or(0), available.device)
+    }
+}
+
+/// Memory that does not suffice for a run.
+pub(super) struct Shortage {
+    /// The device; `None` for the host.
+    pub on: Option<&'static str>,
+    /// Bytes that the run needs.
+    pub needed: u64,
+    /// Bytes that it can have.
+    pub available: u64,
+    /// The limit on this process, if it decides.
+    pub limit: Option<MemoryLimit>,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = self.on.map_or("memory".to_owned(), |device| format!("{device}'s memory"));
+        let (needed, available) = (mib(self.needed), mib(self.available));
+        write!(f, "the run needs {needed} MiB of {memory} and {available} MiB are available")?;
+        self.limit.as_ref().map_or(Ok(()), |limit| write!(f, " (this process is limited to {limit})"))
     }
 }
 
 /// A number of bytes as text in MiB, with one decimal.
-fn mib(bytes: u64) -> String {
+pub(super) fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }
 

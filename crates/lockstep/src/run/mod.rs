@@ -18,6 +18,7 @@ pub mod learner;
 pub mod lineage;
 mod lock;
 pub mod log;
+pub mod memory_advice;
 pub mod memory_plan;
 pub mod prepared;
 pub mod profile;

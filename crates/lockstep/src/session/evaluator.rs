@@ -1,17 +1,20 @@
 //! Evaluation without a training run: a given model completes held-out prompts, and the rewards of a configuration
 //! score the completions, in the way a run evaluates its own model.
 
-use crate::config::{Config, EvalSampling, WorkloadBounds, engine_config, eval_sampling, sampling};
+use crate::config::{Config, EvalSampling, Purpose, WorkloadBounds, engine_config, eval_sampling, sampling};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::context;
+use crate::error::OrBadInput;
 use crate::models::{Builder, Longest, Policy, Work, load_generator, load_weights};
 use crate::rollouts::collector::{Collector, Observer};
 use crate::rollouts::evaluate::{EvalSet, Evaluation, Outcome, load_sets, with_sets};
 use crate::rollouts::notices;
 use crate::rollouts::rewards::{models, named_rewards, ready_rewards};
+use crate::run::memory_advice::Replan;
 use crate::run::memory_plan::{Available, planned};
 use crate::stop::StopSignal;
 use kernels::Context;
+use model::ModelAssets;
 use model::chat::PromptTime;
 use rewards::{Content, RewardModel};
 use rollout::{Engine, SamplingParams};
@@ -51,22 +54,28 @@ impl Evaluator {
         let bounds = with_sets(WorkloadBounds::of_prompts(0, 0), &sets, &config);
         let sampling = sampling(&config, &assets.eos_ids);
         let longest = Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length };
-        let work = Work { completions: bounds.sequences, group: config.generations_eval(), longest };
-        let sizes = engine_config(&config, context(&config, &assets), bounds);
         let drawn = eval_sampling(&config, &sampling);
-        let build = |builder: &mut Builder<'_>| -> anyhow::Result<(Engine, Vec<RewardModel>)> {
-            let engine = builder.engine(&assets, sizes.clone(), &[&drawn])?;
+        let build = |builder: &mut Builder<'_>, assets: &ModelAssets| -> anyhow::Result<(Engine, Vec<RewardModel>)> {
+            let sizes = engine_config(builder.config, context(builder.config, assets), bounds);
+            let engine = builder.engine(assets, sizes, &[&drawn])?;
+            let longest = Longest { completion: builder.config.max_completion_length, ..longest };
+            let work = Work { completions: bounds.sequences, group: builder.config.generations_eval(), longest };
             let models = models(&rewards).map(|files| files.build(builder, work)).collect::<anyhow::Result<_>>()?;
             Ok((engine, models))
         };
         let mut builder = Builder::new(ctx, &config, None, sinks, &stop);
-        let plan = planned(&builder, &assets.config, longest, |meta| {
-            // The caller's policy.
-            let weights = load_weights(&meta.part(""), model, &assets.config)?;
-            Ok((weights, build(meta)?))
-        })?;
-        plan.on(ctx.memory().device()).check(Available::of(ctx), &config)?;
-        let (engine, models) = build(&mut builder)?;
+        let again = |changed: &Config| {
+            let assets = assets.clone().computing_in(changed.dtype.dtype()).or_bad_input()?;
+            let plan = planned(&builder.with(changed), &assets.config, longest, |meta| {
+                // The caller's policy.
+                let weights = load_weights(&meta.part(""), model, &assets.config)?;
+                Ok((weights, build(meta, &assets)?))
+            })?;
+            Ok(plan.on(ctx.memory().device()))
+        };
+        let replan = Replan { purpose: Purpose::Eval, config: &config, resumes: false, plan: &again };
+        replan.check(&again(&config)?, &Available::of(ctx))?;
+        let (engine, models) = build(&mut builder, &assets)?;
         let rewards = ready_rewards(rewards, models, &stop);
         let template = assets.chat.map(|template| template.source().to_owned());
         let collector = Collector { engine, function: None, rewards, tokenizer: assets.tokenizer, stop };

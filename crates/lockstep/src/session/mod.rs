@@ -8,7 +8,7 @@ mod worker;
 
 pub use evaluator::Evaluator;
 pub use options::RunOptions;
-pub use plan::plan;
+pub use plan::{PlannedRun, plan};
 pub use score_file::{ScoredFile, ScoredRow, score_file};
 pub use worker::{Expelled, MakeFunctions, WorkerOptions, work};
 

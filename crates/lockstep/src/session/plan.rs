@@ -3,26 +3,69 @@
 use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::models::{Builder, ModelSource, load_assets};
-use crate::run::memory_plan::MemoryPlan;
+use crate::run::memory_advice::Replan;
+use crate::run::memory_plan::{Available, MemoryPlan};
 use crate::stop::StopSignal;
-use crate::trainers;
-use kernels::Context;
+use crate::trainers::{self, Planner};
+use kernels::{Context, Device};
 use model::chat::PromptTime;
 use model::{Head, Sharing};
 use telemetry::Sinks;
 
+/// A run whose memory is planned.
+pub struct PlannedRun<'a> {
+    /// The command of the run.
+    pub purpose: Purpose,
+    /// The configuration of the run.
+    pub config: &'a Config,
+    /// Whether workers generate: this is then the learner's memory, with a slot for each version of the weights that
+    /// workers may read.
+    pub distributed: bool,
+    /// The device of the run.
+    pub device: Device,
+}
+
 /// Plans the memory of a configuration's run, from its data, or from the longest prompt that it allows if it has no
 /// data. None of that memory is allocated. Messages go to `sinks`. For a `distributed` run this is the learner's
-/// memory, with a slot for each version of the weights that workers may read.
+/// memory.
 pub fn plan(purpose: Purpose, config: &Config, distributed: bool, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
-    if config.model_name_or_path.is_none() {
-        bad_input!("no model: give --model DIR, or model_name_or_path in the configuration");
+    PlannedRun { purpose, config, distributed, device: Device::Cpu }.with_planner(sinks, |planner| planner(config))
+}
+
+impl PlannedRun<'_> {
+    /// Plans the memory, names for each part the keys that lower it, and checks whether the run fits into the
+    /// `available` memory. The second value is the refusal, which says how to make the run fit.
+    pub fn check(
+        &self,
+        available: &Available,
+        sinks: &Sinks,
+    ) -> anyhow::Result<(MemoryPlan, Result<(), anyhow::Error>)> {
+        self.with_planner(sinks, |planner| {
+            let on_device = |config: &Config| Ok(planner(config)?.on(self.device));
+            let replan = Replan { purpose: self.purpose, config: self.config, resumes: false, plan: &on_device };
+            let mut plan = on_device(self.config)?;
+            let fits = replan.check(&plan, available);
+            replan.name_keys(&mut plan);
+            Ok((plan, fits))
+        })
     }
-    let head = if purpose == Purpose::Reward { Head::Score(1) } else { Head::Lm };
-    let source = ModelSource::of(config, head)?;
-    let assets = load_assets(&source.dir, head, config.dtype, PromptTime::now())?;
-    let stop = StopSignal::new();
-    let mut builder = Builder::new(&Context::meta(), config, None, sinks, &stop);
-    builder.sharing = distributed.then_some(Sharing { run: [0; 16], dir: None });
-    trainers::plan(purpose, &builder, &source, &assets)
+
+    /// Calls `call` with a function that plans configurations of this run.
+    pub(crate) fn with_planner<T>(
+        &self,
+        sinks: &Sinks,
+        call: impl FnOnce(&Planner<'_>) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let PlannedRun { purpose, config, distributed, .. } = *self;
+        if config.model_name_or_path.is_none() {
+            bad_input!("no model: give --model DIR, or model_name_or_path in the configuration");
+        }
+        let head = if purpose == Purpose::Reward { Head::Score(1) } else { Head::Lm };
+        let source = ModelSource::of(config, head)?;
+        let assets = load_assets(&source.dir, head, config.dtype, PromptTime::now())?;
+        let stop = StopSignal::new();
+        let mut builder = Builder::new(&Context::meta(), config, None, sinks, &stop);
+        builder.sharing = distributed.then_some(Sharing { run: [0; 16], dir: None });
+        call(&trainers::planner(purpose, &builder, &source, &assets)?)
+    }
 }

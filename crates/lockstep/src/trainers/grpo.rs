@@ -13,9 +13,9 @@ use crate::models::{Builder, ModelSource, WriteFiles};
 use crate::rollouts::Rollouts;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
-use crate::run::memory_plan::MemoryPlan;
 use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
+use crate::trainers::Planner;
 use model::ModelAssets;
 use serde_json::Value;
 use std::path::Path;
@@ -97,6 +97,10 @@ pub fn build(mut inputs: RunInputs, advantages: FromBatch) -> anyhow::Result<(Gr
 }
 
 /// Plans the memory of a run.
-pub fn plan(builder: &Builder<'_>, source: &ModelSource, assets: &ModelAssets) -> anyhow::Result<MemoryPlan> {
-    Parts::plan_of(builder, source, assets, |_, _, _| Ok(()))
+pub fn planner<'a>(
+    builder: &'a Builder<'a>,
+    source: &'a ModelSource,
+    assets: &'a ModelAssets,
+) -> anyhow::Result<Planner<'a>> {
+    Parts::planner(builder, source, assets, |_, _, _| Ok(()))
 }

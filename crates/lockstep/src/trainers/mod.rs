@@ -10,7 +10,7 @@ mod sft;
 
 use crate::algorithms::Estimator;
 use crate::bad_input;
-use crate::config::Purpose;
+use crate::config::{Config, Purpose};
 use crate::models::{Builder, ModelSource};
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::MemoryPlan;
@@ -42,20 +42,24 @@ pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Tas
     }
 }
 
-/// Plans the memory of the run of a command.
-pub fn plan(
+/// Plans the memory of a run for a configuration.
+pub type Planner<'a> = Box<dyn Fn(&Config) -> anyhow::Result<MemoryPlan> + 'a>;
+
+/// Plans the memory of the run of a command, for the configuration of `builder` and for changes of it. Data are read
+/// once.
+pub fn planner<'a>(
     purpose: Purpose,
-    builder: &Builder<'_>,
-    source: &ModelSource,
-    assets: &ModelAssets,
-) -> anyhow::Result<MemoryPlan> {
+    builder: &'a Builder<'a>,
+    source: &'a ModelSource,
+    assets: &'a ModelAssets,
+) -> anyhow::Result<Planner<'a>> {
     match purpose {
-        Purpose::Sft => offline::plan::<Sft>(builder, source, assets),
-        Purpose::Reward => offline::plan::<RewardModel>(builder, source, assets),
-        Purpose::Dpo => offline::plan::<Dpo>(builder, source, assets),
+        Purpose::Sft => offline::planner::<Sft>(builder, source, assets),
+        Purpose::Reward => offline::planner::<RewardModel>(builder, source, assets),
+        Purpose::Dpo => offline::planner::<Dpo>(builder, source, assets),
         Purpose::Grpo | Purpose::Eval | Purpose::Show => match builder.config.policy_gradient().estimator() {
-            Estimator::ValueModel => ppo::plan(builder, source, assets),
-            Estimator::Batch(_) => grpo::plan(builder, source, assets),
+            Estimator::ValueModel => ppo::planner(builder, source, assets),
+            Estimator::Batch(_) => grpo::planner(builder, source, assets),
         },
     }
 }

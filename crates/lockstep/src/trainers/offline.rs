@@ -5,7 +5,7 @@
 use crate::config::{Config, Purpose};
 use crate::data::prompt_dataset::{context, encoder};
 use crate::data::{DatasetSpec, Pairs};
-use crate::error::BadInput;
+use crate::error::{BadInput, OrBadInput};
 use crate::models::{Builder, ModelSource, Policy, Work, load_assets, trained_weights};
 use crate::rollouts::evaluate::{find, prefix};
 use crate::run::begin::RunParts;
@@ -14,11 +14,13 @@ use crate::run::eval_metrics::{EvalBatch, EvalMetrics, MetricsFailed, PADDING, S
 use crate::run::evaluations::Evaluations;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
+use crate::run::memory_advice::Replan;
 use crate::run::memory_plan::{Available, MemoryPlan, longest_of, planned};
 use crate::run::prepared::PreparedStep;
 use crate::run::provenance;
 use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
+use crate::trainers::Planner;
 use anyhow::Context as _;
 use model::{AdaptedWeights, Head, ModelAssets, ModelConfig, PromptCompletion, Scorer};
 use telemetry::{Sinks, counted};
@@ -78,7 +80,7 @@ impl Row for PreferencePair {
 /// A way to train on a dataset's rows, without generation.
 pub trait Offline {
     /// The type of its rows.
-    type Row: Row;
+    type Row: Row + 'static;
     /// The subcommand that it belongs to.
     const PURPOSE: Purpose;
     /// The output layer of the model: lm head or score head.
@@ -194,7 +196,9 @@ impl<R: Row> Rows<R> {
         let sequences = R::sequences(&self.train).into_iter().chain(held_out);
         let lengths = sequences.map(|s| (s.prompt.len(), s.completion.len() + O::MORE_TOKENS)).collect::<Vec<_>>();
         let largest = self.held_out.iter().map(|set| set.rows.len()).max().unwrap_or(0);
-        let work = |rows| Work { completions: R::SEQUENCES * rows, group: R::SEQUENCES, longest: longest_of(&lengths) };
+        // Of rows that were read with a larger `max_length`, no more than this one allows.
+        let longest = longest_of(&lengths).up_to(config.max_length.map_or(usize::MAX, |most| most + O::MORE_TOKENS));
+        let work = |rows| Work { completions: R::SEQUENCES * rows, group: R::SEQUENCES, longest };
         [config.completions_per_step(), O::scored([self.train.len(), largest])].map(work)
     }
 
@@ -314,14 +318,20 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
         some => some,
     };
     let mut rows = Rows::load::<O>(&config, train, inputs.eval_sets(), &assets, &inputs.sinks)?;
-    let plan = rows.memory::<O>(&inputs.builder(), &source, &assets)?.on(ctx.memory().device());
-    let available = Available::of(&ctx);
-    plan.check(available, &config)?;
+    let builder = inputs.builder();
+    let again = |changed: &Config| {
+        let assets = assets.clone().computing_in(changed.dtype.dtype()).or_bad_input()?;
+        Ok(rows.memory::<O>(&builder.with(changed), &source, &assets)?.on(ctx.memory().device()))
+    };
+    let (plan, available) = (again(&config)?, Available::of(&ctx));
+    let resumes = builder.checkpoint.is_some();
+    Replan { purpose: O::PURPOSE, config: &config, resumes, plan: &again }.check(&plan, &available)?;
+    drop(builder);
     telemetry::system::reset_peak_rss();
     let metrics = inputs.injected.eval_metrics.take();
     if let Some(metrics) = &metrics {
         let sizes = rows.held_out.iter().map(|set| set_size::<O>(&set.rows, &assets.config));
-        sizes.into_iter().try_for_each(|size| size.check(&**metrics, available, plan.needed()))?;
+        sizes.into_iter().try_for_each(|size| size.check(&**metrics, &available, plan.needed()))?;
     }
     let sampler = match inputs.injected.only_evaluates {
         true => sampler(1, 1, &config)?,
@@ -416,17 +426,21 @@ fn set_size<O: Offline>(rows: &[O::Row], model: &ModelConfig) -> SetSize {
 }
 
 /// Plans the memory of the run of a configuration.
-pub fn plan<O: Offline>(
-    builder: &Builder<'_>,
-    source: &ModelSource,
-    assets: &ModelAssets,
-) -> anyhow::Result<MemoryPlan> {
+pub fn planner<'a, O: Offline>(
+    builder: &'a Builder<'a>,
+    source: &'a ModelSource,
+    assets: &'a ModelAssets,
+) -> anyhow::Result<Planner<'a>> {
     let (config, sinks) = (builder.config, builder.sinks);
     let (train, sets) = (DatasetSpec::train(config), DatasetSpec::eval_sets(config));
     if train.is_none() {
         return Err(BadInput::new("no training data"));
     }
-    Rows::load::<O>(config, train, sets, assets, sinks)?.memory::<O>(builder, source, assets)
+    let rows = Rows::load::<O>(config, train, sets, assets, sinks)?;
+    Ok(Box::new(move |config| {
+        let assets = assets.clone().computing_in(config.dtype.dtype()).or_bad_input()?;
+        rows.memory::<O>(&builder.with(config), source, &assets)
+    }))
 }
 
 /// The largest allowed number of tokens of a prompt with its completion.

@@ -159,13 +159,13 @@ fn a_model_larger_than_any_machine_is_counted_and_training_it_refused() {
     std::fs::write(dir.path().join("model/config.json"), config).unwrap();
     let arguments = ["plan", "--model", "model", "--set", "max_completion_length=32"];
     let text = lockstep(dir.path(), &arguments, "").ok();
-    assert!(text.contains("does not fit") && text.contains("which no key lowers"), "{text}");
+    assert!(text.contains("does not fit") && text.contains("No key makes it fit"), "{text}");
 
     std::fs::write(dir.path().join("data.jsonl"), "{\"prompt\":\"abc\"}\n".repeat(8)).unwrap();
     let more = ["--dataset", "data.jsonl", "--reward", "length:10", "--out", "run"];
     let train = [&["train"], &arguments[1..], &more[..]].concat();
     let ran = lockstep(dir.path(), &train, "");
-    assert!(ran.code == Some(2) && ran.err.contains("which no key lowers"), "{:?} {}", ran.code, ran.err);
+    assert!(ran.code == Some(2) && ran.err.contains("No key makes it fit"), "{:?} {}", ran.code, ran.err);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::error::is_bad_input;
+use crate::config::Config;
 use crate::stop::StopSignal;
 use kernels::{DType, Tensor};
 use std::path::Path;
@@ -17,7 +17,7 @@ const LONGEST: Longest = Longest { prompt: 5, completion: 7 };
 const THREADS: u64 = 3 * (2 << 20) + (4 << 20);
 
 fn part(name: &str, bytes: u64) -> Part {
-    Part::of_host(name, bytes, "")
+    Part::of_host(name, bytes)
 }
 
 /// A plan of these tensors for three threads.
@@ -60,9 +60,8 @@ fn what_no_tensor_accounts_for() {
     // Texts from which draft tokens are guessed.
     let drafts = plan(&[], None, Counted { drafts: 77, ..Counted::default() });
     let part = drafts.parts.last().unwrap();
-    assert_eq!((part.name.as_str(), part.bytes, part.lowered_by), ("generation: drafts", 77, "speculative = \"off\""));
+    assert_eq!((part.name.as_str(), part.bytes), ("generation: drafts", 77));
     assert!(bytes(&of, "generation: drafts").is_none());
-    assert_eq!(drafts.parts.iter().find(|part| part.name == "threads").unwrap().lowered_by, "threads");
 }
 
 #[test]
@@ -95,9 +94,9 @@ fn on_a_device_with_memory_of_its_own() {
     assert_eq!((real.parts.len(), real.device_total), (8, Some(1300 + scratch + (64 << 20))));
 }
 
-/// A plan of these parts: bytes, whether a key lowers them, and whether they are the device's.
-fn planned_of(parts: &[(u64, &'static str, Option<&'static str>)], resident: u64) -> MemoryPlan {
-    let part = |&(bytes, lowered_by, on)| Part { name: "p".to_owned(), bytes, lowered_by, on };
+/// A plan of these parts: bytes, and whether they are the device's.
+fn planned_of(parts: &[(u64, Option<&'static str>)], resident: u64) -> MemoryPlan {
+    let part = |&(bytes, on)| Part { on, ..part("p", bytes) };
     let parts: Vec<Part> = parts.iter().map(part).collect();
     let sum = |on: bool| parts.iter().filter(|part| part.on.is_some() == on).map(|part| part.bytes).sum::<u64>();
     let (total, there) = (sum(false), sum(true));
@@ -106,52 +105,37 @@ fn planned_of(parts: &[(u64, &'static str, Option<&'static str>)], resident: u64
 }
 
 #[test]
-fn a_run_that_does_not_fit_says_what_to_lower() {
+fn a_shortage_is_of_the_host_or_of_the_device_and_names_the_limit() {
     const MIB: u64 = 1 << 20;
-    let config = Config { max_tokens_per_micro_batch: 64, max_num_seqs: 8, ..Config::default() };
-    let check = |plan: &MemoryPlan, host: Option<u64>, device: Option<u64>, config: &Config| {
-        let checked = plan.check(Available { host, device }, config);
-        checked.map_err(|error| {
-            assert!(is_bad_input(&error));
-            error.to_string()
-        })
+    let shortage = |plan: &MemoryPlan, host: Option<u64>, device: Option<u64>, limit: Option<MemoryLimit>| {
+        plan.shortage(&Available { host, device, limit }).map(|shortage| shortage.to_string())
     };
-    let plan = planned_of(&[(10 * MIB, "", None), (5 * MIB, "max_num_seqs", None)], 4 * MIB);
-    assert_eq!((plan.needed(), plan.fixed(None)), (11 * MIB, 10 * MIB));
-    assert_eq!(check(&plan, None, None, &config), Ok(()));
-    assert_eq!(check(&plan, Some(11 * MIB), None, &config), Ok(()));
-    let lower = "lower max_tokens_per_micro_batch (now 64), max_num_seqs (now 8), kv_cache_blocks, or set \
-                 gradient_checkpointing = true (`lockstep plan` shows the parts)";
-    let few = "the run needs 11.0 MiB of memory and 10.5 MiB are available";
-    assert_eq!(check(&plan, Some(21 * MIB / 2), None, &config), Err(format!("{few}: {lower}")));
-    let set = Config { gradient_checkpointing: true, kv_cache_blocks: Some(3), ..config.clone() };
-    let lower_set = "lower max_tokens_per_micro_batch (now 64), max_num_seqs (now 8), kv_cache_blocks (now 3) \
-                     (`lockstep plan` shows the parts)";
-    assert_eq!(check(&plan, Some(21 * MIB / 2), None, &set), Err(format!("{few}: {lower_set}")));
-    // Six MiB are fixed beyond what is resident: with six, keys may help.
-    assert!(check(&plan, Some(6 * MIB), None, &config).unwrap_err().contains("lower"));
-    assert_eq!(
-        check(&plan, Some(6 * MIB - 1), None, &config).unwrap_err(),
-        "the run needs 11.0 MiB of memory and 6.0 MiB are available; weights, gradients and the optimizer's moments \
-         alone need 6.0 MiB, which no key lowers: train a smaller model, or on a machine with more memory"
-    );
+    let plan = planned_of(&[(10 * MIB, None), (5 * MIB, None)], 4 * MIB);
+    assert_eq!((plan.needed(), plan.needed_on(None)), (11 * MIB, 11 * MIB));
+    let few = "the run needs 11.0 MiB of memory and 10.5 MiB are available".to_owned();
+    assert_eq!(shortage(&plan, None, None, None), None);
+    assert_eq!(shortage(&plan, Some(11 * MIB), None, None), None);
+    assert_eq!(shortage(&plan, Some(21 * MIB / 2), None, None), Some(few.clone()));
+    let limit = MemoryLimit { bytes: 60 * MIB, used: 3, source: "/g/memory.max".to_owned() };
+    let limited = format!("{few} (this process is limited to 60.0 MiB by /g/memory.max)");
+    assert_eq!(shortage(&plan, Some(21 * MIB / 2), None, Some(limit)), Some(limited));
     let cuda = Some("cuda");
-    let plan = planned_of(&[(10 * MIB, "", cuda), (4 * MIB, "max_num_seqs", cuda), (MIB, "", None)], 0);
-    assert_eq!((plan.fixed(cuda), plan.fixed(None), plan.device_total), (10 * MIB, MIB, Some(14 * MIB)));
-    assert_eq!(check(&plan, Some(MIB), Some(14 * MIB), &config), Ok(()));
-    assert_eq!(check(&plan, Some(MIB), None, &config), Ok(()));
-    let few = check(&plan, Some(MIB), Some(14 * MIB - 1), &config).unwrap_err();
-    assert_eq!(few, format!("the run needs 14.0 MiB of cuda's memory and 14.0 MiB are available: {lower}"));
-    let none = check(&plan, Some(MIB), Some(9 * MIB), &config).unwrap_err();
-    assert!(none.starts_with("the run needs 14.0 MiB of cuda's memory and 9.0 MiB are available; weights"), "{none}");
-    assert!(none.contains("alone need 10.0 MiB"), "{none}");
+    let plan = planned_of(&[(10 * MIB, cuda), (4 * MIB, cuda), (MIB, None)], 0);
+    assert_eq!((plan.needed_on(cuda), plan.needed_on(None), plan.device_total), (14 * MIB, MIB, Some(14 * MIB)));
+    assert_eq!(shortage(&plan, Some(MIB), Some(14 * MIB), None), None);
+    assert_eq!(shortage(&plan, Some(MIB), None, None), None);
+    let few = "the run needs 14.0 MiB of cuda's memory and 9.0 MiB are available".to_owned();
+    assert_eq!(shortage(&plan, Some(MIB), Some(9 * MIB), None), Some(few));
     // The host's memory is looked at first.
-    let host = check(&plan, Some(MIB - 1), Some(1), &config).unwrap_err();
-    assert!(host.starts_with("the run needs 1.0 MiB of memory and 1.0 MiB are available"), "{host}");
+    let few = "the run needs 1.0 MiB of memory and 0.5 MiB are available".to_owned();
+    assert_eq!(shortage(&plan, Some(MIB / 2), Some(1), None), Some(few));
+    let excess =
+        |host: u64, device: u64| plan.excess(&Available { host: Some(host), device: Some(device), limit: None });
+    assert_eq!([excess(MIB, 14 * MIB), excess(MIB - 3, 14 * MIB - 4), excess(0, u64::MAX)], [0, 7, MIB]);
 }
 
 #[test]
-fn parts_are_named_with_the_keys_that_lower_them() {
+fn parts_are_named_with_the_keys_that_name_their_model() {
     let allocated = |whose: &str, part: &'static str| {
         let memory = Context::meta().memory().part(part);
         let _held = Tensor::zeros(&memory, &[3, 5], DType::F32);
@@ -160,28 +144,17 @@ fn parts_are_named_with_the_keys_that_lower_them() {
         let own = parts.into_iter().find(|own| own.bytes == 60).unwrap();
         (own.name, own.lowered_by)
     };
-    let micro = "max_tokens_per_micro_batch";
     for (whose, part, lowered_by) in [
-        ("training", "activations", "max_tokens_per_micro_batch, gradient_checkpointing"),
-        ("value training", "activations", "max_tokens_per_micro_batch, gradient_checkpointing"),
-        ("values", "activations", ""),
-        ("training", "workspace", micro),
-        ("value training", "workspace", micro),
-        ("values", "workspace", micro),
-        ("reference", "workspace", micro),
-        ("teacher", "workspace", micro),
-        ("evaluation", "workspace", micro),
-        ("reward model:x", "workspace", micro),
-        ("generation", "workspace", ""),
-        ("reference", "weights", "beta = 0 (PPO: kl_coef = 0)"),
+        ("training", "activations", ""),
         ("teacher", "weights", "teacher_model_name_or_path"),
+        ("teacher", "workspace", ""),
+        ("value model", "weights", "value_model"),
         ("reward model:x", "weights", "reward_funcs"),
-        ("training", "weights", ""),
-        ("generation", "kv cache", "max_num_seqs, kv_cache_blocks, max_completion_length"),
+        ("reward model:x", "workspace", ""),
     ] {
-        assert_eq!(allocated(whose, part), (format!("{whose}: {part}"), lowered_by));
+        assert_eq!(allocated(whose, part), (format!("{whose}: {part}"), lowered_by.to_owned()));
     }
-    assert_eq!(allocated("", "weights"), ("weights".to_owned(), ""));
+    assert_eq!(allocated("", "weights"), ("weights".to_owned(), String::new()));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::bad_input;
 use crate::config::{Config, Purpose, SamplingPlan, WorkloadBounds};
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::data::prompts::Prompt;
-use crate::error::BadInput;
+use crate::error::{BadInput, OrBadInput};
 use crate::models::{Builder, ModelSource, Policy, load_generator};
 use crate::rollouts::collector::{Collect, Collector};
 use crate::rollouts::evaluate::{self, EvalSet, Evaluation};
@@ -26,6 +26,7 @@ use crate::run::evaluations::Evaluations;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
 use crate::run::lineage;
+use crate::run::memory_advice::Replan;
 use crate::run::memory_plan::Available;
 use crate::run::provenance;
 use crate::run::training::TrainingRun;
@@ -110,7 +111,15 @@ impl Prepared {
         let reward_models: Vec<_> = models(&rewards).collect();
         // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
         let plan = Parts::plan(&builder, part_inputs, &reward_models, &own)?.on(ctx.memory().device());
-        plan.check(Available::of(&ctx), &config)?;
+        let again = |changed: &Config| {
+            let assets = assets.clone().computing_in(changed.dtype.dtype()).or_bad_input()?;
+            let inputs = PartInputs { assets: &assets, bounds: bounds.under(changed, &config), ..part_inputs };
+            let plan = Parts::plan(&builder.with(changed), inputs, &reward_models, &own)?;
+            Ok(plan.on(ctx.memory().device()))
+        };
+        let resumes = builder.checkpoint.is_some();
+        let replan = Replan { purpose: Purpose::Grpo, config: &config, resumes, plan: &again };
+        replan.check(&plan, &Available::of(&ctx))?;
         telemetry::system::reset_peak_rss();
         let Parts { weights, trainer, own, reference, replay_scorer, scorer, engine, rewards: reward_models } =
             Parts::build(&mut builder, part_inputs, &reward_models, &own)?;

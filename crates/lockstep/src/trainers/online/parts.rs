@@ -7,12 +7,14 @@ use crate::bad_input;
 use crate::config::{Config, EvalSampling, SamplingPlan, Trust, WorkloadBounds, engine_config, eval_sampling};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::{PromptDataset, context};
+use crate::error::OrBadInput;
 use crate::models::{Builder, Longest, ModelSource, Work, locate_ref_model, teacher, trained_weights};
 use crate::rollouts::function::SharedScorer;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::reward_model::RewardModelFiles;
 use crate::rollouts::rewards::named_models;
 use crate::run::memory_plan::{MemoryPlan, planned};
+use crate::trainers::Planner;
 use model::{AdaptedWeights, ModelAssets, Scorer};
 use rewards::RewardModel;
 use rollout::Engine;
@@ -135,15 +137,22 @@ impl<T> Parts<T> {
     }
 
     /// Plans the memory of the parts before there is a run.
-    pub fn plan_of(
-        builder: &Builder<'_>,
-        source: &ModelSource,
-        assets: &ModelAssets,
-        own: impl FnOnce(&mut Builder<'_>, PartInputs<'_>, LargestWork) -> anyhow::Result<T>,
-    ) -> anyhow::Result<MemoryPlan> {
-        let rewards = named_models(builder.config)?;
-        let bounds = bounds(builder.config, assets)?;
-        Parts::plan(builder, PartInputs { source, assets, bounds }, &rewards.iter().collect::<Vec<_>>(), own)
+    pub fn planner<'a>(
+        builder: &'a Builder<'a>,
+        source: &'a ModelSource,
+        assets: &'a ModelAssets,
+        own: impl Fn(&mut Builder<'_>, PartInputs<'_>, LargestWork) -> anyhow::Result<T> + 'a,
+    ) -> anyhow::Result<Planner<'a>> {
+        let before = builder.config;
+        let rewards = named_models(before)?;
+        let of_data = bounds(before, assets)?;
+        let has_data = before.dataset_name.is_some() || before.replay.is_some() || before.has_eval_data();
+        Ok(Box::new(move |config| {
+            let assets = assets.clone().computing_in(config.dtype.dtype()).or_bad_input()?;
+            let bounds = if has_data { of_data.under(config, before) } else { bounds(config, &assets)? };
+            let inputs = PartInputs { source, assets: &assets, bounds };
+            Parts::plan(&builder.with(config), inputs, &rewards.iter().collect::<Vec<_>>(), &own)
+        }))
     }
 }
 

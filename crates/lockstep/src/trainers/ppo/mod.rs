@@ -14,9 +14,9 @@ use crate::models::{Builder, ModelSource, WriteFiles};
 use crate::run::bits64;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
-use crate::run::memory_plan::MemoryPlan;
 use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
+use crate::trainers::Planner;
 use critic::Critic;
 use model::ModelAssets;
 use serde::{Deserialize, Serialize};
@@ -125,6 +125,10 @@ pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Ppo, TrainingRun)> {
 }
 
 /// Plans the memory of a run.
-pub fn plan(builder: &Builder<'_>, source: &ModelSource, assets: &ModelAssets) -> anyhow::Result<MemoryPlan> {
-    Parts::plan_of(builder, source, assets, Critic::load)
+pub fn planner<'a>(
+    builder: &'a Builder<'a>,
+    source: &'a ModelSource,
+    assets: &'a ModelAssets,
+) -> anyhow::Result<Planner<'a>> {
+    Parts::planner(builder, source, assets, Critic::load)
 }

@@ -1,0 +1,33 @@
+//! The identity of this build, which `build.rs` finds.
+
+use std::sync::LazyLock;
+use telemetry::build::Build;
+
+/// This build.
+static BUILD: LazyLock<Build> = LazyLock::new(|| {
+    let known = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+    let features =
+        [("hub", cfg!(feature = "hub")), ("nats", cfg!(feature = "nats")), ("parquet", cfg!(feature = "parquet"))];
+    Build {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: known(env!("LOCKSTEP_COMMIT")),
+        modified: known(env!("LOCKSTEP_MODIFIED")),
+        features: features.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| (*name).to_owned()).collect(),
+    }
+});
+
+/// What `--version` prints after the program's name.
+pub(crate) static TEXT: LazyLock<String> = LazyLock::new(|| BUILD.to_string());
+
+/// The build that a program is made with: its engine and its cargo features.
+pub fn build() -> Build {
+    BUILD.clone()
+}
+
+#[cfg(test)]
+#[path = "../build.rs"]
+#[allow(dead_code, clippy::print_stdout)]
+mod script;
+
+#[cfg(test)]
+mod tests;
