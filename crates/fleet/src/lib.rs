@@ -39,6 +39,8 @@ mod format;
 mod job;
 #[cfg(unix)]
 pub mod learner;
+#[cfg(unix)]
+pub mod lock;
 mod plan;
 #[cfg(unix)]
 pub mod status;

@@ -2,15 +2,16 @@
 //! and since when.
 //!
 //! The operating system's lock on that file decides, so a killed process does not keep it; the file's content is only
-//! for people. At the end of a run the file is emptied but never deleted: a process that waited for the deleted file
+//! for people, and for file systems without locks ([`fleet::lock`]), where the process that it names is asked for. At the end of a run the file is emptied but never deleted: a process that waited for the deleted file
 //! would lock another file than a new process does.
 
 use crate::bad_input;
 use crate::error::OrBadInput;
+use fleet::lock::{Heartbeat, Locks, Owner, Taken, is_unchanged};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
 use std::path::Path;
 use telemetry::in_place::is_in_place;
 use telemetry::system::since_1970;
@@ -24,13 +25,19 @@ pub struct RunLock {
     file: File,
     /// The previous holder, if that process was killed while it held the lock.
     pub killed: Option<Holder>,
+    /// What to tell the user, if the file system has no locks.
+    pub warning: Option<String>,
+    /// The text of the file, which names this process.
+    text: Vec<u8>,
+    /// Keeps the text fresh, where it is all that other processes see.
+    beat: Option<Heartbeat>,
 }
 
 /// The process that holds a lock.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Holder {
-    pid: u32,
-    host: String,
+    #[serde(flatten)]
+    owner: Owner,
     /// When the process took the lock, in seconds since 1970.
     since_s: u64,
     command: Vec<String>,
@@ -40,45 +47,62 @@ impl RunLock {
     /// Takes the lock of the directory `root`. If another process holds it, the error is a [`crate::BadInput`] that
     /// names that process.
     pub fn take(root: &Path) -> anyhow::Result<RunLock> {
+        RunLock::take_with(&Locks::of_system(), root)
+    }
+
+    fn take_with(locks: &Locks, root: &Path) -> anyhow::Result<RunLock> {
         let path = root.join(FILE);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let mut file = file.or_bad_input_in(format!("cannot open {}", path.display()))?;
-        let locked = file.try_lock();
+        let owner = |text: &str| serde_json::from_str(text).ok().map(|holder: Holder| holder.owner);
+        let taken = locks.take(&file, &path, owner).or_bad_input_in(format!("cannot lock {}", path.display()))?;
+        file.rewind().or_bad_input_in(format!("cannot read {}", path.display()))?;
         let mut text = String::new();
         let read = file.read_to_string(&mut text);
         let holder: Option<Holder> = read.ok().and_then(|_| serde_json::from_str(&text).ok());
-        match locked {
-            Err(TryLockError::WouldBlock) => {
-                let root = root.display();
+        let (root, mut more) = (root.display(), String::new());
+        let claim = match taken {
+            Taken::Locked => None,
+            Taken::Unlocked(claim) => Some(claim),
+            Taken::Held | Taken::Owned(_) => {
+                if let Taken::Owned(held) = taken {
+                    more = format!(
+                        ". (This file system has no locks; {held}. If you know that it has ended, delete {})",
+                        path.display()
+                    );
+                }
                 let (who, kill) = match &holder {
-                    Some(holder) => (holder.to_string(), format!(" (`kill {}` on {})", holder.pid, holder.host)),
+                    Some(Holder { owner, .. }) => {
+                        let who = holder.as_ref().map(ToString::to_string).unwrap_or_default();
+                        (who, format!(" (`kill {}` on {})", owner.pid, owner.host))
+                    }
                     None => ("another process".to_owned(), String::new()),
                 };
                 bad_input!(
                     "{root} is in use: {who} writes into it. Wait until it has ended, stop it{kill} and resume it with \
-                     --resume {root}, or give another directory with --out"
+                     --resume {root}, or give another directory with --out{more}"
                 )
             }
-            // A file system without locks cannot protect a run, and is no reason to refuse it.
-            Err(TryLockError::Error(error)) if error.kind() != std::io::ErrorKind::Unsupported => {
-                Err(error).or_bad_input_in(format!("cannot lock {}", path.display()))
-            }
-            _ => {
-                let lock = RunLock { file, killed: holder };
-                lock.say(&serde_json::to_vec(&Holder::this_process())?)
-                    .or_bad_input_in(format!("cannot write {}", path.display()))?;
-                Ok(lock)
-            }
+        };
+        let text = serde_json::to_vec(&Holder::this_process(locks))?;
+        let warning = claim.as_ref().map(|claim| claim.warning.clone());
+        let mut lock = RunLock { file, killed: holder, warning, text, beat: None };
+        let failed = || format!("cannot write {}", path.display());
+        lock.write(&lock.text).or_bad_input_in(failed())?;
+        if claim.is_some() {
+            lock.beat = Some(Heartbeat::start(&lock.file, lock.text.clone()).or_bad_input_in(failed())?);
         }
+        Ok(lock)
     }
 
     /// Whether the file `run.lock` in `root` is still the one that this process has locked, and was not deleted or
     /// replaced.
     pub fn is_in_place(&self, root: &Path) -> bool {
-        is_in_place(&root.join(FILE), &self.file)
+        // Where only the text protects a run, another process may have taken it from one that was stopped for long.
+        is_in_place(&root.join(FILE), &self.file) && (self.beat.is_none() || is_unchanged(&self.file, &self.text))
     }
 
-    fn say(&self, text: &[u8]) -> std::io::Result<()> {
+    fn write(&self, text: &[u8]) -> std::io::Result<()> {
         self.file.set_len(0)?;
         std::io::Seek::rewind(&mut &self.file)?;
         (&self.file).write_all(text)
@@ -87,18 +111,19 @@ impl RunLock {
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        // What stays in the file would say that this process was killed; nothing else depends on it.
-        let _ = self.say(b"");
+        // What stays in the file would say that this process was killed.
+        if self.beat.take().is_none() || is_unchanged(&self.file, &self.text) {
+            let _ = self.write(b"");
+        }
         // Closing is not enough: a child that is being started has copies of open files until its program runs.
         let _ = self.file.unlock();
     }
 }
 
 impl Holder {
-    fn this_process() -> Holder {
+    fn this_process(locks: &Locks) -> Holder {
         Holder {
-            pid: std::process::id(),
-            host: telemetry::system::host(),
+            owner: locks.this_process(),
             since_s: since_1970().as_secs(),
             command: telemetry::system::command_line(),
         }
@@ -108,7 +133,7 @@ impl Holder {
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let age = telemetry::duration(since_1970().as_secs().saturating_sub(self.since_s) as f64);
-        write!(f, "process {} on {} (`{}`, for {age})", self.pid, self.host, self.command.join(" "))
+        write!(f, "process {} on {} (`{}`, for {age})", self.owner.pid, self.owner.host, self.command.join(" "))
     }
 }
 
@@ -135,6 +160,45 @@ mod tests {
             done.store(true, Ordering::Relaxed);
             assert!(taken.is_none(), "{taken:?}");
         });
+    }
+
+    /// On a file system without locks the holder in the file protects the run.
+    #[test]
+    fn without_locks_a_living_holder_is_refused_and_a_killed_one_is_known() {
+        fn none(_: &File) -> Result<(), std::fs::TryLockError> {
+            Err(std::fs::TryLockError::Error(std::io::Error::from_raw_os_error(38)))
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let locks = Locks { lock: none, shared: none, ..Locks::of_system() };
+        let take = || RunLock::take_with(&locks, dir.path());
+        let first = take().unwrap();
+        let warning = first.warning.clone().unwrap();
+        assert!(warning.contains("does not lock files") && warning.contains("run.lock"), "{warning}");
+        let refusal = take().unwrap_err();
+        let text = refusal.to_string();
+        let process = format!("process {}", std::process::id());
+        assert!(crate::error::is_bad_input(&refusal) && text.contains(&process), "{text}");
+        assert!(text.contains("it lives on this machine") && text.contains("delete"), "{text}");
+        assert!(first.is_in_place(dir.path()));
+        drop(first);
+        assert_eq!(std::fs::read(dir.path().join(FILE)).unwrap(), b"");
+        let second = take().unwrap();
+        assert!(second.killed.is_none(), "the first one ended well");
+        // Another process took the file from this one, which was stopped for long.
+        let other = r#"{"pid": 1, "host": "elsewhere", "boot": "b", "since_s": 5, "command": ["lockstep"]}"#;
+        std::fs::write(dir.path().join(FILE), other).unwrap();
+        assert!(!second.is_in_place(dir.path()));
+        drop(second);
+        assert_eq!(std::fs::read_to_string(dir.path().join(FILE)).unwrap(), other, "it is not this process's");
+        assert!(take().unwrap_err().to_string().contains("process 1 on elsewhere"), "it wrote just now");
+        let child = Command::new("true").spawn().unwrap();
+        let (pid, host) = (child.id(), telemetry::system::host());
+        child.wait_with_output().unwrap();
+        let killed = format!(r#"{{"pid": {pid}, "host": "{host}", "since_s": 5, "command": ["lockstep"]}}"#);
+        std::fs::write(dir.path().join(FILE), killed).unwrap();
+        let lock = take().unwrap();
+        let killed = lock.killed.as_ref().unwrap().to_string();
+        assert!(killed.contains(&format!("process {pid} on")), "{killed}");
     }
 
     #[test]

@@ -79,7 +79,8 @@ impl RunDir {
         let not_yet_a_run = |entry: std::io::Result<fs::DirEntry>| {
             entry.is_ok_and(|e| {
                 let name = e.file_name().to_string_lossy().into_owned();
-                name == lock::FILE
+                // Also what belongs to the lock on a file system without locks.
+                name.starts_with(lock::FILE)
                     // Workers may join before their learner starts.
                     || name == "fleet"
                     || name.starts_with(".config.toml.") && is_temporary(&name)
@@ -122,6 +123,11 @@ impl RunDir {
             *lock = Some(RunLock::take(&self.root)?);
         }
         Ok(lock.as_ref().and_then(|lock| lock.killed.as_ref()).map(ToString::to_string))
+    }
+
+    /// What to tell the user about the lock that this value has, if the file system has no locks.
+    pub(super) fn lock_warning(&self) -> Option<String> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.warning.clone()
     }
 
     /// Releases the lock, for all clones of this value.

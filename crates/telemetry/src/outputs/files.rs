@@ -86,7 +86,12 @@ pub const FILES: &[RunFile] = &[
          each other.",
     ),
     file("model/", "runs that have ended", "The result: weights or adapter, configuration, tokenizer."),
-    file("run.lock", "", "Which process writes into it, on which machine, since when; empty when none does."),
+    file(
+        "run.lock",
+        "",
+        "Which process writes into it, on which machine, since when; empty when none does. Where the file system has no \
+         locks, it is what protects the run.",
+    ),
     file("given-<hash>/", "runs from Python", "Models and tokenizers that were given in memory."),
     file("abandoned/", "after a resume from an older checkpoint", "What came after that checkpoint: a run of its own."),
     file(

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::coordinator::Event;
 use crate::error::{Error, OrIo, Result};
-use crate::exchange::spool::{Layout, create_dir, take_lock, write};
+use crate::exchange::spool::{FileLock, Layout, create_dir, take_lock, write};
 use crate::exchange::{Exchange, LearnerState, Observer, Waiter, WorkerStatus};
 use crate::job::{Job, JobName, JobResult, WorkerName};
 use async_nats::HeaderMap;
@@ -41,7 +41,7 @@ pub struct NatsLearner {
     observer: Observer,
     layout: Layout,
     /// The lock that shows that a learner is running.
-    _lock: File,
+    _lock: FileLock,
     has_ended: bool,
     /// When each worker's status was last written for `lockstep status`.
     written: BTreeMap<WorkerName, Instant>,

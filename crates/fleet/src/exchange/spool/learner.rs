@@ -1,20 +1,19 @@
 //! The learner's side of a spool directory.
 
 use super::watch::Watch;
-use super::{Holder, Layout, create_dir, holder, jobs, read, read_json, remove, sweep, take_lock, write};
+use super::{FileLock, Holder, Layout, create_dir, holder, jobs, read, read_json, remove, sweep, take_lock, write};
 use crate::coordinator::Event;
 use crate::error::{Error, Result};
 use crate::exchange::{Exchange, LearnerState, Observer, Scan, Seen, Waiter, WorkerStatus};
 use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::Path;
 
 /// The learner's side of a spool directory.
 pub struct SpoolLearner {
     layout: Layout,
     /// The lock that shows that a learner is running.
-    _lock: File,
+    _lock: FileLock,
     observer: Observer,
     /// Results that were read, and not yet taken or deleted.
     results: BTreeMap<(WorkerName, JobName), JobResult>,
@@ -37,13 +36,14 @@ impl SpoolLearner {
         sweep(&layout.pending())?;
         sweep(layout.root())?;
         create_dir(&layout.batches())?;
+        let problems = lock.warning.iter().cloned().collect();
         Ok(SpoolLearner {
             layout,
             _lock: lock,
             observer: Observer::default(),
             results: BTreeMap::new(),
             workers: Vec::new(),
-            problems: Vec::new(),
+            problems,
         })
     }
 

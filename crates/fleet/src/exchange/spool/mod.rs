@@ -28,7 +28,8 @@ pub use worker::SpoolWorker;
 
 use crate::error::{Error, OrIo, Result};
 use crate::job::{JobName, WorkerName};
-use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use crate::lock::{Heartbeat, Held, Locks, Owner, Taken, is_unchanged};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -208,9 +209,36 @@ pub(crate) struct Holder {
     pub incarnation: u64,
 }
 
+/// The lock of a file, which this process holds until it is dropped.
+pub(crate) struct FileLock {
+    file: File,
+    /// Where the file system has no locks: what keeps the owner in the file fresh, and the file's text.
+    beat: Option<(Heartbeat, Vec<u8>)>,
+    /// What to tell the user about a file system without locks.
+    pub warning: Option<String>,
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        let Some((beat, text)) = self.beat.take() else { return };
+        drop(beat);
+        // The first line stays: it counts the holders.
+        let first = text.iter().position(|&byte| byte == b'\n').map_or(0, |end| end as u64 + 1);
+        if is_unchanged(&self.file, &text) {
+            let _ = self.file.set_len(first);
+        }
+    }
+}
+
+/// The owner in the second line of a lock file on a file system without locks.
+fn owner(text: &str) -> Option<Owner> {
+    serde_json::from_str(text.lines().nth(1)?).ok()
+}
+
 impl Holder {
     fn parse(text: &[u8]) -> Option<Holder> {
-        let mut words = std::str::from_utf8(text).ok()?.split_whitespace();
+        let first = text.split(|&byte| byte == b'\n').next()?;
+        let mut words = std::str::from_utf8(first).ok()?.split_whitespace();
         let holder = Holder { pid: words.next()?.parse().ok()?, incarnation: words.next()?.parse().ok()? };
         words.next().is_none().then_some(holder)
     }
@@ -218,51 +246,72 @@ impl Holder {
 
 /// Takes the lock on a file that is never deleted, and writes this process into it. It tries several times, because a
 /// process that checks a lock holds it for a moment. `who` names the lock's owner in the error.
-pub(crate) fn take_lock(path: &Path, who: &str, remedy: &str) -> Result<(File, Holder)> {
+pub(crate) fn take_lock(path: &Path, who: &str, remedy: &str) -> Result<(FileLock, Holder)> {
+    take_lock_with(&Locks::of_system(), path, who, remedy)
+}
+
+fn take_lock_with(locks: &Locks, path: &Path, who: &str, remedy: &str) -> Result<(FileLock, Holder)> {
     let mut options = OpenOptions::new();
     let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
     let mut file = opened.or_io("open", path)?;
+    let mut claim = None;
     for attempt in 0.. {
-        match file.try_lock() {
-            Ok(()) => break,
-            Err(TryLockError::WouldBlock) if attempt < 30 => std::thread::sleep(Duration::from_millis(10)),
-            Err(TryLockError::WouldBlock) => {
-                let holder = read(path)?.and_then(|text| Holder::parse(&text));
-                let by = holder.map_or("another process".to_owned(), |holder| format!("process {}", holder.pid));
-                return Err(Error::Refused(format!("{who} is there already: {by}. {remedy}")));
+        let why = match locks.take(&file, path, owner).or_io("lock", path)? {
+            Taken::Locked => break,
+            Taken::Unlocked(own) => {
+                claim = Some(own);
+                break;
             }
-            Err(TryLockError::Error(error)) => return Err(error).or_io("lock", path),
-        }
+            Taken::Held | Taken::Owned(Held::Starts) if attempt < 30 => {
+                std::thread::sleep(Duration::from_millis(10));
+                continue;
+            }
+            Taken::Held => String::new(),
+            Taken::Owned(held) => format!(" ({held}; if it has ended, delete {})", path.display()),
+        };
+        let holder = read(path)?.and_then(|text| Holder::parse(&text));
+        let by = holder.map_or("another process".to_owned(), |holder| format!("process {}", holder.pid));
+        return Err(Error::Refused(format!("{who} is there already: {by}{why}. {remedy}")));
     }
     let mut before = Vec::new();
-    file.read_to_end(&mut before).or_io("read", path)?;
+    std::io::Seek::rewind(&mut file).and_then(|()| file.read_to_end(&mut before)).or_io("read", path)?;
     let incarnation = Holder::parse(&before).unwrap_or_default().incarnation + 1;
     let holder = Holder { pid: std::process::id(), incarnation };
+    let mut text = format!("{} {}\n", holder.pid, holder.incarnation);
+    if claim.is_some() {
+        let this = serde_json::to_string(&locks.this_process()).map_err(|e| Error::Failed(e.to_string()))?;
+        text += &format!("{this}\n");
+    }
+    let text = text.into_bytes();
     let written = (|| {
         std::io::Seek::rewind(&mut file)?;
-        let text = format!("{} {}\n", holder.pid, holder.incarnation);
-        file.write_all(text.as_bytes())?;
+        file.write_all(&text)?;
         file.set_len(text.len() as u64)
     })();
     written.or_io("write", path)?;
-    Ok((file, holder))
+    let warning = claim.as_ref().map(|claim| claim.warning.clone());
+    let beat = match claim {
+        Some(_) => Some((Heartbeat::start(&file, text.clone()).or_io("write", path)?, text)),
+        None => None,
+    };
+    Ok((FileLock { file, beat, warning }, holder))
 }
 
 /// The process that holds a lock now; `None` if the lock is free.
 pub(crate) fn holder(path: &Path) -> Result<Option<Holder>> {
+    holder_with(&Locks::of_system(), path)
+}
+
+fn holder_with(locks: &Locks, path: &Path) -> Result<Option<Holder>> {
     let file = match File::open(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         file => file.or_io("open", path)?,
     };
-    match file.try_lock_shared() {
-        Ok(()) => {
-            file.unlock().or_io("unlock", path)?;
-            Ok(None)
-        }
-        Err(TryLockError::WouldBlock) => {
+    match locks.is_held(&file, path, owner).or_io("lock", path)? {
+        false => Ok(None),
+        true => {
             let text = read(path)?.unwrap_or_default();
             Ok(Some(Holder::parse(&text).unwrap_or_default()))
         }
-        Err(TryLockError::Error(error)) => Err(error).or_io("lock", path),
     }
 }

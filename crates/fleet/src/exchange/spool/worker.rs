@@ -1,11 +1,10 @@
 //! A worker's side of a spool directory.
 
 use super::watch::Watch;
-use super::{Holder, Layout, create_dir, jobs, names, read, read_json, remove, sweep, take_lock, write};
+use super::{FileLock, Holder, Layout, create_dir, jobs, names, read, read_json, remove, sweep, take_lock, write};
 use crate::error::{Error, OrIo, Result};
 use crate::exchange::{LearnerState, WorkerExchange, WorkerStatus};
 use crate::job::{Job, JobName, JobResult, WorkerName};
-use std::fs::File;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +14,7 @@ pub struct SpoolWorker {
     layout: Layout,
     name: WorkerName,
     /// The lock that shows that this worker is alive.
-    _alive: File,
+    _alive: FileLock,
     holder: Holder,
     /// How many earlier processes of this name have failed.
     failures: u64,

@@ -36,6 +36,32 @@ fn a_lock_counts_its_holders_and_is_free_after_them() {
     assert_eq!(["", "7", "7 8 9", "x 8", "7 x", "-7 8"].map(of), [None; 6]);
 }
 
+/// On a file system without locks the second line of the file names the process that is asked for.
+#[test]
+fn without_locks_a_living_holder_keeps_its_file() {
+    fn none(_: &File) -> std::result::Result<(), std::fs::TryLockError> {
+        Err(std::fs::TryLockError::Error(std::io::Error::from_raw_os_error(38)))
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("lock");
+    let locks = crate::lock::Locks { lock: none, shared: none, ..crate::lock::Locks::of_system() };
+    let take = || take_lock_with(&locks, &path, "a worker", "Go away");
+    let held = || holder_with(&locks, &path).unwrap();
+    let (lock, first) = take().unwrap();
+    assert!(lock.warning.as_ref().is_some_and(|text| text.contains("does not lock files")));
+    assert_eq!((first.incarnation, held()), (1, Some(first)));
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.starts_with(&format!("{} 1\n{{", std::process::id())) && text.lines().count() == 2, "{text}");
+    let refused = take().map(drop).unwrap_err().to_string();
+    assert!(refused.starts_with("a worker is there already: process ") && refused.ends_with(". Go away"), "{refused}");
+    assert!(refused.contains("it lives on this machine"), "{refused}");
+    drop(lock);
+    assert_eq!(held(), None);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{} 1\n", std::process::id()));
+    let (_lock, second) = take().unwrap();
+    assert_eq!(second.incarnation, 2, "holders are counted all the same");
+}
+
 #[test]
 fn files_are_read_listed_and_written_as_they_are() {
     let dir = tempfile::tempdir().unwrap();

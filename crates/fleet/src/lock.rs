@@ -1,0 +1,306 @@
+//! Locks on files, also on file systems that have none.
+//!
+//! Normally the kernel's lock (`flock`) decides who has a file, so that a killed process does not keep it. Some file
+//! systems refuse such locks: Lustre mounted without `flock` (ENOSYS), NFS without a lock daemon (ENOLCK), some network
+//! and user-space file systems (EOPNOTSUPP). There the file names its owner, and the owner is asked for instead:
+//!
+//! - on this machine, whether its process lives: the same number, started at the same time;
+//! - on another machine, or in another container, whether it wrote lately. The owner writes into the file every
+//!   [`BEAT`], and one that has not for [`SILENT`] is gone. Both times are the file system's, so that clocks that differ
+//!   do not matter.
+//!
+//! Two processes that start in the same moment are told apart by a file `FILE.claim`, which only one can create.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read, Result, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+/// How often the owner of a file without a lock writes into it.
+pub const BEAT: Duration = Duration::from_secs(10);
+/// An owner on another machine that has not written for so long is gone. Network file systems show a change after up to
+/// a minute.
+pub const SILENT: Duration = Duration::from_secs(120);
+
+/// The process that owns a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// The process number.
+    pub pid: u32,
+    /// The name of its machine.
+    #[serde(default)]
+    pub host: String,
+    /// The identifier of the boot of its machine's kernel.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub boot: String,
+    /// When the process started, in clock ticks since that boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<u64>,
+    /// The namespace in which the process number is meant.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+}
+
+/// How locks and processes are looked at. Tests replace parts of it.
+#[derive(Clone)]
+pub struct Locks {
+    /// Takes the kernel's lock on a file.
+    pub lock: fn(&File) -> std::result::Result<(), TryLockError>,
+    /// Takes it together with others that only look.
+    pub shared: fn(&File) -> std::result::Result<(), TryLockError>,
+    /// The directory `/proc`.
+    pub proc: PathBuf,
+}
+
+/// The result of taking a file.
+#[derive(Debug)]
+pub enum Taken {
+    /// The kernel's lock is taken.
+    Locked,
+    /// The file system has no locks, and no living process owns the file: it is this process's, which must write its
+    /// [`Owner`] into it, and then drop the claim.
+    Unlocked(Claim),
+    /// Another process has the kernel's lock.
+    Held,
+    /// The file system has no locks, and this process owns the file.
+    Owned(Held),
+}
+
+/// Why a file without a lock counts as another process's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// The process lives on this machine.
+    Lives,
+    /// It wrote so many seconds ago, on another machine or in another container.
+    Wrote(u64),
+    /// Another process is starting.
+    Starts,
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Held::Lives => f.write_str("it lives on this machine"),
+            Held::Wrote(seconds) => write!(f, "it wrote there {seconds} s ago"),
+            Held::Starts => f.write_str("it is starting"),
+        }
+    }
+}
+
+/// The right to write the owner of a file without a lock. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Claim {
+    path: PathBuf,
+    /// Why there is no lock, and what to do about it.
+    pub warning: String,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Whether an error means that this file system has no locks.
+pub fn is_unsupported(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let none = [Errno::NOSYS, Errno::NOLCK, Errno::OPNOTSUPP, Errno::NOTSUP, Errno::INVAL, Errno::NOTTY];
+    error.kind() == ErrorKind::Unsupported
+        || error.raw_os_error().is_some_and(|raw| none.iter().any(|e| e.raw_os_error() == raw))
+}
+
+/// What is wrong with locks on the file system of `path`, and what to do about it.
+fn advice(path: &Path, error: &std::io::Error) -> String {
+    let fix = match error.raw_os_error() == Some(rustix::io::Errno::NOLCK.raw_os_error()) {
+        true => "on NFS start its lock daemon (rpc.statd), or mount it with nolock or local_lock=flock",
+        false => "on Lustre mount it with flock or localflock",
+    };
+    format!(
+        "{}: this file system does not lock files ({error}), so nothing but the text in it keeps two processes apart. \
+         Give a directory on another file system, or have this one mounted with locks ({fix})",
+        path.display()
+    )
+}
+
+impl Locks {
+    /// Those of this system.
+    pub fn of_system() -> Locks {
+        Locks { lock: File::try_lock, shared: File::try_lock_shared, proc: PathBuf::from("/proc") }
+    }
+
+    /// Takes the open `file` at `path`. `owner` reads the owner from the file's text.
+    pub fn take(&self, file: &File, path: &Path, owner: impl Fn(&str) -> Option<Owner>) -> Result<Taken> {
+        let error = match (self.lock)(file) {
+            Ok(()) => return Ok(Taken::Locked),
+            Err(TryLockError::WouldBlock) => return Ok(Taken::Held),
+            Err(TryLockError::Error(error)) if is_unsupported(&error) => error,
+            Err(TryLockError::Error(error)) => return Err(error),
+        };
+        let mut name = path.as_os_str().to_owned();
+        name.push(".claim");
+        let name = PathBuf::from(name);
+        let create = || OpenOptions::new().write(true).create_new(true).open(&name);
+        let claimed = match create() {
+            // Of a process that was killed while it started.
+            Err(exists) if exists.kind() == ErrorKind::AlreadyExists && self.is_abandoned(&name)? => {
+                std::fs::remove_file(&name)?;
+                create()
+            }
+            claimed => claimed,
+        };
+        match claimed {
+            Ok(mut file) => file.write_all(&serde_json::to_vec(&self.this_process())?)?,
+            Err(exists) if exists.kind() == ErrorKind::AlreadyExists => return Ok(Taken::Owned(Held::Starts)),
+            Err(error) => return Err(error),
+        }
+        let claim = Claim { path: name, warning: advice(path, &error) };
+        Ok(match owner(&text(file)?) {
+            Some(owner) => match self.holds(&owner, path)? {
+                Some(held) => Taken::Owned(held),
+                None => Taken::Unlocked(claim),
+            },
+            None => Taken::Unlocked(claim),
+        })
+    }
+
+    /// Whether another process has the open `file` at `path` now.
+    pub fn is_held(&self, file: &File, path: &Path, owner: impl Fn(&str) -> Option<Owner>) -> Result<bool> {
+        match (self.shared)(file) {
+            Ok(()) => file.unlock().map(|()| false),
+            Err(TryLockError::WouldBlock) => Ok(true),
+            Err(TryLockError::Error(error)) if is_unsupported(&error) => match owner(&text(file)?) {
+                Some(owner) => Ok(self.holds(&owner, path)?.is_some()),
+                None => Ok(false),
+            },
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    /// Whether the process that made the file of a claim is gone.
+    fn is_abandoned(&self, claim: &Path) -> Result<bool> {
+        let owner: Option<Owner> = std::fs::read(claim).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        match owner.and_then(|owner| self.lives(&owner)) {
+            Some(lives) => Ok(!lives),
+            None => Ok(silence(claim)? > SILENT),
+        }
+    }
+
+    /// Why the owner that a file without a lock names still has it; `None` if it is gone.
+    fn holds(&self, owner: &Owner, path: &Path) -> Result<Option<Held>> {
+        if let Some(lives) = self.lives(owner) {
+            return Ok(lives.then_some(Held::Lives));
+        }
+        let silence = silence(path)?;
+        Ok((silence <= SILENT).then_some(Held::Wrote(silence.as_secs())))
+    }
+
+    /// Whether a process of this machine lives; `None` if it is on another one, or in another container.
+    fn lives(&self, owner: &Owner) -> Option<bool> {
+        let here = self.this_process();
+        let is_visible = match owner.boot.is_empty() {
+            // Older versions wrote the machine's name alone.
+            true => !owner.host.is_empty() && owner.host == here.host,
+            false => owner.boot == here.boot && owner.namespace == here.namespace,
+        };
+        if !is_visible || here.started.is_none() {
+            return None;
+        }
+        let now = self.started(owner.pid);
+        Some(now.is_some() && (owner.started.is_none() || owner.started == now))
+    }
+
+    /// This process as an owner.
+    pub fn this_process(&self) -> Owner {
+        let read = |name: &str| std::fs::read_to_string(self.proc.join(name)).unwrap_or_default().trim().to_owned();
+        let host: String =
+            read("sys/kernel/hostname").chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+        let namespace = std::fs::read_link(self.proc.join("self/ns/pid")).unwrap_or_default();
+        Owner {
+            pid: std::process::id(),
+            host: if host.is_empty() { "localhost".to_owned() } else { host },
+            boot: read("sys/kernel/random/boot_id"),
+            started: self.started(std::process::id()),
+            namespace: namespace.display().to_string(),
+        }
+    }
+
+    /// When a process started; `None` if it is not there, or has ended and only waits to be reaped.
+    fn started(&self, pid: u32) -> Option<u64> {
+        let text = std::fs::read(self.proc.join(pid.to_string()).join("stat")).ok()?;
+        // Its name may hold anything.
+        let text = String::from_utf8_lossy(&text);
+        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+        let has_ended = matches!(*fields.first()?, "Z" | "X" | "x");
+        fields.get(19)?.parse().ok().filter(|_| !has_ended)
+    }
+}
+
+/// The whole text of an open file.
+fn text(mut file: &File) -> Result<String> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// For how long the file has not been written, by the clock of its file system: the time of a new file beside it is
+/// taken as now.
+fn silence(path: &Path) -> Result<Duration> {
+    let mut probe = path.as_os_str().to_owned();
+    probe.push(format!(".clock-{}", std::process::id()));
+    let probe = PathBuf::from(probe);
+    let now = File::create(&probe).and_then(|mut file| {
+        file.write_all(b"now")?;
+        file.metadata()?.modified()
+    });
+    let _ = std::fs::remove_file(&probe);
+    let written = std::fs::metadata(path)?.modified()?;
+    Ok(now?.duration_since(written).unwrap_or_default())
+}
+
+/// Writes the text of a file without a lock again from time to time, until it is dropped: so other machines see that its
+/// owner lives.
+#[derive(Debug)]
+pub struct Heartbeat {
+    stop: Option<Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Heartbeat {
+    /// Keeps `text` fresh in the open `file`.
+    pub fn start(file: &File, text: Vec<u8>) -> Result<Heartbeat> {
+        let mut file = file.try_clone()?;
+        let (stop, stopped) = channel();
+        let beat = move || {
+            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(BEAT) {
+                // A process that was stopped for long may have lost the file to another one.
+                if !is_unchanged(&file, &text) || file.rewind().and_then(|()| file.write_all(&text)).is_err() {
+                    return;
+                }
+                let _ = file.sync_data();
+            }
+        };
+        let thread = std::thread::Builder::new().name("heartbeat".to_owned()).spawn(beat)?;
+        Ok(Heartbeat { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Whether the open file still has this text.
+pub fn is_unchanged(file: &File, expected: &[u8]) -> bool {
+    text(file).is_ok_and(|text| text.as_bytes() == expected)
+}
+
+#[cfg(test)]
+mod tests;
