@@ -1,17 +1,20 @@
 # A small image with the program `lockstep`, run by an ordinary user:
 #
-#   docker build -t lockstep .
+#   docker build -t lockstep --build-arg COMMIT="$(git rev-parse HEAD)" .
 #   docker run --rm lockstep demo
 #   docker run --rm -v "$PWD:/work" -u "$(id -u):$(id -g)" lockstep train run.toml --out runs/first
 #
+# The build does not see .git: COMMIT is what `lockstep --version` and the records of runs name.
 # Rewards that are Python functions or programs need what runs them: build an image FROM this one.
 
 # Debian bookworm has glibc 2.36, as the image that runs it.
 FROM rust:1.95.0-slim-bookworm AS build
 WORKDIR /build
 COPY . .
+ARG COMMIT=""
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/build/target \
-    cargo build --release --locked -p lockstep-cli && cp target/release/lockstep /lockstep
+    LOCKSTEP_BUILD_COMMIT="$COMMIT" cargo build --release --locked -p lockstep-cli --features nats \
+    && cp target/release/lockstep /lockstep
 
 FROM debian:bookworm-slim
 # Certificates for models of the Hub, without a version: Debian removes old ones. The reward `code` isolates programs with

@@ -9,7 +9,7 @@ from . import ops, rewards
 from ._config import AsyncGRPOConfig, DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig, field_table
 from ._callbacks import TrainerCallback, TrainerControl, TrainerState
 from ._loop import Completion, Engine, Group, Model, Sampling, Scores, Trainer
-from ._native import StopSignal, __version__
+from ._native import StopSignal, __build__, __version__
 from ._rewards import by_group
 from ._scripts import (
     DatasetConfig,
@@ -64,6 +64,7 @@ __all__ = [
     "TrainerControl",
     "TrainerState",
     "TrlParser",
+    "__build__",
     "__version__",
     "by_group",
     "field_table",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 __version__: str
+__build__: str
 
 class StopSignal:
     """A wish to stop that any thread may give."""
@@ -103,6 +104,7 @@ def work(
     say: Callable[[str], Any],
     threads: int | None = None,
     profiles: list[str] = ...,
+    allow_other_build: bool = ...,
 ) -> None: ...
 def masked_softmax(x: Any, scale: float, first: Any, end: Any) -> Any: ...
 def fused_sample(

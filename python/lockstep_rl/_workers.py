@@ -45,14 +45,17 @@ def of_workers(rewards: RewardSet) -> list[tuple[str, Any, bool]]:
 
 def work(
     run: str, name: str, functions: list[Callable], threads: int | None = None, stop: Any = None,
-    profiles: list[str] | None = None,
+    profiles: list[str] | None = None, allow_other_build: bool = False,
 ) -> None:
     """Generates and scores completions for a training run in this process, until the run ends."""
     rewards = RewardSet(functions, required=False)
     rewards.state, rewards.counts_steps = TrainerState(), True
     say = lambda text: print(text, flush=True)  # noqa: E731
     stop = _native.StopSignal() if stop is None else stop
-    _native.work(run, name, rewards=of_workers(rewards), stop=stop, say=say, threads=threads, profiles=profiles or [])
+    _native.work(
+        run, name, rewards=of_workers(rewards), stop=stop, say=say, threads=threads, profiles=profiles or [],
+        allow_other_build=allow_other_build,
+    )
 
 
 def _process(run: str, name: str, functions: list[Callable], threads: int | None, log: str) -> None:

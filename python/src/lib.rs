@@ -45,6 +45,10 @@ fn show(run: std::path::PathBuf, port: u16) -> PyResult<String> {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    // Runs of this package record the build of the engine that is in it.
+    let build = lockstep_cli::build();
+    module.add("__build__", build.to_string())?;
+    build.announce();
     module.add_class::<run::StopSignal>()?;
     module.add_class::<observer::LiveModel>()?;
     module.add_class::<grade::Grader>()?;

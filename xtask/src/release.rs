@@ -18,14 +18,31 @@ pub fn run(target: Option<&str>) -> Result<(), String> {
     let directory = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
     packages(&directory)?;
     let program = directory.join(target.unwrap_or_default()).join("release/lockstep");
-    let said = output(Command::new(&program).arg("--version"))
-        .map_err(|why| format!("{why}: build it first, cargo build --release --locked -p lockstep-cli"))?;
-    // "lockstep 0.1.0"
-    let version = said.split_whitespace().last().unwrap_or_default();
+    let said = output(Command::new(&program).arg("--version")).map_err(|why| {
+        format!("{why}: build it first, cargo build --release --locked -p lockstep-cli --features nats")
+    })?;
+    // "lockstep 0.1.0 (commit 0123456789ab; features hub, nats, parquet)"
+    let version = said.split_whitespace().nth(1).unwrap_or_default();
+    refuse_unfit(&said)?;
     let host = || output(cargo::command().arg("-vV")).map(|text| host_of(&text).to_owned());
     let target = target.map_or_else(host, |target| Ok(target.to_owned()))?;
     let archive = archive(&program, &format!("lockstep-{version}-{target}"), &directory.join("dist"))?;
     println!("{}", archive.display());
+    Ok(())
+}
+
+/// Refuses a program that does not say its commit, or that cannot join workers on other machines.
+fn refuse_unfit(said: &str) -> Result<(), String> {
+    let fix = "build it in a clean checkout with cargo build --release --locked -p lockstep-cli --features nats";
+    for (is_unfit, what) in [
+        (!said.contains("(commit ") || said.contains("commit unknown"), "it does not say its commit"),
+        (said.contains("modified"), "its sources are not those of its commit"),
+        (!said.contains("nats"), "it has no NATS"),
+    ] {
+        if is_unfit {
+            return Err(format!("{}: {what}: {fix}", said.trim()));
+        }
+    }
     Ok(())
 }
 
@@ -95,6 +112,23 @@ fn output(command: &mut Command) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_without_a_commit_or_without_nats_is_not_released() {
+        let refused = |said: &str| refuse_unfit(said).err().map(|why| why.split(": ").nth(1).unwrap().to_owned());
+        for (said, why) in [
+            ("lockstep 0.1.0 (commit 0123456789ab; features hub, nats, parquet)\n", None),
+            ("lockstep 0.1.0 (commit 0123456789ab; features hub, parquet)\n", Some("it has no NATS")),
+            ("lockstep 0.1.0 (commit unknown (no git); features nats)\n", Some("it does not say its commit")),
+            ("lockstep 0.1.0\n", Some("it does not say its commit")),
+            (
+                "lockstep 0.1.0 (commit 0123456789ab, modified ba9876543210; features nats)\n",
+                Some("its sources are not those of its commit"),
+            ),
+        ] {
+            assert_eq!(refused(said).as_deref(), why, "{said}");
+        }
+    }
 
     #[test]
     fn an_archive_has_the_program_and_its_papers_and_the_same_bytes_again() {

@@ -106,6 +106,9 @@ pub struct WorkerArgs {
     /// The sampling profiles whose groups it makes; without it, all of them.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub profiles: Vec<String>,
+    /// Work for a learner of another build of the program, whose answers may have other bits.
+    #[arg(long)]
+    pub allow_other_build: bool,
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
@@ -132,10 +135,11 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<()> {
     let stop = stop_on_signals(&console, Promise::Stops("the worker gives its job back and ends"))?;
     stop_without_supervisor(&stop);
     let say = |text: &str| console.info(text);
-    let WorkerArgs { join, name, threads, profiles, server, .. } = args;
+    let WorkerArgs { join, name, threads, profiles, allow_other_build, server, .. } = args;
     let url = if is_server(&join) { join.display().to_string() } else { String::new() };
     let server = server.server(url)?;
-    work(WorkerOptions { run: &join, server, name: &name, threads, profiles, rewards: None, stop, say: &say })
+    let (run, name) = (&*join, &*name);
+    work(WorkerOptions { run, server, name, threads, profiles, rewards: None, allow_other_build, stop, say: &say })
 }
 
 fn stop_without_supervisor(stop: &StopSignal) {

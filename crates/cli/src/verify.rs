@@ -107,6 +107,9 @@ fn lines(report: &Report, code: u8) -> String {
     if let Some(step) = report.result {
         text += &format!("equal  the result, and the checkpoint of step {step}\n");
     }
+    if let Some(what) = &report.other_build {
+        text += &format!("another build  {what}\n");
+    }
     for what in &report.not_verified {
         text += &format!("not verified  {what}\n");
     }

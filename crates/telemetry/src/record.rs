@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use crate::build::Build;
 use crate::{Error, Result};
 
 /// The contents of `record.json`, which describes a training run.
@@ -60,6 +61,9 @@ pub struct RunRecord {
     pub ceilings: Option<MeasuredCeilings>,
     /// The command line of the first start.
     pub command: Vec<String>,
+    /// The build of the last start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub build: Option<Build>,
     /// All starts of the run: the first one, then every resume.
     pub starts: Vec<Start>,
 }
@@ -109,6 +113,9 @@ pub struct Start {
     /// The device used from this start on.
     #[serde(default)]
     pub device: String,
+    /// The build that was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub build: Option<Build>,
     /// The command line of this start.
     #[serde(default)]
     pub command: Vec<String>,

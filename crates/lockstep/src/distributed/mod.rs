@@ -26,13 +26,16 @@ use anyhow::{Context as _, bail};
 use fleet::Lineage;
 use fleet::exchange::LearnerState;
 use fleet::exchange::spool::Layout;
+use fleet::lock::is_unsupported;
 use kernels::Context;
 use kernels::cores::CoreTokens;
 use model::Published;
 use model::io::ModelFiles;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
+use telemetry::build::Build;
 use telemetry::record::FileHash;
 
 /// What decides the bits of a worker's answers, beside the weights. Learner and worker must agree on all of it.
@@ -40,6 +43,9 @@ use telemetry::record::FileHash;
 pub struct Identity {
     /// The version of the program.
     pub program: String,
+    /// The build of the program.
+    #[serde(default)]
+    pub build: Build,
     /// The formula of the matmul kernels.
     pub arithmetic: String,
     /// SHA-256 of each file of the model other than weights (configuration, tokenizer, chat templates), by file name.
@@ -54,10 +60,25 @@ impl Identity {
         let files = hashes_of(files.used());
         Identity {
             program: env!("CARGO_PKG_VERSION").to_owned(),
+            build: Build::of_process(),
             arithmetic: ctx.arithmetic(config.dtype.dtype()).to_owned(),
             files: files.into_iter().map(|FileHash { name, sha256, .. }| (name, sha256)).collect(),
             settings: telemetry::record::sha256(settings_of_weights(config).as_bytes()),
         }
+    }
+
+    /// The learner's build and this one, if they are not known to be the same. (A process that knows no commit, such as
+    /// a test's, is only compared by its version.)
+    pub fn other_build(&self, learner: &Identity) -> Option<String> {
+        let (own, theirs) = (&self.build, &learner.build);
+        let is_same = own.is_same(theirs).unwrap_or((&own.commit, &theirs.commit) == (&None, &None));
+        (!is_same).then(|| {
+            let of_learner = match theirs.version.is_empty() {
+                true => format!("{}, which does not say its commit", learner.program),
+                false => theirs.to_string(),
+            };
+            format!("its build is {own}, and the learner's is {of_learner}")
+        })
     }
 
     /// The first difference to the learner's identity, with both values; `None` if they are equal.
@@ -146,6 +167,12 @@ pub(crate) fn cores_of(out: &Path) -> PathBuf {
 /// Lets learner and workers of one machine take turns at its cores. A process computes with at most as many threads as
 /// it holds cores, and holds none while it waits.
 pub fn share_cores(ctx: &Context, out: &Path) -> anyhow::Result<()> {
+    let fleet = Layout::of_run(out);
+    // Without locks processes cannot take turns: each computes whenever it has work.
+    let probe = std::fs::File::open(fleet.root());
+    if probe.is_ok_and(|probe| matches!(probe.try_lock_shared(), Err(TryLockError::Error(e)) if is_unsupported(&e))) {
+        return Ok(());
+    }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(ctx.share_cores(CoreTokens::create(&cores_of(out), cores)?)?)
 }

@@ -65,6 +65,7 @@ fn who_made_a_group() {
 fn what_differs_is_named_with_both_values() {
     let identity = |program: &str, arithmetic: &str, file: Option<&str>, settings: &str| Identity {
         program: program.into(),
+        build: Default::default(),
         arithmetic: arithmetic.into(),
         files: file.map(|hash| ("config.json".to_owned(), hash.to_owned())).into_iter().collect(),
         settings: settings.into(),
@@ -95,9 +96,46 @@ fn what_differs_is_named_with_both_values() {
 }
 
 #[test]
+fn a_worker_of_another_build_is_known_by_its_commit_and_its_changes() {
+    let identity = |commit: &str, modified: &str, features: &[&str]| {
+        let known = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let features = features.iter().map(|name| (*name).to_owned()).collect();
+        let build = Build { version: "1".to_owned(), commit: known(commit), modified: known(modified), features };
+        let (arithmetic, settings) = ("f32".to_owned(), "s".to_owned());
+        Identity { program: "1".to_owned(), build, arithmetic, files: BTreeMap::new(), settings }
+    };
+    let learner = identity("aaaaaaaaaaaaaaaa", "", &["hub"]);
+    let rows = [
+        ("the same", identity("aaaaaaaaaaaaaaaa", "", &["hub"]), false),
+        ("more features, which change no bit", identity("aaaaaaaaaaaaaaaa", "", &["hub", "nats"]), false),
+        ("another commit", identity("bbbbbbbbbbbbbbbb", "", &["hub"]), true),
+        ("modified", identity("aaaaaaaaaaaaaaaa", "cccccccccccccccc", &["hub"]), true),
+        ("unknown here", identity("", "", &["hub"]), true),
+    ];
+    let other = |own: &Identity, learner: &Identity| own.other_build(learner).is_some();
+    let wrong: Vec<_> = rows.iter().filter(|(_, own, is_other)| other(own, &learner) != *is_other).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    assert!(rows.iter().all(|(_, own, is_other)| other(&learner, own) == *is_other));
+    let (nothing, modified) = (identity("", "", &[]), identity("a", "c", &[]));
+    assert!(!other(&nothing, &nothing) && !other(&modified, &modified) && other(&modified, &identity("a", "d", &[])));
+    // A learner of an older version names no build at all.
+    let mut old = serde_json::to_value(&learner).unwrap();
+    old.as_object_mut().unwrap().remove("build");
+    let old: Identity = serde_json::from_value(old).unwrap();
+    assert_eq!(
+        learner.other_build(&old).as_deref(),
+        Some(
+            "its build is 1 (commit aaaaaaaaaaaa; features hub), and the learner's is 1, which does not say its commit"
+        )
+    );
+    assert_eq!(learner.difference(&rows[2].1), None, "a flag may accept another build");
+}
+
+#[test]
 fn a_worker_of_another_run_reads_nothing() {
     let identity = |program: &str| Identity {
         program: program.into(),
+        build: Default::default(),
         arithmetic: "f32".into(),
         files: BTreeMap::new(),
         settings: "s".into(),

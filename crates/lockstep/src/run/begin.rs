@@ -78,6 +78,7 @@ impl TrainingRun {
         let began = resume_from.configuration(&dir, purpose)?;
 
         let killed = dir.lock()?;
+        let other_build = provenance::other_build(&dir).filter(|_| is_resumed);
         // Another process may have been given the same directory, and been quicker.
         match resume_from {
             ResumeFrom::Nothing => drop(RunDir::fresh(dir.root())?),
@@ -105,6 +106,7 @@ impl TrainingRun {
         let sinks = log.sinks();
         models.unchecked.iter().for_each(|what| sinks.warn(what));
         models.older.iter().for_each(|what| sinks.info(what));
+        other_build.iter().for_each(|what| sinks.warn(what));
         for what in &models.changed_rewards {
             sinks.warn(&format!("a reward is no longer what the run was trained with until here: {what}"));
         }
@@ -114,6 +116,7 @@ impl TrainingRun {
         {
             sinks.info(&format!("the run's directory was {}, and is now {}", old.display(), dir.root().display()));
         }
+        dir.lock_warning().iter().for_each(|what| sinks.warn(what));
         if let Some(killed) = killed {
             sinks.info(&format!("{killed} was killed while it wrote into this directory"));
         }

@@ -16,6 +16,7 @@ use model::io::ModelFiles;
 use model::peft::is_adapter;
 use std::cell::RefCell;
 use std::path::Path;
+use telemetry::build::Build;
 use telemetry::record::{FileHash, RunRecord, Start, hash_file_until, sha256};
 use telemetry::system;
 
@@ -86,8 +87,18 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
         record.command.clone_from(&command);
     }
     let (time_s, prompt_time_s) = (system::since_1970().as_secs(), metadata.prompt_time.0);
-    let isa = ctx.describe().into();
-    record.starts.push(Start { time_s, step: metadata.step, prompt_time_s, isa, device, command, changed });
+    let build = Some(Build::of_process());
+    record.build.clone_from(&build);
+    record.starts.push(Start {
+        time_s,
+        step: metadata.step,
+        prompt_time_s,
+        isa: ctx.describe().into(),
+        device,
+        build,
+        command,
+        changed,
+    });
     Ok(run.write(&run.record(), &record.to_bytes()?)?)
 }
 
@@ -272,6 +283,26 @@ fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileH
         }
     }
     Ok(())
+}
+
+/// A line for the user if a run is resumed by another build than the one that it was last started with, or if that is
+/// not known.
+pub fn other_build(run: &RunDir) -> Option<String> {
+    let (record, here) = (RunRecord::read(&run.record()).ok()?, Build::of_process());
+    match &record.build {
+        None => Some(format!("the record of the run does not say which build trained it until here; this is {here}")),
+        Some(before) => match before.is_same(&here) {
+            Some(true) => None,
+            Some(false) => Some(format!(
+                "the run is resumed by another build: {before} trained it until here, and this is {here}. Bits are \
+                 promised of one build; docs/versions.md says what changed between versions"
+            )),
+            None if before == &here => None,
+            None => Some(format!(
+                "whether the same build trained the run until here is not known: it was {before}, and this is {here}"
+            )),
+        },
+    }
 }
 
 /// Refuses to resume a run that another subcommand made, because its checkpoints have another meaning.

@@ -43,6 +43,8 @@ pub struct WorkerOptions<'a> {
     pub profiles: Vec<String>,
     /// Makes the rewards that are functions of user code; `None` if the worker has no such functions.
     pub rewards: Option<Arc<MakeFunctions>>,
+    /// Whether the worker may have another build of the program than the learner.
+    pub allow_other_build: bool,
     /// Stops the worker.
     pub stop: StopSignal,
     /// Receives messages for the user.
@@ -67,7 +69,7 @@ pub(super) fn work_as<W: Work>(
     options: WorkerOptions<'_>,
     honesty: impl FnOnce(WorkerWork) -> W,
 ) -> anyhow::Result<()> {
-    let WorkerOptions { run, server, name, threads, profiles, rewards, stop, say } = options;
+    let WorkerOptions { run, server, name, threads, profiles, rewards, allow_other_build, stop, say } = options;
     let name = WorkerName::new(name).map_err(BadInput::new)?;
     let (exchange, host): (Box<dyn WorkerExchange + Send>, _) = match is_server(run) {
         false => (Box::new(SpoolWorker::join(run, name.clone()).map_err(of_fleet)?), None),
@@ -104,7 +106,17 @@ pub(super) fn work_as<W: Work>(
     };
     let config = files.config()?;
     refuse_unknown(&profiles, &config)?;
-    let parts = parts(&files, config, threads, rewards, stop.clone(), &shared, batch)?;
+    let mut parts = parts(&files, config, threads, rewards, stop.clone(), &shared, batch)?;
+    if let Some(what) = parts.identity.other_build(&shared.identity) {
+        if !allow_other_build {
+            return Err(BadInput::new(format!(
+                "{name} cannot work for this run: {what}. Start the worker with the learner's program, or accept its \
+                 answers with --allow-other-build: they may then differ in bits from those of the learner's build"
+            )));
+        }
+        say(&format!("{name} works for a learner of another build: {what}"));
+        parts.identity.build = shared.identity.build.clone();
+    }
     if let Some(what) = parts.identity.difference(&shared.identity) {
         return Err(BadInput::new(format!("{name} cannot work for this run: {what}")));
     }
@@ -274,6 +286,7 @@ mod tests {
             threads: Some(1),
             profiles: Vec::new(),
             rewards: None,
+            allow_other_build: false,
             stop: stop.clone(),
             say: &|_| {},
         };

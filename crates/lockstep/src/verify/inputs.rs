@@ -15,6 +15,7 @@ use rewards::RewardSpec;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use telemetry::RunRecord;
+use telemetry::build::Build;
 use telemetry::record::{FileHash, Start};
 
 /// A recorded run, opened for reading.
@@ -213,6 +214,19 @@ impl RecordedRun {
     pub fn prompt_time(&self, step: u64) -> Option<PromptTime> {
         let start = self.starts_of(step).last().or(self.record.starts.first())?;
         Some(PromptTime(start.time_of_prompts_s()))
+    }
+
+    /// The builds that trained the run, if any of them is not known to be this one.
+    pub fn other_build(&self) -> Option<String> {
+        let here = Build::of_process();
+        let known = |build: &Option<Build>| {
+            build.as_ref().map_or("a build that its record does not name".to_owned(), |b| b.to_string())
+        };
+        let is_same = |build: &Option<Build>| build.as_ref().is_some_and(|b| b.is_same(&here).unwrap_or(b == &here));
+        let mut others: Vec<String> =
+            self.record.starts.iter().map(|start| &start.build).filter(|b| !is_same(b)).map(known).collect();
+        others.dedup();
+        (!others.is_empty()).then(|| format!("the run was trained by {}; this is {here}", others.join(", then by ")))
     }
 
     /// The configuration of an interval's steps: `config.toml`, with the changes of later starts undone. The error says

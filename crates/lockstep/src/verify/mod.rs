@@ -79,6 +79,7 @@ pub fn verify(root: &Path, options: &VerifyOptions<'_>) -> anyhow::Result<Report
 
 fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) -> anyhow::Result<()> {
     let run = RecordedRun::open(root, options)?;
+    report.other_build = run.other_build();
     let file = run.groups()?;
     (report.rewards_asked, report.rewards_recorded) = run.rewards()?;
     if let Some(file) = &run.config().replay {

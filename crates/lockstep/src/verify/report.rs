@@ -94,6 +94,9 @@ pub struct Report {
     pub difference: Option<Difference>,
     /// Parts that could not be verified, each with the reason.
     pub not_verified: Vec<String>,
+    /// The builds that trained the run, if this one is not known to be the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub other_build: Option<String>,
 }
 
 /// The error that a run, or a part of it, cannot be verified here.

@@ -68,6 +68,7 @@ impl Fake {
         let shared = Shared {
             identity: Identity {
                 program: "1".to_owned(),
+                build: Default::default(),
                 arithmetic: "f32".to_owned(),
                 files: BTreeMap::new(),
                 settings: String::new(),

@@ -275,3 +275,29 @@ fn isolation_of_rewards_that_run_programs() {
     assert!(!isolated[0].1.is_empty());
     assert!(isolation(&config, "sft").is_empty());
 }
+
+/// What a resumed run says of the build that trained it before.
+#[test]
+fn a_resume_by_another_build_is_one_line() {
+    let place = place();
+    let config = place.config();
+    let models = place.hashed(&config, Purpose::Sft, false).unwrap();
+    let record = place.start(&config, &models, "sft", 0, &[]);
+    let here = Build::of_process();
+    assert_eq!((&record.build, &record.starts[0].build), (&Some(here.clone()), &Some(here.clone())));
+    assert_eq!(other_build(&place.run), None, "the same build, though its commit is not known");
+    let said = |build: Option<Build>| {
+        let record = RunRecord { build, ..record.clone() };
+        fs::write(place.run.record(), record.to_bytes().unwrap()).unwrap();
+        let line = other_build(&place.run).unwrap();
+        assert!(!line.contains('\n') && line.contains(&here.to_string()), "{line}");
+        line
+    };
+    assert!(said(None).contains("does not say which build"), "a record of an older version");
+    let version = Build { version: "0.0.1".to_owned(), ..here.clone() };
+    assert!(said(Some(version)).contains("by another build: 0.0.1 (commit unknown (no git)"));
+    let known = Build { commit: Some("0123456789abcdef".to_owned()), ..here.clone() };
+    assert!(said(Some(known)).contains("is not known: it was"));
+    fs::remove_file(place.run.record()).unwrap();
+    assert_eq!(other_build(&place.run), None, "that the record is missing is another warning");
+}

@@ -120,6 +120,7 @@ pub(super) fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
         threads: Some(1),
         profiles: Vec::new(),
         rewards: None,
+        allow_other_build: false,
         stop,
         say: &|text| println!("{text}"),
     };
