@@ -1,0 +1,309 @@
+#!/usr/bin/env bash
+# What a first day on a shared machine shows, item by item: each is tried with the program itself and says PASS, FAIL or
+# SKIPPED with the reason.
+#
+#   conformance/first_day.sh [--list] [--only A1,A4] [PROGRAM]
+#
+# PROGRAM is the built `lockstep` (or LOCKSTEP_BIN; else target/release or target/debug). No network is needed, and
+# nothing outside a temporary directory is written, but for a control group in A1 where one can be made. Exit code 1 if
+# an item fails.
+#
+# A new item is a function `item_NAME`, and its name and one line in ITEMS. It prints what it saw, and ends with
+# `fail TEXT`, `skip TEXT`, or by returning 0.
+set -uo pipefail
+
+ITEMS=(
+    "A1|the memory limit of the job is obeyed, wherever it is on the path of the control groups"
+    "A2|the refusal of a run that does not fit names every key that makes it fit"
+    "A3|a build has an identity: in --version, records, verify, and between learner and worker"
+    "A4|without file locks a living run is protected all the same"
+    "A10|releases and the image can join workers on other machines"
+)
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+only="" program=${LOCKSTEP_BIN:-}
+while [ $# -gt 0 ]; do
+    case $1 in
+        --list) for item in "${ITEMS[@]}"; do echo "${item%%|*}  ${item#*|}"; done; exit 0 ;;
+        --only) only=${2:?--only needs names, as A1,A4}; shift ;;
+        -*) echo "unknown flag $1; see the head of $0" >&2; exit 2 ;;
+        *) program=$1 ;;
+    esac
+    shift
+done
+if [ -z "$program" ]; then
+    for program in "$root/target/release/lockstep" "$root/target/debug/lockstep"; do [ -x "$program" ] && break; done
+fi
+[ -x "$program" ] || { echo "$program: there is no such program; build it, or give its path" >&2; exit 2; }
+program=$(cd "$(dirname "$program")" && pwd)/$(basename "$program")
+for name in ${only//,/ }; do
+    printf '%s\n' "${ITEMS[@]}" | grep -q "^$name|" || { echo "--only $name: there is no such item; see --list" >&2; exit 2; }
+done
+
+work=$(realpath "$(mktemp -d)") reason="" started=()
+clean() {
+    for pid in "${started[@]:-}"; do [ -n "$pid" ] && kill -KILL "$pid" 2>/dev/null; done
+    [ -n "${group:-}" ] && remove_group "$group"
+    rm -rf "$work"
+}
+trap clean EXIT
+export LOCKSTEP_THREADS=${LOCKSTEP_THREADS:-2} HF_HUB_OFFLINE=1 NO_COLOR=1
+
+fail() { reason=$1; return 1; }
+skip() { reason=$1; return 77; }
+show() { sed 's/^/    /' <<<"$1"; }
+# Waits for at most two minutes until a command succeeds.
+await() { for _ in $(seq 1200); do "$@" >/dev/null 2>&1 && return 0; sleep 0.1; done; return 1; }
+
+# A tokenizer of letters and a model's shape in $1: hidden size, layers, rows of the embedding.
+shape() {
+    mkdir -p "$1"
+    local letters='' id=3 letter
+    for letter in a b c d e f g h i j k l m n o p q r s t u v w x y z ' ' . , !; do
+        letters+=", \"$letter\": $id"; id=$((id + 1))
+    done
+    local special='"single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true'
+    cat > "$1/tokenizer.json" <<JSON
+{"version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+ "added_tokens": [{"id": 0, "content": "<pad>", $special}, {"id": 1, "content": "<s>", $special},
+                  {"id": 2, "content": "</s>", $special}],
+ "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\\\s\\\\S]"}, "behavior": "Isolated", "invert": false},
+ "decoder": {"type": "Fuse"},
+ "model": {"type": "WordLevel", "vocab": {"<pad>": 0, "<s>": 1, "</s>": 2$letters}, "unk_token": ""}}
+JSON
+    echo '{"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>",
+        "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false}' > "$1/tokenizer_config.json"
+    cat > "$1/config.json" <<JSON
+{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": $2, "intermediate_size": $((4 * $2)),
+ "num_hidden_layers": $3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": $(($2 / 4)),
+ "vocab_size": $4, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+ "tie_word_embeddings": true, "attention_bias": false, "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2}
+JSON
+}
+
+# A small random model in $work/model and prompts, for runs.
+small_model() {
+    [ -e "$work/model/config.json" ] && return 0
+    shape "$work/shape" 32 2 40
+    for _ in $(seq 16); do echo '{"prompt": "abc def"}'; done > "$work/data.jsonl"
+    "$program" init --config "$work/shape/config.json" --tokenizer "$work/shape" --seed 1 --out "$work/model" \
+        > "$work/init.log" 2>&1 || { show "$(cat "$work/init.log")"; fail "no model could be made"; }
+}
+train_words() {
+    echo train --model "$work/model" --dataset "$work/data.jsonl" --reward length:10 \
+        --set num_generations=2 --set per_device_train_batch_size=4 --set max_completion_length=16 \
+        --set learning_rate=0.001 "$@"
+}
+
+# --- A1 ----------------------------------------------------------------------------------------------------------------
+
+remove_group() { for dir in "$1/job/step" "$1/job" "$1"; do [ -d "$dir" ] && rmdir "$dir" 2>/dev/null; done; }
+
+# Makes a control group with a limit of $1 bytes, and an unlimited one in it: prints the inner one.
+limited_group() {
+    local v1=/sys/fs/cgroup/memory v2=/sys/fs/cgroup
+    if [ -w "$v1" ] && [ -f "$v1/memory.limit_in_bytes" ]; then
+        mkdir -p "$v1/first-day-$$/job/step" && echo "$1" > "$v1/first-day-$$/job/memory.limit_in_bytes" \
+            && echo "$v1/first-day-$$"
+    elif [ -w "$v2" ] && [ -f "$v2/cgroup.controllers" ] && grep -qw memory "$v2/cgroup.subtree_control"; then
+        mkdir -p "$v2/first-day-$$" && echo +memory > "$v2/first-day-$$/cgroup.subtree_control" \
+            && mkdir "$v2/first-day-$$/job" && echo +memory > "$v2/first-day-$$/job/cgroup.subtree_control" \
+            && mkdir "$v2/first-day-$$/job/step" && echo "$1" > "$v2/first-day-$$/job/memory.max" \
+            && echo "$v2/first-day-$$"
+    else
+        return 1
+    fi 2>/dev/null
+}
+
+item_A1() {
+    shape "$work/wide" 1024 8 2000
+    echo '{"prompt": "abc"}' > "$work/one.jsonl"
+    local plan=(plan --model "$work/wide" --set max_completion_length=64) out code
+    # A limit of the process itself: ulimit -v, which batch systems set, too. The program's own address space varies.
+    local most=$(( $("$program" "${plan[@]}" --json | grep -o '"total_bytes":[ 0-9]*' | tr -dc 0-9) / 1024 + 200000 ))
+    out=$( (ulimit -v "$most"; "$program" "${plan[@]}") 2>&1)
+    if ! grep -q "RLIMIT_AS" <<<"$out"; then show "$out"; fail "ulimit -v $most is not named by plan"; return; fi
+    show "ulimit -v $most: $(grep -o 'limited to.*RLIMIT_AS' <<<"$out" | head -1)"
+    # The doctor itself reads 256 MiB.
+    local bytes=800000000
+    group=$(limited_group $bytes) || { group=""; skip "ulimit -v is obeyed; no control group can be made here (root and a writable /sys/fs/cgroup are needed)"; return; }
+    in_group() { sh -c 'echo $$ > "$1/job/step/cgroup.procs" && shift && exec "$@"' sh "$group" "$program" "$@"; }
+    out=$(in_group "${plan[@]}" 2>&1); code=$?
+    show "$(grep -E 'predicted peak|fit' <<<"$out")"
+    [ $code = 0 ] || { fail "plan ended with code $code in a group of 800 MB"; return; }
+    grep -q "does not fit" <<<"$out" && grep -q "$group/job/memory" <<<"$out" || { fail "plan does not see the limit of the group above its own"; return; }
+    out=$(in_group train --model "$work/wide" --dataset "$work/one.jsonl" --reward length:10 \
+        --set num_generations=2 --set per_device_train_batch_size=2 --set max_completion_length=64 \
+        --out "$work/never" 2>&1); code=$?
+    show "train: exit code $code: $(tail -1 <<<"$out" | cut -c1-160)"
+    [ $code = 2 ] && [ ! -e "$work/never/config.toml" ] || { fail "train should refuse with code 2 before it writes anything, and gave $code"; return; }
+    out=$(in_group doctor 2>&1 | grep '^memory ')
+    show "doctor: $out"
+    grep -q "$group/job/memory" <<<"$out" || { fail "doctor does not name the limit"; return; }
+    remove_group "$group"; group=""
+}
+
+# --- A2 ----------------------------------------------------------------------------------------------------------------
+
+item_A2() {
+    shape "$work/qwen15" 1536 28 151936
+    # Qwen2.5-1.5B's shape.
+    sed -i 's/"intermediate_size": 6144/"intermediate_size": 8960/; s/"num_attention_heads": 4/"num_attention_heads": 12/; s/"head_dim": 384/"head_dim": 128/' "$work/qwen15/config.json"
+    local plan=(plan --model "$work/qwen15" --set max_completion_length=256 --set max_prompt_length=128) out
+    # As on a machine with 20 GB.
+    limited() { (ulimit -v 20000000; "$program" "${plan[@]}" "$@") 2>&1; }
+    out=$(limited)
+    show "$(grep -E '^(weights|training: (gradients|optimizer))|fit' <<<"$out")"
+    grep -q "does not fit" <<<"$out" || { fail "1.5 B in f32 should not fit into 20 GB"; return; }
+    grep -q "No key makes it fit" <<<"$out" && { fail "keys make it fit, and the advice says that none does"; return; }
+    for key in use_peft adam_moments_dtype dtype; do
+        grep "does not fit" <<<"$out" | grep -q "$key = " || { fail "the advice does not name $key"; return; }
+    done
+    grep "^training: gradients" <<<"$out" | grep -q use_peft || { fail "the row of the gradients names no key"; return; }
+    grep -A1 "^training: optimizer" <<<"$out" | grep -q adam_moments_dtype || { fail "the row of the optimizer names no key"; return; }
+    # What it names first, done: the run fits.
+    local set=() change
+    while read -r change; do set+=(--set "${change// = /=}"); done < <(
+        grep "does not fit" <<<"$out" | sed -E 's/.*(fits with (one of these: )?|together these do: )//; s/ MiB\).*//; s/"//g' \
+            | grep -oE '[a-z_]+ = [a-z0-9]+')
+    out=$(limited "${set[@]}" | grep -E "fit")
+    show "with ${set[*]}: $out"
+    grep -q "^fits" <<<"$out" || { fail "it does not fit with what the advice names"; return; }
+}
+
+# --- A3 ----------------------------------------------------------------------------------------------------------------
+
+item_A3() {
+    small_model || return
+    local version out code run=$work/a3
+    version=$("$program" --version)
+    show "$version"
+    grep -qE '^lockstep [0-9.]+ \(commit ([0-9a-f]{12}(, modified [0-9a-z]+)?|unknown \(no git\)); ' <<<"$version" || { fail "--version names no build"; return; }
+    # shellcheck disable=SC2046
+    "$program" $(train_words --set max_steps=2 --set save_steps=1 --set record_rollouts=true --out "$run") > "$work/a3.log" 2>&1 || { show "$(tail -3 "$work/a3.log")"; fail "a run of two steps fails"; return; }
+    grep -q '"commit"' "$run/record.json" || { fail "record.json names no build"; return; }
+    "$program" verify "$run" --steps 1 > "$work/verify.log" 2>&1
+    if grep -q "^another build" "$work/verify.log" && ! grep -q "unknown (no git)" <<<"$version"; then show "$(cat "$work/verify.log")"; fail "verify calls the same build another one"; return; fi
+    # As if another commit had trained it.
+    cp -r "$run" "$run-other"
+    sed -i 's/"commit": [^,]*/"commit": "00000000000000000000"/' "$run-other/record.json"
+    out=$("$program" verify "$run-other" --steps 1 2>&1 | grep "^another build")
+    show "$out"
+    grep -q "commit 000000000000" <<<"$out" || { fail "verify does not name the other build"; return; }
+    out=$("$program" train --resume "$run-other" --set max_steps=3 2>&1); code=$?
+    show "$(grep "another build" <<<"$out")"
+    [ $code = 0 ] && [ "$(grep -c "another build" <<<"$out")" = 1 ] || { show "$out"; fail "a resume by another build should say so in one line (exit code $code)"; return; }
+    # A run that an older version began names no build.
+    cp -r "$run" "$run-old"
+    sed -i '/"build": {/,/}/d' "$run-old/record.json"
+    if grep -q '"build"' "$run-old/record.json"; then fail "the record could not be made an older one"; return; fi
+    out=$("$program" train --resume "$run-old" --set max_steps=3 2>&1); code=$?
+    [ $code = 0 ] && [ "$(grep -c "does not say which build" <<<"$out")" = 1 ] || { show "$out"; fail "an older run should resume, with one line (exit code $code)"; return; }
+    # A worker of another build.
+    # shellcheck disable=SC2046
+    "$program" learner $(train_words --set max_steps=2 --out "$run-fleet" | sed 's/^train //') > "$work/learner.log" 2>&1 &
+    local learner=$!; started+=("$learner")
+    await test -s "$run-fleet/fleet/learner.json" || { show "$(tail -3 "$work/learner.log")"; fail "the learner does not start"; return; }
+    sleep 1
+    sed -i 's/"commit": [^,]*/"commit": "00000000000000000000"/' "$run-fleet/fleet/learner.json"
+    out=$("$program" worker --join "$run-fleet" --name other --threads 1 2>&1); code=$?
+    show "worker: exit code $code: $(tail -1 <<<"$out" | cut -c1-170)"
+    [ $code = 2 ] && grep -q "allow-other-build" <<<"$out" || { fail "a worker of another build should be refused with code 2"; return; }
+    "$program" worker --join "$run-fleet" --name other --threads 1 --allow-other-build > "$work/worker.log" 2>&1 &
+    started+=("$!")
+    wait "$learner" || { show "$(tail -3 "$work/learner.log")"; fail "the run of the accepted worker fails"; return; }
+    grep -q "another build" "$work/worker.log" || { fail "the accepted worker says nothing"; return; }
+}
+
+# --- A4 ----------------------------------------------------------------------------------------------------------------
+
+item_A4() {
+    command -v cc > /dev/null || { skip "no C compiler (cc), which makes a flock that fails"; return; }
+    small_model || return
+    # A file system without locks is one directory; memory that is shared by processes has locks all the same.
+    cat > "$work/flock.c" <<'C'
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int flock(int file, int how) {
+    char name[64], path[4096] = "";
+    const char *dir = getenv("FLOCK_DIR"), *error = getenv("FLOCK_ERRNO");
+    snprintf(name, sizeof name, "/proc/self/fd/%d", file);
+    if (readlink(name, path, sizeof path - 1) > 0 && strncmp(path, dir, strlen(dir)) == 0) {
+        errno = atoi(error);
+        return -1;
+    }
+    return syscall(SYS_flock, file, how);
+}
+C
+    export FLOCK_DIR=$work
+    cc -shared -fPIC -o "$work/flock.so" "$work/flock.c" || { skip "cc cannot make a shared library"; return; }
+    local name number out code first run words
+    for name in ENOSYS:38 ENOLCK:37 EOPNOTSUPP:95; do
+        number=${name#*:} name=${name%:*} run=$work/a4-$name
+        export FLOCK_ERRNO=$number
+        words=$(train_words --set max_steps=1000000 --set save_steps=1000 --out "$run")
+        # shellcheck disable=SC2086
+        LD_PRELOAD=$work/flock.so "$program" $words > "$work/$name.log" 2>&1 &
+        first=$!; started+=("$first")
+        await test -s "$run/metrics.jsonl" || { show "$(tail -3 "$work/$name.log")"; fail "$name: the run does not start"; return; }
+        grep -q "does not lock files" "$work/$name.log" || {
+            if ! ldd "$program" 2>/dev/null | grep -q libc; then kill -KILL "$first"; skip "the program is static: a preloaded flock has no effect"; return; fi
+            show "$(head -20 "$work/$name.log")"; fail "$name: no warning"; return; }
+        out=$(LD_PRELOAD=$work/flock.so "$program" train --resume "$run" 2>&1); code=$?
+        show "$name, a second start: exit code $code: $(grep -o "is in use.*writes into it" <<<"$out" | cut -c1-60)… $(grep -o "This file system[^.]*" <<<"$out" | cut -c1-90)"
+        [ $code = 2 ] && grep -q "process $first on" <<<"$out" || { show "$out"; fail "$name: the living run should be named, with exit code 2"; return; }
+        kill -KILL "$first"; wait "$first" 2>/dev/null
+        LD_PRELOAD=$work/flock.so "$program" train --resume "$run" > "$work/$name-2.log" 2>&1 &
+        first=$!; started+=("$first")
+        await grep -q "was killed while it wrote" "$work/$name-2.log" || { show "$(tail -3 "$work/$name-2.log")"; fail "$name: the next start should say that the run was killed"; return; }
+        kill -TERM "$first"; wait "$first"; code=$?
+        show "$name, after a kill: resumed, and stopped by SIGTERM with code $code"
+        [ $code = 143 ] || { fail "$name: the resumed run ended with $code"; return; }
+        [ "$(find "$run" -maxdepth 1 -name 'run.lock*' | wc -l)" = 1 ] && [ ! -s "$run/run.lock" ] || { fail "$name: something of the lock is left: $(ls "$run")"; return; }
+    done
+    # Learner and workers have locks, too.
+    # shellcheck disable=SC2046
+    out=$(LD_PRELOAD=$work/flock.so "$program" $(train_words --set max_steps=2 --out "$work/a4-fleet") --distributed --workers 2 2>&1); code=$?
+    show "ENOSYS, a learner with two workers: exit code $code"
+    [ $code = 0 ] || { show "$(tail -5 <<<"$out")"; fail "a distributed run without locks should train"; return; }
+}
+
+# --- A10 ---------------------------------------------------------------------------------------------------------------
+
+item_A10() {
+    local missing="" out
+    grep -q -- "--features nats" "$root/.github/workflows/release.yml" || missing+=" .github/workflows/release.yml"
+    grep -q -- "--features nats" "$root/Dockerfile" || missing+=" Dockerfile"
+    grep -q "it has no NATS" "$root/xtask/src/release.rs" || missing+=" cargo xtask release"
+    [ -z "$missing" ] || { fail "built without NATS by:$missing"; return; }
+    out=$("$program" worker --join nats://127.0.0.1:9/none --name w 2>&1)
+    show "worker --join nats://…: $(tail -1 <<<"$out" | cut -c1-150)"
+    if "$program" --version | grep -q "nats"; then
+        grep -q "built without NATS" <<<"$out" && { fail "the program has the feature and does not know it"; return; }
+    else
+        show "this build has no NATS (its features: $("$program" --version | grep -o 'features.*' | tr -d ')')); releases and the image have it"
+    fi
+    return 0
+}
+
+# -----------------------------------------------------------------------------------------------------------------------
+
+failed=0
+for item in "${ITEMS[@]}"; do
+    name=${item%%|*}
+    case ",$only," in ",,") ;; *",$name,"*) ;; *) continue ;; esac
+    reason=""
+    echo "$name  ${item#*|}"
+    "item_$name"
+    case $? in
+        0) echo "$name  PASS" ;;
+        77) echo "$name  SKIPPED: $reason" ;;
+        *) echo "$name  FAIL: $reason"; failed=1 ;;
+    esac
+done
+exit $failed
