@@ -6,6 +6,7 @@ Therefore this file imports only the standard library.
 """
 
 import asyncio
+import collections.abc
 import functools
 import importlib.machinery
 import inspect
@@ -70,7 +71,8 @@ class RewardFunction:
         self.extra.setdefault(column, []).extend(values)
 
     def _log_metric(self, name, value):
-        self.metrics.setdefault(name, []).append(float(value))
+        if value is not None:  # None: nothing was measured
+            self.metrics.setdefault(name, []).append(float(value))
 
     def result(self, arguments):
         """Calls the function with these arguments and returns its result, which is awaited if the function is async."""
@@ -108,8 +110,13 @@ class RewardFunction:
         completion."""
         if hasattr(given, "tolist"):
             given = given.tolist()
-        if isinstance(given, (str, bytes, dict)) or not hasattr(given, "__len__"):
+        if isinstance(given, (str, bytes, collections.abc.Mapping)) or not hasattr(given, "__len__"):
             raise TypeError(f"reward `{self.name}` must give a list of numbers, but gave {given!r:.100}")
+        if isinstance(given, collections.abc.Set):
+            raise TypeError(
+                f"reward `{self.name}` must give a list of numbers, one for each completion in their order, but gave a "
+                f"set, which has no order: {given!r:.100}"
+            )
         if len(given) != count:
             raise ValueError(f"reward `{self.name}` gave {len(given)} scores for {count} completions")
         return [self._reward(reward, i) for i, reward in enumerate(given)]
@@ -169,7 +176,8 @@ def _step(step):
     number}`."""
     if isinstance(step, dict):
         place = {key: int(value) for key, value in step.items() if key != "score"}
-        return {**place, "score": _number(step["score"])}
+        score = step["score"]
+        return {**place, "score": None if score is None else _number(score)}
     return None if step is None else _number(step)
 
 

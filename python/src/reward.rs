@@ -57,7 +57,7 @@ impl PythonReward {
         }
         given.set_item("columns", columns)?;
         let answer: String = self.call.bind(py).call1((given,))?.extract()?;
-        Scores::read(&answer, batch)
+        Scores::read(&self.name, &answer, batch)
             .map_err(|e| pyo3::exceptions::PyValueError::new_err(format!("reward `{}`: {e}", self.name)))
     }
 

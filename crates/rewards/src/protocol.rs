@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::batch::completions;
 use crate::steps::{CompletionReward, as_number};
-use crate::{Columns, Content, ProblemKind, RewardBatch, Scores};
+use crate::{Columns, Content, Problem, ProblemKind, RewardBatch, Scores};
 
 /// Why a batch has no scores: the kind of failure and a message.
 pub(crate) type Failure = (ProblemKind, String);
@@ -100,32 +100,44 @@ pub(crate) fn answer(line: &[u8]) -> Result<Answer, Failure> {
     })
 }
 
-/// Makes [`Scores`] from an answer. `tokens` has the number of tokens of each completion of the batch.
-pub(crate) fn scores(answer: Answer, tokens: &[usize]) -> Result<Scores, Failure> {
+/// Makes [`Scores`] from an answer of the reward `name`. `tokens` has the number of tokens of each completion of the
+/// batch.
+pub(crate) fn scores(name: &str, answer: Answer, tokens: &[usize]) -> Result<Scores, Failure> {
     match answer.error {
         Some(error) => Err((ProblemKind::Failed, error)),
-        None => read(answer, tokens).map_err(|message| (ProblemKind::BadAnswer, message)),
+        None => read(name, answer, tokens).map_err(|message| (ProblemKind::BadAnswer, message)),
     }
 }
 
-fn read(answer: Answer, tokens: &[usize]) -> Result<Scores, String> {
+fn read(reward: &str, answer: Answer, tokens: &[usize]) -> Result<Scores, String> {
     let rows = tokens.len();
     let rewards = answer.rewards.ok_or("its answer has neither `rewards` nor `error`")?;
     if rewards.len() != rows {
         return Err(format!("`rewards` of its answer has the length {}, for {}", rewards.len(), completions(rows)));
     }
     let (mut values, mut steps) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+    // What cannot be read takes the score of its completion alone.
+    let mut unread: Vec<(usize, String)> = Vec::new();
     for (row, (value, &tokens)) in rewards.iter().zip(tokens).enumerate() {
-        let reward = CompletionReward::read(value, tokens).map_err(|error| format!("score {row} {error}"))?;
-        values.push(reward.value);
-        steps.push(reward.steps);
+        let read = CompletionReward::read(value, tokens).unwrap_or_else(|error| {
+            unread.push((row, format!("score {row} {error}")));
+            CompletionReward::default()
+        });
+        values.push(read.value);
+        steps.push(read.steps);
     }
+    let problem = unread.first().map(|(_, message)| {
+        let places = unread.iter().map(|(row, _)| *row).collect();
+        Problem::new(reward, unread.len(), message.clone()).of_kind(ProblemKind::BadAnswer).at(places)
+    });
     if steps.iter().all(Option::is_none) {
         steps.clear();
     }
     if let Some((name, column)) = answer.extra.iter().find(|(_, column)| column.len() != rows) {
         return Err(format!("its extra column `{name}` has the length {}, for {}", column.len(), completions(rows)));
     }
+    // A metric that is null was not measured.
+    let metrics = answer.metrics.into_iter().filter(|(_, value)| !value.is_null());
     let metric = |(name, value): (String, Value)| match as_number(&value) {
         Some(number) => Ok((name, number)),
         None => Err(format!("its metric `{name}` is {value}, which is not a number")),
@@ -133,18 +145,19 @@ fn read(answer: Answer, tokens: &[usize]) -> Result<Scores, String> {
     Ok(Scores {
         values,
         steps,
+        problems: problem.into_iter().collect(),
         extra: answer.extra.into_iter().collect(),
-        metrics: answer.metrics.into_iter().map(metric).collect::<Result<_, _>>()?,
+        metrics: metrics.map(metric).collect::<Result<_, _>>()?,
         ..Scores::default()
     })
 }
 
 impl Scores {
-    /// Reads an answer to a batch: `{"rewards": […], "extra": {…}, "metrics": {…}}`, as reward programs write it
-    /// (docs/rewards.md).
-    pub fn read(text: &str, batch: &RewardBatch<'_>) -> Result<Scores, String> {
+    /// Reads the answer of the reward `name` to a batch: `{"rewards": […], "extra": {…}, "metrics": {…}}`, as reward
+    /// programs write it (docs/rewards.md).
+    pub fn read(name: &str, text: &str, batch: &RewardBatch<'_>) -> Result<Scores, String> {
         let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
-        answer(text.as_bytes()).and_then(|answer| scores(answer, &tokens)).map_err(|(_, message)| message)
+        answer(text.as_bytes()).and_then(|answer| scores(name, answer, &tokens)).map_err(|(_, message)| message)
     }
 }
 
@@ -161,7 +174,7 @@ mod foreign {
     }
 
     fn read(line: &[u8]) -> Result<Scores, Failure> {
-        answer(line).and_then(|answer| scores(answer, &[2; 3]))
+        answer(line).and_then(|answer| scores("r", answer, &[2; 3]))
     }
 
     proptest! {
@@ -244,7 +257,7 @@ mod tests {
     }
 
     fn read(answer: &str) -> Result<Scores, String> {
-        with_batch(&[], |batch| Scores::read(answer, batch))
+        with_batch(&[], |batch| Scores::read("r", answer, batch))
     }
 
     #[test]
@@ -273,6 +286,10 @@ mod tests {
                 json!({"rewards": [1, 2], "metrics": {"m": "Infinity"}}),
                 Scores { metrics: vec![("m".into(), f64::INFINITY)], ..Scores::new(vec![Some(1.0), Some(2.0)]) },
             ),
+            (
+                json!({"rewards": [1, 2], "metrics": {"a": 1, "b": null}}),
+                Scores { metrics: vec![("a".into(), 1.0)], ..Scores::new(vec![Some(1.0), Some(2.0)]) },
+            ),
         ] {
             assert_eq!(read(&answer.to_string()), Ok(expected), "{answer}");
         }
@@ -282,8 +299,6 @@ mod tests {
             (json!({"rewards": [1, 2], "error": "no key"}), "no key"),
             (json!({"rewards": [1]}), "`rewards` of its answer has the length 1, for 2 completions"),
             (json!({"rewards": [1, 2, 3]}), "`rewards` of its answer has the length 3, for 2 completions"),
-            (json!({"rewards": [1, "x"]}), "score 1 is \"x\", neither a number, nor null, nor a list of steps"),
-            (json!({"rewards": ["x", "y"]}), "score 0 is \"x\", neither a number, nor null, nor a list of steps"),
             (
                 json!({"rewards": [1, 2], "extra": {"a": [1, 2], "b": [1]}}),
                 "its extra column `b` has the length 1, for 2 completions",
@@ -293,15 +308,56 @@ mod tests {
                 "its extra column `a` has the length 1, for 2 completions",
             ),
             (
-                json!({"rewards": [1, 2], "metrics": {"a": 1, "b": null}}),
-                "its metric `b` is null, which is not a number",
+                json!({"rewards": [1, 2], "metrics": {"a": 1, "b": "x"}}),
+                "its metric `b` is \"x\", which is not a number",
             ),
         ] {
             assert_eq!(read(&answer.to_string()), Err(expected.to_owned()), "{answer}");
         }
-        let kind = |text: &str| answer(text.as_bytes()).and_then(|answer| scores(answer, &[1])).unwrap_err().0;
+        let kind = |text: &str| answer(text.as_bytes()).and_then(|answer| scores("r", answer, &[1])).unwrap_err().0;
         assert_eq!(kind("{\"error\": \"x\"}"), ProblemKind::Failed);
         assert_eq!((kind("{\"rewards\": []}"), kind("x")), (ProblemKind::BadAnswer, ProblemKind::BadAnswer));
+    }
+
+    /// One completion's score that cannot be read is no failure of the others.
+    #[test]
+    fn an_unreadable_score_is_missing_alone() {
+        let one = || StepScore { end: StepEnd::Char(1), score: 1.0 };
+        let mut wrong = Vec::new();
+        for (bad, words) in [
+            (json!("x"), "is \"x\", neither a number, nor null, nor a list of steps"),
+            (json!({"end": 0, "score": 1}), "neither a number, nor null, nor a list of steps"),
+            (json!([1, 2, 3]), "has 3 numbers for 1 tokens"),
+            (json!(["x"]), "has \"x\" where a number is expected"),
+            (json!(["NaN"]), "is NaN, which is not finite"),
+            (json!([true]), "has true where a number is expected"),
+            (json!([{"end": -1, "score": 1}]), "has the step"),
+            (json!([{"end": 0.5, "score": 1}]), "has the step"),
+            (json!([{"end": 0}]), "has the step"),
+            (json!([{"score": 1}]), "has the step"),
+            (json!([{"end": 1, "token": 1, "score": 1}]), "has the step"),
+            (json!([{"end": 1, "score": "Infinity"}]), "is inf, which is not finite"),
+            (json!([{"end": 1, "score": 1, "x": 1}]), "has a step with `x`"),
+        ] {
+            let good = json!([{"end": 1, "score": 1}]);
+            let Scores { values, steps, problems, .. } =
+                read(&json!({"rewards": [good, bad]}).to_string()).unwrap_or_default();
+            let [problem] = &problems[..] else {
+                wrong.push(format!("{bad}: {problems:?}"));
+                continue;
+            };
+            let is_right = values == [Some(1.0), None]
+                && steps == [Some(vec![one()]), None]
+                && (problem.kind, problem.rows, &problem.completions[..]) == (ProblemKind::BadAnswer, 1, &[1][..])
+                && problem.message.starts_with("score 1 ")
+                && problem.message.contains(words);
+            if !is_right {
+                wrong.push(format!("{bad}: {values:?} {steps:?} {problem:?}"));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        let both = read(&json!({"rewards": ["x", "y"]}).to_string()).unwrap();
+        assert_eq!((both.values, both.problems[0].rows), (vec![None, None], 2));
     }
 
     #[test]

@@ -17,7 +17,8 @@ pub struct StepScore {
 pub enum StepEnd {
     /// Index of the step's last token in the completion, from 0.
     Token(usize),
-    /// Number of characters (code points) of the completion up to the end of the step, at least 1.
+    /// Number of characters (code points) of the completion up to the end of the step. 0 is the end of a completion
+    /// without text, whose only token may be its end.
     Char(usize),
 }
 
@@ -29,15 +30,18 @@ pub(crate) struct CompletionReward {
 }
 
 impl CompletionReward {
-    /// The score of a completion with step scores is the sum of them.
+    /// The score of a completion with step scores is the sum of them; without a step there is no score.
     fn of_steps(steps: Vec<StepScore>) -> Self {
-        // From 0.0: the sum of nothing is -0.0.
+        if steps.is_empty() {
+            return CompletionReward::default();
+        }
         let sum = steps.iter().fold(0.0, |sum, step| sum + step.score);
         CompletionReward { value: Some(sum), steps: Some(steps) }
     }
 
     /// Reads a JSON number, bool or null; or a list of steps: `{"end": characters, "score": number}`, `{"token": index,
-    /// "score": number}`, or one number (or null) for each of the completion's `tokens`.
+    /// "score": number}`, or one number for each of the completion's `tokens`. A null is never a zero: a step with the
+    /// score null is left out, and a list of such steps, or of none, is no score.
     pub fn read(value: &Value, tokens: usize) -> Result<Self, String> {
         let one = |value| Ok(CompletionReward { value, steps: None });
         match value {
@@ -47,7 +51,7 @@ impl CompletionReward {
             // What is made of it is no matter of its form.
             Value::String(_) if as_number(value).is_some() => one(as_number(value)),
             Value::Array(items) if items.iter().all(Value::is_object) => {
-                items.iter().map(step).collect::<Result<_, _>>().map(Self::of_steps)
+                items.iter().filter_map(|item| step(item).transpose()).collect::<Result<_, _>>().map(Self::of_steps)
             }
             Value::Array(items) if items.len() != tokens => {
                 Err(format!("has {} numbers for {tokens} tokens: one for each, or a list of {STEP}", items.len()))
@@ -82,10 +86,11 @@ fn number(value: &Value) -> Result<f64, String> {
     }
 }
 
-fn step(item: &Value) -> Result<StepScore, String> {
+/// A step of a list; `None` if its score is null.
+fn step(item: &Value) -> Result<Option<StepScore>, String> {
     let place = |key: &str| item.get(key).map(|place| place.as_u64().map(|place| place as usize));
     let end = match (place("end"), place("token")) {
-        (Some(Some(end)), None) if end > 0 => StepEnd::Char(end),
+        (Some(Some(end)), None) => StepEnd::Char(end),
         (None, Some(Some(token))) => StepEnd::Token(token),
         _ => return Err(format!("has the step {item}: expected {STEP}")),
     };
@@ -95,7 +100,10 @@ fn step(item: &Value) -> Result<StepScore, String> {
     {
         return Err(format!("has a step with `{other}`: expected {STEP}"));
     }
-    Ok(StepScore { end, score: number(score)? })
+    if score.is_null() {
+        return Ok(None);
+    }
+    Ok(Some(StepScore { end, score: number(score)? }))
 }
 
 /// Explains why the ends of steps do not fit a completion with `tokens` tokens and this text; `None` if they fit.
@@ -106,7 +114,8 @@ pub(crate) fn misplaced(steps: &[StepScore], tokens: usize, text: &str) -> Optio
         }
         StepEnd::Char(end) => {
             let chars = text.chars().count();
-            (end > chars || end == 0).then(|| format!("a step ends at character {end} of {chars}"))
+            // Of a completion without text, 0 is the end.
+            (end > chars || (end == 0 && chars > 0)).then(|| format!("a step ends at character {end} of {chars}"))
         }
         StepEnd::Token(_) => None,
     })
@@ -138,14 +147,52 @@ mod tests {
             dense,
             CompletionReward { value: Some(1.25), steps: Some(vec![at(token(0), 1.0), at(token(2), 0.25)]) }
         );
-        assert!(read(json!([])).value.is_some_and(|sum| sum.to_bits() == 0), "no negative zero");
+    }
+
+    /// Nothing scored is no score, and never 0.
+    #[test]
+    fn a_list_without_a_score_is_not_a_zero() {
+        let none = CompletionReward::default();
+        let step = |end, score| CompletionReward { value: Some(score), steps: Some(vec![at(end, score)]) };
+        let (char, token) = (StepEnd::Char, StepEnd::Token);
+        let mut wrong = Vec::new();
+        for (value, tokens, expected) in [
+            (json!(null), 0, &none),
+            (json!(null), 3, &none),
+            (json!([]), 0, &none),
+            (json!([]), 1, &none),
+            (json!([]), 3, &none),
+            (json!([null]), 1, &none),
+            (json!([null, null]), 2, &none),
+            (json!([null, null, null]), 3, &none),
+            (json!([{"end": 1, "score": null}]), 3, &none),
+            (json!([{"end": 0, "score": null}]), 1, &none),
+            (json!([{"token": 0, "score": null}, {"end": 2, "score": null}]), 3, &none),
+            (json!([0, null]), 2, &step(token(0), 0.0)),
+            (json!([null, 0]), 2, &step(token(1), 0.0)),
+            (json!([null, 0.0, null]), 3, &step(token(1), 0.0)),
+            (json!([0]), 1, &step(token(0), 0.0)),
+            (json!([{"end": 1, "score": 0}]), 3, &step(char(1), 0.0)),
+            (json!([{"end": 1, "score": null}, {"end": 2, "score": 0.5}]), 3, &step(char(2), 0.5)),
+            (json!([{"end": 0, "score": 0.5}]), 1, &step(char(0), 0.5)),
+            (json!([{"end": 0, "score": 0.5}]), 0, &step(char(0), 0.5)),
+            (json!([{"token": 0, "score": -1}]), 0, &step(token(0), -1.0)),
+            (json!(0), 3, &CompletionReward { value: Some(0.0), steps: None }),
+            (json!(false), 3, &CompletionReward { value: Some(0.0), steps: None }),
+        ] {
+            let found = CompletionReward::read(&value, tokens);
+            if found.as_ref() != Ok(expected) {
+                wrong.push(format!("{value} for {tokens} tokens: {found:?}"));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 
     #[test]
     fn what_is_wrong_with_steps_is_said() {
         for (value, words) in [
             (json!([1, 2]), "2 numbers for 3 tokens"),
-            (json!([{"end": 0, "score": 1}]), "expected {\"end\""),
+            (json!([{"end": "0", "score": 1}]), "expected {\"end\""),
             (json!([{"end": 1, "token": 1, "score": 1}]), "expected"),
             (json!([{"end": 1}]), "expected"),
             (json!([{"end": 1, "score": 1, "scor": 2}]), "`scor`"),
@@ -169,6 +216,7 @@ mod tests {
             (token(0), None),
             (token(2), None),
             (token(3), Some("a step ends at token 3, but the completion has 3 (the first is 0)")),
+            // A step before the first character takes the score of its completion alone.
             (char(0), Some("a step ends at character 0 of 2")),
             (char(1), None),
             (char(2), None),
@@ -177,12 +225,13 @@ mod tests {
             assert_eq!(misplaced(&[at(token(1), 1.0), at(end, 1.0)], 3, "äö").as_deref(), expected, "{end:?}");
         }
         assert_eq!(misplaced(&[], 0, ""), None);
+        assert_eq!(misplaced(&[at(char(0), 1.0)], 1, ""), None, "the end of a completion without text");
+        assert_eq!(misplaced(&[at(char(1), 1.0)], 1, "").as_deref(), Some("a step ends at character 1 of 0"));
         let read = |value: Value| CompletionReward::read(&value, 2);
         let one = |end| CompletionReward { value: Some(0.5), steps: Some(vec![at(end, 0.5)]) };
         assert_eq!(read(json!([{"end": 1, "score": 0.5}])), Ok(one(char(1))));
         assert_eq!(read(json!([{"token": 0, "score": 0.5}])), Ok(one(token(0))));
         assert_eq!(read(json!([null, 0.5])), Ok(one(token(1))));
-        assert_eq!(read(json!([null, null])), Ok(CompletionReward { value: Some(0.0), steps: Some(vec![]) }));
         assert_eq!(read(json!(false)), Ok(CompletionReward { value: Some(0.0), steps: None }));
         for (value, expected) in [
             (json!([1]), format!("has 1 numbers for 2 tokens: one for each, or a list of {STEP}")),

@@ -110,6 +110,27 @@ def a_text(completions, **kwargs):
     return "11"
 
 
+def a_set(completions, **kwargs):
+    return {float(len(text)) for text in completions}
+
+
+def a_frozenset(completions, **kwargs):
+    return frozenset(range(len(completions)))
+
+
+def keys(completions, **kwargs):
+    return {len(text): text for text in completions}.keys()
+
+
+def a_dict(completions, **kwargs):
+    return {len(text): 1.0 for text in completions}
+
+
+def null_steps(completions, log_metric, **kwargs):
+    log_metric("nothing", None)
+    return [[{"end": len(text), "score": None if text else 0.5}] for text in completions]
+
+
 def texts(completions, **kwargs):
     return ["1"] * len(completions)
 

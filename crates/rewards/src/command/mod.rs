@@ -262,10 +262,15 @@ impl CommandReward {
         let answer = protocol::answer(&line?).map_err(|failure| with_stderr(failure, &process))?;
         // The program works: what it says is wrong with this batch needs no restart.
         let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
-        let scores = protocol::scores(answer, &tokens).map_err(|(kind, message)| {
+        let scores = protocol::scores(&self.name, answer, &tokens).map_err(|(kind, message)| {
             let said = self.dialect == Dialect::Command && kind == ProblemKind::Failed;
             let message = if said { format!("it answered with an error: {message}") } else { message };
             with_stderr((kind, message), &process)
+        });
+        let scores = scores.map(|mut scores| {
+            let message = |problem: &mut Problem| problem.message = process.with_stderr(problem.message.clone());
+            scores.problems.iter_mut().for_each(message);
+            scores
         });
         self.process = Some(process);
         self.restarts_in_a_row = if scores.is_ok() { 0 } else { self.restarts_in_a_row };

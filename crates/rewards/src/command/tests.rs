@@ -99,7 +99,6 @@ fn answers_that_are_wrong_give_none_and_say_why() {
         (r#"{"rewards": [1]}"#, "the length 1, for 2 completions"),
         (r#"{"rewards": [1, NaN]}"#, "no NaN or Infinity"),
         (r#"{"rewards": [1, 1e999]}"#, "out of range"),
-        (r#"{"rewards": [1, "2"]}"#, "score 1 is \"2\""),
         (r#"{"rewards": [1, 2], "extra": {"x": [1]}}"#, "extra column `x`"),
         (r#"{"score": [1, 2]}"#, "neither `rewards` nor `error`"),
         (r#"{"error": "no key"}"#, "it answered with an error: no key"),
@@ -113,6 +112,14 @@ fn answers_that_are_wrong_give_none_and_say_why() {
         assert!(message.contains(expected) && message.contains("| working"), "{answer}: {message}");
         assert!(scores.problems[0].to_string().contains("reward `reward` gave no score for 2 completions"));
     }
+    // One score that cannot be read is one completion's.
+    let dir = tempfile::tempdir().unwrap();
+    let body = "while read -r line; do echo working >&2; echo '{\"rewards\": [1, \"2\"]}'; done";
+    let scores = score(&mut reward(&script(dir.path(), body), 30.0, 5));
+    assert_eq!(scores.values, [Some(1.0), None]);
+    let problem = scores.problems[0].to_string();
+    assert!(problem.contains("reward `reward` gave no score for 1 completion: score 1 is \"2\""), "{problem}");
+    assert!(problem.contains("| working"), "{problem}");
 }
 
 #[test]

@@ -74,6 +74,8 @@ fn default_concurrency() -> usize {
 /// Makes requests, on any thread.
 #[derive(Clone, Debug)]
 struct Client {
+    /// The reward's name.
+    name: String,
     agent: Agent,
     url: String,
     authorization: Option<String>,
@@ -128,7 +130,7 @@ impl HttpReward {
         let config = if here { config.proxy(None) } else { config };
         let agent = config.build().new_agent();
         let backoff = Duration::from_secs_f64(backoff_s);
-        let client = Client { agent, url, authorization, timeout_s, retries, backoff };
+        let client = Client { name: name.clone(), agent, url, authorization, timeout_s, retries, backoff };
         Ok(HttpReward { name, client, batch_size, concurrency, by_group, stop: Arc::default() })
     }
 
@@ -216,7 +218,13 @@ impl Client {
             ProblemKind::Failed => (kind, format!("{} answered with an error: {message}", self.url)),
             _ => (kind, format!("{}: {message}", self.url)),
         };
-        protocol::answer(&answer).and_then(|answer| protocol::scores(answer, &request.tokens)).map_err(said)
+        let scores = protocol::answer(&answer);
+        let scores = scores.and_then(|answer| protocol::scores(&self.name, answer, &request.tokens)).map_err(said);
+        scores.map(|mut scores| {
+            let message = |problem: &mut Problem| problem.message = format!("{}: {}", self.url, problem.message);
+            scores.problems.iter_mut().for_each(message);
+            scores
+        })
     }
 
     fn post(&self, body: &[u8]) -> std::result::Result<Vec<u8>, Refusal> {

@@ -170,7 +170,7 @@ fn what_may_pass_is_asked_again_and_what_will_not_is_not() {
             1,
             "`rewards` of its answer has the length 1, for 2 completions",
         ),
-        (rewards("[1, \"x\"]"), json!({}), ProblemKind::BadAnswer, 1, "score 1 is \"x\""),
+        (rewards("[\"x\", \"y\"]"), json!({}), ProblemKind::BadAnswer, 1, "score 0 is \"x\""),
         (Deed::Answer(200, "<html>".into()), json!({}), ProblemKind::BadAnswer, 1, "it begins: <html>"),
         (Deed::Answer(200, String::new()), json!({}), ProblemKind::BadAnswer, 1, "not a line of JSON"),
         (Deed::Answer(200, json!({"error": "no key"}).to_string()), json!({}), ProblemKind::Failed, 1, "error: no key"),

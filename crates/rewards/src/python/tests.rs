@@ -71,7 +71,7 @@ fn the_calling_convention() {
             let scores = reward.score(&batch);
             match case.get("answer") {
                 Some(answer) => {
-                    let expected = Scores::read(&answer.to_string(), &batch).unwrap();
+                    let expected = Scores::read(function, &answer.to_string(), &batch).unwrap();
                     // A number that is none is not equal to itself.
                     assert_eq!(format!("{scores:?}"), format!("{expected:?}"), "{function}");
                 }
