@@ -206,8 +206,11 @@ function pushed(data) {
 // A token on its own: its spaces and line ends are seen.
 const visible = (piece) => piece.replaceAll(" ", "␣").replaceAll("\n", "⏎");
 
-const total = (c, data) =>
-  (c.rewards ?? []).reduce((sum, x, i) => sum + (x === null ? 0 : x * (data.weights?.[i] ?? 1)), 0);
+// Without a score there is no total; a null is not a zero.
+const total = (c, data) => {
+  const scored = (c.rewards ?? []).map((x, i) => (x === null ? null : x * (data.weights?.[i] ?? 1))).filter((x) => x !== null);
+  return scored.length ? scored.reduce((sum, x) => sum + x, 0) : null;
+};
 
 function prompt(content) {
   if (Array.isArray(content))

@@ -63,11 +63,13 @@ export function number(x, digits = 3) {
 }
 
 /** Whether rewards differ by more than rounding. */
-export const hasSpread = (x) => !(Math.abs(x) <= 1e-8);
+export const hasSpread = (x) => x !== null && !(Math.abs(x) <= 1e-8);
 
 /** The mean of a group's rewards and their spread, in words; what only rounding makes of equal rewards is none. */
 export const around = (reward, deviation) =>
-  hasSpread(deviation) ? `${number(reward)} ± ${number(deviation)}` : `${number(reward)}, no spread`;
+  reward === null
+    ? "no score"
+    : hasSpread(deviation) ? `${number(reward)} ± ${number(deviation)}` : `${number(reward)}, no spread`;
 
 /** Whether a metric is the mean of one reward. */
 export const isReward = (key) => /^rewards\/.*\/mean$/.test(key);

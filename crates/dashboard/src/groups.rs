@@ -51,12 +51,7 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
         "spread" => places.retain(|place| of_index(place).reward_std > 1e-8),
         "no-spread" => places.retain(|place| of_index(place).reward_std <= 1e-8),
         "updated" => places.retain(|place| wanted.updated.contains(&of_index(place).group)),
-        "best" | "worst" => {
-            places.sort_by(|a, b| of_index(a).reward.total_cmp(&of_index(b).reward));
-            if wanted.only == "best" {
-                places.reverse();
-            }
-        }
+        "best" | "worst" => order(&mut places, |place| of_index(place).reward, wanted.only == "best"),
         _ => {}
     }
     let (key, turned) = wanted.sort.strip_prefix('-').map_or((wanted.sort.as_str(), false), |key| (key, true));
@@ -70,10 +65,7 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
         }
     };
     if !key.is_empty() {
-        places.sort_by(|a, b| number(a).total_cmp(&number(b)));
-        if turned {
-            places.reverse();
-        }
+        order(&mut places, number, turned);
     }
     let reads = wanted.only == "cut" || !wanted.text.is_empty();
     let mut unread = 0;
@@ -96,6 +88,16 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
     let next = wanted.after + shown.len();
     let next = if next < places.len() { Some(next) } else { None };
     json!({ "total": places.len(), "unread": unread, "groups": shown, "next": next })
+}
+
+/// Sorts by a number, in descending order if `turned`. A group without a score has no number, and is last in both
+/// orders: nothing is neither the best nor the worst.
+fn order(places: &mut [usize], number: impl Fn(&usize) -> f64, turned: bool) {
+    places.sort_by(|a, b| number(a).total_cmp(&number(b)));
+    if turned {
+        places.reverse();
+    }
+    places.sort_by_key(|place| number(place).is_nan());
 }
 
 /// Whether a completion of the group was cut, if `only` requires that, and whether its prompt or a completion contains
@@ -166,7 +168,7 @@ pub fn map(file: &GroupFile, pixels: usize, rows: usize) -> Value {
     let cells: Vec<Vec<Value>> = columns
         .values_mut()
         .map(|places| {
-            places.sort_by(|a, b| file.index()[*b].reward.total_cmp(&file.index()[*a].reward));
+            order(places, |place| file.index()[*place].reward, true);
             // Of many, every nth: the ranks stay what they were.
             let every = places.len().div_ceil(rows.max(1)).max(1);
             places.iter().step_by(every).map(cell).collect()

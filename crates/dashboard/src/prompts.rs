@@ -41,8 +41,9 @@ struct Change {
 }
 
 impl Change {
-    /// Of rewards in the order of their steps.
+    /// Of rewards in the order of their steps. Groups without a score are left out.
     fn of(rewards: &[f64]) -> Change {
+        let rewards: Vec<f64> = rewards.iter().copied().filter(|reward| !reward.is_nan()).collect();
         let third = rewards.len().div_ceil(3);
         let of = |rewards: &[f64]| {
             let n = rewards.len() as f64;
@@ -70,9 +71,9 @@ impl Prompt<'_> {
         self.point(self.places[self.places.len() - 1])
     }
 
-    /// The group with the highest reward; of several the last.
+    /// The group with the highest reward; of several the last. Of groups without a score, none is the best.
     fn best(&self) -> (u64, f64, usize) {
-        let points = self.places.iter().map(|&place| self.point(place));
+        let points = self.places.iter().map(|&place| self.point(place)).filter(|(_, reward, _)| !reward.is_nan());
         points.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_else(|| self.last())
     }
 
@@ -122,7 +123,10 @@ pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
     // The order is computed once for each prompt: it reads all of the prompt's groups.
     let prompts = by_prompt.into_values().map(in_order);
     let mut all: Vec<_> = prompts.map(|prompt| (order(&prompt), prompt)).collect();
-    all.sort_by(|(a, first), (b, second)| a.total_cmp(b).then(first.places[0].cmp(&second.places[0])));
+    // Prompts without a score are last.
+    all.sort_by(|(a, first), (b, second)| {
+        a.is_nan().cmp(&b.is_nan()).then(a.total_cmp(b)).then(first.places[0].cmp(&second.places[0]))
+    });
     let most = if wanted.prompt.is_some() { ALONE } else { IN_LIST };
     let shown: Vec<Value> =
         all.iter().skip(wanted.after).take(wanted.limit).map(|(_, prompt)| prompt.to_json(most)).collect();

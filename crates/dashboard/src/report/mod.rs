@@ -168,6 +168,8 @@ fn sample(group: &Value) -> Option<Sample> {
     };
     let scored = |completion: &Value| {
         let rewards = completion["rewards"].as_array()?;
+        // Without a score there is none to show: it is not 0.
+        rewards.iter().any(Value::is_number).then_some(())?;
         let of = rewards.iter().zip(&weights).filter_map(|(reward, weight)| Some(reward.as_f64()? * weight));
         // A run's own completions are recorded as tokens.
         let joined = |pieces: &Vec<Value>| pieces.iter().filter_map(Value::as_str).collect::<String>();
