@@ -108,8 +108,9 @@ class Group:
         mean = sum(rewards) / len(rewards)
         squares = sum((reward - mean) ** 2 for reward in rewards)
         deviation = (squares / (len(rewards) - 1)) ** 0.5 if len(rewards) > 1 else 0.0
+        is_equal = len(set(rewards)) == 1  # their mean is rounded, and the difference could be 1e-17 instead of 0
         for completion, reward in zip(self.completions, rewards):
-            completion.advantage = (reward - mean) / (deviation + 1e-4)
+            completion.advantage = 0.0 if is_equal else (reward - mean) / (deviation + 1e-4)
 
 
 @dataclasses.dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -90,7 +91,7 @@ class Observer:
         if name is None or state.global_step == 0:
             return
         value = metrics.get(name if name.startswith("eval_") else f"eval_{name}", metrics.get(name))
-        if value is None:
+        if value is None or not math.isfinite(value):  # not measured: as the best, NaN would stay so
             return
         greater = getattr(trainer.args, "greater_is_better", None)
         greater = not name.endswith("loss") if greater is None else greater
