@@ -6,6 +6,7 @@ use kernels::Device;
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
 use lockstep::{HubKind, Policy, context, locate};
+use model::net::LEAST_TEMPERATURE;
 use model::{Chat, Prompt, TextStream, Tokenizer};
 use rollout::{Engine, EngineConfig, Request, SamplingParams, Speculative};
 use serde_json::json;
@@ -167,6 +168,9 @@ fn check(args: &Args) -> anyhow::Result<()> {
         ("--min-p", args.min_p.unwrap_or(0.0), 0.0..=1.0, "a number from 0 to 1"),
         ("--repetition-penalty", args.repetition_penalty, f64::MIN_POSITIVE..=f64::MAX, "a number above 0"),
     ];
+    if args.temperature > 0.0 && args.temperature < LEAST_TEMPERATURE {
+        bad_input!("--temperature {:e}: expected 0 (greedy), or {LEAST_TEMPERATURE:e} or more", args.temperature);
+    }
     for (flag, value, range, expected) in ranges {
         if !range.contains(&value) {
             bad_input!("{flag} {value}: expected {expected}");
@@ -282,6 +286,7 @@ mod tests {
             (&["--temperature=-0.5", "--raw"], "--temperature -0.5: expected 0 (greedy) or more"),
             (&["--temperature", "NaN"], "--temperature NaN: expected 0 (greedy) or more"),
             (&["--temperature", "inf"], "--temperature inf: expected 0 (greedy) or more"),
+            (&["--temperature", "1e-45"], "--temperature 1e-45: expected 0 (greedy), or 1e-20 or more"),
             (&["--top-p", "0"], "--top-p 0: expected a number above 0, up to 1"),
             (&["--top-p", "1.5"], "--top-p 1.5: expected a number above 0, up to 1"),
             (&["--min-p", "1.5"], "--min-p 1.5: expected a number from 0 to 1"),

@@ -45,7 +45,9 @@ current, and tests compare it with what runs of every kind write. `lockstep outp
 and so does the page where the pointer rests on a chart's name.
 
 Names are TRL's where TRL has the metric. A line of `metrics.jsonl` has the mean over the steps since the last logged
-one; `epoch`, `num_tokens` and `peak_bytes` are those of its end. `<…>` stands for a name that the run chooses.
+one; `epoch`, `num_tokens` and `peak_bytes` are those of its end. A mean, an extreme or a share of nothing is missing,
+and never 0: of no scored completion, no token in the loss, no completion that ended. `<…>` stands for a name that the
+run chooses.
 ";
 
 const FILES_HEAD: &str = "

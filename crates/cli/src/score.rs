@@ -8,8 +8,9 @@ use lockstep::bad_input;
 use lockstep::config::ComputeDType;
 use lockstep::context;
 use lockstep::error::{BadInput, OrBadInput};
-use lockstep::{HubKind, locate};
+use lockstep::{HubKind, WHOLE_LINES, locate};
 use lockstep::{StopSignal, check_base, load_config, load_weights};
+use model::net::LEAST_TEMPERATURE;
 use model::{ModelView, PromptCompletion, Scorer};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -65,6 +66,9 @@ struct Scored<'a> {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if !(args.temperature.is_finite() && args.temperature > 0.0) {
         bad_input!("--temperature {}: expected a number above 0", args.temperature);
+    }
+    if args.temperature < LEAST_TEMPERATURE {
+        bad_input!("--temperature {:e}: expected at least {LEAST_TEMPERATURE:e}", args.temperature);
     }
     let ctx = context(args.device, args.threads, args.dtype.as_str().into())?;
     let model = locate(&utf8("--model", &args.model)?, HubKind::Model)?;
@@ -139,7 +143,8 @@ fn read(path: &Path, vocabulary: usize) -> anyhow::Result<(String, Vec<Line>)> {
         let text = text.or_bad_input_in(&place)?;
         let line: Line = serde_json::from_str(&text).map_err(|e| {
             let expected = r#"expected {"prompt_ids": [...], "completion_ids": [...]} with token ids"#;
-            BadInput::new(format!("{place}: {e}; {expected}"))
+            let whole = if e.is_eof() { WHOLE_LINES } else { "" };
+            BadInput::new(format!("{place}: {e}{whole}; {expected}"))
         })?;
         if line.prompt_ids.is_empty() {
             bad_input!("{place}: prompt_ids is empty; give it at least the token that starts a text");

@@ -20,6 +20,7 @@ pub(crate) mod gemm;
 pub mod isa;
 pub(crate) mod math;
 pub mod matrix;
+pub mod mean;
 pub mod memory;
 pub mod ops;
 pub(crate) mod pool;

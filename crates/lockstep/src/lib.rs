@@ -42,6 +42,7 @@ mod verify;
 
 pub use config::{Config, Purpose};
 pub use data::Rows;
+pub use data::rows::WHOLE_LINES;
 pub use distributed::{NatsServer, Network, is_server};
 pub use error::BadInput;
 pub use model::hub::HubKind;

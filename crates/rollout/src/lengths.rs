@@ -1,25 +1,25 @@
 //! Metrics of the completions of a generation: their lengths, and how many were truncated.
 
 use crate::{Completion, FinishReason};
+use kernels::mean::{mean, share};
 
 /// TRL's length metrics, under TRL's names: mean, minimum and maximum length of all completions and of those that ended
-/// by themselves, and the share of truncated ones.
+/// by themselves, and the share of truncated ones. Those of nothing are missing. (Where none ended by itself, TRL gives
+/// 0 as the terminated lengths.)
 pub fn length_metrics<'a>(completions: impl Iterator<Item = &'a Completion> + Clone) -> Vec<(String, f64)> {
     let length = |c: &Completion| c.ids.len() as f64;
     let lengths: Vec<f64> = completions.clone().map(length).collect();
     let terminated: Vec<f64> = completions.filter(|c| c.finish_reason == FinishReason::Stop).map(length).collect();
     let mut metrics = Vec::new();
     for (kind, lengths) in [("", &lengths), ("terminated_", &terminated)] {
-        // As TRL: where none ended by itself, the terminated lengths are 0.
-        let some = !lengths.is_empty();
-        let mean = if some { lengths.iter().sum::<f64>() / lengths.len() as f64 } else { 0.0 };
-        let least = if some { lengths.iter().copied().fold(f64::INFINITY, f64::min) } else { 0.0 };
+        let Some(mean) = mean(lengths.iter().copied()) else { continue };
         metrics.push((format!("completions/mean_{kind}length"), mean));
+        let least = lengths.iter().copied().fold(f64::INFINITY, f64::min);
         metrics.push((format!("completions/min_{kind}length"), least));
         metrics.push((format!("completions/max_{kind}length"), lengths.iter().copied().fold(0.0, f64::max)));
     }
-    let clipped = 1.0 - terminated.len() as f64 / lengths.len().max(1) as f64;
-    metrics.push(("completions/clipped_ratio".to_owned(), clipped));
+    let ended = share(terminated.len(), lengths.len());
+    metrics.extend(ended.map(|ended| ("completions/clipped_ratio".to_owned(), 1.0 - ended)));
     metrics
 }
 
@@ -46,12 +46,14 @@ mod tests {
         let (stop, cut) = (FinishReason::Stop, FinishReason::Length);
         let all = [completion(2, stop), completion(4, stop), completion(9, cut)];
         assert_eq!(values(&all), [5.0, 2.0, 9.0, 3.0, 2.0, 4.0, 1.0 - 2.0 / 3.0]);
-        assert_eq!(values(&all[2..]), [9.0, 9.0, 9.0, 0.0, 0.0, 0.0, 1.0]);
+        assert_eq!(values(&all[2..]), [9.0, 9.0, 9.0, 1.0], "none ended by itself");
+        assert_eq!(values(&[completion(0, stop)]), [0.0; 7], "a length of 0 is measured");
     }
 
     #[test]
     fn metrics_have_trls_names() {
-        let none: Vec<(String, f64)> = length_metrics([].iter());
+        let names =
+            |all: &[Completion]| length_metrics(all.iter()).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
         let expected = [
             "completions/mean_length",
             "completions/min_length",
@@ -61,7 +63,9 @@ mod tests {
             "completions/max_terminated_length",
             "completions/clipped_ratio",
         ];
-        assert_eq!(none.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), expected);
-        assert_eq!(none.iter().map(|(_, value)| *value).collect::<Vec<_>>(), [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]);
+        assert_eq!(names(&[completion(2, FinishReason::Stop)]), expected);
+        let cut = names(&[completion(2, FinishReason::Length)]);
+        assert_eq!(cut, [&expected[..3], &expected[6..]].concat());
+        assert!(names(&[]).is_empty());
     }
 }

@@ -249,8 +249,8 @@ pub struct CompletionRows {
     pub rewards: Vec<(String, Vec<Option<f64>>)>,
     /// Name and values of each further column that a reward function returned.
     pub extra: Vec<(String, Vec<Value>)>,
-    /// The advantage of each completion.
-    pub advantages: Vec<f64>,
+    /// The advantage of each completion; `None` where it has none.
+    pub advantages: Vec<Option<f64>>,
 }
 
 /// Serialises bytes as base64 text.
@@ -337,7 +337,7 @@ mod tests {
             completions: vec![serde_json::json!([{"role": "assistant", "content": "c"}])],
             rewards: vec![("r".into(), vec![None]), ("s".into(), vec![Some(0.1 + 0.2)])],
             extra: vec![("e".into(), vec![Value::Null])],
-            advantages: vec![-0.5],
+            advantages: vec![Some(-0.5)],
         };
         let kinds = [
             EventKind::Metrics { step: 7, values: vec![("z".into(), 0.1 + 0.2), ("a".into(), -0.0)] },

@@ -154,9 +154,8 @@ pub fn completions(rows: &crate::CompletionRows, max_rows: usize, width: usize) 
     let mut table = Table::new(columns);
     for i in 0..rows.prompts.len().min(max_rows) {
         let mut cells = vec![shown(&rows.prompts[i]), shown(&rows.completions[i])];
-        let scores = rows.rewards.iter().map(|(_, scores)| scores[i]);
+        let scores = rows.rewards.iter().map(|(_, scores)| scores[i]).chain([rows.advantages[i]]);
         cells.extend(scores.map(|score| score.map_or("-".to_owned(), |score| format!("{score:.2}"))));
-        cells.push(format!("{:.2}", rows.advantages[i]));
         cells.extend(rows.extra.iter().map(|(_, values)| shown(&values[i])));
         table.row(cells);
     }
@@ -212,7 +211,7 @@ mod tests {
             completions: vec![" blue.".into(), " in the sky.".into()],
             rewards: vec![("Format".into(), vec![Some(0.789), None])],
             extra: vec![("source".into(), vec!["A".into(), Value::Null])],
-            advantages: vec![0.987, 0.0],
+            advantages: vec![Some(0.987), Some(0.0)],
         };
         let text = completions(&rows, 5, 100);
         assert!(text.starts_with("Step 42\nPrompt"), "{text}");
@@ -309,7 +308,7 @@ mod tests {
             completions: vec!["c".into(), serde_json::json!([1]), 7.into()],
             rewards: vec![("x".into(), vec![Some(0.789), None, Some(-1.0)]), ("y".into(), vec![Some(1.0); 3])],
             extra: vec![("e".into(), vec!["A".into(), Value::Null, true.into()])],
-            advantages: vec![0.987, 0.0, -0.5],
+            advantages: vec![Some(0.987), Some(0.0), Some(-0.5)],
         };
         let head = [
             "Step 42\nPrompt  Completion      x     y  Advantage  e\n",

@@ -6,6 +6,7 @@
 //! and averages over pairs |share of correctly ordered pairs in the bin − mean confidence in the bin|.
 
 use crate::loss::bradley_terry::sigmoid;
+use kernels::mean::{mean, over};
 
 /// Number of bins of confidence.
 const BINS: usize = 10;
@@ -22,18 +23,18 @@ pub fn pass_at_k(groups: &[Vec<bool>], k: usize) -> Option<f64> {
         }
         1.0 - ((wrong + 1)..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
     };
-    let enough = || groups.iter().filter(|group| group.len() >= k);
-    let count = enough().count();
-    (count > 0).then(|| enough().map(of_group).sum::<f64>() / count as f64)
+    mean(groups.iter().filter(|group| group.len() >= k).map(of_group))
 }
 
-/// The Brier score of preference pairs, given each pair's difference r_chosen − r_rejected of rewards.
-pub fn brier_score(differences: &[f64]) -> f64 {
-    differences.iter().map(|d| sigmoid(-d).powi(2)).sum::<f64>() / differences.len().max(1) as f64
+/// The Brier score of preference pairs, given each pair's difference r_chosen − r_rejected of rewards; none without a
+/// pair.
+pub fn brier_score(differences: &[f64]) -> Option<f64> {
+    mean(differences.iter().map(|d| sigmoid(-d).powi(2)))
 }
 
-/// The expected calibration error of preference pairs, given each pair's difference r_chosen − r_rejected of rewards.
-pub fn calibration_error(differences: &[f64]) -> f64 {
+/// The expected calibration error of preference pairs, given each pair's difference r_chosen − r_rejected of rewards;
+/// none without a pair.
+pub fn calibration_error(differences: &[f64]) -> Option<f64> {
     // For each bin: the number of correctly ordered pairs (a tie counts ½) minus the sum of confidences.
     let mut bins = [0.0; BINS];
     for &d in differences {
@@ -42,7 +43,7 @@ pub fn calibration_error(differences: &[f64]) -> f64 {
         let right = if d == 0.0 { 0.5 } else { f64::from(u8::from(d > 0.0)) };
         bins[bin] += right - confidence;
     }
-    bins.iter().map(|gap| gap.abs()).sum::<f64>() / differences.len().max(1) as f64
+    over(bins.iter().map(|gap| gap.abs()).sum(), differences.len() as u64)
 }
 
 #[cfg(test)]
@@ -77,14 +78,16 @@ mod tests {
     fn hand_computed() {
         // Nine of ten right at 0.9 is calibrated; nine of ten right at 0.6 is 0.3 too timid.
         let nine = |p: f64| -> Vec<f64> { (0..10).map(|i| if i == 0 { -logit(p) } else { logit(p) }).collect() };
-        assert!(calibration_error(&nine(0.92)).abs() - 0.02 < 1e-12);
-        assert!((calibration_error(&nine(0.6)) - 0.3).abs() < 1e-12);
+        let error = |differences: &[f64]| calibration_error(differences).unwrap();
+        let brier = |differences: &[f64]| brier_score(differences).unwrap();
+        assert!((error(&nine(0.92)).abs() - 0.02).abs() < 1e-12);
+        assert!((error(&nine(0.6)) - 0.3).abs() < 1e-12);
         let both = [nine(0.92), nine(0.62)].concat();
-        assert!((calibration_error(&both) - (0.02 + 0.28) / 2.0).abs() < 1e-12);
-        assert!((brier_score(&nine(0.6)) - (9.0 * 0.16 + 0.36) / 10.0).abs() < 1e-12);
+        assert!((error(&both) - (0.02 + 0.28) / 2.0).abs() < 1e-12);
+        assert!((brier(&nine(0.6)) - (9.0 * 0.16 + 0.36) / 10.0).abs() < 1e-12);
         // A model that gives probability ½ to every pair.
-        assert_eq!((calibration_error(&[0.0; 7]), brier_score(&[0.0; 7])), (0.0, 0.25));
-        assert_eq!(calibration_error(&[1e4, 1e4]), 0.0);
+        assert_eq!((error(&[0.0; 7]), brier(&[0.0; 7])), (0.0, 0.25));
+        assert_eq!(error(&[1e4, 1e4]), 0.0);
     }
 
     /// Of all ways to choose k of n completions, the share that has a correct one.
@@ -111,13 +114,13 @@ mod tests {
     #[test]
     fn confidence_has_ten_bins_and_a_tie_counts_half() {
         // Two pairs of one bin: one right and one wrong, at 0.52 and 0.54; and one of the last bin.
-        let found = calibration_error(&[logit(0.52), -logit(0.54), logit(0.97)]);
+        let found = calibration_error(&[logit(0.52), -logit(0.54), logit(0.97)]).unwrap();
         assert!((found - ((1.0 - 0.52 - 0.54f64).abs() + 0.03) / 3.0).abs() < 1e-12, "{found}");
         // Of two bins, errors do not cancel.
-        let found = calibration_error(&[logit(0.52), -logit(0.58)]);
+        let found = calibration_error(&[logit(0.52), -logit(0.58)]).unwrap();
         assert!((found - (0.48 + 0.58) / 2.0).abs() < 1e-12, "{found}");
-        assert_eq!((calibration_error(&[]), brier_score(&[])), (0.0, 0.0));
-        assert!((brier_score(&[logit(0.75), -logit(0.75)]) - (0.0625 + 0.5625) / 2.0).abs() < 1e-12);
-        assert_eq!(calibration_error(&[0.0, 0.0]), 0.0);
+        assert_eq!((calibration_error(&[]), brier_score(&[])), (None, None));
+        assert!((brier_score(&[logit(0.75), -logit(0.75)]).unwrap() - (0.0625 + 0.5625) / 2.0).abs() < 1e-12);
+        assert_eq!(calibration_error(&[0.0, 0.0]), Some(0.0));
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Measurements of one optimizer step. Means are over the tokens (or sequences) of the whole optimizer batch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UpdateMetrics {
-    /// The loss that was minimised.
+    /// The loss that was minimised; 0, and not an entry, if no token is in it.
     pub loss: f64,
     /// L2 norm of the gradient over all parameters, before clipping.
     pub grad_norm: f64,
@@ -16,7 +16,8 @@ pub struct UpdateMetrics {
     /// Mean entropy of the tokens that the loss uses, in nats. Tokens of skipped groups count if the sampler recorded
     /// their entropies with the current weights, and are left out otherwise. None if no token remains.
     pub entropy: Option<f64>,
-    /// Mean KL divergence to the reference model (estimator k3), if `beta` ≠ 0.
+    /// Mean KL divergence to the reference model (estimator k3), if `beta` ≠ 0. None if no token is in the loss, as for
+    /// all means, extremes and shares below.
     pub kl: Option<f64>,
     /// Further metrics of the loss.
     pub means: Means,
@@ -48,7 +49,8 @@ pub struct UpdateMetrics {
     pub logp_mismatch_tokens: u64,
     /// Number of tokens whose log-probabilities were compared.
     pub logp_compared_tokens: u64,
-    /// Largest difference between sampler's and trainer's log-probabilities among the compared tokens.
+    /// Largest difference between sampler's and trainer's log-probabilities among the compared tokens; 0, and not an
+    /// entry, if there are none.
     pub max_logp_difference: f64,
     /// Whether the step was skipped because the loss or the gradient was not finite.
     pub skipped: bool,
@@ -63,12 +65,19 @@ pub struct UpdateMetrics {
 }
 
 impl UpdateMetrics {
+    /// Whether a token is in the loss. If none is, nothing was learned from the samples.
+    pub fn learns(&self) -> bool {
+        self.loss_tokens > 0
+    }
+
     /// The logged metrics by name: TRL's, and Lockstep's own `sampling/logp_mismatch_tokens`,
     /// `sampling/logp_compared_tokens`, `sampling/max_logp_difference`, `update/…` and `skipped_steps`. For a log
-    /// interval of several optimizer steps, TRL takes the mean of each. Times and counts are fields, not entries.
+    /// interval of several optimizer steps, TRL takes the mean of each. A mean over nothing is not an entry. Times and
+    /// counts are fields, not entries.
     pub fn entries(&self) -> Vec<(&str, f64)> {
-        let mut out: Vec<(&str, f64)> =
-            vec![("loss", self.loss), ("grad_norm", self.grad_norm), ("learning_rate", self.learning_rate)];
+        let mut out: Vec<(&str, f64)> = Vec::new();
+        out.extend(self.learns().then_some(("loss", self.loss)));
+        out.extend([("grad_norm", self.grad_norm), ("learning_rate", self.learning_rate)]);
         out.extend(self.entropy.map(|x| ("entropy", x)));
         out.extend(self.kl.map(|x| ("kl", x)));
         if let Some(clip) = &self.clip {
@@ -97,8 +106,9 @@ impl UpdateMetrics {
             out.extend([
                 ("sampling/logp_mismatch_tokens", self.logp_mismatch_tokens as f64),
                 ("sampling/logp_compared_tokens", self.logp_compared_tokens as f64),
-                ("sampling/max_logp_difference", self.max_logp_difference),
             ]);
+            let compares = self.logp_compared_tokens > 0;
+            out.extend(compares.then_some(("sampling/max_logp_difference", self.max_logp_difference)));
         }
         out.extend(self.skipped_groups.map(|n| ("update/skipped_groups", n as f64)));
         out.extend(self.skipped_tokens.map(|n| ("update/skipped_tokens", n as f64)));

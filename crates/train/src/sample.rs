@@ -1,6 +1,7 @@
 //! The trainer's input: samples (a prompt and a completion, with numbers for each token), or preference pairs (two
 //! responses to a prompt).
 
+use kernels::mean::mean;
 use model::columns::{RETURNS, VALUES};
 use model::{Columns, Prompt, PromptCompletion};
 use std::sync::Arc;
@@ -39,12 +40,12 @@ impl Advantage {
         }
     }
 
-    /// A single number for the completion: its advantage, or the mean over tokens if each has its own (0 without
+    /// A single number for the completion: its advantage, or the mean over tokens if each has its own (none without
     /// tokens).
-    pub fn mean(&self) -> f64 {
+    pub fn mean(&self) -> Option<f64> {
         match self {
-            Advantage::Sequence(a) => f64::from(*a),
-            Advantage::Tokens(a) => a.iter().map(|&a| f64::from(a)).sum::<f64>() / a.len().max(1) as f64,
+            Advantage::Sequence(a) => Some(f64::from(*a)),
+            Advantage::Tokens(a) => mean(a.iter().map(|&a| f64::from(a))),
         }
     }
 }
@@ -191,9 +192,9 @@ mod tests {
 
     #[test]
     fn an_advantage_per_token_is_shown_as_its_mean() {
-        assert_eq!(Advantage::Sequence(1.5).mean(), 1.5);
-        assert_eq!(Advantage::Tokens(vec![1.0, -2.0, 4.0, 3.0]).mean(), 1.5);
-        assert_eq!(Advantage::Tokens(vec![]).mean(), 0.0);
+        assert_eq!(Advantage::Sequence(1.5).mean(), Some(1.5));
+        assert_eq!(Advantage::Tokens(vec![1.0, -2.0, 4.0, 3.0]).mean(), Some(1.5));
+        assert_eq!(Advantage::Tokens(vec![]).mean(), None);
     }
 
     #[test]

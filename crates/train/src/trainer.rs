@@ -15,12 +15,13 @@ mod skip;
 use self::passes::{Forward, LossBatch, Measured};
 use self::skip::Skipped;
 use crate::loss::Normalizer;
-use crate::loss::entropy::{EntropyControl, quantile};
+use crate::loss::entropy::{EntropyControl, quantile, with_bonus};
 use crate::loss::sampling::SamplingSums;
 use crate::objective::{Objective, Scored};
 use crate::optimizer::{GradNorm, Optimizer};
 use crate::optimizer_batch::{Sequence, groups, sequences};
-use crate::{Error, OptimizerConfig, Result, Samples, UpdateMetrics};
+use crate::{Error, Means, OptimizerConfig, Result, Samples, UpdateMetrics};
+use kernels::mean::over;
 use kernels::{Context, Memory};
 use model::net::{Rope, Tape};
 use model::packing::{longest, micro_batches};
@@ -236,23 +237,24 @@ impl Trainer {
         let start = Instant::now();
         let norm = self.optimizer.measure(ctx, &self.grads)?;
         let bonus = objective.entropy();
-        let kept_entropy = measured.sums.entropy / normalizer.entropy_tokens.max(1) as f64;
-        let loss = measured.sums.loss - if bonus.is_on() { normalizer.entropy_coef * kept_entropy } else { 0.0 };
+        let kept_entropy = over(measured.sums.entropy, normalizer.entropy_tokens as u64);
+        let loss = with_bonus(measured.sums.loss, &bonus, &normalizer, kept_entropy);
+        let learns = normalizer.tokens > 0;
         let skipped = !self.check_finite(loss, norm)?;
         if !skipped {
             model.update(|weights| self.optimizer.step(ctx, weights, &self.grads, params.learning_rate))?;
-            self.entropy.adapt(&bonus, kept_entropy);
+            kept_entropy.into_iter().for_each(|entropy| self.entropy.adapt(&bonus, entropy));
         }
         Ok(UpdateMetrics {
             loss,
             grad_norm: norm.norm,
             learning_rate: params.learning_rate,
             entropy: measured.mean_entropy(&normalizer).filter(|_| !objective.is_of_scores()),
-            kl: objective.has_kl().then(|| measured.sums.kl_mean()),
-            means: measured.sums.means.clone(),
-            clip: objective.clips().then(|| measured.sums.clip_ratios()),
-            sampling: measured.sums.sampling.as_ref().map(SamplingSums::metrics),
-            policy_loss: bonus.is_on().then_some(measured.sums.loss),
+            kl: measured.sums.kl_mean().filter(|_| objective.has_kl()),
+            means: if learns { measured.sums.means.clone() } else { Means::default() },
+            clip: measured.sums.clip_ratios().filter(|_| objective.clips()),
+            sampling: measured.sums.sampling.as_ref().and_then(SamplingSums::metrics),
+            policy_loss: (learns && bonus.is_on()).then_some(measured.sums.loss),
             entropy_coef: bonus.is_on().then_some(self.entropy.coef),
             sampled: objective.is_policy(),
             sequences: accumulated.sequences as u64,

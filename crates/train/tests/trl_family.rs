@@ -199,14 +199,13 @@ fn every_step_is_trls() {
         let theirs: Vec<f64> = get(&case["advantages"]);
         for ((sample, ours), theirs) in samples.iter_mut().zip(&advantages.advantages).zip(theirs) {
             // Advantages that carry a KL term inherit the rounding of f32 log-probabilities.
-            close(ours.mean(), theirs, 1e-4, &format!("{title} advantage"));
+            close(ours.mean().expect("tokens"), theirs, 1e-4, &format!("{title} advantage"));
             sample.advantage = ours.clone();
         }
         // An advantage of 0 is some 1e-9 in TRL's f32, and what is clipped is counted by its sign.
-        let zeros = samples
-            .iter()
-            .zip(get::<Vec<f64>>(&case["advantages"]))
-            .any(|(s, theirs)| s.advantage.mean().abs() < 1e-6 && theirs != 0.0 && theirs.abs() < 1e-6);
+        let zeros = samples.iter().zip(get::<Vec<f64>>(&case["advantages"])).any(|(s, theirs)| {
+            s.advantage.mean().is_some_and(|a| a.abs() < 1e-6) && theirs != 0.0 && theirs.abs() < 1e-6
+        });
         // TRL logs the ratio after its bounds, and we the raw one: they are comparable where the bounds are out of
         // reach.
         let bounded = number(&case["config"], "vllm_importance_sampling_clip_max", f64::INFINITY) < 1e6;

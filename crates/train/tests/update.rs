@@ -450,7 +450,7 @@ fn the_loss_without_a_step_is_that_of_the_step() {
         let scores = Scorer::new(ctx.memory(), 100, true).score(&ctx, &weights, &pairs, TEMPERATURE).expect("scores");
         let mut trainer = Trainer::new(ctx.memory(), &weights.config.clone(), config.clone()).expect("trainer");
         let before = bits(&weights);
-        let held_out = trainer.loss(&samples, &scores).expect("loss");
+        let held_out = trainer.loss(&samples, &scores).expect("loss").expect("tokens");
         assert_eq!(before, bits(&weights));
         let taken = trainer.update(&ctx, &mut weights, &samples[..], 0.01).expect("step").loss;
         assert!((held_out - taken).abs() <= 1e-12 && held_out != 0.0, "{held_out} and {taken} of {config:?}");

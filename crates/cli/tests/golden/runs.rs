@@ -306,7 +306,8 @@ impl Site {
         good(self.program(isa, directory, &arguments));
         let of_computed = |name: &str| {
             name.starts_with("metric update/")
-                || ["metric entropy", "metric sampling/logp_compared_tokens"].contains(&name)
+                || ["metric entropy", "metric sampling/logp_compared_tokens", "metric sampling/max_logp_difference"]
+                    .contains(&name)
         };
         let kept = |bits: Bits| bits.into_iter().filter(|(name, _)| !of_computed(name)).collect::<Bits>();
         let (all, whole) = (kept(bits::of(&directory.join("all"), STEPS)), kept(whole.clone()));

@@ -35,6 +35,7 @@ mod meanwhile;
 mod memory_plan;
 mod network;
 mod not_finite;
+mod nothing_measured;
 mod odd_input;
 mod one_writer;
 mod optimizers;

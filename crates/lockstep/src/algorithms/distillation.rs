@@ -19,6 +19,7 @@
 use super::{Estimator, PolicyGradient, Reference, Scored, grpo};
 use crate::bad_input;
 use crate::config::Config;
+use kernels::mean::Mean;
 use train::gae::{KlEstimator, kl};
 use train::{Advantage, Advantages, Objective};
 
@@ -76,13 +77,12 @@ impl PolicyGradient for Distillation {
 fn advantages(config: &Config, batch: &Scored<'_>) -> Advantages {
     let mut advantages = grpo::advantages(config, batch);
     let (coef, discount) = (config.distillation_coef, config.distillation_discount);
-    let (mut sum, mut tokens) = (0.0, 0u64);
+    let mut per_token = Mean::default();
     for (sample, advantage) in batch.samples.iter().zip(&mut advantages.advantages) {
         let teacher = sample.columns.ref_logps().expect("a teacher scores every completion");
         // Entries of tokens that the mask leaves out are 0.
         let mut to_go = kl(KlEstimator::K1, sample.old_logps(), teacher, &sample.mask);
-        sum += to_go.iter().sum::<f64>();
-        tokens += sample.mask.iter().filter(|&&m| m).count() as u64;
+        per_token.add_sum(to_go.iter().sum(), sample.mask.iter().filter(|&&m| m).count() as u64);
         for t in (1..to_go.len()).rev() {
             to_go[t - 1] += discount * to_go[t];
         }
@@ -92,8 +92,7 @@ fn advantages(config: &Config, batch: &Scored<'_>) -> Advantages {
         };
         *advantage = Advantage::Tokens((0..sample.mask.len()).map(token).collect());
     }
-    let mean = (tokens > 0).then(|| sum / tokens as f64);
-    advantages.metrics.push(("distillation/reverse_kl".to_owned(), mean));
+    advantages.metrics.push(("distillation/reverse_kl".to_owned(), per_token.get()));
     advantages
 }
 

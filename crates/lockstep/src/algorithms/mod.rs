@@ -210,6 +210,7 @@ fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
         );
     }
     rewards::check(c, algorithm.learns_without_rewards())?;
+    notes.extend(rewards::unweighted(c));
     notes.extend(sampling::check(c)?);
     profiles::check(c)?;
     notes.extend(profiles::notes(c)?);

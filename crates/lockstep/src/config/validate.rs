@@ -24,6 +24,7 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     data::renames(&c.columns).map_err(BadInput::new)?;
     data::check_template_columns(c)?;
     sampling::check_stop(c)?;
+    sampling::check_temperature(c)?;
     adapter::check(c)?;
     optimizer::check(c)?;
     resolved.notes.extend(evaluation::check(&resolved.config, purpose)?);

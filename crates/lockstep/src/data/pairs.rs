@@ -61,8 +61,14 @@ pub struct Pairs {
 
 impl Pairs {
     /// Reads the dataset `spec` and encodes its pairs. A pair is left out and counted if its prompt with either answer
-    /// has more than `most` tokens. No answer is ever truncated.
-    pub fn load(spec: &DatasetSpec, encoder: &PromptEncoder<'_>, most: usize) -> anyhow::Result<Pairs> {
+    /// has more than `most` tokens. No answer is ever truncated. `change` may change a pair that is kept, or refuse it;
+    /// its error gets the row's place.
+    pub fn load(
+        spec: &DatasetSpec,
+        encoder: &PromptEncoder<'_>,
+        most: usize,
+        change: impl Fn(&mut Pair) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Pairs> {
         let mut pairs = Pairs { all: Vec::new(), hash: String::new(), left_out: 0, notices: Notices::default() };
         let mut looking = Looking::new(encoder);
         let (mut number, mut prompts) = (0, PromptSet::default());
@@ -86,6 +92,7 @@ impl Pairs {
                 };
                 pair.prompt = prompts.share(pair.prompt);
                 if pair.prompt.ids.len() + pair.chosen.len().max(pair.rejected.len()) <= most {
+                    change(&mut pair).map_err(at)?;
                     pairs.all.push(pair);
                 } else {
                     pairs.left_out += 1;

@@ -12,6 +12,9 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
+/// What is added to an error where a line ends within an object: most often the object was written over several lines.
+pub const WHOLE_LINES: &str = ": each line must hold one whole JSON object, so write an object of several lines as one";
+
 /// Dataset rows that a program has in memory. A clone shares the same rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rows(pub(super) Arc<Vec<Row>>);
@@ -77,7 +80,8 @@ fn json_lines(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> a
                 // serde_json counts lines within this line of the file.
                 let what = e.to_string();
                 let what = what.split(" at line ").next().unwrap_or(&what);
-                bad_input!("{}, column {}: broken JSON: {what}", place(), e.column())
+                let whole = if e.is_eof() { WHOLE_LINES } else { "" };
+                bad_input!("{}, column {}: broken JSON: {what}{whole}", place(), e.column())
             }
         }
     }

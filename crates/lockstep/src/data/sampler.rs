@@ -15,6 +15,9 @@ pub struct SamplerState {
     pub epoch: u64,
     /// Prompts drawn in this epoch so far.
     pub cursor: usize,
+    /// Prompts drawn so far beside whole chunks, in place of others. Checkpoints of older versions do not have it.
+    #[serde(default)]
+    pub extra: u64,
 }
 
 /// Draws indices of dataset rows in the order of training.
@@ -50,12 +53,23 @@ impl Sampler {
         self.take(self.chunk)
     }
 
-    /// The next `count` row indices, all of one epoch; `count` is at most a chunk. If fewer are left in this epoch, it
-    /// is ended and the next one's first are returned.
-    pub fn take(&mut self, count: usize) -> Vec<usize> {
+    /// The next `count` row indices, beside the chunks; `count` is at most a chunk.
+    pub fn take_extra(&mut self, count: usize) -> Vec<usize> {
+        self.state.extra = self.state.extra.saturating_add(count as u64);
+        self.take(count)
+    }
+
+    /// How many times the rows of an epoch were drawn beside the chunks.
+    pub fn extra_epochs(&self) -> f64 {
+        self.state.extra as f64 / (self.chunks_per_epoch() * self.chunk) as f64
+    }
+
+    /// The next `count` row indices, all of one epoch. If fewer are left in this epoch, it is ended and the next one's
+    /// first are returned.
+    fn take(&mut self, count: usize) -> Vec<usize> {
         if self.state.cursor.saturating_add(count) > self.rows {
             let epoch = self.state.epoch.wrapping_add(1);
-            self.restore(SamplerState { epoch, cursor: 0 });
+            self.restore(SamplerState { epoch, cursor: 0, ..self.state });
         }
         let from = self.state.cursor;
         self.state.cursor += count;
@@ -99,9 +113,9 @@ mod tests {
         let first: Vec<usize> = (0..2).flat_map(|_| sampler.next_batch()).collect();
         assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 8);
         assert!(first.iter().all(|&row| row < 11));
-        assert_eq!(sampler.state(), SamplerState { epoch: 0, cursor: 8 });
+        assert_eq!(sampler.state(), SamplerState { epoch: 0, cursor: 8, extra: 0 });
         let second: Vec<usize> = (0..2).flat_map(|_| sampler.next_batch()).collect();
-        assert_eq!(sampler.state(), SamplerState { epoch: 1, cursor: 8 });
+        assert_eq!(sampler.state(), SamplerState { epoch: 1, cursor: 8, extra: 0 });
         assert_ne!(first, second, "each epoch has its own order");
     }
 
@@ -130,10 +144,15 @@ mod tests {
     #[test]
     fn fewer_rows_than_a_chunk_can_be_taken_between_chunks() {
         let mut sampler = Sampler::new(10, 4, None).unwrap();
-        assert_eq!((sampler.next_batch(), sampler.take(3)), (vec![0, 1, 2, 3], vec![4, 5, 6]));
-        assert_eq!(sampler.take(0), Vec::<usize>::new());
-        assert_eq!(sampler.take(3), [7, 8, 9]);
-        assert_eq!((sampler.take(2), sampler.state()), (vec![0, 1], SamplerState { epoch: 1, cursor: 2 }));
+        assert_eq!((sampler.next_batch(), sampler.take_extra(3)), (vec![0, 1, 2, 3], vec![4, 5, 6]));
+        assert_eq!(sampler.take_extra(0), Vec::<usize>::new());
+        assert_eq!(sampler.take_extra(3), [7, 8, 9]);
+        let state = SamplerState { epoch: 1, cursor: 2, extra: 8 };
+        assert_eq!((sampler.take_extra(2), sampler.state()), (vec![0, 1], state));
+        // An epoch has two chunks of four rows.
+        assert_eq!(sampler.extra_epochs(), 1.0);
+        let older: SamplerState = serde_json::from_str("{\"epoch\": 1, \"cursor\": 2}").unwrap();
+        assert_eq!(older, SamplerState { extra: 0, ..state });
     }
 
     #[test]

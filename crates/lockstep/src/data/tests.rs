@@ -96,7 +96,7 @@ fn parquet_gives_the_rows_that_telemetry_wrote() {
         completions: vec![json!("c"), json!("d")],
         rewards: vec![("length".into(), vec![Some(1.5), None])],
         extra: vec![],
-        advantages: vec![0.5, -0.5],
+        advantages: vec![Some(0.5), Some(-0.5)],
     };
     let event = telemetry::EventKind::Completions { rows, shown: 0 };
     telemetry::Sink::receive(&mut telemetry::CompletionsSink::new(dir.path()), &event.into()).unwrap();
@@ -121,7 +121,7 @@ fn parquet_with_a_number_that_is_not_finite_is_refused_with_its_row() {
             completions: vec![json!("c"), json!("d")],
             rewards: vec![("length".into(), vec![Some(1.5), Some(value)])],
             extra: vec![],
-            advantages: vec![0.5, -0.5],
+            advantages: vec![Some(0.5), Some(-0.5)],
         };
         let event = telemetry::EventKind::Completions { rows, shown: 0 };
         telemetry::Sink::receive(&mut telemetry::CompletionsSink::new(dir.path()), &event.into()).unwrap();
@@ -282,7 +282,7 @@ mod foreign {
             completions: vec![json!("c"), json!("d")],
             rewards: vec![("length".into(), vec![Some(1.5), None])],
             extra: vec![],
-            advantages: vec![0.5, -0.5],
+            advantages: vec![Some(0.5), Some(-0.5)],
         };
         let event = telemetry::EventKind::Completions { rows, shown: 0 };
         telemetry::Sink::receive(&mut telemetry::CompletionsSink::new(dir.path()), &event.into()).unwrap();

@@ -10,6 +10,7 @@ mod value_model;
 pub use base::check_base;
 pub(crate) use base::{compare_base, hashes, hashes_of, of_weights, prompt_hashes};
 pub use builder::{Builder, Counted, Longest, Work};
+use policy::refuse_adapter;
 pub use policy::{
     ModelSource, Policy, Snapshot, WriteFiles, load_assets, load_config, load_generator, load_scorer, load_weights,
     locate_model, trained_weights,
@@ -31,9 +32,14 @@ pub fn locate(name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// The path of `ref_model`; `None` if the key is not set.
+/// The path of `ref_model`; `None` if the key is not set. An adapter is refused.
 pub fn locate_ref_model(config: &Config) -> anyhow::Result<Option<PathBuf>> {
-    config.ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose().or_bad_input_in("`ref_model`")
+    let found = |name: &String| -> anyhow::Result<PathBuf> {
+        let dir = locate(name, HubKind::Model)?;
+        refuse_adapter(&dir)?;
+        Ok(dir)
+    };
+    config.ref_model.as_ref().map(found).transpose().or_bad_input_in("`ref_model`")
 }
 
 #[cfg(test)]

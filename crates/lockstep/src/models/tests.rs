@@ -194,6 +194,8 @@ fn models_and_adapters_are_told_apart() {
     assert_eq!(load_config(&base, kernels::DType::Bf16).unwrap().compute, kernels::DType::Bf16);
     let reference = Config { ref_model: Some("/no/such".into()), ..Config::default() };
     assert!(said(locate_ref_model(&reference)).starts_with("`ref_model`: "));
+    let reference = Config { ref_model: Some(a.clone()), ..Config::default() };
+    assert_eq!(said(locate_ref_model(&reference)), format!("`ref_model`: {refused}"));
     assert_eq!(locate_ref_model(&Config { ref_model: Some(b.clone()), ..Config::default() }).unwrap(), Some(base));
     assert_eq!(locate_ref_model(&Config::default()).unwrap(), None);
 }

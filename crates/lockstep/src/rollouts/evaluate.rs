@@ -10,6 +10,7 @@ use crate::rollouts::collector::{Collect, CollectRequest, NonFiniteLogp, Observe
 use crate::rollouts::rewards::{ConfiguredReward, check_columns};
 use crate::rollouts::scoring::ScoredRollouts;
 use crate::rollouts::{Rollouts, ScoredCompletion};
+use kernels::mean::share;
 use model::ModelAssets;
 use rewards::{Problem, Reward};
 use rollout::{FinishReason, SamplingParams};
@@ -207,7 +208,8 @@ impl Evaluation {
         metrics.extend(find(&lengths, MEAN_LENGTH).map(|mean| (prefix.clone() + MEAN_LENGTH, mean)));
         // Computed here, since training uses TRL's formula 1 − ended / all, which differs in the last bit.
         let cut = completions().filter(|c| c.finish_reason == FinishReason::Length).count();
-        metrics.push((prefix.clone() + CLIPPED_RATIO, cut as f64 / completions().count().max(1) as f64));
+        let cut = share(cut, completions().count());
+        metrics.extend(cut.map(|share| (prefix.clone() + CLIPPED_RATIO, share)));
         // There may be no reward function at all.
         let right = |c: &ScoredCompletion| c.rewards.get(self.right)?.map(|score| score >= RIGHT);
         let groups: Vec<Vec<bool>> =

@@ -6,6 +6,7 @@
 //! the order of groups depends on the prompts alone.
 
 use super::{Rollouts, ScoredGroup};
+use kernels::mean::Mean;
 
 /// Rewards whose range is at most this count as equal, as a standard deviation of this size counts as 0 in TRL.
 const ZERO_RANGE: f64 = 1e-8;
@@ -18,8 +19,8 @@ pub struct Generation {
     rounds: usize,
     /// Groups that were replaced by groups of fresh prompts.
     replaced: usize,
-    /// Sum and count of the rewards of all completions, also of replaced groups.
-    reward: (f64, usize),
+    /// The mean reward of all completions, also of replaced groups.
+    reward: Mean,
 }
 
 impl Generation {
@@ -42,7 +43,7 @@ impl Generation {
     /// Adds a round: the first, or one with a group for each of [`zero_std_groups`](Self::zero_std_groups).
     pub fn take(&mut self, fresh: Rollouts) {
         for reward in fresh.groups.iter().flat_map(|group| fresh.totals(group)) {
-            self.reward = (self.reward.0 + reward, self.reward.1 + 1);
+            self.reward.add(reward);
         }
         self.rounds += 1;
         if self.rounds == 1 {
@@ -57,14 +58,15 @@ impl Generation {
         }
     }
 
-    /// The finished groups, and the metrics of dynamic sampling.
-    pub fn finish(self) -> (Rollouts, [(&'static str, f64); 4]) {
-        let metrics = [
-            ("dynamic_sampling/rounds", self.rounds as f64),
-            ("dynamic_sampling/groups_replaced", self.replaced as f64),
-            ("dynamic_sampling/groups_without_spread", self.zero_std_groups().len() as f64),
-            ("dynamic_sampling/reward", self.reward.0 / self.reward.1.max(1) as f64),
+    /// The finished groups, and the metrics of dynamic sampling; no mean reward if nothing was scored.
+    pub fn finish(self) -> (Rollouts, Vec<(&'static str, f64)>) {
+        let counts = [
+            ("dynamic_sampling/rounds", self.rounds),
+            ("dynamic_sampling/groups_replaced", self.replaced),
+            ("dynamic_sampling/groups_without_spread", self.zero_std_groups().len()),
         ];
+        let mut metrics: Vec<_> = counts.into_iter().map(|(name, count)| (name, count as f64)).collect();
+        metrics.extend(self.reward.get().map(|mean| ("dynamic_sampling/reward", mean)));
         (self.rollouts, metrics)
     }
 }
@@ -138,5 +140,11 @@ pub(crate) mod tests {
             assert_eq!(generation.zero_std_groups(), places);
             assert_eq!(generation.finish().1[3].1, weight / 2.0);
         }
+
+        // Without a score there is no mean.
+        let mut generation = Generation::default();
+        generation.take(round(&[(1, [None, None])]));
+        let names: Vec<&str> = generation.finish().1.into_iter().map(|(name, _)| name).collect();
+        assert!(!names.contains(&"dynamic_sampling/reward") && names.len() == 3, "{names:?}");
     }
 }

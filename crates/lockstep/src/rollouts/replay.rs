@@ -14,6 +14,7 @@ use crate::bad_input;
 use crate::config::{Config, WorkloadBounds};
 use crate::data::prompt_dataset::context;
 use crate::data::prompts::Prompt;
+use crate::data::rows::WHOLE_LINES;
 use crate::error::{BadInput, OrBadInput};
 use crate::models::Policy;
 use crate::rollouts::lineage::Lineage;
@@ -303,7 +304,7 @@ fn parse(text: &str, vocabulary: usize) -> Result<RolloutLine, String> {
     let object: Map<String, Value> = match serde_json::from_str(text) {
         Ok(Value::Object(object)) => object,
         Ok(other) => return Err(format!("expected an object {{\"prompt_ids\": [...], ...}}, got {other}")),
-        Err(e) => return Err(format!("broken JSON: {e}")),
+        Err(e) => return Err(format!("broken JSON: {e}{}", if e.is_eof() { WHOLE_LINES } else { "" })),
     };
     if let Some(unknown) = object.keys().find(|key| !RolloutLine::KEYS.contains(&key.as_str())) {
         let (hint, keys) = (did_you_mean(unknown, RolloutLine::KEYS), RolloutLine::KEYS.join(", "));

@@ -122,7 +122,7 @@ fn table(path: &Path) -> anyhow::Result<Option<CompletionRows>> {
         completions: column("completion"),
         rewards,
         extra: Vec::new(),
-        advantages: column("advantage").iter().map(|a| a.as_f64().unwrap_or(0.0)).collect(),
+        advantages: column("advantage").iter().map(Value::as_f64).collect(),
     }))
 }
 
@@ -138,7 +138,7 @@ fn completions(step: u64, groups: &[Group], texts: &TokenTexts) -> anyhow::Resul
         for (k, (_, scores)) in rows.rewards.iter_mut().enumerate() {
             scores.push(completion.rewards.get(k).copied().flatten());
         }
-        rows.advantages.push(completion.advantage.as_ref().map_or(0.0, Advantage::mean));
+        rows.advantages.push(completion.advantage.as_ref().and_then(Advantage::mean));
     }
     Ok(rows)
 }
@@ -153,7 +153,7 @@ fn distributions(groups: &[Group]) -> Vec<(String, Vec<f64>)> {
     finite([
         ("reward", groups.iter().flat_map(Group::totals).collect()),
         ("length", all().map(|c| c.ids.len() as f64).collect()),
-        ("advantage", all().filter_map(|c| c.advantage.as_ref()).map(Advantage::mean).collect()),
+        ("advantage", all().filter_map(|c| c.advantage.as_ref()?.mean()).collect()),
         ("logprob", tokens(model::columns::SAMPLER_LOGPS)),
         ("entropy", tokens(model::columns::ENTROPIES)),
     ])

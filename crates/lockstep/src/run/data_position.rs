@@ -24,6 +24,11 @@ impl DataPosition {
         DataPosition { hash, sampler, steps_per_epoch: steps_per_epoch.max(1), num_tokens: 0 }
     }
 
+    /// How often the data was read after `step`: by steps, and by prompts that were drawn in place of others.
+    pub fn epoch(&self, step: u64) -> f64 {
+        step as f64 / self.steps_per_epoch as f64 + self.sampler.extra_epochs()
+    }
+
     /// Restores the position that a checkpoint has saved.
     pub fn restore(&mut self, state: &RunState) {
         self.sampler.restore(state.sampler);
@@ -63,5 +68,10 @@ mod tests {
         // An epoch has a step at least.
         let position = |steps| DataPosition::new("h".into(), sampler(4, 2, &config).unwrap(), steps).steps_per_epoch;
         assert_eq!((position(0), position(5)), (1, 5));
+        // With prompts in place of others the data was read more often than by steps.
+        let mut position = DataPosition::new("h".into(), sampler(4, 2, &config).unwrap(), 2);
+        assert_eq!(position.epoch(3), 1.5);
+        (0..5).for_each(|_| drop(position.sampler.take_extra(2)));
+        assert_eq!(position.epoch(3), 4.0);
     }
 }

@@ -9,6 +9,7 @@ use super::profile::Profile;
 use super::reporter::Reporter;
 use super::reward_notes::RewardNotes;
 use crate::rollouts::evaluate::find;
+use kernels::mean::over;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use telemetry::{Alarm, EventKind, Finding, Sinks, Stages};
@@ -53,11 +54,13 @@ fn speculation(counts: &BTreeMap<String, f64>) -> Vec<(&'static str, f64)> {
     if drafted == 0.0 {
         return Vec::new();
     }
-    vec![
-        ("rollout/spec_decode_draft_acceptance_rate", count("accepted_tokens") / drafted),
-        ("rollout/spec_decode_tokens_per_forward", count("decoded_tokens") / count("decode_passes").max(1.0)),
-        ("rollout/spec_decode_saved_time_s", count("draft_saved_s")),
-    ]
+    let per_forward = over(count("decoded_tokens"), count("decode_passes") as u64);
+    let metrics = [
+        ("rollout/spec_decode_draft_acceptance_rate", Some(count("accepted_tokens") / drafted)),
+        ("rollout/spec_decode_tokens_per_forward", per_forward),
+        ("rollout/spec_decode_saved_time_s", Some(count("draft_saved_s"))),
+    ];
+    metrics.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
 impl RunLog {
@@ -110,6 +113,9 @@ impl RunLog {
         if metrics.skipped {
             self.alarms.not_finite("policy", not_finite(metrics));
         }
+        if !metrics.learns() {
+            self.alarms.all_masked(metrics.sequences);
+        }
         for (name, value) in metrics.entries() {
             self.add(name, value);
         }
@@ -117,7 +123,10 @@ impl RunLog {
         self.add("forward_time_s", metrics.forward_time_s);
         self.add("backward_time_s", metrics.backward_time_s);
         self.add("optimizer_time_s", metrics.optimizer_time_s);
-        self.add("update_tokens_per_s", metrics.computed_tokens as f64 / seconds);
+        // Of an update that computes nothing there is no rate.
+        if metrics.computed_tokens > 0 {
+            self.add("update_tokens_per_s", metrics.computed_tokens as f64 / seconds);
+        }
     }
 
     /// Ends the current step of `learner`, and logs its metrics if logging is due. The progress line shows the metrics
@@ -131,7 +140,7 @@ impl RunLog {
         self.stages.record_around("step", start, start.elapsed().as_secs_f64());
         self.step_started = Instant::now();
         let (totals, logging) = (self.stages.take_step(), self.stages.span("log"));
-        self.reporter.set("epoch", step as f64 / data.steps_per_epoch as f64);
+        self.reporter.set("epoch", data.epoch(step));
         self.reporter.set("num_tokens", data.num_tokens as f64);
         self.stages.begin_step(step + 1);
         device_meter::report(&mut self.reporter, &totals.stages, &learner.ctx);
@@ -231,6 +240,11 @@ mod tests {
                 ("rollout/spec_decode_saved_time_s", 0.5),
             ]
         };
-        assert_eq!((found(3.0), found(0.0)), (expected(3.0).to_vec(), expected(9.0).to_vec()));
+        let [rate, _, saved] = expected(0.0);
+        assert_eq!(
+            (found(3.0), found(0.0)),
+            (expected(3.0).to_vec(), vec![rate, saved]),
+            "of no pass there is no mean"
+        );
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::config::{Config, Purpose};
 use crate::data::prompt_dataset::{context, encoder};
-use crate::data::{DatasetSpec, Pairs};
+use crate::data::{DatasetSpec, Pair, Pairs};
 use crate::error::{BadInput, OrBadInput};
 use crate::models::{Builder, ModelSource, Policy, Work, load_assets, trained_weights};
 use crate::rollouts::evaluate::{find, prefix};
@@ -274,7 +274,9 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
         metrics.push(("eval_num_tokens".to_owned(), run.data.num_tokens as f64));
         let seconds = span.end();
         metrics.push(("eval_runtime".to_owned(), seconds));
-        metrics.push(("eval_samples_per_second".to_owned(), self.rows.held_out_rows() as f64 / seconds));
+        if self.rows.held_out_rows() > 0 {
+            metrics.push(("eval_samples_per_second".to_owned(), self.rows.held_out_rows() as f64 / seconds));
+        }
         Ok(Some(metrics))
     }
 
@@ -448,10 +450,16 @@ pub fn longest_row(config: &Config, assets: &ModelAssets) -> usize {
     config.max_length.unwrap_or(usize::MAX).min(context(config, assets))
 }
 
-/// Loads the preference pairs of a dataset, without those that are too long.
-pub fn load_pairs(config: &Config, spec: &DatasetSpec, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<Pairs> {
+/// Loads the preference pairs of a dataset, without those that are too long. `change` may change or refuse each.
+pub fn load_pairs(
+    config: &Config,
+    spec: &DatasetSpec,
+    assets: &ModelAssets,
+    sinks: &Sinks,
+    change: impl Fn(&mut Pair) -> anyhow::Result<()>,
+) -> anyhow::Result<Pairs> {
     let most = longest_row(config, assets);
-    let pairs = Pairs::load(spec, &encoder(config, assets)?, most)?;
+    let pairs = Pairs::load(spec, &encoder(config, assets)?, most, change)?;
     pairs.notices.report(sinks);
     if pairs.left_out > 0 {
         let left_out = counted(pairs.left_out, "pair");

@@ -41,18 +41,21 @@ impl Offline for RewardModel {
         assets: &ModelAssets,
         sinks: &Sinks,
     ) -> anyhow::Result<Loaded<PreferencePair>> {
-        let pairs = load_pairs(config, &spec, assets, sinks)?;
         let pad = assets.config.pad_token_id;
-        let without_padding = |mut pair: Pair| {
-            for ids in [&mut pair.chosen, &mut pair.rejected] {
+        let without_padding = |pair: &mut Pair| {
+            for (name, ids) in [("chosen", &mut pair.chosen), ("rejected", &mut pair.rejected)] {
                 model::scoring::strip_padding(ids, pad);
                 if ids.is_empty() {
-                    return Err(BadInput::new("an answer has only padding tokens (the tokenizer's pad_token)"));
+                    return Err(BadInput::new(format!(
+                        "`{name}` has only padding tokens (the tokenizer's pad_token), and no token to score: give it \
+                         a text, or remove the row"
+                    )));
                 }
             }
-            Ok(pair.into_preference_pair())
+            Ok(())
         };
-        let rows = pairs.all.into_iter().map(without_padding).collect::<anyhow::Result<_>>()?;
+        let pairs = load_pairs(config, &spec, assets, sinks, without_padding)?;
+        let rows = pairs.all.into_iter().map(Pair::into_preference_pair).collect();
         Ok(Loaded { rows, hash: pairs.hash, whole: false })
     }
 
@@ -75,11 +78,12 @@ impl Offline for RewardModel {
         for (&rewards, pair) in rewards.iter().zip(rows) {
             ranking(&config.ranking(), rows.len(), rewards, f64::from(pair.margin), &mut sums);
         }
-        let mut metrics = vec![("loss".to_owned(), sums.loss)];
-        metrics.extend(sums.means.entries().map(|(name, value)| (name.to_owned(), value)));
         let differences: Vec<f64> = rewards.iter().map(|[chosen, rejected]| chosen - rejected).collect();
-        metrics.push(("brier_score".to_owned(), brier_score(&differences)));
-        metrics.push(("calibration_error".to_owned(), calibration_error(&differences)));
-        Ok(metrics)
+        let loss = (!rows.is_empty()).then_some(("loss", sums.loss));
+        let calibration =
+            [("brier_score", brier_score(&differences)), ("calibration_error", calibration_error(&differences))];
+        let calibration = calibration.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let metrics = loss.into_iter().chain(sums.means.entries()).chain(calibration);
+        Ok(metrics.map(|(name, value)| (name.to_owned(), value)).collect())
     }
 }

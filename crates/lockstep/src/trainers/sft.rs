@@ -12,6 +12,7 @@ use crate::data::{Dataset, DatasetSpec, Learned, encode_all, encode_completion};
 use crate::error::OrBadInput;
 use crate::run::learner::Learner;
 use crate::stop::StopSignal;
+use kernels::mean::{mean, over};
 use model::chat::PromptEncoder;
 use model::scoring::Compared;
 use model::{Head, ModelAssets, Prompt, Scorer};
@@ -74,7 +75,7 @@ impl Offline for Sft {
 
     /// Loss, entropy and token accuracy (how often the next token is the likeliest one) of held-out rows. They are
     /// means over the tokens of all rows, or, if `per_device_eval_batch_size` is set, means of each batch that are then
-    /// averaged.
+    /// averaged. A batch without a token in the loss is left out.
     fn evaluate(
         config: &Config,
         learner: &Learner,
@@ -83,21 +84,26 @@ impl Offline for Sft {
     ) -> anyhow::Result<Vec<(String, f64)>> {
         let compared = scorer.compare(&learner.ctx, &learner.policy.weights, &Sample::sequences(rows))?;
         let batch = config.per_device_eval_batch_size.unwrap_or(rows.len()).max(1);
-        let (mut loss, mut entropy, mut right, count) = (0.0, 0.0, 0.0, rows.len() as f64);
-        for (compared, rows) in compared.chunks(batch).zip(rows.chunks(batch)) {
-            let of_batch = Sums::of(config.sft_loss_type, compared, rows);
-            // As in TRL: the loss by rows, the others by batches.
-            loss += of_batch.mean(of_batch.loss) * (rows.len() as f64 / count);
-            entropy += of_batch.mean(of_batch.entropy);
-            right += of_batch.mean(of_batch.right);
-        }
-        let batches = rows.chunks(batch).count().max(1) as f64;
-        Ok(vec![
-            ("loss".into(), loss),
-            ("entropy".into(), entropy / batches),
-            ("mean_token_accuracy".into(), right / batches),
-        ])
+        let batches = compared.chunks(batch).zip(rows.chunks(batch));
+        let batches: Vec<(usize, Sums)> =
+            batches.map(|(compared, rows)| (rows.len(), Sums::of(config.sft_loss_type, compared, rows))).collect();
+        Ok(means_of(&batches))
     }
+}
+
+/// The metrics of held-out batches, each with its number of rows. As in TRL, the loss is a mean by rows, and the others
+/// by batches.
+fn means_of(batches: &[(usize, Sums)]) -> Vec<(String, f64)> {
+    let learned = || batches.iter().filter(|(_, sums)| sums.tokens > 0);
+    let rows = learned().map(|(rows, _)| rows).sum::<usize>() as f64;
+    let mean_of = |of: fn(&Sums) -> f64| mean(learned().filter_map(|(_, sums)| sums.mean(of(sums))));
+    let loss = || learned().filter_map(|(own, sums)| Some(sums.mean(sums.loss)? * (*own as f64 / rows))).sum();
+    let metrics = [
+        ("loss", (rows > 0.0).then(loss)),
+        ("entropy", mean_of(|sums| sums.entropy)),
+        ("mean_token_accuracy", mean_of(|sums| sums.right)),
+    ];
+    metrics.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
 /// Sums over those tokens of a held-out batch that count in the loss.
@@ -128,8 +134,8 @@ impl Sums {
         sums
     }
 
-    fn mean(&self, sum: f64) -> f64 {
-        sum / self.tokens.max(1) as f64
+    fn mean(&self, sum: f64) -> Option<f64> {
+        over(sum, self.tokens as u64)
     }
 }
 
@@ -233,12 +239,19 @@ mod tests {
         let rows = [row(&[true, false, true]), row(&[true, false])];
         let sums = Sums::of(SftLoss::Nll, &both, &rows);
         assert_eq!((sums.loss, sums.entropy, sums.right, sums.tokens), (1.75, 2.75, 2.0, 3));
-        assert_eq!((sums.mean(sums.loss), sums.mean(sums.right)), (1.75 / 3.0, 2.0 / 3.0));
+        assert_eq!((sums.mean(sums.loss), sums.mean(sums.right)), (Some(1.75 / 3.0), Some(2.0 / 3.0)));
         let dft = Sums::of(SftLoss::Dft, &both, &rows);
         assert_eq!(dft.loss, dft::term(-0.5) + dft::term(-1.0) + dft::term(-0.25));
         assert_eq!((dft.entropy, dft.right, dft.tokens), (2.75, 2.0, 3));
         let none = Sums::of(SftLoss::Nll, &both[1..], &[row(&[false, false])]);
-        assert_eq!((none.tokens, none.mean(none.loss), none.mean(3.0)), (0, 0.0, 3.0));
+        assert_eq!((none.tokens, none.mean(none.loss), none.mean(3.0)), (0, None, None));
+        // A batch of nothing has no part in any mean, and without another one there is none.
+        let named = |batches: &[(usize, Sums)]| -> Vec<f64> { means_of(batches).into_iter().map(|(_, x)| x).collect() };
+        let other = || Sums { loss: 3.0, entropy: 1.0, right: 1.0, tokens: 2 };
+        assert_eq!(named(&[(1, none), (3, other())]), named(&[(3, other())]));
+        assert_eq!(named(&[(3, other())]), [1.5, 0.5, 0.5]);
+        assert_eq!(named(&[(1, other()), (3, Sums { loss: 1.0, tokens: 1, ..Sums::default() })]), [1.125, 0.25, 0.25]);
+        assert!(named(&[(2, Sums::default())]).is_empty() && named(&[]).is_empty());
     }
 
     /// A sink that keeps the texts of messages.

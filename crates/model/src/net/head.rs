@@ -7,6 +7,9 @@ use crate::weights::{Grads, ModelView};
 use kernels::ops::{linear, lm_head, rows, sample, zero};
 use kernels::{Context, DType, Memory, Result, Tensor, View};
 
+/// The least sampling temperature above 0: logits of up to 10¹⁸ divided by it are finite in f32.
+pub const LEAST_TEMPERATURE: f64 = 1e-20;
+
 /// The factor on logits at a sampling temperature: 1 / temperature, rounded to f32, the same number for sampler and
 /// trainer.
 pub fn inv_temperature(temperature: f64) -> f32 {

@@ -14,7 +14,9 @@ mod rope;
 mod tape;
 
 pub(crate) use head::most_likely;
-pub use head::{Scores, head_backward, head_forward, inv_temperature, score, score_backward, score_forward};
+pub use head::{
+    LEAST_TEMPERATURE, Scores, head_backward, head_forward, inv_temperature, score, score_backward, score_forward,
+};
 pub use rope::Rope;
 pub use tape::{Tape, Workspace};
 

@@ -49,7 +49,7 @@ const REWARD: &[Metric] = &[
         "share",
         "Completions in groups whose totals are all equal: they have no advantage and teach nothing.",
         "below 0.75",
-        "`dynamic_sampling`; more num_generations; easier or harder prompts",
+        "`dynamic_sampling`; more num_generations; easier or harder prompts; weights under which rewards do not cancel",
     ),
     row(
         "rewards/<name>/mean",
@@ -97,7 +97,7 @@ const COMPLETIONS: &[Metric] = &[
     row(
         "completions/mean_terminated_length",
         "tokens",
-        "Mean length of those that ended by themselves; 0 if none did.",
+        "Mean length of those that ended by themselves; missing if none did.",
         "",
         "",
     ),
@@ -260,7 +260,13 @@ const SAMPLER_AND_TRAINER: &[Metric] = &[
         "report it: it is an error of Lockstep",
     ),
     row("sampling/logp_compared_tokens", "tokens", "Tokens that were compared for this.", "above 0 on policy", ""),
-    row("sampling/max_logp_difference", "nats", "The largest difference among them.", "0, always", "report it"),
+    row(
+        "sampling/max_logp_difference",
+        "nats",
+        "The largest difference among them; missing if none were compared.",
+        "0, always",
+        "report it",
+    ),
     row(
         "sampling/importance_sampling_ratio/min",
         "",

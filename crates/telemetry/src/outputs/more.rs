@@ -46,7 +46,13 @@ pub(super) const PAIRS_REWARD_MODELS: &[Metric] = &[
 ];
 
 pub(super) const PROGRESS_AND_TIME: &[Metric] = &[
-    row("epoch", "epochs", "How often the data was read.", "", ""),
+    row(
+        "epoch",
+        "epochs",
+        "How often the data was read, with the prompts that dynamic sampling drew in place of others.",
+        "",
+        "",
+    ),
     row("num_tokens", "tokens", "Tokens of prompts and completions so far.", "", ""),
     row("time_s", "s", "When the line was written, since 1970.", "", ""),
     row(

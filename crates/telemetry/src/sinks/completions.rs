@@ -127,8 +127,7 @@ fn columns(rows: &CompletionRows) -> std::result::Result<Vec<Column>, String> {
         rows.rewards.iter().map(|(name, scores)| Column { name: name.clone(), cells: Cells::Floats(scores.clone()) }),
     );
     columns.extend(rows.extra.iter().map(|(name, values)| Column { name: name.clone(), cells: cells(values) }));
-    let advantages = rows.advantages.iter().copied().map(Some).collect();
-    columns.push(Column { name: "advantage".to_owned(), cells: Cells::Floats(advantages) });
+    columns.push(Column { name: "advantage".to_owned(), cells: Cells::Floats(rows.advantages.clone()) });
     for (i, column) in columns.iter().enumerate() {
         if column.cells.len() != n {
             return Err(format!("column `{}` has {} values for {n} completions", column.name, column.cells.len()));

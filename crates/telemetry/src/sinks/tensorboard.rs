@@ -286,7 +286,7 @@ mod tests {
             prompts: vec!["a | b".into()],
             completions: vec!["<b>\nc".into()],
             rewards: vec![("r".into(), vec![Some(0.5)])],
-            advantages: vec![-1.0],
+            advantages: vec![Some(-1.0)],
             ..crate::CompletionRows::default()
         };
         sink.receive(&EventKind::Completions { rows, shown: 0 }.into()).unwrap();

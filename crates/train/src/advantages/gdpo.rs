@@ -10,7 +10,7 @@
 //!
 //! A function that scored only one sample of a group has no deviation there, and contributes nothing.
 
-use super::{Advantages, RewardMatrix, SMALL, ZERO_STD, deviation, given, mean, metrics, per_sequence};
+use super::{Advantages, RewardMatrix, SMALL, ZeroStd, deviation, exact, given, mean, metrics, per_sequence};
 
 /// Computes GDPO's advantages. `scale_rewards` is not used. Panics if a row has the wrong number of scores.
 pub fn compute(matrix: &RewardMatrix) -> Advantages {
@@ -35,7 +35,8 @@ pub fn compute(matrix: &RewardMatrix) -> Advantages {
         _ => 0.0,
     };
     let advantages: Vec<f64> = sums.iter().map(advantage).collect();
-    let zero_std = if std.is_some_and(|s| s <= ZERO_STD) { rewards.len() } else { 0 };
+    let mut zero_std = ZeroStd::default();
+    zero_std.add(rewards.len(), exact(std, &sums));
     let metrics = metrics(matrix, &rewards, zero_std);
     Advantages { advantages: per_sequence(&advantages), rewards, metrics }
 }

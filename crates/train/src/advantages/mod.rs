@@ -27,6 +27,7 @@ pub mod rloo;
 mod tests;
 
 use crate::Advantage;
+use kernels::mean::share;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -91,7 +92,7 @@ pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
     let rewards = matrix.totals();
     let batch_std = if rewards.len() > 1 { deviation(&rewards) } else { Some(0.0) };
     let mut advantages = Vec::with_capacity(rewards.len());
-    let mut zero_std = 0;
+    let mut zero_std = ZeroStd::default();
     for group in matrix.groups().map(|group| &rewards[group]) {
         let mean = mean(group).unwrap_or(0.0);
         let std = match scale {
@@ -100,10 +101,9 @@ pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
             ScaleRewards::Group | ScaleRewards::None if group.len() > 1 => deviation(group),
             ScaleRewards::Group | ScaleRewards::None => Some(0.0),
         };
-        if std.is_some_and(|s| s <= ZERO_STD) {
-            zero_std += group.len();
-        }
         let equal = all_equal(group);
+        let compared = if scale == ScaleRewards::Batch { &rewards } else { group };
+        zero_std.add(group.len(), exact(std, compared));
         advantages.extend(group.iter().map(|reward| match (reward, scale, std) {
             (None, ..) => 0.0,
             // Their mean is rounded, and the difference could be about 1e-17 instead of 0.
@@ -146,18 +146,38 @@ impl RewardMatrix {
     }
 }
 
-/// Computes TRL's metrics of rewards. `zero_std` is the number of samples in groups whose standard deviation is zero.
-fn metrics(matrix: &RewardMatrix, rewards: &[Option<f64>], zero_std: usize) -> Vec<(String, Option<f64>)> {
+/// Counts the samples in groups whose standard deviation is zero, if any group has a deviation. As in TRL, a group of
+/// which fewer than two samples are scored counts beside others as one whose rewards differ; alone, such groups are
+/// nothing.
+#[derive(Clone, Copy, Debug, Default)]
+struct ZeroStd {
+    zero: usize,
+    is_known: bool,
+}
+
+impl ZeroStd {
+    /// Adds the samples of a group with this standard deviation, if it has one.
+    fn add(&mut self, samples: usize, std: Option<f64>) {
+        let Some(std) = std else { return };
+        self.is_known = true;
+        if std <= ZERO_STD {
+            self.zero += samples;
+        }
+    }
+}
+
+/// Computes TRL's metrics of rewards.
+fn metrics(matrix: &RewardMatrix, rewards: &[Option<f64>], zero_std: ZeroStd) -> Vec<(String, Option<f64>)> {
     let mut metrics = Vec::new();
     for (k, name) in matrix.names.iter().enumerate() {
         let column: Vec<_> = matrix.rows.iter().map(|row| given(row.scores[k])).collect();
         metrics.push((format!("rewards/{name}/mean"), mean(&column)));
-        metrics.push((format!("rewards/{name}/std"), deviation(&column)));
+        metrics.push((format!("rewards/{name}/std"), exact_deviation(&column)));
     }
     let scored = rewards.iter().any(Option::is_some);
-    let fraction = scored.then(|| zero_std as f64 / rewards.len() as f64);
+    let fraction = share(zero_std.zero, rewards.len()).filter(|_| scored && zero_std.is_known);
     metrics.push(("reward".into(), mean(rewards)));
-    metrics.push(("reward_std".into(), deviation(rewards)));
+    metrics.push(("reward_std".into(), exact_deviation(rewards)));
     metrics.push(("frac_reward_zero_std".into(), fraction));
     metrics
 }
@@ -179,8 +199,7 @@ fn total(row: &[Option<f64>], weights: &[f64]) -> Option<f64> {
 }
 
 fn mean(values: &[Option<f64>]) -> Option<f64> {
-    let count = values.iter().flatten().count();
-    (count > 0).then(|| values.iter().flatten().sum::<f64>() / count as f64)
+    kernels::mean::mean(values.iter().flatten().copied())
 }
 
 /// Whether all values are the same finite number. Such values equal their mean, whatever rounding would give. An
@@ -188,6 +207,17 @@ fn mean(values: &[Option<f64>]) -> Option<f64> {
 fn all_equal(values: &[Option<f64>]) -> bool {
     let mut given = values.iter().flatten();
     given.next().is_some_and(|first| first.is_finite() && given.all(|value| value == first))
+}
+
+/// The standard deviation as a metric: exactly 0 if all values are equal, though their mean is rounded. Advantages keep
+/// the bits of [`deviation`].
+fn exact_deviation(values: &[Option<f64>]) -> Option<f64> {
+    exact(deviation(values), values)
+}
+
+/// The deviation `std` of `values`, exactly 0 if they are equal.
+fn exact(std: Option<f64>, values: &[Option<f64>]) -> Option<f64> {
+    std.map(|std| if all_equal(values) { 0.0 } else { std })
 }
 
 /// Bessel-corrected standard deviation; `None` for fewer than two values. On overflow it is NaN and not infinite, so

@@ -14,9 +14,10 @@
 //! REINFORCE++ advantages work with any policy loss of [`crate::loss`]; the paper clips per token. The deviation s is
 //! not Bessel-corrected.
 
-use super::{Advantages, RewardMatrix, ZERO_STD, deviation, mean, metrics};
+use super::{Advantages, RewardMatrix, ZeroStd, exact_deviation, mean, metrics};
 use crate::gae::{KlEstimator, kl};
 use crate::{Advantage, Sample};
+use kernels::mean::Mean;
 
 /// The baseline that is subtracted from a reward before normalisation over the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub fn compute(
     let rewards = matrix.totals();
     assert!(rewards.len() == samples.len() && masks.len() == samples.len());
     let penalised = beta != 0.0 && baseline == Baseline::Batch;
-    let (mut all, mut kl_sum, mut tokens) = (Vec::with_capacity(samples.len()), 0.0, 0u64);
+    let (mut all, mut kl_per_token) = (Vec::with_capacity(samples.len()), Mean::default());
     let base_of = |group: &[Option<f64>]| match baseline {
         Baseline::Group => mean(group).unwrap_or(0.0),
         Baseline::Batch => 0.0,
@@ -54,8 +55,7 @@ pub fn compute(
         if penalised {
             let reference = sample.columns.ref_logps().expect("beta needs reference log-probabilities");
             to_go = kl(KlEstimator::K1, sample.old_logps(), reference, mask);
-            kl_sum += to_go.iter().sum::<f64>();
-            tokens += mask.iter().filter(|&&m| m).count() as u64;
+            kl_per_token.add_sum(to_go.iter().sum(), mask.iter().filter(|&&m| m).count() as u64);
             for t in (1..to_go.len()).rev() {
                 to_go[t - 1] += to_go[t];
             }
@@ -79,11 +79,11 @@ pub fn compute(
             Advantage::Tokens((0..mask.len()).map(token).collect())
         })
         .collect();
-    let is_zero_std = |group: &&[Option<f64>]| group.len() > 1 && deviation(group).is_some_and(|s| s <= ZERO_STD);
-    let zero_std = matrix.groups().map(|group| &rewards[group]).filter(is_zero_std).map(<[_]>::len).sum();
+    let mut zero_std = ZeroStd::default();
+    matrix.groups().map(|group| &rewards[group]).for_each(|group| zero_std.add(group.len(), exact_deviation(group)));
     let mut metrics = metrics(matrix, &rewards, zero_std);
     if penalised {
-        metrics.push(("kl".into(), Some(kl_sum / tokens.max(1) as f64)));
+        metrics.push(("kl".into(), kl_per_token.get()));
     }
     Advantages { advantages, rewards, metrics }
 }

@@ -9,9 +9,10 @@
 //! A_i ← (A_i − mean of A) / (s + 1e-4)        over the batch, with normalize_advantages
 //! ```
 
-use super::{Advantages, RewardMatrix, SMALL, ZERO_STD, all_equal, deviation, mean, metrics, per_sequence};
+use super::{Advantages, RewardMatrix, SMALL, ZeroStd, all_equal, deviation, exact, mean, metrics, per_sequence};
 use crate::Sample;
 use crate::gae::{KlEstimator, kl};
+use kernels::mean::Mean;
 use serde::{Deserialize, Serialize};
 
 /// How rewards become RLOO's advantages; names, meanings and defaults are those of TRL's `RLOOConfig`.
@@ -47,26 +48,23 @@ pub fn compute(matrix: &RewardMatrix, samples: &[Sample], config: &RlooRewards) 
     if let Some([low, high]) = config.reward_clip_range {
         penalised.iter_mut().flatten().for_each(|r| *r = r.clamp(low, high));
     }
-    let (mut kl_sum, mut tokens) = (0.0, 0u64);
+    let mut kl_per_token = Mean::default();
     if config.beta != 0.0 {
         for (reward, sample) in penalised.iter_mut().zip(samples) {
             let out = config.mask_truncated_completions && sample.truncated;
             let mask: Vec<bool> = sample.mask.iter().map(|&m| m && !out).collect();
             let reference = sample.columns.ref_logps().expect("beta needs reference log-probabilities");
             let sum: f64 = kl(KlEstimator::K1, sample.old_logps(), reference, &mask).iter().sum();
-            kl_sum += sum;
-            tokens += mask.iter().filter(|&&m| m).count() as u64;
+            kl_per_token.add_sum(sum, mask.iter().filter(|&&m| m).count() as u64);
             *reward = reward.map(|r| r - config.beta * sum);
         }
     }
 
     let mut advantages: Vec<Option<f64>> = Vec::with_capacity(rewards.len());
-    let mut zero_std = 0;
+    let mut zero_std = ZeroStd::default();
     for group in matrix.groups().map(|group| &penalised[group]) {
         let std = if group.len() > 1 { deviation(group) } else { Some(0.0) };
-        if std.is_some_and(|s| s <= ZERO_STD) {
-            zero_std += group.len();
-        }
+        zero_std.add(group.len(), exact(std, group));
         let scored = group.iter().flatten().count();
         let sum: f64 = group.iter().flatten().sum();
         // With normalisation, exact zeros would shift the mean of the other advantages.
@@ -89,7 +87,7 @@ pub fn compute(matrix: &RewardMatrix, samples: &[Sample], config: &RlooRewards) 
     let advantages: Vec<f64> = advantages.iter().map(|a| a.unwrap_or(0.0)).collect();
     let mut metrics = metrics(matrix, &rewards, zero_std);
     if config.beta != 0.0 {
-        metrics.push(("kl".into(), Some(kl_sum / tokens.max(1) as f64)));
+        metrics.push(("kl".into(), kl_per_token.get()));
     }
     Advantages { advantages: per_sequence(&advantages), rewards, metrics }
 }

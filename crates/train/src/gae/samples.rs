@@ -2,20 +2,23 @@
 
 use super::{Estimates, KlEstimator, estimate, explained_variance, kl, token_rewards, whiten};
 use crate::{Sample, StepRewards};
+use kernels::mean::Mean;
 
 /// Rewards of all tokens of a generation batch.
 pub struct TokenRewards {
     /// The rewards: one row per sample, one element per token.
     pub rewards: Vec<Vec<f64>>,
-    /// Mean KL divergence to the reference model per completion, in nats; none if no completion has a score.
+    /// Mean KL divergence to the reference model per completion, in nats; none if no completion has a score and a token
+    /// in the loss.
     pub kl: Option<f64>,
-    /// TRL's `objective/` metrics.
+    /// TRL's `objective/` metrics, without those of nothing.
     pub metrics: Vec<(&'static str, f64)>,
 }
 
 /// Computes the reward of each token: −`kl_coef` times its KL divergence, plus the completion's score at the last
 /// token, or the rewards of `steps` at their last tokens if the completion has them (an empty `steps`: no completion
-/// has). Completions without a score do not count in the means.
+/// has). Completions without a score do not count in the means, nor do completions without a token in the loss in those
+/// of tokens.
 pub fn rewards_of_samples(
     estimator: KlEstimator,
     kl_coef: f64,
@@ -24,8 +27,7 @@ pub fn rewards_of_samples(
     steps: &[Option<StepRewards>],
 ) -> TokenRewards {
     let mut rewards = Vec::with_capacity(samples.len());
-    let (mut divergence, mut surprise, mut score_sum) = (0.0, 0.0, 0.0);
-    let mut scored = 0;
+    let (mut divergence, mut surprise, mut scored) = (Mean::default(), Mean::default(), Mean::default());
     for (i, (sample, score)) in samples.iter().zip(scores).enumerate() {
         let (mask, old) = (&sample.mask, sample.old_logps());
         let kl = match sample.columns.ref_logps() {
@@ -40,27 +42,24 @@ pub fn rewards_of_samples(
                 rewards
             }
         });
-        if let Some(score) = score {
-            divergence += kl.iter().sum::<f64>();
-            surprise -= old.iter().zip(mask).filter(|(_, m)| **m).map(|(l, _)| f64::from(*l)).sum::<f64>();
-            score_sum += score;
-            scored += 1;
+        let Some(score) = score else { continue };
+        scored.add(*score);
+        if mask.contains(&true) {
+            divergence.add(kl.iter().sum());
+            surprise.add(-old.iter().zip(mask).filter(|(_, m)| **m).map(|(l, _)| f64::from(*l)).sum::<f64>());
         }
     }
-    if scored == 0 {
-        return TokenRewards { rewards, kl: None, metrics: Vec::new() };
-    }
-    let mean = |sum: f64| sum / f64::from(scored);
-    let (kl, score) = (mean(divergence), mean(score_sum));
-    let metrics = vec![
+    let (kl, score) = (divergence.get(), scored.get());
+    let metrics = [
         ("objective/kl", kl),
-        ("objective/kl_coef", kl_coef),
-        ("objective/entropy", mean(surprise)),
-        ("objective/non_score_reward", -kl_coef * kl),
-        ("objective/rlhf_reward", score - kl_coef * kl),
+        ("objective/kl_coef", score.map(|_| kl_coef)),
+        ("objective/entropy", surprise.get()),
+        ("objective/non_score_reward", kl.map(|kl| -kl_coef * kl)),
+        ("objective/rlhf_reward", score.zip(kl).map(|(score, kl)| score - kl_coef * kl)),
         ("objective/scores", score),
     ];
-    TokenRewards { rewards, kl: Some(kl), metrics }
+    let metrics = metrics.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+    TokenRewards { rewards, kl, metrics }
 }
 
 /// Divides the rewards of tokens by their standard deviation over the generation batch.

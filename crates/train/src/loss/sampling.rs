@@ -13,6 +13,7 @@
 //! **before** it is truncated or masked. (TRL logs it after, so that nothing above `clip_max` can be seen.)
 
 use kernels::check::Float;
+use kernels::mean::over;
 use serde::{Deserialize, Serialize};
 
 /// Whether the importance-sampling correction c is per token or per sequence, and what happens to a c outside its
@@ -121,8 +122,8 @@ impl Extremes {
         self.sum += x;
         self.count += 1;
     }
-    fn mean(&self) -> f64 {
-        self.sum / self.count.max(1) as f64
+    fn mean(&self) -> Option<f64> {
+        over(self.sum, self.count)
     }
 }
 
@@ -153,13 +154,15 @@ impl SamplingSums {
         }
     }
 
-    /// Computes the metrics from the sums.
-    pub fn metrics(&self) -> SamplingMetrics {
-        SamplingMetrics {
-            importance_sampling_ratio: [self.ratio.min, self.ratio.mean(), self.ratio.max],
-            bounded_ratio: self.bounded as f64 / self.ratio.count.max(1) as f64,
-            sampling_logp_difference: [self.difference.mean(), self.difference.max],
-        }
+    /// Computes the metrics from the sums; none if no token in the loss has a known sampler log-probability. (The
+    /// corrections of such sequences are 1 by definition, and not measured.)
+    pub fn metrics(&self) -> Option<SamplingMetrics> {
+        let difference = self.difference.mean()?;
+        Some(SamplingMetrics {
+            importance_sampling_ratio: [self.ratio.min, self.ratio.mean()?, self.ratio.max],
+            bounded_ratio: over(self.bounded as f64, self.ratio.count)?,
+            sampling_logp_difference: [difference, self.difference.max],
+        })
     }
 }
 
@@ -170,10 +173,10 @@ mod tests {
     #[test]
     fn the_mean_of_one_is_that_one() {
         let mut sums = Extremes::default();
-        assert_eq!(sums.mean(), 0.0);
+        assert_eq!(sums.mean(), None);
         sums.add(3.0);
-        assert_eq!((sums.mean(), sums.min, sums.max), (3.0, 3.0, 3.0));
+        assert_eq!((sums.mean(), sums.min, sums.max), (Some(3.0), 3.0, 3.0));
         sums.add(f64::NAN);
-        assert!(sums.mean().is_nan() && sums.min.is_nan());
+        assert!(sums.mean().is_some_and(f64::is_nan) && sums.min.is_nan());
     }
 }

@@ -2,6 +2,7 @@
 
 use super::sampling::SamplingSums;
 use crate::{ClipRatios, Means};
+use kernels::mean::over;
 
 /// Sums over sequences, in their order, from which the loss and the metrics of an optimizer step are computed.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,23 +46,23 @@ impl Default for LossSums {
 }
 
 impl LossSums {
-    /// Mean estimated KL divergence per token.
-    pub fn kl_mean(&self) -> f64 {
-        self.kl / self.tokens.max(1) as f64
+    /// Mean estimated KL divergence per token; none if no token is in the loss.
+    pub fn kl_mean(&self) -> Option<f64> {
+        over(self.kl, self.tokens)
     }
 
-    /// The clip ratios. If no sequence has a token in the loss, minimum and maximum are 0 (TRL has NaN). If the loss
-    /// does not clip, all are 0.
-    pub fn clip_ratios(&self) -> ClipRatios {
-        let per = |x: f64| x / self.counted.max(1) as f64;
-        let finite = |x: f64| if x.is_finite() { x } else { 0.0 };
-        ClipRatios {
-            low_mean: per(self.low),
-            low_min: finite(self.low_min),
-            high_mean: per(self.high),
-            high_max: finite(self.high_max),
-            region_mean: per(self.low + self.high),
-        }
+    /// The clip ratios; none if no token is in the loss, or if the loss does not clip. (TRL has NaN for minimum and
+    /// maximum, and 0 for the means.)
+    pub fn clip_ratios(&self) -> Option<ClipRatios> {
+        // Per-sequence ratios count a sequence without a token, too, as in TRL; alone, such sequences are nothing.
+        let per = |x: f64| over(x, self.counted).filter(|_| self.tokens > 0);
+        Some(ClipRatios {
+            low_mean: per(self.low)?,
+            low_min: self.low_min,
+            high_mean: per(self.high)?,
+            high_max: self.high_max,
+            region_mean: per(self.low + self.high)?,
+        })
     }
 
     /// Adds the numbers of tokens clipped below (`low`) and above (`high`) among `of` tokens of a sequence.

@@ -5,7 +5,13 @@ use super::*;
 #[test]
 fn entries_have_their_names_and_what_is_absent_has_none() {
     let names = |m: &UpdateMetrics| m.entries().into_iter().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
-    assert_eq!(names(&UpdateMetrics::default()), ["loss", "grad_norm", "learning_rate", "skipped_steps"]);
+    assert_eq!(names(&UpdateMetrics::default()), ["grad_norm", "learning_rate", "skipped_steps"]);
+    let learns = UpdateMetrics { loss_tokens: 1, ..UpdateMetrics::default() };
+    assert_eq!(names(&learns), ["loss", "grad_norm", "learning_rate", "skipped_steps"]);
+    let compares_nothing = names(&UpdateMetrics { sampled: true, ..learns });
+    let counts = ["sampling/logp_mismatch_tokens", "sampling/logp_compared_tokens"];
+    assert_eq!(compares_nothing[3..5], counts, "counts of nothing are 0");
+    assert!(!compares_nothing.contains(&"sampling/max_logp_difference".to_owned()), "an extreme of nothing is missing");
     let mut means = Means::default();
     means.add("b", 6.0, 4);
     means.add("a", 1.0, 1);
@@ -27,6 +33,7 @@ fn entries_have_their_names_and_what_is_absent_has_none() {
         policy_loss: Some(11.0),
         entropy_coef: Some(12.0),
         sampled: true,
+        loss_tokens: 30,
         logp_mismatch_tokens: 19,
         logp_compared_tokens: 20,
         max_logp_difference: 21.0,

@@ -1,9 +1,10 @@
 //! The loss on held-out samples, computed without a gradient.
 
-use crate::loss::entropy::quantile;
+use crate::loss::entropy::{quantile, with_bonus};
 use crate::loss::{LossSums, Normalizer};
 use crate::objective::{Scored, Source};
 use crate::{Error, Result, Sample, Samples, Trainer};
+use kernels::mean::over;
 use model::net::Scores;
 
 impl Trainer {
@@ -13,8 +14,9 @@ impl Trainer {
     }
 
     /// The loss of `samples`, treated as one optimizer batch, given the model's log-probabilities and entropies in
-    /// `scores`. The entropy bonus has the coefficient of the next step. Entropies are read only if the loss uses them.
-    pub fn loss(&self, samples: &[Sample], scores: &[Scores]) -> Result<f64> {
+    /// `scores`; none if no token is in the loss. The entropy bonus has the coefficient of the next step. Entropies are
+    /// read only if the loss uses them.
+    pub fn loss(&self, samples: &[Sample], scores: &[Scores]) -> Result<Option<f64>> {
         let objective = &self.config.objective;
         objective.check(Samples::Sequences(samples))?;
         if samples.len() != scores.len() {
@@ -38,7 +40,7 @@ impl Trainer {
             let scored = Scored { source: Source::Sample(sample), mask, logps, entropies, d_logps, d_entropies };
             objective.evaluate(&normalizer, &mut [scored], &mut sums);
         }
-        let entropy = sums.entropy / normalizer.entropy_tokens.max(1) as f64;
-        Ok(sums.loss - if bonus.is_on() { normalizer.entropy_coef * entropy } else { 0.0 })
+        let entropy = over(sums.entropy, normalizer.entropy_tokens as u64);
+        Ok((normalizer.tokens > 0).then(|| with_bonus(sums.loss, &bonus, &normalizer, entropy)))
     }
 }

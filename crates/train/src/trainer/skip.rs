@@ -15,6 +15,7 @@ use crate::objective::Objective;
 use crate::optimizer_batch::Sequence;
 use crate::{Result, Trainer};
 use kernels::Context;
+use kernels::mean::over;
 use model::columns::ENTROPIES;
 use model::packing::{longest, micro_batches};
 use model::{ModelView, PromptGroup};
@@ -144,8 +145,7 @@ impl LossBatch<'_> {
 impl Measured {
     /// Mean entropy over the tokens in the loss whose entropy is known; none if it is known for none.
     pub(crate) fn mean_entropy(&self, normalizer: &Normalizer) -> Option<f64> {
-        let known = normalizer.tokens - self.unknown_entropies;
-        (known > 0 || self.unknown_entropies == 0).then(|| self.entropy / known.max(1) as f64)
+        over(self.entropy, (normalizer.tokens - self.unknown_entropies) as u64)
     }
 }
 

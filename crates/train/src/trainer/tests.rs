@@ -179,7 +179,7 @@ fn recorded_log_probabilities_are_compared_to_the_bit() {
     let of = |entropy, unknown_entropies| Measured { entropy, unknown_entropies, ..Measured::default() };
     assert_eq!((of(3.0, 0).mean_entropy(&normalizer), of(3.0, 4).mean_entropy(&normalizer)), (Some(0.5), Some(1.5)));
     assert_eq!((of(0.0, 6).mean_entropy(&normalizer), of(0.0, 5).mean_entropy(&normalizer)), (None, Some(0.0)));
-    assert_eq!(of(0.0, 0).mean_entropy(&Normalizer::default()), Some(0.0));
+    assert_eq!(of(0.0, 0).mean_entropy(&Normalizer::default()), None, "no token is in the loss");
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn the_loss_of_given_scores_is_that_of_one_batch() {
     let samples = [sample(&[3, 4, 5]), sample(&[6])];
     let scores = |logps: &[f32], entropies: &[f32]| Scores { logps: logps.to_vec(), entropies: entropies.to_vec() };
     let given = [scores(&[-1.0, -2.0, -3.0], &[]), scores(&[-6.0], &[])];
-    assert_eq!(supervised.loss(&samples, &given).unwrap(), 3.0);
+    assert_eq!(supervised.loss(&samples, &given).unwrap(), Some(3.0));
     let error = supervised.loss(&samples, &given[..1]).unwrap_err().to_string();
     assert_eq!(error, "2 samples and the scores of 1");
     // A policy loss with a bonus for the tokens of highest entropy: its mean is over these alone.
@@ -204,7 +204,9 @@ fn the_loss_of_given_scores_is_that_of_one_batch() {
     }
     let given = [scores(&[-1.0, -2.0, -3.0], &[1.0, 4.0, 2.0]), scores(&[-6.0], &[3.0])];
     // Of four tokens the two above the median 2.5 stay: −A each, over four tokens; and −0.5 · (4 + 3) / 2.
-    assert_eq!(policy.loss(&samples, &given).unwrap(), -2.0 * 2.0 / 4.0 - 0.5 * 3.5);
+    assert_eq!(policy.loss(&samples, &given).unwrap(), Some(-2.0 * 2.0 / 4.0 - 0.5 * 3.5));
+    let masked = samples.clone().map(|sample| Sample { mask: vec![false; sample.completion.len()], ..sample });
+    assert_eq!(policy.loss(&masked, &given).unwrap(), None, "of nothing there is no loss");
     samples[0].columns.remove(SAMPLER_LOGPS);
     assert!(policy.loss(&samples, &given).is_err());
 }

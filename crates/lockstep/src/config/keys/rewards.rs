@@ -47,6 +47,17 @@ impl Config {
     }
 }
 
+/// A note on weights that are all 0. TRL takes them, too: they are no error where rewards are only to be logged.
+pub(crate) fn unweighted(c: &Config) -> Option<String> {
+    let weights = c.reward_weights.as_deref().filter(|weights| !weights.is_empty())?;
+    weights.iter().all(|weight| *weight == 0.0).then(|| {
+        format!(
+            "reward_weights = {weights:?}: all weights are 0, so every completion's total reward is 0 and nothing is \
+             learned from the rewards; they are only logged"
+        )
+    })
+}
+
 /// Checks the reward keys. `without` says that the algorithm can learn without rewards.
 pub(crate) fn check(c: &Config, without: bool) -> anyhow::Result<()> {
     if let Some(range) = &c.reward_clip_range

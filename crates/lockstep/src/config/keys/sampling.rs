@@ -3,6 +3,7 @@
 use crate::bad_input;
 use crate::config::keys::Config;
 use crate::error::BadInput;
+use model::net::LEAST_TEMPERATURE;
 
 macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Sampling" {
     /// The most tokens of a completion.
@@ -44,6 +45,18 @@ pub(in crate::config) use sampling_keys;
 pub(in crate::config) fn check_stop(c: &Config) -> anyhow::Result<()> {
     if c.stop.iter().any(String::is_empty) {
         bad_input!("`stop` has an empty text, with which every completion ends at once: remove it");
+    }
+    Ok(())
+}
+
+/// Refuses temperatures so small that logits divided by them overflow.
+pub(in crate::config) fn check_temperature(c: &Config) -> anyhow::Result<()> {
+    if c.temperature != 0.0 && c.temperature < LEAST_TEMPERATURE {
+        bad_input!(
+            "`temperature` = {:e}: logits divided by it overflow: it must be at least {LEAST_TEMPERATURE:e} (1.0 is \
+             usual)",
+            c.temperature
+        );
     }
     Ok(())
 }

@@ -48,6 +48,32 @@ fn steps_and_columns() {
     assert_eq!((traced("\"1\""), traced("none")), (vec![1..=1], vec![]));
 }
 
+/// Logits divided by such a temperature overflow: a run ended with an internal error in its first step.
+#[test]
+fn a_temperature_that_overflows_is_refused_in_every_command() {
+    for (text, shown) in [("1e-45", "1e-45"), ("5e-324", "5e-324"), ("1e-39", "1e-39"), ("9.9e-21", "9.9e-21")] {
+        let words =
+            format!("`temperature` = {shown}: logits divided by it overflow: it must be at least 1e-20 (1.0 is usual)");
+        train(&[("temperature", text)], &words, &[("temperature", "1e-20")]);
+        let kwargs = format!("{{temperature = {text}}}");
+        train(&[("generation_kwargs", &kwargs)], &words, &[("generation_kwargs", "{temperature = 0.5}")]);
+        for purpose in [Purpose::Sft, Purpose::Eval] {
+            let error = resolve(purpose, &[&ENOUGH[..], &[("temperature", text)]].concat()).unwrap_err();
+            assert!(is_bad_input(&error) && error.to_string() == words, "{error}");
+        }
+    }
+}
+
+#[test]
+fn weights_that_are_all_0_are_noted_and_accepted() {
+    let notes = |weights: &str| {
+        let set = [("reward_funcs", "[\"unique_chars\", \"length:3\"]"), ("reward_weights", weights)];
+        let notes = grpo(&set).unwrap().notes;
+        notes.into_iter().filter(|note| note.contains("all weights are 0")).count()
+    };
+    assert_eq!(["[0, 0]", "[-0.0, 0.0]", "[0, 1]", "[1, -1]", "[0, 1e-300]"].map(notes), [1, 1, 0, 0, 0]);
+}
+
 #[test]
 fn reference_and_adapter() {
     let lora = [("use_peft", "true"), ("sync_ref_model", "true"), ("beta", "0.1")];

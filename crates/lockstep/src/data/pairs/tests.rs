@@ -25,7 +25,7 @@ fn load(
     let chat = ChatTemplate::new(source, tokenizer.special()).unwrap();
     let encoder =
         PromptEncoder { tokenizer: &tokenizer, template: template.then_some(&chat), kwargs: &Map::new(), tools: None };
-    let pairs = Pairs::load(&spec, &encoder, 40)?;
+    let pairs = Pairs::load(&spec, &encoder, 40, |_| Ok(()))?;
     let decode = |ids: &[u32]| tokenizer.decode(ids, false).unwrap();
     let texts = pairs.all.iter().map(|p| [decode(&p.prompt.ids), decode(&p.chosen), decode(&p.rejected)]);
     Ok((texts.collect(), pairs))
@@ -250,4 +250,31 @@ fn solutions_without_pairs() {
     let split = solve(&both.to_string(), "dev");
     let words = ", line 1: task gsm8k_solutions has the splits train and test, and no split dev";
     assert_eq!(split.as_deref(), Some(words));
+}
+
+/// A reward model's pairs lose their padding while they are read, so that what is left of none is named with its row.
+#[test]
+fn a_pair_that_is_refused_is_named_with_its_row() {
+    let text = "{\"chosen\": \"aab\", \"rejected\": \"aac\"}\n\n{\"chosen\": \"aad\", \"rejected\": \"aae\"}\n";
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.jsonl");
+    std::fs::write(&path, text).unwrap();
+    let config = Config { dataset_name: Some(path.display().to_string()), ..Config::default() };
+    let tokenizer = Tokenizer::characters("abcde".chars(), &SpecialTokens::default()).unwrap();
+    let encoder = PromptEncoder { tokenizer: &tokenizer, template: None, kwargs: &Map::new(), tools: None };
+    let refuse = |token: &'static str| {
+        let id = tokenizer.token_id(token).unwrap();
+        let change = move |pair: &mut Pair| {
+            if pair.chosen.contains(&id) {
+                return Err(BadInput::new("no token is left"));
+            }
+            pair.rejected.push(id);
+            Ok(())
+        };
+        let loaded = Pairs::load(&DatasetSpec::train(&config).unwrap(), &encoder, 40, change);
+        loaded.map(|pairs| pairs.all.iter().map(|pair| pair.rejected.len()).collect::<Vec<_>>())
+    };
+    let error = refuse("d").unwrap_err();
+    assert_eq!(error.to_string(), format!("{}, line 3: no token is left", path.display()));
+    assert_eq!(refuse("e").unwrap(), [2, 2]);
 }

@@ -264,6 +264,21 @@ fn lines_and_lists() {
     assert!(marked.starts_with("a.jsonl, line 2, column 1: broken JSON: "), "{marked}");
     let broken = read("a.jsonl", b"{\"x\": 1}\n{\"x\": 1,}", 9).unwrap_err();
     assert_eq!(broken, "a.jsonl, line 2, column 9: broken JSON: trailing comma");
+    // An object over several lines, a list, and a line that was cut.
+    for (text, line, column, what) in [
+        ("{\n  \"x\": 1\n}\n", 1, 1, "an object"),
+        ("{\"x\": 1}\n{\"x\": [1,\n2]}\n", 2, 9, "a value"),
+        ("[\n{\"x\": 1}\n]\n", 1, 1, "a list"),
+        ("{\"x\": 1}\n{\"x\": \"a", 2, 8, "a string"),
+        ("{\"x\":", 1, 5, "a value"),
+    ] {
+        let said = read("a.jsonl", text.as_bytes(), 9).unwrap_err();
+        let whole = "each line must hold one whole JSON object, so write an object of several lines as one";
+        assert_eq!(
+            said,
+            format!("a.jsonl, line {line}, column {column}: broken JSON: EOF while parsing {what}: {whole}")
+        );
+    }
     let object = "a.jsonl, line 1: each line must be a JSON object such as {\"prompt\": \"…\"}";
     assert_eq!(read("a.jsonl", b"3", 9).unwrap_err(), object);
     let list = "\u{feff} [{\"x\": 1}, {\"x\": 2}, {\"x\": 3}]";

@@ -39,6 +39,12 @@ conditions! {
         "a higher max_completion_length; a warm-up (sft) that teaches the model to end; the right eos token";
     ZERO_VARIANCE "zero_variance" 0.9 3 Generation
         "prompts that the model solves sometimes; a reward with partial credit; more num_generations; dynamic_sampling";
+    NOTHING_LEARNED "nothing_learned" 1.0 1 Step
+        "mask_truncated_completions leaves out completions that were cut: a higher max_completion_length, or \
+         mask_truncated_completions = false; PPO leaves out those without a score";
+    UNKNOWN_TOKENS "tokens_without_text" 0.05 3 Generation
+        "the model's vocabulary is larger than the tokenizer's: the right tokenizer, or a warm-up (sft) after which the \
+         model does not sample such tokens";
     DIVERGED "diverged" 3.0 3 Step
         "a lower learning_rate; longer warm-up; max_grad_norm; resume from a checkpoint before it began";
     MARGIN "margin" 100.0 3 Step

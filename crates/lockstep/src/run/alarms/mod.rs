@@ -7,16 +7,20 @@
 //! resumed run raises the same ones. An alarm is reported as an event ([`telemetry::EventKind::Alarm`]).
 
 mod conditions;
+mod measured;
 mod noise;
 mod repetition;
 mod signs;
+mod spread;
 #[cfg(test)]
 mod tests;
 mod values;
 
 use super::bits64::Bits64;
 use crate::rollouts::Rollouts;
-use conditions::{Condition, Every};
+use conditions::Condition;
+use kernels::mean::{mean, over, share};
+use measured::Measured;
 use noise::Dependence;
 use rewards::Problem;
 use serde::{Deserialize, Serialize};
@@ -51,6 +55,8 @@ pub struct Alarms {
     observed: Observations,
     /// Models whose optimizer step was skipped: the name, and the loss and gradient norm as text.
     not_finite: Vec<(String, String)>,
+    /// The number of sequences in the step, if no token of them is in the loss.
+    masked: Option<u64>,
 }
 
 /// Observations of one step while its batch is made. [`Alarms::take`] receives them once the step is taken.
@@ -58,6 +64,8 @@ pub struct Alarms {
 pub struct Observations {
     generation: Option<GenerationSigns>,
     problems: Vec<Problem>,
+    /// Sampled tokens that the tokenizer does not know, and all sampled tokens.
+    unknown_tokens: (usize, usize),
 }
 
 impl Observations {
@@ -69,6 +77,11 @@ impl Observations {
     /// Adds the groups that the step learns from.
     pub fn generation(&mut self, rollouts: &Rollouts) {
         self.generation = Some(GenerationSigns::of(rollouts));
+    }
+
+    /// Adds the numbers of sampled tokens whose id is beyond the tokenizer's vocabulary, and of all sampled tokens.
+    pub fn tokens(&mut self, unknown: usize, all: usize) {
+        self.unknown_tokens = (self.unknown_tokens.0 + unknown, self.unknown_tokens.1 + all);
     }
 }
 
@@ -126,11 +139,13 @@ struct Detection {
     evidence: String,
     examples: Vec<String>,
     quiet: bool,
+    /// What helps, where it is not the condition's remedy.
+    remedy: Option<&'static str>,
 }
 
 impl Detection {
     fn new(condition: &'static Condition, evidence: String) -> Detection {
-        Detection { condition, subject: String::new(), evidence, examples: Vec::new(), quiet: false }
+        Detection { condition, subject: String::new(), evidence, examples: Vec::new(), quiet: false, remedy: None }
     }
 
     fn of(self, subject: impl Into<String>) -> Detection {
@@ -173,6 +188,11 @@ impl Alarms {
         self.not_finite.push((model.to_owned(), numbers));
     }
 
+    /// Records that no token of the step's `sequences` is in the loss: all are masked.
+    pub fn all_masked(&mut self, sequences: u64) {
+        self.masked = Some(sequences);
+    }
+
     /// Checks an evaluation after `step`: `problems` are reward failures in it, and `unscored` says how many
     /// completions have no score, if too many.
     pub fn evaluation(&mut self, step: u64, problems: &[Problem], unscored: Option<String>) -> Vec<Alarm> {
@@ -187,15 +207,18 @@ impl Alarms {
     /// Checks all conditions after optimizer step `step`, with its metrics. Returns alarms that are raised or that end
     /// now.
     pub fn end_step(&mut self, step: u64, values: &BTreeMap<String, f64>) -> Vec<Alarm> {
-        let Observations { generation, problems } = std::mem::take(&mut self.observed);
+        let Observations { generation, problems, unknown_tokens } = std::mem::take(&mut self.observed);
         let not_finite = std::mem::take(&mut self.not_finite);
         let skipped = |(model, numbers)| Detection::new(&conditions::NOT_FINITE, numbers).of(model);
         let mut seen: Vec<Detection> = not_finite.into_iter().map(skipped).collect();
+        let masked = std::mem::take(&mut self.masked);
+        seen.extend(masked.map(|sequences| values::all_masked(sequences, values)));
         let history = &mut self.state.history;
-        history.look_at_values(step, values, &mut seen);
-        let generated = generation.is_some();
-        if let Some(signs) = generation {
-            history.look_at_generation(&signs, problems.is_empty(), &mut seen);
+        let measured = Measured { values, generation: generation.as_ref() };
+        history.look_at_values(step, &measured, &mut seen);
+        seen.extend(values::tokens_without_text(unknown_tokens));
+        if let Some(signs) = &generation {
+            history.look_at_generation(signs, problems.is_empty(), &mut seen);
         }
         for problem in &problems {
             let same = |s: &&Detection| {
@@ -205,8 +228,10 @@ impl Alarms {
                 seen.push(Detection::of_problem(problem));
             }
         }
-        let looked = |condition: &Condition| condition.every == Every::Step || generated;
-        self.state.take(step, seen, |condition, key| looked(condition) && !key.ends_with(IN_EVALUATION))
+        let measures = |condition: &Condition, key: &str| {
+            measured.has(condition, key.split_once(' ').map_or("", |(_, subject)| subject))
+        };
+        self.state.take(step, seen, |condition, key| measures(condition, key) && !key.ends_with(IN_EVALUATION))
     }
 }
 
@@ -216,7 +241,7 @@ impl AlarmState {
     fn take(&mut self, step: u64, seen: Vec<Detection>, looked: impl Fn(&Condition, &str) -> bool) -> Vec<Alarm> {
         let mut out = Vec::new();
         let mut held = BTreeSet::new();
-        for Detection { condition, subject, evidence, examples, quiet } in seen {
+        for Detection { condition, subject, evidence, examples, quiet, remedy } in seen {
             let key = format!("{} {subject}", condition.id);
             let new = Streak { since: step, held: 0, quiet: 0, raised: false };
             let streak = self.streaks.entry(key.clone()).or_insert(new);
@@ -229,7 +254,8 @@ impl AlarmState {
                     held.insert(key);
                     continue;
                 }
-                let (id, remedy, since) = (condition.id.to_owned(), condition.remedy.to_owned(), streak.since);
+                let remedy = remedy.unwrap_or(condition.remedy).to_owned();
+                let (id, since) = (condition.id.to_owned(), streak.since);
                 out.push(Alarm { id, subject, since, until: None, evidence, examples, remedy, quiet });
             }
             held.insert(key);
@@ -301,7 +327,9 @@ impl History {
                 let detection = Detection::new(&conditions::CONTRADICTION, "two scores for the same text".to_owned());
                 seen.push(Detection { examples: vec![example.clone()], ..detection.of(name) });
             }
-            let value = reward.range.filter(|(low, high)| high - low <= conditions::CONSTANT.threshold).map(|r| r.0);
+            // Of fewer than two scores nothing is known: the constant before stays.
+            let Some((low, high)) = reward.range else { continue };
+            let value = (high - low <= conditions::CONSTANT.threshold).then_some(low);
             let before = match value {
                 Some(value) => self.constants.insert(name.clone(), Bits64(value)),
                 None => self.constants.remove(name),
@@ -319,7 +347,7 @@ impl History {
     /// Checks whether the reward pays for length in characters. This is needed where nearly all completions are cut,
     /// because their lengths in tokens are then equal.
     fn look_at_characters(&self, signs: &GenerationSigns, seen: &mut Vec<Detection>) {
-        if signs.cut_share() < conditions::TRUNCATED.threshold {
+        if signs.cut_share().is_none_or(|share| share < conditions::TRUNCATED.threshold) {
             return;
         }
         let Some(correlation) = signs.length_and_total() else { return };
@@ -334,25 +362,29 @@ impl History {
 
     /// Checks whether the reward rises together with length or repetition.
     fn look_at_course(&mut self, signs: &GenerationSigns, seen: &mut Vec<Detection>) {
-        let Some(total) = signs.mean_total else { return };
-        remember(&mut self.generations, [total, signs.mean_length, signs.repetition].map(Bits64));
+        let (Some(total), Some(length), Some(repetition)) = (signs.mean_total, signs.mean_length, signs.repetition)
+        else {
+            return;
+        };
+        remember(&mut self.generations, [total, length, repetition].map(Bits64));
         let course = |k: usize| self.generations.iter().map(move |g: &[Bits64; 3]| g[k].0);
         if self.generations.len() < 2 * COMPARED {
             return;
         }
-        let compared = |k: usize| [mean(course(k).take(COMPARED)), mean(course(k).rev().take(COMPARED))];
+        let mean = |values: &mut dyn Iterator<Item = f64>| mean(values).unwrap_or(f64::NAN);
+        let compared = |k: usize| [mean(&mut course(k).take(COMPARED)), mean(&mut course(k).rev().take(COMPARED))];
         let [reward_before, reward] = compared(0);
-        let middle = mean(course(0));
-        let deviation = mean(course(0).map(|r| (r - middle) * (r - middle))).sqrt();
+        let middle = mean(&mut course(0));
+        let deviation = mean(&mut course(0).map(|r| (r - middle) * (r - middle))).sqrt();
         if reward - reward_before <= deviation / 2.0 || reward <= reward_before {
             return;
         }
         let rises = format!("the reward rose from {reward_before:.3} to {reward:.3}");
         let steps = self.generations.len();
         let best = || {
-            let mut rows: Vec<&Row> = signs.rows().filter(|row| row.total.is_some()).collect();
-            rows.sort_by(|a, b| b.total.unwrap_or(0.0).total_cmp(&a.total.unwrap_or(0.0)));
-            rows
+            let mut rows: Vec<(f64, &Row)> = signs.rows().filter_map(|row| Some((row.total?, row))).collect();
+            rows.sort_by(|a, b| b.0.total_cmp(&a.0));
+            rows.into_iter().map(|(_, row)| row)
         };
         let [before, now] = compared(1);
         if now >= conditions::LENGTH.threshold * before {
@@ -401,8 +433,8 @@ impl History {
         for (k, (condition, has, words)) in marks.into_iter().enumerate() {
             self.others[k + 1] += others.iter().filter(|row| has(row)).count() as u64;
             let such: Vec<&Row> = winners.iter().copied().filter(|row| has(row)).collect();
-            let share = such.len() as f64 / winners.len().max(1) as f64;
-            let elsewhere = self.others[k + 1] as f64 / self.others[0].max(1) as f64;
+            let elsewhere = over(self.others[k + 1] as f64, self.others[0]);
+            let Some((share, elsewhere)) = share(such.len(), winners.len()).zip(elsewhere) else { continue };
             if winners.len() >= FEWEST_WINNERS && share >= condition.threshold && share >= 2.0 * elsewhere {
                 let (share, elsewhere) = (share * 100.0, elsewhere * 100.0);
                 let evidence =
@@ -445,7 +477,7 @@ impl History {
                 short.extend(group.iter().filter(|row| row.cut && row.total == Some(lowest)));
             }
         }
-        let share = short.len() as f64 / signs.rows().count().max(1) as f64;
+        let Some(share) = share(short.len(), signs.rows().count()) else { return };
         if share >= conditions::CUT_SHORT.threshold {
             let evidence = format!(
                 "{:.0} % of the completions were cut and earned nothing, while most that ended, for the same prompts, \
@@ -462,9 +494,4 @@ fn remember<T>(list: &mut VecDeque<T>, value: T) {
     if list.len() > REMEMBERED {
         list.pop_front();
     }
-}
-
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0usize), |(sum, count), value| (sum + value, count + 1));
-    sum / count.max(1) as f64
 }

@@ -10,6 +10,7 @@
 use super::repetition::repetition;
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use crate::run::bits64::Bits64;
+use kernels::mean::mean;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -140,11 +141,14 @@ impl Dependence {
     /// exceed the first by 1.3 standard deviations. A steady rise gives 2.6 of them, and chance 0.6.
     pub fn rises(&self) -> bool {
         let means: Vec<f64> = self.means.iter().map(|mean| mean.0).collect();
-        let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;
+        let of = |part: &[f64]| mean(part.iter().copied());
         let quarter = means.len() / 4;
-        let middle = mean(&means);
-        let deviation = mean(&means.iter().map(|value| (value - middle) * (value - middle)).collect::<Vec<_>>()).sqrt();
-        let (first, last) = (mean(&means[..quarter]), mean(&means[means.len() - quarter..]));
-        last - first > 1.3 * deviation
+        let (Some(middle), Some(first), Some(last)) =
+            (of(&means), of(&means[..quarter]), of(&means[means.len() - quarter..]))
+        else {
+            return false;
+        };
+        let variance = mean(means.iter().map(|value| (value - middle) * (value - middle)));
+        variance.is_some_and(|variance| last - first > 1.3 * variance.sqrt())
     }
 }

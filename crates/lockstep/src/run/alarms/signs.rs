@@ -3,7 +3,9 @@
 
 use super::noise::Portion;
 use super::repetition::repetition;
+use super::spread::Spread;
 use crate::rollouts::{Rollouts, ScoredCompletion};
+use kernels::mean::{mean, share};
 use rewards::Content;
 use rollout::FinishReason;
 use std::collections::BTreeMap;
@@ -63,20 +65,21 @@ pub struct GenerationSigns {
     pub rewards: Vec<RewardSigns>,
     /// The mean total reward of the completions that have one.
     pub mean_total: Option<f64>,
-    /// Mean length of the completions, in tokens.
-    pub mean_length: f64,
-    /// The mean share of a completion's n-grams that occurred in it before.
-    pub repetition: f64,
+    /// Mean length of the completions, in tokens, if there are any.
+    pub mean_length: Option<f64>,
+    /// The mean share of a completion's n-grams that occurred in it before, if there are completions.
+    pub repetition: Option<f64>,
+    /// Whether totals vary within groups, and why not.
+    pub spread: Spread,
 }
 
 impl GenerationSigns {
     /// Reads the properties of a generation's completions and rewards.
     pub fn of(rollouts: &Rollouts) -> GenerationSigns {
-        let count = rollouts.completions().count().max(1) as f64;
         let is_cut = |c: &&ScoredCompletion| c.completion.finish_reason == FinishReason::Length;
         // Of what was cut it is no wonder, unless all were.
-        let all_cut =
-            rollouts.completions().filter(is_cut).count() as f64 >= super::conditions::TRUNCATED.threshold * count;
+        let cut = share(rollouts.completions().filter(is_cut).count(), rollouts.completions().count());
+        let all_cut = cut.is_some_and(|share| share >= super::conditions::TRUNCATED.threshold);
         let repetition = |c: &ScoredCompletion| repetition(&c.completion.ids);
         let groups = rollouts.groups.iter().map(|group| {
             let row = |c: &ScoredCompletion| {
@@ -105,16 +108,17 @@ impl GenerationSigns {
         let totals: Vec<f64> = groups.iter().flatten().filter_map(|row| row.total).collect();
         GenerationSigns {
             rewards: (0..rollouts.reward_names.len()).map(|k| reward(rollouts, k)).collect(),
-            mean_total: (!totals.is_empty()).then(|| totals.iter().sum::<f64>() / totals.len() as f64),
-            mean_length: rollouts.completions().map(|c| c.completion.ids.len() as f64).sum::<f64>() / count,
-            repetition: rollouts.completions().map(repetition).sum::<f64>() / count,
+            mean_total: mean(totals),
+            mean_length: mean(rollouts.completions().map(|c| c.completion.ids.len() as f64)),
+            repetition: mean(rollouts.completions().map(repetition)),
+            spread: Spread::of(rollouts),
             groups,
         }
     }
 
-    /// The share of completions that ended at the length limit.
-    pub fn cut_share(&self) -> f64 {
-        self.rows().filter(|row| row.cut).count() as f64 / self.rows().count().max(1) as f64
+    /// The share of completions that ended at the length limit; none without a completion.
+    pub fn cut_share(&self) -> Option<f64> {
+        share(self.rows().filter(|row| row.cut).count(), self.rows().count())
     }
 
     /// The correlation of total reward with length in characters, both centred by their group's means. `None` if one of
@@ -123,9 +127,8 @@ impl GenerationSigns {
         let (mut product, mut squares) = (0.0, [0.0; 2]);
         for group in &self.groups {
             let rows: Vec<(f64, f64)> = group.iter().filter_map(|row| Some((row.length, row.total?))).collect();
-            let count = rows.len().max(1) as f64;
-            let mean = |of: fn(&(f64, f64)) -> f64| rows.iter().map(of).sum::<f64>() / count;
-            let (length, total) = (mean(|row| row.0), mean(|row| row.1));
+            let mean = |of: fn(&(f64, f64)) -> f64| mean(rows.iter().map(of));
+            let Some((length, total)) = mean(|row| row.0).zip(mean(|row| row.1)) else { continue };
             for (own_length, own_total) in &rows {
                 let (x, y) = (own_length - length, own_total - total);
                 product += x * y;

@@ -1,3 +1,4 @@
+mod nothing;
 mod numbers;
 
 use super::*;

@@ -1,8 +1,10 @@
 //! The alarm conditions that look only at the metrics of a step, not at completions.
 
 use super::conditions;
-use super::{COMPARED, Detection, History, REMEMBERED, mean, remember};
+use super::measured::Measured;
+use super::{COMPARED, Detection, History, REMEMBERED, remember};
 use crate::run::bits64::Bits64;
+use kernels::mean::{mean, share};
 use rewards::NO_ANSWER;
 use std::collections::BTreeMap;
 
@@ -14,9 +16,47 @@ const CERTAIN: f64 = 0.005;
 /// on, the alarm is only a note.
 const SHORT: f64 = 128.0;
 
+/// Groups whose totals are equal, of which `share` is known, or those of them in which rewards vary all the same.
+fn zero_variance(share: Option<f64>, measured: &Measured<'_>) -> Option<Detection> {
+    let spread = measured.generation.map(|generation| &generation.spread);
+    // PPO, and one completion for each prompt, compare no groups: equal totals are reported only where rewards vary.
+    let hidden = || spread.and_then(|spread| spread.hidden_share());
+    let share = share.or_else(hidden).filter(|share| *share >= conditions::ZERO_VARIANCE.threshold)?;
+    let cause = spread.and_then(|spread| spread.cause());
+    let what = cause.as_ref().map_or("all rewards are equal: no advantage", |cause| &cause.evidence);
+    let evidence = format!("in {:.0} % of the groups {what}", share * 100.0);
+    let remedy = cause.as_ref().map(|cause| cause.remedy);
+    Some(Detection { remedy, ..Detection::new(&conditions::ZERO_VARIANCE, evidence) })
+}
+
+/// A step of which no token is in the loss.
+pub(super) fn all_masked(sequences: u64, values: &BTreeMap<String, f64>) -> Detection {
+    let why = match values.get("completions/clipped_ratio") {
+        Some(share) if *share >= 1.0 => ": all were cut at max_completion_length",
+        _ => "",
+    };
+    let evidence = format!(
+        "no token of the step's {} is in the loss: every one is masked, and nothing was learned{why}",
+        telemetry::counted(sequences as usize, "sequence")
+    );
+    Detection::new(&conditions::NOTHING_LEARNED, evidence)
+}
+
+/// Sampled tokens that the tokenizer does not know, out of all.
+pub(super) fn tokens_without_text((unknown, all): (usize, usize)) -> Option<Detection> {
+    let part = share(unknown, all).filter(|share| *share >= conditions::UNKNOWN_TOKENS.threshold)?;
+    let evidence = format!(
+        "{:.0} % of the sampled tokens have ids beyond the tokenizer's vocabulary: they have no text, and rewards do \
+         not see them",
+        part * 100.0
+    );
+    Some(Detection::new(&conditions::UNKNOWN_TOKENS, evidence))
+}
+
 impl History {
     /// Checks the conditions on the metrics of step `step`.
-    pub(super) fn look_at_values(&mut self, step: u64, values: &BTreeMap<String, f64>, seen: &mut Vec<Detection>) {
+    pub(super) fn look_at_values(&mut self, step: u64, measured: &Measured<'_>, seen: &mut Vec<Detection>) {
+        let values = measured.values;
         let value = |name: &str| values.get(name).copied();
         let percent = |share: f64| share * 100.0;
         if let Some(share) = value("completions/clipped_ratio").filter(|s| *s >= conditions::TRUNCATED.threshold) {
@@ -28,10 +68,7 @@ impl History {
         } else if value("completions/clipped_ratio").is_some() {
             self.cut_from_the_first = Some(false);
         }
-        if let Some(share) = value("frac_reward_zero_std").filter(|s| *s >= conditions::ZERO_VARIANCE.threshold) {
-            let evidence = format!("in {:.0} % of the groups all rewards are equal: no advantage", percent(share));
-            seen.push(Detection::new(&conditions::ZERO_VARIANCE, evidence));
-        }
+        seen.extend(zero_variance(value("frac_reward_zero_std"), measured));
         let rewards = values.iter().filter_map(|(name, share)| Some((name.strip_prefix("rewards/")?, *share)));
         let unanswered = rewards.filter_map(|(name, share)| {
             let reward = name.strip_suffix(NO_ANSWER)?.strip_suffix('/')?;
@@ -47,8 +84,8 @@ impl History {
             if !known {
                 self.entropies.push(Bits64(entropy));
             }
-            let first = mean(self.entropies.iter().map(|e| e.0));
-            if known && entropy < conditions::ENTROPY.threshold * first {
+            let first = mean(self.entropies.iter().map(|e| e.0)).filter(|_| known);
+            if let Some(first) = first.filter(|first| entropy < conditions::ENTROPY.threshold * first) {
                 let evidence = format!("the entropy of a token is {entropy:.3} nats; it began with {first:.3}");
                 seen.push(Detection::new(&conditions::ENTROPY, evidence));
             } else if entropy < CERTAIN {
@@ -66,7 +103,10 @@ impl History {
         }
         self.look_at_supervised(values, seen);
         // PPO's is of a completion.
-        let of_completion = || Some(value("objective/kl")? / value("completions/mean_length")?.max(1.0));
+        let of_completion = || {
+            let length = value("completions/mean_length").filter(|length| *length > 0.0)?;
+            Some(value("objective/kl")? / length)
+        };
         if let Some(kl) = value("kl").or_else(of_completion).filter(|kl| *kl >= conditions::KL.threshold) {
             let evidence = format!("the divergence from the reference model is {kl:.3} nats per token");
             seen.push(Detection::new(&conditions::KL, evidence));
@@ -106,12 +146,12 @@ impl History {
             if !known {
                 self.losses.push(Bits64(loss));
             }
-            let first = mean(self.losses.iter().map(|loss| loss.0));
+            let first = mean(self.losses.iter().map(|loss| loss.0)).filter(|first| known && *first > 0.0);
             if value("grad_norm") == Some(0.0) && loss > LEARNED {
                 let evidence =
                     format!("the gradient is exactly 0, and the loss {loss:.4}: nothing is learned any more");
                 seen.push(Detection::new(&conditions::DIVERGED, evidence));
-            } else if known && first > 0.0 && loss > conditions::DIVERGED.threshold * first {
+            } else if let Some(first) = first.filter(|first| loss > conditions::DIVERGED.threshold * first) {
                 let evidence = format!("the loss is {loss:.4}; it began with {first:.4}");
                 seen.push(Detection::new(&conditions::DIVERGED, evidence));
             }

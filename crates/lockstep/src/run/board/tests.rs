@@ -37,10 +37,10 @@ fn the_first_rows_of_a_table() {
     assert_eq!((&rows.prompts[7], &rows.completions[7]), (&json!("p7"), &json!("c7")));
     let scores = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0].map(|score| (score != 1.0).then_some(score)).to_vec();
     assert_eq!(rows.rewards, [("r".to_owned(), scores)]);
-    assert_eq!(rows.advantages[..3], [0.0, 0.5, 1.0]);
+    assert_eq!(rows.advantages[..3], [0.0, 0.5, 1.0].map(Some));
     fs::write(&path, "{\"prompt\": \"p\"}\n").unwrap();
     let bare = table(&path).unwrap().unwrap();
-    assert_eq!((bare.step, bare.rewards.len(), bare.advantages), (0, 0, vec![0.0]));
+    assert_eq!((bare.step, bare.rewards.len(), bare.advantages), (0, 0, vec![None]));
     fs::write(&path, "\n").unwrap();
     assert!(table(&path).unwrap().is_none());
     assert!(is_bad_input(&table(&dir.path().join("none.jsonl")).err().unwrap()));
@@ -82,7 +82,7 @@ fn recorded_groups_become_rows_and_histograms() {
     assert_eq!(rows.completions, [&[1, 2][..], &[0], &[2], &[1], &[1, 1, 1]].map(|ids| Value::from(of(ids))));
     let first = vec![Some(0.0), Some(1.0), Some(0.0), Some(1.0), Some(2.0)];
     assert_eq!(rows.rewards, [("a".to_owned(), first), ("b".to_owned(), vec![None; 5])]);
-    assert_eq!(rows.advantages, [0.5, -0.5, 0.5, -0.5, -1.5]);
+    assert_eq!(rows.advantages, [0.5, -0.5, 0.5, -0.5, -1.5].map(Some));
     let many: Vec<&[u32]> = vec![&[1]; 9];
     assert_eq!(completions(9, &[group(1, &many)], &texts).unwrap().completions.len(), 8);
     assert!(completions(9, &[], &texts).unwrap().rewards.is_empty());

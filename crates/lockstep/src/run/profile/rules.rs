@@ -5,6 +5,7 @@
 //! on a run that is as fast as its machine allows.
 
 use super::Measured;
+use kernels::mean::over;
 
 /// A rule of the profile.
 pub struct Rule {
@@ -104,7 +105,8 @@ pub const ALL: &[Rule] = &[
         id: "zero_spread",
         says: "Most groups teach nothing: all of their rewards are equal.",
         remedy: "prompts that the model solves sometimes; a reward with partial credit; more num_generations; \
-                 dynamic_sampling",
+                 dynamic_sampling; if rewards vary and only their sums are equal (the alarm zero_variance says so), \
+                 other reward_weights",
         holds: zero_spread,
     },
     Rule {
@@ -217,16 +219,16 @@ fn decode_bound(m: &Measured, bound: Bound) -> Option<String> {
 
 fn small_batch(m: &Measured) -> Option<String> {
     // A sequence may draw several tokens in a step.
-    let live = m.count("decode_passes") / m.count("decode_steps").max(1.0);
+    let live = over(m.count("decode_passes"), m.count("decode_steps") as u64)?;
     let share = m.share("rollout/decode");
     // A tail is something else.
     let has_tail = long_tail(m).is_some();
-    (share >= MUCH && m.count("decode_steps") > 0.0 && live < FEW && !has_tail)
+    (share >= MUCH && live < FEW && !has_tail)
         .then(|| format!("A decode step has {live:.1} sequences; decoding takes {} of the steps.", percent(share)))
 }
 
 fn long_tail(m: &Measured) -> Option<String> {
-    let alone = m.tail.alone as f64 / m.tail.steps.max(1) as f64;
+    let alone = over(m.tail.alone as f64, m.tail.steps)?;
     let (n, all) = (m.tail.longest, m.tail.completions);
     (m.share("rollout/decode") >= MUCH && alone >= ALONE)
         .then(|| format!("{n} of {all} completions took {} of the decode steps alone.", percent(alone)))
@@ -234,13 +236,13 @@ fn long_tail(m: &Measured) -> Option<String> {
 
 fn kv_preemption(m: &Measured) -> Option<String> {
     let (times, all) = (m.count("preemptions"), m.tail.completions);
-    (times > 0.0 && times >= PREEMPTED * all as f64)
+    (all > 0 && times > 0.0 && times >= PREEMPTED * all as f64)
         .then(|| format!("{times:.0} times one of {all} completions lost its pages before it had ended."))
 }
 
 fn zero_spread(m: &Measured) -> Option<String> {
-    let share = m.zero_spread.0 / m.zero_spread.1.max(1) as f64;
-    (m.zero_spread.1 > 0 && share >= SPREADLESS)
+    let share = over(m.zero_spread.0, m.zero_spread.1)?;
+    (share >= SPREADLESS)
         .then(|| format!("In {} of the groups all rewards were equal: no advantage, no gradient.", percent(share)))
 }
 

@@ -17,6 +17,7 @@ use crate::rollouts::lineage::Lineage;
 use crate::run::training::TrainingRun;
 use anyhow::Context as _;
 use fleet::Answer;
+use kernels::mean::over;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
@@ -145,11 +146,13 @@ impl OnlineBatch {
 pub(super) fn log_lag(next: &mut OnlineBatch, rollouts: &Rollouts) {
     let published = &next.state.published;
     let lag = |version: u64| published.iter().filter(|&&newer| newer > version).count();
-    let (mut tokens, mut sum, mut max) = (0usize, 0usize, 0usize);
+    let (mut tokens, mut sum, mut max) = (0, 0usize, 0usize);
     for &version in rollouts.completions().flat_map(|c| &c.completion.versions) {
         let lag = lag(version);
         (tokens, sum, max) = (tokens + 1, sum + lag, max.max(lag));
     }
-    next.run.add("async/lag_mean", sum as f64 / tokens.max(1) as f64);
-    next.run.add("async/lag_max", max as f64);
+    if let Some(mean) = over(sum as f64, tokens) {
+        next.run.add("async/lag_mean", mean);
+        next.run.add("async/lag_max", max as f64);
+    }
 }

@@ -15,7 +15,7 @@ pub fn distributions(rollouts: &Rollouts, advantages: &Advantages) -> Vec<(Strin
     finite([
         ("reward", rollouts.completions().filter_map(|c| rollouts.total(c)).collect()),
         ("length", completions().map(|c| c.ids.len() as f64).collect()),
-        ("advantage", advantages.advantages.iter().map(Advantage::mean).collect()),
+        ("advantage", advantages.advantages.iter().filter_map(Advantage::mean).collect()),
         ("logprob", tokens(SAMPLER_LOGPS)),
         ("entropy", tokens(ENTROPIES)),
     ])

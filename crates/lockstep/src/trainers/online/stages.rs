@@ -21,9 +21,11 @@ use crate::rollouts::wire;
 use crate::run::completion_log;
 use crate::run::prepared::PreparedStep;
 use crate::run::training::TrainingRun;
+use kernels::mean::mean;
 use model::Scorer;
 use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
 use model::net::Scores;
+use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use telemetry::Stages;
 use train::{Advantages, Sample};
@@ -66,8 +68,7 @@ impl RolloutPipeline {
             let lengths = of().flat_map(|group| &group.completions).map(|c| c.completion.ids.len() as f64);
             let lengths: Vec<f64> = lengths.collect();
             for (what, values) in [("reward", rewards), ("mean_length", lengths)] {
-                if !values.is_empty() {
-                    let mean = values.iter().sum::<f64>() / values.len() as f64;
+                if let Some(mean) = mean(values) {
                     next.run.add(&format!("sampling_profiles/{name}/{what}"), mean);
                 }
             }
@@ -105,7 +106,8 @@ impl RolloutPipeline {
     ) -> Option<Vec<Arc<Prompt>>> {
         let config = &run.config;
         let again = config.dynamic_sampling && generation.rounds() < config.dynamic_sampling_max_rounds;
-        let rows = if again { next.run.data.sampler.take(generation.zero_std_groups().len()) } else { Vec::new() };
+        let rows =
+            if again { next.run.data.sampler.take_extra(generation.zero_std_groups().len()) } else { Vec::new() };
         (!rows.is_empty()).then(|| self.prompts(&rows))
     }
 
@@ -338,7 +340,7 @@ impl RolloutPipeline {
             metrics.extend(outcome.metrics);
             if run.config.has_eval_loss() {
                 let loss = self.eval_loss(run, &outcome.rollouts, &advantages)?;
-                metrics.push((evaluate::prefix(&outcome.name) + "loss", loss));
+                metrics.extend(loss.map(|loss| (evaluate::prefix(&outcome.name) + "loss", loss)));
             }
         }
         let _span = run.log.stages.span("log");
@@ -350,14 +352,17 @@ impl RolloutPipeline {
 }
 
 impl RolloutPipeline {
-    /// The loss of held-out completions, taken as one batch. The current policy generated them, so their importance
-    /// ratios are 1.
+    /// The loss of held-out completions, taken as one batch; none if no token is in it, or if nothing was scored. The
+    /// current policy generated them, so their importance ratios are 1.
     fn eval_loss(
         &mut self,
         run: &mut TrainingRun,
         rollouts: &Rollouts,
         advantages: impl Fn(&Config, &Rollouts, &[Sample]) -> Advantages,
-    ) -> anyhow::Result<f64> {
+    ) -> anyhow::Result<Option<f64>> {
+        if !rollouts.reward_names.is_empty() && rollouts.completions().all(|c| rollouts.total(c).is_none()) {
+            return Ok(None);
+        }
         let mut samples = samples::of_rollouts(rollouts);
         self.score_reference(run, &mut samples)?;
         let scored = self.has_function || needs_scores(&run.config);
@@ -440,6 +445,12 @@ fn end_generation(
     step.add("reward_hidden_time_s", *reward_hidden_time_s);
     let (rollouts, metrics) = generation.finish();
     step.observed.generation(&rollouts);
+    let tokenizer = &run.learner.policy.tokenizer;
+    let tokens = rollouts.completions().flat_map(|c| c.completion.ids.iter().zip(&c.completion.mask));
+    let mut sampled: BTreeMap<u32, usize> = BTreeMap::new();
+    tokens.filter(|(_, sampled)| **sampled).for_each(|(&id, _)| *sampled.entry(id).or_default() += 1);
+    let unknown = sampled.iter().filter(|(id, _)| tokenizer.token(**id).is_none()).map(|(_, count)| count).sum();
+    step.observed.tokens(unknown, sampled.values().sum());
     step.measured.lengths(rollouts.completions().map(|c| c.completion.ids.len()));
     if run.config.dynamic_sampling {
         for (name, value) in metrics {

@@ -17,7 +17,7 @@ fn rows() -> CompletionRows {
         completions: vec!["4".into(), "line\nfeed".into()],
         rewards: vec![("gsm8k".into(), vec![Some(1.0), None]), ("length".into(), vec![Some(0.1), Some(-2.5)])],
         extra: vec![("found".into(), vec![4.into(), Value::Null])],
-        advantages: vec![0.5, -0.5],
+        advantages: vec![Some(0.5), Some(-0.5)],
     }
 }
 

@@ -1,10 +1,13 @@
 //! The table of logged steps: a line per step with aligned columns, and the column names repeated from time to time.
 //!
-//! The columns are the metrics that people watch most; a metric that a run lacks has no column.
+//! The columns are the metrics that people watch most; a metric that a run lacks has no column, and one that a step did
+//! not measure has a dash.
 
 use super::duration;
 use crate::table::short_number;
 
+/// A value that a step does not have.
+const MISSING: &str = "–";
 /// Number of rows after which the column names are repeated.
 const ROWS: usize = 25;
 
@@ -86,8 +89,20 @@ impl StepTable {
                 }
             }
         }
-        cells.push(("left".to_owned(), left_s.map_or_else(|| "–".to_owned(), duration)));
-        self.rows_of(&cells, room)
+        cells.push(("left".to_owned(), left_s.map_or_else(|| MISSING.to_owned(), duration)));
+        self.rows_of(&self.with_known(cells), room)
+    }
+
+    /// The cells of the columns so far, with a dash in those that the step did not measure. If the step has another
+    /// column, its own cells.
+    fn with_known(&self, cells: Vec<(String, String)>) -> Vec<(String, String)> {
+        let mut rest = cells.iter().peekable();
+        let known = self.names.iter().map(|name| match rest.next_if(|(own, _)| own == name) {
+            Some(cell) => cell.clone(),
+            None => (name.clone(), MISSING.to_owned()),
+        });
+        let known: Vec<_> = known.collect();
+        if rest.peek().is_none() { known } else { cells }
     }
 
     fn rows_of(&mut self, cells: &[(String, String)], room: usize) -> Vec<String> {
@@ -138,6 +153,25 @@ mod tests {
         assert_eq!((lines.iter().sum::<usize>(), lines[ROWS - 2]), (31, 2));
         assert_eq!(table.lines(3, &values(&[("loss", 2.0)]), None, 200).len(), 2);
         assert_eq!(table.lines(3, &values(&[("loss", 2.0)]), None, 7), ["   3  2"]);
+    }
+
+    #[test]
+    fn what_a_step_did_not_measure_is_a_dash() {
+        let mut table = StepTable::default();
+        let of = |entropy: Option<f64>, kl: Option<f64>| {
+            let all = [("reward", Some(0.5)), ("kl", kl), ("entropy", entropy), ("grad_norm", Some(0.0))];
+            all.into_iter().filter_map(|(name, x)| Some((name.to_owned(), x?))).collect::<Vec<_>>()
+        };
+        let first = table.lines(1, &of(Some(2.0), Some(0.25)), None, 200);
+        assert_eq!(first, ["step  reward     kl  entropy   grad  left", "   1   0.500  0.250     2.00  0.000     –"]);
+        assert_eq!(table.lines(2, &of(None, Some(0.25)), None, 200), ["   2   0.500  0.250        –  0.000     –"]);
+        assert_eq!(table.lines(3, &of(None, None), None, 200), ["   3   0.500      –        –  0.000     –"]);
+        assert_eq!(table.lines(4, &of(Some(1.0), None), None, 200), ["   4   0.500      –     1.00  0.000     –"]);
+        // A column that is measured for the first time begins the table anew.
+        let mut table = StepTable::default();
+        assert_eq!(table.lines(1, &of(None, Some(0.25)), None, 200).len(), 2);
+        let begun = table.lines(2, &of(Some(2.0), None), None, 200);
+        assert_eq!(begun, ["step  reward  entropy   grad  left", "   2   0.500     2.00  0.000     –"]);
     }
 
     #[test]

@@ -124,7 +124,7 @@ fn events_are_shown() {
         step: 4,
         prompts: vec!["p".into(), "q".into()],
         completions: vec!["c".into(), "d".into()],
-        advantages: vec![0.5, -0.5],
+        advantages: vec![Some(0.5), Some(-0.5)],
         ..Default::default()
     };
     show(EventKind::Completions { rows: crate::CompletionRows { step: 3, ..rows.clone() }, shown: 0 });

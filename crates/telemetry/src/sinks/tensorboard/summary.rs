@@ -128,7 +128,7 @@ pub fn completions(rows: &CompletionRows) -> String {
         for (_, scores) in &rows.rewards {
             out += &scores[row].map_or(" – |".to_owned(), |score| format!(" {score} |"));
         }
-        out += &format!(" {:.3} |", rows.advantages[row]);
+        out += &rows.advantages[row].map_or(" – |".to_owned(), |advantage| format!(" {advantage:.3} |"));
     }
     out
 }
@@ -256,7 +256,7 @@ mod tests {
                 ("a|b".into(), (0..9).map(|i| (i != 1).then_some(f64::from(i))).collect()),
                 ("c".into(), vec![Some(0.25); 9]),
             ],
-            advantages: (0..9).map(|i| f64::from(i) / 3.0).collect(),
+            advantages: (0..9).map(|i| Some(f64::from(i) / 3.0)).collect(),
             ..CompletionRows::default()
         };
         let mut expected = vec![
@@ -270,7 +270,7 @@ mod tests {
         let few = CompletionRows {
             prompts: vec!["a&<\nb".into()],
             completions: vec!["".into()],
-            advantages: vec![1.0],
+            advantages: vec![Some(1.0)],
             ..rows
         };
         let few = CompletionRows { rewards: Vec::new(), ..few };

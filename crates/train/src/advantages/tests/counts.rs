@@ -37,9 +37,9 @@ fn groups_without_deviation_are_counted() {
         (&[a, a, a, b][..], 2, [0.5, 0.0, 0.5, 0.0, 0.5, 0.5, 0.5]),
         (&[a, a, a, a], 2, [1.0; 7]),
         (&[a, b, b, a], 2, [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
-        // Alone in its group, a sample has no deviation; REINFORCE++ does not count it.
-        (&[a, b], 1, [1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0]),
-        (&[a], 1, [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]),
+        // Alone in its group, a sample has no deviation; in REINFORCE++ such groups alone have no share (NaN).
+        (&[a, b], 1, [1.0, 0.0, 1.0, 1.0, 1.0, f64::NAN, f64::NAN]),
+        (&[a], 1, [1.0, 1.0, 1.0, 1.0, 1.0, f64::NAN, f64::NAN]),
         // One score has no deviation to be 0.
         (&[a, c, b, b], 2, [0.5, 0.0, 0.5, 0.0, 0.5, 0.5, 0.5]),
     ] {
@@ -51,7 +51,7 @@ fn groups_without_deviation_are_counted() {
                 assert!(found == Some(0.0) || found == Some(1.0), "{rewards:?}: {found:?}");
                 continue;
             }
-            assert_eq!(found, Some(expected), "{name} of {rewards:?}");
+            assert_eq!(found, (!expected.is_nan()).then_some(expected), "{name} of {rewards:?}");
         }
     }
     assert_eq!(metric(&gdpo::compute(&one_function(&[a, a, b, b], 2)), "frac_reward_zero_std"), Some(1.0));

@@ -88,7 +88,9 @@ fn gradients_are_those_of_the_values() {
         assert!(directional_error(x, &gradient, of) < 1e-7);
         let clipped = mean(&sums, "policy/clipfrac_avg");
         assert!(
-            clipped > 0.0 && clipped < 1.0 && sums.clip_ratios().low_mean > 0.0 && sums.clip_ratios().high_mean > 0.0
+            clipped > 0.0
+                && clipped < 1.0
+                && sums.clip_ratios().is_some_and(|clip| clip.low_mean > 0.0 && clip.high_mean > 0.0)
         );
         let mut spoiled = gradient;
         spoiled[0] += 1e-3;

@@ -181,10 +181,19 @@ fn corrections_are_bounded_or_left_out() {
     let config = Correction { enabled: true, mode: TokenTruncate, clip_max: Some(2.0), clip_min: None };
     let (old, sampler, mask) = ([0.0, 1.0, -1.0, 5.0], [0.0, 0.0, 0.0, f64::NAN], [true, true, true, true]);
     sums.add(&sampling::Weights::new(&config, &old, &sampler, &mask), &old, &sampler, &mask);
-    let found = sums.metrics();
+    let found = sums.metrics().expect("known");
     assert_eq!([found.importance_sampling_ratio[0], found.importance_sampling_ratio[2]], [small, e]);
     assert!((found.importance_sampling_ratio[1] - (2.0 + e + small) / 4.0).abs() < 1e-15);
     assert_eq!((found.bounded_ratio, found.sampling_logp_difference), (0.25, [2.0 / 3.0, 1.0]));
+    // Sequences of which no token counts, or of which the sampler's log-probabilities are unknown, are nothing.
+    for mode in [TokenTruncate, TokenMask, SequenceTruncate, SequenceMask] {
+        let config = Correction { mode, ..config };
+        for (sampler, mask) in [([0.0; 4], [false; 4]), ([f64::NAN; 4], [true; 4])] {
+            let mut sums = sampling::SamplingSums::default();
+            sums.add(&sampling::Weights::new(&config, &old, &sampler, &mask), &old, &sampler, &mask);
+            assert_eq!(sums.metrics(), None, "{mode:?}");
+        }
+    }
 }
 
 #[test]
@@ -306,12 +315,14 @@ fn counts_are_of_sequences_and_of_their_tokens() {
     assert_eq!(found, expected);
     let mut sums = LossSums::default();
     (sums.kl, sums.tokens) = (6.0, 4);
-    assert_eq!((sums.kl_mean(), LossSums::default().kl_mean(), sums.clip_ratios()), (1.5, 0.0, ClipRatios::default()));
+    assert_eq!((sums.kl_mean(), LossSums::default().kl_mean(), sums.clip_ratios()), (Some(1.5), None, None));
     sums.count_clipped(0, 0, 0);
-    assert_eq!(sums.clip_ratios(), ClipRatios::default());
+    assert_eq!(sums.clip_ratios(), None);
     sums.count_clipped(1, 2, 4);
     let expected = ClipRatios { low_mean: 0.25, low_min: 0.25, high_mean: 0.5, high_max: 0.5, region_mean: 0.75 };
-    assert_eq!(sums.clip_ratios(), expected);
+    assert_eq!(sums.clip_ratios(), Some(expected));
+    sums.tokens = 0;
+    assert_eq!(sums.clip_ratios(), None, "sequences without a token alone are nothing");
 }
 
 #[test]

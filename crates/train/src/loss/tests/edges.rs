@@ -162,7 +162,7 @@ fn ratio_one_and_each_side_of_the_clip() {
             let zero = !loss.pulls_else() && (sign == 0.0 || (loss.clips() && stopped));
             assert_eq!(gradient.iter().all(|&g| g == 0.0), zero, "{title}: {loss:?}");
             if loss.clips() {
-                let clip = sums.clip_ratios();
+                let clip = sums.clip_ratios().expect("tokens");
                 let all = |on: bool| if on { 1.0 } else { 0.0 };
                 // A completion without a token in the loss has ratio 1: clipped as a token it does not count.
                 let sides = [clip.low_mean, clip.high_mean].map(|share| if share > 0.5 { 1.0 } else { share });
@@ -281,7 +281,8 @@ fn extremes_of_clip_ratios() {
     let mut sums = LossSums::default();
     for (low, high) in [(2, 1), (1, 3), (3, 0)] {
         sums.count_clipped(low, high, 4);
+        sums.tokens += 4;
     }
-    let ClipRatios { low_mean, low_min, high_mean, high_max, region_mean } = sums.clip_ratios();
+    let ClipRatios { low_mean, low_min, high_mean, high_max, region_mean } = sums.clip_ratios().expect("tokens");
     assert_eq!([low_mean, low_min, high_mean, high_max, region_mean], [0.5, 0.25, 1.0 / 3.0, 0.75, 10.0 / 12.0]);
 }

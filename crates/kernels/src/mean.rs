@@ -1,0 +1,80 @@
+//! Means of possibly nothing: a mean, an extreme or a share over an empty set is missing, and never 0.
+//!
+//! A metric of nothing that is logged as 0 reads as a measurement, often as a good one: an entropy of 0 as a collapse,
+//! a clipped share of 0 as a calm update, a loss of 0 as the best evaluation. So every mean that is reported goes
+//! through [`Mean`], [`mean`] or [`share`], whose result is `None` where nothing was measured. Losses, which divide by
+//! max(1, N), are functions that are minimised and not means that are reported.
+
+/// A mean that is accumulated: a sum and the number of its terms.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Mean {
+    sum: f64,
+    count: u64,
+}
+
+impl Mean {
+    /// Adds a value.
+    pub fn add(&mut self, value: f64) {
+        self.add_sum(value, 1);
+    }
+
+    /// Adds `count` values, given their sum.
+    pub fn add_sum(&mut self, sum: f64, count: u64) {
+        self.sum += sum;
+        self.count += count;
+    }
+
+    /// The number of values.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The mean; `None` without a value.
+    pub fn get(&self) -> Option<f64> {
+        over(self.sum, self.count)
+    }
+}
+
+/// The mean of values, summed in their order; `None` without a value.
+pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    // From -0.0, as `Iterator::sum`: 0.0 + -0.0 would lose a sign.
+    let (sum, count) = values.into_iter().fold((-0.0, 0), |(sum, count), value| (sum + value, count + 1));
+    over(sum, count)
+}
+
+/// The share `part` / `of`; `None` of nothing.
+pub fn share(part: usize, of: usize) -> Option<f64> {
+    over(part as f64, of as u64)
+}
+
+/// `sum` / `count`; `None` if `count` is 0.
+pub fn over(sum: f64, count: u64) -> Option<f64> {
+    (count > 0).then(|| sum / count as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mean_of_nothing_is_missing() {
+        let mut sums = Mean::default();
+        sums.add_sum(0.0, 0);
+        assert_eq!([sums.get(), mean([]), share(0, 0), over(3.0, 0)], [None; 4]);
+        assert_eq!(sums.count(), 0);
+    }
+
+    #[test]
+    fn a_mean_has_the_bits_of_the_sum_divided_by_the_count() {
+        let values = [0.1, 0.2, 0.7, -0.3];
+        let mut sums = Mean::default();
+        values.iter().for_each(|&value| sums.add(value));
+        let expected = values.iter().sum::<f64>() / 4.0;
+        assert_eq!((sums.get(), mean(values), sums.count()), (Some(expected), Some(expected), 4));
+        assert_eq!(mean([-0.0, -0.0]).map(f64::to_bits), Some((-0.0f64).to_bits()));
+        assert_eq!([share(0, 3), share(1, 4), share(2, 2)], [Some(0.0), Some(0.25), Some(1.0)]);
+        assert!(mean([1.0, f64::NAN]).is_some_and(f64::is_nan), "a NaN shows");
+        sums.add_sum(1.3, 2);
+        assert_eq!(sums.get(), Some((expected * 4.0 + 1.3) / 6.0));
+    }
+}

@@ -1,0 +1,99 @@
+//! Why the totals of groups are equal: because every reward is, because rewards that vary cancel in the weighted sum,
+//! or because the weights of those that vary are 0. The remedy differs.
+
+use super::conditions;
+use crate::rollouts::{Rollouts, ScoredCompletion};
+use std::collections::BTreeSet;
+
+/// The evidence and the remedy for groups whose totals are equal although a reward varies within them.
+pub struct Cause {
+    /// The evidence after the share of groups.
+    pub evidence: String,
+    /// What helps, in place of the condition's remedy.
+    pub remedy: &'static str,
+}
+
+/// How the totals of a generation's groups vary. If no group has two scored completions, as with one completion for
+/// each prompt, the whole generation is taken as one group.
+#[derive(Default)]
+pub struct Spread {
+    /// Groups with at least two scored completions.
+    groups: usize,
+    /// Of these, those whose totals are equal.
+    equal: usize,
+    /// Of `equal`, those in which rewards with a weight vary: they cancel.
+    cancel: usize,
+    /// Of `equal`, those in which only rewards of weight 0 vary.
+    unweighted: usize,
+    /// Names of the rewards that vary in the groups of `cancel` and `unweighted`.
+    varying: BTreeSet<String>,
+}
+
+impl Spread {
+    /// Compares the totals and the rewards within each group.
+    pub fn of(rollouts: &Rollouts) -> Spread {
+        let mut spread = Spread::default();
+        for group in &rollouts.groups {
+            spread.add(rollouts, &group.completions.iter().collect::<Vec<_>>());
+        }
+        if spread.groups == 0 {
+            spread.add(rollouts, &rollouts.completions().collect::<Vec<_>>());
+        }
+        spread
+    }
+
+    fn add(&mut self, rollouts: &Rollouts, group: &[&ScoredCompletion]) {
+        let Some(total) = range(group.iter().filter_map(|c| rollouts.total(c))) else { return };
+        self.groups += 1;
+        if total > conditions::CONSTANT.threshold {
+            return;
+        }
+        self.equal += 1;
+        let varies = |k: &usize| {
+            range(group.iter().filter_map(|c| c.rewards[*k]))
+                .is_some_and(|range| range > conditions::CONSTANT.threshold)
+        };
+        let varying: Vec<usize> = (0..rollouts.reward_names.len()).filter(varies).collect();
+        if varying.iter().any(|&k| rollouts.reward_weights[k] != 0.0) {
+            self.cancel += 1;
+        } else if !varying.is_empty() {
+            self.unweighted += 1;
+        }
+        self.varying.extend(varying.into_iter().map(|k| rollouts.reward_names[k].clone()));
+    }
+
+    /// The share of groups whose totals are equal although a reward varies; none without a group.
+    pub fn hidden_share(&self) -> Option<f64> {
+        kernels::mean::share(self.cancel + self.unweighted, self.groups)
+    }
+
+    /// Why the totals of at least half of the equal groups are equal, if rewards vary within them.
+    pub fn cause(&self) -> Option<Cause> {
+        let names = self.varying.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let most = |count: usize| count > 0 && 2 * count >= self.equal;
+        if most(self.cancel) {
+            let evidence = format!(
+                "all totals are equal although rewards vary ({names}): their weighted sum cancels, and there is no \
+                 advantage"
+            );
+            let remedy = "what one reward gives another takes back: change a sign, other reward_weights, or leave one \
+                          of these rewards out";
+            return Some(Cause { evidence, remedy });
+        }
+        most(self.unweighted).then(|| Cause {
+            evidence: format!("all totals are equal although rewards vary ({names}): the weight of these rewards is 0"),
+            remedy: "a weight other than 0 (reward_weights) for a reward that varies",
+        })
+    }
+
+    /// Whether there is a group to compare.
+    pub fn is_known(&self) -> bool {
+        self.groups > 0
+    }
+}
+
+/// Greatest less least value; none of fewer than two.
+fn range(values: impl Iterator<Item = f64> + Clone) -> Option<f64> {
+    let (low, high) = values.clone().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), x| (l.min(x), h.max(x)));
+    (values.count() > 1).then_some(high - low)
+}
