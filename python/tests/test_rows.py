@@ -31,11 +31,12 @@ def test_sft_takes_rows_of_ids_with_labels_or_masks(model):
     split = sft(model, [{"prompt": text[:2], "completion": text[2:] + "a"} for text in TEXTS], "split")
     rows = [ids(text + "a") for text in TEXTS]
     masks = [{"input_ids": row, "completion_mask": [0, 0] + [1] * (len(row) - 2)} for row in rows]
-    assert sft(model, masks, "masks") == split != whole
+    assert sft(model, masks, "masks", completion_only_loss=True) == split != whole
     labels = [{"input_ids": row, "labels": [-100, -100, *row[2:]]} for row in rows]
     assert sft(model, labels, "labels") == split
     everything = sft(model, masks, "everything", completion_only_loss=False)
     assert everything == sft(model, [{"input_ids": row} for row in rows], "all") != split
+    assert sft(model, masks, "unused") == everything  # as in TRL, where rows have no prompt and completion
     with pytest.raises(ValueError, match="row 1: `input_ids` must be a list of token ids from 0 to 30"):
         sft(model, [{"input_ids": [1, 99]}], "bad")
 

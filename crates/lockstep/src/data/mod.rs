@@ -21,10 +21,10 @@ pub mod supervised;
 
 pub use load::DatasetSpec;
 pub use pairs::{Pair, Pairs};
-pub use prompts::{encode_all, encode_completion};
+pub use prompts::encode_all;
 pub use rows::Rows;
 pub use sampler::{Sampler, SamplerState};
-pub use supervised::Learned;
+pub use supervised::{Learned, LearnedRow};
 
 use rewards::Content;
 use serde_json::{Map, Value};

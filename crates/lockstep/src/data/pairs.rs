@@ -63,23 +63,30 @@ impl Pairs {
     /// Reads the dataset `spec` and encodes its pairs. A pair is left out and counted if its prompt with either answer
     /// has more than `most` tokens. No answer is ever truncated. `change` may change a pair that is kept, or refuse it;
     /// its error gets the row's place.
+    ///
+    /// With `needs_prompt`, conversations must begin with the same message, which is then the prompt. Reward models do
+    /// without: they score whole conversations.
     pub fn load(
         spec: &DatasetSpec,
         encoder: &PromptEncoder<'_>,
         most: usize,
+        needs_prompt: bool,
         change: impl Fn(&mut Pair) -> anyhow::Result<()>,
     ) -> anyhow::Result<Pairs> {
         let mut pairs = Pairs { all: Vec::new(), hash: String::new(), left_out: 0, notices: Notices::default() };
         let mut looking = Looking::new(encoder);
         let (mut number, mut prompts) = (0, PromptSet::default());
         pairs.hash = spec.read(&mut |row, place| {
+            let row = of_legacy_names(row);
             let encoded = match spec.task {
                 Some(Task::Gsm8kSolutions) => {
                     let of_row = solutions::preferences(spec, number, &row);
                     of_row.and_then(|all| all.iter().map(|one| encode_pair(encoder, one, most)).collect())
                 }
-                _ => of_row(spec, encoder, &row, most, &mut |own, pair| look(&mut looking, own, number, pair))
-                    .map(|pair| vec![pair]),
+                _ => of_row(spec, encoder, &row, (most, needs_prompt), &mut |own, pair| {
+                    look(&mut looking, own, number, pair)
+                })
+                .map(|pair| vec![pair]),
             };
             number += 1;
             spec.stop.check()?;
@@ -114,7 +121,7 @@ impl Pairs {
 impl Preference {
     /// Reads the pair in the columns `prompt`, `chosen`, `rejected` and `margin`, or in those that `columns` names
     /// instead.
-    fn of_row(spec: &DatasetSpec, row: &Row) -> anyhow::Result<Preference> {
+    fn of_row(spec: &DatasetSpec, row: &Row, needs_prompt: bool) -> anyhow::Result<Preference> {
         let named = |name: &str| spec.columns.iter().find(|(new, _)| new == name).map(|(_, old)| old.clone());
         let answer = |name: &str| -> anyhow::Result<Content> {
             let column = named(name).unwrap_or_else(|| name.to_owned());
@@ -129,11 +136,6 @@ impl Preference {
             spec.content(value).map_err(|e| BadInput::new(format!("`{column}`: {e}")))
         };
         let (chosen, rejected) = (answer("chosen")?, answer("rejected")?);
-        for (name, content) in [("chosen", &chosen), ("rejected", &rejected)] {
-            if matches!(content, Content::Text(text) if text.is_empty()) {
-                bad_input!("`{name}` is empty");
-            }
-        }
         if chosen == rejected {
             bad_input!("`chosen` and `rejected` are the same: there is nothing to learn from such a pair, remove it");
         }
@@ -147,6 +149,14 @@ impl Preference {
         let conversation = |content: &Content| matches!(content, Content::Messages(_));
         let (prompt, chosen, rejected) = match prompt {
             Some(prompt) if conversation(&prompt) == conversation(&chosen) => (prompt, chosen, rejected),
+            None if !needs_prompt && conversation(&chosen) && conversation(&rejected) => {
+                match Content::split_common(chosen.clone(), rejected.clone()) {
+                    Ok(parts) => parts.into(),
+                    Err(_) => {
+                        return Ok(Preference { prompt: Content::Messages(Vec::new()), chosen, rejected, margin });
+                    }
+                }
+            }
             _ => Content::split_common(chosen, rejected).map_err(BadInput::new)?.into(),
         };
         Ok(Preference { prompt: spec.with_system(prompt), chosen, rejected, margin })
@@ -160,12 +170,12 @@ fn of_row(
     spec: &DatasetSpec,
     encoder: &PromptEncoder<'_>,
     row: &Row,
-    most: usize,
+    (most, needs_prompt): (usize, bool),
     look: &mut dyn FnMut(&PromptEncoder<'_>, &Preference),
 ) -> anyhow::Result<Option<Pair>> {
     if !(row.contains_key(CHOSEN_IDS) && row.contains_key(REJECTED_IDS)) {
         let of_template = OfTemplate::of(row, encoder.kwargs)?;
-        let (own, pair) = (of_template.encoder(encoder), Preference::of_row(spec, row)?);
+        let (own, pair) = (of_template.encoder(encoder), Preference::of_row(spec, row, needs_prompt)?);
         let encoded = encode_pair(&own, &pair, most)?;
         if encoded.is_some() {
             look(&own, &pair);
@@ -202,6 +212,18 @@ fn look(looking: &mut Looking<'_>, encoder: &PromptEncoder<'_>, row: usize, pair
     if let Ok(text) = encoder.render_whole(&whole) {
         looking.look(encoder, row, &Content::Messages(whole), &text);
     }
+}
+
+/// A row with TRL's present names of the columns of ids, where it has the former ones.
+fn of_legacy_names(mut row: Row) -> Row {
+    for (former, name) in [("chosen_input_ids", CHOSEN_IDS), ("rejected_input_ids", REJECTED_IDS)] {
+        if !row.contains_key(name)
+            && let Some(ids) = row.shift_remove(former)
+        {
+            row.insert(name.to_owned(), ids);
+        }
+    }
+    row
 }
 
 /// The number in the column `margin`, or in the one that `columns` names instead.

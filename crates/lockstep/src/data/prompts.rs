@@ -1,11 +1,11 @@
-//! Encodes the prompts and completions of a dataset as token ids.
+//! Encodes the prompts of a dataset as token ids.
 
 use super::notices::{Looking, Notices};
 use super::supervised::OfTemplate;
 use super::{Dataset, Example};
 use crate::bad_input;
 use crate::config::TEMPLATE_COLUMNS;
-use crate::error::{BadInput, OrBadInput, paragraph};
+use crate::error::{BadInput, paragraph};
 use crate::stop::StopSignal;
 use model::PromptSet;
 use model::chat::PromptEncoder;
@@ -35,12 +35,6 @@ pub struct Encoded {
     pub left_out: usize,
     /// Facts about the prompts that the user should know.
     pub notices: Notices,
-}
-
-/// The token ids of a row's completion, which supervised fine-tuning learns after the prompt.
-pub fn encode_completion(encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<Vec<u32>> {
-    let Some(completion) = &example.completion else { bad_input!("row {} has no completion", example.row) };
-    encoder.encode_completion(&example.prompt, completion).or_bad_input_in(format!("row {}", example.row))
 }
 
 /// Encodes all prompts of `data`. A prompt with more than `max_prompt_length` tokens is left out and counted. A prompt

@@ -5,68 +5,103 @@ use super::Example;
 use super::load::INPUT_IDS;
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
-use model::chat::PromptEncoder;
+use model::chat::{Completed, PromptEncoder, Said};
 use rewards::Content;
 use serde_json::{Map, Value};
 
 /// TRL's `labels` value for a token that is not learned.
 const NOT_LEARNED: i64 = -100;
+/// The column that marks the completion in a row of token ids.
+const COMPLETION_MASK: &str = "completion_mask";
 
 /// The settings that choose which tokens of a row are learned.
 #[derive(Clone, Copy, Debug)]
 pub struct Learned {
-    /// `completion_only_loss`. If not set, it is true for rows that have a completion.
+    /// `completion_only_loss`. If not set, it is true for rows that have a prompt and a completion.
     pub completion_only: Option<bool>,
     /// `assistant_only_loss`: learn only the assistant's turns.
     pub assistant_only: bool,
 }
 
+/// The token ids of a row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LearnedRow {
+    /// The ids of prompt and completion, or of the whole text or conversation.
+    pub ids: Vec<u32>,
+    /// For each id, whether it is learned.
+    pub learned: Vec<bool>,
+    /// How many of the ids are the prompt's, if the row has a completion.
+    pub prompt: Option<usize>,
+    /// True if the prompt alone ends with other tokens than before the completion.
+    pub prompt_differs: bool,
+}
+
+impl LearnedRow {
+    fn whole(ids: Vec<u32>, learned: Vec<bool>) -> LearnedRow {
+        LearnedRow { ids, learned, prompt: None, prompt_differs: false }
+    }
+}
+
 impl Learned {
-    /// The token ids of a row, and for each whether it is learned. The first token is never learned: nothing predicts
-    /// it.
-    pub fn tokens(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<(Vec<u32>, Vec<bool>)> {
+    /// The token ids of a row, and for each whether it is learned: what TRL has in `input_ids` and `labels`. (The first
+    /// token is never learned, whatever is marked here: nothing predicts it.)
+    pub fn tokens(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<LearnedRow> {
         if example.columns.contains_key(INPUT_IDS) {
             return self.of_ids(&example.columns, encoder.tokenizer.vocab_size());
         }
         let of_row = OfTemplate::of(&example.columns, encoder.kwargs)?;
         let encoder = of_row.encoder(encoder);
-        let conversation = match (&example.prompt, &example.completion) {
-            (Content::Messages(prompt), Some(Content::Messages(completion))) => {
-                Some([&prompt[..], completion].concat())
-            }
-            (Content::Messages(messages), None) => Some(messages.clone()),
-            _ => None,
-        };
         if self.assistant_only {
-            let Some(messages) = conversation else {
-                bad_input!("assistant_only_loss is for conversations, and this row is text: remove it");
-            };
-            let (ids, mut said) = encoder.encode_said(&messages).or_bad_input()?;
-            if example.completion.is_some() && self.completion_only != Some(false) {
-                let nothing = Content::Messages(Vec::new());
-                let prompt = encoder.encode_answered(&example.prompt, &nothing).or_bad_input()?;
-                let shared = prompt.iter().zip(&ids).take_while(|(a, b)| a == b).count();
-                said[..shared].fill(false);
-            }
-            return Ok((ids, said));
+            return self.of_assistant(&encoder, example);
         }
         let Some(completion) = &example.completion else {
-            let nothing = match &example.prompt {
-                Content::Text(_) => Content::Text(String::new()),
-                Content::Messages(_) => Content::Messages(Vec::new()),
-            };
-            let ids = encoder.encode_answered(&example.prompt, &nothing).or_bad_input()?;
-            let all = vec![true; ids.len()];
-            return Ok((ids, all));
+            let ids = encoder.encode_whole(&example.prompt).or_bad_input()?;
+            let learned = vec![true; ids.len()];
+            return Ok(LearnedRow::whole(ids, learned));
         };
-        let prompt = encoder.encode(&example.prompt).or_bad_input()?;
-        let completion = encoder.encode_completion(&example.prompt, completion).or_bad_input()?;
-        let given = vec![self.completion_only == Some(false); prompt.len()];
-        Ok(([prompt, completion.clone()].concat(), [given, vec![true; completion.len()]].concat()))
+        let Completed { ids, border, prompt_differs } =
+            encoder.encode_completion(&example.prompt, completion).or_bad_input()?;
+        let mut learned = vec![true; ids.len()];
+        if self.completion_only != Some(false) {
+            learned[..border].fill(false);
+        }
+        Ok(LearnedRow { ids, learned, prompt: Some(border), prompt_differs })
+    }
+
+    /// What the assistant said in a conversation; of a prompt with a completion, what it said in the completion.
+    fn of_assistant(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<LearnedRow> {
+        let (prompt, completion) = match (&example.prompt, &example.completion) {
+            (Content::Messages(prompt), Some(Content::Messages(completion))) => (prompt, &completion[..]),
+            (Content::Messages(messages), None) => (messages, &[][..]),
+            _ => bad_input!(
+                "assistant_only_loss is for conversations, and this row is text: remove the key, or give lists of \
+                 messages"
+            ),
+        };
+        let Said { ids, said: mut learned, border } = encoder.encode_said(prompt, completion).or_bad_input()?;
+        if completion.is_empty() {
+            return Ok(LearnedRow::whole(ids, learned));
+        }
+        if self.completion_only != Some(false) {
+            learned[..border].fill(false);
+        }
+        Ok(LearnedRow { ids, learned, prompt: Some(border), prompt_differs: false })
+    }
+
+    /// Whether `completion_mask` decides in a row that has token ids already. As in TRL, `completion_only_loss` is true
+    /// of itself only if the row has a prompt and a completion, too.
+    fn applies_completion_mask(self, columns: &Map<String, Value>) -> bool {
+        self.completion_only.unwrap_or(columns.contains_key("prompt") && columns.contains_key("completion"))
+    }
+
+    /// Whether a row has a `completion_mask` that does not decide which tokens are learned.
+    pub fn leaves_out_completion_mask(self, columns: &Map<String, Value>) -> bool {
+        let has = |name: &str| columns.get(name).is_some_and(|mask| !mask.is_null());
+        has(INPUT_IDS) && has(COMPLETION_MASK) && !has("labels") && !self.applies_completion_mask(columns)
     }
 
     /// Reads a row that has token ids already. Its `labels`, or else its masks, mark the learned tokens.
-    fn of_ids(self, columns: &Map<String, Value>, vocab: usize) -> anyhow::Result<(Vec<u32>, Vec<bool>)> {
+    fn of_ids(self, columns: &Map<String, Value>, vocab: usize) -> anyhow::Result<LearnedRow> {
         let ids = ids(columns, INPUT_IDS, vocab)?;
         let marks = |name: &str, kept: &dyn Fn(usize, i64) -> bool| -> anyhow::Result<Option<Vec<bool>>> {
             let Some(values) = columns.get(name).filter(|values| !values.is_null()) else { return Ok(None) };
@@ -79,17 +114,20 @@ impl Learned {
         if let Some(learned) = marks("labels", &|_, label| label != NOT_LEARNED)? {
             let same = |at: usize, label: i64| label == NOT_LEARNED || label == i64::from(ids[at]);
             if marks("labels", &same)?.is_some_and(|same| same.contains(&false)) {
-                bad_input!("`labels` must be the ids of `{INPUT_IDS}`, or -100 where nothing is learned");
+                bad_input!(
+                    "`labels` must be the ids of `{INPUT_IDS}`, or -100 where nothing is learned: put the label of \
+                     another token into `{INPUT_IDS}`, or -100 in its place"
+                );
             }
-            return Ok((ids, learned));
+            return Ok(LearnedRow::whole(ids, learned));
         }
         let mut learned = vec![true; ids.len()];
-        for (name, applies) in [("completion_mask", self.completion_only != Some(false)), ("assistant_masks", true)] {
+        for (name, applies) in [(COMPLETION_MASK, self.applies_completion_mask(columns)), ("assistant_masks", true)] {
             if let Some(mask) = marks(name, &|_, mark| mark != 0)?.filter(|_| applies) {
                 learned.iter_mut().zip(mask).for_each(|(learned, mark)| *learned &= mark);
             }
         }
-        Ok((ids, learned))
+        Ok(LearnedRow::whole(ids, learned))
     }
 }
 
@@ -134,7 +172,7 @@ impl OfTemplate {
             Some(Value::Object(own)) => kwargs.extend(own.clone()),
             Some(other) => bad_input!("`chat_template_kwargs` must be an object, but is {other}"),
         }
-        Ok(OfTemplate { tools: tools.filter(|tools| !tools.is_empty()), kwargs })
+        Ok(OfTemplate { tools, kwargs })
     }
 
     /// A copy of `encoder` that uses this row's tools and arguments.

@@ -1,6 +1,7 @@
 //! Files to examples to ids, and what is said of broken ones.
 
 mod reading;
+mod rows_of_trl;
 
 use super::*;
 use crate::Config;
@@ -157,9 +158,14 @@ fn prompts_to_ids() {
     .unwrap();
     let text = |ids: &[u32]| tokenizer.decode(ids, false).unwrap();
     assert_eq!(text(&encoder.encode(&data.examples[0].prompt).unwrap()), "abc");
-    assert_eq!(text(&encode_completion(&encoder, &data.examples[0]).unwrap()), "de<e>");
+    let completed = |at: usize| {
+        let Example { prompt, completion, .. } = &data.examples[at];
+        let completed = encoder.encode_completion(prompt, completion.as_ref().expect("a completion")).unwrap();
+        text(&completed.ids[completed.border..])
+    };
+    assert_eq!(completed(0), "de<e>");
     assert_eq!(encoder.render(&data.examples[1].prompt).unwrap(), "user:hi\nassistant:");
-    assert_eq!(text(&encode_completion(&encoder, &data.examples[1]).unwrap()), "yo\n<e>");
+    assert_eq!(completed(1), "yo\n", "what the template prints, and no end token that it does not print");
 
     let plain = PromptEncoder { template: None, ..encoder };
     let error = plain.encode(&data.examples[1].prompt).unwrap_err();

@@ -49,7 +49,7 @@ impl Offline for Dpo {
         assets: &ModelAssets,
         sinks: &Sinks,
     ) -> anyhow::Result<Loaded<PreferencePair>> {
-        let pairs = load_pairs(config, &spec, assets, sinks, |_| Ok(()))?;
+        let pairs = load_pairs(config, &spec, assets, sinks, true, |_| Ok(()))?;
         let rows = pairs.all.into_iter().map(Pair::into_preference_pair).collect();
         Ok(Loaded { rows, hash: pairs.hash, whole: false })
     }

@@ -23,6 +23,9 @@ use crate::run::training::TrainingRun;
 use crate::trainers::Planner;
 use anyhow::Context as _;
 use model::{AdaptedWeights, Head, ModelAssets, ModelConfig, PromptCompletion, Scorer};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
 use telemetry::{Sinks, counted};
 use train::{Objective, PreferencePair, Sample, Samples, Trainer};
 
@@ -218,6 +221,7 @@ impl<R: Row> Rows<R> {
 /// The training task of SFT, DPO and reward models.
 pub struct OfflineTask<O: Offline> {
     rows: Rows<O::Row>,
+    state: RowsState,
     /// Scores held-out rows; `None` if there are none.
     scorer: Option<Scorer>,
     /// The user's own evaluation metrics, if there are any.
@@ -286,6 +290,49 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
 
     fn shown_metrics(&self) -> &'static [&'static str] {
         O::SHOWN_METRICS
+    }
+
+    fn state(&self) -> anyhow::Result<Value> {
+        Ok(serde_json::to_value(&self.state)?)
+    }
+}
+
+/// What a checkpoint keeps of the training rows: nothing that the next step depends on, but what tells whether a
+/// resumed run learns the same tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct RowsState {
+    /// SHA-256 of the token ids of all training rows, and of which are learned.
+    tokens: String,
+}
+
+impl RowsState {
+    fn of<R: Row>(rows: &[R]) -> RowsState {
+        let mut hash = Sha256::new();
+        for (sequence, learned) in R::sequences(rows).iter().zip(R::learned(rows)) {
+            hash.update((learned.len() as u64).to_le_bytes());
+            let ids = sequence.prompt.iter().chain(sequence.completion);
+            ids.zip(learned).for_each(|(id, learned)| hash.update([&id.to_le_bytes()[..], &[learned.into()]].concat()));
+        }
+        RowsState { tokens: hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect() }
+    }
+
+    /// A sentence for a resumed run whose rows have other tokens than the run began with, or may have. `state` is what
+    /// the checkpoint has; versions before 0.2 wrote nothing.
+    fn differs_from(&self, state: Value, name: &str) -> anyhow::Result<Option<String>> {
+        if state.is_null() {
+            return Ok(Some(format!(
+                "{name}: the checkpoint does not record the tokens of the rows. Versions before 0.2 encoded some rows \
+                 otherwise (docs/versions.md); if yours are among them, the run goes on with the new tokens"
+            )));
+        }
+        let began: RowsState = serde_json::from_value(state)?;
+        Ok((began != *self).then(|| {
+            format!(
+                "{name}: the rows have other tokens than when the run began: the tokenizer, the chat template or a key \
+                 that decides about them has changed. The run goes on with the new ones; for the old ones, put the \
+                 old files back"
+            )
+        }))
     }
 }
 
@@ -365,8 +412,13 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
         purpose: O::PURPOSE,
         label: O::PURPOSE.command(),
     };
-    let run = TrainingRun::begin(inputs, parts, |_, _| Ok(()))?;
-    Ok((OfflineTask { rows, scorer, metrics }, run))
+    let state = RowsState::of(&rows.train);
+    let (sinks, name) = (inputs.sinks.clone(), config.dataset_name.clone().unwrap_or_default());
+    let run = TrainingRun::begin(inputs, parts, |began, _| {
+        state.differs_from(began, &name)?.iter().for_each(|words| sinks.warn(words));
+        Ok(())
+    })?;
+    Ok((OfflineTask { rows, state, scorer, metrics }, run))
 }
 
 /// Computes the user's own metrics of a held-out set. The model's outputs are passed on batch by batch, so that only
@@ -450,16 +502,18 @@ pub fn longest_row(config: &Config, assets: &ModelAssets) -> usize {
     config.max_length.unwrap_or(usize::MAX).min(context(config, assets))
 }
 
-/// Loads the preference pairs of a dataset, without those that are too long. `change` may change or refuse each.
+/// Loads the preference pairs of a dataset, without those that are too long. `needs_prompt` and `change` as in
+/// [`Pairs::load`].
 pub fn load_pairs(
     config: &Config,
     spec: &DatasetSpec,
     assets: &ModelAssets,
     sinks: &Sinks,
+    needs_prompt: bool,
     change: impl Fn(&mut Pair) -> anyhow::Result<()>,
 ) -> anyhow::Result<Pairs> {
     let most = longest_row(config, assets);
-    let pairs = Pairs::load(spec, &encoder(config, assets)?, most, change)?;
+    let pairs = Pairs::load(spec, &encoder(config, assets)?, most, needs_prompt, change)?;
     pairs.notices.report(sinks);
     if pairs.left_out > 0 {
         let left_out = counted(pairs.left_out, "pair");

@@ -54,7 +54,7 @@ impl Offline for RewardModel {
             }
             Ok(())
         };
-        let pairs = load_pairs(config, &spec, assets, sinks, without_padding)?;
+        let pairs = load_pairs(config, &spec, assets, sinks, false, without_padding)?;
         let rows = pairs.all.into_iter().map(Pair::into_preference_pair).collect();
         Ok(Loaded { rows, hash: pairs.hash, whole: false })
     }

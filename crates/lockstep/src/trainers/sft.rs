@@ -5,17 +5,16 @@
 use super::offline::{Loaded, Offline, Row, longest_row};
 use crate::bad_input;
 use crate::config::{Config, Purpose, SftLoss};
-use crate::data::load::INPUT_IDS;
 use crate::data::notices;
-use crate::data::prompt_dataset::{context, encoder};
-use crate::data::{Dataset, DatasetSpec, Learned, encode_all, encode_completion};
+use crate::data::prompt_dataset::encoder;
+use crate::data::{Dataset, DatasetSpec, Learned, LearnedRow};
 use crate::error::OrBadInput;
 use crate::run::learner::Learner;
 use crate::stop::StopSignal;
 use kernels::mean::{mean, over};
 use model::chat::PromptEncoder;
 use model::scoring::Compared;
-use model::{Head, ModelAssets, Prompt, Scorer};
+use model::{Head, ModelAssets, Prompt, PromptSet, Scorer};
 use telemetry::{Sinks, counted};
 use train::loss::dft;
 use train::{Objective, Sample};
@@ -50,27 +49,8 @@ impl Offline for Sft {
         let most = longest_row(config, assets);
         let learned =
             Learned { completion_only: config.completion_only_loss, assistant_only: config.assistant_only_loss };
-        let has_completions = data.examples.iter().any(|example| example.completion.is_some());
-        if !has_completions || learned.assistant_only || learned.completion_only == Some(false) || has_more(&data) {
-            let rows = masked(learned, &encoder, &data, most, &spec.stop)?;
-            let whole = rows.whole;
-            return Ok(Loaded { whole, ..kept(rows, data, most, sinks)? });
-        }
-        let encoded = encode_all(&encoder, &data, config.max_prompt_length, context(config, assets), 1, &spec.stop)?;
-        let mut rows = Masked { left_out: encoded.left_out, ..Masked::default() };
-        for prompt in &encoded.prompts {
-            spec.stop.check()?;
-            if assets.tokenizer.is_beyond(data.examples[prompt.row].bytes(), most) {
-                rows.left_out += 1;
-                continue;
-            }
-            let completion = encode_completion(&encoder, &data.examples[prompt.row])?;
-            match prompt.tokens.ids.len() + completion.len() <= most {
-                true => rows.samples.push(Sample::supervised(prompt.tokens.clone(), completion)),
-                false => rows.left_out += 1,
-            }
-        }
-        kept(rows, data, most, sinks)
+        let rows = learned_rows(learned, &encoder, &data, (most, config.max_prompt_length), &spec.stop)?;
+        kept(rows, data, (most, config.max_prompt_length), sinks)
     }
 
     /// Loss, entropy and token accuracy (how often the next token is the likeliest one) of held-out rows. They are
@@ -139,33 +119,34 @@ impl Sums {
     }
 }
 
-/// Whether rows have token ids of their own, or pass more than messages to the chat template.
-fn has_more(data: &Dataset) -> bool {
-    data.columns.iter().any(|name| [INPUT_IDS, "tools", "chat_template_kwargs"].contains(&name.as_str()))
-}
-
-/// Rows of a dataset as samples, with counts of those that were left out.
+/// Rows of a dataset as samples, with counts of those that were left out, and of what is odd about the others.
 #[derive(Default)]
-struct Masked {
+struct Rows {
     samples: Vec<Sample>,
     /// True if every token of every row counts in the loss.
     whole: bool,
     /// How many rows were left out because they are too long.
     left_out: usize,
+    /// How many rows were left out because their prompt is too long.
+    long_prompts: usize,
     /// How many rows were left out because they have no token that counts in the loss.
     empty: usize,
+    /// How many rows have a prompt that ends with other tokens alone than before its completion.
+    prompts_differ: usize,
+    /// How many rows have a `completion_mask` that does not count.
+    masks_left_out: usize,
 }
 
-/// Makes samples of rows in which any token may count in the loss. All tokens before the first such token become the
-/// prompt.
-fn masked(
+/// Makes samples of rows. All tokens before the first one that counts in the loss become the prompt. `most` is the
+/// largest number of tokens of a row, and of its prompt.
+fn learned_rows(
     learned: Learned,
     encoder: &PromptEncoder<'_>,
     data: &Dataset,
-    most: usize,
+    (most, most_of_prompt): (usize, Option<usize>),
     stop: &StopSignal,
-) -> anyhow::Result<Masked> {
-    let mut rows = Masked { whole: true, ..Masked::default() };
+) -> anyhow::Result<Rows> {
+    let (mut rows, mut prompts) = (Rows { whole: true, ..Rows::default() }, PromptSet::default());
     for example in &data.examples {
         stop.check()?;
         if encoder.tokenizer.is_beyond(example.bytes(), most) {
@@ -173,42 +154,79 @@ fn masked(
             continue;
         }
         let place = || format!("{}, row {}", data.name, example.row + 1);
-        let (mut ids, mut mask) = learned.tokens(encoder, example).or_bad_input_in(place())?;
-        if ids.len() < 2 {
-            bad_input!("{}: the text has no token to learn after its first one", place());
+        let row = learned.tokens(encoder, example).or_bad_input_in(place())?;
+        let LearnedRow { mut ids, learned: mut mask, prompt, prompt_differs } = row;
+        if prompt.zip(most_of_prompt).is_some_and(|(prompt, most)| prompt > most) {
+            rows.long_prompts += 1;
+            continue;
         }
         if ids.len() > most {
             rows.left_out += 1;
             continue;
         }
         rows.whole &= mask.iter().all(|&learned| learned);
-        mask[0] = false;
+        if let Some(first) = mask.first_mut() {
+            *first = false;
+        }
         let Some(first) = mask.iter().position(|&learned| learned) else {
             rows.empty += 1;
             continue;
         };
+        rows.prompts_differ += usize::from(prompt_differs);
+        rows.masks_left_out += usize::from(learned.leaves_out_completion_mask(&example.columns));
         let completion = ids.split_off(first);
-        rows.samples.push(Sample { mask: mask.split_off(first), ..Sample::supervised(Prompt::new(ids), completion) });
+        let before = Prompt::new(ids);
+        let prompt = if prompt == Some(first) { prompts.share(before) } else { before };
+        rows.samples.push(Sample { mask: mask.split_off(first), ..Sample::supervised(prompt, completion) });
     }
     Ok(rows)
 }
 
-/// The samples, after messages about the rows that were left out.
-fn kept(rows: Masked, data: Dataset, most: usize, sinks: &Sinks) -> anyhow::Result<Loaded<Sample>> {
+/// The samples, after messages about the rows that were left out, and about what is odd in the others.
+fn kept(
+    rows: Rows,
+    data: Dataset,
+    (most, most_of_prompt): (usize, Option<usize>),
+    sinks: &Sinks,
+) -> anyhow::Result<Loaded<Sample>> {
+    let name = &data.name;
     if rows.left_out > 0 {
         let left_out = counted(rows.left_out, "row");
-        sinks.info(&format!("{}: left out: {left_out} longer than {most} tokens (max_length)", data.name));
+        sinks.info(&format!("{name}: left out: {left_out} longer than {most} tokens (max_length)"));
+    }
+    if let Some(most) = most_of_prompt.filter(|_| rows.long_prompts > 0) {
+        let left_out = counted(rows.long_prompts, "row");
+        sinks.info(&format!(
+            "{name}: left out: {left_out} with a prompt of more than {most} tokens (max_prompt_length)"
+        ));
     }
     if rows.empty > 0 {
-        sinks.info(&format!("{}: left out: {} without a token to learn", data.name, counted(rows.empty, "row")));
+        sinks.info(&format!("{name}: left out: {} without a token to learn", counted(rows.empty, "row")));
+    }
+    if rows.prompts_differ > 0 {
+        sinks.info(&format!(
+            "{name}: {}: the prompt alone ends with other tokens than before its completion (a token spans the border, \
+             or the chat template renders it otherwise). As in TRL, the completion begins where the tokens part",
+            counted(rows.prompts_differ, "row")
+        ));
+    }
+    if rows.masks_left_out > 0 {
+        sinks.warn(&format!(
+            "{name}: {}: `completion_mask` is not used, and all tokens are learned, as in TRL where rows have no \
+             `prompt` and `completion`: set completion_only_loss = true to learn only the marked tokens",
+            counted(rows.masks_left_out, "row")
+        ));
     }
     if rows.samples.is_empty() && rows.empty > 0 {
-        bad_input!("{}: no row has a token to learn", data.name);
+        bad_input!("{name}: no row has a token to learn");
+    }
+    if let (true, 0, Some(most)) = (rows.samples.is_empty(), rows.left_out, most_of_prompt) {
+        bad_input!("{name}: every prompt has more than max_prompt_length = {most} tokens: raise it");
     }
     if rows.samples.is_empty() {
-        bad_input!("{}: every row is longer than max_length = {most}: raise it", data.name);
+        bad_input!("{name}: every row is longer than max_length = {most}: raise it");
     }
-    Ok(Loaded { rows: rows.samples, hash: data.hash, whole: false })
+    Ok(Loaded { rows: rows.samples, hash: data.hash, whole: rows.whole })
 }
 
 #[cfg(test)]
@@ -311,7 +329,8 @@ mod tests {
         assert_eq!(refused(&[(&[5, 6], &[5, -100])]), "FILE: no row has a token to learn");
         let long: (&[u32], &[i64]) = (&[5, 6, 7, 8], &[5, 6, 7, 8]);
         assert_eq!(refused(&[long, long]), "FILE: every row is longer than max_length = 3: raise it");
-        let short = "FILE, row 2: the text has no token to learn after its first one";
-        assert_eq!(refused(&[(&[5, 6], &[5, 6]), (&[5], &[5])]), short);
+        // A row of one token has nothing to learn; TRL keeps it, and its loss has no term of it.
+        assert_eq!(loaded(&[(&[5, 6], &[5, 6]), (&[5], &[5])]).0.unwrap().rows.len(), 1);
+        assert_eq!(refused(&[(&[5], &[5])]), "FILE: no row has a token to learn");
     }
 }

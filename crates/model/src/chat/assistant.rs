@@ -1,112 +1,124 @@
 //! Finds the tokens of a conversation that the assistant wrote. They are what the chat template marks with
-//! `{% generation %}`, or, in a template without such marks, what it prints between the header of an answer and the
-//! next message.
+//! `{% generation %}`; for well-known templates without such marks, what the [training](super::training) version of the
+//! template marks; and in any other template, what it prints of an assistant's message behind the header of an answer
+//! ([`super::turns`]).
 
-use super::environment::{MARKS, marked, says_what_is_generated};
+use super::environment::{MARKS, marked};
+use super::prompt::{border, no_template};
+use super::turns::Conversation;
 use super::{Chat, ChatTemplate, PromptEncoder};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::ops::Range;
 
-impl PromptEncoder<'_> {
-    /// Token ids of a whole rendered conversation, and for each whether an assistant wrote it (transformers'
-    /// `return_assistant_tokens_mask`). An error if that cannot be determined, or if no token is the assistant's.
-    pub fn encode_said(&self, messages: &[Value]) -> Result<(Vec<u32>, Vec<bool>)> {
-        let Some(template) = self.template else {
-            return Err(Error::Value("the data has conversations, but the model has no chat template".into()));
-        };
-        let chat = self.whole(messages);
-        let (text, said, exact) = match template.render_marked(&chat)? {
-            Some((text, said)) => (text, said, true),
-            None => {
-                let text = template.render(&chat)?;
-                let said = template.said(&chat, &text)?;
-                (text, said, false)
-            }
-        };
-        let (ids, offsets) = self.tokenizer.encode_offsets(&text)?;
-        let of_said = |at: &Range<usize>| said.iter().any(|said| at.start < said.end && said.start < at.end);
-        let mut mask: Vec<bool> = offsets.iter().map(of_said).collect();
-        if !exact {
-            end_with_the_turn(&ids, &mut mask, &self.tokenizer.special_ids());
-        }
-        if !mask.contains(&true) {
-            return Err(Error::Value("no token of the conversation is an assistant's".into()));
-        }
-        Ok((ids, mask))
-    }
+/// The token ids of a conversation, with those that an assistant wrote.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Said {
+    /// The ids of the whole conversation.
+    pub ids: Vec<u32>,
+    /// For each id, whether an assistant wrote it.
+    pub said: Vec<bool>,
+    /// How many of the ids are those of the prompt; 0 if there is no completion.
+    pub border: usize,
 }
 
-impl ChatTemplate {
-    /// Renders a conversation, and gives the byte ranges that the template marks as generated; none if the template has
-    /// no such marks.
-    fn render_marked(&self, chat: &Chat<'_>) -> Result<Option<(String, Vec<Range<usize>>)>> {
-        let name = self.choose(chat.tools.is_some())?;
-        if !says_what_is_generated(&self.sources[name]) {
-            return Ok(None);
+impl PromptEncoder<'_> {
+    /// Token ids of a conversation, and for each whether an assistant wrote it (transformers'
+    /// `return_assistant_tokens_mask`). `completion` continues `prompt`, and may be empty. An error if a message of an
+    /// assistant cannot be found in the rendered text, or if no token is an assistant's.
+    pub fn encode_said(&self, prompt: &[Value], completion: &[Value]) -> Result<Said> {
+        let Some(template) = self.template else { return Err(no_template()) };
+        let messages = [prompt, completion].concat();
+        let chat = self.whole(&messages);
+        let (name, has_marks) = template.for_training(chat.tools.is_some())?;
+        let (ids, said) = match has_marks {
+            true => self.marked(template, &name, &chat)?,
+            false => self.found(template, &name, &chat)?,
+        };
+        if !said.contains(&true) {
+            return Err(Error::Value(
+                "no token of the conversation is an assistant's: leave the row out, or assistant_only_loss".into(),
+            ));
         }
-        Ok(Some(without_marks(&self.render_as(&marked(name), chat)?)))
+        let border = match completion {
+            [] => 0,
+            _ => {
+                let chat = Chat { messages: prompt, add_generation_prompt: true, ..chat };
+                border(&self.tokenizer.encode_rendered(&template.render_as(&name, &chat)?)?, &ids)
+            }
+        };
+        Ok(Said { ids, said, border })
     }
 
-    /// Byte ranges of the assistant's messages in `text`, the whole rendered conversation.
-    fn said(&self, chat: &Chat<'_>, text: &str) -> Result<Vec<Range<usize>>> {
-        let mut said = Vec::new();
+    /// The tokens that the template `name` marks as generated, as transformers finds them: from the token of a
+    /// stretch's first character to the token where its last character begins; to the end of the text if that character
+    /// is in no token. If a stretch begins with a character that is in no token, it and those behind it are left out.
+    fn marked(&self, template: &ChatTemplate, name: &str, chat: &Chat<'_>) -> Result<(Vec<u32>, Vec<bool>)> {
+        let (text, stretches) = without_marks(&template.render_as(&marked(name), chat)?);
+        let (ids, offsets) = self.tokenizer.encode_characters(&text)?;
+        let token_of = |at: usize| offsets.iter().position(|token| token.contains(&at));
+        let mut said = vec![false; ids.len()];
+        for stretch in stretches {
+            let Some(begin) = token_of(stretch.start) else { break };
+            let last = stretch.end.checked_sub(1).and_then(token_of).filter(|&last| last > 0);
+            let end = last.map_or(ids.len(), |last| last + 1);
+            said[begin.min(end)..end].fill(true);
+        }
+        Ok((ids, said))
+    }
+
+    /// The tokens of the assistant's messages in a conversation that the template `name` renders without marks.
+    fn found(&self, template: &ChatTemplate, name: &str, chat: &Chat<'_>) -> Result<(Vec<u32>, Vec<bool>)> {
+        let conversation = Conversation::new(template, name, *chat)?;
+        let (ids, offsets) = self.tokenizer.encode_offsets(&conversation.text)?;
+        let (special, eos) = (self.tokenizer.special_ids(), self.tokenizer.eos_id());
+        let mut said = vec![false; ids.len()];
         for i in (0..chat.messages.len()).filter(|&i| chat.messages[i]["role"] == "assistant") {
-            let head = match i {
-                0 => String::new(),
-                _ => self.render(&Chat { messages: &chat.messages[..i], add_generation_prompt: true, ..*chat })?,
+            let turn = conversation.turn(i)?;
+            let tokens_in = |range: &Range<usize>| {
+                let (begin, end) = (range.start, range.end);
+                let own: Vec<usize> =
+                    (0..ids.len()).filter(|&at| offsets[at].start < end && begin < offsets[at].end).collect();
+                own
             };
-            let with = self.render(&Chat { messages: &chat.messages[..=i], ..*chat })?;
-            if text.starts_with(&with) && with.starts_with(&head) {
-                said.push(head.len()..with.len());
-                continue;
+            let behind: Vec<usize> =
+                tokens_in(&turn.behind).into_iter().filter(|&at| offsets[at].start >= turn.behind.start).collect();
+            // The turn ends with the last special token behind the message. Where there is none, with all that is
+            // printed there, or with the end token that this message has and a last one would not have.
+            let end = match behind.iter().rposition(|&at| special.contains(&ids[at])) {
+                Some(last) => last + 1,
+                None => behind.len(),
+            };
+            let mut own = [tokens_in(&turn.own), behind[..end].to_vec()].concat();
+            let next = (0..ids.len()).find(|&at| offsets[at].start >= turn.behind.start);
+            if let Some(next) = next.filter(|&next| turn.behind.is_empty() && Some(ids[next]) == eos) {
+                own.push(next);
             }
-            // The template renders an earlier answer differently from the last one: mark the answer's own text.
-            let Some((_, spans)) = self.with_marked_content(chat, i)?.filter(|(same, _)| same == text) else {
+            if own.is_empty() {
                 return Err(Error::Value(format!(
-                    "message {} of the conversation: the chat template has no {{% generation %}}, and does not render \
-                     the messages before it alone as in the whole: which tokens are the assistant's is unknown",
+                    "message {} of the conversation: the chat template prints nothing of the assistant's message: \
+                     leave the row out, or mark what is to be learned with {{% generation %}} in the template",
                     i + 1
                 )));
-            };
-            said.extend(spans);
+            }
+            own.into_iter().for_each(|at| said[at] = true);
         }
-        Ok(said)
-    }
-
-    /// Renders the conversation, and gives the byte range of the text of message `i` in it; none if that message's
-    /// content is not a text.
-    fn with_marked_content(&self, chat: &Chat<'_>, i: usize) -> Result<Option<(String, Vec<Range<usize>>)>> {
-        let mut messages = chat.messages.to_vec();
-        let Some(Value::String(content)) = messages[i].get_mut("content") else { return Ok(None) };
-        *content = format!("{}{content}{}", MARKS[0], MARKS[1]);
-        Ok(Some(without_marks(&self.render(&Chat { messages: &messages, ..*chat })?)))
+        Ok((ids, said))
     }
 }
 
-/// Removes the marks from a text, and gives the byte ranges that were between them.
+/// Removes the marks from a text, and gives the ranges of characters that were between them.
 fn without_marks(marked: &str) -> (String, Vec<Range<usize>>) {
-    let (mut text, mut spans, mut begin) = (String::with_capacity(marked.len()), Vec::new(), None);
+    let (mut text, mut stretches, mut begin, mut at) = (String::with_capacity(marked.len()), Vec::new(), None, 0);
     for c in marked.chars() {
         match c {
-            _ if c == MARKS[0] => begin = Some(text.len()),
-            _ if c == MARKS[1] => spans.extend(begin.take().map(|begin| begin..text.len())),
-            _ => text.push(c),
+            _ if c == MARKS[0] => begin = Some(at),
+            _ if c == MARKS[1] => stretches.extend(begin.take().map(|begin| begin..at)),
+            _ => {
+                text.push(c);
+                at += 1;
+            }
         }
     }
-    (text, spans)
-}
-
-/// Extends each stretch of assistant tokens in `mask` to the special token that ends the turn, if that token is in it
-/// or right after it; what follows that token is removed from `mask`.
-fn end_with_the_turn(ids: &[u32], mask: &mut [bool], special: &[u32]) {
-    let ends: Vec<usize> = (1..=mask.len()).filter(|&at| mask[at - 1] && !mask.get(at).is_some_and(|&m| m)).collect();
-    for end in ends {
-        let begin = mask[..end].iter().rposition(|&m| !m).map_or(0, |at| at + 1);
-        if ids.get(end).is_some_and(|id| special.contains(id)) {
-            mask[end] = true;
-        } else if let Some(last) = (begin..end).rev().find(|&at| special.contains(&ids[at])) {
-            mask[last + 1..end].fill(false);
-        }
-    }
+    (text, stretches)
 }

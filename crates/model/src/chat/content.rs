@@ -62,14 +62,15 @@ impl Content {
         }
     }
 
-    /// Splits two answers into their common beginning and two different rests: common messages of conversations, or
-    /// common characters of texts without a space at the end. Neither rest is empty.
+    /// Splits two answers into their common beginning and two different rests, as TRL does: common messages of
+    /// conversations, or common characters of texts, without a space at their end where the texts part. Neither rest is
+    /// empty: of an answer that begins the other one, the last message or character is its rest.
     pub fn split_common(chosen: Content, rejected: Content) -> Result<[Content; 3], String> {
         match (chosen, rejected) {
             (Content::Text(chosen), Content::Text(rejected)) => {
                 let (c, r): (Vec<char>, Vec<char>) = (chosen.chars().collect(), rejected.chars().collect());
                 let mut at = common(&c, &r);
-                if at > 0 && c[at - 1] == ' ' {
+                if at > 0 && c[at - 1] == ' ' && c[at] != r[at] {
                     at -= 1;
                 }
                 let text = |chars: &[char]| Content::Text(chars.iter().collect());

@@ -23,6 +23,8 @@ pub(super) fn new(sources: &BTreeMap<String, String>, time: PromptTime) -> Resul
     };
     env.add_test("sequence", is_sequence);
     env.add_filter("tojson", tojson);
+    // In Python, None cannot be iterated, but an undefined value can.
+    env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     env.add_filter("string", python::print);
     env.add_function("raise_exception", |message: String| -> std::result::Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))

@@ -18,10 +18,13 @@ mod prompt;
 mod python;
 #[cfg(test)]
 mod tests;
+mod training;
+mod turns;
 
+pub use assistant::Said;
 pub use content::Content;
 pub use parts::{is_media_column, is_nothing, media_in, message_left_out};
-pub use prompt::PromptEncoder;
+pub use prompt::{Completed, PromptEncoder};
 
 use crate::io::{ModelFiles, TOKENIZER_CONFIG};
 use crate::tokenizer::SpecialTokens;
@@ -68,6 +71,8 @@ pub struct Chat<'a> {
 pub struct ChatTemplate {
     environment: minijinja::Environment<'static>,
     sources: BTreeMap<String, String>,
+    /// Whether the default template is a well-known one, which has a version for training.
+    has_training_version: bool,
     special: SpecialTokens,
 }
 
@@ -81,8 +86,12 @@ impl ChatTemplate {
 
     fn named(mut sources: BTreeMap<String, String>, special: &SpecialTokens, time: PromptTime) -> Result<ChatTemplate> {
         sources.values_mut().for_each(|source| *source = with_line_feeds(source));
-        let environment = environment::new(&sources, time)?;
-        Ok(ChatTemplate { environment, sources, special: special.clone() })
+        let default = sources.get("default").filter(|source| !environment::says_what_is_generated(source));
+        let training = default.and_then(|source| training::version(source));
+        let mut all = sources.clone();
+        all.extend(training.clone().map(|source| (training::NAME.to_owned(), source)));
+        let environment = environment::new(&all, time)?;
+        Ok(ChatTemplate { environment, sources, has_training_version: training.is_some(), special: special.clone() })
     }
 
     /// The templates of a model's files: of `chat_template.jinja` and `additional_chat_templates/`, or else of
@@ -156,6 +165,19 @@ impl ChatTemplate {
             let names: Vec<_> = self.sources.keys().cloned().collect();
             Error::Chat(format!("there are several, and none is the default: {}", names.join(", ")))
         })
+    }
+}
+
+impl ChatTemplate {
+    /// The name of the template that renders conversations of which only the assistant's tokens are learned, and
+    /// whether it marks them. As in TRL, a default template without marks is replaced by its training version, with
+    /// tools, too.
+    fn for_training(&self, tools: bool) -> Result<(String, bool)> {
+        if self.has_training_version {
+            return Ok((training::NAME.to_owned(), true));
+        }
+        let name = self.choose(tools)?;
+        Ok((name.to_owned(), environment::says_what_is_generated(&self.sources[name])))
     }
 }
 

@@ -5,6 +5,7 @@ use super::{Chat, ChatTemplate, Content};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 
 /// Encodes prompts, and prompts with answers, to token ids.
 #[derive(Clone, Copy, Debug)]
@@ -39,11 +40,7 @@ impl PromptEncoder<'_> {
             };
             return template.render(&chat);
         }
-        Err(Error::Value(
-            "the data has conversations, but the model has no chat template (chat_template.jinja or \
-             tokenizer_config.json): use a model that has one, or text prompts"
-                .into(),
-        ))
+        Err(no_template())
     }
 
     /// The text of a conversation that is rendered whole, without the header of a further answer. A model without a chat
@@ -70,26 +67,52 @@ impl PromptEncoder<'_> {
         if rendered { self.tokenizer.encode_rendered(text) } else { self.tokenizer.encode(text) }
     }
 
-    /// Token ids of a prompt with an answer, as TRL encodes a chosen or rejected answer. A conversation is rendered
-    /// whole by the template. A text gets an end token, unless it ends with one. A text answer to a conversation
-    /// becomes the assistant's message; a model without a chat template gets the plain text.
+    /// Token ids of the prompt of a training row, as TRL encodes it to find where the answer begins: a conversation
+    /// with the header of an answer after it, whoever spoke last.
+    fn encode_prompt(&self, prompt: &Content) -> Result<Vec<u32>> {
+        match (prompt, self.template) {
+            (Content::Text(text), _) => self.tokenizer.encode_row(text),
+            (Content::Messages(messages), Some(template)) => {
+                let chat = Chat { add_generation_prompt: true, ..self.whole(messages) };
+                self.tokenizer.encode_rendered(&template.render(&chat)?)
+            }
+            (Content::Messages(_), None) => Err(no_template()),
+        }
+    }
+
+    /// Token ids of a whole text or a whole conversation, as TRL encodes a row without a prompt. A text gets the end
+    /// token, unless it ends with it; a conversation has what its template prints.
+    pub fn encode_whole(&self, whole: &Content) -> Result<Vec<u32>> {
+        match (whole, self.template) {
+            (Content::Text(text), _) => self.tokenizer.encode_row(&self.ended(text)),
+            (Content::Messages(messages), Some(template)) => {
+                self.tokenizer.encode_rendered(&template.render(&self.whole(messages))?)
+            }
+            (Content::Messages(_), None) => Err(no_template()),
+        }
+    }
+
+    /// Token ids of a prompt with an answer, as TRL encodes a chosen or rejected answer: both are encoded together. A
+    /// conversation is rendered whole by the template. The text of an answer gets the end token, unless it ends with
+    /// it. A text answer to a conversation becomes the assistant's message; a model without a chat template gets the
+    /// plain text.
     pub fn encode_answered(&self, prompt: &Content, answer: &Content) -> Result<Vec<u32>> {
-        if let (Content::Messages(prompt), Some(template)) = (prompt, self.template) {
+        if let (Content::Messages(prompt), Some(_)) = (prompt, self.template) {
             let said = match answer {
                 Content::Messages(messages) => messages.clone(),
                 Content::Text(text) => vec![serde_json::json!({"role": "assistant", "content": text})],
             };
-            let messages: Vec<Value> = prompt.iter().cloned().chain(said).collect();
-            return self.tokenizer.encode_rendered(&template.render(&self.whole(&messages))?);
+            return self.encode_whole(&Content::Messages(prompt.iter().cloned().chain(said).collect()));
         }
-        let text = self.render(prompt)? + &answer.text();
-        let mut ids = self.tokenizer.encode(&text)?;
-        if let Some(eos) = self.tokenizer.eos_id()
-            && ids.last() != Some(&eos)
-        {
-            ids.push(eos);
+        self.tokenizer.encode_row(&(self.render(prompt)? + &self.ended(&answer.text())))
+    }
+
+    /// The text of an answer with the end token after it, unless the text ends with that token.
+    fn ended<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        match &self.tokenizer.special().eos {
+            Some(eos) if !text.ends_with(eos.as_str()) => Cow::Owned(text.to_owned() + eos),
+            _ => Cow::Borrowed(text),
         }
-        Ok(ids)
     }
 
     /// Token ids of a prompt with two answers: the part that both share, and the rest of each answer. A token that
@@ -103,44 +126,76 @@ impl PromptEncoder<'_> {
                 "`chosen` and `rejected` are the same tokens: there is nothing to learn from such a pair, remove it",
             );
         }
-        let alone = self.encode(prompt)?;
-        let shared = alone.iter().zip(&chosen).zip(&rejected).take_while(|((p, c), r)| p == c && p == r).count();
+        let shared = match prompt {
+            // Whole conversations share what they begin with.
+            Content::Messages(messages) if messages.is_empty() => border(&chosen, &rejected),
+            _ => {
+                let alone = self.encode_prompt(prompt)?;
+                border(&alone, &chosen).min(border(&alone, &rejected))
+            }
+        };
         let shared = shared.min(chosen.len().min(rejected.len()).saturating_sub(1));
         if shared == 0 {
-            return bad("the prompt has no token: give a `prompt` column, or answers that begin with the same text");
+            return bad(
+                "the prompt has no token: give a `prompt` column, or answers that begin with the same text; a \
+                 tokenizer that begins every text with a start token (add_bos_token) gives every prompt one",
+            );
         }
         Ok([chosen[..shared].to_vec(), chosen[shared..].to_vec(), rejected[shared..].to_vec()])
     }
 
-    /// Token ids that supervised fine-tuning learns after `prompt`: the answer as the template renders it in a
-    /// conversation, or the plain text; then the end token, unless it is there already.
-    pub fn encode_completion(&self, prompt: &Content, completion: &Content) -> Result<Vec<u32>> {
-        let bad = |message: &str| Err(Error::Value(message.to_owned()));
-        let mut ids = match (prompt, completion) {
-            (_, Content::Text(text)) => self.tokenizer.encode_rendered(text)?,
+    /// Token ids of a prompt with the completion that supervised fine-tuning learns after it, as TRL encodes them:
+    /// both together, as one text or one conversation. A text completion gets the end token, unless it ends with it.
+    ///
+    /// A text completion after a conversation, which TRL does not take, follows the header of the answer as it is: as
+    /// the model would generate it.
+    pub fn encode_completion(&self, prompt: &Content, completion: &Content) -> Result<Completed> {
+        let (alone, ids) = match (prompt, completion) {
+            (Content::Text(before), Content::Text(text)) => {
+                (self.encode_prompt(prompt)?, self.tokenizer.encode_row(&(before.clone() + &self.ended(text)))?)
+            }
             (Content::Text(_), Content::Messages(_)) => {
-                return bad("the prompt is a text, but the completion is a conversation");
+                return Err(Error::Value(
+                    "the prompt is a text, but the completion is a conversation: give both as texts, or both as lists \
+                     of messages"
+                        .into(),
+                ));
+            }
+            (Content::Messages(_), Content::Text(text)) => {
+                let whole = self.render(prompt)? + &self.ended(text);
+                (self.encode(prompt)?, self.tokenizer.encode_rendered(&whole)?)
             }
             (Content::Messages(before), Content::Messages(answer)) => {
-                let Some(template) = self.template else {
-                    return bad("the data has conversations, but the model has no chat template");
-                };
-                let messages: Vec<Value> = before.iter().chain(answer).cloned().collect();
-                let whole = template.render(&self.whole(&messages))?;
-                let Some(rest) = whole.strip_prefix(&self.render(prompt)?) else {
-                    return bad(
-                        "the chat template does not render the prompt alone as it renders it before the answer, so \
-                         that where the completion begins is unknown",
-                    );
-                };
-                self.tokenizer.encode_rendered(rest)?
+                let whole = Content::Messages([&before[..], answer].concat());
+                (self.encode_prompt(prompt)?, self.encode_whole(&whole)?)
             }
         };
-        if let Some(eos) = self.tokenizer.eos_id()
-            && !ids.contains(&eos)
-        {
-            ids.push(eos);
-        }
-        Ok(ids)
+        let border = border(&alone, &ids);
+        Ok(Completed { prompt_differs: border < alone.len(), border, ids })
     }
+}
+
+/// The token ids of a prompt and a completion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completed {
+    /// The ids of both.
+    pub ids: Vec<u32>,
+    /// How many of them are the prompt's: those that the prompt alone begins with, too.
+    pub border: usize,
+    /// True if the prompt alone has other tokens at its end: the template renders it otherwise, or a token spans its
+    /// end.
+    pub prompt_differs: bool,
+}
+
+/// The number of tokens that both lists begin with.
+pub(super) fn border(prompt: &[u32], whole: &[u32]) -> usize {
+    prompt.iter().zip(whole).take_while(|(a, b)| a == b).count()
+}
+
+pub(super) fn no_template() -> Error {
+    Error::Value(
+        "the data has conversations, but the model has no chat template (chat_template.jinja or \
+         tokenizer_config.json): use a model that has one, or text prompts"
+            .into(),
+    )
 }

@@ -309,7 +309,7 @@ fn said(template: &str, messages: &Value) -> Result<String> {
     let tokenizer = Tokenizer::characters(" \nabcdefghijklmnopqrstuvwxyz:<>/#".chars(), &special).unwrap();
     let template = ChatTemplate::new(template, &special).unwrap();
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &Map::new(), tools: None };
-    let (ids, mask) = encoder.encode_said(messages.as_array().unwrap())?;
+    let Said { ids, said: mask, .. } = encoder.encode_said(messages.as_array().unwrap(), &[])?;
     let chat = Chat { messages: messages.as_array().unwrap(), ..Chat::default() };
     assert_eq!(ids, tokenizer.encode_rendered(&template.render(&chat)?).unwrap(), "the marks leave no trace");
     let kept: Vec<u32> = ids.iter().zip(&mask).filter(|(_, said)| **said).map(|(id, _)| *id).collect();
@@ -334,9 +334,14 @@ fn what_an_assistant_said() {
     let thinks = "{% for m in messages %}{{ m.role }}:{% if loop.last and m.role == 'assistant' %}<think>{% endif %}\
                   {{ m.content }}#\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     assert_eq!(said(thinks, &messages).unwrap(), "ho#<think>hu#");
-    let unknown = "{% for m in messages %}{{ m.content[0] }}{{ 'a' if loop.last else 'b' }}{% endfor %}";
-    let error = said(unknown, &messages).unwrap_err().to_string();
-    assert!(error.contains("message 2") && error.contains("which tokens are the assistant's is unknown"), "{error}");
+    // One that prints a message otherwise where it is not the last, and only its first letter.
+    let first = "{% for m in messages %}{{ m.content[0] }}{{ 'a' if loop.last else 'b' }}{% endfor %}";
+    assert_eq!(said(first, &messages).unwrap(), "hha");
+    // One that ends with as many letters as the messages have: another answer changes the end, too.
+    let counts = "{% for m in messages %}{{ m.content }}{% endfor %}\
+                  {{ 'z' * (messages | map(attribute='content') | join | length) }}";
+    let error = said(counts, &messages).unwrap_err().to_string();
+    assert!(error.contains("message 2") && error.contains("the tokens of this answer are unknown"), "{error}");
     let nobody = said(plain, &json!([{"role": "user", "content": "hi"}])).unwrap_err().to_string();
     assert!(nobody.contains("no token of the conversation is an assistant's"), "{nobody}");
 }

@@ -90,7 +90,8 @@ impl Tokenizer {
 
     /// Token ids of a text, with the special tokens that the tokenizer adds around it: transformers' `tokenizer(text)`.
     ///
-    /// A text that begins with the start token does not get a second one.
+    /// A text that begins with the start token does not get a second one, unlike in
+    /// [`encode_row`](Self::encode_row).
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = self.ids(text, true)?;
         if let Some(bos) = self.bos_id()
@@ -100,6 +101,12 @@ impl Tokenizer {
             ids.remove(0);
         }
         Ok(ids)
+    }
+
+    /// Token ids of a text of training data, exactly as transformers' `tokenizer(text)` gives them: a text that begins
+    /// with the start token gets a second one where the tokenizer adds one.
+    pub fn encode_row(&self, text: &str) -> Result<Vec<u32>> {
+        self.ids(text, true)
     }
 
     /// Token ids of a text that already contains its special tokens, such as a rendered chat: no start or end token is
@@ -112,6 +119,13 @@ impl Tokenizer {
     /// for.
     pub fn encode_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<std::ops::Range<usize>>)> {
         let encoding = self.inner.encode(text, false).map_err(failed)?;
+        let offsets = encoding.get_offsets().iter().map(|&(begin, end)| begin..end).collect();
+        Ok((encoding.get_ids().to_vec(), offsets))
+    }
+
+    /// As [`encode_offsets`](Self::encode_offsets), with ranges of characters instead of bytes.
+    pub(crate) fn encode_characters(&self, text: &str) -> Result<(Vec<u32>, Vec<std::ops::Range<usize>>)> {
+        let encoding = self.inner.encode_char_offsets(text, false).map_err(failed)?;
         let offsets = encoding.get_offsets().iter().map(|&(begin, end)| begin..end).collect();
         Ok((encoding.get_ids().to_vec(), offsets))
     }

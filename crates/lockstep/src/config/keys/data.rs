@@ -20,11 +20,11 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     /// the prompt's are learned whole: a column `text`, or a conversation in `messages`; or they are token ids,
     /// `input_ids`, with `labels` (-100: not learned), `completion_mask` and `assistant_masks` as TRL has them.
     completion_column: String = "completion".to_owned() => OURS.read_by(SFT);
-    /// Supervised fine-tuning: learn only completions, not the prompts before them. Not set: where rows have prompts
-    /// (or a `completion_mask`).
+    /// Supervised fine-tuning: learn only completions, not the prompts before them. Not set: where rows have a prompt
+    /// and a completion. In rows of token ids, `completion_mask` counts only where this is true.
     completion_only_loss: Option<bool> = None => TRL.read_by(SFT);
-    /// Supervised fine-tuning on conversations: learn only what the assistant said. A template without {% generation %}
-    /// must render the messages before an answer as it renders them in the whole.
+    /// Supervised fine-tuning on conversations: learn only what the assistant said. Docs/algorithms.md says which
+    /// tokens these are where the chat template has no {% generation %}.
     assistant_only_loss: bool = false => TRL.read_by(SFT);
     /// New names for columns, new = "old": rewards read the new names. For example { answer = "ground_truth" }.
     columns: Map<String, Json> = Map::new() => OURS;
@@ -33,7 +33,7 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     /// Use the first rows only.
     max_samples: Option<usize> = None => OURS.range(at_least(1.0));
     /// Leave out rows whose prompt has more tokens (how many is reported). Not set: a prompt that does not fit the
-    /// context is an error. A prompt is never cut.
+    /// context is an error; in supervised fine-tuning, max_length decides alone. A prompt is never cut.
     max_prompt_length: Option<usize> = None
         => OURS.range(at_least(1.0)).read_by(ONLINE.and(SFT)).instead(&[(PAIRS, "max_length")]);
     /// The longest prompt + completion in supervised fine-tuning and of either side of a pair; longer rows are left

@@ -56,7 +56,7 @@ fn read_file(kind: Kind, path: &Path, columns: &[(&str, &str)]) -> anyhow::Resul
     let template = ChatTemplate::new(TEMPLATE, tokenizer.special()).unwrap();
     let kwargs = Map::new();
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &kwargs, tools: None };
-    Pairs::load(&spec, &encoder, 100, |_| Ok(())).map(drop)
+    Pairs::load(&spec, &encoder, 100, true, |_| Ok(())).map(drop)
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn load(
     let chat = ChatTemplate::new(source, tokenizer.special()).unwrap();
     let encoder =
         PromptEncoder { tokenizer: &tokenizer, template: template.then_some(&chat), kwargs: &Map::new(), tools: None };
-    let pairs = Pairs::load(&spec, &encoder, 40, |_| Ok(()))?;
+    let pairs = Pairs::load(&spec, &encoder, 40, true, |_| Ok(()))?;
     let decode = |ids: &[u32]| tokenizer.decode(ids, false).unwrap();
     let texts = pairs.all.iter().map(|p| [decode(&p.prompt.ids), decode(&p.chosen), decode(&p.rejected)]);
     Ok((texts.collect(), pairs))
@@ -103,7 +103,9 @@ fn what_is_wrong_is_named_with_its_line() {
         &format!("{good}\n{}", good.replace('c', "b").replace("bhosen", "chosen").replace("rejebted", "rejected")),
         &["line 3", "are the same"],
     );
-    refused("{\"prompt\": \"a\", \"chosen\": \"\", \"rejected\": \"c\"}", &["line 1", "`chosen` is empty"]);
+    // An answer may be the end token alone.
+    let (texts, _) = load("{\"prompt\": \"a\", \"chosen\": \"\", \"rejected\": \"c\"}", true, |_| {}).unwrap();
+    assert_eq!(texts, [["a", "<e>", "c<e>"].map(str::to_owned)]);
     refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": 3}", &["line 1", "`rejected`", "expected a text"]);
     refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"b<e>\"}", &["line 1", "the same tokens"]);
     refused("{\"prompt\": \"\", \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1", "the prompt has no token"]);
@@ -271,7 +273,7 @@ fn a_pair_that_is_refused_is_named_with_its_row() {
             pair.rejected.push(id);
             Ok(())
         };
-        let loaded = Pairs::load(&DatasetSpec::train(&config).unwrap(), &encoder, 40, change);
+        let loaded = Pairs::load(&DatasetSpec::train(&config).unwrap(), &encoder, 40, true, change);
         loaded.map(|pairs| pairs.all.iter().map(|pair| pair.rejected.len()).collect::<Vec<_>>())
     };
     let error = refuse("d").unwrap_err();

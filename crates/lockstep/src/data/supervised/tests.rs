@@ -16,7 +16,8 @@ fn shown(learned: Learned, prompt: Value, completion: Value, columns: Value) -> 
     let content = |value: &Value| Content::read(value).expect("content");
     let Value::Object(columns) = columns else { panic!("an object") };
     let (prompt, completion) = (content(&prompt), (!completion.is_null()).then(|| content(&completion)));
-    let (ids, mask) = learned.tokens(&encoder, &Example { row: 0, prompt, completion, columns })?;
+    let LearnedRow { ids, learned: mask, .. } =
+        learned.tokens(&encoder, &Example { row: 0, prompt, completion, columns })?;
     let letter = |(id, learned): (u32, bool)| {
         let text = tokenizer.decode(&[id], false).expect("a letter");
         if learned { text.to_uppercase() + if text == "." { "!" } else { "" } } else { text }
@@ -51,8 +52,15 @@ fn rows_of_ids() {
     assert_eq!(show(ALL, json!({"input_ids": [1, 2, 3.0]})).unwrap(), "ABC");
     assert_eq!(show(ALL, json!({"input_ids": [1, 2, 3], "labels": [-100, 2, 3]})).unwrap(), "aBC");
     let masks = json!({"input_ids": [1, 2, 3, 4], "completion_mask": [0, 1, 1, 1], "assistant_masks": [1, 1, 0, 1]});
-    assert_eq!(show(ALL, masks.clone()).unwrap(), "aBcD");
-    assert_eq!(show(Learned { completion_only: Some(false), ..ALL }, masks).unwrap(), "ABcD");
+    // As in TRL, a completion's mask counts only with completion_only_loss, which rows of ids alone do not turn on.
+    assert_eq!(show(ALL, masks.clone()).unwrap(), "ABcD");
+    assert_eq!(show(Learned { completion_only: Some(true), ..ALL }, masks.clone()).unwrap(), "aBcD");
+    assert_eq!(show(Learned { completion_only: Some(false), ..ALL }, masks.clone()).unwrap(), "ABcD");
+    let mut with_texts = masks.as_object().unwrap().clone();
+    assert!(ALL.leaves_out_completion_mask(&with_texts));
+    with_texts.extend([("prompt".to_owned(), json!("q")), ("completion".to_owned(), json!("a"))]);
+    assert!(!ALL.leaves_out_completion_mask(&with_texts));
+    assert_eq!(show(ALL, Value::Object(with_texts)).unwrap(), "aBcD");
     for (columns, words) in [
         (json!({"input_ids": [0, 99]}), "`input_ids` must be a list of token ids from 0 to 36"),
         (json!({"input_ids": [0, -1]}), "`input_ids` must be a list of token ids"),
@@ -94,8 +102,8 @@ fn marks_of_ids_and_what_they_may_be() {
     // Labels win over masks; any number but 0 marks a token.
     let both = json!({"input_ids": [1, 2, 3], "labels": [1, -100, 3.0], "completion_mask": [0, 0, 0]});
     assert_eq!(show(ALL, both), Ok("AbC".to_owned()));
-    assert_eq!(show(ALL, json!({"input_ids": [1, 2, 3], "completion_mask": [2, 0, 1.0]})), Ok("AbC".to_owned()));
     let explicit = Learned { completion_only: Some(true), ..ALL };
+    assert_eq!(show(explicit, json!({"input_ids": [1, 2, 3], "completion_mask": [2, 0, 1.0]})), Ok("AbC".to_owned()));
     assert_eq!(show(explicit, json!({"input_ids": [1, 2], "completion_mask": [0, 1]})), Ok("aB".to_owned()));
     assert_eq!(show(ALL, json!({"input_ids": [36, 0]})), Ok("9.!".to_owned()));
     for (columns, words) in [
@@ -108,7 +116,8 @@ fn marks_of_ids_and_what_they_may_be() {
         ),
         (
             json!({"input_ids": [1, 2], "labels": [1, 3]}),
-            "`labels` must be the ids of `input_ids`, or -100 where nothing is learned",
+            "`labels` must be the ids of `input_ids`, or -100 where nothing is learned: put the label of another token \
+             into `input_ids`, or -100 in its place",
         ),
         (
             json!({"input_ids": [1, 2], "assistant_masks": [1]}),

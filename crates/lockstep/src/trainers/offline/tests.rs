@@ -79,3 +79,28 @@ fn the_largest_work_is_that_of_the_longest_sequence_and_the_largest_set() {
     assert_eq!(RewardModel::describe([2, 1]), Some("2 pairs to learn from, 1 held out".into()));
     assert_eq!(Sft::describe([2, 1]), None);
 }
+
+#[test]
+fn a_resumed_run_says_if_its_rows_have_other_tokens() {
+    let rows = [sample(&[1, 2], &[3, 4], &[false, true]), sample(&[5], &[6], &[true])];
+    let state = RowsState::of(&rows);
+    let written = || serde_json::to_value(&state).unwrap();
+    assert_eq!(state.differs_from(written(), "d").unwrap(), None);
+    let others = [
+        vec![sample(&[1, 2], &[3, 4], &[true, true]), rows[1].clone()],
+        vec![sample(&[1, 2], &[3, 7], &[false, true]), rows[1].clone()],
+        vec![rows[1].clone(), rows[0].clone()],
+        rows[..1].to_vec(),
+        vec![sample(&[1], &[2, 3, 4, 5, 6], &[false, false, true, false, true])],
+    ];
+    for other in others {
+        let words = RowsState::of(&other).differs_from(written(), "d").unwrap().expect("it differs");
+        assert!(words.starts_with("d: the rows have other tokens than when the run began"), "{words}");
+    }
+    // Where the prompt ends does not matter.
+    assert_eq!(RowsState::of(&[sample(&[1], &[2, 3, 4], &[false, false, true]), rows[1].clone()]), state);
+    let older = state.differs_from(Value::Null, "d").unwrap().expect("nothing is recorded");
+    assert!(older.starts_with("d: the checkpoint does not record the tokens of the rows."), "{older}");
+    assert!(state.differs_from(serde_json::json!({"other": 1}), "d").is_err());
+    assert_ne!(RowsState::of(&pairs()), RowsState::of(&pairs()[..1]));
+}

@@ -43,7 +43,8 @@ fn say(turns: &[(&str, &str)]) -> Content {
     Content::Messages(turns.iter().map(|(role, content)| json!({"role": role, "content": content})).collect())
 }
 
-const NO_TEMPLATE: &str = "the data has conversations, but the model has no chat template";
+const NO_TEMPLATE: &str = "the data has conversations, but the model has no chat template (chat_template.jinja or \
+                           tokenizer_config.json): use a model that has one, or text prompts";
 
 #[test]
 fn prompts_are_rendered_and_encoded() {
@@ -55,8 +56,7 @@ fn prompts_are_rendered_and_encoded() {
     assert_eq!(encode(all.chat(), &say(&[("user", "hi")])).unwrap(), "tku:hi#a:");
     assert_eq!(encode(all.chat(), &say(&[("user", "hi"), ("assistant", "so")])).unwrap(), "tku:hi#a:so");
     let error = all.plain().encode(&say(&[("user", "hi")])).unwrap_err().to_string();
-    let more = " (chat_template.jinja or tokenizer_config.json): use a model that has one, or text prompts";
-    assert_eq!(error, format!("{NO_TEMPLATE}{more}"));
+    assert_eq!(error, NO_TEMPLATE);
 }
 
 #[test]
@@ -70,7 +70,12 @@ fn answers_are_encoded_after_their_prompt() {
     assert_eq!(answered(say(&[("user", "hi")]), "ho".into()), "tku:hi#a:ho#");
     assert_eq!(answered(say(&[("user", "hi")]), say(&[("assistant", "ho"), ("user", "b")])), "tku:hi#a:ho#u:b#");
     let plain = all.plain().encode_answered(&say(&[("user", "hi")]), &"ho".into()).unwrap_err().to_string();
-    assert!(plain.starts_with(NO_TEMPLATE), "{plain}");
+    assert_eq!(plain, NO_TEMPLATE);
+    // As in TRL, whether an answer has its end token is a question of the answer's text alone, and a start token in the
+    // text is not the one that the tokenizer adds.
+    assert_eq!(answered("hi#".into(), "".into()), "^hi##");
+    assert_eq!(answered("hi".into(), "a#b".into()), "^hia#b#");
+    assert_eq!(answered("^hi".into(), "a".into()), "^^hia#");
 }
 
 #[test]
@@ -86,7 +91,7 @@ fn pairs_share_what_both_answers_begin_with() {
     // What answers share beyond the prompt is theirs; no list is empty.
     assert_eq!(pair(&"hi".into(), "ab", "ac"), text(["^hi", "ab#", "ac#"]));
     assert_eq!(pair(&"hi".into(), "", "b"), text(["^hi", "#", "b#"]));
-    assert_eq!(pair(&"hi#".into(), "", "b"), text(["^hi", "#", "#b#"]));
+    assert_eq!(pair(&"hi#".into(), "", "b"), text(["^hi#", "#", "b#"]));
     let same = "`chosen` and `rejected` are the same tokens: there is nothing to learn from such a pair, remove it";
     assert_eq!(pair(&"hi".into(), "a", "a").unwrap_err(), same);
     assert_eq!(pair(&"hi".into(), "a", "a#").unwrap_err(), same);
@@ -97,30 +102,45 @@ fn pairs_share_what_both_answers_begin_with() {
     assert_eq!([shared, chosen, rejected], ["hi#", "a#", "c#"]);
     let nothing = Encoders::new("{{ 'b' if add_generation_prompt else messages[1].content }}");
     let error = nothing.chat().encode_pair(&say(&[("user", "hi")]), &"a".into(), &"c".into()).unwrap_err().to_string();
-    assert_eq!(error, "the prompt has no token: give a `prompt` column, or answers that begin with the same text");
+    assert!(error.starts_with("the prompt has no token: give a `prompt` column, or answers that begin"), "{error}");
+    // Whole conversations of a reward model need no prompt.
+    let whole = |asked: &str| say(&[("user", asked), ("assistant", "so")]);
+    let pair = all.chat().encode_pair(&Content::Messages(Vec::new()), &whole("a"), &whole("b")).unwrap();
+    assert_eq!(pair.map(|ids| all.text(&ids)), ["tku:", "a#a:so#", "b#a:so#"]);
 }
 
 #[test]
-fn completions_are_what_follows_the_prompt() {
+fn completions_are_encoded_with_their_prompt() {
     let all = Encoders::new(TEMPLATE);
+    // The ids, with a bar where the completion begins.
     let complete = |e: PromptEncoder<'_>, prompt: Content, completion: Content| {
-        e.encode_completion(&prompt, &completion).map(|ids| all.text(&ids)).map_err(|e| e.to_string())
+        let completed = e.encode_completion(&prompt, &completion).map_err(|e| e.to_string())?;
+        let (before, after) = completed.ids.split_at(completed.border);
+        Ok::<String, String>(format!("{}|{}", all.text(before), all.text(after)))
     };
     let (user, answer) = (|| say(&[("user", "hi")]), || say(&[("assistant", "ho")]));
-    assert_eq!(complete(all.chat(), "hi".into(), " ho".into()).unwrap(), " ho#", "no start token");
-    assert_eq!(complete(all.chat(), "hi".into(), "h#o".into()).unwrap(), "h#o", "the end token is there");
-    assert_eq!(complete(all.chat(), user(), " ho".into()).unwrap(), " ho#");
-    assert_eq!(complete(all.chat(), user(), answer()).unwrap(), "ho#");
+    assert_eq!(complete(all.chat(), "hi".into(), " ho".into()).unwrap(), "^hi| ho#");
+    assert_eq!(complete(all.chat(), "hi".into(), "h#o".into()).unwrap(), "^hi|h#o#", "an end token within");
+    assert_eq!(complete(all.chat(), "hi".into(), "ho#".into()).unwrap(), "^hi|ho#", "one end token");
+    assert_eq!(complete(all.chat(), user(), " ho".into()).unwrap(), "tku:hi#a:| ho#", "a text after a conversation");
+    assert_eq!(complete(all.chat(), user(), answer()).unwrap(), "tku:hi#a:|ho#");
     let two = complete(all.chat(), user(), say(&[("assistant", "ho"), ("user", "b"), ("assistant", "c")]));
-    assert_eq!(two.unwrap(), "ho#u:b#a:c#");
+    assert_eq!(two.unwrap(), "tku:hi#a:|ho#u:b#a:c#");
+    // A prompt that ends with the assistant gets the header of a further answer, as in TRL.
+    let twice = complete(all.chat(), say(&[("user", "hi"), ("assistant", "he")]), answer());
+    assert_eq!(twice.unwrap(), "tku:hi#a:he#a:|ho#");
     let error = complete(all.chat(), "hi".into(), answer()).unwrap_err();
-    assert_eq!(error, "the prompt is a text, but the completion is a conversation");
+    assert!(error.starts_with("the prompt is a text, but the completion is a conversation: give both"), "{error}");
     assert_eq!(complete(all.plain(), user(), answer()).unwrap_err(), NO_TEMPLATE);
+    // A prompt that the template renders otherwise alone: the completion begins where the tokens part.
     let other = Encoders::new("{{ messages | length }}{% for m in messages %}{{ m.content }}#{% endfor %}");
-    let error = other.chat().encode_completion(&user(), &answer()).unwrap_err().to_string();
-    let why = "the chat template does not render the prompt alone as it renders it before the answer, so that where \
-               the completion begins is unknown";
-    assert_eq!(error, why);
+    assert_eq!(complete(other.chat(), user(), answer()).unwrap(), "|2hi#ho#");
+    assert!(other.chat().encode_completion(&user(), &answer()).unwrap().prompt_differs);
+    let opens = Encoders::new(
+        "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}#{% endfor %}{{ 'a:t' if add_generation_prompt }}",
+    );
+    assert_eq!(complete(opens.chat(), user(), answer()).unwrap(), "u:hi#a:|ho#");
+    assert_eq!(complete(opens.chat(), user(), say(&[("assistant", "the")])).unwrap(), "u:hi#a:t|he#");
 }
 
 #[test]
@@ -135,8 +155,9 @@ fn what_an_assistant_said_ends_with_its_turn() {
     };
     // No special token: all that is printed.
     assert_eq!(said(&plain(""), &chat).unwrap(), "ho\nhu\n");
-    // Of several special tokens the last ends the turn.
+    // Special tokens of the message itself end nothing; of several behind it, the last ends the turn.
     let twice = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "h#o"}]);
+    assert_eq!(said(&plain(""), &twice).unwrap(), "h#o\n");
     assert_eq!(said(&plain("#"), &twice).unwrap(), "h#o#");
     assert_eq!(said(&plain("##"), &twice).unwrap(), "h#o##");
     // The last message ends otherwise than the others; each stretch ends by itself.
@@ -144,15 +165,15 @@ fn what_an_assistant_said_ends_with_its_turn() {
     // An assistant may speak first.
     let first = json!([{"role": "assistant", "content": "ho"}, {"role": "user", "content": "hi"}]);
     assert!(said(&plain("#"), &first).unwrap().ends_with("ho#"));
-    // A message without a text cannot be found where the template changes it.
+    // A message of which the template prints nothing.
     let calls = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": ["f"]},
         {"role": "user", "content": "he"}]);
     let changes = "{% for m in messages %}{{ m.role }}{{ 'b' if loop.last else 'a' }}{% endfor %}";
     let error = said(changes, &calls).unwrap_err().to_string();
-    let why = "message 2 of the conversation: the chat template has no {% generation %}, and does not render the \
-               messages before it alone as in the whole: which tokens are the assistant's is unknown";
-    assert_eq!(error, why);
+    let why = "message 2 of the conversation: the chat template has no {% generation %}, and renders the conversation \
+               so differently";
+    assert!(error.starts_with(why) && error.contains("write {% generation %} and {% endgeneration %}"), "{error}");
     let all = Encoders::new(TEMPLATE);
-    let error = all.plain().encode_said(chat.as_array().unwrap()).unwrap_err().to_string();
+    let error = all.plain().encode_said(chat.as_array().unwrap(), &[]).unwrap_err().to_string();
     assert_eq!(error, NO_TEMPLATE);
 }
