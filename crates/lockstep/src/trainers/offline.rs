@@ -309,9 +309,12 @@ impl RowsState {
     fn of<R: Row>(rows: &[R]) -> RowsState {
         let mut hash = Sha256::new();
         for (sequence, learned) in R::sequences(rows).iter().zip(R::learned(rows)) {
-            hash.update((learned.len() as u64).to_le_bytes());
-            let ids = sequence.prompt.iter().chain(sequence.completion);
-            ids.zip(learned).for_each(|(id, learned)| hash.update([&id.to_le_bytes()[..], &[learned.into()]].concat()));
+            let mut bytes = (learned.len() as u64).to_le_bytes().to_vec();
+            for (id, learned) in sequence.prompt.iter().chain(sequence.completion).zip(learned) {
+                bytes.extend(id.to_le_bytes());
+                bytes.push(u8::from(learned));
+            }
+            hash.update(&bytes);
         }
         RowsState { tokens: hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect() }
     }
@@ -413,7 +416,8 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
         label: O::PURPOSE.command(),
     };
     let state = RowsState::of(&rows.train);
-    let (sinks, name) = (inputs.sinks.clone(), config.dataset_name.clone().unwrap_or_default());
+    let sinks = inputs.sinks.clone();
+    let name = config.dataset_name.clone().unwrap_or_default();
     let run = TrainingRun::begin(inputs, parts, |began, _| {
         state.differs_from(began, &name)?.iter().for_each(|words| sinks.warn(words));
         Ok(())
