@@ -200,7 +200,8 @@ fn margins_and_other_columns() {
     let (_, pairs) = load(&none.to_string(), false, |_| {}).unwrap();
     assert_eq!(pairs.all[0].clone().into_preference_pair().margin, 0.0);
     refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\", \"margin\": 1e300}", &["must be a number"]);
-    refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"\"}", &["line 1: `rejected` is empty"]);
+    let (texts, _) = load("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"\"}", false, |_| {}).unwrap();
+    assert_eq!(texts, [["a", "b<e>", "<e>"].map(str::to_owned)], "an answer of nothing is the end token");
     refused(
         "{\"prompt\": \"a\", \"chosen\": \"b\"}",
         &["line 1: there is no column `rejected`; a pair has the columns `chosen` and `rejected`, and may have \
