@@ -446,9 +446,9 @@ fn a_text_is_learned_from_its_second_token_on() {
     assert_eq!(whole, train(split.to_vec(), "split", |_| {}).unwrap());
     let mixed = vec![json!({"text": "ab."}), split[1].clone()];
     let refused = |error: anyhow::Error| error.to_string();
-    assert!(refused(train(mixed, "mixed", |_| {}).unwrap_err()).contains("no completion"));
+    assert!(refused(train(mixed, "mixed", |_| {}).unwrap_err()).contains("row 1: the row has no completion"));
     let short = vec![json!({"text": ""})];
-    assert!(refused(train(short, "short", |_| {}).unwrap_err()).contains("no token to learn"));
+    assert!(refused(train(short, "short", |_| {}).unwrap_err()).contains("no row has a token to learn"));
 }
 
 #[test]

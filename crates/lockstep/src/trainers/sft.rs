@@ -5,6 +5,7 @@
 use super::offline::{Loaded, Offline, Row, longest_row};
 use crate::bad_input;
 use crate::config::{Config, Purpose, SftLoss};
+use crate::data::load::INPUT_IDS;
 use crate::data::notices;
 use crate::data::prompt_dataset::encoder;
 use crate::data::{Dataset, DatasetSpec, Learned, LearnedRow};
@@ -147,6 +148,7 @@ fn learned_rows(
     stop: &StopSignal,
 ) -> anyhow::Result<Rows> {
     let (mut rows, mut prompts) = (Rows { whole: true, ..Rows::default() }, PromptSet::default());
+    let have_completions = data.examples.iter().any(|example| example.completion.is_some());
     for example in &data.examples {
         stop.check()?;
         if encoder.tokenizer.is_beyond(example.bytes(), most) {
@@ -154,6 +156,13 @@ fn learned_rows(
             continue;
         }
         let place = || format!("{}, row {}", data.name, example.row + 1);
+        if have_completions && example.completion.is_none() && !example.columns.contains_key(INPUT_IDS) {
+            bad_input!(
+                "{}: the row has no completion, but other rows have one: give each row a prompt and a completion, or \
+                 each row one text or conversation",
+                place()
+            );
+        }
         let row = learned.tokens(encoder, example).or_bad_input_in(place())?;
         let LearnedRow { mut ids, learned: mut mask, prompt, prompt_differs } = row;
         if prompt.zip(most_of_prompt).is_some_and(|(prompt, most)| prompt > most) {
