@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a first day on a shared machine shows, item by item: each is tried with the program itself and says PASS, FAIL or
-# SKIPPED with the reason.
+# Tries the program on a shared machine, item by item. Each item runs the program and prints PASS, FAIL or SKIPPED with
+# the reason.
 #
 #   conformance/first_day.sh [--list] [--only A1,A4] [PROGRAM]
 #

@@ -215,7 +215,7 @@ resume() {
   echo "note: killed after step 2 or later, then resumed"
 }
 
-# What the program says that it does not have on this device yet is no failure.
+# A feature that the program reports as missing on this device is not a failure.
 benchmark() {
   local log=$work/bench.log code
   on_device "$lockstep" bench "$@" 2>&1 | tee "$log"

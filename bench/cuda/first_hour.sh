@@ -446,7 +446,7 @@ for i in "${!names[@]}"; do
   [ -z "$small" ] || [[ ! ${names[i]} =~ ^($not_small)$ ]] || [[ ,$only, == *",${names[i]},"* ]] ||
     record "$i" skipped 0 "--small"
 done
-# What does not fit by what was measured is tried again at the end, if it would by the table.
+# A check that does not fit by measured durations is tried again at the end, if it fits by the table's estimate.
 for by in measured table; do
   for i in "${!names[@]}"; do
     [ "${outcomes[i]}" = waiting ] || continue

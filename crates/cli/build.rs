@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What the program is built from, from the root of the repository. Tests are not a part of it.
+/// The program's sources, as paths from the root of the repository. Tests are not among them.
 const SOURCES: [&str; 8] = [
     "crates",
     "Cargo.toml",
@@ -20,7 +20,7 @@ const SOURCES: [&str; 8] = [
     ":(exclude,glob)crates/*/benches/**",
     ":(exclude,glob)crates/*/examples/**",
 ];
-/// The folders of a crate that are no part of the program.
+/// The folders of a crate that the program does not contain.
 const NOT_BUILT: [&str; 5] = ["tests", "benches", "examples", "browser", "target"];
 
 fn main() {

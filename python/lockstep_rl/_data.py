@@ -11,7 +11,7 @@ from typing import Any
 
 # Most rows of a stream that are read without `max_samples`.
 STREAM_ROWS = 1_000_000
-# What a number beyond 64 bits has.
+# Attributes of a number beyond 64 bits.
 DIGITS = re.compile("[0-9]{19}")
 
 

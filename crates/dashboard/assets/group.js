@@ -206,7 +206,7 @@ function pushed(data) {
 // A token on its own: its spaces and line ends are seen.
 const visible = (piece) => piece.replaceAll(" ", "␣").replaceAll("\n", "⏎");
 
-// Without a score there is no total; a null is not a zero.
+// A completion without a score has a total of null, not 0.
 const total = (c, data) => {
   const scored = (c.rewards ?? []).map((x, i) => (x === null ? null : x * (data.weights?.[i] ?? 1))).filter((x) => x !== null);
   return scored.length ? scored.reduce((sum, x) => sum + x, 0) : null;

@@ -9,7 +9,7 @@
 //!   [`BEAT`], and one that has not for [`SILENT`] is gone. Both times are the file system's, so that clocks that differ
 //!   do not matter.
 //!
-//! Two processes that start in the same moment are told apart by a file `FILE.claim`, which only one can create.
+//! If two processes start in the same moment, the file `FILE.claim` decides: only one of them can create it.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -60,12 +60,12 @@ pub struct Locks {
 pub enum Taken {
     /// The kernel's lock is taken.
     Locked,
-    /// The file system has no locks, and no living process owns the file: it is this process's, which must write its
-    /// [`Owner`] into it, and then drop the claim.
+    /// The file system does not support locks, and the file does not have a living owner. This process owns it now: it
+    /// must write its [`Owner`] into the file, and then drop the claim.
     Unlocked(Claim),
     /// Another process has the kernel's lock.
     Held,
-    /// The file system has no locks, and this process owns the file.
+    /// The file system does not support locks, and this process owns the file.
     Owned(Held),
 }
 
@@ -74,7 +74,7 @@ pub enum Taken {
 pub enum Held {
     /// The process lives on this machine.
     Lives,
-    /// It wrote so many seconds ago, on another machine or in another container.
+    /// The process wrote this number of seconds ago, on another machine or in another container.
     Wrote(u64),
     /// Another process is starting.
     Starts,
@@ -94,7 +94,7 @@ impl fmt::Display for Held {
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
-    /// Why there is no lock, and what to do about it.
+    /// A warning for the user: the reason why there is not a lock, and the fix.
     pub warning: String,
 }
 
@@ -104,7 +104,7 @@ impl Drop for Claim {
     }
 }
 
-/// Whether an error means that this file system has no locks.
+/// Whether an error means that this file system does not support locks.
 pub fn is_unsupported(error: &std::io::Error) -> bool {
     use rustix::io::Errno;
     let none = [Errno::NOSYS, Errno::NOLCK, Errno::OPNOTSUPP, Errno::NOTSUP, Errno::INVAL, Errno::NOTTY];
@@ -112,7 +112,7 @@ pub fn is_unsupported(error: &std::io::Error) -> bool {
         || error.raw_os_error().is_some_and(|raw| none.iter().any(|e| e.raw_os_error() == raw))
 }
 
-/// What is wrong with locks on the file system of `path`, and what to do about it.
+/// The reason why locks fail on the file system of `path`, and the fix.
 fn advice(path: &Path, error: &std::io::Error) -> String {
     let fix = match error.raw_os_error() == Some(rustix::io::Errno::NOLCK.raw_os_error()) {
         true => "on NFS start its lock daemon (rpc.statd), or mount it with nolock or local_lock=flock",
@@ -144,7 +144,7 @@ impl Locks {
         let name = PathBuf::from(name);
         let create = || OpenOptions::new().write(true).create_new(true).open(&name);
         let claimed = match create() {
-            // Of a process that was killed while it started.
+            // A process that was killed while it started left this claim.
             Err(exists) if exists.kind() == ErrorKind::AlreadyExists && self.is_abandoned(&name)? => {
                 std::fs::remove_file(&name)?;
                 create()

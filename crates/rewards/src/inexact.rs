@@ -13,7 +13,7 @@ pub struct Inexact<'j> {
 }
 
 impl Inexact<'_> {
-    /// What is wrong and how to cure it, for a message that begins with the row's place.
+    /// The fault and its fix, for a message that begins with the row's place.
     pub fn problem(&self) -> String {
         let Inexact { column, number, .. } = self;
         let read = number.parse::<f64>().map(serde_json::Value::from).unwrap_or_default();

@@ -116,7 +116,7 @@ fn read(reward: &str, answer: Answer, tokens: &[usize]) -> Result<Scores, String
         return Err(format!("`rewards` of its answer has the length {}, for {}", rewards.len(), completions(rows)));
     }
     let (mut values, mut steps) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
-    // What cannot be read takes the score of its completion alone.
+    // A value that cannot be read costs the score of its completion alone.
     let mut unread: Vec<(usize, String)> = Vec::new();
     for (row, (value, &tokens)) in rewards.iter().zip(tokens).enumerate() {
         let read = CompletionReward::read(value, tokens).unwrap_or_else(|error| {
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!((kind("{\"rewards\": []}"), kind("x")), (ProblemKind::BadAnswer, ProblemKind::BadAnswer));
     }
 
-    /// One completion's score that cannot be read is no failure of the others.
+    /// A score that cannot be read does not affect the scores of other completions.
     #[test]
     fn an_unreadable_score_is_missing_alone() {
         let one = || StepScore { end: StepEnd::Char(1), score: 1.0 };

@@ -114,7 +114,7 @@ pub(crate) fn misplaced(steps: &[StepScore], tokens: usize, text: &str) -> Optio
         }
         StepEnd::Char(end) => {
             let chars = text.chars().count();
-            // Of a completion without text, 0 is the end.
+            // In a completion without text, 0 is the end.
             (end > chars || (end == 0 && chars > 0)).then(|| format!("a step ends at character {end} of {chars}"))
         }
         StepEnd::Token(_) => None,
@@ -149,7 +149,7 @@ mod tests {
         );
     }
 
-    /// Nothing scored is no score, and never 0.
+    /// A completion without a scored step does not have a score, and never the score 0.
     #[test]
     fn a_list_without_a_score_is_not_a_zero() {
         let none = CompletionReward::default();

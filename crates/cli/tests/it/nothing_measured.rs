@@ -248,7 +248,7 @@ fn lines(run: &Path) -> Vec<Map<String, Value>> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// What is not as the case says.
+/// The differences from what the case expects.
 fn wrong(root: &Path, case: &Case, common: &[&str], out: &str) -> Vec<String> {
     let command =
         |name: &str| format!("{{kind = \"command\", name = \"{name}\", command = \"python3 reward.py {name}\"}}");

@@ -249,7 +249,7 @@ fn opened(watched: &[&Path], run: impl FnOnce()) -> BTreeSet<String> {
     found
 }
 
-/// The program opens no file of a model's directory that is not on the list, whichever command it is.
+/// The program opens no file of a model's directory that is not on the list, for every command.
 #[test]
 fn only_listed_files_and_weights_are_opened() {
     let dir = conversations();

@@ -73,7 +73,7 @@ fn a_file_without_a_lock_is_its_living_owners() {
     let own = std::process::id();
     let lives = "it lives on this machine";
     let old = |pid: u32, host: &str| format!("{{\"pid\": {pid}, \"host\": \"{host}\", \"since_s\": 5}}");
-    // What is tried, the kernel's answer, the file's text, for how many seconds the file has not been written, and the result.
+    // Title, the kernel's answer, the file's text, seconds since the file was written, and the result.
     let rows: Vec<(&str, fn(&File) -> Locked, String, u64, &str)> = vec![
         ("a lock", works, String::new(), 0, "locked"),
         ("a lock, whatever the text says", works, text(77, "b1", Some(500), "n1"), 0, "locked"),

@@ -66,7 +66,7 @@ fn a_lease_lets_others_in_when_its_turn_is_over_or_it_is_released() {
     testing::wait_until("the next turn", || threads() == Some(2));
     std::fs::remove_dir_all(&dir).unwrap();
     lease.release();
-    assert_eq!(threads(), Some(2), "nobody shares cores any more");
+    assert_eq!(threads(), Some(2), "cores are no longer shared");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! What a user should know about the conversations of a dataset before a run: counts rows in which the chat template
-//! leaves out or changes something that the row has. These rows are used all the same, as TRL uses them.
+//! Notices about the conversations of a dataset before a run: counts rows in which the chat template leaves out or
+//! changes something that the row has. These rows are used all the same, as TRL uses them.
 
 use super::supervised::OfTemplate;
 use super::{Dataset, Example};
@@ -29,7 +29,7 @@ pub struct Notices {
     arguments: BTreeMap<String, Counted>,
 }
 
-/// A number of rows, and what is said about the first of them.
+/// A number of rows, and the notice about the first of them.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Counted {
     rows: usize,

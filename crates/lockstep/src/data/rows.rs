@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What is added to an error where a line ends within an object: most often the object was written over several lines.
+/// The end of an error about a line that ends within an object: most often the object was written over several lines.
 pub const WHOLE_LINES: &str = ": each line must hold one whole JSON object, so write an object of several lines as one";
 
 /// Dataset rows that a program has in memory. A clone shares the same rows.

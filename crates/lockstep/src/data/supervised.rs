@@ -5,7 +5,7 @@ use super::Example;
 use super::load::INPUT_IDS;
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
-use model::chat::{Completed, PromptEncoder, Said};
+use model::chat::{AssistantTokens, Completed, PromptEncoder};
 use rewards::Content;
 use serde_json::{Map, Value};
 
@@ -68,7 +68,7 @@ impl Learned {
         Ok(LearnedRow { ids, learned, prompt: Some(border), prompt_differs })
     }
 
-    /// What the assistant said in a conversation; of a prompt with a completion, what it said in the completion.
+    /// Learns the assistant's tokens of a conversation; if the row has a completion, those of the completion.
     fn of_assistant(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<LearnedRow> {
         let (prompt, completion) = match (&example.prompt, &example.completion) {
             (Content::Messages(prompt), Some(Content::Messages(completion))) => (prompt, &completion[..]),
@@ -78,7 +78,8 @@ impl Learned {
                  messages"
             ),
         };
-        let Said { ids, said: mut learned, border } = encoder.encode_said(prompt, completion).or_bad_input()?;
+        let AssistantTokens { ids, mask: mut learned, border } =
+            encoder.encode_assistant(prompt, completion).or_bad_input()?;
         if completion.is_empty() {
             return Ok(LearnedRow::whole(ids, learned));
         }

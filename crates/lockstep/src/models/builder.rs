@@ -26,7 +26,7 @@ pub struct Longest {
 }
 
 impl Longest {
-    /// The lengths where prompt and completion together have at most so many tokens.
+    /// The lengths if prompt and completion together have at most this number of tokens.
     pub fn up_to(self, most: usize) -> Longest {
         let positions = self.positions().min(most);
         let completion = self.completion.min(positions);

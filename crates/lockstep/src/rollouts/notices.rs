@@ -1,5 +1,5 @@
-//! What a user should know before completions are generated and scored: settings of sampling that are not used, and tags
-//! that reward functions look for and cannot see.
+//! Notices before completions are generated and scored: settings of sampling that are not used, and tags that reward
+//! functions look for and cannot see.
 
 use crate::config::Config;
 use crate::data::prompts::Prompt;

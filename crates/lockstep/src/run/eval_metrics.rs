@@ -156,7 +156,7 @@ mod tests {
         assert!(refused.contains("per_device_eval_batch_size (now 4)"), "{refused}");
         assert_eq!(check(false, 3 * 128, SetSize { rows: 3, sequences: 6, ..size }), Ok(()), "the set is smaller");
         assert_eq!(check(true, 1, SetSize { vocab: None, ..size }), Ok(()), "scores are nothing");
-        assert!(size.check(&Keeps(true), &Available::default(), 1).is_ok(), "nobody knows");
+        assert!(size.check(&Keeps(true), &Available::default(), 1).is_ok(), "the available memory is unknown");
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub struct RunLock {
     file: File,
     /// The previous holder, if that process was killed while it held the lock.
     pub killed: Option<Holder>,
-    /// What to tell the user, if the file system has no locks.
+    /// A warning for the user, if the file system does not support locks.
     pub warning: Option<String>,
     /// The text of the file, which names this process.
     text: Vec<u8>,
@@ -111,7 +111,7 @@ impl RunLock {
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        // What stays in the file would say that this process was killed.
+        // A holder that remains in the file means that its process was killed.
         if self.beat.take().is_none() || is_unchanged(&self.file, &self.text) {
             let _ = self.write(b"");
         }

@@ -123,7 +123,7 @@ impl RunLog {
         self.add("forward_time_s", metrics.forward_time_s);
         self.add("backward_time_s", metrics.backward_time_s);
         self.add("optimizer_time_s", metrics.optimizer_time_s);
-        // Of an update that computes nothing there is no rate.
+        // An update that computes nothing has a rate of missing, not 0.
         if metrics.computed_tokens > 0 {
             self.add("update_tokens_per_s", metrics.computed_tokens as f64 / seconds);
         }
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(
             (found(3.0), found(0.0)),
             (expected(3.0).to_vec(), vec![rate, saved]),
-            "of no pass there is no mean"
+            "the mean over no pass is missing"
         );
     }
 }

@@ -207,7 +207,7 @@ impl MemoryPlan {
 
     /// Bytes of the part with the name and place of `part`.
     pub(super) fn bytes_of(&self, part: &Part) -> u64 {
-        // What is resident now is the same in each plan of a run, though it is measured again.
+        // All plans of a run count the same resident memory, although each plan measures it again.
         let same = self.parts.iter().filter(|own| own.name != PROGRAM && (&own.name, own.on) == (&part.name, part.on));
         if part.name == PROGRAM { part.bytes } else { same.map(|own| own.bytes).sum() }
     }

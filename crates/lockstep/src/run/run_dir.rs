@@ -125,7 +125,7 @@ impl RunDir {
         Ok(lock.as_ref().and_then(|lock| lock.killed.as_ref()).map(ToString::to_string))
     }
 
-    /// What to tell the user about the lock that this value has, if the file system has no locks.
+    /// A warning for the user about the lock that this value has, if the file system does not support locks.
     pub(super) fn lock_warning(&self) -> Option<String> {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.warning.clone()
     }

@@ -297,8 +297,8 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
     }
 }
 
-/// What a checkpoint keeps of the training rows: nothing that the next step depends on, but what tells whether a
-/// resumed run learns the same tokens.
+/// A checkpoint's record of the training rows. The next step does not depend on it; it shows whether a resumed run
+/// learns the same tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct RowsState {
     /// SHA-256 of the token ids of all training rows, and of which are learned.
@@ -325,15 +325,15 @@ impl RowsState {
         if state.is_null() {
             return Ok(Some(format!(
                 "{name}: the checkpoint does not record the tokens of the rows. Versions before 0.2 encoded some rows \
-                 otherwise (docs/versions.md); if yours are among them, the run goes on with the new tokens"
+                 otherwise (docs/versions.md); if yours are among them, the run continues with the new tokens"
             )));
         }
         let began: RowsState = serde_json::from_value(state)?;
         Ok((began != *self).then(|| {
             format!(
                 "{name}: the rows have other tokens than when the run began: the tokenizer, the chat template or a key \
-                 that decides about them has changed. The run goes on with the new ones; for the old ones, put the \
-                 old files back"
+                 that decides about them has changed. The run continues with the new ones; for the old ones, restore \
+                 the old files"
             )
         }))
     }

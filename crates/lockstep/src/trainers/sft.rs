@@ -272,7 +272,7 @@ mod tests {
         assert_eq!((dft.entropy, dft.right, dft.tokens), (2.75, 2.0, 3));
         let none = Sums::of(SftLoss::Nll, &both[1..], &[row(&[false, false])]);
         assert_eq!((none.tokens, none.mean(none.loss), none.mean(3.0)), (0, None, None));
-        // A batch of nothing has no part in any mean, and without another one there is none.
+        // A batch without tokens adds nothing to a mean; if all batches are such, the mean is missing.
         let named = |batches: &[(usize, Sums)]| -> Vec<f64> { means_of(batches).into_iter().map(|(_, x)| x).collect() };
         let other = || Sums { loss: 3.0, entropy: 1.0, right: 1.0, tokens: 2 };
         assert_eq!(named(&[(1, none), (3, other())]), named(&[(3, other())]));
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(refused(&[(&[5, 6], &[5, -100])]), "FILE: no row has a token to learn");
         let long: (&[u32], &[i64]) = (&[5, 6, 7, 8], &[5, 6, 7, 8]);
         assert_eq!(refused(&[long, long]), "FILE: every row is longer than max_length = 3: raise it");
-        // A row of one token has nothing to learn; TRL keeps it, and its loss has no term of it.
+        // A row of one token has nothing to learn. TRL keeps such a row, and it adds nothing to the loss.
         assert_eq!(loaded(&[(&[5, 6], &[5, 6]), (&[5], &[5])]).0.unwrap().rows.len(), 1);
         assert_eq!(refused(&[(&[5], &[5])]), "FILE: no row has a token to learn");
     }

@@ -24,7 +24,7 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64) -> anyhow::Result<O
     names.extend(in_recorded.union(&in_remade).cloned());
     // Older versions did not copy files in folders of the model.
     let is_in_folder = |name: &str| name.contains('/') && is_listed(name);
-    // PPO's value model lies in a folder itself.
+    // PPO's value model is in a folder itself.
     let of_model = |name: &str| is_in_folder(name) || name.split_once('/').is_some_and(|(_, name)| is_in_folder(name));
     let left_out = |name: &String| of_model(name) && !in_recorded.contains(name);
     let compared = |name: &String| !NOT_COMPARED.contains(&&**name) && !left_out(name);

@@ -13,11 +13,11 @@ use std::ops::Range;
 
 /// The token ids of a conversation, with those that an assistant wrote.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Said {
+pub struct AssistantTokens {
     /// The ids of the whole conversation.
     pub ids: Vec<u32>,
     /// For each id, whether an assistant wrote it.
-    pub said: Vec<bool>,
+    pub mask: Vec<bool>,
     /// How many of the ids are those of the prompt; 0 if there is no completion.
     pub border: usize,
 }
@@ -26,16 +26,16 @@ impl PromptEncoder<'_> {
     /// Token ids of a conversation, and for each whether an assistant wrote it (transformers'
     /// `return_assistant_tokens_mask`). `completion` continues `prompt`, and may be empty. An error if a message of an
     /// assistant cannot be found in the rendered text, or if no token is an assistant's.
-    pub fn encode_said(&self, prompt: &[Value], completion: &[Value]) -> Result<Said> {
+    pub fn encode_assistant(&self, prompt: &[Value], completion: &[Value]) -> Result<AssistantTokens> {
         let Some(template) = self.template else { return Err(no_template()) };
         let messages = [prompt, completion].concat();
         let chat = self.whole(&messages);
         let (name, has_marks) = template.for_training(chat.tools.is_some())?;
-        let (ids, said) = match has_marks {
+        let (ids, mask) = match has_marks {
             true => self.marked(template, &name, &chat)?,
             false => self.found(template, &name, &chat)?,
         };
-        if !said.contains(&true) {
+        if !mask.contains(&true) {
             return Err(Error::Value(
                 "no token of the conversation is an assistant's: leave the row out, or assistant_only_loss".into(),
             ));
@@ -47,7 +47,7 @@ impl PromptEncoder<'_> {
                 border(&self.tokenizer.encode_rendered(&template.render_as(&name, &chat)?)?, &ids)
             }
         };
-        Ok(Said { ids, said, border })
+        Ok(AssistantTokens { ids, mask, border })
     }
 
     /// The tokens that the template `name` marks as generated, as transformers finds them: from the token of a
@@ -57,14 +57,14 @@ impl PromptEncoder<'_> {
         let (text, stretches) = without_marks(&template.render_as(&marked(name), chat)?);
         let (ids, offsets) = self.tokenizer.encode_characters(&text)?;
         let token_of = |at: usize| offsets.iter().position(|token| token.contains(&at));
-        let mut said = vec![false; ids.len()];
+        let mut mask = vec![false; ids.len()];
         for stretch in stretches {
             let Some(begin) = token_of(stretch.start) else { break };
             let last = stretch.end.checked_sub(1).and_then(token_of).filter(|&last| last > 0);
             let end = last.map_or(ids.len(), |last| last + 1);
-            said[begin.min(end)..end].fill(true);
+            mask[begin.min(end)..end].fill(true);
         }
-        Ok((ids, said))
+        Ok((ids, mask))
     }
 
     /// The tokens of the assistant's messages in a conversation that the template `name` renders without marks.
@@ -72,7 +72,7 @@ impl PromptEncoder<'_> {
         let conversation = Conversation::new(template, name, *chat)?;
         let (ids, offsets) = self.tokenizer.encode_offsets(&conversation.text)?;
         let (special, eos) = (self.tokenizer.special_ids(), self.tokenizer.eos_id());
-        let mut said = vec![false; ids.len()];
+        let mut mask = vec![false; ids.len()];
         for i in (0..chat.messages.len()).filter(|&i| chat.messages[i]["role"] == "assistant") {
             let turn = conversation.turn(i)?;
             let tokens_in = |range: &Range<usize>| {
@@ -101,9 +101,9 @@ impl PromptEncoder<'_> {
                     i + 1
                 )));
             }
-            own.into_iter().for_each(|at| said[at] = true);
+            own.into_iter().for_each(|at| mask[at] = true);
         }
-        Ok((ids, said))
+        Ok((ids, mask))
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn new(sources: &BTreeMap<String, String>, time: PromptTime) -> Resul
     let mut longest = 0;
     for (name, source) in sources {
         let mut templates = vec![(name.clone(), generation(source, false))];
-        if says_what_is_generated(source) {
+        if marks_generation(source) {
             templates.push((marked(name), generation(source, true)));
         }
         for (name, source) in templates {
@@ -107,7 +107,7 @@ pub(super) fn marked(name: &str) -> String {
 }
 
 /// Whether a template has `{% generation %}` blocks.
-pub(super) fn says_what_is_generated(source: &str) -> bool {
+pub(super) fn marks_generation(source: &str) -> bool {
     source.contains("endgeneration")
 }
 
@@ -141,7 +141,7 @@ fn generation(source: &str, marks: bool) -> String {
                 }
             }
             "raw" => {
-                // What follows is literal up to the tag that ends it. Jinja keeps the line feed after this tag, and
+                // The text after this tag is literal, up to the tag that ends it. Jinja keeps the line feed after this tag, and
                 // minijinja drops one.
                 out.push_str(tag);
                 if after.starts_with('\n') && !tag.ends_with("-%}") {

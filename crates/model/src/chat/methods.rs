@@ -141,7 +141,7 @@ fn list<'t>(pieces: impl IntoIterator<Item = &'t str>) -> Value {
 
 fn split(text: &str, arguments: &Arguments<'_>, from_right: bool) -> Outcome {
     let [separator, most] = arguments.by_name(["sep", "maxsplit"])?;
-    // A negative number of splits is no limit.
+    // A negative number of splits means that splits are not limited.
     let most = arguments.number(most)?.and_then(|most| usize::try_from(most).ok());
     let Some(separator) = separator.filter(|separator| !separator.is_none()) else {
         return Ok(list(split_at_spaces(text, most, from_right)));

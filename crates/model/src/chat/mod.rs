@@ -21,7 +21,7 @@ mod tests;
 mod training;
 mod turns;
 
-pub use assistant::Said;
+pub use assistant::AssistantTokens;
 pub use content::Content;
 pub use parts::{is_media_column, is_nothing, media_in, message_left_out};
 pub use prompt::{Completed, PromptEncoder};
@@ -86,7 +86,7 @@ impl ChatTemplate {
 
     fn named(mut sources: BTreeMap<String, String>, special: &SpecialTokens, time: PromptTime) -> Result<ChatTemplate> {
         sources.values_mut().for_each(|source| *source = with_line_feeds(source));
-        let default = sources.get("default").filter(|source| !environment::says_what_is_generated(source));
+        let default = sources.get("default").filter(|source| !environment::marks_generation(source));
         let training = default.and_then(|source| training::version(source));
         let mut all = sources.clone();
         all.extend(training.clone().map(|source| (training::NAME.to_owned(), source)));
@@ -177,7 +177,7 @@ impl ChatTemplate {
             return Ok((training::NAME.to_owned(), true));
         }
         let name = self.choose(tools)?;
-        Ok((name.to_owned(), environment::says_what_is_generated(&self.sources[name])))
+        Ok((name.to_owned(), environment::marks_generation(&self.sources[name])))
     }
 }
 

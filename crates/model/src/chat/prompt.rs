@@ -68,7 +68,7 @@ impl PromptEncoder<'_> {
     }
 
     /// Token ids of the prompt of a training row, as TRL encodes it to find where the answer begins: a conversation
-    /// with the header of an answer after it, whoever spoke last.
+    /// with the header of an answer after it, whichever role the last message has.
     fn encode_prompt(&self, prompt: &Content) -> Result<Vec<u32>> {
         match (prompt, self.template) {
             (Content::Text(text), _) => self.tokenizer.encode_row(text),

@@ -309,7 +309,7 @@ fn said(template: &str, messages: &Value) -> Result<String> {
     let tokenizer = Tokenizer::characters(" \nabcdefghijklmnopqrstuvwxyz:<>/#".chars(), &special).unwrap();
     let template = ChatTemplate::new(template, &special).unwrap();
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &Map::new(), tools: None };
-    let Said { ids, said: mask, .. } = encoder.encode_said(messages.as_array().unwrap(), &[])?;
+    let AssistantTokens { ids, mask, .. } = encoder.encode_assistant(messages.as_array().unwrap(), &[])?;
     let chat = Chat { messages: messages.as_array().unwrap(), ..Chat::default() };
     assert_eq!(ids, tokenizer.encode_rendered(&template.render(&chat)?).unwrap(), "the marks leave no trace");
     let kept: Vec<u32> = ids.iter().zip(&mask).filter(|(_, said)| **said).map(|(id, _)| *id).collect();

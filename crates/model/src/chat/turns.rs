@@ -23,9 +23,9 @@ pub(super) struct Conversation<'a> {
 /// Where a message is in the rendered text, as ranges of bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Turn {
-    /// What is printed of the message itself, without the header of an answer.
+    /// The text of the message itself, without the header of an answer.
     pub(super) own: Range<usize>,
-    /// What the template prints behind a message, whatever the message says.
+    /// The text that the template prints after every message, independent of the message's content.
     pub(super) behind: Range<usize>,
 }
 
@@ -80,7 +80,7 @@ impl<'a> Conversation<'a> {
         Some(Turn { own: begin..own.end, behind: own.end..own.end + behind })
     }
 
-    /// The range of the text that is another one if another message stands in the place of message `i`.
+    /// The range of the text that changes if another message replaces message `i`.
     fn replaced(&self, i: usize) -> Option<Range<usize>> {
         others(&self.chat.messages[i]).into_iter().find_map(|other| {
             let mut messages = self.chat.messages.to_vec();
@@ -93,7 +93,7 @@ impl<'a> Conversation<'a> {
         })
     }
 
-    /// What the template prints behind message `i` as the last one, for each message that may stand in its place.
+    /// The text that the template prints after message `i` as the last one, for each possible replacement.
     fn behind(&self, i: usize) -> Vec<String> {
         let of = |other| {
             let mut messages = self.chat.messages[..=i].to_vec();

@@ -20,7 +20,7 @@ pub(super) struct Formula<'t> {
 pub(super) fn formulas(text: &str) -> impl Iterator<Item = Formula<'_>> {
     let bytes = text.as_bytes();
     let mut at = 0;
-    // What closes it, where its sign is and where its inside begins.
+    // The text that closes it, where its sign is and where its inside begins.
     let mut open: Option<(&str, usize, usize)> = None;
     std::iter::from_fn(move || {
         while let Some(&byte) = bytes.get(at) {

@@ -135,7 +135,7 @@ fn begins_with_number(line: &str) -> bool {
     line.trim_start_matches(decoration).starts_with(|c: char| c.is_ascii_digit() || c == '.')
 }
 
-/// What else a side of an equation may have beside its number.
+/// Characters that a side of an equation may have beside its number.
 #[derive(Clone, Copy, PartialEq)]
 enum Only {
     /// Anything, also other numbers.

@@ -147,11 +147,11 @@ fn without_punctuation(text: &str) -> &str {
             let mut letter = || letters.next().is_some_and(char::is_alphabetic);
             letter() && letter()
         }
-        // Of a sentence in quotes that began before: "The answer is 5."
+        // The end of a sentence in quotes that began before: "The answer is 5."
         '"' | '”' | '»' | '」' | '\'' => {
             before.ends_with(['.', '!', '?', '。']) && !text.starts_with(['"', '“', '«', '「', '\''])
         }
-        // Of a list or an object of JSON.
+        // The end of a list or an object of JSON.
         '}' => before.matches('{').count() <= before.matches('}').count(),
         _ => false,
     };

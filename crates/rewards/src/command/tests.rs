@@ -34,7 +34,7 @@ fn score(reward: &mut CommandReward) -> Scores {
     score_with(reward, &Columns::new(), &["5".into(), "line\nfeed \"quoted\"".into()])
 }
 
-/// Whether the process whose number is in this file has ended. One that nobody has waited for yet has ended, too.
+/// Whether the process whose number is in this file has ended. A zombie has ended, too.
 fn has_ended(file: &Path) -> bool {
     let process = std::fs::read_to_string(file).unwrap();
     let state = std::fs::read_to_string(format!("/proc/{}/stat", process.trim()));

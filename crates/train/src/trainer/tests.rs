@@ -206,7 +206,7 @@ fn the_loss_of_given_scores_is_that_of_one_batch() {
     // Of four tokens the two above the median 2.5 stay: −A each, over four tokens; and −0.5 · (4 + 3) / 2.
     assert_eq!(policy.loss(&samples, &given).unwrap(), Some(-2.0 * 2.0 / 4.0 - 0.5 * 3.5));
     let masked = samples.clone().map(|sample| Sample { mask: vec![false; sample.completion.len()], ..sample });
-    assert_eq!(policy.loss(&masked, &given).unwrap(), None, "of nothing there is no loss");
+    assert_eq!(policy.loss(&masked, &given).unwrap(), None, "the loss of no tokens is missing");
     samples[0].columns.remove(SAMPLER_LOGPS);
     assert!(policy.loss(&samples, &given).is_err());
 }

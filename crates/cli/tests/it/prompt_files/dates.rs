@@ -1,4 +1,4 @@
-//! The date that a chat template prints: that of the run's first start, whoever renders the prompt and when.
+//! A chat template prints the date of the run's first start, in every process and at any later time.
 
 use super::*;
 use crate::support::runs::{metrics, rollouts};
@@ -7,7 +7,7 @@ use crate::support::runs::{metrics, rollouts};
 const PAST: u64 = 40 * 86_400;
 const LATER: u64 = 800 * 86_400;
 
-/// Makes the start of a run lie in the past: the run then begins anew, as after a kill before its first checkpoint.
+/// Moves the start of a run into the past. The run then begins anew, as after a kill before its first checkpoint.
 fn begun_in_the_past(root: &Path, command: &str, out: &str, set: &[&str], more: &[&str]) {
     good(root, &arguments(command, out, set));
     let run = root.join(out);

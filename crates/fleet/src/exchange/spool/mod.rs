@@ -212,9 +212,9 @@ pub(crate) struct Holder {
 /// The lock of a file, which this process holds until it is dropped.
 pub(crate) struct FileLock {
     file: File,
-    /// Where the file system has no locks: what keeps the owner in the file fresh, and the file's text.
+    /// Set if the file system does not support locks: refreshes the owner in the file; the file's text.
     beat: Option<(Heartbeat, Vec<u8>)>,
-    /// What to tell the user about a file system without locks.
+    /// A warning for the user about a file system without locks.
     pub warning: Option<String>,
 }
 

@@ -85,6 +85,6 @@ mod tests {
             }
             assert!(watch.wait(testing::HANG), "{how}");
         }
-        assert!(!watch.wait(Duration::from_millis(30)), "what was seen wakes nobody again");
+        assert!(!watch.wait(Duration::from_millis(30)), "an event that was seen does not wake again");
     }
 }

@@ -47,7 +47,7 @@ impl Config {
     }
 }
 
-/// A note on weights that are all 0. TRL takes them, too: they are no error where rewards are only to be logged.
+/// A note on weights that are all 0. TRL accepts them, too: a user may want to log rewards without learning from them.
 pub(crate) fn unweighted(c: &Config) -> Option<String> {
     let weights = c.reward_weights.as_deref().filter(|weights| !weights.is_empty())?;
     weights.iter().all(|weight| *weight == 0.0).then(|| {

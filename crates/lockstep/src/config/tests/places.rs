@@ -133,7 +133,7 @@ fn all_linear_layers_by_either_name() {
     assert!(with(dir.path(), Purpose::Grpo, &[("lora_target_modules", "q_proj")]).is_err());
 }
 
-/// A run of a version without `template_columns` did not pass a row's tools to the template, and goes on so.
+/// A run of a version without `template_columns` did not pass a row's tools to the template, and resumes without them.
 #[test]
 fn the_configuration_of_an_older_run_passes_no_columns_to_the_template() {
     let dir = tempfile::tempdir().unwrap();

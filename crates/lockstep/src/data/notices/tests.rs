@@ -1,4 +1,4 @@
-//! What is said about rows before a run.
+//! Notices about rows before a run.
 
 use super::*;
 use model::chat::ChatTemplate;

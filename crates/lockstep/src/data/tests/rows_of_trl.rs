@@ -10,7 +10,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What is made of a row: lists of ids with the stretches of learned tokens, or nothing.
+/// The result of a row: lists of ids with the stretches of learned tokens, or a refusal.
 #[derive(Clone, Debug, PartialEq)]
 enum Outcome {
     Refused(String),

@@ -6,7 +6,7 @@ use super::signs::GenerationSigns;
 use rewards::NO_ANSWER;
 use std::collections::BTreeMap;
 
-/// What a step measured: its metrics, and its generation if it has a new one.
+/// The measurements of a step: its metrics, and its generation if it has a new one.
 pub struct Measured<'a> {
     pub values: &'a BTreeMap<String, f64>,
     pub generation: Option<&'a GenerationSigns>,

@@ -139,7 +139,7 @@ struct Detection {
     evidence: String,
     examples: Vec<String>,
     quiet: bool,
-    /// What helps, where it is not the condition's remedy.
+    /// The remedy, if it is not the condition's usual one.
     remedy: Option<&'static str>,
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 pub struct Cause {
     /// The evidence after the share of groups.
     pub evidence: String,
-    /// What helps, in place of the condition's remedy.
+    /// The remedy, in place of the condition's usual one.
     pub remedy: &'static str,
 }
 

@@ -110,7 +110,7 @@ fn of_each_case(
     assert!(CASES.len() >= 20);
 }
 
-/// With so many percent of the memory that a run needs.
+/// Gives a run this percentage of the memory that it needs.
 fn percent(plan: &MemoryPlan, percent: u64) -> Available {
     let of = |bytes: u64| bytes / 100 * percent;
     Available { host: Some(of(plan.needed())), device: plan.device_total.map(of), limit: None }

@@ -276,7 +276,7 @@ fn isolation_of_rewards_that_run_programs() {
     assert!(isolation(&config, "sft").is_empty());
 }
 
-/// What a resumed run says of the build that trained it before.
+/// The warning of a resumed run about the build that trained it before.
 #[test]
 fn a_resume_by_another_build_is_one_line() {
     let place = place();

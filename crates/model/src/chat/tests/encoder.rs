@@ -174,6 +174,6 @@ fn what_an_assistant_said_ends_with_its_turn() {
                so differently";
     assert!(error.starts_with(why) && error.contains("write {% generation %} and {% endgeneration %}"), "{error}");
     let all = Encoders::new(TEMPLATE);
-    let error = all.plain().encode_said(chat.as_array().unwrap(), &[]).unwrap_err().to_string();
+    let error = all.plain().encode_assistant(chat.as_array().unwrap(), &[]).unwrap_err().to_string();
     assert_eq!(error, NO_TEMPLATE);
 }

@@ -15,7 +15,7 @@ const PARTS: &str = "{% for m in messages %}{{ m.role }}: {% if m.content is str
 const JSON: &str = "{% for m in messages %}{{ m.role }}: {% if m.role == 'tool' %}{{ m.content | tojson }}{% else %}\
                     {{ m.content }}{% endif %}\n{% endfor %}";
 
-/// What becomes of a message with this content: none if it is rendered.
+/// The error for a message with this content; none if the template renders it.
 fn refusal(template: &str, message: Value) -> Option<String> {
     let template = ChatTemplate::new(template, &special()).unwrap();
     template.render(&Chat { messages: &[message], ..Chat::default() }).err().map(|error| error.to_string())

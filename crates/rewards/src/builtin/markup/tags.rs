@@ -33,7 +33,7 @@ pub(super) fn removed(text: &str) -> Option<String> {
     Some(new)
 }
 
-/// What is replaced, in order, and by what. A tag counts only with its other half: `a<b>c` has none.
+/// Replacements, in order: the text and its substitute. A tag counts only with its other half, which `a<b>c` lacks.
 fn parts(text: &str) -> Option<Vec<(Range<usize>, &'static str)>> {
     static TAG: LazyLock<Regex> = LazyLock::new(|| {
         regex(

@@ -39,7 +39,7 @@ fn decoration_is_removed_and_mathematics_stays() {
             ("7️⃣3️⃣", "73"),
             ("Answer: → 5", "Answer:   5"),
             ("5 \\checkmark ✓", "5    "),
-            // What means something.
+            // Characters that are part of the answer's meaning.
             ("2*3*4", "2*3*4"),
             ("2 * 3 * 4", "2 * 3 * 4"),
             ("2 *3* 4", "2 *3* 4"),
@@ -95,7 +95,7 @@ fn what_encloses_or_ends_an_answer_is_removed() {
             ("Paris!”", "Paris"),
             ("Paris!", "Paris"),
             ("Paris?", "Paris"),
-            // What belongs to the answer.
+            // Characters that belong to the answer.
             ("5!", "5!"),
             ("n!", "n!"),
             ("5...", "5..."),

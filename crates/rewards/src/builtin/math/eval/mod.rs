@@ -174,7 +174,7 @@ pub(super) fn value_of(node: &Node, point: &dyn Fn(&str) -> f64, power: Power) -
 #[derive(Clone, Copy)]
 struct Evaluation<'a> {
     point: &'a dyn Fn(&str) -> f64,
-    /// What a degree counts as: 1 where it is a unit that may be left out, π/180 as the argument of a sine.
+    /// The factor of a degree: 1 where it is a unit that may be left out, π/180 as the argument of a sine.
     degree: f64,
     power: Power,
 }
@@ -203,7 +203,7 @@ impl Evaluation<'_> {
             Node::Op(op, parts) => self.operation(node, *op, parts)?,
             other => Complex::real(exact(other)?.to_f64()),
         };
-        // What overflows is not known to be equal to anything.
+        // A value that overflows is not known to be equal to anything.
         let finite = value.re.is_finite() && value.im.is_finite();
         (finite || infinite(node)).then_some(value)
     }
