@@ -158,7 +158,7 @@ for name, cut in {
     messages = TALKS[name]
     CONVERSATIONS[f"split: {name}"] = {"prompt": messages[:cut], "completion": messages[cut:]}
 CONVERSATIONS |= {
-    "split: goes on": {"prompt": [user("a"), said("so")], "completion": [said("yes")]},
+    "split: continues": {"prompt": [user("a"), said("so")], "completion": [said("yes")]},
     "split: the user answers": {"prompt": [user("a")], "completion": [user("b"), said("yes")]},
     "split: within": {"prompt": TALKS["two turns"][:1], "completion": TALKS["two turns"][1:]},
     "split: tools": {"prompt": TALKS["a call"][:1], "completion": TALKS["a call"][1:], "tools": TOOLS},
@@ -192,7 +192,7 @@ PAIRS = {
     "pair: a thought": {"prompt": [user("a")], "chosen": [said(THOUGHT + "yes")], "rejected": [said("no")]},
     "pair: two turns": {"prompt": TALKS["two turns"][:3], "chosen": [said("yes")], "rejected": [said("no")]},
     "pair: a thought before": {"prompt": TALKS["thoughts"][:3], "chosen": [said("yes")], "rejected": [said("no")]},
-    "pair: goes on": {"prompt": [user("a"), said("so")], "chosen": [said("yes")], "rejected": [said("no")]},
+    "pair: continues": {"prompt": [user("a"), said("so")], "chosen": [said("yes")], "rejected": [said("no")]},
     "pair: longer talks": {
         "prompt": [user("a")], "chosen": [said("yes"), user("b"), said("so")], "rejected": [said("no")],
     },
@@ -221,7 +221,7 @@ KNOWN = {
         "calls in turn", "a call at the end", "a system within", "parts", "tools", "an argument", "symbols said",
     )
 }  # fmt: skip
-KNOWN |= {name: CONVERSATIONS[f"split: {name}"] for name in ("goes on", "within", "thoughts", "calls in turn")}
+KNOWN |= {name: CONVERSATIONS[f"split: {name}"] for name in ("continues", "within", "thoughts", "calls in turn")}
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
 HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

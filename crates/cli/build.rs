@@ -35,8 +35,8 @@ fn main() {
         .or_else(|| of_package(&here))
         .or_else(|| of_archive(&here))
         .unwrap_or_default();
-    println!("cargo::rustc-env=LOCKSTEP_COMMIT={commit}");
-    println!("cargo::rustc-env=LOCKSTEP_MODIFIED={modified}");
+    println!("cargo::rustc-env=GIT_COMMIT_OF_BUILD={commit}");
+    println!("cargo::rustc-env=GIT_CHANGES_OF_BUILD={modified}");
 }
 
 /// Lets cargo run this again when `path` changes. One that is missing would make it run at every build.
@@ -56,8 +56,8 @@ fn of_variable() -> Option<(String, String)> {
     is_hash(commit.trim()).then(|| (commit.trim().to_owned(), String::new()))
 }
 
-/// The commit of the repository of this crate, and a hash of the changes to its sources; both as text, the hash empty if
-/// there are none.
+/// The commit of the repository of this crate, and a hash of the changes to its sources; both as text, the hash empty
+/// if there are none.
 pub fn of_repository(here: &Path) -> Option<(String, String)> {
     let git = Git { here };
     // In the repository of somebody else, as a vendored crate or an unpacked archive, this is not `crates/cli`.
@@ -66,8 +66,8 @@ pub fn of_repository(here: &Path) -> Option<(String, String)> {
         return None;
     }
     let root = here.parent()?.parent()?;
-    // In a worktree `.git` is a file, and branches are in another place than HEAD. `git status` alone changes the index,
-    // which does not decide the identity.
+    // In a worktree `.git` is a file, and branches are in another place than HEAD. `git status` alone changes the
+    // index, which does not decide the identity.
     let of_git = |name: &str| git.text(&["rev-parse", "--git-path", name]).map(|path| here.join(path));
     ["HEAD", "packed-refs", "logs/HEAD", "reftable"].into_iter().filter_map(of_git).for_each(|path| watch(&path));
     let branch = git.text(&["symbolic-ref", "-q", "HEAD"]).and_then(|name| of_git(&name));

@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Works for the run of this directory until it ends or `stop` is given. `rewards` are `(name, function, by_group)`.
-/// `profiles` are those
-/// whose groups it makes, none: all. `allow_other_build` accepts a learner of another build. Lines for a person go to `say`.
+/// `profiles` are those whose groups it makes, none: all. `allow_other_build` accepts a learner of another build. Lines
+/// for a person go to `say`.
 #[pyfunction]
 #[pyo3(signature = (run, name, *, rewards, stop, say, threads=None, profiles=Vec::new(), allow_other_build=false))]
 pub fn work(
@@ -46,7 +46,8 @@ pub fn work(
     let server = NatsServer { token, ..NatsServer::default() };
     let ended = py.detach(|| {
         let rewards = Some(make);
-        let options = WorkerOptions { run: &run, server, name, threads, profiles, rewards, allow_other_build, stop, say: &say };
+        let options =
+            WorkerOptions { run: &run, server, name, threads, profiles, rewards, allow_other_build, stop, say: &say };
         catch_unwind(AssertUnwindSafe(|| lockstep::work(options)))
     });
     match (failure.take(), ended) {

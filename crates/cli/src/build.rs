@@ -10,8 +10,8 @@ static BUILD: LazyLock<Build> = LazyLock::new(|| {
         [("hub", cfg!(feature = "hub")), ("nats", cfg!(feature = "nats")), ("parquet", cfg!(feature = "parquet"))];
     Build {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        commit: known(env!("LOCKSTEP_COMMIT")),
-        modified: known(env!("LOCKSTEP_MODIFIED")),
+        commit: known(env!("GIT_COMMIT_OF_BUILD")),
+        modified: known(env!("GIT_CHANGES_OF_BUILD")),
         features: features.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| (*name).to_owned()).collect(),
     }
 });

@@ -6,8 +6,8 @@
 //!
 //! - on this machine, whether its process lives: the same number, started at the same time;
 //! - on another machine, or in another container, whether it wrote lately. The owner writes into the file every
-//!   [`BEAT`], and one that has not for [`SILENT`] is gone. Both times are the file system's, so that clocks that differ
-//!   do not matter.
+//!   [`BEAT`], and one that has not for [`SILENT`] is gone. Both times are the file system's, so that clocks that
+//!   differ do not matter.
 //!
 //! If two processes start in the same moment, the file `FILE.claim` decides: only one of them can create it.
 
@@ -261,8 +261,8 @@ fn silence(path: &Path) -> Result<Duration> {
     Ok(now?.duration_since(written).unwrap_or_default())
 }
 
-/// Writes the text of a file without a lock again from time to time, until it is dropped: so other machines see that its
-/// owner lives.
+/// Writes the text of a file without a lock again from time to time, until it is dropped: so other machines see that
+/// its owner lives.
 #[derive(Debug)]
 pub struct Heartbeat {
     stop: Option<Sender<()>>,

@@ -51,9 +51,9 @@ impl HeldCores {
 }
 
 /// A process's share of the cores. It keeps its cores from one parallel region to the next, and lets other processes
-/// have them every few milliseconds. A thread of its own releases the cores at the end of a turn if no region runs then.
-/// So the process keeps no cores while it waits for something else (workers, rewards, a disk), and no caller has to
-/// report that it waits.
+/// have them every few milliseconds. A thread of its own releases the cores at the end of a turn if no region runs
+/// then. So the process keeps no cores while it waits for something else (workers, rewards, a disk), and no caller has
+/// to report that it waits.
 #[derive(Debug)]
 pub(crate) struct Lease {
     tokens: CoreTokens,
@@ -124,9 +124,9 @@ impl Lease {
         Ok(Lease { tokens, shared, keeper: Some(keeper) })
     }
 
-    /// Called before a parallel region, which runs until the second value is dropped. The first is the number of threads
-    /// that may compute, or none if that cannot have changed. All `threads` may if the lock files are missing (somebody
-    /// deleted their directory).
+    /// Called before a parallel region, which runs until the second value is dropped. The first is the number of
+    /// threads that may compute, or none if that cannot have changed. All `threads` may if the lock files are missing
+    /// (somebody deleted their directory).
     pub(crate) fn begin(&self, threads: usize) -> (Option<usize>, Running<'_>) {
         let mut state = self.shared.lock();
         self.shared.running.fetch_add(1, Ordering::SeqCst);

@@ -86,7 +86,8 @@ fn is_exact(number: &str) -> bool {
     written.is_some() && (written == digits(&format!("{float:e}")) || written == digits(&format!("{float:.16e}")))
 }
 
-/// A number's digits without zeros at both ends, and the power of ten of the first; `None` if the exponent is too large.
+/// A number's digits without zeros at both ends, and the power of ten of the first; `None` if the exponent is too
+/// large.
 fn digits(number: &str) -> Option<(String, i64)> {
     let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));

@@ -122,8 +122,8 @@ impl RewardSpec {
         self.parts().is_ok_and(|(kind, _, _)| kind != "code" && builtin(&kind).is_some())
     }
 
-    /// The texts of the configuration in which the tags are written that this reward looks for in a completion: patterns
-    /// and words, or the tags themselves. The files of programs are not read.
+    /// The texts of the configuration in which the tags are written that this reward looks for in a completion:
+    /// patterns and words, or the tags themselves. The files of programs are not read.
     pub fn texts(&self) -> Vec<String> {
         fn collect(value: Value, texts: &mut Vec<String>) {
             match value {

@@ -1,5 +1,6 @@
 //! The identity of the build that runs: the commit of its sources, their changes since, and its cargo features. The
-//! program announces it once; a library does not have an identity of its own, so that a commit rebuilds only the program.
+//! program announces it once; a library does not have an identity of its own, so that a commit rebuilds only the
+//! program.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

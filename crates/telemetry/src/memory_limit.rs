@@ -153,8 +153,8 @@ fn mounted(line: &str, version: Version) -> Option<(PathBuf, PathBuf)> {
     is_its.then(|| (PathBuf::from(unescaped(root)), PathBuf::from(unescaped(point))))
 }
 
-/// The path of the group `own` below a mount that shows the part of the hierarchy from `root` on. It is empty where only
-/// the mount's own group is known to be on the path; `None` where the mount shows other groups.
+/// The path of the group `own` below a mount that shows the part of the hierarchy from `root` on. It is empty where
+/// only the mount's own group is known to be on the path; `None` where the mount shows other groups.
 fn below(own: &Path, root: &Path) -> Option<PathBuf> {
     let leaves = |path: &Path| path.components().any(|part| part == Component::ParentDir);
     if let Ok(below) = own.strip_prefix(root)

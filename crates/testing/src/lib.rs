@@ -1,8 +1,8 @@
 //! Helpers for tests: waits, programs that a test writes, damaged input, and what a machine may lack (real models and
 //! data outside the repository, a program, a permission).
 //!
-//! Where something is missing, the test is skipped: it passes, and standard error gets a line that says so, with a count.
-//! With `CI=true` it fails instead, so that nothing is skipped unnoticed.
+//! Where something is missing, the test is skipped: it passes, and standard error gets a line that says so, with a
+//! count. With `CI=true` it fails instead, so that nothing is skipped unnoticed.
 
 pub mod foreign;
 mod programs;

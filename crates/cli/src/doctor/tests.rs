@@ -97,7 +97,8 @@ fn what_is_missing_is_said_and_too_many_threads_are_warned_of() {
         ("processor", "unknown"),
         (
             "memory",
-            "unknown, unknown available; this process is limited to 1536.0 MiB by /g/memory.max, of which 1024.0 MiB are left",
+            "unknown, unknown available; this process is limited to 1536.0 MiB by /g/memory.max, of which 1024.0 MiB \
+             are left",
         ),
         ("NVIDIA driver", "none: no library"),
         ("NVRTC", "none: neither"),

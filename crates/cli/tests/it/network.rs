@@ -143,7 +143,7 @@ mod with_nats {
         let mut learner = learner(root, &url, "many", &set);
         let step = || status::read(&root.join("many")).ok().and_then(|s| s.learner).map_or(0, |learner| learner.step);
         for at in [10, 30, 50] {
-            testing::wait_until("the run goes on", || {
+            testing::wait_until("the run continues", || {
                 let is_there = step() >= at;
                 assert!(is_there || learner.try_wait().unwrap().is_none(), "it ends at {}", step());
                 is_there

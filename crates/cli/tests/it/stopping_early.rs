@@ -1,8 +1,8 @@
 //! One signal is obeyed while there is nothing to save yet: while data are read, tokenised, hashed, in DPO's reference
 //! pass, while a reward's file is imported.
 //!
-//! `LOCKSTEP_STOP_ROWS=300000` makes the measurement of docs/runs.md (on a quiet machine within two seconds), and writes
-//! its table.
+//! `LOCKSTEP_STOP_ROWS=300000` makes the measurement of docs/runs.md (on a quiet machine within two seconds), and
+//! writes its table.
 
 use crate::stopping::{signal, start};
 use crate::support::runs::directory;

@@ -1,5 +1,5 @@
-//! The configuration of a run that an older version wrote: it lacks newer keys. A key whose default changes prompts then
-//! has the value that older versions acted on, so that the run continues with the prompts it began with.
+//! The configuration of a run that an older version wrote: it lacks newer keys. A key whose default changes prompts
+//! then has the value that older versions acted on, so that the run continues with the prompts it began with.
 
 use super::resolved::Resolved;
 use std::path::Path;

@@ -142,7 +142,7 @@ impl DatasetSpec {
     pub(super) fn read(&self, take: &mut Take<'_>) -> anyhow::Result<String> {
         let take: &mut Take<'_> = &mut |row, place| {
             if !self.only_scored {
-                media::refuse_columns(self, &row, place)?;
+                media::refuse_columns(&self.columns, &row, place)?;
             }
             take(row, place)
         };

@@ -1,6 +1,6 @@
 //! Refuses rows with images, video or audio. Models here read text only, so such a row would be learned without them.
 
-use super::{DatasetSpec, Row};
+use super::Row;
 use crate::bad_input;
 use model::chat::{is_media_column, is_nothing, media_in};
 use rewards::Content;
@@ -11,8 +11,12 @@ const STORED: [&[&str]; 3] = [&["bytes", "path"], &["array", "path", "sampling_r
 
 /// Refuses a row with a column of images, video or audio. A column that `columns` renames is passed to reward functions
 /// under its new name, as the user asked; one without a value is allowed.
-pub(super) fn refuse_columns(spec: &DatasetSpec, row: &Row, place: &dyn Fn() -> String) -> anyhow::Result<()> {
-    let is_renamed = |name: &str| spec.columns.iter().any(|(_, old)| old == name);
+pub(super) fn refuse_columns(
+    columns: &[(String, String)],
+    row: &Row,
+    place: &dyn Fn() -> String,
+) -> anyhow::Result<()> {
+    let is_renamed = |name: &str| columns.iter().any(|(_, old)| old == name);
     let is_media = |name: &str, value: &Value| is_media_column(name) || is_stored_media(value);
     let found = row.iter().find(|(name, value)| is_media(name, value) && !is_nothing(value) && !is_renamed(name));
     let Some((name, value)) = found else { return Ok(()) };

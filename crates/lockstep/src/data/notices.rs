@@ -134,8 +134,8 @@ fn conversation(example: &Example) -> Option<Vec<Value>> {
     }
 }
 
-/// The first special token whose text is in the prompt: in the prompt itself if it is a text, else in a message that the
-/// assistant did not write.
+/// The first special token whose text is in the prompt: in the prompt itself if it is a text, else in a message that
+/// the assistant did not write.
 fn spelled<'a>(special: &'a [String], content: &Content) -> Option<&'a String> {
     let find = |text: &str| special.iter().find(|token| text.contains(token.as_str()));
     match content {

@@ -216,8 +216,8 @@ pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType, time: PromptTime
     assets.map_err(|e| BadInput::new(e.to_string()))
 }
 
-/// Like [`load_assets`], for a language model whose completions reward functions read. Its tokenizer shows special tokens
-/// in completions if the configuration says so.
+/// Like [`load_assets`], for a language model whose completions reward functions read. Its tokenizer shows special
+/// tokens in completions if the configuration says so.
 pub fn load_generator(dir: &Path, config: &Config, time: PromptTime) -> anyhow::Result<ModelAssets> {
     let mut assets = load_assets(dir, Head::Lm, config.dtype, time)?;
     if !config.skip_special_tokens {

@@ -2,8 +2,9 @@
 //! and since when.
 //!
 //! The operating system's lock on that file decides, so a killed process does not keep it; the file's content is only
-//! for people, and for file systems without locks ([`fleet::lock`]), where the process that it names is asked for. At the end of a run the file is emptied but never deleted: a process that waited for the deleted file
-//! would lock another file than a new process does.
+//! for people, and for file systems without locks ([`fleet::lock`]), where the process that it names is asked for. At
+//! the end of a run the file is emptied but never deleted: a process that waited for the deleted file would lock
+//! another file than a new process does.
 
 use crate::bad_input;
 use crate::error::OrBadInput;

@@ -132,9 +132,9 @@ pub struct Models {
 }
 
 impl Models {
-    /// Hashes the files of the model in `dir`, of which `files` have been read, and of the reference or teacher model if
-    /// there is a separate one. If the run `resumes`, the model's shape and all files that decide prompts must be those
-    /// in the record of `run`, and the model's weights too if the run still reads them.
+    /// Hashes the files of the model in `dir`, of which `files` have been read, and of the reference or teacher model
+    /// if there is a separate one. If the run `resumes`, the model's shape and all files that decide prompts must be
+    /// those in the record of `run`, and the model's weights too if the run still reads them.
     pub fn hashed(
         run: &RunDir,
         config: &Config,
@@ -236,8 +236,8 @@ fn of_reward_model(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash
     Ok(found)
 }
 
-/// Refuses to resume `run` if a file of the model in `dir`, of which `files` have been read, is not the one of the first
-/// start. Called before the data is read: a changed template would make it an error of a row.
+/// Refuses to resume `run` if a file of the model in `dir`, of which `files` have been read, is not the one of the
+/// first start. Called before the data is read: a changed template would make it an error of a row.
 pub fn check_files(run: &RunDir, dir: &Path, files: &ModelFiles) -> anyhow::Result<()> {
     let record = RunRecord::read(&run.record()).unwrap_or_default();
     check_unchanged("model", dir, &record.model, &hashes_of(files.used()))?;

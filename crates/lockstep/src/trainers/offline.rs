@@ -23,62 +23,14 @@ use crate::run::training::TrainingRun;
 use crate::trainers::Planner;
 use anyhow::Context as _;
 use model::{AdaptedWeights, Head, ModelAssets, ModelConfig, PromptCompletion, Scorer};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use telemetry::{Sinks, counted};
-use train::{Objective, PreferencePair, Sample, Samples, Trainer};
+use train::{Objective, Trainer};
 
-/// A row of training data: one sequence, or a pair of sequences to compare.
-pub trait Row: Clone + Sized {
-    /// The number of sequences in a row.
-    const SEQUENCES: usize;
-    /// All sequences of `rows`, in order, for scoring.
-    fn sequences(rows: &[Self]) -> Vec<PromptCompletion<'_>>;
-    /// For each of the [`sequences`](Self::sequences), which of its tokens count in the loss.
-    fn learned(rows: &[Self]) -> Vec<Vec<bool>>;
-    /// The rows in the form that the trainer takes.
-    fn samples(rows: &[Self]) -> Samples<'_>;
-}
+mod rows;
 
-impl Row for Sample {
-    const SEQUENCES: usize = 1;
-
-    fn sequences(rows: &[Sample]) -> Vec<PromptCompletion<'_>> {
-        rows.iter().map(Sample::sequence).collect()
-    }
-
-    fn learned(rows: &[Sample]) -> Vec<Vec<bool>> {
-        rows.iter().map(|row| [vec![false; row.prompt.ids.len()], row.mask.clone()].concat()).collect()
-    }
-
-    fn samples(rows: &[Sample]) -> Samples<'_> {
-        rows.into()
-    }
-}
-
-impl Row for PreferencePair {
-    const SEQUENCES: usize = 2;
-
-    /// All sequences: for each pair the chosen response, then the rejected one.
-    fn sequences(rows: &[PreferencePair]) -> Vec<PromptCompletion<'_>> {
-        let mut out = Vec::with_capacity(2 * rows.len());
-        for PreferencePair { prompt, chosen, rejected, .. } in rows {
-            let prompt = &prompt.ids;
-            out.extend([chosen, rejected].map(|response| PromptCompletion { prompt, completion: &response.ids }));
-        }
-        out
-    }
-
-    fn learned(rows: &[PreferencePair]) -> Vec<Vec<bool>> {
-        let of = |s: &PromptCompletion<'_>| [vec![false; s.prompt.len()], vec![true; s.completion.len()]].concat();
-        Self::sequences(rows).iter().map(of).collect()
-    }
-
-    fn samples(rows: &[PreferencePair]) -> Samples<'_> {
-        rows.into()
-    }
-}
+pub use rows::Row;
+use rows::RowsState;
 
 /// A way to train on a dataset's rows, without generation.
 pub trait Offline {
@@ -294,48 +246,6 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
 
     fn state(&self) -> anyhow::Result<Value> {
         Ok(serde_json::to_value(&self.state)?)
-    }
-}
-
-/// A checkpoint's record of the training rows. The next step does not depend on it; it shows whether a resumed run
-/// learns the same tokens.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct RowsState {
-    /// SHA-256 of the token ids of all training rows, and of which are learned.
-    tokens: String,
-}
-
-impl RowsState {
-    fn of<R: Row>(rows: &[R]) -> RowsState {
-        let mut hash = Sha256::new();
-        for (sequence, learned) in R::sequences(rows).iter().zip(R::learned(rows)) {
-            let mut bytes = (learned.len() as u64).to_le_bytes().to_vec();
-            for (id, learned) in sequence.prompt.iter().chain(sequence.completion).zip(learned) {
-                bytes.extend(id.to_le_bytes());
-                bytes.push(u8::from(learned));
-            }
-            hash.update(&bytes);
-        }
-        RowsState { tokens: hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect() }
-    }
-
-    /// A sentence for a resumed run whose rows have other tokens than the run began with, or may have. `state` is what
-    /// the checkpoint has; versions before 0.2 wrote nothing.
-    fn differs_from(&self, state: Value, name: &str) -> anyhow::Result<Option<String>> {
-        if state.is_null() {
-            return Ok(Some(format!(
-                "{name}: the checkpoint does not record the tokens of the rows. Versions before 0.2 encoded some rows \
-                 otherwise (docs/versions.md); if yours are among them, the run continues with the new tokens"
-            )));
-        }
-        let began: RowsState = serde_json::from_value(state)?;
-        Ok((began != *self).then(|| {
-            format!(
-                "{name}: the rows have other tokens than when the run began: the tokenizer, the chat template or a key \
-                 that decides about them has changed. The run continues with the new ones; for the old ones, restore \
-                 the old files"
-            )
-        }))
     }
 }
 

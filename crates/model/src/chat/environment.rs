@@ -141,8 +141,8 @@ fn generation(source: &str, marks: bool) -> String {
                 }
             }
             "raw" => {
-                // The text after this tag is literal, up to the tag that ends it. Jinja keeps the line feed after this tag, and
-                // minijinja drops one.
+                // The text after this tag is literal, up to the tag that ends it. Jinja keeps the line feed after this
+                // tag, and minijinja drops one.
                 out.push_str(tag);
                 if after.starts_with('\n') && !tag.ends_with("-%}") {
                     out.push('\n');

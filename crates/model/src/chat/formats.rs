@@ -1,8 +1,9 @@
 //! Texts with `%` as Python formats them, and the filters that read numbers.
 
 use super::limits::charge;
-use super::methods::{Arguments, refused};
+use super::methods::Arguments;
 use super::python;
+use super::python::refused;
 use minijinja::Error;
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Value, ValueKind};

@@ -1,6 +1,6 @@
 //! Classes and cases of characters as Python's texts have them.
 
-use super::methods::refused;
+use super::python::refused;
 use minijinja::Error;
 use regex::Regex;
 use std::sync::LazyLock;

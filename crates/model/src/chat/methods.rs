@@ -1,17 +1,13 @@
 //! Methods of Python's texts, lists and dictionaries that templates call, where minijinja has none or another one. What
 //! each reads is charged to the rendering's budget by the caller; what it adds to a text is charged here.
 
+use super::letters;
 use super::limits::charge;
-use super::{letters, python};
+use super::python::{self, refused};
+use minijinja::Error;
 use minijinja::value::{Tuple, Value, ValueKind};
-use minijinja::{Error, ErrorKind};
 
 type Outcome = std::result::Result<Value, Error>;
-
-/// The error that a call cannot be made with these arguments.
-pub(super) fn refused(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message.into())
-}
 
 /// The arguments of a call, by place or by name.
 pub(super) struct Arguments<'a> {

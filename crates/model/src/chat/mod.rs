@@ -39,8 +39,8 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// whether the template trims messages.
 const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// The time that `strftime_now` gives in a chat template, in seconds since 1970. A run renders all of its prompts with the
-/// time of its first start, so that a later start has the same prompts.
+/// The time that `strftime_now` gives in a chat template, in seconds since 1970. A run renders all of its prompts with
+/// the time of its first start, so that a later start has the same prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptTime(pub u64);
 
@@ -181,8 +181,8 @@ impl ChatTemplate {
     }
 }
 
-/// A template's source as Jinja reads it: each line ends with a line feed, whichever of Windows' `\r\n` and the old `\r`
-/// it had.
+/// A template's source as Jinja reads it: each line ends with a line feed, whichever of Windows' `\r\n` and the old
+/// `\r` it had.
 fn with_line_feeds(source: &str) -> String {
     source.replace("\r\n", "\n").replace('\r', "\n")
 }

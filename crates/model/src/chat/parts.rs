@@ -138,8 +138,8 @@ fn is_printed(part: &Value, rendered: &str) -> bool {
     part.is_object() && python::print(&python::value(part)).is_ok_and(|printed| rendered.contains(&printed))
 }
 
-/// Whether the rendered conversation has a text, as it is or as JSON escapes it. White space around it and within it may
-/// differ, since templates trim messages.
+/// Whether the rendered conversation has a text, as it is or as JSON escapes it. White space around it and within it
+/// may differ, since templates trim messages.
 fn shows(rendered: &str, text: &str) -> bool {
     let text = text.trim();
     if text.is_empty() || rendered.contains(text) {

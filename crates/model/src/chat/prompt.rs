@@ -43,8 +43,8 @@ impl PromptEncoder<'_> {
         Err(no_template())
     }
 
-    /// The text of a conversation that is rendered whole, without the header of a further answer. A model without a chat
-    /// template has no such text.
+    /// The text of a conversation that is rendered whole, without the header of a further answer. A model without a
+    /// chat template has no such text.
     pub fn render_whole(&self, messages: &[Value]) -> Result<String> {
         let lacks = || Error::Value("the data has conversations, but the model has no chat template".into());
         self.template.ok_or_else(lacks)?.render(&self.whole(messages))

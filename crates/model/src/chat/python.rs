@@ -2,6 +2,7 @@
 
 use super::limits::{DEPTH, charge, too_large};
 use minijinja::value::{Value, ValueKind};
+use minijinja::{Error, ErrorKind};
 
 /// Converts a JSON value to a template value.
 pub(super) fn value(json: &serde_json::Value) -> Value {
@@ -18,6 +19,11 @@ pub(super) fn value(json: &serde_json::Value) -> Value {
         Json::Array(items) => items.iter().map(value).collect(),
         Json::Object(map) => Value::from_pairs(map.iter().map(|(k, v)| (k.as_str(), value(v)))),
     }
+}
+
+/// The error that a call cannot be made with these arguments.
+pub(super) fn refused(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
 /// Python's `str(value)`. The length is subtracted from the rendering's budget.

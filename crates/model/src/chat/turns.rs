@@ -56,7 +56,7 @@ impl<'a> Conversation<'a> {
         let (alone, head) = (self.render(&messages[..i], false)?, self.render(&messages[..i], true)?);
         let with = self.render(&messages[..=i], false)?;
         let begin = common(&head, &with);
-        // The generation prompt may go on otherwise than the message; it must begin as the message does.
+        // The generation prompt may continue differently; it must begin as the message does.
         let has_header = begin == head.len() || begin > common(&alone, &head);
         if !self.text.starts_with(&with) || !has_header || begin < before {
             return None;

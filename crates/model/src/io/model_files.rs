@@ -4,7 +4,7 @@
 //! Code that needs such a file asks [`ModelFiles`], which has read the whole list at once. So the bytes that are used,
 //! hashed and copied are the same.
 
-use super::{without_bom, write_atomically};
+use super::without_bom;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -137,23 +137,9 @@ impl ModelFiles {
         })
     }
 
-    /// Writes the files that a saved model gets: all but its configuration.
-    pub(super) fn write(&self, dir: &Path) -> Result<()> {
-        self.write_those(dir, |name| name != CONFIG)
-    }
-
-    /// Writes the files of the tokenizer and the chat templates to `dir`.
-    pub fn write_tokenizer(&self, dir: &Path) -> Result<()> {
-        self.write_those(dir, |name| name != CONFIG && name != GENERATION_CONFIG)
-    }
-
-    fn write_those(&self, dir: &Path, which: impl Fn(&str) -> bool) -> Result<()> {
-        self.files.iter().filter(|(name, _)| which(name)).try_for_each(|(name, bytes)| {
-            let path = dir.join(name);
-            let folder = path.parent().unwrap_or(dir);
-            std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
-            write_atomically(&path, |out| out.write_all(bytes).map_err(|e| Error::io(&path, e)))
-        })
+    /// All files, with their names.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.files.iter().map(|(name, bytes)| (&**name, &**bytes))
     }
 }
 

@@ -129,6 +129,27 @@ pub(crate) fn write_json(path: &Path, json: &Value) -> Result<()> {
     write_atomically(path, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(path, e)))
 }
 
+impl ModelFiles {
+    /// Writes the files that a saved model gets: all but its configuration.
+    pub(super) fn write(&self, dir: &Path) -> Result<()> {
+        self.write_those(dir, |name| name != CONFIG)
+    }
+
+    /// Writes the files of the tokenizer and the chat templates to `dir`.
+    pub fn write_tokenizer(&self, dir: &Path) -> Result<()> {
+        self.write_those(dir, |name| name != CONFIG && name != GENERATION_CONFIG)
+    }
+
+    fn write_those(&self, dir: &Path, which: impl Fn(&str) -> bool) -> Result<()> {
+        self.all().filter(|(name, _)| which(name)).try_for_each(|(name, bytes)| {
+            let path = dir.join(name);
+            let folder = path.parent().unwrap_or(dir);
+            std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+            write_atomically(&path, |out| out.write_all(bytes).map_err(|e| Error::io(&path, e)))
+        })
+    }
+}
+
 /// The configuration as it was read, with the dtype of the weights that are written.
 fn config_json(config: &ModelConfig, dtype: FileDType) -> Map<String, Value> {
     let mut json = config.raw.clone();

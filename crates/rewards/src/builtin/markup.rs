@@ -1,6 +1,6 @@
 //! Removes what only decorates an answer: style tags, emphasis, marks of code, symbols such as ✅, quotes, and the end
-//! of the sentence. All graders read answers through these functions, so that markup changes no score. Independent of what
-//! an answer is.
+//! of the sentence. All graders read answers through these functions, so that markup changes no score. Independent of
+//! what an answer is.
 //!
 //! [`undecorated`] is applied to a whole completion, before marks are searched; text that is struck out is removed with
 //! its content. [`bare`] is applied to the marked answer. Both take linear time.

@@ -22,7 +22,8 @@ pub(super) fn is_meant(text: &str, start: usize, end: usize) -> bool {
             | [-+*/\u{2212}]\s*\(
             # A part of a fraction or a product, or what is divided.
             | \}\s*\{\s* | \\[dtc]?(?:frac|binom)\s*\{\s*
-            | (?:[\p{N})\]}]|\b\p{L})[\ \t]*[*×·÷⋅∗][\ \t]* | \\(?:times|cdot|div|ast|pi|theta)\s* | (?:\b\p{L}|[)\]}²³])/ )$",
+            | (?:[\p{N})\]}]|\b\p{L})[\ \t]*[*×·÷⋅∗][\ \t]*
+            | \\(?:times|cdot|div|ast|pi|theta)\s* | (?:\b\p{L}|[)\]}²³])/ )$",
         )
     });
     const CURRENCIES: [&str; 12] = ["rs", "usd", "eur", "gbp", "inr", "rm", "us", "aud", "cad", "hk", "cny", "rmb"];

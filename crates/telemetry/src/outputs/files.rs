@@ -89,8 +89,8 @@ pub const FILES: &[RunFile] = &[
     file(
         "run.lock",
         "",
-        "Which process writes into it, on which machine, since when; empty when none does. Where the file system has no \
-         locks, it is what protects the run.",
+        "Which process writes into it, on which machine, since when; empty when none does. If the file system does not \
+         support locks, this file protects the run.",
     ),
     file("given-<hash>/", "runs from Python", "Models and tokenizers that were given in memory."),
     file("abandoned/", "after a resume from an older checkpoint", "What came after that checkpoint: a run of its own."),

@@ -49,8 +49,8 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     /// More values for the chat template, for example { enable_thinking = false }.
     chat_template_kwargs: Map<String, Json> = Map::new() => TRL;
     /// The columns of a prompt's row that are passed to the chat template: tools (a list of JSON schemas) and
-    /// chat_template_kwargs (values that win over those of the key). Rewards read both, too. TRL's trainers that generate
-    /// pass neither: set it to [] for that. Runs of versions that had no such key continue with []. Supervised
+    /// chat_template_kwargs (values that win over those of the key). Rewards read both, too. TRL's trainers that
+    /// generate pass neither: set it to [] for that. Runs of versions that had no such key continue with []. Supervised
     /// fine-tuning, preference pairs and reward models always pass both, as in TRL.
     template_columns: Vec<String> = TEMPLATE_COLUMNS.map(str::to_owned).to_vec() => OURS.read_by(ONLINE);
 } } } }

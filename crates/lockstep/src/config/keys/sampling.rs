@@ -11,8 +11,8 @@ macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($r
         => TRL.range(at_least(1.0).at_most(LONG)).read_by(ONLINE).instead(&[(SFT.and(PAIRS), "max_length")]);
     /// Logits are divided by it, in sampling and in the loss.
     temperature: f64 = 1.0 => TRL.range(at_least(0.0)).read_by(ONLINE.and(SFT));
-    /// Sample from the likeliest tokens whose probabilities reach this sum; 1: all. Below 1, a training run's gradient is
-    /// biased (docs/algorithms.md, truncated sampling).
+    /// Sample from the likeliest tokens whose probabilities reach this sum; 1: all. Below 1, a training run's gradient
+    /// is biased (docs/algorithms.md, truncated sampling).
     top_p: f64 = 1.0 => TRL.range(above(0.0).at_most(1.0)).read_by(ONLINE).on_resume(Warn);
     /// Sample from this many likeliest tokens; 0: all. Otherwise the gradient is biased, as with top_p.
     top_k: usize = 0 => TRL.read_by(ONLINE).on_resume(Warn);

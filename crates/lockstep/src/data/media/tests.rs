@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Config;
+use crate::data::DatasetSpec;
 use crate::data::Pairs;
 use crate::error::is_bad_input;
 use model::chat::{ChatTemplate, PromptEncoder};
@@ -143,12 +144,12 @@ fn a_row_with_media_is_refused_by_its_line_in_every_kind_of_run() {
 #[test]
 fn the_refusal_says_what_to_do_and_a_renamed_column_is_for_rewards() {
     let row = json!({"prompt": "a", "image": "x.png"});
-    let words = "d.jsonl, line 2: `image` = \"x.png\", and models here read text only: leave out the row or the column. \
-                 If it is for reward functions alone, rename it, as in columns = { my_image = \"image\" }";
+    let words = "d.jsonl, line 2: `image` = \"x.png\", and models here read text only: leave out the row or the \
+                 column. If it is for reward functions alone, rename it, as in columns = { my_image = \"image\" }";
     assert_eq!(read(Kind::Online, &row, &[]).unwrap_err(), words);
     let parts = json!({"prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "video"}]}]});
-    let words = "d.jsonl, line 2: `prompt`: message 2 has a part of type `video`, and models here read text only: leave \
-                 out the part or the row";
+    let words = "d.jsonl, line 2: `prompt`: message 2 has a part of type `video`, and models here read text only: \
+                 leave out the part or the row";
     assert_eq!(read(Kind::Online, &parts, &[]).unwrap_err(), words);
     // The first row has no such column.
     let error = read(Kind::Online, &row, &[("my_image", "image")]).unwrap_err();

@@ -101,7 +101,8 @@ fn tags_that_rewards_look_for_and_cannot_see_are_named() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let words = "reward `think_answer` looks for <think>, with which 1 of 1 prompts end already: a completion begins \
-                 after it and lacks it: set think_in_prompt = true in the reward's table ({ kind = \"think_answer\", … })";
+                 after it and lacks it: set think_in_prompt = true in the reward's table \
+                 ({ kind = \"think_answer\", … })";
     assert_eq!(said(&json!(["think_answer"]), &[], &["q <think>"], true), [words]);
     let words = "reward `think_answer` looks for <think>, </think>, special tokens of the tokenizer, without which \
                  completions are decoded: set skip_special_tokens = false to show them";

@@ -43,8 +43,8 @@ conditions! {
         "mask_truncated_completions leaves out completions that were cut: a higher max_completion_length, or \
          mask_truncated_completions = false; PPO leaves out those without a score";
     UNKNOWN_TOKENS "tokens_without_text" 0.05 3 Generation
-        "the model's vocabulary is larger than the tokenizer's: the right tokenizer, or a warm-up (sft) after which the \
-         model does not sample such tokens";
+        "the model's vocabulary is larger than the tokenizer's: the right tokenizer, or a warm-up (sft) after which \
+         the model does not sample such tokens";
     DIVERGED "diverged" 3.0 3 Step
         "a lower learning_rate; longer warm-up; max_grad_norm; resume from a checkpoint before it began";
     MARGIN "margin" 100.0 3 Step

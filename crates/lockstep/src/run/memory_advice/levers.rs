@@ -161,5 +161,5 @@ pub const LEVERS: &[Lever] = &[
 
 /// The divisors of a group's size from 2 on, the largest first, without the size itself.
 fn divisors(n: usize) -> Vec<usize> {
-    (2..n).rev().filter(|divisor| n % divisor == 0).collect()
+    (2..n).rev().filter(|divisor| n.is_multiple_of(*divisor)).collect()
 }

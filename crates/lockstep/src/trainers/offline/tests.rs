@@ -5,6 +5,7 @@ use crate::trainers::dpo::Dpo;
 use crate::trainers::reward::RewardModel;
 use crate::trainers::sft::Sft;
 use model::Prompt;
+use train::{PreferencePair, Sample};
 
 fn pair(prompt: &[u32], chosen: &[u32], rejected: &[u32]) -> PreferencePair {
     PreferencePair {

@@ -193,8 +193,8 @@ fn write(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// Writes a program that the sandbox's user can start. A child writes it: a file that a process has open for writing
-/// cannot be started, and a process that this one starts meanwhile, for another completion, would have it open until its
-/// own program runs.
+/// cannot be started, and a process that this one starts meanwhile, for another completion, would have it open until
+/// its own program runs.
 fn write_program(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", "cat > \"$1\" && chmod 755 \"$1\"", "sh"]).arg(path).env("PATH", "/usr/bin:/bin");

@@ -19,8 +19,8 @@ impl From<&str> for Output {
 }
 
 impl Output {
-    /// The expected output in a test; `None` for null, an object or a list of lists, since it is not clear how a program
-    /// prints them.
+    /// The expected output in a test; `None` for null, an object or a list of lists, since it is not clear how a
+    /// program prints them.
     pub fn read(value: &Value) -> Option<Output> {
         let plain = |value: &Value| matches!(value, Value::String(_) | Value::Number(_) | Value::Bool(_));
         match value {

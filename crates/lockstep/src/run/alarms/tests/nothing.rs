@@ -121,8 +121,8 @@ fn scored(weights: &[f64], groups: &[&[&[Option<f64>]]]) -> Rollouts {
     rollouts
 }
 
-/// The cause that `zero_variance` names after three such generations: `None`, or one of equal, cancelling and unweighted
-/// rewards.
+/// The cause that `zero_variance` names after three such generations: `None`, or one of equal, cancelling and
+/// unweighted rewards.
 fn cause_named(rollouts: &Rollouts, share: Option<f64>) -> Option<&'static str> {
     let mut alarms = Alarms::default();
     let metrics: BTreeMap<String, f64> =

@@ -194,7 +194,7 @@ fn what_is_stopped_goes_on_afterwards() {
     let shell = Waiting::new("");
     let until = |stopped: bool| {
         let state = || fs::read_to_string(format!("/proc/{}/stat", shell.id())).unwrap().contains(") T ");
-        testing::wait_until("it is stopped or goes on", || state() == stopped);
+        testing::wait_until("it is stopped or continues", || state() == stopped);
     };
     let mut groups = Stopped::default();
     groups.stop();
