@@ -114,7 +114,11 @@ mod tests {
         std::thread::scope(|scope| {
             // They do not all fit, so some wait.
             for _ in 0..4 * cores {
-                scope.spawn(|| while !is_over.load(Ordering::Relaxed) {});
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
             }
             testing::wait_until("waiting and computing are counted", || {
                 let waited = super::waited_for_cores_s().zip(before.1).is_none_or(|(now, before)| now - before > 0.2);

@@ -256,7 +256,7 @@ fn wrong(root: &Path, case: &Case, common: &[&str], out: &str) -> Vec<String> {
     let own = |pair: &&str| {
         kinds.iter().fold((*pair).to_owned(), |p, kind| p.replace(&format!("REWARD {kind}"), &command(kind)))
     };
-    let set: Vec<String> = SHORT.iter().chain(common).chain(case.set).map(|pair| own(&pair)).collect();
+    let set: Vec<String> = SHORT.iter().chain(common).chain(case.set).map(own).collect();
     let said = good(root, &arguments("train", out, &set.iter().map(String::as_str).collect::<Vec<_>>()));
     let lines = lines(&root.join(out));
     let mut wrong = Vec::new();

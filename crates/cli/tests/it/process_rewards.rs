@@ -18,8 +18,10 @@ for line in sys.stdin:
         rewards.append({
             "whole": lambda: sum(scores),
             "end": lambda: [{"token": len(ids) - 1, "score": sum(scores)}],
-            "chars": lambda: [{"end": place + 1, "score": score} for place, score in enumerate(scores)],
-            "tokens": lambda: scores + [None] * (len(ids) - len(text)),
+            # A list without a score would be no score, and not 0.
+            "chars": lambda: [{"end": place + 1, "score": score} for place, score in enumerate(scores)]
+            or [{"end": 0, "score": 0.0}],
+            "tokens": lambda: (scores or [0.0]) + [None] * (len(ids) - max(len(text), 1)),
             "beyond": lambda: [{"token": len(ids), "score": 1}] if "e" in text else 1.0,
         }[sys.argv[1]]())
     print(json.dumps({"rewards": rewards}), flush=True)

@@ -93,9 +93,12 @@ fn write_record(run: &Path, record: &Value) {
     fs::write(run.join("record.json"), record.to_string()).unwrap();
 }
 
+/// A title, a function that changes a file, and a word of the error.
+type Change = (String, Box<dyn Fn()>, &'static str);
+
 /// The three ways in which a file is not the one of the first start, each with a word of the error.
-fn changes(model: &Path) -> Vec<(String, Box<dyn Fn()>, &'static str)> {
-    let mut all: Vec<(String, Box<dyn Fn()>, _)> = Vec::new();
+fn changes(model: &Path) -> Vec<Change> {
+    let mut all: Vec<Change> = Vec::new();
     for (name, text) in FILES {
         let path = model.join(name);
         let changed = path.clone();

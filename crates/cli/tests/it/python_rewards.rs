@@ -18,11 +18,13 @@ async def unique_chars_later(completions, **kwargs):
     return [len(set(text)) for text in completions]
 
 def vowels(completions, **kwargs):
-    return [[{"end": i + 1, "score": place(c, i)} for i, c in enumerate(text)] for text in completions]
+    steps = [[{"end": i + 1, "score": place(c, i)} for i, c in enumerate(text)] for text in completions]
+    # A list without a score would be no score, and not 0.
+    return [own or [{"end": 0, "score": 0.0}] for own in steps]
 
 def vowels_of_tokens(completions, completion_ids, **kwargs):
     # A letter is a token; the token that ends a completion is no letter.
-    scores = [[place(c, i) for i, c in enumerate(text)] for text in completions]
+    scores = [[place(c, i) for i, c in enumerate(text)] or [0.0] for text in completions]
     return [own + [None] * (len(ids) - len(own)) for own, ids in zip(scores, completion_ids)]
 
 def knows_no_moon(prompts, completions, **kwargs):

@@ -3,6 +3,8 @@ use rustix::io::Errno;
 use std::time::SystemTime;
 
 type Locked = std::result::Result<(), TryLockError>;
+/// Title, the kernel's answer, the file's text, seconds since the file was written, and the result.
+type Case = (&'static str, fn(&File) -> Locked, String, u64, &'static str);
 
 fn failed(errno: Errno) -> Locked {
     Err(TryLockError::Error(errno.into()))
@@ -73,8 +75,7 @@ fn a_file_without_a_lock_is_its_living_owners() {
     let own = std::process::id();
     let lives = "it lives on this machine";
     let old = |pid: u32, host: &str| format!("{{\"pid\": {pid}, \"host\": \"{host}\", \"since_s\": 5}}");
-    // Title, the kernel's answer, the file's text, seconds since the file was written, and the result.
-    let rows: Vec<(&str, fn(&File) -> Locked, String, u64, &str)> = vec![
+    let rows: Vec<Case> = vec![
         ("a lock", works, String::new(), 0, "locked"),
         ("a lock, whatever the text says", works, text(77, "b1", Some(500), "n1"), 0, "locked"),
         ("a lock that another has", would_block, String::new(), 999, "held"),

@@ -22,7 +22,7 @@ use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
 use crate::trainers::Planner;
 use anyhow::Context as _;
-use model::{AdaptedWeights, Head, ModelAssets, ModelConfig, PromptCompletion, Scorer};
+use model::{AdaptedWeights, Head, ModelAssets, ModelConfig, Scorer};
 use serde_json::Value;
 use telemetry::{Sinks, counted};
 use train::{Objective, Trainer};

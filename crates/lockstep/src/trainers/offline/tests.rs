@@ -4,7 +4,7 @@ use super::*;
 use crate::trainers::dpo::Dpo;
 use crate::trainers::reward::RewardModel;
 use crate::trainers::sft::Sft;
-use model::Prompt;
+use model::{Prompt, PromptCompletion};
 use train::{PreferencePair, Sample};
 
 fn pair(prompt: &[u32], chosen: &[u32], rejected: &[u32]) -> PreferencePair {
