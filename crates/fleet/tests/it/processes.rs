@@ -208,11 +208,12 @@ fn without_its_supervisor_every_process_ends_and_the_next_start_resumes() {
 
 #[test]
 fn a_worker_that_is_stopped_is_killed_after_the_limit_and_not_before() {
-    for (limit_ms, is_killed) in [(3000, true), (600_000, false)] {
+    // Each batch takes at least two jobs of 40 ms: 100 of them last longer than the limit.
+    for (limit_ms, batches, is_killed) in [(3000, 100, true), (600_000, 30, false)] {
         let out = tempfile::tempdir().unwrap();
         let out = out.path();
         let settings = [
-            ("FLEET_BATCHES", "30".to_owned()),
+            ("FLEET_BATCHES", batches.to_string()),
             ("FLEET_TAKES_MS", "40".to_owned()),
             ("FLEET_STALE_MS", limit_ms.to_string()),
         ];
@@ -231,7 +232,7 @@ fn a_worker_that_is_stopped_is_killed_after_the_limit_and_not_before() {
         assert_eq!(wait(&mut learner, out).code(), Some(0), "{}", log(out));
         assert_eq!(wait(&mut other, out).code(), Some(0), "it was killed\n{}", log(out));
         assert_eq!(log(out).contains("worker dev1 stands still"), is_killed, "{}", log(out));
-        check_end(out, 30);
+        check_end(out, batches);
     }
 }
 

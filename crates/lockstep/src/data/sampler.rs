@@ -16,8 +16,12 @@ pub struct SamplerState {
     /// Prompts drawn in this epoch so far.
     pub cursor: usize,
     /// Prompts drawn so far beside whole chunks, in place of others. Checkpoints of older versions do not have it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub extra: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Draws indices of dataset rows in the order of training.
@@ -153,6 +157,8 @@ mod tests {
         assert_eq!(sampler.extra_epochs(), 1.0);
         let older: SamplerState = serde_json::from_str("{\"epoch\": 1, \"cursor\": 2}").unwrap();
         assert_eq!(older, SamplerState { extra: 0, ..state });
+        let written = serde_json::to_value(older).unwrap();
+        assert_eq!(written.get("extra"), None, "a checkpoint without extra prompts has the bytes of older versions");
     }
 
     #[test]

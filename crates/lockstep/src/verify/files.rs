@@ -155,7 +155,16 @@ fn state(a: &Value, b: &Value) -> Option<Difference> {
             ..Difference::default()
         });
     }
-    let of = |name: &&str| values(name, &a[*name], &b[*name]);
+    let without_extra = |state: &Value| {
+        let mut sampler = state["sampler"].clone();
+        // Only the metric `epoch` reads it, and checkpoints of older versions lack it.
+        sampler.as_object_mut().and_then(|sampler| sampler.remove("extra"));
+        sampler
+    };
+    let of = |name: &&str| match *name {
+        "sampler" => values(name, &without_extra(a), &without_extra(b)),
+        name => values(name, &a[name], &b[name]),
+    };
     STATE.iter().find_map(of).or_else(|| values("task", &a["task"], &b["task"]))
 }
 
