@@ -71,9 +71,11 @@ impl<'a> Looking<'a> {
         if let Some(token) = spelled(&self.special, content) {
             count(notices.spelled.get_or_insert_default(), || format!("{token:?} in row {}", row + 1));
         }
+        // An empty list selects the template for tools, as in transformers, but has nothing to print.
+        let has_tools = encoder.tools.is_some_and(|tools| !tools.is_empty());
         let own = encoder.kwargs.keys().filter(|name| !self.of_all.contains(&name.as_str()));
         let Content::Messages(messages) = content else {
-            let has = [("tools", encoder.tools.is_some()), ("chat_template_kwargs", own.count() > 0)];
+            let has = [("tools", has_tools), ("chat_template_kwargs", own.count() > 0)];
             for (name, _) in has.into_iter().filter(|(_, has)| *has) {
                 count(notices.without_template.entry(name).or_default(), at);
             }
@@ -87,7 +89,7 @@ impl<'a> Looking<'a> {
         let Some(template) = encoder.template else { return };
         // A template that cannot be chosen has failed to render before.
         let reads = |name: &str| template.reads(name, encoder.tools.is_some()).unwrap_or(true);
-        if encoder.tools.is_some() && !reads("tools") {
+        if has_tools && !reads("tools") {
             count(notices.tools.get_or_insert_default(), at);
         }
         for name in encoder.kwargs.keys().filter(|name| !reads(name)) {

@@ -173,14 +173,17 @@ fn compare(file: &str, template: impl Fn(&str) -> String) -> Table {
 
 #[test]
 fn rows_have_the_ids_and_labels_of_trl() {
-    // Decision 0047 names these. Four of the nine tokenizers have no start token.
+    // Decision 0047 names these. Four of the nine tokenizers have no start token. Decision 0051 has the rows "parts": no
+    // template of the fixture prints the text of a list of parts as text.
     let refused = [
         ("ids: labels of others: put the label of another", 3),
         ("pair: letters join: the prompt has no token:", 6),
         ("pair: no prompt in common: the prompt has no token:", 8),
         ("pair: one letter apart: the prompt has no token:", 8),
+        ("split: parts: write the content as one", 115),
+        ("talk: parts: write the content as one", 115),
     ];
-    compare("own.json", |name| panic!("no template {name}")).check("rows", &refused, 12_900);
+    compare("own.json", |name| panic!("no template {name}")).check("rows", &refused, 12_700);
 }
 
 #[test]
@@ -190,7 +193,8 @@ fn rows_of_well_known_templates_have_the_ids_and_labels_of_trl() {
         return;
     }
     let read = |name: &str| std::fs::read_to_string(shared.join(format!("{name}.jinja"))).unwrap();
-    compare("shared.json", read).check("rows of well-known templates", &[], 3500);
+    let refused = [("split: parts: write the content as one", 23), ("talk: parts: write the content as one", 23)];
+    compare("shared.json", read).check("rows of well-known templates", &refused, 3500);
 }
 
 #[test]
@@ -198,7 +202,7 @@ fn rows_of_well_known_templates_have_the_ids_and_labels_of_trl() {
 fn rows_have_the_ids_and_labels_of_each_training_template() {
     let dir = PathBuf::from(std::env::var_os("LOCKSTEP_TEMPLATES").expect("LOCKSTEP_TEMPLATES"));
     let read = |name: &str| std::fs::read_to_string(dir.join(format!("{name}.jinja"))).unwrap();
-    compare("known.json", read).check("rows of all training templates", &[], 680);
+    compare("known.json", read).check("rows of all training templates", &[("parts: write the content as one", 9)], 670);
 }
 
 /// Rows that TRL does not take as they are here, or takes at random, and what is made of them.
