@@ -110,7 +110,8 @@ fn all_that_is_proven_is_reported() {
     assert_eq!((report.groups, report.tokens, report.groups_of_checkpoints), (12, tokens as u64, 0));
     assert_eq!((report.rewards_asked, report.rewards_recorded), (vec!["unique_chars".to_owned()], vec![]));
     let files = RunRecord::read(&root.join("record.json")).unwrap();
-    let names: Vec<String> = files.model.iter().chain(&files.data).map(|file| file.name.clone()).collect();
+    let prompts = files.prompt_files.iter().flatten();
+    let names: Vec<String> = files.model.iter().chain(prompts).chain(&files.data).map(|f| f.name.clone()).collect();
     let found: std::collections::BTreeSet<&String> = report.hashes.iter().collect();
     assert_eq!(found, names.iter().collect());
     assert_eq!((report.result, report.difference, report.not_verified), (Some(6), None, vec![]));
