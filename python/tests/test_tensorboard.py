@@ -48,7 +48,7 @@ def jsonl(text):
 def logged():
     """(step, name) and value of every line of metrics.jsonl, in the f32 that an event file has."""
     with open("out/metrics.jsonl") as file:
-        lines = jsonl(file.read())
+        lines = [line for line in jsonl(file.read()) if "alarm" not in line]
     return {(line["step"], name): np.float32(value) for line in lines for name, value in line.items()
             if name not in ("step", "time_s")}
 

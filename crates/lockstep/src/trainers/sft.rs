@@ -185,7 +185,9 @@ fn learned_rows(
         rows.masks_left_out += usize::from(learned.leaves_out_completion_mask(&example.columns));
         let completion = ids.split_off(first);
         let before = Prompt::new(ids);
-        let prompt = if prompt == Some(first) { prompts.share(before) } else { before };
+        // A conversation has the same bits as a whole and as a prompt with a completion: neither shares a prompt.
+        let is_shared = prompt == Some(first) && !learned.assistant_only;
+        let prompt = if is_shared { prompts.share(before) } else { before };
         rows.samples.push(Sample { mask: mask.split_off(first), ..Sample::supervised(prompt, completion) });
     }
     Ok(rows)
