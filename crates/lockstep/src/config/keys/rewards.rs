@@ -16,7 +16,7 @@ macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// One weight for each reward; not set: all 1.
     reward_weights: Option<Vec<f64>> = None => TRL.read_by(ONLINE);
     /// Leave special tokens out of the completions that rewards read and that are logged, as TRL does. False shows
-    /// them, except those that end or fill a text: for models in which <think> or <answer> are special tokens.
+    /// them, except those that end or fill a text: for models whose think or answer tags are special tokens.
     skip_special_tokens: bool = true => OURS.read_by(ONLINE).on_resume(Warn);
     /// What follows when a reward no longer scores: the run writes a checkpoint and ends with the cause, or it
     /// continues without it.
