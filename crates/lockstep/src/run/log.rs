@@ -123,7 +123,7 @@ impl RunLog {
         self.add("forward_time_s", metrics.forward_time_s);
         self.add("backward_time_s", metrics.backward_time_s);
         self.add("optimizer_time_s", metrics.optimizer_time_s);
-        // An update that computes nothing has a rate of missing, not 0.
+        // The rate of an update that computes nothing is missing, not 0.
         if metrics.computed_tokens > 0 {
             self.add("update_tokens_per_s", metrics.computed_tokens as f64 / seconds);
         }
