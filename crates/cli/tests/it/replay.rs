@@ -62,7 +62,8 @@ fn a_recorded_run_replayed_has_the_same_bits() {
         good(root, &replay("stripped.jsonl", key, &weighted));
         assert_eq!(weights(&root.join("recorded")), weights(&root.join(key)), "{key}");
     }
-    // A replay does not evaluate, does not count epochs, and compares no token with its sampler's: these metrics differ.
+    // A replay does not evaluate, does not count epochs, and compares no token with its sampler's: these metrics
+    // differ.
     const OTHERS: [&str; 3] = ["epoch", "sampling/logp_compared_tokens", "sampling/max_logp_difference"];
     let logged = |run: &str| -> Vec<Value> {
         let parsed = metrics(&root.join(run)).into_iter().map(|line| serde_json::from_str::<Value>(&line).unwrap());
