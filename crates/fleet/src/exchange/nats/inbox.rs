@@ -51,6 +51,11 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
+    /// An empty inbox of a learner that has `problems` to report.
+    pub fn new(problems: Vec<String>) -> Inbox {
+        Inbox { problems, ..Inbox::default() }
+    }
+
     /// Handles a worker's message about itself. Returns what the worker must be told.
     pub fn hear(&mut self, name: &WorkerName, beat: Beat) -> Option<Control> {
         let known = self.workers.get(name);

@@ -17,7 +17,6 @@ use async_nats::jetstream::stream::{Config, RetentionPolicy, StorageType};
 use async_nats::jetstream::{AckKind, Context, Message};
 use futures_util::StreamExt;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -92,7 +91,7 @@ impl NatsLearner {
             names,
             run,
             learner,
-            inbox: Mutex::default(),
+            inbox: Mutex::new(Inbox::new(lock.warning.iter().cloned().collect())),
             changed: Condvar::new(),
             state: Mutex::default(),
             tell: Notify::new(),
