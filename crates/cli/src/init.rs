@@ -3,8 +3,10 @@
 use crate::new_directory::new_directory;
 use crate::output;
 use kernels::{Device, Memory};
+use lockstep::bad_input;
 use lockstep::error::OrBadInput;
 use model::io::{ModelFiles, SaveOptions};
+use model::tokenizer::SpecialTokens;
 use model::weights::tensor_specs;
 use model::{ModelConfig, Tokenizer, Weights};
 use std::path::{Path, PathBuf};
@@ -19,6 +21,9 @@ pub struct Args {
     /// Copies the tokenizer from this directory.
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
+    /// Makes a tokenizer with a token for each of these characters, after <pad> (id 0) and <eos> (id 1).
+    #[arg(long, value_name = "TEXT", conflicts_with = "tokenizer")]
+    pub characters: Option<String>,
     /// The seed of the weights.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
@@ -33,7 +38,19 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         // (An error of loading names the file.)
         Tokenizer::load(dir).or_bad_input()?.check_fits(&config).or_bad_input_in(dir.display())?;
     }
-    new_directory(&args.out, |dir| write(&args, &config, dir))?;
+    let characters = args.characters.as_deref().map(of_characters).transpose()?;
+    if let Some(made) = &characters {
+        made.check_fits(&config).or_bad_input_in("--characters")?;
+        let (ends, end) = (&config.eos_token_ids, made.eos_id());
+        if ends.iter().any(|id| Some(*id) != end) {
+            bad_input!(
+                "{}: eos_token_id is {ends:?}, but the <eos> of --characters is token {}: set that, or remove the field",
+                args.config.display(),
+                end.unwrap_or_default()
+            );
+        }
+    }
+    new_directory(&args.out, |dir| write(&args, &config, characters.as_ref(), dir))?;
     let parameters: usize = tensor_specs(&config).iter().map(|t| t.shape.iter().product::<usize>()).sum();
     output::note(format_args!(
         "{}: {} with {parameters} random parameters, seed {}",
@@ -44,8 +61,19 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn write(args: &Args, config: &Arc<ModelConfig>, dir: &Path) -> anyhow::Result<()> {
+/// A tokenizer of single characters. Its end token is `<eos>`, and it has no token for other characters: a text that
+/// contains one is refused.
+fn of_characters(text: &str) -> anyhow::Result<Tokenizer> {
+    if text.is_empty() {
+        bad_input!("--characters: the text is empty; it must have every character of the prompts and the answers");
+    }
+    let special = SpecialTokens { pad: Some("<pad>".into()), eos: Some("<eos>".into()), ..SpecialTokens::default() };
+    Tokenizer::characters(text.chars(), &special).or_bad_input_in("--characters")
+}
+
+fn write(args: &Args, config: &Arc<ModelConfig>, characters: Option<&Tokenizer>, dir: &Path) -> anyhow::Result<()> {
     let weights = Weights::random(&Memory::new(Device::Cpu), config, args.seed)?;
     let copied = args.tokenizer.as_deref().map(ModelFiles::read).transpose()?;
-    Ok(model::io::save_model(dir, config, &weights, copied.as_ref(), SaveOptions::default())?)
+    model::io::save_model(dir, config, &weights, copied.as_ref(), SaveOptions::default())?;
+    characters.map_or(Ok(()), |made| Ok(made.save(dir)?))
 }

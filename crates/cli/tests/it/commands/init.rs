@@ -36,3 +36,33 @@ fn nothing_is_overwritten_and_nothing_is_left_half_written() {
     let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|n| n != "new" && !n.to_string_lossy().starts_with('.')), "{left:?}");
 }
+
+#[test]
+fn characters_become_a_tokenizer() {
+    let dir = model();
+    std::fs::write(dir.path().join("own.json"), CONFIG.replace("\"eos_token_id\": 2", "\"eos_token_id\": 1")).unwrap();
+    let with =
+        |text, out| lockstep(dir.path(), &["init", "--config", "own.json", "--characters", text, "--out", out], "");
+    // A character that is named twice, a line feed, and characters of several bytes have one token each.
+    with("abca\né日", "made").ok();
+    let tokenizer = model::Tokenizer::load(&dir.path().join("made")).expect("a tokenizer");
+    assert_eq!(tokenizer.encode("ab\n日éc").expect("ids"), [2, 3, 5, 7, 6, 4]);
+    assert_eq!(
+        (tokenizer.vocab_size(), tokenizer.eos_id(), tokenizer.token(1)),
+        (8, Some(1), Some("<eos>".to_owned()))
+    );
+    assert!(tokenizer.encode("x").is_err());
+
+    assert!(with("", "none").refused().contains("--characters: the text is empty"));
+    let many: String = ('!'..='~').collect();
+    assert!(with(&many, "none").refused().contains("40 rows"));
+    let other = ["init", "--config", "config.json", "--characters", "ab", "--out", "none"];
+    assert!(
+        lockstep(dir.path(), &other, "")
+            .refused()
+            .contains("eos_token_id is [2], but the <eos> of --characters is token 1")
+    );
+    let both = ["init", "--config", "config.json", "--characters", "ab", "--tokenizer", "words", "--out", "none"];
+    assert!(lockstep(dir.path(), &both, "").refused().contains("cannot be used with"));
+    assert!(!dir.path().join("none").exists());
+}
