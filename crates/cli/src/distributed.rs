@@ -3,15 +3,13 @@
 use crate::dashboard::beside;
 use crate::options::{ConfigArgs, LogArgs, RewardArgs, RunArgs, SharingArgs, threads, utf8};
 use crate::session::{Distribution, new_directory, resolve_distributed, run_on};
-use crate::signals::{Promise, stop_on_signals};
+use crate::signals::{Promise, requests, stop_on_signals};
 use clap::ValueEnum;
 use fleet::exchange::spool::Layout;
 use fleet::supervisor::{self, Limits, Role};
 use lockstep::config::{Config, Layers, Purpose, WorkerKind, worker_kinds};
 use lockstep::error::OrBadInput;
 use lockstep::{NatsServer, Network, RunDir, StopSignal, WorkerOptions, bad_input, find_run, is_server, work};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::net::SocketAddr;
@@ -121,6 +119,7 @@ pub struct WorkerArgs {
 pub struct EndedWith(pub u8);
 
 pub(crate) fn learner(args: LearnerArgs) -> anyhow::Result<()> {
+    supervisor::leave_terminal();
     let mut run = args.run;
     args.rewards.give(&mut run.config.more)?;
     let console = run.log.open()?;
@@ -131,6 +130,7 @@ pub(crate) fn learner(args: LearnerArgs) -> anyhow::Result<()> {
 }
 
 pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<()> {
+    supervisor::leave_terminal();
     let console = args.log.open()?;
     let stop = stop_on_signals(&console, Promise::Stops("the worker gives its job back and ends"))?;
     stop_without_supervisor(&stop);
@@ -218,11 +218,11 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     if let Some(port) = args.dashboard {
         beside(&out, port, &console);
     }
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGHUP])?;
+    let requests = requests()?;
     let learner = Role { name: "the learner".to_owned(), command: Box::new(learner) };
     let all = (1..).zip(workers).map(role).collect();
     let mut report = |text: &str| console.warn(text);
-    let code = supervisor::run(learner, all, Limits::default(), &mut || signals.pending().next(), &mut report)?;
+    let code = supervisor::run(learner, all, Limits::default(), &mut || requests.try_recv().ok(), &mut report)?;
     if is_new && !out.join("config.toml").exists() {
         // It was refused before it had begun.
         let _ = std::fs::remove_dir_all(layout.root());
