@@ -53,6 +53,38 @@ impl<T> OrIo<T> for std::io::Result<T> {
     }
 }
 
+/// Adds to an error of a directory that the user has named what was attempted. Unless the disk is full or broken, it is
+/// the user's to name another one.
+pub(crate) trait OrUnusable<T> {
+    fn or_unusable(self, doing: &'static str, path: &Path) -> Result<T>;
+}
+
+impl<T> OrUnusable<T> for std::io::Result<T> {
+    fn or_unusable(self, doing: &'static str, path: &Path) -> Result<T> {
+        use std::io::ErrorKind::{
+            AlreadyExists, FilesystemLoop, InvalidFilename, InvalidInput, NotADirectory, NotFound, PermissionDenied,
+            ReadOnlyFilesystem,
+        };
+        let fix = |error: &std::io::Error| match error.kind() {
+            PermissionDenied if doing == "protect" => {
+                Some("it is another user's, and learner and workers of a run are of one user")
+            }
+            PermissionDenied => Some("this user may not write there"),
+            ReadOnlyFilesystem | NotFound => Some("nothing can be made there"),
+            NotADirectory | AlreadyExists => Some("there is a file of that name"),
+            FilesystemLoop | InvalidFilename | InvalidInput => Some("it is not the name of a directory"),
+            _ => None,
+        };
+        self.map_err(|source| match fix(&source) {
+            Some(why) => {
+                let path = path.display();
+                Error::Refused(format!("cannot {doing} {path}: {source}: {why}. Give another directory for the run"))
+            }
+            None => Error::Io { doing, path: path.to_owned(), source },
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
