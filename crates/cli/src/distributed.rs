@@ -125,6 +125,7 @@ pub(crate) fn learner(args: LearnerArgs) -> anyhow::Result<()> {
     let console = run.log.open()?;
     let stop = stop_on_signals(&console, Promise::Run)?;
     stop_without_supervisor(&stop);
+    args.sharing.check()?;
     let distribution = Distribution { weights_dir: args.sharing.weights_dir, network: args.network.network()? };
     run_on(Purpose::Grpo, &run, console, stop, Some(distribution))
 }
@@ -167,6 +168,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     if workers == Some(0) {
         bad_input!("--workers 0: a distributed run needs a worker; without --distributed one process does everything");
     }
+    sharing.check()?;
     let console = args.log.open()?;
     let (out, config) = run_of(args)?;
     let workers = flags_of_workers(&config, workers)?;
@@ -231,6 +233,20 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     match code {
         0 => Ok(()),
         code => Err(EndedWith(u8::try_from(code).unwrap_or(1)).into()),
+    }
+}
+
+impl SharingArgs {
+    /// Reports a directory for the weights in which this user can make no file.
+    fn check(&self) -> anyhow::Result<()> {
+        let Some(dir) = &self.weights_dir else { return Ok(()) };
+        let flag = || format!("--weights-dir {}", dir.display());
+        if !dir.is_dir() {
+            bad_input!("{}: there is no such directory; give one that exists, /dev/shm", flag());
+        }
+        let probe = dir.join(format!(".lockstep-{}.probe", telemetry::system::since_1970().as_nanos()));
+        OpenOptions::new().write(true).create_new(true).open(&probe).or_bad_input_in(flag())?;
+        std::fs::remove_file(&probe).or_bad_input_in(flag())
     }
 }
 

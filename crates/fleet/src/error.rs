@@ -62,9 +62,9 @@ pub(crate) trait OrUnusable<T> {
 impl<T> OrUnusable<T> for std::io::Result<T> {
     fn or_unusable(self, doing: &'static str, path: &Path) -> Result<T> {
         use std::io::ErrorKind::{
-            AlreadyExists, FilesystemLoop, InvalidFilename, InvalidInput, NotADirectory, NotFound, PermissionDenied,
-            ReadOnlyFilesystem,
+            AlreadyExists, InvalidFilename, InvalidInput, NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem,
         };
+        let is_loop = |error: &std::io::Error| error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
         let fix = |error: &std::io::Error| match error.kind() {
             PermissionDenied if doing == "protect" => {
                 Some("it is another user's, and learner and workers of a run are of one user")
@@ -72,7 +72,8 @@ impl<T> OrUnusable<T> for std::io::Result<T> {
             PermissionDenied => Some("this user may not write there"),
             ReadOnlyFilesystem | NotFound => Some("nothing can be made there"),
             NotADirectory | AlreadyExists => Some("there is a file of that name"),
-            FilesystemLoop | InvalidFilename | InvalidInput => Some("it is not the name of a directory"),
+            InvalidFilename | InvalidInput => Some("it is not the name of a directory"),
+            _ if is_loop(error) => Some("its links lead to each other"),
             _ => None,
         };
         self.map_err(|source| match fix(&source) {

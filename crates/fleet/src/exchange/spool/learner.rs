@@ -89,7 +89,7 @@ impl SpoolLearner {
     }
 
     /// Kills the process that is proven to have the worker's lock.
-    fn kill_with(&mut self, locks: &Locks, worker: &WorkerName) -> Result<bool> {
+    pub(super) fn kill_with(&mut self, locks: &Locks, worker: &WorkerName) -> Result<bool> {
         use rustix::process::{Signal, pidfd_send_signal};
         let path = self.layout.alive(worker);
         // The text is that of the process that has the lock now.

@@ -105,6 +105,11 @@ impl Layout {
         Ok(holder(&self.root.join("learner.lock"))?.is_some())
     }
 
+    /// The process that is the learner now, or was it last; `None` if there was none, or one of an older version.
+    pub fn learner_process(&self) -> Option<Owner> {
+        owner(&String::from_utf8_lossy(&read(&self.root.join("learner.lock")).ok()??))
+    }
+
     /// Deletes all results, including those in batch files.
     pub fn forget_results(&self) -> Result<()> {
         let of_workers = self.known_workers()?.into_iter().map(|worker| self.complete(&worker));
