@@ -92,6 +92,38 @@ mod tests {
     use std::io::ErrorKind;
 
     #[test]
+    fn a_directory_that_cannot_be_made_is_the_users_to_change_and_a_broken_disk_is_not() {
+        use rustix::io::Errno;
+        let of = |errno: Errno, doing: &'static str| {
+            let failed: std::io::Result<()> = Err(std::io::Error::from(errno));
+            failed.or_unusable(doing, Path::new("a/b")).unwrap_err()
+        };
+        let rows: [(Errno, &str, &str); 12] = [
+            (Errno::ACCESS, "create", "this user may not write there"),
+            (Errno::PERM, "create", "this user may not write there"),
+            (Errno::PERM, "protect", "another user's"),
+            (Errno::ROFS, "create", "nothing can be made there"),
+            (Errno::NOENT, "create", "nothing can be made there"),
+            (Errno::NOTDIR, "create", "there is a file of that name"),
+            (Errno::EXIST, "create", "there is a file of that name"),
+            (Errno::NAMETOOLONG, "create", "not the name of a directory"),
+            (Errno::INVAL, "create", "not the name of a directory"),
+            (Errno::LOOP, "create", "its links lead to each other"),
+            (Errno::ACCESS, "protect", "another user's"),
+            (Errno::ROFS, "protect", "nothing can be made there"),
+        ];
+        for (errno, doing, why) in rows {
+            let error = of(errno, doing);
+            let text = error.to_string();
+            assert!(matches!(error, Error::Refused(_)) && text.starts_with(&format!("cannot {doing} a/b: ")), "{text}");
+            assert!(text.contains(why) && text.ends_with("Give another directory for the run"), "{text}");
+        }
+        for errno in [Errno::NOSPC, Errno::DQUOT, Errno::IO, Errno::NOMEM, Errno::MFILE, Errno::STALE] {
+            assert!(matches!(of(errno, "create"), Error::Io { .. }), "{errno}");
+        }
+    }
+
+    #[test]
     fn an_error_names_the_file_and_a_full_disk_is_told_apart() {
         let error = |kind: ErrorKind| {
             let failed: std::io::Result<()> = Err(kind.into());

@@ -16,6 +16,7 @@ mod consoles;
 mod containers;
 mod dashboard;
 mod device;
+mod directories;
 mod distillation;
 mod distributed;
 mod distributed_faults;
