@@ -98,7 +98,7 @@ fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
     let dir = directory();
     let root = dir.path();
     let weights = root.join("weights");
-    let Some(_disk) = disk(&weights, "16k") else { return };
+    let Some(_disk) = disk(&weights, "8k") else { return };
     for k in ["max_staleness=0", "max_staleness=1", "max_staleness=2"] {
         for dtype in ["dtype=bf16", "use_peft=true", "dtype=f32"] {
             let mut all = arguments("train", "out", &[k, dtype]);
