@@ -28,16 +28,18 @@ pub enum Done {
 /// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 12] = [
     ("emulate", emulate),
     ("fleet_kills", fleet_kills),
     ("fleet_runs", fleet_runs),
     ("fleet_search", fleet_search),
     ("fleet_simulations", fleet_simulations),
+    ("kills", kills),
     ("miri", miri),
     ("mutants", mutants),
     ("network", network),
     ("sandbox", sandbox),
+    ("terminals", terminals),
     ("trl_suite", trl_suite),
 ];
 
@@ -85,6 +87,37 @@ fn fleet(target: &str, test: &str, words: &str) -> Result<Done, String> {
     let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = said.lines().filter(|line| line.contains(words)).map(str::trim).collect();
     match output.status.success() && !lines.is_empty() {
+        true => Ok(Done::Passed(lines.join("; "))),
+        false => Err(said),
+    }
+}
+
+/// Kills learners, workers, `verify` and `fork`. Takes about ten minutes on two cores.
+fn kills() -> Result<Done, String> {
+    program(&["two_hundred_kills_change_no_bit"], &["seed "])
+}
+
+/// Stops runs in every way, and runs them on consoles that cannot be written to. Takes about five minutes on two cores.
+fn terminals() -> Result<Done, String> {
+    program(
+        &[
+            "terminals::a_terminal_that_closes_stops_every_kind_of_run_with_a_checkpoint",
+            "consoles::every_kind_of_run_has_the_same_bits_whatever_its_console_is",
+            "stopping_workers::every_way_to_stop_a_run_with_workers_leaves_a_checkpoint",
+        ],
+        &["a terminal closed in", "on closed pipes", "ways to stop"],
+    )
+}
+
+/// Runs tests of the program that CI ignores. The result is the lines of their output that contain one of `words`.
+fn program(tests: &[&str], words: &[&str]) -> Result<Done, String> {
+    let mut command = crate::cargo::command();
+    command.args(["test", "-p", "lockstep-cli", "--test", "it", "--", "--ignored", "--nocapture", "--test-threads=1"]);
+    let output = command.args(tests).output().map_err(|e| format!("cargo: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let lines = said.lines().map(str::trim).filter(|line| words.iter().any(|words| line.contains(words)));
+    let lines: Vec<&str> = lines.filter(|line| line.contains(':')).collect();
+    match output.status.success() && lines.len() >= tests.len() {
         true => Ok(Done::Passed(lines.join("; "))),
         false => Err(said),
     }

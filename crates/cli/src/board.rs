@@ -33,7 +33,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
     for (run, directory) in runs.iter().zip(&into) {
         let events = write_board(run, directory)?;
-        output::text(&format!("{}: {events} events\n", directory.display()))?;
+        output::mention(format_args!("{}: {events} events", directory.display()));
     }
     let show = args.out.as_ref().or(into.first()).map(|path| path.display().to_string()).unwrap_or_default();
     output::note(format_args!("tensorboard --logdir {show}"));

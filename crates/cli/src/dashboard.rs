@@ -54,7 +54,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         shapes: Shape::ALL.map(|shape| shape.name().to_owned()).to_vec(),
         allowed: args.allow_run,
     }));
-    output::text(&format!("{}\n", server.url))?;
+    output::mention(&server.url);
     output::note("Ctrl-C ends the page; runs do not notice.");
     Ok(server.run()?)
 }

@@ -3,15 +3,13 @@
 use crate::dashboard::beside;
 use crate::options::{ConfigArgs, LogArgs, RewardArgs, RunArgs, SharingArgs, threads, utf8};
 use crate::session::{Distribution, new_directory, resolve_distributed, run_on};
-use crate::signals::{Promise, stop_on_signals};
+use crate::signals::{Promise, requests, stop_on_signals};
 use clap::ValueEnum;
 use fleet::exchange::spool::Layout;
 use fleet::supervisor::{self, Limits, Role};
 use lockstep::config::{Config, Layers, Purpose, WorkerKind, worker_kinds};
 use lockstep::error::OrBadInput;
 use lockstep::{NatsServer, Network, RunDir, StopSignal, WorkerOptions, bad_input, find_run, is_server, work};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::net::SocketAddr;
@@ -121,16 +119,19 @@ pub struct WorkerArgs {
 pub struct EndedWith(pub u8);
 
 pub(crate) fn learner(args: LearnerArgs) -> anyhow::Result<()> {
+    supervisor::leave_terminal();
     let mut run = args.run;
     args.rewards.give(&mut run.config.more)?;
     let console = run.log.open()?;
     let stop = stop_on_signals(&console, Promise::Run)?;
     stop_without_supervisor(&stop);
+    args.sharing.check()?;
     let distribution = Distribution { weights_dir: args.sharing.weights_dir, network: args.network.network()? };
     run_on(Purpose::Grpo, &run, console, stop, Some(distribution))
 }
 
 pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<()> {
+    supervisor::leave_terminal();
     let console = args.log.open()?;
     let stop = stop_on_signals(&console, Promise::Stops("the worker gives its job back and ends"))?;
     stop_without_supervisor(&stop);
@@ -167,6 +168,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     if workers == Some(0) {
         bad_input!("--workers 0: a distributed run needs a worker; without --distributed one process does everything");
     }
+    sharing.check()?;
     let console = args.log.open()?;
     let (out, config) = run_of(args)?;
     let workers = flags_of_workers(&config, workers)?;
@@ -218,11 +220,11 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     if let Some(port) = args.dashboard {
         beside(&out, port, &console);
     }
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGHUP])?;
+    let requests = requests()?;
     let learner = Role { name: "the learner".to_owned(), command: Box::new(learner) };
     let all = (1..).zip(workers).map(role).collect();
     let mut report = |text: &str| console.warn(text);
-    let code = supervisor::run(learner, all, Limits::default(), &mut || signals.pending().next(), &mut report)?;
+    let code = supervisor::run(learner, all, Limits::default(), &mut || requests.try_recv().ok(), &mut report)?;
     if is_new && !out.join("config.toml").exists() {
         // It was refused before it had begun.
         let _ = std::fs::remove_dir_all(layout.root());
@@ -231,6 +233,20 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     match code {
         0 => Ok(()),
         code => Err(EndedWith(u8::try_from(code).unwrap_or(1)).into()),
+    }
+}
+
+impl SharingArgs {
+    /// Reports a directory for the weights in which this user can make no file.
+    fn check(&self) -> anyhow::Result<()> {
+        let Some(dir) = &self.weights_dir else { return Ok(()) };
+        let flag = || format!("--weights-dir {}", dir.display());
+        if !dir.is_dir() {
+            bad_input!("{}: there is no such directory; give one that exists, /dev/shm", flag());
+        }
+        let probe = dir.join(format!(".lockstep-{}.probe", telemetry::system::since_1970().as_nanos()));
+        OpenOptions::new().write(true).create_new(true).open(&probe).or_bad_input_in(flag())?;
+        std::fs::remove_file(&probe).or_bad_input_in(flag())
     }
 }
 

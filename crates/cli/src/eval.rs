@@ -131,11 +131,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         output::text(&format!("{}{}\n", table.render(100), rewards_table(&outcomes).render(100)))
     };
     outcomes.iter().try_for_each(all_scored)?;
-    printed?;
     let mut all = outcomes.iter().flat_map(|outcome| &outcome.metrics);
     match all.find(|(_, value)| !value.is_finite()) {
         Some((name, value)) => anyhow::bail!("{name} is {value}: the scores are so large that their sums overflow"),
-        None => Ok(()),
+        None => Ok(printed?),
     }
 }
 

@@ -5,7 +5,7 @@ use anyhow::Context as _;
 use lockstep::Stopped;
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
-use model::io::sweep_partial;
+use model::io::{lock_partial, sweep_partial};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -39,8 +39,12 @@ pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Resu
     let stop = stop_on_signals(&console, Promise::Ends("nothing is written"))?;
     set_partial(Some(temporary.clone()));
     let written = fs::create_dir_all(parent)
+        .and_then(|()| fs::create_dir_all(&temporary))
         .with_context(|| format!("cannot create {}", parent.display()))
-        .and_then(|()| fill(&temporary))
+        .and_then(|()| {
+            let _writing = lock_partial(&temporary);
+            fill(&temporary)
+        })
         .and_then(|()| if stop.is_requested() { Err(Stopped.into()) } else { Ok(()) })
         .and_then(|()| fs::rename(&temporary, &path).with_context(|| format!("cannot create {}", path.display())));
     set_partial(None);

@@ -2,6 +2,12 @@
 //! contain escape sequences, so it is made visible before a terminal shows it ([`telemetry::visible`]). Everything that
 //! the program prints goes through this module or through a [`telemetry::Console`]; the crate's lints refuse `println!`
 //! and similar macros.
+//!
+//! A command stops nothing, and its exit code does not change, because something cannot be printed beside its result: a
+//! line on standard error ([`note`]), a table of a training run (a console), a name of a file that was written
+//! ([`mention`]). Only if the result itself is what standard output gets, and the output cannot be written (a full
+//! disk), the command fails. A reader that has closed the pipe has enough: then the command ends with the code of what
+//! it found out.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -45,6 +51,11 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), NotPrinted> {
     write(&(visible_json(&line).into_owned() + "\n"))
 }
 
+/// Prints a line on standard output about a result that is elsewhere. Write errors are ignored.
+pub(crate) fn mention(line: impl Display) {
+    let _ = write(&visible(&format!("{line}\n")));
+}
+
 /// Prints a line on standard error. Write errors are ignored.
 pub(crate) fn note(line: impl Display) {
     let _ = writeln!(io::stderr(), "{}", visible(&line.to_string()));
@@ -83,9 +94,16 @@ impl Display for NotPrinted {
 
 impl std::error::Error for NotPrinted {}
 
-/// Whether the reader of standard output has closed it (`lockstep … | head`), which is no failure.
+impl NotPrinted {
+    /// Whether the reader of standard output has closed it (`lockstep … | head`), which is no failure.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.kind() == io::ErrorKind::BrokenPipe
+    }
+}
+
+/// Whether a command has ended because the reader of standard output has closed it.
 pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
-    error.chain().any(|e| e.downcast_ref().is_some_and(|NotPrinted(e)| e.kind() == io::ErrorKind::BrokenPipe))
+    error.chain().any(|e| e.downcast_ref().is_some_and(NotPrinted::is_closed))
 }
 
 #[cfg(test)]

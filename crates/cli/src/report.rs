@@ -41,7 +41,7 @@ pub(crate) fn report(args: ReportArgs) -> anyhow::Result<()> {
     for (name, text) in [("report.html", html(&reports)), ("report.md", markdown(&reports))] {
         let path = into.join(name);
         write_atomically(&path, text.as_bytes())?;
-        output::text(&format!("{}\n", path.display()))?;
+        output::mention(path.display());
     }
     Ok(())
 }

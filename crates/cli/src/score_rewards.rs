@@ -85,8 +85,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     match summaries.iter().find(|summary| summary.sorted.is_empty()) {
         Some(Summary { name, .. }) => anyhow::bail!("reward `{name}` scored no completion of {input}"),
         None => {
-            printed?;
-            summaries.iter().try_for_each(Summary::check_finite)
+            summaries.iter().try_for_each(Summary::check_finite)?;
+            Ok(printed?)
         }
     }
 }

@@ -1,21 +1,35 @@
-//! Handles SIGINT, SIGTERM, SIGHUP and SIGUSR1. The first signal requests a stop, and a message says so at once. A
-//! second SIGINT or SIGTERM ends the program immediately, together with its reward programs.
+//! Handles SIGINT, SIGTERM, SIGHUP and SIGUSR1, by the same [rules](Rules) in every command and every process of a run:
+//!
+//! - The first signal requests a stop, and a message says so at once.
+//! - A second SIGINT or SIGTERM ends the program immediately, together with its reward programs.
+//! - A second SIGHUP or SIGUSR1 changes nothing: a terminal that is closed sends SIGHUP twice.
+//! - A signal that is sent twice in the same moment counts once: `timeout` and batch systems send it to the process and
+//!   to its group.
+//! - SIGHUP is not handled where it is ignored: under `nohup`, a run is to outlive its terminal.
+//! - A learner and its workers leave a second signal to their supervisor, which may have passed the first one on to a
+//!   process that has it already, and which kills them if it is asked to end at once.
 //!
 //! While there is nothing to save, the program also ends if it does not stop within [`PATIENCE`]: loading, tokenising
 //! and hashing check for a stop request only between pieces of work, and a piece may take long.
 
+use fleet::supervisor::{Asked, SUPERVISED};
 use lockstep::StopSignal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use telemetry::Console;
 
 /// How long the program may take to stop while it has nothing to save.
 const PATIENCE: Duration = Duration::from_millis(1000);
+
+/// How long a signal that comes again counts as the same one. The message comes after it, so that whoever has read the
+/// message is obeyed.
+const SAME: Duration = Duration::from_millis(50);
 
 /// The number of the first signal; 0 if none has come.
 static FIRST: AtomicI32 = AtomicI32::new(0);
@@ -23,6 +37,8 @@ static FIRST: AtomicI32 = AtomicI32::new(0);
 static NOTHING_TO_SAVE: AtomicBool = AtomicBool::new(false);
 /// Number of steps that the training run has done.
 static STEPS: AtomicU64 = AtomicU64::new(0);
+/// Ends when the message of the first signal is written.
+static ACKNOWLEDGED: Mutex<Option<Receiver<()>>> = Mutex::new(None);
 /// A half-written directory, which is removed if the program is ended at once.
 static PARTIAL: Mutex<Option<PathBuf>> = Mutex::new(None);
 
@@ -65,36 +81,73 @@ pub fn set_partial(path: Option<PathBuf>) {
     *PARTIAL.lock().unwrap_or_else(PoisonError::into_inner) = path;
 }
 
+/// What a signal requests, given those before it.
+#[derive(Debug, Default)]
+struct Rules {
+    first: Option<(i32, Instant)>,
+    is_supervised: bool,
+}
+
+impl Rules {
+    fn read(&mut self, signal: i32, now: Instant) -> Option<Asked> {
+        let Some((first, at)) = self.first else {
+            self.first = Some((signal, now));
+            return Some(Asked::Stop(signal));
+        };
+        let is_same = signal == first && now.duration_since(at) < SAME;
+        let is_urgent = matches!(signal, SIGINT | SIGTERM) && !is_same && !self.is_supervised;
+        is_urgent.then_some(Asked::AtOnce(signal))
+    }
+}
+
+/// Calls `hear` with each request that signals to this process make from now on. `is_supervised` is set in a process
+/// that a supervisor asks to end at once.
+fn listen(is_supervised: bool, mut hear: impl FnMut(Asked) + Send + 'static) -> std::io::Result<()> {
+    let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1].into_iter().chain(hang_up))?;
+    let mut rules = Rules { is_supervised, ..Rules::default() };
+    let heard = move || signals.forever().filter_map(|signal| rules.read(signal, Instant::now())).for_each(&mut hear);
+    std::thread::Builder::new().name("signals".to_owned()).spawn(heard).map(drop)
+}
+
+/// The requests that signals to this process make from now on, for a supervisor.
+pub fn requests() -> std::io::Result<Receiver<Asked>> {
+    let (sender, requests) = channel();
+    listen(false, move |asked| drop(sender.send(asked)))?;
+    Ok(requests)
+}
+
 /// A stop request that signals to this process set from now on. The first signal prints the message of `promise` on the
 /// console.
 pub fn stop_on_signals(console: &Console, promise: Promise) -> anyhow::Result<StopSignal> {
     let (stop, console) = (StopSignal::new(), console.clone());
     NOTHING_TO_SAVE.store(!matches!(promise, Promise::Stops(_)), Ordering::Relaxed);
-    // Under nohup: a run that is to outlive its terminal.
-    let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1].into_iter().chain(hang_up))?;
     let asked = stop.clone();
-    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        for signal in signals.forever() {
-            let name = low_level::signal_name(signal).unwrap_or("a signal");
-            if FIRST.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                let promise = promise.text();
-                asked.request();
-                let console = console.clone();
-                // On threads of their own: a console that nobody reads must not hold up the second signal.
-                std::thread::spawn(move || console.warn(&format!("{name}: {promise}; a second one ends it at once")));
-                std::thread::spawn(move || {
-                    std::thread::sleep(PATIENCE);
-                    if NOTHING_TO_SAVE.load(Ordering::Relaxed) {
-                        end_at_once(signal);
-                    }
-                });
-            } else if matches!(signal, SIGINT | SIGTERM) {
-                // (A terminal that is closed sends SIGHUP twice.)
-                end_at_once(signal);
-            }
+    let hear = move |request| match request {
+        Asked::AtOnce(signal) => end_at_once(signal),
+        Asked::Stop(signal) => {
+            let (name, promise) = (low_level::signal_name(signal).unwrap_or("a signal"), promise.text());
+            let line = format!("{name}: {promise}; a second one ends it at once");
+            FIRST.store(signal, Ordering::Relaxed);
+            let (written, acknowledged) = channel();
+            *ACKNOWLEDGED.lock().unwrap_or_else(PoisonError::into_inner) = Some(acknowledged);
+            asked.request();
+            let console = console.clone();
+            // On threads of their own: a console that nobody reads must not hold up the second signal.
+            std::thread::spawn(move || {
+                std::thread::sleep(SAME);
+                console.warn(&line);
+                drop(written);
+            });
+            std::thread::spawn(move || {
+                std::thread::sleep(PATIENCE);
+                if NOTHING_TO_SAVE.load(Ordering::Relaxed) {
+                    end_at_once(signal);
+                }
+            });
         }
-    })?;
+    };
+    listen(std::env::var_os(SUPERVISED).is_some(), hear)?;
     Ok(stop)
 }
 
@@ -107,8 +160,12 @@ fn end_at_once(signal: i32) -> ! {
     low_level::exit(code(signal))
 }
 
-/// The exit code of a program that a signal stopped: 130 after Ctrl-C.
+/// The exit code of a program that a signal stopped: 130 after Ctrl-C. Called at the end of the program, when the
+/// message of the signal may not be written yet.
 pub fn exit_code() -> u8 {
+    let acknowledged = ACKNOWLEDGED.lock().unwrap_or_else(PoisonError::into_inner).take();
+    // A console that nobody reads holds the end up no longer.
+    acknowledged.map(|acknowledged| acknowledged.recv_timeout(PATIENCE));
     code(FIRST.load(Ordering::Relaxed)) as u8
 }
 
@@ -142,6 +199,50 @@ mod tests {
         assert_eq!(Promise::Run.text(), "the run stops before its first step is done");
         run_begins(7);
         assert_eq!(Promise::Run.text(), "the run stops, with a checkpoint to resume from");
+    }
+
+    #[test]
+    fn the_rules_are_the_same_for_every_order_of_signals() {
+        use Asked::{AtOnce, Stop};
+        let (ms, none) = (|ms: u64| Duration::from_millis(ms), None);
+        type Sent = &'static [(i32, u64)];
+        // Signals with their milliseconds, and the requests of each in one process; in a supervised one only the first
+        // signal is a request.
+        let table: [(Sent, &[Option<Asked>]); 24] = [
+            (&[(SIGINT, 0)], &[Some(Stop(2))]),
+            (&[(SIGTERM, 0)], &[Some(Stop(15))]),
+            (&[(SIGHUP, 0)], &[Some(Stop(1))]),
+            (&[(SIGUSR1, 0)], &[Some(Stop(10))]),
+            (&[(SIGINT, 0), (SIGINT, 500)], &[Some(Stop(2)), Some(AtOnce(2))]),
+            (&[(SIGINT, 0), (SIGINT, 50)], &[Some(Stop(2)), Some(AtOnce(2))]),
+            (&[(SIGINT, 0), (SIGTERM, 500)], &[Some(Stop(2)), Some(AtOnce(15))]),
+            (&[(SIGTERM, 0), (SIGTERM, 500)], &[Some(Stop(15)), Some(AtOnce(15))]),
+            (&[(SIGTERM, 0), (SIGINT, 500)], &[Some(Stop(15)), Some(AtOnce(2))]),
+            (&[(SIGTERM, 0), (SIGINT, 1)], &[Some(Stop(15)), Some(AtOnce(2))]),
+            (&[(SIGHUP, 0), (SIGHUP, 0)], &[Some(Stop(1)), none]),
+            (&[(SIGHUP, 0), (SIGHUP, 5000)], &[Some(Stop(1)), none]),
+            (&[(SIGHUP, 0), (SIGHUP, 5), (SIGHUP, 10), (SIGINT, 15)], &[Some(Stop(1)), none, none, Some(AtOnce(2))]),
+            (&[(SIGUSR1, 0), (SIGUSR1, 5000)], &[Some(Stop(10)), none]),
+            (&[(SIGUSR1, 0), (SIGTERM, 5000)], &[Some(Stop(10)), Some(AtOnce(15))]),
+            (&[(SIGUSR1, 0), (SIGHUP, 5000)], &[Some(Stop(10)), none]),
+            (&[(SIGINT, 0), (SIGHUP, 5000), (SIGUSR1, 5000)], &[Some(Stop(2)), none, none]),
+            (&[(SIGINT, 0), (SIGHUP, 100), (SIGINT, 200)], &[Some(Stop(2)), none, Some(AtOnce(2))]),
+            (&[(SIGTERM, 0), (SIGTERM, 0)], &[Some(Stop(15)), none]),
+            (&[(SIGTERM, 0), (SIGTERM, 49)], &[Some(Stop(15)), none]),
+            (&[(SIGINT, 0), (SIGINT, 0)], &[Some(Stop(2)), none]),
+            (&[(SIGTERM, 0), (SIGTERM, 1), (SIGTERM, 900)], &[Some(Stop(15)), none, Some(AtOnce(15))]),
+            (&[(SIGHUP, 0), (SIGTERM, 1)], &[Some(Stop(1)), Some(AtOnce(15))]),
+            (&[(SIGINT, 0), (SIGINT, 99), (SIGINT, 200)], &[Some(Stop(2)), Some(AtOnce(2)), Some(AtOnce(2))]),
+        ];
+        let begun = Instant::now();
+        for (sent, asked) in table {
+            for is_supervised in [false, true] {
+                let mut rules = Rules { is_supervised, ..Rules::default() };
+                let found: Vec<_> = sent.iter().map(|(signal, at)| rules.read(*signal, begun + ms(*at))).collect();
+                let first_only: Vec<_> = asked.iter().map(|asked| asked.filter(|a| matches!(a, Stop(_)))).collect();
+                assert_eq!(found, if is_supervised { &first_only[..] } else { asked }, "{sent:?} {is_supervised}");
+            }
+        }
     }
 
     #[test]

@@ -71,11 +71,20 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         () if report.proven.is_empty() || args.all && !report.not_verified.is_empty() => NOT_VERIFIED,
         () => 0,
     };
-    match args.json {
-        true => output::json(&report)?,
-        false => output::text(&lines(&report, code))?,
+    let printed = match args.json {
+        true => output::json(&report),
+        false => output::text(&lines(&report, code)),
+    };
+    match printed {
+        // What was found out is known by the code, whoever reads the report.
+        Err(error) if !error.is_closed() && code == 0 => Err(error).or_bad_input(),
+        Err(error) if !error.is_closed() => {
+            output::note(format_args!("error: {error}"));
+            Err(EndedWith(code).into())
+        }
+        _ if code == 0 => Ok(()),
+        _ => Err(EndedWith(code).into()),
     }
-    if code == 0 { Ok(()) } else { Err(EndedWith(code).into()) }
 }
 
 fn lines(report: &Report, code: u8) -> String {

@@ -171,19 +171,9 @@ impl RunFiles {
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
     }
 
-    /// The process that writes to the run now, from the run's lock file; `None` if no process does, or if it was on
-    /// this machine and is gone.
-    fn writer(&self) -> Option<Value> {
-        let holder = self.json("run.lock");
-        let pid = holder.get("pid")?.as_u64()?;
-        let here = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let is_here = holder.get("host").and_then(Value::as_str) == Some(here.trim());
-        (!is_here || Path::new(&format!("/proc/{pid}")).exists()).then_some(holder)
-    }
-
     /// The state of the run: `running`, `finished`, or `stopped` before its end.
     pub fn state(&self) -> &'static str {
-        match (self.writer(), self.root.join("model").is_dir()) {
+        match (lockstep::writer(&self.root), self.root.join("model").is_dir()) {
             (Some(_), _) => "running",
             (None, true) => "finished",
             (None, false) => "stopped",
@@ -439,12 +429,19 @@ mod tests {
         std::fs::create_dir(root.join("model")).unwrap();
         assert_eq!(run.state(), "finished");
         let here = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        for (host, pid, state) in [
-            (here.trim(), std::process::id(), "running"),
-            (here.trim(), u32::MAX, "finished"),
-            ("another-machine", u32::MAX, "running"),
+        // The lock decides, whichever process has the number here.
+        for (host, pid, is_locked, state) in [
+            (here.trim(), std::process::id(), false, "finished"),
+            (here.trim(), std::process::id(), true, "running"),
+            (here.trim(), u32::MAX, false, "finished"),
+            (here.trim(), u32::MAX, true, "running"),
+            ("another-machine", u32::MAX, false, "running"),
         ] {
             write("run.lock", &json!({"pid": pid, "host": host}).to_string());
+            let lock = std::fs::File::open(root.join("run.lock")).unwrap();
+            if is_locked {
+                lock.try_lock().unwrap();
+            }
             assert_eq!(run.state(), state, "{host} {pid}");
         }
     }

@@ -53,10 +53,75 @@ impl<T> OrIo<T> for std::io::Result<T> {
     }
 }
 
+/// Adds to an error of a directory that the user has named what was attempted. Unless the disk is full or broken, it is
+/// the user's to name another one.
+pub(crate) trait OrUnusable<T> {
+    fn or_unusable(self, doing: &'static str, path: &Path) -> Result<T>;
+}
+
+impl<T> OrUnusable<T> for std::io::Result<T> {
+    fn or_unusable(self, doing: &'static str, path: &Path) -> Result<T> {
+        use std::io::ErrorKind::{
+            AlreadyExists, InvalidFilename, InvalidInput, NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem,
+        };
+        let is_loop = |error: &std::io::Error| error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+        let fix = |error: &std::io::Error| match error.kind() {
+            PermissionDenied if doing == "protect" => {
+                Some("it is another user's, and learner and workers of a run are of one user")
+            }
+            PermissionDenied => Some("this user may not write there"),
+            ReadOnlyFilesystem | NotFound => Some("nothing can be made there"),
+            NotADirectory | AlreadyExists => Some("there is a file of that name"),
+            InvalidFilename | InvalidInput => Some("it is not the name of a directory"),
+            _ if is_loop(error) => Some("its links lead to each other"),
+            _ => None,
+        };
+        self.map_err(|source| match fix(&source) {
+            Some(why) => {
+                let path = path.display();
+                Error::Refused(format!("cannot {doing} {path}: {source}: {why}. Give another directory for the run"))
+            }
+            None => Error::Io { doing, path: path.to_owned(), source },
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::ErrorKind;
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_the_users_to_change_and_a_broken_disk_is_not() {
+        use rustix::io::Errno;
+        let of = |errno: Errno, doing: &'static str| {
+            let failed: std::io::Result<()> = Err(std::io::Error::from(errno));
+            failed.or_unusable(doing, Path::new("a/b")).unwrap_err()
+        };
+        let rows: [(Errno, &str, &str); 12] = [
+            (Errno::ACCESS, "create", "this user may not write there"),
+            (Errno::PERM, "create", "this user may not write there"),
+            (Errno::PERM, "protect", "another user's"),
+            (Errno::ROFS, "create", "nothing can be made there"),
+            (Errno::NOENT, "create", "nothing can be made there"),
+            (Errno::NOTDIR, "create", "there is a file of that name"),
+            (Errno::EXIST, "create", "there is a file of that name"),
+            (Errno::NAMETOOLONG, "create", "not the name of a directory"),
+            (Errno::INVAL, "create", "not the name of a directory"),
+            (Errno::LOOP, "create", "its links lead to each other"),
+            (Errno::ACCESS, "protect", "another user's"),
+            (Errno::ROFS, "protect", "nothing can be made there"),
+        ];
+        for (errno, doing, why) in rows {
+            let error = of(errno, doing);
+            let text = error.to_string();
+            assert!(matches!(error, Error::Refused(_)) && text.starts_with(&format!("cannot {doing} a/b: ")), "{text}");
+            assert!(text.contains(why) && text.ends_with("Give another directory for the run"), "{text}");
+        }
+        for errno in [Errno::NOSPC, Errno::DQUOT, Errno::IO, Errno::NOMEM, Errno::MFILE, Errno::STALE] {
+            assert!(matches!(of(errno, "create"), Error::Io { .. }), "{errno}");
+        }
+    }
 
     #[test]
     fn an_error_names_the_file_and_a_full_disk_is_told_apart() {

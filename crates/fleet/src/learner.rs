@@ -305,13 +305,15 @@ impl<E: Exchange> Learner<E> {
                 self.exchange.discard(&worker, job)?;
             }
             Action::Kill(worker) => {
+                if !self.exchange.kill(&worker)? {
+                    return Ok(Some(Event::Unreachable(worker)));
+                }
                 // An expelled worker does not stand still.
                 if self.coordinator.expelled().all(|expelled| *expelled != worker) {
                     self.counts.killed += 1;
                     let limit = self.coordinator.plan().stale_after_ms / 1000;
                     self.steps.push_back(Step::Warning(format!("worker {worker} stands still for {limit} s: killed")));
                 }
-                self.exchange.kill(&worker)?;
             }
             Action::SyncBatch(batch, jobs) => {
                 let results = self.results(&jobs)?;

@@ -19,6 +19,10 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+mod proof;
+
+pub use proof::Unproven;
+
 /// How often the owner of a file without a lock writes into it.
 pub const BEAT: Duration = Duration::from_secs(10);
 /// An owner on another machine that has not written for so long is gone. Network file systems show a change after up to
@@ -42,6 +46,15 @@ pub struct Owner {
     /// The namespace in which the process number is meant.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub namespace: String,
+}
+
+impl Owner {
+    /// Whether the two processes see each other by their numbers: one boot of one machine, one pid namespace. False if
+    /// it is not known.
+    pub fn is_in_namespace_of(&self, other: &Owner) -> bool {
+        let known = !self.boot.is_empty() && !self.namespace.is_empty();
+        known && (&self.boot, &self.namespace) == (&other.boot, &other.namespace)
+    }
 }
 
 /// How locks and processes are looked at. Tests replace parts of it.
@@ -222,9 +235,22 @@ impl Locks {
             pid: std::process::id(),
             host: if host.is_empty() { "localhost".to_owned() } else { host },
             boot: read("sys/kernel/random/boot_id"),
-            started: self.started(std::process::id()),
+            started: self.started(std::process::id()).filter(|_| self.shows_own_namespace()),
             namespace: namespace.display().to_string(),
         }
+    }
+
+    /// Whether `/proc` has the numbers of this process's namespace: a new namespace may have the `/proc` of the one
+    /// around it.
+    fn shows_own_namespace(&self) -> bool {
+        let own = std::fs::read_link(self.proc.join("self"));
+        own.map_or(true, |own| own.to_str() == Some(&*std::process::id().to_string()))
+    }
+
+    /// For tests: when a process started.
+    #[cfg(test)]
+    pub(crate) fn started_of(&self, pid: u32) -> Option<u64> {
+        self.started(pid)
     }
 
     /// When a process started; `None` if it is not there, or has ended and only waits to be reaped.

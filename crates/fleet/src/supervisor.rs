@@ -1,5 +1,6 @@
 //! Starts a learner and its workers as child processes, restarts those that were killed, and leaves no process behind
-//! however it ends. It knows only command lines and exit codes, and saves nothing.
+//! however it ends. It knows only command lines, exit codes and requests to stop, and saves nothing. Which signal is a
+//! request of which kind is not decided here.
 //!
 //! Each child's standard input is a pipe that only the supervisor could write to. When the supervisor ends for any
 //! reason, the kernel closes the pipe, and [`watch_parent`] notices this in the child. (`PR_SET_PDEATHSIG` is not used,
@@ -8,7 +9,7 @@
 use crate::error::{Error, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Read;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,29 @@ pub const SUPERVISED: &str = "LOCKSTEP_SUPERVISED";
 
 /// The exit code of a worker that the learner has expelled. Such a worker is not started again.
 pub const EXPELLED: u8 = 4;
+
+/// A request to stop, made by a signal of this number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// The work is saved first.
+    Stop(i32),
+    /// Nothing is waited for.
+    AtOnce(i32),
+}
+
+/// The signals that a process brings upon itself: an abort (also of an allocation that failed), a fault, a limit of its
+/// own. It would do so again. (SIGKILL, also the kernel's where memory is short, comes from outside.)
+const CRASHES: [Signal; 9] = [
+    Signal::ABORT,
+    Signal::SEGV,
+    Signal::BUS,
+    Signal::ILL,
+    Signal::FPE,
+    Signal::SYS,
+    Signal::TRAP,
+    Signal::XCPU,
+    Signal::XFSZ,
+];
 
 /// A process that the supervisor keeps running.
 pub struct Role<'a> {
@@ -33,7 +57,7 @@ pub struct Role<'a> {
 pub struct Limits {
     /// If one child fails and is restarted this many times within `window`, the run ends.
     pub restarts: u32,
-    /// The same limit for a child that a signal ended. It is higher, since a user may have sent the signal.
+    /// The same limit for a child that a signal from outside ended. It is higher, since a user may have sent the signal.
     pub kills: u32,
     /// The period in which restarts are counted.
     pub window: Duration,
@@ -65,8 +89,7 @@ impl Running<'_> {
     fn start(&mut self) -> Result<()> {
         let mut command = (self.role.command)(self.starts);
         self.starts += 1;
-        // A group of its own: Ctrl-C at the terminal reaches the supervisor alone, which asks the learner to end first.
-        command.stdin(Stdio::piped()).env(SUPERVISED, "1").process_group(0);
+        command.stdin(Stdio::piped()).env(SUPERVISED, "1");
         let child = command.spawn();
         self.child = Some(child.map_err(|e| Error::Failed(format!("cannot start {}: {e}", self.role.name)))?);
         Ok(())
@@ -82,10 +105,13 @@ impl Running<'_> {
         Ok(status)
     }
 
-    fn signal(&self, signal: Signal) {
-        if let Some(child) = &self.child {
-            // It may have ended meanwhile.
-            let _ = kill_process(Pid::from_child(child), signal);
+    /// Passes a request to stop on, also to a process that stands still.
+    fn stop(&self, signal: Signal) {
+        for signal in [signal, Signal::CONT] {
+            if let Some(child) = &self.child {
+                // It may have ended meanwhile.
+                let _ = kill_process(Pid::from_child(child), signal);
+            }
         }
     }
 
@@ -99,7 +125,7 @@ impl Running<'_> {
         let now = Instant::now();
         self.restarted.retain(|at| now.duration_since(*at) < limits.window);
         let name = &self.role.name;
-        let most = if status.signal().is_some() { limits.kills } else { limits.restarts };
+        let most = if status.signal().is_some() && !is_crash(status) { limits.kills } else { limits.restarts };
         if self.restarted.len() as u32 >= most {
             let seconds = limits.window.as_secs();
             let often = format!("{} times in {seconds} s", self.restarted.len());
@@ -118,46 +144,51 @@ struct Group<'a>(Vec<Running<'a>>);
 
 impl Drop for Group<'_> {
     fn drop(&mut self) {
-        for running in &mut self.0 {
-            if let Some(mut child) = running.child.take() {
-                let _ = child.kill();
-                let _ = child.wait();
-            }
-        }
+        let mut children: Vec<Child> = self.0.iter_mut().filter_map(|running| running.child.take()).collect();
+        // They have ended by themselves, or end now.
+        children.iter_mut().for_each(|child| drop(child.kill()));
+        children.iter_mut().for_each(|child| drop(child.wait()));
     }
 }
 
-/// Runs a learner and its workers until the learner ends; returns its exit code. A learner that a signal killed is
-/// started again, and so is a worker that failed. A worker that exits with code 2 (another model, another program) ends
-/// the run with that code. A worker that exits with [`EXPELLED`] is not started again; when all workers have, the run
-/// ends. `signal` returns each signal that arrived, once: the first is passed on to the learner, which ends the
-/// workers, and a second one ends everything.
+fn is_crash(status: ExitStatus) -> bool {
+    status.signal().is_some_and(|number| CRASHES.iter().any(|crash| crash.as_raw() == number))
+}
+
+/// Runs a learner and its workers until the learner ends; returns its exit code. A learner that was killed is started
+/// again, and so is a worker that failed; a learner that crashed ends the run, as one that failed. A worker that exits
+/// with code 2 (another model, another program) ends the run with that code. A worker that exits with [`EXPELLED`] is
+/// not started again; when all workers have, the run ends. `asked` returns each request that arrived, once. A request
+/// to stop is passed on to the learner as its signal, which ends the workers; one to end at once kills all of them.
 pub fn run(
     learner: Role<'_>,
     workers: Vec<Role<'_>>,
     limits: Limits,
-    signal: &mut dyn FnMut() -> Option<i32>,
+    asked: &mut dyn FnMut() -> Option<Asked>,
     report: &mut dyn FnMut(&str),
 ) -> Result<i32> {
     let mut all = Group(std::iter::once(learner).chain(workers).map(Running::new).collect());
     all.0.iter_mut().try_for_each(Running::start)?;
-    let mut signals = 0;
+    let mut is_asked = false;
     let mut refused = None;
     let code = loop {
-        if let Some(number) = signal() {
-            signals += 1;
-            let passed = Signal::from_named_raw(number).unwrap_or(Signal::TERM);
-            match signals {
-                1 => all.0[0].signal(passed),
-                _ => break 128 + number,
+        match asked() {
+            Some(Asked::AtOnce(number)) => return Ok(128 + number),
+            Some(Asked::Stop(number)) => {
+                is_asked = true;
+                all.0[0].stop(Signal::from_named_raw(number).unwrap_or(Signal::TERM));
             }
+            None => {}
         }
         if let Some(status) = all.0[0].ended()? {
+            let killed = 128 + status.signal().unwrap_or(0);
             match status.code() {
                 Some(code) => break refused.unwrap_or(code),
                 // It was asked to end, and a signal ended it.
-                None if signals > 0 || refused.is_some() => {
-                    break refused.unwrap_or(128 + status.signal().unwrap_or(0));
+                None if is_asked => break refused.unwrap_or(killed),
+                None if is_crash(status) => {
+                    report(&format!("the learner ended ({status}), by an error of its own: the run ends"));
+                    break killed;
                 }
                 None => all.0[0].restart(&limits, status, report)?,
             }
@@ -183,9 +214,9 @@ pub fn run(
             report("all workers were expelled: the run ends");
             refused = Some(1);
         }
-        if refused.is_some() && signals == 0 {
-            signals = 1;
-            all.0[0].signal(Signal::TERM);
+        if refused.is_some() && !is_asked {
+            is_asked = true;
+            all.0[0].stop(Signal::TERM);
         }
         std::thread::sleep(LOOK);
     };
@@ -193,6 +224,11 @@ pub fn run(
     let end = Instant::now() + limits.grace;
     let mut closed = code != 0;
     loop {
+        match asked() {
+            Some(Asked::AtOnce(_)) => return Ok(code),
+            Some(Asked::Stop(_)) => closed = true,
+            None => {}
+        }
         let mut left = false;
         for running in &mut all.0 {
             if closed {
@@ -207,6 +243,18 @@ pub fn run(
         closed |= Instant::now() + limits.grace / 2 >= end;
         std::thread::sleep(LOOK);
     }
+}
+
+/// To be called first in a child process: leaves the terminal of the supervisor, so that Ctrl-C reaches the supervisor
+/// alone, which asks the learner to end first, and so that the terminal lets the child write whatever runs in its
+/// foreground (`stty tostop`). Returns whether this process has a supervisor.
+pub fn leave_terminal() -> bool {
+    let is_supervised = std::env::var_os(SUPERVISED).is_some();
+    if is_supervised {
+        // Whoever leads a group already is not reached by Ctrl-C, either.
+        let _ = rustix::process::setsid();
+    }
+    is_supervised
 }
 
 /// To be called in a child process: calls `gone` once the supervisor has ended, and ends the process if it is still

@@ -57,6 +57,7 @@ pub use rollouts::wire;
 pub use run::board::write_board;
 pub use run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
 pub use run::inputs::{Flow, LogRecord, RunEvent};
+pub use run::lock::writer;
 pub use run::memory_plan::{Available, MemoryPlan};
 pub use run::profile::ProfileRecord;
 pub use run::provenance::{check_command, prompt_time};

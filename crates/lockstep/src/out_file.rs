@@ -125,7 +125,10 @@ impl OutFile {
         builder.suffix(".partial");
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        builder.prefix(&format!(".{start}.{}.", std::process::id())).tempfile_in(directory)
+        let file = builder.prefix(&format!(".{start}.{}.", std::process::id())).tempfile_in(directory)?;
+        // So that nobody removes it who does not see this process; a file system may have no locks.
+        let _ = file.as_file().try_lock();
+        Ok(file)
     }
 }
 

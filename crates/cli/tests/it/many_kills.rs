@@ -1,8 +1,8 @@
-//! What `cargo xtask nightly fleet_runs` does: real runs, of which any process is killed at any moment, and a disk that
-//! is full.
+//! What `cargo xtask nightly fleet_runs` and `kills` do: real runs, of which any process is killed at any moment, and a
+//! disk that is full.
 
 use super::distributed::{distributed, end, pids, start};
-use crate::support::runs::{arguments, directory, good, of_lines, same_but_workers};
+use crate::support::runs::{arguments, directory, good, metrics, of_lines, rollouts, same_but_workers};
 use fleet::exchange::spool::Layout;
 use fleet::status;
 use lockstep::wire::file::GroupFile;
@@ -120,6 +120,121 @@ fn kills_of_any_process_change_no_bit() {
     let [supervisors, learners, workers] = kills.0;
     println!(
         "{learners} kills of learners, {workers} of workers, {supervisors} of supervisors in {runs} runs of 400 steps"
+    );
+}
+
+/// Every file below a directory with its bytes.
+fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let files = crate::support::listing(directory).into_iter().filter(|(path, _)| path.is_file());
+    files.map(|(path, _)| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+/// Starts a command and kills it after a random part of the time that it takes, or does not: it may be quicker.
+fn cut(root: &Path, arguments: &[&str], takes: Duration, random: &mut Random) {
+    let mut child = start(root, arguments);
+    std::thread::sleep(takes.mul_f64(random.below(1100) as f64 / 1000.0));
+    let _ = child.kill();
+    child.wait().unwrap();
+}
+
+/// Kills so many commands `verify` and `fork` in the middle. A run that is verified or forked is not changed, and a fork
+/// is made again or goes on, to the same bits.
+fn killed_readers(root: &Path, kills: u32, seed: u64) {
+    let set = ["record_rollouts=true", "save_steps=4", "eval_strategy=no", "logging_steps=1"];
+    good(root, &arguments("train", "original", &set));
+    let original = contents(&root.join("original"));
+    let mut takes = Vec::new();
+    let forks = ["0", "4", "6"];
+    for (i, at) in forks.iter().enumerate() {
+        let begun = Instant::now();
+        good(root, &["verify", "original", "--all"]);
+        let verified = begun.elapsed();
+        good(root, &["fork", "original", "--at", at, "--out", &format!("whole-{i}")]);
+        takes.push((verified, begun.elapsed() - verified));
+    }
+    let mut random = Random(seed);
+    for i in 0..kills {
+        let which = random.below(forks.len() as u64) as usize;
+        let (at, whole, out) = (forks[which], root.join(format!("whole-{which}")), format!("fork-{i}"));
+        cut(root, &["verify", "original", "--all"], takes[which].0, &mut random);
+        assert!(contents(&root.join("original")) == original, "seed {seed}, kill {i}: verify changed the run");
+        let again = ["fork", "original", "--at", at, "--out", &out];
+        cut(root, &again, takes[which].1, &mut random);
+        assert!(contents(&root.join("original")) == original, "seed {seed}, kill {i}: fork changed the run");
+        // Half of the times the resume of the fork is killed as well.
+        let resume = ["train", "--resume", &out];
+        let is_run = || root.join(&out).join("config.toml").exists();
+        if is_run() && random.below(2) == 0 {
+            cut(root, &resume, takes[which].1, &mut random);
+        }
+        match is_run() {
+            true => good(root, &resume),
+            false => good(root, &again),
+        };
+        let fork = root.join(&out);
+        same_bits(&whole, &fork);
+        good(root, &["verify", &out, "--all"]);
+        let left: Vec<_> = crate::support::listing(root).into_iter().map(|(path, _)| path).collect();
+        let half = |path: &PathBuf| path.to_string_lossy().contains(".partial") || path.to_string_lossy().contains(".tmp");
+        assert!(!left.iter().any(half), "seed {seed}, kill {i}: {:?}", left.iter().filter(|path| half(path)).collect::<Vec<_>>());
+        fs::remove_dir_all(fork).unwrap();
+    }
+}
+
+fn same_bits(expected: &Path, found: &Path) {
+    let weights = |run: &Path| fs::read(run.join("model/model.safetensors")).unwrap();
+    assert!(weights(expected) == weights(found), "{}", found.display());
+    assert_eq!(metrics(expected), metrics(found), "{}", found.display());
+    assert_eq!(rollouts(expected), rollouts(found), "{}", found.display());
+}
+
+/// A sample of the kills of [`two_hundred_kills_change_no_bit`].
+#[test]
+fn a_killed_verify_and_a_killed_fork_change_no_bit() {
+    killed_readers(directory().path(), 3, 7);
+}
+
+/// 100 kills of learners, workers and their supervisors, and of 50 commands `verify` and 50 commands `fork`.
+#[test]
+#[ignore = "minutes: cargo xtask nightly kills"]
+fn two_hundred_kills_change_no_bit() {
+    let seed = std::env::var("LOCKSTEP_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(42);
+    println!("seed {seed}");
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join(REWARDS[0].0), REWARDS[0].1).unwrap();
+    let reward = format!(r#"reward_funcs=[{{ kind = "command", command = "sh {}", by_group = true }}]"#, REWARDS[0].0);
+    let (mut random, mut kills) = (Random(seed), Kills::default());
+    let kinds: [&[&str]; 4] = [
+        &["max_staleness=0"],
+        &["max_staleness=1", "use_peft=true", "lora_r=2"],
+        &["max_staleness=2", "partial_rollout_tokens=2", "num_iterations=2"],
+        &["max_staleness=1", "algorithm=ppo", "num_generations=1"],
+    ];
+    for (i, kind) in kinds.iter().cycle().enumerate() {
+        let left = 100 - kills.0.iter().sum::<u32>();
+        if left == 0 {
+            break;
+        }
+        let set = [&["max_steps=100", "save_steps=5", "record_rollouts=true", "eval_steps=50", &reward], *kind].concat();
+        let (one, out) = (format!("one-{}", i % kinds.len()), format!("out-{i}"));
+        if !root.join(&one).exists() {
+            good(root, &arguments("train", &one, &set));
+        }
+        killed(root, &out, &set, left.min(25), &mut random, &mut kills);
+        let result = |run: &str| {
+            let model = root.join(run).join("model");
+            ["model.safetensors", "adapter_model.safetensors"].map(|name| fs::read(model.join(name)).ok())
+        };
+        assert!(result(&out) == result(&one) && result(&out) != [None, None], "seed {seed}: {out}");
+        good(root, &["verify", &out, "--all"]);
+        fs::remove_dir_all(root.join(&out)).unwrap();
+    }
+    let [supervisors, learners, workers] = kills.0;
+    killed_readers(root, 50, seed);
+    println!(
+        "seed {seed}: 200 kills: {learners} of learners, {workers} of workers, {supervisors} of supervisors, 50 of \
+         verify, 50 of fork: the same bits, nothing half-written"
     );
 }
 

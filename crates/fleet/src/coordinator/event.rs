@@ -58,6 +58,8 @@ pub enum Event {
         /// True if the slot has new weights; false if the step was skipped (not finite) and the old weights stay.
         written: bool,
     },
+    /// A worker that makes no progress cannot be killed.
+    Unreachable(WorkerName),
     /// A checkpoint of the current weights is being written.
     Checkpoint,
     /// The current weights shall be evaluated, with this many jobs.

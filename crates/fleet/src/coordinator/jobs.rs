@@ -296,6 +296,21 @@ impl Coordinator {
         self.offer_again(ms, out);
     }
 
+    /// Offers the jobs again that only this worker is doing, which stands still and cannot be killed. It may go on some
+    /// time; the first result counts.
+    pub(super) fn offer_those_of(&mut self, worker: &WorkerName, out: &mut Vec<Action>) {
+        let open: BTreeSet<JobName> = self.open_jobs().into_iter().collect();
+        let mut again = Vec::new();
+        for (job, state) in self.jobs.iter_mut().filter(|(job, _)| open.contains(job)) {
+            let is_its_alone = state.claims.len() == 1 && state.claims.contains(worker);
+            if is_its_alone && !state.pending && state.answer.is_none() {
+                state.pending = true;
+                again.push(*job);
+            }
+        }
+        again.into_iter().for_each(|job| self.push_offer(job, out));
+    }
+
     /// Offers jobs again that are unfinished for too long, because a worker is slow or a message was lost. The first
     /// result counts; all have the same bits.
     fn offer_again(&mut self, ms: u64, out: &mut Vec<Action>) {

@@ -226,6 +226,7 @@ impl Coordinator {
                 }
             }
             Event::Ended { worker, how } => self.ended(&worker, how, &mut out),
+            Event::Unreachable(worker) => self.offer_those_of(&worker, &mut out),
             Event::Expelled(worker, jobs) => self.expel(worker, &jobs, &mut out),
             Event::Tick(ms) => self.tick(ms, &mut out),
             Event::Claimed(worker, job) => self.claimed(worker, job, &mut out),

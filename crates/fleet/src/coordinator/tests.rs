@@ -333,6 +333,24 @@ fn who_stands_still_is_killed_at_the_limit_and_not_before() {
 }
 
 #[test]
+fn jobs_of_a_worker_that_cannot_be_killed_are_offered_to_others() {
+    let mut run = Run::start(Plan { stale_after_ms: 4, ..plan(2, 2, 1) });
+    ["dev1", "dev2"].map(|worker| run.tell(Event::Joined(name(worker))));
+    run.tell(Event::Begin);
+    run.claim("dev1", job(0));
+    run.claim("dev2", job(1));
+    let unreachable = |run: &mut Run, worker: &str| run.tell(Event::Unreachable(name(worker)));
+    assert_eq!(unreachable(&mut run, "dev1"), "offer 0@0", "those of others are done by them");
+    assert_eq!(unreachable(&mut run, "dev1"), "", "it is offered already");
+    run.claim("dev2", job(0));
+    assert_eq!(unreachable(&mut run, "dev1"), "", "another one does it");
+    assert_eq!(unreachable(&mut run, "nobody"), "");
+    // It goes on after all: the first result counts.
+    assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0");
+    assert_eq!(unreachable(&mut run, "dev1"), "", "it has nothing any more");
+}
+
+#[test]
 fn what_takes_long_is_offered_to_who_is_idle_and_later_to_all() {
     let mut run = Run::start(Plan { straggler_after_ms: Some(100), ..plan(1, 1, 0) });
     run.tell(Event::Joined(name("dev1")));

@@ -161,9 +161,9 @@ impl Exchange for MemoryLearner {
         self.change(|shared| shared.queue.acknowledge(jobs))
     }
 
-    fn kill(&mut self, _worker: &WorkerName) -> Result<()> {
+    fn kill(&mut self, _worker: &WorkerName) -> Result<bool> {
         // A thread cannot be killed; one that stands still ends the test that made it.
-        Ok(())
+        Ok(true)
     }
 
     fn poll(&mut self) -> Result<Vec<Event>> {

@@ -42,8 +42,9 @@ pub trait Exchange {
     fn discard(&mut self, worker: &WorkerName, job: JobName) -> Result<()>;
     /// Deletes results that are in a synced batch file.
     fn acknowledge(&mut self, jobs: &[JobName]) -> Result<()>;
-    /// Kills a worker that makes no progress.
-    fn kill(&mut self, worker: &WorkerName) -> Result<()>;
+    /// Kills a worker that makes no progress. False if it is not killed, since it cannot be reached; then
+    /// [`take_problems`](Self::take_problems) has the reason.
+    fn kill(&mut self, worker: &WorkerName) -> Result<bool>;
     /// The events since the last call.
     fn poll(&mut self) -> Result<Vec<Event>>;
     /// A function that sleeps until something may have happened, or until the given time has passed.
@@ -76,7 +77,7 @@ impl Exchange for Box<dyn Exchange + Send> {
     fn acknowledge(&mut self, jobs: &[JobName]) -> Result<()> {
         (**self).acknowledge(jobs)
     }
-    fn kill(&mut self, worker: &WorkerName) -> Result<()> {
+    fn kill(&mut self, worker: &WorkerName) -> Result<bool> {
         (**self).kill(worker)
     }
     fn poll(&mut self) -> Result<Vec<Event>> {

@@ -17,7 +17,8 @@ fn limits() -> Limits {
 }
 
 /// Runs a learner and workers whose nth start runs the nth script, and from the last on that one. The signals come one
-/// by one when the file is there. Returns the code and what was reported.
+/// by one when the file is there: the first asks for a stop, others to end at once. Returns the code and what was
+/// reported.
 fn run_with(learner: &[&str], workers: &[&[&str]], signals: &[i32], limits: Limits) -> (Result<i32>, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let mark = dir.path().join("mark");
@@ -34,13 +35,13 @@ fn run_with(learner: &[&str], workers: &[&[&str]], signals: &[i32], limits: Limi
     };
     let all = workers.iter().zip(["dev1", "dev2"]).map(|(scripts, name)| role(name, scripts)).collect();
     let said = RefCell::new(Vec::new());
-    let mut left = signals.iter().copied();
-    let mut signal = || if mark.exists() { left.next() } else { None };
+    let mut left = (0..).zip(signals).map(|(i, &number)| if i == 0 { Asked::Stop(number) } else { Asked::AtOnce(number) });
+    let mut asked = || if mark.exists() { left.next() } else { None };
     let mut report = |text: &str| {
         said.borrow_mut().push(text.to_owned());
         std::fs::write(mark.with_extension("said"), "").unwrap();
     };
-    let code = run(role("the learner", learner), all, limits, &mut signal, &mut report);
+    let code = run(role("the learner", learner), all, limits, &mut asked, &mut report);
     (code, said.into_inner())
 }
 
@@ -106,14 +107,73 @@ fn a_refused_worker_and_expelled_ones_end_the_run() {
     assert_eq!(run_of(&[UNTIL_SAID], &[&["exit 4"], &["cat"]]), (0, vec![expelled("dev1")]));
 }
 
+/// Who ends by which signal, and what the supervisor makes of it.
 #[test]
-fn a_signal_is_passed_on_and_a_second_one_ends_everything() {
-    let code = |learner: &str, signals: &[i32]| run_with(&[learner], &[&["cat"]], signals, limits()).0.unwrap();
-    assert_eq!(code(WAITS, &[10]), 7);
-    assert_eq!(code("touch $MARK; exec sleep 60", &[15]), 128 + 15, "it ended of the signal, and is not started again");
-    let deaf = "trap '' INT TERM; touch $MARK; while :; do sleep 0.01; done";
-    let short = Limits { grace: Duration::from_millis(100), ..limits() };
-    let (ended, _) = run_with(&[deaf], &[&[deaf]], &[2, 15], short);
-    assert_eq!(ended.unwrap(), 128 + 15, "whoever does not end is killed");
-    assert!(!watch_parent(Duration::ZERO, || ()), "this process has no supervisor");
+fn a_child_that_crashed_is_not_taken_for_one_that_was_killed() {
+    // A shell sends itself the signal.
+    let crashes = [("ABRT", 6), ("SEGV", 11), ("BUS", 7), ("ILL", 4), ("FPE", 8), ("SYS", 31), ("TRAP", 5), ("XCPU", 24)];
+    let crashes = [&crashes[..], &[("XFSZ", 25)]].concat();
+    let kills = [("KILL", 9), ("TERM", 15), ("INT", 2), ("HUP", 1), ("USR1", 10), ("USR2", 12), ("ALRM", 14), ("PIPE", 13)];
+    let by = |name: &str| format!("ulimit -c 0; kill -{name} $$");
+    let mut rows = 0;
+    for (name, number) in &crashes {
+        let (code, said) = run_of(&[&by(name), "exit 0"], &[]);
+        assert_eq!(code, 128 + number, "the learner ends by SIG{name}: {said:?}");
+        let why = format!("signal: {number} (SIG{name})");
+        assert!(said.len() == 1 && said[0].contains(&why) && said[0].contains("the run ends"), "{said:?}");
+        // A worker is started again as often as one that fails.
+        let (error, said) = run_with(&[WAITS], &[&[&by(name)]], &[], limits());
+        let error = error.unwrap_err().to_string();
+        assert!(error.starts_with("dev1 was restarted 2 times") && said.len() == 2, "SIG{name}: {error} {said:?}");
+        rows += 2;
+    }
+    for (name, number) in kills {
+        // One that ignores the signal, as under nohup, ends by itself.
+        let (code, said) = run_of(&[&format!("{}; exit 5", by(name)), "exit 6"], &[]);
+        let expected = if said.is_empty() { 5 } else { 6 };
+        assert_eq!(code, expected, "the learner is killed by SIG{name} ({number}): {said:?}");
+        rows += 1;
+    }
+    assert!(rows >= 20);
+}
+
+#[test]
+fn a_request_to_stop_is_passed_on_and_one_to_end_at_once_waits_for_nobody() {
+    // As long as a hang: whoever waits for the grace does not end.
+    let limits = Limits { grace: testing::HANG, ..limits() };
+    let run = |learner: &str, worker: &str, signals: &[i32]| run_with(&[learner], &[&[worker]], signals, limits).0.unwrap();
+    let deaf = "trap '' INT TERM HUP USR1; touch $MARK; while :; do sleep 0.01; done";
+    let stopped = "touch $MARK; kill -STOP $$; exit 9";
+    let slow = "trap 'sleep 600' TERM USR1; touch $MARK; while :; do sleep 0.01; done";
+    let killed = "touch $MARK; exec sleep 600";
+    let ends = |code: i32| format!("echo $$ > $MARK.pid; exit {code}");
+    // Until the supervisor has seen its end, a process has a number.
+    let outlives = "trap '' INT TERM; while [ ! -s $MARK.pid ]; do sleep 0.01; done
+        while kill -0 $(cat $MARK.pid) 2> /dev/null; do sleep 0.01; done; touch $MARK; while :; do sleep 0.01; done";
+    let rows: [(&str, &str, &str, &[i32], i32); 20] = [
+        ("the learner saves and ends", WAITS, "cat", &[10], 7),
+        ("the learner saves and ends", WAITS, "cat", &[15], 7),
+        ("its workers end by their pipes", WAITS, "cat; exit 3", &[15], 7),
+        ("the signal ends it, and it is not started again", killed, "cat", &[15], 143),
+        ("the signal ends it, and it is not started again", killed, "cat", &[10], 138),
+        ("a learner that stands still gets the signal", stopped, "cat", &[15], 143),
+        ("a learner that stands still gets the signal", stopped, "cat", &[10], 138),
+        ("nobody listens, Ctrl-C twice", deaf, deaf, &[2, 2], 130),
+        ("nobody listens", deaf, deaf, &[2, 15], 143),
+        ("nobody listens", deaf, deaf, &[15, 15], 143),
+        ("nobody listens", deaf, deaf, &[15, 2], 130),
+        ("nobody listens", deaf, deaf, &[10, 15], 143),
+        ("nobody listens", deaf, deaf, &[1, 2], 130),
+        ("the learner takes its time", slow, "cat", &[15, 15], 143),
+        ("the learner takes its time", slow, "cat", &[10, 2], 130),
+        ("a worker does not end", deaf, "sleep 600", &[15, 2], 130),
+        ("all stand still", stopped, "kill -STOP $$", &[1, 2], 130),
+        ("a worker stands still", deaf, "kill -STOP $$", &[15, 15], 143),
+        ("a worker outlives a learner that has ended", &ends(0), outlives, &[15, 15], 0),
+        ("a worker outlives a learner that has failed", &ends(5), outlives, &[2, 2], 5),
+    ];
+    for (what, learner, worker, signals, code) in rows {
+        assert_eq!(run(learner, worker, signals), code, "{what}: {signals:?}");
+    }
+    assert!(!leave_terminal() && !watch_parent(Duration::ZERO, || ()), "this process has no supervisor");
 }

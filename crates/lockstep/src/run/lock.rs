@@ -10,15 +10,46 @@ use crate::bad_input;
 use crate::error::OrBadInput;
 use fleet::lock::{Heartbeat, Locks, Owner, Taken, is_unchanged};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::path::Path;
+use std::time::Duration;
 use telemetry::in_place::is_in_place;
 use telemetry::system::since_1970;
 
 /// The name of the lock file in a run's directory.
 pub const FILE: &str = "run.lock";
+
+/// How often a lock that another process has is tried again, and the pause before.
+const LOOKS: u32 = 20;
+const LOOK: Duration = Duration::from_millis(10);
+/// A lock file is shorter.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// The process that writes into the run in `root`, as its lock file names it; `None` if no process does. The lock
+/// decides, not the number, which may be another process's. Of a run of another machine, whose locks may not be seen
+/// here, it is the process that the file names. It only reads.
+pub fn writer(root: &Path) -> Option<Value> {
+    writer_with(&Locks::of_system(), root)
+}
+
+fn writer_with(locks: &Locks, root: &Path) -> Option<Value> {
+    let path = root.join(FILE);
+    let file = std::fs::metadata(&path).is_ok_and(|data| data.is_file()).then(|| File::open(&path).ok())??;
+    let is_held = locks.is_held(&file, &path, |text| serde_json::from_str(text).ok()).ok()?;
+    (&file).rewind().ok()?;
+    let mut text = String::new();
+    (&file).take(MOST_BYTES).read_to_string(&mut text).ok()?;
+    let owner: Owner = serde_json::from_str(&text).unwrap_or_default();
+    let here = locks.this_process();
+    let is_elsewhere = match owner.boot.is_empty() {
+        true => !owner.host.is_empty() && owner.host != here.host,
+        false => owner.boot != here.boot,
+    };
+    (is_held || is_elsewhere).then(|| serde_json::from_str(&text).unwrap_or(Value::Null))
+}
 
 /// A lock that this process holds until it is dropped.
 #[derive(Debug)]
@@ -56,7 +87,16 @@ impl RunLock {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let mut file = file.or_bad_input_in(format!("cannot open {}", path.display()))?;
         let owner = |text: &str| serde_json::from_str(text).ok().map(|holder: Holder| holder.owner);
-        let taken = locks.take(&file, &path, owner).or_bad_input_in(format!("cannot lock {}", path.display()))?;
+        let take = || locks.take(&file, &path, owner).or_bad_input_in(format!("cannot lock {}", path.display()));
+        let mut taken = take()?;
+        for _ in 0..LOOKS {
+            if !matches!(taken, Taken::Held) {
+                break;
+            }
+            // A process that looks whether the run is in use (a page) holds the lock for a moment.
+            std::thread::sleep(LOOK);
+            taken = take()?;
+        }
         file.rewind().or_bad_input_in(format!("cannot read {}", path.display()))?;
         let mut text = String::new();
         let read = file.read_to_string(&mut text);
@@ -75,7 +115,10 @@ impl RunLock {
                 let (who, kill) = match &holder {
                     Some(Holder { owner, .. }) => {
                         let who = holder.as_ref().map(ToString::to_string).unwrap_or_default();
-                        (who, format!(" (`kill {}` on {})", owner.pid, owner.host))
+                        let here = locks.this_process();
+                        let is_elsewhere = owner.boot == here.boot && owner.namespace != here.namespace;
+                        let container = if is_elsewhere { ", in its container" } else { "" };
+                        (who, format!(" (`kill {}` on {}{container})", owner.pid, owner.host))
                     }
                     None => ("another process".to_owned(), String::new()),
                 };
@@ -200,6 +243,65 @@ mod tests {
         let lock = take().unwrap();
         let killed = lock.killed.as_ref().unwrap().to_string();
         assert!(killed.contains(&format!("process {pid} on")), "{killed}");
+    }
+
+    /// Whose run it is, by lock and text. The numbers of other containers are numbers of other processes here.
+    #[test]
+    fn the_lock_says_whether_a_run_is_written_and_not_a_number() {
+        let here = Locks::of_system().this_process();
+        let own = |owner: Owner| serde_json::to_string(&owner).unwrap();
+        let gone = u32::MAX;
+        // The older form has neither boot nor namespace.
+        let older = |pid: u32, host: &str| format!(r#"{{"pid": {pid}, "host": "{host}", "since_s": 5, "command": []}}"#);
+        let container = |pid| own(Owner { pid, namespace: "pid:[1]".to_owned(), ..here.clone() });
+        let machine = |pid| own(Owner { pid, boot: "b".to_owned(), host: "there".to_owned(), ..here.clone() });
+        let rows: Vec<(&str, String, bool, bool)> = vec![
+            ("this process, with its lock", own(here.clone()), true, true),
+            ("this process, which has let it go", own(here.clone()), false, false),
+            ("a living process of another container", container(gone), true, true),
+            ("the same, with the number of a process here", container(1), true, true),
+            ("a killed one of another container", container(gone), false, false),
+            ("a killed one whose number a process has here", container(1), false, false),
+            ("a killed one whose number this process has", container(here.pid), false, false),
+            ("a killed process", own(Owner { pid: gone, ..here.clone() }), false, false),
+            ("a later process with its number", own(Owner { started: Some(1), ..here.clone() }), false, false),
+            ("another machine, whose locks are seen", machine(gone), true, true),
+            ("another machine, whose locks may not be seen", machine(1), false, true),
+            ("an older version, this machine", older(here.pid, &here.host), false, false),
+            ("an older version, this machine, with its lock", older(gone, &here.host), true, true),
+            ("an older version, another machine", older(1, "there"), false, true),
+            ("a run that ended well", String::new(), false, false),
+            ("a run that begins", String::new(), true, true),
+            ("half a text", own(here.clone())[..9].to_owned(), false, false),
+            ("half a text, with a lock", own(here.clone())[..9].to_owned(), true, true),
+            ("another form", "[1, 2]".to_owned(), false, false),
+            ("no text at all", "\u{fffd}\u{0}".to_owned(), false, false),
+        ];
+        for (what, text, is_locked, is_written) in &rows {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(FILE);
+            std::fs::write(&path, text).unwrap();
+            let lock = File::open(&path).unwrap();
+            if *is_locked {
+                lock.try_lock().unwrap();
+            }
+            assert_eq!(writer(dir.path()).is_some(), *is_written, "{what}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), *text, "{what}: it only reads");
+        }
+        assert!(rows.len() >= 20 && writer(Path::new("/no/such")).is_none());
+        // Whoever looks does not keep a run from beginning.
+        let dir = tempfile::tempdir().unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    writer(dir.path());
+                }
+            });
+            let refused = (0..200).map(|_| RunLock::take(dir.path()).map(drop)).find(Result::is_err);
+            done.store(true, Ordering::Relaxed);
+            assert!(refused.is_none(), "{refused:?}");
+        });
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub mod evaluations;
 pub mod inputs;
 pub mod learner;
 pub mod lineage;
-mod lock;
+pub mod lock;
 pub mod log;
 pub mod memory_advice;
 pub mod memory_plan;

@@ -14,6 +14,7 @@ use crate::stop::StopSignal;
 use fleet::WorkerName;
 use fleet::exchange::WorkerExchange;
 use fleet::exchange::spool::{Layout, SpoolWorker};
+use fleet::lock::{Locks, Owner};
 use fleet::worker::{End, Work, Worker};
 use model::Head;
 use model::chat::PromptTime;
@@ -96,6 +97,9 @@ pub(super) fn work_as<W: Work>(
         worker.exchange().wait(LOOK);
     };
     let shared: Shared = serde_json::from_value(state.shared).or_bad_input_in("learner.json")?;
+    if host.is_none() {
+        refuse_memory_of_others(&layout, &shared)?;
+    }
     let batch = (state.groups as usize, state.max_staleness as usize);
     if let Some(host) = &host {
         wait_for_files(host, shared.run, &stop, say)?;
@@ -161,6 +165,25 @@ impl Files {
     fn config(&self) -> anyhow::Result<Config> {
         let file = RunDir::open(&self.run)?.config();
         Ok(Layers { purpose: Purpose::Grpo, file: Some(file), ..Layers::default() }.resolve()?.config)
+    }
+}
+
+/// Refuses a learner whose weights are memory that this worker cannot open: it would wait forever.
+fn refuse_memory_of_others(layout: &Layout, shared: &Shared) -> anyhow::Result<()> {
+    let places = shared.slots.values().map(|slot| &slot.path).chain(&shared.base);
+    let is_memory = places.into_iter().any(|path| path.starts_with("/proc"));
+    let here = Locks::of_system().this_process();
+    let learner = layout.learner_process().filter(|learner| is_memory && !learner.is_in_namespace_of(&here));
+    match learner {
+        Some(Owner { pid, boot, .. }) if boot != here.boot => Err(BadInput::new(format!(
+            "the learner is process {pid} of another machine: a worker joins it over the network (`lockstep learner \
+             --nats URL --listen ADDR`, `lockstep worker --join URL`)"
+        ))),
+        Some(Owner { pid, .. }) => Err(BadInput::new(format!(
+            "the learner is process {pid} of another container, whose memory this worker cannot open: start the learner \
+             with --weights-dir and a directory that both see, /dev/shm"
+        ))),
+        None => Ok(()),
     }
 }
 

@@ -22,7 +22,9 @@ pub use model_files::{CONFIG, ModelFiles, identifies_model, is_listed};
 pub(crate) use model_files::{GENERATION_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG};
 pub(crate) use read::read_metadata;
 pub use read::{load_tensors, load_weights};
-pub use save::{PARTIAL_NAME, SaveOptions, WriteSeek, save_model, save_tensors, sweep_partial, write_atomically};
+pub use save::{
+    PARTIAL_NAME, SaveOptions, WriteSeek, lock_partial, save_model, save_tensors, sweep_partial, write_atomically,
+};
 pub(crate) use save::{save_tensors_with, write_json};
 
 use crate::Result;

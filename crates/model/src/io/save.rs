@@ -53,6 +53,7 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> R
     let temporary = path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
     let attempt = || {
         let mut file = DirectFile::create(&temporary).map_err(fail)?;
+        let _writing = lock_partial(&temporary);
         write(&mut file)?;
         file.finish().map_err(fail)?;
         std::fs::rename(&temporary, path).map_err(fail)?;
@@ -64,10 +65,16 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> R
     })
 }
 
+/// Locks a temporary file or directory as long as it is being written, so that nobody removes it who does not see this
+/// process: on another machine, or in another container. Without locks nobody removes it.
+pub fn lock_partial(path: &Path) -> Option<File> {
+    File::open(path).ok().filter(|file| file.try_lock().is_ok())
+}
+
 /// Removes temporary files and directories that terminated processes left beside `path`. Their names are
 /// `.NAME.PID.partial`, possibly with something between PID and `partial`. What cannot be removed is ignored.
 pub fn sweep_partial(path: &Path) {
-    // Without `/proc` it is unknown which processes have terminated.
+    // Older versions do not lock what they write: the number counts as well, if `/proc` shows it.
     let (Some(name), true) = (path.file_name(), Path::new("/proc/self").exists()) else { return };
     // The temporary name repeats only the beginning of a long name.
     let start: String = format!(".{}", name.to_string_lossy()).chars().take(PARTIAL_NAME + 1).collect();
@@ -76,9 +83,12 @@ pub fn sweep_partial(path: &Path) {
         let file = entry.file_name().to_string_lossy().into_owned();
         let rest = file.strip_prefix(&start).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".partial"));
         let pid = rest.and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let remove = if is_directory { std::fs::remove_dir_all } else { std::fs::remove_file };
+        let is_known = |kind: std::fs::FileType| kind.is_dir() || kind.is_file();
+        let Some(kind) = entry.file_type().ok().filter(|kind| is_known(*kind)) else { continue };
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+            && let Some(_left_behind) = lock_partial(&entry.path())
+        {
+            let remove = if kind.is_dir() { std::fs::remove_dir_all } else { std::fs::remove_file };
             let _ = remove(entry.path());
         }
     }

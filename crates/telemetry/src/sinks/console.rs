@@ -3,13 +3,14 @@
 //! Lines and progress bars go to standard error; [`Console::print`] (results, tables) writes to standard output. On a
 //! terminal, progress is a bar that log lines do not break; elsewhere it is a plain line from time to time. `NO_COLOR`
 //! (not empty) disables colour, and `LOCKSTEP_LOG` (error, warn, info, debug) sets the level. Each process has its own
-//! log file, which gets every level. A console that cannot be written to (a closed pipe) never stops the run.
+//! log file, which gets every level. A console that cannot be written to (a closed pipe or terminal, a full disk behind a
+//! redirect) never stops the run.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use indicatif::{MultiProgress, ProgressDrawTarget};
@@ -18,6 +19,7 @@ use serde_json::Value;
 mod evaluation;
 mod progress;
 mod step_table;
+mod terminal;
 
 pub use self::progress::{Progress, counted, duration};
 use super::Sink;
@@ -124,20 +126,20 @@ impl Console {
         colour: bool,
         capture: Option<Arc<Mutex<Vec<u8>>>>,
     ) -> Result<Self> {
-        let target = if terminal { ProgressDrawTarget::stderr_with_hz(10) } else { ProgressDrawTarget::hidden() };
-        let console = Console {
-            inner: Arc::new(Inner {
-                format: options.format,
-                level: options.level,
-                colour,
-                silent: options.silent,
-                bars: MultiProgress::with_draw_target(target),
-                terminal,
-                start: Instant::now(),
-                file: Mutex::new(LogFile::Early(Vec::new())),
-                capture,
-            }),
+        let is_drawn = terminal && capture.is_none();
+        let target = if is_drawn { terminal::target() } else { ProgressDrawTarget::hidden() };
+        let inner = Inner {
+            format: options.format,
+            level: options.level,
+            colour,
+            silent: options.silent,
+            bars: MultiProgress::with_draw_target(target),
+            terminal,
+            start: Instant::now(),
+            file: Mutex::new(LogFile::Early(Vec::new())),
+            capture,
         };
+        let console = Console { inner: Arc::new(inner) };
         if let Some(path) = options.log_file {
             console.set_log_file(path)?;
         }
@@ -232,7 +234,7 @@ impl Console {
     }
 
     fn file(&self) -> MutexGuard<'_, LogFile> {
-        self.inner.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.inner.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes to standard output or standard error, with progress bars removed meanwhile.
@@ -240,17 +242,15 @@ impl Console {
         if self.inner.silent {
             return;
         }
-        if let Some(capture) = &self.inner.capture {
-            capture.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend_from_slice(text.as_bytes());
-            return;
-        }
         self.inner.bars.suspend(|| {
-            // A closed pipe must not end the run.
-            let _ = if to_stdout {
-                let mut out = std::io::stdout().lock();
-                out.write_all(text.as_bytes()).and_then(|()| out.flush())
-            } else {
-                std::io::stderr().lock().write_all(text.as_bytes())
+            // A console that cannot be written to must not end the run.
+            let _ = match &self.inner.capture {
+                Some(capture) => capture.lock().unwrap_or_else(PoisonError::into_inner).write_all(text.as_bytes()),
+                None if to_stdout => {
+                    let mut out = std::io::stdout().lock();
+                    out.write_all(text.as_bytes()).and_then(|()| out.flush())
+                }
+                None => std::io::stderr().lock().write_all(text.as_bytes()),
             };
         });
     }

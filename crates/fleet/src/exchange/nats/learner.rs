@@ -202,10 +202,10 @@ impl Exchange for NatsLearner {
         Ok(())
     }
 
-    fn kill(&mut self, worker: &WorkerName) -> Result<()> {
+    fn kill(&mut self, worker: &WorkerName) -> Result<bool> {
         // It has its own copy of the weights, and reads nothing that is overwritten here: it is enough to forget it.
         self.shared.inbox().expel(worker);
-        Ok(())
+        Ok(true)
     }
 
     fn poll(&mut self) -> Result<Vec<Event>> {

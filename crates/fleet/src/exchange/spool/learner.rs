@@ -1,12 +1,13 @@
 //! The learner's side of a spool directory.
 
 use super::watch::Watch;
-use super::{FileLock, Holder, Layout, create_dir, holder, jobs, read, read_json, remove, sweep, take_lock, write};
+use super::{FileLock, Layout, create_dir, holder, jobs, owner, read, read_json, remove, sweep, take_lock, write};
 use crate::coordinator::Event;
 use crate::error::{Error, Result};
 use crate::exchange::{Exchange, LearnerState, Observer, Scan, Seen, Waiter, WorkerStatus};
 use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
-use std::collections::BTreeMap;
+use crate::lock::Locks;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The learner's side of a spool directory.
@@ -19,6 +20,8 @@ pub struct SpoolLearner {
     results: BTreeMap<(WorkerName, JobName), JobResult>,
     workers: Vec<WorkerName>,
     problems: Vec<String>,
+    /// Workers that stand still and cannot be killed, and that were reported.
+    unreachable: BTreeSet<(WorkerName, u64)>,
 }
 
 impl SpoolLearner {
@@ -44,6 +47,7 @@ impl SpoolLearner {
             results: BTreeMap::new(),
             workers: Vec::new(),
             problems,
+            unreachable: BTreeSet::new(),
         })
     }
 
@@ -82,6 +86,35 @@ impl SpoolLearner {
         let content = (result.lineage, result.answer);
         self.results.insert((worker.clone(), job), result);
         Ok(Some(content))
+    }
+
+    /// Kills the process that is proven to have the worker's lock.
+    pub(super) fn kill_with(&mut self, locks: &Locks, worker: &WorkerName) -> Result<bool> {
+        use rustix::process::{Signal, pidfd_send_signal};
+        let path = self.layout.alive(worker);
+        // The text is that of the process that has the lock now.
+        let Some(before) = holder(&path)? else { return Ok(true) };
+        let owner = read(&path)?.and_then(|text| owner(&String::from_utf8_lossy(&text)));
+        let why = match locks.handle(before.pid, owner.as_ref(), &path) {
+            // A thread of this process.
+            Ok(_) if before.pid == std::process::id() => return Ok(true),
+            Ok(process) => match holder(&path)? {
+                Some(now) if now == before => match pidfd_send_signal(&process, Signal::KILL) {
+                    Ok(()) | Err(rustix::io::Errno::SRCH) => return Ok(true),
+                    Err(error) => error.to_string(),
+                },
+                _ => return Ok(true),
+            },
+            Err(why) => why.to_string(),
+        };
+        if self.unreachable.insert((worker.clone(), before.incarnation)) {
+            self.problems.push(format!(
+                "worker {worker} stands still, and process {} is not killed: {why}. Its jobs are offered to others; end \
+                 it where it runs",
+                before.pid
+            ));
+        }
+        Ok(false)
     }
 
     fn refuse(&mut self, path: &Path, why: &str) -> Result<Option<(Lineage, Answer)>> {
@@ -131,28 +164,8 @@ impl Exchange for SpoolLearner {
         Ok(())
     }
 
-    fn kill(&mut self, worker: &WorkerName) -> Result<()> {
-        use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-        let path = self.layout.alive(worker);
-        let Some(before @ Holder { pid, .. }) = holder(&path)? else { return Ok(()) };
-        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let Some(number) = number.filter(|_| pid != std::process::id()) else { return Ok(()) };
-        let killed = (|| {
-            let process = pidfd_open(number, PidfdFlags::empty())?;
-            // The number may be another process's by now; the lock says that it is not.
-            match holder(&path) {
-                Ok(Some(now)) if now == before => pidfd_send_signal(&process, Signal::KILL),
-                _ => Ok(()),
-            }
-        })();
-        match killed {
-            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
-            Err(error) => {
-                self.problems
-                    .push(format!("worker {worker} stands still, and process {pid} cannot be killed: {error}"));
-                Ok(())
-            }
-        }
+    fn kill(&mut self, worker: &WorkerName) -> Result<bool> {
+        self.kill_with(&Locks::of_system(), worker)
     }
 
     fn poll(&mut self) -> Result<Vec<Event>> {

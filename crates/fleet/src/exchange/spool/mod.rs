@@ -26,7 +26,7 @@ mod tests;
 pub use learner::SpoolLearner;
 pub use worker::SpoolWorker;
 
-use crate::error::{Error, OrIo, Result};
+use crate::error::{Error, OrIo, OrUnusable, Result};
 use crate::job::{JobName, WorkerName};
 use crate::lock::{Heartbeat, Held, Locks, Owner, Taken, is_unchanged};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -105,6 +105,11 @@ impl Layout {
         Ok(holder(&self.root.join("learner.lock"))?.is_some())
     }
 
+    /// The process that is the learner now, or was it last; `None` if there was none, or one of an older version.
+    pub fn learner_process(&self) -> Option<Owner> {
+        owner(&String::from_utf8_lossy(&read(&self.root.join("learner.lock")).ok()??))
+    }
+
     /// Deletes all results, including those in batch files.
     pub fn forget_results(&self) -> Result<()> {
         let of_workers = self.known_workers()?.into_iter().map(|worker| self.complete(&worker));
@@ -124,8 +129,8 @@ impl Layout {
 
 /// Makes a directory and its parents, accessible only to this user.
 pub(crate) fn create_dir(path: &Path) -> Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).or_io("create", path)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o700)).or_io("protect", path)
+    DirBuilder::new().recursive(true).mode(0o700).create(path).or_unusable("create", path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o700)).or_unusable("protect", path)
 }
 
 /// The names in a directory, sorted; empty if the directory does not exist.
@@ -230,8 +235,8 @@ impl Drop for FileLock {
     }
 }
 
-/// The owner in the second line of a lock file on a file system without locks.
-fn owner(text: &str) -> Option<Owner> {
+/// The owner in the second line of a lock file. Older versions wrote it only on file systems without locks.
+pub(crate) fn owner(text: &str) -> Option<Owner> {
     serde_json::from_str(text.lines().nth(1)?).ok()
 }
 
@@ -277,12 +282,8 @@ fn take_lock_with(locks: &Locks, path: &Path, who: &str, remedy: &str) -> Result
     std::io::Seek::rewind(&mut file).and_then(|()| file.read_to_end(&mut before)).or_io("read", path)?;
     let incarnation = Holder::parse(&before).unwrap_or_default().incarnation + 1;
     let holder = Holder { pid: std::process::id(), incarnation };
-    let mut text = format!("{} {}\n", holder.pid, holder.incarnation);
-    if claim.is_some() {
-        let this = serde_json::to_string(&locks.this_process()).map_err(|e| Error::Failed(e.to_string()))?;
-        text += &format!("{this}\n");
-    }
-    let text = text.into_bytes();
+    let this = serde_json::to_string(&locks.this_process()).map_err(|e| Error::Failed(e.to_string()))?;
+    let text = format!("{} {}\n{this}\n", holder.pid, holder.incarnation).into_bytes();
     let written = (|| {
         std::io::Seek::rewind(&mut file)?;
         file.write_all(&text)?;

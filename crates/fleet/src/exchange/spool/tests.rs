@@ -197,4 +197,5 @@ fn a_job_wakes_a_worker_that_waits() {
     });
 }
 
+mod kills;
 mod sides;

@@ -1,6 +1,6 @@
 //! CUDA C++ sources, which are embedded in the binary, and the cache of kernels compiled from them.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 
 /// The text that every source begins with.
@@ -79,7 +79,9 @@ pub(super) fn cached(
             directory.display()
         )
     })?;
-    let unfinished = path.with_extension(format!("{}.{extension}", std::process::id()));
+    // Containers that share the cache may have processes of the same number.
+    let unique = RandomState::new().hash_one(std::process::id());
+    let unfinished = path.with_extension(format!("{unique:016x}.{extension}"));
     let made = compile(&unfinished).and_then(|()| {
         std::fs::rename(&unfinished, &path).map_err(|e| format!("{} cannot be written: {e}", path.display()))
     });

@@ -19,6 +19,7 @@
 
 mod fill;
 mod header;
+mod owned;
 mod pin;
 mod place;
 #[cfg(test)]

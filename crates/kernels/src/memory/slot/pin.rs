@@ -1,6 +1,7 @@
 //! Readers of a slot of shared memory, and the pins by which they keep it from being overwritten.
 
 use super::header::{self, Contents, Head, WRITING};
+use super::owned::is_in_place;
 use super::place::Place;
 use super::{Arena, Hold, Memory};
 use crate::{Error, Result};
@@ -115,7 +116,12 @@ impl SlotReader {
         let place = &self.0.place;
         let fail = |what: &str, error: &std::io::Error| place.error(format!("{what}: {error}"));
         let own = format!("/proc/self/fd/{}", place.file.as_raw_fd());
-        let lock = File::open(own).map_err(|e| fail("cannot be opened again", &e))?;
+        let lock = match File::open(own) {
+            // There may be no /proc.
+            Err(_) if is_in_place(&place.file, &place.path) => File::open(&place.path),
+            opened => opened,
+        };
+        let lock = lock.map_err(|e| fail("cannot be opened again", &e))?;
         match lock.try_lock_shared() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Ok(None),

@@ -1,26 +1,23 @@
 //! The memory behind a slot of shared memory: a sealed memfd, or a file.
 
+use super::owned::{Owned, is_in_place};
 use super::{Head, SlotOptions};
 use crate::{Error, Result};
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
+use rustix::io::Errno;
 use std::fs::{File, OpenOptions, Permissions};
-use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// Number of slots that this process has made, for unique names.
-static MADE: AtomicUsize = AtomicUsize::new(0);
 
 pub(super) struct Place {
     pub file: File,
     /// The path by which other processes open the slot.
     pub path: PathBuf,
     is_memfd: bool,
-    /// Whether this process made the file, and deletes it at the end.
-    owns_file: bool,
+    /// Of a file that this process made: what keeps others from deleting it, and deletes it at the end.
+    owned: Option<Owned>,
 }
 
 impl Place {
@@ -42,17 +39,21 @@ impl Place {
             None => {
                 let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
                 let file = memfd_create("lockstep-weights", flags).map_err(|e| fail(format!("no memfd: {e}")))?;
-                let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
-                Place { file: file.into(), path, is_memfd: true, owns_file: false }
+                let (file, number) = (File::from(file), std::process::id());
+                let path = PathBuf::from(format!("/proc/{number}/fd/{}", file.as_raw_fd()));
+                if !is_in_place(&file, &path) {
+                    return Err(fail(format!(
+                        "other processes cannot open it by {}, since /proc is missing or of other processes: give \
+                         --weights-dir a directory, /dev/shm",
+                        path.display()
+                    )));
+                }
+                Place { file, path, is_memfd: true, owned: None }
             }
             Some(dir) => {
-                remove_left_behind(dir);
-                let run: String = options.run.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-                let count = MADE.fetch_add(1, Ordering::Relaxed);
-                let path = dir.join(format!("lockstep-{run}-{}-{count}", std::process::id()));
-                let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
-                let file = file.map_err(|e| fail(format!("no file for weights can be made here: {e}")))?;
-                Place { file, path, is_memfd: false, owns_file: true }
+                let made = Owned::create(dir, &options.run);
+                let (file, owned) = made.map_err(|e| fail(format!("no file for weights can be made here: {e}")))?;
+                Place { file, path: owned.slot().to_owned(), is_memfd: false, owned: Some(owned) }
             }
         };
         place.file.set_permissions(Permissions::from_mode(0o600)).map_err(|e| place.error(e.to_string()))?;
@@ -62,9 +63,15 @@ impl Place {
 
     /// Opens a memfd or file that another process made.
     pub fn open(path: &Path) -> Result<Place> {
-        let fail = |e: std::io::Error| Error::Slot { path: path.to_owned(), message: format!("cannot be opened: {e}") };
-        let file = File::open(path).map_err(fail)?;
-        Ok(Place { file, path: path.to_owned(), is_memfd: false, owns_file: false })
+        let fail = |message: String| Error::Slot { path: path.to_owned(), message };
+        // In another pid namespace the path of a memfd is another process's open file, a pipe perhaps: not to be waited
+        // for.
+        let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+        let file = file.map_err(|e| fail(format!("cannot be opened: {e}")))?;
+        if !file.metadata().is_ok_and(|data| data.is_file()) {
+            return Err(fail("is not a regular file".into()));
+        }
+        Ok(Place { file, path: path.to_owned(), is_memfd: false, owned: None })
     }
 
     /// Maps the memory for writing and takes it from the system at once, in huge pages if it has them.
@@ -73,19 +80,28 @@ impl Place {
         // Huge pages are an optimisation: a kernel without them is fine.
         let _ = map.advise_range(Advice::HugePage, head.data, head.bytes);
         // Before pages are taken by `fallocate`, which takes small ones.
-        if head.bytes > 0
-            && let Err(error) = map.advise_range(Advice::PopulateWrite, head.data, head.bytes)
-        {
-            // Kernels before 5.14 do not know it.
-            if error.raw_os_error() != Some(rustix::io::Errno::INVAL.raw_os_error()) {
-                return Err(self.no_room(head.data + head.bytes, &error));
+        let populate = || match head.bytes {
+            0 => Ok(()),
+            bytes => map.advise_range(Advice::PopulateWrite, head.data, bytes),
+        };
+        let has_errno = |error: &std::io::Error, errno: Errno| error.raw_os_error() == Some(errno.raw_os_error());
+        let populated = populate();
+        match &populated {
+            // Kernels before 5.14 do not know it. Pages that cannot be had are a bad address to it, whatever is missing:
+            // `fallocate` reports that.
+            Err(error) if !has_errno(error, Errno::INVAL) && !has_errno(error, Errno::FAULT) => {
+                return Err(self.no_room(head.data + head.bytes, error));
             }
+            _ => {}
         }
         for (from, length) in [(0, head.data.min(super::header::BYTES + head.layout.len())), (head.data, head.bytes)] {
             if length > 0 {
                 let taken = fallocate(&self.file, FallocateFlags::empty(), from as u64, length as u64);
                 taken.map_err(|e| self.no_room(head.data + head.bytes, &e.into()))?;
             }
+        }
+        if populated.is_err_and(|error| has_errno(&error, Errno::FAULT)) {
+            populate().map_err(|e| self.no_room(head.data + head.bytes, &e))?;
         }
         Ok(map)
     }
@@ -120,19 +136,11 @@ impl Place {
     }
 
     pub(super) fn no_room(&self, length: usize, error: &std::io::Error) -> Error {
-        let fix = match self.owns_file {
+        let fix = match self.owned.is_some() {
             true => "give weights_dir a directory with more room",
             false => "use a smaller max_staleness, or a container with more memory",
         };
         self.error(format!("there is no room for a slot of weights of {:.1} MB ({error}): {fix}", length as f64 / 1e6))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if self.owns_file {
-            let _ = std::fs::remove_file(&self.path);
-        }
     }
 }
 
@@ -145,18 +153,4 @@ fn available_memory() -> Option<u64> {
 pub(super) fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
-}
-
-/// Deletes the slot files in `dir` whose writers were killed.
-fn remove_left_behind(dir: &Path) {
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let parts: Vec<&str> = name.to_str().unwrap_or("").split('-').collect();
-        let ["lockstep", run, process, count] = parts[..] else { continue };
-        let (Ok(process), Ok(_), 8) = (process.parse::<u32>(), count.parse::<u32>(), run.len()) else { continue };
-        let missing = std::fs::metadata(format!("/proc/{process}")).is_err_and(|e| e.kind() == ErrorKind::NotFound);
-        if missing {
-            let _ = std::fs::remove_file(entry.path());
-        }
-    }
 }

@@ -305,6 +305,37 @@ fn files_of_processes_that_are_gone_are_removed() {
     assert!(write_atomically(Path::new("/"), |_| Ok(())).unwrap_err().to_string().contains("is no file name"));
 }
 
+/// In another container a number is another process: the lock says that it lives.
+#[test]
+fn files_of_processes_that_live_elsewhere_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let gone = 4_194_304_u32;
+    let [file, other, directory] =
+        ["", ".more", ".dir"].map(|more| at(&format!(".a.json.{gone}{more}.partial")));
+    std::fs::write(&file, "half").unwrap();
+    std::fs::write(&other, "half").unwrap();
+    std::fs::create_dir_all(directory.join("below")).unwrap();
+    let there = || [&file, &other, &directory].map(|path| path.exists());
+    let mut locks = [&file, &other, &directory].map(|path| Some(lock_partial(path).unwrap()));
+    sweep_partial(&at("a.json"));
+    assert_eq!(there(), [true; 3]);
+    // Whoever writes beside them neither removes them nor is removed.
+    write_atomically(&at("a.json"), |out| {
+        let own = at(&format!(".a.json.{}.partial", std::process::id()));
+        assert!(own.exists() && lock_partial(&own).is_none(), "it is locked as long as it is written");
+        out.write_all(b"new").map_err(|e| Error::io("a.json", e))
+    })
+    .unwrap();
+    assert_eq!(there(), [true; 3]);
+    for (i, left) in [[false, true, true], [false, false, true], [false; 3]].into_iter().enumerate() {
+        locks[i] = None;
+        sweep_partial(&at("a.json"));
+        assert_eq!(there(), left);
+    }
+    assert_eq!(names(dir.path()), ["a.json"]);
+}
+
 #[test]
 fn a_directory_that_cannot_be_flushed_is_an_error() {
     use super::super::save::sync_directory;

@@ -1,0 +1,201 @@
+//! Learner and workers in different containers: pid namespaces of their own, a shared run directory and a shared
+//! directory of weights. A number names another process in each. Needs the right to make namespaces; skipped, which is
+//! printed, without it.
+
+use super::distributed::{distributed, end, pids};
+use crate::support::runs::{arguments, directory, good, listing_names, same_but_workers};
+use crate::support::{command, lockstep};
+use fleet::exchange::spool::Layout;
+use fleet::{WorkerName, status};
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+const UNSHARE: [&str; 5] = ["--pid", "--fork", "--kill-child", "--mount", "--mount-proc"];
+
+fn namespaces() -> Option<()> {
+    let made = Command::new("unshare").args(UNSHARE).arg("true").stderr(Stdio::null()).status();
+    made.is_ok_and(|status| status.success()).then_some(()).or_else(|| testing::skip("no right to make a pid namespace"))
+}
+
+/// Processes in a container, which end when this is dropped: the program, and one that counts in the file `beats`.
+struct Container(Child);
+
+impl Container {
+    /// The process that counts is process 2 there.
+    fn start(root: &Path, name: &str, arguments: &[&str]) -> Container {
+        Container::of(root, name, arguments, "$BEAT & $PROGRAM & wait $!")
+    }
+
+    /// The program is process 2 there.
+    fn start_first(root: &Path, name: &str, arguments: &[&str]) -> Container {
+        Container::of(root, name, arguments, "$PROGRAM & program=$!; $BEAT & wait $program")
+    }
+
+    fn of(root: &Path, name: &str, arguments: &[&str], script: &str) -> Container {
+        let words: Vec<String> = arguments.iter().map(|word| format!("'{word}'")).collect();
+        let beat = format!(
+            "(i=0; while :; do i=$((i + 1)); echo $i > {name}.beats.new; mv {name}.beats.new {name}.beats; sleep 0.05; \
+             done)"
+        );
+        let program = format!("'{}' {} 2> {name}.said", env!("CARGO_BIN_EXE_lockstep"), words.join(" "));
+        let script = script.replace("$BEAT", &beat).replace("$PROGRAM", &program);
+        let mut unshare = Command::new("unshare");
+        for (name, _) in command(root, &[]).get_envs().filter(|(_, value)| value.is_none()) {
+            unshare.env_remove(name);
+        }
+        unshare.env("HF_HUB_OFFLINE", "1").args(UNSHARE).args(["sh", "-c", &script]).current_dir(root);
+        Container(unshare.stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    fn end(mut self, root: &Path, name: &str) {
+        let said = || fs::read_to_string(root.join(format!("{name}.said"))).unwrap_or_default();
+        let status = testing::wait_for_end(name, &mut self.0);
+        assert!(status.success(), "{name}: {}", said());
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn beats(root: &Path, name: &str) -> u64 {
+    fs::read_to_string(root.join(format!("{name}.beats"))).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Waits until the process with number 2 in the container has done more, which it does as long as it lives.
+fn assert_alive(root: &Path, name: &str) {
+    let before = beats(root, name);
+    testing::wait_until(&format!("process 2 of {name} lives"), || beats(root, name) > before);
+}
+
+/// The number that a process of a container has outside, by the words of its command.
+fn number_outside(words: &[&str]) -> Option<u32> {
+    fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
+        let pid = process.file_name().to_str()?.parse::<u32>().ok()?;
+        let line = fs::read(process.path().join("cmdline")).ok()?;
+        let given: Vec<&str> = line.split(|&byte| byte == 0).map(|word| std::str::from_utf8(word).unwrap_or("")).collect();
+        (given.first() == Some(&env!("CARGO_BIN_EXE_lockstep")) && words.iter().all(|word| given.contains(word)))
+            .then_some(pid)
+    })
+}
+
+fn signal(pid: u32, name: &str) {
+    assert!(Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap().success());
+}
+
+fn slots(weights: &Path) -> Vec<String> {
+    listing_names(weights).into_iter().filter(|name| name.ends_with(".slot")).collect()
+}
+
+fn learner<'a>(out: &'a str, weights: &'a str, set: &[&'a str]) -> Vec<&'a str> {
+    let mut all = arguments("train", out, set);
+    all[0] = "learner";
+    [&all[..], &["--weights-dir", weights]].concat()
+}
+
+#[test]
+fn a_worker_of_another_container_that_stands_still_costs_no_process_its_life() {
+    let Some(()) = namespaces() else { return };
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("slow.sh"), "while read -r line; do sleep 0.1; echo '{\"rewards\": [1, 0.5]}'; done\n").unwrap();
+    fs::create_dir(root.join("weights")).unwrap();
+    let reward = r#"reward_funcs=[{ kind = "command", command = "sh slow.sh", by_group = true }]"#;
+    let set = [reward, "max_staleness=1", "heartbeat_stale_after_s=1"];
+    good(root, &arguments("train", "one", &set));
+    let at_home = Container::start(root, "home", &learner("out", "weights", &set));
+    let away = Container::start_first(root, "away", &["worker", "--join", "out", "--name", "w1", "--threads", "1"]);
+    let run = root.join("out");
+    let busy = Layout::of_run(&run).processing(&WorkerName::new("w1").unwrap());
+    testing::wait_until("the worker has a job", || fs::read_dir(&busy).is_ok_and(|mut jobs| jobs.next().is_some()));
+    let lock = fs::read_to_string(Layout::of_run(&run).alive(&WorkerName::new("w1").unwrap())).unwrap();
+    assert!(lock.starts_with("2 1\n"), "the number of a process at home: {lock}");
+    let worker = number_outside(&["worker", "w1"]).expect("it works");
+    signal(worker, "STOP");
+    let said = || fs::read_to_string(root.join("home.said")).unwrap_or_default();
+    testing::wait_until("the learner says that it stands still", || said().contains("worker w1 stands still"));
+    // Three limits longer.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_alive(root, "home");
+    assert_alive(root, "away");
+    assert!(pids(&run).len() == 2, "learner and worker live: {}", said());
+    assert_eq!(said().matches("stands still").count(), 1, "it is said once: {}", said());
+    assert!(said().contains("in another container") && !said().contains(": killed"), "{}", said());
+    signal(worker, "CONT");
+    away.end(root, "away");
+    at_home.end(root, "home");
+    assert_eq!(status::read(&run).unwrap().learner.unwrap().counts.killed, 0);
+    same_but_workers(&root.join("one"), &run);
+}
+
+#[test]
+fn the_weights_of_another_containers_run_are_left_alone_as_long_as_it_lives() {
+    let Some(()) = namespaces() else { return };
+    let dir = directory();
+    let root = dir.path();
+    let weights = root.join("weights");
+    fs::create_dir(&weights).unwrap();
+    let set = ["max_staleness=2"];
+    good(root, &arguments("train", "one", &set));
+    let first = Container::start(root, "first", &learner("out", "weights", &set));
+    testing::wait_until("the weights are there", || root.join("out/fleet/learner.json").exists() && slots(&weights).len() >= 3);
+    let before = slots(&weights);
+    // Others that live here and in a third container, and end, in the same directory.
+    let more = |out: &'static str| [&distributed(out, "1", &["max_steps=3"])[..], &["--weights-dir", "weights"]].concat();
+    good(root, &more("second"));
+    Container::start(root, "third", &more("third")).end(root, "third");
+    assert_eq!(slots(&weights), before, "those of the first are there, those of the others are not");
+    // A worker that joins now finds them.
+    good(root, &["worker", "--join", "out", "--name", "late", "--threads", "1"]);
+    first.end(root, "first");
+    same_but_workers(&root.join("one"), &root.join("out"));
+    assert!(slots(&weights).is_empty(), "{:?}", listing_names(&weights));
+    // Of a container that was killed nothing is left once another run begins.
+    let killed = Container::start(root, "killed", &learner("killed", "weights", &set));
+    testing::wait_until("the weights are there", || slots(&weights).len() >= 3);
+    drop(killed);
+    testing::wait_until("its learner is gone", || pids(&root.join("killed")).is_empty());
+    assert!(slots(&weights).len() >= 3);
+    good(root, &more("fourth"));
+    assert!(listing_names(&weights).is_empty(), "{:?}", listing_names(&weights));
+}
+
+#[test]
+fn a_worker_that_cannot_open_the_learners_memory_is_refused() {
+    let Some(()) = namespaces() else { return };
+    let dir = directory();
+    let root = dir.path();
+    let mut all = arguments("train", "out", &[]);
+    all[0] = "learner";
+    let learner = super::distributed::start(root, &all);
+    testing::wait_until("the learner offers jobs", || {
+        fs::read_dir(root.join("out/fleet/pending")).is_ok_and(|mut jobs| jobs.next().is_some())
+    });
+    let mut away = Container::start(root, "away", &["worker", "--join", "out", "--name", "w1"]);
+    let status = testing::wait_for_end("the worker", &mut away.0);
+    let said = fs::read_to_string(root.join("away.said")).unwrap();
+    assert_eq!(status.code(), Some(2), "{said}");
+    assert!(said.contains("another container") && said.contains("--weights-dir"), "{said}");
+    good(root, &["worker", "--join", "out", "--name", "w2"]);
+    end(learner);
+}
+
+/// A second process of the other container is refused by the lock, and its message does not advise to end a process of
+/// this one.
+#[test]
+fn a_run_that_another_container_writes_is_refused_by_its_lock() {
+    let Some(()) = namespaces() else { return };
+    let dir = directory();
+    let root = dir.path();
+    let long = ["max_steps=1000000", "save_steps=1000000", "eval_strategy=no"];
+    let other = Container::start(root, "other", &arguments("train", "out", &long));
+    super::stopping::wait_for(&root.join("out/metrics.jsonl"), true);
+    let said = lockstep(root, &["train", "--resume", "out"]);
+    assert_eq!(said.code, Some(2), "{}", said.err);
+    assert!(said.err.contains("is in use: process ") && said.err.contains("in its container"), "{}", said.err);
+    assert_alive(root, "other");
+}

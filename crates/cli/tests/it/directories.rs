@@ -1,0 +1,156 @@
+//! Directories that a run cannot have: one error that names the flag or the directory, exit code 2, and nothing is
+//! written.
+
+use super::distributed::start_as;
+use crate::support::runs::{arguments, directory, good};
+use crate::support::{command, lockstep};
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+fn assert_refused(what: &str, code: Option<i32>, said: &str, words: &[&str]) -> Result<(), String> {
+    let errors = said.lines().filter(|line| line.starts_with("error: ")).count();
+    let is_named = words.iter().all(|word| said.contains(word));
+    match code == Some(2) && errors == 1 && is_named && !said.contains("panicked") {
+        true => Ok(()),
+        false => Err(format!("{what}: {code:?}, {words:?} expected:\n{said}")),
+    }
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_refused_by_every_command_that_writes_a_run() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("file"), "x").unwrap();
+    symlink("loop", root.join("loop")).unwrap();
+    let long = "x".repeat(300);
+    let below = |name: &str| format!("{name}/run");
+    let [in_file, in_loop] = ["file", "loop"].map(below);
+    // A directory, and a word of the error's reason.
+    let bad = ["/proc/run", "file", &in_file, &in_loop, &long];
+    let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
+    let mut wrong = Vec::new();
+    let mut rows = 0;
+    for out in bad {
+        let mut learner = arguments("train", out, &[]);
+        learner[0] = "learner";
+        let commands = [
+            arguments("train", out, &[]),
+            arguments("sft", out, &[]),
+            arguments("dpo", out, &pairs),
+            learner,
+            [&arguments("train", out, &[])[..], &["--distributed"]].concat(),
+            vec!["worker", "--join", out, "--name", "w"],
+        ];
+        for arguments in commands {
+            let said = lockstep(root, &arguments);
+            let name = out.split('/').next_back().unwrap();
+            wrong.extend(assert_refused(&format!("{} {out}", arguments[0]), said.code, &said.err, &[name]).err());
+            rows += 1;
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {rows}:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(rows >= 20);
+    let left = crate::support::runs::listing_names(root);
+    assert_eq!(left, ["d.jsonl", "e.jsonl", "file", "loop", "model", "p.jsonl", "q.jsonl"], "nothing is written");
+}
+
+#[test]
+fn a_directory_for_weights_is_checked_before_the_run_begins() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("file"), "x").unwrap();
+    symlink("loop", root.join("loop")).unwrap();
+    let mut learner = arguments("train", "out", &[]);
+    learner[0] = "learner";
+    let supervisor = [&arguments("train", "out", &[])[..], &["--distributed"]].concat();
+    let mut wrong = Vec::new();
+    for weights in ["none", "file", "file/below", "loop", "/proc", "/proc/self", ""] {
+        for all in [&learner, &supervisor] {
+            let said = lockstep(root, &[&all[..], &["--weights-dir", weights]].concat());
+            wrong.extend(assert_refused(weights, said.code, &said.err, &["--weights-dir"]).err());
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(!root.join("out").exists(), "nothing is written");
+}
+
+/// A file system of these bytes, until this is dropped.
+struct Disk<'a>(&'a Path);
+
+impl Drop for Disk<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}
+
+fn disk<'a>(at: &'a Path, size: &str) -> Option<Disk<'a>> {
+    fs::create_dir(at).unwrap();
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(at).output();
+    let mounted = mount.is_ok_and(|output| output.status.success()).then_some(Disk(at));
+    mounted.or_else(|| testing::skip("no right to mount a tmpfs"))
+}
+
+/// Pages that cannot be had are a bad address to the kernel; the message says what is missing.
+#[test]
+fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
+    let dir = directory();
+    let root = dir.path();
+    let weights = root.join("weights");
+    let Some(_disk) = disk(&weights, "8k") else { return };
+    for k in ["max_staleness=0", "max_staleness=1", "max_staleness=2"] {
+        for dtype in ["dtype=bf16", "use_peft=true", "dtype=f32"] {
+            let mut all = arguments("train", "out", &[k, dtype]);
+            all[0] = "learner";
+            let said = lockstep(root, &[&all[..], &["--weights-dir", "weights"]].concat());
+            let words = ["No space left on device", "weights_dir", "a directory with more room"];
+            assert!(words.iter().all(|word| said.err.contains(word)), "{k} {dtype}: {:?} {}", said.code, said.err);
+            assert!(said.code == Some(1) && !said.err.contains("Bad address"), "{k} {dtype}: {:?}", said.code);
+            assert_eq!(fs::read_dir(&weights).unwrap().count(), 0, "{k} {dtype}: nothing is left there");
+            fs::remove_dir_all(root.join("out")).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_run_of_another_user_is_refused_with_the_reason() {
+    let is_root = Command::new("id").arg("-u").output().is_ok_and(|said| said.stdout == b"0\n");
+    let Some(()) = is_root.then_some(()).or_else(|| testing::skip("only root has processes of two users")) else { return };
+    let dir = directory();
+    let root = dir.path();
+    let mode = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    mode(root, 0o755);
+    good(root, &arguments("train", "run", &["max_steps=1", "eval_strategy=no"]));
+    let (run, fleet) = (root.join("run"), root.join("run/fleet"));
+    let mut wrong = Vec::new();
+    // Who may write where: the run, its directory `fleet` if it is there; a word of the reason.
+    for (run_mode, fleet_mode, why) in [
+        (0o755, None, "this user may not write there"),
+        (0o777, Some(0o777), "it is another user's"),
+        (0o755, Some(0o777), "it is another user's"),
+        (0o777, Some(0o700), "fleet"),
+        (0o700, None, "run"),
+    ] {
+        let _ = fs::remove_dir_all(&fleet);
+        if let Some(fleet_mode) = fleet_mode {
+            fs::create_dir(&fleet).unwrap();
+            mode(&fleet, fleet_mode);
+        }
+        mode(&run, run_mode);
+        let child = start_as(root, &["worker", "--join", "run", "--name", "w"], Some(65534));
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let what = format!("{run_mode:o} {fleet_mode:o?}");
+        wrong.extend(assert_refused(&what, output.status.code(), &said, &["run", why]).err());
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // Its own is accepted.
+    let mut own = command(root, &["worker", "--join", "run", "--name", "w"]);
+    mode(&run, 0o755);
+    let _ = fs::remove_dir_all(&fleet);
+    let mut child = own.stderr(std::process::Stdio::null()).spawn().unwrap();
+    testing::wait_until("it waits for a learner", || fleet.join("workers/w/alive.lock").exists());
+    child.kill().unwrap();
+    child.wait().unwrap();
+}

@@ -1,0 +1,208 @@
+//! Runs on a real terminal, by `script`: one that closes (a lost connection), one in which only the foreground may write
+//! (`stty tostop`), and Ctrl-C typed once and twice. Closing a terminal sends SIGHUP more than once, and every write to
+//! it fails from then on.
+
+use super::distributed::{distributed, pids};
+use crate::support::command;
+use crate::support::runs::{arguments, directory, good};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// A terminal in which a shell runs the program, and then writes its exit code into the file `code`.
+struct Terminal {
+    script: Child,
+    code: PathBuf,
+    shown: PathBuf,
+}
+
+impl Terminal {
+    /// `settings` is a shell command that is run before.
+    fn open(root: &Path, name: &str, settings: &str, arguments: &[&str]) -> Terminal {
+        let (code, shown) = (root.join(format!("{name}.code")), root.join(format!("{name}.shown")));
+        let words: Vec<String> = arguments.iter().map(|word| format!("'{word}'")).collect();
+        // A signal that a shell handles has its usual effect in what it starts.
+        let line = format!(
+            "trap : INT HUP; {settings}; '{}' {}; echo $? > '{}'",
+            env!("CARGO_BIN_EXE_lockstep"),
+            words.join(" "),
+            code.display()
+        );
+        let mut script = Command::new("script");
+        for (name, value) in command(root, &[]).get_envs() {
+            match value {
+                Some(value) => script.env(name, value),
+                None => script.env_remove(name),
+            };
+        }
+        script.args(["--quiet", "--flush", "--command", &line]).arg(&shown).current_dir(root);
+        script.env("SHELL", "/bin/sh").env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::null());
+        Terminal { script: script.stderr(Stdio::null()).spawn().unwrap(), code, shown }
+    }
+
+    fn press_ctrl_c(&mut self) {
+        self.script.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
+    }
+
+    /// What is on the terminal.
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.shown).unwrap_or_default()).into_owned()
+    }
+
+    fn close(&mut self) {
+        self.script.kill().unwrap();
+        self.script.wait().unwrap();
+    }
+
+    /// The exit code of the program, which ends.
+    fn code(&self, what: &str) -> i32 {
+        let code = testing::wait_for(&format!("{what} ends"), || {
+            fs::read_to_string(&self.code).ok().filter(|text| text.ends_with('\n'))
+        });
+        code.trim().parse().unwrap()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.script.kill();
+        let _ = self.script.wait();
+    }
+}
+
+fn checkpoints(run: &Path) -> usize {
+    fs::read_dir(run.join("checkpoints")).map_or(0, Iterator::count)
+}
+
+/// What no process of a run may log or leave, however its console fails.
+fn assert_sound(root: &Path, terminal: &Terminal, what: &str) {
+    assert!(!terminal.text().contains("panicked"), "{what}: {}", terminal.text());
+    for (path, _) in crate::support::listing(root) {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        assert!(!name.starts_with("core"), "{what}: {}", path.display());
+        if name.ends_with(".log") {
+            assert!(!fs::read_to_string(&path).unwrap().contains("panicked"), "{what}: {}", path.display());
+        }
+    }
+}
+
+const LONG: [&str; 3] = ["max_steps=1000000", "save_steps=1000000", "eval_strategy=no"];
+
+/// Commands whose terminal closes, and whether they leave a checkpoint.
+fn closes(rows: &[(&str, bool)]) {
+    let Some(()) = testing::program("script") else { return };
+    let dir = directory();
+    let root = dir.path();
+    for (name, has_checkpoint) in rows {
+        let set = |more: &[&'static str]| [&LONG[..], more].concat();
+        let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
+        let all = match *name {
+            "sft" => arguments("sft", name, &set(&[])),
+            "dpo" | "reward" => arguments(name, name, &set(&pairs)),
+            "ppo" => arguments("train", name, &set(&["algorithm=ppo", "num_generations=1"])),
+            "lora" => arguments("train", name, &set(&["use_peft=true", "lora_r=2", "num_iterations=2"])),
+            "workers" => distributed(name, "2", &set(&["max_staleness=0"])),
+            "workers4" => distributed(name, "4", &set(&["max_staleness=0", "use_peft=true", "lora_r=2"])),
+            // Its results are on standard output alone, which is gone.
+            "json" => [&arguments("train", name, &set(&[]))[..], &["--log-format", "json"]].concat(),
+            _ => arguments("train", name, &set(&[])),
+        };
+        let mut terminal = Terminal::open(root, name, "true", &all);
+        let run = root.join(name);
+        super::stopping::wait_for(&run.join("metrics.jsonl"), true);
+        terminal.close();
+        assert_eq!(terminal.code(name), 129, "{name}: {}", terminal.text());
+        testing::wait_until("every process ends", || pids(&run).is_empty());
+        assert_eq!(checkpoints(&run) == 1, *has_checkpoint, "{name}");
+        assert_sound(&run, &terminal, name);
+        assert!(!run.join("model").exists(), "{name}: it is not finished");
+    }
+}
+
+#[test]
+fn a_terminal_that_closes_stops_a_run_with_a_checkpoint() {
+    closes(&[("train", true), ("workers", true)]);
+}
+
+#[test]
+#[ignore = "a minute: cargo xtask nightly terminals"]
+fn a_terminal_that_closes_stops_every_kind_of_run_with_a_checkpoint() {
+    closes(&[
+        ("sft", true),
+        ("dpo", true),
+        ("reward", true),
+        ("ppo", true),
+        ("lora", true),
+        ("json", true),
+        ("workers4", true),
+    ]);
+    println!("a terminal closed in 7 kinds of runs: each left a checkpoint");
+}
+
+/// Commands that save nothing end with the code of the signal as well.
+#[test]
+fn a_terminal_that_closes_ends_whatever_has_nothing_to_save() {
+    let Some(()) = testing::program("script") else { return };
+    let dir = directory();
+    let root = dir.path();
+    // A reward that does not answer: the command is in the middle of its work.
+    fs::write(root.join("reward.sh"), "read -r line; touch asked; sleep 600\n").unwrap();
+    let rewards = ["--set", r#"reward_funcs=["command:sh reward.sh"]"#];
+    let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--max-completion-length", "6"];
+    let score = ["score-rewards", "--input", "d.jsonl"];
+    for (name, all) in [("eval", &eval[..]), ("score-rewards", &score)] {
+        let mut terminal = Terminal::open(root, name, "true", &[all, &rewards].concat());
+        testing::wait_until(&format!("{name} asks"), || root.join("asked").exists());
+        terminal.close();
+        assert_eq!(terminal.code(name), 129, "{name}: {}", terminal.text());
+        assert_sound(root, &terminal, name);
+        fs::remove_file(root.join("asked")).unwrap();
+    }
+    let mut terminal = Terminal::open(root, "worker", "true", &["worker", "--join", "none", "--name", "w"]);
+    testing::wait_until("the worker waits", || pids(&root.join("none")).len() == 1);
+    terminal.close();
+    assert_eq!(terminal.code("worker"), 129);
+    testing::wait_until("the worker ends", || pids(&root.join("none")).is_empty());
+}
+
+/// `stty tostop`: a process in the background that writes would be stopped, and its run with it.
+#[test]
+fn a_terminal_for_the_foreground_alone_stops_no_process_of_a_run() {
+    let Some(()) = testing::program("script") else { return };
+    let dir = directory();
+    let root = dir.path();
+    let short = ["max_staleness=0", "max_steps=12"];
+    let terminal = Terminal::open(root, "short", "stty tostop", &distributed("short", "2", &short));
+    assert_eq!(terminal.code("a short run"), 0, "{}", terminal.text());
+    assert!(terminal.text().contains("done: 12 steps"), "the learner writes to it: {}", terminal.text());
+    good(root, &arguments("train", "one", &short));
+    crate::support::runs::same_but_workers(&root.join("one"), &root.join("short"));
+    // Ctrl-C reaches the supervisor alone.
+    let long = [&LONG[..], &["max_staleness=0"]].concat();
+    let mut terminal = Terminal::open(root, "long", "stty tostop", &distributed("long", "2", &long));
+    super::stopping::wait_for(&root.join("long/metrics.jsonl"), true);
+    terminal.press_ctrl_c();
+    assert_eq!(terminal.code("a long run"), 130, "{}", terminal.text());
+    assert_eq!(checkpoints(&root.join("long")), 1, "{}", terminal.text());
+    assert!(!fs::read_to_string(root.join("long/fleet/dev1.log")).unwrap().contains("SIGINT"), "workers do not get it");
+}
+
+/// A reward that never answers holds the learner up; a second Ctrl-C does not wait for it, nor for the grace.
+#[test]
+fn ctrl_c_twice_ends_a_run_with_workers_at_once() {
+    let Some(()) = testing::program("script") else { return };
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("reward.sh"), "trap '' TERM INT; read -r line; echo $$ > pid; while :; do sleep 1; done\n").unwrap();
+    let set = [r#"reward_funcs=["command:sh reward.sh"]"#, "max_staleness=0"];
+    let mut terminal = Terminal::open(root, "out", "true", &distributed("out", "2", &set));
+    super::stopping::wait_for(&root.join("pid"), true);
+    terminal.press_ctrl_c();
+    testing::wait_until("the first one is acknowledged", || terminal.text().contains("SIGINT"));
+    terminal.press_ctrl_c();
+    assert_eq!(terminal.code("out"), 130, "{}", terminal.text());
+    // Nothing is waited for: they are gone when the program is.
+    assert!(pids(&root.join("out")).is_empty());
+    assert_sound(root, &terminal, "out");
+}

@@ -1,0 +1,178 @@
+//! A learner kills a worker that stands still, and no process that only has its number.
+
+use crate::exchange::spool::{Layout, SpoolLearner, SpoolWorker};
+use crate::exchange::{Exchange, WorkerStatus};
+use crate::lock::{Locks, Owner};
+use crate::testing::name;
+use std::fs::File;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// A process that sleeps, until this is dropped. With a path it has that file open, perhaps with the lock.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn new(open: Option<&Path>, has_lock: bool) -> Sleeper {
+        let open_it = open.map_or("", |_| "exec 9< \"$0\"; ");
+        let lock = if has_lock { "flock -n 9; " } else { "" };
+        let script = format!("{open_it}{lock}echo ready; exec sleep 600");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script]).arg(open.unwrap_or(Path::new("none"))).stdout(Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        let mut ready = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut().unwrap()), &mut ready).unwrap();
+        assert_eq!(ready, "ready\n");
+        Sleeper(child)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Whether it lives. One that was sent SIGKILL may take a moment to end: `dies` waits for it.
+    fn lives(&mut self, dies: bool) -> bool {
+        if dies {
+            testing::wait_for_end("the process that was killed", &mut self.0);
+        }
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// How the text of a lock file names a process.
+type Text = fn(u32, &Owner) -> String;
+
+fn with(pid: u32, owner: Owner) -> String {
+    format!("{pid} 3\n{}\n", serde_json::to_string(&owner).unwrap())
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Opened {
+    /// The process does not have the lock's file open; another one holds the lock.
+    Not,
+    /// It has the file open, and another one holds the lock.
+    Reads,
+    /// It holds the lock.
+    Locks,
+}
+
+#[test]
+fn only_the_process_that_is_proven_to_have_the_lock_is_killed() {
+    use Opened::{Locks as Locked, Not, Reads};
+    let Some(()) = testing::program("flock") else { return };
+    // Text of the lock, what the named process has open, whether it is killed. The owner that the text is made of is
+    // the process itself, as it would write it.
+    let rows: Vec<(&str, Text, Opened, bool)> = vec![
+        ("the worker", |pid, own| with(pid, own.clone()), Locked, true),
+        ("a worker of an older version", |pid, _| format!("{pid} 3\n"), Locked, true),
+        ("the same without an end of the line", |pid, _| format!("{pid} 3"), Locked, true),
+        ("no start", |pid, own| with(pid, Owner { started: None, ..own.clone() }), Locked, true),
+        ("another machine's name", |pid, own| with(pid, Owner { host: "there".into(), ..own.clone() }), Locked, true),
+        ("another container", |pid, own| with(pid, Owner { namespace: "pid:[1]".into(), ..own.clone() }), Locked, false),
+        ("another container's number", |pid, own| with(pid, Owner { namespace: "pid:[1]".into(), ..own.clone() }), Not, false),
+        ("no namespace", |pid, own| with(pid, Owner { namespace: String::new(), ..own.clone() }), Locked, false),
+        ("another boot", |pid, own| with(pid, Owner { boot: "b".into(), ..own.clone() }), Locked, false),
+        ("no boot", |pid, own| with(pid, Owner { boot: String::new(), ..own.clone() }), Locked, false),
+        ("an owner without all", |pid, _| with(pid, Owner { pid, ..Owner::default() }), Locked, false),
+        ("a later process", |pid, own| with(pid, Owner { started: own.started.map(|at| at - 1), ..own.clone() }), Locked, false),
+        ("an earlier process", |pid, own| with(pid, Owner { started: own.started.map(|at| at + 1), ..own.clone() }), Locked, false),
+        ("an innocent that is named in full", |pid, own| with(pid, own.clone()), Not, false),
+        ("an innocent, no start", |pid, own| with(pid, Owner { started: None, ..own.clone() }), Not, false),
+        ("an innocent, an older version", |pid, _| format!("{pid} 3\n"), Not, false),
+        ("a reader, an older version", |pid, _| format!("{pid} 3\n"), Reads, false),
+        ("a reader, no start", |pid, own| with(pid, Owner { started: None, ..own.clone() }), Reads, false),
+        ("a reader, another container", |pid, own| with(pid, Owner { namespace: "pid:[1]".into(), ..own.clone() }), Reads, false),
+        ("half a text", |pid, own| { let text = with(pid, own.clone()); text[..text.len() / 2].to_owned() }, Not, false),
+        ("no number", |_, _| "x 3\n".to_owned(), Locked, false),
+        ("number 0", |_, own| with(0, own.clone()), Locked, false),
+        ("the largest number", |_, own| with(u32::MAX, own.clone()), Locked, false),
+        ("the first process", |_, _| "1 3\n".to_owned(), Locked, false),
+        ("nothing", |_, _| String::new(), Locked, false),
+    ];
+    let mut wrong = Vec::new();
+    for (what, text, opened, is_killed) in &rows {
+        let out = tempfile::tempdir().unwrap();
+        let mut learner = SpoolLearner::open(out.path()).unwrap();
+        drop(SpoolWorker::join(out.path(), name("w")).unwrap());
+        let path = Layout::of_run(out.path()).alive(&name("w"));
+        let mut named = Sleeper::new((*opened != Not).then_some(&*path), *opened == Locked);
+        let holder = File::open(&path).unwrap();
+        if *opened != Locked {
+            holder.try_lock().unwrap();
+        }
+        let locks = Locks::of_system();
+        let owner = Owner { pid: named.pid(), started: locks.started_of(named.pid()), ..locks.this_process() };
+        assert!(owner.started.is_some() && owner.namespace.starts_with("pid:["), "{owner:?}");
+        std::fs::write(&path, text(named.pid(), &owner)).unwrap();
+        let killed = learner.kill_with(&locks, &name("w")).unwrap();
+        let problems = learner.take_problems();
+        if killed != *is_killed || named.lives(*is_killed) == *is_killed || problems.is_empty() != *is_killed {
+            wrong.push(format!("{what}: killed {killed}, {problems:?}"));
+        }
+        // It is reported once, however often it is tried.
+        assert_eq!(learner.kill_with(&locks, &name("w")).unwrap(), *is_killed, "{what}");
+        assert!(learner.take_problems().is_empty(), "{what}");
+    }
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), rows.len(), wrong.join("\n"));
+    assert!(rows.len() >= 20);
+}
+
+#[test]
+fn without_a_proc_of_its_own_a_learner_kills_nobody() {
+    let Some(()) = testing::program("flock") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let made = |what: &str| {
+        let proc = dir.path().join(what);
+        std::fs::create_dir_all(proc.join("self-of-another")).unwrap();
+        proc
+    };
+    let (missing, empty, other) = (dir.path().join("missing"), made("empty"), made("other"));
+    // That of the namespace around this one: all of it is there, with other numbers.
+    for name in ["sys", "1"] {
+        symlink(Path::new("/proc").join(name), other.join(name)).unwrap();
+    }
+    symlink("1", other.join("self")).unwrap();
+    for proc in [missing, empty, other] {
+        let out = tempfile::tempdir().unwrap();
+        let mut learner = SpoolLearner::open(out.path()).unwrap();
+        drop(SpoolWorker::join(out.path(), name("w")).unwrap());
+        let path = Layout::of_run(out.path()).alive(&name("w"));
+        let mut worker = Sleeper::new(Some(&path), true);
+        std::fs::write(&path, format!("{} 3\n", worker.pid())).unwrap();
+        let locks = Locks { proc: proc.clone(), ..Locks::of_system() };
+        assert!(!learner.kill_with(&locks, &name("w")).unwrap() && worker.lives(false), "{}", proc.display());
+        let problems = learner.take_problems();
+        assert!(problems.len() == 1 && problems[0].contains("/proc does not show"), "{problems:?}");
+        assert!(learner.kill_with(&Locks::of_system(), &name("w")).unwrap() && !worker.lives(true));
+    }
+}
+
+/// Files of older versions, and what older versions read of the files of this one.
+#[test]
+fn a_lock_names_its_process_in_a_line_of_its_own() {
+    let out = tempfile::tempdir().unwrap();
+    let worker = SpoolWorker::join(out.path(), name("w")).unwrap();
+    let path = Layout::of_run(out.path()).alive(&name("w"));
+    let text = std::fs::read_to_string(&path).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], format!("{} 1", std::process::id()), "older versions read this line alone");
+    let owner: Owner = serde_json::from_str(lines[1]).unwrap();
+    assert!(owner == Locks::of_system().this_process() && lines.len() == 2, "{text}");
+    drop(worker);
+    // One that an older version wrote last.
+    std::fs::write(&path, "77 41\n").unwrap();
+    let mut worker = SpoolWorker::join(out.path(), name("w")).unwrap();
+    crate::exchange::WorkerExchange::report(&mut worker, &WorkerStatus::default()).unwrap();
+    let first = std::fs::read_to_string(&path).unwrap();
+    assert!(first.starts_with(&format!("{} 42\n", std::process::id())), "{first}");
+    // A thread of this process is not killed, and nothing is said.
+    let mut learner = SpoolLearner::open(out.path()).unwrap();
+    assert!(learner.kill(&name("w")).unwrap() && learner.take_problems().is_empty());
+}

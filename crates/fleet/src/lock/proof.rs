@@ -1,0 +1,76 @@
+//! Proves which process has the lock of a file, before that process is sent a signal. A number alone names another
+//! process in another container, and a later process once its process has ended.
+
+use super::{Locks, Owner};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::fmt;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Why a process is not proven to have a file's lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unproven {
+    /// The process has ended, or is not the one that the file names.
+    Gone,
+    /// The process is in another container, or on another machine.
+    Elsewhere,
+    /// The system does not show whether the process has the file open.
+    Unknown,
+}
+
+impl fmt::Display for Unproven {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unproven::Gone => "it is another process by now",
+            Unproven::Elsewhere => "it is in another container or on another machine, where this is another process",
+            Unproven::Unknown => "/proc does not show that it has the lock",
+        })
+    }
+}
+
+impl Locks {
+    /// A handle of process `pid`, which holds the lock of the file at `path` as far as the file's text says. It is an
+    /// error if that is not proven: `owner` (which older versions do not write) must be a process of this pid namespace
+    /// that started when that process did, and the process must have the file open, and the lock where `owner` does not
+    /// name it.
+    pub fn handle(&self, pid: u32, owner: Option<&Owner>, path: &Path) -> Result<OwnedFd, Unproven> {
+        let here = self.this_process();
+        if owner.is_some_and(|owner| !owner.is_in_namespace_of(&here)) {
+            return Err(Unproven::Elsewhere);
+        }
+        if here.started.is_none() {
+            return Err(Unproven::Unknown);
+        }
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Unproven::Gone)?;
+        // First the handle: what is seen afterwards under its number is this process, or the handle's is gone.
+        let handle = pidfd_open(number, PidfdFlags::empty()).map_err(|error| match error {
+            rustix::io::Errno::SRCH => Unproven::Gone,
+            _ => Unproven::Unknown,
+        })?;
+        let named = owner.and_then(|owner| owner.started);
+        if named.is_some() && named != self.started(pid) {
+            return Err(Unproven::Gone);
+        }
+        match self.has_lock(pid, path) {
+            None => Err(Unproven::Unknown),
+            Some(has_lock) if has_lock || named.is_some() => Ok(handle),
+            Some(_) => Err(Unproven::Unknown),
+        }
+    }
+
+    /// Whether a process has the lock of the file at `path`; `None` if it is not seen to have the file open.
+    fn has_lock(&self, pid: u32, path: &Path) -> Option<bool> {
+        let identity = |data: Metadata| (data.dev(), data.ino());
+        let file = std::fs::metadata(path).map(identity).ok()?;
+        let process = self.proc.join(pid.to_string());
+        let open = std::fs::read_dir(process.join("fd")).ok()?.flatten();
+        let open = open.filter(|fd| std::fs::metadata(fd.path()).is_ok_and(|data| identity(data) == file));
+        let has_lock = open.map(|fd| {
+            let text = std::fs::read_to_string(process.join("fdinfo").join(fd.file_name())).unwrap_or_default();
+            text.lines().any(|line| line.starts_with("lock:") && line.contains("FLOCK") && line.contains("WRITE"))
+        });
+        has_lock.reduce(|one, other| one || other)
+    }
+}
