@@ -236,6 +236,14 @@ impl Coordinator {
                 }
             }
             Event::Result { worker, job, lineage, answer } => self.result(worker, job, lineage, answer, &mut out),
+            Event::Refused(worker, job) => {
+                if let Some(state) = self.jobs.get_mut(&job) {
+                    // The worker had taken the job, which may not be known.
+                    state.claims.remove(&worker);
+                    state.pending = false;
+                }
+            }
+            Event::TakenBack { batch, jobs, saved } => self.take_back(batch, &jobs, saved),
             Event::Synced(batch, digest) => {
                 if self.phase == Phase::Syncing && batch == self.step {
                     self.synced.insert(batch);
@@ -329,6 +337,11 @@ impl Coordinator {
                 let jobs = self.plan.numbers(self.step).flat_map(|number| self.chain(number)).collect();
                 out.push(Action::SyncBatch(self.step, jobs));
             }
+        }
+        if let Some((job, version)) = self.first_impossible() {
+            self.phase = Phase::Ended;
+            out.push(Action::Gone(job, version));
+            return;
         }
         self.offer(out);
     }

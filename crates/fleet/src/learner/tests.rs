@@ -3,6 +3,7 @@
 use super::*;
 use crate::exchange::{Memory, MemoryLearner, MemoryWorker, WorkerExchange};
 use crate::job::Answer;
+use crate::plan::Continued;
 use crate::testing::{chunk, job, name};
 
 const ORIGIN: Lineage = Lineage([3; 16]);
@@ -72,6 +73,9 @@ impl Fleet {
                 format!("commit {} {versions:?} {} {:?}", saved.step, names(&saved.frontier), saved.expelled)
             }
             Step::Warning(text) => text,
+            Step::Refused(Refused { worker, job, why, expels }) => {
+                format!("refused {job} of {worker}: {why}{}", if expels { "; expelled" } else { "" })
+            }
             Step::End => "end".to_owned(),
         };
         std::iter::from_fn(|| self.learner.next_step()).map(said).collect()
@@ -96,6 +100,8 @@ fn the_state_is_announced_as_it_is() {
         batches: 4,
         groups: 1,
         max_staleness: 1,
+        continued: Continued::default(),
+        incarnation: 0,
         lineage: ORIGIN,
         slots: vec![SlotState { versions: Some((0, 0)) }, SlotState { versions: None }],
         ended: false,

@@ -9,11 +9,13 @@ mod chunks;
 mod expelled;
 mod learner;
 mod made_by;
+mod missing;
 mod network;
+mod payloads;
 mod scorers;
 mod worker;
 
-pub use chunks::{Chunks, Link, by_group};
+pub use chunks::{CHECKPOINT, Chunks, Link, by_group};
 pub use learner::{Distributed, Frontier, FrontierGroup, Pending, Start};
 pub use made_by::made_by;
 pub use network::{Host, NatsServer, Network, NetworkPlace, is_server, join};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Chunks of three tokens of groups that may be two versions old, two groups a batch.
 fn chunks(is_on: bool) -> Chunks {
     let plan = Plan { chunks: is_on, ..Plan::new(9, 2, 2) };
-    Chunks::new(&plan, is_on.then_some(3))
+    Chunks::new(&plan, is_on.then_some(3), 40)
 }
 
 fn whole(number: u64) -> GroupJob {

@@ -121,6 +121,7 @@ pub(super) fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
         profiles: Vec::new(),
         rewards: None,
         allow_other_build: false,
+        waits: false,
         stop,
         say: &|text| println!("{text}"),
     };
