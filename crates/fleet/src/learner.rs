@@ -84,6 +84,8 @@ pub struct Learner<E> {
     steps: VecDeque<Step>,
     counts: Counts,
     last_checkpoint: Option<u64>,
+    /// True if the caller has ended the run before its last batch.
+    ended: bool,
     shared: serde_json::Value,
     last_tick: Instant,
 }
@@ -129,6 +131,7 @@ impl<E: Exchange> Learner<E> {
             steps: VecDeque::new(),
             counts: Counts { corrupt: problems.len() as u64, ..Counts::default() },
             last_checkpoint,
+            ended: false,
             shared,
             last_tick: Instant::now(),
         };
@@ -271,6 +274,12 @@ impl<E: Exchange> Learner<E> {
     /// Makes a checkpoint of the current weights and then ends the run.
     pub fn stop(&mut self) -> Result<()> {
         self.tell(Event::Stop)?;
+        self.announce()
+    }
+
+    /// Tells the workers that the run has ended, although it has not trained on all batches.
+    pub fn end(&mut self) -> Result<()> {
+        self.ended = true;
         self.announce()
     }
 
@@ -457,7 +466,7 @@ impl<E: Exchange> Learner<E> {
             incarnation: 0,
             lineage: coordinator.lineage(),
             slots: coordinator.slots().iter().map(|versions| SlotState { versions: *versions }).collect(),
-            ended: coordinator.has_ended(),
+            ended: coordinator.has_ended() || self.ended,
             checkpoints: CheckpointStates { last: self.last_checkpoint, waiting: coordinator.waiting_checkpoints() },
             workers: coordinator.workers().count() as u64,
             expelled: coordinator.expelled().cloned().collect(),

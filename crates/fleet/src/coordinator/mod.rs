@@ -167,7 +167,12 @@ impl Coordinator {
 
     /// How many groups of a batch are complete.
     pub fn complete_groups(&self, batch: u64) -> u64 {
-        self.plan.numbers(batch).filter(|number| self.current(*number).is_none()).count() as u64
+        self.plan.groups - self.open_groups(batch).count() as u64
+    }
+
+    /// The groups of a batch that are not complete.
+    pub fn open_groups(&self, batch: u64) -> impl Iterator<Item = u64> {
+        self.plan.numbers(batch).filter(|number| self.current(*number).is_some())
     }
 
     /// The workers that have joined and not ended.

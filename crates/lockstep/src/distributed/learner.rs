@@ -220,8 +220,8 @@ impl Distributed {
     }
 
     /// Waits for the part of a batch that a checkpoint must contain: the part that versions before `version` generate,
-    /// since those weights will be gone after a resume. After a stop request it does not wait for workers that are not
-    /// connected.
+    /// since those weights will be gone after a resume. After a stop request it does not wait for workers that are
+    /// missing.
     pub fn wait_for_frontier(
         &mut self,
         (batch, version): (u64, u64),
@@ -239,17 +239,17 @@ impl Distributed {
                 }
             }
             self.take_step(warn)?;
-            if !self.has_no_worker() || !stop.is_requested() {
+            let is_lonely = stop.is_requested() && (self.has_no_worker() || self.profile_of_nobody(batch).is_some());
+            if !is_lonely {
                 lonely_since = Instant::now();
                 self.look_for_missing(&mut missing, batch, warn);
-            } else if self.gave_up {
-                return Err(Stopped.into());
-            } else if lonely_since.elapsed() > PATIENCE {
-                self.gave_up = true;
-                warn(
-                    "no worker is left to make what a checkpoint of this step needs: a resume repeats the steps since \
-                     the last one, whose batches are on the disk",
-                );
+            } else if self.gave_up || lonely_since.elapsed() > PATIENCE {
+                if !std::mem::replace(&mut self.gave_up, true) {
+                    warn(
+                        "no worker is left to make what a checkpoint of this step needs: a resume repeats the steps \
+                         since the last one, whose batches are on the disk",
+                    );
+                }
                 return Err(Stopped.into());
             }
         }
@@ -312,14 +312,15 @@ impl Distributed {
         })
     }
 
-    /// A sampling profile in the batch that none of the connected workers generates.
+    /// A sampling profile of what is left of a batch that none of the connected workers generates.
     fn profile_of_nobody(&self, batch: u64) -> Option<String> {
+        let open: Vec<u64> = self.handle.with(|learner| learner.coordinator().open_groups(batch).collect());
         let workers = fleet::status::read(&self.out).ok()?.workers;
         let living =
             || workers.iter().filter(|worker| worker.alive.is_some()).filter_map(|worker| worker.status.as_ref());
         let takes = |name: &str| living().any(|one| takes(&one.profiles, name));
         let offered = self.payloads.lock();
-        let mut names = self.plan.numbers(batch).filter_map(|number| offered.sampling.profile(number));
+        let mut names = open.into_iter().filter_map(|number| offered.sampling.profile(number));
         names.find(|name| !takes(name)).map(str::to_owned)
     }
 
@@ -433,6 +434,11 @@ impl Distributed {
     /// Discards the batch `from` and all later ones because rewards failed. The next learner has them generated again.
     pub fn forget_from(&self, batch: u64) -> anyhow::Result<()> {
         self.handle.with(|learner| learner.forget_from(batch)).map_err(of_fleet)
+    }
+
+    /// Tells the workers that the run has ended: early stopping and callbacks end it before its last batch.
+    pub fn end(&self) -> anyhow::Result<()> {
+        self.handle.with(|learner| learner.end()).map_err(of_fleet)
     }
 
     /// The lineages of the weights, which a checkpoint saves beside the batches.

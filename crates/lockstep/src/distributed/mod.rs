@@ -134,7 +134,12 @@ impl Shared {
     /// Reads the bytes of `learner.json` for a worker with the identity `own`. An error if the run has another.
     fn read(bytes: &[u8], own: &Identity) -> anyhow::Result<Shared> {
         let state: LearnerState = serde_json::from_slice(bytes).context("learner.json")?;
-        let shared: Shared = serde_json::from_value(state.shared).context("learner.json")?;
+        Shared::of_state(&state, own)
+    }
+
+    /// What the learner with this state gives a worker with the identity `own`. An error if the run has another.
+    fn of_state(state: &LearnerState, own: &Identity) -> anyhow::Result<Shared> {
+        let shared: Shared = serde_json::from_value(state.shared.clone()).context("learner.json")?;
         if let Some(what) = own.difference(&shared.identity) {
             bail!("the run has changed since this worker joined: {what}; start the worker again");
         }

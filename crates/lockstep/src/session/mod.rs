@@ -305,6 +305,9 @@ impl Run {
                 StopReason::Requested
             }
         };
+        if stop_reason != StopReason::Interrupted {
+            self.task.end()?;
+        }
         let TrainingRun { learner, log, .. } = &mut self.training;
         let span = log.stages.span("profile");
         let found = log.profile.finish(&learner.ctx);

@@ -446,6 +446,11 @@ impl RolloutPipeline {
         fleet.advance(&mut learner.policy.weights, offered, &|text| log.warn(text))
     }
 
+    /// Ends the run, which will not take another step.
+    pub fn end(&self) -> anyhow::Result<()> {
+        self.workers.as_ref().and_then(|workers| workers.fleet.as_ref()).map_or(Ok(()), |fleet| fleet.end())
+    }
+
     /// A function that writes the lineages of the weights into a checkpoint; `None` without workers.
     pub(super) fn write_workers(&self) -> Option<WriteFiles> {
         let lineages = self.workers.as_ref()?.fleet.as_ref()?.lineages();
