@@ -105,6 +105,7 @@ def work(
     threads: int | None = None,
     profiles: list[str] = ...,
     allow_other_build: bool = ...,
+    waits: bool = ...,
 ) -> None: ...
 def masked_softmax(x: Any, scale: float, first: Any, end: Any) -> Any: ...
 def fused_sample(

@@ -72,10 +72,11 @@ def _work(words: list[str]) -> None:
     parser.add_argument("--threads", type=int, help="without it as many as cores")
     parser.add_argument("--profiles", help="the sampling_profiles whose groups it makes, with commas; without it all")
     parser.add_argument("--allow-other-build", action="store_true", help="work for a learner of another build, too")
+    parser.add_argument("--wait", action="store_true", help="wait for the learner of a run that ended, too")
     parser.add_argument("--setup", required=True, help=f"the file whose {_FUNCTION}() made the run's trainer")
     given = parser.parse_args(words)
     profiles = given.profiles.split(",") if given.profiles else []
     rewards = trainer_of(given.setup)._rewards()
     functions = [] if rewards is None else [function.call for function in rewards.functions]
     work(os.path.abspath(given.join), given.name, functions, given.threads, profiles=profiles,
-         allow_other_build=given.allow_other_build)
+         allow_other_build=given.allow_other_build, waits=given.wait)

@@ -45,16 +45,17 @@ def of_workers(rewards: RewardSet) -> list[tuple[str, Any, bool]]:
 
 def work(
     run: str, name: str, functions: list[Callable], threads: int | None = None, stop: Any = None,
-    profiles: list[str] | None = None, allow_other_build: bool = False,
+    profiles: list[str] | None = None, allow_other_build: bool = False, waits: bool = False,
 ) -> None:
-    """Generates and scores completions for a training run in this process, until the run ends."""
+    """Generates and scores completions for a training run in this process, until the run ends. With `waits`, also waits
+    for the learner of a run that has ended or had no workers."""
     rewards = RewardSet(functions, required=False)
     rewards.state, rewards.counts_steps = TrainerState(), True
     say = lambda text: print(text, flush=True)  # noqa: E731
     stop = _native.StopSignal() if stop is None else stop
     _native.work(
         run, name, rewards=of_workers(rewards), stop=stop, say=say, threads=threads, profiles=profiles or [],
-        allow_other_build=allow_other_build,
+        allow_other_build=allow_other_build, waits=waits,
     )
 
 
@@ -75,7 +76,8 @@ def _process(run: str, name: str, functions: list[Callable], threads: int | None
 
     threading.Thread(target=watch, name="lockstep-parent", daemon=True).start()
     try:
-        work(run, name, functions, threads, stop)
+        # A run that is resumed may have ended before: its learner, this process's parent, starts beside the worker.
+        work(run, name, functions, threads, stop, waits=True)
     except ValueError as refused:  # it would fail again in the same way
         print(f"error: {refused}", file=sys.stderr, flush=True)
         os._exit(2)

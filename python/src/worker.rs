@@ -13,10 +13,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Works for the run of this directory until it ends or `stop` is given. `rewards` are `(name, function, by_group)`.
-/// `profiles` are those whose groups it makes, none: all. `allow_other_build` accepts a learner of another build. Lines
-/// for a person go to `say`.
+/// `profiles` are those whose groups it makes, none: all. `allow_other_build` accepts a learner of another build.
+/// `waits` also waits for the learner of a run that has ended or had no workers. Lines for a person go to `say`.
 #[pyfunction]
-#[pyo3(signature = (run, name, *, rewards, stop, say, threads=None, profiles=Vec::new(), allow_other_build=false))]
+#[pyo3(signature = (
+    run, name, *, rewards, stop, say, threads=None, profiles=Vec::new(), allow_other_build=false, waits=false
+))]
 pub fn work(
     py: Python<'_>,
     run: PathBuf,
@@ -27,6 +29,7 @@ pub fn work(
     threads: Option<usize>,
     profiles: Vec<String>,
     allow_other_build: bool,
+    waits: bool,
 ) -> PyResult<()> {
     use_engine()?;
     let (failure, stop) = (Failure::default(), stop.get().signal());
@@ -45,9 +48,9 @@ pub fn work(
     let token = std::env::var("LOCKSTEP_NATS_TOKEN").ok().filter(|token| !token.is_empty());
     let server = NatsServer { token, ..NatsServer::default() };
     let ended = py.detach(|| {
-        let rewards = Some(make);
+        let (rewards, run) = (Some(make), &*run);
         let options =
-            WorkerOptions { run: &run, server, name, threads, profiles, rewards, allow_other_build, stop, say: &say };
+            WorkerOptions { run, server, name, threads, profiles, rewards, allow_other_build, waits, stop, say: &say };
         catch_unwind(AssertUnwindSafe(|| lockstep::work(options)))
     });
     match (failure.take(), ended) {

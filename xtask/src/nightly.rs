@@ -28,8 +28,9 @@ pub enum Done {
 /// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 12] = [
+const CHECKS: [Check; 13] = [
     ("emulate", emulate),
+    ("fleet_ends", fleet_ends),
     ("fleet_kills", fleet_kills),
     ("fleet_runs", fleet_runs),
     ("fleet_search", fleet_search),
@@ -45,6 +46,19 @@ const CHECKS: [Check; 12] = [
 
 fn emulate() -> Result<Done, String> {
     crate::emulate::full().map(|()| Done::Passed("crates/kernels/emulated.txt is written".to_owned()))
+}
+
+/// Ends every kind of run with workers in every way, and goes on with it.
+fn fleet_ends() -> Result<Done, String> {
+    let mut command = crate::cargo::command();
+    command.args(["test", "-p", "lockstep-cli", "--test", "it", "ways_to_end::", "--", "--ignored", "--nocapture"]);
+    let output = command.output().map_err(|e| format!("cargo: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let lines = said.lines().map(str::trim).filter(|line| line.contains(" ends of "));
+    match output.status.success() {
+        true => Ok(Done::Passed(lines.collect::<Vec<_>>().join("; "))),
+        false => Err(said),
+    }
 }
 
 fn fleet_kills() -> Result<Done, String> {
@@ -235,6 +249,6 @@ mod tests {
 
     #[test]
     fn a_name_that_is_no_check_is_refused() {
-        assert!(run(&["emulat"]).unwrap_err().contains("no check emulat: there are emulate, fleet_kills"));
+        assert!(run(&["emulat"]).unwrap_err().contains("no check emulat: there are emulate, fleet_ends, fleet_kills"));
     }
 }

@@ -107,6 +107,9 @@ pub struct WorkerArgs {
     /// Work for a learner of another build of the program, whose answers may have other bits.
     #[arg(long)]
     pub allow_other_build: bool,
+    /// Wait also for the learner of a run that has ended, or that had no workers, and is resumed later.
+    #[arg(long)]
+    pub wait: bool,
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
@@ -136,11 +139,12 @@ pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<()> {
     let stop = stop_on_signals(&console, Promise::Stops("the worker gives its job back and ends"))?;
     stop_without_supervisor(&stop);
     let say = |text: &str| console.info(text);
-    let WorkerArgs { join, name, threads, profiles, allow_other_build, server, .. } = args;
+    let WorkerArgs { join, name, threads, profiles, allow_other_build, wait: waits, server, .. } = args;
     let url = if is_server(&join) { join.display().to_string() } else { String::new() };
     let server = server.server(url)?;
     let (run, name) = (&*join, &*name);
-    work(WorkerOptions { run, server, name, threads, profiles, rewards: None, allow_other_build, stop, say: &say })
+    let rewards = None;
+    work(WorkerOptions { run, server, name, threads, profiles, rewards, allow_other_build, waits, stop, say: &say })
 }
 
 fn stop_without_supervisor(stop: &StopSignal) {
@@ -201,6 +205,8 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
         let command = move |_| {
             let mut command = this_program();
             command.arg("worker").arg("--join").arg(&out).args(["--name", &own]).args(&flags);
+            // A run that is resumed may have ended, or had no workers; its learner starts beside them.
+            command.arg("--wait");
             let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&log);
             let (stdout, stderr) = match file.and_then(|file| Ok((file.try_clone()?, file))) {
                 Ok((stdout, stderr)) => (stdout.into(), stderr.into()),

@@ -176,7 +176,8 @@ fn places(status: &Status, job: JobName) -> Vec<Place> {
 /// The version of the weights that sample the job, which follows from the job's name.
 fn version(status: &Status, found: &JobFiles, job: JobName) -> Option<u64> {
     let plan = |learner: &LearnerState| {
-        Plan::new(learner.batches, learner.groups.max(1), learner.max_staleness).version_of(job)
+        let plan = Plan::new(learner.batches, learner.groups.max(1), learner.max_staleness);
+        Plan { continued: learner.continued, ..plan }.version_of(job)
     };
     found.job.as_ref().map(|(job, _)| job.version).or_else(|| status.learner.as_ref().map(plan))
 }

@@ -11,17 +11,28 @@ use crate::exchange::{CheckpointStates, Counts, Exchange, LearnerState, SlotStat
 use crate::job::{Job, JobName, JobResult, Lineage, WorkerName};
 use crate::plan::Plan;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+mod handle;
+mod refused;
+
+pub use handle::LearnerHandle;
+pub use refused::Refused;
 
 /// The longest time that the loop sleeps. It must look regularly, because a worker that dies causes no wake-up.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Supplies the content of jobs. For a job that is offered again it is called again, and must return the same content.
+/// Supplies the content of jobs, and reads the content of results.
 pub trait Feed: Send {
-    /// The sampling profile and the payload of a job. `before` has the results of the earlier chunks of its group.
+    /// The sampling profile and the payload of a job. `before` has the results of the earlier chunks of its group. For a
+    /// job that is offered again it is called again, and must return the same content.
     fn job(&mut self, job: JobName, before: &[JobResult]) -> Result<(String, Vec<u8>)>;
+
+    /// Checks whether a result is an answer to its job, before it is accepted; an error is the reason why it is not.
+    /// `before` has the results of the earlier chunks of its group.
+    fn check(&mut self, _result: &JobResult, _before: &[JobResult]) -> std::result::Result<(), String> {
+        Ok(())
+    }
 }
 
 /// An action that the caller of the learner must carry out.
@@ -37,6 +48,8 @@ pub enum Step {
     CommitCheckpoint(SavedFrontier),
     /// A message for the user: an unreadable file, results that differ, a worker that was killed.
     Warning(String),
+    /// A result was none to its job, which is done again.
+    Refused(Refused),
     /// The run has ended.
     End,
 }
@@ -62,9 +75,17 @@ pub struct Learner<E> {
     feed: Box<dyn Feed>,
     /// Results that have not been trained on yet, or that a checkpoint waits for.
     kept: BTreeMap<JobName, JobResult>,
+    /// Results that were looked at and will be accepted.
+    looked_at: Option<JobResult>,
+    /// The results in the checkpoint, whose weights are gone.
+    frontier: BTreeMap<JobName, JobResult>,
+    /// How many results of each worker were refused.
+    refusals: BTreeMap<WorkerName, u32>,
     steps: VecDeque<Step>,
     counts: Counts,
     last_checkpoint: Option<u64>,
+    /// True if the caller has ended the run before its last batch.
+    ended: bool,
     shared: serde_json::Value,
     last_tick: Instant,
 }
@@ -80,7 +101,12 @@ impl<E: Exchange> Learner<E> {
         feed: Box<dyn Feed>,
         shared: serde_json::Value,
     ) -> Result<Learner<E>> {
-        let (batches, problems) = files.load(saved.step)?;
+        let (mut batches, mut problems) = files.load(saved.step)?;
+        if let Some((batch, why)) = batches.iter().find_map(|(batch, all)| Some((*batch, foreign(&plan, *batch, all)?))) {
+            problems.push(format!("{}: {why}; it is made again", files.path(batch).display()));
+            files.remove_from(batch)?;
+            batches.retain(|other, _| *other < batch);
+        }
         let synced = batches.iter().map(|(batch, results)| (*batch, SyncedBatch::of(results))).collect();
         let frontier = saved.frontier.iter().map(|result| (result.job, result.answer)).collect();
         let state = Saved { step: saved.step, lineages: saved.lineages, frontier };
@@ -89,7 +115,9 @@ impl<E: Exchange> Learner<E> {
             // What it has left is refused, and it ends when it reads that.
             coordinator.handle(Event::Expelled(worker, Vec::new()));
         }
-        let all = saved.frontier.into_iter().chain(batches.into_values().flatten());
+        let frontier: BTreeMap<JobName, JobResult> =
+            saved.frontier.into_iter().map(|result| (result.job, result)).collect();
+        let all = frontier.values().cloned().chain(batches.into_values().flatten());
         let last_checkpoint = (saved.step > 0).then_some(saved.step);
         let mut learner = Learner {
             coordinator,
@@ -97,9 +125,13 @@ impl<E: Exchange> Learner<E> {
             files,
             feed,
             kept: all.map(|result| (result.job, result)).collect(),
+            looked_at: None,
+            frontier,
+            refusals: BTreeMap::new(),
             steps: VecDeque::new(),
             counts: Counts { corrupt: problems.len() as u64, ..Counts::default() },
             last_checkpoint,
+            ended: false,
             shared,
             last_tick: Instant::now(),
         };
@@ -245,6 +277,12 @@ impl<E: Exchange> Learner<E> {
         self.announce()
     }
 
+    /// Tells the workers that the run has ended, although it has not trained on all batches.
+    pub fn end(&mut self) -> Result<()> {
+        self.ended = true;
+        self.announce()
+    }
+
     /// Changes the information that is passed on to workers, such as where slots are mapped.
     pub fn share(&mut self, shared: serde_json::Value) -> Result<()> {
         self.shared = shared;
@@ -268,6 +306,11 @@ impl<E: Exchange> Learner<E> {
                     self.steps.push_back(Step::Warning(format!("worker {worker} ended without being asked to")));
                 }
                 Event::Lost(_) => self.counts.remade += 1,
+                Event::Result { worker, job, lineage, answer } => {
+                    if self.coordinator.accepts(worker, *job, *lineage, *answer) && self.refuses(worker, *job)? {
+                        continue;
+                    }
+                }
                 _ => {}
             }
             self.tell(event)?;
@@ -296,10 +339,13 @@ impl<E: Exchange> Learner<E> {
                 self.exchange.release(&worker, job)?;
             }
             Action::Withdraw(job) => self.exchange.withdraw(job)?,
-            Action::Accept(worker, job) => match self.exchange.take(&worker, job) {
-                Some(result) => drop(self.kept.insert(job, result)),
-                None => return Err(Error::Failed(format!("the result {job} of {worker} is gone"))),
-            },
+            Action::Accept(worker, job) => {
+                let looked_at = self.looked_at.take().filter(|it| (&it.worker, it.job) == (&worker, job));
+                match looked_at.or_else(|| self.exchange.take(&worker, job)) {
+                    Some(result) => drop(self.kept.insert(job, result)),
+                    None => return Err(Error::Failed(format!("the result {job} of {worker} is gone"))),
+                }
+            }
             Action::Drop(worker, job, why) => {
                 self.count_dropped(&worker, job, why);
                 self.exchange.discard(&worker, job)?;
@@ -341,6 +387,12 @@ impl<E: Exchange> Learner<E> {
             Action::Evaluated(version, jobs) => {
                 let results = self.results(&jobs)?;
                 self.steps.push_back(Step::Evaluated(version, results));
+            }
+            Action::Gone(job, version) => {
+                return Err(Error::Failed(format!(
+                    "job {job} needs version {version} of the weights, which is gone, and no file has what it gave: no \
+                     worker can do it. Resume the run from an earlier checkpoint, or without workers"
+                )));
             }
             Action::Fail(job, count, how) => {
                 let what = match how {
@@ -395,10 +447,12 @@ impl<E: Exchange> Learner<E> {
         let coordinator = &self.coordinator;
         let waiting = coordinator.waiting_checkpoints().first().map_or(coordinator.step(), |(step, ..)| *step);
         let first = coordinator.plan().numbers(waiting.min(coordinator.step())).start;
-        self.kept.retain(|job, _| match job {
+        let is_needed = |job: &JobName| match job {
             JobName::Rollout { number, .. } => *number >= first,
             JobName::Evaluation { version, .. } => coordinator.needs_evaluation(*version),
-        });
+        };
+        self.kept.retain(|job, _| is_needed(job));
+        self.frontier.retain(|job, _| is_needed(job));
     }
 
     fn announce(&mut self) -> Result<()> {
@@ -410,9 +464,11 @@ impl<E: Exchange> Learner<E> {
             batches: plan.batches,
             groups: plan.groups,
             max_staleness: plan.max_staleness,
+            continued: plan.continued,
+            incarnation: 0,
             lineage: coordinator.lineage(),
             slots: coordinator.slots().iter().map(|versions| SlotState { versions: *versions }).collect(),
-            ended: coordinator.has_ended(),
+            ended: coordinator.has_ended() || self.ended,
             checkpoints: CheckpointStates { last: self.last_checkpoint, waiting: coordinator.waiting_checkpoints() },
             workers: coordinator.workers().count() as u64,
             expelled: coordinator.expelled().cloned().collect(),
@@ -423,94 +479,14 @@ impl<E: Exchange> Learner<E> {
     }
 }
 
-/// A [`Learner`] that runs on a thread while its caller trains. Dropping this value ends the thread.
-pub struct LearnerHandle<E: Exchange + Send + 'static> {
-    shared: Arc<Shared<E>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-struct Shared<E> {
-    state: Mutex<State<E>>,
-    changed: Condvar,
-}
-
-struct State<E> {
-    learner: Learner<E>,
-    /// The error that ended the thread.
-    failed: Option<Error>,
-    stopped: bool,
-}
-
-impl<E: Exchange + Send + 'static> LearnerHandle<E> {
-    /// Starts a thread that serves the workers of `learner`.
-    pub fn start(learner: Learner<E>) -> Result<LearnerHandle<E>> {
-        let mut waiter = learner.waiter()?;
-        let state = Mutex::new(State { learner, failed: None, stopped: false });
-        let shared = Arc::new(Shared { state, changed: Condvar::new() });
-        let served = Arc::clone(&shared);
-        let serve = move || {
-            loop {
-                let mut state = served.lock();
-                if state.stopped || state.failed.is_some() {
-                    return;
-                }
-                if let Err(error) = state.learner.poll() {
-                    state.failed = Some(error);
-                }
-                drop(state);
-                served.changed.notify_all();
-                waiter(LOOK);
-            }
-        };
-        let thread = std::thread::Builder::new().name("fleet".to_owned()).spawn(serve);
-        let thread = thread.map_err(|e| Error::Failed(format!("cannot start a thread: {e}")))?;
-        Ok(LearnerHandle { shared, thread: Some(thread) })
-    }
-
-    /// The next action for the caller. Returns `None` after `at_most`, so that the caller can check for a stop request.
-    pub fn next_step(&self, at_most: Duration) -> Result<Option<Step>> {
-        let end = Instant::now() + at_most;
-        let mut state = self.shared.lock();
-        loop {
-            if let Some(step) = state.learner.next_step() {
-                return Ok(Some(step));
-            }
-            if let Some(error) = state.failed.take() {
-                // Nothing serves the workers any more: whoever asks again is told so again.
-                state.failed = Some(Error::Failed(error.to_string()));
-                return Err(error);
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(None);
-            }
-            let waited = self.shared.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
-        }
-    }
-
-    /// Calls a method of the learner, such as [`Learner::writable`] or [`Learner::trained`].
-    pub fn with<T>(&self, call: impl FnOnce(&mut Learner<E>) -> T) -> T {
-        let called = call(&mut self.shared.lock().learner);
-        self.shared.changed.notify_all();
-        called
-    }
-}
-
-impl<E> Shared<E> {
-    fn lock(&self) -> MutexGuard<'_, State<E>> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-impl<E: Exchange + Send + 'static> Drop for LearnerHandle<E> {
-    fn drop(&mut self) {
-        self.shared.lock().stopped = true;
-        if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so.
-            let _ = thread.join();
-        }
-    }
+/// Why the results in the file of a batch cannot all be of this batch; `None` if they can.
+fn foreign(plan: &Plan, batch: u64, results: &[JobResult]) -> Option<String> {
+    let is_of = |job: JobName| match job {
+        JobName::Rollout { number, chunk } => plan.batch_of(number) == batch && chunk <= plan.last_chunk(),
+        JobName::Evaluation { .. } => false,
+    };
+    let other = results.iter().find(|result| !is_of(result.job))?;
+    Some(format!("it has the result of job {}, which is not of this batch", other.job))
 }
 
 #[cfg(test)]

@@ -56,4 +56,4 @@ mod testing;
 pub use error::{Error, Result};
 pub use format::{batch_from_bytes, batch_to_bytes};
 pub use job::{Answer, BatchDigest, Job, JobName, JobResult, Lineage, WorkerName, takes};
-pub use plan::Plan;
+pub use plan::{Continued, Plan};

@@ -2,6 +2,18 @@
 //! for which version of the weights samples a chunk of a batch.
 
 use crate::job::JobName;
+use serde::{Deserialize, Serialize};
+
+/// The point from which a run goes on with fewer batches made ahead than its staleness allows, because it was to end
+/// before: older weights are gone, so the weights of then also sample the batches that older ones would have sampled. A
+/// new run goes on from batch 0 with version 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Continued {
+    /// The first batch that older weights did not make.
+    pub batch: u64,
+    /// The version of the weights that make it.
+    pub version: u64,
+}
 
 /// The sizes and limits of a run that the protocol depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -12,6 +24,8 @@ pub struct Plan {
     pub groups: u64,
     /// k, how many batches old the sampling weights may be.
     pub max_staleness: u64,
+    /// The point from which the run goes on.
+    pub continued: Continued,
     /// True if completions are sampled in chunks of `partial_rollout_tokens`, each with newer weights.
     pub chunks: bool,
     /// Slots for versions of the weights: at least k + 1. At k = 0 one is enough, and the weights are overwritten in
@@ -29,6 +43,8 @@ pub struct Plan {
     pub failures_per_job: u32,
     /// If this many workers vanish while they do one job alone, the run ends.
     pub kills_per_job: u32,
+    /// A worker that has given this many answers which are none to their jobs is expelled.
+    pub refusals_per_worker: u32,
 }
 
 impl Plan {
@@ -38,6 +54,7 @@ impl Plan {
             batches,
             groups,
             max_staleness,
+            continued: Continued::default(),
             chunks: false,
             slots: max_staleness as usize + 1,
             max_inflight_tasks: 1024,
@@ -46,6 +63,7 @@ impl Plan {
             straggler_after_ms: Some(30_000),
             failures_per_job: 3,
             kills_per_job: 30,
+            refusals_per_worker: 3,
         }
     }
 
@@ -60,12 +78,16 @@ impl Plan {
         least("max_inflight_tasks", self.max_inflight_tasks, 1)?;
         least("heartbeat_stale_after_s in ms", self.stale_after_ms, 1)?;
         least("max_failures_per_job", u64::from(self.failures_per_job), 1)?;
-        least("max_kills_per_job", u64::from(self.kills_per_job), 1)
+        least("max_kills_per_job", u64::from(self.kills_per_job), 1)?;
+        least("refusals of a worker", u64::from(self.refusals_per_worker), 1)
     }
 
-    /// V(b, c) = clamp(b − k + c, 0, b): the version of the weights that samples chunk c of batch b.
+    /// V(b, c) = clamp(b − k + c, v, b): the version of the weights that samples chunk c of batch b. v is 0; where the
+    /// run was continued, the version from then for the batches that were not made before.
     pub fn version(&self, batch: u64, chunk: u32) -> u64 {
-        batch.saturating_add(u64::from(chunk)).saturating_sub(self.max_staleness).min(batch)
+        let Continued { batch: first, version } = self.continued;
+        let oldest = if batch < first { 0 } else { version };
+        batch.saturating_add(u64::from(chunk)).saturating_sub(self.max_staleness).max(oldest).min(batch)
     }
 
     /// The index of the last chunk of a group; 0 if completions are not split.
@@ -106,6 +128,30 @@ mod tests {
         assert_eq!(versions(0, true), [[0], [1], [2], [3], [4]]);
         assert_eq!(versions(2, false), [[0], [0], [0], [1], [2]]);
         assert_eq!(versions(2, true), [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]);
+    }
+
+    /// (k, chunks, batches that a checkpoint at batch 4 has) and the versions of the chunks of batches 4 to 8.
+    #[test]
+    fn a_continued_run_samples_with_the_weights_that_are_there() {
+        let versions = |k, chunks, there: u64| {
+            let continued = Continued { batch: 4 + there, version: 4 };
+            let plan = Plan { chunks, continued, ..Plan::new(9, 2, k) };
+            let batch = move |b| (0..=plan.last_chunk()).map(|c| plan.version(b, c)).collect::<Vec<_>>();
+            (4..9).map(batch).collect::<Vec<_>>()
+        };
+        assert_eq!(versions(0, false, 0), [[4], [5], [6], [7], [8]]);
+        assert_eq!(versions(1, false, 0), [[4], [4], [5], [6], [7]]);
+        assert_eq!(versions(1, false, 1), [[3], [4], [5], [6], [7]], "the rule of a run that was not to end");
+        assert_eq!(versions(2, false, 0), [[4], [4], [4], [5], [6]]);
+        assert_eq!(versions(2, false, 1), [[2], [4], [4], [5], [6]]);
+        assert_eq!(versions(2, false, 2), [[2], [3], [4], [5], [6]]);
+        assert_eq!(versions(9, false, 0), [[4]; 5]);
+        assert_eq!(versions(2, true, 0), [[4, 4, 4], [4, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
+        assert_eq!(versions(2, true, 1), [[2, 3, 4], [4, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
+        assert_eq!(versions(2, true, 2), [[2, 3, 4], [3, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
+        // In the middle of a batch the weights of the next one are those to go on with.
+        let plan = Plan { continued: Continued { batch: 5, version: 5 }, ..Plan::new(9, 2, 2) };
+        assert_eq!([4, 5, 6, 7, 8].map(|batch| plan.version(batch, 0)), [2, 5, 5, 5, 6]);
     }
 
     #[test]

@@ -21,6 +21,11 @@ const RETRY: Duration = Duration::from_millis(500);
 pub trait Work {
     /// Whether the work can begin one more job.
     fn has_room(&self) -> bool;
+    /// Checks whether the work can be done for this learner; an error is the reason why not, and ends the worker. A
+    /// later learner may be asked for other work than the first one was.
+    fn check(&mut self, _learner: &LearnerState) -> std::result::Result<(), String> {
+        Ok(())
+    }
     /// Begins a job.
     fn begin(&mut self, job: Job);
     /// Drops a job that is no longer needed.
@@ -182,6 +187,11 @@ impl<'s, 'a> Shift<'s, 'a> {
                 if let Some(end) = end {
                     drop(desk);
                     return self.give_back(work, None).map(|()| end);
+                }
+                if let Some(Err(why)) = learner.as_ref().map(|learner| work.check(learner)) {
+                    drop(desk);
+                    self.give_back(work, None)?;
+                    return Err(crate::Error::Refused(why));
                 }
                 self.forget_unwanted(&mut desk, work)?;
             }

@@ -2,20 +2,42 @@
 //! complete step is written, and the run can be resumed from the checkpoint.
 
 use model::StopCheck;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A flag by which a run or an evaluation is asked to stop. All clones share one flag.
 ///
 /// A stop cancels the current step, unless its optimizer step has begun: rollout, scoring, the wait for rewards and the
 /// gradient check the flag between decode steps and layers. An evaluation is cancelled likewise. A resumed run computes
 /// the cancelled step again, with the same bits.
+///
+/// Work that the checkpoint of a stopped run needs is not cancelled: while a [`Held`] exists, all such checks find no
+/// request, and only [`is_requested`](Self::is_requested) tells of it.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
-    requested: Arc<AtomicBool>,
+    requested: Arc<Mutex<Requested>>,
+    /// Whether work is to be cancelled: a stop was requested, and nothing holds it back.
+    cancels: Arc<AtomicBool>,
     /// For tests: after this many checks by forward and backward passes the signal is set; 0 turns the counting off.
     #[cfg(test)]
     pub(crate) looks_left: Arc<std::sync::atomic::AtomicUsize>,
+}
+
+#[derive(Debug, Default)]
+struct Requested {
+    stop: bool,
+    /// The number of [`Held`] values.
+    held: usize,
+}
+
+/// While this value exists, a stop request cancels no work. See [`StopSignal::hold`].
+#[must_use]
+pub(crate) struct Held(StopSignal);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.change(|requested| requested.held -= 1);
+    }
 }
 
 impl StopSignal {
@@ -24,19 +46,40 @@ impl StopSignal {
         StopSignal::default()
     }
 
+    fn lock(&self) -> MutexGuard<'_, Requested> {
+        self.requested.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Requested)) {
+        let mut requested = self.lock();
+        change(&mut requested);
+        self.cancels.store(requested.stop && requested.held == 0, Ordering::Relaxed);
+    }
+
     /// Asks the run to stop.
     pub fn request(&self) {
-        self.requested.store(true, Ordering::Relaxed);
+        self.change(|requested| requested.stop = true);
     }
 
     /// Whether a stop was requested.
     pub fn is_requested(&self) -> bool {
-        self.requested.load(Ordering::Relaxed)
+        self.lock().stop
     }
 
-    /// The flag itself, for code that checks it while it works.
+    /// Lets the work of the caller come to its end, although a stop may have been requested: a checkpoint of the run is
+    /// completed, and what cancels work must not cancel that. Afterwards the request has its effect.
+    pub(crate) fn hold(&self) -> Held {
+        self.change(|requested| requested.held += 1);
+        Held(self.clone())
+    }
+
+    /// The flag that cancels work, for code that checks it while it works.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
-        self.requested.clone()
+        self.cancels.clone()
+    }
+
+    fn cancels(&self) -> bool {
+        self.cancels.load(Ordering::Relaxed)
     }
 
     /// The same signal in the form that forward and backward passes of a model check.
@@ -47,13 +90,13 @@ impl StopSignal {
             if stop.looks_left.load(Ordering::Relaxed) > 0 && stop.looks_left.fetch_sub(1, Ordering::Relaxed) == 1 {
                 stop.request();
             }
-            stop.is_requested()
+            stop.cancels()
         })
     }
 
-    /// Fails with [`Stopped`] if a stop was requested.
+    /// Fails with [`Stopped`] if work is to be cancelled.
     pub(crate) fn check(&self) -> Result<(), Stopped> {
-        if self.is_requested() { Err(Stopped) } else { Ok(()) }
+        if self.cancels() { Err(Stopped) } else { Ok(()) }
     }
 }
 
@@ -85,6 +128,31 @@ mod tests {
         assert!(signal.is_requested() && flag.load(Ordering::Relaxed));
         assert_eq!(signal.check().unwrap_err().to_string(), "stopped as asked");
         assert!(!StopSignal::new().is_requested());
+    }
+
+    /// What a stopped run still computes for its checkpoint is not cancelled, whenever the request comes.
+    #[test]
+    fn a_held_signal_cancels_nothing_until_it_is_let_go() {
+        for requested_before in [true, false] {
+            let signal = StopSignal::new();
+            let flag = signal.flag();
+            let cancels = || [flag.load(Ordering::Relaxed), signal.check().is_err(), signal.cancels()];
+            if requested_before {
+                signal.request();
+                assert_eq!(cancels(), [true; 3]);
+            }
+            let (outer, inner) = (signal.hold(), signal.clone().hold());
+            signal.request();
+            assert!(signal.is_requested());
+            assert_eq!(cancels(), [false; 3]);
+            drop(outer);
+            assert_eq!(cancels(), [false; 3], "the other holds it");
+            drop(inner);
+            assert_eq!(cancels(), [true; 3]);
+        }
+        let signal = StopSignal::new();
+        drop(signal.hold());
+        assert!(signal.check().is_ok() && !signal.is_requested());
     }
 
     #[test]

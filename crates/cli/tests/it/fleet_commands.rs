@@ -5,7 +5,7 @@ use crate::support::{Said, command, listing, lockstep, refused};
 use fleet::batches::BatchFiles;
 use fleet::exchange::spool::{SpoolLearner, SpoolWorker};
 use fleet::exchange::{CheckpointStates, Counts, Exchange, LearnerState, SlotState, WorkerExchange, WorkerStatus};
-use fleet::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
+use fleet::{Answer, Continued, Job, JobName, JobResult, Lineage, WorkerName};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -20,6 +20,8 @@ fn state() -> LearnerState {
         batches: 8,
         groups: 2,
         max_staleness: 1,
+        continued: Continued::default(),
+        incarnation: 0,
         lineage: LINEAGE,
         slots: vec![SlotState { versions: Some((2, 2)) }, SlotState { versions: Some((3, 3)) }],
         ended: false,

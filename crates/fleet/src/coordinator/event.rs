@@ -49,6 +49,19 @@ pub enum Event {
         /// The part of the result on which decisions depend.
         answer: Answer,
     },
+    /// A result of this worker that the coordinator [would accept](super::Coordinator::accepts) is not an answer to the
+    /// job, which is done again.
+    Refused(WorkerName, JobName),
+    /// What is known of this batch is not what a learner can train on: these results are not answers to their jobs, or
+    /// results are missing. They are made again, and so is everything that followed from the batch.
+    TakenBack {
+        /// The batch, which is not trained on yet.
+        batch: u64,
+        /// The results that are made again; later chunks of their groups are, too.
+        jobs: Vec<JobName>,
+        /// Those that the checkpoint has, since their weights are gone.
+        saved: BTreeMap<JobName, Answer>,
+    },
     /// The file of a batch has been written and synced to disk.
     Synced(u64, BatchDigest),
     /// A slot is locked and will be overwritten. It is one of [`super::Coordinator::writable`], and no reader pins it.
@@ -125,6 +138,9 @@ pub enum Action {
     CommitCheckpoint(Saved),
     /// All results of an evaluation have arrived. The jobs are in the order of their indices.
     Evaluated(u64, Vec<JobName>),
+    /// The run cannot continue: it needs this job, and this version of the weights, with which the job would be done,
+    /// is gone.
+    Gone(JobName, u64),
     /// The run cannot continue: this many workers in a row ended on this job, in this way.
     Fail(JobName, u32, HowEnded),
     /// The run has ended; workers may end.

@@ -67,6 +67,16 @@ impl Coordinator {
         evaluations.chain(rollouts).filter(may).collect()
     }
 
+    /// A group that the run needs and that nobody can make, with the version of the weights that its job needs: that
+    /// version was published and is gone, and nobody is doing the job with what is left of it.
+    pub(super) fn first_impossible(&self) -> Option<(JobName, u64)> {
+        let in_slot = |version: u64| self.slots.iter().flatten().any(|(first, last)| (*first..=*last).contains(&version));
+        let in_work = |job: &JobName| self.jobs.get(job).is_some_and(|state| !state.claims.is_empty());
+        let rollouts = self.open_jobs().into_iter().filter(|job| matches!(job, JobName::Rollout { .. }));
+        let mut jobs = rollouts.map(|job| (job, self.plan.version_of(job)));
+        jobs.find(|(job, version)| *version <= self.step && !in_slot(*version) && !in_work(job))
+    }
+
     pub(super) fn offer(&mut self, out: &mut Vec<Action>) {
         let workers = (self.workers.len() as u64).max(1);
         let in_flight = |state: &super::JobState| state.answer.is_none() && (state.pending || !state.claims.is_empty());
@@ -202,21 +212,7 @@ impl Coordinator {
         answer: Answer,
         out: &mut Vec<Action>,
     ) {
-        let known = self.lineages.get(&self.plan.version_of(job));
-        let is_ours = known.is_some_and(|known| self.may_be_of(job, of, *known)) || !self.rules.lineage;
-        let first = self.plan.numbers(self.step.saturating_sub(1)).start;
-        let is_asked = match job {
-            JobName::Rollout { number, .. } => number >= first && self.jobs.contains_key(&job) || self.is_open(job),
-            JobName::Evaluation { version, .. } => self.evaluations.contains_key(&version),
-        };
-        let why = match self.jobs.get(&job).and_then(|state| state.answer) {
-            _ if self.expelled.contains(&from) => Some(Dropped::Expelled),
-            _ if !is_asked => Some(Dropped::NotAsked),
-            _ if !is_ours => Some(Dropped::Lineage),
-            Some(there) if there != answer => Some(Dropped::Differs),
-            Some(_) => Some(Dropped::Twice),
-            None => None,
-        };
+        let why = self.why_dropped(&from, job, of, answer);
         if let Some(state) = self.jobs.get_mut(&job) {
             state.claims.remove(&from);
             // It had taken the job, which may not be known: it is offered again.
@@ -238,6 +234,31 @@ impl Coordinator {
                 self.drop_what_continues_another(job);
             }
         }
+    }
+
+    /// Why a result is not used; `None` if it is.
+    fn why_dropped(&self, from: &WorkerName, job: JobName, of: Lineage, answer: Answer) -> Option<Dropped> {
+        let known = self.lineages.get(&self.plan.version_of(job));
+        let is_ours = known.is_some_and(|known| self.may_be_of(job, of, *known)) || !self.rules.lineage;
+        let first = self.plan.numbers(self.step.saturating_sub(1)).start;
+        let is_asked = match job {
+            JobName::Rollout { number, .. } => number >= first && self.jobs.contains_key(&job) || self.is_open(job),
+            JobName::Evaluation { version, .. } => self.evaluations.contains_key(&version),
+        };
+        match self.jobs.get(&job).and_then(|state| state.answer) {
+            _ if self.expelled.contains(from) => Some(Dropped::Expelled),
+            _ if !is_asked => Some(Dropped::NotAsked),
+            _ if !is_ours => Some(Dropped::Lineage),
+            Some(there) if there != answer => Some(Dropped::Differs),
+            Some(_) => Some(Dropped::Twice),
+            None => None,
+        }
+    }
+
+    /// Whether [`Event::Result`](super::Event::Result) with these values would be accepted. Its content is looked at
+    /// before: what is accepted may be written into a batch file at once.
+    pub fn accepts(&self, from: &WorkerName, job: JobName, of: Lineage, answer: Answer) -> bool {
+        self.phase != Phase::Ended && self.why_dropped(from, job, of, answer).is_none()
     }
 
     /// Whether a result of lineage `of` can belong to a job whose weights have lineage `known`. For a chunk whose

@@ -167,7 +167,12 @@ impl Coordinator {
 
     /// How many groups of a batch are complete.
     pub fn complete_groups(&self, batch: u64) -> u64 {
-        self.plan.numbers(batch).filter(|number| self.current(*number).is_none()).count() as u64
+        self.plan.groups - self.open_groups(batch).count() as u64
+    }
+
+    /// The groups of a batch that are not complete.
+    pub fn open_groups(&self, batch: u64) -> impl Iterator<Item = u64> {
+        self.plan.numbers(batch).filter(|number| self.current(*number).is_some())
     }
 
     /// The workers that have joined and not ended.
@@ -237,6 +242,14 @@ impl Coordinator {
                 }
             }
             Event::Result { worker, job, lineage, answer } => self.result(worker, job, lineage, answer, &mut out),
+            Event::Refused(worker, job) => {
+                if let Some(state) = self.jobs.get_mut(&job) {
+                    // The worker had taken the job, which may not be known.
+                    state.claims.remove(&worker);
+                    state.pending = false;
+                }
+            }
+            Event::TakenBack { batch, jobs, saved } => self.take_back(batch, &jobs, saved),
             Event::Synced(batch, digest) => {
                 if self.phase == Phase::Syncing && batch == self.step {
                     self.synced.insert(batch);
@@ -330,6 +343,11 @@ impl Coordinator {
                 let jobs = self.plan.numbers(self.step).flat_map(|number| self.chain(number)).collect();
                 out.push(Action::SyncBatch(self.step, jobs));
             }
+        }
+        if let Some((job, version)) = self.first_impossible() {
+            self.phase = Phase::Ended;
+            out.push(Action::Gone(job, version));
+            return;
         }
         self.offer(out);
     }

@@ -55,6 +55,7 @@ fn said(action: &Action) -> String {
             format!("commit {step} of {versions:?} with {}", jobs(&frontier))
         }
         Action::Evaluated(version, all) => format!("evaluated {version}: {}", jobs(all)),
+        Action::Gone(job, version) => format!("{} needs {version}, which is gone", jobs(&[*job])),
         Action::Fail(job, count, how) => format!("fail {} after {count} {how:?}", jobs(&[*job])),
         Action::End => "end".to_owned(),
     }
@@ -387,4 +388,5 @@ fn so_many_jobs_are_offered_for_each_worker() {
     assert_eq!(run.tell(Event::Trained { written: true }), "publish 1 in 1; sync 1: 1; offer 3@0");
 }
 
+mod continued;
 mod recovery;

@@ -1,7 +1,8 @@
-//! Workers that the run has expelled.
+//! Workers that the run has expelled, and results that are taken back.
 
-use super::{Action, Coordinator, HowEnded, Phase};
-use crate::job::{JobName, WorkerName};
+use super::{Action, Coordinator, HowEnded, JobState, Phase};
+use crate::job::{Answer, JobName, WorkerName};
+use std::collections::BTreeMap;
 
 impl Coordinator {
     /// The workers that were expelled.
@@ -55,10 +56,33 @@ impl Coordinator {
                 self.jobs.remove(&JobName::Rollout { number, chunk });
             }
         }
+        self.forget_what_follows(batch);
+    }
+
+    /// Forgets that this batch and later ones were complete, and the weights that they would have made.
+    fn forget_what_follows(&mut self, batch: u64) {
         self.synced.retain(|synced| *synced < batch);
         self.lineages.retain(|version, _| *version <= batch);
         if batch == self.step && self.phase == Phase::Training(None) {
             self.phase = Phase::Collecting;
         }
+    }
+
+    /// Reopens these jobs of a batch whose file an earlier learner wrote, and those that were sampled with weights that
+    /// the batch made then.
+    pub(super) fn take_back(&mut self, batch: u64, jobs: &[JobName], saved: BTreeMap<JobName, Answer>) {
+        if !self.may_expel() || batch < self.step {
+            return;
+        }
+        let plan = self.plan.clone();
+        self.jobs.retain(|job, _| {
+            let is_taken = jobs.iter().any(|taken| job.is_or_continues(*taken));
+            !is_taken && plan.version_of(*job) <= batch
+        });
+        for (job, answer) in saved {
+            self.jobs.entry(job).or_insert(JobState { answer: Some(answer), ..JobState::default() });
+        }
+        self.replayed = self.replayed.min(batch);
+        self.forget_what_follows(batch);
     }
 }

@@ -20,6 +20,7 @@ pub(crate) use observer::{Observer, Scan, Seen};
 use crate::coordinator::Event;
 use crate::error::Result;
 use crate::job::{Job, JobName, JobResult, Lineage, WorkerName};
+use crate::plan::Continued;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -138,6 +139,9 @@ impl WorkerExchange for Box<dyn WorkerExchange + Send> {
 pub struct LearnerState {
     /// The process number of the learner.
     pub pid: u32,
+    /// Counts the processes that were the run's learner, where the exchange counts them.
+    #[serde(default)]
+    pub incarnation: u64,
     /// Batches that have been trained on.
     pub step: u64,
     /// Batches in the whole run.
@@ -146,6 +150,9 @@ pub struct LearnerState {
     pub groups: u64,
     /// k, how many batches old the sampling weights may be.
     pub max_staleness: u64,
+    /// The point from which the run goes on.
+    #[serde(default)]
+    pub continued: Continued,
     /// The lineage of the published version.
     pub lineage: Lineage,
     /// The content of each slot. The newest version is the published one.

@@ -3,6 +3,7 @@
 use super::*;
 use crate::exchange::{Memory, MemoryLearner, MemoryWorker, WorkerExchange};
 use crate::job::Answer;
+use crate::plan::Continued;
 use crate::testing::{chunk, job, name};
 
 const ORIGIN: Lineage = Lineage([3; 16]);
@@ -14,6 +15,13 @@ impl Feed for Names {
     fn job(&mut self, job: JobName, before: &[JobResult]) -> Result<(String, Vec<u8>)> {
         let names: Vec<String> = before.iter().map(|result| result.job.to_string()).collect();
         Ok(("fast".to_owned(), format!("{job} after {names:?}").into_bytes()))
+    }
+
+    fn check(&mut self, result: &JobResult, before: &[JobResult]) -> std::result::Result<(), String> {
+        match result.bytes.starts_with(b"spoiled") {
+            true => Err(format!("it is spoiled, after {}", before.len())),
+            false => Ok(()),
+        }
     }
 }
 
@@ -72,6 +80,9 @@ impl Fleet {
                 format!("commit {} {versions:?} {} {:?}", saved.step, names(&saved.frontier), saved.expelled)
             }
             Step::Warning(text) => text,
+            Step::Refused(Refused { worker, job, why, expels }) => {
+                format!("refused {job} of {worker}: {why}{}", if expels { "; expelled" } else { "" })
+            }
             Step::End => "end".to_owned(),
         };
         std::iter::from_fn(|| self.learner.next_step()).map(said).collect()
@@ -88,6 +99,92 @@ impl Fleet {
 }
 
 #[test]
+fn results_that_are_none_are_asked_for_again_and_their_worker_is_expelled_at_last() {
+    let mut fleet = open(Plan { chunks: true, ..Plan::new(4, 2, 1) });
+    let spoil = |fleet: &mut Fleet, worker, job| {
+        let result = fleet.result(worker, job, Answer { fingerprint: 1, more: false });
+        fleet.workers[worker].complete(&JobResult { bytes: b"spoiled".to_vec(), ..result }).unwrap();
+        fleet.learner.look().unwrap();
+    };
+    let offered = |fleet: &mut Fleet| {
+        let names: Vec<String> = fleet.pending().iter().map(|job| job.name.to_string()).collect();
+        fleet.learner.look().unwrap();
+        names
+    };
+    assert_eq!(offered(&mut fleet), ["000000.0", "000001.0", "000002.0", "000003.0"]);
+    spoil(&mut fleet, 0, job(0));
+    assert_eq!(fleet.steps(), ["refused 000000.0 of dev1: it is spoiled, after 0"]);
+    assert_eq!(offered(&mut fleet), ["000000.0"]);
+    assert!(fleet.learner.kept.is_empty() && fleet.learner.counts().corrupt == 1);
+    // The same worker may do it right.
+    fleet.give(0, job(0), 5, true);
+    assert_eq!(offered(&mut fleet), ["000000.1"]);
+    spoil(&mut fleet, 0, chunk(0, 1));
+    assert_eq!(fleet.steps(), ["refused 000000.1 of dev1: it is spoiled, after 1"]);
+    assert_eq!(offered(&mut fleet), ["000000.1"]);
+    // One of weights that nobody has asked for is dropped as before, and is not held against it.
+    let other = fleet.result(0, job(1), Answer { fingerprint: 1, more: false });
+    let other = JobResult { lineage: Lineage([9; 16]), bytes: b"spoiled".to_vec(), ..other };
+    fleet.workers[0].complete(&other).unwrap();
+    fleet.learner.look().unwrap();
+    assert_eq!((fleet.steps().len(), fleet.learner.counts().refused), (0, 1));
+    spoil(&mut fleet, 0, job(1));
+    assert_eq!(fleet.steps(), ["refused 000001.0 of dev1: it is spoiled, after 0; expelled"]);
+    assert_eq!((fleet.state().expelled, fleet.learner.counts().expelled), (vec![name("dev1")], 1));
+    spoil(&mut fleet, 0, job(1));
+    assert_eq!((fleet.steps().len(), fleet.learner.counts().corrupt), (0, 3), "it is heard no more");
+    // Two of another worker are forgiven.
+    spoil(&mut fleet, 1, job(1));
+    spoil(&mut fleet, 1, job(1));
+    fleet.give(1, job(1), 1, false);
+    fleet.give(1, chunk(0, 1), 1, false);
+    assert_eq!(fleet.steps().last().unwrap(), "train 0: 000000.0 000000.1 000001.0");
+}
+
+/// What an earlier learner accepted is looked at when it is trained on.
+#[test]
+fn results_of_a_file_are_taken_back() {
+    let Fleet { out, mut learner, workers: _workers } = open(Plan::new(4, 1, 1));
+    let results: Vec<JobResult> = (0..3)
+        .map(|number| {
+            let (lineage, answer) = (ORIGIN, Answer { fingerprint: 1, more: false });
+            JobResult { job: job(number), lineage, worker: name("dev1"), answer, bytes: b"x".to_vec() }
+        })
+        .collect();
+    results.iter().for_each(|one| drop(learner.files.save(one_batch(one), std::slice::from_ref(one)).unwrap()));
+    // One that is not of its batch ends those that are believed.
+    learner.files.save(3, &results[..1]).unwrap();
+    drop(learner);
+    let memory = Memory::new();
+    let workers = ["dev1", "dev2"].map(|worker| memory.worker(name(worker)));
+    let plan = Plan { straggler_after_ms: None, ..Plan::new(4, 1, 1) };
+    let files = BatchFiles::open(out.path()).unwrap();
+    let learner = Learner::open(plan, first(), memory.learner(), files, Box::new(Names), "".into()).unwrap();
+    let mut fleet = Fleet { out, learner, workers };
+    let said = fleet.steps();
+    let foreign = "000003: it has the result of job 000000.0, which is not of this batch; it is made again";
+    assert!(said[0].ends_with(foreign) && said[1] == "train 0: 000000.0" && said.len() == 2, "{said:?}");
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [0, 1, 2]);
+    // The second batch, while the first one is trained on; the third one followed from it.
+    fleet.learner.take_back(1, &[job(1)]).unwrap();
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [0]);
+    assert_eq!(fleet.pending().iter().map(|job| job.name.to_string()).collect::<Vec<_>>(), ["000001.0"]);
+    assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(0)]);
+    fleet.learner.look().unwrap();
+    fleet.give(0, job(1), 1, false);
+    fleet.train(1);
+    assert_eq!(fleet.steps(), ["train 1: 000001.0"]);
+    fleet.learner.writing(0).unwrap();
+    let why = fleet.learner.take_back(1, &[job(1)]).unwrap_err().to_string();
+    assert_eq!(why, "batch 1 cannot be taken back while weights are written");
+}
+
+fn one_batch(result: &JobResult) -> u64 {
+    let JobName::Rollout { number, .. } = result.job else { panic!("a rollout") };
+    number
+}
+
+#[test]
 fn the_state_is_announced_as_it_is() {
     let mut fleet = open(Plan::new(4, 1, 1));
     let state = LearnerState {
@@ -96,6 +193,8 @@ fn the_state_is_announced_as_it_is() {
         batches: 4,
         groups: 1,
         max_staleness: 1,
+        continued: Continued::default(),
+        incarnation: 0,
         lineage: ORIGIN,
         slots: vec![SlotState { versions: Some((0, 0)) }, SlotState { versions: None }],
         ended: false,

@@ -11,7 +11,7 @@ mod simulation;
 mod world;
 
 use super::coordinator::Rules;
-use crate::plan::Plan;
+use crate::plan::{Continued, Plan};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use world::{Budget, Environment, World};
@@ -113,7 +113,14 @@ fn small() -> Vec<Case> {
         ("k = 1, a lie, chunks", plan(2, 1, 1, true), Budget { lies: 1, ..none }),
         ("k = 2, a lie, chunks", plan(3, 1, 2, true), Budget { lies: 1, ..none }),
         ("k = 2, chunks, a crash", plan(2, 1, 2, true), Budget { crashes: 1, ..none }),
+        ("k = 1, continued, a crash", continued(plan(5, 1, 1, false)), Budget { crashes: 1, ..none }),
+        ("k = 2, continued, chunks, kill", continued(plan(4, 1, 2, true)), Budget { kills: 1, ..none }),
     ]
+}
+
+/// A run that was to end after two batches.
+fn continued(plan: Plan) -> Plan {
+    Plan { continued: Continued { batch: 2, version: 2 }, ..plan }
 }
 
 fn whole() -> Vec<Case> {
@@ -135,6 +142,7 @@ fn whole() -> Vec<Case> {
         ("k = 1, kill and stop", plan(3, 1, 1, false), Budget { kills: 1, stops: 1, ..none }),
         ("k = 1, kill and crash", plan(3, 1, 1, false), Budget { kills: 1, crashes: 1, ..none }),
         ("k = 1, stop and crash", plan(3, 1, 1, false), Budget { stops: 1, crashes: 1, ..none }),
+        ("k = 2, continued", continued(plan(5, 1, 2, false)), Budget { kills: 1, power: 1, ..none }),
         ("k = 1, lie, kill and crash", plan(3, 1, 1, false), Budget { lies: 1, kills: 1, crashes: 1, ..none }),
     ]
 }

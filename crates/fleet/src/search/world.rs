@@ -152,7 +152,9 @@ const TORN: u64 = 0xbad;
 impl World {
     pub fn new(plan: Plan, rules: Rules, environment: Environment, budget: Budget) -> World {
         let origin = Lineage([0; 16]);
-        let saved = Saved { step: 0, lineages: BTreeMap::from([(0, origin)]), frontier: BTreeMap::new() };
+        // A run that goes on has its checkpoint, with nothing made ahead.
+        let step = plan.continued.version;
+        let saved = Saved { step, lineages: BTreeMap::from([(step, origin)]), frontier: BTreeMap::new() };
         let name = |i: usize| WorkerName::new(&format!("w{i}")).unwrap();
         let worker = |i| Worker { name: name(i), doing: Doing::Dead, stopped: false, expelled: false };
         let mut world = World {
@@ -165,7 +167,7 @@ impl World {
             workers: (0..environment.workers).map(worker).collect(),
             checkpoint: (saved, 1, Vec::new()),
             files: BTreeMap::new(),
-            published: BTreeMap::from([(0, 1)]),
+            published: BTreeMap::from([(step, 1)]),
             scored: false,
             mail: Vec::new(),
             ended: false,
@@ -471,6 +473,7 @@ impl World {
                 self.files.retain(|batch, _| *batch >= saved.step);
                 self.checkpoint = (saved, weights, frontier);
             }
+            Action::Gone(job, version) => return Err(format!("stuck: job {job} needs version {version}, which is gone")),
             Action::Fail(job, count, _) => return Err(format!("job {job} ended {count} workers")),
             Action::End => self.ended = true,
             Action::Publish { .. } => {

@@ -312,6 +312,7 @@ pub fn learn<E: Exchange + Send + 'static>(
             }
             Some(Step::Evaluated(..)) => {}
             Some(Step::Warning(text)) => eprintln!("{text}"),
+            Some(Step::Refused(refused)) => panic!("{refused:?}"),
             Some(Step::End) if step == batches => return Ok(Some(weights)),
             Some(Step::End) => return Ok(None),
         }

@@ -2,8 +2,8 @@
 //! of these jobs.
 
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
-use anyhow::{Context as _, bail};
-use fleet::{Answer, JobName, JobResult, Plan};
+use fleet::{Answer, JobName, JobResult, Plan, WorkerName};
+use model::columns::{TOP_IDS, Values};
 use rollout::Completion;
 use std::collections::BTreeMap;
 
@@ -13,14 +13,17 @@ pub struct Chunks {
     plan: Plan,
     /// Tokens in a chunk; `None` if a whole group is one job.
     tokens: Option<usize>,
+    /// The size of the model's vocabulary: ids below it can be sampled.
+    vocabulary: usize,
     /// For each version that this learner has published, the number of updates that its weights have had.
     updates: BTreeMap<u64, u64>,
 }
 
 impl Chunks {
-    /// The rule for a run that has not published any weights yet.
-    pub fn new(plan: &Plan, tokens: Option<usize>) -> Chunks {
-        Chunks { plan: plan.clone(), tokens, updates: BTreeMap::new() }
+    /// The rule for a run that has not published any weights yet, with `tokens` in a chunk, of a model with a vocabulary
+    /// of this size.
+    pub fn new(plan: &Plan, tokens: Option<usize>, vocabulary: usize) -> Chunks {
+        Chunks { plan: plan.clone(), tokens, vocabulary, updates: BTreeMap::new() }
     }
 
     /// Records how many updates the weights of a published version have had. Versions older than any job may need are
@@ -53,30 +56,72 @@ impl Chunks {
         Some(GroupJob { version, so_far, until: self.until(chunk), ..whole.clone() })
     }
 
-    /// The jobs of a group with their answers, from its `results` in the order of the chunks. Results that come from a
-    /// checkpoint or an earlier learner have only the last answer; it is accepted without a check.
-    pub fn chain(&self, whole: &GroupJob, results: &[&JobResult]) -> anyhow::Result<Vec<Link>> {
+    /// The jobs of a group with their answers, from its `results` in the order of the chunks; an error if one of them
+    /// is no answer to its job. Of results whose weights were published before this learner started, it is not known by
+    /// how many updates of the weights their tokens should be.
+    pub fn chain(&self, whole: &GroupJob, results: &[&JobResult]) -> Result<Vec<Link>, Unusable> {
         let mut chain: Vec<Link> = Vec::new();
-        for result in results.iter().filter(|result| !result.bytes.is_empty()) {
-            let so_far = || chain.last().map_or_else(Vec::new, |link| link.answer.group.completions.clone());
-            let what = || format!("the answer to the job {}", result.job);
-            let (job, answer) = match self.job(result.job, whole, so_far()) {
-                Some(job) => {
-                    let answer = GroupAnswer::from_bytes(&result.bytes, &job).with_context(what)?;
-                    (job, answer)
-                }
-                None => {
-                    let answer = GroupAnswer::believed(&result.bytes, whole).with_context(what)?;
-                    let so_far = answer.group.completions.clone();
-                    (GroupJob { so_far, until: self.until(chunk(result.job)), ..whole.clone() }, answer)
-                }
-            };
-            if answer.group.is_unfinished() != result.answer.more {
-                bail!("{}: whether it is to be continued is said in two ways", what());
-            }
-            chain.push(Link { job, answer });
+        // A checkpoint keeps only the last answer, which has the tokens of those before it.
+        let is_kept = |result: &JobResult| !result.bytes.is_empty() || result.worker.as_str() != CHECKPOINT;
+        for result in results.iter().filter(|result| is_kept(result)) {
+            let so_far = chain.last().map_or_else(Vec::new, |link| link.answer.group.completions.clone());
+            chain.push(self.link(whole, result, so_far).map_err(|why| Unusable::new(result, why))?);
         }
         Ok(chain)
+    }
+
+    /// The job that `result` answers with its answer; an error is the reason why it does not answer the job.
+    fn link(&self, whole: &GroupJob, result: &JobResult, so_far: Vec<Completion>) -> Result<Link, String> {
+        let (job, answer) = match self.job(result.job, whole, so_far) {
+            Some(job) => {
+                let answer = GroupAnswer::from_bytes(&result.bytes, &job).map_err(|error| error.to_string())?;
+                (job, answer)
+            }
+            None => {
+                let answer = GroupAnswer::believed(&result.bytes, whole).map_err(|error| error.to_string())?;
+                if answer.group.completions.iter().any(|completion| !completion.is_whole(&whole.sampling)) {
+                    return Err("it lacks what its sampling records of each token".to_owned());
+                }
+                if !answer.group.is_unfinished() && answer.scores.len() != whole.rewards.len() {
+                    return Err(format!("it lacks the scores of {} rewards", whole.rewards.len()));
+                }
+                let so_far = answer.group.completions.clone();
+                (GroupJob { so_far, until: self.until(chunk(result.job)), ..whole.clone() }, answer)
+            }
+        };
+        if answer.group.is_unfinished() != result.answer.more {
+            return Err("whether it is to be continued is said in two ways".to_owned());
+        }
+        if GroupAnswer::fingerprint(&answer.group) != result.answer.fingerprint {
+            return Err("its fingerprint is that of other tokens".to_owned());
+        }
+        for (place, completion) in answer.group.completions.iter().enumerate() {
+            let top = match completion.columns.get(TOP_IDS).map(|column| &column.values) {
+                Some(Values::U32(ids)) => &ids[..],
+                _ => &[],
+            };
+            if let Some(id) = completion.ids.iter().chain(top).find(|id| **id as usize >= self.vocabulary) {
+                let vocabulary = self.vocabulary;
+                return Err(format!("completion {place} has the token {id}, and the vocabulary has {vocabulary}"));
+            }
+        }
+        Ok(Link { job, answer })
+    }
+
+    /// The first of a batch's `results` that is no answer to its job; `jobs` are the jobs of its groups. If the batch is
+    /// `whole`, it must have the answers of every group up to the end.
+    pub fn first_unusable(&self, jobs: &[GroupJob], results: &[JobResult], whole: bool) -> Option<Unusable> {
+        let of_groups = by_group(results);
+        jobs.iter().find_map(|job| {
+            let results = of_groups.get(&job.number).map_or(&[][..], |results| results);
+            let in_a_row = results.iter().zip(0..).take_while(|(result, place)| chunk(result.job) == *place).count();
+            let is_over = |last: &&JobResult| !last.answer.more || chunk(last.job) == self.plan.last_chunk();
+            if in_a_row < results.len() || whole && results.last().is_none_or(|last| !is_over(last)) {
+                let missing = JobName::Rollout { number: job.number, chunk: in_a_row as u32 };
+                return Some(Unusable { job: missing, worker: None, why: "its answer is missing".to_owned() });
+            }
+            self.chain(job, results).err()
+        })
     }
 
     /// The answers of a group's jobs, reconstructed from its completions: for each one its tokens, its
@@ -98,6 +143,34 @@ impl Chunks {
             }
         }
         answers
+    }
+}
+
+/// The name under which results of a checkpoint are kept, in place of their workers. No worker has it.
+pub const CHECKPOINT: &str = "checkpoint";
+
+/// A result that is no answer to its job.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{}: {why}", self.what())]
+pub struct Unusable {
+    /// The job.
+    pub job: JobName,
+    /// The worker that gave the answer; `None` if there is no answer.
+    pub worker: Option<WorkerName>,
+    /// Why it is none.
+    pub why: String,
+}
+
+impl Unusable {
+    fn new(result: &JobResult, why: String) -> Unusable {
+        Unusable { job: result.job, worker: Some(result.worker.clone()), why }
+    }
+
+    fn what(&self) -> String {
+        match &self.worker {
+            Some(worker) => format!("worker {worker}'s answer to the job {}", self.job),
+            None => format!("job {}", self.job),
+        }
     }
 }
 

@@ -1,19 +1,21 @@
 //! The learner's side of a distributed run: it publishes weights, offers jobs for them, and waits for batches.
 
-use super::chunks::{Chunks, Link};
+use super::chunks::{CHECKPOINT, Chunks, Link, Unusable};
 use super::expelled::Expelled;
 use super::made_by::MadeBy;
+use super::missing::Missing;
 use super::network::{Network, Serving, learner_exchange};
+use super::payloads::Payloads;
 use super::{Shared, SlotPlace, of_fleet};
 use crate::config::SamplingPlan;
 use crate::rollouts::jobs::GroupJob;
 use crate::rollouts::scoring::Prompts;
-use crate::stop::StopSignal;
-use anyhow::Context as _;
+use crate::stop::{StopSignal, Stopped};
+use anyhow::{Context as _, bail};
 use fleet::batches::BatchFiles;
 use fleet::coordinator::Coordinator;
 use fleet::exchange::{Counts, Exchange};
-use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
+use fleet::learner::{Learner, LearnerHandle, Refused, SavedFrontier, Step};
 use fleet::{Answer, Job, JobName, JobResult, Lineage, Plan, WorkerName, takes};
 use kernels::Context;
 use model::io::ModelFiles;
@@ -23,17 +25,13 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The longest time that one wait for an event takes. Stop requests are checked between waits.
 const LOOK: Duration = Duration::from_millis(50);
-/// The time after which a learner without workers prints a warning.
-const LONELY: Duration = Duration::from_secs(10);
 /// How long a learner that must stop waits for a worker to come back.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The sampling profile of all jobs in a run without profiles.
-const PROFILE: &str = "any";
 
 /// A batch that was offered to workers and has not been trained on yet.
 #[derive(Clone)]
@@ -107,42 +105,15 @@ pub struct Distributed {
     /// True if answers are audited with the weights that made them, which are kept until then.
     audits: bool,
     expelled: Expelled,
+    /// The workers that were expelled since this learner started.
+    expulsions: usize,
     /// Updates that the published weights have had.
     version: u64,
     batch: u64,
-}
-
-/// The content of the offered jobs, which the thread that offers them reads.
-#[derive(Clone)]
-struct Payloads(Arc<Mutex<Offered>>);
-
-struct Offered {
-    /// For each group, the job that asks for the whole group.
-    jobs: BTreeMap<u64, GroupJob>,
-    chunks: Chunks,
-    /// Gives each group its sampling profile.
-    sampling: SamplingPlan,
-}
-
-impl Payloads {
-    fn lock(&self) -> MutexGuard<'_, Offered> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Feed for Payloads {
-    fn job(&mut self, job: JobName, before: &[JobResult]) -> fleet::Result<(String, Vec<u8>)> {
-        let failed = |what: &str| fleet::Error::Failed(format!("job {job} {what}"));
-        let JobName::Rollout { number, .. } = job else { return Err(failed("is none of this run's")) };
-        let offered = self.lock();
-        let whole = offered.jobs.get(&number).ok_or_else(|| failed("was not prepared"))?;
-        let before: Vec<&JobResult> = before.iter().collect();
-        // What cannot be read is found when the batch is whole, with who said it; until then it begins again.
-        let chain = offered.chunks.chain(whole, &before).unwrap_or_default();
-        let so_far = chain.last().map_or_else(Vec::new, |link| link.answer.group.completions.clone());
-        let asked = offered.chunks.job(job, whole, so_far).ok_or_else(|| failed("needs weights that are gone"))?;
-        Ok((offered.sampling.profile(number).unwrap_or(PROFILE).to_owned(), asked.to_bytes()))
-    }
+    /// The first batch that has not been taken for training.
+    open: u64,
+    /// True once a stop has not found the workers that its checkpoint needs.
+    gave_up: bool,
 }
 
 impl Distributed {
@@ -171,7 +142,7 @@ impl Distributed {
             chunks.published(batch, weights.version());
             shared.slots.insert(batch, SlotPlace::of(published, lineage));
         }
-        let worker = WorkerName::new("checkpoint").map_err(fleet::Error::Failed)?;
+        let worker = WorkerName::new(CHECKPOINT).map_err(fleet::Error::Failed)?;
         let results = |FrontierGroup { number, answers, mut bytes }: FrontierGroup| {
             let last = answers.len().saturating_sub(1);
             let result = |(chunk, answer)| JobResult {
@@ -186,8 +157,8 @@ impl Distributed {
         let frontier = groups.into_iter().flat_map(results).collect();
         let (expelled, names) = Expelled::open(out)?;
         let saved = SavedFrontier { step: batch, lineages, frontier, expelled: names };
-        let payloads = Payloads(Arc::new(Mutex::new(Offered { jobs: BTreeMap::new(), chunks, sampling })));
-        offer(&payloads, &batches);
+        let payloads = Payloads::new(chunks, sampling);
+        payloads.offer(of_batches(&batches));
         if let Some(serving) = &serving {
             serving.publish(&shared.slots, shared.base.as_deref());
         }
@@ -213,8 +184,11 @@ impl Distributed {
             held,
             audits,
             expelled,
+            expulsions: 0,
             version,
             batch,
+            open: if at_beginning { batch } else { batch + 1 },
+            gave_up: false,
         })
     }
 
@@ -230,51 +204,53 @@ impl Distributed {
         stop: &StopSignal,
         warn: &dyn Fn(&str),
     ) -> anyhow::Result<(Option<Pending>, Vec<JobResult>)> {
-        let since = Instant::now();
-        let mut is_lonely = false;
+        let mut missing = Missing::new();
         loop {
             if let Some(results) = self.arrived.get(&batch) {
-                return Ok((self.pending.get(&batch).cloned(), results.clone()));
+                let arrived = (self.pending.get(&batch).cloned(), results.clone());
+                match self.first_unusable(&arrived, true) {
+                    None => return Ok(arrived),
+                    Some(unusable) => self.take_back(batch, &unusable, warn)?,
+                }
             }
             self.take_step(warn)?;
             stop.check()?;
-            if !is_lonely && since.elapsed() > LONELY {
-                is_lonely = true;
-                if self.has_no_worker() {
-                    warn("no worker has joined this run: start one with `lockstep worker --join DIR --name NAME`");
-                } else if let Some(profile) = self.profile_of_nobody(batch) {
-                    warn(&format!(
-                        "no worker makes groups of the profile \"{profile}\": start one with `lockstep worker --join \
-                         DIR --name NAME --profiles {profile}`"
-                    ));
-                }
-            }
+            self.look_for_missing(&mut missing, batch, warn);
         }
     }
 
     /// Waits for the part of a batch that a checkpoint must contain: the part that versions before `version` generate,
-    /// since those weights will be gone after a resume. After a stop request it does not wait for workers that are not
-    /// connected.
+    /// since those weights will be gone after a resume. After a stop request it does not wait for workers that are
+    /// missing.
     pub fn wait_for_frontier(
         &mut self,
         (batch, version): (u64, u64),
         stop: &StopSignal,
         warn: &dyn Fn(&str),
     ) -> anyhow::Result<(Option<Pending>, Vec<JobResult>)> {
+        let mut missing = Missing::new();
         let mut lonely_since = Instant::now();
         loop {
             if let Some(results) = self.handle.with(|learner| learner.made_before(version, batch)) {
-                return Ok((self.pending.get(&batch).cloned(), results));
+                let arrived = (self.pending.get(&batch).cloned(), results);
+                match self.first_unusable(&arrived, false) {
+                    None => return Ok(arrived),
+                    Some(unusable) => self.take_back(batch, &unusable, warn)?,
+                }
             }
             self.take_step(warn)?;
-            if !self.has_no_worker() || !stop.is_requested() {
+            let is_lonely = stop.is_requested() && (self.has_no_worker() || self.profile_of_nobody(batch).is_some());
+            if !is_lonely {
                 lonely_since = Instant::now();
-            } else if lonely_since.elapsed() > PATIENCE {
-                warn(
-                    "no worker is left to make what a checkpoint of this step needs: a resume repeats the steps since \
-                     the last one, whose batches are on the disk",
-                );
-                stop.check()?;
+                self.look_for_missing(&mut missing, batch, warn);
+            } else if self.gave_up || lonely_since.elapsed() > PATIENCE {
+                if !std::mem::replace(&mut self.gave_up, true) {
+                    warn(
+                        "no worker is left to make what a checkpoint of this step needs: a resume repeats the steps \
+                         since the last one, whose batches are on the disk",
+                    );
+                }
+                return Err(Stopped.into());
             }
         }
     }
@@ -288,19 +264,63 @@ impl Distributed {
                 self.arrived.insert(batch, results);
             }
             Some(Step::Warning(text)) => warn(&text),
+            Some(Step::Refused(Refused { worker, job, why, expels })) => {
+                let group = if let JobName::Rollout { number, .. } = job { number } else { 0 };
+                let what = format!("its answer to the job of group {group} ({job}) cannot be read: {why}");
+                match expels {
+                    true => self.expel(&worker, self.open, &what, warn)?,
+                    false => warn(&format!("worker {worker}: {what}; the job is done again")),
+                }
+            }
             Some(Step::CommitCheckpoint(_) | Step::Evaluated(..) | Step::End) | None => {}
         }
         Ok(())
     }
 
-    /// A sampling profile in the batch that none of the connected workers generates.
+    /// The first result that is no answer to its job; none in a batch that the checkpoint has.
+    fn first_unusable(&self, (pending, results): &(Option<Pending>, Vec<JobResult>), whole: bool) -> Option<Unusable> {
+        self.payloads.lock().chunks.first_unusable(&pending.as_ref()?.jobs, results, whole)
+    }
+
+    /// Has a result of a batch made again that an earlier learner accepted, although it is no answer to its job.
+    fn take_back(&mut self, batch: u64, unusable: &Unusable, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
+        if unusable.worker.as_ref().is_some_and(|worker| worker.as_str() == CHECKPOINT) {
+            bail!("the checkpoint's answer to the job {} cannot be read: {}", unusable.job, unusable.why);
+        }
+        warn(&format!("{unusable}; an earlier learner had accepted that, and it is made again"));
+        self.arrived.retain(|other, _| *other < batch);
+        self.handle.with(|learner| learner.take_back(batch, &[unusable.job])).map_err(of_fleet)
+    }
+
+    /// Warns if nobody can make what is left of a batch.
+    fn look_for_missing(&self, missing: &mut Missing, batch: u64, warn: &dyn Fn(&str)) {
+        if missing.is_due() {
+            missing.news(self.what_is_missing(batch)).into_iter().for_each(warn);
+        }
+    }
+
+    fn what_is_missing(&self, batch: u64) -> Option<String> {
+        if self.has_no_worker() {
+            let words = "no worker works for this run: start one with `lockstep worker --join DIR --name NAME`";
+            return Some(words.to_owned());
+        }
+        self.profile_of_nobody(batch).map(|profile| {
+            format!(
+                "no worker makes groups of the profile \"{profile}\": start one with `lockstep worker --join DIR --name \
+                 NAME --profiles {profile}`"
+            )
+        })
+    }
+
+    /// A sampling profile of what is left of a batch that none of the connected workers generates.
     fn profile_of_nobody(&self, batch: u64) -> Option<String> {
+        let open: Vec<u64> = self.handle.with(|learner| learner.coordinator().open_groups(batch).collect());
         let workers = fleet::status::read(&self.out).ok()?.workers;
         let living =
             || workers.iter().filter(|worker| worker.alive.is_some()).filter_map(|worker| worker.status.as_ref());
         let takes = |name: &str| living().any(|one| takes(&one.profiles, name));
         let offered = self.payloads.lock();
-        let mut names = self.plan.numbers(batch).filter_map(|number| offered.sampling.profile(number));
+        let mut names = open.into_iter().filter_map(|number| offered.sampling.profile(number));
         names.find(|name| !takes(name)).map(str::to_owned)
     }
 
@@ -346,7 +366,7 @@ impl Distributed {
         offered.jobs.retain(|number, _| *number >= first);
         offered.chunks.published(next, weights.version());
         drop(offered);
-        offer(&self.payloads, &batches);
+        self.payloads.offer(of_batches(&batches));
         self.pending.extend(batches);
         self.shared.slots.retain(|version, _| *version >= oldest);
         self.shared.slots.insert(next, SlotPlace::of(published, lineage));
@@ -369,8 +389,10 @@ impl Distributed {
         self.held.iter().find(|(held, _)| *held == version).map(|(_, weights)| weights)
     }
 
-    /// Says that the weights that made a batch will not be read again, so that the optimizer may overwrite them.
+    /// Says that a batch is taken for training: the weights that made it will not be read again, so that the optimizer
+    /// may overwrite them.
     pub fn release(&mut self, batch: u64) {
+        self.open = self.open.max(batch + 1);
         let first = (batch + 1).saturating_sub(self.plan.max_staleness);
         self.held.retain(|(version, _)| *version >= first);
     }
@@ -381,13 +403,23 @@ impl Distributed {
     }
 
     /// The jobs of a group with their answers, from the results of its chunks.
-    pub fn chain(&self, whole: &GroupJob, results: &[&JobResult]) -> anyhow::Result<Vec<Link>> {
+    pub fn chain(&self, whole: &GroupJob, results: &[&JobResult]) -> Result<Vec<Link>, Unusable> {
         self.payloads.lock().chunks.chain(whole, results)
     }
 
     /// Expels a worker whose answer was not what its job gives. Its groups in batches from `from` on are generated
     /// again.
-    pub fn expel(&mut self, worker: &WorkerName, from: u64, why: &str) -> anyhow::Result<()> {
+    pub fn expel(
+        &mut self,
+        worker: &WorkerName,
+        from: u64,
+        why: &str,
+        warn: &dyn Fn(&str),
+    ) -> anyhow::Result<()> {
+        warn(&format!(
+            "worker {worker} is expelled: {why}; what nobody has learned from of its groups is made again"
+        ));
+        self.expulsions += 1;
         self.expelled.note(worker, why)?;
         self.arrived.retain(|batch, _| *batch < from);
         self.handle.with(|learner| learner.expel(worker, from)).map_err(of_fleet)
@@ -404,9 +436,19 @@ impl Distributed {
         self.handle.with(|learner| learner.forget_from(batch)).map_err(of_fleet)
     }
 
+    /// Tells the workers that the run has ended: early stopping and callbacks end it before its last batch.
+    pub fn end(&self) -> anyhow::Result<()> {
+        self.handle.with(|learner| learner.end()).map_err(of_fleet)
+    }
+
     /// The lineages of the weights, which a checkpoint saves beside the batches.
     pub fn lineages(&self) -> BTreeMap<u64, Lineage> {
         self.handle.with(|learner| learner.coordinator().lineages().clone())
+    }
+
+    /// How many workers were expelled since this learner started.
+    pub fn expulsions(&self) -> usize {
+        self.expulsions
     }
 
     /// Bytes of weights and files that other machines have fetched.
@@ -429,9 +471,8 @@ impl Distributed {
     }
 }
 
-fn offer(payloads: &Payloads, batches: &BTreeMap<u64, Pending>) {
-    let jobs = batches.values().flat_map(|batch| &batch.jobs);
-    payloads.lock().jobs.extend(jobs.map(|job| (job.number, job.clone())));
+fn of_batches(batches: &BTreeMap<u64, Pending>) -> impl Iterator<Item = &GroupJob> {
+    batches.values().flat_map(|batch| &batch.jobs)
 }
 
 /// Deletes results that were made with other settings, since they came from other weights.

@@ -9,11 +9,13 @@ mod chunks;
 mod expelled;
 mod learner;
 mod made_by;
+mod missing;
 mod network;
+mod payloads;
 mod scorers;
 mod worker;
 
-pub use chunks::{Chunks, Link, by_group};
+pub use chunks::{CHECKPOINT, Chunks, Link, by_group};
 pub use learner::{Distributed, Frontier, FrontierGroup, Pending, Start};
 pub use made_by::made_by;
 pub use network::{Host, NatsServer, Network, NetworkPlace, is_server, join};
@@ -132,7 +134,12 @@ impl Shared {
     /// Reads the bytes of `learner.json` for a worker with the identity `own`. An error if the run has another.
     fn read(bytes: &[u8], own: &Identity) -> anyhow::Result<Shared> {
         let state: LearnerState = serde_json::from_slice(bytes).context("learner.json")?;
-        let shared: Shared = serde_json::from_value(state.shared).context("learner.json")?;
+        Shared::of_state(&state, own)
+    }
+
+    /// What the learner with this state gives a worker with the identity `own`. An error if the run has another.
+    fn of_state(state: &LearnerState, own: &Identity) -> anyhow::Result<Shared> {
+        let shared: Shared = serde_json::from_value(state.shared.clone()).context("learner.json")?;
         if let Some(what) = own.difference(&shared.identity) {
             bail!("the run has changed since this worker joined: {what}; start the worker again");
         }

@@ -7,6 +7,7 @@ use super::{Identity, Shared};
 use crate::error::paragraph;
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
 use anyhow::bail;
+use fleet::exchange::LearnerState;
 use fleet::exchange::spool::Layout;
 use fleet::worker::{Done, Proceeded, Work};
 use fleet::{Answer, Job, JobName};
@@ -40,6 +41,8 @@ pub struct WorkerWork {
     /// last such group has ended.
     pinned: BTreeMap<u64, Pinned>,
     looked: Option<Instant>,
+    /// The last learner whose identity was compared: its process and its number.
+    checked: Option<(u32, u64)>,
     tokens: u64,
     seconds: f64,
 }
@@ -115,14 +118,16 @@ impl WorkerWork {
             unscored: Vec::new(),
             pinned: BTreeMap::new(),
             looked: None,
+            checked: None,
             tokens: 0,
             seconds: 0.0,
         }
     }
 
-    fn shared(&self) -> anyhow::Result<Option<Shared>> {
-        let Ok(bytes) = std::fs::read(self.layout.learner()) else { return Ok(None) };
-        Shared::read(&bytes, &self.parts.identity).map(Some)
+    /// What the learner shares; `None` if it is not there, or of another run than the worker's. The worker's loop
+    /// [checks](Work::check) that, and ends it; the jobs that it has are not to blame.
+    fn shared(&self) -> Option<Shared> {
+        Shared::read(&std::fs::read(self.layout.learner()).ok()?, &self.parts.identity).ok()
     }
 
     fn in_stage(&self, is_it: impl Fn(&Stage) -> bool) -> impl Iterator<Item = (&JobName, &Begun)> {
@@ -137,7 +142,7 @@ impl WorkerWork {
             return Ok(());
         }
         self.looked = Some(Instant::now());
-        let Some(shared) = self.shared()? else { return Ok(()) };
+        let Some(shared) = self.shared() else { return Ok(()) };
         // Slots of a learner that has ended take memory as long as they are mapped.
         // The next learner's may have their names.
         let is_there = |path: &PathBuf| shared.slots.values().any(|place| place.path == *path);
@@ -319,6 +324,16 @@ impl WorkerWork {
 impl Work for WorkerWork {
     fn has_room(&self) -> bool {
         self.in_stage(|stage| !matches!(stage, Stage::Scoring(_))).count() < self.parts.groups
+    }
+
+    fn check(&mut self, learner: &LearnerState) -> Result<(), String> {
+        let learner_is = (learner.pid, learner.incarnation);
+        if self.checked == Some(learner_is) {
+            return Ok(());
+        }
+        Shared::of_state(learner, &self.parts.identity).map_err(|error| paragraph(&error))?;
+        self.checked = Some(learner_is);
+        Ok(())
     }
 
     fn begin(&mut self, job: Job) {

@@ -139,6 +139,13 @@ impl RunLock {
         Ok(lock)
     }
 
+    /// Whether a process writes into the directory `root`.
+    pub fn is_held(root: &Path) -> bool {
+        let path = root.join(FILE);
+        let owner = |text: &str| serde_json::from_str(text).ok().map(|holder: Holder| holder.owner);
+        File::open(&path).is_ok_and(|file| Locks::of_system().is_held(&file, &path, owner).unwrap_or(false))
+    }
+
     /// Whether the file `run.lock` in `root` is still the one that this process has locked, and was not deleted or
     /// replaced.
     pub fn is_in_place(&self, root: &Path) -> bool {
@@ -308,11 +315,12 @@ mod tests {
     fn the_second_is_refused_and_a_killed_holder_is_known() {
         let dir = tempfile::tempdir().unwrap();
         let first = RunLock::take(dir.path()).unwrap();
-        assert!(first.killed.is_none());
+        assert!(first.killed.is_none() && RunLock::is_held(dir.path()));
         let refusal = RunLock::take(dir.path()).unwrap_err();
         let process = format!("process {}", std::process::id());
         assert!(crate::error::is_bad_input(&refusal) && refusal.to_string().contains(&process), "{refusal}");
         drop(first);
+        assert!(!RunLock::is_held(dir.path()) && !RunLock::is_held(&dir.path().join("none")));
         assert!(RunLock::take(dir.path()).unwrap().killed.is_none(), "the first one ended well");
         let killed = r#"{"pid": 1, "host": "elsewhere", "since_s": 5, "command": ["lockstep", "train"]}"#;
         std::fs::write(dir.path().join(FILE), killed).unwrap();

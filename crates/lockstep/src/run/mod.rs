@@ -32,6 +32,7 @@ pub mod task;
 pub mod training;
 
 pub use context::context;
+pub use lock::RunLock;
 pub use run_dir::RunDir;
 
 /// The reason why a run ended.

@@ -42,6 +42,11 @@ pub trait TrainingTask {
         true
     }
 
+    /// Called when the run has ended and will not take another step.
+    fn end(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// The task's own state that the next step depends on, with floats as their bits. The checkpoint saves it without
     /// knowing what it means.
     fn state(&self) -> anyhow::Result<Value> {
@@ -80,6 +85,11 @@ pub trait Task {
         true
     }
 
+    /// Forwards to [`TrainingTask::end`].
+    fn end(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// Forwards to [`TrainingTask::state`].
     fn state(&self) -> anyhow::Result<Value>;
 
@@ -112,6 +122,10 @@ impl<T: TrainingTask> Task for T {
 
     fn saves_on_failure(&self) -> bool {
         TrainingTask::saves_on_failure(self)
+    }
+
+    fn end(&mut self) -> anyhow::Result<()> {
+        TrainingTask::end(self)
     }
 
     fn state(&self) -> anyhow::Result<Value> {

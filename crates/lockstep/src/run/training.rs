@@ -108,21 +108,22 @@ impl TrainingRun {
     }
 
     /// Whether a checkpoint is due: as configured, after the best evaluation so far, and at the end. With
-    /// `save_strategy = "no"` a checkpoint is saved only when a signal stops the run, so that it can be resumed.
+    /// `save_strategy = "no"` none is. (When a signal stops the run, one is saved in any case.)
     pub(crate) fn saves_now(&self, ended: Option<StopReason>) -> bool {
         let best = self.config.load_best_model_at_end
             && self.evaluations.best.as_ref().is_some_and(|best| best.step == self.learner.step);
         let strategy = self.config.save_strategy;
         let at_end = ended.is_some() || self.learner.is_done();
-        ended == Some(StopReason::Interrupted)
-            || strategy != Strategy::No && (at_end || best || self.is_due(strategy, self.config.save_steps))
+        strategy != Strategy::No && (at_end || best || self.is_due(strategy, self.config.save_steps))
     }
 
     /// Begins to write a checkpoint of the current step; [`finish_checkpoint`](Self::finish_checkpoint) waits for it.
+    /// A stop request does not cancel work that the checkpoint needs.
     pub(crate) fn save(&mut self, task: &mut dyn Task) -> anyhow::Result<()> {
         if self.checkpoints.has(self.learner.step) {
             return Ok(());
         }
+        let _held = self.stop.hold();
         self.finish_checkpoint()?;
         let _span = self.log.stages.span("checkpoint");
         task.complete_state(self)?;

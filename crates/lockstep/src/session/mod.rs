@@ -24,7 +24,7 @@ use crate::run::resume::{ResumeFrom, find_run, or_earlier};
 use crate::run::task::Task;
 use crate::run::training::TrainingRun;
 use crate::run::{self, RunDir, StopReason, checkpoint};
-use crate::stop::is_stopped;
+use crate::stop::{Stopped, is_stopped};
 use crate::{BadInput, trainers};
 use model::chat::PromptTime;
 use rewards::RewardSpec;
@@ -182,7 +182,9 @@ impl Run {
         if self.ended.is_none() {
             self.ended = match self.advance() {
                 Err(error) if is_stopped(&error) => {
-                    self.save_step()?;
+                    // Where what a checkpoint needs can no longer be made, a warning has told so: a resume goes on from
+                    // the checkpoint before.
+                    self.save_step().or_else(|error| if is_stopped(&error) { Ok(()) } else { Err(error) })?;
                     Some(StopReason::Interrupted)
                 }
                 outcome => self.saved_on_failure(outcome)?,
@@ -265,6 +267,9 @@ impl Run {
         let early = self.training.evaluations.due && self.evaluate()?;
         self.training.evaluations.due = false;
         let ended = self.training.stop_reason(early);
+        if ended == Some(StopReason::Interrupted) {
+            return Err(Stopped.into());
+        }
         if self.training.saves_now(ended) {
             self.training.save(&mut *self.task)?;
         }
@@ -300,6 +305,9 @@ impl Run {
                 StopReason::Requested
             }
         };
+        if stop_reason != StopReason::Interrupted {
+            self.task.end()?;
+        }
         let TrainingRun { learner, log, .. } = &mut self.training;
         let span = log.stages.span("profile");
         let found = log.profile.finish(&learner.ctx);

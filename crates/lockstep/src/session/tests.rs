@@ -2,6 +2,7 @@
 
 mod drafts;
 mod elsewhere;
+mod goes_on;
 mod liars;
 mod memory;
 mod profile;
@@ -19,8 +20,7 @@ use kernels::Context;
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use model::{ModelConfig, Weights};
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, atomic::AtomicUsize, atomic::Ordering};
 use std::{ops::ControlFlow, path::Path};
 use telemetry::{Event, EventKind, Sink};
 

@@ -3,7 +3,8 @@
 use crate::config::{Config, Layers, Purpose, RewardErrors, WorkloadBounds, engine_config, listed};
 use crate::data::prompt_dataset::context;
 use crate::distributed::{
-    Host, Identity, MakeRewards, NatsServer, Parts, Scorers, Shared, WorkerWork, is_server, join, of_fleet, share_cores,
+    CHECKPOINT, Host, Identity, MakeRewards, NatsServer, Parts, Scorers, Shared, WorkerWork, is_server, join, of_fleet,
+    share_cores,
 };
 use crate::error::{BadInput, OrBadInput};
 use crate::models::{ModelSource, load_generator};
@@ -12,8 +13,9 @@ use crate::run;
 use crate::run::RunDir;
 use crate::stop::StopSignal;
 use fleet::WorkerName;
-use fleet::exchange::WorkerExchange;
+use awaited::Awaited;
 use fleet::exchange::spool::{Layout, SpoolWorker};
+use fleet::exchange::{LearnerState, WorkerExchange};
 use fleet::lock::{Locks, Owner};
 use fleet::worker::{End, Work, Worker};
 use model::Head;
@@ -22,10 +24,12 @@ use rewards::{Reward, RewardSpec};
 use rollout::Engine;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How often a waiting worker checks whether its learner has started.
-const LOOK: Duration = Duration::from_millis(200);
+mod awaited;
+
+/// How often the worker looks whether the learner's files are there.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Makes the rewards that are functions of user code, a new set at each call.
 pub type MakeFunctions = dyn Fn() -> Vec<Box<dyn Reward>> + Send + Sync;
@@ -46,6 +50,8 @@ pub struct WorkerOptions<'a> {
     pub rewards: Option<Arc<MakeFunctions>>,
     /// Whether the worker may have another build of the program than the learner.
     pub allow_other_build: bool,
+    /// Whether the worker also waits for the learner of a run that has ended, or has had no workers.
+    pub waits: bool,
     /// Stops the worker.
     pub stop: StopSignal,
     /// Receives messages for the user.
@@ -70,9 +76,15 @@ pub(super) fn work_as<W: Work>(
     options: WorkerOptions<'_>,
     honesty: impl FnOnce(WorkerWork) -> W,
 ) -> anyhow::Result<()> {
-    let WorkerOptions { run, server, name, threads, profiles, rewards, allow_other_build, stop, say } = options;
+    let WorkerOptions { run, server, name, threads, profiles, rewards, allow_other_build, waits, stop, say } = options;
     let name = WorkerName::new(name).map_err(BadInput::new)?;
-    let (exchange, host): (Box<dyn WorkerExchange + Send>, _) = match is_server(run) {
+    if name.as_str() == CHECKPOINT {
+        return Err(BadInput::new(format!("{name} cannot name a worker: runs use that name themselves")));
+    }
+    let awaited = Awaited { name: name.as_str(), run, is_server: is_server(run), waits, stop: &stop, say };
+    // Before the worker makes its directories there.
+    awaited.refuse_a_run_without_learner(Instant::now())?;
+    let (exchange, host): (Box<dyn WorkerExchange + Send>, _) = match awaited.is_server {
         false => (Box::new(SpoolWorker::join(run, name.clone()).map_err(of_fleet)?), None),
         true => {
             let server = NatsServer { url: run.display().to_string(), ..server };
@@ -81,49 +93,15 @@ pub(super) fn work_as<W: Work>(
         }
     };
     let mut worker = Worker::new(exchange, name.clone(), profiles.clone());
-    let (layout, mut has_waited) = (Layout::of_run(run), false);
-    let state = loop {
-        stop.check()?;
-        // One that was killed may have told of another configuration than the next one has.
-        let is_there = host.is_some() || layout.has_learner().map_err(of_fleet)?;
-        match worker.exchange().learner().map_err(of_fleet)?.filter(|_| is_there) {
-            Some(state) if state.ended => return Ok(()),
-            Some(state) => break state,
-            None => {}
+    let wanted = Wanted { name: &name, threads, profiles: &profiles, rewards, allow_other_build, stop: &stop, say };
+    let (files, parts) = loop {
+        let Some(state) = awaited.learner(worker.exchange())? else { return Ok(()) };
+        match wanted.prepare(run, host.as_ref(), &state) {
+            // What one learner told does not fit the files of the next one, which has begun meanwhile.
+            Err(_) if !awaited.is_of_learner(&state)? => {}
+            prepared => break prepared?,
         }
-        if !std::mem::replace(&mut has_waited, true) {
-            say(&format!("{name} waits for a learner of {}", run.display()));
-        }
-        worker.exchange().wait(LOOK);
     };
-    let shared: Shared = serde_json::from_value(state.shared).or_bad_input_in("learner.json")?;
-    if host.is_none() {
-        refuse_memory_of_others(&layout, &shared)?;
-    }
-    let batch = (state.groups as usize, state.max_staleness as usize);
-    if let Some(host) = &host {
-        wait_for_files(host, shared.run, &stop, say)?;
-    }
-    let files = match &host {
-        Some(host) => Files { run: host.dir().to_owned(), model: Some(host.model()) },
-        None => Files { run: run.to_owned(), model: None },
-    };
-    let config = files.config()?;
-    refuse_unknown(&profiles, &config)?;
-    let mut parts = parts(&files, config, threads, rewards, stop.clone(), &shared, batch)?;
-    if let Some(what) = parts.identity.other_build(&shared.identity) {
-        if !allow_other_build {
-            return Err(BadInput::new(format!(
-                "{name} cannot work for this run: {what}. Start the worker with the learner's program, or accept its \
-                 answers with --allow-other-build: they may then differ in bits from those of the learner's build"
-            )));
-        }
-        say(&format!("{name} works for a learner of another build: {what}"));
-        parts.identity.build = shared.identity.build.clone();
-    }
-    if let Some(what) = parts.identity.difference(&shared.identity) {
-        return Err(BadInput::new(format!("{name} cannot work for this run: {what}")));
-    }
     share_cores(&parts.ctx, &files.run)?;
     say(&format!("{name} works for {} with {}", run.display(), parts.ctx.describe()));
     let mut work = honesty(WorkerWork::new(parts));
@@ -139,6 +117,54 @@ pub(super) fn work_as<W: Work>(
     }
 }
 
+/// What a worker was asked to be.
+struct Wanted<'a> {
+    name: &'a WorkerName,
+    threads: Option<usize>,
+    profiles: &'a [String],
+    rewards: Option<Arc<MakeFunctions>>,
+    allow_other_build: bool,
+    stop: &'a StopSignal,
+    say: &'a dyn Fn(&str),
+}
+
+impl Wanted<'_> {
+    /// Reads the files of the run and builds the worker's parts, which must be those of the learner with this state.
+    fn prepare(&self, run: &Path, host: Option<&Host>, state: &LearnerState) -> anyhow::Result<(Files, Parts)> {
+        let shared: Shared = serde_json::from_value(state.shared.clone()).or_bad_input_in("learner.json")?;
+        let batch = (state.groups as usize, state.max_staleness as usize);
+        if host.is_none() {
+            refuse_memory_of_others(&Layout::of_run(run), &shared)?;
+        }
+        if let Some(host) = host {
+            wait_for_files(host, shared.run, self.stop, self.say)?;
+        }
+        let files = match host {
+            Some(host) => Files { run: host.dir().to_owned(), model: Some(host.model()) },
+            None => Files { run: run.to_owned(), model: None },
+        };
+        let config = files.config()?;
+        refuse_unknown(self.profiles, &config)?;
+        let mut parts = parts(&files, config, self.threads, self.rewards.clone(), self.stop.clone(), &shared, batch)?;
+        let name = self.name;
+        if let Some(what) = parts.identity.other_build(&shared.identity) {
+            if !self.allow_other_build {
+                return Err(BadInput::new(format!(
+                    "{name} cannot work for this run: {what}. Start the worker with the learner's program, or accept \
+                     its answers with --allow-other-build: they may then differ in bits from those of the learner's \
+                     build"
+                )));
+            }
+            (self.say)(&format!("{name} works for a learner of another build: {what}"));
+            parts.identity.build = shared.identity.build.clone();
+        }
+        if let Some(what) = parts.identity.difference(&shared.identity) {
+            return Err(BadInput::new(format!("{name} cannot work for this run: {what}")));
+        }
+        Ok((files, parts))
+    }
+}
+
 /// Waits until the files that the learner serves, other than weights, have been fetched to this host.
 fn wait_for_files(host: &Host, run: [u8; 16], stop: &StopSignal, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     while !host.is_ready(run) {
@@ -147,7 +173,7 @@ fn wait_for_files(host: &Host, run: [u8; 16], stop: &StopSignal, say: &dyn Fn(&s
         if let Some(error) = host.failure() {
             return Err(error);
         }
-        std::thread::sleep(LOOK / 10);
+        std::thread::sleep(LOOK);
     }
     Ok(())
 }
@@ -310,6 +336,7 @@ mod tests {
             profiles: Vec::new(),
             rewards: None,
             allow_other_build: false,
+            waits: false,
             stop: stop.clone(),
             say: &|_| {},
         };

@@ -67,6 +67,10 @@ impl TrainingTask for Grpo {
         !self.pipeline.has_workers()
     }
 
+    fn end(&mut self) -> anyhow::Result<()> {
+        self.pipeline.end()
+    }
+
     fn state(&self) -> anyhow::Result<Value> {
         Ok(serde_json::to_value(self.pipeline.state())?)
     }

@@ -54,7 +54,7 @@ fn every_start_of_a_run_renders_the_date_of_the_first() {
         ("ppo", &["algorithm=ppo", "num_generations=1"], &[]),
         ("lora", &["use_peft=true", "lora_r=2"], &[]),
         ("ahead", &["max_staleness=2", "num_iterations=2"], &[]),
-        ("workers", &["max_staleness=0"], &workers),
+        ("workers", &["max_staleness=1"], &workers),
     ] {
         begun_in_the_past(root, "train", kind, &keys("train", own), more);
         all_of(root, kind, 2, "1970");

@@ -15,6 +15,7 @@ pub struct SpoolLearner {
     layout: Layout,
     /// The lock that shows that a learner is running.
     _lock: FileLock,
+    holder: Holder,
     observer: Observer,
     /// Results that were read, and not yet taken or deleted.
     results: BTreeMap<(WorkerName, JobName), JobResult>,
@@ -32,7 +33,7 @@ impl SpoolLearner {
         layout.create()?;
         let lock = layout.root().join("learner.lock");
         let remedy = "Wait until it has ended, or stop it";
-        let (lock, _) = take_lock(&lock, &format!("a learner of {}", out.display()), remedy)?;
+        let (lock, holder) = take_lock(&lock, &format!("a learner of {}", out.display()), remedy)?;
         for job in jobs(&layout.pending())? {
             remove(&layout.pending().join(job.to_string()))?;
         }
@@ -43,6 +44,7 @@ impl SpoolLearner {
         Ok(SpoolLearner {
             layout,
             _lock: lock,
+            holder,
             observer: Observer::default(),
             results: BTreeMap::new(),
             workers: Vec::new(),
@@ -125,7 +127,8 @@ impl SpoolLearner {
 
 impl Exchange for SpoolLearner {
     fn announce(&mut self, state: &LearnerState) -> Result<()> {
-        let text = serde_json::to_vec_pretty(state).map_err(|e| Error::Failed(e.to_string()))?;
+        let state = LearnerState { incarnation: self.holder.incarnation, ..state.clone() };
+        let text = serde_json::to_vec_pretty(&state).map_err(|e| Error::Failed(e.to_string()))?;
         write(&self.layout.learner(), &text, false)
     }
 

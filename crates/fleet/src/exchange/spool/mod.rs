@@ -27,6 +27,7 @@ pub use learner::SpoolLearner;
 pub use worker::SpoolWorker;
 
 use crate::error::{Error, OrIo, OrUnusable, Result};
+use crate::exchange::LearnerState;
 use crate::job::{JobName, WorkerName};
 use crate::lock::{Heartbeat, Held, Locks, Owner, Taken, is_unchanged};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -100,9 +101,12 @@ impl Layout {
         Ok(names(&self.workers())?.iter().filter_map(|name| WorkerName::new(name).ok()).collect())
     }
 
-    /// Whether a learner is running. `learner.json` alone does not show this, since a killed learner leaves it behind.
-    pub fn has_learner(&self) -> Result<bool> {
-        Ok(holder(&self.root.join("learner.lock"))?.is_some())
+    /// Whether the learner that wrote this state is the one that is running. A killed learner leaves its state behind,
+    /// which the next one replaces only once it has loaded its model.
+    pub fn is_of_learner(&self, state: &LearnerState) -> Result<bool> {
+        let holder = holder(&self.root.join("learner.lock"))?;
+        // Learners of older versions do not write it.
+        Ok(holder.is_some_and(|holder| [0, holder.incarnation].contains(&state.incarnation)))
     }
 
     /// The process that is the learner now, or was it last; `None` if there was none, or one of an older version.

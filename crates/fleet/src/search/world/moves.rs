@@ -93,7 +93,8 @@ impl World {
         let more = more || self.environment.liar;
         tokens ^= u64::from(self.environment.liar && i == 0 && job.payload.is_empty());
         let mut bytes = tokens.to_le_bytes().to_vec();
-        if self.environment.judge && job.name == (JobName::Rollout { number: 0, chunk: 0 }) {
+        let first = self.plan.numbers(self.plan.continued.version).start;
+        if self.environment.judge && job.name == (JobName::Rollout { number: first, chunk: 0 }) {
             bytes.push(u8::from(std::mem::replace(&mut self.scored, true)));
         }
         let worker = self.workers[i].name.clone();

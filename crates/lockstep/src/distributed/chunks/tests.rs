@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Chunks of three tokens of groups that may be two versions old, two groups a batch.
 fn chunks(is_on: bool) -> Chunks {
     let plan = Plan { chunks: is_on, ..Plan::new(9, 2, 2) };
-    Chunks::new(&plan, is_on.then_some(3))
+    Chunks::new(&plan, is_on.then_some(3), 40)
 }
 
 fn whole(number: u64) -> GroupJob {
@@ -88,11 +88,13 @@ fn answers_are_told_from_completions() {
 }
 
 fn result(number: u64, chunk: u32, bytes: Vec<u8>, more: bool) -> JobResult {
+    let fingerprint = |answer: GroupAnswer| GroupAnswer::fingerprint(&answer.group);
+    let fingerprint = GroupAnswer::believed(&bytes, &whole(number)).map_or(0, fingerprint);
     JobResult {
         job: name(number, chunk),
         lineage: Lineage([0; 16]),
         worker: WorkerName::new("w").unwrap(),
-        answer: Answer { fingerprint: 0, more },
+        answer: Answer { fingerprint, more },
         bytes,
     }
 }
@@ -115,16 +117,16 @@ fn a_chain_continues_each_answer() {
     assert_eq!((chain[1].job.until, chain[1].job.so_far.clone()), (Some(6), chain[0].answer.group.completions.clone()));
     assert_eq!(chain[1].answer.group.completions[0].ids, [1, 2, 3, 4]);
     // A result without bytes is one of a checkpoint, of which only the last answer is kept.
-    let kept = result(7, 0, Vec::new(), true);
+    let kept = JobResult { worker: WorkerName::new(CHECKPOINT).unwrap(), ..result(7, 0, Vec::new(), true) };
     assert_eq!(on.chain(&whole(7), &[&kept]).unwrap().len(), 0);
     let said = |more| {
         let wrong = result(7, 0, answered(7, &[1, 2, 3], FinishReason::Unfinished), more);
         on.chain(&whole(7), &[&wrong]).err().map(|error| format!("{error:#}"))
     };
-    let words = "the answer to the job 000007.0: whether it is to be continued is said in two ways";
+    let words = "worker w's answer to the job 000007.0: whether it is to be continued is said in two ways";
     assert_eq!((said(true), said(false).as_deref()), (None, Some(words)));
     let broken = on.chain(&whole(7), &[&result(7, 0, vec![1, 2, 3], true)]).err().unwrap();
-    assert!(format!("{broken:#}").starts_with("the answer to the job 000007.0: "), "{broken:#}");
+    assert!(format!("{broken:#}").starts_with("worker w's answer to the job 000007.0: "), "{broken:#}");
     // Weights of before this learner started: the answer is believed, and continues itself.
     let believed = chunks(true).chain(&whole(7), &[&second]).unwrap();
     assert_eq!(

@@ -29,6 +29,16 @@ pub(super) enum Lie {
     Score,
     Greedy,
     Rubbish,
+    /// Nothing at all.
+    Empty,
+    /// A token that the vocabulary does not have.
+    Vocabulary,
+    /// A version of the weights that the job does not name.
+    Version,
+    /// The group of another job.
+    Group,
+    /// A completion fewer than asked for.
+    Count,
     /// What is recorded of each token beside its log-probability is missing.
     Columns,
 }
@@ -36,6 +46,8 @@ pub(super) enum Lie {
 struct Liar {
     inner: WorkerWork,
     lie: Lie,
+    /// How many answers it changes, from the first one on.
+    lies: usize,
     jobs: BTreeMap<JobName, GroupJob>,
 }
 
@@ -47,6 +59,11 @@ impl Liar {
         match self.lie {
             Lie::Nothing | Lie::Greedy => return Done { bytes, answer },
             Lie::Rubbish => return Done { bytes: bytes[..bytes.len() / 2].to_vec(), answer },
+            Lie::Empty => return Done { bytes: Vec::new(), answer },
+            Lie::Vocabulary => *completion.ids.last_mut().expect("a token") = 40,
+            Lie::Version => *completion.versions.last_mut().expect("a token") += 1,
+            Lie::Group => group.id += 1,
+            Lie::Count => drop(group.completions.pop()),
             // Later chunks continue what it has said.
             Lie::Token | Lie::LogProbability if !job.so_far.is_empty() => {}
             Lie::LaterToken => {
@@ -87,8 +104,12 @@ impl Work for Liar {
     }
     fn proceed(&mut self) -> Proceeded {
         let Proceeded { ended, waits } = self.inner.proceed();
-        let ended = ended.into_iter().map(|(job, done)| (job, done.map(|done| self.change(job, done))));
-        Proceeded { ended: ended.collect(), waits }
+        let change = |(job, done): (JobName, Result<Done, String>)| {
+            let lies = done.is_ok() && self.lies > 0;
+            self.lies -= usize::from(lies);
+            (job, if lies { done.map(|done| self.change(job, done)) } else { done })
+        };
+        Proceeded { ended: ended.into_iter().map(change).collect(), waits }
     }
     fn stages(&self) -> Vec<(JobName, String)> {
         self.inner.stages()
@@ -112,6 +133,11 @@ fn options() -> RunOptions {
 
 /// Joins the run in `out` as the worker `name`, which tells the lie `lie`.
 pub(super) fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
+    join_and_lie(out, name, lie, usize::MAX)
+}
+
+/// The same worker, which tells the lie so many times.
+fn join_and_lie(out: &Path, name: &str, lie: Lie, lies: usize) -> anyhow::Result<()> {
     let (server, stop) = (NatsServer::default(), StopSignal::new());
     let options = WorkerOptions {
         run: out,
@@ -121,12 +147,13 @@ pub(super) fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
         profiles: Vec::new(),
         rewards: None,
         allow_other_build: false,
+        waits: false,
         stop,
         say: &|text| println!("{text}"),
     };
     match lie {
         Lie::Nothing => work(options),
-        lie => work_as(options, |inner| Liar { inner, lie, jobs: BTreeMap::new() }),
+        lie => work_as(options, |inner| Liar { inner, lie, lies, jobs: BTreeMap::new() }),
     }
 }
 
@@ -211,6 +238,10 @@ fn a_worker_that_samples_greedily_is_found() {
 fn an_answer_that_cannot_be_read_is_a_lie() {
     found(Lie::Rubbish, 0, &["its answer to the job of group ", "cannot be read"]);
     found(Lie::Columns, 1, &["its answer to the job of group ", "lacks what its sampling records"]);
+    found(Lie::Empty, 0, &["its answer to the job of group ", "cannot be read: 0 bytes are no record"]);
+    found(Lie::Vocabulary, 1, &["its answer to the job of group ", "has the token 40, and the vocabulary has 40"]);
+    found(Lie::Version, 2, &["its answer to the job of group ", "was sampled by weights of version 1, not 0"]);
+    found(Lie::Group, 0, &["its answer to the job of group ", "cannot be read: it answers another job"]);
 }
 
 /// Checks that each chunk is generated again with the weights that its position determines.
@@ -224,6 +255,53 @@ fn lies_about_chunks_are_found() {
     found_in(Lie::Greedy, &["group ", "token", "the job gives"], chunks);
     found_in(Lie::Rubbish, &["its answer to the job of group ", "cannot be read"], chunks);
     found_in(Lie::Columns, &["its answer to the job of group ", "lacks what its sampling records"], chunks);
+}
+
+const UNREADABLE: [Lie; 7] =
+    [Lie::Rubbish, Lie::Empty, Lie::Vocabulary, Lie::Version, Lie::Group, Lie::Count, Lie::Columns];
+
+/// Without an audit, what cannot be read is done again, by the same worker if there is no other. Who never says anything
+/// else is expelled.
+#[test]
+fn an_answer_that_is_none_is_made_again() {
+    let chunks = |c: &mut Config| (c.max_staleness, c.partial_rollout_tokens) = (2, Some(2));
+    let kinds: [&dyn Fn(&mut Config); 4] =
+        [&|c| c.max_staleness = 0, &|c| c.max_staleness = 1, &|c| c.max_staleness = 2, &chunks];
+    for (kind, change) in kinds.into_iter().enumerate() {
+        let dir = directory();
+        let small = |out: &str| {
+            let mut config = small(dir.path(), out, 0);
+            change(&mut config);
+            config
+        };
+        Run::new(Purpose::Grpo, small("here"), options()).unwrap().run().unwrap();
+        for (number, lie) in UNREADABLE.into_iter().enumerate() {
+            // Two are forgiven.
+            let lies = [1, 2, usize::MAX][(kind + number) % 3];
+            let out = dir.path().join(format!("out-{number}"));
+            let run = Run::new(Purpose::Grpo, small(&format!("out-{number}")), options().distributed(None)).unwrap();
+            let expelled = out.join("fleet/expelled.jsonl");
+            std::thread::scope(|scope| {
+                let liar = scope.spawn(|| join_and_lie(&out, "liar", lie, lies));
+                let honest = scope.spawn(|| {
+                    if lies < 3 {
+                        return Ok(());
+                    }
+                    let is_said = || std::fs::read(&expelled).is_ok_and(|bytes| !bytes.is_empty());
+                    testing::wait_until("the liar is expelled", is_said);
+                    join(&out, "honest", Lie::Nothing)
+                });
+                run.run().unwrap();
+                let ended = liar.join().unwrap();
+                assert_eq!(ended.err().is_some_and(|error| error.is::<Expelled>()), lies > 3, "{lie:?}");
+                honest.join().unwrap().unwrap();
+            });
+            assert!(result(&out) == result(&dir.path().join("here")), "{kind}, {lie:?} {lies} times");
+            let log = std::fs::read_to_string(out.join("lockstep-0.log")).unwrap();
+            let why = "worker liar: its answer to the job of group ";
+            assert_eq!(log.matches(why).count(), lies.min(2), "{kind}, {lie:?} {lies} times: {log}");
+        }
+    }
 }
 
 /// Checks that only the weights that sampled a token give its recorded log-probability.

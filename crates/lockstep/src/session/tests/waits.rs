@@ -1,6 +1,7 @@
 //! Waits of a learner with workers. Only one core of the machine is left to the run, and what the learner waits for
 //! needs that core: a worker that computes, or a reward or callback that takes it. A learner that kept the core while
-//! it waits would wait for ever, however many cores the machine has.
+//! it waits would wait for ever, however many cores the machine has. While a reward is slow, in a step, an evaluation or
+//! beside an audit, the workers go on.
 
 use super::liars::{Lie, join};
 use super::{config, directory, rows};
@@ -20,6 +21,15 @@ pub(super) fn all_cores_but_one(out: &Path) -> Option<HeldCores> {
     let held = (cores > 1).then(|| tokens.acquire(cores - 1).unwrap());
     assert_eq!(held.as_ref().map_or(0, HeldCores::count), cores - 1);
     held
+}
+
+/// Waits until the workers have done every job that they may do now. Nothing is published while the learner waits, so
+/// that they must go on by themselves.
+fn let_workers_go_on(out: &Path) {
+    testing::wait_until("workers do what is offered while the learner waits", || {
+        let Ok(status) = fleet::status::read(out) else { return false };
+        status.pending.is_empty() && status.workers.iter().all(|worker| worker.processing.is_empty())
+    });
 }
 
 /// Waits for the core that is left to the run.
@@ -109,7 +119,12 @@ fn run_on_one_core(staleness: usize, workers: usize, changes: &[Change]) -> [usi
     let (by_reward, by_step, by_checkpoint) = (take(0), take(1), take(1));
     let ctx = crate::context(None, Some(1), config.dtype).unwrap();
     let options = RunOptions::new().context(ctx).train_rows(rows()).eval_rows(rows()).distributed(None);
-    let options = options.reward("waits", move |_| Some(by_reward() as f64 % 3.0));
+    let root = out.clone();
+    let options = options.reward("waits", move |_| {
+        let calls = by_reward();
+        let_workers_go_on(&root);
+        Some(calls as f64 % 3.0)
+    });
     let options = options.on_step(move |_| {
         by_step();
         ControlFlow::Continue(())

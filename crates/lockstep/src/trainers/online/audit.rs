@@ -39,7 +39,6 @@ struct Counts {
     groups: BTreeSet<u64>,
     tokens: usize,
     mismatches: usize,
-    expelled: usize,
 }
 
 impl Auditor {
@@ -66,12 +65,13 @@ impl Auditor {
         ((self.pick.hash_one(number) >> 11) as f64) < share * (1u64 << 53) as f64
     }
 
-    /// The metrics that are logged, without their prefix.
-    pub fn metrics(&self) -> Vec<(&'static str, f64)> {
-        let Counts { groups, tokens, mismatches, expelled } = &self.counts;
+    /// The metrics that are logged, without their prefix. So many workers were `expelled`, also for answers that cannot
+    /// be read.
+    pub fn metrics(&self, expelled: usize) -> Vec<(&'static str, f64)> {
+        let Counts { groups, tokens, mismatches } = &self.counts;
         let all = [
             (self.remade, "groups_audited", groups.len()),
-            (self.remade, "workers_expelled", *expelled),
+            (self.remade, "workers_expelled", expelled),
             (self.rescored, "logp_audited_tokens", *tokens),
             (self.rescored, "logp_mismatch_tokens", *mismatches),
         ];
@@ -84,11 +84,8 @@ impl Workers {
     /// this batch on are generated again. Returns whether a worker was expelled.
     pub(super) fn expels_a_liar(&mut self, run: &TrainingRun, batch: u64, arrived: &Arrived) -> anyhow::Result<bool> {
         let Some((worker, what)) = self.find_liar(run, arrived)? else { return Ok(false) };
-        let why = format!("worker {worker} is expelled: {what}");
-        run.log.warn(&format!("{why}; what nobody has learned from of its groups is made again"));
-        self.auditor.counts.expelled += 1;
         if let Some(fleet) = &mut self.fleet {
-            fleet.expel(&worker, batch, &what)?;
+            fleet.expel(&worker, batch, &what, &|text| run.log.warn(text))?;
         }
         Ok(true)
     }
@@ -114,18 +111,10 @@ impl Workers {
                 auditor.counts.groups.insert(number);
             }
             for (place, result) in results.iter().enumerate() {
-                match fleet.chain(whole, &results[..=place]) {
-                    Ok(mut chain) => {
-                        let link = chain.pop().filter(|_| auditor.picks(auditor.remade, number) && can_remake(result));
-                        let version = fleet.plan().version_of(result.job);
-                        wanted.entry((version, place)).or_default().extend(link.map(|link| (&result.worker, link)));
-                    }
-                    Err(error) if can_remake(result) => {
-                        let what = format!("its answer to the job of group {number} cannot be read: {error:#}");
-                        return Ok(Some((result.worker.clone(), what)));
-                    }
-                    Err(_) => break,
-                }
+                let mut chain = fleet.chain(whole, &results[..=place])?;
+                let link = chain.pop().filter(|_| auditor.picks(auditor.remade, number) && can_remake(result));
+                let version = fleet.plan().version_of(result.job);
+                wanted.entry((version, place)).or_default().extend(link.map(|link| (&result.worker, link)));
             }
         }
         let _span = run.log.stages.span("audit");
@@ -248,13 +237,13 @@ mod tests {
     #[test]
     fn metrics_are_those_of_the_audits_that_are_on() {
         let mut auditor = auditor(|c| (c.trust, c.max_staleness) = (Trust::Audit, 1));
-        auditor.counts = Counts { groups: [7, 9].into(), tokens: 5, mismatches: 3, expelled: 1 };
+        auditor.counts = Counts { groups: [7, 9].into(), tokens: 5, mismatches: 3 };
         let names = ["groups_audited", "workers_expelled", "logp_audited_tokens", "logp_mismatch_tokens"];
         let all: Vec<(&str, f64)> = names.into_iter().zip([2.0, 1.0, 5.0, 3.0]).collect();
-        assert_eq!(auditor.metrics(), all);
+        assert_eq!(auditor.metrics(1), all);
         auditor.rescored = 0.0;
-        assert_eq!(auditor.metrics(), all[..2]);
+        assert_eq!(auditor.metrics(1), all[..2]);
         (auditor.remade, auditor.rescored) = (0.0, 0.5);
-        assert_eq!(auditor.metrics(), all[2..]);
+        assert_eq!(auditor.metrics(1), all[2..]);
     }
 }

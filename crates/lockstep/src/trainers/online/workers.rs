@@ -10,7 +10,7 @@ use super::audit::Auditor;
 use super::waiting::Progress;
 use super::{OnlineBatch, RolloutPipeline};
 use crate::bad_input;
-use crate::config::Config;
+use crate::config::{Config, Trust};
 use crate::distributed::{
     Chunks, Distributed, Frontier, FrontierGroup, Identity, Network, Pending, Shared, Start, by_group, share_cores,
 };
@@ -20,7 +20,7 @@ use crate::rollouts::jobs::{Assembler, BegunBatch, GroupJob};
 use crate::rollouts::lineage::Lineage;
 use crate::rollouts::scoring::Prompts;
 use crate::run::training::TrainingRun;
-use fleet::{JobName, JobResult, Plan, WorkerName};
+use fleet::{Continued, JobName, JobResult, Plan, WorkerName};
 use model::AdaptedWeights;
 use rollout::Engine;
 use std::collections::{BTreeMap, VecDeque};
@@ -30,6 +30,9 @@ use std::time::Instant;
 
 /// The checkpoint file with the lineages of those weights that workers may still sample from.
 const FILE: &str = "fleet.json";
+
+/// So many answers of a worker that are none to their jobs are made again, before the worker is expelled.
+const MOST_REFUSALS: u32 = 3;
 
 /// A batch as it was offered, with the results of its jobs.
 pub(super) type Arrived = (Option<Pending>, Vec<JobResult>);
@@ -222,7 +225,15 @@ impl RolloutPipeline {
         let Some(mut workers) = self.workers.take() else { return Ok(()) };
         let config = &run.config;
         let batches = run.learner.schedule.total_steps.div_ceil(self.sizes.steps());
+        let at_beginning = self.batch_is_used_up();
+        let batch = self.next_number() - u64::from(!at_beginning);
+        // Batches that the checkpoint does not have are sampled by the weights with which the run goes on.
+        let first = self.next_number() + (self.state.ahead.len() + self.state.begun.len()) as u64;
+        let continued = Continued { batch: first, version: self.next_number() };
+        let refusals_per_worker = if config.trust == Trust::Audit { 1 } else { MOST_REFUSALS };
         let plan = Plan {
+            continued,
+            refusals_per_worker,
             max_inflight_tasks: config.max_inflight_tasks as u64,
             queue_maxsize: config.queue_maxsize as u64,
             stale_after_ms: (config.heartbeat_stale_after_s * 1000.0) as u64,
@@ -231,9 +242,8 @@ impl RolloutPipeline {
             chunks: config.partial_rollout_tokens.is_some(),
             ..Plan::new(batches, self.groups(), config.max_staleness as u64)
         };
-        let at_beginning = self.batch_is_used_up();
-        let batch = self.next_number() - u64::from(!at_beginning);
-        let chunks = Chunks::new(&plan, config.partial_rollout_tokens);
+        let vocabulary = run.learner.policy.weights.config().vocab_size;
+        let chunks = Chunks::new(&plan, config.partial_rollout_tokens, vocabulary);
         let mut groups: Vec<FrontierGroup> = self.state.ahead.iter().flat_map(|ahead| ahead.groups()).collect();
         if !at_beginning {
             groups.extend(in_use(&self.state.batch.samples, plan.numbers(batch), &chunks));
@@ -245,7 +255,6 @@ impl RolloutPipeline {
             groups.extend(workers.frontier_of(answers, &chunks)?);
         }
         let last = (batch + plan.max_staleness).min(batches.saturating_sub(1));
-        let first = self.next_number() + (self.state.ahead.len() + begun.len()) as u64;
         let mut pending = match at_beginning && batch < batches {
             true => self.offered(run, &workers, first, last),
             false => BTreeMap::new(),
@@ -345,10 +354,10 @@ impl RolloutPipeline {
                 collected
             }
         };
-        for (name, value) in workers.auditor.metrics() {
-            next.run.add(&format!("async/{name}"), value);
-        }
         if let Some(fleet) = &mut workers.fleet {
+            for (name, value) in workers.auditor.metrics(fleet.expulsions()) {
+                next.run.add(&format!("async/{name}"), value);
+            }
             fleet.release(batch);
         }
         let checked = next.state.health.check(&collected.scored.rollouts, &collected.scored.problems, &run.config);
@@ -382,6 +391,10 @@ impl RolloutPipeline {
         let end = (next + fleet.plan().max_staleness).min(fleet.plan().batches);
         for batch in next + self.state.ahead.len() as u64..end {
             let Some(fleet) = &mut workers.fleet else { break };
+            // Of a run that was continued here nothing was made by older weights.
+            if fleet.plan().version(batch, 0) >= next {
+                break;
+            }
             let mut arrived = fleet.wait_for_frontier((batch, next), &run.stop, &|text| run.log.warn(text))?;
             while workers.expels_a_liar(run, batch, &arrived)? {
                 let Some(fleet) = &mut workers.fleet else { break };
@@ -431,6 +444,11 @@ impl RolloutPipeline {
         let TrainingRun { learner, log, .. } = run;
         let Some(fleet) = &mut workers.fleet else { return Ok(()) };
         fleet.advance(&mut learner.policy.weights, offered, &|text| log.warn(text))
+    }
+
+    /// Ends the run, which will not take another step.
+    pub fn end(&self) -> anyhow::Result<()> {
+        self.workers.as_ref().and_then(|workers| workers.fleet.as_ref()).map_or(Ok(()), |fleet| fleet.end())
     }
 
     /// A function that writes the lineages of the weights into a checkpoint; `None` without workers.

@@ -95,6 +95,10 @@ impl TrainingTask for Ppo {
         !self.pipeline.has_workers()
     }
 
+    fn end(&mut self) -> anyhow::Result<()> {
+        self.pipeline.end()
+    }
+
     fn state(&self) -> anyhow::Result<Value> {
         let (pipeline, critic) = (self.pipeline.state(), self.critic.trainer.state());
         Ok(serde_json::to_value(PpoState { pipeline, critic, kl_coef: self.kl.kl_coef })?)

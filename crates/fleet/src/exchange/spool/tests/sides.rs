@@ -96,9 +96,8 @@ fn files_are_read_listed_and_written_as_they_are() {
 fn a_learner_begins_without_old_offers_or_not_at_all() {
     let out = tempfile::tempdir().unwrap();
     let layout = Layout::of_run(out.path());
-    assert!(!layout.has_learner().unwrap());
     let mut learner = SpoolLearner::open(out.path()).unwrap();
-    assert!(layout.has_learner().unwrap() && learner.layout().root() == layout.root());
+    assert_eq!(learner.layout().root(), layout.root());
     learner.offer(&job(0, "")).unwrap();
     std::fs::write(layout.pending().join(".000001.0"), b"half").unwrap();
     std::fs::write(layout.root().join(".learner.json"), b"half").unwrap();
@@ -108,6 +107,30 @@ fn a_learner_begins_without_old_offers_or_not_at_all() {
     std::fs::create_dir(layout.pending().join("000002.0")).unwrap();
     let why = SpoolLearner::open(out.path()).map(drop).unwrap_err().to_string();
     assert!(why.starts_with("cannot delete ") && why.contains("pending/000002.0"), "{why}");
+}
+
+/// A worker that believed the state of a learner before this one would compare itself with another configuration.
+#[test]
+fn a_state_is_that_of_the_learner_that_runs() {
+    let out = tempfile::tempdir().unwrap();
+    let layout = Layout::of_run(out.path());
+    let read = || read_json::<LearnerState>(&layout.learner()).unwrap();
+    assert!(!layout.is_of_learner(&state(false, 0)).unwrap(), "there is none");
+    let mut learner = SpoolLearner::open(out.path()).unwrap();
+    learner.announce(&state(false, 3)).unwrap();
+    let first = read();
+    assert!(first.incarnation == 1 && layout.is_of_learner(&first).unwrap());
+    drop(learner);
+    assert!(!layout.is_of_learner(&read()).unwrap(), "it was killed");
+    let mut learner = SpoolLearner::open(out.path()).unwrap();
+    assert!(!layout.is_of_learner(&read()).unwrap(), "the next one has not announced itself");
+    learner.announce(&state(false, 3)).unwrap();
+    assert!(layout.is_of_learner(&read()).unwrap() && !layout.is_of_learner(&first).unwrap());
+    // A learner of an older version does not count itself.
+    let old = LearnerState { incarnation: 0, ..read() };
+    assert!(layout.is_of_learner(&old).unwrap());
+    drop(learner);
+    assert!(!layout.is_of_learner(&old).unwrap());
 }
 
 #[test]
@@ -146,9 +169,10 @@ fn a_worker_says_who_it_is_and_hears_no_learner_of_before() {
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     assert_eq!(worker.learner().unwrap(), None, "it had ended before");
     learner.announce(&state(false, 3)).unwrap();
-    assert_eq!(worker.learner().unwrap(), Some(state(false, 3)));
+    let announced = |ended, step| LearnerState { incarnation: 1, ..state(ended, step) };
+    assert_eq!(worker.learner().unwrap(), Some(announced(false, 3)));
     learner.announce(&state(true, 4)).unwrap();
-    assert_eq!(worker.learner().unwrap(), Some(state(true, 4)), "this one it has seen");
+    assert_eq!(worker.learner().unwrap(), Some(announced(true, 4)), "this one it has seen");
     std::fs::write(layout.learner(), b"{").unwrap();
     let why = worker.learner().unwrap_err().to_string();
     assert!(why.contains("learner.json: EOF while parsing"), "{why}");

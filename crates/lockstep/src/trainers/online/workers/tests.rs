@@ -72,7 +72,7 @@ fn the_batch_in_use_is_a_frontier_of_its_groups() {
         sample(5, &[8], &[-2.0]),
         sample(6, &[9], &[-3.0]),
     ];
-    let whole = in_use(&samples, 4..6, &Chunks::new(&Plan::new(3, 2, 0), None));
+    let whole = in_use(&samples, 4..6, &Chunks::new(&Plan::new(3, 2, 0), None, 40));
     let one = |completions: &[(&[u32], &[f32])]| GroupAnswer::fingerprint_of(completions.iter().copied());
     let (first, second) = (one(&[(&[5, 6], &[-0.5, -1.0]), (&[7], &[-0.25])]), one(&[(&[8], &[-2.0])]));
     let found: Vec<_> = whole.into_iter().map(|group| (group.number, group.answers, group.bytes)).collect();
@@ -80,7 +80,7 @@ fn the_batch_in_use_is_a_frontier_of_its_groups() {
     assert_eq!(found, [(4, ended(first), vec![]), (5, ended(second), vec![])]);
     // In chunks of one token, a group of two tokens has two answers.
     let plan = Plan { chunks: true, ..Plan::new(3, 2, 1) };
-    let chunks = in_use(&samples, 4..6, &Chunks::new(&plan, Some(1)));
+    let chunks = in_use(&samples, 4..6, &Chunks::new(&plan, Some(1), 40));
     let begun = Answer { fingerprint: one(&[(&[5], &[-0.5]), (&[7], &[-0.25])]), more: true };
     let found: Vec<_> = chunks.into_iter().map(|group| group.answers).collect();
     assert_eq!(found, [vec![begun, Answer { fingerprint: first, more: false }], ended(second)]);

@@ -1,0 +1,113 @@
+//! Workers that join a run which goes on, or which does not.
+
+use super::distributed::{distributed, end, pids, start};
+use crate::support::runs::{arguments, directory, good, same_but_workers};
+use crate::support::{listing, lockstep, refused};
+use fleet::exchange::spool::SpoolLearner;
+use fleet::status;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+const JOIN: [&str; 5] = ["worker", "--join", "out", "--name", "w1"];
+
+fn learner<'a>(resume: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["learner", "--resume", resume][..], more].concat()
+}
+
+/// Kills every process of a run in the middle.
+fn killed(root: &Path, set: &[&str]) {
+    let mut child = start(root, &distributed("out", "1", &[&["max_steps=100000"], set].concat()));
+    let run = root.join("out");
+    testing::wait_until("there is a checkpoint", || run.join("checkpoints/step-000002").is_dir());
+    child.kill().unwrap();
+    for pid in pids(&run) {
+        let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+    }
+    child.wait().unwrap();
+    testing::wait_until("every process ends", || pids(&run).is_empty());
+}
+
+/// The learner of before was killed, and left its state. The next one has another configuration, and takes its time.
+#[test]
+fn a_worker_compares_itself_with_the_learner_that_runs() {
+    let dir = directory();
+    let root = dir.path();
+    killed(root, &["eval_strategy=no"]);
+    let next = SpoolLearner::open(&root.join("out")).unwrap();
+    let text = fs::read_to_string(root.join("out/config.toml")).unwrap();
+    fs::write(root.join("out/config.toml"), text.replace("learning_rate = 0.01", "learning_rate = 0.02")).unwrap();
+    let worker = start(root, &JOIN);
+    let is_there = |worker: &status::WorkerLine| worker.name.as_str() == "w1" && worker.alive.is_some();
+    let joined = || status::read(&root.join("out")).is_ok_and(|status| status.workers.iter().any(is_there));
+    testing::wait_until("the worker joins", joined);
+    // Long enough for a worker that believes what it reads to load its model and to be refused.
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    assert!(joined(), "it has ended");
+    drop(next);
+    let last = fs::read_dir(root.join("out/checkpoints")).unwrap().count();
+    assert!(last > 0);
+    let steps = format!("max_steps={}", 100 * last);
+    good(root, &learner("out", &["--set", &steps]));
+    end(worker);
+}
+
+/// A worker that stays joined while the run is continued with other keys says so, and is not to blame for a job.
+#[test]
+fn a_worker_of_another_configuration_ends_without_blame() {
+    let dir = directory();
+    let root = dir.path();
+    let mut first = start(root, &{
+        let mut all = arguments("train", "out", &["max_steps=100000", "eval_strategy=no", "max_staleness=1"]);
+        all[0] = "learner";
+        all
+    });
+    let workers: Vec<_> = ["w1", "w2", "w3", "w4"]
+        .map(|name| start(root, &["worker", "--join", "out", "--name", name, "--threads", "1"]))
+        .into();
+    testing::wait_until("there is a checkpoint", || root.join("out/checkpoints/step-000002").is_dir());
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let more = ["--set", "learning_rate=0.02", "--set", "max_steps=100000", "--set", "max_failures_per_job=1"];
+    let mut second = start(root, &learner("out", &more));
+    for worker in workers {
+        let ended = worker.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(2), "{said}");
+        assert!(said.contains("the run has changed since this worker joined") && said.contains("start the worker again"));
+    }
+    assert!(second.try_wait().unwrap().is_none(), "the learner waits for other workers");
+    let _ = Command::new("kill").args(["-INT", &second.id().to_string()]).status();
+    let code = second.wait().unwrap().code();
+    assert_eq!(code, Some(130), "it stops");
+}
+
+#[test]
+fn a_worker_of_a_run_that_has_no_learner_says_so_and_ends() {
+    let dir = directory();
+    let root = dir.path();
+    let short = ["max_steps=4", "eval_strategy=no", "max_staleness=1"];
+    // Made by one process: it has ended.
+    good(root, &arguments("train", "out", &short));
+    let before = listing(&root.join("out"));
+    refused(root, &JOIN, &["w1 cannot work for out", "the run has no workers", "learner --resume out", "--wait"]);
+    assert_eq!(listing(&root.join("out")), before, "nothing is written into it");
+    // Made by workers: it has ended, too.
+    fs::remove_dir_all(root.join("out")).unwrap();
+    good(root, &distributed("out", "1", &short));
+    refused(root, &JOIN, &["w1 cannot work for out", "the run has ended, after 4 of 4 batches", "--wait"]);
+    // Somebody goes on with it later.
+    let waits = start(root, &[&JOIN[..], &["--wait"]].concat());
+    let is_there = |worker: &status::WorkerLine| worker.name.as_str() == "w1" && worker.alive.is_some();
+    testing::wait_until("the worker joins", || {
+        status::read(&root.join("out")).is_ok_and(|status| status.workers.iter().any(is_there))
+    });
+    good(root, &learner("out", &["--set", "max_steps=12"]));
+    end(waits);
+    good(root, &arguments("train", "one", &short));
+    good(root, &["train", "--resume", "one", "--set", "max_steps=12"]);
+    same_but_workers(&root.join("one"), &root.join("out"));
+    refused(root, &["worker", "--join", "out", "--name", "checkpoint"], &["checkpoint cannot name a worker"]);
+    let said = lockstep(root, &["worker", "--join", "d.jsonl/x", "--name", "w1"]);
+    assert_ne!(said.code, Some(0), "{}", said.err);
+}

@@ -1,0 +1,317 @@
+//! Every kind of run with workers, ended in every way and gone on with: a checkpoint where one is promised, the same
+//! bits afterwards, and no wait without end. CI takes a tenth of the table; `cargo xtask nightly fleet_ends` all of it.
+
+mod answers;
+mod kinds;
+
+use super::distributed::pids;
+use super::stopping::{signal, wait_for};
+use crate::support::command;
+use crate::support::runs::{good, same_but_workers};
+use kinds::{KINDS, Kind, Runs};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// A way to end a run and to go on with it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    /// A signal, once or twice, with the code of the program.
+    Signal(&'static str, u32, i32),
+    /// SIGHUP for a program whose parent ignores it.
+    Nohup,
+    /// The terminal is closed: the program cannot write to it any more, and gets SIGHUP.
+    Terminal,
+    /// The run has done its steps, and is to do more; the first ones were done by one process, or by workers too.
+    Raised { by_workers: bool },
+    /// Every process is killed. The run goes on from its first checkpoint with another learning rate.
+    ChangedKey,
+    /// The learner is killed; below it, every process.
+    LearnerKilled,
+    AllKilled,
+}
+
+const WAYS: [Way; 15] = [
+    Way::Signal("INT", 1, 130),
+    Way::Signal("TERM", 1, 143),
+    Way::Signal("HUP", 1, 129),
+    Way::Signal("USR1", 1, 138),
+    Way::Signal("INT", 2, 130),
+    Way::Signal("TERM", 2, 143),
+    Way::Signal("HUP", 2, 129),
+    Way::Signal("USR1", 2, 138),
+    Way::Nohup,
+    Way::Terminal,
+    Way::Raised { by_workers: true },
+    Way::Raised { by_workers: false },
+    Way::ChangedKey,
+    Way::LearnerKilled,
+    Way::AllKilled,
+];
+
+impl Way {
+    /// Whether the end leaves a checkpoint of the last step. (A second SIGINT or SIGTERM ends everything at once.)
+    fn promises(self) -> bool {
+        match self {
+            Way::Signal(name, times, _) => times == 1 || ["HUP", "USR1"].contains(&name),
+            way => way == Way::Terminal,
+        }
+    }
+}
+
+/// Starts a program with the usual effect of SIGHUP: who runs the tests under `nohup` has it ignored.
+const USUAL: [&str; 2] = ["env", "--default-signal=HUP"];
+
+/// The steps of checkpoints that every run has.
+const SAVED: [u64; 3] = [4, 8, 12];
+
+/// A run of a kind, which one row of the table ends.
+struct Row<'a> {
+    runs: &'a Runs,
+    kind: &'a Kind,
+    out: String,
+}
+
+impl Row<'_> {
+    fn root(&self) -> &Path {
+        self.runs.root()
+    }
+
+    fn run(&self) -> PathBuf {
+        self.root().join(&self.out)
+    }
+
+    /// The arguments of the run with workers.
+    fn arguments(&self, more: &[&str]) -> Vec<String> {
+        let mut all = self.runs.arguments(self.kind, &self.out, more);
+        all.extend(["--distributed", "--workers", "2"].map(str::to_owned));
+        all
+    }
+
+    fn slow(&self) -> PathBuf {
+        self.root().join(format!("slow-{}", self.out))
+    }
+
+    /// Starts the run by these words before the program's, and waits until its first step is logged. Its rewards take
+    /// their time until [`Row::hurry`].
+    fn begin(&self, before: &[&str]) -> Child {
+        fs::write(self.slow(), "").unwrap();
+        let all = self.arguments(&[]);
+        let program = command(self.root(), &all.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut by = Command::new(before[0]);
+        by.args(&before[1..]).arg(program.get_program()).args(program.get_args());
+        for (name, value) in program.get_envs() {
+            match value {
+                Some(value) => by.env(name, value),
+                None => by.env_remove(name),
+            };
+        }
+        by.env("SLOW", self.slow()).current_dir(self.root());
+        let child = by.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_for(&self.run().join("metrics.jsonl"), true);
+        child
+    }
+
+    fn hurry(&self) {
+        fs::remove_file(self.slow()).unwrap();
+    }
+
+    /// Waits until the program and all of its processes end. Returns the code, and what was said on standard error, after
+    /// what was said on standard output.
+    fn ended(&self, mut child: Child) -> (Option<i32>, String) {
+        let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let said = std::thread::spawn(move || std::io::read_to_string(stderr).unwrap());
+        let printed = std::thread::spawn(move || std::io::read_to_string(stdout).unwrap());
+        let status = testing::wait_for_end("the run ends", &mut child);
+        testing::wait_until("every process ends", || pids(&self.run()).is_empty());
+        (status.code(), printed.join().unwrap() + &said.join().unwrap())
+    }
+
+    fn checkpoints(&self) -> Vec<u64> {
+        let entries = fs::read_dir(self.run().join("checkpoints")).into_iter().flatten().flatten();
+        let step = |name: String| name.strip_prefix("step-")?.parse().ok();
+        let mut steps: Vec<u64> = entries.filter_map(|entry| step(entry.file_name().into_string().ok()?)).collect();
+        steps.sort_unstable();
+        steps
+    }
+
+    /// Goes on with the run, and compares it with one that was never ended.
+    fn go_on(&self, way: Way) {
+        let mut all: Vec<&str> = vec!["train", "--resume", &self.out];
+        // Either goes on with what the other began.
+        if self.out.len() % 2 == 0 || way == (Way::Raised { by_workers: false }) {
+            all.extend(["--distributed", "--workers", "2"]);
+        }
+        let from = format!("{}/checkpoints/step-000004", self.out);
+        let expected = match way {
+            Way::Raised { .. } => {
+                all.extend(["--set", "max_steps=12"]);
+                self.runs.raised(self.kind)
+            }
+            Way::ChangedKey => {
+                all = vec!["train", "--resume", &from, "--distributed", "--workers", "2", "--set", "learning_rate=0.02"];
+                self.runs.changed(self.kind)
+            }
+            _ => self.runs.whole(self.kind),
+        };
+        good(self.root(), &all);
+        let run = self.run();
+        fs::remove_dir_all(run.join("abandoned")).ok();
+        for step in self.checkpoints().into_iter().filter(|step| !SAVED.contains(step)) {
+            fs::remove_dir_all(run.join(format!("checkpoints/step-{step:06}"))).unwrap();
+        }
+        same_but_workers(&expected, &run);
+    }
+
+    /// Checks that the run has the checkpoint that it was told of.
+    fn has_promised(&self, said: Option<&str>) {
+        let steps = self.checkpoints();
+        let Some(said) = said else { return assert!(!steps.is_empty(), "there is no checkpoint") };
+        let step = said.split("stopped as asked after step ").nth(1).unwrap_or_else(|| panic!("nothing is said: {said}"));
+        let step: u64 = step.split(';').next().unwrap().parse().unwrap();
+        assert!(step >= 1 && steps.contains(&step), "after step {step} the checkpoints are {steps:?}: {said}");
+    }
+
+    fn try_it(&self, way: Way) {
+        match way {
+            Way::Signal(name, times, code) => {
+                let child = self.begin(&USUAL);
+                for time in 0..times {
+                    if time > 0 {
+                        // Two of a kind at once would be one.
+                        std::thread::sleep(Duration::from_millis(200));
+                    }
+                    signal(&child, name);
+                }
+                self.hurry();
+                let (status, said) = self.ended(child);
+                assert_eq!(status, Some(code), "{said}");
+                if way.promises() {
+                    self.has_promised(Some(&said));
+                }
+            }
+            Way::Nohup => {
+                let child = self.begin(&["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"]);
+                signal(&child, "HUP");
+                self.hurry();
+                let (status, said) = self.ended(child);
+                assert_eq!(status, Some(0), "{said}");
+                return same_but_workers(&self.runs.whole(self.kind), &self.run());
+            }
+            Way::Terminal => {
+                let mut child = self.begin(&[&USUAL[..], &["python3", "-c", TERMINAL]].concat());
+                // The program that has the terminal closes it.
+                child.stdin.take().unwrap().write_all(b"close\n").unwrap();
+                self.hurry();
+                let (_, code) = self.ended(child);
+                assert_eq!(code, "129\n");
+                self.has_promised(None);
+            }
+            Way::Raised { by_workers } => {
+                let short = ["max_steps=4"];
+                let all = if by_workers { self.arguments(&short) } else { self.runs.arguments(self.kind, &self.out, &short) };
+                good(self.root(), &all.iter().map(String::as_str).collect::<Vec<_>>());
+            }
+            Way::ChangedKey => {
+                let mut child = self.begin(&USUAL);
+                self.hurry();
+                wait_for(&self.run().join("checkpoints/step-000004"), false);
+                self.kill_all(&mut child);
+                self.ended(child);
+            }
+            Way::LearnerKilled => {
+                let child = self.begin(&USUAL);
+                kill(fleet::status::read(&self.run()).unwrap().learner.unwrap().pid);
+                self.hurry();
+                let (status, said) = self.ended(child);
+                assert_eq!(status, Some(0), "{said}");
+                assert!(said.contains("started again"), "{said}");
+                return same_but_workers(&self.runs.whole(self.kind), &self.run());
+            }
+            Way::AllKilled => {
+                let mut child = self.begin(&USUAL);
+                self.kill_all(&mut child);
+                self.hurry();
+                self.ended(child);
+            }
+        }
+        self.go_on(way);
+    }
+
+    fn kill_all(&self, supervisor: &mut Child) {
+        supervisor.kill().unwrap();
+        pids(&self.run()).into_iter().for_each(kill);
+    }
+}
+
+fn kill(pid: u32) {
+    let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
+}
+
+/// A program that runs another one in a terminal of its own. Told to, it closes the terminal, and prints the code of the
+/// other.
+const TERMINAL: &str = "
+import os, pty, sys, threading
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp(sys.argv[1], sys.argv[1:])
+closes = threading.Event()
+def read():
+    while not closes.is_set():
+        os.read(terminal, 4096)
+threading.Thread(target=read, daemon=True).start()
+sys.stdin.readline()
+closes.set()
+os.close(terminal)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+os._exit(0)
+";
+
+/// Each row of the table by its number.
+fn rows() -> impl Iterator<Item = (&'static Kind, Way)> {
+    KINDS.iter().flat_map(|kind| WAYS.into_iter().map(move |way| (kind, way)))
+}
+
+/// Tries these rows, three at a time: most of their time is waiting. Panics with those that failed.
+fn try_all(rows: Vec<(&'static Kind, Way)>) {
+    let has_terminal = testing::program("python3").is_some();
+    let runs = Runs::new();
+    let (next, failed) = (std::sync::Mutex::new(rows.iter().enumerate()), std::sync::Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                loop {
+                    let row = next.lock().unwrap().next();
+                    let Some((number, (kind, way))) = row else { return };
+                    if *way == Way::Terminal && !has_terminal {
+                        continue;
+                    }
+                    let row = Row { runs: &runs, kind, out: format!("out-{number}") };
+                    let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| row.try_it(*way)));
+                    println!("{}, {way:?}: {}", kind.name, if tried.is_ok() { "right" } else { "WRONG" });
+                    if let Err(why) = tried {
+                        let why = why.downcast_ref::<String>().cloned().unwrap_or_default();
+                        failed.lock().unwrap().push(format!("{}, {way:?}: {why}", kind.name));
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap();
+    println!("{} ends of {} runs", rows.len() - failed.len(), rows.len());
+    assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), rows.len(), failed.join("\n"));
+}
+
+/// The rows of CI: each has another way, and each kind has one.
+#[test]
+fn a_tenth_of_all_ends_leaves_what_it_promises() {
+    try_all(rows().step_by(11).collect());
+}
+
+#[test]
+#[ignore = "minutes: cargo xtask nightly fleet_ends"]
+fn every_end_leaves_what_it_promises() {
+    try_all(rows().collect());
+}

@@ -1,0 +1,123 @@
+//! Answers on the disk that are none to their jobs, as an earlier learner may have accepted them: a run that goes on has
+//! them made again.
+
+use super::kinds::{KINDS, Runs};
+use super::{Row, USUAL};
+use crate::support::runs::{good, same_but_workers};
+use fleet::{JobName, JobResult, batch_from_bytes, batch_to_bytes};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+type Change = fn(&mut Vec<JobResult>, &[JobResult]);
+
+/// What is changed of the results in a file; the second ones are those of the file before it.
+const CHANGES: [(&str, Change); 20] = [
+    ("an empty answer", |all, _| all[0].bytes.clear()),
+    ("the last one is empty", |all, _| all.last_mut().unwrap().bytes.clear()),
+    ("all are empty", |all, _| all.iter_mut().for_each(|one| one.bytes.clear())),
+    ("half an answer", |all, _| half(&mut all[0].bytes)),
+    ("a byte fewer", |all, _| cut(&mut all[1].bytes)),
+    ("a byte more", |all, _| all[1].bytes.push(0)),
+    ("one byte", |all, _| all[0].bytes.truncate(1)),
+    ("the first bytes are others", |all, _| all[0].bytes[..4].fill(0xff)),
+    ("a byte in the middle is another", |all, _| flip(&mut all[1].bytes)),
+    ("zeros", |all, _| all[0].bytes.fill(0)),
+    ("text", |all, _| all[0].bytes = b"{\"group\": 8}".to_vec()),
+    ("the answer of another group", |all, _| all[0].bytes = all[1].bytes.clone()),
+    ("the answer of another batch", |all, before| all[0].bytes = before[0].bytes.clone()),
+    ("the answers change places", |all, _| swap(all)),
+    ("twice the answer", |all, _| twice(&mut all[0].bytes)),
+    ("another fingerprint", |all, _| all[0].answer.fingerprint ^= 1),
+    ("it is to be continued", |all, _| all[1].answer.more = true),
+    ("a missing answer", |all, _| drop(all.remove(0))),
+    ("no answer", |all, _| all.clear()),
+    ("a result of a later batch", |all, _| all[1].job = JobName::Rollout { number: 22, chunk: 0 }),
+];
+
+fn half(bytes: &mut Vec<u8>) {
+    bytes.truncate(bytes.len() / 2);
+}
+
+fn cut(bytes: &mut Vec<u8>) {
+    bytes.truncate(bytes.len() - 1);
+}
+
+fn flip(bytes: &mut [u8]) {
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+}
+
+fn twice(bytes: &mut Vec<u8>) {
+    bytes.extend(bytes.clone());
+}
+
+fn swap(all: &mut [JobResult]) {
+    let first = all[0].bytes.clone();
+    all[0].bytes = std::mem::replace(&mut all[1].bytes, first);
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &target),
+            false => drop(fs::copy(entry.path(), target).unwrap()),
+        }
+    }
+}
+
+/// Batch files of the run, in order.
+fn batches(run: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(run.join("fleet/batches")).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    files.retain(|file| file.file_name().and_then(|name| name.to_str()).is_some_and(|name| !name.starts_with('.')));
+    files.sort();
+    files
+}
+
+/// Kills a run between two checkpoints, and changes a file in copies of it.
+fn try_all(rows: &[(&str, Change)]) {
+    let runs = Runs::new();
+    for kind in KINDS.iter().filter(|kind| ["k = 0", "k = 1"].contains(&kind.name)) {
+        let row = Row { runs: &runs, kind, out: format!("killed-{}", kind.name.replace(' ', "")) };
+        let mut child = row.begin(&USUAL);
+        testing::wait_until("two batches follow the checkpoint", || {
+            row.run().join("checkpoints/step-000004").is_dir() && {
+                let files = batches(&row.run());
+                files.len() >= 2 && files[0].ends_with("000004")
+            }
+        });
+        row.kill_all(&mut child);
+        row.hurry();
+        row.ended(child);
+        for (number, (what, change)) in rows.iter().enumerate() {
+            let out = format!("{}-{number}", row.out);
+            let run = runs.root().join(&out);
+            copy(&row.run(), &run);
+            let files = batches(&run);
+            assert!(files.len() >= 2, "{what}: {files:?}");
+            // In turn the last one and one that others follow.
+            let place = if number % 2 == 0 { files.len() - 1 } else { 1 };
+            let read = |file: &Path| batch_from_bytes(&fs::read(file).unwrap()).unwrap();
+            let (before, (batch, mut all)) = (read(&files[place - 1]).1, read(&files[place]));
+            change(&mut all, &before);
+            fs::write(&files[place], batch_to_bytes(batch, &all)).unwrap();
+            let said = good(runs.root(), &["train", "--resume", &out, "--distributed", "--workers", "2"]);
+            assert!(said.err.contains("made again"), "{}, {what}: {}", kind.name, said.err);
+            same_but_workers(&runs.whole(kind), &run);
+        }
+    }
+}
+
+#[test]
+fn an_answer_on_the_disk_that_is_none_is_made_again() {
+    try_all(&[CHANGES[0], CHANGES[13]]);
+}
+
+#[test]
+#[ignore = "minutes: cargo xtask nightly fleet_ends"]
+fn whatever_is_on_the_disk_a_run_goes_on_to_the_same_bits() {
+    try_all(&CHANGES);
+}

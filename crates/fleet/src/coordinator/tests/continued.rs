@@ -1,0 +1,144 @@
+//! Runs that go on after their end, what nobody can make, and results that are none.
+
+use super::*;
+use crate::plan::Continued;
+
+fn answer(fingerprint: u64, more: bool) -> Answer {
+    Answer { fingerprint, more }
+}
+
+fn saved(step: u64, frontier: &[JobName]) -> Saved {
+    let lineages = (0..=step).map(|version| (version, lineage(version))).collect();
+    Saved { step, lineages, frontier: frontier.iter().map(|job| (*job, answer(5, false))).collect() }
+}
+
+fn file(jobs: &[JobName]) -> SyncedBatch {
+    SyncedBatch { digest: DIGEST, answers: jobs.iter().map(|job| (*job, answer(5, false))).collect() }
+}
+
+/// From batch 4 on, of which a checkpoint has the groups of `there` batches. (k, chunks, `there`) and the offers of the
+/// beginning.
+#[test]
+fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
+    let cases: [(u64, bool, u64, &str); 9] = [
+        (0, false, 0, "offer 4@4"),
+        (1, false, 0, "offer 4@4; offer 5@4"),
+        (1, false, 1, "sync 4: 4; offer 5@4"),
+        (2, false, 0, "offer 4@4; offer 5@4; offer 6@4"),
+        (2, false, 1, "sync 4: 4; offer 5@4; offer 6@4"),
+        (2, false, 2, "sync 4: 4; offer 6@4"),
+        (4, false, 0, "offer 4@4; offer 5@4; offer 6@4; offer 7@4; offer 8@4"),
+        (2, true, 0, "offer 4@4; offer 5@4; offer 6@4"),
+        (2, true, 1, "sync 4: 4; offer 5@4; offer 6@4"),
+    ];
+    for (k, chunks, there, offers) in cases {
+        let case = format!("k = {k}, chunks: {chunks}, {there} batches are there");
+        let plan = |continued| Plan { chunks, continued, ..plan(9, 1, k) };
+        let frontier: Vec<JobName> = (4..4 + there).map(job).collect();
+        let start = |continued| {
+            let mut run = Run(Coordinator::resume(plan(continued), saved(4, &frontier), BTreeMap::new()).unwrap());
+            (run.tell(Event::Begin), run)
+        };
+        let (begun, mut run) = start(Continued { batch: 4 + there, version: 4 });
+        assert_eq!(begun, offers, "{case}");
+        if there == 0 {
+            run.result(job(4));
+        }
+        let next = run.train(usize::from(k > 0));
+        let expected = if 5 + k < 9 { format!("; offer {}@5", 5 + k) } else { String::new() };
+        assert!(next.starts_with("publish 5") && (next.ends_with(&expected) || there > 1), "{case}: {next}");
+        // Without that rule the weights before it are needed, which nobody has.
+        let (begun, run) = start(Continued::default());
+        match there == k {
+            true => assert_eq!(begun, offers, "{case}"),
+            false => assert!(begun.ends_with("which is gone") && run.0.has_ended(), "{case}: {begun}"),
+        }
+    }
+}
+
+#[test]
+fn what_nobody_can_make_ends_the_run_unless_somebody_does_it() {
+    let start = || Run(Coordinator::resume(plan(9, 1, 1), saved(4, &[]), BTreeMap::new()).unwrap());
+    assert_eq!(start().tell(Event::Begin), "4 needs 3, which is gone");
+    // A worker that has the weights is still doing it: an earlier learner has asked for it.
+    let mut run = start();
+    run.tell(Event::Joined(name("dev1")));
+    assert_eq!(run.claim("dev1", job(4)), "");
+    assert_eq!(run.tell(Event::Begin), "offer 5@4");
+    assert_eq!(run.ended("dev1", HowEnded::Vanished), "release 4 of dev1; 4 needs 3, which is gone");
+    assert_eq!(run.tell(Event::Joined(name("dev2"))), "", "the run has ended");
+    let mut run = start();
+    run.tell(Event::Joined(name("dev1")));
+    run.claim("dev1", job(4));
+    run.tell(Event::Begin);
+    assert_eq!(run.result(job(4)), "accept 4 of dev1; sync 4: 4");
+}
+
+#[test]
+fn a_result_that_is_none_is_asked_for_again() {
+    let mut run = Run::start(plan(3, 2, 1));
+    run.tell(Event::Joined(name("dev1")));
+    run.tell(Event::Joined(name("dev2")));
+    run.tell(Event::Begin);
+    let refused = |run: &mut Run, worker: &str, number| run.tell(Event::Refused(name(worker), job(number)));
+    let accepts =
+        |run: &Run, worker: &str, number, of| run.0.accepts(&name(worker), job(number), of, answer(5, false));
+    assert!(accepts(&run, "dev1", 0, ORIGIN) && !accepts(&run, "dev1", 0, lineage(1)));
+    assert!(!accepts(&run, "dev1", 4, ORIGIN) && !accepts(&run, "dev1", 9, ORIGIN));
+    run.claim("dev1", job(0));
+    assert_eq!(refused(&mut run, "dev1", 0), "offer 0@0");
+    // Nobody has told that the worker took it.
+    assert_eq!(refused(&mut run, "dev1", 1), "offer 1@0");
+    // Another one does it, too.
+    run.claim("dev1", job(0));
+    run.claim("dev2", job(0));
+    assert_eq!(refused(&mut run, "dev1", 0), "");
+    assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0");
+    assert!(!accepts(&run, "dev2", 0, ORIGIN), "there is one");
+    run.tell(Event::Expelled(name("dev2"), Vec::new()));
+    assert!(!accepts(&run, "dev2", 1, ORIGIN) && accepts(&run, "dev1", 1, ORIGIN));
+}
+
+/// An earlier learner was killed after batch 4. The checkpoint is of batch 2, with the group of batch 3 that version 1
+/// made.
+#[test]
+fn results_of_files_are_taken_back_with_all_that_followed() {
+    let files = || BTreeMap::from([2, 3, 4].map(|batch| (batch, file(&[job(batch)]))));
+    let start = || {
+        let plan = plan(9, 1, 2);
+        let mut run = Run(Coordinator::resume(plan, saved(2, &[job(2), job(3)]), files()).unwrap());
+        // Made by what batch 4 gave: its lineage is known by the files.
+        let left = run.result(job(7));
+        assert_eq!(left, "accept 7 of dev1");
+        assert_eq!(run.tell(Event::Begin), "train 2");
+        run
+    };
+    let back = |run: &mut Run, batch, jobs: &[JobName], there: &[JobName]| {
+        let saved = there.iter().map(|job| (*job, answer(5, false))).collect();
+        run.tell(Event::TakenBack { batch, jobs: jobs.to_vec(), saved })
+    };
+    // The checkpoint has the group itself.
+    let mut run = start();
+    assert_eq!(back(&mut run, 2, &[job(2)], &[job(2)]), "sync 2: 2");
+    assert_eq!(run.0.lineages().keys().copied().max(), Some(2), "what it made is not known any more");
+    assert_eq!(run.train(1), "publish 3 in 1; sync 3: 3; offer 5@3", "it is in the checkpoint, too");
+    assert_eq!(run.train(2), "publish 4 in 2; sync 4: 4; offer 6@4", "4 is there, made by version 2");
+    // The weights of batch 4 are there.
+    let mut run = start();
+    run.tell(Event::Writing(1));
+    assert_eq!(run.tell(Event::Trained { written: true }), "publish 3 in 1; train 3; offer 5@3");
+    run.tell(Event::Writing(2));
+    assert_eq!(run.tell(Event::Trained { written: true }), "publish 4 in 2; train 4; offer 6@4");
+    assert_eq!(back(&mut run, 4, &[job(4)], &[]), "offer 4@2");
+    assert!(!run.0.accepts(&name("dev1"), job(7), lineage(5), answer(5, false)), "of weights that are no more");
+    assert_eq!(run.result(job(4)), "accept 4 of dev1; withdraw 4; sync 4: 4");
+    assert!(run.0.can_remake(job(4)), "no learner has learned from this one");
+    assert_eq!(run.train(0), "publish 5 in 0; offer 7@5");
+    // A later batch: what is trained on now stays.
+    let mut run = start();
+    assert_eq!(back(&mut run, 4, &[job(4)], &[]), "offer 4@2");
+    run.tell(Event::Writing(1));
+    assert_eq!(back(&mut run, 4, &[job(4)], &[]), "", "weights are written");
+    assert_eq!(run.tell(Event::Trained { written: true }), "publish 3 in 1; train 3; offer 5@3");
+    assert_eq!(back(&mut run, 2, &[job(2)], &[]), "", "it is trained on");
+}

@@ -1,0 +1,98 @@
+//! A learner on a thread of its own.
+
+use super::{LOOK, Learner, Step};
+use crate::error::{Error, Result};
+use crate::exchange::Exchange;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A [`Learner`] that runs on a thread while its caller trains. Dropping this value ends the thread.
+pub struct LearnerHandle<E: Exchange + Send + 'static> {
+    pub(super) shared: Arc<Shared<E>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+pub(super) struct Shared<E> {
+    state: Mutex<State<E>>,
+    changed: Condvar,
+}
+
+pub(super) struct State<E> {
+    learner: Learner<E>,
+    /// The error that ended the thread.
+    pub(super) failed: Option<Error>,
+    stopped: bool,
+}
+
+impl<E: Exchange + Send + 'static> LearnerHandle<E> {
+    /// Starts a thread that serves the workers of `learner`.
+    pub fn start(learner: Learner<E>) -> Result<LearnerHandle<E>> {
+        let mut waiter = learner.waiter()?;
+        let state = Mutex::new(State { learner, failed: None, stopped: false });
+        let shared = Arc::new(Shared { state, changed: Condvar::new() });
+        let served = Arc::clone(&shared);
+        let serve = move || {
+            loop {
+                let mut state = served.lock();
+                if state.stopped || state.failed.is_some() {
+                    return;
+                }
+                if let Err(error) = state.learner.poll() {
+                    state.failed = Some(error);
+                }
+                drop(state);
+                served.changed.notify_all();
+                waiter(LOOK);
+            }
+        };
+        let thread = std::thread::Builder::new().name("fleet".to_owned()).spawn(serve);
+        let thread = thread.map_err(|e| Error::Failed(format!("cannot start a thread: {e}")))?;
+        Ok(LearnerHandle { shared, thread: Some(thread) })
+    }
+
+    /// The next action for the caller. Returns `None` after `at_most`, so that the caller can check for a stop request.
+    pub fn next_step(&self, at_most: Duration) -> Result<Option<Step>> {
+        let end = Instant::now() + at_most;
+        let mut state = self.shared.lock();
+        loop {
+            if let Some(step) = state.learner.next_step() {
+                return Ok(Some(step));
+            }
+            if let Some(error) = state.failed.take() {
+                // Nothing serves the workers any more: whoever asks again is told so again.
+                state.failed = Some(Error::Failed(error.to_string()));
+                return Err(error);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let waited = self.shared.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+    }
+
+    /// Calls a method of the learner, such as [`Learner::writable`] or [`Learner::trained`].
+    pub fn with<T>(&self, call: impl FnOnce(&mut Learner<E>) -> T) -> T {
+        let called = call(&mut self.shared.lock().learner);
+        self.shared.changed.notify_all();
+        called
+    }
+}
+
+impl<E> Shared<E> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State<E>> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl<E: Exchange + Send + 'static> Drop for LearnerHandle<E> {
+    fn drop(&mut self) {
+        self.shared.lock().stopped = true;
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Results that are no answers to their jobs. Whether a result is one is decided by the caller
+//! ([`Feed::check`](super::Feed::check)), before the result is accepted.
+
+use super::{Learner, Step};
+use crate::coordinator::Event;
+use crate::error::{Error, Result};
+use crate::exchange::Exchange;
+use crate::job::{JobName, JobResult, WorkerName};
+
+/// A result that was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The worker that gave it.
+    pub worker: WorkerName,
+    /// The job that it was to answer.
+    pub job: JobName,
+    /// Why it does not.
+    pub why: String,
+    /// True if it was one too many, so that the worker was expelled.
+    pub expels: bool,
+}
+
+impl<E: Exchange> Learner<E> {
+    /// Looks at a result that the coordinator would accept. If it is no answer to its job, refuses it, and returns true.
+    pub(super) fn refuses(&mut self, worker: &WorkerName, job: JobName) -> Result<bool> {
+        // What is no longer there is found out when it is accepted.
+        let Some(result) = self.exchange.take(worker, job) else { return Ok(false) };
+        let before = self.chunks_before(job);
+        let Err(why) = self.feed.check(&result, &before) else {
+            self.looked_at = Some(result);
+            return Ok(false);
+        };
+        self.exchange.discard(worker, job)?;
+        self.counts.corrupt += 1;
+        let refusals = self.refusals.entry(worker.clone()).or_default();
+        *refusals += 1;
+        let expels = *refusals >= self.coordinator.plan().refusals_per_worker;
+        self.steps.push_back(Step::Refused(Refused { worker: worker.clone(), job, why, expels }));
+        self.tell(Event::Refused(worker.clone(), job))?;
+        if expels {
+            self.counts.expelled += 1;
+            self.tell(Event::Expelled(worker.clone(), Vec::new()))?;
+            self.announce()?;
+        }
+        Ok(true)
+    }
+
+    /// Has results of a batch made again that are no answers to their jobs: those of its file, which an earlier learner
+    /// wrote, could not be looked at before. If the batch was already returned as [`Step::Train`], it will be returned
+    /// once more. Without `jobs`, results are missing.
+    pub fn take_back(&mut self, batch: u64, jobs: &[JobName]) -> Result<()> {
+        if !self.coordinator.may_expel() {
+            return Err(Error::Failed(format!("batch {batch} cannot be taken back while weights are written")));
+        }
+        let plan = self.coordinator.plan().clone();
+        let is_taken = |job: &JobName| {
+            jobs.iter().any(|taken| job.is_or_continues(*taken)) || plan.version_of(*job) > batch
+        };
+        let taken: Vec<JobResult> = self.kept.extract_if(.., |job, _| is_taken(job)).map(|(_, result)| result).collect();
+        let saved: Vec<JobResult> =
+            taken.iter().filter_map(|result| self.frontier.get(&result.job)).cloned().collect();
+        self.kept.extend(saved.iter().map(|result| (result.job, result.clone())));
+        self.files.remove_from(batch)?;
+        self.steps.retain(|step| !matches!(step, Step::Train(other, _) if *other >= batch));
+        self.counts.remade += taken.len() as u64;
+        taken.iter().try_for_each(|result| self.exchange.discard(&result.worker, result.job))?;
+        let saved = saved.into_iter().map(|result| (result.job, result.answer)).collect();
+        self.tell(Event::TakenBack { batch, jobs: jobs.to_vec(), saved })?;
+        self.announce()
+    }
+}

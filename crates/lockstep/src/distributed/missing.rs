@@ -1,0 +1,61 @@
+//! Decides when to tell the user that a learner waits for workers which are not there.
+
+use std::time::{Duration, Instant};
+
+/// How often a waiting learner looks whether a worker is missing.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// What was found missing in one wait.
+pub(super) struct Missing {
+    looked: Instant,
+    said: Option<String>,
+}
+
+impl Missing {
+    /// Nothing is missing yet.
+    pub fn new() -> Missing {
+        Missing { looked: Instant::now(), said: None }
+    }
+
+    /// Whether it is time to look.
+    pub fn is_due(&mut self) -> bool {
+        let is_due = self.looked.elapsed() > LOOK;
+        if is_due {
+            self.looked = Instant::now();
+        }
+        is_due
+    }
+
+    /// Takes what is missing now. Returns it if that is news: workers come and go while a learner waits.
+    pub fn news(&mut self, missing: Option<String>) -> Option<&str> {
+        let is_new = missing != self.said;
+        self.said = missing;
+        self.said.as_deref().filter(|_| is_new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// (What is missing at each look, what is said.)
+    #[test]
+    fn who_is_missing_is_said_each_time_it_changes() {
+        let mut missing = Missing::new();
+        assert!(!missing.is_due(), "a wait begins");
+        for (now, said) in [
+            (None, None),
+            (Some("a"), Some("a")),
+            (Some("a"), None),
+            (Some("b"), Some("b")),
+            (None, None),
+            (None, None),
+            (Some("b"), Some("b")),
+            (Some("a"), Some("a")),
+            (None, None),
+            (Some("a"), Some("a")),
+        ] {
+            assert_eq!(missing.news(now.map(str::to_owned)), said);
+        }
+    }
+}

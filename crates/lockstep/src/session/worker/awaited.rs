@@ -1,0 +1,88 @@
+//! Waits for the learner of the run that a worker joins, or finds out that none will come.
+
+use crate::distributed::of_fleet;
+use crate::error::BadInput;
+use crate::run::{RunDir, RunLock};
+use crate::stop::StopSignal;
+use fleet::exchange::spool::Layout;
+use fleet::exchange::{LearnerState, WorkerExchange};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How often the worker looks.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long a process that writes into the run's directory may take to become its learner.
+const START: Duration = Duration::from_secs(60);
+
+/// A run that a worker joins.
+pub(super) struct Awaited<'a> {
+    /// The worker's name.
+    pub name: &'a str,
+    /// The run's directory, or the address of a server.
+    pub run: &'a Path,
+    /// Whether `run` is a server, which tells of its learner itself.
+    pub is_server: bool,
+    /// Whether the worker also waits for the learner of a run that has ended, or has had none.
+    pub waits: bool,
+    pub stop: &'a StopSignal,
+    pub say: &'a dyn Fn(&str),
+}
+
+impl Awaited<'_> {
+    /// Waits for a learner. `None` if the run ends before the worker has begun.
+    pub fn learner(&self, exchange: &mut dyn WorkerExchange) -> anyhow::Result<Option<LearnerState>> {
+        let since = Instant::now();
+        let mut has_waited = false;
+        loop {
+            self.stop.check()?;
+            match exchange.learner().map_err(of_fleet)? {
+                // It is not the one of before, which the exchange does not tell of.
+                Some(state) if state.ended => return Ok(None),
+                Some(state) if self.is_of_learner(&state)? => return Ok(Some(state)),
+                _ => self.refuse_a_run_without_learner(since)?,
+            }
+            if !std::mem::replace(&mut has_waited, true) {
+                (self.say)(&format!("{} waits for a learner of {}", self.name, self.run.display()));
+            }
+            exchange.wait(LOOK);
+        }
+    }
+
+    /// Whether the learner that wrote this state still runs. One that was killed may tell of another configuration than
+    /// the next one has.
+    pub fn is_of_learner(&self, state: &LearnerState) -> anyhow::Result<bool> {
+        Ok(self.is_server || Layout::of_run(self.run).is_of_learner(state).map_err(of_fleet)?)
+    }
+
+    /// Fails if the run has begun, and nobody says that it will have a learner (again). `since` is when the worker began
+    /// to wait.
+    pub fn refuse_a_run_without_learner(&self, since: Instant) -> anyhow::Result<()> {
+        if self.is_server || self.waits {
+            return Ok(());
+        }
+        // A run that has not begun may have one. One that was killed or stopped is continued.
+        let Ok(run) = RunDir::open(self.run) else { return Ok(()) };
+        let why = match last_learner(self.run) {
+            Some(state) if !state.ended => return Ok(()),
+            Some(LearnerState { step, batches, .. }) => {
+                format!("the run has ended, after {step} of {batches} batches: there is nothing left to do")
+            }
+            None => "the run has no workers: a single process makes its completions".to_owned(),
+        };
+        // It may be the next learner, which loads its model.
+        if RunLock::is_held(run.root()) && since.elapsed() < START {
+            return Ok(());
+        }
+        let dir = self.run.display();
+        Err(BadInput::new(format!(
+            "{} cannot work for {dir}: {why}. To go on with it, `lockstep learner --resume {dir}` (with a greater \
+             max_steps, if it has done all); with --wait the worker waits for that",
+            self.name
+        )))
+    }
+}
+
+/// What the last learner of a run told its workers.
+fn last_learner(run: &Path) -> Option<LearnerState> {
+    serde_json::from_slice(&std::fs::read(Layout::of_run(run).learner()).ok()?).ok()
+}
