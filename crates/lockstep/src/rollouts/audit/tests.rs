@@ -112,5 +112,5 @@ fn scores_are_compared_where_the_reward_was_called_again() {
     zero(&mut given);
     let found = difference(&given, &["a".to_owned()], &again).unwrap();
     assert_eq!((found.given.as_str(), found.remade.as_str()), ("-0 (0x8000000000000000)", "0 (0x0000000000000000)"));
-    assert_eq!((found.completion, found.token), (0, None));
+    assert_eq!((found.completion, found.token), (Some(0), None));
 }

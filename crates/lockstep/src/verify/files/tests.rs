@@ -4,6 +4,9 @@ use super::*;
 use crate::rollouts::wire::Completion;
 use serde_json::json;
 
+/// A run of this build, all of whose rewards are called again.
+const SAME: OfRun<'_> = OfRun { not_asked: &[], same_build: true };
+
 /// Two directories, of the recorded and the remade checkpoint.
 struct Two {
     _dir: tempfile::TempDir,
@@ -26,7 +29,7 @@ impl Two {
     }
 
     fn found(&self) -> Option<Difference> {
-        difference(&self.recorded, &self.remade, 4).unwrap()
+        difference(&self.recorded, &self.remade, 4, SAME).unwrap()
     }
 
     /// A difference in the file `name`, at `within` if that is a place in it.
@@ -122,7 +125,7 @@ fn a_file_that_only_one_checkpoint_has_is_named() {
     fs::remove_file(two.remade.join("a")).unwrap();
     fs::remove_file(two.remade.join("x")).unwrap();
     assert_eq!(two.found(), two.at("x", "", "file", "the file", "none"));
-    assert!(difference(&two.recorded.join("gone"), &two.remade, 4).is_err());
+    assert!(difference(&two.recorded.join("gone"), &two.remade, 4, SAME).is_err());
 }
 
 /// A value model is a directory of its own, which the next step depends on as much.
@@ -205,7 +208,7 @@ fn tensors_of_another_layout_are_named() {
     // A header of more bytes than the file has.
     let long = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
     two.write(name, &long, &long);
-    let said = format!("{:#}", difference(&two.recorded, &two.remade, 4).unwrap_err());
+    let said = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
     assert_eq!(said, format!("{}: its header is longer than the file", two.recorded.join(name).display()));
 }
 
@@ -280,7 +283,7 @@ fn groups_are_compared_as_groups() {
     assert_eq!(two.found(), None);
     for name in [name, "frontier.bin", "frontier.begun.bin"] {
         two.write(name, "rubbish", "rubbish");
-        let said = format!("{:#}", difference(&two.recorded, &two.remade, 4).unwrap_err());
+        let said = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
         assert!(said.starts_with(&format!("{}: ", two.recorded.join(name).display())), "{said}");
         two.write(name, "", "");
         assert_eq!(two.found(), None);
