@@ -258,6 +258,8 @@ fn unlisted(step: u64, error: &anyhow::Error) -> Difference {
 }
 
 #[cfg(test)]
+mod forks;
+#[cfg(test)]
 mod lies;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -7,6 +7,7 @@ use crate::rollouts::ScoredGroup;
 use crate::rollouts::collector::{Begun, Collect, CollectRequest, Collected, Collector, Observer, PlaceCollector};
 use crate::rollouts::wire::file::GroupFile;
 use crate::rollouts::wire::{Group, column_beyond, groups_of_answers};
+use anyhow::Context as _;
 use model::AdaptedWeights;
 use rollout::RolloutGroup;
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,7 +68,8 @@ impl Record {
     /// trained on.
     pub fn add_ahead(&mut self, frontier: &Path) -> anyhow::Result<()> {
         if let Ok(bytes) = std::fs::read(frontier) {
-            self.ahead.extend(groups_of_answers(&bytes)?.into_iter().map(|group| (group.id, group)));
+            let groups = groups_of_answers(&bytes).with_context(|| frontier.display().to_string())?;
+            self.ahead.extend(groups.into_iter().map(|group| (group.id, group)));
         }
         Ok(())
     }

@@ -55,9 +55,9 @@ fn of_update(update: &Group, recorded: Group) -> Group {
     let completion = |(place, (given, c)): (usize, (&Completion, Completion))| {
         let mut completion = Completion::new(place, c.ids);
         completion.mask = c.mask;
-        if let Some(logps) = given.columns.f32(NEW_LOGPS).filter(|logps| logps.len() == completion.ids.len()) {
-            completion.columns = Columns::of([(NEW_LOGPS, logps.to_vec())]);
-        }
+        let tokens = completion.ids.len();
+        let logps = given.columns.f32(NEW_LOGPS).filter(|logps| logps.len() == tokens);
+        completion.columns = Columns::of([(NEW_LOGPS, logps.map_or_else(|| vec![0.0; tokens], <[f32]>::to_vec))]);
         completion
     };
     // A step may learn from a part of its last group.
