@@ -44,6 +44,21 @@ fn unchanged_it_is_the_original() {
     assert_eq!(lockstep(root, &["train", "--resume", "run-3"]).code, Some(0));
 }
 
+/// Forks of forks of a run with workers, each with a changed key: all can be verified, with their result.
+#[test]
+fn a_fork_of_a_fork_of_workers_is_proven() {
+    let dir = directory();
+    let root = dir.path();
+    let set = ["save_steps=2", "max_staleness=1", "eval_strategy=steps", "eval_steps=2", "load_best_model_at_end=true"];
+    let set = [RECORDED, &set].concat();
+    good(root, &[&arguments("train", "run", &set)[..], &["--distributed", "--workers", "2"]].concat());
+    for (of, at, rate, out) in [("run", "4", "3e-4", "a"), ("a", "7", "1e-4", "b"), ("b", "7", "2e-4", "c")] {
+        good(root, &["fork", of, "--at", at, "--set", &format!("learning_rate={rate}"), "--out", out]);
+        let said = good(root, &["verify", out, "--all"]).out;
+        assert!(said.contains("equal  the result") && said.contains("proven: 8 steps"), "{said}");
+    }
+}
+
 /// Which rollouts taught it this?
 #[test]
 fn a_group_without_gradient_taught_nothing() {

@@ -179,6 +179,36 @@ fn a_planted_lie_is_named() {
     assert_eq!((other["kind"].as_str(), of(&other, &place[..2])), (Some("lineage"), vec![1, 0]), "{other}");
 }
 
+/// A result with other files than its checkpoint, which a program that loads it might prefer.
+#[test]
+fn a_forged_result_differs() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "run", &[RECORDED, &["max_steps=2"]].concat()));
+    good(root, &["verify", "run", "--all"]);
+    let rows: [(&str, fn(&Path)); 5] = [
+        ("model-00001-of-00001.safetensors", |model| {
+            // Other weights, under a name that an index gives.
+            fs::rename(model.join("model.safetensors"), model.join("model-00001-of-00001.safetensors")).unwrap();
+            let map = serde_json::json!({"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}});
+            fs::write(model.join("model.safetensors.index.json"), map.to_string()).unwrap();
+        }),
+        ("adapter_model.safetensors", |model| {
+            fs::copy(model.join("model.safetensors"), model.join("adapter_model.safetensors")).unwrap();
+        }),
+        ("chat_template.jinja", |model| fs::write(model.join("chat_template.jinja"), "{{ messages }}").unwrap()),
+        ("tokenizer.json", |model| fs::remove_file(model.join("tokenizer.json")).unwrap()),
+        ("model.safetensors", |model| {
+            fs::read_dir(model).unwrap().for_each(|entry| fs::remove_file(entry.unwrap().path()).unwrap());
+        }),
+    ];
+    for (name, lie) in rows {
+        let found = difference(root, |run| lie(&run.join("model")));
+        let place = found["place"].as_str().unwrap();
+        assert!(found["kind"] == "file" && place.ends_with(&format!("copy/model/{name}")), "{found}");
+    }
+}
+
 /// A worker that samples as it likes: the run has learned from it, and record, weights and lists agree.
 #[test]
 fn a_lie_that_the_run_has_learned_from_is_found_where_it_was_told() {

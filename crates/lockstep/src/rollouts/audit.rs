@@ -1,20 +1,26 @@
-//! Repeats workers' jobs, and finds the first bit in which a worker's answer differs from the repeated one.
+//! Repeats workers' jobs, and finds the first bit in which a worker's answer differs from the repeated one. Only times
+//! are not compared, and what rewards gave that cannot be repeated.
 
 use super::jobs::{GroupAnswer, GroupJob, score};
 use crate::stop::StopSignal;
 use anyhow::{Context as _, bail};
 use model::ModelView;
 use model::tokenizer::Tokenizer;
-use rewards::Reward;
-use rollout::{Completion, Engine};
+use model::Columns;
+use model::columns::Values;
+use rewards::{GivenScores, Reward, Scores};
+use rollout::{Completion, Engine, RolloutGroup};
 use std::collections::BTreeMap;
 use std::fmt;
+
+/// The most characters that are shown of a value: a worker may answer with long texts.
+const LONGEST: usize = 200;
 
 /// The first difference between a worker's answer and the repeated job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// The index of the completion in its group.
-    pub completion: usize,
+    /// The index of the completion in its group, if the difference is in one.
+    pub completion: Option<usize>,
     /// The index of the token in its completion, if the difference is at a token.
     pub token: Option<usize>,
     /// The name of the value that differs.
@@ -27,7 +33,7 @@ pub struct Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Difference { completion, token, what, given, remade } = self;
-        write!(f, "completion {completion}, ")?;
+        completion.iter().try_for_each(|completion| write!(f, "completion {completion}, "))?;
         token.iter().try_for_each(|token| write!(f, "token {token}, "))?;
         write!(f, "{what}: it said {given}, and the job gives {remade}")
     }
@@ -81,39 +87,90 @@ pub fn difference(
     rewards: &[String],
     (job, remade): &(GroupJob, GroupAnswer),
 ) -> Option<Difference> {
-    let pairs = given.group.completions.iter().zip(&remade.group.completions).enumerate();
-    let of_tokens = |(place, (given, remade))| Some(Difference { completion: place, ..tokens(given, remade)? });
-    if let Some(found) = pairs.into_iter().find_map(of_tokens) {
-        return Some(found);
-    }
-    job.rewards.iter().zip(&remade.scores).find_map(|(name, remade)| {
-        let given = &given.scores[rewards.iter().position(|other| other == name)?].scores;
-        let bits = |score: &Option<f64>| score.map(f64::to_bits);
-        let show = |score: Option<f64>| score.map_or("none".to_owned(), |x| format!("{x} ({:#018x})", x.to_bits()));
-        let mut pairs = given.values.iter().zip(&remade.scores.values).enumerate();
-        let (completion, (given, remade)) = pairs.find(|(_, (given, remade))| bits(given) != bits(remade))?;
+    let scores = || job.rewards.iter().zip(&remade.scores).find_map(|(name, remade)| {
+        let given = &given.scores[rewards.iter().position(|other| other == name)?];
+        of_reward(name, given, remade)
+    });
+    of_group(&given.group, &remade.group).or_else(scores)
+}
+
+/// Compares what generation made.
+fn of_group(given: &RolloutGroup, remade: &RolloutGroup) -> Option<Difference> {
+    let RolloutGroup { id, prompt, completions, prompt_columns } = remade;
+    let pairs = given.completions.iter().zip(completions).enumerate();
+    let of_tokens = |(place, (given, remade))| Some(Difference { completion: Some(place), ..tokens(given, remade)? });
+    unequal("number of the group", &given.id, id)
+        .or_else(|| unequal("prompt", &given.prompt.ids, &prompt.ids))
+        .or_else(|| unequal("number of completions", &given.completions.len(), &completions.len()))
+        .or_else(|| pairs.into_iter().find_map(of_tokens))
+        .or_else(|| (!same_columns(&given.prompt_columns, prompt_columns)).then(|| differs("columns of the prompt")))
+}
+
+/// Compares what the reward `name` gave.
+fn of_reward(name: &str, given: &GivenScores, remade: &GivenScores) -> Option<Difference> {
+    // The time that it took is nobody's to repeat.
+    let GivenScores { reward: _, scores: remade, seconds: _ } = remade;
+    let Scores { values, steps, problems, extra, metrics, timed_out } = remade;
+    let given = &given.scores;
+    let bits = |score: &Option<f64>| score.map(f64::to_bits);
+    let show = |score: Option<f64>| score.map_or("none".to_owned(), |x| format!("{x} ({:#018x})", x.to_bits()));
+    let mut pairs = given.values.iter().zip(values).enumerate();
+    if let Some((completion, (given, remade))) = pairs.find(|(_, (given, remade))| bits(given) != bits(remade)) {
         let (given, remade) = (show(*given), show(*remade));
-        Some(Difference { completion, token: None, what: format!("score of `{name}`"), given, remade })
-    })
+        let what = format!("score of `{name}`");
+        return Some(Difference { completion: Some(completion), token: None, what, given, remade });
+    }
+    let of = |what: &str| format!("{what} of `{name}`");
+    unequal(&of("number of scores"), &given.values.len(), &values.len())
+        .or_else(|| unequal(&of("scores of steps"), &given.steps, steps))
+        .or_else(|| unequal(&of("problems"), &given.problems, problems))
+        .or_else(|| unequal(&of("columns"), &given.extra, extra))
+        .or_else(|| unequal(&of("metrics"), &given.metrics, metrics))
+        .or_else(|| unequal(&of("completions that ran out of time"), &given.timed_out, timed_out))
+}
+
+/// Compares two values as text, in which -0 is not 0, and NaN is NaN. Long texts are cut.
+fn unequal<T: fmt::Debug>(what: &str, given: &T, remade: &T) -> Option<Difference> {
+    let [given, remade] = [given, remade].map(|value| format!("{value:?}"));
+    let short = |text: String| match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    };
+    let found = Difference { completion: None, token: None, what: what.to_owned(), given: String::new(), remade: String::new() };
+    (given != remade).then(|| Difference { given: short(given), remade: short(remade), ..found })
 }
 
 fn tokens(given: &Completion, remade: &Completion) -> Option<Difference> {
+    let Completion { generation: _, ids, mask: _, versions, columns, finish_reason: _ } = remade;
     let bits = |c: &Completion| c.logps().iter().map(|logp| logp.to_bits()).collect::<Vec<_>>();
     let float = |&bits: &u32| format!("{} ({bits:#010x})", f32::from_bits(bits));
     let fields = |c: &Completion| format!("{:?}, {:?}, {:?}", c.finish_reason, c.mask, c.generation);
     let whole = |what: &str, given: String, remade: String| {
-        (given != remade).then(|| Difference { completion: 0, token: None, what: what.to_owned(), given, remade })
+        (given != remade).then(|| Difference { given, remade, ..differs(what) })
     };
-    list("token", &given.ids, &remade.ids, ToString::to_string)
+    list("token", &given.ids, ids, ToString::to_string)
         .or_else(|| list("log-probability", &bits(given), &bits(remade), float))
-        .or_else(|| list("version of the weights", &given.versions, &remade.versions, ToString::to_string))
+        .or_else(|| list("version of the weights", &given.versions, versions, ToString::to_string))
         .or_else(|| whole("finish reason and mask", fields(given), fields(remade)))
-        .or_else(|| (given.columns != remade.columns).then(|| differs("columns of its tokens")))
+        .or_else(|| (!same_columns(&given.columns, columns)).then(|| differs("columns of its tokens")))
+}
+
+/// Whether two sets of columns have the same bits.
+fn same_columns(a: &Columns, b: &Columns) -> bool {
+    let bits = |values: &Values| match values {
+        Values::F32(values) => (true, values.iter().map(|x| x.to_bits()).collect::<Vec<_>>()),
+        Values::U32(values) => (false, values.clone()),
+    };
+    let all = |columns: &Columns| {
+        let of = |(name, column): (&str, &model::columns::Column)| (name.to_owned(), column.width, bits(&column.values));
+        columns.iter().map(of).collect::<Vec<_>>()
+    };
+    all(a) == all(b)
 }
 
 fn differs(what: &str) -> Difference {
     let (given, remade) = ("others".to_owned(), "its own".to_owned());
-    Difference { completion: 0, token: None, what: what.to_owned(), given, remade }
+    Difference { completion: None, token: None, what: what.to_owned(), given, remade }
 }
 
 /// The first index at which two lists differ.

@@ -1,25 +1,42 @@
 //! Compares the files of two checkpoints of the same step, or of a final model and its checkpoint, and finds the first
 //! bit that differs.
 
-use super::groups;
-use super::report::{Difference, f32_bits};
-use crate::rollouts::wire::{Group, groups_of_answers, groups_of_begun};
+use super::groups::{self, LeftOut};
+use super::report::{Difference, f32_bits, f64_bits};
+use crate::rollouts::wire::{
+    Group, WrittenAnswer, column_beyond, groups_of_begun, heads_of_begun, written_answers,
+};
+use crate::run::checkpoint::is_of_model;
 use anyhow::Context as _;
 use model::io::{FILE_LIST, is_listed};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::fs::{self, File};
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 /// The fields of `run_state.json` that the next step depends on. The others concern logs and evaluations.
-const STATE: [&str; 7] = ["step", "weights_version", "arithmetic", "data_hash", "sampler", "trainer", "num_tokens"];
+pub(super) const STATE: [&str; 8] =
+    ["step", "weights_version", "arithmetic", "data_hash", "sampler", "trainer", "num_tokens", "task"];
 
 /// Files of a checkpoint that are not compared here, because they are checked elsewhere or describe only processes.
 const NOT_COMPARED: [&str; 2] = [FILE_LIST, "fleet.json"];
 
+/// Files that people add to a model, and that no program reads as a part of it.
+pub(super) const ADDED: [&str; 6] = ["README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", ".gitattributes"];
+
+/// What is known of the run whose files are compared.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OfRun<'a> {
+    /// Rewards that are not called again.
+    pub not_asked: &'a [String],
+    /// Whether this build trained the run. An older build lacks values that this one writes.
+    pub same_build: bool,
+}
+
 /// The first difference between the recorded checkpoint of a step and the one that the replay made.
-pub fn difference(recorded: &Path, remade: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
+pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
     let (mut names, in_recorded, in_remade) = (BTreeSet::new(), names(recorded)?, names(remade)?);
     names.extend(in_recorded.union(&in_remade).cloned());
     // Older versions did not copy files in folders of the model.
@@ -33,13 +50,10 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64) -> anyhow::Result<O
     names.sort_by_key(|name| (rank(name), name.clone()));
     for name in names {
         let place = recorded.join(&name).display().to_string();
-        let has = |there: bool| if there { "the file" } else { "none" }.to_owned();
         let (a, b) = (in_recorded.contains(&name), in_remade.contains(&name));
         let found = match a && b {
-            true => file(&name, &recorded.join(&name), &remade.join(&name)).with_context(|| place.clone())?,
-            false => {
-                Some(Difference { kind: "file".into(), recorded: has(a), remade: has(b), ..Difference::default() })
-            }
+            true => file(&name, &recorded.join(&name), &remade.join(&name), of).with_context(|| place.clone())?,
+            false => Some(only_in_one(a, b)),
         };
         if let Some(found) = found {
             let within = found.place.map_or_else(|| place.clone(), |within| format!("{place}, {within}"));
@@ -49,19 +63,37 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64) -> anyhow::Result<O
     Ok(None)
 }
 
-/// The first difference between the final model in `result` and the model of a checkpoint.
+/// The first difference between the final model in `result` and the model of a checkpoint. The result must have all
+/// files of the model and no others, since a program that loads it may prefer another file; only texts that people add
+/// are left out.
 pub fn of_result(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
-    for name in names(result)?.into_iter().filter(|name| !NOT_COMPARED.contains(&&**name)) {
-        let (a, b) = (result.join(&name), checkpoint.join(&name));
-        if b.is_file()
-            && let Some(found) = file(&name, &a, &b)?
-        {
-            let within = found.place.map_or_else(String::new, |within| format!(", {within}"));
-            let place = Some(format!("{}{within}", a.display()));
-            return Ok(Some(Difference { step: Some(step), place, ..found }));
+    let (in_result, in_checkpoint) = (names(result)?, names(checkpoint)?);
+    let of_model = in_checkpoint.iter().filter(|name| is_of_model(name));
+    let names: BTreeSet<&String> = in_result.iter().chain(of_model).collect();
+    let is_added = |name: &str| ADDED.contains(&name) && !in_checkpoint.contains(name);
+    let mut names: Vec<&String> =
+        names.into_iter().filter(|name| !NOT_COMPARED.contains(&&***name) && !is_added(name)).collect();
+    names.sort_by_key(|name| (rank(name), *name));
+    for name in names {
+        let place = result.join(name).display().to_string();
+        // What older versions copied beside the model is compared, too.
+        let found = match (in_result.contains(name), in_checkpoint.contains(name)) {
+            (true, true) => file(name, &result.join(name), &checkpoint.join(name), OfRun::default())
+                .with_context(|| place.clone())?,
+            (a, b) => Some(only_in_one(a, b)),
+        };
+        if let Some(found) = found {
+            let within = found.place.map_or_else(|| place.clone(), |within| format!("{place}, {within}"));
+            return Ok(Some(Difference { step: Some(step), place: Some(within), ..found }));
         }
     }
     Ok(None)
+}
+
+/// The difference that only the recorded directory has a file, or only the other one.
+fn only_in_one(recorded: bool, remade: bool) -> Difference {
+    let has = |there: bool| if there { "the file" } else { "none" }.to_owned();
+    Difference { kind: "file".into(), recorded: has(recorded), remade: has(remade), ..Difference::default() }
 }
 
 /// The files of a directory and of the directories below it, such as PPO's value model, by their paths in it.
@@ -92,12 +124,18 @@ fn rank(name: &str) -> u8 {
     }
 }
 
-fn file(name: &str, a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
+fn file(name: &str, a: &Path, b: &Path, of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
     Ok(match name {
-        "run_state.json" => state(&json(a)?, &json(b)?),
-        "frontier.bin" => of_groups(&groups_of_answers(&fs::read(a)?)?, &groups_of_answers(&fs::read(b)?)?),
-        "frontier.begun.bin" => of_groups(&groups_of_begun(&fs::read(a)?)?, &groups_of_begun(&fs::read(b)?)?),
-        "generation_batch.bin" => of_groups(&Group::read_all(&fs::read(a)?)?, &Group::read_all(&fs::read(b)?)?),
+        "run_state.json" => state(&json(a)?, &json(b)?, of.same_build),
+        "frontier.bin" => frontier(&fs::read(a)?, &fs::read(b)?, of)?,
+        "frontier.begun.bin" => begun(&fs::read(a)?, &fs::read(b)?, of)?,
+        "generation_batch.bin" => {
+            let (a, b) = (fs::read(a)?, fs::read(b)?);
+            match of_groups(&Group::read_all(&a)?, &Group::read_all(&b)?, of) {
+                None => unknown_column(&a, &b, of)?,
+                found => found,
+            }
+        }
         "adapter_config.json" => {
             // The base may lie elsewhere by now; its hash is in the adapter's file.
             let without_path = |path| -> anyhow::Result<Value> {
@@ -128,19 +166,90 @@ fn bytes(a: &[u8], b: &[u8]) -> Option<Difference> {
     })
 }
 
-fn of_groups(a: &[Group], b: &[Group]) -> Option<Difference> {
-    let found = a.iter().zip(b).find_map(|(a, b)| groups::difference(a, b, &[]));
-    found.or_else(|| {
-        (a.len() != b.len()).then(|| Difference {
-            kind: "number of groups".into(),
-            recorded: a.len().to_string(),
-            remade: b.len().to_string(),
-            ..Difference::default()
-        })
+fn of_groups(a: &[Group], b: &[Group], of: OfRun<'_>) -> Option<Difference> {
+    // Scores that were not asked again are those of the record on both sides.
+    let left_out = LeftOut { rewards: &[], words: !of.same_build };
+    let found = a.iter().zip(b).find_map(|(a, b)| groups::difference(a, b, left_out));
+    found.or_else(|| unequal("number of groups", &a.len(), &b.len()))
+}
+
+fn unequal<T: PartialEq + Debug>(kind: &str, recorded: &T, remade: &T) -> Option<Difference> {
+    (recorded != remade).then(|| Difference {
+        kind: kind.to_owned(),
+        recorded: format!("{recorded:?}"),
+        remade: format!("{remade:?}"),
+        ..Difference::default()
     })
 }
 
-fn state(a: &Value, b: &Value) -> Option<Difference> {
+/// A column of the recorded groups that this build does not know, and so did not make again.
+fn unknown_column(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
+    let beyond = column_beyond(a, b)?.filter(|_| of.same_build);
+    Ok(beyond.map(|(record, column)| Difference {
+        kind: "column".into(),
+        place: Some(format!("record {record}")),
+        recorded: format!("`{column}`"),
+        remade: "none".into(),
+        ..Difference::default()
+    }))
+}
+
+/// Compares batches that were generated ahead.
+fn frontier(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
+    let answers = [written_answers(a)?, written_answers(b)?];
+    let [of_a, of_b] = answers.each_ref().map(|all| {
+        all.iter().flat_map(|answer: &WrittenAnswer| answer.groups.iter().cloned()).collect::<Vec<Group>>()
+    });
+    let [all_a, all_b] = &answers;
+    let found = of_groups(&of_a, &of_b, of)
+        .or_else(|| all_a.iter().zip(all_b).find_map(|(a, b)| answer(a, b, of)))
+        .or_else(|| unequal("number of batches", &all_a.len(), &all_b.len()));
+    match found {
+        None => unknown_column(a, b, of),
+        found => Ok(found),
+    }
+}
+
+/// Compares what an answer has of all its groups. Of rewards that are not called again, only the record knows it.
+fn answer(a: &WrittenAnswer, b: &WrittenAnswer, of: OfRun<'_>) -> Option<Difference> {
+    let names = b.groups.first().map_or(&[][..], |group| &group.reward_names);
+    let asked_at = |place: usize| names.get(place).is_none_or(|name| !of.not_asked.contains(name));
+    let timed_out = |answer: &WrittenAnswer| {
+        let of_rewards = answer.timed_out.iter().copied().enumerate();
+        of_rewards.filter(|(place, _)| asked_at(*place)).collect::<Vec<_>>()
+    };
+    let is_asked = |reward: &str| !of.not_asked.iter().any(|name| name == reward);
+    let problems = |answer: &WrittenAnswer| -> Vec<Value> {
+        let all = answer.problems.iter();
+        all.filter(|problem| problem["reward"].as_str().is_none_or(is_asked)).cloned().collect()
+    };
+    let metrics = |answer: &WrittenAnswer| -> Vec<String> {
+        let of_other = |metric: &str| of.not_asked.iter().any(|name| metric.starts_with(&format!("rewards/{name}/")));
+        let all = answer.metrics.iter().filter(|(metric, _)| !of_other(metric));
+        all.map(|(metric, value)| format!("{metric} = {}", f64_bits(*value))).collect()
+    };
+    unequal("number of the next group", &a.next_number, &b.next_number)
+        .or_else(|| groups::problems(&problems(a), &problems(b), !of.same_build))
+        .or_else(|| unequal("metrics of rewards", &metrics(a), &metrics(b)))
+        .or_else(|| unequal("completions that ran out of time", &timed_out(a), &timed_out(b)))
+}
+
+/// Compares batches that are generated in chunks. Their scores so far are left out: a group that has ended may or may
+/// not have been scored. Scores are compared when a step learns from the group.
+fn begun(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
+    let found = of_groups(&groups_of_begun(a)?, &groups_of_begun(b)?, of);
+    let (heads_a, heads_b) = (heads_of_begun(a)?, heads_of_begun(b)?);
+    Ok(found.or_else(|| unequal("step, first group and rows of the batches", &heads_a, &heads_b)))
+}
+
+fn state(a: &Value, b: &Value, same_build: bool) -> Option<Difference> {
+    let of_older;
+    let b = if same_build {
+        b
+    } else {
+        of_older = as_far_as(a, b);
+        &of_older
+    };
     let task = |state: &Value| {
         let task = &state["task"];
         // PPO keeps the state of its pipeline beside others.
@@ -155,17 +264,21 @@ fn state(a: &Value, b: &Value) -> Option<Difference> {
             ..Difference::default()
         });
     }
-    let without_extra = |state: &Value| {
-        let mut sampler = state["sampler"].clone();
-        // Only the metric `epoch` reads it, and checkpoints of older versions lack it.
-        sampler.as_object_mut().and_then(|sampler| sampler.remove("extra"));
-        sampler
-    };
-    let of = |name: &&str| match *name {
-        "sampler" => values(name, &without_extra(a), &without_extra(b)),
-        name => values(name, &a[name], &b[name]),
-    };
-    STATE.iter().find_map(of).or_else(|| values("task", &a["task"], &b["task"]))
+    STATE.iter().find_map(|name| values(name, &a[*name], &b[*name]))
+}
+
+/// The values of `b` that `a`, the state of an older version, has as well.
+fn as_far_as(a: &Value, b: &Value) -> Value {
+    match (a, b) {
+        (Value::Object(a), Value::Object(b)) => {
+            let both = b.iter().filter_map(|(name, b)| Some((name.clone(), as_far_as(a.get(name)?, b))));
+            Value::Object(both.collect())
+        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+            Value::Array(a.iter().zip(b).map(|(a, b)| as_far_as(a, b)).collect())
+        }
+        (_, b) => b.clone(),
+    }
 }
 
 /// The first value that differs between two JSON values; `at` is the path to them.
@@ -259,7 +372,16 @@ fn tensors(a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
         }
     }
     let metadata = |tensors: &Tensors| tensors.header.get("__metadata__").cloned().unwrap_or_default();
-    Ok(values("header", &metadata(&a), &metadata(&b)))
+    if let Some(found) = values("header", &metadata(&a), &metadata(&b)) {
+        return Ok(Some(found));
+    }
+    // Where each tensor begins, and bytes behind the last one.
+    let header = |tensors: &mut Tensors| Value::Object(std::mem::take(&mut tensors.header));
+    if let Some(found) = values("header", &header(&mut a), &header(&mut b)) {
+        return Ok(Some(found));
+    }
+    let rest = |tensors: Tensors| tensors.file.bytes().take(1).collect::<std::io::Result<Vec<u8>>>();
+    Ok(bytes(&rest(a)?, &rest(b)?).map(|found| Difference { place: Some("behind the last tensor".into()), ..found }))
 }
 
 /// A number of 4 or 2 bytes, as text with its bits.

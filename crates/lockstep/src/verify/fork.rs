@@ -11,7 +11,7 @@ use super::report::{Interval, NotVerifiable};
 use super::{Choice, VerifyOptions};
 use crate::RunOptions;
 use crate::bad_input;
-use crate::config::{Purpose, Resolved};
+use crate::config::{Config, Purpose, Resolved};
 use crate::error::BadInput;
 use crate::run::checkpoint::state::RunState;
 use crate::run::resume::find_run;
@@ -55,9 +55,11 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     let resolved = run.resolved_of(Interval { from, to: (*at).max(1) })?;
     let dir = RunDir::fresh(out)?;
     fs::create_dir_all(dir.checkpoints())?;
-    if let Some((step, path)) = begin {
-        checkpoint::check(path)?;
-        copy_all(path, &dir.checkpoint(*step))?;
+    if let Some((_, path)) = begin {
+        for (step, path) in kept(&run, *at, path, &resolved.config, *say)? {
+            checkpoint::check(path)?;
+            copy_all(path, &dir.checkpoint(*step))?;
+        }
         let groups = [run.dir.rollouts(), run.dir.updates(), run.dir.evaluations()];
         let indexes = groups.each_ref().map(|path| path.with_extension("idx"));
         for log in [run.dir.metrics()].iter().chain(&groups).chain(&indexes) {
@@ -95,6 +97,30 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     Ok(if *at > 0 { dir.checkpoint(*at) } else { dir.root().to_owned() })
 }
 
+/// The checkpoints that a fork at step `at`, which begins from the checkpoint `begin`, has from the first run: that one,
+/// the best one so far, whose model the fork's result may be, and those at which keys changed, since a replay has one
+/// configuration from a checkpoint to the next.
+fn kept<'a>(
+    run: &'a RecordedRun,
+    at: u64,
+    begin: &Path,
+    config: &Config,
+    say: &dyn Fn(&str),
+) -> anyhow::Result<Vec<&'a (u64, PathBuf)>> {
+    let mut steps = run.changes(at);
+    if let Some(best) = RunState::read(begin)?.best.filter(|_| config.load_best_model_at_end) {
+        steps.insert(best.step);
+        if run.checkpoints.iter().all(|(step, _)| *step != best.step) {
+            say(&format!(
+                "the best checkpoint up to step {at}, of step {}, is gone: unless a later one is better, the result of \
+                 the fork will be its last weights",
+                best.step
+            ));
+        }
+    }
+    Ok(run.checkpoints.iter().filter(|(step, path)| path == begin || *step <= at && steps.contains(step)).collect())
+}
+
 /// Continues in `dir` as the first run did, up to step `at`.
 fn replay(
     run: &RecordedRun,
@@ -104,7 +130,7 @@ fn replay(
     options: &ForkOptions<'_>,
 ) -> anyhow::Result<()> {
     let (_, not_asked) = run.rewards()?;
-    let mut record = Record::new(run.groups()?, not_asked);
+    let mut record = Record::new(run.groups()?, not_asked, run.is_of_same_build());
     for (_, checkpoint) in &run.checkpoints {
         record.add_ahead(&checkpoint.join("frontier.bin"))?;
     }

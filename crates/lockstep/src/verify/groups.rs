@@ -1,23 +1,35 @@
 //! Compares a recorded group with the same group made again, and finds the first bit that differs. The parts are
 //! compared in the order in which they are made: weights, tokens, scores, columns of other models, advantages.
+//!
+//! Every field of a group is compared. The functions here take groups apart without `..`, so that a new field is either
+//! compared or does not compile.
 
 use super::report::{Difference, f32_bits, f64_bits};
 use crate::rollouts::wire::{Completion, Group};
 use model::Columns;
 use model::columns::{SAMPLER_LOGPS, Values};
+use serde_json::Value;
 use std::fmt::{Debug, Display};
 use train::Advantage;
 
-/// The first difference between the recorded group and the one made again. The rewards in `recorded_rewards` are left
-/// out, because their scores were taken from the record.
-pub fn difference(recorded: &Group, remade: &Group, recorded_rewards: &[String]) -> Option<Difference> {
-    let of_group = Difference { step: remade.step, group: Some(remade.id), ..Difference::default() };
+/// The parts of groups that are left out of a comparison.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LeftOut<'a> {
+    /// Rewards whose scores were taken from the record.
+    pub rewards: &'a [String],
+    /// The words of errors, which another build may write differently.
+    pub words: bool,
+}
+
+/// The first difference between the recorded group and the one made again.
+pub fn difference(recorded: &Group, remade: &Group, left_out: LeftOut<'_>) -> Option<Difference> {
     let found = whole(recorded, remade)
         .or_else(|| each(recorded, remade, tokens))
-        .or_else(|| each(recorded, remade, |a, b| scores(a, b, recorded, recorded_rewards)))
+        .or_else(|| each(recorded, remade, |a, b| scores(a, b, recorded, left_out.rewards)))
+        .or_else(|| problems(&recorded.problems, &remade.problems, left_out.words))
         .or_else(|| each(recorded, remade, columns))
         .or_else(|| each(recorded, remade, advantages))?;
-    Some(Difference { step: of_group.step, group: of_group.group, ..found })
+    Some(Difference { step: remade.step, group: Some(remade.id), ..found })
 }
 
 fn differs(kind: impl Into<String>, recorded: impl Display, remade: impl Display) -> Difference {
@@ -29,17 +41,52 @@ fn unequal<T: PartialEq + Debug>(kind: &str, recorded: &T, remade: &T) -> Option
     (recorded != remade).then(|| differs(kind, format_args!("{recorded:?}"), format_args!("{remade:?}")))
 }
 
-/// Compares what all completions of a group have in common.
+/// Compares what all completions of a group have in common, but for its problems.
 fn whole(a: &Group, b: &Group) -> Option<Difference> {
-    unequal("lineage", &a.lineage, &b.lineage)
-        .or_else(|| unequal("step", &a.step, &b.step))
-        .or_else(|| unequal("row of the data", &a.prompt_id, &b.prompt_id))
-        .or_else(|| list("token of the prompt", &a.prompt_ids, &b.prompt_ids, ToString::to_string))
-        .or_else(|| unequal("sampling settings", &a.sampling, &b.sampling))
-        .or_else(|| unequal("columns of the data", &a.dataset, &b.dataset))
-        .or_else(|| unequal("names of rewards", &a.reward_names, &b.reward_names))
-        .or_else(|| list("weight of a reward", &a.reward_weights, &b.reward_weights, |&x| f64_bits(x)))
-        .or_else(|| unequal("number of completions", &a.completions.len(), &b.completions.len()))
+    let Group {
+        id,
+        step,
+        prompt_ids,
+        prompt_id,
+        prompt,
+        prompt_in_batch,
+        prompt_columns,
+        dataset,
+        sampling,
+        lineage,
+        reward_names,
+        reward_weights,
+        problems: _,
+        completions,
+    } = b;
+    unequal("number of the group", &a.id, id)
+        .or_else(|| unequal("lineage", &a.lineage, lineage))
+        .or_else(|| unequal("step", &a.step, step))
+        .or_else(|| unequal("row of the data", &a.prompt_id, prompt_id))
+        .or_else(|| list("token of the prompt", &a.prompt_ids, prompt_ids, ToString::to_string))
+        .or_else(|| unequal("prompt", &a.prompt, prompt))
+        .or_else(|| unequal("index of the prompt in its batch", &a.prompt_in_batch, prompt_in_batch))
+        .or_else(|| named_columns("columns of the prompt", &a.prompt_columns, prompt_columns))
+        .or_else(|| unequal("sampling settings", &a.sampling, sampling))
+        .or_else(|| unequal("columns of the data", &a.dataset, dataset))
+        .or_else(|| unequal("names of rewards", &a.reward_names, reward_names))
+        .or_else(|| list("weight of a reward", &a.reward_weights, reward_weights, |&x| f64_bits(x)))
+        .or_else(|| unequal("number of completions", &a.completions.len(), &completions.len()))
+}
+
+/// Compares the errors of rewards. With `without_words`, their messages and examples are left out.
+pub(super) fn problems(a: &[Value], b: &[Value], without_words: bool) -> Option<Difference> {
+    let plain = |problem: &Value| {
+        let mut problem = problem.clone();
+        if let (true, Some(fields)) = (without_words, problem.as_object_mut()) {
+            fields.retain(|name, _| !["message", "example"].contains(&&**name));
+        }
+        problem
+    };
+    let [a, b] = [a, b].map(|all| all.iter().map(plain).collect::<Vec<_>>());
+    let at = (0..a.len().max(b.len())).find(|&at| a.get(at) != b.get(at))?;
+    let show = |all: &[Value]| all.get(at).map_or_else(|| "none".to_owned(), ToString::to_string);
+    Some(differs("problem of a reward", show(&a), show(&b)))
 }
 
 fn each(a: &Group, b: &Group, compare: impl Fn(&Completion, &Completion) -> Option<Difference>) -> Option<Difference> {
@@ -60,15 +107,34 @@ fn floats(kind: &str, a: &[f32], b: &[f32]) -> Option<Difference> {
     list(kind, &bits(a), &bits(b), |&x| f32_bits(f32::from_bits(x)))
 }
 
+/// Compares what sampling made.
 fn tokens(a: &Completion, b: &Completion) -> Option<Difference> {
+    // Scores, columns and advantages are compared afterwards, in all completions.
+    let Completion {
+        generation,
+        ids,
+        sampled,
+        mask,
+        versions,
+        columns: _,
+        finish_reason,
+        advantage: _,
+        rewards: _,
+        steps: _,
+        content,
+        extra: _,
+        fork,
+    } = b;
     let logps = |c: &Completion| c.columns.sampler_logps().unwrap_or_default().to_vec();
-    list("token", &a.ids, &b.ids, ToString::to_string)
+    list("token", &a.ids, ids, ToString::to_string)
         .or_else(|| floats("log-probability", &logps(a), &logps(b)))
-        .or_else(|| list("version of the weights", &a.versions, &b.versions, ToString::to_string))
-        .or_else(|| list("sampled", &a.sampled, &b.sampled, ToString::to_string))
-        .or_else(|| unequal("finish reason", &a.finish_reason, &b.finish_reason))
-        .or_else(|| unequal("generation", &a.generation, &b.generation))
-        .or_else(|| list("mask", &a.mask, &b.mask, ToString::to_string))
+        .or_else(|| list("version of the weights", &a.versions, versions, ToString::to_string))
+        .or_else(|| list("sampled", &a.sampled, sampled, ToString::to_string))
+        .or_else(|| unequal("finish reason", &a.finish_reason, finish_reason))
+        .or_else(|| unequal("generation", &a.generation, generation))
+        .or_else(|| list("mask", &a.mask, mask, ToString::to_string))
+        .or_else(|| unequal("text of the completion", &a.content, content))
+        .or_else(|| unequal("fork", &a.fork, fork))
 }
 
 fn scores(a: &Completion, b: &Completion, group: &Group, recorded: &[String]) -> Option<Difference> {
@@ -83,18 +149,23 @@ fn scores(a: &Completion, b: &Completion, group: &Group, recorded: &[String]) ->
         }
     }
     let steps = |c: &Completion| format!("{:?}", c.steps);
-    unequal("scores of steps", &steps(a), &steps(b))
+    unequal("scores of steps", &steps(a), &steps(b)).or_else(|| unequal("columns of rewards", &a.extra, &b.extra))
 }
 
 /// Compares the columns that other models made: reference model, old policy, value model.
 fn columns(a: &Completion, b: &Completion) -> Option<Difference> {
+    named_columns("columns", &a.columns, &b.columns)
+}
+
+fn named_columns(kind: &str, a: &Columns, b: &Columns) -> Option<Difference> {
     let names = |columns: &Columns| columns.iter().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
-    if let Some(found) = unequal("columns", &names(&a.columns), &names(&b.columns)) {
+    if let Some(found) = unequal(kind, &names(a), &names(b)) {
         return Some(found);
     }
-    let pairs = a.columns.iter().zip(b.columns.iter()).filter(|((name, _), _)| *name != SAMPLER_LOGPS);
+    let pairs = a.iter().zip(b.iter()).filter(|((name, _), _)| *name != SAMPLER_LOGPS);
     pairs
         .filter_map(|((name, a), (_, b))| match (&a.values, &b.values) {
+            _ if a.width != b.width => unequal(&format!("width of {name}"), &a.width, &b.width),
             (Values::F32(a), Values::F32(b)) => floats(name, a, b),
             (Values::U32(a), Values::U32(b)) => list(name, a, b, ToString::to_string),
             _ => Some(differs(name, "values of another type", "")),
@@ -108,9 +179,14 @@ fn advantages(a: &Completion, b: &Completion) -> Option<Difference> {
         Some(Advantage::Tokens(each)) => each.clone(),
         None => Vec::new(),
     };
-    let found = floats("advantage", &values(a), &values(b))?;
-    let of_tokens = [a, b].iter().any(|c| matches!(c.advantage, Some(Advantage::Tokens(_))));
-    Some(Difference { token: found.token.filter(|_| of_tokens), ..found })
+    let of_tokens = |c: &Completion| matches!(c.advantage, Some(Advantage::Tokens(_)));
+    match floats("advantage", &values(a), &values(b)) {
+        Some(found) => {
+            Some(Difference { token: found.token.filter(|_| [a, b].into_iter().any(of_tokens)), ..found })
+        }
+        // A completion of one token: the same number, as another column.
+        None => unequal("advantage of each token", &of_tokens(a), &of_tokens(b)),
+    }
 }
 
 #[cfg(test)]

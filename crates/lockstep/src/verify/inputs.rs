@@ -2,16 +2,19 @@
 
 use super::report::{Difference, Interval, Report, missing};
 use super::{Choice, VerifyOptions};
+use crate::algorithms::Reference;
 use crate::config::{Config, Layers, Purpose, Resolved, Strategy, keys, settings_of_weights, undo};
 use crate::data::DatasetSpec;
-use crate::models::{ModelSource, hashes, prompt_hashes};
+use crate::models::{ModelSource, hashes, locate, prompt_hashes};
 use crate::rollouts::wire::file::GroupFile;
 use crate::run::checkpoint::state::RunState;
 use crate::run::{self, RunDir, checkpoint};
 use kernels::Context;
 use model::Head;
 use model::chat::PromptTime;
+use model::hub::HubKind;
 use rewards::RewardSpec;
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use telemetry::RunRecord;
@@ -164,8 +167,19 @@ impl RecordedRun {
         if let Some(adapter) = &source.adapter {
             found.extend(hashes(adapter, &options.stop, |_| true)?);
         }
-        compare(&source.dir, &self.record.model, &found, report);
-        match &self.record.prompt_files {
+        // Records of older versions may name fewer files.
+        let is_same = self.is_of_same_build();
+        let all = |recorded: &[FileHash], found: &[FileHash]| match is_same {
+            true => filled(recorded, found),
+            false => recorded.to_vec(),
+        };
+        compare(&source.dir, &all(&self.record.model, &found), &found, report);
+        if let Some(dir) = self.reference()? {
+            let found = hashes(&dir, &options.stop, |_| true)?;
+            compare(&dir, &all(&self.record.reference, &found), &found, report);
+        }
+        let prompt_files = self.record.prompt_files.as_deref();
+        match prompt_files.or(is_same.then_some(&[][..])) {
             Some(recorded) => compare_prompt_files(&source.dir, recorded, &prompt_hashes(&source.dir)?, report),
             // The replay compares the prompts' tokens all the same.
             None => (options.say)(&format!(
@@ -179,11 +193,37 @@ impl RecordedRun {
                 let sha256 = DatasetSpec { stop: options.stop.clone(), ..spec }.load()?.hash;
                 let name = self.record.data.first().map(|file| file.name.clone()).unwrap_or_default();
                 let place = self.config().dataset_name.clone().unwrap_or_default();
-                compare(Path::new(&place), &self.record.data, &[FileHash { name, sha256, bytes: None }], report);
+                let found = [FileHash { name, sha256, bytes: None }];
+                compare(Path::new(&place), &all(&self.record.data, &found), &found, report);
             }
             _ => report.not_verified.push("the hash of the replayed file".into()),
         }
+        self.settings(report);
         Ok(())
+    }
+
+    /// The directory of the reference or teacher model, if it is a separate one.
+    fn reference(&self) -> anyhow::Result<Option<PathBuf>> {
+        let name = match self.config().reference() {
+            Some(Reference::Teacher { name, .. }) => Some(name),
+            Some(Reference::Policy) => self.config().ref_model.as_deref(),
+            None => None,
+        };
+        name.map(|name| locate(name, HubKind::Model)).transpose()
+    }
+
+    /// Compares the settings that the record repeats from the configuration.
+    fn settings(&self, report: &mut Report) {
+        let config = self.config();
+        let all = [
+            ("seed", self.record.seed.to_string(), config.seed.to_string()),
+            ("dtype", self.record.dtype.clone(), config.dtype.name().to_owned()),
+        ];
+        let differs = all.into_iter().find(|(_, recorded, of_config)| recorded != of_config);
+        if let (None, Some((kind, recorded, remade))) = (&report.difference, differs) {
+            let place = Some(self.dir.record().display().to_string());
+            report.difference = Some(Difference { kind: kind.into(), place, recorded, remade, ..Difference::default() });
+        }
     }
 
     /// The intervals that can be replayed, because a state exists at their beginning and at their end. The others are
@@ -216,6 +256,17 @@ impl RecordedRun {
         Some(PromptTime(start.time_of_prompts_s()))
     }
 
+    /// Whether this build trained the whole run.
+    pub fn is_of_same_build(&self) -> bool {
+        self.other_build().is_none()
+    }
+
+    /// The steps at which a later start changed keys that decide bits, up to `step`. A replay cannot go beyond them
+    /// without a checkpoint.
+    pub fn changes(&self, step: u64) -> BTreeSet<u64> {
+        changes(self.starts_of(step)).map(|(step, _)| step).collect()
+    }
+
     /// The builds that trained the run, if any of them is not known to be this one.
     pub fn other_build(&self) -> Option<String> {
         let here = Build::of_process();
@@ -232,13 +283,12 @@ impl RecordedRun {
     /// The configuration of an interval's steps: `config.toml`, with the changes of later starts undone. The error says
     /// why it is unknown.
     fn config_of(&self, interval: Interval) -> Result<Config, String> {
-        let (starts, later) = (&self.record.starts, self.starts_of(interval.to).len());
-        if let Some(within) = starts.iter().find(|start| interval.from < start.step && start.step < interval.to)
-            && within.changed.iter().any(|line| decides_bits(line))
-        {
+        // The starts with which the first and the last step of the interval were made, by their number.
+        let [first, later] = [interval.from + 1, interval.to].map(|step| self.starts_of(step).len());
+        let starts = &self.record.starts;
+        if let Some((step, _)) = changes(&starts[..later]).find(|(_, start)| *start >= first) {
             return Err(format!(
-                "the configuration was changed after step {}, of which no checkpoint is left",
-                within.step
+                "the configuration was changed after step {step}, of which no checkpoint is left"
             ));
         }
         let mut config = self.config().clone();
@@ -261,6 +311,13 @@ fn lines(starts: &[Start]) -> Vec<&str> {
     starts.iter().flat_map(|start| start.changed.iter().map(String::as_str)).collect()
 }
 
+/// The starts that changed keys which decide bits: the step from which on the change holds, and the index of the start.
+/// A start from an earlier step, after it, replaces the steps that the start made, and keeps the change.
+fn changes(starts: &[Start]) -> impl Iterator<Item = (u64, usize)> {
+    let changed = starts.iter().enumerate().filter(|(_, start)| start.changed.iter().any(|line| decides_bits(line)));
+    changed.map(|(place, _)| (starts[place..].iter().map(|start| start.step).min().unwrap_or_default(), place))
+}
+
 fn decides_bits(change: &str) -> bool {
     let name = change.split(' ').next().unwrap_or_default();
     keys().iter().any(|key| key.name == name && key.decides_bits())
@@ -271,18 +328,24 @@ fn compare(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut
         // An adapter and its base may both have a file of this name.
         let mut of_name = recorded.iter().filter(|old| old.name == file.name).peekable();
         let Some(old) = of_name.peek().copied() else { continue };
-        if of_name.any(|old| old.sha256 == file.sha256) {
-            report.hashes.push(file.name.clone());
-        } else if report.difference.is_none() {
-            let place = if place.is_dir() { place.join(&file.name) } else { place.to_owned() };
-            report.difference = Some(Difference {
-                kind: "hash".into(),
-                place: Some(place.display().to_string()),
-                recorded: old.sha256.clone(),
-                remade: file.sha256.clone(),
-                ..Difference::default()
-            });
-        }
+        let length = |of: &FileHash| of.bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
+        let has_length = |old: &FileHash| old.bytes.is_none() || file.bytes.is_none() || old.bytes == file.bytes;
+        let (kind, recorded, remade) = match of_name.find(|old| old.sha256 == file.sha256) {
+            Some(old) if has_length(old) => {
+                report.hashes.push(file.name.clone());
+                continue;
+            }
+            Some(old) => ("length", length(old), length(file)),
+            None => ("hash", old.sha256.clone(), file.sha256.clone()),
+        };
+        let place = if place.is_dir() { place.join(&file.name) } else { place.to_owned() };
+        report.difference.get_or_insert_with(|| Difference {
+            kind: kind.into(),
+            place: Some(place.display().to_string()),
+            recorded,
+            remade,
+            ..Difference::default()
+        });
     }
     for old in recorded.iter().filter(|old| !found.iter().any(|file| file.name == old.name)) {
         report.not_verified.push(format!("{} is not in {}: its hash", old.name, place.display()));
@@ -291,12 +354,14 @@ fn compare(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut
 
 /// As [`compare`], of files that decide prompts: one that did not exist, or that is missing, differs.
 fn compare_prompt_files(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut Report) {
-    let none = |file: &FileHash| FileHash { name: file.name.clone(), bytes: None, sha256: "no such file".into() };
-    let filled = |files: &[FileHash], others: &[FileHash]| -> Vec<FileHash> {
-        let lacks = |file: &&FileHash| !files.iter().any(|own| own.name == file.name);
-        files.iter().cloned().chain(others.iter().filter(lacks).map(none)).collect()
-    };
     compare(place, &filled(recorded, found), &filled(found, recorded), report);
+}
+
+/// `files`, and those of `others` that are missing in it, without a hash.
+fn filled(files: &[FileHash], others: &[FileHash]) -> Vec<FileHash> {
+    let none = |file: &FileHash| FileHash { name: file.name.clone(), bytes: None, sha256: "no such file".into() };
+    let lacks = |file: &&FileHash| !files.iter().any(|own| own.name == file.name);
+    files.iter().cloned().chain(others.iter().filter(lacks).map(none)).collect()
 }
 
 /// Selects intervals according to `choice`, and keeps their order.

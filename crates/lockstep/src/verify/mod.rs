@@ -15,6 +15,7 @@ mod groups;
 mod inputs;
 mod record;
 mod report;
+mod updates;
 
 pub use fork::{ForkOptions, fork};
 pub use report::{Difference, Interval, Report};
@@ -99,7 +100,14 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
             run.dir.root().display()
         ));
     }
-    let mut record = Record::new(file, report.rewards_recorded.clone());
+    let mut record = Record::new(file, report.rewards_recorded.clone(), run.is_of_same_build());
+    report.difference = record.difference.take();
+    if report.difference.is_none() && run.is_of_same_build() {
+        report.difference = updates::difference(&run.dir.updates(), &record)?;
+    }
+    if report.difference.is_some() {
+        return Ok(());
+    }
     for (_, checkpoint) in &run.checkpoints {
         record.add_ahead(&checkpoint.join("frontier.bin"))?;
     }
@@ -116,15 +124,22 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
             return Ok(());
         }
     }
-    if let Some(step) = run.step_of_result()? {
-        let checkpoint = run.dir.checkpoint(step);
-        match checkpoint.is_dir() {
-            true => {
-                report.difference = files::of_result(&run.dir.model(), &checkpoint, step)?;
-                report.result = report.difference.is_none().then_some(step);
-            }
-            false => report.not_verified.push(format!("the result: the checkpoint of step {step} is gone")),
-        }
+    result(&run, report)
+}
+
+/// Compares the final model with the checkpoint that it is a copy of.
+fn result(run: &RecordedRun, report: &mut Report) -> anyhow::Result<()> {
+    let Some(step) = run.step_of_result()? else { return Ok(()) };
+    let compared = |step: u64| files::of_result(&run.dir.model(), &run.dir.checkpoint(step), step);
+    if run.dir.checkpoint(step).is_dir() {
+        report.difference = compared(step)?;
+        report.result = report.difference.is_none().then_some(step);
+        return Ok(());
+    }
+    // If the best checkpoint was gone when the run ended, the result is the last one.
+    match run.checkpoints.last() {
+        Some((last, _)) if compared(*last)?.is_none() => report.result = Some(*last),
+        _ => report.not_verified.push(format!("the result: the checkpoint of step {step} is gone")),
     }
     Ok(())
 }
@@ -213,7 +228,8 @@ fn steps(
     }
     replayed.save_checkpoint()?;
     let remade = replayed.dir().checkpoint(interval.to);
-    let found = files::difference(&checkpoint, &remade, interval.to)?;
+    let of_run = files::OfRun { not_asked: &record.lock().not_asked.clone(), same_build: run.is_of_same_build() };
+    let found = files::difference(&checkpoint, &remade, interval.to, of_run)?;
     std::fs::remove_dir_all(&remade).with_context(|| remade.display().to_string())?;
     Ok(found)
 }
@@ -241,5 +257,9 @@ fn unlisted(step: u64, error: &anyhow::Error) -> Difference {
     }
 }
 
+#[cfg(test)]
+mod forks;
+#[cfg(test)]
+mod lies;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,12 +1,13 @@
 //! The recorded groups of a run, for use in its replay. They supply the scores of rewards that are not called again,
 //! and each group is compared as soon as the replay trains on it.
 
-use super::groups;
+use super::groups::{self, LeftOut};
 use super::report::{Difference, NotVerifiable};
 use crate::rollouts::ScoredGroup;
 use crate::rollouts::collector::{Begun, Collect, CollectRequest, Collected, Collector, Observer, PlaceCollector};
 use crate::rollouts::wire::file::GroupFile;
-use crate::rollouts::wire::{Group, groups_of_answers};
+use crate::rollouts::wire::{Group, column_beyond, groups_of_answers};
+use anyhow::Context as _;
 use model::AdaptedWeights;
 use rollout::RolloutGroup;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +24,11 @@ pub struct Record {
     ahead: BTreeMap<u64, Group>,
     /// Names of rewards that are not called again.
     pub not_asked: Vec<String>,
+    /// Whether this build trained the run. Another build may write other words of errors, and columns that this build
+    /// does not know.
+    same_build: bool,
+    /// The place of the last group that was compared. A replay trains on groups in the order of the record.
+    last: Option<usize>,
     /// Groups of which the replay has generated all tokens itself.
     sampled: BTreeSet<u64>,
     /// Groups of the current interval that were compared.
@@ -38,18 +44,23 @@ pub struct Record {
 pub struct SharedRecord(Arc<Mutex<Record>>);
 
 impl Record {
-    /// A record of the groups in `file`.
-    pub fn new(file: GroupFile, not_asked: Vec<String>) -> Record {
+    /// A record of the groups in `file`. Its `difference` is a group that is there twice or is of no step, or an entry
+    /// of the index that is not that of its group.
+    pub fn new(file: GroupFile, not_asked: Vec<String>, same_build: bool) -> Record {
+        let of_index = if same_build { wrong_index(&file) } else { None };
+        let difference = of_index.or_else(|| misplaced(&file));
         let places = file.index().iter().enumerate().map(|(place, entry)| (entry.group, place)).collect();
         Record {
             file,
             places,
             ahead: BTreeMap::new(),
             not_asked,
+            same_build,
+            last: None,
             sampled: BTreeSet::new(),
             compared: BTreeSet::new(),
             equal: (0, 0, 0),
-            difference: None,
+            difference,
         }
     }
 
@@ -57,12 +68,14 @@ impl Record {
     /// trained on.
     pub fn add_ahead(&mut self, frontier: &Path) -> anyhow::Result<()> {
         if let Ok(bytes) = std::fs::read(frontier) {
-            self.ahead.extend(groups_of_answers(&bytes)?.into_iter().map(|group| (group.id, group)));
+            let groups = groups_of_answers(&bytes).with_context(|| frontier.display().to_string())?;
+            self.ahead.extend(groups.into_iter().map(|group| (group.id, group)));
         }
         Ok(())
     }
 
-    fn group(&self, id: u64) -> anyhow::Result<Option<Group>> {
+    /// The recorded group of this number, or else the one that was generated ahead.
+    pub fn group(&self, id: u64) -> std::io::Result<Option<Group>> {
         match self.places.get(&id) {
             Some(&place) => Ok(Some(self.file.read(place)?)),
             None => Ok(self.ahead.get(&id).cloned()),
@@ -75,9 +88,14 @@ impl Record {
         self.file.index().iter().filter(|entry| inside(entry.step)).map(|entry| entry.group).collect()
     }
 
+    /// The steps for which groups were recorded.
+    pub fn steps(&self) -> BTreeSet<u64> {
+        self.file.index().iter().filter_map(|entry| entry.step).collect()
+    }
+
     /// The last step for which groups were recorded.
     pub fn last_step(&self) -> Option<u64> {
-        self.file.index().iter().filter_map(|entry| entry.step).max()
+        self.steps().last().copied()
     }
 
     /// Gives `group` the recorded scores of rewards that are not called again.
@@ -103,35 +121,47 @@ impl Record {
                 }
             }
         }
+        self.fill_beside(group, &recorded, names);
         Ok(())
     }
 
-    /// Compares a group that the replay trains on with the recorded one.
-    fn compare(&mut self, remade: &Group) {
+    /// Gives `group` what rewards that are not called again reported beside their scores: errors, and columns.
+    fn fill_beside(&self, group: &mut ScoredGroup, recorded: &Group, names: &[String]) {
+        let mut own = std::mem::take(&mut group.problems);
+        for name in names {
+            if self.not_asked.contains(name) {
+                let of_reward = recorded.problems.iter().filter(|problem| problem["reward"] == **name);
+                group.problems.extend(of_reward.filter_map(|problem| serde_json::from_value(problem.clone()).ok()));
+            } else {
+                group.problems.extend(own.extract_if(.., |problem| problem.reward == *name));
+            }
+        }
+        group.problems.append(&mut own);
+        for (c, recorded) in group.completions.iter_mut().zip(&recorded.completions) {
+            for (column, value) in &recorded.extra {
+                c.extra.entry(column.clone()).or_insert_with(|| value.clone());
+            }
+        }
+    }
+
+    /// Compares a group that the replay trains on, and its record, with the recorded one.
+    fn compare(&mut self, remade: &Group, record: &[u8]) {
         self.compared.insert(remade.id);
         if self.difference.is_some() {
             return;
         }
+        let of_group = Difference { step: remade.step, group: Some(remade.id), ..Difference::default() };
         let found = match self.places.get(&remade.id) {
             None => Some(Difference {
-                step: remade.step,
-                group: Some(remade.id),
                 kind: "group".into(),
                 recorded: "none".into(),
                 remade: format!("{} completions", remade.completions.len()),
-                ..Difference::default()
+                ..of_group
             }),
-            Some(&place) => match self.file.read(place) {
-                Ok(recorded) => groups::difference(&recorded, remade, &self.not_asked),
-                Err(error) => Some(Difference {
-                    step: remade.step,
-                    group: Some(remade.id),
-                    kind: "record".into(),
-                    recorded: error.to_string(),
-                    remade: "a group".into(),
-                    ..Difference::default()
-                }),
-            },
+            Some(&place) => self.compare_at(place, remade, record).unwrap_or_else(|error| {
+                let (recorded, remade) = (error.to_string(), "a group".into());
+                Some(Difference { kind: "record".into(), recorded, remade, ..of_group })
+            }),
         };
         if found.is_none() {
             self.equal.0 += 1;
@@ -140,6 +170,61 @@ impl Record {
         }
         self.difference = found;
     }
+
+    fn compare_at(&mut self, place: usize, remade: &Group, record: &[u8]) -> std::io::Result<Option<Difference>> {
+        let (recorded, bytes) = self.file.read_record(place)?;
+        let left_out = LeftOut { rewards: &self.not_asked, words: !self.same_build };
+        if let Some(found) = groups::difference(&recorded, remade, left_out) {
+            return Ok(Some(found));
+        }
+        let of_group = Difference { step: remade.step, group: Some(remade.id), ..Difference::default() };
+        let beyond = column_beyond(&bytes, record).map_err(std::io::Error::other)?.filter(|_| self.same_build);
+        if let Some((_, column)) = beyond {
+            let (recorded, remade) = (format!("`{column}`"), "none".into());
+            return Ok(Some(Difference { kind: "column".into(), recorded, remade, ..of_group }));
+        }
+        let last = self.last.replace(place).filter(|last| *last >= place);
+        Ok(last.map(|last| Difference {
+            kind: "order of the groups".into(),
+            recorded: format!("record {place}"),
+            remade: format!("behind record {last}"),
+            ..of_group
+        }))
+    }
+}
+
+/// A group that the record has twice, or for which it does not name the step that learned from it.
+fn misplaced(file: &GroupFile) -> Option<Difference> {
+    let mut first: BTreeMap<u64, usize> = BTreeMap::new();
+    file.index().iter().enumerate().find_map(|(place, entry)| {
+        let before = first.insert(entry.group, place);
+        let of_group = Difference { step: entry.step, group: Some(entry.group), ..Difference::default() };
+        if let Some(before) = before {
+            let (recorded, remade) = (format!("records {before} and {place}"), "once".into());
+            return Some(Difference { kind: "group".into(), recorded, remade, ..of_group });
+        }
+        entry.step.is_none_or(|step| step == 0).then(|| Difference {
+            kind: "step".into(),
+            recorded: entry.step.map_or_else(|| "none".into(), |step| step.to_string()),
+            remade: "the step that learned from it".into(),
+            ..of_group
+        })
+    })
+}
+
+/// An entry of the file's index that the file's records do not give.
+fn wrong_index(file: &GroupFile) -> Option<Difference> {
+    let (place, of_record) = file.wrong_entry()?;
+    let (recorded, remade) = (format!("{:?}", file.index()[place]), format!("{of_record:?}"));
+    Some(Difference {
+        step: of_record.step,
+        group: Some(of_record.group),
+        kind: "index".into(),
+        place: Some(format!("rollouts.idx, entry {place}")),
+        recorded,
+        remade,
+        ..Difference::default()
+    })
 }
 
 impl SharedRecord {
@@ -163,8 +248,12 @@ impl SharedRecord {
 impl Sink for SharedRecord {
     fn receive(&mut self, event: &Event) -> telemetry::Result<()> {
         let EventKind::Rollout { record } = &event.kind else { return Ok(()) };
-        let remade = Group::read_all(record).expect("records that were just written");
-        remade.iter().for_each(|group| self.lock().compare(group));
+        let mut rest = &record[..];
+        while !rest.is_empty() {
+            let (group, behind) = Group::read(rest).expect("records that were just written");
+            self.lock().compare(&group, &rest[..rest.len() - behind.len()]);
+            rest = behind;
+        }
         Ok(())
     }
 }

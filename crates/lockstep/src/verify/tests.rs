@@ -65,15 +65,15 @@ fn options(choice: Choice) -> VerifyOptions<'static> {
     VerifyOptions { choice, threads: None, model: None, dataset: None, stop: StopSignal::new(), say: &quiet }
 }
 
-fn verified(root: &Path) -> Report {
+pub(super) fn verified(root: &Path) -> Report {
     verify(root, &options(Choice::All)).unwrap()
 }
 
-fn interval(from: u64, to: u64) -> Interval {
+pub(super) fn interval(from: u64, to: u64) -> Interval {
     Interval { from, to }
 }
 
-fn groups(root: &Path) -> Vec<Group> {
+pub(super) fn groups(root: &Path) -> Vec<Group> {
     GroupFile::open(&root.join("rollouts.bin")).unwrap().groups().map(Result::unwrap).collect()
 }
 

@@ -112,5 +112,134 @@ fn scores_are_compared_where_the_reward_was_called_again() {
     zero(&mut given);
     let found = difference(&given, &["a".to_owned()], &again).unwrap();
     assert_eq!((found.given.as_str(), found.remade.as_str()), ("-0 (0x8000000000000000)", "0 (0x0000000000000000)"));
-    assert_eq!((found.completion, found.token), (0, None));
+    assert_eq!((found.completion, found.token), (Some(0), None));
+}
+
+/// A job with an answer in which every field has a value.
+fn full() -> (GroupJob, GroupAnswer) {
+    use rewards::{Problem, ProblemKind, StepEnd, StepScore};
+    let (mut job, mut answer) = remade(&["a", "b"]);
+    job.sampling.entropies = true;
+    for (given, name) in answer.scores.iter_mut().zip(["a", "b"]) {
+        let problem = Problem { example: Some("x".into()), ..Problem::new(name, 1, "no number") };
+        given.scores.problems = vec![problem.of_kind(ProblemKind::BadData).at(vec![1])];
+        given.scores.steps = vec![Some(vec![StepScore { end: StepEnd::Char(2), score: 0.5 }]), None];
+        given.scores.extra = vec![("note".into(), vec!["x".into(), 0.5.into()])];
+        given.scores.metrics = vec![("no_answer".into(), 0.5), ("m".into(), -0.0)];
+        given.scores.timed_out = 1;
+    }
+    (job, answer)
+}
+
+/// Changes each column of an answer, with the right checksum. It is refused, found by an audit, or a time.
+#[test]
+fn a_lie_in_any_column_of_an_answer_is_found() {
+    use crate::rollouts::wire::lies::{changed, columns, split, with_more, without};
+    let (job, answer) = full();
+    let records = split(&answer.to_bytes());
+    assert_eq!(records.len(), 2, "scores, and the group");
+    let found = |record: usize, lie: Vec<u8>| {
+        let mut lied = records.clone();
+        lied[record] = lie;
+        let given = GroupAnswer::from_bytes(&lied.concat(), &job).map_err(|error| error.to_string())?;
+        Ok((given == answer, difference(&given, &job.rewards, &full())))
+    };
+    let is_time = |column: &str| column == "rollout_s" || column.ends_with(".seconds");
+    let mut rows = 0;
+    for (place, record) in records.iter().enumerate() {
+        for column in columns(record) {
+            let lie = changed(record, &column).unwrap_or_else(|| panic!("`{column}` has a value"));
+            for (what, lie) in [("changed", lie), ("left out", without(record, &column))] {
+                let found: Result<(bool, Option<Difference>), String> = found(place, lie);
+                match found {
+                    // It is made again.
+                    Err(_) => {}
+                    Ok((is_same, None)) => assert!(is_same || is_time(&column), "`{column}` {what} is believed"),
+                    Ok((_, Some(_))) => assert!(!is_time(&column), "`{column}` {what}"),
+                }
+                rows += 1;
+            }
+        }
+        // Nobody reads what an answer should not have.
+        let (is_same, differs) = found(place, with_more(record, "later")).unwrap();
+        assert!(is_same && differs.is_none());
+    }
+    assert!(rows >= 40, "{rows} lies");
+    // What is changed and believed is only what is not read: the group's scores are in the first record.
+    let read = ["0.scored", "0.values", "0.steps", "0.problems", "0.extra", "0.metrics", "0.metric_values", "0.timed_out"];
+    for column in read {
+        let (is_same, differs) = match found(0, changed(&records[0], column).unwrap()) {
+            Ok(found) => found,
+            Err(_) => continue,
+        };
+        assert!(!is_same && differs.is_some(), "{column}");
+    }
+}
+
+type Row = (&'static str, fn(&mut Scores), &'static str);
+
+/// What a worker may invent beside the scores of a built-in reward.
+#[test]
+fn what_is_invented_of_a_deterministic_reward_is_found() {
+    use rewards::{Problem, StepEnd, StepScore};
+    let rows: [Row; 20] = [
+        ("a problem", |s| s.problems.push(Problem::new("b", 1, "x").at(vec![1])), "problems of `b`: it said [Problem {"),
+        ("a problem of another reward", |s| s.problems.push(Problem::new("a", 0, "x")), "problems of `b`"),
+        ("a problem without completions", |s| s.problems.push(Problem::new("b", 0, "")), "problems of `b`"),
+        ("another message", |s| s.problems[0].message = "y".into(), "problems of `b`"),
+        ("another example", |s| s.problems[0].example = None, "problems of `b`"),
+        ("another kind", |s| s.problems[0].kind = rewards::ProblemKind::Crashed, "problems of `b`"),
+        ("a fatal problem", |s| s.problems[0].fatal = true, "problems of `b`"),
+        ("more rows", |s| s.problems[0].rows = 2, "problems of `b`"),
+        ("another place", |s| s.problems[0].completions = vec![0], "problems of `b`"),
+        ("no problem", |s| s.problems.clear(), "problems of `b`: it said [], and the job gives [Problem {"),
+        ("a column", |s| s.extra.push(("x".into(), vec![1.into(), 2.into()])), "columns of `b`"),
+        ("another name of a column", |s| s.extra[0].0 = "y".into(), "columns of `b`"),
+        ("another value of a column", |s| s.extra[0].1[1] = 0.25.into(), "columns of `b`"),
+        ("no column", |s| s.extra.clear(), "columns of `b`"),
+        ("a metric", |s| s.metrics.push(("x".into(), 1.0)), "metrics of `b`"),
+        ("another value of a metric", |s| s.metrics[0].1 = 0.75, "metrics of `b`"),
+        ("another zero", |s| s.metrics[1].1 = 0.0, "metrics of `b`: it said [(\"no_answer\", 0.5), (\"m\", 0.0)]"),
+        ("no metric", |s| s.metrics.clear(), "metrics of `b`"),
+        ("completions that ran out of time", |s| s.timed_out = 2, "completions that ran out of time of `b`: it said 2"),
+        (
+            "the score of a step",
+            |s| s.steps[0] = Some(vec![StepScore { end: StepEnd::Token(2), score: 0.5 }]),
+            "scores of steps of `b`",
+        ),
+    ];
+    let (job, answer) = full();
+    for (what, lie, words) in rows {
+        let mut given = answer.clone();
+        lie(&mut given.scores[1].scores);
+        let said = difference(&given, &job.rewards, &full()).unwrap_or_else(|| panic!("{what} is believed")).to_string();
+        assert!(said.starts_with(words), "{what}: {said}");
+        // A program's answers are not repeated.
+        let (mut of_job, mut again) = full();
+        of_job.rewards.truncate(1);
+        again.scores.truncate(1);
+        assert_eq!(difference(&given, &job.rewards, &(of_job, again)), None, "{what}");
+    }
+    // Texts of any length are shown in part.
+    let mut given = answer.clone();
+    given.scores[1].scores.problems[0].message = "é".repeat(100_000);
+    let said = difference(&given, &job.rewards, &full()).unwrap().to_string();
+    assert!(said.chars().count() < 600 && said.contains('…'), "{said}");
+    // And a column of the prompt, which nothing fills.
+    let mut given = answer;
+    given.group.prompt_columns.set("lie", Vec::new());
+    assert_eq!(difference(&given, &job.rewards, &full()).unwrap().what, "columns of the prompt");
+}
+
+#[test]
+fn columns_are_compared_by_their_bits() {
+    let nan = |c: &mut Completion| c.columns.set(ENTROPIES, vec![f32::NAN; 2]);
+    let (job, mut given) = full();
+    let mut again = full();
+    nan(&mut given.group.completions[1]);
+    nan(&mut again.1.group.completions[1]);
+    assert_eq!(difference(&given, &job.rewards, &again), None, "an honest worker that has the same NaN");
+    given.group.completions[1].columns.set(ENTROPIES, vec![0.0; 2]);
+    again.1.group.completions[1].columns.set(ENTROPIES, vec![-0.0; 2]);
+    assert!(difference(&given, &job.rewards, &again).is_some());
 }

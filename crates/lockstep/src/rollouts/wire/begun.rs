@@ -74,6 +74,26 @@ fn head(bytes: &[u8]) -> Result<(RecordReader<'_>, &[u8]), WireError> {
     Ok((head, rest))
 }
 
+/// The first records of the batches that are concatenated in `bytes`: for each batch the optimizer steps done when it
+/// was begun, the number of its first group, and the rows of its groups. The scores so far are left out: which groups
+/// have been scored depends on when their workers answered.
+pub(crate) fn heads_of_begun(mut bytes: &[u8]) -> Result<Vec<([u64; 2], Vec<u64>)>, WireError> {
+    let mut heads = Vec::new();
+    while !bytes.is_empty() {
+        let (of_batch, rest) = head(bytes)?;
+        let [step, first, count] = numbers(&of_batch, "begun")?;
+        heads.push(([step, first], of_batch.uints("rows")?.unwrap_or_default()));
+        bytes = rest;
+        for _ in 0..size("begun", count)? {
+            // An answer, and its group.
+            let (_, rest) = RecordReader::take(bytes)?;
+            let (_, rest) = RecordReader::take(rest)?;
+            bytes = rest;
+        }
+    }
+    Ok(heads)
+}
+
 /// All groups of several batches that are concatenated in `bytes`.
 pub(crate) fn groups_of_begun(mut bytes: &[u8]) -> Result<Vec<Group>, WireError> {
     let mut groups = Vec::new();

@@ -19,6 +19,8 @@ use crate::rollouts::collector::{CollectRequest, Collected};
 use crate::rollouts::scoring::{Prompts, ScoredRollouts};
 use crate::rollouts::{Rollouts, ScoredGroup};
 use rewards::Problem;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::sync::Arc;
 
 impl Collected {
@@ -105,16 +107,7 @@ impl Collected {
             true => Ok(()),
             false => Err(WireError::new(format!("column `{name}` does not have a value for each reward"))),
         };
-        let (names, values) = (head.texts("metrics")?.unwrap_or_default(), floats(head, "metric_values")?);
-        if names.len() != values.len() {
-            return Err(WireError::new("columns `metrics` and `metric_values` do not fit"));
-        }
-        let metrics = names.into_iter().map(str::to_owned).zip(values).collect();
-        let problem = |text: &str| -> Result<Problem, WireError> {
-            serde_json::from_str(text).map_err(|error| WireError::new(format!("column `problems`: {error}")))
-        };
-        let problems =
-            head.texts("problems")?.unwrap_or_default().into_iter().map(problem).collect::<Result<_, _>>()?;
+        let (metrics, problems) = (metrics(head)?, problems(head)?);
         let seconds = floats(head, "seconds")?;
         of_rewards("seconds", seconds.len())?;
         let timed_out = head.uints("timed_out")?.unwrap_or_default();
@@ -142,15 +135,54 @@ fn take(bytes: &[u8]) -> Result<(RecordReader<'_>, Vec<Group>, &[u8]), WireError
     Ok((head, groups, rest))
 }
 
-/// All groups of several answers that are concatenated in `bytes`.
-pub(crate) fn groups_of_answers(mut bytes: &[u8]) -> Result<Vec<Group>, WireError> {
-    let mut groups = Vec::new();
+/// An answer as it was written, without its times.
+#[derive(Debug, PartialEq)]
+pub(crate) struct WrittenAnswer {
+    /// [`Collected::next_number`].
+    pub next_number: u64,
+    /// Names and values of metrics.
+    pub metrics: Vec<(String, f64)>,
+    /// Errors of reward functions.
+    pub problems: Vec<Value>,
+    /// For each reward function, how many completions ran out of time.
+    pub timed_out: Vec<u64>,
+    /// The groups.
+    pub groups: Vec<Group>,
+}
+
+/// The answers that are concatenated in `bytes`.
+pub(crate) fn written_answers(mut bytes: &[u8]) -> Result<Vec<WrittenAnswer>, WireError> {
+    let mut answers = Vec::new();
     while !bytes.is_empty() {
-        let (_, of_answer, rest) = take(bytes)?;
-        groups.extend(of_answer);
+        let (head, groups, rest) = take(bytes)?;
+        answers.push(WrittenAnswer {
+            next_number: one(&head, "next_number")?,
+            metrics: metrics(&head)?,
+            problems: problems(&head)?,
+            timed_out: head.uints("timed_out")?.unwrap_or_default(),
+            groups,
+        });
         bytes = rest;
     }
-    Ok(groups)
+    Ok(answers)
+}
+
+/// All groups of several answers that are concatenated in `bytes`.
+pub(crate) fn groups_of_answers(bytes: &[u8]) -> Result<Vec<Group>, WireError> {
+    Ok(written_answers(bytes)?.into_iter().flat_map(|answer| answer.groups).collect())
+}
+
+fn metrics(head: &RecordReader<'_>) -> Result<Vec<(String, f64)>, WireError> {
+    let (names, values) = (head.texts("metrics")?.unwrap_or_default(), floats(head, "metric_values")?);
+    if names.len() != values.len() {
+        return Err(WireError::new("columns `metrics` and `metric_values` do not fit"));
+    }
+    Ok(names.into_iter().map(str::to_owned).zip(values).collect())
+}
+
+fn problems<T: DeserializeOwned>(head: &RecordReader<'_>) -> Result<Vec<T>, WireError> {
+    let problem = |text: &str| serde_json::from_str(text).map_err(|e| WireError::new(format!("column `problems`: {e}")));
+    head.texts("problems")?.unwrap_or_default().into_iter().map(problem).collect()
 }
 
 /// Converts a group that was written without its dataset row.

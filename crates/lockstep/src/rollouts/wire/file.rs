@@ -133,9 +133,23 @@ impl GroupFile {
 
     /// Reads the group whose record has this index in [`index`](Self::index).
     pub fn read(&self, place: usize) -> Result<Group> {
+        self.read_record(place).map(|(group, _)| group)
+    }
+
+    /// Like [`read`](Self::read); also returns the bytes of the record.
+    pub(crate) fn read_record(&self, place: usize) -> Result<(Group, Vec<u8>)> {
         let entry = self.index[place];
         let bytes = bytes_of(&self.file, entry.offset, entry.length)?;
-        group_of(&bytes, &self.path, entry.offset)
+        Ok((group_of(&bytes, &self.path, entry.offset)?, bytes))
+    }
+
+    /// The first entry of the index that is not that of its record: its index, and the entry that the record gives.
+    /// Records that cannot be read are left out.
+    pub(crate) fn wrong_entry(&self) -> Option<(usize, IndexEntry)> {
+        self.index.iter().enumerate().find_map(|(place, entry)| {
+            let of_record = read(&self.file, &self.path, entry.offset, entry.length).ok()?;
+            (of_record.to_bytes() != entry.to_bytes()).then_some((place, of_record))
+        })
     }
 
     /// All groups, in the order of the file.

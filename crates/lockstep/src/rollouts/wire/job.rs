@@ -209,7 +209,8 @@ pub(super) fn answered<'a>(
             job.num_generations
         )));
     }
-    let scores = (0..wanted).map(|k| scores(&record, k, job.num_generations)).collect::<Result<_, _>>()?;
+    let names = job.rewards.iter().take(wanted).enumerate();
+    let scores = names.map(|(k, name)| scores(&record, k, name, job.num_generations)).collect::<Result<_, _>>()?;
     let Some([rollout_s]) = floats(&record, "rollout_s")? else {
         return Err(WireError::new("column `rollout_s` does not have one number"));
     };
@@ -295,8 +296,8 @@ fn put_scores(record: &mut RecordWriter, k: usize, GivenScores { scores, seconds
     record.f64s(&name("seconds"), 1, [seconds]);
 }
 
-/// The scores that the reward function with index `k` gave to `completions` completions.
-fn scores(record: &RecordReader<'_>, k: usize, completions: usize) -> Result<GivenScores, WireError> {
+/// The scores that the reward function `reward`, with index `k`, gave to `completions` completions.
+fn scores(record: &RecordReader<'_>, k: usize, reward: &str, completions: usize) -> Result<GivenScores, WireError> {
     let name = |what: &str| format!("{k}.{what}");
     let wrong = |what: &str| WireError::new(format!("column `{k}.{what}` does not fit {completions} completions"));
     let scored = record.runs(&name("scored"), completions)?.ok_or_else(|| wrong("scored"))?;
@@ -322,7 +323,9 @@ fn scores(record: &RecordReader<'_>, k: usize, completions: usize) -> Result<Giv
     if !steps.is_empty() && steps.len() != completions {
         return Err(wrong("steps"));
     }
-    let problems: Vec<Problem> = all_json(record, &name("problems"))?;
+    let mut problems: Vec<Problem> = all_json(record, &name("problems"))?;
+    // A worker cannot report a problem of another reward, which an audit may compare while this one cannot be repeated.
+    problems.iter_mut().for_each(|problem| problem.reward = reward.to_owned());
     if problems.iter().flat_map(|problem| &problem.completions).any(|&place| place >= completions) {
         return Err(wrong("problems"));
     }

@@ -96,6 +96,10 @@ mod file_tests;
 #[cfg(test)]
 mod job_tests;
 #[cfg(test)]
+pub(crate) mod lies;
+#[cfg(test)]
+pub(crate) use read::KNOWN;
+#[cfg(test)]
 mod tests;
 
 /// The records of groups, one after another.
@@ -105,14 +109,33 @@ pub(crate) fn records<G: Borrow<Group>>(groups: impl IntoIterator<Item = G>) -> 
     bytes
 }
 
+/// The first column that a record in `bytes` has and the record at the same place in `others` does not have: the index
+/// of the record, and the column's name.
+pub(crate) fn column_beyond<'a>(
+    mut bytes: &'a [u8],
+    mut others: &[u8],
+) -> Result<Option<(usize, &'a str)>, WireError> {
+    for place in 0.. {
+        if bytes.is_empty() || others.is_empty() {
+            break;
+        }
+        let ((record, rest), (other, rest_of_others)) = (RecordReader::take(bytes)?, RecordReader::take(others)?);
+        if let Some(name) = record.names().find(|name| !other.names().any(|known| known == *name)) {
+            return Ok(Some((place, name)));
+        }
+        (bytes, others) = (rest, rest_of_others);
+    }
+    Ok(None)
+}
+
 /// Whether bytes are records, and not JSON lines.
 pub fn is_records(bytes: &[u8]) -> bool {
     bytes.starts_with(record::MAGIC)
 }
 
 pub use crate::rollouts::lineage::Lineage;
-pub(crate) use begun::groups_of_begun;
-pub(crate) use collected::groups_of_answers;
+pub(crate) use begun::{groups_of_begun, heads_of_begun};
+pub(crate) use collected::{WrittenAnswer, groups_of_answers, written_answers};
 pub(crate) use convert::{records_of_evaluation, records_of_rollouts};
 pub use group::{Completion, Fork, Group};
 pub use model::columns::NEW_LOGPS;

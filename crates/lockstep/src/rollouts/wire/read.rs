@@ -12,7 +12,7 @@ use std::ops::Range;
 use train::Advantage;
 
 /// Names of the columns whose values do not belong to tokens.
-const KNOWN: [&str; 27] = [
+pub(crate) const KNOWN: [&str; 27] = [
     "group",
     "prompt_ids",
     "lengths",

@@ -25,8 +25,8 @@ use std::path::{Path, PathBuf};
 const TEMPORARY: &str = ".unfinished-";
 
 /// Prefixes of the checkpoint's files that do not belong to the model: optimizer state, value model, reference model,
-/// the generation batch in use, and generation batches made ahead.
-const OF_RUN: [&str; 5] = ["optimizer_", "value_", "reference.", "generation_batch.", "frontier."];
+/// the generation batch in use, generation batches made ahead, and lineages of the weights that workers may have.
+const OF_RUN: [&str; 6] = ["optimizer_", "value_", "reference.", "generation_batch.", "frontier.", "fleet."];
 
 /// Writes the checkpoint of `step`; `fill` writes the files into the empty directory that it gets. On an error, such as
 /// a full disk, the unfinished files are removed and older checkpoints stay as they are.
@@ -94,8 +94,7 @@ pub fn link_model(checkpoint: &Path, target: &Path) -> anyhow::Result<()> {
         let from = entry?.path();
         let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let to = target.join(&name);
-        let of_run = [state::FILE, FILE_LIST].contains(&&*name) || OF_RUN.iter().any(|prefix| name.starts_with(prefix));
-        if of_run {
+        if is_of_run(&name) {
             continue;
         }
         if from.is_dir() {
@@ -107,6 +106,16 @@ pub fn link_model(checkpoint: &Path, target: &Path) -> anyhow::Result<()> {
         }
     }
     Ok(sync_tree(target)?)
+}
+
+/// Whether [`link_model`] copies a file of a checkpoint; `name` is the file's path in the checkpoint.
+pub fn is_of_model(name: &str) -> bool {
+    !is_of_run(name) && (!name.contains('/') || is_listed(name))
+}
+
+/// Whether only a run needs this file or folder of a checkpoint.
+fn is_of_run(name: &str) -> bool {
+    [state::FILE, FILE_LIST].contains(&name) || OF_RUN.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Copies those files of the folder `from` that belong to a model, such as further chat templates; `name` is the

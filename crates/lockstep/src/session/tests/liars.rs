@@ -13,6 +13,7 @@ use crate::{Run, RunOptions, StopSignal};
 use fleet::worker::{Done, Proceeded, Work};
 use fleet::{Answer, Job, JobName};
 use model::columns::{ENTROPIES, SAMPLER_LOGPS};
+use rewards::{Problem, ProblemKind};
 use rollout::SamplingParams;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -41,6 +42,11 @@ pub(super) enum Lie {
     Count,
     /// What is recorded of each token beside its log-probability is missing.
     Columns,
+    /// What a reward reports beside its scores.
+    Problem,
+    Metric,
+    Extra,
+    TimedOut,
 }
 
 struct Liar {
@@ -79,6 +85,15 @@ impl Liar {
             Lie::Columns => drop(completion.columns.remove(ENTROPIES).expect("it is recorded")),
             // What is continued has none yet.
             Lie::Score => scores.iter_mut().for_each(|given| given.scores.values[1] = Some(1.5)),
+            Lie::Problem => {
+                let problem = Problem::new("unique_chars", 1, "x").of_kind(ProblemKind::Crashed).at(vec![1]);
+                scores.iter_mut().for_each(|given| given.scores.problems.push(problem.clone()));
+            }
+            Lie::Metric => scores.iter_mut().for_each(|given| given.scores.metrics.push(("x".into(), 9.0))),
+            Lie::Extra => {
+                scores.iter_mut().for_each(|given| given.scores.extra.push(("x".into(), vec!["a".into(); 2])));
+            }
+            Lie::TimedOut => scores.iter_mut().for_each(|given| given.scores.timed_out = 1),
         }
         let (fingerprint, more) = (GroupAnswer::fingerprint(&group), group.is_unfinished());
         let bytes = GroupAnswer { group, scores, rollout_s }.to_bytes();
@@ -227,6 +242,15 @@ fn a_changed_bit_of_a_log_probability_is_found() {
 #[test]
 fn a_changed_score_of_a_deterministic_reward_is_found() {
     found(Lie::Score, 1, &["group 0, completion 1, score of `unique_chars`: it said 1.5 (0x3ff8000000000000)"]);
+}
+
+/// What a worker invents of a reward that has none passes no audit, and raises no alarm.
+#[test]
+fn what_is_invented_beside_the_scores_is_found() {
+    found(Lie::Problem, 1, &["group 0, problems of `unique_chars`: it said [Problem {", "gives []"]);
+    found(Lie::Metric, 0, &["group 0, metrics of `unique_chars`: it said [(\"x\", 9.0)], and the job gives []"]);
+    found(Lie::Extra, 2, &["group 0, columns of `unique_chars`: it said [(\"x\", ", "gives []"]);
+    found(Lie::TimedOut, 1, &["group 0, completions that ran out of time of `unique_chars`: it said 1"]);
 }
 
 #[test]

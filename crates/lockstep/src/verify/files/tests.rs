@@ -4,6 +4,9 @@ use super::*;
 use crate::rollouts::wire::Completion;
 use serde_json::json;
 
+/// A run of this build, all of whose rewards are called again.
+const SAME: OfRun<'_> = OfRun { not_asked: &[], same_build: true };
+
 /// Two directories, of the recorded and the remade checkpoint.
 struct Two {
     _dir: tempfile::TempDir,
@@ -26,7 +29,7 @@ impl Two {
     }
 
     fn found(&self) -> Option<Difference> {
-        difference(&self.recorded, &self.remade, 4).unwrap()
+        difference(&self.recorded, &self.remade, 4, SAME).unwrap()
     }
 
     /// A difference in the file `name`, at `within` if that is a place in it.
@@ -122,7 +125,7 @@ fn a_file_that_only_one_checkpoint_has_is_named() {
     fs::remove_file(two.remade.join("a")).unwrap();
     fs::remove_file(two.remade.join("x")).unwrap();
     assert_eq!(two.found(), two.at("x", "", "file", "the file", "none"));
-    assert!(difference(&two.recorded.join("gone"), &two.remade, 4).is_err());
+    assert!(difference(&two.recorded.join("gone"), &two.remade, 4, SAME).is_err());
 }
 
 /// A value model is a directory of its own, which the next step depends on as much.
@@ -205,7 +208,7 @@ fn tensors_of_another_layout_are_named() {
     // A header of more bytes than the file has.
     let long = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
     two.write(name, &long, &long);
-    let said = format!("{:#}", difference(&two.recorded, &two.remade, 4).unwrap_err());
+    let said = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
     assert_eq!(said, format!("{}: its header is longer than the file", two.recorded.join(name).display()));
 }
 
@@ -280,7 +283,7 @@ fn groups_are_compared_as_groups() {
     assert_eq!(two.found(), None);
     for name in [name, "frontier.bin", "frontier.begun.bin"] {
         two.write(name, "rubbish", "rubbish");
-        let said = format!("{:#}", difference(&two.recorded, &two.remade, 4).unwrap_err());
+        let said = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
         assert!(said.starts_with(&format!("{}: ", two.recorded.join(name).display())), "{said}");
         two.write(name, "", "");
         assert_eq!(two.found(), None);
@@ -306,4 +309,156 @@ fn the_final_model_is_that_of_its_checkpoint() {
     assert_eq!(found(), two.at(name, "", "tensor", "x U8 [1]", "y U8 [1]"));
     two.write(name, safetensors(&[("x", "U8", &[1])]), safetensors(&[("x", "U8", &[3])]));
     assert_eq!(found(), two.at(name, "x, element 0", "weight", "[01]", "[03]"));
+}
+
+/// What is removed from a result, added to it or replaced in it, and the file that differs; none if nothing does.
+#[test]
+fn a_result_has_all_files_of_the_model_and_no_others() {
+    enum Change {
+        Remove,
+        Add,
+        Replace,
+    }
+    use Change::{Add, Remove, Replace};
+    let rows = [
+        (Remove, "model.safetensors", true),
+        (Remove, "config.json", true),
+        (Remove, "tokenizer.json", true),
+        (Remove, "tokenizer_config.json", true),
+        (Remove, "generation_config.json", true),
+        (Remove, "merges.txt", true),
+        (Remove, "additional_chat_templates/rag.jinja", true),
+        (Replace, "model.safetensors", true),
+        (Replace, "tokenizer.json", true),
+        (Replace, "generation_config.json", true),
+        (Replace, "additional_chat_templates/rag.jinja", true),
+        (Add, "model-00001-of-00001.safetensors", true),
+        (Add, "model.safetensors.index.json", true),
+        (Add, "adapter_model.safetensors", true),
+        (Add, "adapter_config.json", true),
+        (Add, "chat_template.jinja", true),
+        (Add, "chat_template.json", true),
+        (Add, "additional_chat_templates/tool_use.jinja", true),
+        (Add, "special_tokens_map.json", true),
+        (Add, "added_tokens.json", true),
+        (Add, "tokenizer.model", true),
+        (Add, "vocab.json", true),
+        (Add, "pytorch_model.bin", true),
+        (Add, "pytorch_model.bin.index.json", true),
+        (Add, "model.pt", true),
+        (Add, "consolidated.00.pth", true),
+        (Add, "consolidated.safetensors", true),
+        (Add, "params.json", true),
+        (Add, "model.gguf", true),
+        (Add, "flax_model.msgpack", true),
+        (Add, "modeling_other.py", true),
+        (Add, "preprocessor_config.json", true),
+        (Add, "checkpoint-1/model.safetensors", true),
+        (Add, "original/consolidated.00.pth", true),
+        (Add, "README.md/model.safetensors", true),
+        (Add, "readme.md", true),
+        (Add, "optimizer_policy.safetensors", true),
+        (Add, "run_state.json", true),
+        (Add, "README.md", false),
+        (Add, "LICENSE", false),
+        (Add, ".gitattributes", false),
+        // Older versions copied them; nothing reads them here.
+        (Add, "fleet.json", false),
+        (Add, "files.json", false),
+    ];
+    for (change, name, differs) in rows {
+        let two = Two::new();
+        for dir in [&two.recorded, &two.remade] {
+            fs::create_dir(dir.join("additional_chat_templates")).unwrap();
+        }
+        for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "merges.txt"] {
+            two.write(file, "{}", "{}");
+        }
+        let weights = |value: u8| safetensors(&[("x", "U8", &[value])]);
+        two.write("model.safetensors", weights(1), weights(1));
+        two.write("additional_chat_templates/rag.jinja", "x", "x");
+        // What only the run needs.
+        fs::create_dir(two.remade.join("value_model")).unwrap();
+        for file in ["optimizer_moments.safetensors", "value_head.safetensors", "value_model/model.safetensors"] {
+            fs::write(two.remade.join(file), weights(1)).unwrap();
+        }
+        for file in ["run_state.json", "frontier.bin", "frontier.begun.bin", "generation_batch.bin", "fleet.json"] {
+            fs::write(two.remade.join(file), "{}").unwrap();
+        }
+        let found = || of_result(&two.recorded, &two.remade, 4).unwrap();
+        assert_eq!(found(), None, "before {name}");
+        let path = two.recorded.join(name);
+        let (recorded, remade) = match change {
+            Remove => {
+                fs::remove_file(&path).unwrap();
+                ("none", "the file")
+            }
+            Add => {
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(&path, "added").unwrap();
+                ("the file", "none")
+            }
+            Replace => {
+                let bytes = if name.ends_with(".safetensors") { weights(2) } else { b"{ }".to_vec() };
+                fs::write(&path, bytes).unwrap();
+                ("", "")
+            }
+        };
+        let found = found();
+        assert_eq!(found.is_some(), differs, "{name}: {found:?}");
+        let Some(found) = found else { continue };
+        assert!(found.place.unwrap().starts_with(&path.display().to_string()), "{name}");
+        match change {
+            Replace => assert!(["byte", "weight"].contains(&&*found.kind), "{name}"),
+            _ => assert_eq!((&*found.kind, &*found.recorded, &*found.remade), ("file", recorded, remade), "{name}"),
+        }
+    }
+}
+
+/// A header may name other bytes than those between two tensors, and a file may have bytes behind the last.
+#[test]
+fn all_bytes_and_offsets_of_tensors_are_compared() {
+    let two = Two::new();
+    let name = "model.safetensors";
+    let good = safetensors(&[("a", "U8", &[1, 2]), ("b", "U8", &[1, 2])]);
+    two.write(name, [&good[..], b"x"].concat(), &good);
+    assert_eq!(two.found(), two.at(name, "behind the last tensor", "byte", "0x78", "the end"));
+    two.write(name, &good, [&good[..], b"x"].concat());
+    assert_eq!(two.found(), two.at(name, "behind the last tensor", "byte", "the end", "0x78"));
+    let text = String::from_utf8(good.clone()).unwrap();
+    let lied = text.replace("\"data_offsets\":[2,4]", "\"data_offsets\":[0,4]");
+    assert_ne!(text, lied);
+    two.write(name, &lied, &good);
+    assert_eq!(two.found(), two.at(name, "header.b.data_offsets[0]", "state", "0", "2"));
+}
+
+/// Checkpoints of older versions lack values that this one writes, and no others.
+#[test]
+fn a_state_of_an_older_version_is_compared_as_far_as_it_goes() {
+    let two = Two::new();
+    let older = OfRun { not_asked: &[], same_build: false };
+    let state = |sampler: Value, task: Value| json!({"step": 4, "sampler": sampler, "task": task}).to_string();
+    let found = |recorded: String, of: OfRun<'_>| {
+        two.write("run_state.json", recorded, state(json!({"cursor": 1, "extra": 3}), json!({"number": 8, "more": [1]})));
+        difference(&two.recorded, &two.remade, 4, of).unwrap()
+    };
+    let place = |found: Option<Difference>| found.unwrap().place.unwrap();
+    let (full, task) = (json!({"cursor": 1, "extra": 3}), json!({"number": 8, "more": [1]}));
+    assert_eq!(found(state(full.clone(), task.clone()), SAME), None);
+    let lacks = state(json!({"cursor": 1}), json!({"number": 8}));
+    assert_eq!(found(lacks.clone(), older), None);
+    assert!(place(found(lacks, SAME)).ends_with("sampler.extra"));
+    let lies = [
+        (json!({"cursor": 1, "extra": 4}), task.clone(), "sampler.extra"),
+        (json!({"cursor": 2}), task.clone(), "sampler.cursor"),
+        (json!({"cursor": 1, "other": 4}), task, "sampler.other"),
+        (full.clone(), json!({"number": 9}), "task.number"),
+        (full, json!({"number": 8, "more": [2]}), "task.more[0]"),
+    ];
+    for (sampler, task, at) in lies {
+        for of in [older, SAME] {
+            let at_place = place(found(state(sampler.clone(), task.clone()), of));
+            assert!(at_place.ends_with(at), "{at_place}, {at}");
+        }
+    }
 }

@@ -66,9 +66,9 @@ fn all<const N: usize>(cases: [Case; N]) {
     for (lie, expected) in cases {
         let mut recorded = group();
         lie(&mut recorded);
-        assert_eq!(difference(&recorded, &group(), &[]), Some(expected));
+        assert_eq!(difference(&recorded, &group(), LeftOut::default()), Some(expected));
     }
-    assert_eq!(difference(&group(), &group(), &[]), None);
+    assert_eq!(difference(&group(), &group(), LeftOut::default()), None);
 }
 
 #[test]
@@ -196,14 +196,14 @@ fn bits_are_compared() {
     let (mut one, mut other) = (group(), group());
     nan(&mut one);
     nan(&mut other);
-    assert_eq!(difference(&one, &other, &[]), None);
+    assert_eq!(difference(&one, &other, LeftOut::default()), None);
     for name in [SAMPLER_LOGPS, REF_LOGPS] {
         let (mut zero, mut minus) = (group(), group());
         set(&mut zero.completions[0], name, 1, 0.0);
         set(&mut minus.completions[0], name, 1, -0.0);
         let kind = if name == SAMPLER_LOGPS { "log-probability" } else { name };
         let expected = found(Some(0), Some(1), kind, "0 (0x00000000)", "-0 (0x80000000)");
-        assert_eq!(difference(&zero, &minus, &[]), Some(expected));
+        assert_eq!(difference(&zero, &minus, LeftOut::default()), Some(expected));
     }
 }
 
@@ -211,14 +211,14 @@ fn bits_are_compared() {
 #[test]
 fn the_first_lie_is_named() {
     let mut recorded = group();
-    let kind = |recorded: &Group| difference(recorded, &group(), &[]).map(|found| (found.kind, found.completion));
+    let kind = |recorded: &Group| difference(recorded, &group(), LeftOut::default()).map(|found| (found.kind, found.completion));
     recorded.completions[0].advantage = None;
     assert_eq!(kind(&recorded), Some(("advantage".into(), Some(0))));
     set(&mut recorded.completions[1], REF_LOGPS, 0, 0.0);
     assert_eq!(kind(&recorded), Some(("ref_logps".into(), Some(1))));
     recorded.completions[1].rewards[1] = None;
     assert_eq!(kind(&recorded), Some(("score of `b`".into(), Some(1))));
-    let without = |name: &str| difference(&recorded, &group(), &[name.to_owned()]).map(|found| found.kind);
+    let without = |name: &str| difference(&recorded, &group(), LeftOut { rewards: &[name.to_owned()], words: false }).map(|found| found.kind);
     assert_eq!((without("b"), without("a")), (Some("ref_logps".into()), Some("score of `b`".into())));
     recorded.completions[1].ids[0] = 0;
     recorded.completions[0].rewards[0] = None;

@@ -23,16 +23,21 @@ fn group(id: u64, step: Option<u64>) -> Group {
     }
 }
 
-/// A record of the groups 2, 3, 4 and 6, which were learned from in the steps 1, 2 and 4, and never.
+/// Compares a group of the replay.
+fn compare(record: &mut Record, group: &Group) {
+    record.compare(group, &crate::rollouts::wire::records([group]));
+}
+
+/// A record of the groups 2, 3, 4 and 6, which were learned from in the steps 1, 2, 4 and 5.
 fn record(dir: &Path, not_asked: &[&str]) -> Record {
     let path = dir.join("rollouts.bin");
     let mut log = GroupLog::open(&path).unwrap();
-    for (id, step) in [(2, Some(1)), (3, Some(2)), (4, Some(4)), (6, None)] {
+    for (id, step) in [(2, Some(1)), (3, Some(2)), (4, Some(4)), (6, Some(5))] {
         let mut bytes = Vec::new();
         group(id, step).write(&mut bytes);
         log.append(&bytes).unwrap();
     }
-    Record::new(GroupFile::open(&path).unwrap(), not_asked.iter().map(|&name| name.to_owned()).collect())
+    Record::new(GroupFile::open(&path).unwrap(), not_asked.iter().map(|&name| name.to_owned()).collect(), true)
 }
 
 #[test]
@@ -41,7 +46,7 @@ fn the_groups_of_an_interval_are_those_after_its_first_step() {
     let record = record(dir.path(), &[]);
     let of = |from, to| record.of_steps(from, to).into_iter().collect::<Vec<u64>>();
     assert_eq!((of(0, 4), of(0, 1), of(1, 2), of(2, 3), of(2, 4)), (vec![2, 3, 4], vec![2], vec![3], vec![], vec![4]));
-    assert_eq!(record.last_step(), Some(4));
+    assert_eq!(record.last_step(), Some(5));
 }
 
 #[test]
@@ -49,11 +54,11 @@ fn a_group_is_compared_once_until_one_differs() {
     let dir = tempfile::tempdir().unwrap();
     let mut record = record(dir.path(), &[]);
     record.sampled.insert(2);
-    record.compare(&group(2, Some(1)));
-    record.compare(&group(3, Some(2)));
+    compare(&mut record, &group(2, Some(1)));
+    compare(&mut record, &group(3, Some(2)));
     // Two groups of 2 + 3 and of 3 + 4 tokens, the second of which came with a checkpoint.
     assert_eq!((record.equal, &record.difference), ((2, 12, 1), &None));
-    record.compare(&group(5, Some(3)));
+    compare(&mut record, &group(5, Some(3)));
     let none = Difference {
         step: Some(3),
         group: Some(5),
@@ -64,9 +69,9 @@ fn a_group_is_compared_once_until_one_differs() {
     };
     assert_eq!(record.difference, Some(none.clone()));
     // The first difference stays, and what follows from it is not counted.
-    record.compare(&group(4, Some(4)));
+    compare(&mut record, &group(4, Some(4)));
     assert_eq!((record.equal, record.difference.take()), ((2, 12, 1), Some(none)));
-    record.compare(&group(4, Some(3)));
+    compare(&mut record, &group(4, Some(3)));
     let step = record.difference.take().unwrap();
     assert_eq!((step.kind.as_str(), step.group, step.step), ("step", Some(4), Some(3)));
     assert_eq!(record.compared, [2, 3, 4, 5].into());
@@ -75,7 +80,7 @@ fn a_group_is_compared_once_until_one_differs() {
     let mut bytes = std::fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&path, bytes).unwrap();
-    record.compare(&group(6, None));
+    compare(&mut record, &group(6, Some(5)));
     let damaged = record.difference.take().unwrap();
     assert_eq!((damaged.kind.as_str(), damaged.group, damaged.remade.as_str()), ("record", Some(6), "a group"));
     assert!(damaged.recorded.contains("checksum"), "{}", damaged.recorded);

@@ -1,0 +1,156 @@
+//! Forks of forks, of every kind of run: each can be verified from its first step.
+
+use super::tests::{directory, run, verified};
+use super::*;
+use crate::config::{Algorithm, Config, Layers, Strategy};
+use crate::run::checkpoint::state::RunState;
+use crate::run::resume::find_run;
+use std::fs;
+
+/// A change of keys that a fork makes.
+type Change = fn(&mut Config);
+
+/// Forks the run `of` at a step, and trains the fork to its end with a change.
+fn forked(dir: &Path, of: &str, at: u64, out: &str, change: Change) -> anyhow::Result<PathBuf> {
+    let (of, out) = (dir.join(of), dir.join(out));
+    let say = |_: &str| {};
+    let from = fork(&of, &ForkOptions { at, out: &out, stop: StopSignal::new(), say: &say })?;
+    let (run, resume_from) = find_run(&from.to_string_lossy(), None)?;
+    let layers = Layers { purpose: Purpose::Grpo, file: Some(out.join("config.toml")), ..Layers::default() };
+    let mut resolved = layers.resolve()?;
+    change(&mut resolved.config);
+    let ctx = crate::context(None, Some(1), resolved.config.dtype)?;
+    Run::resolved(Purpose::Grpo, resolved, run, resume_from, RunOptions::new().context(ctx))?.run()?;
+    Ok(out)
+}
+
+#[track_caller]
+fn proven(root: &Path, steps: u64) {
+    let report = verified(root);
+    let what = root.display();
+    assert!(report.difference.is_none() && report.not_verified.is_empty(), "{what}: {report:?}");
+    assert_eq!(report.proven.iter().map(Interval::steps).sum::<u64>(), steps, "{what}: {report:?}");
+    assert!(report.result.is_some(), "{what}: {report:?}");
+}
+
+fn evaluates(config: &mut Config) {
+    config.eval_dataset_name.clone_from(&config.dataset_name);
+    (config.eval_strategy, config.eval_steps) = (Strategy::Steps, Some(2));
+    config.load_best_model_at_end = true;
+}
+
+/// The kinds of run.
+const KINDS: [(&str, Change); 9] = [
+    ("plain", |_| {}),
+    ("best", evaluates),
+    ("worst", |c| {
+        evaluates(c);
+        c.greater_is_better = Some(false);
+    }),
+    ("iterations", |c| (c.num_iterations, c.beta) = (2, 0.1)),
+    ("LoRA", |c| (c.use_peft, c.lora_r) = (true, 2)),
+    ("PPO", |c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 1)),
+    ("ahead", |c| c.max_staleness = 2),
+    ("chunks", |c| (c.max_staleness, c.partial_rollout_tokens) = (2, Some(2))),
+    ("all", |c| {
+        evaluates(c);
+        (c.use_peft, c.lora_r, c.max_staleness, c.num_iterations) = (true, 2, 1, 2);
+    }),
+];
+
+/// The steps of three forks, each of the one before.
+const STEPS: [[u64; 3]; 2] = [[4, 5, 7], [3, 4, 4]];
+
+#[test]
+fn a_fork_of_a_fork_is_proven() {
+    let (rate, clip, warmer): (Change, Change, Change) =
+        (|c| c.learning_rate = 3e-3, |c| c.epsilon = 0.1, |c| (c.learning_rate, c.temperature) = (1e-3, 0.9));
+    let mut best_before_fork = 0;
+    for (place, (kind, change)) in KINDS.into_iter().enumerate() {
+        let dir = directory();
+        let root = run(dir.path(), |config| {
+            config.max_steps = 8;
+            change(config);
+        });
+        assert_eq!(root, dir.path().join("run"));
+        let mut of = "run";
+        let steps = STEPS[place % 2];
+        for ((out, at), change) in ["a", "b", "c"].into_iter().zip(steps).zip([rate, clip, warmer]) {
+            let fork = forked(dir.path(), of, at, out, change).unwrap_or_else(|e| panic!("{kind}, {out}: {e:#}"));
+            proven(&fork, 8);
+            let best = RunState::read(&fork.join("checkpoints/step-000008")).unwrap().best;
+            best_before_fork += u64::from(best.is_some_and(|best| best.step < at));
+            of = out;
+        }
+    }
+    assert!(best_before_fork > 0, "no result is the model of a checkpoint before a fork");
+}
+
+/// Without a change, a fork has the result of the original, also if that is the model of an earlier checkpoint.
+#[test]
+fn an_unchanged_fork_has_the_best_model_of_the_original() {
+    let dir = directory();
+    let mut earlier = 0;
+    for (name, greater) in [("run", true), ("other", false)] {
+        let root = run(dir.path(), |config| {
+            evaluates(config);
+            config.greater_is_better = Some(greater);
+            config.output_dir = Some(dir.path().join(name));
+        });
+        assert!(root.ends_with("run"));
+        let of = dir.path().join(name);
+        let out = format!("{name}-5");
+        let fork = forked(dir.path(), name, 5, &out, |_| {}).unwrap();
+        let weights = |root: &Path| fs::read(root.join("model/model.safetensors")).unwrap();
+        assert!(weights(&of) == weights(&fork), "{name}");
+        proven(&fork, 6);
+        let best = RunState::read(&of.join("checkpoints/step-000006")).unwrap().best.unwrap();
+        earlier += u64::from(best.step < 4);
+        if best.step < 4 {
+            // One whose best checkpoint is gone says so, and its result is its last model.
+            let said = std::cell::RefCell::new(Vec::new());
+            let say = |text: &str| said.borrow_mut().push(text.to_owned());
+            fs::remove_dir_all(of.join(format!("checkpoints/step-{:06}", best.step))).unwrap();
+            let out = dir.path().join("gone");
+            fork_of_best(&of, &out, &say);
+            let words = format!("the best checkpoint up to step 5, of step {}, is gone: unless", best.step);
+            assert!(said.borrow().iter().any(|text| text.starts_with(&words)), "{said:?}");
+        }
+    }
+    assert!(earlier > 0, "both runs are best at their end");
+}
+
+fn fork_of_best(of: &Path, out: &Path, say: &dyn Fn(&str)) {
+    fork(of, &ForkOptions { at: 5, out, stop: StopSignal::new(), say }).unwrap();
+}
+
+/// A resume from an older checkpoint makes the steps after it again: what the starts before it changed there is gone.
+#[test]
+fn a_run_that_was_resumed_from_an_older_checkpoint_is_proven_and_forked() {
+    let dir = directory();
+    let root = run(dir.path(), |_| {});
+    let resumed = |from: &str, change: Change| {
+        let (run, resume_from) = find_run(&root.join(from).to_string_lossy(), None).unwrap();
+        let layers = Layers { purpose: Purpose::Grpo, file: Some(root.join("config.toml")), ..Layers::default() };
+        let mut resolved = layers.resolve().unwrap();
+        change(&mut resolved.config);
+        let ctx = crate::context(None, Some(1), resolved.config.dtype).unwrap();
+        Run::resolved(Purpose::Grpo, resolved, run, resume_from, RunOptions::new().context(ctx)).unwrap().run().unwrap();
+    };
+    resumed("checkpoints/step-000004", |c| (c.learning_rate, c.max_steps) = (3e-3, 8));
+    resumed("checkpoints/step-000006", |c| c.epsilon = 0.1);
+    resumed("checkpoints/step-000002", |c| (c.beta, c.save_steps) = (0.1, 3));
+    proven(&root, 8);
+    for at in [1, 2, 5, 7] {
+        let fork = forked(dir.path(), "run", at, &format!("fork-{at}"), |c| c.learning_rate = 1e-3).unwrap();
+        proven(&fork, 8);
+    }
+    // Of a start whose checkpoint is gone, the interval cannot be replayed, and it is said which.
+    fs::remove_dir_all(root.join("checkpoints/step-000002")).unwrap();
+    let report = verified(&root);
+    assert!(report.difference.is_none());
+    let why = "steps 1 to 3: the configuration was changed after step 2, of which no checkpoint is left";
+    assert_eq!(report.not_verified, [why]);
+    let error = forked(dir.path(), "run", 3, "late", |_| {}).err().map(|error| error.to_string());
+    assert!(error.is_none(), "{error:?}");
+}

@@ -1,0 +1,157 @@
+//! Lies in the files of checkpoints: batches, and the state of the run.
+
+use super::*;
+use crate::config::Algorithm;
+use crate::rollouts::wire::lies::{changed, columns, other_json, with_more};
+use model::io::FileList;
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// Of the first records in files of checkpoints, and of answers, what nobody can repeat.
+const TIMES: [&str; 2] = ["seconds", "times"];
+/// What is not compared of batches that are generated in chunks.
+const OF_BEGUN: [&str; 5] = ["answer", "rollout_s", "rewards", "scored", "values"];
+
+#[test]
+fn a_lie_in_any_column_of_a_checkpoint_is_found() {
+    let kinds: [(&str, fn(&mut Config)); 3] = [
+        ("frontier.bin", |c| c.max_staleness = 1),
+        ("generation_batch.bin", |c| c.num_iterations = 2),
+        ("frontier.begun.bin", |c| (c.max_staleness, c.partial_rollout_tokens, c.max_steps) = (2, Some(2), 3)),
+    ];
+    for (name, change) in kinds {
+        let dir = directory();
+        let root = small(dir.path(), change);
+        proven(&root, name);
+        let checkpoint = root.join("checkpoints/step-000001");
+        let path = checkpoint.join(name);
+        let good = read(&path);
+        let tell = |place: usize, record: Vec<u8>| {
+            let mut records = good.clone();
+            records[place] = record;
+            fs::write(&path, records.concat()).unwrap();
+            FileList::of(&checkpoint, 1).unwrap().write(&checkpoint).unwrap();
+        };
+        let (mut compared, mut seen) = (0, BTreeSet::new());
+        for place in 0..good.len() {
+            for column in columns(&good[place]) {
+                // One record of each kind is enough.
+                if !seen.insert((columns(&good[place])[0].clone(), column.clone())) {
+                    continue;
+                }
+                let Some(lie) = changed(&good[place], &column) else { continue };
+                let what = format!("{name}, record {place}, `{column}`");
+                tell(place, lie);
+                let plain = column.rsplit('.').next().unwrap();
+                let of_answer = columns(&good[place])[0] == "answer";
+                let is_left_out = TIMES.contains(&plain)
+                    || name == "frontier.begun.bin" && (of_answer || OF_BEGUN.contains(&&*column));
+                match is_left_out {
+                    true => proven(&root, &what),
+                    // A record that cannot be read any more is an error that names the file.
+                    false => match verify_all(&root) {
+                        Ok(report) => {
+                            let found = report.difference.unwrap_or_else(|| panic!("{what} is proven"));
+                            assert!(found.place.unwrap().contains(name), "{what}");
+                            compared += 1;
+                        }
+                        Err(error) => assert!(format!("{error:#}").contains(name), "{what}: {error:#}"),
+                    },
+                }
+            }
+            if name != "frontier.begun.bin" {
+                tell(place, with_more(&good[place], "later"));
+                assert_eq!(convicted(&root, "a column of a later version").kind, "column");
+            }
+        }
+        assert!(compared >= 3, "{name}: {compared} columns were compared");
+    }
+    TIMES.iter().for_each(|column| is_documented("`frontier.bin`", column));
+    OF_BEGUN.iter().for_each(|column| is_documented("`frontier.begun.bin`", column));
+}
+
+fn verify_all(root: &Path) -> anyhow::Result<Report> {
+    let say = |_: &str| {};
+    let stop = StopSignal::new();
+    verify(root, &VerifyOptions { choice: Choice::All, threads: None, model: None, dataset: None, stop, say: &say })
+}
+
+/// The fields of `run_state.json` that no step depends on.
+const OF_LOGS: [&str; 8] = [
+    "format",
+    "isa",
+    "unlogged",
+    "best",
+    "evaluations_without_improvement",
+    "evaluation_due",
+    "alarms",
+    "log_bytes",
+];
+
+/// The paths to all leaves of a JSON value.
+pub(super) fn leaves(at: &str, value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) if !fields.is_empty() => {
+            fields.iter().for_each(|(name, value)| leaves(&format!("{at}/{name}"), value, found));
+        }
+        Value::Array(list) if !list.is_empty() => {
+            list.iter().enumerate().for_each(|(place, value)| leaves(&format!("{at}/{place}"), value, found));
+        }
+        _ => found.push(at.to_owned()),
+    }
+}
+
+#[test]
+fn a_lie_in_any_field_of_the_state_is_found() {
+    let kinds: [(&str, fn(&mut Config)); 3] = [
+        ("GRPO", |_| {}),
+        ("PPO", |c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 1)),
+        ("stale", |c| (c.max_staleness, c.num_iterations) = (1, 2)),
+    ];
+    for (kind, change) in kinds {
+        let dir = directory();
+        let root = small(dir.path(), change);
+        let checkpoint = root.join("checkpoints/step-000001");
+        let path = checkpoint.join("run_state.json");
+        let mut good: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        // A state without a checksum is one of an older version.
+        good.as_object_mut().unwrap().shift_remove("xxh3");
+        let (mut all, mut seen) = (Vec::new(), BTreeSet::new());
+        leaves("", &good, &mut all);
+        for leaf in all {
+            let field = leaf.split('/').nth(1).unwrap();
+            // Of a field that is not compared, one leaf is enough.
+            if OF_LOGS.contains(&field) && (kind != "GRPO" || !seen.insert(field.to_owned())) {
+                continue;
+            }
+            let mut state = good.clone();
+            let value = state.pointer_mut(&leaf).unwrap();
+            if value.is_null() {
+                continue;
+            }
+            other_json(value);
+            fs::write(&path, state.to_string()).unwrap();
+            FileList::of(&checkpoint, 1).unwrap().write(&checkpoint).unwrap();
+            let what = format!("{kind}, {leaf}");
+            match OF_LOGS.contains(&field) {
+                true => {
+                    // A value that no run writes is refused.
+                    let report = verified(&root);
+                    assert!(report.difference.is_none_or(|found| found.kind == "hash"), "{what}");
+                    assert!(report.not_verified.is_empty(), "{what}");
+                }
+                false => assert_eq!(convicted(&root, &what).step, Some(1), "{what}"),
+            }
+        }
+        // Every field has a row: it is compared, or it is in the list.
+        let compared = |name: &str| files::STATE.contains(&name);
+        let without_row: Vec<&String> = good
+            .as_object()
+            .unwrap()
+            .keys()
+            .filter(|name| compared(name) == OF_LOGS.contains(&name.as_str()))
+            .collect();
+        assert!(without_row.is_empty(), "{without_row:?}");
+    }
+    OF_LOGS.iter().for_each(|field| is_documented("`run_state.json`", field));
+}

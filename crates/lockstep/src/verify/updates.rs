@@ -1,0 +1,72 @@
+//! Checks that `updates.bin` is about groups of the record. Which groups it has depends on timing, and the
+//! log-probabilities in it are not computed again, since no step depends on them.
+
+use super::record::Record;
+use super::report::Difference;
+use crate::rollouts::wire::file::GroupFile;
+use crate::rollouts::wire::{Completion, Group, NEW_LOGPS};
+use model::Columns;
+use std::collections::BTreeSet;
+use std::io::{ErrorKind, Result};
+use std::path::Path;
+
+/// The first group in the file `updates` that is there twice, or that is not the recorded group of its number, token by
+/// token, with a log-probability for each token and nothing else. Groups of steps that were not recorded are left out.
+pub fn difference(updates: &Path, record: &Record) -> Result<Option<Difference>> {
+    let file = match GroupFile::open(updates) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let (mut before, steps) = (BTreeSet::new(), record.steps());
+    for (place, entry) in file.index().iter().enumerate() {
+        if entry.step.is_some_and(|step| step > 0 && !steps.contains(&step)) {
+            continue;
+        }
+        let recorded = match (file.read_record(place), record.group(entry.group)) {
+            // A damaged group is named when it is compared.
+            (_, Err(_)) => continue,
+            (Err(error), _) => error.to_string(),
+            (Ok(_), Ok(None)) => "a group that was not recorded".to_owned(),
+            (Ok((update, bytes)), Ok(Some(of_record))) => {
+                let mut expected = Vec::new();
+                of_update(&update, of_record).write(&mut expected);
+                match (expected == bytes, before.insert(entry.group)) {
+                    (true, true) => continue,
+                    (true, false) => "the group for a second time".to_owned(),
+                    (false, _) => "other tokens, another step, or other columns".to_owned(),
+                }
+            }
+        };
+        return Ok(Some(Difference {
+            step: entry.step,
+            group: Some(entry.group),
+            kind: "update".into(),
+            place: Some(format!("{}, record {place}", updates.display())),
+            recorded,
+            remade: "the group of rollouts.bin, once".into(),
+            ..Difference::default()
+        }));
+    }
+    Ok(None)
+}
+
+/// What a run writes of the group `recorded` after its step, with the log-probabilities of `update`.
+fn of_update(update: &Group, recorded: Group) -> Group {
+    let completion = |(place, (given, c)): (usize, (&Completion, Completion))| {
+        let mut completion = Completion::new(place, c.ids);
+        completion.mask = c.mask;
+        let tokens = completion.ids.len();
+        let logps = given.columns.f32(NEW_LOGPS).filter(|logps| logps.len() == tokens);
+        completion.columns = Columns::of([(NEW_LOGPS, logps.map_or_else(|| vec![0.0; tokens], <[f32]>::to_vec))]);
+        completion
+    };
+    // A step may learn from a part of its last group.
+    let pairs = update.completions.iter().zip(recorded.completions).enumerate();
+    Group {
+        id: recorded.id,
+        step: recorded.step,
+        prompt_ids: recorded.prompt_ids,
+        completions: pairs.map(completion).collect(),
+        ..Group::default()
+    }
+}
