@@ -140,7 +140,10 @@ fn nohup_ignores_the_hangup_in_every_process() {
     let root = dir.path();
     let slow = slow_reward(root);
     fs::write(root.join("hold"), "out").unwrap();
-    let all = distributed("out", "2", &[&SET[..], &[slow]].concat()).iter().map(|word| format!("'{word}'")).collect::<Vec<_>>();
+    let all = distributed("out", "2", &[&SET[..], &[slow]].concat())
+        .iter()
+        .map(|word| format!("'{word}'"))
+        .collect::<Vec<_>>();
     let script = format!("trap '' HUP; exec '{}' {}", env!("CARGO_BIN_EXE_lockstep"), all.join(" "));
     let mut sh = Command::new("sh");
     for (name, _) in command(root, &[]).get_envs().filter(|(_, value)| value.is_none()) {
