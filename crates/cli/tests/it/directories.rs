@@ -109,7 +109,7 @@ fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
             let is_error = matches!(said.code, Some(1 | 2));
             assert!(is_error && !said.err.contains("Bad address"), "{k} {dtype}: {:?} {}", said.code, said.err);
             assert_eq!(fs::read_dir(&weights).unwrap().count(), 0, "{k} {dtype}: nothing is left there");
-            fs::remove_dir_all(root.join("out")).unwrap();
+            let _ = fs::remove_dir_all(root.join("out"));
         }
     }
 }
