@@ -113,7 +113,8 @@ fn listen(is_supervised: bool, mut hear: impl FnMut(Asked) + Send + 'static) -> 
 /// The requests that signals to this process make from now on, for a supervisor.
 pub fn requests() -> std::io::Result<Receiver<Asked>> {
     let (sender, requests) = channel();
-    listen(false, move |asked| drop(sender.send(asked)))?;
+    // A supervisor that does not listen any more is ending.
+    listen(false, move |asked| sender.send(asked).unwrap_or_default())?;
     Ok(requests)
 }
 

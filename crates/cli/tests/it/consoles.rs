@@ -63,8 +63,8 @@ fn every_command_ends_as_it_would_on_a_good_console() {
     std::fs::write(&metrics, bytes).unwrap();
     let differs = crate::support::lockstep(root, &["verify", "lie", "--all"]).code.unwrap();
     assert_ne!(differs, 0, "a changed result is not proven");
-    let plan = arguments("plan", "none", &set);
-    let plan = [&["plan"], &plan[1..3], &["--dataset", "d.jsonl"]].concat();
+    let plan = vec!["plan", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars"];
+    let plan = [&plan[..], &["--set", "max_completion_length=6"]].concat();
     let score = ["score-rewards", "--input", "d.jsonl", "--reward", "unique_chars"];
     let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars"];
     let eval = [&eval[..], &["--max-completion-length", "4"]].concat();
@@ -102,6 +102,7 @@ fn every_command_ends_as_it_would_on_a_good_console() {
                 (Result(full), Full) => *full,
                 _ => *good,
             };
+            let _ = std::fs::remove_dir_all(root.join("board"));
             let found = code(root, arguments, stdout, stderr);
             if found != Some(expected) {
                 wrong.push(format!("{what}, {stdout:?} and {stderr:?}: {found:?}, expected {expected}"));
@@ -118,7 +119,8 @@ fn same_results(rows: &[&str]) {
     std::fs::write(root.join("config.json"), crate::support::CONFIG).unwrap();
     let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
     let all = |name: &str, out: &'static str| -> Vec<&'static str> {
-        let workers = |set: &[&'static str]| [&arguments("train", out, set)[..], &["--distributed", "--workers", "2"]].concat();
+        let workers =
+            |set: &[&'static str]| [&arguments("train", out, set)[..], &["--distributed", "--workers", "2"]].concat();
         match name {
             "sft" => arguments("sft", out, &[]),
             "dpo" => arguments("dpo", out, &pairs),

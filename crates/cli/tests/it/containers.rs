@@ -15,7 +15,9 @@ const UNSHARE: [&str; 5] = ["--pid", "--fork", "--kill-child", "--mount", "--mou
 
 fn namespaces() -> Option<()> {
     let made = Command::new("unshare").args(UNSHARE).arg("true").stderr(Stdio::null()).status();
-    made.is_ok_and(|status| status.success()).then_some(()).or_else(|| testing::skip("no right to make a pid namespace"))
+    made.is_ok_and(|status| status.success())
+        .then_some(())
+        .or_else(|| testing::skip("no right to make a pid namespace"))
 }
 
 /// Processes in a container, which end when this is dropped: the program, and one that counts in the file `beats`.
@@ -77,7 +79,8 @@ fn number_outside(words: &[&str]) -> Option<u32> {
     fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
         let pid = process.file_name().to_str()?.parse::<u32>().ok()?;
         let line = fs::read(process.path().join("cmdline")).ok()?;
-        let given: Vec<&str> = line.split(|&byte| byte == 0).map(|word| std::str::from_utf8(word).unwrap_or("")).collect();
+        let given: Vec<&str> =
+            line.split(|&byte| byte == 0).map(|word| std::str::from_utf8(word).unwrap_or("")).collect();
         (given.first() == Some(&env!("CARGO_BIN_EXE_lockstep")) && words.iter().all(|word| given.contains(word)))
             .then_some(pid)
     })
@@ -102,7 +105,8 @@ fn a_worker_of_another_container_that_stands_still_costs_no_process_its_life() {
     let Some(()) = namespaces() else { return };
     let dir = directory();
     let root = dir.path();
-    fs::write(root.join("slow.sh"), "while read -r line; do sleep 0.1; echo '{\"rewards\": [1, 0.5]}'; done\n").unwrap();
+    fs::write(root.join("slow.sh"), "while read -r line; do sleep 0.1; echo '{\"rewards\": [1, 0.5]}'; done\n")
+        .unwrap();
     fs::create_dir(root.join("weights")).unwrap();
     let reward = r#"reward_funcs=[{ kind = "command", command = "sh slow.sh", by_group = true }]"#;
     let set = [reward, "max_staleness=1", "heartbeat_stale_after_s=1"];
@@ -142,10 +146,13 @@ fn the_weights_of_another_containers_run_are_left_alone_as_long_as_it_lives() {
     let set = ["max_staleness=2"];
     good(root, &arguments("train", "one", &set));
     let first = Container::start(root, "first", &learner("out", "weights", &set));
-    testing::wait_until("the weights are there", || root.join("out/fleet/learner.json").exists() && slots(&weights).len() >= 3);
+    testing::wait_until("the weights are there", || {
+        root.join("out/fleet/learner.json").exists() && slots(&weights).len() >= 3
+    });
     let before = slots(&weights);
     // Others that live here and in a third container, and end, in the same directory.
-    let more = |out: &'static str| [&distributed(out, "1", &["max_steps=3"])[..], &["--weights-dir", "weights"]].concat();
+    let more =
+        |out: &'static str| [&distributed(out, "1", &["max_steps=3"])[..], &["--weights-dir", "weights"]].concat();
     good(root, &more("second"));
     Container::start(root, "third", &more("third")).end(root, "third");
     assert_eq!(slots(&weights), before, "those of the first are there, those of the others are not");
@@ -192,7 +199,7 @@ fn a_run_that_another_container_writes_is_refused_by_its_lock() {
     let dir = directory();
     let root = dir.path();
     let long = ["max_steps=1000000", "save_steps=1000000", "eval_strategy=no"];
-    let other = Container::start(root, "other", &arguments("train", "out", &long));
+    let _other = Container::start(root, "other", &arguments("train", "out", &long));
     super::stopping::wait_for(&root.join("out/metrics.jsonl"), true);
     let said = lockstep(root, &["train", "--resume", "out"]);
     assert_eq!(said.code, Some(2), "{}", said.err);

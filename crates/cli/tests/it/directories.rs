@@ -106,9 +106,10 @@ fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
             let said = lockstep(root, &[&all[..], &["--weights-dir", "weights"]].concat());
             let words = ["No space left on device", "weights_dir", "a directory with more room"];
             assert!(words.iter().all(|word| said.err.contains(word)), "{k} {dtype}: {:?} {}", said.code, said.err);
-            assert!(said.code == Some(1) && !said.err.contains("Bad address"), "{k} {dtype}: {:?}", said.code);
+            let is_error = matches!(said.code, Some(1 | 2));
+            assert!(is_error && !said.err.contains("Bad address"), "{k} {dtype}: {:?} {}", said.code, said.err);
             assert_eq!(fs::read_dir(&weights).unwrap().count(), 0, "{k} {dtype}: nothing is left there");
-            fs::remove_dir_all(root.join("out")).unwrap();
+            let _ = fs::remove_dir_all(root.join("out"));
         }
     }
 }
@@ -116,7 +117,9 @@ fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
 #[test]
 fn a_run_of_another_user_is_refused_with_the_reason() {
     let is_root = Command::new("id").arg("-u").output().is_ok_and(|said| said.stdout == b"0\n");
-    let Some(()) = is_root.then_some(()).or_else(|| testing::skip("only root has processes of two users")) else { return };
+    let Some(()) = is_root.then_some(()).or_else(|| testing::skip("only root has processes of two users")) else {
+        return;
+    };
     let dir = directory();
     let root = dir.path();
     let mode = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -141,7 +144,7 @@ fn a_run_of_another_user_is_refused_with_the_reason() {
         let child = start_as(root, &["worker", "--join", "run", "--name", "w"], Some(65534));
         let output = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let what = format!("{run_mode:o} {fleet_mode:o?}");
+        let what = format!("{run_mode:o} {fleet_mode:?}");
         wrong.extend(assert_refused(&what, output.status.code(), &said, &["run", why]).err());
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

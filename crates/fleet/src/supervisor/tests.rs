@@ -35,7 +35,8 @@ fn run_with(learner: &[&str], workers: &[&[&str]], signals: &[i32], limits: Limi
     };
     let all = workers.iter().zip(["dev1", "dev2"]).map(|(scripts, name)| role(name, scripts)).collect();
     let said = RefCell::new(Vec::new());
-    let mut left = (0..).zip(signals).map(|(i, &number)| if i == 0 { Asked::Stop(number) } else { Asked::AtOnce(number) });
+    let mut left =
+        (0..).zip(signals).map(|(i, &number)| if i == 0 { Asked::Stop(number) } else { Asked::AtOnce(number) });
     let mut asked = || if mark.exists() { left.next() } else { None };
     let mut report = |text: &str| {
         said.borrow_mut().push(text.to_owned());
@@ -111,9 +112,11 @@ fn a_refused_worker_and_expelled_ones_end_the_run() {
 #[test]
 fn a_child_that_crashed_is_not_taken_for_one_that_was_killed() {
     // A shell sends itself the signal.
-    let crashes = [("ABRT", 6), ("SEGV", 11), ("BUS", 7), ("ILL", 4), ("FPE", 8), ("SYS", 31), ("TRAP", 5), ("XCPU", 24)];
+    let crashes =
+        [("ABRT", 6), ("SEGV", 11), ("BUS", 7), ("ILL", 4), ("FPE", 8), ("SYS", 31), ("TRAP", 5), ("XCPU", 24)];
     let crashes = [&crashes[..], &[("XFSZ", 25)]].concat();
-    let kills = [("KILL", 9), ("TERM", 15), ("INT", 2), ("HUP", 1), ("USR1", 10), ("USR2", 12), ("ALRM", 14), ("PIPE", 13)];
+    let kills =
+        [("KILL", 9), ("TERM", 15), ("INT", 2), ("HUP", 1), ("USR1", 10), ("USR2", 12), ("ALRM", 14), ("PIPE", 13)];
     let by = |name: &str| format!("ulimit -c 0; kill -{name} $$");
     let mut rows = 0;
     for (name, number) in &crashes {
@@ -141,7 +144,8 @@ fn a_child_that_crashed_is_not_taken_for_one_that_was_killed() {
 fn a_request_to_stop_is_passed_on_and_one_to_end_at_once_waits_for_nobody() {
     // As long as a hang: whoever waits for the grace does not end.
     let limits = Limits { grace: testing::HANG, ..limits() };
-    let run = |learner: &str, worker: &str, signals: &[i32]| run_with(&[learner], &[&[worker]], signals, limits).0.unwrap();
+    let run =
+        |learner: &str, worker: &str, signals: &[i32]| run_with(&[learner], &[&[worker]], signals, limits).0.unwrap();
     let deaf = "trap '' INT TERM HUP USR1; touch $MARK; while :; do sleep 0.01; done";
     let stopped = "touch $MARK; kill -STOP $$; exit 9";
     let slow = "trap 'sleep 600' TERM USR1; touch $MARK; while :; do sleep 0.01; done";

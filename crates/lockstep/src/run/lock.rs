@@ -259,7 +259,8 @@ mod tests {
         let own = |owner: Owner| serde_json::to_string(&owner).unwrap();
         let gone = u32::MAX;
         // The older form has neither boot nor namespace.
-        let older = |pid: u32, host: &str| format!(r#"{{"pid": {pid}, "host": "{host}", "since_s": 5, "command": []}}"#);
+        let older =
+            |pid: u32, host: &str| format!(r#"{{"pid": {pid}, "host": "{host}", "since_s": 5, "command": []}}"#);
         let container = |pid| own(Owner { pid, namespace: "pid:[1]".to_owned(), ..here.clone() });
         let machine = |pid| own(Owner { pid, boot: "b".to_owned(), host: "there".to_owned(), ..here.clone() });
         let rows: Vec<(&str, String, bool, bool)> = vec![

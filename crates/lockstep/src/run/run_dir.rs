@@ -262,7 +262,17 @@ fn is_temporary(name: &str) -> bool {
 }
 
 fn make(dir: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(dir).map_err(|e| anyhow::anyhow!("cannot make {}: {e}", dir.display()))
+    use std::io::ErrorKind::{
+        AlreadyExists, InvalidFilename, InvalidInput, NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem,
+    };
+    fs::create_dir_all(dir).map_err(|e| match e.kind() {
+        AlreadyExists | InvalidFilename | InvalidInput | NotADirectory | NotFound | PermissionDenied
+        | ReadOnlyFilesystem => {
+            BadInput::new(format!("cannot make {}: {e}. Give another directory with --out", dir.display()))
+        }
+        // A disk that is full or broken.
+        _ => anyhow::anyhow!("cannot make {}: {e}", dir.display()),
+    })
 }
 
 /// Writes a file so that a reader sees either all of the old bytes or all of the new ones.

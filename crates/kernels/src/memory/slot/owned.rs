@@ -162,7 +162,8 @@ mod tests {
         ];
         let dir = directory("left");
         let mut locks = Vec::new();
-        let path = |name: &str, end: &str| dir.join(if end.is_empty() { name.to_owned() } else { format!("{name}.{end}") });
+        let path =
+            |name: &str, end: &str| dir.join(if end.is_empty() { name.to_owned() } else { format!("{name}.{end}") });
         for (name, ends, is_held, _) in &rows {
             for end in *ends {
                 match end.strip_suffix('/') {

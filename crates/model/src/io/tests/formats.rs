@@ -311,8 +311,7 @@ fn files_of_processes_that_live_elsewhere_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let gone = 4_194_304_u32;
-    let [file, other, directory] =
-        ["", ".more", ".dir"].map(|more| at(&format!(".a.json.{gone}{more}.partial")));
+    let [file, other, directory] = ["", ".more", ".dir"].map(|more| at(&format!(".a.json.{gone}{more}.partial")));
     std::fs::write(&file, "half").unwrap();
     std::fs::write(&other, "half").unwrap();
     std::fs::create_dir_all(directory.join("below")).unwrap();
