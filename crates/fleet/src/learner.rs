@@ -102,7 +102,8 @@ impl<E: Exchange> Learner<E> {
         shared: serde_json::Value,
     ) -> Result<Learner<E>> {
         let (mut batches, mut problems) = files.load(saved.step)?;
-        if let Some((batch, why)) = batches.iter().find_map(|(batch, all)| Some((*batch, foreign(&plan, *batch, all)?))) {
+        if let Some((batch, why)) = batches.iter().find_map(|(batch, all)| Some((*batch, foreign(&plan, *batch, all)?)))
+        {
             problems.push(format!("{}: {why}; it is made again", files.path(batch).display()));
             files.remove_from(batch)?;
             batches.retain(|other, _| *other < batch);

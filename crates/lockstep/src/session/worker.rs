@@ -12,8 +12,8 @@ use crate::rollouts::rewards::{ConfiguredReward, asked_by_workers, named_rewards
 use crate::run;
 use crate::run::RunDir;
 use crate::stop::StopSignal;
-use fleet::WorkerName;
 use awaited::Awaited;
+use fleet::WorkerName;
 use fleet::exchange::spool::SpoolWorker;
 use fleet::exchange::{LearnerState, WorkerExchange};
 use fleet::worker::{End, Work, Worker};
