@@ -313,7 +313,7 @@ mod tests {
             profiles: Vec::new(),
             rewards: None,
             allow_other_build: false,
-            waits: false,
+            waits: true,
             stop: stop.clone(),
             say: &|_| {},
         };
