@@ -8,7 +8,7 @@ use crate::batches::{Batch, BatchFiles};
 use crate::coordinator::{Action, Coordinator, Dropped, Event, HowEnded, Saved, SyncedBatch};
 use crate::error::{Error, Result};
 use crate::exchange::{CheckpointStates, Counts, Exchange, LearnerState, SlotState, Waiter};
-use crate::job::{Job, JobName, JobResult, Lineage, WorkerName};
+use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
 use crate::plan::Plan;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -102,7 +102,8 @@ impl<E: Exchange> Learner<E> {
         shared: serde_json::Value,
     ) -> Result<Learner<E>> {
         let (mut batches, mut problems) = files.load(saved.step)?;
-        if let Some((batch, why)) = batches.iter().find_map(|(batch, all)| Some((*batch, foreign(&plan, *batch, all)?))) {
+        if let Some((batch, why)) = batches.iter().find_map(|(batch, all)| Some((*batch, misfit(&plan, *batch, all)?)))
+        {
             problems.push(format!("{}: {why}; it is made again", files.path(batch).display()));
             files.remove_from(batch)?;
             batches.retain(|other, _| *other < batch);
@@ -479,14 +480,27 @@ impl<E: Exchange> Learner<E> {
     }
 }
 
-/// Why the results in the file of a batch cannot all be of this batch; `None` if they can.
-fn foreign(plan: &Plan, batch: u64, results: &[JobResult]) -> Option<String> {
+/// Why the results in the file of a batch are not those of this batch; `None` if they are.
+fn misfit(plan: &Plan, batch: u64, results: &[JobResult]) -> Option<String> {
     let is_of = |job: JobName| match job {
         JobName::Rollout { number, chunk } => plan.batch_of(number) == batch && chunk <= plan.last_chunk(),
         JobName::Evaluation { .. } => false,
     };
-    let other = results.iter().find(|result| !is_of(result.job))?;
-    Some(format!("it has the result of job {}, which is not of this batch", other.job))
+    if let Some(other) = results.iter().find(|result| !is_of(result.job)) {
+        return Some(format!("it has the result of job {}, which is not of this batch", other.job));
+    }
+    let answers: BTreeMap<JobName, Answer> = results.iter().map(|result| (result.job, result.answer)).collect();
+    let missing = |number: u64| {
+        let jobs = (0..=plan.last_chunk()).map(|chunk| JobName::Rollout { number, chunk });
+        // Up to the last chunk, or the first one that no other follows.
+        jobs.map(|job| (job, answers.get(&job))).find_map(|(job, answer)| match answer {
+            None => Some(Some(job)),
+            Some(answer) if !answer.more => Some(None),
+            Some(_) => None,
+        })
+    };
+    let missing = plan.numbers(batch).find_map(|number| missing(number).flatten())?;
+    Some(format!("it lacks the result of job {missing}"))
 }
 
 #[cfg(test)]

@@ -74,7 +74,9 @@ fn a_worker_of_another_configuration_ends_without_blame() {
         let ended = worker.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert_eq!(ended.status.code(), Some(2), "{said}");
-        assert!(said.contains("the run has changed since this worker joined") && said.contains("start the worker again"));
+        assert!(
+            said.contains("the run has changed since this worker joined") && said.contains("start the worker again")
+        );
     }
     assert!(second.try_wait().unwrap().is_none(), "the learner waits for other workers");
     let _ = Command::new("kill").args(["-INT", &second.id().to_string()]).status();

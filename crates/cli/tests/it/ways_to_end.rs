@@ -25,7 +25,9 @@ enum Way {
     /// The terminal is closed: the program cannot write to it any more, and gets SIGHUP.
     Terminal,
     /// The run has done its steps, and is to do more; the first ones were done by one process, or by workers too.
-    Raised { by_workers: bool },
+    Raised {
+        by_workers: bool,
+    },
     /// Every process is killed. The run goes on from its first checkpoint with another learning rate.
     ChangedKey,
     /// The learner is killed; below it, every process.
@@ -151,7 +153,8 @@ impl Row<'_> {
                 self.runs.raised(self.kind)
             }
             Way::ChangedKey => {
-                all = vec!["train", "--resume", &from, "--distributed", "--workers", "2", "--set", "learning_rate=0.02"];
+                all =
+                    vec!["train", "--resume", &from, "--distributed", "--workers", "2", "--set", "learning_rate=0.02"];
                 self.runs.changed(self.kind)
             }
             _ => self.runs.whole(self.kind),
@@ -169,7 +172,8 @@ impl Row<'_> {
     fn has_promised(&self, said: Option<&str>) {
         let steps = self.checkpoints();
         let Some(said) = said else { return assert!(!steps.is_empty(), "there is no checkpoint") };
-        let step = said.split("stopped as asked after step ").nth(1).unwrap_or_else(|| panic!("nothing is said: {said}"));
+        let step =
+            said.split("stopped as asked after step ").nth(1).unwrap_or_else(|| panic!("nothing is said: {said}"));
         let step: u64 = step.split(';').next().unwrap().parse().unwrap();
         assert!(step >= 1 && steps.contains(&step), "after step {step} the checkpoints are {steps:?}: {said}");
     }
@@ -211,7 +215,8 @@ impl Row<'_> {
             }
             Way::Raised { by_workers } => {
                 let short = ["max_steps=4"];
-                let all = if by_workers { self.arguments(&short) } else { self.runs.arguments(self.kind, &self.out, &short) };
+                let all =
+                    if by_workers { self.arguments(&short) } else { self.runs.arguments(self.kind, &self.out, &short) };
                 good(self.root(), &all.iter().map(String::as_str).collect::<Vec<_>>());
             }
             Way::ChangedKey => {

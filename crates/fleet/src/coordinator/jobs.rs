@@ -70,7 +70,8 @@ impl Coordinator {
     /// A group that the run needs and that nobody can make, with the version of the weights that its job needs: that
     /// version was published and is gone, and nobody is doing the job with what is left of it.
     pub(super) fn first_impossible(&self) -> Option<(JobName, u64)> {
-        let in_slot = |version: u64| self.slots.iter().flatten().any(|(first, last)| (*first..=*last).contains(&version));
+        let in_slot =
+            |version: u64| self.slots.iter().flatten().any(|(first, last)| (*first..=*last).contains(&version));
         let in_work = |job: &JobName| self.jobs.get(job).is_some_and(|state| !state.claims.is_empty());
         let rollouts = self.open_jobs().into_iter().filter(|job| matches!(job, JobName::Rollout { .. }));
         let mut jobs = rollouts.map(|job| (job, self.plan.version_of(job)));

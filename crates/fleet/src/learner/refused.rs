@@ -53,12 +53,11 @@ impl<E: Exchange> Learner<E> {
             return Err(Error::Failed(format!("batch {batch} cannot be taken back while weights are written")));
         }
         let plan = self.coordinator.plan().clone();
-        let is_taken = |job: &JobName| {
-            jobs.iter().any(|taken| job.is_or_continues(*taken)) || plan.version_of(*job) > batch
-        };
-        let taken: Vec<JobResult> = self.kept.extract_if(.., |job, _| is_taken(job)).map(|(_, result)| result).collect();
-        let saved: Vec<JobResult> =
-            taken.iter().filter_map(|result| self.frontier.get(&result.job)).cloned().collect();
+        let is_taken =
+            |job: &JobName| jobs.iter().any(|taken| job.is_or_continues(*taken)) || plan.version_of(*job) > batch;
+        let taken: Vec<JobResult> =
+            self.kept.extract_if(.., |job, _| is_taken(job)).map(|(_, result)| result).collect();
+        let saved: Vec<JobResult> = taken.iter().filter_map(|result| self.frontier.get(&result.job)).cloned().collect();
         self.kept.extend(saved.iter().map(|result| (result.job, result.clone())));
         self.files.remove_from(batch)?;
         self.steps.retain(|step| !matches!(step, Step::Train(other, _) if *other >= batch));

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::exchange::{Memory, MemoryLearner, MemoryWorker, WorkerExchange};
-use crate::job::Answer;
 use crate::plan::Continued;
 use crate::testing::{chunk, job, name};
 
@@ -165,11 +164,12 @@ fn results_of_a_file_are_taken_back() {
     let foreign = "000003: it has the result of job 000000.0, which is not of this batch; it is made again";
     assert!(said[0].ends_with(foreign) && said[1] == "train 0: 000000.0" && said.len() == 2, "{said:?}");
     assert_eq!(fleet.learner.files.numbers().unwrap(), [0, 1, 2]);
-    // The second batch, while the first one is trained on; the third one followed from it.
+    // The second batch, while the first one is trained on. The third one has its file no more, and its result: the weights
+    // before the second one made it.
     fleet.learner.take_back(1, &[job(1)]).unwrap();
     assert_eq!(fleet.learner.files.numbers().unwrap(), [0]);
     assert_eq!(fleet.pending().iter().map(|job| job.name.to_string()).collect::<Vec<_>>(), ["000001.0"]);
-    assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(0)]);
+    assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(0), job(2)]);
     fleet.learner.look().unwrap();
     fleet.give(0, job(1), 1, false);
     fleet.train(1);
@@ -182,6 +182,36 @@ fn results_of_a_file_are_taken_back() {
 fn one_batch(result: &JobResult) -> u64 {
     let JobName::Rollout { number, .. } = result.job else { panic!("a rollout") };
     number
+}
+
+/// What a file of batch 1 has, of two groups, and why it is not believed.
+#[test]
+fn a_file_has_the_results_of_its_batch() {
+    let plan = |chunks| Plan { chunks, ..Plan::new(4, 2, 2) };
+    let said = |chunks, all: &[(JobName, bool)]| {
+        let result = |(job, more): &(JobName, bool)| JobResult {
+            job: *job,
+            lineage: ORIGIN,
+            worker: name("dev1"),
+            answer: Answer { fingerprint: 1, more: *more },
+            bytes: Vec::new(),
+        };
+        misfit(&plan(chunks), 1, &all.iter().map(result).collect::<Vec<_>>())
+    };
+    let lacks = |job: JobName| Some(format!("it lacks the result of job {job}"));
+    let other = |job: JobName| Some(format!("it has the result of job {job}, which is not of this batch"));
+    assert_eq!(said(false, &[(job(2), false), (job(3), false)]), None);
+    assert_eq!(said(false, &[(job(3), false), (job(2), true)]), None, "what it says of itself is looked at later");
+    assert_eq!((said(false, &[]), said(false, &[(job(2), false)])), (lacks(job(2)), lacks(job(3))));
+    assert_eq!(said(false, &[(job(2), false), (job(3), false), (job(4), false)]), other(job(4)));
+    assert_eq!(said(false, &[(job(2), false), (chunk(3, 1), false)]), other(chunk(3, 1)));
+    let evaluation = JobName::Evaluation { version: 1, index: 0 };
+    assert_eq!(said(false, &[(job(2), false), (job(3), false), (evaluation, false)]), other(evaluation));
+    let third = [(job(3), true), (chunk(3, 1), true), (chunk(3, 2), true)];
+    assert_eq!(said(true, &[&[(job(2), false)][..], &third].concat()), None, "the last chunk ends it");
+    assert_eq!(said(true, &[&[(job(2), true)][..], &third].concat()), lacks(chunk(2, 1)));
+    assert_eq!(said(true, &[&[(job(2), false)][..], &third[..2]].concat()), lacks(chunk(3, 2)));
+    assert_eq!(said(true, &[&[(job(2), false)][..], &third[1..]].concat()), lacks(job(3)));
 }
 
 #[test]

@@ -473,7 +473,9 @@ impl World {
                 self.files.retain(|batch, _| *batch >= saved.step);
                 self.checkpoint = (saved, weights, frontier);
             }
-            Action::Gone(job, version) => return Err(format!("stuck: job {job} needs version {version}, which is gone")),
+            Action::Gone(job, version) => {
+                return Err(format!("stuck: job {job} needs version {version}, which is gone"));
+            }
             Action::Fail(job, count, _) => return Err(format!("job {job} ended {count} workers")),
             Action::End => self.ended = true,
             Action::Publish { .. } => {

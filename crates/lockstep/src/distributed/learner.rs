@@ -409,16 +409,8 @@ impl Distributed {
 
     /// Expels a worker whose answer was not what its job gives. Its groups in batches from `from` on are generated
     /// again.
-    pub fn expel(
-        &mut self,
-        worker: &WorkerName,
-        from: u64,
-        why: &str,
-        warn: &dyn Fn(&str),
-    ) -> anyhow::Result<()> {
-        warn(&format!(
-            "worker {worker} is expelled: {why}; what nobody has learned from of its groups is made again"
-        ));
+    pub fn expel(&mut self, worker: &WorkerName, from: u64, why: &str, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
+        warn(&format!("worker {worker} is expelled: {why}; what nobody has learned from of its groups is made again"));
         self.expulsions += 1;
         self.expelled.note(worker, why)?;
         self.arrived.retain(|batch, _| *batch < from);

@@ -12,8 +12,8 @@ use crate::rollouts::rewards::{ConfiguredReward, asked_by_workers, named_rewards
 use crate::run;
 use crate::run::RunDir;
 use crate::stop::StopSignal;
-use fleet::WorkerName;
 use awaited::Awaited;
+use fleet::WorkerName;
 use fleet::exchange::spool::{Layout, SpoolWorker};
 use fleet::exchange::{LearnerState, WorkerExchange};
 use fleet::lock::{Locks, Owner};
@@ -336,7 +336,7 @@ mod tests {
             profiles: Vec::new(),
             rewards: None,
             allow_other_build: false,
-            waits: false,
+            waits: true,
             stop: stop.clone(),
             say: &|_| {},
         };

@@ -81,8 +81,7 @@ fn a_result_that_is_none_is_asked_for_again() {
     run.tell(Event::Joined(name("dev2")));
     run.tell(Event::Begin);
     let refused = |run: &mut Run, worker: &str, number| run.tell(Event::Refused(name(worker), job(number)));
-    let accepts =
-        |run: &Run, worker: &str, number, of| run.0.accepts(&name(worker), job(number), of, answer(5, false));
+    let accepts = |run: &Run, worker: &str, number, of| run.0.accepts(&name(worker), job(number), of, answer(5, false));
     assert!(accepts(&run, "dev1", 0, ORIGIN) && !accepts(&run, "dev1", 0, lineage(1)));
     assert!(!accepts(&run, "dev1", 4, ORIGIN) && !accepts(&run, "dev1", 9, ORIGIN));
     run.claim("dev1", job(0));
