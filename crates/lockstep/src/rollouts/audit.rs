@@ -4,10 +4,10 @@
 use super::jobs::{GroupAnswer, GroupJob, score};
 use crate::stop::StopSignal;
 use anyhow::{Context as _, bail};
-use model::ModelView;
-use model::tokenizer::Tokenizer;
 use model::Columns;
+use model::ModelView;
 use model::columns::Values;
+use model::tokenizer::Tokenizer;
 use rewards::{GivenScores, Reward, Scores};
 use rollout::{Completion, Engine, RolloutGroup};
 use std::collections::BTreeMap;
@@ -87,10 +87,12 @@ pub fn difference(
     rewards: &[String],
     (job, remade): &(GroupJob, GroupAnswer),
 ) -> Option<Difference> {
-    let scores = || job.rewards.iter().zip(&remade.scores).find_map(|(name, remade)| {
-        let given = &given.scores[rewards.iter().position(|other| other == name)?];
-        of_reward(name, given, remade)
-    });
+    let scores = || {
+        job.rewards.iter().zip(&remade.scores).find_map(|(name, remade)| {
+            let given = &given.scores[rewards.iter().position(|other| other == name)?];
+            of_reward(name, given, remade)
+        })
+    };
     of_group(&given.group, &remade.group).or_else(scores)
 }
 
@@ -136,7 +138,13 @@ fn unequal<T: fmt::Debug>(what: &str, given: &T, remade: &T) -> Option<Differenc
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     };
-    let found = Difference { completion: None, token: None, what: what.to_owned(), given: String::new(), remade: String::new() };
+    let found = Difference {
+        completion: None,
+        token: None,
+        what: what.to_owned(),
+        given: String::new(),
+        remade: String::new(),
+    };
     (given != remade).then(|| Difference { given: short(given), remade: short(remade), ..found })
 }
 
@@ -162,7 +170,8 @@ fn same_columns(a: &Columns, b: &Columns) -> bool {
         Values::U32(values) => (false, values.clone()),
     };
     let all = |columns: &Columns| {
-        let of = |(name, column): (&str, &model::columns::Column)| (name.to_owned(), column.width, bits(&column.values));
+        let of =
+            |(name, column): (&str, &model::columns::Column)| (name.to_owned(), column.width, bits(&column.values));
         columns.iter().map(of).collect::<Vec<_>>()
     };
     all(a) == all(b)

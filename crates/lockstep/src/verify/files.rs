@@ -3,9 +3,7 @@
 
 use super::groups::{self, LeftOut};
 use super::report::{Difference, f32_bits, f64_bits};
-use crate::rollouts::wire::{
-    Group, WrittenAnswer, column_beyond, groups_of_begun, heads_of_begun, written_answers,
-};
+use crate::rollouts::wire::{Group, WrittenAnswer, column_beyond, groups_of_begun, heads_of_begun, written_answers};
 use crate::run::checkpoint::is_of_model;
 use anyhow::Context as _;
 use model::io::{FILE_LIST, is_listed};
@@ -76,9 +74,10 @@ pub fn of_result(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<
     names.sort_by_key(|name| (rank(name), *name));
     for name in names {
         let place = result.join(name).display().to_string();
-        // What older versions copied beside the model is compared, too.
+        // What older versions copied beside the model is compared by its bytes.
+        let kind = if is_of_model(name) { name } else { "" };
         let found = match (in_result.contains(name), in_checkpoint.contains(name)) {
-            (true, true) => file(name, &result.join(name), &checkpoint.join(name), OfRun::default())
+            (true, true) => file(kind, &result.join(name), &checkpoint.join(name), OfRun::default())
                 .with_context(|| place.clone())?,
             (a, b) => Some(only_in_one(a, b)),
         };
@@ -197,9 +196,9 @@ fn unknown_column(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Di
 /// Compares batches that were generated ahead.
 fn frontier(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
     let answers = [written_answers(a)?, written_answers(b)?];
-    let [of_a, of_b] = answers.each_ref().map(|all| {
-        all.iter().flat_map(|answer: &WrittenAnswer| answer.groups.iter().cloned()).collect::<Vec<Group>>()
-    });
+    let [of_a, of_b] = answers
+        .each_ref()
+        .map(|all| all.iter().flat_map(|answer: &WrittenAnswer| answer.groups.iter().cloned()).collect::<Vec<Group>>());
     let [all_a, all_b] = &answers;
     let found = of_groups(&of_a, &of_b, of)
         .or_else(|| all_a.iter().zip(all_b).find_map(|(a, b)| answer(a, b, of)))

@@ -36,7 +36,7 @@ fn proven(root: &Path, steps: u64) {
 fn evaluates(config: &mut Config) {
     config.eval_dataset_name.clone_from(&config.dataset_name);
     (config.eval_strategy, config.eval_steps) = (Strategy::Steps, Some(2));
-    config.load_best_model_at_end = true;
+    (config.load_best_model_at_end, config.metric_for_best_model) = (true, Some("reward".into()));
 }
 
 /// The kinds of run.
@@ -64,7 +64,7 @@ const STEPS: [[u64; 3]; 2] = [[4, 5, 7], [3, 4, 4]];
 #[test]
 fn a_fork_of_a_fork_is_proven() {
     let (rate, clip, warmer): (Change, Change, Change) =
-        (|c| c.learning_rate = 3e-3, |c| c.epsilon = 0.1, |c| (c.learning_rate, c.temperature) = (1e-3, 0.9));
+        (|c| c.learning_rate = 3e-3, |c| c.epsilon = 0.1, |c| (c.learning_rate, c.weight_decay) = (1e-3, 0.1));
     let mut best_before_fork = 0;
     for (place, (kind, change)) in KINDS.into_iter().enumerate() {
         let dir = directory();
@@ -135,15 +135,19 @@ fn a_run_that_was_resumed_from_an_older_checkpoint_is_proven_and_forked() {
         let mut resolved = layers.resolve().unwrap();
         change(&mut resolved.config);
         let ctx = crate::context(None, Some(1), resolved.config.dtype).unwrap();
-        Run::resolved(Purpose::Grpo, resolved, run, resume_from, RunOptions::new().context(ctx)).unwrap().run().unwrap();
+        Run::resolved(Purpose::Grpo, resolved, run, resume_from, RunOptions::new().context(ctx))
+            .unwrap()
+            .run()
+            .unwrap();
     };
     resumed("checkpoints/step-000004", |c| (c.learning_rate, c.max_steps) = (3e-3, 8));
     resumed("checkpoints/step-000006", |c| c.epsilon = 0.1);
-    resumed("checkpoints/step-000002", |c| (c.beta, c.save_steps) = (0.1, 3));
+    resumed("checkpoints/step-000002", |c| (c.weight_decay, c.save_steps) = (0.1, 3));
     proven(&root, 8);
     for at in [1, 2, 5, 7] {
         let fork = forked(dir.path(), "run", at, &format!("fork-{at}"), |c| c.learning_rate = 1e-3).unwrap();
-        proven(&fork, 8);
+        // The first start had fewer steps.
+        proven(&fork, if at > 2 { 8 } else { 6 });
     }
     // Of a start whose checkpoint is gone, the interval cannot be replayed, and it is said which.
     fs::remove_dir_all(root.join("checkpoints/step-000002")).unwrap();

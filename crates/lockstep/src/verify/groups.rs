@@ -181,9 +181,7 @@ fn advantages(a: &Completion, b: &Completion) -> Option<Difference> {
     };
     let of_tokens = |c: &Completion| matches!(c.advantage, Some(Advantage::Tokens(_)));
     match floats("advantage", &values(a), &values(b)) {
-        Some(found) => {
-            Some(Difference { token: found.token.filter(|_| [a, b].into_iter().any(of_tokens)), ..found })
-        }
+        Some(found) => Some(Difference { token: found.token.filter(|_| [a, b].into_iter().any(of_tokens)), ..found }),
         // A completion of one token: the same number, as another column.
         None => unequal("advantage of each token", &of_tokens(a), &of_tokens(b)),
     }

@@ -222,7 +222,8 @@ impl RecordedRun {
         let differs = all.into_iter().find(|(_, recorded, of_config)| recorded != of_config);
         if let (None, Some((kind, recorded, remade))) = (&report.difference, differs) {
             let place = Some(self.dir.record().display().to_string());
-            report.difference = Some(Difference { kind: kind.into(), place, recorded, remade, ..Difference::default() });
+            report.difference =
+                Some(Difference { kind: kind.into(), place, recorded, remade, ..Difference::default() });
         }
     }
 
@@ -287,9 +288,7 @@ impl RecordedRun {
         let [first, later] = [interval.from + 1, interval.to].map(|step| self.starts_of(step).len());
         let starts = &self.record.starts;
         if let Some((step, _)) = changes(&starts[..later]).find(|(_, start)| *start >= first) {
-            return Err(format!(
-                "the configuration was changed after step {step}, of which no checkpoint is left"
-            ));
+            return Err(format!("the configuration was changed after step {step}, of which no checkpoint is left"));
         }
         let mut config = self.config().clone();
         undo(&mut config, &lines(&starts[later..]))?;

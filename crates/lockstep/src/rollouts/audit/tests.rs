@@ -166,7 +166,8 @@ fn a_lie_in_any_column_of_an_answer_is_found() {
     }
     assert!(rows >= 40, "{rows} lies");
     // What is changed and believed is only what is not read: the group's scores are in the first record.
-    let read = ["0.scored", "0.values", "0.steps", "0.problems", "0.extra", "0.metrics", "0.metric_values", "0.timed_out"];
+    let read =
+        ["0.scored", "0.values", "0.steps", "0.problems", "0.extra", "0.metrics", "0.metric_values", "0.timed_out"];
     for column in read {
         let (is_same, differs) = match found(0, changed(&records[0], column).unwrap()) {
             Ok(found) => found,
@@ -183,7 +184,11 @@ type Row = (&'static str, fn(&mut Scores), &'static str);
 fn what_is_invented_of_a_deterministic_reward_is_found() {
     use rewards::{Problem, StepEnd, StepScore};
     let rows: [Row; 20] = [
-        ("a problem", |s| s.problems.push(Problem::new("b", 1, "x").at(vec![1])), "problems of `b`: it said [Problem {"),
+        (
+            "a problem",
+            |s| s.problems.push(Problem::new("b", 1, "x").at(vec![1])),
+            "problems of `b`: it said [Problem {",
+        ),
         ("a problem of another reward", |s| s.problems.push(Problem::new("a", 0, "x")), "problems of `b`"),
         ("a problem without completions", |s| s.problems.push(Problem::new("b", 0, "")), "problems of `b`"),
         ("another message", |s| s.problems[0].message = "y".into(), "problems of `b`"),
@@ -212,7 +217,8 @@ fn what_is_invented_of_a_deterministic_reward_is_found() {
     for (what, lie, words) in rows {
         let mut given = answer.clone();
         lie(&mut given.scores[1].scores);
-        let said = difference(&given, &job.rewards, &full()).unwrap_or_else(|| panic!("{what} is believed")).to_string();
+        let said =
+            difference(&given, &job.rewards, &full()).unwrap_or_else(|| panic!("{what} is believed")).to_string();
         assert!(said.starts_with(words), "{what}: {said}");
         // A program's answers are not repeated.
         let (mut of_job, mut again) = full();

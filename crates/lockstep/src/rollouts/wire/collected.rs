@@ -181,7 +181,8 @@ fn metrics(head: &RecordReader<'_>) -> Result<Vec<(String, f64)>, WireError> {
 }
 
 fn problems<T: DeserializeOwned>(head: &RecordReader<'_>) -> Result<Vec<T>, WireError> {
-    let problem = |text: &str| serde_json::from_str(text).map_err(|e| WireError::new(format!("column `problems`: {e}")));
+    let problem =
+        |text: &str| serde_json::from_str(text).map_err(|e| WireError::new(format!("column `problems`: {e}")));
     head.texts("problems")?.unwrap_or_default().into_iter().map(problem).collect()
 }
 

@@ -111,10 +111,7 @@ pub(crate) fn records<G: Borrow<Group>>(groups: impl IntoIterator<Item = G>) -> 
 
 /// The first column that a record in `bytes` has and the record at the same place in `others` does not have: the index
 /// of the record, and the column's name.
-pub(crate) fn column_beyond<'a>(
-    mut bytes: &'a [u8],
-    mut others: &[u8],
-) -> Result<Option<(usize, &'a str)>, WireError> {
+pub(crate) fn column_beyond<'a>(mut bytes: &'a [u8], mut others: &[u8]) -> Result<Option<(usize, &'a str)>, WireError> {
     for place in 0.. {
         if bytes.is_empty() || others.is_empty() {
             break;

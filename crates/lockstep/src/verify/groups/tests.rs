@@ -211,14 +211,18 @@ fn bits_are_compared() {
 #[test]
 fn the_first_lie_is_named() {
     let mut recorded = group();
-    let kind = |recorded: &Group| difference(recorded, &group(), LeftOut::default()).map(|found| (found.kind, found.completion));
+    let kind = |recorded: &Group| {
+        difference(recorded, &group(), LeftOut::default()).map(|found| (found.kind, found.completion))
+    };
     recorded.completions[0].advantage = None;
     assert_eq!(kind(&recorded), Some(("advantage".into(), Some(0))));
     set(&mut recorded.completions[1], REF_LOGPS, 0, 0.0);
     assert_eq!(kind(&recorded), Some(("ref_logps".into(), Some(1))));
     recorded.completions[1].rewards[1] = None;
     assert_eq!(kind(&recorded), Some(("score of `b`".into(), Some(1))));
-    let without = |name: &str| difference(&recorded, &group(), LeftOut { rewards: &[name.to_owned()], words: false }).map(|found| found.kind);
+    let without = |name: &str| {
+        difference(&recorded, &group(), LeftOut { rewards: &[name.to_owned()], words: false }).map(|found| found.kind)
+    };
     assert_eq!((without("b"), without("a")), (Some("ref_logps".into()), Some("score of `b`".into())));
     recorded.completions[1].ids[0] = 0;
     recorded.completions[0].rewards[0] = None;

@@ -77,16 +77,8 @@ fn verify_all(root: &Path) -> anyhow::Result<Report> {
 }
 
 /// The fields of `run_state.json` that no step depends on.
-const OF_LOGS: [&str; 8] = [
-    "format",
-    "isa",
-    "unlogged",
-    "best",
-    "evaluations_without_improvement",
-    "evaluation_due",
-    "alarms",
-    "log_bytes",
-];
+const OF_LOGS: [&str; 8] =
+    ["format", "isa", "unlogged", "best", "evaluations_without_improvement", "evaluation_due", "alarms", "log_bytes"];
 
 /// The paths to all leaves of a JSON value.
 pub(super) fn leaves(at: &str, value: &Value, found: &mut Vec<String>) {

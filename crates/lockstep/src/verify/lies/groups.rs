@@ -221,10 +221,13 @@ fn a_lie_in_any_column_of_the_updates_is_found() {
         ("a dataset row", invented(|g| drop(g.dataset.insert("answer".into(), json!(1))))),
         ("a finish reason", invented(|g| g.completions[0].finish_reason = Some(FinishReason::Stop))),
         ("a mask", invented(|g| g.completions[0].mask[0] ^= true)),
-        ("a score", invented(|g| {
-            g.reward_names = vec!["r".into()];
-            g.completions.iter_mut().for_each(|c| c.rewards = vec![Some(999.0)]);
-        })),
+        (
+            "a score",
+            invented(|g| {
+                g.reward_names = vec!["r".into()];
+                g.completions.iter_mut().for_each(|c| c.rewards = vec![Some(999.0)]);
+            }),
+        ),
         ("one log-probability of each two", invented(|g| drop(g.completions[0].columns.remove(NEW_LOGPS)))),
         ("another number", invented(|g| g.id = 99)),
         ("another step", invented(|g| g.step = Some(2))),
