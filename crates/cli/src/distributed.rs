@@ -13,9 +13,7 @@ use lockstep::{NatsServer, Network, RunDir, StopSignal, WorkerOptions, bad_input
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
-use std::fs::OpenOptions;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -69,7 +67,7 @@ pub struct ServerArgs {
 impl ServerArgs {
     fn server(&self, url: String) -> anyhow::Result<NatsServer> {
         let token = match &self.nats_token_file {
-            Some(file) => std::fs::read_to_string(file).or_bad_input_in(file.display())?,
+            Some(file) => disk::read_to_string(file, disk::most::STATE).or_bad_input_in(file.display())?,
             None => std::env::var("LOCKSTEP_NATS_TOKEN").unwrap_or_default(),
         };
         let token = Some(token.trim().to_owned()).filter(|token| !token.is_empty());
@@ -192,14 +190,14 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
         }
     };
     let layout = Layout::of_run(&out);
-    std::fs::create_dir_all(layout.root()).or_bad_input_in(out.display())?;
+    disk::create_dir_all(layout.root()).or_bad_input_in(out.display())?;
     let role = |(i, flags): (usize, Vec<String>)| {
         let (name, log) = (format!("dev{i}"), layout.root().join(format!("dev{i}.log")));
         let (out, own) = (out.clone(), name.clone());
         let command = move |_| {
             let mut command = this_program();
             command.arg("worker").arg("--join").arg(&out).args(["--name", &own]).args(&flags);
-            let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&log);
+            let file = disk::Options::new().append().create().mode(0o600).open(&log);
             let (stdout, stderr) = match file.and_then(|file| Ok((file.try_clone()?, file))) {
                 Ok((stdout, stderr)) => (stdout.into(), stderr.into()),
                 Err(_) => (Stdio::null(), Stdio::null()),
@@ -225,7 +223,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     let code = supervisor::run(learner, all, Limits::default(), &mut || signals.pending().next(), &mut report)?;
     if is_new && !out.join("config.toml").exists() {
         // It was refused before it had begun.
-        let _ = std::fs::remove_dir_all(layout.root());
+        let _ = disk::remove_dir_all(layout.root());
         let _ = std::fs::remove_dir(&out);
     }
     match code {

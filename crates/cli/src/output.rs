@@ -27,7 +27,9 @@ pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     for row in rows {
         // A column that is empty in all rows takes no room.
         let cells = row.iter().zip(widths).filter(|(_, width)| *width > 0);
-        let line: Vec<_> = cells.map(|(cell, width)| format!("{cell:width$}")).collect();
+        // Not `{cell:width$}`, which panics beyond 65535 characters: a cell may hold text of a stranger's run.
+        let line: Vec<_> =
+            cells.map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.chars().count()))).collect();
         text += line.join("  ").trim_end();
         text += "\n";
     }

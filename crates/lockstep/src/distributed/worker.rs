@@ -121,7 +121,7 @@ impl WorkerWork {
     }
 
     fn shared(&self) -> anyhow::Result<Option<Shared>> {
-        let Ok(bytes) = std::fs::read(self.layout.learner()) else { return Ok(None) };
+        let Ok(bytes) = disk::read(self.layout.learner(), disk::most::STATE) else { return Ok(None) };
         Shared::read(&bytes, &self.parts.identity).map(Some)
     }
 

@@ -51,8 +51,9 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
         return Ok((RunDir::fresh(&named)?, ResumeFrom::Beginning));
     }
     // A checkpoint may be named from within its run's directory, or by a link.
-    let path = named.canonicalize().unwrap_or(named);
+    let path = named.canonicalize().unwrap_or_else(|_| named.clone());
     if let Some(root) = run_of(&path) {
+        stays_in_run(&named, root)?;
         return Ok((RunDir::existing(root)?, ResumeFrom::Checkpoint(path)));
     }
     let dir = RunDir::existing(&path)?;
@@ -74,6 +75,7 @@ pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
     // As find_run: a checkpoint may be named by a link.
     let real = path.canonicalize().or_bad_input_in(path.display())?;
     if let Some(root) = run_of(&real) {
+        stays_in_run(path, root)?;
         return Ok((RunDir::open(root)?, real));
     }
     if !path.join("config.toml").is_file() && path.join("config.json").is_file() {
@@ -90,6 +92,22 @@ pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
 /// The run's directory, if the absolute `path` is one of its checkpoints.
 fn run_of(path: &Path) -> Option<&Path> {
     path.join(state::FILE).is_file().then(|| path.parent().and_then(Path::parent).unwrap_or(Path::new("/")))
+}
+
+/// An error if `named` is a checkpoint of one run by its path, and of the run `root` once links are followed: a
+/// stranger's `checkpoints` may be a link to those of another run.
+fn stays_in_run(named: &Path, root: &Path) -> anyhow::Result<()> {
+    let named = std::path::absolute(named).or_bad_input_in(named.display())?;
+    let Some(of_name) = run_of(&named).filter(|run| run.join("config.toml").is_file()) else { return Ok(()) };
+    if of_name.canonicalize().is_ok_and(|of_name| of_name != root) {
+        bad_input!(
+            "{}: a link leads out of the run {} to {}: give the checkpoint of the run that is meant",
+            named.display(),
+            of_name.display(),
+            root.display()
+        );
+    }
+    Ok(())
 }
 
 /// The configuration with which `run` is resumed: the file that `layers` names, or else the run's own `config.toml`,

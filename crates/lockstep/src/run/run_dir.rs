@@ -23,7 +23,6 @@ use super::lock::{self, RunLock};
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput, paragraph};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,7 +48,7 @@ impl RunDir {
         if root.is_file() {
             return Err(BadInput::new(format!("output_dir {} is a file; give a directory", root.display())));
         }
-        match fs::read_dir(root) {
+        match disk::read_dir(root) {
             Err(e) if e.kind() == ErrorKind::NotFound && root.is_symlink() => {
                 bad_input!("output_dir {} is a link to nothing; give another --out", root.display())
             }
@@ -76,19 +75,17 @@ impl RunDir {
     /// Whether `root` does not exist, is empty, or has only those files that a run may have before its configuration is
     /// written.
     pub fn is_new(root: &Path) -> bool {
-        let not_yet_a_run = |entry: std::io::Result<fs::DirEntry>| {
-            entry.is_ok_and(|e| {
-                let name = e.file_name().to_string_lossy().into_owned();
-                // Also what belongs to the lock on a file system without locks.
-                name.starts_with(lock::FILE)
-                    // Workers may join before their learner starts.
-                    || name == "fleet"
-                    || name.starts_with(".config.toml.") && is_temporary(&name)
-                    || name.starts_with("given-") && e.path().join(GIVEN).is_file()
-            })
+        let not_yet_a_run = |entry: &disk::Entry| {
+            let name = entry.file_name().to_string_lossy();
+            // Also what belongs to the lock on a file system without locks.
+            name.starts_with(lock::FILE)
+                // Workers may join before their learner starts.
+                || name == "fleet"
+                || name.starts_with(".config.toml.") && is_temporary(&name)
+                || name.starts_with("given-") && entry.path().join(GIVEN).is_file()
         };
-        match fs::read_dir(root) {
-            Ok(mut entries) => entries.all(not_yet_a_run),
+        match disk::read_dir(root) {
+            Ok(entries) => entries.iter().all(not_yet_a_run),
             Err(error) => error.kind() == ErrorKind::NotFound,
         }
     }
@@ -111,6 +108,7 @@ impl RunDir {
 
     /// A value for the directory `root`, without any check.
     pub(super) fn at(root: &Path) -> RunDir {
+        disk::no_links_below(root);
         RunDir { root: root.to_owned(), lock: Arc::default(), written: Arc::default() }
     }
 
@@ -147,11 +145,9 @@ impl RunDir {
     /// here while this one has the lock.
     pub(super) fn sweep(&self) -> std::io::Result<()> {
         for directory in [self.root(), &self.completions()] {
-            for entry in fs::read_dir(directory)? {
-                let entry = entry?;
+            for entry in disk::read_dir(directory)? {
                 if is_temporary(&entry.file_name().to_string_lossy()) {
-                    let is_directory = entry.file_type()?.is_dir();
-                    if is_directory { fs::remove_dir_all(entry.path())? } else { fs::remove_file(entry.path())? }
+                    if entry.is_dir() { disk::remove_dir_all(entry.path())? } else { disk::remove_file(entry.path())? }
                 }
             }
         }
@@ -262,7 +258,7 @@ fn is_temporary(name: &str) -> bool {
 }
 
 fn make(dir: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(dir).map_err(|e| anyhow::anyhow!("cannot make {}: {e}", dir.display()))
+    disk::create_dir_all(dir).map_err(|e| anyhow::anyhow!("cannot make {}: {e}", dir.display()))
 }
 
 /// Writes a file so that a reader sees either all of the old bytes or all of the new ones.
@@ -272,12 +268,13 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> model::Result<()> {
 
 /// Syncs the directory `dir`, so that renames and new files in it survive a power failure.
 pub fn sync_directory(dir: &Path) -> std::io::Result<()> {
-    File::open(dir)?.sync_all()
+    disk::sync_dir(dir)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_directory_that_is_no_run_is_refused_and_untouched() {

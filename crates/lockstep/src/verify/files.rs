@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use model::io::{FILE_LIST, is_listed};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
@@ -69,10 +69,9 @@ fn names(dir: &Path) -> anyhow::Result<BTreeSet<String>> {
     let (mut names, mut open) = (BTreeSet::new(), vec![PathBuf::new()]);
     while let Some(below) = open.pop() {
         let place = dir.join(&below);
-        for entry in fs::read_dir(&place).with_context(|| place.display().to_string())? {
-            let entry = entry?;
+        for entry in disk::read_dir(&place).with_context(|| place.display().to_string())? {
             let path = below.join(entry.file_name());
-            match entry.file_type()?.is_dir() {
+            match entry.is_dir() {
                 true => open.push(path),
                 false => drop(names.insert(path.to_string_lossy().into_owned())),
             }
@@ -95,9 +94,18 @@ fn rank(name: &str) -> u8 {
 fn file(name: &str, a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
     Ok(match name {
         "run_state.json" => state(&json(a)?, &json(b)?),
-        "frontier.bin" => of_groups(&groups_of_answers(&fs::read(a)?)?, &groups_of_answers(&fs::read(b)?)?),
-        "frontier.begun.bin" => of_groups(&groups_of_begun(&fs::read(a)?)?, &groups_of_begun(&fs::read(b)?)?),
-        "generation_batch.bin" => of_groups(&Group::read_all(&fs::read(a)?)?, &Group::read_all(&fs::read(b)?)?),
+        "frontier.bin" => of_groups(
+            &groups_of_answers(&disk::read(a, disk::most::GROUPS)?)?,
+            &groups_of_answers(&disk::read(b, disk::most::GROUPS)?)?,
+        ),
+        "frontier.begun.bin" => of_groups(
+            &groups_of_begun(&disk::read(a, disk::most::GROUPS)?)?,
+            &groups_of_begun(&disk::read(b, disk::most::GROUPS)?)?,
+        ),
+        "generation_batch.bin" => of_groups(
+            &Group::read_all(&disk::read(a, disk::most::GROUPS)?)?,
+            &Group::read_all(&disk::read(b, disk::most::GROUPS)?)?,
+        ),
         "adapter_config.json" => {
             // The base may lie elsewhere by now; its hash is in the adapter's file.
             let without_path = |path| -> anyhow::Result<Value> {
@@ -108,12 +116,12 @@ fn file(name: &str, a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
             values("", &without_path(a)?, &without_path(b)?)
         }
         _ if name.ends_with(".safetensors") => tensors(a, b)?,
-        _ => bytes(&fs::read(a)?, &fs::read(b)?),
+        _ => bytes(&disk::read(a, disk::most::GROUPS)?, &disk::read(b, disk::most::GROUPS)?),
     })
 }
 
 fn json(path: &Path) -> anyhow::Result<Value> {
-    Ok(serde_json::from_slice(&fs::read(path)?)?)
+    Ok(serde_json::from_slice(&disk::read(path, disk::most::GROUPS)?)?)
 }
 
 fn bytes(a: &[u8], b: &[u8]) -> Option<Difference> {
@@ -197,11 +205,13 @@ struct Tensors {
 
 impl Tensors {
     fn open(path: &Path) -> anyhow::Result<Tensors> {
-        let mut file = BufReader::with_capacity(1 << 20, File::open(path)?);
+        let file = disk::open(path)?;
+        let bytes = file.metadata()?.len();
+        let mut file = BufReader::with_capacity(1 << 20, file);
         let mut length = [0; 8];
         file.read_exact(&mut length)?;
         let length = u64::from_le_bytes(length);
-        anyhow::ensure!(length <= fs::metadata(path)?.len(), "its header is longer than the file");
+        anyhow::ensure!(length <= bytes.min(disk::most::STATE), "its header is longer than the file");
         let mut header = vec![0; length as usize];
         file.read_exact(&mut header)?;
         Ok(Tensors { header: serde_json::from_slice(&header)?, file })

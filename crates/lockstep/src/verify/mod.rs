@@ -214,7 +214,7 @@ fn steps(
     replayed.save_checkpoint()?;
     let remade = replayed.dir().checkpoint(interval.to);
     let found = files::difference(&checkpoint, &remade, interval.to)?;
-    std::fs::remove_dir_all(&remade).with_context(|| remade.display().to_string())?;
+    disk::remove_dir_all(&remade).with_context(|| remade.display().to_string())?;
     Ok(found)
 }
 

@@ -56,7 +56,7 @@ impl Record {
     /// Adds the groups of a checkpoint that were generated ahead. They supply scores of groups that the run never
     /// trained on.
     pub fn add_ahead(&mut self, frontier: &Path) -> anyhow::Result<()> {
-        if let Ok(bytes) = std::fs::read(frontier) {
+        if let Ok(bytes) = disk::read(frontier, disk::most::GROUPS) {
             self.ahead.extend(groups_of_answers(&bytes)?.into_iter().map(|group| (group.id, group)));
         }
         Ok(())

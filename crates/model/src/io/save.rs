@@ -55,12 +55,12 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> R
         let mut file = DirectFile::create(&temporary).map_err(fail)?;
         write(&mut file)?;
         file.finish().map_err(fail)?;
-        std::fs::rename(&temporary, path).map_err(fail)?;
+        disk::rename(&temporary, path).map_err(fail)?;
         sync_directory(path.parent().unwrap_or(Path::new(".")))
     };
     attempt().inspect_err(|_| {
         // The returned error is the one that matters.
-        let _ = std::fs::remove_file(&temporary);
+        let _ = disk::remove_file(&temporary);
     })
 }
 
@@ -72,14 +72,12 @@ pub fn sweep_partial(path: &Path) {
     // The temporary name repeats only the beginning of a long name.
     let start: String = format!(".{}", name.to_string_lossy()).chars().take(PARTIAL_NAME + 1).collect();
     let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+    for entry in disk::read_dir(directory).into_iter().flatten() {
         let file = entry.file_name().to_string_lossy().into_owned();
         let rest = file.strip_prefix(&start).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".partial"));
         let pid = rest.and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
         if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let remove = if is_directory { std::fs::remove_dir_all } else { std::fs::remove_file };
-            let _ = remove(entry.path());
+            let _ = if entry.is_dir() { disk::remove_dir_all(entry.path()) } else { disk::remove_file(entry.path()) };
         }
     }
 }
@@ -87,7 +85,7 @@ pub fn sweep_partial(path: &Path) {
 /// Flushes the directory, which makes renames in it durable.
 pub(super) fn sync_directory(dir: &Path) -> Result<()> {
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, e))
+    disk::sync_dir(dir).map_err(|e| Error::io(dir, e))
 }
 
 /// Writes a model directory that transformers and this crate can load: configuration, weights, generation config, and
@@ -99,7 +97,7 @@ pub fn save_model(
     copied: Option<&ModelFiles>,
     options: SaveOptions,
 ) -> Result<()> {
-    std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+    disk::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
     write_json(&dir.join(CONFIG), &Value::Object(config_json(config, options.dtype)))?;
     save_weights(dir, source, options)?;
     copied.map_or(Ok(()), |copied| copied.write(dir))?;
@@ -144,7 +142,7 @@ impl ModelFiles {
         self.all().filter(|(name, _)| which(name)).try_for_each(|(name, bytes)| {
             let path = dir.join(name);
             let folder = path.parent().unwrap_or(dir);
-            std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+            disk::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
             write_atomically(&path, |out| out.write_all(bytes).map_err(|e| Error::io(&path, e)))
         })
     }
@@ -203,13 +201,12 @@ fn save_weights(dir: &Path, source: &dyn TensorSource, options: SaveOptions) -> 
     }
     // Files of an earlier save would be read instead of, or beside, the new ones.
     let mine: Vec<String> = (0..count).map(name).collect();
-    for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))? {
-        let file = entry.map_err(|e| Error::io(dir, e))?.file_name();
-        let file = file.to_string_lossy();
+    for entry in disk::read_dir(dir).map_err(|e| Error::io(dir, e))? {
+        let file = entry.file_name().to_string_lossy();
         let weights = file == "model.safetensors" || file.starts_with("model-") && file.ends_with(".safetensors");
         if weights && !mine.iter().any(|m| *m == file) || file == index && count == 1 {
             let path = dir.join(&*file);
-            std::fs::remove_file(&path).map_err(|e| Error::io(&path, e))?;
+            disk::remove_file(&path).map_err(|e| Error::io(&path, e))?;
         }
     }
     sync_directory(dir)

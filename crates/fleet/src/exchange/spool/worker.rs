@@ -81,7 +81,7 @@ impl WorkerExchange for SpoolWorker {
                 continue;
             }
             let (from, to) = (pending.join(job.to_string()), self.layout.processing(&self.name).join(job.to_string()));
-            match std::fs::rename(&from, &to) {
+            match disk::rename(&from, &to) {
                 // Another worker was faster.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 renamed => renamed.or_io("claim", &from)?,
@@ -115,7 +115,7 @@ impl WorkerExchange for SpoolWorker {
 
     fn give_back(&mut self, job: JobName) -> Result<()> {
         let from = self.layout.processing(&self.name).join(job.to_string());
-        match std::fs::rename(&from, self.layout.pending().join(job.to_string())) {
+        match disk::rename(&from, self.layout.pending().join(job.to_string())) {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             renamed => renamed.or_io("give back", &from),
         }

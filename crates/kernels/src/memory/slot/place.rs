@@ -63,7 +63,7 @@ impl Place {
     /// Opens a memfd or file that another process made.
     pub fn open(path: &Path) -> Result<Place> {
         let fail = |e: std::io::Error| Error::Slot { path: path.to_owned(), message: format!("cannot be opened: {e}") };
-        let file = File::open(path).map_err(fail)?;
+        let file = disk::open(path).map_err(fail)?;
         Ok(Place { file, path: path.to_owned(), is_memfd: false, owns_file: false })
     }
 
