@@ -168,6 +168,7 @@ fn a_link_that_appears_meanwhile_is_not_followed() {
     let before = world.precious();
     let (place, aside, link) = (world.at("run/logs"), world.at("run/aside"), world.at("run/link"));
     symlink("../precious", &link).unwrap();
+    let own = world.at("run/own");
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -179,9 +180,9 @@ fn a_link_that_appears_meanwhile_is_not_followed() {
             }
         });
         let mut refused = 0;
-        for i in 0..20_000 {
+        for i in 0..5_000 {
             let path = world.at("run/logs").join(["thesis", "deep", "new"][i % 3]);
-            let said = [write(&path, "mine"), remove_file(&path), remove_dir_all(&path), create_dir_all(&path)];
+            let said = [write(&path, "mine"), remove_file(&path), remove_dir_all(&path), rename(&own, &path)];
             refused += said.iter().filter(|said| said.is_err()).count();
         }
         done.store(true, Ordering::Relaxed);
@@ -241,8 +242,8 @@ fn a_file_is_read_up_to_its_limit_and_only_if_it_is_on_the_disk() {
         (10, 3 * gib, 0, 4 * gib, Some("it is a sparse file: of 3221225472 bytes, only ")),
         (0, 3 * gib, 0, 4 * gib, Some("only 0 are on the disk")),
         (0, 3 * gib, 9, 4 * gib, Some("it is a sparse file")),
-        (10, 1 << 44, 9, gib, Some("it has 17592186044416 bytes, and at most 1073741824 are read")),
-        (10, 1 << 44, 9, u64::MAX, Some("it is a sparse file")),
+        (10, 1 << 42, 9, gib, Some("it has 4398046511104 bytes, and at most 1073741824 are read")),
+        (10, 1 << 42, 9, u64::MAX, Some("it is a sparse file")),
         (1 << 20, 1 << 20, 0, 1 << 20, None),
         (1 << 20, (1 << 20) + MOST_HOLES, 0, gib, None),
         (8 << 20, (8 << 20) + 2 * MOST_HOLES, 0, gib, Some("it is a sparse file")),

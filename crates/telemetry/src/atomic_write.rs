@@ -1,6 +1,5 @@
 //! Atomic file writes: a reader sees the old contents or the new ones, never a part.
 
-use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 

@@ -56,7 +56,7 @@ mod tests {
     fn what_was_deleted_or_replaced_is_written_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
-        let open = || OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        let open = || disk::Options::new().read().write().create_new().open(&path).unwrap();
         let mut file = open();
         file.write_all(b"12345").unwrap();
         assert!(is_in_place(&path, &file));

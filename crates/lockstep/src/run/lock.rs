@@ -12,7 +12,7 @@ use fleet::lock::{Heartbeat, Locks, Owner, Taken, is_unchanged};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::{Seek, Write};
 use std::path::Path;
 use telemetry::in_place::is_in_place;
 use telemetry::system::since_1970;

@@ -6,7 +6,6 @@ use super::safetensors::{header, narrowed};
 use super::{CHECKSUM, TensorSource, TensorSpec, ZERO_CHECKSUM, find_checksum};
 use crate::{Error, FileDType, ModelConfig, Result};
 use serde_json::{Map, Value, json};
-use std::fs::File;
 use std::hash::Hasher;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;

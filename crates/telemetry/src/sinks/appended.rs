@@ -111,7 +111,7 @@ impl Appended {
     /// A file on a disk without room, or opened without the right to write.
     #[cfg(target_os = "linux")]
     pub(crate) fn broken(path: &Path, is_full: bool) -> Appended {
-        let file = if is_full { OpenOptions::new().write(true).open("/dev/full") } else { File::open("/dev/null") };
+        let file = if is_full { File::options().write(true).open("/dev/full") } else { File::open("/dev/null") };
         Appended::of(path, file.unwrap(), 0)
     }
 }

@@ -9,7 +9,6 @@ use kernels::memory::slot::{Contents, Pin, SlotReader};
 use model::io::ModelFiles;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::{Error, Result};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

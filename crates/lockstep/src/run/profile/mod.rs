@@ -15,7 +15,6 @@ use kernels::{Context, DType};
 use measured::OsCounters;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use telemetry::record::MeasuredCeilings;
