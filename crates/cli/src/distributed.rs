@@ -220,7 +220,8 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     let learner = Role { name: "the learner".to_owned(), command: Box::new(learner) };
     let all = (1..).zip(workers).map(role).collect();
     let mut report = |text: &str| console.warn(text);
-    let code = supervisor::run(learner, all, Limits::default(), &mut || signals.pending().next(), &mut report)?;
+    let code = supervisor::run(learner, all, Limits::default(), &mut || signals.pending().next(), &mut report)
+        .map_err(|error| with_last_words(&error.to_string(), layout.root()))?;
     if is_new && !out.join("config.toml").exists() {
         // It was refused before it had begun.
         let _ = disk::remove_dir_all(layout.root());
@@ -277,6 +278,17 @@ fn arguments(args: &RunArgs, out: &Path) -> anyhow::Result<Vec<OsString>> {
         None => arguments.extend(["--set".into(), format!("output_dir={}", utf8("--out", out)?).into()]),
     }
     Ok(arguments)
+}
+
+/// The error of the supervisor, which begins with the name of a process, with the last error in the log of that process.
+fn with_last_words(error: &str, logs: &Path) -> anyhow::Error {
+    let log = logs.join(format!("{}.log", error.split(' ').next().unwrap_or_default()));
+    let text = disk::read(&log, disk::most::STATE).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    match text.lines().rev().find(|line| line.starts_with("error: ")) {
+        Some(line) => anyhow::anyhow!("{error}: {}: {line}", log.display()),
+        None => anyhow::anyhow!("{error}"),
+    }
 }
 
 #[cfg(test)]

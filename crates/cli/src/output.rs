@@ -99,6 +99,12 @@ mod tests {
         let rows = [["a", "", "long"], ["é", "", ""], ["abc", "", "x"]].map(|row| row.map(str::to_owned));
         assert_eq!(columns(&rows), "a    long\né\nabc  x\n");
         assert_eq!(columns::<2>(&[]), "");
+        // Wider than a width of `format!` may be.
+        for wide in [65_535, 65_536, 70_000, 1 << 20] {
+            let rows = [["x".repeat(wide), "a".to_owned()], ["é".to_owned(), "b".to_owned()]];
+            let expected = format!("{}  a\né{}  b\n", "x".repeat(wide), " ".repeat(wide - 1));
+            assert!(columns(&rows) == expected, "{wide}");
+        }
     }
 
     #[test]

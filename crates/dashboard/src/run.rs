@@ -350,6 +350,35 @@ mod tests {
         assert_eq!(run.facts("x")["groups"], Value::Null);
     }
 
+    /// A long log is read in pieces, and what is not a log takes no memory: a sparse file, a line without an end.
+    #[test]
+    fn a_log_is_read_piece_by_piece() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("metrics.jsonl");
+        let line = |step: u64| format!("{{\"step\":{step},\"reward\":{step},\"more\":\"{}\"}}\n", "x".repeat(9000));
+        let steps = 3 * PIECE / 9000;
+        std::fs::write(&log, (1..=steps).map(line).collect::<String>()).unwrap();
+        let mut run = RunFiles::new(dir.path().to_owned());
+        run.refresh();
+        let expected: Vec<_> = (1..=steps).map(|step| (step, step as f64)).collect();
+        assert_eq!(run.series().values("reward").collect::<Vec<_>>(), expected);
+        let whole = std::fs::metadata(&log).unwrap().len();
+        for hole in [PIECE, 3 << 30, 1 << 40] {
+            std::fs::File::options().write(true).open(&log).unwrap().set_len(whole + hole).unwrap();
+            run.refresh();
+            assert_eq!((run.read, run.series().last_step()), (whole, Some(steps)));
+        }
+        std::fs::write(&log, "x".repeat(2 * PIECE as usize)).unwrap();
+        run.refresh();
+        assert_eq!((run.read, run.series().last_step()), (0, None));
+        for other in ["/dev/zero", "nothing", "."] {
+            std::fs::remove_file(&log).unwrap();
+            std::os::unix::fs::symlink(other, &log).unwrap();
+            run.refresh();
+            assert_eq!(run.series().last_step(), None);
+        }
+    }
+
     #[test]
     fn a_tooltip_has_no_markdown() {
         let text = "Seconds of `step_time`; see [profiling](profiling.md) and [more](a.md), a[0] (not a link).";

@@ -14,7 +14,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::{File, TryLockError};
-use std::io::{ErrorKind, Read, Result, Seek, Write};
+use std::io::{ErrorKind, Result, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;

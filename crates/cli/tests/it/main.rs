@@ -61,6 +61,7 @@ mod sampling_profiles;
 mod spool_secrecy;
 mod stopping;
 mod stopping_early;
+mod strangers_run;
 mod support;
 mod tools;
 mod traced;

@@ -102,8 +102,24 @@ impl RunDir {
     /// The existing run in `root`, locked so that no other process writes into it until this one ends.
     pub fn existing(root: &Path) -> anyhow::Result<RunDir> {
         let run = RunDir::open(root)?;
+        run.refuse_links()?;
         run.lock()?;
         Ok(run)
+    }
+
+    /// An error if a directory of the run is a link. Nothing follows it ([`disk`]); but a run whose `checkpoints` cannot
+    /// be read must not begin anew.
+    fn refuse_links(&self) -> anyhow::Result<()> {
+        let fleet = fleet::exchange::spool::Layout::of_run(&self.root);
+        let own = [self.checkpoints(), self.completions(), self.tensorboard(), fleet.root().to_owned()];
+        if let Some(link) = own.iter().find(|dir| dir.is_symlink()) {
+            bad_input!(
+                "{} is a symbolic link, and no link is followed inside a run (it could lead out of it): put the \
+                 directory itself there, or move the whole run and put a link in its place",
+                link.display()
+            );
+        }
+        Ok(())
     }
 
     /// A value for the directory `root`, without any check.

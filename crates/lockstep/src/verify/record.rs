@@ -7,9 +7,11 @@ use crate::rollouts::ScoredGroup;
 use crate::rollouts::collector::{Begun, Collect, CollectRequest, Collected, Collector, Observer, PlaceCollector};
 use crate::rollouts::wire::file::GroupFile;
 use crate::rollouts::wire::{Group, groups_of_answers};
+use anyhow::Context as _;
 use model::AdaptedWeights;
 use rollout::RolloutGroup;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use telemetry::{Event, EventKind, Sink};
@@ -56,9 +58,13 @@ impl Record {
     /// Adds the groups of a checkpoint that were generated ahead. They supply scores of groups that the run never
     /// trained on.
     pub fn add_ahead(&mut self, frontier: &Path) -> anyhow::Result<()> {
-        if let Ok(bytes) = disk::read(frontier, disk::most::GROUPS) {
-            self.ahead.extend(groups_of_answers(&bytes)?.into_iter().map(|group| (group.id, group)));
-        }
+        let place = || frontier.display().to_string();
+        let bytes = match disk::read(frontier, disk::most::GROUPS) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            bytes => bytes.with_context(place)?,
+        };
+        let groups = groups_of_answers(&bytes).with_context(place)?;
+        self.ahead.extend(groups.into_iter().map(|group| (group.id, group)));
         Ok(())
     }
 

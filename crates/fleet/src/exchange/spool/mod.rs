@@ -158,13 +158,17 @@ pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T
 /// Writes a file under a temporary name that begins with a dot, and then renames it, so that no reader sees half of it.
 /// With `sync`, the bytes are synced before the rename, and the new name before this returns.
 pub(crate) fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
+    write_by(path, sync, |file| file.write_all(bytes))
+}
+
+fn write_by(path: &Path, sync: bool, fill: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Error::Refused(format!("{} is no file", path.display())));
     };
     let temporary = directory.join(format!(".{}", name.to_string_lossy()));
     let written = (|| {
         let mut file = disk::Options::new().write().create().truncate().mode(0o600).open(&temporary)?;
-        file.write_all(bytes)?;
+        fill(&mut file)?;
         if sync {
             file.sync_all()?;
         }

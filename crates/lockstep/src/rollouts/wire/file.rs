@@ -114,9 +114,19 @@ impl GroupFile {
     /// Opens the file, and reads its index or computes it if it does not fit. A record that is not completely written
     /// yet is ignored.
     pub fn open(path: &Path) -> Result<GroupFile> {
+        GroupFile::read_by(path, |path| read_index(&index_path(path)))
+    }
+
+    /// Opens the file without believing its index, which has no checksum: the records are read once.
+    pub fn open_by_records(path: &Path) -> Result<GroupFile> {
+        GroupFile::read_by(path, |_| None)
+    }
+
+    fn read_by(path: &Path, index: impl FnOnce(&Path) -> Option<Vec<IndexEntry>>) -> Result<GroupFile> {
         let file = disk::open(path)?;
         let whole = whole_records(&file, file.metadata()?.len(), path)?;
-        let index = match read_index(&index_path(path)).filter(|index| fits(index, &whole)) {
+        // After the records: of a run that is being written the index has all that the file had.
+        let index = match index(path).filter(|index| fits(index, &whole)) {
             Some(mut index) => {
                 index.truncate(whole.len());
                 index
